@@ -1,0 +1,123 @@
+# The one definition of this project's environment:   source env.sh   (bash; people and jobs alike)
+#
+# First the modules of your machine, if it has them, for instance
+#   module purge
+#   module load python/3.12 cuda/12.8
+
+# Then a virtual environment: $VENV if set, else .venv beside this file. The first time it is made, with
+# ${PYTHON:-python3}, and the versions of constraints.txt are installed; afterwards nothing is installed and the network
+# is not touched, until pyproject.toml or constraints.txt changes.
+#
+# It holds libraries only. train.py finds the sources beside itself, so several copies of the project (a worktree, the
+# copy that a queued job runs from) share an environment and never import each other's code. For a notebook:
+# PYTHONPATH=src, or pip install -e . once.
+
+_env_say() { printf 'env.sh: %s\n' "$*" >&2; }
+
+# What is to be installed: pyproject.toml's dependencies with all extras.
+_env_requirements='
+import sys, tomllib
+with open(sys.argv[1], "rb") as file:
+    project = tomllib.load(file)["project"]
+print(*project["dependencies"], *sum(project["optional-dependencies"].values(), []), sep="\n")
+'
+
+# A lock on file systems of all kinds: making a directory succeeds once. It holds the host and process that made it, so
+# that one left behind by a killed process on this machine is cleared away.
+_env_lock() {
+    local lock=$1 told= owner= waited=0
+    until command mkdir -- "$lock" 2>/dev/null; do
+        [ -d "$lock" ] || { _env_say "cannot write beside $lock: set VENV to a place you can write to"; return 1; }
+        owner=$(cat -- "$lock/owner" 2>/dev/null) || owner=
+        if [ "${owner% *}" = "$(uname -n)" ] && ! kill -0 "${owner##* }" 2>/dev/null; then
+            command rm -rf -- "$lock"
+            continue
+        fi
+        [ -n "$told" ] || _env_say "waiting for another installation (${owner:-unknown}; if there is none: rm -r '$lock')"
+        told=yes waited=$((waited + 1))
+        [ "$waited" -lt "${ENV_LOCK_SECONDS:-1800}" ] || { _env_say "gave up waiting for $lock"; return 1; }
+        sleep 1
+    done
+    printf '%s %s' "$(uname -n)" "$BASHPID" >|"$lock/owner"
+}
+
+# Make the environment or finish it. Runs in a subshell: options, traps and variables of the caller stay as they are.
+_env_install() (
+    here=$1 venv=$2 marker=$3 checksum=$4 python=${PYTHON:-python3}
+    set +eu
+    case $venv in *[\"\$\`\\:]* | *$'\n'*) _env_say "a virtual environment cannot lie in $venv: set VENV"; return 1 ;; esac
+    command mkdir -p -- "$(dirname -- "$venv")" 2>/dev/null
+    _env_lock "$venv.lock" || return 1
+    trap 'command rm -rf -- "$venv.lock"' EXIT
+    trap 'exit 1' INT TERM HUP
+    [ "$(cat -- "$marker" 2>/dev/null)" != "$checksum" ] || return 0 # the other process has done it
+
+    if [ -e "$venv" ] && [ ! -e "$venv/pyvenv.cfg" ] && [ -n "$(ls -A -- "$venv")" ]; then
+        _env_say "$venv is there and is no virtual environment: set VENV to another place"
+        return 1
+    fi
+    if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+        if ! "$python" -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' 2>/dev/null; then
+            _env_say "needs Python 3.11 or newer, '$python' is not: load a module or set PYTHON"
+            return 1
+        fi
+        if ! reason=$("$python" -m venv "$venv" 2>&1); then
+            _env_say "'$python -m venv' failed (on Debian and Ubuntu: apt install python3-venv): ${reason##*$'\n'}"
+            return 1
+        fi
+    fi
+    _env_say "installing into $venv (some minutes, once)"
+    requirements=$("$venv/bin/python" -c "$_env_requirements" "$here/pyproject.toml") || {
+        _env_say "$here/pyproject.toml cannot be read by $venv/bin/python"
+        return 1
+    }
+    # Constraints are read as a file name or URL: a path with spaces is fine, and relative names keep it short.
+    cd -- "$here" && printf '%s\n' "$requirements" | "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+        --constraint constraints.txt --requirement /dev/stdin >&2 || {
+        _env_say "the installation failed (see above); source env.sh again to go on with it"
+        return 1
+    }
+    # What the libraries' classes accept is read once, so that checking a config imports nothing heavy.
+    PYTHONPATH=$here/src "$venv/bin/python" -m {{ cookiecutter.package_name }}.hpc.signatures >&2 || {
+        _env_say "reading the libraries' signatures failed (see above)"
+        return 1
+    }
+    printf '%s' "$checksum" >|"$marker"
+)
+
+_env_main() {
+    local here venv marker checksum
+    here=$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd) || return 1
+    venv=${VENV:-$here/.venv}
+    case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
+    # One mark per project, as projects may share an environment. It names the place, as an environment cannot be moved.
+    marker=$venv/.complete-{{ cookiecutter.package_name }}
+    checksum=$(cat -- "$here/pyproject.toml" "$here/constraints.txt" | cksum) || return 1
+    checksum="$checksum $venv"
+    if [ "$(cat -- "$marker" 2>/dev/null)" != "$checksum" ]; then
+        if [ -e "$marker" ] && [ "$(cut -d ' ' -f 3- -- "$marker")" != "$venv" ]; then
+            _env_say "$venv was made as $(cut -d ' ' -f 3- -- "$marker") and cannot be moved: remove it, then source again"
+            return 1
+        fi
+        _env_install "$here" "$venv" "$marker" "$checksum" || return 1
+    fi
+    if [ ! -x "$venv/bin/python" ]; then
+        _env_say "the Python that $venv was made with is gone: load its module, or remove $venv and source again"
+        return 1
+    fi
+    # Sourced again: nothing to do, and what was put on PATH since then stays.
+    [ "${VIRTUAL_ENV:-}" = "$venv" ] && [ "$(type -P python)" = "$venv/bin/python" ] || source "$venv/bin/activate"
+}
+
+if [ -z "${BASH_VERSION:-}" ] || [ "${BASH_SOURCE[0]}" = "$0" ]; then
+    echo "env.sh: is sourced, from bash: source env.sh" >&2
+    return 1 2>/dev/null || exit 1
+fi
+if _env_main; then
+    unset -f _env_say _env_lock _env_install _env_main
+    unset _env_requirements
+else
+    unset -f _env_say _env_lock _env_install _env_main
+    unset _env_requirements
+    return 1
+fi

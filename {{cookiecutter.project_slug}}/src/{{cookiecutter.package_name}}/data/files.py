@@ -1,0 +1,60 @@
+"""What can be told on the login node about the files a config points at. Imports no torch.
+
+`image_folder` and `text_files` are the `_check_` of configs/data/images.yaml and text.yaml.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from omegaconf import DictConfig
+
+from ..hpc.config import Refused
+from .image_files import decode, list_images, refuse_few_classes
+from .text_files import is_tokens, list_text, num_tokens, read_only, refuse_tokens_outside, split_text
+
+CHECKED_IMAGES = 2000
+CHECKED_TOKENS = 1_000_000  # at each end of a token file; of many files less each
+
+
+def image_folder(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
+    """Refuse a `data.dir` that cannot be trained on; up to 2000 images, spread evenly, are decoded to know."""
+    classes, splits = list_images(node.get("dir"))
+    if node.num_classes is not None:
+        refuse_few_classes(node.num_classes, len(classes))
+    refuse_large_batch(node.global_batch_size, len(splits["train"]))
+    files = list(dict.fromkeys(file for samples in splits.values() for file, _ in samples))
+    num = min(len(files), CHECKED_IMAGES)
+    with ThreadPoolExecutor(8) as pool:
+        for _ in pool.map(decode, [files[i * len(files) // num] for i in range(num)]):
+            pass  # what a thread refuses is raised here
+    return {"num_classes": len(classes)} if node.num_classes is None else None
+
+
+def text_files(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
+    """Refuse text or token files that cannot be trained on. Of token files both ends are read."""
+    files, val_files = list_text(node.get("files"), node.get("val_files"))
+    for split in ("train", "val", "test"):
+        chosen, windows = split_text(split, files, val_files, node.block_size)
+        if not windows:
+            found = sum(map(num_tokens, chosen))
+            rule = f"{split} needs a window of block_size + 1 = {node.block_size + 1} tokens; the files have {found}"
+            raise Refused(
+                "data.files", node.files, rule, "more text, or data.val_files=..., or a smaller data.block_size"
+            )
+        if split == "train":
+            refuse_large_batch(node.global_batch_size, len(windows))
+    if not is_tokens(files[0]):
+        refuse_tokens_outside(node.vocab_size, 0, 255, files[0])
+        return {"bytes_per_token": 1.0} if node.bytes_per_token is None else None
+    num = max(10_000, CHECKED_TOKENS // len(files + val_files))
+    for file in files + val_files:
+        for end in (read_only(file)[:num], read_only(file)[-num:]):
+            refuse_tokens_outside(node.vocab_size, int(end.min()), int(end.max()), file)
+    return None
+
+
+def refuse_large_batch(global_batch_size: int, num_samples: int) -> None:
+    """An incomplete batch is left out of an epoch, so one that is larger than the training set would never come."""
+    if global_batch_size > num_samples:
+        rule = f"the training set has {num_samples} samples, a batch cannot be larger"
+        raise Refused("data.global_batch_size", global_batch_size, rule, f"data.global_batch_size={num_samples}")

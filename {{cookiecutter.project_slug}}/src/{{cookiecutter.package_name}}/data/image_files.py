@@ -1,0 +1,108 @@
+"""Folders of images: listed, split into training, validation and test, decoded. Imports no torch."""
+
+import hashlib
+import os
+from typing import TYPE_CHECKING
+
+from ..hpc.config import Refused
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SUFFIXES = (".jpg", ".jpeg", ".png")
+SPLITS = ("train", "val", "test")
+
+Samples = list[tuple[str, int]]  # (file, class number)
+
+
+def list_images(folder: str | None) -> tuple[list[str], dict[str, Samples]]:
+    """Class names in order, and the samples of "train", "val" and "test".
+
+    The folder holds `<class>/*.{jpg,jpeg,png}`: a hash of `<class>/<name>` deals them out 80/10/10, so that an image
+    stays where it is when others are added. Or `{train,val,test}/<class>/*`, where "test" is "val" when it is missing.
+
+    Raises:
+        Refused: no such folder, no class folders, a class or a split without images, or other classes in a split.
+    """
+    folder = os.path.expanduser(folder or "")
+    if not os.path.isdir(folder):
+        rule = "is a folder" if os.path.exists(folder) else "is a folder; there is none of this name"
+        raise Refused("data.dir", folder, rule, "data.dir=<a folder that holds one folder of images per class>")
+    if not _subfolders(os.path.join(folder, "train")):
+        classes, samples = _list_classes(folder)
+        splits = {split: [one for one in samples if _dealt(one[0], folder) == split] for split in SPLITS}
+    else:
+        classes, splits = _list_splits(folder)
+    for split, samples in splits.items():
+        if not samples:
+            rule = f"has images for train, val and test; there are none for {split}"
+            raise Refused("data.dir", folder, rule, f"more images, or say which: {folder}/{split}/<class>/<image>")
+    return classes, splits
+
+
+def decode(file: str, size: int = 1) -> "Image":
+    """An image as 8-bit RGB. A JPEG may come out smaller than it is stored, though no side below `size` pixels.
+
+    Raises:
+        Refused: it cannot be read whole.
+    """
+    import numpy as np
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            image.draft(image.mode, (size, size))
+            if image.mode.startswith("I"):  # 16-bit grey, of which convert() would make white
+                return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+            return image.convert("RGB")
+    except Exception as error:  # what decoders raise on broken input is not documented
+        rule = f"every image can be decoded; this one cannot: {error}"
+        raise Refused("data.dir", file, rule, "remove this file, or write it again as JPEG or PNG") from None
+
+
+def refuse_few_classes(num_classes: int, found: int) -> None:
+    """A class number beyond the network's outputs would stop the run in the middle, on a GPU without a message."""
+    if num_classes < found:
+        raise Refused("data.num_classes", num_classes, f"data.dir holds {found} classes", "data.num_classes=null")
+
+
+def _list_splits(folder: str) -> tuple[list[str], dict[str, Samples]]:
+    found = [split for split in SPLITS if os.path.isdir(os.path.join(folder, split))]
+    listed = {split: _list_classes(os.path.join(folder, split)) for split in found}
+    classes = listed["train"][0]
+    for split, (others, _) in listed.items():
+        if odd := sorted(set(others) ^ set(classes)):
+            rule = f"train/ and {split}/ hold the same class folders; only one of them has {', '.join(odd[:5])}"
+            raise Refused("data.dir", folder, rule, "add the missing folders, or remove the others")
+    splits = {split: listed[split][1] if split in listed else [] for split in SPLITS}
+    return classes, splits if "test" in listed else splits | {"test": splits["val"]}
+
+
+def _list_classes(folder: str) -> tuple[list[str], Samples]:
+    classes = _subfolders(folder)
+    if not classes:
+        fix = "sort the images into one folder per class"
+        raise Refused("data.dir", folder, "holds one folder per class; it has no folders", fix)
+    samples: Samples = []
+    for label, name in enumerate(classes):
+        files = sorted(
+            entry.path
+            for entry in os.scandir(os.path.join(folder, name))
+            if entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".")
+        )
+        if not files:
+            rule = f"every class folder holds images ({', '.join(SUFFIXES)}); this one has none"
+            raise Refused("data.dir", os.path.join(folder, name), rule, "remove the folder, or add images")
+        samples += [(file, label) for file in files]
+    return classes, samples
+
+
+def _subfolders(folder: str) -> list[str]:
+    if not os.path.isdir(folder):
+        return []
+    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _dealt(file: str, folder: str) -> str:
+    digest = hashlib.sha256(os.path.relpath(file, folder).encode()).digest()
+    return {8: "val", 9: "test"}.get(int.from_bytes(digest[:8]) % 10, "train")

@@ -1,0 +1,149 @@
+"""From a dataset to batches on the device: the same samples in the same global order in every layout."""
+
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from ..hpc.config import Refused
+from ..hpc.sampler import EvalBatchSampler, GlobalBatchSampler, uniform
+from .files import refuse_large_batch
+
+IGNORED = -100  # cross-entropy's own default: a target that counts for nothing
+
+
+class DataModule(L.LightningDataModule):
+    """What every dataset of this project shares. A subclass gives `dataset(split)` and, if it likes, `augment`.
+
+    A dataset is indexed by one int and returns (input, target); `__getitems__(indices)`, if there is one, returns the
+    stacked (inputs, targets) of many at once, which is faster.
+    """
+
+    num_draws = 0  # random numbers per sample that `augment` wants
+
+    def __init__(self, *, global_batch_size: int, seed: int = 1, num_workers: int = 0) -> None:
+        super().__init__()
+        self.global_batch_size = global_batch_size
+        self.seed = seed
+        self.num_workers = num_workers
+
+    def dataset(self, split: str) -> Dataset:
+        """The samples of "train", "val" or "test"."""
+        raise NotImplementedError
+
+    def augment(self, inputs: Tensor, draws: Tensor) -> Tensor:
+        """Training inputs changed at random, on their device.
+
+        `draws`: uniform in [0, 1), shape (batch, num_draws), a function of (seed, epoch, sample index).
+        """
+        return inputs
+
+    def prepare_inputs(self, inputs: Tensor) -> Tensor:
+        """Inputs as the network wants them, on their device (uint8 → float, say). After `augment`, in every split."""
+        return inputs
+
+    def train_dataloader(self) -> DataLoader:
+        dataset = Indexed(self.dataset("train"))
+        refuse_large_batch(self.global_batch_size, len(dataset))
+        sampler = GlobalBatchSampler(
+            len(dataset), self.global_batch_size, accumulate=self._accumulate(), seed=self.seed, **self._place()
+        )
+        return self._loader(dataset, sampler)
+
+    def val_dataloader(self) -> DataLoader:
+        return self._eval_loader("val")
+
+    def test_dataloader(self) -> DataLoader:
+        return self._eval_loader("test")
+
+    def on_after_batch_transfer(
+        self, batch: tuple[Tensor, Tensor, Tensor] | Refused, dataloader_idx: int
+    ) -> tuple[Tensor, Tensor]:
+        """(inputs, targets, indices) as loaded → (inputs, targets) as the LightningModule sees them."""
+        if isinstance(batch, Refused):
+            raise batch
+        inputs, targets, indices = batch
+        if self.trainer is not None and self.trainer.training:
+            if self.num_draws:
+                inputs = self.augment(inputs, uniform(self.seed, self.trainer.current_epoch, indices, self.num_draws))
+        else:
+            unused = (indices < 0).view(-1, *[1] * (targets.ndim - 1))
+            targets = targets.masked_fill(unused, IGNORED)
+        inputs = self.prepare_inputs(inputs)
+        if self.trainer is not None:  # Lightning converts before the transfer, when images are still uint8
+            inputs = self.trainer.precision_plugin.convert_input(inputs)
+        return inputs, targets
+
+    def _eval_loader(self, split: str) -> DataLoader:
+        dataset = Indexed(self.dataset(split))
+        place = self._place()
+        batch_size = max(1, self.global_batch_size // (place["num_ranks"] * self._accumulate()))
+        return self._loader(dataset, EvalBatchSampler(len(dataset), batch_size, **place))
+
+    def _loader(self, dataset: "Indexed", sampler: Any) -> DataLoader:
+        # The sampler yields whole batches of indices, so automatic batching is off (batch_size=None).
+        return DataLoader(
+            dataset,
+            sampler=sampler,
+            batch_size=None,
+            num_workers=self.num_workers,
+            pin_memory=torch.cuda.is_available(),
+            persistent_workers=self.num_workers > 0,
+        )
+
+    def _accumulate(self) -> int:
+        return self.trainer.accumulate_grad_batches if self.trainer is not None else 1
+
+    def _place(self) -> dict[str, int]:
+        """This process among those that get different samples (tensor-parallel ranks share theirs)."""
+        kwargs = getattr(self.trainer and self.trainer.strategy, "distributed_sampler_kwargs", None)
+        return {"rank": kwargs["rank"], "num_ranks": kwargs["num_replicas"]} if kwargs else {"rank": 0, "num_ranks": 1}
+
+
+class Indexed(Dataset):
+    """A dataset that is asked for a batch of indices and returns (inputs, targets, indices); -1 stands for padding.
+
+    A refusal is returned, not raised: a DataLoader worker would turn it into a RuntimeError of another wording.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor, Tensor] | Refused:
+        try:
+            inputs, targets = self._samples([max(i, 0) for i in indices])
+        except Refused as refused:
+            return refused
+        return inputs, targets, torch.tensor(indices)
+
+    def _samples(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        if hasattr(self.dataset, "__getitems__"):
+            return self.dataset.__getitems__(indices)
+        samples = [self.dataset[i] for i in indices]
+        inputs = torch.stack([torch.as_tensor(sample[0]) for sample in samples])
+        return inputs, torch.stack([torch.as_tensor(sample[1]) for sample in samples])
+
+
+def warp(images: Tensor, theta: Tensor) -> Tensor:
+    """Images resampled (bilinear, zeros outside) where an affine map sends each pixel of the result.
+
+    Args:
+        images: (batch, channels, height, width), any dtype.
+        theta: (batch, 2, 3), rows x and y, from and to coordinates that run from -1 to 1 between the images' edges.
+
+    Returns:
+        float32, shaped like `images`.
+    """
+    height, width = images.shape[-2:]
+    x = (torch.arange(width, device=images.device) * 2 + 1) / width - 1
+    y = (torch.arange(height, device=images.device) * 2 + 1)[:, None] / height - 1
+    # By hand: affine_grid multiplies matrices, which TF32 rounds by a tenth of a pixel and a batch's size may change.
+    (a, b, c), (d, e, f) = (row[:, :, None, None].unbind(1) for row in theta.unbind(1))
+    grid = torch.stack([a * x + b * y + c, d * x + e * y + f], dim=-1)
+    return F.grid_sample(images.float(), grid, align_corners=False)

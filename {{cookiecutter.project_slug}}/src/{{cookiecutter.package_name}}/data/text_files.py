@@ -1,0 +1,131 @@
+"""Files of text or tokens: listed, split into training, validation and test, memory-mapped. Imports no torch."""
+
+import functools
+import glob
+import hashlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from ..hpc.config import Refused
+
+if TYPE_CHECKING:
+    import numpy as np
+
+TOKEN_SUFFIXES = (".npy", ".bin")  # any other file is text, read as bytes
+TWENTIETHS = {"train": (0, 18), "val": (18, 19), "test": (19, 20)}
+
+
+def list_text(files: Any, val_files: Any = None) -> tuple[list[str], list[str]]:
+    """Files for training and, if given, for validation. Each: a path, a glob, a folder, or a list of them.
+
+    Raises:
+        Refused: nothing found, a file that cannot be read, tokens among text, or a file for both purposes.
+    """
+    train = _expand("data.files", files)
+    val = _expand("data.val_files", val_files) if val_files else []
+    for file in train + val:
+        if is_tokens(file) != is_tokens(train[0]):
+            rule = f"either all files hold tokens ({', '.join(TOKEN_SUFFIXES)}) or none does; {train[0]} is not like it"
+            raise Refused("data.files", file, rule, "choose with a pattern, as in data.files='folder/*.bin'")
+    if both := sorted(set(train) & set(val)):
+        raise Refused("data.val_files", both[0], "what validates is not trained on", "leave it out of data.files")
+    return train, val
+
+
+def split_text(
+    split: str, files: list[str], val_files: list[str], block_size: int, max_eval_windows: int | None = None
+) -> tuple[list[str], range]:
+    """The files of "train", "val" or "test", to be laid end to end, and which windows of them are its samples.
+
+    `val_files` serve val and test. Without them the files, in the order of a hash of their names, are cut at 18 and 19
+    twentieths; fewer than 20 files stay together, and their windows are cut instead.
+    """
+    share: tuple[int, int] = TWENTIETHS[split]
+    if val_files:
+        files, share = (files if split == "train" else val_files), (0, 20)
+    elif len(files) >= 20:
+        root = os.path.commonpath(files)
+        files = sorted(files, key=lambda file: hashlib.sha256(os.path.relpath(file, root).encode()).digest())
+        files, share = files[_part(len(files), share)], (0, 20)
+    windows = range(max(0, sum(map(num_tokens, files)) - 1) // block_size)
+    windows = windows[_part(len(windows), share)]
+    if max_eval_windows and split != "train":
+        windows = windows[:: max(1, -(-len(windows) // max_eval_windows))]
+    return files, windows
+
+
+def is_tokens(file: str) -> bool:
+    """Whether a file holds tokens rather than text."""
+    return file.endswith(TOKEN_SUFFIXES)
+
+
+def num_tokens(file: str) -> int:
+    """Tokens in a token file, bytes in any other."""
+    return len(read_only(file)) if is_tokens(file) else os.path.getsize(file)
+
+
+@functools.lru_cache(maxsize=256)  # each holds a file descriptor
+def read_only(file: str) -> "np.ndarray":
+    """A file as a memory-mapped array of one dimension: `.npy` as it says, `.bin` as uint16, any other as bytes.
+
+    Raises:
+        Refused: a token file that does not hold integers in one dimension.
+    """
+    import numpy as np
+
+    rule = "a .npy file holds integers in one dimension, a .bin file uint16 in little-endian order"
+    try:
+        if file.endswith(".npy"):
+            array = np.load(file, mmap_mode="r")
+        else:
+            array = np.memmap(file, dtype="<u2" if is_tokens(file) else np.uint8, mode="r")
+    except (OSError, ValueError) as error:
+        raise Refused("data.files", file, f"{rule}; {error}", "write the file again") from None
+    if array.ndim != 1 or array.dtype.kind not in "ui":
+        raise Refused("data.files", file, f"{rule}; this is {array.dtype} {array.shape}", "write the file again")
+    return array
+
+
+def refuse_tokens_outside(vocab_size: int, smallest: int, largest: int, file: str) -> None:
+    """A token beyond the network's outputs would stop the run in the middle, on a GPU without a message."""
+    if smallest < 0:
+        raise Refused("data.files", file, f"tokens are not negative; here is {smallest}", "write the file again")
+    if largest >= vocab_size:
+        fix = 256 if largest < 256 else max(50304, -(-(largest + 1) // 64) * 64)  # 50304: GPT-2's 50257, in whole tiles
+        rule = f"is larger than every token; {file} holds {largest}"
+        raise Refused("data.vocab_size", vocab_size, rule, f"data.vocab_size={fix}")
+
+
+def _expand(key: str, patterns: Any) -> list[str]:
+    files: list[str] = []
+    for pattern in [patterns] if isinstance(patterns, str) else patterns or [""]:
+        path = os.path.expanduser(pattern)
+        exists = [path] if os.path.isfile(path) else sorted(glob.glob(path, recursive=True))
+        found = _files_below(path) if os.path.isdir(path) else exists
+        found = [file for file in found if _has_content(key, file)]
+        if not found:
+            raise Refused(
+                key, pattern, "names files with content; there are none", f"{key}=<a path, a folder or a glob>"
+            )
+        files += found
+    return list(dict.fromkeys(files))
+
+
+def _files_below(folder: str) -> list[str]:
+    found = []
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [os.path.join(root, name) for name in sorted(names) if not name.startswith(".")]
+    return found
+
+
+def _has_content(key: str, file: str) -> bool:
+    try:
+        with open(file, "rb") as opened:
+            return bool(opened.read(1))
+    except OSError as error:
+        raise Refused(key, file, f"can be read; {error.strerror}", f"chmod +r {file}, or leave it out") from None
+
+
+def _part(num: int, twentieths: tuple[int, int]) -> slice:
+    return slice(num * twentieths[0] // 20, num * twentieths[1] // 20)

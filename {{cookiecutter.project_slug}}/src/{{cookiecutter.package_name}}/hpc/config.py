@@ -1,0 +1,189 @@
+"""The one composed config: compose it, refuse what cannot be meant, build objects from it.
+
+Imports neither torch nor lightning: it also runs on login nodes, and must answer at once.
+"""
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+PROJECT = Path(__file__).resolve().parents[3]
+CONFIGS = PROJECT / "configs"
+PACKAGE = __name__.split(".")[0]
+# Keys that decide what code runs. They are written in files of configs/, never typed on a command line.
+CODE_KEYS = {"_target_", "_partial_", "_args_", "_check_"}
+
+T = TypeVar("T")
+
+
+class Refused(Exception):
+    """A mistake told before anything is written: what was asked, the rule, the fix to type."""
+
+    def __init__(self, key: str, value: object, rule: str, fix: str) -> None:
+        self.key, self.value, self.rule, self.fix = key, value, rule, fix
+        asked = key if value is None else f"{key}={value}"
+        super().__init__(f"{asked}\n  rule: {rule}\n  fix:  {fix}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Cross process borders whole: a data worker's refusal reaches the screen as it was raised."""
+        return type(self), (self.key, self.value, self.rule, self.fix)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Print a refusal on stderr and leave with exit code 2, without a traceback."""
+    try:
+        yield
+    except Refused as refused:
+        print(f"refused: {refused}", file=sys.stderr)
+        sys.exit(2)
+
+
+def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
+    """The known word closest to a mistyped one, or `otherwise` when none is close."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), otherwise)
+
+
+def compose(description: str, argv: Sequence[str]) -> DictConfig:
+    """Compose `configs/train.yaml` with the overrides of a command line.
+
+    `--help` and `--cfg job` print what they are asked for and exit with 0.
+
+    Raises:
+        Refused: a group, choice, key or value that the configs do not know.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, epilog=_groups_help(), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="a config group or a key of the config")
+    parser.add_argument("--cfg", choices=["job"], help="print the composed config and exit")
+    parser.add_argument("--resolve", action="store_true", help="with --cfg: show values instead of ${...}")
+    asked = parser.parse_intermixed_args(argv)
+    cfg = compose_overrides(asked.overrides)
+    if asked.cfg:
+        print(OmegaConf.to_yaml(cfg, resolve=asked.resolve), end="")
+        sys.exit(0)
+    return cfg
+
+
+def compose_overrides(overrides: Sequence[str]) -> DictConfig:
+    """The config for these overrides. Raises `Refused`."""
+    for override in overrides:
+        _refuse_code(override)
+    try:
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            return hydra_compose("train", list(overrides))
+    except OmegaConfBaseException as error:
+        raise Refused(error.full_key or "config", None, str(error).splitlines()[0], "see --cfg job") from None
+    except HydraException as error:
+        _explain(error, overrides)
+
+
+def groups() -> dict[str, list[str]]:
+    """Config groups and the choices each offers, read from the folder `configs/`."""
+    return {
+        folder.name: sorted(file.stem for file in folder.glob("*.yaml") if file.stem != "base")
+        for folder in sorted(CONFIGS.iterdir())
+        if folder.is_dir()
+    }
+
+
+def typed(schema: type[T], node: DictConfig, name: str) -> T:
+    """`node` as the dataclass `schema`, its values checked against the annotations.
+
+    Raises:
+        Refused: a key the dataclass does not have, or a value of another type.
+    """
+    known = list(schema.__dataclass_fields__)  # type: ignore[attr-defined]
+    values = OmegaConf.to_container(node, resolve=True)
+    for key in values:
+        if key not in known:
+            rule = f"{name or 'the config'} has the keys {', '.join(known)}"
+            raise Refused(_dotted(name, key), None, rule, f"{_dotted(name, nearest(key, known, 'one of them'))}=...")
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        at = error.full_key or ""
+        wanted = getattr(schema.__dataclass_fields__.get(at), "type", "value")  # type: ignore[attr-defined]
+        wanted = getattr(wanted, "__name__", str(wanted))
+        raise Refused(
+            _dotted(name, at), values.get(at), f"is of type {wanted}", f"{_dotted(name, at)}=<{wanted}>"
+        ) from None
+
+
+def build(node: Any, **kwargs: Any) -> Any:
+    """Objects for a config node: the only caller of Hydra's instantiate."""
+    from hydra.utils import instantiate
+
+    return instantiate(without_checks(node), _convert_="all", **kwargs)
+
+
+def without_checks(node: Any) -> Any:
+    """A plain, resolved copy of a node without the `_check_` entries, which are ours and not arguments."""
+    if OmegaConf.is_config(node):
+        node = OmegaConf.to_container(node, resolve=True)
+    if isinstance(node, dict):
+        return {key: without_checks(value) for key, value in node.items() if key != "_check_"}
+    return [without_checks(value) for value in node] if isinstance(node, list) else node
+
+
+def _dotted(prefix: str, key: str) -> str:
+    return f"{prefix}.{key}" if prefix else key
+
+
+def _groups_help() -> str:
+    lines = [f"  {group}={' | '.join(choices)}" for group, choices in groups().items()]
+    return "config groups (files of configs/):\n" + "\n".join(lines)
+
+
+def _refuse_code(override: str) -> None:
+    if any(code in override for code in CODE_KEYS):
+        raise Refused(override, None, "what code runs is written in a file, not typed", f"add a file below {CONFIGS}")
+
+
+def _explain(error: HydraException, overrides: Sequence[str]) -> NoReturn:
+    """Turn one of Hydra's errors into a refusal that names key, value, rule and fix."""
+    text = str(error)
+    if isinstance(error, OverrideParseException):
+        key, _, value = str(error.override).partition("=")
+        quoted = value.replace("\\", "\\\\").replace('"', '\\"')
+        raise Refused(
+            error.override, None, "is not key=value as Hydra reads it", f"""quote the value: '{key}="{quoted}"'"""
+        ) from None
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, choice = error.missing_cfg_file.replace(".yaml", "").rpartition("/")
+        choices = groups().get(group, [])
+        fix = nearest(choice, choices, "one of them")
+        raise Refused(group or choice, choice, f"is one of {', '.join(choices)}", f"{group}={fix}") from None
+    if found := re.search(r"Could not override '([^']+)'", text):
+        key = found.group(1)
+        known = list(flat(compose_overrides([]))) + list(groups())
+        fix = nearest(key, known, "see --cfg job for all keys")
+        raise Refused(
+            key, None, "there is no such group or key in configs/", f"{fix}=..." if fix in known else fix
+        ) from None
+    cause = error.__cause__ or error
+    raise Refused(" ".join(overrides) or "configs/train.yaml", None, str(cause).splitlines()[0], "see --help") from None
+
+
+def flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Leaves of a config as `dotted.key: raw value`; interpolations are left as they are written."""
+    if isinstance(node, DictConfig):
+        node = OmegaConf.to_container(node, resolve=False)
+    if not isinstance(node, dict) or not node:
+        return {prefix: node}
+    leaves: dict[str, Any] = {}
+    for key, value in node.items():
+        leaves |= flat(value, _dotted(prefix, str(key)))
+    return leaves

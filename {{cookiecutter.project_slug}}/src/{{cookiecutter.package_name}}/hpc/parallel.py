@@ -1,0 +1,88 @@
+"""What a strategy does to a network: tensor parallelism, activation checkpointing, compile, sharding, clipping.
+
+A network takes part by naming its repeated `blocks` and, for tensor parallelism, by declaring `tensor_parallel_plan`.
+DDP, ZeRO and the single device need nothing of this file but the two keys per block.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.utils.checkpoint import checkpoint
+
+
+def parallelize(
+    network: nn.Module,
+    device_mesh: DeviceMesh | None,
+    *,
+    activation_checkpointing: bool = False,
+    compile: bool = False,
+    precision: str = "32-true",
+) -> None:
+    """Prepare a network in place, once; calling it again changes nothing.
+
+    Args:
+        network: built whole, with the same weights on every rank.
+        device_mesh: dimensions "data_parallel" and "tensor_parallel", from ModelParallelStrategy; None for the others.
+        activation_checkpointing: forget what is inside a block after forward and compute it again in backward.
+        compile: compile each block by itself: one compilation serves all equal blocks, and collectives stay outside.
+        precision: the Trainer's; with "bf16-mixed" shards are gathered in bf16 and gradients reduced in fp32.
+    """
+    if getattr(network, "is_parallelized", False):
+        return
+    network.is_parallelized = True
+    if device_mesh is not None and device_mesh["tensor_parallel"].size() > 1:
+        parallelize_module(network, device_mesh["tensor_parallel"], network.tensor_parallel_plan())
+    for block in network.blocks if activation_checkpointing else ():
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    for block in network.blocks if compile else ():
+        block.compile()
+    if device_mesh is not None and device_mesh["data_parallel"].size() > 1:
+        _shard(network, device_mesh["data_parallel"], precision)
+
+
+def _shard(network: nn.Module, mesh: DeviceMesh, precision: str) -> None:
+    """FSDP2: one group of parameters per block, gathered when the block runs; the rest is the root's group."""
+    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy = mixed if precision == "bf16-mixed" else MixedPrecisionPolicy()
+    for block in network.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(network, mesh=mesh, mp_policy=policy)
+
+
+def clip_gradients(module: L.LightningModule, max_norm: float | None) -> Tensor:
+    """The global norm of all gradients, scalar; gradients are scaled down to `max_norm` where it is larger.
+
+    DeepSpeed owns its gradients and clips them itself (by `trainer.gradient_clip_val` too); what it reports is the norm
+    of the step before.
+    """
+    engine: Any = module.trainer.model
+    if hasattr(engine, "get_global_grad_norm"):
+        return torch.as_tensor(engine.get_global_grad_norm() or 0.0, device=module.device)
+    groups = _by_mesh(p for p in module.parameters() if p.grad is not None)
+    norm = torch.stack([_whole(get_total_norm([p.grad for p in group])) for group in groups]).norm()
+    for group in groups if max_norm else ():
+        clip_grads_with_norm_(group, max_norm, norm)
+    return norm
+
+
+def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Foreach kernels take tensors of one mesh only; a network under tensor parallelism has several kinds."""
+    groups: dict[Any, list[nn.Parameter]] = defaultdict(list)
+    for parameter in parameters:
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        groups[mesh].append(parameter)
+    return list(groups.values())
+
+
+def _whole(norm: Tensor) -> Tensor:
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -1,0 +1,268 @@
+"""May this run start? Rules on the config, told on a login node before the queue; probes of the node before fitting."""
+
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from . import signatures
+from .config import PACKAGE, Refused, flat, nearest, typed
+
+PRECISIONS = ["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true"]
+
+
+@dataclass
+class Run:
+    """The top level of the config."""
+
+    name: str
+    seed: int
+    run_dir: str | None
+    ckpt: str | None
+    test_only: bool
+    trainer: Any
+    strategy: Any
+    cluster: Any
+    model: Any
+    data: Any
+    callbacks: Any
+    logger: Any
+
+
+@dataclass
+class Cluster:
+    """What the machine is. A fact that is not known is null."""
+
+    name: str
+    max_nodes: int | None = None
+    gpus_per_node: int | None = None
+    account: str | None = None
+
+
+@dataclass
+class Trainer:
+    """The numbers of `trainer` that we derive others from or judge more strictly than Lightning does."""
+
+    accelerator: str
+    num_nodes: int
+    devices: int
+    precision: str
+    accumulate_grad_batches: int
+    gradient_clip_val: float | None
+    max_steps: int
+
+
+@dataclass
+class Strategy:
+    """Our keys of `strategy`; `lightning` is the object that the Trainer gets."""
+
+    name: str
+    tensor_parallel_size: int
+    activation_checkpointing: bool
+    compile: bool
+    lightning: Any
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the work is shared out: derived from trainer, strategy and data, never typed."""
+
+    world_size: int
+    data_parallel_size: int
+    micro_batch_size: int
+
+
+def layout(cfg: DictConfig) -> Layout:
+    """world = nodes * devices = data-parallel * tensor-parallel; global batch = data-parallel * accumulate * micro."""
+    world = cfg.trainer.num_nodes * cfg.trainer.devices
+    data_parallel = world // cfg.strategy.tensor_parallel_size
+    return Layout(
+        world, data_parallel, cfg.data.global_batch_size // (data_parallel * cfg.trainer.accumulate_grad_batches)
+    )
+
+
+OmegaConf.register_new_resolver("layout", lambda name, *, _root_: getattr(layout(_root_), name), replace=True)
+
+
+def check(cfg: DictConfig) -> None:
+    """All that can be decided from the config, in order of cost. Fills in what a dataset says of itself.
+
+    Raises:
+        Refused: the first rule that is broken.
+    """
+    _complete(cfg)
+    run = typed(Run, cfg, "")
+    trainer = typed(Trainer, OmegaConf.masked_copy(cfg.trainer, list(Trainer.__dataclass_fields__)), "trainer")
+    strategy = typed(Strategy, cfg.strategy, "strategy")
+    cluster = typed(Cluster, cfg.cluster, "cluster")
+    _trainer_rules(trainer, cluster)
+    _strategy_rules(strategy, trainer, cfg)
+    _network_rules(strategy, cfg)
+    _batch_rules(cfg)
+    _bind_targets(cfg)
+    _ask_nodes(cfg, cfg)
+    if run.ckpt and not Path(run.ckpt).exists():
+        raise Refused("ckpt", run.ckpt, "there is no such file or folder", "ckpt=<checkpoint of a run>")
+    if run.test_only and not run.ckpt:
+        raise Refused("test_only", True, "evaluates the weights of a checkpoint", "ckpt=<checkpoint> test_only=true")
+
+
+def probe(cfg: DictConfig) -> None:
+    """What only the node itself can tell: are the devices there, and can they do this precision?
+
+    Raises:
+        Refused: they cannot.
+    """
+    import torch
+
+    trainer = cfg.trainer
+    if trainer.accelerator == "cpu":
+        return
+    if (found := torch.cuda.device_count()) < trainer.devices:
+        rule = f"{found} CUDA devices are visible on this node"
+        raise Refused("trainer.devices", trainer.devices, rule, f"trainer.devices={found}" if found else "trainer=cpu")
+    if "bf16" in trainer.precision and not torch.cuda.is_bf16_supported(including_emulation=False):
+        rule = f"{torch.cuda.get_device_name()} has no bfloat16 arithmetic"
+        raise Refused("trainer.precision", trainer.precision, rule, "trainer.precision=16-mixed")
+
+
+def _complete(cfg: DictConfig) -> None:
+    if missing := sorted(OmegaConf.missing_keys(cfg)):
+        raise Refused(missing[0], "???", "has no default, this run needs it", f"{missing[0]}=<value>")
+    for key, value in flat(cfg).items():
+        try:
+            OmegaConf.select(cfg, key)
+        except OmegaConfBaseException:
+            rule = "refers to a key that this config does not have: these groups do not go together"
+            raise Refused(key, value, rule, f"another choice of {key.split('.')[0]}= or {_referred(value)}=") from None
+
+
+def _referred(value: object) -> str:
+    return str(value).strip("${}").split(".")[0]
+
+
+def _trainer_rules(trainer: Trainer, cluster: Cluster) -> None:
+    _one_of("trainer.accelerator", trainer.accelerator, ["cpu", "gpu"])
+    _one_of("trainer.precision", trainer.precision, PRECISIONS)
+    for key in ("num_nodes", "devices", "accumulate_grad_batches"):
+        _at_least(f"trainer.{key}", getattr(trainer, key), 1)
+    _at_least("trainer.max_steps", trainer.max_steps, -1)
+    _at_least("trainer.gradient_clip_val", trainer.gradient_clip_val or 0, 0)
+    if cluster.max_nodes and trainer.num_nodes > cluster.max_nodes:
+        rule = f"cluster={cluster.name} has {cluster.max_nodes} node{'s' * (cluster.max_nodes > 1)}"
+        raise Refused(
+            "trainer.num_nodes", trainer.num_nodes, rule, f"trainer.num_nodes={cluster.max_nodes} or another cluster="
+        )
+    gpus = cluster.gpus_per_node
+    if trainer.accelerator == "gpu" and gpus and trainer.devices > gpus:
+        rule = f"a node of cluster={cluster.name} has {gpus} GPUs"
+        raise Refused("trainer.devices", trainer.devices, rule, f"trainer.devices={gpus}")
+    if trainer.accelerator == "cpu" and trainer.precision.startswith("16"):
+        # Lightning would train in bf16 instead and only warn: that is another number than the one asked for.
+        raise Refused(
+            "trainer.precision", trainer.precision, "CPUs train in 32, 64 or bf16", "trainer.precision=bf16-mixed"
+        )
+
+
+def _strategy_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> None:
+    world = trainer.num_nodes * trainer.devices
+    tensor = strategy.tensor_parallel_size
+    deepspeed = strategy.name.startswith(("deepspeed", "zero"))
+    _at_least("strategy.tensor_parallel_size", tensor, 1)
+    if strategy.name == "single" and world > 1:
+        raise Refused("trainer.devices", trainer.devices, "strategy=single trains on one device", "strategy=ddp")
+    if tensor > 1 and strategy.name not in ("fsdp", "tensor_parallel"):
+        raise Refused("strategy.tensor_parallel_size", tensor, f"is 1 with strategy={strategy.name}", "strategy=fsdp")
+    if world % tensor:
+        rule = f"divides the world size, {trainer.num_nodes} nodes * {trainer.devices} devices = {world}"
+        raise Refused(
+            "strategy.tensor_parallel_size", tensor, rule, f"strategy.tensor_parallel_size={_divisors(world, tensor)}"
+        )
+    if strategy.name in ("fsdp", "tensor_parallel") and trainer.precision == "16-mixed":
+        # The loss scale would have to be agreed between shards, which Lightning 2.6 does not do for FSDP2.
+        rule = f"strategy={strategy.name} trains in 32-true, bf16-mixed, bf16-true or 16-true"
+        raise Refused("trainer.precision", trainer.precision, rule, "trainer.precision=bf16-mixed")
+    if deepspeed:
+        _deepspeed_rules(strategy, trainer, cfg)
+
+
+def _deepspeed_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> None:
+    if find_spec("deepspeed") is None:
+        raise Refused(
+            "strategy", strategy.name, "needs the package deepspeed", "pip install deepspeed -c constraints.txt"
+        )
+    if trainer.precision == "64-true":
+        raise Refused(
+            "trainer.precision", trainer.precision, "DeepSpeed trains in 32 or 16 bit", "trainer.precision=32-true"
+        )
+    if strategy.compile and cfg.strategy.lightning.stage == 3:
+        rule = "ZeRO-3 gathers parameters in hooks that a compiled block would not run"
+        raise Refused("strategy.compile", True, rule, "strategy.compile=false, or strategy=fsdp")
+    for name, node in cfg.callbacks.items():
+        if node and str(node.get("_target_", "")).endswith("Finetuning"):
+            raise Refused(
+                f"callbacks.{name}", None, "DeepSpeed cannot release frozen parameters later", "strategy=fsdp"
+            )
+
+
+def _network_rules(strategy: Strategy, cfg: DictConfig) -> None:
+    """What the strategy asks of the network class, read from its source."""
+    target = cfg.model.network._target_
+    if target.split(".")[0] != PACKAGE:
+        return
+    members = signatures.signature(target).members
+    wants = {"tensor_parallel_plan": strategy.tensor_parallel_size > 1}
+    wants["blocks"] = (
+        strategy.name in ("fsdp", "tensor_parallel") or strategy.activation_checkpointing or strategy.compile
+    )
+    for member, wanted in wants.items():
+        if wanted and member not in members:
+            rule = f"{target} has no `{member}`, which strategy={strategy.name} works on"
+            raise Refused(
+                "model.network", target, rule, f"give the class `{member}` (see models/gpt.py), or strategy=ddp"
+            )
+
+
+def _batch_rules(cfg: DictConfig) -> None:
+    size = cfg.data.global_batch_size
+    _at_least("data.global_batch_size", size if isinstance(size, int) else 0, 1)
+    shares = layout(cfg).data_parallel_size * cfg.trainer.accumulate_grad_batches
+    if size % shares:
+        below, above = size // shares * shares, -(-size // shares) * shares
+        rule = f"divides by data-parallel size * accumulate_grad_batches = {shares}"
+        fix = " or ".join(f"data.global_batch_size={n}" for n in (below, above) if n)
+        raise Refused("data.global_batch_size", size, rule, fix)
+
+
+def _bind_targets(cfg: DictConfig) -> None:
+    for key, node in signatures.targets(OmegaConf.to_container(cfg, resolve=True)):
+        signatures.bind(key, node)
+
+
+def _ask_nodes(node: Any, cfg: DictConfig) -> None:
+    """Run the `_check_` functions that nodes name; what they return fills keys that are null."""
+    for value in list(node.values()) if isinstance(node, DictConfig) else []:
+        _ask_nodes(value, cfg)
+    if isinstance(node, DictConfig) and (named := node.get("_check_")):
+        module, _, function = named.rpartition(".")
+        for key, value in (getattr(import_module(module), function)(node, cfg) or {}).items():
+            if node[key] is None:
+                node[key] = value
+
+
+def _one_of(key: str, value: str, choices: list[str]) -> None:
+    if value not in choices:
+        raise Refused(key, value, f"is one of {', '.join(choices)}", f"{key}={nearest(value, choices, choices[0])}")
+
+
+def _at_least(key: str, value: float, least: int) -> None:
+    if value < least:
+        raise Refused(key, value, f"is at least {least}", f"{key}={max(least, 1)}")
+
+
+def _divisors(number: int, near: int) -> int:
+    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - near))

@@ -1,0 +1,65 @@
+"""What is written beside the scalars: the resolved config, hyperparameters with their result, histograms."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from .config import flat
+
+
+@rank_zero_only
+def config(trainer: L.Trainer, cfg: DictConfig) -> None:
+    """The resolved config: as `config.yaml` in the run directory and as text in TensorBoard."""
+    text = OmegaConf.to_yaml(cfg, resolve=True)
+    Path(cfg.run_dir, "config.yaml").write_text(text, encoding="utf-8")
+    for logger in _tensorboards(trainer):
+        logger.experiment.add_text("config", f"```yaml\n{text}```")
+
+
+@rank_zero_only
+def result(trainer: L.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
+    """The hyperparameters of model, data and trainer with the final metrics, for TensorBoard's HPARAMS page."""
+    values = flat(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)))
+    shown = {k: v for k, v in values.items() if k.startswith(("model.", "data.", "trainer.", "strategy.", "seed"))}
+    final = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val/")} | metrics
+    for logger in _tensorboards(trainer):
+        logger.log_hyperparams(shown, final, step=trainer.global_step)
+        logger.save()
+
+
+class Histograms(L.Callback):
+    """Weights and gradients of every parameter, each `every_n_steps` optimizer steps; None for never."""
+
+    def __init__(self, every_n_steps: int | None = None) -> None:
+        self.every_n_steps = every_n_steps
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+        if not self.every_n_steps or trainer.global_step % self.every_n_steps:
+            return
+        for name, parameter in pl_module.named_parameters():
+            # Gathering a sharded tensor is a collective: every rank takes part, rank 0 writes.
+            for kind, tensor in (("weights", parameter), ("gradients", parameter.grad)):
+                if tensor is not None:
+                    _write(trainer, f"{kind}/{name}", _whole(tensor))
+
+
+@rank_zero_only
+def _write(trainer: L.Trainer, tag: str, tensor: Tensor) -> None:
+    for logger in _tensorboards(trainer):
+        logger.experiment.add_histogram(tag, tensor.float(), trainer.global_step)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _tensorboards(trainer: L.Trainer) -> list[Any]:
+    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

@@ -1,0 +1,90 @@
+"""One global order of samples, and random numbers tied to a sample: neither depends on how many ranks there are."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+
+class GlobalBatchSampler(Sampler[list[int]]):
+    """The micro-batches of one data-parallel rank, cut from a global order that is a function of (seed, epoch).
+
+    Global batch `k` is `order[k * global_batch_size : (k + 1) * global_batch_size]` whatever the layout. It is cut
+    into `accumulate` micro-steps and each of those into one micro-batch per rank. An incomplete last batch is left out.
+    """
+
+    def __init__(
+        self, num_samples: int, global_batch_size: int, *, rank: int, num_ranks: int, accumulate: int, seed: int
+    ) -> None:
+        self.num_samples = num_samples
+        self.global_batch_size = global_batch_size
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.micro_batch_size = global_batch_size // (num_ranks * accumulate)
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Lightning calls this before each epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        micro_steps = self.global_batch_size // (self.micro_batch_size * self.num_ranks)
+        return self.num_samples // self.global_batch_size * micro_steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        generator = torch.Generator().manual_seed(_key(self.seed, self.epoch))
+        order = torch.randperm(self.num_samples, generator=generator)
+        stride = self.micro_batch_size * self.num_ranks
+        for step in range(len(self)):
+            start = step * stride + self.rank * self.micro_batch_size
+            yield order[start : start + self.micro_batch_size].tolist()
+
+
+class EvalBatchSampler(Sampler[list[int]]):
+    """Every sample once over all ranks, in order, in equally many batches of equal size on each rank.
+
+    What is missing to fill the last batches is marked by the index -1: the loader hands out a sample whose target the
+    loss ignores, so that a metric does not depend on how many ranks share the evaluation.
+    """
+
+    def __init__(self, num_samples: int, batch_size: int, *, rank: int, num_ranks: int) -> None:
+        self.num_samples, self.batch_size, self.rank, self.num_ranks = num_samples, batch_size, rank, num_ranks
+
+    def __len__(self) -> int:
+        return -(-self.num_samples // (self.batch_size * self.num_ranks))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in range(len(self)):
+            start = (step * self.num_ranks + self.rank) * self.batch_size
+            yield [i if i < self.num_samples else -1 for i in range(start, start + self.batch_size)]
+
+
+def uniform(seed: int, epoch: int, index: Tensor, num: int) -> Tensor:
+    """Random numbers in [0, 1) that are a function of (seed, epoch, sample index) alone.
+
+    Args:
+        seed: the run's seed.
+        epoch: the epoch the samples are drawn in.
+        index: sample indices, int64, shape (batch,), on any device.
+        num: how many numbers each sample gets.
+
+    Returns:
+        float32, shape (batch, num), on the device of `index`; the same on every device and in every batch layout.
+    """
+    columns = torch.arange(1, num + 1, device=index.device)
+    counter = index[:, None] * (num + 1) + columns + _key(seed, epoch)
+    bits = _mix(counter) >> 11 & (1 << 24) - 1
+    return bits.to(torch.float32) / (1 << 24)
+
+
+def _key(seed: int, epoch: int) -> int:
+    return int(_mix(torch.tensor(seed * 1_000_003 + epoch))) & (1 << 62) - 1
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) on int64, which wraps around like uint64."""
+    x = (x ^ (x >> 30 & (1 << 34) - 1)) * -4658895280553007687  # 0xbf58476d1ce4e5b9
+    x = (x ^ (x >> 27 & (1 << 37) - 1)) * -7723592293110705685  # 0x94d049bb133111eb
+    return x ^ (x >> 31 & (1 << 33) - 1)

@@ -1,0 +1,95 @@
+"""GPT: a decoder-only transformer (Radford et al., 2019), without biases."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+from torch.nn import functional as F
+
+
+class GPT(nn.Module):
+    """Tokens (batch, time) int64 → logits (batch, time, vocab_size); time is at most block_size."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_heads: int,
+        width: int,
+        vocab_size: int,
+        block_size: int,
+        *,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.block_size = block_size
+        self.token = nn.Embedding(vocab_size, width)
+        self.position = nn.Embedding(block_size, width)
+        self.drop = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Block(width, width // num_heads, dropout) for _ in range(num_layers))
+        self.norm = nn.LayerNorm(width, bias=False)
+        self.head = nn.Linear(width, vocab_size, bias=False)
+        self._init_weights(num_layers)
+        self.head.weight = self.token.weight  # tied (Press and Wolf, 2017)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.drop(self.token(tokens) + self.position(positions))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+    def example_input(self, batch_size: int) -> Tensor:
+        return torch.zeros(batch_size, self.block_size, dtype=torch.int64)
+
+    def tensor_parallel_plan(self) -> dict[str, ParallelStyle]:
+        """Megatron's split (Shoeybi et al., 2019): heads and hidden units are shared out, two all-reduces per block."""
+        return {
+            "blocks.*.attention.qkv": ColwiseParallel(),
+            "blocks.*.attention.out": RowwiseParallel(),
+            "blocks.*.up": ColwiseParallel(),
+            "blocks.*.down": RowwiseParallel(),
+        }
+
+    def _init_weights(self, num_layers: int) -> None:
+        """GPT-2's: N(0, 0.02), and what adds to the residual stream scaled by 1 / sqrt(2 * layers)."""
+        for name, parameter in self.named_parameters():
+            if parameter.ndim < 2:
+                continue
+            residual = name.endswith(("attention.out.weight", "down.weight"))
+            nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * num_layers) if residual else 0.02)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, width: int, head_dim: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, bias=False)
+        self.attention = Attention(width, head_dim, dropout)
+        self.norm2 = nn.LayerNorm(width, bias=False)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop(self.attention(self.norm1(x)))
+        return x + self.drop(self.down(F.gelu(self.up(self.norm2(x)))))
+
+
+class Attention(nn.Module):
+    """Causal self-attention; flash or memory-efficient kernels through PyTorch's SDPA."""
+
+    def __init__(self, width: int, head_dim: int, dropout: float) -> None:
+        super().__init__()
+        self.head_dim, self.dropout = head_dim, dropout
+        # Rows are ordered head by head, q, k, v within each: a tensor-parallel rank gets whole heads.
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time, _ = x.shape
+        heads = self.qkv(x).view(batch, time, -1, 3 * self.head_dim).transpose(1, 2)
+        q, k, v = heads.chunk(3, dim=-1)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0)
+        return self.out(y.transpose(1, 2).reshape(batch, time, -1))

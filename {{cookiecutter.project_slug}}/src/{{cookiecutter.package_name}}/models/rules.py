@@ -1,0 +1,16 @@
+"""What the numbers of a network must satisfy, told from the config alone: no torch here."""
+
+from omegaconf import DictConfig
+
+from ..hpc.config import Refused
+
+
+def gpt(node: DictConfig, cfg: DictConfig) -> None:
+    """The `_check_` of GPT configs."""
+    if node.width % node.num_heads:
+        fix = f"model.network.num_heads={max(h for h in range(1, node.num_heads + 1) if node.width % h == 0)}"
+        raise Refused("model.network.num_heads", node.num_heads, f"divides the width, {node.width}", fix)
+    ranks = cfg.strategy.tensor_parallel_size
+    if node.num_heads % ranks:
+        fix = f"strategy.tensor_parallel_size={max(r for r in range(1, ranks + 1) if node.num_heads % r == 0)}"
+        raise Refused("strategy.tensor_parallel_size", ranks, f"divides the {node.num_heads} attention heads", fix)

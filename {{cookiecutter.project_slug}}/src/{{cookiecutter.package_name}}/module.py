@@ -1,0 +1,117 @@
+"""The LightningModule: loss, metrics, optimizer. It serves images and text alike: inputs → logits → cross-entropy."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torchmetrics import MeanMetric
+
+from .data.loading import IGNORED
+from .hpc.parallel import clip_gradients
+
+
+class Classifier(L.LightningModule):
+    """Trains a network to name the class: of an image, or of the next token.
+
+    Args:
+        network: inputs → logits, classes on the last dimension.
+        optimizer: parameter groups → optimizer.
+        parallelize: (network, device mesh) → None; what the strategy does to the network, as the config says.
+        warmup_steps: optimizer steps of linear warm-up before the cosine decay to zero.
+        bytes_per_token: for text, how many bytes a target stands for: reports bits per byte instead of accuracy.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizer: Callable[[Any], Optimizer],
+        *,
+        parallelize: Callable[..., None] | None = None,
+        warmup_steps: int = 0,
+        bytes_per_token: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.make_optimizer = optimizer
+        self.parallelize = parallelize
+        self.warmup_steps = warmup_steps
+        self.bytes_per_token = bytes_per_token
+        self.metric = "bits_per_byte" if bytes_per_token else "accuracy"
+        self.means = nn.ModuleDict(
+            {f"{stage}_{name}": MeanMetric() for stage in ("val", "test") for name in ("loss", "metric")}
+        )
+
+    @property
+    def backbone(self) -> nn.Module:
+        """All but the head: what fine-tuning freezes first."""
+        return nn.ModuleList(child for name, child in self.network.named_children() if name != "head")
+
+    def configure_model(self) -> None:
+        if self.parallelize is not None:
+            self.parallelize(self.network, self.device_mesh)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.network(inputs)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        inputs, targets = batch
+        loss = F.cross_entropy(self(inputs).flatten(0, -2), targets.flatten())
+        self.log("train/loss", loss, prog_bar=True, sync_dist=True)
+        self.log("lr", self.lr_schedulers().get_last_lr()[0])  # type: ignore[union-attr]
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self._evaluate("val", batch)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self._evaluate("test", batch)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        self.log("grad_norm", clip_gradients(self, gradient_clip_val))
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """Weight decay for matrices only; linear warm-up, then a cosine to zero over the planned steps."""
+        trained = [p for p in self.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in trained if p.ndim >= 2]},
+            {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        optimizer = self.make_optimizer([group for group in groups if group["params"]])
+        total = self.trainer.estimated_stepping_batches
+        schedule = LambdaLR(optimizer, lambda step: warmup_then_cosine(step, self.warmup_steps, total))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _evaluate(self, stage: str, batch: tuple[Tensor, Tensor]) -> None:
+        inputs, targets = batch
+        logits, targets = self(inputs).flatten(0, -2), targets.flatten()
+        counted = targets != IGNORED
+        count = counted.sum()
+        loss = F.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED) / count.clamp(min=1)
+        metric = loss / math.log(2) / self.bytes_per_token if self.bytes_per_token else accuracy(logits, targets, count)
+        for name, key, value in (("loss", "loss", loss), ("metric", self.metric, metric)):
+            mean = self.means[f"{stage}_{name}"]
+            mean.update(value, weight=count)
+            self.log(f"{stage}/{key}", mean, prog_bar=True, on_epoch=True, on_step=False)
+
+
+def accuracy(logits: Tensor, targets: Tensor, count: Tensor) -> Tensor:
+    """Share of right classes among `count` targets that count. logits (n, classes), targets (n,)."""
+    return (logits.argmax(dim=-1) == targets).sum() / count.clamp(min=1)
+
+
+def warmup_then_cosine(step: int, warmup_steps: int, total_steps: float) -> float:
+    """Factor on the learning rate at an optimizer step, in [0, 1]."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / max(1.0, total_steps - warmup_steps)
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))

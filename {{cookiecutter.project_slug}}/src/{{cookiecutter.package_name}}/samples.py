@@ -1,0 +1,67 @@
+"""A look at what the network predicts: some validation images, or a line of text, in TensorBoard."""
+
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+TILE = 64  # pixels
+
+
+class Samples(L.Callback):
+    """The first `num` samples of the first validation batch, with prediction and truth, after each validation."""
+
+    def __init__(self, num: int = 16) -> None:
+        self.num = num
+
+    @torch.no_grad()
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: Any
+    ) -> None:
+        if batch_idx > 0 or trainer.sanity_checking:
+            return
+        inputs, targets = batch[0][: self.num], batch[1][: self.num]
+        predicted = pl_module(inputs).argmax(dim=-1).cpu()  # on every rank: a sharded network needs them all
+        if not (trainer.is_global_zero and isinstance(trainer.logger, TensorBoardLogger)):
+            return
+        board = trainer.logger.experiment
+        if inputs.is_floating_point():
+            sheet = contact_sheet(inputs.float().cpu(), predicted.tolist(), targets.tolist())
+            board.add_image("val/samples", sheet, trainer.global_step, dataformats="HWC")
+        else:
+            board.add_text("val/samples", text_table(predicted, targets.cpu()), trainer.global_step)
+
+
+def contact_sheet(images: Tensor, predicted: list[int], truth: list[int]) -> np.ndarray:
+    """Images (n, channels, height, width) side by side under their predictions; wrong ones in red. uint8 (H, W, 3)."""
+    sheet = Image.new("RGB", (TILE * len(images), TILE + 14), "white")
+    draw = ImageDraw.Draw(sheet)
+    for i, image in enumerate(images):
+        low, high = image.min(), image.max()
+        pixels = ((image - low) / (high - low + 1e-9) * 255).byte().permute(1, 2, 0).expand(-1, -1, 3)
+        sheet.paste(Image.fromarray(pixels.numpy()).resize((TILE, TILE), Image.Resampling.NEAREST), (i * TILE, 14))
+        right = predicted[i] == truth[i]
+        text = str(predicted[i]) if right else f"{predicted[i]} is {truth[i]}"
+        draw.text((i * TILE + 4, 1), text, fill="green" if right else "red")
+    return np.asarray(sheet)
+
+
+def text_table(predicted: Tensor, truth: Tensor, width: int = 80) -> str:
+    """Markdown: each line of truth above what was predicted, token by token, from the true text before it."""
+    rows = [
+        f"    truth      {readable(t[:width])}\n    predicted  {readable(p[:width])}"
+        for p, t in zip(predicted, truth, strict=True)
+    ]
+    return "\n\n".join(rows)
+
+
+def readable(tokens: Tensor) -> str:
+    """Bytes as text, other tokens as numbers."""
+    if int(tokens.max()) < 256:
+        text = bytes(tokens.clamp(min=0).tolist()).decode("latin-1")
+        return "".join(c if c.isprintable() else "·" for c in text)
+    return " ".join(map(str, tokens.tolist()))

@@ -1,0 +1,87 @@
+"""The order of samples and the numbers drawn for them do not depend on how many ranks there are."""
+
+import pytest
+import torch
+
+from {{ cookiecutter.package_name }}.hpc.sampler import EvalBatchSampler, GlobalBatchSampler, uniform
+
+LAYOUTS = [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2), (8, 1)]  # ranks, accumulate
+
+
+def global_batches(num_samples, global_batch_size, ranks, accumulate, epoch=0, seed=1):
+    """The samples that each optimizer step sees, over all ranks and micro-steps, in the order of the ranks."""
+    samplers = [
+        GlobalBatchSampler(num_samples, global_batch_size, rank=r, num_ranks=ranks, accumulate=accumulate, seed=seed)
+        for r in range(ranks)
+    ]
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    per_rank = [list(sampler) for sampler in samplers]
+    assert [len(batches) for batches in per_rank] == [len(sampler) for sampler in samplers]
+    micro_steps = [sum(step, []) for step in zip(*per_rank, strict=True)]
+    return [sum(micro_steps[i : i + accumulate], []) for i in range(0, len(micro_steps), accumulate)]
+
+
+@pytest.mark.parametrize(("ranks", "accumulate"), LAYOUTS)
+def test_every_layout_sees_the_same_global_batches(ranks, accumulate):
+    assert global_batches(100, 16, ranks, accumulate) == global_batches(100, 16, 1, 1)
+
+
+@pytest.mark.parametrize(("ranks", "accumulate"), LAYOUTS)
+def test_an_epoch_holds_each_sample_once_and_leaves_out_the_incomplete_batch(ranks, accumulate):
+    batches = global_batches(100, 16, ranks, accumulate)
+    assert [len(batch) for batch in batches] == [16] * 6
+    assert len(set(sum(batches, []))) == 96
+    assert set(sum(global_batches(96, 16, ranks, accumulate), [])) == set(range(96))
+
+
+def test_epochs_and_seeds_have_their_own_order_and_repeat_it():
+    first = global_batches(96, 16, 2, 1)
+    assert first == global_batches(96, 16, 2, 1)
+    assert first != global_batches(96, 16, 2, 1, epoch=1)
+    assert first != global_batches(96, 16, 2, 1, seed=2)
+    assert first != [list(range(i, i + 16)) for i in range(0, 96, 16)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("num_samples", [1, 23, 24, 25])
+def test_evaluation_covers_each_sample_once_and_pads_ranks_to_equal_batches(ranks, num_samples):
+    per_rank = [list(EvalBatchSampler(num_samples, 4, rank=rank, num_ranks=ranks)) for rank in range(ranks)]
+    sampler = EvalBatchSampler(num_samples, 4, rank=0, num_ranks=ranks)
+    assert {len(batches) for batches in per_rank} == {len(sampler)}
+    assert all(len(batch) == 4 for batches in per_rank for batch in batches)
+    flat = [index for batches in per_rank for batch in batches for index in batch]
+    assert sorted(index for index in flat if index >= 0) == list(range(num_samples))
+    assert flat.count(-1) == len(flat) - num_samples < 4 * ranks
+
+
+def test_draws_belong_to_the_sample_and_not_to_its_batch():
+    index = torch.randperm(1000, generator=torch.Generator().manual_seed(0))
+    draws = uniform(1, 3, index, 4)
+    in_parts = torch.cat([uniform(1, 3, part, 4) for part in index.split(7)])
+    torch.testing.assert_close(in_parts, draws, rtol=0, atol=0)
+    torch.testing.assert_close(uniform(1, 3, index.sort().values, 4)[index], draws, rtol=0, atol=0)
+
+
+def test_draws_differ_between_epochs_and_seeds():
+    index = torch.arange(100)
+    draws = uniform(1, 0, index, 4)
+    for other in (uniform(1, 1, index, 4), uniform(2, 0, index, 4)):
+        assert (other == draws).float().mean() < 0.01
+
+
+@pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (1, 0), (1, 1), (12345, 99)])
+def test_draws_are_uniform_and_uncorrelated(seed, epoch):
+    num = 50_000
+    draws = uniform(seed, epoch, torch.arange(num), 4).double()
+    assert draws.min() >= 0
+    assert draws.max() < 1
+    bound = 5 / num**0.5  # five standard errors of a correlation
+    assert (draws.mean(0) - 0.5).abs().max() < bound * (1 / 12) ** 0.5
+    assert (draws.var(0) - 1 / 12).abs().max() < bound * (1 / 180) ** 0.5
+    neighbours = torch.cat([draws[:-1], draws[1:]], dim=1)  # columns of a sample, and those of the next one
+    later = uniform(seed, epoch + 1, torch.arange(1, num), 4).double()
+    correlation = torch.corrcoef(torch.cat([neighbours, later], dim=1).T)
+    assert (correlation - torch.eye(len(correlation))).abs().max() < bound
+    counts = torch.histc(draws.float(), bins=64, min=0, max=1)
+    assert ((counts - 4 * num / 64) ** 2 / (4 * num / 64)).sum() < 63 + 5 * (2 * 63) ** 0.5
