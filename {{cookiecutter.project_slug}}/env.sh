@@ -22,23 +22,27 @@ with open(sys.argv[1], "rb") as file:
 print(*project["dependencies"], *sum(project["optional-dependencies"].values(), []), sep="\n")
 '
 
-# A lock on file systems of all kinds: making a directory succeeds once. It holds the host and process that made it, so
-# that one left behind by a killed process on this machine is cleared away.
+# A lock for file systems of all kinds: making a directory succeeds once. It names its owner, so that what a killed
+# process of this user on this machine left behind is cleared away.
 _env_lock() {
-    local lock=$1 told= owner= waited=0
+    local lock=$1 me owner waited=0
+    me=$(id -un)@$(uname -n)
     until command mkdir -- "$lock" 2>/dev/null; do
-        [ -d "$lock" ] || { _env_say "cannot write beside $lock: set VENV to a place you can write to"; return 1; }
-        owner=$(cat -- "$lock/owner" 2>/dev/null) || owner=
-        if [ "${owner% *}" = "$(uname -n)" ] && ! kill -0 "${owner##* }" 2>/dev/null; then
+        if [ ! -d "$lock" ] && [ ! -w "$(dirname -- "$lock")" ]; then
+            _env_say "cannot write beside ${lock%.lock}: set VENV to a place where you can"
+            return 1
+        fi
+        owner=$(cat -- "$lock/owner" 2>/dev/null) || owner=unknown
+        if [ "${owner% *}" = "$me" ] && ! kill -0 "${owner##* }" 2>/dev/null; then
             command rm -rf -- "$lock"
             continue
         fi
-        [ -n "$told" ] || _env_say "waiting for another installation (${owner:-unknown}; if there is none: rm -r '$lock')"
-        told=yes waited=$((waited + 1))
-        [ "$waited" -lt "${ENV_LOCK_SECONDS:-1800}" ] || { _env_say "gave up waiting for $lock"; return 1; }
+        [ "$waited" -ne 1 ] || _env_say "waiting for the installation of $owner (if there is none: rm -r '$lock')"
+        [ "$waited" -lt 1800 ] || { _env_say "gave up waiting for $owner: rm -r '$lock'"; return 1; }
+        waited=$((waited + 1))
         sleep 1
     done
-    printf '%s %s' "$(uname -n)" "$BASHPID" >|"$lock/owner"
+    printf '%s' "$me $BASHPID" >|"$lock/owner"
 }
 
 # Make the environment or finish it. Runs in a subshell: options, traps and variables of the caller stay as they are.
@@ -56,22 +60,20 @@ _env_install() (
         _env_say "$venv is there and is no virtual environment: set VENV to another place"
         return 1
     fi
-    if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
-        if ! "$python" -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' 2>/dev/null; then
-            _env_say "needs Python 3.11 or newer, '$python' is not: load a module or set PYTHON"
-            return 1
-        fi
-        if ! reason=$("$python" -m venv "$venv" 2>&1); then
-            _env_say "'$python -m venv' failed (on Debian and Ubuntu: apt install python3-venv): ${reason##*$'\n'}"
-            return 1
-        fi
+    "$venv/bin/python" -m pip --version >/dev/null 2>&1 && python=$venv/bin/python # begun before, or made by hand
+    if ! "$python" -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' 2>/dev/null; then
+        _env_say "needs Python 3.11 or newer, '$python' is not: load a module or set PYTHON"
+        return 1
+    fi
+    if [ "$python" != "$venv/bin/python" ] && ! reason=$("$python" -m venv "$venv" 2>&1); then
+        _env_say "'$python -m venv' failed (on Debian and Ubuntu: apt install python3-venv): ${reason##*$'\n'}"
+        return 1
     fi
     _env_say "installing into $venv (some minutes, once)"
     requirements=$("$venv/bin/python" -c "$_env_requirements" "$here/pyproject.toml") || {
         _env_say "$here/pyproject.toml cannot be read by $venv/bin/python"
         return 1
     }
-    # Constraints are read as a file name or URL: a path with spaces is fine, and relative names keep it short.
     cd -- "$here" && printf '%s\n' "$requirements" | "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
         --constraint constraints.txt --requirement /dev/stdin >&2 || {
         _env_say "the installation failed (see above); source env.sh again to go on with it"

@@ -1,10 +1,11 @@
 """Data: what is refused on the login node (without torch), and what reaches the network."""
 
-import io
 import os
 import subprocess
 import sys
-import time
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from {{ cookiecutter.package_name }}.data import files, image_files, text_files
-from {{ cookiecutter.package_name }}.hpc.config import PACKAGE, PROJECT, Refused
+from {{ cookiecutter.package_name }}.hpc.config import PACKAGE, PROJECT, Refused, build
 
 
 def node(name, **values):
@@ -21,10 +22,21 @@ def node(name, **values):
     return OmegaConf.merge(shipped, {"seed": 1, "global_batch_size": 2, **values})
 
 
-def built(name, **values):
-    from {{ cookiecutter.package_name }}.hpc.config import build
+def refused(check, name, **values):
+    """How a check refuses a data node."""
+    data = node(name, **values)
+    with pytest.raises(Refused) as caught:
+        check(data, data)
+    return str(caught.value)
 
+
+def built(name, **values):
     return build(node(name, **values))
+
+
+def read_all(data):
+    loaders = [data.train_dataloader(), data.val_dataloader(), data.test_dataloader()]
+    return [data.on_after_batch_transfer(batch, 0) for loader in loaders for batch in loader]
 
 
 def make_images(folder, classes=("cat", "dog"), num=40, size=(20, 30)):
@@ -32,7 +44,7 @@ def make_images(folder, classes=("cat", "dog"), num=40, size=(20, 30)):
     for label, name in enumerate(classes):
         (folder / name).mkdir(parents=True)
         for i in range(num):
-            pixels = np.full((size[0] + i % 3, size[1] - i % 5, 3), 60 + 100 * label, np.uint8)
+            pixels = np.full((size[0] + i % 3, size[1] - i % 5, 3), 60 + 50 * label, np.uint8)
             image = Image.fromarray(pixels)
             image = image.convert("L") if i % 4 == 0 else image
             image.save(folder / name / f"{i}.{'png' if i % 2 else 'JPG'}", format="png" if i % 2 else "jpeg")
@@ -48,7 +60,8 @@ def truncate(file):
 
 def test_checks_need_no_torch():
     code = f"import sys, {PACKAGE}.data.files; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(PROJECT / "src")}).returncode == 0
+    env = os.environ | {"PYTHONPATH": str(PROJECT / "src")}
+    assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == 0
 
 
 def test_a_good_folder_tells_its_number_of_classes(tmp_path):
@@ -63,15 +76,11 @@ def test_a_hash_splits_and_an_image_stays_where_it_is(tmp_path):
     _, before = image_files.list_images(str(folder))
     listed = [file for samples in before.values() for file, _ in samples]
     assert len(listed) == len(set(listed)) == 200
-    assert {split: round(len(samples), -1) // 20 for split, samples in before.items()} == {"train": 8, "val": 1, "test": 1}
-    make_images(folder / "more", num=10)
-    for name in ("cat", "dog"):
-        for file in (folder / "more" / name).iterdir():
-            file.rename(folder / name / f"new{file.name}")
-        (folder / "more" / name).rmdir()
-    (folder / "more").rmdir()
+    shares = {split: len(samples) / len(listed) for split, samples in before.items()}
+    assert shares == pytest.approx({"train": 0.8, "val": 0.1, "test": 0.1}, abs=0.05)
+    for i in range(20):
+        Image.new("RGB", (4, 4)).save(folder / "cat" / f"0 new {i}.png")
     _, after = image_files.list_images(str(folder))
-    assert all(set(before[split]) < set(after[split]) or split != "train" for split in before)
     assert all(set(before[split]) <= set(after[split]) for split in before)
 
 
@@ -89,25 +98,22 @@ def test_folders_of_splits_are_taken_as_they_are(tmp_path):
 
 
 def test_folders_that_cannot_be_meant_are_refused(tmp_path):
-    def refused(**values):
-        images = node("images", **({"dir": str(tmp_path)} | values))
-        with pytest.raises(Refused) as caught:
-            files.image_folder(images, images)
-        return str(caught.value)
+    def said(**values):
+        return refused(files.image_folder, "images", **({"dir": str(tmp_path)} | values))
 
-    assert "none of this name" in refused(dir=str(tmp_path / "no"))
-    assert "one folder per class" in refused()
+    assert "none of this name" in said(dir=str(tmp_path / "no"))
+    assert "one folder per class" in said()
     (tmp_path / "cat").mkdir()
-    assert f"data.dir={tmp_path / 'cat'}" in refused()
+    assert f"data.dir={tmp_path / 'cat'}" in said()
     (tmp_path / "cat" / "notes.txt").touch()
     (tmp_path / "cat" / "._0.jpg").touch()
-    assert "this one has none" in refused()
-    assert "is a folder" in refused(dir=str(tmp_path / "cat" / "notes.txt"))
+    assert "this one has none" in said()
+    assert "is a folder" in said(dir=str(tmp_path / "cat" / "notes.txt"))
     Image.new("RGB", (4, 4)).save(tmp_path / "cat" / "0.png")
-    assert "there are none for" in refused()
+    assert "there are none for" in said()
     make_images(tmp_path / "many", classes=("a", "b", "c"))
-    assert "data.num_classes=2" in refused(dir=str(tmp_path / "many"), num_classes=2)
-    assert "data.global_batch_size=999" in refused(dir=str(tmp_path / "many"), global_batch_size=999)
+    assert "data.num_classes=2" in said(dir=str(tmp_path / "many"), num_classes=2)
+    assert "data.global_batch_size=999" in said(dir=str(tmp_path / "many"), global_batch_size=999)
 
 
 @pytest.mark.parametrize("damage", ["truncated png", "truncated jpeg", "empty", "text"])
@@ -129,28 +135,198 @@ def test_an_unreadable_image_is_named_by_the_check_and_while_reading(tmp_path, d
         assert (again.value.key, again.value.value, again.value.fix) == ("data.dir", str(bad), caught.value.fix)
 
 
-def read_all(data):
-    loaders = [data.train_dataloader(), data.val_dataloader(), data.test_dataloader()]
-    return [data.on_after_batch_transfer(batch, 0) for loader in loaders for batch in loader]
-
-
 def test_mixed_images_become_normalised_colour_batches(tmp_path):
-    for inputs, targets in read_all(built("images", dir=str(make_images(tmp_path / "images")), image_size=16, num_workers=0)):
+    from {{ cookiecutter.package_name }}.data.images import MEAN, STD
+
+    data = built("images", dir=str(make_images(tmp_path / "images")), image_size=16, num_workers=0)
+    for inputs, targets in read_all(data):
         assert inputs.shape[1:] == (3, 16, 16)
-        grey = inputs.new_tensor([60 + 100 * int(target) for target in targets.clamp(min=0)]) / 255
+        pixels = inputs.mean((2, 3)) * inputs.new_tensor(STD) + inputs.new_tensor(MEAN)
         known = targets >= 0
-        pixels = inputs.mean((2, 3)) * inputs.new_tensor([0.229, 0.224, 0.225]) + inputs.new_tensor([0.485, 0.456, 0.406])
-        assert (pixels - grey[:, None])[known].abs().max() < 0.02
+        assert (pixels * 255 - (60 + 50 * targets[:, None]))[known].abs().max() < 5
 
 
-def test_the_centre_is_kept_and_16_bit_grey_is_scaled(tmp_path):
+def test_the_centre_is_kept_upright_and_16_bit_grey_is_scaled(tmp_path):
     from {{ cookiecutter.package_name }}.data.images import ImageFiles
 
-    wide = np.zeros((10, 30), np.uint8)
-    wide[:, 10:20] = 200
-    Image.fromarray(wide).save(tmp_path / "wide.png")
-    Image.fromarray(np.full((10, 10), 200 << 8, np.uint16)).save(tmp_path / "deep.png")
-    for image, label in ImageFiles([(str(tmp_path / "wide.png"), 3), (str(tmp_path / "deep.png"), 3)], 10):
+    wide, deep, half = np.zeros((10, 30), np.uint8), np.full((10, 10), 200 << 8, np.uint16), np.zeros((10, 10), np.uint8)
+    wide[:, 10:20] = half[:5] = 200
+    for name, pixels in (("wide", wide), ("deep", deep), ("half", half)):
+        Image.fromarray(pixels).save(tmp_path / f"{name}.png")
+    images = ImageFiles([(str(tmp_path / f"{name}.png"), 3) for name in ("wide", "deep", "half")], 10)
+    for image, label in (images[0], images[1]):
         assert label == 3
         assert image.shape == (3, 10, 10)
         assert image.unique().tolist() == [200]
+    assert (images[2][0][:, :5] == 200).all()
+    assert (images[2][0][:, 5:] == 0).all()
+
+
+def test_image_augmentation_cuts_the_part_that_the_draws_say():
+    import torch
+
+    data = built("images", dir="unused", smallest_crop=1 / 16)
+    image = torch.arange(8.0).expand(1, 3, 8, 8)
+    whole = torch.tensor([[1, 0.5, 0.5, 0.5, 0.9]])
+    torch.testing.assert_close(data.augment(image, whole), image, atol=1e-4, rtol=0)
+    mirrored = torch.tensor([[1, 0.5, 0.5, 0.5, 0.1]])
+    torch.testing.assert_close(data.augment(image, mirrored), image.flip(-1), atol=1e-4, rtol=0)
+    right_quarter = data.augment(image, torch.tensor([[0, 0.5, 1, 0.5, 0.9]]))
+    assert right_quarter[..., :-1].min() > 5.5
+
+
+@pytest.mark.parametrize("name", ["digits", "images"])
+def test_augmentation_belongs_to_the_sample_and_not_to_its_batch(name):
+    import torch
+
+    from {{ cookiecutter.package_name }}.hpc.sampler import uniform
+
+    data = built(name, **({"dir": "unused"} if name == "images" else {}))
+    images = torch.rand(12, 1 if name == "digits" else 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    draws = uniform(1, 0, torch.arange(12), data.num_draws)
+    together = data.augment(images, draws)
+    alone = torch.cat([data.augment(images[i : i + 1], draws[i : i + 1]) for i in range(12)])
+    assert torch.equal(together, alone)
+    assert (together - images).abs().mean() > 0.01
+
+
+# Digits
+
+
+def test_digits_are_split_once_and_evenly():
+    from sklearn.datasets import load_digits
+
+    from {{ cookiecutter.package_name }}.data.digits import indices_of
+
+    digits = load_digits().target
+    splits = [indices_of(split, digits) for split in ("train", "val", "test")]
+    assert sorted(np.concatenate(splits)) == list(range(len(digits)))
+    for indices, tenths in zip(splits, (7, 1, 2), strict=True):
+        counts = np.bincount(digits[indices], minlength=10)
+        assert abs(counts - np.bincount(digits) * tenths / 10).max() < 3
+
+
+def test_digits_arrive_at_unit_scale_and_light_augmentation_keeps_them_alike():
+    import torch
+
+    data = built("digits", global_batch_size=1257)
+    inputs, targets, indices = next(iter(data.train_dataloader()))
+    prepared = data.prepare_inputs(inputs)
+    assert prepared.shape == (1257, 1, 8, 8)
+    assert prepared.mean().abs() < 0.02
+    assert abs(prepared.std() - 1) < 0.02
+    still = torch.full((1257, data.num_draws), 0.5)
+    torch.testing.assert_close(data.augment(inputs, still), inputs, atol=1e-5, rtol=0)
+    moved = data.augment(inputs, torch.rand(1257, data.num_draws, generator=torch.Generator().manual_seed(0)))
+    assert torch.nn.functional.cosine_similarity(moved.flatten(1), inputs.flatten(1)).mean() > 0.85
+    assert len(targets) == len(indices.unique())
+
+
+def test_training_augments_in_the_precision_of_the_run_and_evaluation_ignores_padding():
+    import torch
+    from lightning.pytorch.plugins.precision import HalfPrecision
+
+    data = built("digits", global_batch_size=64)
+    evaluated = [data.on_after_batch_transfer(batch, 0) for batch in data.val_dataloader()]
+    targets = torch.cat([targets for _, targets in evaluated])
+    assert (targets == -100).sum() == len(targets) - len(data.dataset("val")) > 0
+    batch = next(iter(data.train_dataloader()))
+    data.trainer = SimpleNamespace(training=True, current_epoch=0, precision_plugin=HalfPrecision("bf16-true"))
+    first, _ = data.on_after_batch_transfer(batch, 0)
+    data.trainer.current_epoch = 1
+    second, _ = data.on_after_batch_transfer(batch, 0)
+    assert first.dtype == torch.bfloat16
+    assert not torch.equal(first, second)
+
+
+# Text
+
+
+def test_windows_follow_one_another_across_files(tmp_path):
+    for name, content in (("a", b"abcde"), ("b", b"f"), ("c", b""), ("d", b"ghijklmnop")):
+        (tmp_path / f"{name}.txt").write_bytes(content)
+    (tmp_path / "val").write_bytes(b"0123456789")
+    data = built("text", files=f"{tmp_path}/*.txt", val_files=str(tmp_path / "val"), block_size=4)
+    train = data.dataset("train")
+    inputs, targets = train.__getitems__([2, 0, 1])
+    assert [bytes(row) for row in inputs.tolist()] == [b"ijkl", b"abcd", b"efgh"]
+    assert [bytes(row) for row in targets.tolist()] == [b"jklm", b"bcde", b"fghi"]
+    assert str(inputs.dtype) == "torch.int64"
+    assert len(train) == 3
+    assert bytes(train[2][0].tolist()) == b"ijkl"
+    assert bytes(data.dataset("test")[1][1].tolist()) == b"5678"
+
+
+def test_few_files_keep_their_last_windows_for_evaluation(tmp_path):
+    (tmp_path / "text").write_bytes(bytes(i % 251 for i in range(1001)))
+    windows = {s: text_files.split_text(s, [str(tmp_path / "text")], [], 10)[1] for s in ("train", "val", "test")}
+    assert windows == {"train": range(90), "val": range(90, 95), "test": range(95, 100)}
+    _, thinned = text_files.split_text("val", [str(tmp_path / "text")], [], 10, max_eval_windows=3)
+    assert list(thinned) == [90, 92, 94]
+
+
+def test_many_files_are_held_out_whole():
+    data = built("stdlib")
+    sources, _ = data.list_files()
+    assert not {"test", "site-packages", "dist-packages"} & {part for file in sources for part in file.split(os.sep)}
+    assert os.path.join(sysconfig.get_paths()["stdlib"], "argparse.py") in sources
+    train, val, test = (data.dataset(split) for split in ("train", "val", "test"))
+    assert sorted(train.files + val.files + test.files) == sorted(sources)
+    assert len({*train.files, *val.files, *test.files}) == len(sources)
+    assert 0.8 < sum(map(os.path.getsize, train.files)) / sum(map(os.path.getsize, sources)) < 0.97
+    assert 300 < len(val) <= 800
+    assert 300 < len(test) <= 800
+    assert len(sources) > 300
+    assert bytes(val[0][0].tolist()) == Path(val.files[0]).read_bytes()[:128]
+
+
+def token_files(folder):
+    tokens = np.arange(3000) % 1000
+    np.save(folder / "train.npy", tokens.astype(np.uint32))
+    tokens[::-1].astype("<u2").tofile(folder / "val.bin")
+    return {"files": str(folder / "train.npy"), "val_files": str(folder / "val.bin"), "block_size": 8}
+
+
+def test_token_files_are_mapped_and_not_loaded(tmp_path):
+    paths = token_files(tmp_path)
+    assert isinstance(text_files.read_only(paths["files"]), np.memmap)
+    assert isinstance(text_files.read_only(paths["val_files"]), np.memmap)
+    data = built("text", vocab_size=1000, **paths)
+    assert data.dataset("train")[125][0].tolist() == list(range(8))
+    assert data.dataset("val")[0][1].tolist() == list(range(998, 990, -1))
+
+
+def test_a_vocabulary_is_larger_than_every_token(tmp_path):
+    paths = token_files(tmp_path)
+    assert "data.vocab_size=50304" in refused(files.text_files, "text", **paths)
+    assert "holds 999" in refused(files.text_files, "text", vocab_size=999, **paths)
+    text = node("text", vocab_size=1000, **paths)
+    assert files.text_files(text, text) is None
+    with pytest.raises(Refused, match=r"data\.vocab_size=50304"):
+        read_all(built("text", vocab_size=999, **paths))
+    np.save(tmp_path / "train.npy", -np.arange(3000))
+    text_files.read_only.cache_clear()
+    assert "not negative" in refused(files.text_files, "text", vocab_size=1000, **paths)
+
+
+def test_text_that_cannot_be_meant_is_refused(tmp_path):
+    (tmp_path / "text").write_text("some text " * 50)
+    (tmp_path / "empty").touch()
+    (tmp_path / "broken.npy").write_text("this is no array")
+    np.save(tmp_path / "table.npy", np.zeros((3, 4), np.int64))
+
+    def said(file, **values):
+        return refused(files.text_files, "text", **{"files": str(tmp_path / file), "block_size": 4} | values)
+
+    text = node("text", files=str(tmp_path / "text"), block_size=4)
+    assert files.text_files(text, text) == {"bytes_per_token": 1.0}
+    assert f"data.files={tmp_path}/no" in said("no*")
+    assert "there are none" in said("empty")
+    assert "there are none" in said("text", files=[])
+    assert "block_size + 1 = 1025" in said("text", block_size=1024)
+    assert "data.vocab_size=256" in said("text", vocab_size=128)
+    assert "cannot be larger" in said("text", global_batch_size=10_000)
+    assert "not like it" in said("", files=[str(tmp_path / "text"), str(tmp_path / "table.npy")])
+    assert "(3, 4)" in said("table.npy")
+    assert "write the file again" in said("broken.npy")
+    assert "what validates is not trained on" in said("text", val_files=str(tmp_path / "t*t"))

@@ -1,11 +1,17 @@
 """The order of samples and the numbers drawn for them do not depend on how many ranks there are."""
 
+from itertools import chain
+
 import pytest
 import torch
 
 from {{ cookiecutter.package_name }}.hpc.sampler import EvalBatchSampler, GlobalBatchSampler, uniform
 
 LAYOUTS = [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2), (8, 1)]  # ranks, accumulate
+
+
+def flat(batches):
+    return list(chain.from_iterable(batches))
 
 
 def global_batches(num_samples, global_batch_size, ranks, accumulate, epoch=0, seed=1):
@@ -18,8 +24,8 @@ def global_batches(num_samples, global_batch_size, ranks, accumulate, epoch=0, s
         sampler.set_epoch(epoch)
     per_rank = [list(sampler) for sampler in samplers]
     assert [len(batches) for batches in per_rank] == [len(sampler) for sampler in samplers]
-    micro_steps = [sum(step, []) for step in zip(*per_rank, strict=True)]
-    return [sum(micro_steps[i : i + accumulate], []) for i in range(0, len(micro_steps), accumulate)]
+    micro_steps = [flat(step) for step in zip(*per_rank, strict=True)]
+    return [flat(micro_steps[i : i + accumulate]) for i in range(0, len(micro_steps), accumulate)]
 
 
 @pytest.mark.parametrize(("ranks", "accumulate"), LAYOUTS)
@@ -31,8 +37,8 @@ def test_every_layout_sees_the_same_global_batches(ranks, accumulate):
 def test_an_epoch_holds_each_sample_once_and_leaves_out_the_incomplete_batch(ranks, accumulate):
     batches = global_batches(100, 16, ranks, accumulate)
     assert [len(batch) for batch in batches] == [16] * 6
-    assert len(set(sum(batches, []))) == 96
-    assert set(sum(global_batches(96, 16, ranks, accumulate), [])) == set(range(96))
+    assert len(set(flat(batches))) == 96
+    assert set(flat(global_batches(96, 16, ranks, accumulate))) == set(range(96))
 
 
 def test_epochs_and_seeds_have_their_own_order_and_repeat_it():
@@ -50,9 +56,9 @@ def test_evaluation_covers_each_sample_once_and_pads_ranks_to_equal_batches(rank
     sampler = EvalBatchSampler(num_samples, 4, rank=0, num_ranks=ranks)
     assert {len(batches) for batches in per_rank} == {len(sampler)}
     assert all(len(batch) == 4 for batches in per_rank for batch in batches)
-    flat = [index for batches in per_rank for batch in batches for index in batch]
-    assert sorted(index for index in flat if index >= 0) == list(range(num_samples))
-    assert flat.count(-1) == len(flat) - num_samples < 4 * ranks
+    indices = flat(flat(per_rank))
+    assert sorted(index for index in indices if index >= 0) == list(range(num_samples))
+    assert indices.count(-1) == len(indices) - num_samples < 4 * ranks
 
 
 def test_draws_belong_to_the_sample_and_not_to_its_batch():

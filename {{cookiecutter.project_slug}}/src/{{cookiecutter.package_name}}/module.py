@@ -88,7 +88,7 @@ class Classifier(L.LightningModule):
         ]
         optimizer = self.make_optimizer([group for group in groups if group["params"]])
         total = self.trainer.estimated_stepping_batches
-        schedule = LambdaLR(optimizer, lambda step: warmup_then_cosine(step, self.warmup_steps, total))
+        schedule = Schedule(optimizer, lambda step: warmup_then_cosine(step, self.warmup_steps, total))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _evaluate(self, stage: str, batch: tuple[Tensor, Tensor]) -> None:
@@ -102,6 +102,14 @@ class Classifier(L.LightningModule):
             mean = self.means[f"{stage}_{name}"]
             mean.update(value, weight=count)
             self.log(f"{stage}/{key}", mean, prog_bar=True, on_epoch=True, on_step=False)
+
+
+class Schedule(LambdaLR):
+    """The factors of a function on the learning rates; groups that fine-tuning adds later keep the rate it gives them."""
+
+    def get_lr(self) -> list[float | Tensor]:
+        scheduled = super().get_lr()
+        return [*scheduled, *(group["lr"] for group in self.optimizer.param_groups[len(scheduled) :])]
 
 
 def accuracy(logits: Tensor, targets: Tensor, count: Tensor) -> Tensor:

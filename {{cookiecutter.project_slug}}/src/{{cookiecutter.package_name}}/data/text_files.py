@@ -97,18 +97,19 @@ def refuse_tokens_outside(vocab_size: int, smallest: int, largest: int, file: st
 
 
 def _expand(key: str, patterns: Any) -> list[str]:
+    patterns = [patterns] if isinstance(patterns, str) else list(patterns or [])
     files: list[str] = []
-    for pattern in [patterns] if isinstance(patterns, str) else patterns or [""]:
+    for pattern in patterns:
         path = os.path.expanduser(pattern)
         exists = [path] if os.path.isfile(path) else sorted(glob.glob(path, recursive=True))
         found = _files_below(path) if os.path.isdir(path) else exists
-        found = [file for file in found if _has_content(key, file)]
         if not found:
-            raise Refused(
-                key, pattern, "names files with content; there are none", f"{key}=<a path, a folder or a glob>"
-            )
+            raise Refused(key, pattern, "names files; there are none", f"{key}=<a path, a folder or a glob>")
         files += found
-    return list(dict.fromkeys(files))
+    files = [file for file in dict.fromkeys(files) if _has_content(key, file)]
+    if not files:
+        raise Refused(key, patterns, "names files with content; there are none", f"{key}=<a path, a folder or a glob>")
+    return files
 
 
 def _files_below(folder: str) -> list[str]:

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -55,6 +56,12 @@ def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
     return next(iter(difflib.get_close_matches(word, list(known), n=1)), otherwise)
 
 
+def meant(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """What to type instead of a mistyped key."""
+    close = nearest(word, known, "")
+    return f"{_dotted(prefix, close)}=..." if close else "remove it, or see --cfg job for the keys there are"
+
+
 def compose(description: str, argv: Sequence[str]) -> DictConfig:
     """Compose `configs/train.yaml` with the overrides of a command line.
 
@@ -99,27 +106,31 @@ def groups() -> dict[str, list[str]]:
     }
 
 
-def typed(schema: type[T], node: DictConfig, name: str) -> T:
+def typed(schema: type[T], node: DictConfig, name: str, *, only_ours: bool = False) -> T:
     """`node` as the dataclass `schema`, its values checked against the annotations.
+
+    Args:
+        name: dotted key of the node, for messages; "" for the whole config.
+        only_ours: the node has other keys as well, which somebody else judges.
 
     Raises:
         Refused: a key the dataclass does not have, or a value of another type.
     """
-    known = list(schema.__dataclass_fields__)  # type: ignore[attr-defined]
-    values = OmegaConf.to_container(node, resolve=True)
-    for key in values:
-        if key not in known:
+    known = {field.name: field.type for field in fields(schema)}  # type: ignore[arg-type]
+    for key in node:
+        if key not in known and not only_ours:
             rule = f"{name or 'the config'} has the keys {', '.join(known)}"
-            raise Refused(_dotted(name, key), None, rule, f"{_dotted(name, nearest(key, known, 'one of them'))}=...")
-    try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))  # type: ignore[return-value]
-    except OmegaConfBaseException as error:
-        at = error.full_key or ""
-        wanted = getattr(schema.__dataclass_fields__.get(at), "type", "value")  # type: ignore[attr-defined]
-        wanted = getattr(wanted, "__name__", str(wanted))
-        raise Refused(
-            _dotted(name, at), values.get(at), f"is of type {wanted}", f"{_dotted(name, at)}=<{wanted}>"
-        ) from None
+            raise Refused(_dotted(name, key), None, rule, meant(key, known, name))
+    values = {}
+    for key, kind in known.items():
+        value = None if kind is Any else node.get(key)
+        try:
+            merged = OmegaConf.merge(OmegaConf.structured(schema), {key: value}) if key in node else None
+            values |= {key: merged[key]} if merged is not None else {}
+        except OmegaConfBaseException:
+            kind = getattr(kind, "__name__", str(kind))
+            raise Refused(_dotted(name, key), value, f"is of type {kind}", f"{_dotted(name, key)}=<{kind}>") from None
+    return schema(**values)
 
 
 def build(node: Any, **kwargs: Any) -> Any:
@@ -169,10 +180,7 @@ def _explain(error: HydraException, overrides: Sequence[str]) -> NoReturn:
     if found := re.search(r"Could not override '([^']+)'", text):
         key = found.group(1)
         known = list(flat(compose_overrides([]))) + list(groups())
-        fix = nearest(key, known, "see --cfg job for all keys")
-        raise Refused(
-            key, None, "there is no such group or key in configs/", f"{fix}=..." if fix in known else fix
-        ) from None
+        raise Refused(key, None, "is no group or key of configs/ (+key=value adds one)", meant(key, known)) from None
     cause = error.__cause__ or error
     raise Refused(" ".join(overrides) or "configs/train.yaml", None, str(cause).splitlines()[0], "see --help") from None
 

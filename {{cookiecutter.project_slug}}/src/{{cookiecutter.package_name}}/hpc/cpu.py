@@ -5,6 +5,7 @@ Lightning strategy refuses. A laptop and the tests therefore train with the real
 """
 
 import os
+from typing import Any
 
 import torch
 from lightning.pytorch.accelerators import CPUAccelerator
@@ -13,6 +14,12 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 
 class DeepSpeed(DeepSpeedStrategy):
     """Lightning's DeepSpeed strategy, on CUDA as it is, on CPU with that one check lifted."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # Offloaded state is updated by the optimizer the config names. DeepSpeed's own CPU optimizer would be compiled
+        # at first use, on a compute node.
+        self.config["zero_force_ds_cpu_optimizer"] = False
 
     def setup_environment(self) -> None:
         if not isinstance(self.accelerator, CPUAccelerator):

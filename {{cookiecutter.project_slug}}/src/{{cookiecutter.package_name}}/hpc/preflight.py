@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import (
+    InterpolationKeyError,
+    InterpolationToMissingValueError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
 from . import signatures
 from .config import PACKAGE, Refused, flat, nearest, typed
@@ -49,7 +54,7 @@ class Trainer:
 
     accelerator: str
     num_nodes: int
-    devices: int
+    devices: int | None
     precision: str
     accumulate_grad_batches: int
     gradient_clip_val: float | None
@@ -96,15 +101,16 @@ def check(cfg: DictConfig) -> None:
     """
     _complete(cfg)
     run = typed(Run, cfg, "")
-    trainer = typed(Trainer, OmegaConf.masked_copy(cfg.trainer, list(Trainer.__dataclass_fields__)), "trainer")
+    trainer = typed(Trainer, cfg.trainer, "trainer", only_ours=True)
     strategy = typed(Strategy, cfg.strategy, "strategy")
     cluster = typed(Cluster, cfg.cluster, "cluster")
     _trainer_rules(trainer, cluster)
     _strategy_rules(strategy, trainer, cfg)
     _network_rules(strategy, cfg)
     _batch_rules(cfg)
-    _bind_targets(cfg)
+    _bind_targets(cfg.data, "data")
     _ask_nodes(cfg, cfg)
+    _bind_targets(cfg)
     if run.ckpt and not Path(run.ckpt).exists():
         raise Refused("ckpt", run.ckpt, "there is no such file or folder", "ckpt=<checkpoint of a run>")
     if run.test_only and not run.ckpt:
@@ -131,23 +137,27 @@ def probe(cfg: DictConfig) -> None:
 
 
 def _complete(cfg: DictConfig) -> None:
-    if missing := sorted(OmegaConf.missing_keys(cfg)):
-        raise Refused(missing[0], "???", "has no default, this run needs it", f"{missing[0]}=<value>")
+    """Every reference leads somewhere, and no `???` is left."""
     for key, value in flat(cfg).items():
         try:
-            OmegaConf.select(cfg, key)
-        except OmegaConfBaseException:
+            OmegaConf.select(cfg, key, throw_on_missing=True)
+        except (MissingMandatoryValue, InterpolationToMissingValueError):
+            if value == "???":
+                raise Refused(key, "???", "has no default, this run needs it", f"{key}=<value>") from None
+        except InterpolationKeyError:
             rule = "refers to a key that this config does not have: these groups do not go together"
-            raise Refused(key, value, rule, f"another choice of {key.split('.')[0]}= or {_referred(value)}=") from None
-
-
-def _referred(value: object) -> str:
-    return str(value).strip("${}").split(".")[0]
+            other = str(value).strip("${}").split(".")[0]
+            raise Refused(key, value, rule, f"another choice of {key.split('.')[0]}= or of {other}=") from None
+        except OmegaConfBaseException:
+            continue  # a number derived from others that are wrong: the rules on those will tell
 
 
 def _trainer_rules(trainer: Trainer, cluster: Cluster) -> None:
     _one_of("trainer.accelerator", trainer.accelerator, ["cpu", "gpu"])
     _one_of("trainer.precision", trainer.precision, PRECISIONS)
+    if trainer.devices is None:
+        rule = f"cluster={cluster.name} does not say how many GPUs a node has"
+        raise Refused("trainer.devices", "null", rule, "trainer.devices=<devices per node>")
     for key in ("num_nodes", "devices", "accumulate_grad_batches"):
         _at_least(f"trainer.{key}", getattr(trainer, key), 1)
     _at_least("trainer.max_steps", trainer.max_steps, -1)
@@ -171,7 +181,6 @@ def _trainer_rules(trainer: Trainer, cluster: Cluster) -> None:
 def _strategy_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> None:
     world = trainer.num_nodes * trainer.devices
     tensor = strategy.tensor_parallel_size
-    deepspeed = strategy.name.startswith(("deepspeed", "zero"))
     _at_least("strategy.tensor_parallel_size", tensor, 1)
     if strategy.name == "single" and world > 1:
         raise Refused("trainer.devices", trainer.devices, "strategy=single trains on one device", "strategy=ddp")
@@ -186,8 +195,12 @@ def _strategy_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> No
         # The loss scale would have to be agreed between shards, which Lightning 2.6 does not do for FSDP2.
         rule = f"strategy={strategy.name} trains in 32-true, bf16-mixed, bf16-true or 16-true"
         raise Refused("trainer.precision", trainer.precision, rule, "trainer.precision=bf16-mixed")
-    if deepspeed:
+    if strategy.name.startswith(("deepspeed", "zero")):
         _deepspeed_rules(strategy, trainer, cfg)
+    finetuning = [name for name, node in cfg.callbacks.items() if node and node._target_.endswith("Finetuning")]
+    if finetuning and world > 1:
+        rule = "trains on one device: DDP does not average, nor do shards take part in, what is frozen when it starts"
+        raise Refused(f"callbacks.{finetuning[0]}", None, rule, "trainer=gpu (or cpu), or callbacks=default")
 
 
 def _deepspeed_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> None:
@@ -202,11 +215,6 @@ def _deepspeed_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> N
     if strategy.compile and cfg.strategy.lightning.stage == 3:
         rule = "ZeRO-3 gathers parameters in hooks that a compiled block would not run"
         raise Refused("strategy.compile", True, rule, "strategy.compile=false, or strategy=fsdp")
-    for name, node in cfg.callbacks.items():
-        if node and str(node.get("_target_", "")).endswith("Finetuning"):
-            raise Refused(
-                f"callbacks.{name}", None, "DeepSpeed cannot release frozen parameters later", "strategy=fsdp"
-            )
 
 
 def _network_rules(strategy: Strategy, cfg: DictConfig) -> None:
@@ -229,7 +237,9 @@ def _network_rules(strategy: Strategy, cfg: DictConfig) -> None:
 
 def _batch_rules(cfg: DictConfig) -> None:
     size = cfg.data.global_batch_size
-    _at_least("data.global_batch_size", size if isinstance(size, int) else 0, 1)
+    if not isinstance(size, int):
+        raise Refused("data.global_batch_size", size, "is of type int", "data.global_batch_size=64")
+    _at_least("data.global_batch_size", size, 1)
     shares = layout(cfg).data_parallel_size * cfg.trainer.accumulate_grad_batches
     if size % shares:
         below, above = size // shares * shares, -(-size // shares) * shares
@@ -238,8 +248,8 @@ def _batch_rules(cfg: DictConfig) -> None:
         raise Refused("data.global_batch_size", size, rule, fix)
 
 
-def _bind_targets(cfg: DictConfig) -> None:
-    for key, node in signatures.targets(OmegaConf.to_container(cfg, resolve=True)):
+def _bind_targets(cfg: DictConfig, prefix: str = "") -> None:
+    for key, node in signatures.targets(OmegaConf.to_container(cfg, resolve=True), prefix):
         signatures.bind(key, node)
 
 

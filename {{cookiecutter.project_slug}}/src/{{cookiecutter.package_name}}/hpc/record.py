@@ -9,6 +9,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from .config import flat
@@ -43,22 +44,27 @@ class Histograms(L.Callback):
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         if not self.every_n_steps or trainer.global_step % self.every_n_steps:
             return
+        # Gathering a sharded tensor is a collective: every rank takes part, rank 0 writes.
         for name, parameter in pl_module.named_parameters():
-            # Gathering a sharded tensor is a collective: every rank takes part, rank 0 writes.
-            for kind, tensor in (("weights", parameter), ("gradients", parameter.grad)):
+            for kind, tensor in _gathered(parameter).items():
                 if tensor is not None:
-                    _write(trainer, f"{kind}/{name}", _whole(tensor))
+                    _write(trainer, f"{kind}/{name}", tensor)
+
+
+def _gathered(parameter: Parameter) -> dict[str, Tensor | None]:
+    """Whole weights and gradients of one parameter, however the strategy keeps them."""
+    if hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping"):  # ZeRO-3, ZeRO-1 and -2
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
+
+        return {"weights": safe_get_full_fp32_param(parameter), "gradients": safe_get_full_grad(parameter)}
+    both = {"weights": parameter.detach(), "gradients": parameter.grad}
+    return {kind: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for kind, tensor in both.items()}
 
 
 @rank_zero_only
 def _write(trainer: L.Trainer, tag: str, tensor: Tensor) -> None:
     for logger in _tensorboards(trainer):
         logger.experiment.add_histogram(tag, tensor.float(), trainer.global_step)
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _tensorboards(trainer: L.Trainer) -> list[Any]:

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +20,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from .config import CONFIGS, PACKAGE, Refused, nearest
+from .config import CONFIGS, PACKAGE, Refused, meant
 
 CACHE = Path(sys.prefix) / "share" / PACKAGE / "signatures.json"
 SOURCES = Path(__file__).resolve().parents[1]
@@ -73,8 +74,9 @@ def bind(key: str, node: dict, also: tuple[str, ...] = ()) -> None:
     for name, value in given.items():
         if name not in found.parameters and not found.accepts_any:
             known = sorted(found.parameters)
-            fix = f"{key}.{nearest(name, known, 'one of them')}=..."
-            raise Refused(f"{key}.{name}", None, f"{node['_target_']} takes {', '.join(known)}", fix)
+            raise Refused(
+                f"{key}.{name}", None, f"{node['_target_']} takes {', '.join(known)}", meant(name, known, key)
+            )
         if (wanted := found.parameters.get(name, "")) and not fits(value, wanted):
             raise Refused(f"{key}.{name}", value, f"is of type {wanted}", f"{key}.{name}=<{wanted}>")
     missing = [name for name in found.required if name not in given and name not in also]
@@ -84,10 +86,11 @@ def bind(key: str, node: dict, also: tuple[str, ...] = ()) -> None:
 
 def fits(value: object, annotation: str) -> bool:
     """Whether a config value can be what an annotation asks for; True whenever that cannot be told."""
-    kinds = {part.strip() for part in annotation.replace("Optional[", "None | ").rstrip("]").split("|")}
-    plain = {"int": int, "float": (int, float), "bool": bool, "str": str, "None": type(None)}
+    kinds = set(re.findall(r"[\w.]+", re.sub(r"list\[\w+\]", "list", annotation)))
+    plain = {"int": int, "float": (int, float), "bool": bool, "str": str, "list": list, "None": type(None)}
     if not kinds <= set(plain):
-        return True
+        numeric, textual = kinds & {"int", "float"}, [kind for kind in kinds if re.search("str|Any|Literal|Path", kind)]
+        return not (isinstance(value, str) and numeric and not textual)
     if isinstance(value, bool):
         return "bool" in kinds
     return any(isinstance(value, plain[kind]) for kind in kinds - {"bool"})  # type: ignore[arg-type]
@@ -200,10 +203,18 @@ def _imported(target: str) -> Signature:
         ) from None
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return Signature(
-        {p.name: "" if p.annotation is p.empty else inspect.formatannotation(p.annotation) for p in named},
+        {p.name: _as_text(p) for p in named},
         [p.name for p in named if p.default is p.empty],
         any(p.kind is p.VAR_KEYWORD for p in parameters),
     )
+
+
+def _as_text(parameter: inspect.Parameter) -> str:
+    """An annotation as one would write it today: `int | None`."""
+    text = "" if parameter.annotation is parameter.empty else inspect.formatannotation(parameter.annotation)
+    text = text.replace("typing.", "")
+    text = re.sub(r"^Optional\[(.*)\]$", r"\1 | None", text)
+    return re.sub(r"^Union\[(.*?)\]", lambda found: found.group(1).replace(", ", " | "), text)
 
 
 def _versions(known: dict[str, dict]) -> dict[str, str]:

@@ -8,9 +8,8 @@ import io
 import math
 import pickle
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,9 @@ from torch import Tensor, nn
 
 from .config import Refused
 
-# Where the classes come from that torch.distributed.checkpoint pickles into `.metadata`.
-METADATA_MODULES = {"pathlib", "pathlib._local", "torch", "torch.serialization"} | {
-    f"torch.distributed.checkpoint.{module}" for module in ("filesystem", "metadata")
-}
+# Where the classes live that torch.distributed.checkpoint pickles into `.metadata`.
+DCP = "torch.distributed.checkpoint"
+METADATA_MODULES = {f"{DCP}.filesystem", f"{DCP}.metadata", "pathlib", "pathlib._local", "torch", "torch.serialization"}
 # What DeepSpeed pickles into its optimizer files, besides what torch.load allows anyway.
 DEEPSPEED_CLASSES = (
     "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
@@ -32,7 +30,7 @@ DEEPSPEED_CLASSES = (
     "deepspeed.utils.tensor_fragment.fragment_address",
 )
 MODEL_WHOLE, MODEL_PARTED = "mp_rank_00_model_states.pt", "zero_pp_rank_{}_mp_rank_00_model_states.pt"
-OPTIMIZER = "zero_pp_rank_{}_mp_rank_00_optim_states.pt"
+OPTIMIZER = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
 FIX = "ckpt=<a .ckpt file or folder that Lightning finished writing>"
 
 
@@ -68,37 +66,35 @@ def read(path: str | Path) -> dict[str, Tensor]:
     Raises:
         Refused: `path` is missing, damaged, incomplete or none of these, or a pickle in it names more than plain data.
     """
-    with _refusing(Path(path)) as path:
-        weights = {key: value.detach() for key, value in _reader(path)(path).items() if isinstance(value, Tensor)}
-        if not weights:
-            raise Refused("ckpt", path, "holds no weights", FIX)
-        return weights
-
-
-@contextmanager
-def _refusing(path: Path) -> Iterator[Path]:
-    """Tell whatever goes wrong inside a file, and anything may, as a refusal."""
     try:
-        yield path
+        weights = {key: value.detach() for key, value in _entries(Path(path)).items() if isinstance(value, Tensor)}
     except (Refused, MemoryError):
         raise
-    except Exception as error:
-        rule, fix = f"is damaged, or of another format ({type(error).__name__})", FIX
-        if isinstance(error, FileNotFoundError):
-            rule = f"lacks the file {Path(str(error.filename)).name!r}"
-        # Of torch's message only a dotted name is quoted: the rest may come from the file, escape codes included.
-        elif isinstance(error, pickle.UnpicklingError) and (named := re.search(r"GLOBAL ([\w.]+)", str(error))):
-            rule, fix = f"names {named[1]}: a checkpoint holds data, never code", "use a checkpoint that you trust"
-        raise Refused("ckpt", path, rule, fix) from error
+    except Exception as error:  # a damaged file can fail anywhere
+        raise Refused("ckpt", path, _rule(error), FIX) from error
+    if not weights:
+        raise Refused("ckpt", path, "holds no weights", FIX)
+    return weights
 
 
-def _reader(path: Path) -> Callable[[Path], Mapping[str, Any]]:
+def _rule(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"lacks the file {Path(str(error.filename)).name!r}"
+    # Of torch's message only a dotted name is quoted: the rest may come from the file, escape codes included.
+    if isinstance(error, pickle.UnpicklingError) and (named := re.search(r"GLOBAL ([\w.]+)", str(error))):
+        return f"names {named[1]}: a checkpoint holds data only, nothing in it is executed"
+    return f"is damaged, or of another format ({type(error).__name__})"
+
+
+def _entries(path: Path) -> Mapping[str, Any]:
     if path.is_file():
-        return _read_file
+        checkpoint = _plain(path)
+        return checkpoint.get("state_dict", checkpoint)
     if (path / ".metadata").is_file():
-        return _read_sharded
-    if any((path / "checkpoint" / name.format(0)).is_file() for name in (MODEL_WHOLE, MODEL_PARTED)):
-        return _read_deepspeed
+        return _sharded(path)
+    models = [path / "checkpoint" / name for name in (MODEL_WHOLE, MODEL_PARTED.format(0))]
+    if any(file.is_file() for file in models):
+        return _deepspeed(_only(*models))
     rule = "is neither a .ckpt file nor a checkpoint folder of Lightning" if path.exists() else "does not exist"
     raise Refused("ckpt", path, rule, FIX)
 
@@ -106,25 +102,10 @@ def _reader(path: Path) -> Callable[[Path], Mapping[str, Any]]:
 class _Record:
     """Stands in for every class a pickle may name: keeps the state it is given and does nothing."""
 
-    def __init__(self, *args: Any) -> None:
-        pass
+    def __init__(self, *args: Any) -> None: ...
 
     def __setstate__(self, state: Any) -> None:
-        if isinstance(state, dict):
-            self.__dict__.update(state)
-
-
-def _plain(file: Path, classes: Sequence[str] = ()) -> Any:
-    """torch.load of plain data, where `classes` become records."""
-    with file.open("rb") as stream:
-        mapped = stream.read(2) == b"PK"  # a zip archive; files of old torch versions cannot be mapped
-    with torch.serialization.safe_globals([(_Record, name) for name in classes]):
-        return torch.load(str(file), map_location="cpu", weights_only=True, mmap=mapped)
-
-
-def _read_file(path: Path) -> Mapping[str, Any]:
-    checkpoint = _plain(path)
-    return checkpoint.get("state_dict", checkpoint)
+        vars(self).update(state if isinstance(state, dict) else {})
 
 
 class _Metadata(pickle.Unpickler):
@@ -136,63 +117,66 @@ class _Metadata(pickle.Unpickler):
         return torch.Size if name == "Size" else _Record
 
 
-def _read_sharded(folder: Path) -> dict[str, Tensor]:
-    """Put the chunks of every tensor below `state_dict.` together; optimizer states lie beside them."""
+def _plain(file: Path) -> Any:
+    with file.open("rb") as stream:
+        mapped = stream.read(2) == b"PK"  # a zip archive; files of old torch versions cannot be mapped
+    with torch.serialization.safe_globals([(_Record, name) for name in DEEPSPEED_CLASSES]):
+        return torch.load(str(file), map_location="cpu", weights_only=True, mmap=mapped)
+
+
+def _sharded(folder: Path) -> dict[str, Tensor]:
+    """Put the chunks of each tensor below `state_dict.` together; optimizer states lie beside them."""
     with (folder / ".metadata").open("rb") as stream:
         metadata = _Metadata(stream).load()
-    tensors = {key: entry for key, entry in metadata.state_dict_metadata.items() if hasattr(entry, "size")}
-    sizes = {key: entry.size for key, entry in tensors.items() if key.startswith("state_dict.")}
-    chunks = [
-        (Path(info.relative_path).name, info, key) for key, info in metadata.storage_data.items() if key.fqn in sizes
-    ]
+    # Entries without a size are pickled objects.
+    sizes = {key: entry.size for key, entry in metadata.state_dict_metadata.items() if hasattr(entry, "size")}
     weights: dict[str, Tensor] = {}
     filled: Counter[str] = Counter()
-    for name, members in groupby(sorted(chunks, key=lambda chunk: chunk[0]), key=lambda chunk: chunk[0]):
-        with (folder / name).open("rb") as stream:
-            for _, info, key in members:
-                stream.seek(info.offset)
-                part = torch.load(io.BytesIO(stream.read(info.length)), map_location="cpu", weights_only=True)
-                if key.fqn not in weights:
-                    weights[key.fqn] = torch.empty(sizes[key.fqn], dtype=part.dtype)
-                corner = zip(key.offset or (0,) * part.ndim, part.shape, strict=True)
-                weights[key.fqn][tuple(slice(start, start + length) for start, length in corner)] = part
-                filled[key.fqn] += part.numel()
-    if any(filled[key] != size.numel() for key, size in sizes.items()):
+    chunks = sorted(metadata.storage_data.items(), key=lambda chunk: chunk[1].relative_path)
+    for file, members in groupby(chunks, key=lambda chunk: chunk[1].relative_path):
+        with (folder / Path(file).name).open("rb") as stream:
+            for index, place in members:
+                if index.fqn not in sizes or not index.fqn.startswith("state_dict."):
+                    continue
+                stream.seek(place.offset)
+                part = torch.load(io.BytesIO(stream.read(place.length)), map_location="cpu", weights_only=True)
+                key = index.fqn.removeprefix("state_dict.")
+                if key not in weights:
+                    weights[key] = torch.empty(sizes[index.fqn], dtype=part.dtype)
+                corner = zip(index.offset or (0,) * part.ndim, part.shape, strict=True)
+                weights[key][tuple(slice(start, start + length) for start, length in corner)] = part
+                filled[key] += part.numel()
+    if any(filled[key] != weight.numel() for key, weight in weights.items()):
         raise ValueError("chunks do not cover every tensor")
-    return {key.removeprefix("state_dict."): value for key, value in weights.items()}
+    return weights
 
 
-def _read_deepspeed(path: Path) -> dict[str, Tensor]:
-    file = _only(path / "checkpoint", MODEL_WHOLE, MODEL_PARTED.format(0))
-    state = _plain(file, DEEPSPEED_CLASSES)
-    if state["mp_world_size"] != 1:
-        raise Refused("ckpt", path, "DeepSpeed's model parallelism cuts single weights over files", FIX)
-    weights, groups, tied = state["module"], state["param_shapes"], state["shared_params"] or {}
+def _deepspeed(file: Path) -> dict[str, Tensor]:
+    state = _plain(file)
+    weights, groups, tied = dict(state["module"]), state["param_shapes"], state["shared_params"] or {}
     if file.name != MODEL_WHOLE:  # ZeRO-3: parameters in `module` are empty, buffers are whole
         weights = {name: weights[name] for name in state["buffer_names"]} | _gathered(file.parent, state)
     elif groups and any(weights[name].dtype != torch.float32 for shapes in groups for name in shapes):
-        weights = {**weights, **_masters(_shards(file.parent), groups)}
-    return {**weights, **{alias: weights[name] for alias, name in tied.items() if name in weights}}
+        weights |= _masters(_shards(file.parent), groups)
+    return weights | {alias: weights[name] for alias, name in tied.items() if name in weights}
 
 
-def _only(folder: Path, *names: str) -> Path:
-    """The one of these files that is there. Both means two runs in one folder, one of them stale."""
-    there = [folder / name for name in names if (folder / name).is_file()]
+def _only(*files: Path) -> Path:
+    """The one file that is there; the first when none is, so that opening it tells what lacks."""
+    there = [file for file in files if file.is_file()]
     if len(there) > 1:
-        rule = f"{there[0].name} and {there[1].name} come from two runs"
-        raise Refused("ckpt", folder, rule, "remove the files of the older run")
-    return there[0] if there else folder / names[0]
+        rule = f"{there[0].name} and {there[1].name} come from two runs, and one of them is stale"
+        raise Refused("ckpt", there[0].parent, rule, "remove the files of the older run")
+    return there[0] if there else files[0]
 
 
 def _shards(folder: Path) -> list[dict[str, Any]]:
     """The optimizer states of all data-parallel ranks, in order of rank. Files of bf16 runs have a prefix."""
-    name = _only(folder, OPTIMIZER.format(0), "bf16_" + OPTIMIZER.format(0)).name
-    shards = [_plain(folder / name, DEEPSPEED_CLASSES)["optimizer_state_dict"]]
-    ranks = shards[0]["partition_count"]
-    for rank in range(1, max(ranks) if isinstance(ranks, list) else ranks):
-        file = folder / name.replace("rank_0_", f"rank_{rank}_", 1)
-        shards.append(_plain(file, DEEPSPEED_CLASSES)["optimizer_state_dict"])
-    return shards
+    name = _only(*(folder / (prefix + OPTIMIZER) for prefix in ("", "bf16_"))).name
+    ranks = _plain(folder / name)["optimizer_state_dict"]["partition_count"]
+    count = max(ranks) if isinstance(ranks, list) else ranks
+    files = [folder / name.replace("rank_0", f"rank_{rank}", 1) for rank in range(count)]
+    return [_plain(file)["optimizer_state_dict"] for file in files]
 
 
 def _masters(shards: list[dict[str, Any]], groups: list[dict[str, torch.Size]]) -> dict[str, Tensor]:
@@ -219,11 +203,10 @@ def _gathered(folder: Path, state: dict[str, Any]) -> dict[str, Tensor]:
         start += length
     if start != sum(group.numel() for group in shards[0]["fp32_flat_groups"]):
         raise ValueError("partitions do not add up to the parameters")
-    if frozen := state["frozen_param_shapes"]:
-        ranks = [_plain(folder / MODEL_PARTED.format(rank), DEEPSPEED_CLASSES) for rank in range(len(shards))]
-        for name, shape in frozen.items():
-            whole = torch.cat([rank["frozen_param_fragments"][name] for rank in ranks])
-            weights[name] = whole[: shape.numel()].view(shape)
+    ranks = [_plain(folder / MODEL_PARTED.format(rank)) for rank in range(len(shards))]
+    for name, shape in (state["frozen_param_shapes"] or {}).items():
+        pieces = [rank["frozen_param_fragments"][name] for rank in ranks]
+        weights[name] = torch.cat(pieces)[: shape.numel()].view(shape)
     return weights
 
 
@@ -237,21 +220,12 @@ def _span(groups: Sequence[Tensor], start: int, length: int) -> Iterator[Tensor]
 
 def _misfits(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
     """What keeps `found` from filling `wanted`, in one sentence; empty when it fits."""
-    names: dict[int, set[str]] = defaultdict(set)
-    for key, value in wanted.items():
-        names[id(value)].add(key)
-    misfits = {
-        "missing": [key for key, value in wanted.items() if found.keys().isdisjoint(names[id(value)])],
+    both = [key for key in wanted if key in found]
+    filled = {id(wanted[key]) for key in both}
+    shapes = {key: (tuple(found[key].shape), tuple(wanted[key].shape)) for key in both}
+    kinds = {
+        "missing": [key for key in wanted if id(wanted[key]) not in filled],
         "unexpected": [ascii(key) for key in found if key not in wanted],
-        "wrongly shaped": [
-            f"{key} {tuple(found[key].shape)} instead of {tuple(value.shape)}"
-            for key, value in wanted.items()
-            if key in found and found[key].shape != value.shape
-        ],
+        "wrongly shaped": [f"{key} {saved} instead of {own}" for key, (saved, own) in shapes.items() if saved != own],
     }
-    lines = (
-        f"{len(keys)} {kind}: {', '.join(keys[:5])}{', ...' * (len(keys) > 5)}"
-        for kind, keys in misfits.items()
-        if keys
-    )
-    return "; ".join(lines)
+    return "; ".join(f"{len(keys)} {kind}: {', '.join(keys[:5])}" for kind, keys in kinds.items() if keys)

@@ -1,0 +1,109 @@
+"""Baked projects, as `cookiecutter` makes them from a fresh clone."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from cookiecutter.main import cookiecutter
+
+REPO = Path(__file__).resolve().parents[1]
+
+# Legal, and nothing that quoting forgot survives it.
+AWKWARD = {
+    "project_name": """Über "x" \\ $(touch canary) `touch canary`; touch canary # 'q' 100 % <b> 😀""",
+    "project_slug": "wild-2_thing",
+    "package_name": "wild_2_thing",
+    "description": '''"""It's: - {a} \\n [b] & "c" \\''',
+    "author": 'Ada "The Countess" O\'Łoś \\ <ada@example.org>',
+    "license": "LicenseRef-Our-Own",
+    "account": "p_1234@a+b.c-d",
+}
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory) -> Path:
+    """The template as a fresh clone has it: without caches and whatever else git ignores."""
+    copy = tmp_path_factory.mktemp("clone") / "hpc-ml-template"
+    git = ["git", "-C", str(REPO), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(git, capture_output=True, text=True, check=True).stdout.split("\0")
+    for name in filter(None, names):
+        if (REPO / name).is_file():  # and not deleted since the last commit
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPO / name, copy / name)
+    return copy
+
+
+@pytest.fixture(scope="session")
+def settings(tmp_path_factory) -> Path:
+    """A cookiecutter configuration that keeps its files out of the home directory."""
+    folder = tmp_path_factory.mktemp("cookiecutter")
+    file = folder / "config.yaml"
+    file.write_text(f"replay_dir: '{folder}/replay'\ncookiecutters_dir: '{folder}/clones'\n")
+    return file
+
+
+@pytest.fixture(scope="session")
+def bake(template: Path, settings: Path, tmp_path_factory) -> Callable[..., Path]:
+    """bake(output_dir, **answers) → the project's folder."""
+
+    def bake(output_dir: Path | None = None, **answers: str) -> Path:
+        output_dir = output_dir or tmp_path_factory.mktemp("baked")
+        project = cookiecutter(
+            str(template), no_input=True, extra_context=answers, output_dir=str(output_dir), config_file=str(settings)
+        )
+        return Path(project)
+
+    return bake
+
+
+@pytest.fixture(scope="session")
+def project(bake) -> Path:
+    """A project with the default answers."""
+    return bake()
+
+
+@pytest.fixture(scope="session")
+def awkward_project(bake, tmp_path_factory) -> Path:
+    """A project with awkward answers, in a folder with an awkward name."""
+    return bake(tmp_path_factory.mktemp("Ein Ordner für 'alles' ", numbered=False), **AWKWARD)
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory) -> Callable[..., subprocess.CompletedProcess]:
+    """run(command, cwd) → its exit code and output; `python` is the one that runs the tests."""
+
+    def run(
+        command: list[str] | str, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 600
+    ) -> subprocess.CompletedProcess:
+        shell = ["bash", "-c", command] if isinstance(command, str) else command
+        return subprocess.run(
+            shell,
+            cwd=cwd,
+            env=environment() | dict(env or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+        )
+
+    return run
+
+
+def environment() -> dict[str, str]:
+    """The environment of these tests without pytest's own traces, `python` on its path."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    kept.pop("VIRTUAL_ENV", None)  # env.sh has not been sourced
+    return kept | {"VENV": sys.prefix, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+NOTES: list[str] = []  # what the tests of a baked project reported, for the last lines of this run
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    for line in NOTES:
+        terminalreporter.write_line(line)

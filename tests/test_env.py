@@ -1,0 +1,186 @@
+"""env.sh, without the minutes that a real installation takes: `make test` itself has made one."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+# Stands for Python: a real virtual environment, and an account of what was asked of it instead of an installation.
+STUB = """#!/bin/bash
+echo "$*" >>{log}
+case "$*" in
+  *version_info*) exit ${{STUB_OLD:-0}} ;;
+  "-m venv "*)
+    {python} -m venv --without-pip "$3" && rm "$3/bin/python" && cp "$0" "$3/bin/python" ;;
+  "-m pip --version") [ "$0" != {stub} ] ;;
+  "-m pip install"*) cat >>{log}; sleep ${{STUB_SECONDS:-0}}; exit ${{STUB_PIP:-0}} ;;
+  *signatures) [ -n "$PYTHONPATH" ] ;;
+  *) exec {python} "$@" ;;
+esac
+"""
+
+
+class Place:
+    """A project without sources and a stub of Python that writes down its arguments."""
+
+    def __init__(self, folder: Path, baked: Path) -> None:
+        self.folder = folder
+        self.project = folder / "my project's $(touch canary)"
+        self.project.mkdir()
+        for name in ("env.sh", "pyproject.toml", "constraints.txt"):
+            shutil.copy(baked / name, self.project)
+        self.venv = folder / "an environment"
+        self.log = folder / "log"
+        self.stub = folder / "python"
+        quoted = {key: shlex.quote(str(value)) for key, value in vars(self).items()}
+        self.stub.write_text(STUB.format(**quoted | {"python": shlex.quote(sys.executable)}))
+        self.stub.chmod(0o755)
+
+    def popen(self, script: str, **env: str) -> subprocess.Popen:
+        """`script` in bash, where $ENV is env.sh."""
+        kept = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
+        known = {"PYTHON": str(self.stub), "VENV": str(self.venv), "ENV": str(self.project / "env.sh")}
+        return subprocess.Popen(
+            ["bash", "--norc", "-c", script],
+            cwd=self.folder,
+            env=kept | known | env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def bash(self, script: str, **env: str) -> tuple[int, str, str]:
+        process = self.popen(script, **env)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    def asked(self, what: str) -> int:
+        """How often Python was asked for `what`."""
+        return self.log.read_text().count(what) if self.log.exists() else 0
+
+
+@pytest.fixture
+def place(tmp_path, project) -> Place:
+    return Place(tmp_path, project)
+
+
+def test_first_use_installs_and_activates(place):
+    code, out, err = place.bash('source "$ENV" && type -P python && echo "$VIRTUAL_ENV"')
+    assert code == 0, err
+    assert out.split("\n")[:2] == [f"{place.venv}/bin/python", str(place.venv)]
+    assert place.asked("--constraint constraints.txt") == 1
+    for wanted in ("torch>=", "deepspeed", "ruff", "my_research.hpc.signatures"):
+        assert place.asked(wanted), wanted
+    assert not (place.folder / "canary").exists() and not (place.project / "canary").exists()
+
+
+def test_second_use_starts_no_python(place):
+    place.bash('source "$ENV"')
+    before = place.log.read_text()
+    code, out, err = place.bash('source "$ENV"; source "$ENV"; echo $?; tr : "\\n" <<<"$PATH" | grep -c environment')
+    assert (code, out.split(), err) == (0, ["0", "1"], "")
+    assert place.log.read_text() == before
+
+
+def test_the_default_place_is_beside_env_sh(place):
+    code, _, err = place.bash('unset VENV; cd /; source "$ENV"')
+    assert code == 1 and "set VENV" in err  # a $ in the path: activating would run what follows
+    plain = place.project.rename(place.folder / "Übung 1")
+    code, out, err = place.bash('unset VENV; cd /; source "$ENV" && type -P python', ENV=f"{plain}/env.sh")
+    assert (code, out.strip()) == (0, f"{plain}/.venv/bin/python"), err
+
+
+def test_a_relative_venv_counts_from_where_it_is_sourced(place):
+    code, out, err = place.bash('source "$ENV" && type -P python', VENV="here")
+    assert (code, out.strip()) == (0, f"{place.folder}/here/bin/python"), err
+
+
+def test_keeps_the_shells_options_and_names(place):
+    script = """
+        set -euo pipefail -f -C; shopt -s nullglob; IFS=x; before=$(set +o; shopt; compgen -A function; trap)
+        source "$ENV"; source "$ENV"
+        after=$(set +o; shopt; compgen -A function | grep -v deactivate; trap)
+        [ "$before" = "$after" ] && compgen -v | grep -c _env_ || echo clean
+    """
+    code, out, err = place.bash(script)
+    assert (code, out.split()) == (0, ["0", "clean"]), err
+
+
+@pytest.mark.parametrize(
+    ("env", "reason"),
+    [
+        ({"STUB_OLD": "1"}, "needs Python 3.11"),
+        ({"PYTHON": "no-such-python"}, "needs Python 3.11"),
+        ({"STUB_PIP": "1"}, "the installation failed"),
+        ({"VENV": "/proc/none/venv"}, "set VENV"),
+    ],
+)
+def test_a_failure_is_one_line_and_spares_the_shell(env, reason, place):
+    code, out, err = place.bash('source "$ENV"; echo "status $?, still here"', **env)
+    assert (code, out) == (0, "status 1, still here\n")
+    lines = [line for line in err.splitlines() if "some minutes" not in line]
+    assert len(lines) == 1 and lines[0].startswith("env.sh: ") and reason in lines[0]
+    assert not list(place.folder.glob("*.lock"))
+
+
+def test_goes_on_after_an_interrupted_installation(place):
+    assert place.bash('source "$ENV"', STUB_PIP="1")[0] == 1
+    assert place.bash('source "$ENV"')[0] == 0
+    assert place.asked("-m venv") == 1 and place.asked("-m pip install") == 2
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+def test_installs_again_when_the_versions_change(name, place):
+    place.bash('source "$ENV"')
+    with (place.project / name).open("a") as file:
+        file.write("\n# changed\n")
+    assert place.bash('source "$ENV"')[0] == 0
+    assert place.asked("-m pip install") == 2
+
+
+def test_two_at_once_install_once(place):
+    both = [place.popen('source "$ENV" && type -P python', STUB_SECONDS="2") for _ in range(2)]
+    results = [process.communicate(timeout=60) for process in both]
+    assert [out.strip() for out, _ in results] == [f"{place.venv}/bin/python"] * 2
+    assert place.asked("-m pip install") == 1
+    assert not list(place.folder.glob("*.lock"))
+
+
+def test_clears_the_lock_of_a_killed_process(place):
+    process = place.popen('source "$ENV"', STUB_SECONDS="5")
+    lock = Path(f"{place.venv}.lock/owner")
+    while not (lock.exists() and place.asked("-m pip install")):
+        time.sleep(0.05)
+        assert process.poll() is None
+    installer = int(lock.read_text().split()[-1])
+    os.kill(installer, 9)
+    process.communicate(timeout=60)
+    assert lock.exists()
+    assert place.bash('source "$ENV"')[0] == 0
+    assert not lock.exists()
+
+
+def test_a_moved_environment_is_named(place):
+    place.bash('source "$ENV"')
+    moved = place.venv.rename(place.folder / "moved")
+    code, _, err = place.bash('source "$ENV"', VENV=str(moved))
+    assert code == 1 and f"was made as {place.venv}" in err
+
+
+def test_a_folder_with_other_things_is_left_alone(place):
+    place.venv.mkdir()
+    (place.venv / "thesis.tex").write_text("mine")
+    code, _, err = place.bash('source "$ENV"')
+    assert code == 1 and "is no virtual environment" in err
+    assert [path.name for path in place.venv.iterdir()] == ["thesis.tex"]
+
+
+def test_run_instead_of_sourced_says_so(place):
+    for shell in ("bash", "sh"):
+        code, _, err = place.bash(f'{shell} "$ENV"')
+        assert code == 1 and "source env.sh" in err and not place.log.exists()

@@ -1,0 +1,57 @@
+"""A baked project passes its own checks and tests: the product, not the template."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import NOTES, environment
+
+
+@pytest.mark.parametrize("arguments", [["check"], ["format", "--check", "--diff"]], ids=["lint", "format"])
+def test_ruff_is_clean(arguments, project, run):
+    done = run([sys.executable, "-m", "ruff", *arguments, "--no-cache", "."], project)
+    assert done.returncode == 0, done.stdout
+
+
+def test_types_are_clean(project, run):
+    done = run([sys.executable, "-m", "pyright", "--pythonpath", sys.executable], project)
+    assert done.returncode == 0, done.stdout
+
+
+def test_modules_import_each_other_relatively(project):
+    """So that sources are plain Python in the template, whatever the package is called."""
+    for path in (project / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                imported = [node.module or ""]
+            assert not [name for name in imported if name.split(".")[0] == "my_research"], path
+
+
+def test_quick_tests_pass_in_an_awkward_project(awkward_project, capfd):
+    with capfd.disabled():
+        run_tests(awkward_project, "-m", "not slow")
+    assert not [path for path in awkward_project.parent.rglob("*") if path.name == "canary"]
+
+
+@pytest.mark.slow
+def test_all_tests_pass(project, capfd):
+    with capfd.disabled():
+        run_tests(project)
+
+
+def run_tests(project: Path, *arguments: str) -> None:
+    """Run a project's own tests in the open, and keep what was left out for the last lines."""
+    print(f"\n{project.name}: python -m pytest {' '.join(arguments)}", flush=True)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    output = []
+    with subprocess.Popen(command, cwd=project, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or []:
+            print("  " + line, end="", flush=True)
+            output.append(line.rstrip())
+    said = f"{project.name}: " + re.sub(r"^=+ | =+$", "", output[-1] if output else "no output")
+    NOTES.extend([said, *(f"  {line}" for line in output if line.startswith(("SKIPPED", "XFAIL")))])
+    assert process.returncode == 0, said

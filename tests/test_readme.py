@@ -1,0 +1,170 @@
+"""Every command in the READMEs' bash blocks is run: as the first row of HOW that fits it says."""
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from conftest import REPO, environment
+
+# Names that a rendered README has in place of these.
+DEFAULTS = {"project_name": "My Research", "project_slug": "my-research", "package_name": "my_research"}
+README = {"template": REPO / "README.md", "project": REPO / "{{cookiecutter.project_slug}}" / "README.md"}
+
+
+def commands(readme: Path) -> list[str]:
+    """The commands of all bash blocks, each once: continued lines joined, `&&` cut, comments left out."""
+    text = re.sub(
+        r"\{\{ *cookiecutter\.(\w+) *\}\}", lambda mark: DEFAULTS[mark[1]], readme.read_text(encoding="utf-8")
+    )
+    blocks = re.findall(r"^ *```bash\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    bare = [re.sub(r"(^|\s+)#(\s.*)?$", "", line).strip() for line in lines]
+    return list(dict.fromkeys(command for line in bare for command in line.split(" && ") if command))
+
+
+class Desk:
+    """Where commands are tried: a folder of its own, a baked project, and something for each placeholder."""
+
+    def __init__(self, folder: Path, project: Path, run, brief_run: Path) -> None:
+        self.folder, self.project, self.brief_run = folder, project, brief_run
+        self._run = run
+
+    def succeeds(self, command: str, cwd: Path | None = None) -> str:
+        done = self._run(command, cwd or self.project)
+        assert done.returncode == 0, f"{command}\n{done.stdout}"
+        return done.stdout
+
+
+def as_it_stands(desk: Desk, command: str) -> None:
+    desk.succeeds(command)
+
+
+def elsewhere(desk: Desk, command: str) -> None:
+    """It installs, clones or changes the folder: what the tests do in other ways."""
+    desk.succeeds(f"bash -n <<<{shlex.quote(command)}")
+
+
+def made(desk: Desk, command: str) -> None:
+    """A make target: it exists. `make test` is what runs this."""
+    desk.succeeds(command.replace("make ", "make --dry-run ", 1), REPO)
+
+
+def baked(desk: Desk, command: str) -> None:
+    """The template comes from here instead of from GitHub, and the answers are the defaults."""
+    command = re.sub(r"\S*hpc-ml-template\S*", shlex.quote(str(REPO)), command, count=1)
+    command = command if "--no-input" in command else command + " --no-input"
+    desk.succeeds(command.replace("cookiecutter", "python -m cookiecutter --default-config", 1), desk.folder)
+
+
+def sourced(desk: Desk, command: str) -> None:
+    """In an environment that env.sh made, so that nothing is installed."""
+    if not Path(sys.prefix, ".complete-my_research").exists():
+        pytest.skip("the environment was not made by env.sh: make test")
+    desk.succeeds(f"{command} && type -P python")
+
+
+def composed(desk: Desk, command: str) -> None:
+    """It needs a cluster, a GPU or data: the config is composed and printed."""
+    assert "_target_" in desk.succeeds(f"{command} --cfg job")
+
+
+def trained(desk: Desk, command: str) -> None:
+    """Two steps of it, into a folder of its own; a checkpoint is one that two steps have written."""
+    checkpoint = next((desk.brief_run / "checkpoints").iterdir())
+    command = re.sub(r"ckpt=\S+", f"ckpt={shlex.quote(str(checkpoint))}", command)
+    command = re.sub(r" (trainer\.max_steps|run_dir)=\S+", "", command)
+    desk.succeeds(f"{command} trainer.max_steps=2 run_dir={desk.folder / 'run'}")
+
+
+def collected(desk: Desk, command: str) -> None:
+    """test_generated.py runs it."""
+    desk.succeeds(f"{command} --collect-only -q")
+
+
+def served(desk: Desk, command: str) -> None:
+    """Started, asked until it answers, and ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = f"exec {command} --host 127.0.0.1 --port {port}"
+    with (desk.folder / "log").open("w+") as log:
+        server = subprocess.Popen(
+            ["bash", "-c", command], cwd=desk.project, env=environment(), stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            assert answers(f"http://127.0.0.1:{port}/", server), (desk.folder / "log").read_text()
+        finally:
+            os.killpg(server.pid, signal.SIGTERM)
+            server.wait(timeout=30)
+
+
+def answers(address: str, server: subprocess.Popen, seconds: float = 90) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and server.poll() is None:
+        try:
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.2)
+    return False
+
+
+# A pattern for the whole command → how it is run. What no row fits fails: add a row.
+HOW = [
+    (r"make \w+", made),
+    (r"(pip|pipx|uv tool) install .*|git clone .*|cd .*|export .*", elsewhere),
+    (r"cookiecutter .*", baked),
+    (r"(VENV=\S+ )?source (\./)?env\.sh", sourced),
+    (r"(python -m )?tensorboard.*", served),
+    (r"(python -m )?pytest.*", collected),
+    (r"(python -m )?(ruff|pyright).*", as_it_stands),
+    (r"python train\.py .*--(help|cfg).*", as_it_stands),
+    # `trainer=fsdp trainer.accelerator=cpu` and the default trainer run everywhere.
+    (
+        r"python train\.py(?!.*(_4node|num_nodes=|cluster=|data[.=]))(?=.*accelerator=cpu|(?!.*trainer=(?!cpu))).*",
+        trained,
+    ),
+    (r"python train\.py.*", composed),
+]
+
+
+@pytest.fixture(scope="module")
+def brief_run(project: Path, run, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "run"
+    done = run(f"python train.py trainer.max_steps=2 run_dir='{folder}'", project)
+    assert done.returncode == 0, done.stdout
+    return folder
+
+
+@pytest.fixture
+def desk(tmp_path: Path, project: Path, run, brief_run: Path) -> Desk:
+    return Desk(tmp_path, project, run, brief_run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("readme", "command"),
+    [
+        pytest.param(readme, command, id=f"{readme}: {command}")
+        for readme, path in README.items()
+        for command in (commands(path) if path.exists() else [])
+    ],
+)
+def test_command(readme: str, command: str, desk: Desk) -> None:
+    how = next((how for pattern, how in HOW if re.fullmatch(pattern, command)), None)
+    assert how, f"say in HOW how this is run: {command}"
+    how(desk, command)
+
+
+@pytest.mark.parametrize("readme", README)
+def test_there_are_commands(readme: str) -> None:
+    assert commands(README[readme])

@@ -1,0 +1,24 @@
+"""Train the given command lines in this process, one after the other. Started by conftest.py, once per rank."""
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import train
+from {{ cookiecutter.package_name }}.hpc import config, preflight
+
+
+def main(out: str, cases: dict[str, list[str]]) -> None:
+    metrics = {}
+    for name, overrides in cases.items():
+        cfg = config.compose_overrides(overrides)
+        preflight.check(cfg)
+        metrics[name] = train.train(cfg)
+    if any(metrics.values()):  # rank 0
+        Path(out).write_text(json.dumps(metrics))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]))
