@@ -43,9 +43,10 @@ def train(cfg: DictConfig) -> dict[str, float]:
     record.config(trainer, cfg)
     if not cfg.test_only:
         trainer.fit(module, data)
-    metrics = trainer.test(module, data, verbose=False)[0]
-    record.result(trainer, cfg, metrics)
-    return dict(metrics) if trainer.is_global_zero else {}
+    validated = dict(trainer.callback_metrics)  # testing forgets them
+    tested = dict(trainer.test(module, data, verbose=False)[0])
+    record.result(trainer, cfg, validated | tested)
+    return tested if trainer.is_global_zero else {}
 
 
 if __name__ == "__main__":

@@ -25,11 +25,11 @@ def config(trainer: L.Trainer, cfg: DictConfig) -> None:
 
 
 @rank_zero_only
-def result(trainer: L.Trainer, cfg: DictConfig, metrics: dict[str, float]) -> None:
+def result(trainer: L.Trainer, cfg: DictConfig, metrics: dict[str, Any]) -> None:
     """The hyperparameters of model, data and trainer with the final metrics, for TensorBoard's HPARAMS page."""
     values = flat(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)))
     shown = {k: v for k, v in values.items() if k.startswith(("model.", "data.", "trainer.", "strategy.", "seed"))}
-    final = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val/")} | metrics
+    final = {k: float(v) for k, v in metrics.items() if k.startswith(("val/", "test/"))}
     for logger in _tensorboards(trainer):
         logger.log_hyperparams(shown, final, step=trainer.global_step)
         logger.save()

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 
 from .config import CONFIGS, PACKAGE, Refused, meant
 
-CACHE = Path(sys.prefix) / "share" / PACKAGE / "signatures.json"
+CACHE = Path(sys.prefix) / "share" / "config-signatures.json"
 SOURCES = Path(__file__).resolve().parents[1]
 
 
@@ -86,7 +86,10 @@ def bind(key: str, node: dict, also: tuple[str, ...] = ()) -> None:
 
 def fits(value: object, annotation: str) -> bool:
     """Whether a config value can be what an annotation asks for; True whenever that cannot be told."""
-    kinds = set(re.findall(r"[\w.]+", re.sub(r"list\[\w+\]", "list", annotation)))
+    annotation = re.sub(r"list\[\w+\]", "list", annotation)
+    if not annotation or "[" in annotation:
+        return True
+    kinds = set(re.findall(r"[\w.]+", annotation))
     plain = {"int": int, "float": (int, float), "bool": bool, "str": str, "list": list, "None": type(None)}
     if not kinds <= set(plain):
         numeric, textual = kinds & {"int", "float"}, [kind for kind in kinds if re.search("str|Any|Literal|Path", kind)]

@@ -1,0 +1,196 @@
+"""Every shipped choice composes and is accepted; what cannot be meant is refused in words, before torch is imported."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ENVIRON, PROJECT
+from omegaconf import OmegaConf
+
+from {{ cookiecutter.package_name }}.hpc import config, preflight
+from {{ cookiecutter.package_name }}.hpc.config import Refused
+
+TEXT = ["data=stdlib", "model=gpt_tiny"]
+TWO = ["trainer.accelerator=cpu", "trainer.devices=2"]
+# What a choice needs beside it, as the files of configs/ say in their first lines.
+NEEDS = {
+    "data=images": ["model=resnet18", "data.dir={images}", "data.global_batch_size=8"],
+    "data=text": ["model=gpt_tiny", "data.files={text}"],
+    "data=stdlib": ["model=gpt_tiny"],
+    "strategy=tensor_parallel": [*TEXT, *TWO],
+    "trainer=ddp": ["cluster=slurm"],
+    "trainer=fsdp": ["cluster=slurm"],
+    "trainer=deepspeed": ["cluster=slurm"],
+}
+NEEDS |= {f"{trainer}_4node": ["cluster=slurm"] for trainer in ("trainer=ddp", "trainer=fsdp", "trainer=deepspeed")}
+NEEDS |= {f"model={name}": ["data=stdlib"] for name in config.groups()["model"] if name.startswith("gpt")}
+NEEDS |= {f"model=resnet{n}": ["data=images", "data.dir={images}", "data.global_batch_size=8"] for n in (18, 50)}
+CHOICES = [f"{group}={choice}" for group, choices in config.groups().items() for choice in choices]
+
+
+@pytest.fixture(scope="session")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("data")
+    for i in range(60):
+        file = folder / "images" / f"class{i % 2}" / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 7), (i, 0, 0)).save(file)
+    (folder / "text.txt").write_text("to be or not to be " * 10_000)
+    return {"images": folder / "images", "text": folder / "text.txt"}
+
+
+def accept(*overrides: str) -> None:
+    preflight.check(config.compose_overrides(list(overrides)))
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_is_accepted(choice: str, places: dict) -> None:
+    accept(choice, *(need.format(**places) for need in NEEDS.get(choice, [])))
+
+
+@pytest.mark.parametrize("trainer", ["ddp", "ddp_4node", "fsdp", "fsdp_4node", "deepspeed", "deepspeed_4node"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "tensor_parallel", "deepspeed_zero1", "deepspeed_zero3", "zero3_offload"])
+def test_strategy_nodes_and_precision_go_on_top_of_any_trainer(trainer: str, strategy: str) -> None:
+    more = ["trainer.num_nodes=2", "trainer.precision=bf16-true", "data.global_batch_size=64"]
+    cfg = config.compose_overrides([f"trainer={trainer}", "cluster=slurm", f"strategy={strategy}", *TEXT, *more])
+    preflight.check(cfg)
+    assert (cfg.strategy.name, cfg.trainer.num_nodes, cfg.trainer.devices) == (strategy, 2, 4)
+    layout = preflight.layout(cfg)
+    assert layout.world_size == 8
+    assert layout.micro_batch_size == (32 if strategy == "tensor_parallel" else 8)  # by data-parallel size
+
+
+def test_deepspeed_alone_means_zero_2() -> None:
+    assert config.compose_overrides(["trainer=deepspeed"]).strategy.lightning.stage == 2
+
+
+# overrides → key, and words that the message must have
+REFUSALS = [
+    (["trainer=dpp"], "trainer", "trainer=ddp"),
+    (["trianer=cpu"], "trianer", "trainer=..."),
+    (["trainer.devics=2"], "trainer.devics", "trainer.devices=..."),
+    (["+trainer.max_epoch=2"], "trainer.max_epoch", "trainer.max_epochs=..."),
+    (["+model.network.dephts=[1]"], "model.network.dephts", "model.network.depths=..."),
+    (["experiment=txt"], "experiment", "experiment=text"),
+    (["sead=3"], "sead", "seed=..."),
+    (["trainer.devices=0"], "trainer.devices", "at least 1"),
+    (["trainer.devices=null"], "trainer.devices", "does not say how many GPUs"),
+    (["trainer.num_nodes=-2"], "trainer.num_nodes", "at least 1"),
+    (["trainer.num_nodes=2"], "trainer.num_nodes", "cluster=local has 1 node"),
+    (["trainer=ddp", "cluster=slurm", "trainer.devices=5"], "trainer.devices", "4 GPUs"),
+    (["trainer.devices=two"], "trainer.devices", "int"),
+    (["trainer.max_epochs=x"], "trainer.max_epochs", "int | None"),
+    (["trainer.gradient_clip_val=-1"], "trainer.gradient_clip_val", "at least 0"),
+    (["seed=x"], "seed", "int"),
+    (["model.optimizer.lr=fast"], "model.optimizer.lr", "float"),
+    (["model.network.depths=3"], "model.network.depths", "list[int]"),
+    (["data.global_batch_size=many"], "data.global_batch_size", "int"),
+    (["data.global_batch_size=0"], "data.global_batch_size", "at least 1"),
+    (["strategy=ddp", *TWO, "data.global_batch_size=65"], "data.global_batch_size", "64 or data.global_batch_size=66"),
+    (["trainer.accumulate_grad_batches=3"], "data.global_batch_size", "63 or data.global_batch_size=66"),
+    (["trainer.precision=bf17"], "trainer.precision", "bf16-mixed"),
+    (["trainer.precision=16-mixed"], "trainer.precision", "CPUs"),
+    (["trainer.accelerator=tpu"], "trainer.accelerator", "cpu, gpu"),
+    (["trainer.devices=2"], "trainer.devices", "strategy=ddp"),
+    (["strategy=ddp", "strategy.tensor_parallel_size=2", *TWO], "strategy.tensor_parallel_size", "strategy=fsdp"),
+    (["strategy=fsdp", "strategy.tensor_parallel_size=3", *TWO, *TEXT], "strategy.tensor_parallel_size", "divides"),
+    (["strategy=tensor_parallel", *TWO], "model.network", "tensor_parallel_plan"),
+    (["strategy=tensor_parallel", *TWO, *TEXT, "model.network.num_heads=1"], "strategy.tensor_parallel_size", "1 attention"),
+    ([*TEXT, "model.network.num_heads=5"], "model.network.num_heads", "num_heads=4"),
+    (["strategy=fsdp", *TWO, "trainer.precision=16-mixed"], "trainer.precision", "bf16-mixed"),
+    (["strategy=deepspeed_zero3", "strategy.compile=true", *TWO], "strategy.compile", "ZeRO-3"),
+    (["strategy.compile=maybe"], "strategy.compile", "bool"),
+    (["+strategy.shard=true"], "strategy.shard", "tensor_parallel_size"),
+    (["strategy=ddp", *TWO, "callbacks=finetune"], "callbacks.finetune", "one device"),
+    (["model=gpt_tiny"], "model.network.vocab_size", "do not go together"),
+    (["data=images"], "data.dir", "needs it"),
+    (["data=images", "data.dir=/nowhere", "model=resnet18"], "data.dir", "/nowhere"),
+    (["data=text", "data.files=/nowhere", "model=gpt_tiny"], "data.files", "/nowhere"),
+    (["ckpt=/nowhere"], "ckpt", "no such file"),
+    (["test_only=true"], "test_only", "ckpt="),
+    (["name=a b;$(x)"], "name=a b;$(x)", "quote the value: 'name=\"a b;$(x)\"'"),
+    (["model.network._target_=os.system"], "model.network._target_=os.system", "not typed"),
+    (["+model={_target_: os.system}"], "+model={_target_: os.system}", "not typed"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "key", "words"), REFUSALS, ids=[" ".join(case[0]) for case in REFUSALS])
+def test_refusals_name_key_rule_and_fix(overrides: list[str], key: str, words: str) -> None:
+    with pytest.raises(Refused) as caught:
+        accept(*overrides)
+    assert caught.value.key == key
+    assert words in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 20
+
+
+@pytest.mark.parametrize("bad", ["sead: 3", "trainer: {max_epoch: 3}", "defaults: [{override /data: digit}]", "data: {dri: x}"])
+def test_a_mistake_in_an_experiment_file_is_refused(bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    shutil.copytree(config.CONFIGS, tmp_path / "configs")
+    (tmp_path / "configs/experiment/mine.yaml").write_text(f"# @package _global_\n{bad}\n")
+    monkeypatch.setattr(config, "CONFIGS", tmp_path / "configs")
+    with pytest.raises(Refused):
+        accept("experiment=mine")
+
+
+def test_an_unknown_target_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for target in ("torch.optim.AdamWW", "nowhere.at.all", "{{ cookiecutter.package_name }}.module.Nothing"):
+        cfg = config.compose_overrides([])
+        cfg.model.optimizer._target_ = target
+        with pytest.raises(Refused, match="_target_"):
+            preflight.check(cfg)
+
+
+def test_deepspeed_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    with pytest.raises(Refused, match="pip install deepspeed"):
+        accept("strategy=deepspeed_zero2", *TWO)
+
+
+def test_resolved_config_has_no_open_reference(places: dict) -> None:
+    cfg = config.compose_overrides(["data=images", f"data.dir={places['images']}", "model=resnet18", "data.global_batch_size=8"])
+    preflight.check(cfg)
+    assert cfg.data.num_classes == cfg.model.network.num_classes == 2  # counted, as nobody said it
+    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+
+
+LIGHT = [
+    ["--help"],
+    ["--cfg", "job"],
+    ["--cfg", "job", "trainer=ddp_4node"],
+    ["trainer.devices=0"],
+    ["trainer=dpp"],
+    ["strategy=ddp", *TWO, "data.global_batch_size=65"],
+    ["data=images", "data.dir=/nowhere", "model=resnet18"],
+    ["data=text", "data.files=/nowhere", "model=gpt_tiny"],
+    ["+trainer.max_epoch=2"],
+    ["model.optimizer.lr=fast"],
+    ["strategy=tensor_parallel", *TWO],
+]
+PROBE = """
+import json, runpy, sys
+sys.argv = json.loads(sys.argv[1])
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except SystemExit as end:
+    print(json.dumps([end.code, [m for m in ("torch", "lightning", "deepspeed", "numpy") if m in sys.modules]]))
+"""
+
+
+@pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
+def test_answers_without_importing_torch_and_writes_nothing(arguments: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROBE, json.dumps([str(PROJECT / "train.py"), *arguments])]
+    before = {path for path in PROJECT.rglob("*") if "__pycache__" not in str(path)}
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRON, capture_output=True, text=True, timeout=60)
+    code, heavy = json.loads(done.stdout.splitlines()[-1])
+    assert code == (0 if arguments[0].startswith("--") else 2), done.stderr
+    assert heavy == []
+    assert {path for path in PROJECT.rglob("*") if "__pycache__" not in str(path)} == before
+    assert list(tmp_path.iterdir()) == []
+    if code:
+        assert done.stderr.startswith("refused: ") and "Traceback" not in done.stderr

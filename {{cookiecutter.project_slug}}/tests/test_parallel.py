@@ -1,0 +1,62 @@
+"""What a strategy does to a network, as far as one process can tell; test_strategies.py has the rest."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from {{ cookiecutter.package_name }}.hpc.parallel import clip_gradients, parallelize
+from {{ cookiecutter.package_name }}.models.gpt import GPT
+
+
+@pytest.fixture
+def network() -> GPT:
+    torch.manual_seed(0)
+    return GPT(num_layers=2, num_heads=2, width=16, vocab_size=11, block_size=8)
+
+
+def gradients(network: nn.Module, tokens: torch.Tensor) -> list[torch.Tensor]:
+    network(tokens).square().mean().backward()
+    return [parameter.grad for parameter in network.parameters()]
+
+
+@pytest.mark.parametrize("option", ["activation_checkpointing", "compile"])
+def test_an_option_changes_neither_gradients_nor_names(option: str, network: GPT) -> None:
+    changed, tokens = copy.deepcopy(network), torch.randint(0, 11, (2, 8))
+    parallelize(changed, None, **{option: True})
+    parallelize(changed, None, **{option: True})  # Lightning asks once per fit, validate and test
+    torch.testing.assert_close(gradients(changed, tokens), gradients(network, tokens))
+    assert list(changed.state_dict()) == list(network.state_dict())
+
+
+def test_checkpointing_keeps_less_for_backward(network: GPT) -> None:
+    def kept(network: GPT) -> int:
+        count = 0
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal count
+            count += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            network(torch.randint(0, 11, (2, 8)))
+        return count
+
+    changed = copy.deepcopy(network)
+    parallelize(changed, None, activation_checkpointing=True)
+    assert kept(changed) < kept(network) / 2
+
+
+def test_gradients_are_clipped_to_the_norm_that_is_reported(network: GPT) -> None:
+    import lightning as L
+
+    module = L.LightningModule()
+    module.network = network
+    module._trainer = L.Trainer(logger=False, enable_checkpointing=False, barebones=False, accelerator="cpu")
+    gradients(network, torch.randint(0, 11, (2, 8)))
+    expected = torch.stack([p.grad.norm() for p in network.parameters()]).norm()
+    torch.testing.assert_close(clip_gradients(module, None), expected)
+    torch.testing.assert_close(clip_gradients(module, 1e-3), expected)
+    after = torch.stack([p.grad.norm() for p in network.parameters()]).norm()
+    torch.testing.assert_close(after, torch.tensor(1e-3), rtol=1e-2, atol=0)

@@ -1,0 +1,19 @@
+"""Pictures and lines of predictions are what they claim to be."""
+
+import torch
+
+from {{ cookiecutter.package_name }}.samples import TILE, contact_sheet, readable, text_table
+
+
+def test_a_contact_sheet_marks_wrong_predictions_in_red() -> None:
+    sheet = contact_sheet(torch.rand(2, 1, 8, 8), [3, 4], [3, 5])
+    assert sheet.shape == (TILE + 14, 2 * TILE, 3)
+    red = (sheet[..., 0] > 200) & (sheet[..., 1] < 100)
+    assert not red[:, :TILE].any() and red[:, TILE:].any()
+
+
+def test_bytes_are_shown_as_text_and_tokens_as_numbers() -> None:
+    assert readable(torch.tensor(list(b"def f():\n"))) == "def f():·"
+    assert readable(torch.tensor([1000, 2])) == "1000 2"
+    table = text_table(torch.tensor([list(b"abd")]), torch.tensor([list(b"abc")]))
+    assert table == "    truth      abc\n    predicted  abd"

@@ -1,0 +1,92 @@
+"""Signatures are read from source or remembered; both say what inspect says."""
+
+import inspect
+from importlib import import_module
+
+import pytest
+
+from {{ cookiecutter.package_name }}.hpc import signatures
+from {{ cookiecutter.package_name }}.hpc.signatures import Signature, fits, signature
+
+OWN = ["models.resnet.ResNet", "models.gpt.GPT", "module.Classifier", "hpc.parallel.parallelize", "data.digits.Digits"]
+OWN += ["data.images.Images", "data.text.Text", "data.text.StandardLibrary"]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_source_says_what_inspect_says(name: str) -> None:
+    target = f"{signatures.PACKAGE}.{name}"
+    module, _, attribute = target.rpartition(".")
+    real = inspect.signature(getattr(import_module(module), attribute)).parameters
+    read = signature(target)
+    named = {p.name for p in real.values() if p.kind is not p.VAR_KEYWORD}
+    assert named <= set(read.parameters)
+    required = {p.name for p in real.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
+    assert required <= set(read.required)
+
+
+def test_what_is_passed_on_to_a_base_class_is_known() -> None:
+    read = signature(f"{signatures.PACKAGE}.data.digits.Digits")
+    assert {"global_batch_size", "seed", "num_workers"} <= set(read.parameters)
+    assert not read.accepts_any
+
+
+def test_what_a_class_gives_its_base_itself_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ast
+
+    source = """
+class Base:
+    def __init__(self, files: str, size: int): ...
+class Own(Base):
+    def __init__(self, **more):
+        super().__init__(files="here", **more)
+"""
+    monkeypatch.setattr(signatures, "_tree", lambda module: ast.parse(source))
+    read = signature(f"{signatures.PACKAGE}.anything.Own")
+    assert set(read.parameters) == {"size"} and read.required == ["size"]
+
+
+def test_a_library_is_imported_once_and_then_remembered(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signatures, "CACHE", tmp_path / "signatures.json")
+    signatures._stored.cache_clear()
+    imported = []
+    real = signatures._imported
+    monkeypatch.setattr(signatures, "_imported", lambda target: imported.append(target) or real(target))
+    first = signature("torch.optim.AdamW")
+    assert signature("torch.optim.AdamW") == first and imported == ["torch.optim.AdamW"]
+    monkeypatch.setattr(signatures, "_version", lambda package: "another version")
+    signature("torch.optim.AdamW")
+    assert len(imported) == 2
+    signatures._stored.cache_clear()
+
+
+def test_a_read_only_environment_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pathlib import Path
+
+    monkeypatch.setattr(signatures, "CACHE", Path("/proc/signatures.json"))
+    signatures._stored.cache_clear()
+    assert isinstance(signature("torch.optim.SGD"), Signature)
+    signatures._stored.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "answer"),
+    [
+        (3, "int", True),
+        (3.5, "int", False),
+        (3, "float", True),
+        ("x", "float", False),
+        (None, "int | None", True),
+        (None, "int", False),
+        (True, "int", False),
+        (True, "bool", True),
+        ([1], "list[int]", True),
+        (1, "list[int]", False),
+        ("x", "float | torch.Tensor", False),
+        ("x", "Literal['auto'] | int", True),
+        ("auto", "int | str", True),
+        ("x", "", True),
+        ("x", "Callable[..., int]", True),
+    ],
+)
+def test_values_are_judged_only_where_it_can_be_told(value: object, annotation: str, answer: bool) -> None:
+    assert fits(value, annotation) is answer

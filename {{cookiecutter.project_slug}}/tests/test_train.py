@@ -1,0 +1,153 @@
+"""train.py as a person types it: what is learned, what is recorded, what a checkpoint is good for afterwards."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import PROJECT, QUIET, scalars
+from omegaconf import OmegaConf
+
+SHORT = ["trainer.max_epochs=2", QUIET]
+
+
+@pytest.fixture(scope="module")
+def trained(call: Callable, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The directory and the output of a short run, with histograms."""
+    run_dir = tmp_path_factory.mktemp("run") / "digits"
+    done = call(*SHORT, "callbacks.histograms.every_n_steps=20", f"run_dir={run_dir}", cwd=run_dir.parent)
+    assert done.returncode == 0, done.stderr
+    return run_dir, done.stdout
+
+
+def last_line(output: str) -> tuple[str, float]:
+    name, value = output.strip().splitlines()[-1].split()
+    return name, float(value)
+
+
+def test_prints_the_test_accuracy_last(trained: tuple[Path, str]) -> None:
+    name, value = last_line(trained[1])
+    assert name == "test/accuracy" and 0.3 < value <= 1
+
+
+def test_tensorboard_holds_what_the_readme_promises(trained: tuple[Path, str]) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(trained[0] / "tensorboard"))
+    events.Reload()
+    tags = events.Tags()
+    wanted = {"train/loss", "val/loss", "val/accuracy", "test/loss", "test/accuracy", "lr", "grad_norm"}
+    assert wanted <= set(tags["scalars"])
+    assert "val/samples" in tags["images"]
+    assert "config/text_summary" in tags["tensors"]
+    assert {"weights/network.head.weight", "gradients/network.head.weight"} <= set(tags["histograms"])
+    session = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert b"model.optimizer.lr" in session
+    experiment = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    assert b"test/accuracy" in experiment and b"val/loss" in experiment
+
+
+def test_the_resolved_config_says_all(trained: tuple[Path, str]) -> None:
+    cfg = OmegaConf.load(trained[0] / "config.yaml")
+    assert cfg.model.network.num_classes == 10
+    assert cfg.run_dir == str(trained[0])
+    assert "${" not in (trained[0] / "config.yaml").read_text()
+
+
+def test_checkpoints_hold_nothing_but_plain_data(trained: tuple[Path, str]) -> None:
+    for name in ("last.ckpt", "best.ckpt"):
+        torch.load(trained[0] / "checkpoints" / name, weights_only=True)
+
+
+def test_a_checkpoint_is_evaluated_to_the_same_number(trained: tuple[Path, str], call: Callable, tmp_path: Path) -> None:
+    ckpt = trained[0] / "checkpoints" / "last.ckpt"
+    done = call(f"ckpt={ckpt}", "test_only=true", f"run_dir={tmp_path / 'again'}", QUIET)
+    assert last_line(done.stdout) == last_line(trained[1]), done.stderr
+
+
+@pytest.mark.slow
+def test_training_starts_from_the_weights_of_a_checkpoint(trained: tuple[Path, str], call: Callable, tmp_path: Path) -> None:
+    ckpt = trained[0] / "checkpoints" / "last.ckpt"
+    common = ["trainer.max_steps=3", "trainer.log_every_n_steps=1", QUIET]
+    assert call(f"ckpt={ckpt}", *common, f"run_dir={tmp_path / 'from'}").returncode == 0
+    fresh, started = scalars(trained[0], "train/loss")[0], scalars(tmp_path / "from", "train/loss")[0]
+    assert started < fresh - 0.2
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(trained: tuple[Path, str], call: Callable, tmp_path: Path) -> None:
+    ckpt = trained[0] / "checkpoints" / "last.ckpt"
+    done = call(f"ckpt={ckpt}", "model.network.widths=[16,32,48]", f"run_dir={tmp_path / 'never'}")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "network.blocks.2.norm2.weight (64,) instead of (48,)" in done.stderr
+    assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.slow
+def test_fine_tuning_freezes_the_backbone_then_releases_it(trained: tuple[Path, str], call: Callable, tmp_path: Path) -> None:
+    ckpt = trained[0] / "checkpoints" / "last.ckpt"
+    before = torch.load(ckpt, weights_only=True)["state_dict"]
+    for epochs, moved in ((1, False), (3, True)):
+        run_dir = tmp_path / f"{epochs}"
+        done = call(f"ckpt={ckpt}", "callbacks=finetune", f"trainer.max_epochs={epochs}", QUIET, f"run_dir={run_dir}")
+        assert done.returncode == 0, done.stderr
+        after = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        assert torch.equal(before["network.stem.0.weight"], after["network.stem.0.weight"]) is not moved
+        assert not torch.equal(before["network.head.weight"], after["network.head.weight"])
+
+
+@pytest.mark.slow
+def test_runs_repeat_themselves_and_seeds_differ(run_cases: Callable, tmp_path: Path) -> None:
+    common = ["trainer.max_steps=20", "trainer.log_every_n_steps=1", QUIET]
+    cases = {name: [*common, f"seed={seed}", f"run_dir={tmp_path / name}"] for name, seed in {"a": 1, "b": 1, "c": 2}.items()}
+    run_cases(cases, num_ranks=1)
+    losses = {name: scalars(tmp_path / name, "train/loss") for name in cases}
+    assert losses["a"] == losses["b"] != losses["c"]
+
+
+@pytest.mark.slow
+def test_the_global_batch_does_not_depend_on_accumulation(run_cases: Callable, tmp_path: Path) -> None:
+    common = ["trainer.max_steps=20", "callbacks.samples=null", QUIET]
+    cases = {f"{n}": [*common, f"trainer.accumulate_grad_batches={n}", f"run_dir={tmp_path / f'{n}'}"] for n in (1, 4)}
+    metrics = run_cases(cases, num_ranks=1)
+    assert metrics["4"] == pytest.approx(metrics["1"], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_the_default_experiment_learns_digits(call: Callable, tmp_path: Path) -> None:
+    done = call(f"run_dir={tmp_path / 'digits'}", QUIET)
+    name, value = last_line(done.stdout)
+    assert name == "test/accuracy" and value >= 0.96
+
+
+def test_a_run_directory_is_fresh_unless_it_is_asked_for() -> None:
+    from datetime import datetime
+
+    from {{ cookiecutter.package_name }}.hpc import rundir
+
+    now = datetime(2030, 1, 2, 3, 4, 5)
+    assert rundir.choose("here", "x", now, {}) == Path.cwd() / "here"
+    assert rundir.choose(None, "x", now, {rundir.CHOSEN: "/chosen"}) == Path("/chosen")
+    fresh = rundir.choose(None, "x", now, {})
+    assert fresh.parent == PROJECT / "runs" and fresh.name.startswith("2030-01-02_03-04-05_x")
+
+
+def test_a_run_directory_that_cannot_be_written_is_refused(call: Callable, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = call(f"run_dir={tmp_path / 'file' / 'run'}")
+    assert done.returncode == 2 and "run_dir" in done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["gpu", "ddp", "fsdp", "deepspeed"])
+def test_trains_on_a_gpu(trainer: str, call: Callable, tmp_path: Path) -> None:
+    done = call(f"trainer={trainer}", "trainer.devices=1", "trainer.max_epochs=5", QUIET, f"run_dir={tmp_path / trainer}")
+    assert done.returncode == 0, done.stderr
+    assert last_line(done.stdout)[1] > 0.8
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("trainer", ["gpu"])
+def test_more_gpus_than_there_are_is_refused(trainer: str, call: Callable) -> None:
+    done = call("trainer=ddp", "trainer.devices=64", "data.global_batch_size=64")
+    assert done.returncode == 2 and "visible on this node" in done.stderr
