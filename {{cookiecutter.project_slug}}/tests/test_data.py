@@ -149,8 +149,9 @@ def test_mixed_images_become_normalised_colour_batches(tmp_path):
 def test_the_centre_is_kept_upright_and_16_bit_grey_is_scaled(tmp_path):
     from {{ cookiecutter.package_name }}.data.images import ImageFiles
 
-    wide, deep, half = np.zeros((10, 30), np.uint8), np.full((10, 10), 200 << 8, np.uint16), np.zeros((10, 10), np.uint8)
+    wide, half = np.zeros((10, 30), np.uint8), np.zeros((10, 10), np.uint8)
     wide[:, 10:20] = half[:5] = 200
+    deep = np.full((10, 10), 200 << 8, np.uint16)
     for name, pixels in (("wide", wide), ("deep", deep), ("half", half)):
         Image.fromarray(pixels).save(tmp_path / f"{name}.png")
     images = ImageFiles([(str(tmp_path / f"{name}.png"), 3) for name in ("wide", "deep", "half")], 10)
@@ -198,7 +199,7 @@ def test_digits_are_split_once_and_evenly():
 
     from {{ cookiecutter.package_name }}.data.digits import indices_of
 
-    digits = load_digits().target
+    _, digits = load_digits(return_X_y=True)
     splits = [indices_of(split, digits) for split in ("train", "val", "test")]
     assert sorted(np.concatenate(splits)) == list(range(len(digits)))
     for indices, tenths in zip(splits, (7, 1, 2), strict=True):
@@ -304,6 +305,9 @@ def test_a_vocabulary_is_larger_than_every_token(tmp_path):
     assert files.text_files(text, text) is None
     with pytest.raises(Refused, match=r"data\.vocab_size=50304"):
         read_all(built("text", vocab_size=999, **paths))
+    np.append(np.zeros(30_000), 1000).astype("<u2").tofile(tmp_path / "late.bin")
+    late = {"files": str(tmp_path / "late.bin"), "block_size": 8}
+    assert "late.bin holds 1000" in refused(files.text_files, "text", vocab_size=1000, **late)
     np.save(tmp_path / "train.npy", -np.arange(3000))
     text_files.read_only.cache_clear()
     assert "not negative" in refused(files.text_files, "text", vocab_size=1000, **paths)

@@ -25,11 +25,14 @@ class Samples(L.Callback):
         if batch_idx > 0 or trainer.sanity_checking:
             return
         inputs, targets = batch[0][: self.num], batch[1][: self.num]
+        images, text = inputs.ndim == 4 and inputs.shape[1] in (1, 3), inputs.ndim == 2 and targets.ndim == 2
+        if not (images or text):
+            return  # nothing one could show
         predicted = pl_module(inputs).argmax(dim=-1).cpu()  # on every rank: a sharded network needs them all
         if not (trainer.is_global_zero and isinstance(trainer.logger, TensorBoardLogger)):
             return
         board = trainer.logger.experiment
-        if inputs.is_floating_point():
+        if images:
             sheet = contact_sheet(inputs.float().cpu(), predicted.tolist(), targets.tolist())
             board.add_image("val/samples", sheet, trainer.global_step, dataformats="HWC")
         else:

@@ -1,6 +1,5 @@
 """May this run start? Rules on the config, told on a login node before the queue; probes of the node before fitting."""
 
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,81 +15,9 @@ from omegaconf.errors import (
 
 from . import signatures
 from .config import PACKAGE, Refused, flat, nearest, typed
+from .layout import Cluster, Run, Strategy, Trainer, layout
 
 PRECISIONS = ["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true"]
-
-
-@dataclass
-class Run:
-    """The top level of the config."""
-
-    name: str
-    seed: int
-    run_dir: str | None
-    ckpt: str | None
-    test_only: bool
-    trainer: Any
-    strategy: Any
-    cluster: Any
-    model: Any
-    data: Any
-    callbacks: Any
-    logger: Any
-
-
-@dataclass
-class Cluster:
-    """What the machine is. A fact that is not known is null."""
-
-    name: str
-    max_nodes: int | None = None
-    gpus_per_node: int | None = None
-    account: str | None = None
-
-
-@dataclass
-class Trainer:
-    """The numbers of `trainer` that we derive others from or judge more strictly than Lightning does."""
-
-    accelerator: str
-    num_nodes: int
-    devices: int | None
-    precision: str
-    accumulate_grad_batches: int
-    gradient_clip_val: float | None
-    max_steps: int
-
-
-@dataclass
-class Strategy:
-    """Our keys of `strategy`; `lightning` is the object that the Trainer gets."""
-
-    name: str
-    tensor_parallel_size: int
-    activation_checkpointing: bool
-    compile: bool
-    lightning: Any
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the work is shared out: derived from trainer, strategy and data, never typed."""
-
-    world_size: int
-    data_parallel_size: int
-    micro_batch_size: int
-
-
-def layout(cfg: DictConfig) -> Layout:
-    """world = nodes * devices = data-parallel * tensor-parallel; global batch = data-parallel * accumulate * micro."""
-    world = cfg.trainer.num_nodes * cfg.trainer.devices
-    data_parallel = world // cfg.strategy.tensor_parallel_size
-    return Layout(
-        world, data_parallel, cfg.data.global_batch_size // (data_parallel * cfg.trainer.accumulate_grad_batches)
-    )
-
-
-OmegaConf.register_new_resolver("layout", lambda name, *, _root_: getattr(layout(_root_), name), replace=True)
 
 
 def check(cfg: DictConfig) -> None:
@@ -104,6 +31,7 @@ def check(cfg: DictConfig) -> None:
     trainer = typed(Trainer, cfg.trainer, "trainer", only_ours=True)
     strategy = typed(Strategy, cfg.strategy, "strategy")
     cluster = typed(Cluster, cfg.cluster, "cluster")
+    _run_rules(run)
     _trainer_rules(trainer, cluster)
     _strategy_rules(strategy, trainer, cfg)
     _network_rules(strategy, cfg)
@@ -111,10 +39,6 @@ def check(cfg: DictConfig) -> None:
     _bind_targets(cfg.data, "data")
     _ask_nodes(cfg, cfg)
     _bind_targets(cfg)
-    if run.ckpt and not Path(run.ckpt).exists():
-        raise Refused("ckpt", run.ckpt, "there is no such file or folder", "ckpt=<checkpoint of a run>")
-    if run.test_only and not run.ckpt:
-        raise Refused("test_only", True, "evaluates the weights of a checkpoint", "ckpt=<checkpoint> test_only=true")
 
 
 def probe(cfg: DictConfig) -> None:
@@ -150,6 +74,13 @@ def _complete(cfg: DictConfig) -> None:
             raise Refused(key, value, rule, f"another choice of {key.split('.')[0]}= or of {other}=") from None
         except OmegaConfBaseException:
             continue  # a number derived from others that are wrong: the rules on those will tell
+
+
+def _run_rules(run: Run) -> None:
+    if run.ckpt and not Path(run.ckpt).exists():
+        raise Refused("ckpt", run.ckpt, "there is no such file or folder", "ckpt=<checkpoint of a run>")
+    if run.test_only and not run.ckpt:
+        raise Refused("test_only", True, "evaluates the weights of a checkpoint", "ckpt=<checkpoint> test_only=true")
 
 
 def _trainer_rules(trainer: Trainer, cluster: Cluster) -> None:

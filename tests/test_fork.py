@@ -1,0 +1,103 @@
+"""A fork: a network, a dataset and a cluster of one's own, by adding files only, trained with fsdp on two processes."""
+
+from pathlib import Path
+
+import pytest
+
+FILES = {
+    "src/my_research/models/mlp.py": '''
+"""A residual MLP."""
+
+import torch
+from torch import Tensor, nn
+
+
+class MLP(nn.Module):
+    """Vectors (batch, inputs) → logits (batch, num_classes)."""
+
+    def __init__(self, inputs: int, width: int, depth: int, num_classes: int) -> None:
+        super().__init__()
+        self.inputs = inputs
+        self.stem = nn.Linear(inputs, width)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width)) for _ in range(depth))
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + torch.relu(block(x))
+        return self.head(x)
+
+    def example_input(self, batch_size: int) -> Tensor:
+        return torch.zeros(batch_size, self.inputs)
+''',
+    "configs/model/mlp.yaml": """
+defaults: [base]
+network:
+  _target_: my_research.models.mlp.MLP
+  inputs: 30
+  width: 32
+  depth: 2
+  num_classes: ${data.num_classes}
+""",
+    "src/my_research/data/cancer.py": '''
+"""Scikit-learn's breast cancer data: 569 samples of 30 numbers, benign or malignant."""
+
+from typing import Any
+
+import torch
+from sklearn.datasets import load_breast_cancer
+from torch.utils.data import Dataset, TensorDataset
+
+from .loading import DataModule
+
+
+class Cancer(DataModule):
+    """Inputs float32 (30,), each of zero mean and unit variance; two classes."""
+
+    def __init__(self, num_classes: int = 2, **loading: Any) -> None:
+        super().__init__(**loading)
+        self.num_classes = num_classes
+
+    def dataset(self, split: str) -> Dataset:
+        numbers, classes = (torch.as_tensor(column) for column in load_breast_cancer(return_X_y=True))
+        inputs = ((numbers - numbers.mean(0)) / numbers.std(0)).float()
+        fifths = {"train": (0, 1, 2), "val": (3,), "test": (4,)}[split]
+        chosen = [i for i in range(len(inputs)) if i % 5 in fifths]
+        return TensorDataset(inputs[chosen], classes[chosen])
+''',
+    "configs/data/cancer.yaml": """
+_target_: my_research.data.cancer.Cancer
+num_classes: 2
+global_batch_size: 32
+seed: ${seed}
+""",
+    "configs/cluster/mine.yaml": """
+name: mine
+max_nodes: 8
+gpus_per_node: 2
+""",
+}
+
+
+@pytest.mark.slow
+def test_a_fork_adds_files_only(bake, run, tmp_path):
+    project: Path = bake(tmp_path)
+    before = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
+    for name, text in FILES.items():
+        assert not (project / name).exists()
+        (project / name).write_text(text.lstrip())
+
+    choices = "model=mlp data=cancer cluster=mine trainer=fsdp name=fork"
+    trained = run(f"python train.py {choices} trainer.accelerator=cpu trainer.precision=32-true", project)
+    assert trained.returncode == 0, trained.stdout
+    name, accuracy = trained.stdout.strip().splitlines()[-1].split()
+    assert name == "test/accuracy" and float(accuracy) > 0.9
+
+    (run_dir,) = (project / "runs").iterdir()
+    assert list((run_dir / "checkpoints" / "last.ckpt").glob("__1_*.distcp")), "the second process wrote its shard"
+    assert "devices: 2" in (run_dir / "config.yaml").read_text()  # the cluster's GPUs per node, typed nowhere else
+    assert {path: path.read_bytes() for path in before} == before
+
+    refused = run(f"python train.py {choices} trainer.num_nodes=9", project)
+    assert refused.returncode == 2 and "cluster=mine has 8 nodes" in refused.stdout

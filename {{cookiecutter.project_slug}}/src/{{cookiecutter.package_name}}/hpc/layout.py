@@ -1,0 +1,79 @@
+"""The vocabulary of a run: what we own of the config, typed, and the layout that follows from it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+
+@dataclass
+class Run:
+    """The top level of the config."""
+
+    name: str
+    seed: int
+    run_dir: str | None
+    ckpt: str | None
+    test_only: bool
+    trainer: Any
+    strategy: Any
+    cluster: Any
+    model: Any
+    data: Any
+    callbacks: Any
+    logger: Any
+
+
+@dataclass
+class Cluster:
+    """What the machine is. A fact that is not known is null."""
+
+    name: str
+    max_nodes: int | None = None
+    gpus_per_node: int | None = None
+    account: str | None = None
+
+
+@dataclass
+class Trainer:
+    """The numbers of `trainer` that we derive others from or judge more strictly than Lightning does."""
+
+    accelerator: str
+    num_nodes: int
+    devices: int | None
+    precision: str
+    accumulate_grad_batches: int
+    gradient_clip_val: float | None
+    max_steps: int
+
+
+@dataclass
+class Strategy:
+    """Our keys of `strategy`; `lightning` is the object that the Trainer gets."""
+
+    name: str
+    tensor_parallel_size: int
+    activation_checkpointing: bool
+    compile: bool
+    lightning: Any
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the work is shared out: derived from trainer, strategy and data, never typed."""
+
+    world_size: int
+    data_parallel_size: int
+    micro_batch_size: int
+
+
+def layout(cfg: DictConfig) -> Layout:
+    """world = nodes * devices = data-parallel * tensor-parallel; global batch = data-parallel * accumulate * micro."""
+    world = cfg.trainer.num_nodes * cfg.trainer.devices
+    data_parallel = world // cfg.strategy.tensor_parallel_size
+    return Layout(
+        world, data_parallel, cfg.data.global_batch_size // (data_parallel * cfg.trainer.accumulate_grad_batches)
+    )
+
+
+OmegaConf.register_new_resolver("layout", lambda name, *, _root_: getattr(layout(_root_), name), replace=True)
