@@ -1,5 +1,6 @@
 """Every command in the READMEs' bash blocks is run: as the first row of HOW that fits it says."""
 
+import json
 import os
 import re
 import shlex
@@ -15,8 +16,9 @@ from pathlib import Path
 import pytest
 from conftest import REPO, environment
 
-# Names that a rendered README has in place of these.
-DEFAULTS = {"project_name": "My Research", "project_slug": "my-research", "package_name": "my_research"}
+# What a README of a project with the default answers has in place of the marks.
+DEFAULTS = json.loads((REPO / "cookiecutter.json").read_text(encoding="utf-8"))
+DEFAULTS |= {"project_slug": "my-research", "package_name": "my_research"}
 README = {"template": REPO / "README.md", "project": REPO / "{{cookiecutter.project_slug}}" / "README.md"}
 
 

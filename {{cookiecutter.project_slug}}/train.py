@@ -23,6 +23,8 @@ def main() -> None:
 
 def train(cfg: DictConfig) -> dict[str, float]:
     """Fit and test what a checked config describes; the test metrics, on rank 0 (elsewhere empty)."""
+    # Threads that wait do not spin: on a machine that others use too, spinning made a step nine times slower.
+    environ.setdefault("OMP_WAIT_POLICY", "passive")
     import lightning  # torch from here on: --help and refusals above answer at once
 
     from {{ cookiecutter.package_name }}.hpc import record, weights

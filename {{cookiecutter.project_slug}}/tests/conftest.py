@@ -48,7 +48,9 @@ def run_cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[st
         for rank, log in enumerate(logs):
             environ = ENVIRON | (place | {"LOCAL_RANK": str(rank)} if num_ranks > 1 else {"OMP_NUM_THREADS": "1"})
             with log.open("w") as stream:
-                ranks.append(subprocess.Popen(command, cwd=PROJECT, env=environ, stdout=stream, stderr=subprocess.STDOUT))
+                ranks.append(
+                    subprocess.Popen(command, cwd=PROJECT, env=environ, stdout=stream, stderr=subprocess.STDOUT)
+                )
         try:
             codes = [rank.wait(timeout=seconds) for rank in ranks]
         finally:

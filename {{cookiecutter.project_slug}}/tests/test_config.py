@@ -53,7 +53,9 @@ def test_every_choice_is_accepted(choice: str, places: dict) -> None:
 
 
 @pytest.mark.parametrize("trainer", ["ddp", "ddp_4node", "fsdp", "fsdp_4node", "deepspeed", "deepspeed_4node"])
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "tensor_parallel", "deepspeed_zero1", "deepspeed_zero3", "zero3_offload"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp", "fsdp", "tensor_parallel", "deepspeed_zero1", "deepspeed_zero3", "zero3_offload"]
+)
 def test_strategy_nodes_and_precision_go_on_top_of_any_trainer(trainer: str, strategy: str) -> None:
     more = ["trainer.num_nodes=2", "trainer.precision=bf16-true", "data.global_batch_size=64"]
     cfg = config.compose_overrides([f"trainer={trainer}", "cluster=slurm", f"strategy={strategy}", *TEXT, *more])
@@ -99,7 +101,11 @@ REFUSALS = [
     (["strategy=ddp", "strategy.tensor_parallel_size=2", *TWO], "strategy.tensor_parallel_size", "strategy=fsdp"),
     (["strategy=fsdp", "strategy.tensor_parallel_size=3", *TWO, *TEXT], "strategy.tensor_parallel_size", "divides"),
     (["strategy=tensor_parallel", *TWO], "model.network", "tensor_parallel_plan"),
-    (["strategy=tensor_parallel", *TWO, *TEXT, "model.network.num_heads=1"], "strategy.tensor_parallel_size", "1 attention"),
+    (
+        ["strategy=tensor_parallel", *TWO, *TEXT, "model.network.num_heads=1"],
+        "strategy.tensor_parallel_size",
+        "1 attention",
+    ),
     ([*TEXT, "model.network.num_heads=5"], "model.network.num_heads", "num_heads=4"),
     (["strategy=fsdp", *TWO, "trainer.precision=16-mixed"], "trainer.precision", "bf16-mixed"),
     (["strategy=deepspeed_zero3", "strategy.compile=true", *TWO], "strategy.compile", "ZeRO-3"),
@@ -127,7 +133,9 @@ def test_refusals_name_key_rule_and_fix(overrides: list[str], key: str, words: s
     assert len(str(caught.value).splitlines()) <= 20
 
 
-@pytest.mark.parametrize("bad", ["sead: 3", "trainer: {max_epoch: 3}", "defaults: [{override /data: digit}]", "data: {dri: x}"])
+@pytest.mark.parametrize(
+    "bad", ["sead: 3", "trainer: {max_epoch: 3}", "defaults: [{override /data: digit}]", "data: {dri: x}"]
+)
 def test_a_mistake_in_an_experiment_file_is_refused(bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import shutil
 
@@ -153,7 +161,9 @@ def test_deepspeed_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_resolved_config_has_no_open_reference(places: dict) -> None:
-    cfg = config.compose_overrides(["data=images", f"data.dir={places['images']}", "model=resnet18", "data.global_batch_size=8"])
+    cfg = config.compose_overrides(
+        ["data=images", f"data.dir={places['images']}", "model=resnet18", "data.global_batch_size=8"]
+    )
     preflight.check(cfg)
     assert cfg.data.num_classes == cfg.model.network.num_classes == 2  # counted, as nobody said it
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)

@@ -7,7 +7,10 @@ from {{ cookiecutter.package_name }}.hpc import config
 from {{ cookiecutter.package_name }}.models.gpt import GPT
 from {{ cookiecutter.package_name }}.models.resnet import ResNet
 
-DATA = {"gpt": ["data=text", "data.files=x", "data.vocab_size=50304"], "resnet50": ["data=images", "data.dir=x", "data.num_classes=1000"]}
+DATA = {
+    "gpt": ["data=text", "data.files=x", "data.vocab_size=50304"],
+    "resnet50": ["data=images", "data.dir=x", "data.num_classes=1000"],
+}
 
 
 def build(model: str, *overrides: str) -> torch.nn.Module:

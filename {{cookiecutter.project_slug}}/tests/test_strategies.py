@@ -36,7 +36,9 @@ def metrics(runs: Path, run_cases: Callable) -> dict[str, dict[str, float]]:
         num_ranks=2,
     )
     evaluate = {
-        f"{case} again": line(task, runs / f"{case}-again", f"ckpt={runs / case / 'checkpoints' / 'last.ckpt'}", "test_only=true")
+        f"{case} again": line(
+            task, runs / f"{case}-again", f"ckpt={runs / case / 'checkpoints' / 'last.ckpt'}", "test_only=true"
+        )
         for case, (task, _) in pairs.items()
     }
     return found | run_cases(evaluate, num_ranks=1)

@@ -59,14 +59,18 @@ def test_checkpoints_hold_nothing_but_plain_data(trained: tuple[Path, str]) -> N
         torch.load(trained[0] / "checkpoints" / name, weights_only=True)
 
 
-def test_a_checkpoint_is_evaluated_to_the_same_number(trained: tuple[Path, str], call: Callable, tmp_path: Path) -> None:
+def test_a_checkpoint_is_evaluated_to_the_same_number(
+    trained: tuple[Path, str], call: Callable, tmp_path: Path
+) -> None:
     ckpt = trained[0] / "checkpoints" / "last.ckpt"
     done = call(f"ckpt={ckpt}", "test_only=true", f"run_dir={tmp_path / 'again'}", QUIET)
     assert last_line(done.stdout) == last_line(trained[1]), done.stderr
 
 
 @pytest.mark.slow
-def test_training_starts_from_the_weights_of_a_checkpoint(trained: tuple[Path, str], call: Callable, tmp_path: Path) -> None:
+def test_training_starts_from_the_weights_of_a_checkpoint(
+    trained: tuple[Path, str], call: Callable, tmp_path: Path
+) -> None:
     ckpt = trained[0] / "checkpoints" / "last.ckpt"
     common = ["trainer.max_steps=3", "trainer.log_every_n_steps=1", QUIET]
     assert call(f"ckpt={ckpt}", *common, f"run_dir={tmp_path / 'from'}").returncode == 0
@@ -83,7 +87,9 @@ def test_a_checkpoint_that_does_not_fit_is_refused(trained: tuple[Path, str], ca
 
 
 @pytest.mark.slow
-def test_fine_tuning_freezes_the_backbone_then_releases_it(trained: tuple[Path, str], call: Callable, tmp_path: Path) -> None:
+def test_fine_tuning_freezes_the_backbone_then_releases_it(
+    trained: tuple[Path, str], call: Callable, tmp_path: Path
+) -> None:
     ckpt = trained[0] / "checkpoints" / "last.ckpt"
     before = torch.load(ckpt, weights_only=True)["state_dict"]
     for epochs, moved in ((1, False), (3, True)):
@@ -98,7 +104,9 @@ def test_fine_tuning_freezes_the_backbone_then_releases_it(trained: tuple[Path, 
 @pytest.mark.slow
 def test_runs_repeat_themselves_and_seeds_differ(run_cases: Callable, tmp_path: Path) -> None:
     common = ["trainer.max_steps=20", "trainer.log_every_n_steps=1", QUIET]
-    cases = {name: [*common, f"seed={seed}", f"run_dir={tmp_path / name}"] for name, seed in {"a": 1, "b": 1, "c": 2}.items()}
+    cases = {
+        name: [*common, f"seed={seed}", f"run_dir={tmp_path / name}"] for name, seed in {"a": 1, "b": 1, "c": 2}.items()
+    }
     run_cases(cases, num_ranks=1)
     losses = {name: scalars(tmp_path / name, "train/loss") for name in cases}
     assert losses["a"] == losses["b"] != losses["c"]
@@ -141,7 +149,9 @@ def test_a_run_directory_that_cannot_be_written_is_refused(call: Callable, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["gpu", "ddp", "fsdp", "deepspeed"])
 def test_trains_on_a_gpu(trainer: str, call: Callable, tmp_path: Path) -> None:
-    done = call(f"trainer={trainer}", "trainer.devices=1", "trainer.max_epochs=5", QUIET, f"run_dir={tmp_path / trainer}")
+    done = call(
+        f"trainer={trainer}", "trainer.devices=1", "trainer.max_epochs=5", QUIET, f"run_dir={tmp_path / trainer}"
+    )
     assert done.returncode == 0, done.stderr
     assert last_line(done.stdout)[1] > 0.8
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
@@ -79,7 +80,7 @@ class Classifier(L.LightningModule):
     ) -> None:
         self.log("grad_norm", clip_gradients(self, gradient_clip_val))
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         """Weight decay for matrices only; linear warm-up, then a cosine to zero over the planned steps."""
         trained = [p for p in self.parameters() if p.requires_grad]
         groups = [
@@ -99,13 +100,13 @@ class Classifier(L.LightningModule):
         loss = F.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED) / count.clamp(min=1)
         metric = loss / math.log(2) / self.bytes_per_token if self.bytes_per_token else accuracy(logits, targets, count)
         for name, key, value in (("loss", "loss", loss), ("metric", self.metric, metric)):
-            mean = self.means[f"{stage}_{name}"]
+            mean: Any = self.means[f"{stage}_{name}"]
             mean.update(value, weight=count)
             self.log(f"{stage}/{key}", mean, prog_bar=True, on_epoch=True, on_step=False)
 
 
 class Schedule(LambdaLR):
-    """The factors of a function on the learning rates; groups that fine-tuning adds later keep the rate it gives them."""
+    """A function's factors on the learning rates; groups that fine-tuning adds later keep the rate it gives them."""
 
     def get_lr(self) -> list[float | Tensor]:
         scheduled = super().get_lr()

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -62,7 +62,7 @@ def meant(word: str, known: Iterable[str], prefix: str = "") -> str:
     return f"{_dotted(prefix, close)}=..." if close else "remove it, or see --cfg job for the keys there are"
 
 
-def compose(description: str, argv: Sequence[str]) -> DictConfig:
+def compose(description: str | None, argv: Sequence[str]) -> DictConfig:
     """Compose `configs/train.yaml` with the overrides of a command line.
 
     `--help` and `--cfg job` print what they are asked for and exit with 0.
@@ -117,19 +117,23 @@ def typed(schema: type[T], node: DictConfig, name: str, *, only_ours: bool = Fal
         Refused: a key the dataclass does not have, or a value of another type.
     """
     known = {field.name: field.type for field in fields(schema)}  # type: ignore[arg-type]
-    for key in node:
+    for key in map(str, node):
         if key not in known and not only_ours:
             rule = f"{name or 'the config'} has the keys {', '.join(known)}"
             raise Refused(_dotted(name, key), None, rule, meant(key, known, name))
-    values = {}
+    values: dict[str, Any] = {}
     for key, kind in known.items():
+        if key not in node:
+            continue
         value = None if kind is Any else node.get(key)
         try:
-            merged = OmegaConf.merge(OmegaConf.structured(schema), {key: value}) if key in node else None
-            values |= {key: merged[key]} if merged is not None else {}
+            values[key] = OmegaConf.select(OmegaConf.merge(OmegaConf.structured(schema), {key: value}), key)
         except OmegaConfBaseException:
             kind = getattr(kind, "__name__", str(kind))
             raise Refused(_dotted(name, key), value, f"is of type {kind}", f"{_dotted(name, key)}=<{kind}>") from None
+    for field in fields(schema):  # type: ignore[arg-type]
+        if field.default is MISSING and field.name not in values:
+            raise Refused(_dotted(name, field.name), None, f"{name} has to say it", f"{field.name}: ... in its file")
     return schema(**values)
 
 

@@ -19,6 +19,7 @@ class DeepSpeed(DeepSpeedStrategy):
         super().__init__(**options)
         # Offloaded state is updated by the optimizer the config names. DeepSpeed's own CPU optimizer would be compiled
         # at first use, on a compute node.
+        assert isinstance(self.config, dict)
         self.config["zero_force_ds_cpu_optimizer"] = False
 
     def setup_environment(self) -> None:

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def parallelize(
-    network: nn.Module,
+    network: Any,
     device_mesh: DeviceMesh | None,
     *,
     activation_checkpointing: bool = False,
@@ -50,7 +50,7 @@ def parallelize(
         _shard(network, device_mesh["data_parallel"], precision)
 
 
-def _shard(network: nn.Module, mesh: DeviceMesh, precision: str) -> None:
+def _shard(network: Any, mesh: DeviceMesh, precision: str) -> None:
     """FSDP2: one group of parameters per block, gathered when the block runs; the rest is the root's group."""
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     policy = mixed if precision == "bf16-mixed" else MixedPrecisionPolicy()
@@ -69,9 +69,11 @@ def clip_gradients(module: L.LightningModule, max_norm: float | None) -> Tensor:
     if hasattr(engine, "get_global_grad_norm"):
         return torch.as_tensor(engine.get_global_grad_norm() or 0.0, device=module.device)
     groups = _by_mesh(p for p in module.parameters() if p.grad is not None)
-    norm = torch.stack([_whole(get_total_norm([p.grad for p in group])) for group in groups]).norm()
-    for group in groups if max_norm else ():
-        clip_grads_with_norm_(group, max_norm, norm)
+    norms = [get_total_norm([p.grad for p in group if p.grad is not None]) for group in groups]
+    norm = torch.stack([_whole(norm) for norm in norms]).norm()
+    if max_norm:
+        for group in groups:
+            clip_grads_with_norm_(group, max_norm, norm)
     return norm
 
 

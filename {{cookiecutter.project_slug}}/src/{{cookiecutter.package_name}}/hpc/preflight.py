@@ -110,7 +110,7 @@ def _trainer_rules(trainer: Trainer, cluster: Cluster) -> None:
 
 
 def _strategy_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> None:
-    world = trainer.num_nodes * trainer.devices
+    world = trainer.num_nodes * (trainer.devices or 1)
     tensor = strategy.tensor_parallel_size
     _at_least("strategy.tensor_parallel_size", tensor, 1)
     if strategy.name == "single" and world > 1:

@@ -114,7 +114,7 @@ def _from_class(module: str, node: ast.ClassDef) -> Signature:
     init = next((f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None)
     own = _from_arguments(init.args, skip=1) if init else _from_fields(node)
     base = _base(module, node, libraries=own.accepts_any)
-    members = sorted({*_members(node), *(base.members if base else [])})
+    members = _members(node) + (base.members if base else [])
     if not (own.accepts_any and base):
         return replace(own, members=members)
     left = {name: wanted for name, wanted in base.parameters.items() if name not in _passed_on(init)}

@@ -117,7 +117,6 @@ def init_weights(module: nn.Module) -> None:
     """He initialisation for convolutions; the residual branch of each block starts at zero (Goyal et al., 2017)."""
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    elif isinstance(module, BasicBlock):
-        nn.init.zeros_(module.norm2.weight)
-    elif isinstance(module, Bottleneck):
-        nn.init.zeros_(module.norm3.weight)
+    elif isinstance(module, BasicBlock | Bottleneck):
+        last = module.norm2 if isinstance(module, BasicBlock) else module.norm3
+        nn.init.zeros_(last.get_parameter("weight"))
