@@ -17,6 +17,8 @@ def main() -> None:
     cfg = config.compose(__doc__, sys.argv[1:])
     preflight.check(cfg)
     metrics = train(cfg)
+    if metrics:
+        print(f"run directory {cfg.run_dir}")
     for name, value in metrics.items():
         print(f"{name} {value:.4f}")
 

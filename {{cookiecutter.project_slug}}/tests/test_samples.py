@@ -2,14 +2,14 @@
 
 import torch
 
-from {{ cookiecutter.package_name }}.samples import TILE, contact_sheet, readable, text_table
+from {{ cookiecutter.package_name }}.samples import LINE, TILE, contact_sheet, readable, text_table
 
 
 def test_a_contact_sheet_marks_wrong_predictions_in_red() -> None:
-    sheet = contact_sheet(torch.rand(2, 1, 8, 8), [3, 4], [3, 5])
-    assert sheet.shape == (TILE + 14, 2 * TILE, 3)
+    sheet = contact_sheet(torch.rand(3, 1, 8, 8), [3, 4, 5], [3, 5, 5], columns=2)
+    assert sheet.shape == (2 * (TILE + LINE), 2 * TILE, 3)
     red = (sheet[..., 0] > 200) & (sheet[..., 1] < 100)
-    assert not red[:, :TILE].any() and red[:, TILE:].any()
+    assert not red[:, :TILE].any() and red[: TILE + LINE, TILE:].any()
 
 
 def test_bytes_are_shown_as_text_and_tokens_as_numbers() -> None:

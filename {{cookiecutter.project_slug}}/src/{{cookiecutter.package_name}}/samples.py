@@ -9,7 +9,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-TILE = 64  # pixels
+TILE = 64  # pixels of an image
+LINE = 14  # pixels of the text above it
 
 
 class Samples(L.Callback):
@@ -45,17 +46,19 @@ class Samples(L.Callback):
             board.add_text("val/samples", text_table(predicted, targets.cpu()), trainer.global_step)
 
 
-def contact_sheet(images: Tensor, predicted: list[int], truth: list[int]) -> np.ndarray:
-    """Images (n, channels, height, width) side by side under their predictions; wrong ones in red. uint8 (H, W, 3)."""
-    sheet = Image.new("RGB", (TILE * len(images), TILE + 14), "white")
+def contact_sheet(images: Tensor, predicted: list[int], truth: list[int], columns: int = 4) -> np.ndarray:
+    """Images (n, channels, height, width) in rows, each under its prediction; wrong ones in red. uint8 (H, W, 3)."""
+    rows = -(-len(images) // columns)
+    sheet = Image.new("RGB", (TILE * columns, (TILE + LINE) * rows), "white")
     draw = ImageDraw.Draw(sheet)
     for i, image in enumerate(images):
+        left, top = TILE * (i % columns), (TILE + LINE) * (i // columns)
         low, high = image.min(), image.max()
         pixels = ((image - low) / (high - low + 1e-9) * 255).byte().permute(1, 2, 0).expand(-1, -1, 3)
-        sheet.paste(Image.fromarray(pixels.numpy()).resize((TILE, TILE), Image.Resampling.NEAREST), (i * TILE, 14))
+        sheet.paste(Image.fromarray(pixels.numpy()).resize((TILE, TILE), Image.Resampling.NEAREST), (left, top + LINE))
         right = predicted[i] == truth[i]
         text = str(predicted[i]) if right else f"{predicted[i]} is {truth[i]}"
-        draw.text((i * TILE + 4, 1), text, fill="green" if right else "red")
+        draw.text((left + 4, top + 1), text, fill="green" if right else "red")
     return np.asarray(sheet)
 
 
