@@ -31,7 +31,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
 
     from {{ cookiecutter.package_name }}.hpc import record, weights
 
-    preflight.probe(cfg)
+    preflight.probe(cfg, environ)
     cfg.run_dir = str(rundir.choose(cfg.run_dir, cfg.name, datetime.now(), environ))
     lightning.seed_everything(cfg.seed, workers=True, verbose=False)
     data = config.build(cfg.data)

@@ -47,6 +47,16 @@ def test_tensorboard_holds_what_the_readme_promises(trained: tuple[Path, str]) -
     assert b"test/accuracy" in experiment and b"val/loss" in experiment
 
 
+def test_each_curve_has_one_point_per_step(trained: tuple[Path, str]) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(trained[0] / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    for tag in set(events.Tags()["scalars"]) - {"epoch"}:  # Lightning writes the epoch beside every metric
+        steps = [event.step for event in events.Scalars(tag)]
+        assert len(steps) == len(set(steps)), tag
+
+
 def test_the_resolved_config_says_all(trained: tuple[Path, str]) -> None:
     cfg = OmegaConf.load(trained[0] / "config.yaml")
     assert cfg.model.network.num_classes == 10
@@ -135,8 +145,28 @@ def test_a_run_directory_is_fresh_unless_it_is_asked_for() -> None:
     now = datetime(2030, 1, 2, 3, 4, 5)
     assert rundir.choose("here", "x", now, {}) == Path.cwd() / "here"
     assert rundir.choose(None, "x", now, {rundir.CHOSEN: "/chosen"}) == Path("/chosen")
+    job = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "3"}
+    assert rundir.choose(None, "x", now, job) == PROJECT / "runs" / "x_77"  # the same on every rank
     fresh = rundir.choose(None, "x", now, {})
     assert fresh.parent == PROJECT / "runs" and fresh.name.startswith("2030-01-02_03-04-05_x")
+
+
+def test_several_nodes_without_a_job_are_refused(call: Callable) -> None:
+    done = call("trainer=ddp_4node", "cluster=slurm", "trainer.accelerator=cpu")
+    assert done.returncode == 2 and "srun" in done.stderr
+
+
+@pytest.mark.slow
+def test_predicted_text_is_shown_beside_the_truth(call: Callable, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    brief = ["trainer.max_steps=2", "trainer.val_check_interval=1", "data.max_eval_windows=8"]
+    assert call("experiment=text", *brief, f"run_dir={tmp_path / 'text'}").returncode == 0
+    events = EventAccumulator(str(tmp_path / "text" / "tensorboard"))
+    events.Reload()
+    (text, *_) = events.Tensors("val/samples/text_summary")
+    assert b"truth" in text.tensor_proto.string_val[0]
+    assert len(events.Scalars("val/bits_per_byte")) == 2
 
 
 def test_a_run_directory_that_cannot_be_written_is_refused(call: Callable, tmp_path: Path) -> None:

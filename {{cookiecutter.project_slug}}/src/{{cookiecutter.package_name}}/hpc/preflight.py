@@ -1,5 +1,6 @@
 """May this run start? Rules on the config, told on a login node before the queue; probes of the node before fitting."""
 
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,8 @@ from . import signatures
 from .config import PACKAGE, Refused, flat, nearest, typed
 from .layout import Cluster, Run, Strategy, Trainer, layout
 
+# One of these is set in processes that srun, torchrun or mpiexec have started.
+LAUNCHED = {"SLURM_PROCID", "TORCHELASTIC_RUN_ID", "NODE_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"}
 PRECISIONS = ["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true"]
 
 
@@ -41,15 +44,18 @@ def check(cfg: DictConfig) -> None:
     _bind_targets(cfg)
 
 
-def probe(cfg: DictConfig) -> None:
-    """What only the node itself can tell: are the devices there, and can they do this precision?
+def probe(cfg: DictConfig, environ: Mapping[str, str]) -> None:
+    """What only the node itself can tell: are the other nodes and the devices there, can they do this precision?
 
     Raises:
-        Refused: they cannot.
+        Refused: they are not, or cannot.
     """
+    trainer = cfg.trainer
+    if trainer.num_nodes > 1 and not LAUNCHED & set(environ):
+        rule = "a run on several nodes is started on each of them by a job; this process is alone and would wait"
+        raise Refused("trainer.num_nodes", trainer.num_nodes, rule, "srun python train.py ... in a job, or num_nodes=1")
     import torch
 
-    trainer = cfg.trainer
     if trainer.accelerator == "cpu":
         return
     if (found := torch.cuda.device_count()) < trainer.devices:

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
+from torch.utils.tensorboard.summary import hparams
+from torch.utils.tensorboard.writer import FileWriter
 
 from .config import flat
 
@@ -26,13 +28,17 @@ def config(trainer: L.Trainer, cfg: DictConfig) -> None:
 
 @rank_zero_only
 def result(trainer: L.Trainer, cfg: DictConfig, metrics: dict[str, Any]) -> None:
-    """The hyperparameters of model, data and trainer with the final metrics, for TensorBoard's HPARAMS page."""
+    """The hyperparameters beside the final metrics, for TensorBoard's HPARAMS page, which reads the scalars by name."""
     values = flat(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)))
     shown = {k: v for k, v in values.items() if k.startswith(("model.", "data.", "trainer.", "strategy.", "seed"))}
-    final = {k: float(v) for k, v in metrics.items() if k.startswith(("val/", "test/"))}
+    plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in shown.items()}
+    final = [k for k in metrics if k.startswith(("val/", "test/"))]
     for logger in _tensorboards(trainer):
-        logger.log_hyperparams(shown, final, step=trainer.global_step)
-        logger.save()
+        # Not logger.log_hyperparams: it would write each metric a second time, as another point of its curve.
+        writer = FileWriter(logger.log_dir)
+        for summary in hparams(plain, dict.fromkeys(final, 0)):
+            writer.add_summary(summary)
+        writer.close()
 
 
 class Histograms(L.Callback):

@@ -12,7 +12,7 @@ CHOSEN = "HPC_RUN_DIR"
 
 
 def choose(asked: str | None, name: str, now: datetime, environ: Mapping[str, str]) -> Path:
-    """The run's directory: the one asked for, the one a parent process chose, or a fresh name under runs/.
+    """The run's directory: the one asked for, the one a parent process chose, the job's, or a fresh name under runs/.
 
     Chosen once: a clock that each rank read for itself would give each rank a directory of its own.
     """
@@ -20,6 +20,8 @@ def choose(asked: str | None, name: str, now: datetime, environ: Mapping[str, st
         return Path(asked).expanduser().absolute()
     if CHOSEN in environ:
         return Path(environ[CHOSEN])
+    if "SLURM_PROCID" in environ:  # srun started the ranks: what they have in common is the job
+        return PROJECT / "runs" / f"{name}_{environ['SLURM_JOB_ID']}"
     return PROJECT / "runs" / f"{now:%Y-%m-%d_%H-%M-%S}_{name}_{os.getpid()}"
 
 
