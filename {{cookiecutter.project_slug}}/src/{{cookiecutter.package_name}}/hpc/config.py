@@ -23,7 +23,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 CONFIGS = PROJECT / "configs"
 PACKAGE = __name__.split(".")[0]
 # Keys that decide what code runs. They are written in files of configs/, never typed on a command line.
-CODE_KEYS = {"_target_", "_partial_", "_args_", "_check_"}
+CODE_KEYS = re.compile(r"(?<!\w)_(target|partial|args|check)_(?!\w)")
 
 T = TypeVar("T")
 
@@ -163,7 +163,7 @@ def _groups_help() -> str:
 
 
 def _refuse_code(override: str) -> None:
-    if any(code in override for code in CODE_KEYS):
+    if CODE_KEYS.search(override):
         raise Refused(override, None, "what code runs is written in a file, not typed", f"add a file below {CONFIGS}")
 
 
