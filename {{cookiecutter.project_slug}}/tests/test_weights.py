@@ -1,6 +1,7 @@
 """Weights come out of every strategy's checkpoint as they went in, and nothing in a checkpoint is executed."""
 
 import importlib.util
+import io
 import os
 import pickle
 import shutil
@@ -382,3 +383,29 @@ def test_files_of_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
         with pytest.raises(Refused, match="two runs"):
             weights.read(folder)
         stale.unlink()
+
+
+class OldMember:
+    """Pickles a member of an enumeration as Python before 3.11.4 does: as a call of getattr."""
+
+    def __init__(self, enumeration: type, name: str) -> None:
+        self.call = getattr, (enumeration, name)
+
+    def __reduce__(self) -> tuple:
+        return self.call
+
+
+def test_enumerations_of_older_pythons_are_read(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+
+    pickled = pickle.dumps([OldMember(_MEM_FORMAT_ENCODING, "TORCH_CHANNELS_LAST"), "plain"])
+    assert weights._Metadata(io.BytesIO(pickled)).load()[1] == "plain"
+
+
+@needs_deepspeed
+@pytest.mark.slow
+def test_enumerations_of_older_pythons_are_read_from_deepspeed_files(tmp_path: Path) -> None:
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    torch.save({"stage": OldMember(ZeroStageEnum, "weights"), "a": torch.ones(1)}, tmp_path / "old")
+    assert weights._plain(tmp_path / "old")["a"] == 1

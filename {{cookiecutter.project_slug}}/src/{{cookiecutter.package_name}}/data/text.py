@@ -13,7 +13,9 @@ from ..hpc.config import Refused
 from .loading import DataModule
 from .text_files import list_text, num_tokens, read_only, refuse_tokens_outside, split_text
 
+# Tests, what is installed beside the library, and tables and manuals in the shape of code.
 NOT_SOURCES = {"test", "tests", "idle_test", "lib2to3", "idlelib", "site-packages", "dist-packages", "__pycache__"}
+NOT_SOURCES |= {"encodings", "pydoc_data"}
 
 
 class NextToken(DataModule):

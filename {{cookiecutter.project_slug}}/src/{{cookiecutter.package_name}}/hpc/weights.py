@@ -108,10 +108,17 @@ class _Record:
         vars(self).update(state if isinstance(state, dict) else {})
 
 
+def _member(owner: Any, name: str) -> _Record:
+    """Stands in for `getattr`, with which Python before 3.11.4 pickles the members of an enumeration."""
+    return _Record()
+
+
 class _Metadata(pickle.Unpickler):
     """Reads `.metadata` as records; the reader of torch would execute whatever it says."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if module not in METADATA_MODULES:
             raise pickle.UnpicklingError(f"GLOBAL {module}.{name}")
         return torch.Size if name == "Size" else _Record
@@ -120,7 +127,8 @@ class _Metadata(pickle.Unpickler):
 def _plain(file: Path) -> Any:
     with file.open("rb") as stream:
         mapped = stream.read(2) == b"PK"  # a zip archive; files of old torch versions cannot be mapped
-    with torch.serialization.safe_globals([(_Record, name) for name in DEEPSPEED_CLASSES]):
+    inert: list[Any] = [(_Record, name) for name in DEEPSPEED_CLASSES]
+    with torch.serialization.safe_globals([*inert, (_member, "builtins.getattr")]):
         return torch.load(str(file), map_location="cpu", weights_only=True, mmap=mapped)
 
 

@@ -1,4 +1,4 @@
-"""GPT: a decoder-only transformer (Radford et al., 2019), without biases."""
+"""GPT: a decoder-only transformer (Radford et al., 2019) with rotary positions and without biases."""
 
 import math
 
@@ -24,7 +24,6 @@ class GPT(nn.Module):
         super().__init__()
         self.block_size = block_size
         self.token = nn.Embedding(vocab_size, width)
-        self.position = nn.Embedding(block_size, width)
         self.drop = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(width, width // num_heads, dropout) for _ in range(num_layers))
         self.norm = nn.LayerNorm(width, bias=False)
@@ -33,8 +32,7 @@ class GPT(nn.Module):
         self.head.weight = self.token.weight  # tied (Press and Wolf, 2017)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.drop(self.token(tokens) + self.position(positions))
+        x = self.drop(self.token(tokens))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
@@ -91,5 +89,19 @@ class Attention(nn.Module):
         batch, time, _ = x.shape
         heads = self.qkv(x).view(batch, time, -1, 3 * self.head_dim).transpose(1, 2)
         q, k, v = heads.chunk(3, dim=-1)
+        q, k = rotated(q, k)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0)
         return self.out(y.transpose(1, 2).reshape(batch, time, -1))
+
+
+def rotated(*vectors: Tensor) -> list[Tensor]:
+    """Queries and keys (batch, heads, time, head_dim), each turned by an angle that grows with its position.
+
+    Their products then depend on how far apart two positions are (RoPE; Su et al., 2021).
+    """
+    time, head_dim = vectors[0].shape[-2:]
+    pair = torch.arange(head_dim // 2, device=vectors[0].device)
+    angle = torch.arange(time, device=vectors[0].device)[:, None] * 10_000 ** (-2 * pair / head_dim)
+    cos, sin = angle.cos().to(vectors[0].dtype), angle.sin().to(vectors[0].dtype)
+    halves = [vector.chunk(2, dim=-1) for vector in vectors]
+    return [torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1) for a, b in halves]

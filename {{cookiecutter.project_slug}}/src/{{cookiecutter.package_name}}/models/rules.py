@@ -10,6 +10,9 @@ def gpt(node: DictConfig, cfg: DictConfig) -> None:
     if node.width % node.num_heads:
         fix = f"model.network.num_heads={max(h for h in range(1, node.num_heads + 1) if node.width % h == 0)}"
         raise Refused("model.network.num_heads", node.num_heads, f"divides the width, {node.width}", fix)
+    if node.width // node.num_heads % 2:
+        rule = f"leaves heads of an even size, for rotary positions; the width is {node.width}"
+        raise Refused("model.network.num_heads", node.num_heads, rule, "model.network.num_heads=<width / 64, say>")
     ranks = cfg.strategy.tensor_parallel_size
     if node.num_heads % ranks:
         fix = f"strategy.tensor_parallel_size={max(r for r in range(1, ranks + 1) if node.num_heads % r == 0)}"
