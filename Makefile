@@ -14,9 +14,9 @@ BAKE := .venv/bin/python -m cookiecutter . --no-input --default-config --output-
 demo: env
 	rm -rf build/demo
 	$(BAKE) build/demo >/dev/null
-	export VENV="$$PWD/.venv" && cd build/demo/$(PROJECT) && source ./env.sh && python train.py
-	@echo
-	@echo "To look at it:  export VENV='$(CURDIR)/.venv'; cd build/demo/$(PROJECT); source env.sh; tensorboard --logdir runs"
+	@echo "To look at it afterwards:"
+	@echo "  export VENV='$(CURDIR)/.venv'; cd build/demo/$(PROJECT); source env.sh; tensorboard --logdir runs"
+	@export VENV="$$PWD/.venv" && cd build/demo/$(PROJECT) && source ./env.sh && python train.py
 
 test: env
 	.venv/bin/python -m ruff check .

@@ -5,7 +5,7 @@ from importlib import import_module
 
 import pytest
 
-from {{ cookiecutter.package_name }}.hpc import signatures
+from {{ cookiecutter.package_name }}.hpc import signatures, sources
 from {{ cookiecutter.package_name }}.hpc.signatures import Signature, fits, signature
 
 OWN = ["models.resnet.ResNet", "models.gpt.GPT", "module.Classifier", "hpc.parallel.parallelize", "data.digits.Digits"]
@@ -40,7 +40,7 @@ class Own(Base):
     def __init__(self, **more):
         super().__init__(files="here", **more)
 """
-    monkeypatch.setattr(signatures, "_tree", lambda module: ast.parse(source))
+    monkeypatch.setattr(sources, "_tree", lambda module: ast.parse(source))
     read = signature(f"{signatures.PACKAGE}.anything.Own")
     assert set(read.parameters) == {"size"} and read.required == ["size"]
 

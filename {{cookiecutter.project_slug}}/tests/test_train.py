@@ -137,6 +137,14 @@ def test_the_default_experiment_learns_digits(call: Callable, tmp_path: Path) ->
     assert name == "test/accuracy" and value >= 0.96
 
 
+@pytest.mark.slow
+def test_the_text_experiment_learns(call: Callable, tmp_path: Path) -> None:
+    """A small part of it; the whole reaches 2.1."""
+    done = call("experiment=text", "trainer.max_steps=300", "data.max_eval_windows=200", f"run_dir={tmp_path / 'text'}")
+    name, value = last_line(done.stdout)
+    assert name == "test/bits_per_byte" and value < 3.4  # frequencies of single bytes alone are worth 4.5
+
+
 def test_a_run_directory_is_fresh_unless_it_is_asked_for() -> None:
     from datetime import datetime
 

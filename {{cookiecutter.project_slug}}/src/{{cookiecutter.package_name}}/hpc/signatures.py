@@ -4,7 +4,6 @@ The project's own classes are read with `ast`. Libraries are imported once, when
 (`python -m <package>.hpc.signatures`), and remembered per package version; only an unknown target is imported later.
 """
 
-import ast
 import importlib
 import inspect
 import json
@@ -12,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,20 +19,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from . import sources
 from .config import CONFIGS, PACKAGE, Refused, meant
+from .sources import Signature
 
 CACHE = Path(sys.prefix) / "share" / "config-signatures.json"
-SOURCES = Path(__file__).resolve().parents[1]
-
-
-@dataclass(frozen=True)
-class Signature:
-    """Parameters of a callable: name → annotation as text ("" if none)."""
-
-    parameters: dict[str, str]
-    required: list[str]
-    accepts_any: bool = False  # **kwargs that cannot be followed any further
-    members: list[str] = field(default_factory=list)  # methods and self.attributes, for the project's own classes
 
 
 def signature(target: str) -> Signature:
@@ -43,7 +33,7 @@ def signature(target: str) -> Signature:
         Refused: there is no such module or name.
     """
     if target.split(".")[0] == PACKAGE:
-        return _own(target)
+        return sources.read(target, signature)
     known = _cached()
     if target not in known:
         known = known | {target: asdict(_imported(target))}
@@ -97,100 +87,6 @@ def fits(value: object, annotation: str) -> bool:
     if isinstance(value, bool):
         return "bool" in kinds
     return any(isinstance(value, plain[kind]) for kind in kinds - {"bool"})  # type: ignore[arg-type]
-
-
-def _own(target: str) -> Signature:
-    module, _, name = target.rpartition(".")
-    node = _find(module, name)
-    if node is None:
-        raise Refused("_target_", target, f"there is no {name} in {module}", "correct the name in the file of configs/")
-    if isinstance(node, ast.FunctionDef):
-        return _from_arguments(node.args, skip=0)
-    return _from_class(module, node)
-
-
-def _from_class(module: str, node: ast.ClassDef) -> Signature:
-    """Signature of `__init__`; what it passes on in **kwargs is looked up in the base class."""
-    init = next((f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None)
-    own = _from_arguments(init.args, skip=1) if init else _from_fields(node)
-    base = _base(module, node, libraries=own.accepts_any)
-    members = _members(node) + (base.members if base else [])
-    if not (own.accepts_any and base):
-        return replace(own, members=members)
-    left = {name: wanted for name, wanted in base.parameters.items() if name not in _passed_on(init)}
-    required = own.required + [name for name in base.required if name in left and name not in own.parameters]
-    return Signature(left | own.parameters, required, base.accepts_any, members)
-
-
-def _passed_on(init: ast.FunctionDef | None) -> set[str]:
-    """Arguments that a class itself gives in `super().__init__(name=...)`."""
-    calls = [node for node in ast.walk(init) if isinstance(node, ast.Call)] if init else []
-    return {k.arg for call in calls if ast.unparse(call.func) == "super().__init__" for k in call.keywords if k.arg}
-
-
-def _from_fields(node: ast.ClassDef) -> Signature:
-    """A class without `__init__`: the fields of a dataclass, or whatever its base takes."""
-    if not node.decorator_list:
-        return Signature({}, [], accepts_any=True)
-    fields = [f for f in node.body if isinstance(f, ast.AnnAssign)]
-    annotated = {ast.unparse(f.target): ast.unparse(f.annotation) for f in fields}
-    return Signature(annotated, [ast.unparse(f.target) for f in fields if f.value is None])
-
-
-def _base(module: str, node: ast.ClassDef, libraries: bool) -> Signature | None:
-    """The signature of the first base class; of a library's only if `libraries`, as that may cost an import."""
-    for base in map(ast.unparse, node.bases):
-        first, *rest = base.split(".")
-        if _find(module, first) is not None:
-            return _own(f"{module}.{base}")
-        target = ".".join([_imports(module).get(first, first), *rest])
-        if libraries or target.split(".")[0] == PACKAGE:
-            return signature(target)
-    return None
-
-
-def _from_arguments(arguments: ast.arguments, skip: int) -> Signature:
-    positional = [*arguments.posonlyargs, *arguments.args][skip:]
-    defaults = len(arguments.defaults)
-    required = [a.arg for a in positional[: len(positional) - defaults]]
-    required += [a.arg for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is None]
-    every = [*positional, *arguments.kwonlyargs]
-    annotations = {a.arg: ast.unparse(a.annotation) if a.annotation else "" for a in every}
-    return Signature(annotations, required, arguments.kwarg is not None)
-
-
-def _members(node: ast.ClassDef) -> list[str]:
-    attributes = [n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "self"]
-    return sorted({f.name for f in node.body if isinstance(f, ast.FunctionDef)} | set(attributes))
-
-
-@cache
-def _tree(module: str) -> ast.Module:
-    path = SOURCES.joinpath(*module.split(".")[1:])
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    if not file.is_file():
-        raise Refused("_target_", module, f"there is no file {file}", "correct the name in the file of configs/")
-    return ast.parse(file.read_text(encoding="utf-8"), str(file))
-
-
-def _find(module: str, name: str) -> ast.ClassDef | ast.FunctionDef | None:
-    body = _tree(module).body
-    return next((n for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == name), None)
-
-
-def _imports(module: str) -> dict[str, str]:
-    """Names a module imports, each with the dotted name it stands for."""
-    names: dict[str, str] = {}
-    for node in _tree(module).body:
-        if isinstance(node, ast.Import):
-            names |= {
-                a.asname or a.name.split(".")[0]: a.name if a.asname else a.name.split(".")[0] for a in node.names
-            }
-        elif isinstance(node, ast.ImportFrom):
-            package = module.split(".")[: -node.level] if node.level else []
-            source = ".".join([*package, *([node.module] if node.module else [])])
-            names |= {a.asname or a.name: f"{source}.{a.name}" for a in node.names}
-    return names
 
 
 def _imported(target: str) -> Signature:
