@@ -227,10 +227,14 @@ def test_digits_arrive_at_unit_scale_and_light_augmentation_keeps_them_alike():
 
 def test_training_augments_in_the_precision_of_the_run_and_evaluation_ignores_padding():
     import torch
-    from lightning.pytorch.plugins.precision import HalfPrecision
+    from lightning.pytorch.plugins.precision import HalfPrecision, Precision
 
     data = built("digits", global_batch_size=64)
     evaluated = [data.on_after_batch_transfer(batch, 0) for batch in data.val_dataloader()]
+    batch = next(iter(data.val_dataloader()))
+    data.trainer = SimpleNamespace(training=False, current_epoch=0, precision_plugin=Precision())
+    assert torch.equal(data.on_after_batch_transfer(batch, 0)[0], evaluated[0][0])  # not augmented
+    data.trainer = None
     targets = torch.cat([targets for _, targets in evaluated])
     assert (targets == -100).sum() == len(targets) - len(data.dataset("val")) > 0
     batch = next(iter(data.train_dataloader()))

@@ -16,6 +16,14 @@ COMMON = [f"trainer.max_steps={STEPS}", "trainer.log_every_n_steps=1", "trainer.
 ONLY = {"digits": [], "text": ["experiment=text", "data.max_eval_windows=64"]}
 
 
+# Sharded weights into another kind of sharding
+MOVES = [("deepspeed_zero3", "fsdp"), ("fsdp", "deepspeed_zero3"), ("tensor_parallel", "ddp")]
+
+
+def last_checkpoint(run_dir: Path) -> Path:
+    return run_dir / "checkpoints" / "last.ckpt"
+
+
 def line(task: str, runs: Path, *more: str) -> list[str]:
     return [*ONLY[task], *COMMON, *more, f"run_dir={runs}"]
 
@@ -31,14 +39,14 @@ def metrics(runs: Path, run_cases: Callable) -> dict[str, dict[str, float]]:
     two = ["trainer.accelerator=cpu", "trainer.devices=2"]
     pairs = {case: case.split("-") for case in CASES}
     found = run_cases({task: line(task, runs / task) for task in TASKS}, num_ranks=1)
-    found |= run_cases(
-        {case: line(task, runs / case, *two, f"strategy={strategy}") for case, (task, strategy) in pairs.items()},
-        num_ranks=2,
-    )
+    together = {case: line(task, runs / case, *two, f"strategy={strategy}") for case, (task, strategy) in pairs.items()}
+    for source, target in MOVES:
+        ckpt = f"ckpt={last_checkpoint(runs / f'text-{source}')}"
+        name = f"{source} to {target}"
+        together[name] = line("text", runs / name, *two, f"strategy={target}", ckpt, "test_only=true")
+    found |= run_cases(together, num_ranks=2)
     evaluate = {
-        f"{case} again": line(
-            task, runs / f"{case}-again", f"ckpt={runs / case / 'checkpoints' / 'last.ckpt'}", "test_only=true"
-        )
+        f"{case} again": line(task, runs / f"{case}-again", f"ckpt={last_checkpoint(runs / case)}", "test_only=true")
         for case, (task, _) in pairs.items()
     }
     return found | run_cases(evaluate, num_ranks=1)
@@ -52,14 +60,26 @@ def test_two_processes_follow_the_single_one(case: str, runs: Path, metrics: dic
     assert alone[-1] < alone[0] - 0.5  # it learns: equal losses of a network at rest would prove nothing
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if "deepspeed" not in case])
+def test_the_gradient_norm_is_that_of_the_whole_network(case: str, runs: Path, metrics: dict) -> None:
+    """DeepSpeed reports the norm of the step before, so it is left out."""
+    alone, together = scalars(runs / case.split("-")[0], "grad_norm"), scalars(runs / case, "grad_norm")
+    assert together == pytest.approx(alone, rel=1e-2)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_checkpoint_of_any_strategy_is_evaluated_from_one_process(case: str, metrics: dict) -> None:
     assert metrics[f"{case} again"] == pytest.approx(metrics[case], abs=1e-5)
 
 
+@pytest.mark.parametrize(("source", "target"), MOVES)
+def test_weights_move_from_one_strategy_to_another(source: str, target: str, metrics: dict) -> None:
+    assert metrics[f"{source} to {target}"] == pytest.approx(metrics[f"text-{source}"], abs=1e-5)
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if "ddp" not in case and "zero1" not in case])
 def test_sharded_strategies_really_shard(case: str, runs: Path, metrics: dict) -> None:
     """Each rank wrote a file of its own."""
-    folder = runs / case / "checkpoints" / "last.ckpt"
+    folder = last_checkpoint(runs / case)
     files = [*folder.rglob("__1_*.distcp"), *folder.rglob("*zero_pp_rank_1_*")]
     assert files, [str(f) for f in folder.rglob("*")]
