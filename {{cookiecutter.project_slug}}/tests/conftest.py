@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def call() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run `python train.py ...` as a person would."""
 
-    def run(*overrides: str, cwd: Path = PROJECT, seconds: int = 300) -> subprocess.CompletedProcess[str]:
+    def run(*overrides: str, cwd: Path = PROJECT, seconds: int = 600) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(PROJECT / "train.py"), *overrides]
         return subprocess.run(command, cwd=cwd, env=ENVIRON, capture_output=True, text=True, timeout=seconds)
 
@@ -39,7 +39,7 @@ def call() -> Callable[..., subprocess.CompletedProcess[str]]:
 def run_cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, dict[str, float]]]:
     """Train command lines one after the other in `num_ranks` processes: the imports are paid once."""
 
-    def run(cases: dict[str, list[str]], num_ranks: int, seconds: int = 300) -> dict[str, dict[str, float]]:
+    def run(cases: dict[str, list[str]], num_ranks: int, seconds: int = 900) -> dict[str, dict[str, float]]:
         folder = tmp_path_factory.mktemp("cases")
         out = folder / "metrics.json"
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0", "OMP_NUM_THREADS": "1"}
