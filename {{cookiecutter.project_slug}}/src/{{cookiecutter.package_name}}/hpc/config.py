@@ -79,7 +79,10 @@ def compose(description: str | None, argv: Sequence[str]) -> DictConfig:
     asked = parser.parse_intermixed_args(argv)
     cfg = compose_overrides(asked.overrides)
     if asked.cfg:
-        print(OmegaConf.to_yaml(cfg, resolve=asked.resolve), end="")
+        try:
+            print(OmegaConf.to_yaml(cfg, resolve=asked.resolve), end="")
+        except OmegaConfBaseException as error:
+            raise Refused("--resolve", None, str(error).splitlines()[0], "--cfg job without --resolve") from None
         sys.exit(0)
     return cfg
 

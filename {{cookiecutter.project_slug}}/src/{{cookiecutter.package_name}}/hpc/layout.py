@@ -45,6 +45,7 @@ class Trainer:
     accumulate_grad_batches: int
     gradient_clip_val: float | None
     max_steps: int
+    gradient_clip_algorithm: str | None = None
 
 
 @dataclass

@@ -53,11 +53,11 @@ def probe(cfg: DictConfig, environ: Mapping[str, str]) -> None:
     trainer = cfg.trainer
     if trainer.num_nodes > 1 and not LAUNCHED & set(environ):
         rule = "a run on several nodes is started on each of them by a job; this process is alone and would wait"
-        raise Refused("trainer.num_nodes", trainer.num_nodes, rule, "srun python train.py ... in a job, or num_nodes=1")
-    import torch
-
+        raise Refused("trainer.num_nodes", trainer.num_nodes, rule, "srun python train.py ..., or trainer.num_nodes=1")
     if trainer.accelerator == "cpu":
         return
+    import torch
+
     if (found := torch.cuda.device_count()) < trainer.devices:
         rule = f"{found} CUDA devices are visible on this node"
         raise Refused("trainer.devices", trainer.devices, rule, f"trainer.devices={found}" if found else "trainer=cpu")
@@ -99,6 +99,7 @@ def _trainer_rules(trainer: Trainer, cluster: Cluster) -> None:
         _at_least(f"trainer.{key}", getattr(trainer, key), 1)
     _at_least("trainer.max_steps", trainer.max_steps, -1)
     _at_least("trainer.gradient_clip_val", trainer.gradient_clip_val or 0, 0)
+    _one_of("trainer.gradient_clip_algorithm", trainer.gradient_clip_algorithm or "norm", ["norm"])
     if cluster.max_nodes and trainer.num_nodes > cluster.max_nodes:
         rule = f"cluster={cluster.name} has {cluster.max_nodes} node{'s' * (cluster.max_nodes > 1)}"
         raise Refused(
@@ -134,10 +135,14 @@ def _strategy_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> No
         raise Refused("trainer.precision", trainer.precision, rule, "trainer.precision=bf16-mixed")
     if strategy.name.startswith(("deepspeed", "zero")):
         _deepspeed_rules(strategy, trainer, cfg)
-    finetuning = [name for name, node in cfg.callbacks.items() if node and node._target_.endswith("Finetuning")]
-    if finetuning and world > 1:
-        rule = "trains on one device: DDP does not average, nor do shards take part in, what is frozen when it starts"
-        raise Refused(f"callbacks.{finetuning[0]}", None, rule, "trainer=gpu (or cpu), or callbacks=default")
+    _finetuning_rules(strategy, world, cfg)
+
+
+def _finetuning_rules(strategy: Strategy, world: int, cfg: DictConfig) -> None:
+    for key, node in signatures.targets(OmegaConf.to_container(cfg.callbacks), "callbacks"):
+        if node["_target_"].endswith("Finetuning") and (world > 1 or strategy.name not in ("single", "ddp")):
+            rule = "trains on one device without shards: what is frozen at the start is never averaged or sharded"
+            raise Refused(key, None, rule, "trainer=gpu (or cpu), or callbacks=default")
 
 
 def _deepspeed_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> None:
@@ -156,7 +161,7 @@ def _deepspeed_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> N
 
 def _network_rules(strategy: Strategy, cfg: DictConfig) -> None:
     """What the strategy asks of the network class, read from its source."""
-    target = cfg.model.network._target_
+    target = OmegaConf.select(cfg, "model.network._target_") or ""
     if target.split(".")[0] != PACKAGE:
         return
     members = signatures.signature(target).members

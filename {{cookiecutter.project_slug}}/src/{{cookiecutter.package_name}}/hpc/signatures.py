@@ -53,8 +53,8 @@ def targets(node: Any, prefix: str = "") -> Iterator[tuple[str, dict]]:
             yield from targets(value, f"{prefix}.{i}")
 
 
-def bind(key: str, node: dict, also: tuple[str, ...] = ()) -> None:
-    """Check the keys of one `_target_` node, and plain values, against its signature. `also`: given by the code.
+def bind(key: str, node: dict) -> None:
+    """Check the keys of one `_target_` node, and plain values, against its signature.
 
     Raises:
         Refused: unknown or missing arguments, or a value that is plainly of another type.
@@ -69,7 +69,7 @@ def bind(key: str, node: dict, also: tuple[str, ...] = ()) -> None:
             )
         if (wanted := found.parameters.get(name, "")) and not fits(value, wanted):
             raise Refused(f"{key}.{name}", value, f"is of type {wanted}", f"{key}.{name}=<{wanted}>")
-    missing = [name for name in found.required if name not in given and name not in also]
+    missing = [name for name in found.required if name not in given]
     if missing and not node.get("_partial_"):
         raise Refused(f"{key}.{missing[0]}", None, f"{node['_target_']} needs it", f"{key}.{missing[0]}=...")
 
