@@ -101,6 +101,10 @@ _env_main() {
             _env_say "$venv was made as $(cut -d ' ' -f 3- -- "$marker") and cannot be moved: remove it, then source again"
             return 1
         fi
+        if [ -n "${SLURM_JOB_ID:-}${PBS_JOBID:-}" ]; then
+            _env_say "$venv is not complete for $here, and a job installs nothing: on a login node, source env.sh"
+            return 1
+        fi
         _env_install "$here" "$venv" "$marker" "$checksum" || return 1
     fi
     if [ ! -x "$venv/bin/python" ]; then

@@ -5,6 +5,7 @@ Imports neither torch nor lightning: it also runs on login nodes, and must answe
 
 import argparse
 import difflib
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,10 @@ from hydra import initialize_config_dir
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers.oc import env
+from yaml import YAMLError
+
+from .layout import TEXT
 
 PROJECT = Path(__file__).resolve().parents[3]
 CONFIGS = PROJECT / "configs"
@@ -25,29 +30,34 @@ PACKAGE = __name__.split(".")[0]
 # Keys that decide what code runs. They are written in files of configs/, never typed on a command line.
 CODE_KEYS = re.compile(r"(?<!\w)_(target|partial|args|check)_(?!\w)")
 
+# One user's accounts and partitions, for every project made from the template.
+PERSONAL = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "hpc-ml-template" / "clusters.yaml"
+
 T = TypeVar("T")
 
 
 class Refused(Exception):
     """A mistake told before anything is written: what was asked, the rule, the fix to type."""
 
-    def __init__(self, key: str, value: object, rule: str, fix: str) -> None:
+    def __init__(self, key: str, value: object, rule: str, fix: str, alone: bool = False) -> None:
         self.key, self.value, self.rule, self.fix = key, value, rule, fix
+        self.alone = alone  # only this rank knows
         asked = key if value is None else f"{key}={value}"
         super().__init__(f"{asked}\n  rule: {rule}\n  fix:  {fix}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Cross process borders whole: a data worker's refusal reaches the screen as it was raised."""
-        return type(self), (self.key, self.value, self.rule, self.fix)
+        return type(self), (self.key, self.value, self.rule, self.fix, self.alone)
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
-    """Print a refusal on stderr and leave with exit code 2, without a traceback."""
+def refusals(rank: int = 0) -> Iterator[None]:
+    """Print a refusal on stderr and leave with exit code 2, without a traceback. Of ranks that all know it, 0 speaks."""
     try:
         yield
     except Refused as refused:
-        print(f"refused: {refused}", file=sys.stderr)
+        if rank == 0 or refused.alone:
+            print(f"refused: {refused}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -63,21 +73,29 @@ def meant(word: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def compose(description: str | None, argv: Sequence[str]) -> DictConfig:
-    """Compose `configs/train.yaml` with the overrides of a command line.
+    """The config for a command line: of `parser`, without options of one's own. Raises `Refused`."""
+    return composed(parser(description).parse_intermixed_args(argv))
 
-    `--help` and `--cfg job` print what they are asked for and exit with 0.
 
-    Raises:
-        Refused: a group, choice, key or value that the configs do not know.
-    """
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """What every verb understands: overrides, `--help`, `--cfg job`."""
     parser = argparse.ArgumentParser(
         description=description, epilog=_groups_help(), formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="a config group or a key of the config")
     parser.add_argument("--cfg", choices=["job"], help="print the composed config and exit")
     parser.add_argument("--resolve", action="store_true", help="with --cfg: show values instead of ${...}")
-    asked = parser.parse_intermixed_args(argv)
-    cfg = compose_overrides(asked.overrides)
+    return parser
+
+
+def composed(asked: argparse.Namespace) -> DictConfig:
+    """The config for parsed arguments; prints it and exits with 0 if `--cfg job` asks for that.
+
+    Raises:
+        Refused: a group, choice, key or value that the configs do not know.
+    """
+    resumed = resumes(asked.overrides)
+    cfg = load(resumed) if resumed else compose_overrides(asked.overrides)
     if asked.cfg:
         try:
             print(OmegaConf.to_yaml(cfg, resolve=asked.resolve), end="")
@@ -87,17 +105,60 @@ def compose(description: str | None, argv: Sequence[str]) -> DictConfig:
     return cfg
 
 
+def resumes(overrides: Sequence[str]) -> Path | None:
+    """The run directory that `resume=` names, if it does.
+
+    Raises:
+        Refused: something else stands beside it: the run's config is frozen.
+    """
+    found = [word.partition("=")[2] for word in overrides if word.startswith("resume=")]
+    if found and len(overrides) > 1:
+        other = next(word for word in overrides if not word.startswith("resume="))
+        raise Refused(other, None, "a run goes on with the config it was started with", f"resume={found[0]} alone")
+    return Path(found[0]).expanduser().absolute() if found else None
+
+
 def compose_overrides(overrides: Sequence[str]) -> DictConfig:
-    """The config for these overrides. Raises `Refused`."""
+    """The config for these overrides and this user's own values for the cluster. Raises `Refused`."""
     for override in overrides:
         _refuse_code(override)
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            return hydra_compose("train", list(overrides))
+            cfg = hydra_compose("train", [_literal(override) for override in overrides])
     except OmegaConfBaseException as error:
         raise Refused(error.full_key or "config", None, str(error).splitlines()[0], "see --cfg job") from None
     except HydraException as error:
         _explain(error, overrides)
+    typed_here = {override.partition("=")[0] for override in overrides}
+    for key, value in _personal(str(cfg.cluster.name)).items():
+        if key not in cfg.cluster:
+            raise Refused(f"{PERSONAL}: {key}", None, "is no key of configs/cluster", meant(key, map(str, cfg.cluster)))
+        if f"cluster.{key}" not in typed_here:
+            cfg.cluster[key] = value
+    return cfg
+
+
+def frozen(cfg: DictConfig) -> str:
+    """The config as YAML, resolved, except that what comes from the environment stays a reference: it may be a secret."""
+    environment = OmegaConf.register_new_resolver
+    environment("oc.env", lambda *names: f"${{oc.env:{','.join(map(str, names))}}}", replace=True)
+    try:
+        return OmegaConf.to_yaml(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)))
+    finally:
+        environment("oc.env", env, replace=True)
+
+
+def load(run_dir: Path) -> DictConfig:
+    """The frozen config of a run. Raises `Refused` where there is none that can be read."""
+    path = run_dir / "config.yaml"
+    try:
+        cfg = OmegaConf.load(path)
+        assert isinstance(cfg, DictConfig)
+    except (OSError, AssertionError, YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        rule = f"{path} is not the config of a run: {str(error).splitlines()[0] if str(error) else 'no keys'}"
+        raise Refused("resume", run_dir, rule, "resume=<a run directory>", alone=True) from None
+    OmegaConf.set_struct(cfg, True)
+    return cfg
 
 
 def groups() -> dict[str, list[str]]:
@@ -129,6 +190,9 @@ def typed(schema: type[T], node: DictConfig, name: str, *, only_ours: bool = Fal
         if key not in node:
             continue
         value = None if kind is Any else node.get(key)
+        if kind in (str, str | None) and isinstance(value, bool | int | float):
+            rule = f"is a word, and YAML reads it as {value!r} (no, 0123 and 1:30:00 are no words to it)"
+            raise Refused(_dotted(name, key), None, rule, f'quote it: {key}: "..."')
         try:
             values[key] = OmegaConf.select(OmegaConf.merge(OmegaConf.structured(schema), {key: value}), key)
         except OmegaConfBaseException:
@@ -163,6 +227,30 @@ def _dotted(prefix: str, key: str) -> str:
 def _groups_help() -> str:
     lines = [f"  {group}={' | '.join(choices)}" for group, choices in groups().items()]
     return "config groups (files of configs/):\n" + "\n".join(lines)
+
+
+def _literal(override: str) -> str:
+    """`cluster.account=0123` with its value quoted: where a word belongs, Hydra shall not see a number."""
+    key, equals, value = override.partition("=")
+    if key not in TEXT or not equals or value in ("null", "???") or value[:1] in ("'", '"') or "${" in value:
+        return override
+    return f"{key}='{_quoted(value)}'"
+
+
+def _quoted(value: str) -> str:
+    """As Hydra wants it between single quotes: quotes, and the backslashes before them, escaped."""
+    return re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value)
+
+
+def _personal(cluster: str) -> dict[str, Any]:
+    """What this user's own file says of a cluster: account, partition and the like."""
+    if not PERSONAL.is_file():
+        return {}
+    try:
+        return OmegaConf.to_container(OmegaConf.load(PERSONAL)).get(cluster) or {}  # type: ignore[union-attr]
+    except (OSError, YAMLError, OmegaConfBaseException, AttributeError, UnicodeDecodeError) as error:
+        rule = f"is YAML, cluster names with keys of configs/cluster: {str(error).splitlines()[0]}"
+        raise Refused(str(PERSONAL), None, rule, f"{cluster}: {{account: ...}}") from None
 
 
 def _refuse_code(override: str) -> None:

@@ -1,6 +1,6 @@
 """The vocabulary of a run: what we own of the config, typed, and the layout that follows from it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -15,6 +15,8 @@ class Run:
     run_dir: str | None
     ckpt: str | None
     test_only: bool
+    group_readable: bool
+    dirty_tree: str
     trainer: Any
     strategy: Any
     cluster: Any
@@ -26,12 +28,35 @@ class Run:
 
 @dataclass
 class Cluster:
-    """What the machine is. A fact that is not known is null."""
+    """What the machine is and how it is asked. A fact that is not known is null. configs/cluster/base.yaml explains."""
 
     name: str
-    max_nodes: int | None = None
-    gpus_per_node: int | None = None
-    account: str | None = None
+    scheduler: str | None
+    required: list[str]
+    account: str | None
+    partition: str | None
+    qos: str | None
+    constraint: str | None
+    time: str
+    max_time: str | None
+    max_nodes: int | None
+    exclusive: bool
+    memory_gb: int | None
+    request: str | None
+    options: list[str]
+    accelerator: str
+    gpus_per_node: int | None
+    cores_per_gpu: int | None
+    launcher: str
+    container: str | None
+    setup: list[str]
+    env: dict[str, str]
+    interface: str | None
+    master_addr_suffix: str
+    node_local: str | None
+    stage_env: bool
+    chain: int
+    rendezvous_seconds: int
 
 
 @dataclass
@@ -76,5 +101,9 @@ def layout(cfg: DictConfig) -> Layout:
         world, data_parallel, cfg.data.global_batch_size // (data_parallel * cfg.trainer.accumulate_grad_batches)
     )
 
+
+# Keys whose values are words, not numbers: an account 0123 or a partition called no stays what was typed.
+TEXT = {field.name for field in fields(Run) if field.type in (str, str | None)}
+TEXT |= {f"cluster.{field.name}" for field in fields(Cluster) if field.type in (str, str | None)}
 
 OmegaConf.register_new_resolver("layout", lambda name, *, _root_: getattr(layout(_root_), name), replace=True)

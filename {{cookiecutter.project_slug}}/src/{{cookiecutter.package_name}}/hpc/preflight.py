@@ -1,6 +1,6 @@
-"""May this run start? Rules on the config, told on a login node before the queue; probes of the node before fitting."""
+"""May this run start? Rules on the config, told on a login node before the queue."""
 
-from collections.abc import Mapping
+import re
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,16 +15,26 @@ from omegaconf.errors import (
 )
 
 from . import signatures
-from .config import PACKAGE, Refused, flat, nearest, typed
+from .config import PACKAGE, PERSONAL, Refused, flat, nearest, typed
+from .job import clock, walltime
 from .layout import Cluster, Run, Strategy, Trainer, layout
 
-# One of these is set in processes that srun, torchrun or mpiexec have started.
-LAUNCHED = {"SLURM_PROCID", "TORCHELASTIC_RUN_ID", "NODE_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK"}
 PRECISIONS = ["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true"]
 
 
 def check(cfg: DictConfig) -> None:
-    """All that can be decided from the config, in order of cost. Fills in what a dataset says of itself.
+    """All that can be told on this machine before torch: the rules, then the files.
+
+    Raises:
+        Refused: the first rule that is broken.
+    """
+    rules(cfg)
+    files(cfg)
+    _bind_targets(cfg)
+
+
+def rules(cfg: DictConfig) -> None:
+    """What can be decided from the config alone, so every rank decides alike; in order of cost.
 
     Raises:
         Refused: the first rule that is broken.
@@ -36,34 +46,30 @@ def check(cfg: DictConfig) -> None:
     cluster = typed(Cluster, cfg.cluster, "cluster")
     _run_rules(run)
     _trainer_rules(trainer, cluster)
+    _cluster_rules(cluster, trainer, cfg)
     _strategy_rules(strategy, trainer, cfg)
     _network_rules(strategy, cfg)
     _batch_rules(cfg)
     _bind_targets(cfg.data, "data")
-    _ask_nodes(cfg, cfg)
-    _bind_targets(cfg)
 
 
-def probe(cfg: DictConfig, environ: Mapping[str, str]) -> None:
-    """What only the node itself can tell: are the other nodes and the devices there, can they do this precision?
+def submitting(cfg: DictConfig) -> None:
+    """What a job needs beyond a run on this machine: a scheduler, and what this cluster cannot do without.
 
     Raises:
-        Refused: they are not, or cannot.
+        Refused: the first thing that is missing, by name.
     """
-    trainer = cfg.trainer
-    if trainer.num_nodes > 1 and not LAUNCHED & set(environ):
-        rule = "a run on several nodes is started on each of them by a job; this process is alone and would wait"
-        raise Refused("trainer.num_nodes", trainer.num_nodes, rule, "srun python train.py ..., or trainer.num_nodes=1")
-    if trainer.accelerator == "cpu":
-        return
-    import torch
-
-    if (found := torch.cuda.device_count()) < trainer.devices:
-        rule = f"{found} CUDA devices are visible on this node"
-        raise Refused("trainer.devices", trainer.devices, rule, f"trainer.devices={found}" if found else "trainer=cpu")
-    if "bf16" in trainer.precision and not torch.cuda.is_bf16_supported(including_emulation=False):
-        rule = f"{torch.cuda.get_device_name()} has no bfloat16 arithmetic"
-        raise Refused("trainer.precision", trainer.precision, rule, "trainer.precision=16-mixed")
+    cluster = typed(Cluster, cfg.cluster, "cluster")
+    if cluster.scheduler is None:
+        rule = "has no scheduler to submit to"
+        raise Refused("cluster", cluster.name, rule, "cluster=<one of --help>, or python train.py to train here")
+    for key in cluster.required:
+        if getattr(cluster, key, None) in (None, ""):
+            rule = f"a job on {cluster.name} has to name it; {PERSONAL} is the place to keep it"
+            raise Refused(f"cluster.{key}", None, rule, f"cluster.{key}=<{key}>")
+    if cluster.stage_env and not cluster.node_local:
+        rule = "says where on a node the environment is copied to"
+        raise Refused("cluster.node_local", "null", rule, "cluster.node_local='$TMPDIR', or cluster.stage_env=false")
 
 
 def _complete(cfg: DictConfig) -> None:
@@ -83,10 +89,54 @@ def _complete(cfg: DictConfig) -> None:
 
 
 def _run_rules(run: Run) -> None:
-    if run.ckpt and not Path(run.ckpt).exists():
-        raise Refused("ckpt", run.ckpt, "there is no such file or folder", "ckpt=<checkpoint of a run>")
+    name = run.name
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", name) or name in ("bash", "interactive"):
+        # It names files, and the job; schedulers take no more, and Lightning treats jobs called bash as no jobs.
+        other = re.sub(r"[^A-Za-z0-9._+-]+", "_", name).strip("._+-")
+        rule = "is letters, digits and . _ + - and begins with a letter or digit, up to 100 (nor is it bash or interactive)"
+        raise Refused("name", repr(name), rule, f"name={other if other not in ('', name) else 'my_run'}"[:100])
+    _one_of("dirty_tree", run.dirty_tree, ["snapshot", "refuse"])
+    if run.run_dir and re.search(r"[\x00-\x1f]", run.run_dir):
+        raise Refused("run_dir", repr(run.run_dir), "is a path of one line", "run_dir=<a directory>")
     if run.test_only and not run.ckpt:
         raise Refused("test_only", True, "evaluates the weights of a checkpoint", "ckpt=<checkpoint> test_only=true")
+
+
+def _cluster_rules(cluster: Cluster, trainer: Trainer, cfg: DictConfig) -> None:
+    if cluster.scheduler is not None:
+        _one_of("cluster.scheduler", cluster.scheduler, ["slurm", "pbs"])
+    for key in ("account", "partition", "qos", "constraint", "interface"):
+        if re.search(r"[^!-~]|[\"'`\\$#;]", getattr(cluster, key) or ""):
+            rule = "is one word as the scheduler lists it, without quotes"
+            raise Refused(f"cluster.{key}", repr(getattr(cluster, key)), rule, f"cluster.{key}=<{key}>")
+    for line in (*cluster.options, *cluster.setup, cluster.launcher, cluster.container or ""):
+        if "\n" in line:
+            raise Refused("cluster", repr(line), "options and setup are single lines", "one list entry per line")
+    for key, value in cluster.env.items():
+        if not re.fullmatch(r"[A-Za-z_]\w*", str(key)) or re.search(r'["`\\\n]|\$\(', str(value)):
+            rule = "is NAME: value; the value stands between double quotes in the job script, $VARIABLES are filled in"
+            raise Refused(f"cluster.env.{key}", repr(value), rule, "leave out quotes, backslashes and commands")
+    asked = walltime("cluster.time", cluster.time)
+    if cluster.max_time and asked > (most := walltime("cluster.max_time", cluster.max_time)):
+        rule = f"cluster={cluster.name} lets a job run {cluster.max_time}"
+        raise Refused("cluster.time", cluster.time, rule, f"cluster.time={clock(most)}")
+    for key in ("chain", "rendezvous_seconds"):
+        _at_least(f"cluster.{key}", getattr(cluster, key), 1)
+    workers, cores = OmegaConf.select(cfg, "data.num_workers") or 0, cluster.cores_per_gpu
+    if cluster.scheduler and cores and workers > cores:
+        rule = f"a task on {cluster.name} has {cores} cores (cluster.cores_per_gpu)"
+        raise Refused("data.num_workers", workers, rule, f"data.num_workers={max(cores - 1, 1)}")
+
+
+def files(cfg: DictConfig) -> None:
+    """What the config points at is there and can be used, on the machine that asks. Fills in what data say of themselves.
+
+    Raises:
+        Refused: the first thing that is not.
+    """
+    if cfg.ckpt and not Path(cfg.ckpt).expanduser().exists():
+        raise Refused("ckpt", cfg.ckpt, "there is no such file or folder", "ckpt=<checkpoint of a run>")
+    _ask_nodes(cfg, cfg)
 
 
 def _trainer_rules(trainer: Trainer, cluster: Cluster) -> None:

@@ -1,9 +1,11 @@
 """What is written beside the scalars: the resolved config, hyperparameters with their result, histograms."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
@@ -14,22 +16,49 @@ from torch.optim import Optimizer
 from torch.utils.tensorboard.summary import hparams
 from torch.utils.tensorboard.writer import FileWriter
 
-from .config import flat
+from . import rundir, snapshot
+from .config import flat, frozen
+from .launch import Place
 
 
 @rank_zero_only
-def config(trainer: L.Trainer, cfg: DictConfig) -> None:
-    """The resolved config: as `config.yaml` in the run directory and as text in TensorBoard."""
-    text = OmegaConf.to_yaml(cfg, resolve=True)
-    Path(cfg.run_dir, "config.yaml").write_text(text, encoding="utf-8")
+def begin(trainer: L.Trainer, cfg: DictConfig, launcher: str, hosts: list[str]) -> int:
+    """Note the attempt and keep what made the run: config, code, versions. The attempt's number."""
+    run_dir = Path(cfg.run_dir)
+    text = frozen(cfg)
     for logger in _tensorboards(trainer):
         logger.experiment.add_text("config", f"```yaml\n{text}```")
+    if not (run_dir / "config.yaml").exists():
+        (run_dir / "config.yaml").write_text(text, encoding="utf-8")
+        snapshot.made_by(run_dir)
+    gpus = 0 if trainer.accelerator.__class__.__name__ == "CPUAccelerator" else cfg.trainer.devices
+    return rundir.start(
+        run_dir,
+        os.environ,
+        launcher=launcher,
+        hosts=hosts,
+        world_size=trainer.world_size,
+        gpus_per_node=gpus,
+    )
+
+
+def finish(trainer: L.Trainer, cfg: DictConfig, attempt: int, metrics: dict[str, Any]) -> None:
+    """All ranks have come to the end: rank 0 leaves the verdict."""
+    trainer.strategy.barrier()
+    if trainer.is_global_zero:
+        values = {name: float(value) for name, value in metrics.items()}
+        rundir.end(Path(cfg.run_dir), attempt, trainer.global_step, "finished", values)
+
+
+def environment(place: Place) -> ClusterEnvironment:
+    """How Lightning learns its rank: from `launch`, whoever started it, and never by guessing at SLURM_ variables."""
+    return LightningEnvironment() if place.launcher == "none" else TorchElasticEnvironment()
 
 
 @rank_zero_only
 def result(trainer: L.Trainer, cfg: DictConfig, metrics: dict[str, Any]) -> None:
     """The hyperparameters beside the final metrics, for TensorBoard's HPARAMS page, which reads the scalars by name."""
-    values = flat(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)))
+    values = flat(OmegaConf.create(frozen(cfg)))
     shown = {k: v for k, v in values.items() if k.startswith(("model.", "data.", "trainer.", "strategy.", "seed"))}
     plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in shown.items()}
     final = [k for k in metrics if k.startswith(("val/", "test/"))]

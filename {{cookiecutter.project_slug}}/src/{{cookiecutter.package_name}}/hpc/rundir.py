@@ -1,42 +1,130 @@
 """Where a run lives and what lies there. Knows paths, not torch."""
 
+import errno
+import json
 import os
-from collections.abc import Mapping
+import socket
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+from . import launch
 from .config import PROJECT, Refused
 
 # Set by the process that chose the directory for those it starts: they must not choose again.
 CHOSEN = "HPC_RUN_DIR"
+ROOM = 16 * 2**20  # bytes that must be free to begin with
 
 
-def choose(asked: str | None, name: str, now: datetime, environ: Mapping[str, str]) -> Path:
+def choose(asked: str | None, name: str, now: datetime, environ: Mapping[str, str], step: str = "0") -> Path:
     """The run's directory: the one asked for, the one a parent process chose, the job's, or a fresh name under runs/.
 
-    Chosen once: a clock that each rank read for itself would give each rank a directory of its own.
+    Chosen once: a clock that each rank read for itself would give each rank a directory of its own. A job's is the same
+    after a requeue. `step`: the number of the srun within its job; a second one is a run of its own.
     """
     if asked:
         return Path(asked).expanduser().absolute()
     if CHOSEN in environ:
         return Path(environ[CHOSEN])
-    if "SLURM_PROCID" in environ:  # srun started the ranks: what they have in common is the job
-        return PROJECT / "runs" / f"{name}_{environ['SLURM_JOB_ID']}"
+    if "SLURM_PROCID" in environ or environ.get("PBS_ENVIRONMENT") == "PBS_BATCH":
+        return PROJECT / "runs" / f"{name}_{launch.job_id(environ)}{'' if step == '0' else '.' + step}"
     return PROJECT / "runs" / f"{now:%Y-%m-%d_%H-%M-%S}_{name}_{os.getpid()}"
 
 
-def create(path: Path) -> None:
-    """Make the directory and tell the processes started from here.
+def create(path: Path, group_readable: bool = False, there: bool = False) -> None:
+    """Make the directory, private unless asked otherwise, write a little into it, and tell processes started from here.
+
+    Args:
+        there: another node has made it; here it only has to be seen.
 
     Raises:
-        Refused: it cannot be written.
+        Refused: it cannot be written, is not shared between nodes, or there is no room.
     """
+    os.umask(0o027 if group_readable else 0o077)
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK):
-            raise PermissionError(13, "no permission to write")
+        if not there:
+            path.mkdir(parents=True, exist_ok=True)
+        elif not path.is_dir():
+            rule = f"rank 0 has made it on another node; {socket.gethostname()} does not see it"
+            raise Refused("run_dir", path, rule, "run_dir=<on a file system that all nodes share>")
+        _write_a_little(path, ROOM if not there else 1)
     except OSError as error:
-        raise Refused(
-            "run_dir", path, f"must be a directory one can write: {error.strerror}", "run_dir=<a directory>"
-        ) from None
+        what = "no room left" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "must be a directory one can write"
+        rule = f"{what}: {error.strerror}"
+        raise Refused("run_dir", path, rule, "run_dir=<a directory>, or make room (files count, too)") from None
     os.environ[CHOSEN] = str(path)
+
+
+def refuse_used(path: Path) -> None:
+    """Raises `Refused` where there is a run already."""
+    if (path / "config.yaml").exists():
+        rule = "there is a run in it, and two cannot share a directory"
+        raise Refused("run_dir", path, rule, f"python submit.py resume={path}, or another run_dir=")
+
+
+def start(path: Path, environ: Mapping[str, str], **facts: Any) -> int:
+    """Note the beginning of an attempt and take away the verdict of the one before; its number, from 1 on."""
+    (path / "verdict").unlink(missing_ok=True)
+    attempt = 1 + sum(event["event"] == "start" for event in events(path))
+    job = launch.job_id(environ) or None
+    _note(path, {"event": "start", "attempt": attempt, "time": time.time(), "job": job, **facts})
+    return attempt
+
+
+def end(path: Path, attempt: int, step: int, outcome: str, metrics: Mapping[str, float]) -> None:
+    """Note the end of an attempt and leave the verdict, whole or not at all: `continue`, `finished` or `failed`."""
+    _note(path, {"event": "end", "attempt": attempt, "time": time.time(), "outcome": outcome, "step": step}
+          | {"metrics": dict(metrics)})
+    aside = path / "verdict.part"
+    aside.write_text(f"attempt {attempt}\nstep {step}\noutcome {outcome}\n")
+    aside.replace(path / "verdict")
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    """What attempts.jsonl holds; a line that a crash cut short is left out."""
+    try:
+        lines = (path / "attempts.jsonl").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    known = []
+    for line in lines:
+        try:
+            known.append(json.loads(line))
+        except ValueError:
+            continue
+    return known
+
+
+@contextmanager
+def errors(path: Path, rank: int) -> Iterator[None]:
+    """Keep what this rank raises in a file of its own: exit codes are masked and logs are long."""
+    try:
+        yield
+    except Exception as error:
+        folder = path / "errors"
+        folder.mkdir(exist_ok=True)
+        said = str(error).splitlines()[0] if str(error) else ""
+        text = f"{time.time():.3f} {type(error).__name__}: {said}\n{traceback.format_exc()}"
+        (folder / f"rank-{rank}.txt").write_text(text, encoding="utf-8")
+        raise
+
+
+def _note(path: Path, event: dict[str, Any]) -> None:
+    with (path / "attempts.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(event) + "\n")
+
+
+def _write_a_little(path: Path, size: int) -> None:
+    """Quotas show when something is written, not before."""
+    probe = path / f".room-{socket.gethostname()}-{os.getpid()}"
+    try:
+        with probe.open("wb") as stream:
+            stream.write(b"\0" * size)
+            stream.flush()
+            os.fsync(stream.fileno())
+    finally:
+        probe.unlink(missing_ok=True)

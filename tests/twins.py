@@ -1,0 +1,189 @@
+"""Twins of the clusters of configs/cluster: slurm.conf lines with which `sbatch --test-only` judges a job as there.
+
+For each Slurm cluster a few nodes, the partitions and what else a job can hit: the real names, CPUs, kinds of GPU and
+limits as far as the cluster's file gives a source for them. Where memory is not known it is a round number. Not
+imitated: accounts and qos (they need a database; without one Slurm takes any) and the sites' own submit plugins; what
+those are known to reject is under `refused`, to be looked for in the script. The PBS clusters have no twin.
+
+    conf        NodeName and PartitionName lines
+    refused     options that a script for this cluster must not hold
+    overrides   what else one has to say to submit there
+"""
+
+# Each would hide GPUs from a task; Lightning needs to see all of its node.
+REFUSED_EVERYWHERE = ["--gpus-per-task", "--ntasks-per-gpu", "--gpu-bind=closest", "--gpu-bind=single"]
+
+ACCOUNT = ["cluster.account=abc"]
+WHOLE = "OverSubscribe=EXCLUSIVE"  # nodes are never shared
+
+
+def _nodes(sockets: int, cores: int, threads: int, memory_mb: int, gres: str | None = None, more: str = "") -> str:
+    """Eight nodes with so many cores per socket."""
+    line = f"NodeName=n[1-8] Sockets={sockets} CoresPerSocket={cores} ThreadsPerCore={threads} RealMemory={memory_mb}"
+    return " ".join([line, *([f"Gres={gres}"] if gres else []), *([more] if more else [])])
+
+
+def _partition(name: str, *more: str, default: bool = True) -> str:
+    return " ".join([f"PartitionName={name} Nodes=ALL State=UP Default={'YES' if default else 'NO'}", *more])
+
+
+TWINS: dict[str, dict[str, list[str]]] = {
+    "slurm": {
+        "conf": [_nodes(1, 32, 1, 256000, "gpu:4"), _partition("main")],
+        "refused": [],
+        "overrides": [],
+    },
+    "juwels_booster": {
+        "conf": [
+            _nodes(2, 24, 2, 500000, "gpu:4"),
+            _partition("booster", "MaxTime=24:00:00", WHOLE),
+            _partition("develbooster", "MaxTime=24:00:00", WHOLE, default=False),
+        ],
+        "refused": [],
+        "overrides": ACCOUNT,
+    },
+    "jureca_dc": {
+        "conf": [
+            _nodes(2, 64, 2, 500000, "gpu:4"),
+            _partition("dc-cpu", "MaxTime=24:00:00", WHOLE),
+            _partition("dc-gpu", "MaxTime=24:00:00", WHOLE, default=False),
+        ],
+        "refused": [],
+        "overrides": ACCOUNT,
+    },
+    "jupiter": {
+        "conf": [_nodes(4, 72, 1, 480000, "gpu:4"), _partition("booster", WHOLE)],
+        "refused": [],
+        "overrides": ACCOUNT,
+    },
+    "finisterrae3": {
+        "conf": [_nodes(2, 32, 1, 256000, "gpu:a100:2"), _partition("main"), _partition("short", default=False)],
+        "refused": [],
+        "overrides": [],
+    },
+    "massive_m3": {  # the nodes are made up: GPUs differ by partition
+        "conf": [_nodes(2, 12, 1, 256000, "gpu:V100:2"), _partition("m3g")],
+        "refused": [],
+        "overrides": [*ACCOUNT, "cluster.partition=m3g", "cluster.gpus_per_node=2", "cluster.cores_per_gpu=12"],
+    },
+    "perlmutter": {
+        "conf": [
+            _nodes(1, 64, 2, 256000, "gpu:a100:4", "Features=gpu,a100,hbm40g"),
+            "NodeName=c[1-8] Sockets=2 CoresPerSocket=64 ThreadsPerCore=2 RealMemory=512000 Features=cpu",
+            _partition("main", WHOLE),  # chosen by qos and constraint there
+        ],
+        "refused": ["--partition"],
+        "overrides": ACCOUNT,
+    },
+    "frontier": {  # without the 8 cores that are the system's: no job gets them
+        "conf": [
+            _nodes(1, 56, 1, 512000, "gpu:8"),
+            _partition("batch", "MaxTime=2:00:00", "MaxNodes=91", WHOLE),
+            _partition("extended", "MaxTime=24:00:00", "MaxNodes=64", WHOLE, default=False),
+        ],
+        "refused": [],
+        "overrides": ACCOUNT,
+    },
+    "lumi_g": {  # without the 8 cores that are the system's: no job gets them; 480 GiB
+        "conf": [
+            _nodes(1, 56, 1, 491520, "gpu:8"),
+            _partition("standard-g", "MaxTime=2-00:00:00", "MaxNodes=1024", WHOLE),
+            _partition("small-g", "MaxTime=3-00:00:00", "MaxNodes=4", default=False),
+            _partition("dev-g", "MaxTime=3:00:00", "MaxNodes=32", default=False),
+        ],
+        "refused": [],
+        "overrides": ACCOUNT,
+    },
+    "leonardo": {
+        "conf": [
+            _nodes(1, 32, 1, 494000, "gpu:a100:4"),
+            _partition("boost_usr_prod", "MaxTime=24:00:00"),
+            _partition("lrd_all_serial", "MaxTime=4:00:00", default=False),
+        ],
+        "refused": [],
+        "overrides": ACCOUNT,
+    },
+    "marenostrum5": {  # no memory is configured, so none can be asked for
+        "conf": [_nodes(2, 40, 1, 1, "gpu:4"), _partition("acc", "MaxTime=3-00:00:00")],
+        "refused": ["--mem"],
+        "overrides": [*ACCOUNT, "cluster.qos=acc_debug"],
+    },
+    "snellius": {
+        "conf": [
+            _nodes(2, 36, 1, 491520, "gpu:a100:4"),
+            "NodeName=h[1-8] Sockets=2 CoresPerSocket=32 ThreadsPerCore=1 RealMemory=737280 Gres=gpu:h100:4",
+            "PartitionName=gpu_a100 Nodes=n[1-8] MaxTime=5-00:00:00 State=UP",
+            "PartitionName=gpu_h100 Nodes=h[1-8] MaxTime=5-00:00:00 State=UP",
+        ],
+        "refused": [],
+        "overrides": [],
+    },
+    "clariden": {
+        "conf": [
+            _nodes(4, 72, 1, 800000, "gpu:4"),
+            _partition("normal", "MaxTime=12:00:00", WHOLE),
+            _partition("debug", "MaxTime=1:30:00", "MaxNodes=4", WHOLE, default=False),
+            _partition("low", "MaxTime=24:00:00", WHOLE, default=False),
+        ],
+        "refused": [],
+        "overrides": ACCOUNT,
+    },
+    "delta": {
+        "conf": [
+            _nodes(1, 64, 1, 240000, "gpu:4", "Features=scratch,projects,taiga"),
+            _partition("gpuA100x4", "MaxTime=2-00:00:00", "DefaultTime=0:30:00", "DefMemPerCPU=1000"),
+            _partition("gpuA100x4-interactive", "MaxTime=1:00:00", "MaxNodes=4", default=False),
+        ],
+        "refused": [],
+        "overrides": ACCOUNT,
+    },
+    "berzelius": {  # no partition is named there
+        "conf": [_nodes(2, 64, 1, 1000000, "gpu:8", "Features=thin"), _partition("main")],
+        "refused": ["--partition"],
+        "overrides": ACCOUNT,
+    },
+    "dardel": {
+        "conf": [
+            "NodeName=c[1-8] Sockets=2 CoresPerSocket=64 ThreadsPerCore=2 RealMemory=227328",
+            _nodes(1, 64, 1, 456704, "gpu:8"),
+            "PartitionName=main Nodes=c[1-8] MaxTime=24:00:00 State=UP OverSubscribe=EXCLUSIVE",
+            "PartitionName=gpu Nodes=n[1-8] MaxTime=24:00:00 State=UP OverSubscribe=EXCLUSIVE",
+        ],
+        "refused": [],
+        "overrides": ACCOUNT,
+    },
+    "vega": {
+        "conf": [
+            "NodeName=c[1-8] Sockets=2 CoresPerSocket=64 ThreadsPerCore=2 RealMemory=244140",
+            _nodes(2, 64, 2, 488281, "gpu:4"),
+            "PartitionName=cpu Nodes=c[1-8] State=UP Default=YES",
+            "PartitionName=gpu Nodes=n[1-8] State=UP",
+        ],
+        "refused": [],
+        "overrides": [],
+    },
+    "karolina": {
+        "conf": [
+            _nodes(2, 64, 1, 1000000, "gpu:8"),
+            _partition("qcpu"),
+            _partition("qgpu", "MaxNodes=16", default=False),
+            _partition("qgpu_exp", default=False),
+        ],
+        "refused": [],
+        "overrides": ACCOUNT,
+    },
+    "narval": {  # no partition is named there
+        "conf": [_nodes(2, 24, 1, 509952, "gpu:a100:4"), _partition("main", "MaxTime=7-00:00:00")],
+        "refused": ["--partition"],
+        "overrides": ACCOUNT,
+    },
+    "vista": {  # one GPU per node, of which Slurm knows nothing; no memory is configured, so none can be asked for
+        "conf": [
+            _nodes(1, 72, 1, 1),
+            _partition("gh-dev", "MaxTime=2:00:00", "MaxNodes=8", WHOLE),
+            _partition("gh", "MaxTime=48:00:00", "MaxNodes=64", WHOLE, default=False),
+        ],
+        "refused": ["--gres", "--gpus", "--mem"],
+        "overrides": [],
+    },
+}

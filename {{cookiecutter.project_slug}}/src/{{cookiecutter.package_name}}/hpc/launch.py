@@ -1,0 +1,216 @@
+"""Where this process stands among the ranks, read from what its launcher left in the environment, and how ranks meet.
+
+Everything down to `meet` needs no torch: it is judged before the heavy imports.
+"""
+
+import ctypes
+import json
+import re
+import signal
+import socket
+import zlib
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from .config import Refused
+
+# launcher -> the variables that hold rank, world size, rank on the node, ranks on the node. In this order: a later one
+# may have started an earlier one (srun a torchrun, say).
+LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "mpiexec (Open MPI)": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    "mpiexec (PALS)": ("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+    "mpiexec (MPICH)": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+}
+LOOPBACK = {"127.0.0.1", "127.0.1.1", "::1"}
+GRACE = 10  # seconds that ranks wait for the common answer beyond the limit for meeting
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process among the ranks. `launcher` is "none" for a process that a person or Lightning started."""
+
+    launcher: str
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int  # processes per node; 0 where nodes differ
+    master: str = ""  # name of rank 0's host, where the launcher tells
+    step: str = ""  # the scheduler's name for this launch, the same on every rank
+
+    @property
+    def node_rank(self) -> int:
+        """Index of this process's node, as ranks are packed node by node."""
+        return self.rank // (self.local_world_size or 1)
+
+
+def place(environ: Mapping[str, str]) -> Place:
+    """Read the launcher's variables. torchrun and mpiexec are asked before srun, which may have started them."""
+    for launcher, names in LAUNCHERS.items():
+        if all(environ.get(name, "").isdigit() for name in names):
+            if launcher != "torchrun" or "TORCHELASTIC_RUN_ID" in environ:
+                rank, size, local_rank, local_size = (int(environ[name]) for name in names)
+                return Place(launcher, rank, size, local_rank, local_size, environ.get("MASTER_ADDR", ""))
+    if "SLURM_STEP_ID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "").isdigit():
+        return _srun(environ)
+    # Lightning's own children and processes that were placed by hand: only a message wants to know the rank.
+    return Place("none", int(environ.get("LOCAL_RANK", 0)) + int(environ.get("NODE_RANK", 0)), 1, 0, 1)
+
+
+def in_job(environ: Mapping[str, str]) -> bool:
+    """Is this process part of a job of Slurm or PBS?"""
+    return "SLURM_JOB_ID" in environ or "PBS_JOBID" in environ
+
+
+def job_id(environ: Mapping[str, str]) -> str:
+    """The scheduler's number of this job, the same after a requeue; "" outside of jobs."""
+    if "SLURM_ARRAY_JOB_ID" in environ:
+        return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
+    return environ.get("SLURM_JOB_ID") or environ.get("PBS_JOBID", "").split(".")[0]
+
+
+def first_host(nodes: str) -> str:
+    """The first name of a Slurm node list: `n[07-09,12],login` -> `n07`; suffixes and several brackets included."""
+    return re.sub(r"\[(\w+)[^]]*\]", r"\1", re.split(r",(?![^[]*\])", nodes)[0])
+
+
+def settle(place: Place, suffix: str, environ: MutableMapping[str, str]) -> None:
+    """Give the ranks what torch.distributed's env:// asks for, whoever launched them.
+
+    Raises:
+        Refused: MASTER_ADDR is set and leads to another host than rank 0's.
+    """
+    if place.launcher != "torchrun":
+        address = _address(place, suffix, environ.get("MASTER_ADDR"))
+        # Not the job number alone: several launches in one job, and attempts after a requeue, must not share a port.
+        key = f"{job_id(environ)}.{place.step}.{environ.get('SLURM_RESTART_COUNT', 0)}"
+        environ["MASTER_ADDR"] = address
+        environ.setdefault("MASTER_PORT", str(10000 + zlib.crc32(key.encode()) % 20000))
+    else:
+        die_with_parent()
+    environ |= {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "GROUP_RANK": str(place.node_rank),
+        "NODE_RANK": str(place.node_rank),
+        # Rank 0's store is there from `meet` on, and whatever comes later connects to it.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def die_with_parent() -> None:
+    """End when the parent ends: torchrun starts workers in sessions of their own, where PBS does not find them."""
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def meet(place: Place, environ: Mapping[str, str], seconds: float) -> Any:
+    """A key-value store that all ranks reach, served by rank 0 as long as it lives.
+
+    Raises:
+        Refused: rank 0 is not reached within `seconds`, or its port is taken.
+    """
+    from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCPStore
+
+    host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    serves = place.rank == 0 and place.launcher != "torchrun"
+    limit = timedelta(seconds=seconds)
+    try:
+        store = TCPStore(host, port, is_master=serves, wait_for_workers=False, timeout=limit)
+    except (DistNetworkError, DistStoreError) as error:
+        if serves:
+            rule = f"rank 0 could not open this port on {socket.gethostname()}: {str(error).splitlines()[0]}"
+            raise Refused("MASTER_PORT", port, rule, "start again, or export another MASTER_PORT") from None
+        rule = f"rank {place.rank} on {socket.gethostname()} did not reach rank 0 there within {seconds:g} s"
+        fix = "look for rank 0's message above; if it has none: cluster.master_addr_suffix= or cluster.interface="
+        # All ranks but 0 may come here: one of them speaks.
+        raise Refused("MASTER_ADDR:MASTER_PORT", f"{host}:{port}", rule, fix, alone=place.rank == 1) from None
+    return PrefixStore("preflight", store)
+
+
+def exchange(store: Any, place: Place, topic: str, mine: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
+    """What every rank has to say on a topic, in order of ranks.
+
+    Raises:
+        Refused: on every rank alike, when some have not come within `seconds`.
+    """
+    from torch.distributed import DistStoreError
+
+    keys = [f"{topic}/{rank}" for rank in range(place.world_size)]
+    store.set(keys[place.rank], json.dumps(mine))
+    if place.rank == 0:
+        with suppress(DistStoreError):  # the answer says who is missing
+            store.wait(keys, timedelta(seconds=seconds))
+        store.set(topic, json.dumps([json.loads(store.get(key)) if store.check([key]) else None for key in keys]))
+    try:
+        store.wait([topic], timedelta(seconds=seconds + GRACE))
+        heard = json.loads(store.get(topic))
+    except (DistStoreError, RuntimeError):
+        rule = f"rank 0 has not answered rank {place.rank} on {socket.gethostname()}"
+        raise Refused("ranks", place.world_size, rule, "see what rank 0 says in the log", alone=True) from None
+    missing = [rank for rank, said in enumerate(heard) if said is None]
+    # Rank 0 serves the store, so it leaves last: when all who came have read the answer.
+    if store.add(f"{topic}/read", 1) == place.world_size - len(missing):
+        store.set(f"{topic}/done", "")
+    if place.rank == 0:
+        with suppress(DistStoreError):
+            store.wait([f"{topic}/done"], timedelta(seconds=GRACE))
+    if missing:
+        came = ", ".join(sorted({said["host"] for said in heard if said}))
+        rule = f"ranks {_ranges(missing)} did not come within {seconds:g} s; those on {came} did"
+        raise Refused("ranks", place.world_size, rule, "see what those ranks say in the log; is one of the nodes down?")
+    return heard
+
+
+def _srun(environ: Mapping[str, str]) -> Place:
+    """A process of a step. The step's own variables, as the job's may have been inherited or describe more nodes."""
+    per_node = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    return Place(
+        "srun",
+        int(environ["SLURM_PROCID"]),
+        int(environ["SLURM_STEP_NUM_TASKS"]),
+        int(environ["SLURM_LOCALID"]),
+        0 if "," in per_node else int(re.match(r"\d*", per_node)[0] or 0),  # type: ignore[index]
+        first_host(environ.get("SLURM_STEP_NODELIST", "")),
+        environ["SLURM_STEP_ID"],
+    )
+
+
+def _address(place: Place, suffix: str, asked: str | None) -> str:
+    """Rank 0's address: the first node's name, or what was exported if that is the same machine."""
+    if place.local_world_size == place.world_size:
+        return asked or "127.0.0.1"
+    expected = place.master + suffix if place.launcher == "srun" else asked
+    if not expected:
+        rule = f"{place.launcher} does not tell the ranks where rank 0 runs"
+        raise Refused("MASTER_ADDR", None, rule, "export MASTER_ADDR=$(hostname) before it, on the first node")
+    if not asked or asked in (place.master, expected):
+        return expected
+    here = _addresses(place.master) | _addresses(expected)
+    if not _addresses(asked) & here - LOOPBACK:
+        rule = f"rank 0 runs on {place.master}; ranks that follow this address would wait elsewhere"
+        raise Refused("MASTER_ADDR", asked, rule, "unset MASTER_ADDR before srun")
+    return asked
+
+
+def _addresses(host: str) -> set[str]:
+    try:
+        return {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return set()
+
+
+def _ranges(numbers: list[int]) -> str:
+    """1, 2, 3, 7 as `1-3, 7`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

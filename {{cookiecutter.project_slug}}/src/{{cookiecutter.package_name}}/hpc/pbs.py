@@ -1,0 +1,219 @@
+"""A job as PBS wants it: Job → the script that is submitted, and the script that each of its nodes runs.
+
+For OpenPBS and PBS Professional. There a user cannot requeue, nothing ends a job when one rank fails, pbsdsh returns 0
+whatever happened, and what it starts on a node has neither the environment nor the directory of the job. So each node
+runs node.sh, which leaves its exit code in a file, and job.sh watches these files.
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+from .job import CONTINUE, Job, clock
+
+# Fields that are a directive of their own while they are set. A server without a resource qos refuses it by name.
+DIRECTIVES = {"account": "-A {}", "partition": "-q {}", "qos": "-l qos={}", "umask": "-W umask={}"}
+
+
+def text(job: Job) -> str:
+    """job.sh: starts node.sh on each node and ends as the run's verdict says.
+
+    Its exit code is 0: finished; 85: to be continued, by the next job of a chain (afternotok) if there is one; 2: the
+    job cannot run as it was started; else the worst of the nodes' codes, or 1.
+    """
+    run_dir, node = _quote(job.run_dir), '"$run_dir/node.sh"'
+    if job.members:
+        run_dir = f'"$(sed -n "$((${{PBS_ARRAY_INDEX:-0}} + 1))p" {_quote(job.members)})"'
+        node = _quote(job.members.parent / "node.sh")
+    elif not job.run_dir:
+        run_dir = f'"$PBS_O_WORKDIR"/runs/{shlex.quote(job.name)}_"${{PBS_JOBID%%[!0-9]*}}"'
+    settings = [
+        f"umask {job.umask}",
+        f"nodes={job.nodes}",
+        f"interface={shlex.quote(job.interface or '')}",
+        f"to_be_continued={CONTINUE} # exit code",
+        f"work_dir={_work_dir(job)}",
+        f"run_dir={run_dir}",
+        f"node={node}",
+        _function("setup", *job.setup),
+        _function("launch", f'exec {job.launcher} /bin/bash "$node" "$@"'),
+    ]
+    if not (job.run_dir or job.members):  # submitted by hand: nobody has made the run directory
+        settings += ['mkdir -p -- "$run_dir"', f"cat >\"$node\" <<'END_OF_NODE'\n{node_text(job)}END_OF_NODE"]
+    return "\n".join(["#!/bin/bash", *_directives(job), CHECK, *settings, JOB])
+
+
+def node_text(job: Job) -> str:
+    """node.sh: runs the ranks of one node. Arguments: run directory, folder of the exit codes, address, port, job."""
+    environment = [f"export OMP_NUM_THREADS={job.cores_per_task or 1}"]  # PBS has set it to the cores of the node
+    if job.interface:
+        environment += [f"export {name}_SOCKET_IFNAME={shlex.quote(job.interface)}" for name in ("NCCL", "GLOO")]
+    for name, value in job.env.items():  # in double quotes, as a value may name other variables
+        environment += [f'export {name}="' + re.sub(r'([\\`"])', r"\\\1", value) + '"']
+    arguments = ['resume="$run_dir"'] if job.code else [shlex.quote(argument) for argument in job.arguments]
+    ranks = [" ".join(filter(None, ["exec setsid", job.container, 'python -c "$torchrun"']))]
+    ranks += [f"--nnodes={job.nodes} --nproc-per-node={job.tasks_per_node} --max-restarts=0"]
+    ranks += ['"$@"', " ".join(['"$code/train.py"', *arguments])]
+    settings = [
+        f"umask {job.umask}",
+        "run_dir=$1 attempt=$2 address=$3 port=$4 id=$5",
+        f"work_dir={_work_dir(job)}",
+        f"code={'$run_dir/code # as it was when this was submitted' if job.code else '$PBS_O_WORKDIR'}",
+        _function("setup", *job.setup),
+        _function("python_environment", *([] if job.container else _python(job))),
+        _function("environment", *environment),
+        _function("ranks", " \\\n        ".join(ranks)),
+    ]
+    return "\n".join(["#!/bin/bash", *settings, NODE])
+
+
+def _python(job: Job) -> list[str]:
+    lines = [f"export VENV={_quote(job.venv)}"] if job.venv else []
+    lines += ['source "$code/env.sh" || return 1']
+    if job.stage_env and job.node_local:  # one big file to read instead of many small ones
+        lines += [f'local here="{job.node_local}/env-$id"']
+        lines += ['mkdir -p "$here" && tar -xf "$VENV.tar" -C "$here" && export PATH="$here/bin:$PATH"']
+    return lines
+
+
+def _directives(job: Job) -> list[str]:
+    lines = [f"-N {re.sub(r'[^A-Za-z0-9_.+-]', '_', job.name)[:200]}"]  # qsub refuses other characters
+    values = {field: getattr(job, field) for field in DIRECTIVES}
+    lines += [form.format(shlex.quote(values[field])) for field, form in DIRECTIVES.items() if values[field]]
+    memory = f"mem={job.memory_gb}gb" if job.memory_gb else None
+    lines += ["-l " + ":".join(filter(None, [f"select={job.nodes}", job.request, job.constraint, memory]))]
+    lines += [f"-l place=scatter{':excl' if job.whole_nodes else ''}"]  # else two chunks may lie on one host
+    lines += [f"-l walltime={clock(job.seconds)}"]
+    if job.num_members > 1:  # qsub refuses 0-0
+        lines += [f"-J 0-{job.num_members - 1}" + (f"%{job.at_once}" if job.at_once else "")]
+    # The server starts the job again when a node was lost (r). What PBS and the login shell say goes to <job id>.OU, at
+    # once where the node sees its folder (d). The job's own words go to a file that job.sh opens: that is always live.
+    lines += ["-r y", "-j oe", "-k oed"]
+    folder = job.members.parent if job.members else job.run_dir
+    if folder and f"{folder}".isascii() and f"{folder}".isprintable():  # qsub takes no other paths, and quotes as bash
+        lines += ["-o " + _quote(f"{folder}/")]
+    return [f"#PBS {line}" for line in [*lines, *job.options]]
+
+
+def _function(name: str, *lines: str) -> str:
+    return "\n".join([f"{name}() {{", *(f"    {line}" for line in lines or [":"]), "}"])
+
+
+def _quote(path: Path | str | None) -> str:
+    return shlex.quote(str(path))
+
+
+def _work_dir(job: Job) -> str:
+    return _quote(job.work_dir) if job.work_dir else "$PBS_O_WORKDIR"
+
+
+CHECK = r"""
+refuse() { echo "job.sh: $*" >&2; exit 2; }
+[ -n "${PBS_JOBID:-}" ] && [ -r "${PBS_NODEFILE:-}" ] || refuse "this is no PBS job: start it by qsub, not by bash"
+"""
+
+JOB = r"""
+outcome() { sed -n 's/^outcome //p' "$run_dir/verdict" 2>/dev/null; }
+cd -- "$work_dir" || exit 1 # PBS starts in $HOME
+id=${PBS_JOBID%%[!0-9]*}    # of 29[1].server, say
+exec >>"$run_dir/job-$id.log" 2>&1 || exit 1
+case $(outcome) in # of the job before this one in a chain
+finished) echo "job.sh: the run is finished already" && exit 0 ;;
+failed) echo "job.sh: the run has failed; to try again: rm '$run_dir/verdict' and submit" && exit 1 ;;
+esac
+rm -f -- "$run_dir/verdict"
+
+hosts=$(awk '!seen[$0]++' "$PBS_NODEFILE") # a host may have several lines
+[ "$(wc -l <<<"$hosts")" -eq "$nodes" ] ||
+    refuse "asked for $nodes nodes, PBS gave $(paste -sd' ' <<<"$hosts"): each chunk needs a node of its own," \
+        "so submit with select=$nodes and place=scatter, as the #PBS lines of this script say"
+
+setup # the launcher may come from a module
+address=$(head -n 1 <<<"$hosts") # this host
+if [ -n "$interface" ]; then
+    address=$(PATH=$PATH:/usr/sbin:/sbin ip -4 -o addr show dev "$interface" | awk '{ print $4; exit }')
+    address=${address%/*}
+    [ -n "$address" ] || refuse "interface $interface of $HOSTNAME has no IPv4 address (ip addr): set cluster.interface"
+fi
+attempt=$(mktemp -d "$run_dir/.attempt-$id-XXXXXX") || exit 1 # of its own: PBS may start the same job again
+trap 'rm -rf -- "$attempt"' EXIT
+
+launch "$run_dir" "$attempt" "$address" $((10000 + RANDOM % 22768)) "$id" &
+launcher=$! stopping='' ended=0 worst=0
+left=60 # seconds to wait for the codes when the launcher has ended or the job is to end
+stop() { # pbsdsh passes TERM on to all nodes and ends; this script stays, as its end would kill the ranks
+    stopping=yes
+    kill -TERM "$launcher" 2>/dev/null
+}
+trap stop TERM
+while [ "$ended" -lt "$nodes" ] && [ "$left" -gt 0 ]; do
+    sleep 1
+    ended=0
+    for file in "$attempt"/rc.*; do
+        { read -r code <"$file"; } 2>/dev/null || continue
+        ended=$((ended + 1))
+        [ "$code" -le "$worst" ] || worst=$code
+    done
+    [ "$worst" -eq 0 ] || [ -n "$stopping" ] || stop # the other nodes would wait for the failed one
+    [ -z "$stopping" ] && kill -0 "$launcher" 2>/dev/null || left=$((left - 1))
+done
+[ "$ended" -eq "$nodes" ] || echo "job.sh: $((nodes - ended)) of $nodes nodes left no exit code"
+
+echo "job.sh: the nodes ended with code $worst, the run's verdict is: $(outcome)"
+case $(outcome) in
+finished) exit 0 ;;
+continue) echo "job.sh: the next job of a chain goes on, or: qsub job.sh" && exit "$to_be_continued" ;;
+*) exit $((worst ? worst : 1)) ;;
+esac
+"""
+
+NODE = r"""
+# pbsdsh gives PBS_NODENUM, but under MPICH it is 0 everywhere.
+rank=${PALS_NODEID:-${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-${PBS_NODENUM:-0}}}}
+# pbsdsh starts a task per line of the nodefile: the first one of a host does the work.
+mkdir -- "$attempt/node.$rank" 2>/dev/null || { [ -d "$attempt/node.$rank" ]; exit; }
+trap 'echo $? >"$attempt/.rc.$rank" && mv -- "$attempt/.rc.$rank" "$attempt/rc.$rank"' EXIT
+trap 'exit 143' TERM
+exec >>"$run_dir/node-$rank-$id.log" 2>&1 || exit 1 # the pipe that PBS gives breaks when the job is told to end
+cd -- "$work_dir" || exit 1
+
+export USER="${USER:-$(id -un)}"
+[ -n "$(type -t module)" ] || source /etc/profile
+setup
+python_environment || exit 1
+export HPC_RUN_DIR=$run_dir PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
+environment
+
+# Some sites name GPUs by UUID, on the first node only, or those of all nodes in a file: this node's, as numbers.
+uuids=$(echo "${CUDA_VISIBLE_DEVICES:-}" | cat - "${PBS_NODEFILE:-}.env" 2>/dev/null | grep -oE 'GPU-[0-9a-fA-F-]+')
+if [ -n "$uuids" ]; then
+    numbers=$(nvidia-smi -L | grep -F "$uuids" | sed -n 's/^GPU \([0-9]*\):.*/\1/p' | paste -sd,)
+    [ -n "$numbers" ] || { echo "node.sh: this node has none of the GPUs $uuids" && exit 1; }
+    export CUDA_VISIBLE_DEVICES=$numbers
+fi
+
+# torchrun in a session of its own gets TERM once, from here: PBS signals whole sessions, pbsdsh does so again, and a
+# torchrun interrupted again while its ranks save leaves them. PBS no longer sees it then, so it dies with this script.
+torchrun='import ctypes, runpy
+ctypes.CDLL(None).prctl(1, 9)
+runpy.run_module("torch.distributed.run", run_name="__main__")'
+ranks --node-rank="$rank" --master-addr="$address" --master-port="$port" &
+pid=$! stopping=''
+stop() {
+    stopping=yes
+    trap '' TERM
+    kill -TERM -- "-$pid" 2>/dev/null || kill -TERM "$pid"
+}
+trap stop TERM
+wait "$pid" # ends early when TERM comes
+code=$?
+if [ -n "$stopping" ]; then
+    for _ in {1..45}; do
+        kill -0 "$pid" 2>/dev/null && sleep 1
+    done
+    kill -KILL -- "-$pid" 2>/dev/null
+    wait "$pid"
+    code=$?
+fi
+exit "$code"
+"""

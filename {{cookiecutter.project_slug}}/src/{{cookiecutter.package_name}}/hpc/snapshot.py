@@ -1,0 +1,91 @@
+"""The code of a run, as it was when the run was submitted, and a note of what made it."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+
+from .config import PACKAGE, PROJECT, Refused
+
+MOST = 100 * 2**20  # bytes; code is smaller, data lie elsewhere
+LEFT_OUT = {"runs", "outputs", "build", "__pycache__"}  # where there is no git to ask
+
+
+def take(run_dir: Path, dirty_tree: str) -> Path:
+    """Copy the project's code to `code/` in the run directory: what git would commit, or everything where there is none.
+
+    Args:
+        dirty_tree: "snapshot" copies uncommitted changes too; "refuse" lets only committed code run.
+
+    Raises:
+        Refused: the tree is dirty and that is not wanted, or far too large to be code.
+    """
+    changes = _git("status", "--porcelain")
+    if dirty_tree == "refuse" and (changes is None or changes.strip()):
+        rule = "jobs run committed code only; " + (
+            "git does not know this project" if changes is None else "changed: " + ", ".join(changes.split()[1::2][:5])
+        )
+        raise Refused("dirty_tree", "refuse", rule, "git commit, or dirty_tree=snapshot")
+    names = files()
+    if (total := sum((PROJECT / name).stat().st_size for name in names)) > MOST:
+        largest = max(names, key=lambda name: (PROJECT / name).stat().st_size)
+        rule = f"each job keeps a copy of the code, {total >> 20} MB here; the largest file is {largest}"
+        raise Refused("code", None, rule, "name data and results in .gitignore, or move them out of the project")
+    for name in names:
+        target = run_dir / "code" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(PROJECT / name, target)
+    made_by(run_dir)
+    return run_dir / "code"
+
+
+def files() -> list[str]:
+    """The project's files, relative to it: those that git tracks or would track."""
+    if (listed := _git("ls-files", "-z", "--cached", "--others", "--exclude-standard")) is not None:
+        return [name for name in listed.split("\0") if name and (PROJECT / name).is_file()]
+    found = []
+    for folder, folders, names in os.walk(PROJECT):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in LEFT_OUT]
+        found += [os.path.relpath(os.path.join(folder, name), PROJECT) for name in names if not name.startswith(".")]
+    return found
+
+
+def refuse_incomplete(venv: Path) -> None:
+    """Raises `Refused` unless env.sh has finished this environment: a job would install nothing, and fail."""
+    texts = [(PROJECT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
+    done = subprocess.run(["cksum"], input=b"".join(texts), capture_output=True, check=True).stdout.decode().strip()
+    try:
+        marked = (venv / f".complete-{PACKAGE}").read_text(encoding="utf-8")
+    except OSError:
+        marked = ""
+    if marked != f"{done} {venv}":
+        rule = "is not the environment of this project's pyproject.toml and constraints.txt; a job installs nothing"
+        raise Refused("VENV", venv, rule, "source env.sh, then submit again")
+
+
+def made_by(run_dir: Path) -> None:
+    """`made_by.json`: commit, versions, modules, machine; `code.diff`: what was not committed."""
+    known = {
+        "commit": (_git("rev-parse", "HEAD") or "").strip() or None,
+        "python": sys.version,
+        "packages": sorted({f"{found.metadata['Name']}=={found.version}" for found in distributions()}, key=str.lower),
+        "modules": os.environ.get("LOADEDMODULES", "").split(":"),
+        "host": socket.gethostname(),
+    }
+    (run_dir / "made_by.json").write_text(json.dumps(known, indent=1), encoding="utf-8")
+    if diff := _git("diff", "HEAD"):
+        (run_dir / "code.diff").write_text(diff, encoding="utf-8")
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says of the project; None where there is no git, no repository, or it refuses."""
+    command = ["git", "-C", str(PROJECT), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="surrogateescape", timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

@@ -1,0 +1,144 @@
+"""Hand a run to the cluster's scheduler: python submit.py [group=choice] [key=value]"""
+
+import sys
+from argparse import Namespace
+from datetime import datetime
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
+
+from omegaconf import DictConfig
+
+from {{ cookiecutter.package_name }}.hpc import config, job, pbs, preflight, rundir, scheduler, snapshot, sweep
+
+
+def main() -> None:
+    asked = arguments()
+    if asked.render:
+        render(Path(asked.render), asked)
+    elif asked.multirun:
+        submit_sweep(asked)
+    elif run_dir := config.resumes(asked.overrides):
+        hand_over(config.load(run_dir), run_dir, asked)
+    else:
+        submit(asked)
+
+
+def arguments() -> Namespace:
+    parser = config.parser(__doc__)
+    parser.add_argument("--dry-run", action="store_true", help="print the job script and write nothing")
+    parser.add_argument("--parsable", action="store_true", help="print JOBID RUN_DIR and nothing else")
+    parser.add_argument("--wait", action="store_true", help="wait for the job and exit with its exit code")
+    parser.add_argument("--render", metavar="DIR", help="write a script per trainer preset, to be given to sbatch")
+    parser.add_argument("--multirun", "-m", action="store_true", help="key=a,b makes one job array of all combinations")
+    parser.add_argument("--at-once", type=int, metavar="N", help="with --multirun: so many of them at the same time")
+    return parser.parse_intermixed_args(sys.argv[1:])
+
+
+def submit(asked: Namespace) -> None:
+    cfg = checked(config.composed(asked))
+    cfg.run_dir = str(rundir.choose(cfg.run_dir, cfg.name, datetime.now(), {}))
+    run_dir = Path(cfg.run_dir)
+    work = describe(cfg, run_dir=run_dir)
+    if asked.dry_run:
+        print(text(work, cfg), end="")
+        return
+    ready(cfg)
+    rundir.refuse_used(run_dir)
+    rundir.create(run_dir, cfg.group_readable)
+    snapshot.take(run_dir, cfg.dirty_tree)
+    write(work, cfg, run_dir)
+    hand_over(cfg, run_dir, asked)
+
+
+def submit_sweep(asked: Namespace) -> None:
+    folder = rundir.choose(None, "sweep", datetime.now(), {})
+    members = sweep.members(asked.overrides, folder)
+    for cfg in members:
+        checked(cfg)
+    jobs = [describe(cfg, members=folder / "members", num_members=len(members), at_once=asked.at_once) for cfg in members]
+    sweep.refuse_unlike(jobs)
+    if asked.dry_run:
+        print(text(jobs[0], members[0]), end="")
+        return
+    ready(members[0])
+    rundir.create(folder, members[0].group_readable)
+    snapshot.take(folder, members[0].dirty_tree)
+    for cfg in members:
+        run_dir = Path(cfg.run_dir)
+        rundir.create(run_dir, cfg.group_readable)
+        (run_dir / "code").symlink_to(folder / "code")
+        write(describe(cfg, run_dir=run_dir), cfg, run_dir)  # for submit.py resume=, alone
+    (folder / "members").write_text("".join(f"{cfg.run_dir}\n" for cfg in members), encoding="utf-8")
+    write(jobs[0], members[0], folder)
+    hand_over(members[0], folder, asked, len(members))
+
+
+def checked(cfg: DictConfig) -> DictConfig:
+    preflight.rules(cfg)
+    preflight.submitting(cfg)
+    preflight.files(cfg)
+    return cfg
+
+
+def ready(cfg: DictConfig) -> None:
+    """There is a scheduler here, and an environment for the job; told before anything is written."""
+    scheduler.find(cfg.cluster.scheduler)
+    if not cfg.cluster.container:
+        snapshot.refuse_incomplete(Path(sys.prefix))
+
+
+def describe(cfg: DictConfig, **places: Path | int | None) -> job.Job:
+    venv = None if cfg.cluster.container else Path(sys.prefix)
+    code = (places.get("run_dir") or Path(cfg.run_dir)) / "code"  # type: ignore[operator]
+    return job.of(cfg, work_dir=Path.cwd(), code=code, venv=venv, **places)
+
+
+def text(work: job.Job, cfg: DictConfig) -> str:
+    return pbs.text(work) if cfg.cluster.scheduler == "pbs" else job.slurm(work)
+
+
+def write(work: job.Job, cfg: DictConfig, folder: Path) -> None:
+    """The job script and what it runs from."""
+    if not work.members:
+        (folder / "config.yaml").write_text(config.frozen(cfg), encoding="utf-8")
+    (folder / "job.sh").write_text(text(work, cfg), encoding="utf-8")
+    if cfg.cluster.scheduler == "pbs":
+        (folder / "node.sh").write_text(pbs.node_text(work), encoding="utf-8")
+
+
+def hand_over(cfg: DictConfig, folder: Path, asked: Namespace, num_members: int = 1) -> None:
+    work = describe(cfg, run_dir=folder)
+    cost = f"{work.gpu_hours * num_members:g} GPU-hours" if work.gpus_per_node else "no GPU"
+    size = f"{work.nodes} nodes x {work.tasks_per_node} tasks, {job.clock(work.seconds)}"
+    if num_members > 1:
+        size = f"{num_members} runs of {size} each"
+    jobs, command = scheduler.submit(folder, cfg.cluster.scheduler, work, wait=asked.wait)
+    if asked.parsable:
+        print(jobs[0], folder)
+    else:
+        print(f"job {' '.join(jobs)}\nrun directory {folder}\nlog {scheduler.log(folder, jobs[0], num_members)}")
+        print(f"asks for at most {size}: {cost}")
+    if asked.wait:
+        sys.exit(command.wait())
+
+
+def render(folder: Path, asked: Namespace) -> None:
+    """Scripts for `sbatch slurm/ddp_4node.sbatch`: no run directory, no account, so that anybody can use them."""
+    overrides = asked.overrides or ["cluster=slurm"]
+    folder.mkdir(parents=True, exist_ok=True)
+    for preset in config.groups()["trainer"]:
+        if preset == "cpu":
+            continue
+        typed = (f"trainer={preset}", *overrides)
+        cfg = config.compose_overrides([*typed, "cluster.account=null"])
+        preflight.rules(cfg)
+        script = pbs.text(job.of(cfg, typed)) if cfg.cluster.scheduler == "pbs" else job.slurm(job.of(cfg, typed))
+        ending = "pbs" if cfg.cluster.scheduler == "pbs" else "sbatch"
+        (folder / f"{preset}.{ending}").write_text(script, encoding="utf-8")
+        print(folder / f"{preset}.{ending}")
+
+
+if __name__ == "__main__":
+    with config.refusals():
+        main()

@@ -1,0 +1,521 @@
+"""The scripts for PBS: what they say, and what they do when stand-ins play PBS and torchrun."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from {{ cookiecutter.package_name }}.hpc import pbs
+from {{ cookiecutter.package_name }}.hpc.job import Job
+
+RECORDED = Path(__file__).parent / "recorded"
+WORK = Path("/work/ana")
+JOB = Job(
+    name="digits", nodes=2, tasks_per_node=4, gpus_per_node=4, cores_per_task=8, memory_gb=256, seconds=5400,
+    whole_nodes=True, account="proj-7", partition="gpu", qos=None, constraint=None,
+    request="ncpus=32:ngpus=4:mpiprocs=1", options=("-l filesystems=home:eagle", "-m n"), launcher="pbsdsh --",
+    container=None, setup=("module load python cuda",), env={"NCCL_DEBUG": "WARN"}, interface=None, node_local=None,
+    stage_env=False, chain=1, umask="077", arguments=(), run_dir=WORK / "runs/digits", code=WORK / "runs/digits/code",
+    work_dir=WORK, venv=WORK / ".venv",
+)  # fmt: skip
+SUPEK = replace(
+    JOB, tasks_per_node=1, memory_gb=None, whole_nodes=False, request="ncpus=4:ngpus=1:mpiprocs=1", options=(),
+    account=None, launcher="mpiexec -n 2 --ppn 1 --cpu-bind none", container='apptainer exec --nv "$IMAGE_PATH"',
+    setup=("module load cray-pals scientific/pytorch/2.0.0-ngc",), env={}, interface="hsn0", umask="027",
+)  # fmt: skip
+ARRAY = replace(JOB, run_dir=None, members=WORK / "runs/sweep/members", num_members=16, at_once=4)
+SHIPPED = {"default": JOB, "supek": SUPEK, "array": ARRAY}
+ODD = [WORK / "with space", WORK / "größe", WORK / "it's", WORK / 'a "b" $HOME `id` ; c', WORK / "50%: #1"]
+
+
+# -- What the scripts say --
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_texts_are_as_recorded(name: str) -> None:
+    said = f"{pbs.text(SHIPPED[name])}##### node.sh\n{pbs.node_text(SHIPPED[name])}"
+    path = RECORDED / f"{name}.pbs"
+    if os.environ.get("RECORD"):
+        path.write_text(said, encoding="utf-8")
+    assert said == path.read_text(encoding="utf-8"), "if this is meant: RECORD=1 pytest tests/test_pbs.py, then git diff"
+
+
+def directives(text: str) -> list[list[str]]:
+    """As qsub reads them: up to the first command, quotes as in a shell; each an option with its value."""
+    shebang, *lines = text.split("\n")
+    assert shebang == "#!/bin/bash"
+    top = lines[: next(i for i, line in enumerate(lines) if not line.startswith("#PBS "))]
+    assert text.count("#PBS -") == len(top), "qsub reads the #PBS lines before the first command only"
+    assert not any(re.search(r"\$(?!HOME)|\\$", line) for line in top), "nothing is expanded in a directive"
+    return [shlex.split(line)[1:] for line in top]
+
+
+def test_directives_follow_from_the_fields() -> None:
+    assert directives(pbs.text(JOB)) == [
+        ["-N", "digits"], ["-A", "proj-7"], ["-q", "gpu"], ["-W", "umask=077"],
+        ["-l", "select=2:ncpus=32:ngpus=4:mpiprocs=1:mem=256gb"], ["-l", "place=scatter:excl"],
+        ["-l", "walltime=01:30:00"], ["-r", "y"], ["-j", "oe"], ["-k", "oed"], ["-o", "/work/ana/runs/digits/"],
+        ["-l", "filesystems=home:eagle"], ["-m", "n"],
+    ]  # fmt: skip
+    shared = replace(SUPEK, qos="high", constraint="system=polaris", partition=None, seconds=100 * 3600)
+    said = directives(pbs.text(shared))
+    assert ["-l", "select=2:ncpus=4:ngpus=1:mpiprocs=1:system=polaris"] in said and ["-l", "place=scatter"] in said
+    assert ["-l", "qos=high"] in said and ["-l", "walltime=100:00:00"] in said and ["-W", "umask=027"] in said
+    assert not {"-q", "-A", "-J"} & {option for option, _ in said}
+
+
+def test_an_array_has_as_many_jobs_as_members() -> None:
+    assert ["-J", "0-15%4"] in directives(pbs.text(ARRAY))
+    assert ["-J", "0-15"] in directives(pbs.text(replace(ARRAY, at_once=None)))
+    assert ["-o", "/work/ana/runs/sweep/"] in directives(pbs.text(ARRAY))
+    # qsub: "illegal -J value" for 0-0
+    assert "-J" not in {option for option, _ in directives(pbs.text(replace(ARRAY, num_members=1)))}
+
+
+@pytest.mark.parametrize("path", ODD, ids=str)
+def test_odd_paths_reach_qsub_and_bash_whole(path: Path) -> None:
+    job = replace(JOB, run_dir=path, work_dir=path, venv=path, name="Größe 2", account="a b")
+    said = directives(pbs.text(job))
+    assert ["-N", "Gr__e_2"] in said and ["-A", "a b"] in said
+    # qsub takes printable ASCII only
+    assert (["-o", f"{path}/"] in said) == str(path).isascii()
+    for text, names in [(pbs.text(job), ["run_dir", "work_dir"]), (pbs.node_text(job), ["work_dir"])]:
+        lines = [line for line in text.split("\n") if line.startswith(tuple(f"{name}=" for name in names))]
+        shown = [f'printf "%s\\n" "${line.partition("=")[0]}"' for line in lines if "$1" not in line]
+        assert bash("\n".join([*lines, *shown])) == f"{path}\n" * len(names)
+
+
+def test_values_of_the_environment_may_name_variables_and_hold_quotes() -> None:
+    job = replace(JOB, env={"A": "$HOME/x", "B": 'say "hi" `id` \\'})
+    body = pbs.node_text(job).partition("environment() {\n    export OMP")[2].partition("\n}")[0]
+    assert bash(f'HOME=/h; export OMP{body}\nprintf "%s|" "$A" "$B"') == '/h/x|say "hi" `id` \\|'
+
+
+@pytest.mark.parametrize("name", [*SHIPPED, "by hand", "staged"])
+def test_bash_and_shellcheck_find_nothing(name: str, tmp_path: Path) -> None:
+    by_hand = replace(JOB, run_dir=None, code=None, work_dir=None, venv=None, arguments=("trainer=ddp", "name=a b"))
+    staged = replace(JOB, node_local="$TMPDIR", stage_env=True)
+    job = (SHIPPED | {"by hand": by_hand, "staged": staged})[name]
+    for kind in (pbs.text, pbs.node_text):
+        text = kind(job)
+        assert text.isascii() and "\r" not in text and text.endswith("\n")
+        path = tmp_path / f"{kind.__name__}.sh"
+        path.write_text(text)
+        subprocess.run(["bash", "-n", path], check=True)
+        if shutil.which("shellcheck"):
+            # SC2015: A && B || C is meant so; SC1091: sourced files are not here; SC2317: traps are reached.
+            check = ["shellcheck", "--exclude=SC2015,SC1090,SC1091,SC2317", path]
+            found = subprocess.run(check, capture_output=True, text=True)
+            assert found.returncode == 0, found.stdout
+
+
+def bash(script: str) -> str:
+    return subprocess.run(["bash", "-c", script], check=True, capture_output=True, text=True).stdout
+
+
+# -- What the scripts do: stand-ins for PBS, its launchers, and torchrun --
+
+# As the real ones (OpenPBS 23.06; PALS): pbsdsh starts a task per line of the nodefile, with PBS's own variables only,
+# in $HOME; always exits 0; passes TERM on, which PBS delivers to the task's whole session, and then ends at once.
+# mpiexec starts one per host, with the whole environment, and returns the worst code.
+LAUNCHER = """
+import os, signal, subprocess, sys
+lines = open(os.environ["PBS_NODEFILE"]).read().split()
+hosts = list(dict.fromkeys(lines))
+mpi = sys.argv[0].endswith("mpiexec")
+command = sys.argv[sys.argv.index("/bin/bash"):]
+tasks = []
+
+def stop(*_):
+    for task in tasks:
+        try:
+            os.killpg(task.pid, signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+    os._exit(1)
+
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+signal.signal(signal.SIGTERM, stop)
+for line in hosts if mpi else lines:
+    number = hosts.index(line)
+    if mpi:
+        environ = os.environ | {"PALS_NODEID": str(number), "PBS_NODENUM": "0"}
+    else:
+        environ = {k: v for k, v in os.environ.items() if k.startswith("PBS_") and (number or k != "PBS_NODEFILE")}
+        environ |= {"PBS_NODENUM": str(number), "PATH": "/bin:/usr/bin", "HOME": os.environ["HOME"]}
+    unblock = lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    where = None if mpi else os.environ["HOME"]
+    tasks.append(subprocess.Popen(command, env=environ, cwd=where, start_new_session=True, preexec_fn=unblock))
+open(os.environ["HOME"] + "/tasks", "w").write(" ".join(str(task.pid) for task in tasks))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+codes = [task.wait() for task in tasks]
+for number, code in enumerate(codes):
+    if code:
+        print(f"pbsdsh: task {number:#010x} exit status {code}", flush=True)
+sys.exit(max(codes) if mpi else 0)
+"""
+
+# In the place of python with torch: notes what it was given, then does as the test says.
+PYTHON = """
+import json, os, signal, sys, time, types
+from pathlib import Path
+assert sys.argv[1] == "-c"
+options = dict(argument[2:].split("=", 1) for argument in sys.argv[3:] if argument.startswith("--"))
+rank, run_dir = int(options["node-rank"]), Path(os.environ["HPC_RUN_DIR"])
+
+def note(name, text):
+    (run_dir / (name + ".part")).write_text(text)
+    (run_dir / (name + ".part")).rename(run_dir / name)
+
+def outcome(word):
+    note("verdict", "attempt 1\\nstep 5\\noutcome " + word + "\\n")
+
+def run_module(name, run_name):
+    facts = dict(module=name, argv=sys.argv[3:], environ=dict(os.environ), pid=os.getpid(), parent=os.getppid())
+    note(f"seen-{rank}", json.dumps(facts | {"cwd": os.getcwd()}))
+    print("said by", rank, flush=True)
+    exec((Path(__file__).parents[1] / "behaviour").read_text(), globals())
+
+sys.modules["runpy"] = types.SimpleNamespace(run_module=run_module)
+exec(sys.argv[2])
+"""
+WAIT = "while True: time.sleep(0.02)\n"
+FINISH = "rank or outcome('finished')\n"
+COUNT_TERM = """
+def term(*_):
+    with open(run_dir / f"term-{rank}", "a") as stream:
+        stream.write("x")
+signal.signal(signal.SIGTERM, term)
+note(f"ready-{rank}", "")
+"""
+SAVE_AT_TERM = COUNT_TERM + """
+while not (run_dir / f"term-{rank}").exists(): time.sleep(0.02)
+time.sleep(0.5)
+rank or outcome("continue")
+"""
+
+
+class Pbs:
+    """A scratch PBS with an ordinary user's home, project and run directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home, self.bin, self.work = folder / "home", folder / "bin", folder / "my work"
+        self.run_dir = self.work / "runs" / "it's 1"
+        self.code, self.venv, self.nodefile = self.run_dir / "code", folder / "the venv", folder / "nodefile"
+        for made in (self.home, self.bin, self.code, self.venv / "bin"):
+            made.mkdir(parents=True)
+        for name in ("pbsdsh", "mpiexec"):
+            self.program(self.bin / name, LAUNCHER)
+        self.program(self.venv / "bin" / "python", PYTHON)
+        (self.code / "env.sh").write_text('export PATH="$VENV/bin:$PATH"\n')
+        self.behaviour(FINISH)
+        self.job = replace(
+            JOB, run_dir=self.run_dir, code=self.code, work_dir=self.work, venv=self.venv, setup=(), tasks_per_node=2
+        )
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def program(self, path: Path, text: str) -> None:
+        path.write_text(f"#!{sys.executable}\n{text}")
+        path.chmod(0o755)
+
+    def behaviour(self, text: str) -> None:
+        (self.venv / "behaviour").write_text(text)
+
+    def start(self, job: Job | None = None, hosts: str = "p1 p2", **environ: str) -> subprocess.Popen[bytes]:
+        job = job or self.job
+        folder = job.members.parent if job.members else self.run_dir
+        for name, text in (("job.sh", pbs.text(job)), ("node.sh", pbs.node_text(job))):
+            assert text.count("sleep 1\n") == (2 if "END_OF_NODE" in text else 1)
+            (folder / name).write_text(text.replace("sleep 1\n", "sleep 0.05\n"))  # a second is long for a test
+        self.nodefile.write_text("".join(f"{host}\n" for host in hosts.split()))
+        environ = {"PBS_JOBID": "17.server", "PBS_NODEFILE": str(self.nodefile), "PBS_NODENUM": "0"} | environ
+        environ |= {"PBS_O_WORKDIR": str(self.work), "PBS_ENVIRONMENT": "PBS_BATCH", "HOME": str(self.home)}
+        environ |= {"PATH": f"{self.bin}:/usr/bin:/bin", "OMP_NUM_THREADS": "32"}
+        command = ["/bin/bash", str(folder / "job.sh")]
+        self.started += [subprocess.Popen(command, cwd=self.home, env=environ, start_new_session=True)]
+        return self.started[-1]
+
+    def run(self, job: Job | None = None, hosts: str = "p1 p2", seconds: int = 30, **environ: str) -> int:
+        return self.start(job, hosts, **environ).wait(timeout=seconds)
+
+    def seen(self, rank: int, run_dir: Path | None = None) -> dict:
+        return json.loads(((run_dir or self.run_dir) / f"seen-{rank}").read_text())
+
+    def log(self, name: str = "job-17.log") -> str:
+        return (self.run_dir / name).read_text()
+
+    def tasks(self) -> list[int]:
+        """Process ids of node.sh."""
+        return [int(word) for word in (self.home / "tasks").read_text().split()]
+
+    def everybody(self) -> list[int]:
+        return [*self.tasks(), *(self.seen(rank)["pid"] for rank in (0, 1) if (self.run_dir / f"seen-{rank}").exists())]
+
+    def end(self) -> None:
+        for job in self.started:
+            with suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+        for pid in self.everybody() if (self.home / "tasks").exists() else []:
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Pbs]:
+    made = Pbs(tmp_path)
+    yield made
+    made.end()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_each_node_runs_torchrun_as_told(cluster: Pbs) -> None:
+    assert cluster.run() == 0, cluster.log()
+    first, second = cluster.seen(0), cluster.seen(1)
+    assert first["module"] == "torch.distributed.run"
+    *options, program, argument = first["argv"]
+    assert options[:4] == ["--nnodes=2", "--nproc-per-node=2", "--max-restarts=0", "--node-rank=0"]
+    assert options[4] == "--master-addr=p1" and 10000 <= int(options[5].removeprefix("--master-port=")) <= 32767
+    assert program == str(cluster.code / "train.py") and argument == f"resume={cluster.run_dir}"
+    assert second["argv"] == [*options[:3], "--node-rank=1", *options[4:], program, argument]
+    for seen in (first, second):
+        assert seen["cwd"] == str(cluster.work)
+        environ = seen["environ"]
+        assert environ["OMP_NUM_THREADS"] == "8" and environ["PYTHONUNBUFFERED"] == environ["PYTHONFAULTHANDLER"] == "1"
+        assert environ["NCCL_DEBUG"] == "WARN" and environ["VENV"] == str(cluster.venv) and environ["USER"]
+        assert environ["PATH"].startswith(f"{cluster.venv}/bin:") and str(cluster.bin) not in environ["PATH"]
+        assert "CUDA_VISIBLE_DEVICES" not in environ
+    assert "said by 0" in cluster.log("node-0-17.log") and "said by 1" in cluster.log("node-1-17.log")
+    assert "finished" in cluster.log() and not list(cluster.run_dir.glob(".attempt*"))
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in cluster.run_dir.glob("*-17.log"))
+
+
+def test_the_first_failure_ends_the_job(cluster: Pbs) -> None:
+    cluster.behaviour("if rank: raise SystemExit(3)\n" + WAIT)
+    began = time.monotonic()
+    assert cluster.run() == 143  # the worst: node 0 was told to end
+    assert time.monotonic() - began < 10
+    assert "code 143" in cluster.log()
+    wait_until(lambda: not any(alive(pid) for pid in cluster.everybody()))
+
+
+def test_the_code_of_a_failure_comes_through(cluster: Pbs) -> None:
+    cluster.behaviour("raise SystemExit(3 * rank)")
+    assert cluster.run() == 3
+
+
+def test_without_a_verdict_nothing_is_a_success(cluster: Pbs) -> None:
+    cluster.behaviour("pass")
+    (cluster.run_dir / "verdict").write_text("attempt 1\nstep 5\noutcome continue\n")  # of the attempt before
+    assert cluster.run() == 1
+
+
+@pytest.mark.parametrize(("word", "code"), [("continue", 85), ("failed", 1)])
+def test_the_verdict_decides(cluster: Pbs, word: str, code: int) -> None:
+    cluster.behaviour(f"rank or outcome({word!r})")
+    assert cluster.run() == code
+    assert word in cluster.log()
+
+
+@pytest.mark.parametrize(("word", "code"), [("finished", 0), ("failed", 1)])
+def test_a_chain_ends_with_its_run(cluster: Pbs, word: str, code: int) -> None:
+    (cluster.run_dir / "verdict").write_text(f"attempt 2\nstep 9\noutcome {word}\n")
+    assert cluster.run() == code
+    assert word in cluster.log() and not (cluster.home / "tasks").exists() and (cluster.run_dir / "verdict").exists()
+
+
+def test_nodes_that_are_one_host_are_refused(cluster: Pbs) -> None:
+    assert cluster.run(hosts="p3 p3") == 2
+    assert "asked for 2 nodes, PBS gave p3" in cluster.log() and "place=scatter" in cluster.log()
+    assert not (cluster.home / "tasks").exists()
+
+
+def test_several_lines_of_a_host_are_one_node(cluster: Pbs) -> None:
+    assert cluster.run(hosts="p2 p2 p1 p1") == 0, cluster.log()
+    assert len(cluster.tasks()) == 4
+    assert "--master-addr=p2" in cluster.seen(0)["argv"] and "--master-addr=p2" in cluster.seen(1)["argv"]
+    assert cluster.log("node-0-17.log").count("said by 0") == 1
+
+
+def test_outside_of_a_job_it_says_so(cluster: Pbs) -> None:
+    (cluster.run_dir / "job.sh").write_text(pbs.text(cluster.job))
+    command = ["bash", str(cluster.run_dir / "job.sh")]
+    ran = subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, cwd=cluster.home, capture_output=True, text=True)
+    assert ran.returncode == 2 and "qsub" in ran.stderr
+
+
+@pytest.mark.parametrize("whole_session", [False, True], ids=["the script alone", "all that PBS sees"])
+def test_term_reaches_the_ranks_once_and_is_waited_for(cluster: Pbs, whole_session: bool) -> None:
+    cluster.behaviour(SAVE_AT_TERM)
+    job = cluster.start()
+    wait_until(lambda: all((cluster.run_dir / f"ready-{rank}").exists() for rank in (0, 1)))
+    if whole_session:  # MOM signals the sessions on the first host: job.sh with pbsdsh, and the task there
+        os.killpg(cluster.tasks()[0], signal.SIGTERM)
+        os.killpg(job.pid, signal.SIGTERM)
+    else:
+        job.terminate()
+    assert job.wait(timeout=20) == 85, cluster.log()
+    assert [cluster.log(f"term-{rank}") for rank in (0, 1)] == ["x", "x"]
+    assert "code 0" in cluster.log()
+
+
+def test_ranks_that_do_not_hear_are_killed(cluster: Pbs) -> None:
+    cluster.behaviour(COUNT_TERM + WAIT)
+    job = cluster.start()
+    wait_until(lambda: all((cluster.run_dir / f"ready-{rank}").exists() for rank in (0, 1)))
+    job.terminate()
+    assert job.wait(timeout=20) == 137
+    wait_until(lambda: not any(alive(pid) for pid in cluster.everybody()))
+
+
+def test_torchrun_dies_with_its_node_script(cluster: Pbs) -> None:
+    cluster.behaviour(COUNT_TERM + WAIT)
+    cluster.start()
+    wait_until(lambda: all((cluster.run_dir / f"ready-{rank}").exists() for rank in (0, 1)))
+    for pid in cluster.tasks():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(alive(pid) for pid in cluster.everybody()))
+
+
+def test_a_launcher_that_starts_nothing_is_noticed(cluster: Pbs) -> None:
+    assert cluster.run(replace(cluster.job, launcher="no-such-launcher")) == 1
+    assert "2 of 2 nodes left no exit code" in cluster.log()
+
+
+def test_an_environment_that_fails_is_told(cluster: Pbs) -> None:
+    (cluster.code / "env.sh").write_text("echo no python here; return 1\n")
+    assert cluster.run() == 1
+    assert "no python here" in cluster.log("node-1-17.log")
+
+
+def test_an_array_member_runs_in_its_directory(cluster: Pbs) -> None:
+    folder = cluster.work / "runs" / "the sweep"
+    members = [folder / "0", folder / "ü 1"]
+    for member in members:
+        (member / "code").mkdir(parents=True)
+        shutil.copy(cluster.code / "env.sh", member / "code")
+    (folder / "members").write_text("".join(f"{member}\n" for member in members))
+    job = replace(cluster.job, run_dir=None, members=folder / "members", num_members=2)
+    assert cluster.run(job, PBS_JOBID="29[1].server", PBS_ARRAY_INDEX="1") == 0
+    assert cluster.seen(1, members[1])["argv"][-1] == f"resume={members[1]}"
+    assert (members[1] / "job-29.log").exists() and (members[1] / "node-0-29.log").exists()
+    assert not list(members[0].glob("*-29.log"))
+
+
+def test_a_script_submitted_by_hand_makes_its_directory(cluster: Pbs) -> None:
+    (cluster.work / "env.sh").write_text((cluster.code / "env.sh").read_text())
+    given = ("trainer=ddp", "name=a b $HOME")
+    job = replace(cluster.job, run_dir=None, code=None, work_dir=None, arguments=given)
+    assert cluster.run(job) == 0
+    seen = cluster.seen(1, cluster.work / "runs" / "digits_17")
+    assert seen["argv"][-3:] == [f"{cluster.work}/train.py", *given] and seen["cwd"] == str(cluster.work)
+
+
+NVIDIA_SMI = """
+import os
+for number in range(4):
+    uuid = f"GPU-{os.environ['PALS_NODEID']}000000{number}-aaaa-bbbb-cccc-000000000000"
+    print(f"GPU {number}: NVIDIA A100-SXM4-40GB (UUID: {uuid})")
+"""
+GPUS = {(node, gpu): f"GPU-{node}000000{gpu}-aaaa-bbbb-cccc-000000000000" for node in (0, 1) for gpu in range(4)}
+
+
+def test_mpiexec_a_container_an_interface_and_uuids(cluster: Pbs) -> None:
+    """As on Supek: the first node's GPUs in the environment of all, those of all nodes in a file."""
+    cluster.program(cluster.bin / "nvidia-smi", NVIDIA_SMI)
+    first = f"{GPUS[0, 1]},{GPUS[0, 3]}"
+    Path(f"{cluster.nodefile}.env").write_text(f"p1 {first}\np2 CUDA_VISIBLE_DEVICES={GPUS[1, 0]},{GPUS[1, 2]}\n")
+    setup = (f"export PATH={shlex.quote(str(cluster.bin))}:/usr/bin:/bin",)
+    container = f"env IN_CONTAINER=1 PATH={shlex.quote(str(cluster.venv / 'bin'))}:/usr/bin:/bin"
+    job = replace(
+        cluster.job, launcher="mpiexec -n 2 --ppn 1 --cpu-bind none", container=container, interface="lo", setup=setup
+    )
+    assert cluster.run(job, CUDA_VISIBLE_DEVICES=first) == 0, cluster.log()
+    for rank, numbers in enumerate(("1,3", "0,2")):
+        environ = cluster.seen(rank)["environ"]
+        assert environ["CUDA_VISIBLE_DEVICES"] == numbers
+        assert environ["IN_CONTAINER"] == "1" and "VENV" not in environ
+        assert environ["NCCL_SOCKET_IFNAME"] == environ["GLOO_SOCKET_IFNAME"] == "lo"
+        assert "--master-addr=127.0.0.1" in cluster.seen(rank)["argv"] and environ["PALS_NODEID"] == str(rank)
+
+
+def test_gpus_that_are_elsewhere_are_told(cluster: Pbs) -> None:
+    cluster.program(cluster.bin / "nvidia-smi", NVIDIA_SMI)
+    setup = (f"export PATH={shlex.quote(str(cluster.bin))}:$PATH",)
+    cluster.behaviour(WAIT)
+    job = replace(cluster.job, launcher="mpiexec", setup=setup)
+    assert cluster.run(job, CUDA_VISIBLE_DEVICES=GPUS[0, 1]) == 143
+    assert f"none of the GPUs {GPUS[0, 1]}" in cluster.log("node-1-17.log")
+
+
+def test_an_interface_that_is_not_there_is_told(cluster: Pbs) -> None:
+    assert cluster.run(replace(cluster.job, interface="hsn7")) == 2
+    assert "interface hsn7" in cluster.log() and "cluster.interface" in cluster.log()
+
+
+# -- With the real torchrun --
+
+TRAIN = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+run_dir, told = Path(sys.argv[1].removeprefix("resume=")), []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+rank = dist.get_rank()
+(run_dir / f"sum-{rank}").write_text(f"{int(total)} {os.environ['GROUP_RANK']} {os.environ['LOCAL_RANK']}")
+while (run_dir / "wait").exists() and not told:
+    time.sleep(0.05)
+outcome = "continue" if told else "finished"
+time.sleep(2 if told else 0)
+(run_dir / f"saved-{rank}").touch()
+if rank == 0:
+    (run_dir / "verdict").write_text(f"attempt 1\\nstep 5\\noutcome {outcome}\\n")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [False, True], ids=["to the end", "told to end"])
+def test_real_ranks_meet_and_save_when_told(cluster: Pbs, told: bool) -> None:
+    (cluster.venv / "bin" / "python").write_text(f'#!/bin/bash\nexec {shlex.quote(sys.executable)} "$@"\n')
+    (cluster.code / "train.py").write_text(TRAIN)
+    if told:
+        (cluster.run_dir / "wait").touch()
+    job = cluster.start(replace(cluster.job, interface="lo"), hosts="localhost 127.0.0.1")
+    sums = [cluster.run_dir / f"sum-{rank}" for rank in range(4)]
+    wait_until(lambda: all(path.exists() for path in sums) or job.poll() is not None, seconds=120)
+    if told:
+        os.killpg(cluster.tasks()[0], signal.SIGTERM)  # as MOM does
+        os.killpg(job.pid, signal.SIGTERM)
+    log = "".join(path.read_text() for path in cluster.run_dir.glob("*.log"))
+    assert job.wait(timeout=60) == (85 if told else 0), log
+    assert [path.read_text() for path in sums] == ["4 0 0", "4 0 1", "4 1 0", "4 1 1"]
+    assert len(list(cluster.run_dir.glob("saved-*"))) == 4
