@@ -38,14 +38,23 @@ env: system
 	@rm -rf build/env && $(BAKE) build/env >/dev/null
 	@export VENV="$$PWD/.venv" && source build/env/$(PROJECT)/env.sh
 
-# What pip cannot install. torch.compile on CPU calls a C++ compiler and wants Python's headers.
+# What pip cannot install: for torch.compile on CPU a C++ compiler and Python's headers, for the tests of job scripts a
+# Slurm, which runs in network namespaces of its own. No daemon of the packages is started: policy-rc.d forbids it.
 system:
-	@missing=""; version=$$($(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])') || exit 1; \
-	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing+=" $$version-venv"; \
-	[ -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] || missing+=" $$version-dev"; \
-	type -P g++ >/dev/null || missing+=" g++"; \
-	if [ -z "$$missing" ]; then :; \
-	elif [ "$$(id -u)" = 0 ] && type -P apt-get >/dev/null; then \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends $$missing; \
-	elif [[ $$missing = *venv* ]]; then echo "Needed, and only root can install it: apt install$$missing" >&2; exit 1; \
-	else echo "Left out: torch.compile on CPU (only root can install it: apt install$$missing)"; fi
+	@needed=""; wanted=""; version=$$($(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])') || exit 1; \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || needed+=" $$version-venv"; \
+	[ -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] || wanted+=" $$version-dev"; \
+	for pair in g++:g++ slurmctld:slurm-wlm munged:munge ip:iproute2 shellcheck:shellcheck mpiexec:mpich; do \
+	    PATH=$$PATH:/usr/sbin:/sbin type -P "$${pair%:*}" >/dev/null || wanted+=" $${pair#*:}"; \
+	done; \
+	get() { \
+	    [ "$$(id -u)" = 0 ] && type -P apt-get >/dev/null || return; \
+	    if [ ! -e /usr/sbin/policy-rc.d ]; then \
+	        trap 'rm -f /usr/sbin/policy-rc.d' EXIT; \
+	        printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d && chmod +x /usr/sbin/policy-rc.d; \
+	    fi; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends "$$@"; \
+	}; \
+	if [ -z "$$needed$$wanted" ] || get $$needed $$wanted; then :; \
+	elif [ -n "$$needed" ]; then echo "Needed, and only root can install it: apt install$$needed" >&2; exit 1; \
+	else echo "Left out, with the tests that need it (root installs it by apt install):$$wanted"; fi

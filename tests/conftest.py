@@ -4,10 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import slurm_nodes
 from cookiecutter.main import cookiecutter
 
 REPO = Path(__file__).resolve().parents[1]
@@ -70,6 +71,15 @@ def project(bake) -> Path:
 def awkward_project(bake, tmp_path_factory) -> Path:
     """A project with awkward answers, in a folder with an awkward name."""
     return bake(tmp_path_factory.mktemp("Ein Ordner für 'alles' ", numbered=False), **AWKWARD)
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory) -> Iterator[slurm_nodes.Slurm]:
+    """Four nodes that run jobs."""
+    if reason := slurm_nodes.missing():
+        pytest.skip(reason)
+    with slurm_nodes.cluster(tmp_path_factory.mktemp("slurm")) as slurm:
+        yield slurm
 
 
 @pytest.fixture(scope="session")

@@ -86,6 +86,8 @@ def ready(cfg: DictConfig) -> None:
     scheduler.find(cfg.cluster.scheduler)
     if not cfg.cluster.container:
         snapshot.refuse_incomplete(Path(sys.prefix))
+        if cfg.cluster.stage_env:
+            snapshot.pack_environment(Path(sys.prefix))
 
 
 def describe(cfg: DictConfig, **places: Path | int | None) -> job.Job:

@@ -64,5 +64,5 @@ def fit_and_test(cfg: DictConfig, place: launch.Place, hosts: list[str]) -> dict
 
 if __name__ == "__main__":
     here = launch.place(environ)
-    with config.refusals(here.rank):
+    with config.refusals(launch.speaks(here, environ)):
         main(here)

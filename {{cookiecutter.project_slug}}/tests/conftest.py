@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+os.environ["XDG_CONFIG_HOME"] = os.devnull  # before the package is imported: this user's own accounts stay out of it
+
+from {{ cookiecutter.package_name }}.hpc.scheduler import LEAKS
+
 PROJECT = Path(__file__).resolve().parents[1]
 # Only names of this environment's own making: a test behaves alike inside a job and on a laptop.
-ENVIRON = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "HPC_RUN_DIR")}
+ENVIRON = {k: v for k, v in os.environ.items() if not LEAKS.match(k)}
 QUIET = "callbacks.progress.refresh_rate=0"
 
 

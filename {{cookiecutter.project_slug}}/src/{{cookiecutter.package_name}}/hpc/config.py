@@ -51,12 +51,12 @@ class Refused(Exception):
 
 
 @contextmanager
-def refusals(rank: int = 0) -> Iterator[None]:
-    """Print a refusal on stderr and leave with exit code 2, without a traceback. Of ranks that all know it, 0 speaks."""
+def refusals(speaks: bool = True) -> Iterator[None]:
+    """Print a refusal on stderr and leave with exit code 2, without a traceback. Of ranks that all know it, one speaks."""
     try:
         yield
     except Refused as refused:
-        if rank == 0 or refused.alone:
+        if speaks or refused.alone:
             print(f"refused: {refused}", file=sys.stderr)
         sys.exit(2)
 
@@ -73,8 +73,14 @@ def meant(word: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def compose(description: str | None, argv: Sequence[str]) -> DictConfig:
-    """The config for a command line: of `parser`, without options of one's own. Raises `Refused`."""
-    return composed(parser(description).parse_intermixed_args(argv))
+    """The config for the command line of one run. Raises `Refused`."""
+    words = parser(description)
+    words.add_argument("--multirun", "-m", action="store_true", help=argparse.SUPPRESS)
+    asked = words.parse_intermixed_args(argv)
+    if asked.multirun:
+        rule = "one process trains one run; under srun, every rank would start all of them"
+        raise Refused("--multirun", None, rule, "python submit.py --multirun ..., which makes a job array")
+    return composed(asked)
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

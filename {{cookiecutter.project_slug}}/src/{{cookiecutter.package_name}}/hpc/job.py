@@ -210,24 +210,34 @@ def _places(job: Job) -> list[str]:
 
 
 def _staging(job: Job) -> list[str]:
-    if not (job.stage_env and job.node_local):
+    if not _stages(job):
         return []
+    unpack = f'mkdir -p "{_staged(job)}" && tar -xf "$VENV.tar" -C "{_staged(job)}"'
     return [
-        "# One big file read by each node, instead of many small ones read by each rank.",
-        f'local="{job.node_local}/env-$SLURM_JOB_ID"',
-        f'srun --nodes={job.nodes} --ntasks-per-node=1 bash -c \'mkdir -p "$1" && tar -xf "$2" -C "$1"\' '
-        'stage "$local" "$VENV.tar"',
-        'export PATH="$local/bin:$PATH"',
+        "# One big file read by each node, instead of many small ones by each rank.",
+        f"srun --nodes={job.nodes} --ntasks={job.nodes} --ntasks-per-node=1 bash -c {shlex.quote(unpack)}",
         "",
     ]
+
+
+def _stages(job: Job) -> bool:
+    """submit.py has packed the environment; in a container, or for a script given to sbatch, there is none to unpack."""
+    return job.stage_env and job.node_local is not None and job.venv is not None
+
+
+def _staged(job: Job) -> str:
+    """Where a node has its copy. For bash on that node: the same words may mean another folder on each."""
+    return f"{job.node_local}/env-$SLURM_JOB_ID"
 
 
 def _launch(job: Job) -> list[str]:
     cores = [f"--cpus-per-task={job.cores_per_task}"] if job.cores_per_task else []  # Slurm 22.05 to 23.02 inherit none
     options = [f"--nodes={job.nodes}", f"--ntasks-per-node={job.tasks_per_node}", *cores]
     arguments = ['resume="$run_dir"'] if job.code else [shlex.quote(argument) for argument in job.arguments]
-    python = [job.container] if job.container else []
-    program = [*python, "python", _in_code(job, "train.py"), *arguments]
+    python = f"{job.container} python" if job.container else "python"
+    if _stages(job):
+        python = "bash -c " + shlex.quote(f'PATH="{_staged(job)}/bin:$PATH" exec python "$@"') + " python"
+    program = [python, _in_code(job, "train.py"), *arguments]
     return [
         "# One rank that fails ends all of them.",
         'rm -f "$run_dir/verdict"',

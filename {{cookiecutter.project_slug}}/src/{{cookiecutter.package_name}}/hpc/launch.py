@@ -60,6 +60,11 @@ def place(environ: Mapping[str, str]) -> Place:
     return Place("none", int(environ.get("LOCAL_RANK", 0)) + int(environ.get("NODE_RANK", 0)), 1, 0, 1)
 
 
+def speaks(place: Place, environ: Mapping[str, str]) -> bool:
+    """Is this the rank that tells what all ranks know? Also where each believes to be the only one."""
+    return place.rank == 0 and environ.get("SLURM_PROCID", "0") == "0"
+
+
 def in_job(environ: Mapping[str, str]) -> bool:
     """Is this process part of a job of Slurm or PBS?"""
     return "SLURM_JOB_ID" in environ or "PBS_JOBID" in environ

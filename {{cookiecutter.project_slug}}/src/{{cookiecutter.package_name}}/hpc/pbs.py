@@ -18,23 +18,19 @@ DIRECTIVES = {"account": "-A {}", "partition": "-q {}", "qos": "-l qos={}", "uma
 def text(job: Job) -> str:
     """job.sh: starts node.sh on each node and ends as the run's verdict says.
 
-    Its exit code is 0: finished; 85: to be continued, by the next job of a chain (afternotok) if there is one; 2: the
-    job cannot run as it was started; else the worst of the nodes' codes, or 1.
+    Exit code 0: finished; CONTINUE: the next job of a chain (afternotok) goes on; 2: could not start; else a failure.
     """
-    run_dir, node = _quote(job.run_dir), '"$run_dir/node.sh"'
+    run_dir = _quote(job.run_dir, f'"$PBS_O_WORKDIR"/runs/{_quote(job.name)}_"$id"')
     if job.members:
-        run_dir = f'"$(sed -n "$((${{PBS_ARRAY_INDEX:-0}} + 1))p" {_quote(job.members)})"'
-        node = _quote(job.members.parent / "node.sh")
-    elif not job.run_dir:
-        run_dir = f'"$PBS_O_WORKDIR"/runs/{shlex.quote(job.name)}_"${{PBS_JOBID%%[!0-9]*}}"'
+        run_dir = f'$(sed -n "$((${{PBS_ARRAY_INDEX:-0}} + 1))p" {_quote(job.members)})'
     settings = [
         f"umask {job.umask}",
         f"nodes={job.nodes}",
         f"interface={shlex.quote(job.interface or '')}",
         f"to_be_continued={CONTINUE} # exit code",
-        f"work_dir={_work_dir(job)}",
+        f"work_dir={_quote(job.work_dir)}",
         f"run_dir={run_dir}",
-        f"node={node}",
+        f"node={_quote(job.members.parent / 'node.sh') if job.members else '$run_dir/node.sh'}",
         _function("setup", *job.setup),
         _function("launch", f'exec {job.launcher} /bin/bash "$node" "$@"'),
     ]
@@ -45,41 +41,36 @@ def text(job: Job) -> str:
 
 def node_text(job: Job) -> str:
     """node.sh: runs the ranks of one node. Arguments: run directory, folder of the exit codes, address, port, job."""
+    python = [f"export VENV={_quote(job.venv)}"] if job.venv else []
+    python += ['source "$code/env.sh" || return 1']
+    if job.stage_env and job.node_local:  # one big file to read instead of many small ones
+        python += [f'local here="{job.node_local}/env-$id"']
+        python += ['mkdir -p "$here" && tar -xf "$VENV.tar" -C "$here" && export PATH="$here/bin:$PATH"']
     environment = [f"export OMP_NUM_THREADS={job.cores_per_task or 1}"]  # PBS has set it to the cores of the node
     if job.interface:
-        environment += [f"export {name}_SOCKET_IFNAME={shlex.quote(job.interface)}" for name in ("NCCL", "GLOO")]
+        environment += [f"export NCCL_SOCKET_IFNAME={job.interface} GLOO_SOCKET_IFNAME={job.interface}"]
     for name, value in job.env.items():  # in double quotes, as a value may name other variables
         environment += [f'export {name}="' + re.sub(r'([\\`"])', r"\\\1", value) + '"']
     arguments = ['resume="$run_dir"'] if job.code else [shlex.quote(argument) for argument in job.arguments]
     ranks = [" ".join(filter(None, ["exec setsid", job.container, 'python -c "$torchrun"']))]
-    ranks += [f"--nnodes={job.nodes} --nproc-per-node={job.tasks_per_node} --max-restarts=0"]
-    ranks += ['"$@"', " ".join(['"$code/train.py"', *arguments])]
+    ranks += [f'--nnodes={job.nodes} --nproc-per-node={job.tasks_per_node} --max-restarts=0 "$@"']
+    ranks += [" ".join(['"$code/train.py"', *arguments])]
     settings = [
         f"umask {job.umask}",
         "run_dir=$1 attempt=$2 address=$3 port=$4 id=$5",
-        f"work_dir={_work_dir(job)}",
+        f"work_dir={_quote(job.work_dir)}",
         f"code={'$run_dir/code # as it was when this was submitted' if job.code else '$PBS_O_WORKDIR'}",
         _function("setup", *job.setup),
-        _function("python_environment", *([] if job.container else _python(job))),
+        _function("python_environment", *([] if job.container else python)),
         _function("environment", *environment),
         _function("ranks", " \\\n        ".join(ranks)),
     ]
     return "\n".join(["#!/bin/bash", *settings, NODE])
 
 
-def _python(job: Job) -> list[str]:
-    lines = [f"export VENV={_quote(job.venv)}"] if job.venv else []
-    lines += ['source "$code/env.sh" || return 1']
-    if job.stage_env and job.node_local:  # one big file to read instead of many small ones
-        lines += [f'local here="{job.node_local}/env-$id"']
-        lines += ['mkdir -p "$here" && tar -xf "$VENV.tar" -C "$here" && export PATH="$here/bin:$PATH"']
-    return lines
-
-
 def _directives(job: Job) -> list[str]:
     lines = [f"-N {re.sub(r'[^A-Za-z0-9_.+-]', '_', job.name)[:200]}"]  # qsub refuses other characters
-    values = {field: getattr(job, field) for field in DIRECTIVES}
-    lines += [form.format(shlex.quote(values[field])) for field, form in DIRECTIVES.items() if values[field]]
+    lines += [form.format(_quote(value)) for field, form in DIRECTIVES.items() if (value := getattr(job, field))]
     memory = f"mem={job.memory_gb}gb" if job.memory_gb else None
     lines += ["-l " + ":".join(filter(None, [f"select={job.nodes}", job.request, job.constraint, memory]))]
     lines += [f"-l place=scatter{':excl' if job.whole_nodes else ''}"]  # else two chunks may lie on one host
@@ -99,24 +90,19 @@ def _function(name: str, *lines: str) -> str:
     return "\n".join([f"{name}() {{", *(f"    {line}" for line in lines or [":"]), "}"])
 
 
-def _quote(path: Path | str | None) -> str:
-    return shlex.quote(str(path))
-
-
-def _work_dir(job: Job) -> str:
-    return _quote(job.work_dir) if job.work_dir else "$PBS_O_WORKDIR"
+def _quote(path: Path | str | None, otherwise: str = "$PBS_O_WORKDIR") -> str:
+    return shlex.quote(str(path)) if path else otherwise
 
 
 CHECK = r"""
 refuse() { echo "job.sh: $*" >&2; exit 2; }
 [ -n "${PBS_JOBID:-}" ] && [ -r "${PBS_NODEFILE:-}" ] || refuse "this is no PBS job: start it by qsub, not by bash"
+id=${PBS_JOBID%%[!0-9]*} # of 29[1].server, say
 """
 
 JOB = r"""
 outcome() { sed -n 's/^outcome //p' "$run_dir/verdict" 2>/dev/null; }
-cd -- "$work_dir" || exit 1 # PBS starts in $HOME
-id=${PBS_JOBID%%[!0-9]*}    # of 29[1].server, say
-exec >>"$run_dir/job-$id.log" 2>&1 || exit 1
+cd -- "$work_dir" && exec >>"$run_dir/job-$id.log" 2>&1 || exit 1 # PBS starts in $HOME
 case $(outcome) in # of the job before this one in a chain
 finished) echo "job.sh: the run is finished already" && exit 0 ;;
 failed) echo "job.sh: the run has failed; to try again: rm '$run_dir/verdict' and submit" && exit 1 ;;
@@ -133,14 +119,13 @@ address=$(head -n 1 <<<"$hosts") # this host
 if [ -n "$interface" ]; then
     address=$(PATH=$PATH:/usr/sbin:/sbin ip -4 -o addr show dev "$interface" | awk '{ print $4; exit }')
     address=${address%/*}
-    [ -n "$address" ] || refuse "interface $interface of $HOSTNAME has no IPv4 address (ip addr): set cluster.interface"
+    [ -n "$address" ] || refuse "$HOSTNAME has no IPv4 address on interface $interface (ip addr): set cluster.interface"
 fi
 attempt=$(mktemp -d "$run_dir/.attempt-$id-XXXXXX") || exit 1 # of its own: PBS may start the same job again
 trap 'rm -rf -- "$attempt"' EXIT
 
 launch "$run_dir" "$attempt" "$address" $((10000 + RANDOM % 22768)) "$id" &
-launcher=$! stopping='' ended=0 worst=0
-left=60 # seconds to wait for the codes when the launcher has ended or the job is to end
+launcher=$! stopping='' ended=0 worst=0 left=60 # seconds for the codes, when the launcher has ended or the job is to
 stop() { # pbsdsh passes TERM on to all nodes and ends; this script stays, as its end would kill the ranks
     stopping=yes
     kill -TERM "$launcher" 2>/dev/null
@@ -154,12 +139,13 @@ while [ "$ended" -lt "$nodes" ] && [ "$left" -gt 0 ]; do
         ended=$((ended + 1))
         [ "$code" -le "$worst" ] || worst=$code
     done
-    [ "$worst" -eq 0 ] || [ -n "$stopping" ] || stop # the other nodes would wait for the failed one
+    if [ "$worst" -ne 0 ] && [ -z "$stopping" ]; then # the other nodes would wait for the failed one
+        echo "job.sh: a node ended with code $worst, so the others are told to end: see errors/ and node-*-$id.log"
+        stop
+    fi
     [ -z "$stopping" ] && kill -0 "$launcher" 2>/dev/null || left=$((left - 1))
 done
-[ "$ended" -eq "$nodes" ] || echo "job.sh: $((nodes - ended)) of $nodes nodes left no exit code"
-
-echo "job.sh: the nodes ended with code $worst, the run's verdict is: $(outcome)"
+echo "job.sh: $ended of $nodes nodes ended, the worst with code $worst; the run's verdict is: $(outcome)"
 case $(outcome) in
 finished) exit 0 ;;
 continue) echo "job.sh: the next job of a chain goes on, or: qsub job.sh" && exit "$to_be_continued" ;;
@@ -176,7 +162,6 @@ trap 'echo $? >"$attempt/.rc.$rank" && mv -- "$attempt/.rc.$rank" "$attempt/rc.$
 trap 'exit 143' TERM
 exec >>"$run_dir/node-$rank-$id.log" 2>&1 || exit 1 # the pipe that PBS gives breaks when the job is told to end
 cd -- "$work_dir" || exit 1
-
 export USER="${USER:-$(id -un)}"
 [ -n "$(type -t module)" ] || source /etc/profile
 setup
@@ -185,7 +170,7 @@ export HPC_RUN_DIR=$run_dir PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
 environment
 
 # Some sites name GPUs by UUID, on the first node only, or those of all nodes in a file: this node's, as numbers.
-uuids=$(echo "${CUDA_VISIBLE_DEVICES:-}" | cat - "${PBS_NODEFILE:-}.env" 2>/dev/null | grep -oE 'GPU-[0-9a-fA-F-]+')
+uuids=$(echo "${CUDA_VISIBLE_DEVICES:-}" | cat - "${PBS_NODEFILE:-/}.env" 2>/dev/null | grep -oE 'GPU-[0-9a-fA-F-]+')
 if [ -n "$uuids" ]; then
     numbers=$(nvidia-smi -L | grep -F "$uuids" | sed -n 's/^GPU \([0-9]*\):.*/\1/p' | paste -sd,)
     [ -n "$numbers" ] || { echo "node.sh: this node has none of the GPUs $uuids" && exit 1; }
@@ -199,12 +184,7 @@ ctypes.CDLL(None).prctl(1, 9)
 runpy.run_module("torch.distributed.run", run_name="__main__")'
 ranks --node-rank="$rank" --master-addr="$address" --master-port="$port" &
 pid=$! stopping=''
-stop() {
-    stopping=yes
-    trap '' TERM
-    kill -TERM -- "-$pid" 2>/dev/null || kill -TERM "$pid"
-}
-trap stop TERM
+trap 'stopping=yes; trap "" TERM; kill -TERM -- "-$pid" || kill -TERM "$pid"' TERM
 wait "$pid" # ends early when TERM comes
 code=$?
 if [ -n "$stopping" ]; then

@@ -11,9 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from . import config, launch, preflight, rundir
+from . import launch, preflight, rundir
 from .config import PROJECT, Refused
 from .launch import Place
 
@@ -34,15 +34,15 @@ def placed(cfg: DictConfig, place: Place, environ: Mapping[str, str]) -> None:
     if place.launcher == "none":
         _unlaunched(cfg, environ, launched)
         return
+    if (place.world_size, place.local_world_size) != (nodes * devices, devices):
+        asked = f"trainer.num_nodes={nodes} trainer.devices={devices}"
+        started = f"{place.world_size} in all, {place.local_world_size or 'not equally many'} on a node"
+        rule = f"is {nodes * devices} ranks, {devices} on a node; {place.launcher} started {started}"
+        raise Refused(asked, None, rule, launched)
     if "SLURM_NODEID" in environ and place.launcher == "torchrun" and environ["SLURM_NODEID"] != str(place.node_rank):
         rule = f"torchrun was told node rank {place.node_rank} on node {environ['SLURM_NODEID']} of the step"
         fix = "srun bash -c 'torchrun --node-rank=$SLURM_NODEID ...' with single quotes, or srun python"
         raise Refused("--node-rank", place.node_rank, rule, fix, alone=place.local_rank == 0)
-    if (place.world_size, place.local_world_size) != (nodes * devices, devices):
-        asked = f"{nodes} nodes x {devices} devices = {nodes * devices} ranks"
-        per_node = place.local_world_size or "not equally many"
-        rule = f"{place.launcher} started {place.world_size} processes, {per_node} on a node; there is one per device"
-        raise Refused("trainer.num_nodes * trainer.devices", asked, rule, launched)
 
 
 def together(
@@ -92,7 +92,7 @@ def facts(cfg: DictConfig, place: Place, environ: Mapping[str, str], look: bool 
             preflight.files(cfg)
     except Refused as refused:
         known["refused"] = _told(refused)
-    known["config"] = f"{zlib.crc32(config.frozen(cfg).encode()):08x}"
+    known["config"] = f"{zlib.crc32(repr(OmegaConf.to_container(cfg, resolve=True)).encode()):08x}"
     if place.local_rank == 0:
         known["code"] = f"{_code_sum():08x}"
         known["versions"] = f"Python {sys.version.split()[0]}, " + ", ".join(map(_version, PACKAGES))

@@ -67,6 +67,27 @@ def refuse_incomplete(venv: Path) -> None:
         raise Refused("VENV", venv, rule, "source env.sh, then submit again")
 
 
+def pack_environment(venv: Path) -> None:
+    """Keep `<venv>.tar` beside the environment, for jobs that unpack it on each node; made again when env.sh changed it.
+
+    A virtual environment works wherever it is unpacked, as long as the Python that it was made with is there.
+
+    Raises:
+        Refused: it cannot be written there.
+    """
+    packed, aside = Path(f"{venv}.tar"), Path(f"{venv}.tar.{os.getpid()}")
+    complete = (venv / f".complete-{PACKAGE}").stat()
+    if packed.exists() and packed.stat().st_mtime >= complete.st_mtime:
+        return
+    print(f"packing {venv} into {packed} (once) ...", file=sys.stderr)
+    done = subprocess.run(["tar", "-cf", str(aside), "-C", str(venv), "."], stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        aside.unlink(missing_ok=True)
+        rule = f"packing the environment failed: {(done.stderr.splitlines() or ['tar gave no reason'])[0]}"
+        raise Refused("cluster.stage_env", True, rule, f"make room beside {venv}, or cluster.stage_env=false")
+    aside.replace(packed)
+
+
 def made_by(run_dir: Path) -> None:
     """`made_by.json`: commit, versions, modules, machine; `code.diff`: what was not committed."""
     known = {

@@ -1,0 +1,162 @@
+"""What the tests on a real Slurm add to a baked project: the cluster they run on, and callbacks that watch and fail."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import slurm_nodes
+from conftest import environment
+
+# Jobs ask for GPUs, which are counted and not used; two cores are shared by all tasks.
+FILES = {
+    "configs/cluster/test.yaml": """\
+defaults: [base]
+name: test
+scheduler: slurm
+partition: main
+time: "0:10:00"
+max_nodes: 4
+accelerator: cpu
+gpus_per_node: 4
+cores_per_gpu: 2
+memory_gb: 12
+request: "--gres=gpu:{gpus}"
+env: {OMP_NUM_THREADS: "1"}
+rendezvous_seconds: 20
+""",
+    "configs/callbacks/witness.yaml": """\
+defaults: [default]
+progress: null
+witness:
+  _target_: my_research.witness.Witness
+  run_dir: ${run_dir}
+  fault: null
+  rank: 1
+""",
+    "src/my_research/witness.py": '''\
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import lightning as L
+
+
+class Witness(L.Callback):
+    """Writes down where each rank is and what it sees; fails in the second step if asked to."""
+
+    def __init__(self, run_dir: str, fault: str | None, rank: int) -> None:
+        self.run_dir, self.fault, self.rank = Path(run_dir), fault, rank
+
+    def on_fit_start(self, trainer, pl_module):
+        names = ("SLURM_CPUS_PER_TASK", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "OMP_NUM_THREADS", "HPC_POISON")
+        seen = {name: os.environ.get(name) for name in names}
+        seen |= {"host": socket.gethostname(), "local_rank": trainer.local_rank, "world_size": trainer.world_size}
+        seen |= {"pid": os.getpid(), "strategy": type(trainer.strategy).__name__, "cwd": os.getcwd()}
+        (self.run_dir / f"rank-{trainer.global_rank}.json").write_text(json.dumps(seen))
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if self.fault is None or trainer.global_rank != self.rank or trainer.global_step < 2:
+            return
+        if self.fault == "raise":
+            raise ValueError("what the test asked for")
+        if self.fault == "exit":
+            os._exit(0)
+        if self.fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not (self.run_dir / "go").exists():  # "hold": until the test says so
+            time.sleep(0.05)
+''',
+}
+QUIET = ["callbacks=witness", "trainer.precision=32-true", "trainer.log_every_n_steps=1"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that has ended."""
+
+    state: str
+    exit_code: int
+    log: str
+    seconds: float  # from start to end, by this machine's clock
+    record: dict[str, str]
+
+
+class Desk:
+    """A baked project on the login node of a cluster."""
+
+    def __init__(self, slurm: slurm_nodes.Slurm, project: Path) -> None:
+        self.slurm, self.project = slurm, project
+        self.env = environment() | slurm.env | {"VENV": sys.prefix, "XDG_CONFIG_HOME": str(project / "no-config")}
+        self.env["PATH"] = f"{Path(sys.executable).parent}:{self.env['PATH']}"
+
+    def python(self, *words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *words]
+        return subprocess.run(
+            command, cwd=cwd or self.project, env=self.env | env, capture_output=True, text=True, timeout=120
+        )
+
+    def submit(self, *words: str, cwd: Path | None = None, **env: str) -> tuple[str, Path]:
+        """python submit.py ... → job, run directory."""
+        done = self.python(str(self.project / "submit.py"), "--parsable", *words, cwd=cwd, **env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        job, run_dir = done.stdout.strip().split(" ", 1)
+        return job, Path(run_dir)
+
+    def train(self, *words: str, seconds: float = 120) -> tuple[Ended, Path]:
+        """Submit, wait, and read what there is."""
+        job, run_dir = self.submit("cluster=test", *QUIET, *words)
+        return self.ended(job, seconds), run_dir
+
+    def sbatch(self, options: str, body: str, *words: str, seconds: float = 120, **env: str) -> Ended:
+        """A script written by hand, `python` in it being the environment's."""
+        lines = ["#!/bin/bash", f"#SBATCH {options}", f"#SBATCH --output={self.project}/by-hand-%j.log", body]
+        script = self.project / "by-hand.sh"
+        script.write_text("\n".join(lines) + "\n")
+        done = subprocess.run(
+            ["sbatch", "--parsable", *words, str(script)],
+            cwd=self.project, env=self.env | env, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return self.ended(done.stdout.strip(), seconds)
+
+    def ended(self, job: str, seconds: float = 120) -> Ended:
+        started = self.running(job)
+        record = self.slurm.wait(job, seconds)
+        log = Path(record["StdOut"])
+        text = log.read_text(errors="replace") if log.exists() else ""
+        code = int(record["ExitCode"].split(":")[0])
+        return Ended(record["JobState"], code, text, time.monotonic() - started, record)
+
+    def running(self, job: str) -> float:
+        """Wait until a job has left the queue; when that was."""
+        self.slurm.until(job, lambda records: all(record["JobState"] != "PENDING" for record in records), 60)
+        return time.monotonic()
+
+
+def add_to(project: Path) -> None:
+    for name, text in FILES.items():
+        (project / name).write_text(text)
+
+
+def refusals(log: str) -> list[str]:
+    """The messages in a log, without rank labels."""
+    bare = re.sub(r"^\d+: ", "", log, flags=re.MULTILINE)
+    return re.findall(r"^refused: .*(?:\n  .*)*", bare, re.MULTILINE)
+
+
+def wait_for(condition, seconds: float, what: str) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, f"not within {seconds} s: {what}"
+        time.sleep(0.1)
+
+
+
+

@@ -1,0 +1,116 @@
+"""Each cluster's job script, as a scheduler set up like that cluster judges it, and as bash and shellcheck read it."""
+
+import json
+import re
+import shutil
+import sys
+
+import pytest
+import slurm_nodes
+from conftest import REPO
+from twins import ACCOUNT, REFUSED_EVERYWHERE, TWINS
+
+FILES = sorted(path for path in REPO.glob("*/configs/cluster/*.yaml") if path.stem != "base")
+SLURM, PBS = (
+    [path.stem for path in FILES if f"\nscheduler: {scheduler}\n" in path.read_text()] for scheduler in ("slurm", "pbs")
+)
+
+# In a baked project: for each cluster a job of four whole nodes, and one of a single device.
+RENDER = """
+import json, sys
+from pathlib import Path
+sys.path[:0] = ["src", "."]
+import submit
+from my_research.hpc import config, pbs, preflight
+scripts, run_dir = {}, Path("/runs/it's 100 % mine")
+for cluster, overrides in json.loads(sys.argv[1]).items():
+    cfg = config.compose_overrides([f"cluster={cluster}", "trainer=ddp_4node", *overrides])
+    preflight.rules(cfg)
+    preflight.submitting(cfg)
+    works = {"job": submit.describe(cfg, run_dir=run_dir)}
+    cfg.trainer.num_nodes = cfg.trainer.devices = 1
+    works["one"] = submit.describe(cfg, run_dir=run_dir)
+    scripts[cluster] = {name: submit.text(work, cfg) for name, work in works.items()}
+    if cfg.cluster.scheduler == "pbs":
+        scripts[cluster] |= {f"{name}, node": pbs.node_text(work) for name, work in works.items()}
+Path(sys.argv[2]).write_text(json.dumps(scripts))
+"""
+
+
+@pytest.fixture(scope="module")
+def scripts(project, run, tmp_path_factory) -> dict[str, dict[str, str]]:
+    """cluster → name → text, in one process, as composing takes longer than judging."""
+    folder = tmp_path_factory.mktemp("scripts")
+    overrides = {name: TWINS[name]["overrides"] for name in SLURM if name in TWINS} | dict.fromkeys(PBS, ACCOUNT)
+    command = [sys.executable, "-c", RENDER, json.dumps(overrides), str(folder / "scripts.json")]
+    done = run(command, project, env={"XDG_CONFIG_HOME": str(folder)})  # not a person's own accounts
+    assert done.returncode == 0, done.stdout
+    return json.loads((folder / "scripts.json").read_text())
+
+
+def test_every_cluster_with_slurm_has_a_twin():
+    assert SLURM and PBS
+    without = ", ".join(f"configs/cluster/{name}.yaml" for name in SLURM if name not in TWINS)
+    assert not without, (
+        f"{without}: nothing tests what Slurm says to its jobs. Add to TWINS in tests/twins.py the NodeName and "
+        "PartitionName lines that `scontrol show node` and `scontrol show partition` tell there"
+    )
+    assert not set(TWINS) - set(SLURM), "twins of clusters that are not in configs/cluster"
+
+
+@pytest.mark.skipif(slurm_nodes.missing() is not None, reason=f"{slurm_nodes.missing()}")
+@pytest.mark.parametrize("name", [name for name in SLURM if name in TWINS])
+def test_slurm_takes_the_job_and_no_larger_one(name, scripts, tmp_path):
+    conf = "\n".join(TWINS[name]["conf"])
+    with slurm_nodes.controller_only(tmp_path, f"{conf}\n") as slurm:
+
+        def answer(script: str) -> tuple[bool, str]:
+            (tmp_path / "job.sh").write_text(script)
+            said = slurm.call("sbatch", "--test-only", tmp_path / "job.sh", check=False)
+            return said.returncode == 0, said.stdout
+
+        for script in scripts[name].values():
+            taken, said = answer(script)
+            assert taken, f"{said}\n{script}"
+        for what, script in too_much(scripts[name]["job"], conf).items():
+            taken, said = answer(script)
+            assert not taken and "allocation failure" in said, f"too many {what}: {said}"
+
+
+def too_much(job: str, conf: str) -> dict[str, str]:
+    """What is asked for → the script, asking for more of it than the nodes or the partitions of the twin have."""
+    more = {
+        "nodes": re.sub(r"(?m)^(#SBATCH --nodes=).*", r"\g<1>9", job),
+        "cores": re.sub(r"(?m)^(#SBATCH --cpus-per-task=)(\d+)$", one_more, job),
+        "GPUs": re.sub(r"(?m)^(#SBATCH --g\S+[=:])(\d+)$", one_more, job),
+        "time": re.sub(r"(?m)^(#SBATCH --time=).*", r"\g<1>365-00:00:00", job) if "MaxTime" in conf else job,
+    }
+    return {what: script for what, script in more.items() if script != job}
+
+
+def one_more(found: re.Match) -> str:
+    return f"{found[1]}{int(found[2]) + 1}"
+
+
+@pytest.mark.parametrize("name", [name for name in SLURM if name in TWINS])
+def test_asks_for_nothing_that_is_refused_there(name, scripts):
+    for script in scripts[name].values():
+        assert [option for option in TWINS[name]["refused"] + REFUSED_EVERYWHERE if option in script] == []
+
+
+@pytest.mark.parametrize("name", [*SLURM, *PBS])
+def test_bash_can_read_it(name, scripts, run, tmp_path):
+    for number, script in enumerate(scripts[name].values()):
+        (tmp_path / f"{number}.sh").write_text(script)
+        done = run(["bash", "-n", f"{number}.sh"], tmp_path)
+        assert done.returncode == 0, f"{done.stdout}\n{script}"
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="not installed: shellcheck")
+def test_shellcheck_finds_nothing(scripts, run, tmp_path):
+    for name in [*SLURM, *PBS]:
+        for kind, script in scripts[name].items():
+            (tmp_path / f"{name}, {kind}.sh").write_text(script)
+    # Files that are sourced elsewhere; and `a && b || c`, which is no if, and not meant as one.
+    done = run(["shellcheck", "--exclude=SC1090,SC1091,SC2015", *map(str, tmp_path.glob("*.sh"))], tmp_path)
+    assert done.returncode == 0, done.stdout

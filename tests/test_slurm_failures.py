@@ -1,0 +1,363 @@
+"""What goes wrong on clusters, made to go wrong on a real one: each mistake ends soon, with one message that helps.
+
+The numbers F.. are those of a catalogue of failures: srun forgotten (F09), a wrong MASTER_ADDR (F15) and so on.
+"""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from slurm_project import QUIET, Desk, add_to, refusals, wait_for
+
+pytestmark = pytest.mark.slow
+
+TRAIN = "python train.py cluster=test trainer.max_steps=2 " + " ".join(QUIET)
+TWO = f"{TRAIN} trainer=ddp trainer.devices=2"
+TWO_NODES = f"{TRAIN} trainer=ddp trainer.num_nodes=2 trainer.devices=1"
+ON_NODE_2 = "[ $SLURM_NODEID = 0 ] || "
+
+# name: options of sbatch, body, what the message says, most seconds from start to end
+REFUSED = {
+    "F09 srun forgotten": (
+        "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
+        TWO_NODES,
+        ["trainer.num_nodes=2", "alone", "srun --nodes=2 --ntasks-per-node=1"],
+        10,
+    ),
+    "F10 independent runs": (
+        "--ntasks-per-node=2 --gres=gpu:2",
+        f"srun {TRAIN} trainer=cpu",
+        ["is 1 ranks", "srun started 2 in all", "srun --nodes=1 --ntasks-per-node=1"],
+        10,
+    ),
+    "F11 fewer tasks": (
+        "--ntasks=1 --ntasks-per-node=2 --gres=gpu:2",
+        f"srun {TWO}",
+        ["trainer.num_nodes=1 trainer.devices=2", "srun started 1 in all"],
+        10,
+    ),
+    "F11c other nodes": (
+        "--nodes=2 --ntasks-per-node=2 --gres=gpu:2",
+        f"srun {TWO}",
+        ["trainer.num_nodes=1 trainer.devices=2", "srun started 4 in all, 2 on a node"],
+        10,
+    ),
+    "F11d uneven tasks": (
+        "--nodes=2 --ntasks=3 --gres=gpu:2",
+        f"srun {TRAIN} trainer=ddp trainer.num_nodes=3 trainer.devices=1 data.global_batch_size=66",
+        ["not equally many on a node"],
+        10,
+    ),
+    "F13 one GPU per task": (
+        "--ntasks-per-node=2 --gpus-per-task=1",
+        f"srun {TWO}",
+        ["trainer.devices=2", "1 CUDA devices are visible", "no --gpus-per-task"],
+        30,
+    ),
+    "a node with fewer GPUs": (
+        "--nodes=2 --ntasks-per-node=2 --gres=gpu:2",
+        f"srun bash -c '{ON_NODE_2} export CUDA_VISIBLE_DEVICES=0; exec {TWO} trainer.num_nodes=2'",
+        ["on n2: 1 CUDA devices are visible"],
+        30,
+    ),
+    "F15 leaked MASTER_ADDR": (
+        "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
+        f"export MASTER_ADDR=10.255.255.1\nsrun {TWO_NODES}",
+        ["MASTER_ADDR=10.255.255.1", "rank 0 runs on n1", "unset MASTER_ADDR"],
+        15,
+    ),
+    "a rank that does not come": (
+        "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
+        f"srun bash -c '{ON_NODE_2} exec sleep 25; exec {TWO_NODES}'",
+        ["ranks 1 did not come within 20 s", "n1"],
+        65,
+    ),
+    "F28, F59 another environment": (
+        "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
+        f"srun bash -c '{ON_NODE_2} export PYTHONPATH=$PWD/other; exec {TWO_NODES}'",
+        ["versions", "n1: Python", "lightning 2.0", "source env.sh"],
+        30,
+    ),
+    "F33 torchrun on each node for itself": (
+        "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
+        f"srun torchrun --nproc-per-node=1 {TWO_NODES.removeprefix('python ')}",
+        ["trainer.num_nodes=2 trainer.devices=1", "torchrun started 1 in all"],
+        30,
+    ),
+    "F35 heterogeneous job": (
+        "--ntasks-per-node=2 --gres=gpu:2",
+        f"srun env SLURM_HET_SIZE=2 {TWO}",
+        ["SLURM_HET_SIZE=2"],
+        10,
+    ),
+    "F37 a sweep under srun": ("--ntasks-per-node=2", f"srun {TWO} --multirun seed=1,2", ["--multirun", "submit.py"], 10),
+    "F38 a config of its own on each rank": (
+        "--ntasks-per-node=2 --gres=gpu:2",
+        f"srun {TWO} 'name=x${{oc.env:SLURM_PROCID}}'",
+        ["config", "differs between ranks"],
+        30,
+    ),
+    "F46 no room": (
+        "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
+        f"srun {TWO_NODES} run_dir=$PWD/small/run",
+        ["run_dir", "No space left"],
+        30,
+    ),
+    "run directory of one node": (
+        "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
+        f"srun {TWO_NODES} run_dir=$PWD/own/run",
+        ["on n2: rank 0 has made it on another node"],
+        30,
+    ),
+    "data of one node": (
+        "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
+        f"srun {TWO_NODES.replace('trainer=ddp', 'trainer=ddp data=text model=gpt_tiny')} data.files=$PWD/own/text",
+        ["on n2:", "data.files"],
+        30,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def desk(slurm, bake) -> Desk:
+    project = bake()
+    add_to(project)
+    return Desk(slurm, project)
+
+
+@pytest.fixture(scope="module")
+def traps(desk):
+    """Another version of a library, a full file system, and one that the other node does not share."""
+    other = desk.project / "other" / "lightning-2.0.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: lightning\nVersion: 2.0\n")
+    for name, size in {"small": "1m", "own": "64m"}.items():
+        folder = desk.project / name
+        folder.mkdir()
+        desk.slurm.exec("n1", "mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder)
+    desk.slurm.exec("n1", "bash", "-c", f"yes text | head -c 100000 >{shlex.quote(str(desk.project / 'own/text'))}")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_mistake_ends_with_one_message(desk, traps, name):
+    options, body, said, most = REFUSED[name]
+    ended = desk.sbatch(options, body)
+    messages = refusals(ended.log)
+    assert len(messages) == 1, ended.log
+    for words in said:
+        assert words in messages[0], messages[0]
+    assert ended.state == "FAILED", ended.record
+    assert ended.seconds < most, ended.log
+    print(f"\n{name} ({ended.seconds:.0f} s)\n{messages[0]}")
+
+
+# name: options of sbatch, body; with stock Lightning each of these hangs, collides or trains apart
+TRAINED = {
+    "by hand": ("--nodes=2 --ntasks-per-node=1 --gres=gpu:1", f"srun {TWO_NODES}"),
+    "F15 a step on some of the nodes": (
+        "--nodes=2 --ntasks-per-node=2 --gres=gpu:2",
+        f"srun --nodes=1 --ntasks=2 --nodelist=n2 {TWO}",
+    ),
+    "F17 a job called interactive": ("--ntasks-per-node=2 --gres=gpu:2 --job-name=interactive", f"srun {TWO}"),
+    "F33 torchrun": (
+        "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
+        "export MASTER_ADDR=$(hostname)\n"
+        "srun bash -c 'exec torchrun --nnodes=2 --nproc-per-node=1 --node-rank=$SLURM_NODEID --master-addr=$MASTER_ADDR "
+        f"--master-port=23457 {TWO_NODES.removeprefix('python ')}'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_what_trains(desk, name):
+    ended = desk.sbatch(*TRAINED[name])
+    assert ended.state == "COMPLETED", ended.log
+    assert "world_size\": 2" in next((desk.project / "runs").glob(f"*{ended.record['JobId']}*/attempts.jsonl")).read_text()
+
+
+# --- through submit.py
+
+
+def test_a_rank_that_raises_ends_the_job(desk):
+    """F20, F23: soon, as FAILED, with the first cause in a file of its own and in report.py."""
+    ended, run_dir = desk.train("trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "callbacks.witness.fault=raise")
+    assert (ended.state, ended.exit_code) == ("FAILED", 1), ended.log
+    assert ended.seconds < 30
+    assert "ValueError: what the test asked for" in (run_dir / "errors" / "rank-1.txt").read_text().splitlines()[0]
+    assert not (run_dir / "verdict").exists()
+    said = desk.python("report.py", str(run_dir)).stdout
+    assert "what the test asked for" in said and "failed" in said.lower(), said
+
+
+@pytest.mark.parametrize("fault", ["exit", "kill"])
+def test_a_rank_that_is_gone_ends_the_job(desk, fault):
+    """F21: also when it leaves with exit code 0 in the middle."""
+    ended, run_dir = desk.train(
+        "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", f"callbacks.witness.fault={fault}"
+    )
+    assert ended.state == "FAILED" and ended.exit_code != 0, ended.log
+    assert ended.seconds < 75
+    assert not (run_dir / "verdict").exists()
+
+
+def test_a_requeued_job_keeps_its_run(desk):
+    """F07, F29: one run directory, both attempts in one log, whatever ended the first."""
+    words = ["trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "trainer.max_steps=4"]
+    job, run_dir = desk.submit("cluster=test", *QUIET, *words, "callbacks.witness.fault=hold")
+    wait_for(lambda: (run_dir / "rank-1.json").exists(), 60, "both ranks train")
+    runs = sorted(path.name for path in (desk.project / "runs").iterdir())
+    desk.slurm.call("scontrol", "requeue", job)
+    (run_dir / "go").touch()
+    ended = desk.ended(job)
+    assert ended.state == "COMPLETED" and ended.record["Restarts"] == "1", ended.log
+    assert sorted(path.name for path in (desk.project / "runs").iterdir()) == runs
+    events = [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
+    assert [(event["event"], event["attempt"]) for event in events] == [("start", 1), ("start", 2), ("end", 2)]
+    assert ended.log.count("All distributed processes registered") == 2
+    assert (run_dir / "verdict").read_text() == "attempt 2\nstep 4\noutcome finished\n"
+
+
+def test_a_script_by_hand_keeps_its_run_after_a_requeue(desk):
+    """The run directory follows from the job's number, on every rank and in every attempt."""
+    words = "callbacks.witness.fault=hold name=requeued"
+    script = desk.project / "hand.sh"
+    script.write_text(f"#!/bin/bash\nsrun {TWO_NODES.replace('max_steps=2', 'max_steps=4')} {words}\n")
+    options = ["--nodes=2", "--ntasks-per-node=1", "--gres=gpu:1", "--requeue"]
+    done = subprocess.run(
+        ["sbatch", "--parsable", *options, script], cwd=desk.project, env=desk.env, capture_output=True, text=True
+    )
+    job = done.stdout.strip()
+    run_dir = desk.project / "runs" / f"requeued_{job}"
+    wait_for(lambda: (run_dir / "rank-1.json").exists(), 60, "both ranks train")
+    desk.slurm.call("scontrol", "requeue", job)
+    (run_dir / "go").touch()
+    assert desk.ended(job).state == "COMPLETED"
+    assert [path.name for path in (desk.project / "runs").glob("requeued*")] == [run_dir.name]
+
+
+def test_a_poisoned_shell_does_not_matter(desk):
+    """F14, F15, F27: variables of another job and a wrong address stay behind; --export=NONE works too."""
+    poison = {
+        "MASTER_ADDR": "10.255.255.1", "MASTER_PORT": "1", "RANK": "7", "WORLD_SIZE": "9", "SLURM_NTASKS": "99",
+        "SLURM_CPU_BIND": "mask_cpu:0x1", "SLURM_NTASKS_PER_NODE": "3", "PYTHONPATH": "/nowhere", "OMP_NUM_THREADS": "77",
+    }  # fmt: skip
+    words = ["trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "trainer.max_steps=2"]
+    job, run_dir = desk.submit("cluster=test", *QUIET, *words, "cluster.options=[--export=NONE]", **poison)
+    assert (ended := desk.ended(job)).state == "COMPLETED", ended.log
+    seen = json.loads((run_dir / "rank-1.json").read_text())
+    assert (seen["OMP_NUM_THREADS"], seen["MASTER_ADDR"]) == ("1", "n1")
+
+
+def test_submitted_from_a_job(desk):
+    """F14: from inside another job's step, whose variables would describe the wrong job."""
+    words = ["cluster=test", *QUIET, "trainer=ddp", "trainer.devices=2", "trainer.max_steps=2"]
+    inner = shlex.join([sys.executable, "submit.py", "--parsable", *words])
+    outer = desk.sbatch("--ntasks=1", f"srun {inner} >{desk.project}/inner")
+    assert outer.state == "COMPLETED", outer.log
+    job = (desk.project / "inner").read_text().split()[0]
+    assert (ended := desk.ended(job)).state == "COMPLETED", ended.log
+
+
+def test_debian_names_every_host_loopback(desk):
+    """F16: /etc/hosts says 127.0.1.1 for a node's own name; gloo must not listen there."""
+    try:
+        for node in ("n1", "n2"):
+            desk.slurm.hosts(node, **{node: "127.0.1.1"})
+        words = ["trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "trainer.max_steps=2"]
+        ended, _ = desk.train(*words, "cluster.options=['--nodelist=n1,n2']")
+        assert ended.state == "COMPLETED", ended.log
+    finally:
+        for node in ("n1", "n2"):
+            desk.slurm.hosts(node)
+
+
+def test_two_launches_in_one_job(desk):
+    """F19, F36: neither ports nor run directories collide."""
+    one = f"srun --exact --ntasks=2 --gres=gpu:2 --cpus-per-task=1 {TWO} name=pair"
+    ended = desk.sbatch("--ntasks-per-node=4 --gres=gpu:4 --mem=4G", f"{one} & a=$!\n{one} & b=$!\nwait $a && wait $b")
+    assert ended.state == "COMPLETED", ended.log
+    assert len(list((desk.project / "runs").glob(f"pair_{ended.record['JobId']}*/verdict"))) == 2
+
+
+def test_code_is_as_it_was_when_submitted(desk):
+    """F39; and F26: the job finds it wherever sbatch is typed."""
+    train = desk.project / "train.py"
+    kept = train.read_text()
+    job, run_dir = desk.submit(
+        "cluster=test", *QUIET, "trainer=cpu", "trainer.max_steps=2", "cluster.options=[--hold]", cwd=Path("/tmp")
+    )
+    try:
+        train.write_text("raise SystemExit('edited while the job waited')\n")
+        desk.slurm.call("scontrol", "release", job)
+        assert (ended := desk.ended(job)).state == "COMPLETED", ended.log
+    finally:
+        train.write_text(kept)
+    assert (run_dir / "code" / "train.py").read_text() == kept
+
+
+def test_a_sweep_is_one_array(desk):
+    """F36, F37: a directory per member, each with its own log, so many at once."""
+    words = ["--multirun", "--at-once", "2", "cluster=test", *QUIET, "trainer=cpu", "trainer.max_steps=2", "seed=1,2,3"]
+    job, folder = desk.submit(*words)
+    assert "ArrayTaskThrottle=2" in desk.slurm.call("scontrol", "show", "job", job).stdout
+    desk.slurm.wait(job, 120)
+    assert {record["JobState"] for record in desk.slurm.records(job)} == {"COMPLETED"}
+    members = (folder / "members").read_text().splitlines()
+    assert [re.search(r"seed=(\d)$", member)[1] for member in members] == ["1", "2", "3"]
+    for number, member in enumerate(members):
+        assert "outcome finished" in Path(member, "verdict").read_text()
+        assert f"seed: {number + 1}\n" in Path(member, "config.yaml").read_text()
+    assert len(list(folder.glob("job-*_?.log"))) == 3
+
+
+def test_a_foreign_checkpoint_is_not_adopted(desk):
+    """F05: Lightning would load any hpc_ckpt_1.ckpt that lies where the run was started."""
+    for folder in (desk.project, desk.project / "runs"):
+        folder.mkdir(exist_ok=True)
+        (folder / "hpc_ckpt_1.ckpt").write_bytes(b"not a checkpoint")
+    try:
+        ended = desk.sbatch("--ntasks-per-node=2 --gres=gpu:2", f"srun {TWO}")
+        assert ended.state == "COMPLETED", ended.log
+    finally:
+        for folder in (desk.project, desk.project / "runs"):
+            (folder / "hpc_ckpt_1.ckpt").unlink()
+
+
+def test_in_salloc(desk):
+    """`bash job.sh` and `srun python train.py` inside an allocation."""
+    words = ["cluster=test", *QUIET, "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "trainer.max_steps=2"]
+    job, run_dir = desk.submit(*words, "cluster.options=[--hold]")
+    desk.slurm.cancel(job)
+    size = ["salloc", "--nodes=2", "--ntasks-per-node=1", "--gres=gpu:1", "--cpus-per-task=2"]
+    for command in (["bash", str(run_dir / "job.sh")], ["srun", "--cpus-per-task=2", sys.executable, "train.py", *words]):
+        done = subprocess.run(
+            [*size, *command], cwd=desk.project, env=desk.env, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "outcome finished" in (run_dir / "verdict").read_text()
+
+
+def test_a_job_script_needs_a_job(desk):
+    job, run_dir = desk.submit("cluster=test", *QUIET, "trainer=cpu", "trainer.max_steps=2", "cluster.options=[--hold]")
+    desk.slurm.cancel(job)
+    done = subprocess.run(["bash", run_dir / "job.sh"], env=desk.env, capture_output=True, text=True)
+    assert done.returncode != 0 and "sbatch this file" in done.stderr
+
+
+def test_what_slurm_refuses_is_shown(desk):
+    """An unknown partition: sbatch's own words, and the run directory says that nothing was submitted."""
+    done = desk.python("submit.py", "cluster=test", *QUIET, "trainer=cpu", "cluster.partition=no", "name=unknown")
+    assert done.returncode == 2 and "invalid partition" in done.stderr.lower(), done.stderr
+    run_dir = next((desk.project / "runs").glob("*unknown*"))
+    assert "not submitted" in (run_dir / "submitted.json").read_text()
+
+
+def test_wait_gives_the_jobs_exit_code(desk):
+    words = ["submit.py", "--wait", "cluster=test", *QUIET, "trainer=cpu", "trainer.max_steps=4"]
+    assert desk.python(*words).returncode == 0
+    done = desk.python(*words, "callbacks.witness.fault=raise", "callbacks.witness.rank=0")
+    assert done.returncode == 1, done.stdout + done.stderr
