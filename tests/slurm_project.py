@@ -140,9 +140,13 @@ class Desk:
         return time.monotonic()
 
 
-def add_to(project: Path) -> None:
+def made_for_tests(project: Path) -> Path:
+    """The project with what the tests add, in an environment that is its own (which `make test` has made)."""
     for name, text in FILES.items():
         (project / name).write_text(text)
+    env = environment() | {"VENV": sys.prefix}
+    subprocess.run(["bash", "-c", "source ./env.sh"], cwd=project, env=env, check=True)
+    return project
 
 
 def refusals(log: str) -> list[str]:

@@ -78,7 +78,7 @@ def parsed(path: Path) -> list[str]:
             return [*strings(tomllib.loads(text))]
         case ".yaml":
             return [*strings(yaml.safe_load(text))]
-        case ".sh":
+        case ".sh" | ".sbatch":
             subprocess.run(["bash", "-n", str(path)], check=True)
             return []  # what a person typed has no place in a script
         case _:
@@ -133,8 +133,9 @@ REFUSED = [
     ({"package_name": "lightning"}, "is a library"),
     ({"package_name": "sklearn"}, "is a library"),
     ({"package_name": "pil"}, "is a library"),
-    ({"package_name": "tests"}, "in the project's root"),
-    ({"package_name": "train"}, "in the project's root"),
+    ({"package_name": "tests"}, "file or folder of the project"),
+    ({"package_name": "desk"}, "file or folder of the project"),
+    ({"package_name": "train"}, "file or folder of the project"),
     ({"package_name": "_private"}, "package_name=private"),
     ({"package_name": "überbau"}, "is not lower-case words"),
     ({"package_name": "a.b"}, "package_name=a_b"),
@@ -149,8 +150,8 @@ REFUSED = [
     ({"license": "Apache2"}, "license=Apache-2.0"),
     ({"license": 'MIT"'}, "license=MIT"),
     ({"license": ""}, "license=LicenseRef-"),
-    ({"cluster": "nowhere"}, "is not one of local, "),
-    ({"cluster": "../train"}, "is not one of local, "),
+    ({"cluster": "nowhere"}, "is not one of berzelius, "),
+    ({"cluster": "../train"}, "is not one of berzelius, "),
     ({"account": "a b"}, "holds more than"),
     ({"account": "x; touch canary"}, "holds more than"),
 ]

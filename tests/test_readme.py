@@ -79,6 +79,29 @@ def composed(desk: Desk, command: str) -> None:
     assert "_target_" in desk.succeeds(f"{command} --cfg job")
 
 
+def submitted(desk: Desk, command: str) -> None:
+    """The job script is printed instead of submitted. To resume: a run as submit.py would have left it."""
+    run_dir = desk.folder / "run"
+    if "resume=" in command:
+        run_dir.mkdir()
+        (run_dir / "code").symlink_to(desk.project)
+        (run_dir / "config.yaml").write_text(desk.succeeds("python train.py cluster=slurm --cfg job --resolve"))
+        (run_dir / "job.sh").write_text(desk.succeeds("python submit.py cluster=slurm trainer=gpu --dry-run"))
+    script = desk.succeeds(re.sub(r"resume=\S+", f"resume={shlex.quote(str(run_dir))}", command) + " --dry-run")
+    desk.succeeds(f"bash -n <<<{shlex.quote(script)}")
+
+
+def rendered(desk: Desk, command: str) -> None:
+    """Into another folder."""
+    desk.succeeds(re.sub(r"--render \S+", f"--render {shlex.quote(str(desk.folder / 'slurm'))}", command))
+
+
+def given_to_slurm(desk: Desk, command: str) -> None:
+    """There is such a script; test_slurm_scripts.py has Slurm run it."""
+    elsewhere(desk, command)
+    desk.succeeds(f"bash -n {command.split()[-1]}")
+
+
 def trained(desk: Desk, command: str) -> None:
     """Two steps of it, into a folder of its own; a checkpoint is one that two steps have written."""
     checkpoint = next((desk.brief_run / "checkpoints").iterdir())
@@ -129,6 +152,10 @@ HOW = [
     (r"(python -m )?tensorboard.*", served),
     (r"(python -m )?pytest.*", collected),
     (r"(python -m )?(ruff|pyright).*", as_it_stands),
+    (r"python report\.py.*", as_it_stands),
+    (r"python submit\.py.* --render .*", rendered),
+    (r"python submit\.py.*", submitted),
+    (r"(sbatch|salloc) .*", given_to_slurm),
     (r"python train\.py .*--(help|cfg).*", as_it_stands),
     # `trainer=fsdp trainer.accelerator=cpu` and the default trainer run everywhere.
     (
@@ -165,6 +192,15 @@ def test_command(readme: str, command: str, desk: Desk) -> None:
     how = next((how for pattern, how in HOW if re.fullmatch(pattern, command)), None)
     assert how, f"say in HOW how this is run: {command}"
     how(desk, command)
+
+
+def test_quoted_messages_are_those_of_the_sources(project: Path) -> None:
+    """The table of what is seen when something is wrong; … stands for what differs."""
+    table = (project / "README.md").read_text(encoding="utf-8").split("| what is wrong | message |")[1].split("\n\n")[0]
+    messages = re.findall(r"`([^`]+)`", "".join(row.split("|")[2] for row in table.splitlines()[2:]))
+    sources = "".join(path.read_text(encoding="utf-8") for path in (project / "src").rglob("*.py"))
+    pieces = [piece.strip() for message in messages for piece in message.split("…") if piece.strip()]
+    assert len(messages) > 5 and not [piece for piece in pieces if piece not in sources]
 
 
 @pytest.mark.parametrize("readme", README)

@@ -4,12 +4,14 @@ import sys
 from argparse import Namespace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
 from omegaconf import DictConfig
 
 from {{ cookiecutter.package_name }}.hpc import config, job, pbs, preflight, rundir, scheduler, snapshot, sweep
+from {{ cookiecutter.package_name }}.hpc.config import Refused
 
 
 def main() -> None:
@@ -19,7 +21,7 @@ def main() -> None:
     elif asked.multirun:
         submit_sweep(asked)
     elif run_dir := config.resumes(asked.overrides):
-        hand_over(config.load(run_dir), run_dir, asked)
+        submit_again(run_dir, asked)
     else:
         submit(asked)
 
@@ -32,7 +34,25 @@ def arguments() -> Namespace:
     parser.add_argument("--render", metavar="DIR", help="write a script per trainer preset, to be given to sbatch")
     parser.add_argument("--multirun", "-m", action="store_true", help="key=a,b makes one job array of all combinations")
     parser.add_argument("--at-once", type=int, metavar="N", help="with --multirun: so many of them at the same time")
-    return parser.parse_intermixed_args(sys.argv[1:])
+    asked = parser.parse_intermixed_args(sys.argv[1:])
+    if asked.at_once is not None and (asked.at_once < 1 or not asked.multirun):
+        raise Refused("--at-once", asked.at_once, "is at least 1, and goes with --multirun", "--multirun --at-once 4")
+    return asked
+
+
+def submit_again(run_dir: Path, asked: Namespace) -> None:
+    """The script that was submitted before, once more: the run goes on where it stopped."""
+    cfg = config.composed(asked)
+    preflight.rules(cfg)
+    preflight.submitting(cfg)
+    if not all((run_dir / name).is_file() for name in ("job.sh", "code/train.py")):
+        rule = "was not made by submit.py: there is no job.sh with its code in it"
+        raise Refused("resume", run_dir, rule, f"python train.py resume={run_dir}, in a job")
+    if asked.dry_run:
+        print((run_dir / "job.sh").read_text(encoding="utf-8"), end="")
+        return
+    ready(cfg, asked, run_dir / "code")
+    hand_over(cfg, run_dir, asked)
 
 
 def submit(asked: Namespace) -> None:
@@ -43,27 +63,32 @@ def submit(asked: Namespace) -> None:
     if asked.dry_run:
         print(text(work, cfg), end="")
         return
-    ready(cfg)
+    ready(cfg, asked, config.PROJECT)
+    snapshot.refuse(cfg.dirty_tree)
     rundir.refuse_used(run_dir)
     rundir.create(run_dir, cfg.group_readable)
-    snapshot.take(run_dir, cfg.dirty_tree)
+    snapshot.take(run_dir)
     write(work, cfg, run_dir)
     hand_over(cfg, run_dir, asked)
 
 
 def submit_sweep(asked: Namespace) -> None:
+    if asked.cfg:
+        raise Refused("--cfg", None, "shows the config of one run, and this is several", "--cfg job without --multirun")
     folder = rundir.choose(None, "sweep", datetime.now(), {})
     members = sweep.members(asked.overrides, folder)
     for cfg in members:
         checked(cfg)
-    jobs = [describe(cfg, members=folder / "members", num_members=len(members), at_once=asked.at_once) for cfg in members]
+    array = {"members": folder / "members", "num_members": len(members), "at_once": asked.at_once}
+    jobs = [describe(cfg, **array) for cfg in members]
     sweep.refuse_unlike(jobs)
     if asked.dry_run:
         print(text(jobs[0], members[0]), end="")
         return
-    ready(members[0])
+    ready(members[0], asked, config.PROJECT)
+    snapshot.refuse(members[0].dirty_tree)
     rundir.create(folder, members[0].group_readable)
-    snapshot.take(folder, members[0].dirty_tree)
+    snapshot.take(folder)
     for cfg in members:
         run_dir = Path(cfg.run_dir)
         rundir.create(run_dir, cfg.group_readable)
@@ -81,18 +106,20 @@ def checked(cfg: DictConfig) -> DictConfig:
     return cfg
 
 
-def ready(cfg: DictConfig) -> None:
-    """There is a scheduler here, and an environment for the job; told before anything is written."""
+def ready(cfg: DictConfig, asked: Namespace, code: Path) -> None:
+    """There is a scheduler here, and an environment for the code that is to run; told before anything is written."""
     scheduler.find(cfg.cluster.scheduler)
+    if asked.wait and cfg.cluster.scheduler == "pbs" and cfg.cluster.chain > 1:
+        raise Refused("--wait", None, "follows one job, and this is a chain", "cluster.chain=1, or without --wait")
     if not cfg.cluster.container:
-        snapshot.refuse_incomplete(Path(sys.prefix))
+        snapshot.refuse_incomplete(Path(sys.prefix), code)
         if cfg.cluster.stage_env:
             snapshot.pack_environment(Path(sys.prefix))
 
 
-def describe(cfg: DictConfig, **places: Path | int | None) -> job.Job:
+def describe(cfg: DictConfig, **places: Any) -> job.Job:
     venv = None if cfg.cluster.container else Path(sys.prefix)
-    code = (places.get("run_dir") or Path(cfg.run_dir)) / "code"  # type: ignore[operator]
+    code = (places.get("run_dir") or Path(cfg.run_dir)) / "code"
     return job.of(cfg, work_dir=Path.cwd(), code=code, venv=venv, **places)
 
 
@@ -115,7 +142,7 @@ def hand_over(cfg: DictConfig, folder: Path, asked: Namespace, num_members: int 
     size = f"{work.nodes} nodes x {work.tasks_per_node} tasks, {job.clock(work.seconds)}"
     if num_members > 1:
         size = f"{num_members} runs of {size} each"
-    jobs, command = scheduler.submit(folder, cfg.cluster.scheduler, work, wait=asked.wait)
+    jobs, command = scheduler.submit(folder, cfg.cluster, work, wait=asked.wait)
     if asked.parsable:
         print(jobs[0], folder)
     else:
@@ -126,14 +153,14 @@ def hand_over(cfg: DictConfig, folder: Path, asked: Namespace, num_members: int 
 
 
 def render(folder: Path, asked: Namespace) -> None:
-    """Scripts for `sbatch slurm/ddp_4node.sbatch`: no run directory, no account, so that anybody can use them."""
+    """Scripts for `sbatch slurm/ddp_4node.sbatch`: no run directory, and nobody's account unless it is typed."""
     overrides = asked.overrides or ["cluster=slurm"]
     folder.mkdir(parents=True, exist_ok=True)
     for preset in config.groups()["trainer"]:
         if preset == "cpu":
             continue
         typed = (f"trainer={preset}", *overrides)
-        cfg = config.compose_overrides([*typed, "cluster.account=null"])
+        cfg = config.compose_overrides(["cluster.account=null", *typed], personal=False)
         preflight.rules(cfg)
         script = pbs.text(job.of(cfg, typed)) if cfg.cluster.scheduler == "pbs" else job.slurm(job.of(cfg, typed))
         ending = "pbs" if cfg.cluster.scheduler == "pbs" else "sbatch"

@@ -12,6 +12,8 @@ import pytest
 
 os.environ["XDG_CONFIG_HOME"] = os.devnull  # before the package is imported: this user's own accounts stay out of it
 
+from desk import desk as desk
+
 from {{ cookiecutter.package_name }}.hpc.scheduler import LEAKS
 
 PROJECT = Path(__file__).resolve().parents[1]

@@ -120,7 +120,8 @@ REFUSALS = [
     (["data=text", "data.files=/nowhere", "model=gpt_tiny"], "data.files", "/nowhere"),
     (["ckpt=/nowhere"], "ckpt", "no such file"),
     (["test_only=true"], "test_only", "ckpt="),
-    (["name=a b;$(x)"], "name=a b;$(x)", "quote the value: 'name=\"a b;$(x)\"'"),
+    (["name=a b;$(x)"], "name", "name=a_b_x"),
+    (["model.optimizer.lr=a b;$(x)"], "model.optimizer.lr=a b;$(x)", "'model.optimizer.lr=\"a b;$(x)\"'"),
     (["model.network._target_=os.system"], "model.network._target_=os.system", "not typed"),
     (["+model={_target_: os.system}"], "+model={_target_: os.system}", "not typed"),
 ]

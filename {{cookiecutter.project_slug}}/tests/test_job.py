@@ -129,12 +129,13 @@ def test_options_container_and_setup_of_the_cluster() -> None:
 
 
 def test_an_environment_is_staged_where_that_is_wanted() -> None:
-    text = job.slurm(on("narval", FOUR, "cluster.stage_env=true"))
-    copy = 'local="$SLURM_TMPDIR/env-$SLURM_JOB_ID"'
-    assert text.index(copy) < text.index("--ntasks-per-node=1 ") < text.index('PATH="$local/bin:$PATH"')
-    assert text.index('PATH="$local/bin') < text.index("train.py")
-    assert "local=" not in job.slurm(on("narval", FOUR))
-    with pytest.raises(Refused, match="cluster.node_local"):
+    work = on("narval", FOUR, "cluster.stage_env=true")
+    text, here = job.slurm(work), "$SLURM_TMPDIR/env-$SLURM_JOB_ID"
+    assert f'tar -xf "$VENV.tar" -C "{here}"' in text and f'PATH="{here}/bin:$PATH" exec python "$@"' in text
+    assert text.index("env.sh") < text.index("--ntasks-per-node=1 bash") < text.index("train.py")
+    for other in (on("narval", FOUR), replace(work, container="apptainer exec my.sif", venv=None)):
+        assert "tar -x" not in job.slurm(other) and here not in job.slurm(other)
+    with pytest.raises(Refused, match="node_local"):
         on("slurm", FOUR, "cluster.stage_env=true")
 
 
@@ -175,7 +176,7 @@ def test_bash_and_shellcheck_find_nothing(tmp_path: Path) -> None:
         file.write_text(job.slurm(work), encoding="utf-8")
         subprocess.run(["bash", "-n", file], check=True)
     if shutil.which("shellcheck"):
-        # SC1091: sourced files are not here; SC2015: A && B || C; SC2016: $1 is for the inner shell; SC2034: not all use all.
+        # SC1091: sourced files are not here; SC2015: A && B || C; SC2016: $1 is for another shell; SC2034: for some only.
         check = ["shellcheck", "--exclude=SC1090,SC1091,SC2015,SC2016,SC2034", *files]
         found = subprocess.run(check, capture_output=True, text=True)
         assert found.returncode == 0, found.stdout
@@ -237,16 +238,17 @@ def test_the_verdict_of_an_earlier_attempt_does_not_count(node: Node) -> None:
 
 def test_ranks_are_started_in_the_environment_of_the_run(node: Node) -> None:
     environ = {"NCCL_SOCKET_IFNAME": "hsn0,hsn1", "CACHE": "/tmp/x-$SLURM_JOB_ID"}
-    leaked = {"RANK": "7", "WORLD_SIZE": "8", "MASTER_ADDR": "elsewhere", "PYTHONPATH": "/old", "SLURM_EXPORT_ENV": "NONE"}
+    leaked = {"RANK": "7", "WORLD_SIZE": "8", "MASTER_ADDR": "old", "PYTHONPATH": "/old", "SLURM_EXPORT_ENV": "NONE"}
     assert node.run(replace(node.work, interface="hsn0", env=environ), **leaked) == 0
     seen = dict(line.split("=", 1) for line in node.noted("srun.env") if "=" in line)
     assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "PYTHONPATH"} & set(seen)
-    assert (seen["GLOO_SOCKET_IFNAME"], seen["NCCL_SOCKET_IFNAME"]) == ("hsn0", "hsn0,hsn1"), "the file's own comes last"
+    assert (seen["GLOO_SOCKET_IFNAME"], seen["NCCL_SOCKET_IFNAME"]) == ("hsn0", "hsn0,hsn1")  # env comes last
     assert (seen["CACHE"], seen["OMP_NUM_THREADS"], seen["SLURM_EXPORT_ENV"]) == ("/tmp/x-17", "8", "ALL")
     assert 10000 <= int(seen["MASTER_PORT"]) < 30000
     assert node.said.startswith(f"env.sh {node.work.venv}")
-    start = [*"--nodes=1 --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=1 --wait=60 --label python".split()]
-    assert node.noted("srun.argv") == [*start, f"{node.run_dir}/code/train.py", f"resume={node.run_dir}"]
+    start = "--nodes=1 --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=1 --wait=60 --label python"
+    argv = node.noted("srun.argv")
+    assert " ".join(argv[:-2]) == start and argv[-2:] == [f"{node.run_dir}/code/train.py", f"resume={node.run_dir}"]
 
 
 def test_a_member_of_an_array_finds_its_own_run(node: Node, tmp_path: Path) -> None:
@@ -267,8 +269,11 @@ def test_without_an_allocation_the_script_says_so(node: Node) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("1:30:00", 5400), ("90", 5400), ("1-00:00", 86400), ("2-12", 216000), ("1-02:03:04", 93784), ("100:00:00", 360000)],
-)
+    [
+        ("1:30:00", 5400), ("90", 5400), ("1-00:00", 86400), ("2-12", 216000), ("1-02:03:04", 93784),
+        ("100:00:00", 360000),
+    ],
+)  # fmt: skip
 def test_times_are_read_as_slurm_reads_them(text: str, seconds: int) -> None:
     assert job.walltime("cluster.time", text) == seconds
 
@@ -329,7 +334,7 @@ def test_typed_words_stay_words(key: str, value: str) -> None:
 
 
 def test_more_time_than_there_is_is_refused() -> None:
-    with pytest.raises(Refused, match="cluster.time=24:00:00"):
+    with pytest.raises(Refused, match="=24:00:00"):
         on("juwels_booster", "cluster.time=1-00:00:01")
     on("juwels_booster", "cluster.time=1-00:00:00")
 
@@ -337,7 +342,7 @@ def test_more_time_than_there_is_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "other"),
     [("a b", "a_b"), ("a\nb", "a_b"), ("#SBATCH --x", "SBATCH_--x"), ("Größe", "Gr_e"), ("bash", "my_run"),
-     ("interactive", "my_run"), ("x" * 101, "x" * 95), ("-x", "x"), ("../x", "x"), ("$(id)", "id"), ("", "my_run")],
+     ("interactive", "my_run"), ("x" * 101, "my_run"), ("-x", "x"), ("../x", "x"), ("$(id)", "id"), ("", "my_run")],
 )  # fmt: skip
 def test_names_that_no_scheduler_takes_are_refused(name: str, other: str) -> None:
     with pytest.raises(Refused) as caught:
@@ -362,7 +367,7 @@ def test_accounts_are_one_word(value: str) -> None:
         (["cluster=juwels_booster", "cluster.account=null"], "cluster.account=<account>"),
         (["cluster=juwels_booster", "cluster.account="], "cluster.account=<account>"),
         (["cluster=marenostrum5", "cluster.account=a"], "cluster.qos=<qos>"),
-        (["cluster=slurm", "trainer=ddp", "data.num_workers=9"], "data.num_workers=7"),
+        (["cluster=slurm", "trainer=ddp", "+data.num_workers=9"], "data.num_workers=7"),
         (["cluster=slurm", "cluster.scheduler=lsf"], "slurm, pbs"),
         (["cluster=slurm", "cluster.chain=0"], "at least 1"),
         (["cluster=slurm", "dirty_tree=maybe"], "dirty_tree=snapshot"),

@@ -39,7 +39,7 @@ ALONE = Place("none", 0, 1, 0, 1)
         ({"RANK": "0", "WORLD_SIZE": "1"}, ALONE),
         ({"LOCAL_RANK": "1", "NODE_RANK": "0"}, Place("none", 1, 1, 0, 1)),  # Lightning's child: keeps quiet
     ],
-    ids=["srun", "leaked", "pmi2", "torchrun", "srun torchrun", "Open MPI", "MPICH", "PALS", "batch", "", "one", "child"],
+    ids="srun leaked pmi2 torchrun srun-torchrun openmpi mpich pals batch nothing one child".split(),  # noqa: SIM905
 )
 def test_the_launcher_tells_a_process_its_place(environ: dict, place: Place) -> None:
     assert launch.place(environ) == place
@@ -55,7 +55,8 @@ def test_tasks_per_node_are_one_number_or_none(tasks: str, per_node: int) -> Non
     ("nodes", "first"),
     [
         ("n[07-09,12],login", "n07"), ("a1", "a1"), ("a1,a2", "a1"), ("n[1-2]-ib", "n1-ib"), ("x[3,5-7]y[1-2]", "x3y1"),
-        ("jwb[0001,0003]", "jwb0001"), ("nid[005000-005003].hsn,login", "nid005000.hsn"), ("b-2,n[1-2]", "b-2"), ("", ""),
+        ("jwb[0001,0003]", "jwb0001"), ("nid[005000-005003].hsn,login", "nid005000.hsn"), ("b-2,n[1-2]", "b-2"),
+        ("", ""),
     ],
 )  # fmt: skip
 def test_the_first_host_of_a_node_list(nodes: str, first: str) -> None:
@@ -203,11 +204,12 @@ def test_a_launch_that_is_not_the_configs_is_refused(config_: DictConfig, enviro
 
 def test_of_ranks_that_all_know_one_speaks(capfd: pytest.CaptureFixture[str]) -> None:
     for rank in range(8):
-        environ = JOB | STEP | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % 4)}
-        with pytest.raises(SystemExit) as left, config.refusals(launch.place(environ).rank):
-            placed(cfg(nodes=1), environ)
-        assert left.value.code == 2
-    assert capfd.readouterr().err.count("refused: ") == 1
+        step = JOB | STEP | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % 4)}
+        for environ in (step, step | TORCHRUN | {"RANK": str(rank)}):
+            with pytest.raises(SystemExit) as left, config.refusals(launch.speaks(launch.place(environ), environ)):
+                placed(cfg(nodes=1), environ)
+            assert left.value.code == 2
+    assert capfd.readouterr().err.count("refused: ") == 2
 
 
 def test_what_one_rank_alone_knows_it_says() -> None:
@@ -239,12 +241,12 @@ def test_the_complaint_of_one_node_is_everybodys() -> None:
 
 def test_too_few_gpus_and_cores_are_told_before_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     known = cfg()
-    known.cluster |= {"request": "--gres=gpu:{gpus}", "cores_per_gpu": 10**6}
+    known.cluster.update({"request": "--gres=gpu:{gpus}", "cores_per_gpu": 64})
     for visible, fix in {"0": "trainer.devices=1", "": "trainer=cpu"}.items():
         with pytest.raises(Refused) as caught:
             probe._enough(known, SRUN, {"CUDA_VISIBLE_DEVICES": visible})
         assert caught.value.key == "trainer.devices" and fix in caught.value.fix
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "cpu_count", lambda: 96)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     with pytest.raises(Refused, match="--cpus-per-task=64"):
         probe._enough(known, SRUN, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})

@@ -155,6 +155,11 @@ def test_a_run_directory_is_fresh_unless_it_is_asked_for() -> None:
     assert rundir.choose(None, "x", now, {rundir.CHOSEN: "/chosen"}) == Path("/chosen")
     job = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "3"}
     assert rundir.choose(None, "x", now, job) == PROJECT / "runs" / "x_77"  # the same on every rank
+    assert rundir.choose(None, "x", now, job, step="2") == PROJECT / "runs" / "x_77.2"  # another srun in that job
+    array = job | {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "7"}
+    assert rundir.choose(None, "x", now, array) == PROJECT / "runs" / "x_70_7"
+    batch = {"PBS_JOBID": "77.server", "PBS_ENVIRONMENT": "PBS_BATCH"}
+    assert rundir.choose(None, "x", now, batch) == PROJECT / "runs" / "x_77"
     fresh = rundir.choose(None, "x", now, {})
     assert fresh.parent == PROJECT / "runs" and fresh.name.startswith("2030-01-02_03-04-05_x")
 
@@ -198,4 +203,4 @@ def test_trains_on_a_gpu(trainer: str, call: Callable, tmp_path: Path) -> None:
 @pytest.mark.parametrize("trainer", ["gpu"])
 def test_more_gpus_than_there_are_is_refused(trainer: str, call: Callable) -> None:
     done = call("trainer=ddp", "trainer.devices=64", "data.global_batch_size=64")
-    assert done.returncode == 2 and "visible on this node" in done.stderr
+    assert done.returncode == 2 and "devices are visible" in done.stderr

@@ -124,8 +124,8 @@ def resumes(overrides: Sequence[str]) -> Path | None:
     return Path(found[0]).expanduser().absolute() if found else None
 
 
-def compose_overrides(overrides: Sequence[str]) -> DictConfig:
-    """The config for these overrides and this user's own values for the cluster. Raises `Refused`."""
+def compose_overrides(overrides: Sequence[str], personal: bool = True) -> DictConfig:
+    """The config for these overrides and, if `personal`, this user's own values for the cluster. Raises `Refused`."""
     for override in overrides:
         _refuse_code(override)
     try:
@@ -136,7 +136,7 @@ def compose_overrides(overrides: Sequence[str]) -> DictConfig:
     except HydraException as error:
         _explain(error, overrides)
     typed_here = {override.partition("=")[0] for override in overrides}
-    for key, value in _personal(str(cfg.cluster.name)).items():
+    for key, value in _personal(str(cfg.cluster.name)).items() if personal else ():
         if key not in cfg.cluster:
             raise Refused(f"{PERSONAL}: {key}", None, "is no key of configs/cluster", meant(key, map(str, cfg.cluster)))
         if f"cluster.{key}" not in typed_here:

@@ -221,7 +221,7 @@ def _staging(job: Job) -> list[str]:
 
 
 def _stages(job: Job) -> bool:
-    """submit.py has packed the environment; in a container, or for a script given to sbatch, there is none to unpack."""
+    """submit.py packed the environment. In a container, or for a script given to sbatch, there is none to unpack."""
     return job.stage_env and job.node_local is not None and job.venv is not None
 
 

@@ -60,13 +60,13 @@ def together(
     Raises:
         Refused: on every rank, with the message of the first that has one.
     """
-    launch.settle(place, cfg.cluster.master_addr_suffix, environ)
     mine = facts(cfg, place, environ, look=place.local_rank == 0 or not frozen)
-    if place.world_size == 1 or place.launcher == "none":
+    if place.launcher == "none":  # alone, or one of those that Lightning starts on this machine
         agree([mine])
         cfg.run_dir = str(fresh)
         rundir.create(fresh, cfg.group_readable)
         return [mine["host"]], None
+    launch.settle(place, cfg.cluster.master_addr_suffix, environ)
     seconds = cfg.cluster.rendezvous_seconds
     store = launch.meet(place, environ, seconds)
     mine |= {"address": own_address(environ["MASTER_ADDR"]), "run_dir": str(fresh)}

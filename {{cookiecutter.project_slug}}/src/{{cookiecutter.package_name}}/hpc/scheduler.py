@@ -11,13 +11,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig
+
 from .config import Refused
 from .job import Job
 
 COMMAND = {"slurm": "sbatch", "pbs": "qsub"}
 # What an outer job, or another launcher, leaves behind in a shell. Passed on, it would describe the wrong job.
-LEAKS = re.compile(r"(SLURM|SRUN|SBATCH|SALLOC|PMI|PMIX|PALS|OMPI|MPI|PBS|TORCHELASTIC|HPC_RUN)_|PMI"
-                   r"|(MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK)$")
+LEAKS = re.compile(
+    r"(SLURM|SRUN|SBATCH|SALLOC|PMI|PMIX|PALS|OMPI|MPI|PBS|TORCHELASTIC|HPC_RUN)_|PMI"
+    r"|(MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK)$"
+)
 KEPT = {"SLURM_CONF", "PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "PBS_DEFAULT"}  # where the scheduler is
 SLOW = 10  # seconds after which a person wants to know what is being waited for
 
@@ -30,7 +34,7 @@ def find(scheduler: str) -> str:
     return path
 
 
-def submit(folder: Path, scheduler: str, job: Job, wait: bool = False) -> tuple[list[str], subprocess.Popen[str]]:
+def submit(folder: Path, cluster: DictConfig, job: Job, wait: bool = False) -> tuple[list[str], subprocess.Popen[str]]:
     """Hand `job.sh` over. `submitted.json` says what became of it, also when nothing did.
 
     Returns:
@@ -39,17 +43,17 @@ def submit(folder: Path, scheduler: str, job: Job, wait: bool = False) -> tuple[
     Raises:
         Refused: the scheduler's own message; it has not queued the job.
     """
-    if wait and job.chain > 1:
-        raise Refused("--wait", None, "follows one job, and this is a chain", "cluster.chain=1, or without --wait")
+    scheduler = cluster.scheduler
     asked = {key: getattr(job, key) for key in ("name", "nodes", "gpus_per_node", "seconds")}
-    note = {"time": time.time(), "scheduler": scheduler, "argv": sys.argv[1:], **asked}
+    note = {"time": time.time(), "cluster": cluster.name, "scheduler": scheduler, "argv": sys.argv[1:], **asked}
     _write(folder, note | {"job": None, "jobs": [], "error": "not submitted"})
     jobs: list[str] = []
     while True:
         try:
             number, command = _hand_over(folder, scheduler, jobs[-1] if jobs else None, wait)
         except Refused as refused:
-            _write(folder, note | {"job": next(iter(jobs), None), "jobs": jobs, "error": f"not submitted: {refused.rule}"})
+            error = f"not submitted: {refused.rule}"
+            _write(folder, note | {"job": next(iter(jobs), None), "jobs": jobs, "error": error})
             raise
         jobs.append(number)
         _write(folder, note | {"job": jobs[0], "jobs": jobs, "error": None})
@@ -71,7 +75,11 @@ def _hand_over(folder: Path, scheduler: str, after: str | None, wait: bool) -> t
     environ = {key: value for key, value in os.environ.items() if key in KEPT or not LEAKS.match(key)}
     command = subprocess.Popen(
         [find(scheduler), *options, str(folder / "job.sh")],
-        env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     impatient = threading.Timer(SLOW, print, [f"waiting for {COMMAND[scheduler]} to answer ..."], {"file": sys.stderr})
     impatient.start()
@@ -80,8 +88,10 @@ def _hand_over(folder: Path, scheduler: str, after: str | None, wait: bool) -> t
     impatient.cancel()
     if not answer or (not wait and command.wait()):
         said = " ".join(command.stderr.read().split()) or f"exit code {command.wait()}, no message"
-        rule = f"{said} (nothing is queued)"
-        raise Refused(COMMAND[scheduler], folder / "job.sh", rule, "the key of cluster= that this names") from None
+        rule = f"{said} ({f'the chain ends with {after}' if after else 'nothing is queued'})"
+        raise Refused(COMMAND[scheduler], folder / "job.sh", rule, "the key of cluster= that this names")
+    if not wait:
+        sys.stderr.write(command.stderr.read())  # what a site has to say of a job that it takes
     return answer.split(";")[0], command
 
 

@@ -12,30 +12,27 @@ from pathlib import Path
 from .config import PACKAGE, PROJECT, Refused
 
 MOST = 100 * 2**20  # bytes; code is smaller, data lie elsewhere
-LEFT_OUT = {"runs", "outputs", "build", "__pycache__"}  # where there is no git to ask
+LEFT_OUT = {"runs", "outputs", "build"}  # of the project's own folders, where there is no git to ask
 
 
-def take(run_dir: Path, dirty_tree: str) -> Path:
-    """Copy the project's code to `code/` in the run directory: what git would commit, or everything where there is none.
-
-    Args:
-        dirty_tree: "snapshot" copies uncommitted changes too; "refuse" lets only committed code run.
-
-    Raises:
-        Refused: the tree is dirty and that is not wanted, or far too large to be code.
-    """
-    changes = _git("status", "--porcelain")
-    if dirty_tree == "refuse" and (changes is None or changes.strip()):
-        rule = "jobs run committed code only; " + (
-            "git does not know this project" if changes is None else "changed: " + ", ".join(changes.split()[1::2][:5])
-        )
-        raise Refused("dirty_tree", "refuse", rule, "git commit, or dirty_tree=snapshot")
+def refuse(dirty_tree: str) -> None:
+    """Raises `Refused` where the tree is dirty and `dirty_tree` is "refuse", or where it is too large to be code."""
+    changes = _git("status", "--porcelain", "--", ".")
+    if dirty_tree == "refuse" and (changes is None or changes):
+        changed = ", ".join(line[3:] for line in (changes or "").splitlines()[:5])
+        why = "git does not know this project" if changes is None else f"changed: {changed}"
+        rule = f"jobs run committed code only; {why}"
+        raise Refused("dirty_tree", dirty_tree, rule, "git commit, or dirty_tree=snapshot")
     names = files()
     if (total := sum((PROJECT / name).stat().st_size for name in names)) > MOST:
         largest = max(names, key=lambda name: (PROJECT / name).stat().st_size)
         rule = f"each job keeps a copy of the code, {total >> 20} MB here; the largest file is {largest}"
         raise Refused("code", None, rule, "name data and results in .gitignore, or move them out of the project")
-    for name in names:
+
+
+def take(run_dir: Path) -> Path:
+    """Copy the project's code to `code/` in the run directory: what git would commit; without git, everything."""
+    for name in files():
         target = run_dir / "code" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(PROJECT / name, target)
@@ -45,18 +42,20 @@ def take(run_dir: Path, dirty_tree: str) -> Path:
 
 def files() -> list[str]:
     """The project's files, relative to it: those that git tracks or would track."""
-    if (listed := _git("ls-files", "-z", "--cached", "--others", "--exclude-standard")) is not None:
-        return [name for name in listed.split("\0") if name and (PROJECT / name).is_file()]
+    listed = (_git("ls-files", "-z", "--cached", "--others", "--exclude-standard") or "").split("\0")
+    if "train.py" in listed:  # not so in a folder that a repository above ignores
+        return [name for name in listed if name and (PROJECT / name).is_file()]
     found = []
     for folder, folders, names in os.walk(PROJECT):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in LEFT_OUT]
+        left_out = LEFT_OUT if Path(folder) == PROJECT else {"__pycache__"}
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in left_out]
         found += [os.path.relpath(os.path.join(folder, name), PROJECT) for name in names if not name.startswith(".")]
     return found
 
 
-def refuse_incomplete(venv: Path) -> None:
-    """Raises `Refused` unless env.sh has finished this environment: a job would install nothing, and fail."""
-    texts = [(PROJECT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
+def refuse_incomplete(venv: Path, code: Path) -> None:
+    """Raises `Refused` unless env.sh has finished this environment for this code: a job installs nothing."""
+    texts = [(code / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
     done = subprocess.run(["cksum"], input=b"".join(texts), capture_output=True, check=True).stdout.decode().strip()
     try:
         marked = (venv / f".complete-{PACKAGE}").read_text(encoding="utf-8")
@@ -68,7 +67,7 @@ def refuse_incomplete(venv: Path) -> None:
 
 
 def pack_environment(venv: Path) -> None:
-    """Keep `<venv>.tar` beside the environment, for jobs that unpack it on each node; made again when env.sh changed it.
+    """Keep `<venv>.tar` beside the environment, for jobs that unpack it on each node; renewed when env.sh changed it.
 
     A virtual environment works wherever it is unpacked, as long as the Python that it was made with is there.
 
@@ -98,7 +97,7 @@ def made_by(run_dir: Path) -> None:
         "host": socket.gethostname(),
     }
     (run_dir / "made_by.json").write_text(json.dumps(known, indent=1), encoding="utf-8")
-    if diff := _git("diff", "HEAD"):
+    if diff := _git("diff", "HEAD", "--", "."):
         (run_dir / "code.diff").write_text(diff, encoding="utf-8")
 
 

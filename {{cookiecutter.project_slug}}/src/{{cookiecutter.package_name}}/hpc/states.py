@@ -12,7 +12,10 @@ from typing import Any
 COMMAND = {"slurm": "squeue", "pbs": "qstat"}
 PATIENCE = 20  # seconds: a scheduler that is overloaded is as good as none
 # Slurm's names for jobs that will not go on; all others are on their way.
-ENDED = set("BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split())
+ENDED = {
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+    "TIMEOUT",
+}  # fmt: skip
 PBS = {"Q": "pending", "W": "pending", "T": "pending", "H": "pending", "R": "running", "B": "running", "E": "running"}
 PBS |= {"S": "suspended", "U": "suspended"}  # F, and X for a part of an array: ended
 PBS_CODES = {0: "completed", -29: "timeout", 265: "cancelled", 271: "cancelled"}  # 256 + signal
@@ -42,7 +45,7 @@ def ask(scheduler: str, jobs: Iterable[str], owners: Iterable[int]) -> dict[str,
 def _slurm(jobs: set[str], owners: set[int]) -> dict[str, State] | None:
     question = ["squeue", "--noheader", "--array", "--states=all", "--format=%i %T %r"]
     answer = _call(*question, "--jobs=" + ",".join(sorted({job.split("_")[0] for job in jobs})))
-    if answer is None or answer.returncode:  # perhaps it has forgotten a job: some versions then say nothing of others
+    if answer and answer.returncode:  # perhaps it has forgotten a job; some versions then say nothing of the others
         answer = _call(*question, "--user=" + ",".join(map(str, sorted(owners))))
     if answer is None or answer.returncode:
         return None
@@ -56,7 +59,8 @@ def _slurm(jobs: set[str], owners: set[int]) -> dict[str, State] | None:
 
 def _accounted(jobs: set[str]) -> dict[str, State]:
     """The rest, where the site keeps accounts."""
-    answer = _call("sacct", "-n", "-X", "-P", "-o", "JobID,State,ExitCode", "-j", ",".join(sorted(jobs))) if jobs else None
+    question = ["sacct", "-n", "-X", "-P", "-o", "JobID,State,ExitCode", "-j", ",".join(sorted(jobs))]
+    answer = _call(*question) if jobs else None
     if answer is None or answer.returncode:
         return {}
     known = {}
@@ -79,7 +83,7 @@ def _pbs(jobs: set[str]) -> dict[str, State] | None:
     for options in (["-x"], []):
         answer = _call("qstat", *options, "-t", "-f", "-F", "json", *numbers)
         if answer and (answer.returncode == 0 or re.search("Unknown Job|has finished", answer.stderr)):
-            return {job: state for job, state in _pbs_states(answer.stdout).items() if job in jobs}
+            return _pbs_states(answer.stdout)
     return None
 
 
@@ -94,9 +98,10 @@ def _pbs_states(text: str) -> dict[str, State]:
 def _pbs_state(job: dict[str, Any]) -> State:
     if word := PBS.get(job["job_state"]):
         return State(word, str(job.get("comment", "")) if word == "pending" else "", active=True)
-    code = job.get("Exit_status")
-    word = PBS_CODES.get(code, "failed" if code is not None else "cancelled")  # without a code it never ran
-    return State(word, f"exit code {code}" if word == "failed" else "")
+    if "Exit_status" not in job:  # it never ran
+        return State("cancelled")
+    word = PBS_CODES.get(job["Exit_status"], "failed")
+    return State(word, f"exit code {job['Exit_status']}" if word == "failed" else "")
 
 
 def _call(*command: str) -> subprocess.CompletedProcess[str] | None:

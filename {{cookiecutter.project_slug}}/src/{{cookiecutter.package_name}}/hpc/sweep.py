@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from .config import Refused, compose_overrides
 from .job import Job
+from .layout import TEXT
 
 MOST = 1000  # members; Slurm's default MaxArraySize is 1001
 
@@ -21,6 +22,8 @@ def members(overrides: Sequence[str], folder: Path) -> list[DictConfig]:
     Raises:
         Refused: nothing varies, too much does, or what any config refuses.
     """
+    if typed := next((override for override in overrides if override.startswith("run_dir=")), None):
+        raise Refused(typed, None, "each run of a sweep has a directory of its own, below runs/", "leave run_dir= out")
     choices = [_choices(override) for override in overrides]
     if not any(len(values) > 1 for values in choices):
         raise Refused("--multirun", None, "no key has several values", "seed=0,1,2")
@@ -55,4 +58,7 @@ def _choices(override: str) -> list[str]:
     if not parsed.is_sweep_override():
         return [override]
     key = override.partition("=")[0]
-    return [f"{key}={value}" for value in parsed.sweep_string_iterator()]
+    values = list(parsed.sweep_string_iterator())
+    if key in TEXT:  # compose takes these as they are typed, Hydra puts backslashes before colons and spaces
+        values = [value if value[:1] in ("'", '"') else re.sub(r"\\(.)", r"\1", value) for value in values]
+    return [f"{key}={value}" for value in values]

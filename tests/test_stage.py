@@ -1,0 +1,96 @@
+"""cluster.stage_env=true on a real Slurm: the environment is packed once and unpacked once per node, for all ranks."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from conftest import environment
+from slurm_project import FILES
+
+# Where each rank runs, and whose Python it is; then the verdict that ends the job well.
+TRAIN = """
+import os, socket, sys
+from pathlib import Path
+
+run_dir = Path(sys.argv[1].removeprefix("resume="))
+rank = os.environ["SLURM_PROCID"]
+(run_dir / f"rank-{rank}").write_text(f"{socket.gethostname()} {sys.prefix}")
+if rank == "0":
+    (run_dir / "verdict").write_text("attempt 1\\nstep 1\\noutcome finished\\n")
+"""
+TAR = """#!/bin/bash
+echo "$SLURMD_NODENAME" >>{log}
+exec {tar} "$@"
+"""
+
+
+def small_environment(project: Path, venv: Path) -> None:
+    """A virtual environment of a few files, complete in the eyes of env.sh, that borrows this one's libraries."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    installed = Path(sysconfig.get_path("purelib"))
+    (venv / installed.relative_to(sys.prefix) / "borrowed.pth").write_text(f"{installed}\n")
+    (venv / "share").mkdir()
+    shutil.copy(Path(sys.prefix) / "share" / "config-signatures.json", venv / "share")
+    versions = (project / "pyproject.toml").read_bytes() + (project / "constraints.txt").read_bytes()
+    checksum = subprocess.run(["cksum"], input=versions, capture_output=True, check=True).stdout.decode().strip()
+    (venv / ".complete-my_research").write_text(f"{checksum} {venv}")
+
+
+@pytest.fixture
+def staging(project, tmp_path) -> Path:
+    """A project that stages, and beside it its environment, `venv`."""
+    copy = tmp_path / "project"
+    shutil.copytree(project, copy)
+    (copy / "train.py").write_text(TRAIN)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "tar").write_text(TAR.format(log=tmp_path / "unpacked", tar=shutil.which("tar")))
+    (tmp_path / "bin" / "tar").chmod(0o755)
+    keys = f"""\
+node_local: {tmp_path}/local/$SLURMD_NODENAME
+stage_env: true
+setup: ["PATH={tmp_path}/bin:$PATH"]
+"""
+    (copy / "configs" / "cluster" / "test.yaml").write_text(FILES["configs/cluster/test.yaml"] + keys)
+
+    small_environment(copy, tmp_path / "venv")
+    return copy
+
+
+def test_one_unpacking_per_node_serves_all_its_ranks(staging, slurm):
+    folder = staging.parent
+    job, run_dir, said = submit(staging, slurm)
+    assert f"packing {folder}/venv" in said
+    ended = slurm.wait(job)
+    assert ended["JobState"] == "COMPLETED", Path(ended["StdOut"]).read_text()
+    assert sorted((folder / "unpacked").read_text().split()) == ["n1", "n2"]
+    ranks = [(run_dir / f"rank-{rank}").read_text() for rank in range(4)]
+    assert ranks == [f"{node} {folder}/local/{node}/env-{job}" for node in ("n1", "n1", "n2", "n2")]
+
+
+def test_packs_again_only_after_a_change(staging, slurm):
+    def packs() -> bool:
+        job, _, said = submit(staging, slurm)
+        slurm.cancel(job)
+        return "packing" in said
+
+    folder = staging.parent
+    assert (packs(), packs()) == (True, False)
+    later = (folder / "venv.tar").stat().st_mtime + 1
+    os.utime(folder / "venv" / ".complete-my_research", (later, later))
+    assert packs()
+    assert [path.name for path in folder.glob("venv.tar*")] == ["venv.tar"]
+
+
+def submit(project: Path, slurm) -> tuple[str, Path, str]:
+    """Job, run directory, and what was said beside that."""
+    env = environment() | slurm.env | {"XDG_CONFIG_HOME": str(project.parent)}
+    words = ["--parsable", "cluster=test", "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=2"]
+    command = [str(project.parent / "venv/bin/python"), "submit.py", *words]
+    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    job, run_dir = done.stdout.split()
+    return job, Path(run_dir), done.stderr

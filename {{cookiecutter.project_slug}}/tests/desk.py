@@ -1,0 +1,93 @@
+"""A login node to type submit.py on: stand-ins for sbatch and qsub note what they are given."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import submit
+from {{ cookiecutter.package_name }}.hpc import config, rundir, scheduler, snapshot
+from {{ cookiecutter.package_name }}.hpc.config import PACKAGE
+
+TOOLS = ["bash", "cat", "cp", "env", "cksum", "git", "sleep"]
+STUB = 'printf "%s\\n" "$@" >>"$0.argv"; env >"$0.env"; cat >"$0.stdin"; cp "${!#}" "$0.script"; '
+FILES = ["train.py", "env.sh", "pyproject.toml", "constraints.txt", "configs/train.yaml", "src/p/build/runs/a.py"]
+JUNK = [".gitignore", "runs/old/last.ckpt", "src/p/__pycache__/a.pyc", "outputs/x"]
+
+
+class Desk:
+    """A login node: a project, an environment that is complete, and a scheduler that takes everything."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        self.bin, self.project, self.venv = folder / "bin", folder / "my project", folder / "venv"
+        self.set, self.capfd = monkeypatch, capfd
+        for made in (self.bin, self.venv, self.project):
+            made.mkdir()
+        for tool in TOOLS:
+            (self.bin / tool).symlink_to(next(p for f in os.get_exec_path() if (p := Path(f) / tool).exists()))
+        for name in FILES + JUNK:
+            self.write(name, f"# {name}\n")
+        self.write(".gitignore", "/runs/\n/outputs/\n__pycache__/\n")
+        self.scheduler("echo 17")
+        for name in [name for name in os.environ if scheduler.LEAKS.match(name)]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("HPC_RUN_DIR", "")  # so that what a run sets is taken back
+        monkeypatch.delenv("HPC_RUN_DIR")
+        monkeypatch.setenv("PATH", str(self.bin))
+        monkeypatch.setattr(sys, "prefix", str(self.venv))
+        for module in (config, rundir, snapshot):
+            monkeypatch.setattr(module, "PROJECT", self.project)
+        monkeypatch.setattr(snapshot, "distributions", lambda: [])
+        monkeypatch.chdir(folder)
+        self.complete()
+
+    def write(self, name: str, text: str) -> None:
+        (self.project / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.project / name).write_text(text)
+
+    def complete(self) -> None:
+        """As env.sh marks an environment."""
+        texts = [self.project / name for name in ("pyproject.toml", "constraints.txt")]
+        made = subprocess.run(f"cat {shlex.join(map(str, texts))} | cksum", shell=True, capture_output=True, text=True)
+        (self.venv / f".complete-{PACKAGE}").write_text(f"{made.stdout.strip()} {self.venv}")
+
+    def scheduler(self, behaviour: str) -> None:
+        for name in ("sbatch", "qsub"):
+            (self.bin / name).unlink(missing_ok=True)
+            (self.bin / name).write_text(f"#!{self.bin / 'bash'}\n{STUB}{behaviour}\n")
+            (self.bin / name).chmod(0o755)
+
+    def type(self, *arguments: str) -> int:
+        """`python submit.py ...`; its exit code. What it printed is in `out` and `err`."""
+        self.set.setattr(sys, "argv", ["submit.py", *arguments])
+        code = 0
+        try:
+            with config.refusals():
+                submit.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        self.out, self.err = self.capfd.readouterr()
+        return code
+
+    def noted(self, name: str) -> str:
+        path = self.bin / name
+        return path.read_text() if path.exists() else ""
+
+    def runs(self) -> list[Path]:
+        """Run directories, but for the old one."""
+        return [path for path in (self.project / "runs").iterdir() if path.name != "old"]
+
+    def submitted(self) -> dict:
+        return json.loads((self.runs()[0] / "submitted.json").read_text())
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Desk]:
+    umask = os.umask(0o022)
+    yield Desk(tmp_path, monkeypatch, capfd)
+    os.umask(umask)

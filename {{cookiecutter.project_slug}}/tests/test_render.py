@@ -1,0 +1,28 @@
+"""slurm/ holds what submit.py renders, whoever renders it."""
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+import submit
+from {{ cookiecutter.package_name }}.hpc import config
+
+RENEW = "the config has changed since slurm/ was written; renew it: rm slurm/*.sbatch; python submit.py --render slurm"
+
+
+def rendered(folder: Path, *overrides: str) -> dict[str, str]:
+    submit.render(folder, Namespace(overrides=list(overrides)))
+    return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+
+
+def test_the_scripts_follow_from_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "clusters.yaml").write_text("slurm: {account: mine, partition: mine}")
+    monkeypatch.setattr(config, "PERSONAL", tmp_path / "clusters.yaml")
+    kept = {path.name: path.read_text(encoding="utf-8") for path in (config.PROJECT / "slurm").glob("*.sbatch")}
+    assert rendered(tmp_path / "slurm") == kept, RENEW
+
+
+def test_an_account_is_named_if_it_is_typed(tmp_path: Path) -> None:
+    scripts = rendered(tmp_path, "cluster=slurm", "cluster.account=abc")
+    assert len(scripts) > 1 and all("#SBATCH --account=abc\n" in text for text in scripts.values())

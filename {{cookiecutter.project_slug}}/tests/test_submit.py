@@ -1,0 +1,411 @@
+"""submit.py as a person types it: what is handed over, what is written, what is refused before."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ENVIRON, PROJECT
+from desk import FILES, Desk
+from omegaconf import OmegaConf
+
+from {{ cookiecutter.package_name }}.hpc import config, job, rundir, scheduler, snapshot
+from {{ cookiecutter.package_name }}.hpc.config import PACKAGE, Refused
+
+
+def git(folder: Path, *arguments: str) -> None:
+    command = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def mode(path: Path) -> str:
+    return f"{path.stat().st_mode & 0o777:o}"
+
+
+# -- What is handed over --
+
+
+def test_a_job_is_handed_over_with_all_that_it_needs(desk: Desk, tmp_path: Path) -> None:
+    assert desk.type("cluster=slurm", "trainer=ddp_4node", "cluster.time=1:30:00", "name=first") == 0
+    (run_dir,) = desk.runs()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_first_\d+", run_dir.name)
+    assert desk.out.splitlines() == [
+        "job 17",
+        f"run directory {run_dir}",
+        f"log {run_dir}/job-17.log",
+        "asks for at most 4 nodes x 4 tasks, 01:30:00: 24 GPU-hours",
+    ]
+    assert desk.noted("sbatch.argv").splitlines() == ["--parsable", str(run_dir / "job.sh")]
+    script = desk.noted("sbatch.script")
+    assert script == (run_dir / "job.sh").read_text()
+    assert f"cd {tmp_path}\n" in script and f"export VENV={desk.venv}\n" in script
+    assert f"run_dir={shlex.quote(str(run_dir))}\n" in script and 'resume="$run_dir"' in script
+    assert OmegaConf.load(run_dir / "config.yaml").run_dir == str(run_dir)
+    noted = desk.submitted()
+    assert noted.pop("time") > 1.7e9
+    assert noted == {
+        "cluster": "slurm", "scheduler": "slurm", "name": "first", "nodes": 4, "gpus_per_node": 4, "seconds": 5400,
+        "argv": ["cluster=slurm", "trainer=ddp_4node", "cluster.time=1:30:00", "name=first"],
+        "job": "17", "jobs": ["17"], "error": None,
+    }  # fmt: skip
+
+
+def test_nobody_else_can_read_a_run_unless_that_is_wanted(desk: Desk) -> None:
+    written = ["job.sh", "config.yaml", "submitted.json", "made_by.json"]
+    assert desk.type("cluster=slurm", "run_dir=mine") == 0
+    assert mode(Path("mine")) == "700" and {mode(Path("mine") / name) for name in written} == {"600"}
+    assert "umask 077\n" in Path("mine/job.sh").read_text()
+    assert desk.type("cluster=slurm", "run_dir=ours", "group_readable=true") == 0
+    assert mode(Path("ours")) == "750" and {mode(Path("ours") / name) for name in written} == {"640"}
+    assert "umask 027\n" in Path("ours/job.sh").read_text()
+
+
+def test_parsable_is_one_line(desk: Desk) -> None:
+    desk.scheduler('echo "sbatch: the account has 5 hours left" >&2; echo "17;cluster"')
+    assert desk.type("cluster=slurm", "--parsable") == 0
+    assert desk.out == f"17 {desk.runs()[0]}\n"
+    assert "5 hours left" in desk.err  # what a site says is not swallowed
+
+
+def test_a_dry_run_writes_nothing_and_needs_no_scheduler(desk: Desk, tmp_path: Path) -> None:
+    (desk.bin / "sbatch").unlink()
+    (desk.venv / f".complete-{PACKAGE}").unlink()
+    before = sorted(tmp_path.rglob("*"))
+    for more in (["trainer=ddp"], ["seed=1,2", "--multirun"], ["run_dir=mine"]):
+        assert desk.type("cluster=slurm", "--dry-run", *more) == 0
+        assert desk.out.startswith("#!/bin/bash\n") and "#SBATCH --nodes=1\n" in desk.out
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("ends", "code"), [("exit 0", 0), ("exit 7", 7)])
+def test_wait_ends_with_the_code_of_the_job(ends: str, code: int, desk: Desk) -> None:
+    desk.scheduler(f"echo 17; sleep 0.1; {ends}")
+    assert desk.type("cluster=slurm", "--wait", "--parsable") == code
+    assert desk.noted("sbatch.argv").splitlines()[:2] == ["--parsable", "--wait"]
+    assert desk.out.startswith("17 ")
+
+
+def test_pbs_gets_a_chain_of_jobs(desk: Desk) -> None:
+    desk.scheduler('count=$(cat "$0.count" || echo 0); echo $((count + 1)) >"$0.count"; echo "$((count + 30)).server"')
+    assert desk.type("cluster=pbs", "cluster.chain=3") == 0
+    assert desk.out.startswith("job 30.server 31.server 32.server\n") and "/job-30.log\n" in desk.out
+    options = [line for line in desk.noted("qsub.argv").splitlines() if not line.endswith("job.sh")]
+    assert options == ["-W", "depend=afternotok:30.server", "-W", "depend=afternotok:31.server"]
+    assert desk.submitted()["jobs"] == ["30.server", "31.server", "32.server"]
+    assert {"job.sh", "node.sh"} <= {path.name for path in desk.runs()[0].iterdir()}
+
+
+def test_a_chain_that_breaks_off_says_what_is_queued(desk: Desk) -> None:
+    desk.scheduler('[ ! -e "$0.count" ] || { echo "qsub: too many" >&2; exit 1; }; >"$0.count"; echo 30.server')
+    assert desk.type("cluster=pbs", "cluster.chain=3") == 2
+    assert "qsub: too many (the chain ends with 30.server)" in desk.err
+    assert (desk.submitted()["job"], desk.submitted()["jobs"]) == ("30.server", ["30.server"])
+
+
+def test_what_another_job_left_in_the_shell_is_not_passed_on(desk: Desk) -> None:
+    leaked = ["SLURM_JOB_ID", "SLURM_NTASKS_PER_NODE", "SBATCH_PARTITION", "PMI_RANK", "OMPI_COMM_WORLD_RANK"]
+    leaked += ["MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "PBS_JOBID", "TORCHELASTIC_RUN_ID"]
+    kept = ["SLURM_CONF", "PBS_CONF_FILE", "MASTERS", "RANKING", "MODULEPATH"]
+    for name in leaked + kept:
+        desk.set.setenv(name, "1")
+    assert desk.type("cluster=slurm", "run_dir=mine") == 0
+    passed = {line.partition("=")[0] for line in desk.noted("sbatch.env").splitlines()}
+    assert passed.isdisjoint({*leaked, "HPC_RUN_DIR"}) and passed.issuperset(kept)
+    assert desk.noted("sbatch.stdin") == ""
+
+
+def test_paths_count_from_where_submit_is_called(desk: Desk, tmp_path: Path) -> None:
+    (tmp_path / "else where").mkdir()
+    desk.set.chdir(tmp_path / "else where")
+    assert desk.type("cluster=slurm", "run_dir=../mine", "--parsable") == 0
+    run_dir = Path(desk.out.split(" ", 1)[1].strip())
+    assert run_dir.resolve() == tmp_path / "mine" and run_dir.is_absolute()
+    assert f"cd '{tmp_path / 'else where'}'\n" in (run_dir / "job.sh").read_text()
+
+
+def test_a_container_needs_no_environment(desk: Desk) -> None:
+    (desk.venv / f".complete-{PACKAGE}").unlink()
+    assert desk.type("cluster=slurm", "cluster.container=apptainer exec my.sif", "--parsable") == 0
+    assert "VENV" not in desk.noted("sbatch.script")
+
+
+# -- When it is not taken --
+
+
+def test_a_scheduler_that_refuses_is_quoted(desk: Desk) -> None:
+    desk.scheduler('echo "sbatch: error: invalid account" >&2; exit 1')
+    assert desk.type("cluster=slurm") == 2
+    assert "sbatch: error: invalid account (nothing is queued)" in desk.err and desk.out == ""
+    noted = desk.submitted()
+    assert noted["job"] is None and "not submitted: sbatch: error: invalid account" in noted["error"]
+
+
+def test_a_scheduler_that_says_nothing_is_not_believed(desk: Desk) -> None:
+    desk.scheduler("exit 3")
+    assert desk.type("cluster=slurm") == 2 and "exit code 3, no message" in desk.err
+
+
+def test_no_scheduler_here(desk: Desk) -> None:
+    (desk.bin / "sbatch").unlink()
+    assert desk.type("cluster=slurm") == 2
+    assert "login node" in desk.err and desk.runs() == []
+
+
+def test_waiting_for_the_scheduler_is_announced(desk: Desk) -> None:
+    desk.set.setattr(scheduler, "SLOW", 0.05)
+    desk.scheduler("sleep 0.5; echo 17")
+    assert desk.type("cluster=slurm", "--parsable") == 0
+    assert desk.err == "waiting for sbatch to answer ...\n" and desk.out.startswith("17 ")
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["cluster=local"], "no scheduler"),
+        (["cluster=juwels_booster"], "cluster.account=<account>"),
+        (["cluster=slurm", "trainer.num_nodes=0"], "at least 1"),
+        (["cluster=slurm", "+trainer.max_epoch=2"], "trainer.max_epochs"),
+        (["cluster=slurm", "model.optimizer.lr=fast"], "float"),
+        (["cluster=slurm", "cluster.time=2:30"], "2:30:00 (hours)"),
+        (["cluster=slurm", "ckpt=/nowhere"], "no such file"),
+        (["cluster=pbs", "cluster.chain=2", "--wait"], "chain"),
+        (["cluster=slurm", "--at-once", "2"], "--multirun"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_written(typed: list[str], words: str, desk: Desk) -> None:
+    assert desk.type(*typed) == 2
+    assert desk.err.startswith("refused: ") and words in desk.err
+    assert desk.runs() == [] and desk.noted("sbatch.argv") == desk.noted("qsub.argv") == ""
+
+
+def test_an_environment_that_is_not_complete_is_refused(desk: Desk) -> None:
+    desk.write("constraints.txt", "torch==9\n")
+    assert desk.type("cluster=slurm") == 2 and "source env.sh" in desk.err
+    desk.complete()
+    assert desk.type("cluster=slurm") == 0
+    (desk.venv / f".complete-{PACKAGE}").unlink()
+    assert desk.type("cluster=slurm") == 2 and "source env.sh" in desk.err
+
+
+def test_a_directory_that_holds_a_run_is_not_used_again(desk: Desk) -> None:
+    assert desk.type("cluster=slurm", "run_dir=mine") == 0
+    before = Path("mine/job.sh").read_text()
+    assert desk.type("cluster=slurm", "run_dir=mine", "seed=2") == 2
+    assert "submit.py resume=" in desk.err and Path("mine/job.sh").read_text() == before
+
+
+# -- Going on --
+
+
+def test_resume_hands_the_same_script_over_again(desk: Desk) -> None:
+    assert desk.type("cluster=slurm", "run_dir=mine", "seed=5") == 0
+    desk.write("configs/train.yaml", "changed: since\n")
+    desk.write("constraints.txt", "torch==9\n")  # not what the run's own code asks for
+    desk.scheduler("echo 18")
+    assert desk.type("resume=mine", "--parsable") == 0
+    assert desk.out == f"18 {Path('mine').absolute()}\n"
+    assert json.loads(Path("mine/submitted.json").read_text())["job"] == "18"
+    assert Path("mine/code/configs/train.yaml").read_text() == "# configs/train.yaml\n"
+    desk.scheduler("exit 1")
+    assert desk.type("resume=mine", "--dry-run") == 0 and desk.out == Path("mine/job.sh").read_text()
+
+
+def test_what_cannot_go_on_is_refused(desk: Desk) -> None:
+    assert desk.type("cluster=slurm", "run_dir=mine") == 0
+    for typed, words in {
+        ("resume=mine", "seed=3"): "resume=mine alone",
+        ("resume=nowhere",): "not the config of a run",
+        ("resume=mine", "resume=mine"): "resume=mine alone",
+    }.items():
+        assert desk.type(*typed) == 2
+        assert words in desk.err
+    frozen = Path("mine/config.yaml").read_text()
+    for text, words in {
+        "a: [": "not the config of a run",
+        "- a": "not the config of a run",
+        "": "refused: ",
+        "a: 1": "refused: ",
+        frozen.replace("scheduler: slurm", "scheduler: null"): "no scheduler",
+    }.items():
+        Path("mine/config.yaml").write_text(text)
+        assert desk.type("resume=mine") == 2, text
+        assert desk.err.startswith("refused: ") and words in desk.err
+    Path("mine/config.yaml").write_text(frozen)
+    Path("mine/job.sh").unlink()  # a run of train.py
+    assert desk.type("resume=mine") == 2 and "train.py resume=" in desk.err
+
+
+def test_secrets_of_the_environment_are_not_written_down(desk: Desk) -> None:
+    desk.set.setenv("SECRET", "hush")
+    cfg = config.compose_overrides(["cluster=slurm"])
+    words = {"A": "${oc.env:SECRET}", "B": "${oc.env:NO,null}", "C": '${oc.env:NO,"a, b"}', "D": "${oc.env:SECRET}/x"}
+    cfg.cluster.env = words | {"E": "${oc.env:NO,${oc.env:SECRET}}", "F": "${oc.env:NO,''}", "G": "${name}"}
+    Path("run").mkdir()
+    text = config.frozen(cfg)
+    assert "hush" not in text and "${oc.env:SECRET}" in text
+    Path("run/config.yaml").write_text(text)
+    read = {"A": "hush", "B": None, "C": "a, b", "D": "hush/x", "E": "hush", "F": "", "G": "digits"}
+    assert config.load(Path("run")).cluster.env == read
+    assert cfg.cluster.env.A == "hush"  # the resolver is as it was
+
+
+# -- The snapshot --
+
+
+def copied(run_dir: Path) -> list[str]:
+    return sorted(str(path.relative_to(run_dir / "code")) for path in (run_dir / "code").rglob("*") if path.is_file())
+
+
+def test_the_snapshot_is_what_git_would_commit(desk: Desk) -> None:
+    git(desk.project, "init", "-q")
+    git(desk.project, "add", "train.py")
+    git(desk.project, "commit", "-qm", "one")
+    desk.write("train.py", "# changed\n")
+    desk.write("größe 1.py", "")
+    assert desk.type("cluster=slurm", "run_dir=mine") == 0
+    assert copied(Path("mine")) == sorted([*FILES, ".gitignore", "größe 1.py"])
+    assert Path("mine/code/train.py").read_text() == "# changed\n"
+    assert "+# changed" in Path("mine/code.diff").read_text()
+    assert len(json.loads(Path("mine/made_by.json").read_text())["commit"]) == 40
+
+
+def test_without_git_the_snapshot_leaves_out_what_is_no_code(desk: Desk) -> None:
+    assert desk.type("cluster=slurm", "run_dir=mine") == 0
+    assert copied(Path("mine")) == sorted(FILES)
+    assert json.loads(Path("mine/made_by.json").read_text())["commit"] is None and not Path("mine/code.diff").exists()
+
+
+def test_a_repository_above_that_ignores_the_project_is_not_asked(desk: Desk, tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_text("*\n")  # a home directory under version control
+    git(tmp_path, "init", "-q")
+    assert desk.type("cluster=slurm", "run_dir=mine") == 0
+    assert copied(Path("mine")) == sorted(FILES)
+
+
+def test_only_committed_code_where_that_is_the_rule(desk: Desk, tmp_path: Path) -> None:
+    assert desk.type("cluster=slurm", "dirty_tree=refuse") == 2 and "git does not know" in desk.err
+    git(tmp_path, "init", "-q")  # of several projects
+    git(tmp_path, "add", "my project")
+    git(tmp_path, "commit", "-qm", "one")
+    (tmp_path / "another project").write_text("")
+    assert desk.type("cluster=slurm", "dirty_tree=refuse") == 0, desk.err
+    desk.write("train.py", "# changed\n")
+    assert len(desk.runs()) == 1
+    assert desk.type("cluster=slurm", "dirty_tree=refuse") == 2
+    assert "train.py" in desk.err and "git commit" in desk.err and len(desk.runs()) == 1
+
+
+def test_data_beside_the_code_are_not_copied_into_every_run(desk: Desk) -> None:
+    desk.set.setattr(snapshot, "MOST", 1000)
+    desk.write("data/huge.bin", "x" * 2000)
+    assert desk.type("cluster=slurm") == 2
+    assert "data/huge.bin" in desk.err and ".gitignore" in desk.err and desk.runs() == []
+
+
+def test_the_shipped_project_is_copied_whole() -> None:
+    names = set(snapshot.files())
+    assert {"train.py", "submit.py", "env.sh", "configs/cluster/base.yaml", f"src/{PACKAGE}/hpc/job.py"} <= names
+    assert not any(name.startswith(("runs/", ".git/", ".venv/")) or "__pycache__" in name for name in names)
+
+
+# -- This user's own values --
+
+
+@pytest.fixture
+def personal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(config, "PERSONAL", tmp_path / "clusters.yaml")
+    return tmp_path / "clusters.yaml"
+
+
+def test_values_of_the_user_are_taken_unless_others_are_typed(personal: Path) -> None:
+    personal.write_text('juwels_booster: {account: mine, time: "2:00:00", env: {A: "1"}}\nlumi_g: {account: other}\n')
+    cluster = config.compose_overrides(["cluster=juwels_booster"]).cluster
+    assert (cluster.account, cluster.time, cluster.partition, cluster.env) == ("mine", "2:00:00", "booster", {"A": "1"})
+    for typed in ("cluster.account=typed", "++cluster.account=typed"):
+        cluster = config.compose_overrides(["cluster=juwels_booster", typed]).cluster
+        assert (cluster.account, cluster.time) == ("typed", "2:00:00")
+    assert config.compose_overrides(["cluster=slurm"]).cluster.account != "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("slurm: {acount: x}", "account=..."),
+        ("slurm: {account: [", "YAML"),
+        ("- slurm", "YAML"),
+        ("slurm: proj", "YAML"),
+        ("slurm: [proj]", "YAML"),
+        ("slurm: {account: 0123}", "quote it"),
+        ("slurm: {time: 1:30:00}", "quote it"),
+    ],
+)
+def test_mistakes_in_the_users_file_are_refused(text: str, words: str, personal: Path) -> None:
+    from {{ cookiecutter.package_name }}.hpc import preflight
+
+    personal.write_text(text)
+    with pytest.raises(Refused) as caught:
+        preflight.rules(config.compose_overrides(["cluster=slurm"]))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "other: {account: x}", "slurm:\n", "slurm: {}"])
+def test_a_users_file_may_say_nothing(text: str, personal: Path) -> None:
+    personal.write_text(text)
+    assert config.compose_overrides(["cluster=slurm"]).cluster.name == "slurm"
+
+
+# -- The run directory --
+
+
+def test_attempts_and_the_verdict_are_noted(tmp_path: Path) -> None:
+    assert rundir.start(tmp_path, {"SLURM_JOB_ID": "17"}, hosts=["n1"]) == 1
+    with (tmp_path / "attempts.jsonl").open("a") as stream:
+        stream.write('{"event": "st')  # cut off by a crash
+        stream.write("\n")
+    rundir.end(tmp_path, 1, 500, "continue", {"test/loss": 0.5})
+    assert (tmp_path / "verdict").read_text() == "attempt 1\nstep 500\noutcome continue\n"
+    assert rundir.start(tmp_path, {}) == 2
+    assert not (tmp_path / "verdict").exists()
+    first, end, second = rundir.events(tmp_path)
+    assert (first["job"], first["hosts"], second["job"]) == ("17", ["n1"], None)
+    assert (end["outcome"], end["step"], end["metrics"]) == ("continue", 500, {"test/loss": 0.5})
+
+
+def test_what_a_rank_raises_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(ValueError), rundir.errors(tmp_path, 3):
+        raise ValueError("first\nsecond")
+    lines = (tmp_path / "errors" / "rank-3.txt").read_text().splitlines()
+    assert re.fullmatch(r"[\d.]+ ValueError: first", lines[0]) and "Traceback" in lines[1]
+
+
+# -- As it is typed --
+
+PROBE = """
+import json, runpy, sys
+sys.argv = json.loads(sys.argv[1])
+code = 0
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except SystemExit as end:
+    code = end.code
+print(json.dumps([code, [m for m in ("torch", "lightning", "deepspeed", "numpy") if m in sys.modules]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "code"), [(["cluster=slurm", "trainer=ddp_4node", "--dry-run"], 0), (["trainer=dpp"], 2)]
+)  # fmt: skip
+def test_answers_without_importing_torch(typed: list[str], code: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROBE, json.dumps([str(PROJECT / "submit.py"), *typed])]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRON, capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stdout.splitlines()[-1]) == [code, []], done.stderr
+    assert "Traceback" not in done.stderr and list(tmp_path.iterdir()) == []
+    assert ("#SBATCH --nodes=4\n" in done.stdout) is (code == 0)
+
+
+def test_the_job_is_a_plain_value() -> None:
+    cfg = config.compose_overrides(["cluster=slurm", "trainer=ddp"])
+    assert job.of(cfg) == job.of(cfg)
