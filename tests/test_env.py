@@ -34,6 +34,7 @@ class Place:
         self.project.mkdir()
         for name in ("env.sh", "pyproject.toml", "constraints.txt"):
             shutil.copy(baked / name, self.project)
+        shutil.copytree(baked / "configs" / "cluster", self.project / "configs" / "cluster")
         self.venv = folder / "an environment"
         self.log = folder / "log"
         self.stub = folder / "python"
@@ -184,3 +185,36 @@ def test_run_instead_of_sourced_says_so(place):
     for shell in ("bash", "sh"):
         code, _, err = place.bash(f'{shell} "$ENV"')
         assert code == 1 and "source env.sh" in err and not place.log.exists()
+
+
+def test_setup_of_every_cluster_is_read_as_its_file_says(project):
+    """env.sh reads it without Python; what it reads is what the job script says."""
+    from omegaconf import OmegaConf
+
+    some = 0
+    for path in (project / "configs" / "cluster").glob("*.yaml"):
+        text = (project / "env.sh").read_text()
+        function = text[text.index("_env_setup()") : text.index("\n}\n", text.index("_env_setup()")) + 3]
+        command = ["bash", "-c", f'{function}_env_setup "$1"', "bash", str(path)]
+        read = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        assert read == list(OmegaConf.load(path).get("setup") or []), path.name
+        some += len(read)
+    assert some > 5
+
+
+def test_modules_of_the_cluster_come_first(place):
+    (place.project / "configs" / "cluster" / "mine.yaml").write_text("name: mine\nsetup:\n  - export LOADED=yes  # why\n")
+    code, out, err = place.bash('source "$ENV" && echo "$LOADED"', CLUSTER="mine")
+    assert (code, out.strip()) == (0, "yes"), err
+    assert place.bash('source "$ENV" && echo "[${LOADED:-}]"', CLUSTER="")[1].strip() == "[]"
+    code, _, err = place.bash('source "$ENV"', CLUSTER="nowhere")
+    assert code == 1 and "CLUSTER=nowhere is no file" in err
+    (place.project / "configs" / "cluster" / "mine.yaml").write_text("setup:\n  - no_such_command --x\n")
+    code, _, err = place.bash('source "$ENV"', CLUSTER="mine")
+    assert code == 1 and "failed, from configs/cluster/mine.yaml: no_such_command --x" in err
+
+
+def test_a_job_installs_nothing(place):
+    code, _, err = place.bash('source "$ENV"', SLURM_JOB_ID="7")
+    assert code == 1 and "a job installs nothing" in err
+    assert not place.asked("-m pip install")

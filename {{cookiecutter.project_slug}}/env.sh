@@ -1,9 +1,8 @@
 # The one definition of this project's environment:   source env.sh   (bash; people and jobs alike)
 #
-# First the modules of your machine, if it has them, for instance
-#   module purge
-#   module load python/3.12 cuda/12.8
-
+# First the modules of the machine: `setup` in configs/cluster/$CLUSTER.yaml, with CLUSTER={{ cookiecutter.cluster }} if it is not set. A job
+# has loaded them by itself and sets CLUSTER to nothing.
+#
 # Then a virtual environment: $VENV if set, else .venv beside this file. The first time it is made, with
 # ${PYTHON:-python3}, and the versions of constraints.txt are installed; afterwards nothing is installed and the network
 # is not touched, until pyproject.toml or constraints.txt changes.
@@ -21,6 +20,11 @@ with open(sys.argv[1], "rb") as file:
     project = tomllib.load(file)["project"]
 print(*project["dependencies"], *sum(project["optional-dependencies"].values(), []), sep="\n")
 '
+
+# The lines of a cluster's `setup`. Its list has one `  - line` each, for there may be no Python yet to read YAML with.
+_env_setup() {
+    awk '/^setup:/ { on = 1; next } on && /^  - / { sub(/^  - /, ""); sub(/ +#.*/, ""); print; next } { on = 0 }' "$1"
+}
 
 # A lock for file systems of all kinds: making a directory succeeds once. It names its owner, so that what a killed
 # process of this user on this machine left behind is cleared away.
@@ -88,8 +92,18 @@ _env_install() (
 )
 
 _env_main() {
-    local here venv marker checksum
+    local here venv marker checksum cluster line
     here=$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd) || return 1
+    cluster=${CLUSTER-{{ cookiecutter.cluster }}}
+    if [ -n "$cluster" ] && [ ! -r "$here/configs/cluster/$cluster.yaml" ]; then
+        _env_say "CLUSTER=$cluster is no file of $here/configs/cluster"
+        return 1
+    fi
+    while read -r line <&3; do
+        eval "$line" || { _env_say "failed, from configs/cluster/$cluster.yaml: $line"; return 1; }
+    done 3<<END
+$([ -z "$cluster" ] || _env_setup "$here/configs/cluster/$cluster.yaml")
+END
     venv=${VENV:-$here/.venv}
     case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
     # One mark per project, as projects may share an environment. It names the place, as an environment cannot be moved.
@@ -120,10 +134,10 @@ if [ -z "${BASH_VERSION:-}" ] || [ "${BASH_SOURCE[0]}" = "$0" ]; then
     return 1 2>/dev/null || exit 1
 fi
 if _env_main; then
-    unset -f _env_say _env_lock _env_install _env_main
+    unset -f _env_say _env_setup _env_lock _env_install _env_main
     unset _env_requirements
 else
-    unset -f _env_say _env_lock _env_install _env_main
+    unset -f _env_say _env_setup _env_lock _env_install _env_main
     unset _env_requirements
     return 1
 fi

@@ -176,7 +176,7 @@ def test_bash_and_shellcheck_find_nothing(tmp_path: Path) -> None:
         file.write_text(job.slurm(work), encoding="utf-8")
         subprocess.run(["bash", "-n", file], check=True)
     if shutil.which("shellcheck"):
-        # SC1091: sourced files are not here; SC2015: A && B || C; SC2016: $1 is for another shell; SC2034: for some only.
+        # SC1091: sourced files are not here; SC2015: A && B || C; SC2016: $1 of another shell; SC2034: used by some.
         check = ["shellcheck", "--exclude=SC1090,SC1091,SC2015,SC2016,SC2034", *files]
         found = subprocess.run(check, capture_output=True, text=True)
         assert found.returncode == 0, found.stdout

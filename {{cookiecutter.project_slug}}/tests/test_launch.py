@@ -79,9 +79,9 @@ def test_the_number_of_the_job(environ: dict, number: str) -> None:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network of four names."""
-    known = {"n08": {"10.0.0.8"}, "n08i": {"10.1.0.8"}, "10.1.0.8": {"10.1.0.8"}, "n09": {"10.0.0.9"}}
-    known["localhost"] = {"127.0.0.1"}
+    """A network in which the first node knows itself by a loopback address, too, as Debian has it."""
+    known = {"n08": {"10.0.0.8", "127.0.1.1"}, "n08i": {"10.1.0.8"}, "10.1.0.8": {"10.1.0.8"}, "n09": {"10.0.0.9"}}
+    known |= {"localhost": {"127.0.0.1"}, "127.0.1.1": {"127.0.1.1"}}
     monkeypatch.setattr(launch, "_addresses", lambda host: known.get(host, set()))
 
 
@@ -113,7 +113,7 @@ def test_an_address_of_the_first_node_is_accepted(asked: str, address: str, name
     assert settled(SRUN, "i", MASTER_ADDR=asked)["MASTER_ADDR"] == address
 
 
-@pytest.mark.parametrize("asked", ["n09", "localhost", "127.0.0.1", "unheard.of"])
+@pytest.mark.parametrize("asked", ["n09", "localhost", "127.0.1.1", "unheard.of"])
 def test_an_address_that_leads_elsewhere_is_refused(asked: str, names: None) -> None:
     with pytest.raises(Refused) as caught:
         settled(SRUN, "i", MASTER_ADDR=asked)

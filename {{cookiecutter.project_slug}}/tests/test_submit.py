@@ -1,6 +1,7 @@
 """submit.py as a person types it: what is handed over, what is written, what is refused before."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -114,6 +115,18 @@ def test_what_another_job_left_in_the_shell_is_not_passed_on(desk: Desk) -> None
     assert desk.type("cluster=slurm", "run_dir=mine") == 0
     passed = {line.partition("=")[0] for line in desk.noted("sbatch.env").splitlines()}
     assert passed.isdisjoint({*leaked, "HPC_RUN_DIR"}) and passed.issuperset(kept)
+
+
+def test_the_scheduler_does_not_read_what_is_typed(desk: Desk, tmp_path: Path) -> None:
+    (tmp_path / "typed").write_text("echo next command\n")
+    before = os.dup(0)
+    with (tmp_path / "typed").open() as typed:
+        os.dup2(typed.fileno(), 0)
+    try:
+        assert desk.type("cluster=slurm", "run_dir=mine") == 0
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
     assert desk.noted("sbatch.stdin") == ""
 
 

@@ -52,7 +52,7 @@ class Refused(Exception):
 
 @contextmanager
 def refusals(speaks: bool = True) -> Iterator[None]:
-    """Print a refusal on stderr and leave with exit code 2, without a traceback. Of ranks that all know it, one speaks."""
+    """Print a refusal on stderr and leave with exit code 2, no traceback. Of ranks that all know it, one speaks."""
     try:
         yield
     except Refused as refused:
@@ -119,7 +119,7 @@ def resumes(overrides: Sequence[str]) -> Path | None:
     """
     found = [word.partition("=")[2] for word in overrides if word.startswith("resume=")]
     if found and len(overrides) > 1:
-        other = next(word for word in overrides if not word.startswith("resume="))
+        other = next((word for word in overrides if not word.startswith("resume=")), overrides[1])
         raise Refused(other, None, "a run goes on with the config it was started with", f"resume={found[0]} alone")
     return Path(found[0]).expanduser().absolute() if found else None
 
@@ -135,7 +135,7 @@ def compose_overrides(overrides: Sequence[str], personal: bool = True) -> DictCo
         raise Refused(error.full_key or "config", None, str(error).splitlines()[0], "see --cfg job") from None
     except HydraException as error:
         _explain(error, overrides)
-    typed_here = {override.partition("=")[0] for override in overrides}
+    typed_here = {override.partition("=")[0].lstrip("+") for override in overrides}
     for key, value in _personal(str(cfg.cluster.name)).items() if personal else ():
         if key not in cfg.cluster:
             raise Refused(f"{PERSONAL}: {key}", None, "is no key of configs/cluster", meant(key, map(str, cfg.cluster)))
@@ -145,13 +145,19 @@ def compose_overrides(overrides: Sequence[str], personal: bool = True) -> DictCo
 
 
 def frozen(cfg: DictConfig) -> str:
-    """The config as YAML, resolved, except that what comes from the environment stays a reference: it may be a secret."""
+    """The config as YAML, resolved, but what comes from the environment stays a reference: it may be a secret."""
     environment = OmegaConf.register_new_resolver
-    environment("oc.env", lambda *names: f"${{oc.env:{','.join(map(str, names))}}}", replace=True)
+    environment("oc.env", _reference, replace=True)
     try:
         return OmegaConf.to_yaml(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)))
     finally:
         environment("oc.env", env, replace=True)
+
+
+def _reference(name: str, *default: str | None) -> str:
+    """`${oc.env:NAME,default}` as it was written, more or less."""
+    words = [name, *("null" if word is None else f"'{_quoted(str(word))}'" for word in default)]
+    return f"${{oc.env:{','.join(words)}}}"
 
 
 def load(run_dir: Path) -> DictConfig:
@@ -192,6 +198,7 @@ def typed(schema: type[T], node: DictConfig, name: str, *, only_ours: bool = Fal
             rule = f"{name or 'the config'} has the keys {', '.join(known)}"
             raise Refused(_dotted(name, key), None, rule, meant(key, known, name))
     values: dict[str, Any] = {}
+    blank = OmegaConf.structured(schema)
     for key, kind in known.items():
         if key not in node:
             continue
@@ -200,13 +207,14 @@ def typed(schema: type[T], node: DictConfig, name: str, *, only_ours: bool = Fal
             rule = f"is a word, and YAML reads it as {value!r} (no, 0123 and 1:30:00 are no words to it)"
             raise Refused(_dotted(name, key), None, rule, f'quote it: {key}: "..."')
         try:
-            values[key] = OmegaConf.select(OmegaConf.merge(OmegaConf.structured(schema), {key: value}), key)
+            blank[key] = value
+            values[key] = blank[key]
         except OmegaConfBaseException:
             kind = getattr(kind, "__name__", str(kind))
             raise Refused(_dotted(name, key), value, f"is of type {kind}", f"{_dotted(name, key)}=<{kind}>") from None
     for field in fields(schema):  # type: ignore[arg-type]
         if field.default is MISSING and field.name not in values:
-            raise Refused(_dotted(name, field.name), None, f"{name} has to say it", f"{field.name}: ... in its file")
+            raise Refused(_dotted(name, field.name), None, f"{name or 'the config'} has to say it", f"{field.name}: ... in its file")
     return schema(**values)
 
 
@@ -253,7 +261,7 @@ def _personal(cluster: str) -> dict[str, Any]:
     if not PERSONAL.is_file():
         return {}
     try:
-        return OmegaConf.to_container(OmegaConf.load(PERSONAL)).get(cluster) or {}  # type: ignore[union-attr]
+        return dict((OmegaConf.to_container(OmegaConf.load(PERSONAL)).get(cluster) or {}).items())  # type: ignore
     except (OSError, YAMLError, OmegaConfBaseException, AttributeError, UnicodeDecodeError) as error:
         rule = f"is YAML, cluster names with keys of configs/cluster: {str(error).splitlines()[0]}"
         raise Refused(str(PERSONAL), None, rule, f"{cluster}: {{account: ...}}") from None
@@ -278,6 +286,9 @@ def _explain(error: HydraException, overrides: Sequence[str]) -> NoReturn:
         choices = groups().get(group, [])
         fix = nearest(choice, choices, "one of them")
         raise Refused(group or choice, choice, f"is one of {', '.join(choices)}", f"{group}={fix}") from None
+    if found := re.search(r"Ambiguous value for argument '([^']*)'", text):
+        rule = "names several values: of several runs, or of one list"
+        raise Refused(found.group(1), None, rule, "python submit.py --multirun ..., or key=[a,b]") from None
     if found := re.search(r"Could not override '([^']+)'", text):
         key = found.group(1)
         known = list(flat(compose_overrides([]))) + list(groups())

@@ -27,6 +27,11 @@ class DeepSpeed(DeepSpeedStrategy):
             return super().setup_environment()
         # DeepSpeed reads this when it is first asked for its accelerator, and would otherwise look for a GPU.
         os.environ["DS_ACCELERATOR"] = "cpu"
+        import deepspeed.ops
+
+        # Its all-reduce through shared memory would be compiled at first use, and a job killed meanwhile would leave a
+        # lock that hangs all later ones. gloo does as well.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         # DeepSpeed wants an index on each device; Lightning's CPU devices have none.
         self.parallel_devices = [torch.device("cpu", i) for i in range(self.num_processes)]
         return super(DeepSpeedStrategy, self).setup_environment()

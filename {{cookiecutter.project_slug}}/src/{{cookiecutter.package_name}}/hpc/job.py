@@ -204,7 +204,9 @@ def _places(job: Job) -> list[str]:
     elif job.run_dir:
         lines += [f"run_dir={_quote(job.run_dir)}"]
     else:
-        lines += [f"export HPC_RUN_DIR=$PWD/runs/{job.name}_$SLURM_JOB_ID  # the same for every rank and after a requeue"]
+        lines += [
+            f"export HPC_RUN_DIR=$PWD/runs/{job.name}_$SLURM_JOB_ID  # the same for every rank and after a requeue"
+        ]
         return [*lines, "run_dir=$HPC_RUN_DIR", ""]
     return [*lines, "code=$run_dir/code  # as it was when this was submitted", ""]
 
@@ -254,7 +256,7 @@ def _end(job: Job) -> list[str]:
         "case $(sed -n 's/^outcome //p' \"$run_dir/verdict\" 2>/dev/null) in",
         "finished) exit 0 ;;",
         f'continue) scontrol requeue "{"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if job.members else "$SLURM_JOB_ID"}" && exit 0 ;;',
-        'esac',
+        "esac",
         'echo "job $SLURM_JOB_ID: failed (exit code $status); what was asked and why: above and in $run_dir" >&2',
         "exit $((status ? status : 1))",
     ]

@@ -50,10 +50,10 @@ class Place:
 def place(environ: Mapping[str, str]) -> Place:
     """Read the launcher's variables. torchrun and mpiexec are asked before srun, which may have started them."""
     for launcher, names in LAUNCHERS.items():
-        if all(environ.get(name, "").isdigit() for name in names):
-            if launcher != "torchrun" or "TORCHELASTIC_RUN_ID" in environ:
-                rank, size, local_rank, local_size = (int(environ[name]) for name in names)
-                return Place(launcher, rank, size, local_rank, local_size, environ.get("MASTER_ADDR", ""))
+        told = all(environ.get(name, "").isdigit() for name in names)
+        if told and (launcher != "torchrun" or "TORCHELASTIC_RUN_ID" in environ):
+            rank, size, local_rank, local_size = (int(environ[name]) for name in names)
+            return Place(launcher, rank, size, local_rank, local_size, environ.get("MASTER_ADDR", ""))
     if "SLURM_STEP_ID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "").isdigit():
         return _srun(environ)
     # Lightning's own children and processes that were placed by hand: only a message wants to know the rank.
@@ -96,16 +96,18 @@ def settle(place: Place, suffix: str, environ: MutableMapping[str, str]) -> None
         environ.setdefault("MASTER_PORT", str(10000 + zlib.crc32(key.encode()) % 20000))
     else:
         die_with_parent()
-    environ |= {
-        "RANK": str(place.rank),
-        "WORLD_SIZE": str(place.world_size),
-        "LOCAL_RANK": str(place.local_rank),
-        "LOCAL_WORLD_SIZE": str(place.local_world_size),
-        "GROUP_RANK": str(place.node_rank),
-        "NODE_RANK": str(place.node_rank),
-        # Rank 0's store is there from `meet` on, and whatever comes later connects to it.
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
+    environ.update(
+        {
+            "RANK": str(place.rank),
+            "WORLD_SIZE": str(place.world_size),
+            "LOCAL_RANK": str(place.local_rank),
+            "LOCAL_WORLD_SIZE": str(place.local_world_size),
+            "GROUP_RANK": str(place.node_rank),
+            "NODE_RANK": str(place.node_rank),
+            # Rank 0's store is there from `meet` on, and whatever comes later connects to it.
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+    )
 
 
 def die_with_parent() -> None:
@@ -120,7 +122,7 @@ def meet(place: Place, environ: Mapping[str, str], seconds: float) -> Any:
     Raises:
         Refused: rank 0 is not reached within `seconds`, or its port is taken.
     """
-    from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCPStore
+    from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCPStore  # pyright: ignore
 
     host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
     serves = place.rank == 0 and place.launcher != "torchrun"

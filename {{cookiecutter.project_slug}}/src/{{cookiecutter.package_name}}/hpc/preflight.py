@@ -30,7 +30,6 @@ def check(cfg: DictConfig) -> None:
     """
     rules(cfg)
     files(cfg)
-    _bind_targets(cfg)
 
 
 def rules(cfg: DictConfig) -> None:
@@ -93,7 +92,7 @@ def _run_rules(run: Run) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", name) or name in ("bash", "interactive"):
         # It names files, and the job; schedulers take no more, and Lightning treats jobs called bash as no jobs.
         other = re.sub(r"[^A-Za-z0-9._+-]+", "_", name).strip("._+-")
-        rule = "is letters, digits and . _ + - and begins with a letter or digit, up to 100 (nor is it bash or interactive)"
+        rule = "is up to 100 letters, digits and . _ + -, a letter or digit first (and not bash or interactive)"
         raise Refused("name", repr(name), rule, f"name={other if other not in ('', name) else 'my_run'}"[:100])
     _one_of("dirty_tree", run.dirty_tree, ["snapshot", "refuse"])
     if run.run_dir and re.search(r"[\x00-\x1f]", run.run_dir):
@@ -129,7 +128,7 @@ def _cluster_rules(cluster: Cluster, trainer: Trainer, cfg: DictConfig) -> None:
 
 
 def files(cfg: DictConfig) -> None:
-    """What the config points at is there and can be used, on the machine that asks. Fills in what data say of themselves.
+    """What the config points at is there and can be used, seen from here. Fills in what data say of themselves.
 
     Raises:
         Refused: the first thing that is not.
@@ -137,6 +136,7 @@ def files(cfg: DictConfig) -> None:
     if cfg.ckpt and not Path(cfg.ckpt).expanduser().exists():
         raise Refused("ckpt", cfg.ckpt, "there is no such file or folder", "ckpt=<checkpoint of a run>")
     _ask_nodes(cfg, cfg)
+    _bind_targets(cfg)
 
 
 def _trainer_rules(trainer: Trainer, cluster: Cluster) -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment, TorchElasticEnvironment
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
@@ -42,10 +44,10 @@ def begin(trainer: L.Trainer, cfg: DictConfig, launcher: str, hosts: list[str]) 
     )
 
 
-def finish(trainer: L.Trainer, cfg: DictConfig, attempt: int, metrics: dict[str, Any]) -> None:
+def finish(trainer: L.Trainer, cfg: DictConfig, attempt: int | None, metrics: dict[str, Any]) -> None:
     """All ranks have come to the end: rank 0 leaves the verdict."""
     trainer.strategy.barrier()
-    if trainer.is_global_zero:
+    if attempt is not None:  # as on rank 0
         values = {name: float(value) for name, value in metrics.items()}
         rundir.end(Path(cfg.run_dir), attempt, trainer.global_step, "finished", values)
 

@@ -77,8 +77,11 @@ def start(path: Path, environ: Mapping[str, str], **facts: Any) -> int:
 
 def end(path: Path, attempt: int, step: int, outcome: str, metrics: Mapping[str, float]) -> None:
     """Note the end of an attempt and leave the verdict, whole or not at all: `continue`, `finished` or `failed`."""
-    _note(path, {"event": "end", "attempt": attempt, "time": time.time(), "outcome": outcome, "step": step}
-          | {"metrics": dict(metrics)})
+    _note(
+        path,
+        {"event": "end", "attempt": attempt, "time": time.time(), "outcome": outcome, "step": step}
+        | {"metrics": dict(metrics)},
+    )
     aside = path / "verdict.part"
     aside.write_text(f"attempt {attempt}\nstep {step}\noutcome {outcome}\n")
     aside.replace(path / "verdict")
