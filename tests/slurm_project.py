@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,7 +159,3 @@ def wait_for(condition, seconds: float, what: str) -> None:
     while not condition():
         assert time.monotonic() < limit, f"not within {seconds} s: {what}"
         time.sleep(0.1)
-
-
-
-

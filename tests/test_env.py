@@ -203,7 +203,9 @@ def test_setup_of_every_cluster_is_read_as_its_file_says(project):
 
 
 def test_modules_of_the_cluster_come_first(place):
-    (place.project / "configs" / "cluster" / "mine.yaml").write_text("name: mine\nsetup:\n  - export LOADED=yes  # why\n")
+    (place.project / "configs" / "cluster" / "mine.yaml").write_text(
+        "name: mine\nsetup:\n  - export LOADED=yes  # why\n"
+    )
     code, out, err = place.bash('source "$ENV" && echo "$LOADED"', CLUSTER="mine")
     assert (code, out.strip()) == (0, "yes"), err
     assert place.bash('source "$ENV" && echo "[${LOADED:-}]"', CLUSTER="")[1].strip() == "[]"

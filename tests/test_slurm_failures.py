@@ -94,7 +94,12 @@ REFUSED = {
         ["SLURM_HET_SIZE=2"],
         10,
     ),
-    "F37 a sweep under srun": ("--ntasks-per-node=2", f"srun {TWO} --multirun seed=1,2", ["--multirun", "submit.py"], 10),
+    "F37 a sweep under srun": (
+        "--ntasks-per-node=2",
+        f"srun {TWO} --multirun seed=1,2",
+        ["--multirun", "submit.py"],
+        10,
+    ),
     "F38 a config of its own on each rank": (
         "--ntasks-per-node=2 --gres=gpu:2",
         f"srun {TWO} 'name=x${{oc.env:SLURM_PROCID}}'",
@@ -174,7 +179,9 @@ TRAINED = {
 def test_what_trains(desk, name):
     ended = desk.sbatch(*TRAINED[name])
     assert ended.state == "COMPLETED", ended.log
-    assert "world_size\": 2" in next((desk.project / "runs").glob(f"*{ended.record['JobId']}*/attempts.jsonl")).read_text()
+    assert (
+        'world_size": 2' in next((desk.project / "runs").glob(f"*{ended.record['JobId']}*/attempts.jsonl")).read_text()
+    )
 
 
 # --- through submit.py
@@ -182,7 +189,9 @@ def test_what_trains(desk, name):
 
 def test_a_rank_that_raises_ends_the_job(desk):
     """F20, F23: soon, as FAILED, with the first cause in a file of its own and in report.py."""
-    ended, run_dir = desk.train("trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "callbacks.witness.fault=raise")
+    ended, run_dir = desk.train(
+        "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "callbacks.witness.fault=raise"
+    )
     assert ended.state == "FAILED" and ended.exit_code, ended.log
     assert ended.seconds < 30
     assert "ValueError: what the test asked for" in (run_dir / "errors" / "rank-1.txt").read_text().splitlines()[0]
@@ -331,7 +340,10 @@ def test_in_salloc(desk):
     job, run_dir = desk.submit(*words, "cluster.options=['--hold']")
     desk.slurm.cancel(job)
     size = ["salloc", "--nodes=2", "--ntasks-per-node=1", "--gres=gpu:1", "--cpus-per-task=2"]
-    for command in (["bash", str(run_dir / "job.sh")], ["srun", "--cpus-per-task=2", sys.executable, "train.py", *words]):
+    for command in (
+        ["bash", str(run_dir / "job.sh")],
+        ["srun", "--cpus-per-task=2", sys.executable, "train.py", *words],
+    ):
         done = subprocess.run(
             [*size, *command], cwd=desk.project, env=desk.env, capture_output=True, text=True, timeout=120
         )
@@ -340,7 +352,9 @@ def test_in_salloc(desk):
 
 
 def test_a_job_script_needs_a_job(desk):
-    job, run_dir = desk.submit("cluster=test", *QUIET, "trainer=cpu", "trainer.max_steps=2", "cluster.options=['--hold']")
+    job, run_dir = desk.submit(
+        "cluster=test", *QUIET, "trainer=cpu", "trainer.max_steps=2", "cluster.options=['--hold']"
+    )
     desk.slurm.cancel(job)
     done = subprocess.run(["bash", run_dir / "job.sh"], env=desk.env, capture_output=True, text=True)
     assert done.returncode != 0 and "sbatch this file" in done.stderr

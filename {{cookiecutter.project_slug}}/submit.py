@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
 from omegaconf import DictConfig
 
-from {{ cookiecutter.package_name }}.hpc import config, job, pbs, preflight, rundir, scheduler, snapshot, sweep
+from {{ cookiecutter.package_name }}.hpc import config, job, pbs, preflight, rundir, scheduler, slurm, snapshot, sweep
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 
 
@@ -124,7 +124,7 @@ def describe(cfg: DictConfig, **places: Any) -> job.Job:
 
 
 def text(work: job.Job, cfg: DictConfig) -> str:
-    return pbs.text(work) if cfg.cluster.scheduler == "pbs" else job.slurm(work)
+    return pbs.text(work) if cfg.cluster.scheduler == "pbs" else slurm.text(work)
 
 
 def write(work: job.Job, cfg: DictConfig, folder: Path) -> None:
@@ -162,10 +162,9 @@ def render(folder: Path, asked: Namespace) -> None:
         typed = (f"trainer={preset}", *overrides)
         cfg = config.compose_overrides(["cluster.account=null", *typed], personal=False)
         preflight.rules(cfg)
-        script = pbs.text(job.of(cfg, typed)) if cfg.cluster.scheduler == "pbs" else job.slurm(job.of(cfg, typed))
-        ending = "pbs" if cfg.cluster.scheduler == "pbs" else "sbatch"
-        (folder / f"{preset}.{ending}").write_text(script, encoding="utf-8")
-        print(folder / f"{preset}.{ending}")
+        file = folder / f"{preset}.{'pbs' if cfg.cluster.scheduler == 'pbs' else 'sbatch'}"
+        file.write_text(text(job.of(cfg, typed), cfg), encoding="utf-8")
+        print(file)
 
 
 if __name__ == "__main__":

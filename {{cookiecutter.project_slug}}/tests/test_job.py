@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from {{ cookiecutter.package_name }}.hpc import config, job, preflight
+from {{ cookiecutter.package_name }}.hpc import config, job, preflight, slurm
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.job import Job
 
@@ -78,9 +78,9 @@ ASKED = {
 def test_what_is_asked_for_follows_from_trainer_and_cluster(cluster: str) -> None:
     work = on(cluster, FOUR, "trainer.num_nodes=2", "cluster.time=0:45:00")
     more = ["--time=00:45:00", "--output=/work/ana/runs/d/job-%j.log", "--open-mode=append", "--requeue"]
-    assert directives(job.slurm(work)) == ["--job-name=digits", "--nodes=2", *ASKED[cluster].split(), *more]
+    assert directives(slurm.text(work)) == ["--job-name=digits", "--nodes=2", *ASKED[cluster].split(), *more]
     srun = f"--nodes=2 --ntasks-per-node={work.tasks_per_node} --cpus-per-task={work.cores_per_task} "
-    assert srun in job.slurm(work), "srun is told again: some versions inherit not all of it"
+    assert srun in slurm.text(work), "srun is told again: some versions inherit not all of it"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_is_asked_for_follows_from_trainer_and_cluster(cluster: str) -> Non
 )
 def test_a_part_of_a_node_asks_for_its_share(cluster: str, devices: int, request_: str, memory: int | None) -> None:
     work = on(cluster, "trainer=ddp", f"trainer.devices={devices}", "data.global_batch_size=60")
-    said = directives(job.slurm(work))
+    said = directives(slurm.text(work))
     assert request_ in said and f"--ntasks-per-node={devices}" in said and "--exclusive" not in said
     assert [word for word in said if word.startswith("--mem")] == ([f"--mem={memory}G"] if memory else [])
 
@@ -102,7 +102,7 @@ def test_training_on_cpus_asks_for_no_gpu() -> None:
     for cluster in ("slurm", "juwels_booster", "lumi_g"):
         work = on(cluster, "trainer=cpu")
         assert work.gpus_per_node == 0 and not work.whole_nodes and work.gpu_hours == 0
-        assert not re.search("gpu|gres|--exclusive", " ".join(directives(job.slurm(work))))
+        assert not re.search("gpu|gres|--exclusive", " ".join(directives(slurm.text(work))))
 
 
 def test_gpu_hours() -> None:
@@ -111,43 +111,43 @@ def test_gpu_hours() -> None:
 
 @pytest.mark.parametrize("cluster", SLURM)
 def test_no_task_is_kept_from_the_gpus_of_its_node(cluster: str) -> None:
-    text = job.slurm(on(cluster, FOUR))
+    text = slurm.text(on(cluster, FOUR))
     for never in ("--ntasks=", "--gpus-per-task", "--ntasks-per-gpu", "--gpu-bind=single", "--gpu-bind=closest"):
         assert never not in text
     assert "--gpu-bind" not in " ".join(directives(text))
 
 
 def test_options_container_and_setup_of_the_cluster() -> None:
-    assert "--network=disable_rdzv_get" in directives(job.slurm(on("frontier", FOUR)))
+    assert "--network=disable_rdzv_get" in directives(slurm.text(on("frontier", FOUR)))
     work = replace(on("narval", FOUR), container="apptainer exec --nv my.sif")
-    text = job.slurm(work)
+    text = slurm.text(work)
     assert '    apptainer exec --nv my.sif python "$code/train.py" resume="$run_dir"' in text
     assert "env.sh" not in text and "VENV" not in text  # the image holds the environment
     assert text.index("module load StdEnv/2023") < text.index("srun --nodes")
-    text = job.slurm(on("narval", FOUR))
+    text = slurm.text(on("narval", FOUR))
     assert text.index("module load") < text.index("export VENV=") < text.index('source "$code/env.sh"')
 
 
 def test_an_environment_is_staged_where_that_is_wanted() -> None:
     work = on("narval", FOUR, "cluster.stage_env=true")
-    text, here = job.slurm(work), "$SLURM_TMPDIR/env-$SLURM_JOB_ID"
+    text, here = slurm.text(work), "$SLURM_TMPDIR/env-$SLURM_JOB_ID"
     assert f'tar -xf "$VENV.tar" -C "{here}"' in text and f'PATH="{here}/bin:$PATH" exec python "$@"' in text
     assert text.index("env.sh") < text.index("--ntasks-per-node=1 bash") < text.index("train.py")
     for other in (on("narval", FOUR), replace(work, container="apptainer exec my.sif", venv=None)):
-        assert "tar -x" not in job.slurm(other) and here not in job.slurm(other)
+        assert "tar -x" not in slurm.text(other) and here not in slurm.text(other)
     with pytest.raises(Refused, match="node_local"):
         on("slurm", FOUR, "cluster.stage_env=true")
 
 
 def test_an_array_has_a_job_per_member() -> None:
     work = replace(on("slurm"), run_dir=None, members=WORK / "sweep/members", num_members=16)
-    assert "--array=0-15" in directives(job.slurm(work))
-    said = directives(job.slurm(replace(work, at_once=4)))
+    assert "--array=0-15" in directives(slurm.text(work))
+    said = directives(slurm.text(replace(work, at_once=4)))
     assert "--array=0-15%4" in said and "--output=/work/ana/sweep/job-%A_%a.log" in said
 
 
 def test_a_script_for_anybody_names_its_run_after_the_job() -> None:
-    text = job.slurm(job.of(composed("cluster=slurm", FOUR), (FOUR, "cluster=slurm")))
+    text = slurm.text(job.of(composed("cluster=slurm", FOUR), (FOUR, "cluster=slurm")))
     assert f"python train.py {FOUR} cluster=slurm ||" in text
     assert "export HPC_RUN_DIR=$PWD/runs/digits_$SLURM_JOB_ID" in text and "--output=digits-%j.log" in text
 
@@ -155,7 +155,7 @@ def test_a_script_for_anybody_names_its_run_after_the_job() -> None:
 @pytest.mark.parametrize("path", ODD, ids=str)
 def test_odd_paths_reach_sbatch_and_bash_whole(path: Path) -> None:
     work = replace(on("slurm"), run_dir=path, work_dir=path, venv=path)
-    text = job.slurm(work)
+    text = slurm.text(work)
     log = next(word for word in directives(text) if word.startswith("--output="))
     assert log == f"--output={str(path).replace('%', '%%')}/job-%j.log"
     lines = [line for line in text.splitlines() if re.match(r"cd |run_dir=|code=|export VENV=", line)]
@@ -173,7 +173,7 @@ def test_bash_and_shellcheck_find_nothing(tmp_path: Path) -> None:
     works["staged"] = on("narval", "cluster.stage_env=true")
     files = [tmp_path / f"{name}.sh" for name in works]
     for file, work in zip(files, works.values(), strict=True):
-        file.write_text(job.slurm(work), encoding="utf-8")
+        file.write_text(slurm.text(work), encoding="utf-8")
         subprocess.run(["bash", "-n", file], check=True)
     if shutil.which("shellcheck"):
         # SC1091: sourced files are not here; SC2015: A && B || C; SC2016: $1 of another shell; SC2034: used by some.
@@ -205,7 +205,7 @@ class Node:
         verdict = f"printf 'attempt 1\\nstep 5\\noutcome {outcome}\\n' >{shlex.quote(str(self.run_dir))}/verdict"
         environ = {"SLURM_JOB_ID": "17", "SRUN": f"{verdict if outcome else ':'}; exit {code}"} | environ
         environ |= {"PATH": f"{self.bin}:/usr/bin:/bin"}
-        script = job.slurm(work or self.work)
+        script = slurm.text(work or self.work)
         done = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True)
         self.said = done.stdout + done.stderr
         return done.returncode

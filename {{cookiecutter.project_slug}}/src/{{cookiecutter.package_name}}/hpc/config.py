@@ -214,7 +214,12 @@ def typed(schema: type[T], node: DictConfig, name: str, *, only_ours: bool = Fal
             raise Refused(_dotted(name, key), value, f"is of type {kind}", f"{_dotted(name, key)}=<{kind}>") from None
     for field in fields(schema):  # type: ignore[arg-type]
         if field.default is MISSING and field.name not in values:
-            raise Refused(_dotted(name, field.name), None, f"{name or 'the config'} has to say it", f"{field.name}: ... in its file")
+            raise Refused(
+                _dotted(name, field.name),
+                None,
+                f"{name or 'the config'} has to say it",
+                f"{field.name}: ... in its file",
+            )
     return schema(**values)
 
 
