@@ -169,8 +169,8 @@ TRAINED = {
     "F33 torchrun": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         "export MASTER_ADDR=$(hostname)\n"
-        "srun bash -c 'exec torchrun --nnodes=2 --nproc-per-node=1 --node-rank=$SLURM_NODEID --master-addr=$MASTER_ADDR "
-        f"--master-port=23457 {TWO_NODES.removeprefix('python ')}'",
+        "srun bash -c 'exec torchrun --nnodes=2 --nproc-per-node=1 --node-rank=$SLURM_NODEID "
+        f"--master-addr=$MASTER_ADDR --master-port=23457 {TWO_NODES.removeprefix('python ')}'",
     ),
 }
 
@@ -250,7 +250,8 @@ def test_a_poisoned_shell_does_not_matter(desk):
     """F14, F15, F27: variables of another job and a wrong address stay behind; --export=NONE works too."""
     poison = {
         "MASTER_ADDR": "10.255.255.1", "MASTER_PORT": "1", "RANK": "7", "WORLD_SIZE": "9", "SLURM_NTASKS": "99",
-        "SLURM_CPU_BIND": "mask_cpu:0x1", "SLURM_NTASKS_PER_NODE": "3", "PYTHONPATH": "/nowhere", "OMP_NUM_THREADS": "77",
+        "SLURM_CPU_BIND": "mask_cpu:0x1", "SLURM_NTASKS_PER_NODE": "3", "PYTHONPATH": "/nowhere",
+        "OMP_NUM_THREADS": "77",
     }  # fmt: skip
     words = ["trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "trainer.max_steps=2"]
     job, run_dir = desk.submit("cluster=test", *QUIET, *words, "cluster.options=['--export=NONE']", **poison)

@@ -26,11 +26,9 @@ def text(job: Job) -> str:
 
 
 def _head(job: Job) -> str:
-    ranks = job.nodes * job.tasks_per_node
-    return (
-        f"#!/bin/bash\n# {job.name}: {job.nodes} node{'s' * (job.nodes > 1)} with {job.tasks_per_node} of {ranks} ranks each, "
-        f"one per device. Made by submit.py: change the config, not this."
-    )
+    nodes = f"{job.nodes} node{'s' * (job.nodes > 1)}"
+    ranks = f"{job.nodes * job.tasks_per_node} ranks, {job.tasks_per_node} on each"
+    return f"#!/bin/bash\n# {job.name}: {nodes}, {ranks}, one per device. Made by submit.py: change the config, not this."
 
 
 def _directives(job: Job) -> list[str]:
