@@ -41,9 +41,8 @@ def text(job: Job) -> str:
 
 def node_text(job: Job) -> str:
     """node.sh: runs the ranks of one node. Arguments: run directory, folder of the exit codes, address, port, job."""
-    venv = f" VENV={_quote(job.venv)}" if job.venv else ""
-    python = [f"export CLUSTER=''{venv}  # what its file sets up is done"]
-    python += ['source "$code/env.sh" || return 1']
+    python = [f"export VENV={_quote(job.venv)}"] if job.venv else []
+    python += ["CLUSTER='' source \"$code/env.sh\" || return 1  # what the cluster's file sets up is done above"]
     if job.stage_env and job.node_local and job.venv:  # one big file to read instead of many small ones
         python += [f'local here="{job.node_local}/env-$id"']
         python += ['mkdir -p "$here" && tar -xf "$VENV.tar" -C "$here" && export PATH="$here/bin:$PATH"']

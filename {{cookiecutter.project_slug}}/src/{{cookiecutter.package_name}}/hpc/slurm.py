@@ -28,7 +28,7 @@ def text(job: Job) -> str:
 def _head(job: Job) -> str:
     nodes = f"{job.nodes} node{'s' * (job.nodes > 1)}"
     ranks = f"{job.nodes * job.tasks_per_node} ranks, {job.tasks_per_node} on each"
-    return f"#!/bin/bash\n# {job.name}: {nodes}, {ranks}, one per device. Made by submit.py: change the config, not this."
+    return f"#!/bin/bash\n# {job.name}: {nodes}, {ranks}, one per device. Made by submit.py from the config."
 
 
 def _directives(job: Job) -> list[str]:
@@ -70,11 +70,8 @@ def _surroundings(job: Job) -> list[str]:
         *job.setup,
     ]
     if not job.container:
-        venv = f" VENV={_quote(job.venv)}" if job.venv else ""
-        lines += [
-            f"export CLUSTER=''{venv}  # what its file sets up is done",
-            f"source {_in_code(job, 'env.sh')}",
-        ]
+        lines += [f"export VENV={_quote(job.venv)}"] if job.venv else []
+        lines += [f"CLUSTER='' source {_in_code(job, 'env.sh')}  # what the cluster's file sets up is done above"]
     lines += ["", f"export OMP_NUM_THREADS={job.cores_per_task or 1} PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1"]
     lines += ["export MASTER_PORT=$((10000 + RANDOM % 20000))  # of this attempt; the address follows from the nodes"]
     if job.interface:
