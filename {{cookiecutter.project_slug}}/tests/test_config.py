@@ -208,3 +208,13 @@ def test_answers_without_importing_torch_and_writes_nothing(arguments: list[str]
     assert list(tmp_path.iterdir()) == []
     if code:
         assert done.stderr.startswith("refused: ") and "Traceback" not in done.stderr
+
+
+def test_a_callback_may_ask_for_the_run_directory(tmp_path: Path) -> None:
+    """It is chosen after the checks, and a path all the same."""
+    cfg = config.compose_overrides([])
+    OmegaConf.set_struct(cfg, False)
+    cfg.callbacks.mine = {"_target_": "builtins.open", "file": "${run_dir}"}
+    cfg.logger.save_dir = "${run_dir}/logs"
+    preflight.files(cfg)
+    assert cfg.run_dir is None

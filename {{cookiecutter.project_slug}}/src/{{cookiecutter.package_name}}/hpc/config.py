@@ -57,7 +57,7 @@ def refusals(speaks: bool = True) -> Iterator[None]:
         yield
     except Refused as refused:
         if speaks or refused.alone:
-            print(f"refused: {refused}", file=sys.stderr)
+            sys.stderr.write(f"refused: {refused}\n")  # at once: other ranks and srun write into the same log
         sys.exit(2)
 
 

@@ -136,7 +136,9 @@ def files(cfg: DictConfig) -> None:
     if cfg.ckpt and not Path(cfg.ckpt).expanduser().exists():
         raise Refused("ckpt", cfg.ckpt, "there is no such file or folder", "ckpt=<checkpoint of a run>")
     _ask_nodes(cfg, cfg)
-    _bind_targets(cfg)
+    whole = cfg.copy()
+    whole.run_dir = cfg.run_dir or "runs"  # chosen later, but a path
+    _bind_targets(whole)
 
 
 def _trainer_rules(trainer: Trainer, cluster: Cluster) -> None:
