@@ -21,10 +21,10 @@ import json, sys
 from pathlib import Path
 sys.path[:0] = ["src", "."]
 import submit
-from my_research.hpc import config, pbs, preflight
+from my_research.hpc import commandline, pbs, preflight
 scripts, run_dir = {}, Path("/runs/it's 100 % mine")
 for cluster, overrides in json.loads(sys.argv[1]).items():
-    cfg = config.compose_overrides([f"cluster={cluster}", "trainer=ddp_4node", *overrides])
+    cfg = commandline.compose_overrides([f"cluster={cluster}", "trainer=ddp_4node", *overrides])
     preflight.rules(cfg)
     preflight.submitting(cfg)
     works = {"job": submit.describe(cfg, run_dir=run_dir)}

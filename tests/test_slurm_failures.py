@@ -161,6 +161,7 @@ def test_a_mistake_ends_with_one_message(desk, traps, name):
 # name: options of sbatch, body; with stock Lightning each of these hangs, collides or trains apart
 TRAINED = {
     "by hand": ("--nodes=2 --ntasks-per-node=1 --gres=gpu:1", f"srun {TWO_NODES}"),
+    "F09 srun forgotten on one node": ("--ntasks-per-node=2 --gres=gpu:2 --cpus-per-task=2", TWO),
     "F15 a step on some of the nodes": (
         "--nodes=2 --ntasks-per-node=2 --gres=gpu:2",
         f"srun --nodes=1 --ntasks=2 --nodelist=n2 {TWO}",
@@ -350,6 +351,15 @@ def test_in_salloc(desk):
         )
         assert done.returncode == 0, done.stdout + done.stderr
     assert "outcome finished" in (run_dir / "verdict").read_text()
+
+
+def test_salloc_is_not_a_node(desk):
+    """F17: the shell that salloc gives is on the login node, where training is not meant."""
+    size = ["salloc", "--ntasks-per-node=2", "--gres=gpu:2"]
+    done = subprocess.run(
+        [*size, *shlex.split(TWO)], cwd=desk.project, env=desk.env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and "on none of them" in done.stderr and "srun --nodes=1" in done.stderr
 
 
 def test_a_job_script_needs_a_job(desk):

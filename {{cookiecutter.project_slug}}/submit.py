@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
 from omegaconf import DictConfig
 
-from {{ cookiecutter.package_name }}.hpc import config, job, pbs, preflight, rundir, scheduler, slurm, snapshot, sweep
+from {{ cookiecutter.package_name }}.hpc import commandline, config, job, pbs, preflight, rundir, scheduler, slurm, snapshot, sweep
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 
 
@@ -20,14 +20,14 @@ def main() -> None:
         render(Path(asked.render), asked)
     elif asked.multirun:
         submit_sweep(asked)
-    elif run_dir := config.resumes(asked.overrides):
+    elif run_dir := commandline.resumes(asked.overrides):
         submit_again(run_dir, asked)
     else:
         submit(asked)
 
 
 def arguments() -> Namespace:
-    parser = config.parser(__doc__)
+    parser = commandline.parser(__doc__)
     parser.add_argument("--dry-run", action="store_true", help="print the job script and write nothing")
     parser.add_argument("--parsable", action="store_true", help="print JOBID RUN_DIR and nothing else")
     parser.add_argument("--wait", action="store_true", help="wait for the job and exit with its exit code")
@@ -42,7 +42,7 @@ def arguments() -> Namespace:
 
 def submit_again(run_dir: Path, asked: Namespace) -> None:
     """The script that was submitted before, once more: the run goes on where it stopped."""
-    cfg = config.composed(asked)
+    cfg = commandline.composed(asked)
     preflight.rules(cfg)
     preflight.submitting(cfg)
     if not all((run_dir / name).is_file() for name in ("job.sh", "code/train.py")):
@@ -56,7 +56,7 @@ def submit_again(run_dir: Path, asked: Namespace) -> None:
 
 
 def submit(asked: Namespace) -> None:
-    cfg = checked(config.composed(asked))
+    cfg = checked(commandline.composed(asked))
     cfg.run_dir = str(rundir.choose(cfg.run_dir, cfg.name, datetime.now(), {}))
     run_dir = Path(cfg.run_dir)
     work = describe(cfg, run_dir=run_dir)
@@ -156,11 +156,11 @@ def render(folder: Path, asked: Namespace) -> None:
     """Scripts for `sbatch slurm/ddp_4node.sbatch`: no run directory, and nobody's account unless it is typed."""
     overrides = asked.overrides or ["cluster=slurm"]
     folder.mkdir(parents=True, exist_ok=True)
-    for preset in config.groups()["trainer"]:
+    for preset in commandline.groups()["trainer"]:
         if preset == "cpu":
             continue
         typed = (f"trainer={preset}", *overrides)
-        cfg = config.compose_overrides(["cluster.account=null", *typed], personal=False)
+        cfg = commandline.compose_overrides(["cluster.account=null", *typed], personal=False)
         preflight.rules(cfg)
         file = folder / f"{preset}.{'pbs' if cfg.cluster.scheduler == 'pbs' else 'sbatch'}"
         file.write_text(text(job.of(cfg, typed), cfg), encoding="utf-8")

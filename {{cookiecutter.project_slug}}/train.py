@@ -10,14 +10,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
 from omegaconf import DictConfig
 
-from {{ cookiecutter.package_name }}.hpc import config, launch, preflight, probe, rundir
+from {{ cookiecutter.package_name }}.hpc import commandline, config, launch, preflight, probe, rundir
 
 
 def main(place: launch.Place) -> None:
-    cfg = config.compose(__doc__, sys.argv[1:])
+    cfg = commandline.compose(__doc__, sys.argv[1:])
     preflight.rules(cfg)
     probe.placed(cfg, place, environ)
-    metrics = train(cfg, place, frozen=config.resumes(sys.argv[1:]) is not None)
+    metrics = train(cfg, place, frozen=commandline.resumes(sys.argv[1:]) is not None)
     if metrics:
         print(f"run directory {cfg.run_dir}")
     for name, value in metrics.items():

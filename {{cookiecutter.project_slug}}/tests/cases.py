@@ -8,13 +8,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import train
-from {{ cookiecutter.package_name }}.hpc import config, launch, preflight, rundir
+from {{ cookiecutter.package_name }}.hpc import commandline, launch, preflight, rundir
 
 
 def main(out: str, cases: dict[str, list[str]]) -> None:
     metrics = {}
     for name, overrides in cases.items():
-        cfg = config.compose_overrides(overrides)
+        cfg = commandline.compose_overrides(overrides)
         preflight.check(cfg)
         metrics[name] = train.train(cfg, launch.place(os.environ))
         os.environ.pop(rundir.CHOSEN, None)  # it was this run's

@@ -9,7 +9,7 @@ import pytest
 from conftest import ENVIRON, PROJECT
 from omegaconf import OmegaConf
 
-from {{ cookiecutter.package_name }}.hpc import config, preflight
+from {{ cookiecutter.package_name }}.hpc import commandline, config, preflight
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 
 TEXT = ["data=stdlib", "model=gpt_tiny"]
@@ -25,9 +25,9 @@ NEEDS = {
     "trainer=deepspeed": ["cluster=slurm"],
 }
 NEEDS |= {f"{trainer}_4node": ["cluster=slurm"] for trainer in ("trainer=ddp", "trainer=fsdp", "trainer=deepspeed")}
-NEEDS |= {f"model={name}": ["data=stdlib"] for name in config.groups()["model"] if name.startswith("gpt")}
+NEEDS |= {f"model={name}": ["data=stdlib"] for name in commandline.groups()["model"] if name.startswith("gpt")}
 NEEDS |= {f"model=resnet{n}": ["data=images", "data.dir={images}", "data.global_batch_size=8"] for n in (18, 50)}
-CHOICES = [f"{group}={choice}" for group, choices in config.groups().items() for choice in choices]
+CHOICES = [f"{group}={choice}" for group, choices in commandline.groups().items() for choice in choices]
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +44,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def accept(*overrides: str) -> None:
-    preflight.check(config.compose_overrides(list(overrides)))
+    preflight.check(commandline.compose_overrides(list(overrides)))
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -58,7 +58,7 @@ def test_every_choice_is_accepted(choice: str, places: dict) -> None:
 )
 def test_strategy_nodes_and_precision_go_on_top_of_any_trainer(trainer: str, strategy: str) -> None:
     more = ["trainer.num_nodes=2", "trainer.precision=bf16-true", "data.global_batch_size=64"]
-    cfg = config.compose_overrides([f"trainer={trainer}", "cluster=slurm", f"strategy={strategy}", *TEXT, *more])
+    cfg = commandline.compose_overrides([f"trainer={trainer}", "cluster=slurm", f"strategy={strategy}", *TEXT, *more])
     preflight.check(cfg)
     assert (cfg.strategy.name, cfg.trainer.num_nodes, cfg.trainer.devices) == (strategy, 2, 4)
     layout = preflight.layout(cfg)
@@ -67,7 +67,7 @@ def test_strategy_nodes_and_precision_go_on_top_of_any_trainer(trainer: str, str
 
 
 def test_deepspeed_alone_means_zero_2() -> None:
-    assert config.compose_overrides(["trainer=deepspeed"]).strategy.lightning.stage == 2
+    assert commandline.compose_overrides(["trainer=deepspeed"]).strategy.lightning.stage == 2
 
 
 # overrides → key, and words that the message must have
@@ -144,14 +144,14 @@ def test_a_mistake_in_an_experiment_file_is_refused(bad: str, tmp_path: Path, mo
 
     shutil.copytree(config.CONFIGS, tmp_path / "configs")
     (tmp_path / "configs/experiment/mine.yaml").write_text(f"# @package _global_\n{bad}\n")
-    monkeypatch.setattr(config, "CONFIGS", tmp_path / "configs")
+    monkeypatch.setattr(commandline, "CONFIGS", tmp_path / "configs")
     with pytest.raises(Refused):
         accept("experiment=mine")
 
 
 def test_an_unknown_target_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for target in ("torch.optim.AdamWW", "nowhere.at.all", "{{ cookiecutter.package_name }}.module.Nothing"):
-        cfg = config.compose_overrides([])
+        cfg = commandline.compose_overrides([])
         cfg.model.optimizer._target_ = target
         with pytest.raises(Refused, match="_target_"):
             preflight.check(cfg)
@@ -164,7 +164,7 @@ def test_deepspeed_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_resolved_config_has_no_open_reference(places: dict) -> None:
-    cfg = config.compose_overrides(
+    cfg = commandline.compose_overrides(
         ["data=images", f"data.dir={places['images']}", "model=resnet18", "data.global_batch_size=8"]
     )
     preflight.check(cfg)
@@ -212,7 +212,7 @@ def test_answers_without_importing_torch_and_writes_nothing(arguments: list[str]
 
 def test_a_callback_may_ask_for_the_run_directory(tmp_path: Path) -> None:
     """It is chosen after the checks, and a path all the same."""
-    cfg = config.compose_overrides([])
+    cfg = commandline.compose_overrides([])
     OmegaConf.set_struct(cfg, False)
     cfg.callbacks.mine = {"_target_": "builtins.open", "file": "${run_dir}"}
     cfg.logger.save_dir = "${run_dir}/logs"

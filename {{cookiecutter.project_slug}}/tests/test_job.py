@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from {{ cookiecutter.package_name }}.hpc import config, job, preflight, slurm
+from {{ cookiecutter.package_name }}.hpc import commandline, config, job, preflight, slurm
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.job import Job
 
 FOUR = "trainer=ddp_4node"
 SLURM = [
     name
-    for name in config.groups()["cluster"]
+    for name in commandline.groups()["cluster"]
     if OmegaConf.load(config.CONFIGS / "cluster" / f"{name}.yaml").get("scheduler") == "slurm"
 ]
 # What some clusters do not know themselves
@@ -34,7 +34,7 @@ ODD = [WORK / "with space", WORK / "größe", WORK / "it's", WORK / 'a "b" ; c',
 
 @cache
 def composed(*overrides: str) -> DictConfig:
-    return config.compose_overrides(list(overrides))
+    return commandline.compose_overrides(list(overrides))
 
 
 def made(*overrides: str) -> Job:
@@ -297,7 +297,7 @@ def test_other_times_are_refused(text: str, fix: str) -> None:
 def cluster_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Write configs/cluster/mine.yaml, in a copy of configs/."""
     shutil.copytree(config.CONFIGS, tmp_path / "configs")
-    monkeypatch.setattr(config, "CONFIGS", tmp_path / "configs")
+    monkeypatch.setattr(commandline, "CONFIGS", tmp_path / "configs")
 
     def write(text: str) -> None:
         path = tmp_path / "configs" / "cluster" / "mine.yaml"
@@ -310,7 +310,7 @@ def cluster_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
 def test_words_that_yaml_takes_for_something_else_are_refused(line: str, cluster_file: Callable) -> None:
     cluster_file(line)
     with pytest.raises(Refused) as caught:
-        preflight.rules(config.compose_overrides(["cluster=mine"]))
+        preflight.rules(commandline.compose_overrides(["cluster=mine"]))
     key = line.split(":")[0]
     assert caught.value.key == f"cluster.{key}" and caught.value.fix == f'quote it: {key}: "..."'
 
@@ -319,7 +319,7 @@ def test_words_that_yaml_takes_for_something_else_are_refused(line: str, cluster
 def test_fields_that_a_cluster_file_may_not_use_are_refused(line: str, cluster_file: Callable) -> None:
     cluster_file(f"gpus_per_node: 4\n{line}")
     with pytest.raises(Refused, match="gpus"):
-        job.of(config.compose_overrides(["cluster=mine", "trainer=ddp"]))
+        job.of(commandline.compose_overrides(["cluster=mine", "trainer=ddp"]))
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_fields_that_a_cluster_file_may_not_use_are_refused(line: str, cluster_f
      ("constraint", "a|b"), ("constraint", "[rack1*2&rack2]"), ("partition", "a,b")],
 )  # fmt: skip
 def test_typed_words_stay_words(key: str, value: str) -> None:
-    cfg = config.compose_overrides(["cluster=slurm", f"cluster.{key}={value}"])
+    cfg = commandline.compose_overrides(["cluster=slurm", f"cluster.{key}={value}"])
     preflight.rules(cfg)
     assert cfg.cluster[key] == value
 
@@ -346,9 +346,9 @@ def test_more_time_than_there_is_is_refused() -> None:
 )  # fmt: skip
 def test_names_that_no_scheduler_takes_are_refused(name: str, other: str) -> None:
     with pytest.raises(Refused) as caught:
-        preflight.rules(config.compose_overrides(["cluster=slurm", f"name={name}"]))
+        preflight.rules(commandline.compose_overrides(["cluster=slurm", f"name={name}"]))
     assert (caught.value.key, caught.value.fix) == ("name", f"name={other}")
-    preflight.rules(config.compose_overrides(["cluster=slurm", f"name={other if other != 'my_run' else 'ok'}"]))
+    preflight.rules(commandline.compose_overrides(["cluster=slurm", f"name={other if other != 'my_run' else 'ok'}"]))
 
 
 @pytest.mark.parametrize("value", ["a b", "a;b", "$HOME", "it's", "a\n#SBATCH", "größe"])

@@ -151,6 +151,9 @@ def cfg(nodes: int = 2, devices: int = 4, accelerator: str = "gpu", scheduler: s
     return OmegaConf.create({"trainer": trainer, "cluster": cluster})
 
 
+ON_NODE = {"SLURMD_NODENAME": "n1"}  # set by slurmd
+
+
 def placed(cfg: DictConfig, environ: dict[str, str]) -> None:
     probe.placed(cfg, launch.place(environ), environ)
 
@@ -162,8 +165,8 @@ def placed(cfg: DictConfig, environ: dict[str, str]) -> None:
         (cfg(), TORCHRUN),
         (cfg(), JOB | STEP | TORCHRUN),
         (cfg(), MPICH),
-        (cfg(nodes=1, devices=1), JOB),  # a job, and Lightning starts what else there is on its node
-        (cfg(nodes=1, devices=4), JOB),
+        (cfg(nodes=1, devices=1), JOB | ON_NODE),  # a job, and Lightning starts what else there is on its node
+        (cfg(nodes=1, devices=4), JOB | ON_NODE),
         (cfg(nodes=1, devices=1), {"PBS_JOBID": "1"}),
         (cfg(nodes=1, scheduler=None), {}),
         (cfg(nodes=1, accelerator="cpu"), {}),  # trying things on a login node
@@ -194,6 +197,7 @@ LAUNCH = "srun --nodes=2 --ntasks-per-node=4 python train.py ..."
         (cfg(), JOB | {"SLURM_HET_SIZE": "2"}, "heterogeneous", "one part"),
         (cfg(), JOB | STEP | TORCHRUN | {"SLURM_NODEID": "0"}, "node rank 1 on node 0", "$SLURM_NODEID"),
         (cfg(nodes=1), {}, "a login node?", "python submit.py"),
+        (cfg(nodes=1), JOB, "on none of them", "srun --nodes=1"),  # the shell that salloc gives
     ],
 )  # fmt: skip
 def test_a_launch_that_is_not_the_configs_is_refused(config_: DictConfig, environ: dict, rule: str, fix: str) -> None:

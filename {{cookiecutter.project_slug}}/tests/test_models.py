@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from {{ cookiecutter.package_name }}.hpc import config
+from {{ cookiecutter.package_name }}.hpc import commandline, config
 from {{ cookiecutter.package_name }}.models.gpt import GPT
 from {{ cookiecutter.package_name }}.models.resnet import ResNet
 
@@ -15,7 +15,7 @@ DATA = {
 
 def build(model: str, *overrides: str) -> torch.nn.Module:
     data = next((more for prefix, more in DATA.items() if model.startswith(prefix)), [])
-    return config.build(config.compose_overrides([f"model={model}", *data, *overrides]).model.network)
+    return config.build(commandline.compose_overrides([f"model={model}", *data, *overrides]).model.network)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import submit
-from {{ cookiecutter.package_name }}.hpc import config
+from {{ cookiecutter.package_name }}.hpc import commandline, config
 
 RENEW = "the config has changed since slurm/ was written; renew it: rm slurm/*.sbatch; python submit.py --render slurm"
 
@@ -18,7 +18,7 @@ def rendered(folder: Path, *overrides: str) -> dict[str, str]:
 
 def test_the_scripts_follow_from_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "clusters.yaml").write_text("slurm: {account: mine, partition: mine}")
-    monkeypatch.setattr(config, "PERSONAL", tmp_path / "clusters.yaml")
+    monkeypatch.setattr(commandline, "PERSONAL", tmp_path / "clusters.yaml")
     kept = {path.name: path.read_text(encoding="utf-8") for path in (config.PROJECT / "slurm").glob("*.sbatch")}
     assert rendered(tmp_path / "slurm") == kept, RENEW
 

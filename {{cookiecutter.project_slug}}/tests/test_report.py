@@ -14,7 +14,7 @@ import pytest
 from conftest import PROJECT
 from omegaconf import OmegaConf
 
-from {{ cookiecutter.package_name }}.hpc import config, job, report, rundir, scheduler, states
+from {{ cookiecutter.package_name }}.hpc import commandline, config, job, report, rundir, scheduler, states
 
 NOW = 1_800_000_000.0
 TESTED = {"test/loss": 0.7, "test/accuracy": 0.91}
@@ -47,7 +47,7 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def work() -> job.Job:
-    return job.of(config.compose_overrides(["trainer=ddp", "cluster=slurm", "trainer.num_nodes=2"]))
+    return job.of(commandline.compose_overrides(["trainer=ddp", "cluster=slurm", "trainer.num_nodes=2"]))
 
 
 def stub(commands: Path, name: str, body: str) -> None:

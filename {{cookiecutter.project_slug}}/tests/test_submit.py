@@ -13,7 +13,7 @@ from conftest import ENVIRON, PROJECT
 from desk import FILES, Desk
 from omegaconf import OmegaConf
 
-from {{ cookiecutter.package_name }}.hpc import config, job, rundir, scheduler, snapshot
+from {{ cookiecutter.package_name }}.hpc import commandline, config, job, rundir, scheduler, snapshot
 from {{ cookiecutter.package_name }}.hpc.config import PACKAGE, Refused
 
 
@@ -178,7 +178,7 @@ def test_waiting_for_the_scheduler_is_announced(desk: Desk) -> None:
     ("typed", "words"),
     [
         (["cluster=local"], "no scheduler"),
-        (["cluster=juwels_booster"], "cluster.account=<account>"),
+        (["cluster=juwels_booster", "cluster.account=null"], "cluster.account=<account>"),
         (["cluster=slurm", "trainer.num_nodes=0"], "at least 1"),
         (["cluster=slurm", "+trainer.max_epoch=2"], "trainer.max_epochs"),
         (["cluster=slurm", "model.optimizer.lr=fast"], "float"),
@@ -253,7 +253,7 @@ def test_what_cannot_go_on_is_refused(desk: Desk) -> None:
 
 def test_secrets_of_the_environment_are_not_written_down(desk: Desk) -> None:
     desk.set.setenv("SECRET", "hush")
-    cfg = config.compose_overrides(["cluster=slurm"])
+    cfg = commandline.compose_overrides(["cluster=slurm"])
     words = {"A": "${oc.env:SECRET}", "B": "${oc.env:NO,null}", "C": '${oc.env:NO,"a, b"}', "D": "${oc.env:SECRET}/x"}
     cfg.cluster.env = words | {"E": "${oc.env:NO,${oc.env:SECRET}}", "F": "${oc.env:NO,''}", "G": "${name}"}
     Path("run").mkdir()
@@ -329,18 +329,18 @@ def test_the_shipped_project_is_copied_whole() -> None:
 
 @pytest.fixture
 def personal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(config, "PERSONAL", tmp_path / "clusters.yaml")
+    monkeypatch.setattr(commandline, "PERSONAL", tmp_path / "clusters.yaml")
     return tmp_path / "clusters.yaml"
 
 
 def test_values_of_the_user_are_taken_unless_others_are_typed(personal: Path) -> None:
     personal.write_text('juwels_booster: {account: mine, time: "2:00:00", env: {A: "1"}}\nlumi_g: {account: other}\n')
-    cluster = config.compose_overrides(["cluster=juwels_booster"]).cluster
+    cluster = commandline.compose_overrides(["cluster=juwels_booster", "cluster.account=null"]).cluster
     assert (cluster.account, cluster.time, cluster.partition, cluster.env) == ("mine", "2:00:00", "booster", {"A": "1"})
     for typed in ("cluster.account=typed", "++cluster.account=typed"):
-        cluster = config.compose_overrides(["cluster=juwels_booster", typed]).cluster
+        cluster = commandline.compose_overrides(["cluster=juwels_booster", typed]).cluster
         assert (cluster.account, cluster.time) == ("typed", "2:00:00")
-    assert config.compose_overrides(["cluster=slurm"]).cluster.account != "mine"
+    assert commandline.compose_overrides(["cluster=slurm"]).cluster.account != "mine"
 
 
 @pytest.mark.parametrize(
@@ -360,14 +360,14 @@ def test_mistakes_in_the_users_file_are_refused(text: str, words: str, personal:
 
     personal.write_text(text)
     with pytest.raises(Refused) as caught:
-        preflight.rules(config.compose_overrides(["cluster=slurm"]))
+        preflight.rules(commandline.compose_overrides(["cluster=slurm"]))
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "other: {account: x}", "slurm:\n", "slurm: {}"])
 def test_a_users_file_may_say_nothing(text: str, personal: Path) -> None:
     personal.write_text(text)
-    assert config.compose_overrides(["cluster=slurm"]).cluster.name == "slurm"
+    assert commandline.compose_overrides(["cluster=slurm"]).cluster.name == "slurm"
 
 
 # -- The run directory --
@@ -420,5 +420,5 @@ def test_answers_without_importing_torch(typed: list[str], code: int, tmp_path: 
 
 
 def test_the_job_is_a_plain_value() -> None:
-    cfg = config.compose_overrides(["cluster=slurm", "trainer=ddp"])
+    cfg = commandline.compose_overrides(["cluster=slurm", "trainer=ddp"])
     assert job.of(cfg) == job.of(cfg)

@@ -21,7 +21,7 @@ class Job:
     name: str
     nodes: int
     tasks_per_node: int
-    gpus_per_node: int  # 0: none asked for
+    gpus_per_node: int  # that are used; how they are asked for, if at all, is `request`
     cores_per_task: int | None
     memory_gb: int | None  # per node; 0: all of it; None: not asked for
     seconds: int  # walltime
@@ -72,7 +72,7 @@ def of(cfg: DictConfig, arguments: tuple[str, ...] = (), **places: Path | int | 
         name=cfg.name,
         nodes=nodes,
         tasks_per_node=devices,
-        gpus_per_node=gpus if cluster.request or all_gpus else 0,
+        gpus_per_node=gpus,
         cores_per_task=cores,
         memory_gb=_share(cluster, gpus, all_gpus),
         seconds=walltime("cluster.time", cluster.time),

@@ -15,7 +15,8 @@ from omegaconf.errors import (
 )
 
 from . import signatures
-from .config import PACKAGE, PERSONAL, Refused, flat, nearest, typed
+from .commandline import PERSONAL
+from .config import PACKAGE, Refused, flat, nearest, typed
 from .job import clock, walltime
 from .layout import Cluster, Run, Strategy, Trainer, layout
 

@@ -160,9 +160,14 @@ def _unlaunched(cfg: DictConfig, environ: Mapping[str, str], launched: str) -> N
         fix = launched if launch.in_job(environ) else "python submit.py ..., or trainer.num_nodes=1"
         raise Refused("trainer.num_nodes", nodes, rule, fix)
     cluster = cfg.cluster
-    if cluster.scheduler and cfg.trainer.accelerator == cluster.accelerator and not launch.in_job(environ):
+    if not cluster.scheduler or cfg.trainer.accelerator != cluster.accelerator:
+        return
+    if not launch.in_job(environ):
         rule = f"cluster={cluster.name} trains in jobs, and this is none (a login node?)"
         raise Refused("cluster", cluster.name, rule, "python submit.py ..., or cluster=local to train here")
+    if "SLURM_JOB_ID" in environ and "SLURMD_NODENAME" not in environ:  # slurmd sets it, salloc's shell has none
+        rule = f"job {environ['SLURM_JOB_ID']} has its nodes, and this process is on none of them"
+        raise Refused("cluster", cluster.name, rule, launched)
 
 
 def _enough(cfg: DictConfig, place: Place, environ: Mapping[str, str]) -> None:

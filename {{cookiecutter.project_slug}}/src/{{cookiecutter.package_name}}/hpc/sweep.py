@@ -9,7 +9,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from .config import Refused, compose_overrides
+from .commandline import compose_overrides
+from .config import Refused
 from .job import Job
 from .layout import TEXT
 
