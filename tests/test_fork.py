@@ -73,9 +73,12 @@ global_batch_size: 32
 seed: ${seed}
 """,
     "configs/cluster/mine.yaml": """
+defaults: [base]
 name: mine
+scheduler: slurm
 max_nodes: 8
 gpus_per_node: 2
+request: "--gres=gpu:{gpus}"
 """,
 }
 
@@ -99,5 +102,7 @@ def test_a_fork_adds_files_only(bake, run, tmp_path):
     assert "devices: 2" in (run_dir / "config.yaml").read_text()  # the cluster's GPUs per node, typed nowhere else
     assert {path: path.read_bytes() for path in before} == before
 
+    script = run(f"python submit.py {choices} trainer.num_nodes=8 --dry-run", project).stdout
+    assert "#SBATCH --nodes=8\n#SBATCH --ntasks-per-node=2\n#SBATCH --gres=gpu:2\n" in script
     refused = run(f"python train.py {choices} trainer.num_nodes=9", project)
     assert refused.returncode == 2 and "cluster=mine has 8 nodes" in refused.stdout

@@ -335,7 +335,7 @@ def personal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_values_of_the_user_are_taken_unless_others_are_typed(personal: Path) -> None:
     personal.write_text('juwels_booster: {account: mine, time: "2:00:00", env: {A: "1"}}\nlumi_g: {account: other}\n')
-    cluster = commandline.compose_overrides(["cluster=juwels_booster", "cluster.account=null"]).cluster
+    cluster = commandline.compose_overrides(["cluster=juwels_booster"]).cluster
     assert (cluster.account, cluster.time, cluster.partition, cluster.env) == ("mine", "2:00:00", "booster", {"A": "1"})
     for typed in ("cluster.account=typed", "++cluster.account=typed"):
         cluster = commandline.compose_overrides(["cluster=juwels_booster", typed]).cluster
