@@ -1,0 +1,35 @@
+"""Ranks that a real mpiexec starts, as on clusters whose scheduler has no launcher of its own."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from slurm_project import QUIET, made_for_tests, refusals
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not shutil.which("mpiexec"), reason="not installed: mpiexec (apt install mpich)"),
+]
+TRAIN = "python train.py trainer=ddp trainer.accelerator=cpu trainer.devices=2 trainer.max_steps=2 " + " ".join(QUIET)
+
+
+@pytest.fixture(scope="module")
+def project(bake) -> Path:
+    return made_for_tests(bake())
+
+
+def test_two_runs_at_once(project, run):
+    """Each is one world of two; neither takes the other's port."""
+    one = "(mpiexec -n 2 {train} run_dir=runs/{name} >{name}.log 2>&1; echo {name} $?) &"
+    done = run(" ".join(one.format(train=TRAIN, name=name) for name in "ab") + " wait", project)
+    assert sorted(done.stdout.split("\n")) == ["", "a 0", "b 0"], (project / "a.log").read_text()
+    for name in "ab":
+        assert '"launcher": "mpiexec (MPICH)"' in (project / "runs" / name / "attempts.jsonl").read_text()
+        assert '"world_size": 2' in (project / "runs" / name / "rank-1.json").read_text()
+
+
+def test_other_numbers_than_configured(project, run):
+    done = run(f"mpiexec -n 3 {TRAIN}", project)
+    assert done.returncode == 2
+    (message,) = refusals(done.stdout)
+    assert "mpiexec (MPICH) started 3 in all, 3 on a node" in message
