@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 import slurm_nodes
 
-pytestmark = pytest.mark.skipif(slurm_nodes.missing() is not None, reason=f"{slurm_nodes.missing()}")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(slurm_nodes.missing() is not None, reason=f"{slurm_nodes.missing()}"),
+]
 
 WHOLE_CLUSTER = ("--nodes=4", "--ntasks-per-node=4", "--gres=gpu:4")
 TWO_PARTITIONS = """\

@@ -91,8 +91,8 @@ def settle(place: Place, suffix: str, environ: MutableMapping[str, str]) -> None
     """
     if place.launcher != "torchrun":
         address = _address(place, suffix, environ.get("MASTER_ADDR"))
-        # Not the job number alone: several launches in one job, and attempts after a requeue, must not share a port. Where
-        # there is no job, ranks of one node have the process in common that started them.
+        # Not the job number alone: several launches in one job, and attempts after a requeue, must not share a port.
+        # Where there is no job, ranks of one node have the process in common that started them.
         job = job_id(environ) or (os.getppid() if place.local_world_size == place.world_size else "")
         key = f"{job}.{place.step}.{environ.get('SLURM_RESTART_COUNT', 0)}"
         environ["MASTER_ADDR"] = address
