@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -52,8 +51,8 @@ class Desk:
 
     def complete(self) -> None:
         """As env.sh marks an environment."""
-        texts = [self.project / name for name in ("pyproject.toml", "constraints.txt")]
-        made = subprocess.run(f"cat {shlex.join(map(str, texts))} | cksum", shell=True, capture_output=True, text=True)
+        text = "".join((self.project / name).read_text() for name in ("pyproject.toml", "constraints.txt"))
+        made = subprocess.run(["cksum"], input=text, capture_output=True, text=True)
         (self.venv / f".complete-{PACKAGE}").write_text(f"{made.stdout.strip()} {self.venv}")
 
     def scheduler(self, behaviour: str) -> None:

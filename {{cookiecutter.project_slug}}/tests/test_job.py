@@ -27,7 +27,7 @@ NEEDS = {
     "marenostrum5": ["cluster.qos=acc_debug"],
     "massive_m3": ["cluster.partition=m3g", "cluster.gpus_per_node=2", "cluster.cores_per_gpu=6"],
 }
-WORK = Path("/work/ana")
+WORK = Path("/home/ana")
 PLACES = {"run_dir": WORK / "runs/d", "code": WORK / "runs/d/code", "work_dir": WORK, "venv": WORK / ".venv"}
 ODD = [WORK / "with space", WORK / "größe", WORK / "it's", WORK / 'a "b" ; c', WORK / "50%j #1", WORK / "[x]*&"]
 
@@ -77,7 +77,7 @@ ASKED = {
 @pytest.mark.parametrize("cluster", ASKED)
 def test_what_is_asked_for_follows_from_trainer_and_cluster(cluster: str) -> None:
     work = on(cluster, FOUR, "trainer.num_nodes=2", "cluster.time=0:45:00")
-    more = ["--time=00:45:00", "--output=/work/ana/runs/d/job-%j.log", "--open-mode=append", "--requeue"]
+    more = ["--time=00:45:00", "--output=/home/ana/runs/d/job-%j.log", "--open-mode=append", "--requeue"]
     assert directives(slurm.text(work)) == ["--job-name=digits", "--nodes=2", *ASKED[cluster].split(), *more]
     srun = f"--nodes=2 --ntasks-per-node={work.tasks_per_node} --cpus-per-task={work.cores_per_task} "
     assert srun in slurm.text(work), "srun is told again: some versions inherit not all of it"
@@ -143,7 +143,7 @@ def test_an_array_has_a_job_per_member() -> None:
     work = replace(on("slurm"), run_dir=None, members=WORK / "sweep/members", num_members=16)
     assert "--array=0-15" in directives(slurm.text(work))
     said = directives(slurm.text(replace(work, at_once=4)))
-    assert "--array=0-15%4" in said and "--output=/work/ana/sweep/job-%A_%a.log" in said
+    assert "--array=0-15%4" in said and "--output=/home/ana/sweep/job-%A_%a.log" in said
 
 
 def test_a_script_for_anybody_names_its_run_after_the_job() -> None:

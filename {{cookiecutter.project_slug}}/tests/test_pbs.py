@@ -21,7 +21,7 @@ from {{ cookiecutter.package_name }}.hpc import pbs
 from {{ cookiecutter.package_name }}.hpc.job import Job
 
 RECORDED = Path(__file__).parent / "recorded"
-WORK = Path("/work/ana")
+WORK = Path("/home/ana")
 JOB = Job(
     name="digits", nodes=2, tasks_per_node=4, gpus_per_node=4, cores_per_task=8, memory_gb=256, seconds=5400,
     whole_nodes=True, account="proj-7", partition="gpu", qos=None, constraint=None,
@@ -66,7 +66,7 @@ def test_directives_follow_from_the_fields() -> None:
     assert directives(pbs.text(JOB)) == [
         ["-N", "digits"], ["-A", "proj-7"], ["-q", "gpu"], ["-W", "umask=077"],
         ["-l", "select=2:ncpus=32:ngpus=4:mpiprocs=1:mem=256gb"], ["-l", "place=scatter:excl"],
-        ["-l", "walltime=01:30:00"], ["-r", "y"], ["-j", "oe"], ["-k", "oed"], ["-o", "/work/ana/runs/digits/"],
+        ["-l", "walltime=01:30:00"], ["-r", "y"], ["-j", "oe"], ["-k", "oed"], ["-o", "/home/ana/runs/digits/"],
         ["-l", "filesystems=home:eagle"], ["-m", "n"],
     ]  # fmt: skip
     shared = replace(SUPEK, qos="high", constraint="system=polaris", partition=None, seconds=100 * 3600)
@@ -79,7 +79,7 @@ def test_directives_follow_from_the_fields() -> None:
 def test_an_array_has_as_many_jobs_as_members() -> None:
     assert ["-J", "0-15%4"] in directives(pbs.text(ARRAY))
     assert ["-J", "0-15"] in directives(pbs.text(replace(ARRAY, at_once=None)))
-    assert ["-o", "/work/ana/runs/sweep/"] in directives(pbs.text(ARRAY))
+    assert ["-o", "/home/ana/runs/sweep/"] in directives(pbs.text(ARRAY))
     # qsub: "illegal -J value" for 0-0
     assert "-J" not in {option for option, _ in directives(pbs.text(replace(ARRAY, num_members=1)))}
 

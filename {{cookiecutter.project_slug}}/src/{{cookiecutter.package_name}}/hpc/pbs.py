@@ -183,11 +183,12 @@ torchrun='import ctypes, runpy
 ctypes.CDLL(None).prctl(1, 9)
 runpy.run_module("torch.distributed.run", run_name="__main__")'
 ranks --node-rank="$rank" --master-addr="$address" --master-port="$port" &
-pid=$! told=0
-trap '((told++)) || kill -TERM -- "-$pid" || kill -TERM "$pid"' TERM
-wait "$pid" # ends early when TERM comes
+pid=$! told=''
+trap 'told=yes' TERM
+[ -n "$told" ] || wait "$pid" # ends early when TERM comes
 code=$?
-if [ "$told" -gt 0 ]; then
+if [ -n "$told" ]; then
+    kill -TERM -- "-$pid"
     for _ in {1..45}; do
         kill -0 "$pid" 2>/dev/null && sleep 1
     done
