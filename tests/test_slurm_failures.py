@@ -162,6 +162,10 @@ def test_a_mistake_ends_with_one_message(desk, traps, name):
 TRAINED = {
     "by hand": ("--nodes=2 --ntasks-per-node=1 --gres=gpu:1", f"srun {TWO_NODES}"),
     "F09 srun forgotten on one node": ("--ntasks-per-node=2 --gres=gpu:2 --cpus-per-task=2", TWO),
+    "F15 leaked MASTER_ADDR on one node": (
+        "--ntasks-per-node=2 --gres=gpu:2",
+        f"export MASTER_ADDR=10.255.255.1\nsrun {TWO}",
+    ),
     "F15 a step on some of the nodes": (
         "--nodes=2 --ntasks-per-node=2 --gres=gpu:2",
         f"srun --nodes=1 --ntasks=2 --nodelist=n2 {TWO}",

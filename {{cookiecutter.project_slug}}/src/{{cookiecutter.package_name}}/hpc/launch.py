@@ -194,7 +194,7 @@ def _srun(environ: Mapping[str, str]) -> Place:
 def _address(place: Place, suffix: str, asked: str | None) -> str:
     """Rank 0's address: the first node's name, or what was exported if that is the same machine."""
     if place.local_world_size == place.world_size:
-        return asked or "127.0.0.1"
+        return "127.0.0.1"  # all ranks are on this machine, whatever a shell has left behind
     expected = place.master + suffix if place.launcher == "srun" else asked
     if not expected:
         rule = f"{place.launcher} does not tell the ranks where rank 0 runs"

@@ -1,4 +1,4 @@
-"""Slurm's and PBS's own commands: the only place that calls them."""
+"""The commands of Slurm and PBS that take a job; states.py calls those that tell of one."""
 
 import json
 import os
