@@ -17,6 +17,8 @@ class Run:
     test_only: bool
     group_readable: bool
     dirty_tree: str
+    checkpoint: Any
+    faults: Any
     trainer: Any
     strategy: Any
     cluster: Any
@@ -24,6 +26,26 @@ class Run:
     data: Any
     callbacks: Any
     logger: Any
+
+
+@dataclass
+class Checkpoint:
+    """When the state of a run is kept, and how much of it. configs/train.yaml explains."""
+
+    every_minutes: float | None
+    every_n_steps: int | None
+    keep: int
+    monitor: str | None
+    mode: str
+
+
+@dataclass
+class Faults:
+    """What becomes of a run that fails. configs/train.yaml explains."""
+
+    nonfinite: str
+    hang_minutes: float
+    retries: int
 
 
 @dataclass
