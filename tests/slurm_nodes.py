@@ -28,7 +28,8 @@ ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL
 
 _numbers = count()
 
-# A requeued job starts after cred_expire (by default two minutes) and an ended one is remembered for MinJobAge.
+# A requeued job starts after cred_expire (by default two minutes) and an ended one is remembered for MinJobAge. A node
+# that has not answered for SlurmdTimeout is down, and its jobs are requeued.
 COMMON = """\
 ClusterName=test
 SlurmctldHost=login({address})
@@ -51,6 +52,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 GresTypes=gpu
 KillWait=5
+SlurmdTimeout=20
 MinJobAge=300
 ReturnToService=2
 SlurmdParameters=config_overrides
@@ -153,6 +155,31 @@ class Slurm:
         names = "".join(f"{address} {name}\n" for name, address in (self.addresses | others).items())
         (self.folder / node / "hosts").write_text(f"127.0.0.1 localhost\n{names}")  # in place, for it is mounted
 
+    def cut(self, node: str) -> None:
+        """Pull the node's cable: what runs there goes on, unreached, and Slurm calls the node down after a while."""
+        _ip(self.machines["switch"].pid, f"link set {node} down")
+
+    def mend(self, node: str) -> None:
+        """Put the cable back, and wait until Slurm has the node again."""
+        _ip(self.machines["switch"].pid, f"link set {node} up")
+        self._await_node(node)
+
+    def stop_slurmd(self, node: str) -> None:
+        """Kill the node's daemon: the steps there go on, and Slurm calls the node down after a while."""
+        pid = (self.folder / node / "slurmd.pid").read_text().strip()
+        self.exec(node, "kill", "-9", pid)
+        _await(lambda: self.exec(node, "kill", "-0", pid, check=False).returncode != 0, self)
+
+    def start_slurmd(self, node: str) -> None:
+        """Start the node's daemon, and wait until Slurm has the node."""
+        self.exec(node, "slurmd", "-N", node, "-f", f"{self.folder}/slurm.conf")
+        self._await_node(node)
+
+    def _await_node(self, node: str) -> None:
+        question = ["sinfo", "--noheader", "--partition=main", f"--nodes={node}", "--format=%T"]
+        # down, unknown, and an asterisk: it does not answer
+        _await(lambda: self.call(*question).stdout.strip() in ("idle", "mixed", "allocated", "completing"), self)
+
 
 @contextmanager
 def cluster(folder: Path, nodes: tuple[str, ...] = NODES) -> Iterator[Slurm]:
@@ -174,9 +201,7 @@ def cluster(folder: Path, nodes: tuple[str, ...] = NODES) -> Iterator[Slurm]:
         lines = [NODE.format(name=node, address=slurm.addresses[node], **claims) for node in nodes]
         stack.enter_context(_controller(slurm, login, "".join(lines) + PARTITION))
         for node in nodes:
-            slurm.exec(node, "slurmd", "-N", node, "-f", f"{folder}/slurm.conf")
-        states = ["sinfo", "--noheader", "--Node", "--format=%T"]
-        _await(lambda: slurm.call(*states, check=False).stdout.split() == ["idle"] * len(nodes), slurm)
+            slurm.start_slurmd(node)
         yield slurm
 
 
@@ -222,6 +247,7 @@ def _network(slurm: Slurm, prefix: int) -> Iterator[None]:
     port = f"slurm{os.getpid()}-{next(_numbers)}"  # at most 15 characters, and no other run's
     ends = {"login": (os.getpid(), port)} | {node: (machine.pid, "eth0") for node, machine in slurm.machines.items()}
     with _machine("switch", "ip link add bridge type bridge; ip link set bridge up", "--net") as switch:
+        slurm.machines["switch"] = switch
         try:
             for name, (pid, end) in ends.items():
                 _ip(switch.pid, f"link add {name} type veth peer name {end} netns {pid}")

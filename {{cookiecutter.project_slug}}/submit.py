@@ -1,17 +1,18 @@
 """Hand a run to the cluster's scheduler: python submit.py [group=choice] [key=value]"""
 
+import os
 import sys
 from argparse import Namespace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
 from omegaconf import DictConfig
 
-from {{ cookiecutter.package_name }}.hpc import commandline, config, job, pbs, preflight, rundir, scheduler, slurm, snapshot, sweep
+from {{ cookiecutter.package_name }}.hpc import commandline, config, job, move, preflight, rundir, scheduler, scripts, snapshot, sweep
 from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.scripts import describe, text, write
 
 
 def main() -> None:
@@ -21,7 +22,7 @@ def main() -> None:
     elif asked.multirun:
         submit_sweep(asked)
     elif run_dir := commandline.resumes(asked.overrides):
-        submit_again(run_dir, asked)
+        go_on(run_dir, asked)
     else:
         submit(asked)
 
@@ -40,18 +41,29 @@ def arguments() -> Namespace:
     return asked
 
 
-def submit_again(run_dir: Path, asked: Namespace) -> None:
-    """The script that was submitted before, once more: the run goes on where it stopped."""
+def go_on(run_dir: Path, asked: Namespace) -> None:
+    """The script that was submitted before, once more; or a new one, where what is typed moves the run."""
     cfg = commandline.composed(asked)
     preflight.rules(cfg)
     preflight.submitting(cfg)
     if not all((run_dir / name).is_file() for name in ("job.sh", "code/train.py")):
         rule = "was not made by submit.py: there is no job.sh with its code in it"
         raise Refused("resume", run_dir, rule, f"python train.py resume={run_dir}, in a job")
+    moves = move.changes(run_dir, cfg)
+    if moves:
+        os.chdir(scripts.work_dir(run_dir))  # its relative paths shall mean what they meant
+        preflight.files(cfg)
     if asked.dry_run:
-        print((run_dir / "job.sh").read_text(encoding="utf-8"), end="")
+        sys.stderr.write("".join(f"{line}\n" for line in moves))
+        script = (run_dir / "job.sh").read_text(encoding="utf-8")
+        print(text(describe(cfg, run_dir=run_dir), cfg) if moves else script, end="")
         return
+    move.refuse_queued(run_dir)
     ready(cfg, asked, run_dir / "code")
+    rundir.create(run_dir, cfg.group_readable)
+    move.keep(run_dir, cfg, commandline.typed(asked.overrides))
+    if moves:
+        write(describe(cfg, run_dir=run_dir), cfg, run_dir)
     hand_over(cfg, run_dir, asked)
 
 
@@ -68,6 +80,7 @@ def submit(asked: Namespace) -> None:
     rundir.refuse_used(run_dir)
     rundir.create(run_dir, cfg.group_readable)
     snapshot.take(run_dir)
+    move.keep(run_dir, cfg, asked.overrides)
     write(work, cfg, run_dir)
     hand_over(cfg, run_dir, asked)
 
@@ -77,26 +90,26 @@ def submit_sweep(asked: Namespace) -> None:
         raise Refused("--cfg", None, "shows the config of one run, and this is several", "--cfg job without --multirun")
     folder = rundir.choose(None, "sweep", datetime.now(), {})
     members = sweep.members(asked.overrides, folder)
-    for cfg in members:
-        checked(cfg)
     array = {"members": folder / "members", "num_members": len(members), "at_once": asked.at_once}
-    jobs = [describe(cfg, **array) for cfg in members]
+    jobs = [describe(checked(cfg), **array) for cfg, _ in members]
     sweep.refuse_unlike(jobs)
+    first, _ = members[0]
     if asked.dry_run:
-        print(text(jobs[0], members[0]), end="")
+        print(text(jobs[0], first), end="")
         return
-    ready(members[0], asked, config.PROJECT)
-    snapshot.refuse(members[0].dirty_tree)
-    rundir.create(folder, members[0].group_readable)
+    ready(first, asked, config.PROJECT)
+    snapshot.refuse(first.dirty_tree)
+    rundir.create(folder, first.group_readable)
     snapshot.take(folder)
-    for cfg in members:
+    for cfg, words in members:
         run_dir = Path(cfg.run_dir)
         rundir.create(run_dir, cfg.group_readable)
         (run_dir / "code").symlink_to(folder / "code")
+        move.keep(run_dir, cfg, words)
         write(describe(cfg, run_dir=run_dir), cfg, run_dir)  # for submit.py resume=, alone
-    (folder / "members").write_text("".join(f"{cfg.run_dir}\n" for cfg in members), encoding="utf-8")
-    write(jobs[0], members[0], folder)
-    hand_over(members[0], folder, asked, len(members))
+    (folder / "members").write_text("".join(f"{cfg.run_dir}\n" for cfg, _ in members), encoding="utf-8")
+    write(jobs[0], first, folder)
+    hand_over(first, folder, asked, len(members))
 
 
 def checked(cfg: DictConfig) -> DictConfig:
@@ -115,25 +128,6 @@ def ready(cfg: DictConfig, asked: Namespace, code: Path) -> None:
         snapshot.refuse_incomplete(Path(sys.prefix), code)
         if cfg.cluster.stage_env:
             snapshot.pack_environment(Path(sys.prefix))
-
-
-def describe(cfg: DictConfig, **places: Any) -> job.Job:
-    venv = None if cfg.cluster.container else Path(sys.prefix)
-    code = (places.get("run_dir") or Path(cfg.run_dir)) / "code"
-    return job.of(cfg, work_dir=Path.cwd(), code=code, venv=venv, **places)
-
-
-def text(work: job.Job, cfg: DictConfig) -> str:
-    return pbs.text(work) if cfg.cluster.scheduler == "pbs" else slurm.text(work)
-
-
-def write(work: job.Job, cfg: DictConfig, folder: Path) -> None:
-    """The job script and what it runs from."""
-    if not work.members:
-        (folder / "config.yaml").write_text(config.frozen(cfg), encoding="utf-8")
-    (folder / "job.sh").write_text(text(work, cfg), encoding="utf-8")
-    if cfg.cluster.scheduler == "pbs":
-        (folder / "node.sh").write_text(pbs.node_text(work), encoding="utf-8")
 
 
 def hand_over(cfg: DictConfig, folder: Path, asked: Namespace, num_members: int = 1) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from datetime import datetime
+from functools import partial
 from os import environ
 from pathlib import Path
 
@@ -10,59 +11,88 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
 from omegaconf import DictConfig
 
-from {{ cookiecutter.package_name }}.hpc import commandline, config, launch, preflight, probe, rundir
+from {{ cookiecutter.package_name }}.hpc import begin, commandline, config, job, launch, layout, preflight, probe, rundir, watch
 
 
-def main(place: launch.Place) -> None:
+def main(place: launch.Place, warned: watch.Warned) -> None:
     cfg = commandline.compose(__doc__, sys.argv[1:])
     preflight.rules(cfg)
     probe.placed(cfg, place, environ)
-    metrics = train(cfg, place, frozen=commandline.resumes(sys.argv[1:]) is not None)
+    try:
+        metrics = train(cfg, place, warned, frozen=commandline.resumes(sys.argv[1:]) is not None)
+    except watch.Stopped as stopped:
+        if launch.speaks(place, environ):
+            print(f"stopped at step {stopped.step}: {stopped.why}\nrun directory {cfg.run_dir}", flush=True)
+        sys.exit(job.CONTINUE if stopped.outcome == "continue" else 1)
     if metrics:
         print(f"run directory {cfg.run_dir}")
     for name, value in metrics.items():
         print(f"{name} {value:.4f}")
 
 
-def train(cfg: DictConfig, place: launch.Place, frozen: bool = False) -> dict[str, float]:
-    """Fit and test what a config that keeps the rules describes; the test metrics, on rank 0 (elsewhere empty)."""
+def train(cfg: DictConfig, place: launch.Place, warned: watch.Warned, frozen: bool = False) -> dict[str, float]:
+    """Fit and test what a config that keeps the rules describes; the test metrics, on rank 0 (elsewhere empty).
+
+    Raises:
+        Stopped: on all ranks, between two steps; what was done is saved.
+    """
     # On CPU, threads that wait give way soon: spinning made a step ten times slower on a machine that others use too.
     environ.setdefault("GOMP_SPINCOUNT", "1000")
+    environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # nothing in a checkpoint is ever executed, whoever loads it
     directory = rundir.choose(cfg.run_dir, cfg.name, datetime.now(), environ, place.step or "0")
-    hosts, store = probe.together(cfg, place, directory, frozen, environ)  # torch from here on
-    with rundir.errors(Path(cfg.run_dir), place.rank):
-        metrics = fit_and_test(cfg, place, hosts)
-    del store  # rank 0 has served it till here
-    return metrics
+    beginning = probe.together(cfg, place, directory, frozen, environ)  # torch from here on
+    with watch.Watch(
+        Path(cfg.run_dir), beginning.claim, beginning.attempt, place.rank, beginning.store, 60 * cfg.faults.hang_minutes, warned
+    ) as watching:
+        return fit_and_test(cfg, place, beginning, watching, warned)
 
 
-def fit_and_test(cfg: DictConfig, place: launch.Place, hosts: list[str]) -> dict[str, float]:
+def fit_and_test(
+    cfg: DictConfig, place: launch.Place, beginning: begin.Beginning, watching: watch.Watch, warned: watch.Warned
+) -> dict[str, float]:
     import lightning
 
-    from {{ cookiecutter.package_name }}.hpc import record, weights
+    from {{ cookiecutter.package_name }}.hpc import record, resume, weights
 
+    run_dir, found = Path(cfg.run_dir), beginning.checkpoint
+    if beginning.claim:  # as on rank 0
+        record.begin(cfg, place, beginning)
     lightning.seed_everything(cfg.seed, workers=True, verbose=False)
     data = config.build(cfg.data)
     module = config.build(cfg.model)
-    if cfg.ckpt:
+    if cfg.ckpt and not found:
         weights.load(module, cfg.ckpt)
+    going_on = resume.Resume(
+        run_dir,
+        beginning.attempt,
+        config.typed(layout.Checkpoint, cfg.checkpoint, "checkpoint"),
+        config.typed(layout.Faults, cfg.faults, "faults"),
+        watching,
+        warned,
+        end=float(environ["HPC_JOB_END"]) if environ.get("HPC_JOB_END") else None,
+        leave=partial(rundir.end, run_dir, beginning.claim, beginning.attempt),
+    )
     trainer = config.build(
         cfg.trainer,
-        logger=config.build(cfg.logger),
-        callbacks=[config.build(node) for node in cfg.callbacks.values() if node],
+        logger=record.logger(cfg, found),
+        callbacks=[going_on, *(config.build(node) for node in cfg.callbacks.values() if node)],
         plugins=[record.environment(place)],
+        enable_checkpointing=False,  # Lightning's own: neither atomic nor exact
     )
-    attempt = record.begin(trainer, cfg, place.launcher, hosts)
+    record.config(trainer, cfg)
     if not cfg.test_only:
-        trainer.fit(module, data)
-    validated = dict(trainer.callback_metrics)  # testing forgets them
+        trainer.fit(module, data, ckpt_path=found.path if found else None)
     tested = dict(trainer.test(module, data, verbose=False)[0])
-    record.result(trainer, cfg, validated | tested)
-    record.finish(trainer, cfg, attempt, tested)
+    record.result(trainer, cfg, going_on.metrics | tested)
+    trainer.strategy.barrier()
+    if beginning.claim:
+        metrics = {name: float(value) for name, value in tested.items()}
+        rundir.end(run_dir, beginning.claim, beginning.attempt, trainer.global_step, "finished", metrics=metrics)
     return tested if trainer.is_global_zero else {}
 
 
 if __name__ == "__main__":
+    told = watch.listen()  # before the heavy imports: a signal that came meanwhile would end the process
     here = launch.place(environ)
     with config.refusals(launch.speaks(here, environ)):
-        main(here)
+        main(here, told)

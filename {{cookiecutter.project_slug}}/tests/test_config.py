@@ -9,7 +9,7 @@ import pytest
 from conftest import ENVIRON, PROJECT
 from omegaconf import OmegaConf
 
-from {{ cookiecutter.package_name }}.hpc import commandline, config, preflight
+from {{ cookiecutter.package_name }}.hpc import commandline, config, layout, preflight
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 
 TEXT = ["data=stdlib", "model=gpt_tiny"]
@@ -61,9 +61,9 @@ def test_strategy_nodes_and_precision_go_on_top_of_any_trainer(trainer: str, str
     cfg = commandline.compose_overrides([f"trainer={trainer}", "cluster=slurm", f"strategy={strategy}", *TEXT, *more])
     preflight.check(cfg)
     assert (cfg.strategy.name, cfg.trainer.num_nodes, cfg.trainer.devices) == (strategy, 2, 4)
-    layout = preflight.layout(cfg)
-    assert layout.world_size == 8
-    assert layout.micro_batch_size == (32 if strategy == "tensor_parallel" else 8)  # by data-parallel size
+    shares = layout.layout(cfg)
+    assert shares.world_size == 8
+    assert shares.micro_batch_size == (32 if strategy == "tensor_parallel" else 8)  # by data-parallel size
 
 
 def test_deepspeed_alone_means_zero_2() -> None:
@@ -120,6 +120,19 @@ REFUSALS = [
     (["data=text", "data.files=/nowhere", "model=gpt_tiny"], "data.files", "/nowhere"),
     (["ckpt=/nowhere"], "ckpt", "no such file"),
     (["test_only=true"], "test_only", "ckpt="),
+    (["checkpoint.keep=0"], "checkpoint.keep", "checkpoint.keep=1"),
+    (["checkpoint.every_minutes=0"], "checkpoint.every_minutes", "above 0"),
+    (["checkpoint.every_minutes=inf"], "checkpoint.every_minutes", "above 0"),
+    (["checkpoint.every_n_steps=-5"], "checkpoint.every_n_steps", "above 0"),
+    (["checkpoint.every_n_steps=0.5"], "checkpoint.every_n_steps", "int | None"),
+    (["checkpoint.mode=maximum"], "checkpoint.mode", "checkpoint.mode=max"),
+    (["+checkpoint.every_hours=1"], "checkpoint.every_hours", "checkpoint.every_minutes=..."),
+    (["faults.nonfinite=ignore"], "faults.nonfinite", "stop, skip, rollback"),
+    (["faults.nonfinite=skip", "strategy=deepspeed_zero1"], "faults.nonfinite", "DeepSpeed owns the optimizer step"),
+    (["faults.nonfinite=skip", "strategy=zero3_offload"], "faults.nonfinite", "DeepSpeed owns the optimizer step"),
+    (["faults.hang_minutes=0"], "faults.hang_minutes", "above 0"),
+    (["faults.hang_minutes=null"], "faults.hang_minutes", "float"),
+    (["faults.retries=0"], "faults.retries", "at least 1"),
     (["name=a b;$(x)"], "name", "name=a_b_x"),
     (["model.optimizer.lr=a b;$(x)"], "model.optimizer.lr=a b;$(x)", "'model.optimizer.lr=\"a b;$(x)\"'"),
     (["model.network._target_=os.system"], "model.network._target_=os.system", "not typed"),
@@ -155,6 +168,13 @@ def test_an_unknown_target_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         cfg.model.optimizer._target_ = target
         with pytest.raises(Refused, match="_target_"):
             preflight.check(cfg)
+
+
+def test_checkpoints_and_faults_as_one_likes() -> None:
+    accept("checkpoint.every_minutes=null", "checkpoint.every_n_steps=100", "checkpoint.keep=1", "checkpoint.mode=max")
+    accept("checkpoint.every_minutes=0.5", "checkpoint.monitor=null", "faults.hang_minutes=0.1", "faults.retries=1")
+    accept("faults.nonfinite=skip")
+    accept("faults.nonfinite=rollback", "strategy=deepspeed_zero1")
 
 
 def test_deepspeed_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

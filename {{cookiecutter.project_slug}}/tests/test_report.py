@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from conftest import PROJECT
 from omegaconf import OmegaConf
 
-from {{ cookiecutter.package_name }}.hpc import commandline, config, job, report, rundir, scheduler, states
+from {{ cookiecutter.package_name }}.hpc import causes, commandline, config, job, report, rundir, scheduler, states
 
 NOW = 1_800_000_000.0
 TESTED = {"test/loss": 0.7, "test/accuracy": 0.91}
@@ -60,11 +61,18 @@ def calls(commands: Path) -> list[str]:
     return (commands / "calls").read_text().splitlines() if (commands / "calls").exists() else []
 
 
-def attempt(run_dir: Path, number: str | None = "17", hosts: Sequence[str] = ("n1", "n2")) -> int:
+def attempt(run_dir: Path, job: str | None = "17", hosts: Sequence[str] = ("n1", "n2")) -> int:
     """As rank 0 of a job begins one."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    environ = {"SLURM_JOB_ID": number} if number else {}
-    return rundir.start(run_dir, environ, launcher="srun", hosts=list(hosts), world_size=8, gpus_per_node=4)
+    number = 1 + sum(event["event"] == "start" for event in rundir.events(run_dir))
+    environ = {"SLURM_JOB_ID": job} if job else {}
+    rundir.start(run_dir, number, environ, launcher="srun", hosts=list(hosts), world_size=8, gpus_per_node=4)
+    return number
+
+
+def end(run_dir: Path, number: int, step: int, outcome: str, metrics: dict[str, float], why: str = "") -> None:
+    """As rank 0 ends it."""
+    rundir.end(run_dir, None, number, step, outcome, why, metrics)
 
 
 def submit(folder: Path, commands: Path, work: job.Job, answer: str = "echo 17", to: str = "slurm") -> None:
@@ -83,8 +91,11 @@ def submit(folder: Path, commands: Path, work: job.Job, answer: str = "echo 17",
 
 
 def raise_in(run_dir: Path, rank: int, error: Exception) -> None:
-    with pytest.raises(type(error)), rundir.errors(run_dir, rank):
-        raise error
+    """As the watch of a rank notes what it raised in the newest attempt."""
+    newest = max(event["attempt"] for event in rundir.events(run_dir))
+    said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    text = "".join(traceback.format_exception(error)).encode()
+    causes.note(run_dir, newest, rank, f"n{rank // 4 + 1}", said, lambda stream: stream.write(text))
 
 
 def written(run_dir: Path, minutes: float) -> None:
@@ -119,7 +130,7 @@ def test_a_finished_run_is_told_in_one_line(runs: Path, clock: Clock) -> None:
     clock(60)
     number = attempt(runs / "digits")
     clock(30)
-    rundir.end(runs / "digits", number, 500, "finished", TESTED)
+    end(runs / "digits", number, 500, "finished", TESTED)
     assert report.lines([runs]) == [
         "run     job  state     attempts  nodes  step  metric              node-hours",
         "digits  17   finished         1      2   500  test/accuracy 0.91        1.00",
@@ -130,7 +141,7 @@ def test_attempts_are_summed_up(runs: Path, clock: Clock, commands: Path) -> Non
     stub(commands, "squeue", "echo '17 RUNNING None'")
     run_dir = runs / "digits"
     clock(300)
-    rundir.end(run_dir, attempt(run_dir), 100, "continue", {})
+    end(run_dir, attempt(run_dir), 100, "continue", {})
     clock(240)
     attempt(run_dir, hosts=["n1"])  # killed an hour later, requeued after another
     (run_dir / "tensorboard").mkdir()
@@ -191,7 +202,7 @@ def test_a_run_that_has_not_ended_is_read_from_tensorboard(runs: Path) -> None:
 def test_what_the_last_end_says_goes_before_tensorboard(runs: Path) -> None:
     run_dir = runs / "digits"
     scalars(run_dir, "1", s41={"val/accuracy": 0.5})
-    rundir.end(run_dir, attempt(run_dir), 40, "finished", TESTED)
+    end(run_dir, attempt(run_dir), 40, "finished", TESTED)
     assert (only(runs)["step"], only(runs)["metric"]) == ("40", "test/accuracy 0.91")
     attempt(run_dir)
     assert (only(runs)["step"], only(runs)["metric"]) == ("41", "test/accuracy 0.91")
@@ -202,7 +213,7 @@ def test_what_the_last_end_says_goes_before_tensorboard(runs: Path) -> None:
 
 def test_the_verdict_is_the_state(runs: Path) -> None:
     for name, outcome in enumerate(("finished", "failed", "continue")):
-        rundir.end(runs / f"{name}", attempt(runs / f"{name}"), 5, outcome, {})
+        end(runs / f"{name}", attempt(runs / f"{name}"), 5, outcome, {})
     assert [row["state"] for row in rows(runs).values()] == ["finished", "failed", "to be continued"]
 
 
@@ -220,7 +231,7 @@ def test_submitted_or_not(runs: Path, commands: Path, work: job.Job, clock: Cloc
     submit(run_dir, commands, work)
     assert (only(runs)["state"], only(runs)["job"], only(runs)["nodes"]) == ("submitted", "17", "2")
     clock(8)
-    rundir.end(run_dir, attempt(run_dir), 5, "continue", {})
+    end(run_dir, attempt(run_dir), 5, "continue", {})
     clock(7)
     submit(run_dir, commands, work, "echo 'sbatch: error: invalid account' >&2; exit 1")
     assert (only(runs)["state"], only(runs)["note"]) == (
@@ -232,7 +243,7 @@ def test_submitted_or_not(runs: Path, commands: Path, work: job.Job, clock: Cloc
     written(run_dir, 6)
     assert only(runs)["state"] == "running?"
     clock(5)
-    rundir.end(run_dir, 2, 9, "finished", {})
+    end(run_dir, 2, 9, "finished", {})
     assert (only(runs)["state"], only(runs)["note"]) == ("finished", "")
     (run_dir / "submitted.json").unlink()
     for name in ("attempts.jsonl", "verdict"):
@@ -263,7 +274,7 @@ def test_squeue_is_asked_once_for_all(
     attempt(runs / "digits")
     clock(5)
     attempt(runs / "older", "9")
-    rundir.end(runs / "of_yesterday", attempt(runs / "of_yesterday", "3"), 5, "finished", {})
+    end(runs / "of_yesterday", attempt(runs / "of_yesterday", "3"), 5, "finished", {})
     told = f"echo '{line}'\necho '9 RUNNING None'\necho '99 RUNNING None'"
     stub(commands, "squeue", f'[ -z "$SQUEUE_PARTITION" ] || exit 0\n{told}')
     stub(commands, "sacct", "exit 0")
@@ -313,7 +324,7 @@ def test_a_site_without_accounts(runs: Path, commands: Path) -> None:
 def test_the_verdict_is_more_certain_than_the_end_of_the_job(runs: Path, commands: Path, clock: Clock) -> None:
     stub(commands, "squeue", "echo '17 TIMEOUT TimeLimit'")
     clock(5)
-    rundir.end(runs / "digits", attempt(runs / "digits"), 5, "continue", {})
+    end(runs / "digits", attempt(runs / "digits"), 5, "continue", {})
     assert only(runs)["state"] == "to be continued"
     stub(commands, "squeue", "echo '17 PENDING BeginTime'")
     assert only(runs)["state"] == "pending (BeginTime)"
@@ -335,14 +346,14 @@ def test_what_was_submitted_last_counts(runs: Path, commands: Path, work: job.Jo
     assert [only(runs)[key] for key in ("job", "state", "note")] == ["18", "cancelled", ""]
     stub(commands, "squeue", "echo '17 FAILED NonZeroExitCode'")
     assert [only(runs)[key] for key in ("job", "state", "note")] == ["18", "did not start", ""]
-    rundir.end(run_dir, attempt(run_dir, "18"), 5, "finished", {})
+    end(run_dir, attempt(run_dir, "18"), 5, "finished", {})
     assert [only(runs)[key] for key in ("job", "state", "note")] == ["18", "finished", ""]
 
 
 def test_a_finished_run_that_is_submitted_again(runs: Path, commands: Path, work: job.Job, clock: Clock) -> None:
     run_dir = runs / "digits"
     clock(60)
-    rundir.end(run_dir, attempt(run_dir), 5, "finished", {})
+    end(run_dir, attempt(run_dir), 5, "finished", {})
     clock(5)
     submit(run_dir, commands, work, "echo no >&2; exit 1")
     assert (only(runs)["state"], only(runs)["note"]) == ("finished", "")
@@ -446,7 +457,7 @@ def test_a_chain_shows_the_job_that_is_on(runs: Path, commands: Path, work: job.
     # The first qsub of the chain is asked for no dependency; the others name the job before.
     count = 'case "$*" in *:17.*) echo 18.pbsctl;; *:18.*) echo 19.pbsctl;; *) echo 17.pbsctl;; esac'
     submit(runs / "digits", commands, replace(work, chain=3), count, "pbs")
-    rundir.end(runs / "digits", attempt(runs / "digits"), 5, "continue", {})
+    end(runs / "digits", attempt(runs / "digits"), 5, "continue", {})
     told = {"17.pbsctl": {"job_state": "F", "Exit_status": 85}, "19.pbsctl": {"job_state": "H"}}
     stub(commands, "qstat", qstat(**told, **{"18.pbsctl": {"job_state": "R"}}))
     row = only(runs)
@@ -477,9 +488,9 @@ def test_the_rank_that_raised_first_is_told(runs: Path, clock: Clock) -> None:
     raise_in(run_dir, 0, RuntimeError("gloo: connection closed by peer"))
     clock(51)
     raise_in(run_dir, 3, ValueError("the loss is \x1b[31mnan\nand more"))
-    (run_dir / "errors" / "rank-5.txt").write_text("half a li")
+    (run_dir / "errors" / "1" / "rank-5.txt").write_text("half a li")
     clock(0)
-    assert only(runs)["note"] == "rank 3: ValueError: the loss is [31mnan"
+    assert only(runs)["note"] == "rank 3 on n1: ValueError: the loss is [31mnan"
     assert only(runs)["state"] == "failed"
     clock(40)
     attempt(run_dir)
@@ -488,7 +499,78 @@ def test_the_rank_that_raised_first_is_told(runs: Path, clock: Clock) -> None:
     clock(10)
     raise_in(run_dir, 1, config.Refused("ckpt", "x.ckpt", "there is no such file", "ckpt=..."))
     clock(0)
-    assert only(runs)["note"] == "rank 1: Refused: ckpt=x.ckpt: there is no such file"
+    assert only(runs)["note"] == "rank 1 on n1: Refused: ckpt=x.ckpt: there is no such file"
+
+
+def test_the_original_is_told_not_its_echoes(runs: Path, clock: Clock) -> None:
+    run_dir = runs / "digits"
+    attempt(run_dir)
+    hang = type("Hang", (Exception,), {})
+    clock(9)
+    raise_in(
+        run_dir, 0, hang("no step for 60 s since step 12 (training); waits for other ranks (in x.py:1 all_reduce)")
+    )
+    clock(8)
+    raise_in(run_dir, 4, type("Ended", (Exception,), {})("rank 0 is gone: Connection reset by peer"))
+    clock(7)
+    raise_in(run_dir, 2, type("DistNetworkError", (Exception,), {})("failed to recv, got 0 bytes"))
+    clock(0)
+    assert only(runs)["note"] == "rank 1 on n1 left without a word and 4 more (killed?)"
+    for rank in (1, 3, 6, 7):
+        raise_in(run_dir, rank, RuntimeError("[x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [n1]"))
+    assert only(runs)["note"] == "rank 5 on n2 left without a word (killed?)"
+    raise_in(run_dir, 5, hang("no step for 60 s since step 12 (training); stuck in data.py:40 load"))
+    assert only(runs)["note"].startswith(
+        "rank 5 on n2: Hang: no step for 60 s since step 12 (training); stuck in data.py"
+    )
+    assert only(runs)["state"] == "failed"
+
+
+def test_only_the_newest_attempt_counts_even_before_it_has_begun(runs: Path) -> None:
+    run_dir = runs / "digits"
+    attempt(run_dir)
+    raise_in(run_dir, 0, ValueError("of the first"))
+    (run_dir / "claims").mkdir()
+    (run_dir / "claims" / "000001.json").touch()
+    assert only(runs)["note"].endswith("of the first")
+    (run_dir / "claims" / "000002.json").touch()
+    assert only(runs)["note"] == ""
+    causes.note(run_dir, 2, 3, "n1", "KeyError: 'of the second'", lambda stream: None)
+    assert only(runs)["note"] == "rank 3 on n1: KeyError: 'of the second'", "while it was building"
+
+
+def test_why_it_is_to_be_continued(runs: Path) -> None:
+    end(runs / "digits", attempt(runs / "digits"), 5, "continue", {}, "SIGUSR1")
+    assert only(runs)["state"] == "to be continued (SIGUSR1)"
+    rundir.verdict(runs / "digits", 1, 5, "failed", "rank 1: ValueError:\nno")
+    assert (only(runs)["state"], only(runs)["note"]) == ("failed", "rank 1: ValueError: no")
+
+
+def test_a_run_that_gave_up(runs: Path, commands: Path, work: job.Job, clock: Clock) -> None:
+    run_dir = runs / "digits"
+    clock(9)
+    attempt(run_dir)
+    (run_dir / "job.sh").touch()
+    (run_dir / "config.yaml").write_text("name: digits\nfaults:\n  nonfinite: stop\n  retries: 3\nlogger: {}\n")
+    (run_dir / "stalled").write_text("2\n")
+    written(run_dir, 9)
+    clock(0)
+    assert only(runs)["state"] == "running?"
+    (run_dir / "stalled").write_text("3\n")
+    written(run_dir, 8)
+    clock(8)
+    raise_in(run_dir, 0, OSError("stale file handle"))
+    clock(0)
+    assert only(runs)["state"] == "given up (3 starts without a newer checkpoint)"
+    assert only(runs)["note"] == "rank 0 on n1: OSError: stale file handle"
+    stub(commands, "squeue", "echo '17 PENDING BeginTime'")
+    assert only(runs)["state"] == "pending (BeginTime)"
+    (commands / "squeue").unlink()
+    clock(5)
+    config_text = (run_dir / "config.yaml").read_text()
+    submit(run_dir, commands, work, "echo 18")
+    (run_dir / "config.yaml").write_text(config_text)
+    assert only(runs)["state"] == "submitted", "once more, by hand"
 
 
 REFUSED = "0: refused: trainer.devices=4\n3: something\n0:   rule: 0 CUDA devices are visible\n0:   fix:  ...\n"
@@ -527,7 +609,7 @@ def test_a_run_that_is_well_has_no_error_from_its_log(runs: Path, commands: Path
     stub(commands, "squeue", "echo '17 RUNNING None'")
     assert only(runs)["note"] == ""
     raise_in(runs / "digits", 2, ValueError("no"))
-    assert only(runs)["note"] == "rank 2: ValueError: no", "the others may not have seen it yet"
+    assert only(runs)["note"] == "rank 2 on n1: ValueError: no", "the others may not have seen it yet"
 
 
 # -- What else lies there --
@@ -543,12 +625,16 @@ DAMAGE = {
     "attempts.jsonl": ['{"event": "sta', "[1]\n3\nnull\n", '{"event": "start"}\n', '{"event": "start", "time": "x"}\n'],
     "submitted.json": ["", "{", "[]", "17", '{"time": null}', '{"time": 1, "jobs": 17}', '{"time": 1, "jobs": null}'],
     "verdict": ["", "attempt 1\n", "outcome \n", "outcome strange\n"],
-    "errors/rank-0.txt": ["", "x\n", "12", "ValueError: x\n"],
+    "errors/1/rank-0.txt": ["", "x\n", "12", "ValueError: x\n"],
     "tensorboard/events.out.tfevents.1": ["", "x" * 99],
+    "claims/000001.json": ["", "[]"],
+    "stalled": ["", "many", "-1"],
     "job-17.log": ["", "Traceback (most recent call last):", "refused:"],
 }
 DAMAGE["attempts.jsonl"] += [
     '{"event": "start", "time": 1, "hosts": null, "attempt": 1}\n',
+    '{"event": "start", "time": 1, "world_size": "x", "attempt": 1}\n',
+    '{"event": "start", "time": 1, "attempt": []}\n',
     '{"event": "start", "time": 1, "attempt": 1}\n{"event": "end", "time": 2, "attempt": 1, "metrics": null}\n',
     '{"event": "start", "time": 1, "attempt": 1}\n'
     '{"event": "end", "time": 2, "attempt": 1, "metrics": {"test/a": null}}\n',
@@ -560,7 +646,7 @@ def test_damaged_files_count_as_missing(file: str, text: str, runs: Path, comman
     run_dir = runs / "digits"
     submit(run_dir, commands, work)
     attempt(run_dir)
-    (run_dir / file).parent.mkdir(exist_ok=True)
+    (run_dir / file).parent.mkdir(parents=True, exist_ok=True)
     (run_dir / file).write_text(text)
     assert only(runs)["run"] == "digits"
     (run_dir / file).write_bytes(b"\xff\xfe" + text.encode())
@@ -594,7 +680,7 @@ def test_what_is_no_run_is_passed_over(runs: Path) -> None:
 
 def test_lines_fit_a_terminal(runs: Path) -> None:
     for name in ("short", "x" * 90):
-        rundir.end(runs / name, attempt(runs / name), 5, "finished", TESTED)
+        end(runs / name, attempt(runs / name), 5, "finished", TESTED)
     lines = report.lines([runs])
     assert max(map(len, lines)) <= 120
     assert [line.split()[0] for line in lines] == ["run", "short", "x" * 90, "17"]
@@ -606,7 +692,7 @@ def test_lines_fit_a_terminal(runs: Path) -> None:
 def test_the_command_answers_at_once_and_without_torch(runs: Path, commands: Path) -> None:
     for number in range(20):
         run_dir = runs / f"größe {number}"
-        rundir.end(run_dir, attempt(run_dir, f"{number}"), 5, ["finished", "continue"][number % 2], TESTED)
+        end(run_dir, attempt(run_dir, f"{number}"), 5, ["finished", "continue"][number % 2], TESTED)
     stub(commands, "squeue", "exit 0")
     begun = time.perf_counter()
     report.lines([runs])

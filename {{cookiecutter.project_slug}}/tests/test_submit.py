@@ -45,6 +45,8 @@ def test_a_job_is_handed_over_with_all_that_it_needs(desk: Desk, tmp_path: Path)
     assert f"cd {tmp_path}\n" in script and f"export VENV={desk.venv}\n" in script
     assert f"run_dir={shlex.quote(str(run_dir))}\n" in script and 'resume="$run_dir"' in script
     assert OmegaConf.load(run_dir / "config.yaml").run_dir == str(run_dir)
+    typed = ["cluster=slurm", "trainer=ddp_4node", "cluster.time=1:30:00", "name=first"]
+    assert json.loads((run_dir / "overrides.json").read_text()) == typed
     noted = desk.submitted()
     assert noted.pop("time") > 1.7e9
     assert noted == {
@@ -55,7 +57,7 @@ def test_a_job_is_handed_over_with_all_that_it_needs(desk: Desk, tmp_path: Path)
 
 
 def test_nobody_else_can_read_a_run_unless_that_is_wanted(desk: Desk) -> None:
-    written = ["job.sh", "config.yaml", "submitted.json", "made_by.json"]
+    written = ["job.sh", "config.yaml", "overrides.json", "submitted.json", "made_by.json"]
     assert desk.type("cluster=slurm", "run_dir=mine") == 0
     assert mode(Path("mine")) == "700" and {mode(Path("mine") / name) for name in written} == {"600"}
     assert "umask 077\n" in Path("mine/job.sh").read_text()
@@ -229,18 +231,20 @@ def test_resume_hands_the_same_script_over_again(desk: Desk) -> None:
 def test_what_cannot_go_on_is_refused(desk: Desk) -> None:
     assert desk.type("cluster=slurm", "run_dir=mine") == 0
     for typed, words in {
-        ("resume=mine", "seed=3"): "resume=mine alone",
-        ("resume=nowhere",): "not the config of a run",
-        ("resume=mine", "resume=mine"): "resume=mine alone",
+        ("resume=nowhere",): "no such directory",
+        ("resume=mine/job.sh",): "is a file",
+        ("resume=mine/code",): "holds no config.yaml",
+        ("resume=mine", "resume=mine"): "one run goes on at a time",
     }.items():
         assert desk.type(*typed) == 2
         assert words in desk.err
     frozen = Path("mine/config.yaml").read_text()
     for text, words in {
-        "a: [": "not the config of a run",
-        "- a": "not the config of a run",
-        "": "refused: ",
-        "a: 1": "refused: ",
+        "a: [": "is damaged",
+        "- a": "is damaged: no keys",
+        "": "is damaged: no keys",
+        f"{frozen}later: 1\n": f"later is unknown\n  fix:  python {Path('mine/code').absolute()}/submit.py",
+        frozen.replace("\nfaults:", "\nfalts:"): "faults is new here",
         frozen.replace("scheduler: slurm", "scheduler: null"): "no scheduler",
     }.items():
         Path("mine/config.yaml").write_text(text)
@@ -374,24 +378,18 @@ def test_a_users_file_may_say_nothing(text: str, personal: Path) -> None:
 
 
 def test_attempts_and_the_verdict_are_noted(tmp_path: Path) -> None:
-    assert rundir.start(tmp_path, {"SLURM_JOB_ID": "17"}, hosts=["n1"]) == 1
+    rundir.start(tmp_path, 1, {"SLURM_JOB_ID": "17"}, hosts=["n1"])
     with (tmp_path / "attempts.jsonl").open("a") as stream:
         stream.write('{"event": "st')  # cut off by a crash
         stream.write("\n")
-    rundir.end(tmp_path, 1, 500, "continue", {"test/loss": 0.5})
-    assert (tmp_path / "verdict").read_text() == "attempt 1\nstep 500\noutcome continue\n"
-    assert rundir.start(tmp_path, {}) == 2
+    rundir.end(tmp_path, None, 1, 500, "continue", "told\nto", {"test/loss": 0.5})
+    assert (tmp_path / "verdict").read_text() == "attempt 1\nstep 500\noutcome continue\nwhy told to\n"
+    rundir.start(tmp_path, 2, {}, from_step=500)
     assert not (tmp_path / "verdict").exists()
     first, end, second = rundir.events(tmp_path)
     assert (first["job"], first["hosts"], second["job"]) == ("17", ["n1"], None)
+    assert (first["from_step"], second["attempt"], second["from_step"]) == (0, 2, 500)
     assert (end["outcome"], end["step"], end["metrics"]) == ("continue", 500, {"test/loss": 0.5})
-
-
-def test_what_a_rank_raises_is_kept(tmp_path: Path) -> None:
-    with pytest.raises(ValueError), rundir.errors(tmp_path, 3):
-        raise ValueError("first\nsecond")
-    lines = (tmp_path / "errors" / "rank-3.txt").read_text().splitlines()
-    assert re.fullmatch(r"[\d.]+ ValueError: first", lines[0]) and "Traceback" in lines[1]
 
 
 # -- As it is typed --

@@ -14,7 +14,7 @@ FOLDER = Path("/runs/sweep")
 
 def test_members_are_all_combinations_with_a_directory_each() -> None:
     typed = ["cluster=slurm", "seed=1,2", "data=digits", "model.optimizer.lr=1e-3,0.01"]
-    cfgs = sweep.members(typed, FOLDER)
+    cfgs = [cfg for cfg, _ in sweep.members(typed, FOLDER)]
     assert [(cfg.seed, cfg.model.optimizer.lr) for cfg in cfgs] == [(1, 0.001), (1, 0.01), (2, 0.001), (2, 0.01)]
     assert [Path(cfg.run_dir).parent for cfg in cfgs] == [FOLDER] * 4
     names = [Path(cfg.run_dir).name for cfg in cfgs]
@@ -35,7 +35,7 @@ def test_members_are_all_combinations_with_a_directory_each() -> None:
 )
 def test_values_of_all_kinds_vary(typed: str, values: list) -> None:
     key = typed.partition("=")[0]
-    cfgs = sweep.members([typed], FOLDER)
+    cfgs = [cfg for cfg, _ in sweep.members([typed], FOLDER)]
     assert [config.flat(cfg)[key] for cfg in cfgs] == values
     assert all(Path(cfg.run_dir).parent == FOLDER for cfg in cfgs)
 
@@ -79,6 +79,9 @@ def test_a_sweep_is_one_array(desk: Desk) -> None:
     script = desk.noted("sbatch.script")
     assert "#SBATCH --array=0-2%2\n" in script and f'#SBATCH --output="{folder}/job-%A_%a.log"\n' in script
     assert [config.load(path).seed for path in members] == [1, 2, 3]
+    saved = [json.loads((path / "overrides.json").read_text()) for path in members]
+    assert saved == [["cluster=slurm", "trainer=ddp", f"seed={seed}"] for seed in (1, 2, 3)]
+    assert not (folder / "overrides.json").exists()
     for path in members:
         assert (path / "code" / "train.py").read_text() == "# train.py\n" and (path / "code").is_symlink()
     assert json.loads((folder / "submitted.json").read_text())["job"] == "17"
@@ -110,7 +113,7 @@ def test_a_sweep_that_cannot_be_one_array_writes_nothing(typed: list[str], words
 def test_names_may_differ() -> None:
     from {{ cookiecutter.package_name }}.hpc import job
 
-    cfgs = sweep.members(["cluster=slurm", "name=a,b"], FOLDER)
+    cfgs = [cfg for cfg, _ in sweep.members(["cluster=slurm", "name=a,b"], FOLDER)]
     for cfg in cfgs:
         preflight.rules(cfg)
     sweep.refuse_unlike([job.of(cfg, code=Path(cfg.run_dir)) for cfg in cfgs])

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from ..hpc.config import Refused
-from ..hpc.sampler import EvalBatchSampler, GlobalBatchSampler, uniform
+from ..hpc.sampler import EvalBatchSampler, GlobalBatchSampler, ResumableLoader, uniform
 from .files import refuse_large_batch
 
 IGNORED = -100  # cross-entropy's own default: a target that counts for nothing
@@ -85,7 +85,7 @@ class DataModule(L.LightningDataModule):
 
     def _loader(self, dataset: "Indexed", sampler: Any) -> DataLoader:
         # The sampler yields whole batches of indices, so automatic batching is off (batch_size=None).
-        return DataLoader(
+        return ResumableLoader(
             dataset,
             sampler=sampler,
             batch_size=None,

@@ -18,7 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from .config import CONFIGS, Refused, flat, load, meant, nearest, quoted
+from . import move
+from .config import CONFIGS, Refused, flat, meant, nearest, quoted
 from .layout import TEXT
 
 # Keys that decide what code runs. They are written in files of configs/, never typed on a command line.
@@ -53,43 +54,63 @@ def composed(asked: argparse.Namespace) -> DictConfig:
     """The config for parsed arguments; prints it and exits with 0 if `--cfg job` asks for that.
 
     Raises:
-        Refused: a group, choice, key or value that the configs do not know.
+        Refused: a group, choice, key or value that the configs do not know; a run that cannot go on, or not so.
     """
-    resumed = resumes(asked.overrides)
-    cfg = load(resumed) if resumed else compose_overrides(asked.overrides)
+    run_dir, words = resumes(asked.overrides), typed(asked.overrides)
+    cfg = resumed(run_dir, words) if run_dir else compose_overrides(words)
     if asked.cfg:
         try:
             print(OmegaConf.to_yaml(cfg, resolve=asked.resolve), end="")
         except OmegaConfBaseException as error:
             raise Refused("--resolve", None, str(error).splitlines()[0], "--cfg job without --resolve") from None
         sys.exit(0)
+    if run_dir:
+        move.refuse_finished(run_dir, cfg)
     return cfg
 
 
-def resumes(overrides: Sequence[str]) -> Path | None:
-    """The run directory that `resume=` names, if it does.
-
-    Raises:
-        Refused: something else stands beside it: the run's config is frozen.
-    """
-    found = [word.partition("=")[2] for word in overrides if word.startswith("resume=")]
-    if found and len(overrides) > 1:
-        other = next((word for word in overrides if not word.startswith("resume=")), overrides[1])
-        raise Refused(other, None, "a run goes on with the config it was started with", f"resume={found[0]} alone")
+def resumes(argv: Sequence[str]) -> Path | None:
+    """The run directory that `resume=` names, if it does. Raises `Refused` where there are two."""
+    found = [word.partition("=")[2] for word in argv if word.startswith("resume=")]
+    if len(found) > 1:
+        raise Refused(f"resume={found[1]}", None, "one run goes on at a time", f"resume={found[0]} alone")
     return Path(found[0]).expanduser().absolute() if found else None
 
 
-def compose_overrides(overrides: Sequence[str], personal: bool = True) -> DictConfig:
+def typed(argv: Sequence[str]) -> list[str]:
+    """The words of a command line that make a config: neither options nor `resume=`."""
+    return [word for word in argv if not word.startswith(("-", "resume="))]
+
+
+def resumed(run_dir: Path, words: Sequence[str]) -> DictConfig:
+    """The config with which a run goes on: its frozen one or, where words are typed, one that is composed anew.
+
+    Raises:
+        Refused: there is no run that this code can read, or the words ask for other science.
+    """
+    old = move.load(run_dir)
+    if not words and move.at_home(run_dir, old):
+        return old
+    code = run_dir / "code" / "configs"
+    new = compose_overrides(move.said(run_dir, words), configs=code if code.is_dir() else CONFIGS)
+    elsewhere = next((word for word in words if word.lstrip("+~").startswith("run_dir")), None)
+    if elsewhere and (not new.run_dir or not move.at_home(run_dir, new)):
+        raise Refused(elsewhere, None, "a run goes on in its own directory", f"resume={run_dir} without it")
+    return move.moved(run_dir, old, new)
+
+
+def compose_overrides(overrides: Sequence[str], personal: bool = True, configs: Path | None = None) -> DictConfig:
     """The config for these overrides and, if `personal`, this user's own values for the cluster. Raises `Refused`."""
+    configs = configs or CONFIGS
     for override in overrides:
         _refuse_code(override)
     try:
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        with initialize_config_dir(str(configs), version_base="1.3"):
             cfg = hydra_compose("train", [_literal(override) for override in overrides])
     except OmegaConfBaseException as error:
         raise Refused(error.full_key or "config", None, str(error).splitlines()[0], "see --cfg job") from None
     except HydraException as error:
-        _explain(error, overrides)
+        _explain(error, overrides, configs)
     typed_here = {override.partition("=")[0].lstrip("+") for override in overrides}
     for key, value in _personal(str(cfg.cluster.name)).items() if personal else ():
         if key not in cfg.cluster:
@@ -99,11 +120,11 @@ def compose_overrides(overrides: Sequence[str], personal: bool = True) -> DictCo
     return cfg
 
 
-def groups() -> dict[str, list[str]]:
+def groups(configs: Path | None = None) -> dict[str, list[str]]:
     """Config groups and the choices each offers, read from the folder `configs/`."""
     return {
         folder.name: sorted(file.stem for file in folder.glob("*.yaml") if file.stem != "base")
-        for folder in sorted(CONFIGS.iterdir())
+        for folder in sorted((configs or CONFIGS).iterdir())
         if folder.is_dir()
     }
 
@@ -137,7 +158,7 @@ def _refuse_code(override: str) -> None:
         raise Refused(override, None, "what code runs is written in a file, not typed", f"add a file below {CONFIGS}")
 
 
-def _explain(error: HydraException, overrides: Sequence[str]) -> NoReturn:
+def _explain(error: HydraException, overrides: Sequence[str], configs: Path) -> NoReturn:
     """Turn one of Hydra's errors into a refusal that names key, value, rule and fix."""
     text = str(error)
     if isinstance(error, OverrideParseException):
@@ -148,7 +169,7 @@ def _explain(error: HydraException, overrides: Sequence[str]) -> NoReturn:
         ) from None
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.replace(".yaml", "").rpartition("/")
-        choices = groups().get(group, [])
+        choices = groups(configs).get(group, [])
         fix = nearest(choice, choices, "one of them")
         raise Refused(group or choice, choice, f"is one of {', '.join(choices)}", f"{group}={fix}") from None
     if found := re.search(r"Ambiguous value for argument '([^']*)'", text):
@@ -156,7 +177,7 @@ def _explain(error: HydraException, overrides: Sequence[str]) -> NoReturn:
         raise Refused(found.group(1), None, rule, "python submit.py --multirun ..., or key=[a,b]") from None
     if found := re.search(r"Could not override '([^']+)'", text):
         key = found.group(1)
-        known = list(flat(compose_overrides([]))) + list(groups())
+        known = list(flat(compose_overrides([], configs=configs))) + list(groups(configs))
         raise Refused(key, None, "is no group or key of configs/ (+key=value adds one)", meant(key, known)) from None
     cause = error.__cause__ or error
     raise Refused(" ".join(overrides) or "configs/train.yaml", None, str(cause).splitlines()[0], "see --help") from None

@@ -80,12 +80,20 @@ def _reference(name: str, *default: str | None) -> str:
 def load(run_dir: Path) -> DictConfig:
     """The frozen config of a run. Raises `Refused` where there is none that can be read."""
     path = run_dir / "config.yaml"
+    other = f"resume=<a run directory>; what weights are left start a new run: ckpt={run_dir}/checkpoints/last.ckpt"
+    if not run_dir.is_dir():
+        rule = "is a file" if run_dir.exists() else "there is no such directory"
+        raise Refused("resume", run_dir, rule, "resume=<a run directory>", alone=True)
+    if not path.exists():
+        rule = "holds no config.yaml: no run was started here, or it is half-deleted; of a sweep, name one of its runs"
+        raise Refused("resume", run_dir, rule, other, alone=True)
     try:
         cfg = OmegaConf.load(path)
-        assert isinstance(cfg, DictConfig)
-    except (OSError, AssertionError, YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        rule = f"{path} is not the config of a run: {str(error).splitlines()[0] if str(error) else 'no keys'}"
-        raise Refused("resume", run_dir, rule, "resume=<a run directory>", alone=True) from None
+        if not isinstance(cfg, DictConfig) or not cfg:
+            raise ValueError("no keys")
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        rule = f"{path} is damaged: {str(error).splitlines()[0]}"
+        raise Refused("resume", run_dir, rule, other, alone=True) from None
     OmegaConf.set_struct(cfg, True)
     return cfg
 

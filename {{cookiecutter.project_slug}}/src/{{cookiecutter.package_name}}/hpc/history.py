@@ -3,32 +3,29 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from . import rundir
+from . import causes, claim, logs, rundir
+from .logs import text
 
 SKEW = 5  # seconds that the clocks of nodes may differ
-TAIL = 4 * 2**20  # bytes of a log that are read
 BY_SUBMIT = {"submitted.json", "job.sh", "node.sh", "config.yaml"}  # no signs of life of a run
-LABEL = re.compile(r"(?:\s*(\d+): ?)?(?:\[rank\d+\]: ?)?")  # before each line: srun's, and torch's
-# After this line of a log comes another attempt of the same job.
-REQUEUED = re.compile(r"CANCELLED AT \S+ DUE TO (JOB REQUEUE|PREEMPTION|NODE FAILURE)")
-# What the programs around the ranks say; job.sh refuses by `asked for ..., PBS gave ...`.
-ERROR = re.compile(r"(slurmstepd|srun): error|.*CANCELLED AT .* DUE TO TIME LIMIT|.*PBS: job killed|job\.sh: asked")
 
 
 @dataclass(frozen=True)
 class Attempt:
     """One start of a run. Times are unix times."""
 
+    number: int
     start: float
     job: str | None
     hosts: list[str]
+    world_size: int
     end: dict[str, Any] | None  # what attempts.jsonl says of it
 
 
@@ -41,6 +38,7 @@ class Run:
     owner: int  # user id
     attempts: list[Attempt]
     verdict: str | None
+    why: str  # of the verdict
     submitted: dict[str, Any]  # its own submitted.json, or its sweep's
     jobs: list[str]  # all that may have to do with it
     job: str | None  # the one of the last attempt, or that is to make the next
@@ -86,14 +84,22 @@ def read(path: Path, name: str) -> Run:
     if attempts and (attempts[-1].job in jobs or attempts[-1].start >= submitted.get("time", 0)):
         job = attempts[-1].job
         jobs += [job] if job and job not in jobs else []
-    said = re.search(r"(?m)^outcome (\w+)$", _text(path / "verdict"))
-    verdict = said[1] if said else None
-    return Run(path, name, path.stat().st_uid, attempts, verdict, submitted, jobs, job, member or 0)
+    said = text(path / "verdict")
+    verdict, why = (found[1] if (found := re.search(rf"(?m)^{key} (.+)$", said)) else "" for key in ("outcome", "why"))
+    return Run(path, name, path.stat().st_uid, attempts, verdict or None, why, submitted, jobs, job, member or 0)
 
 
 def first_error(run: Run, logs_too: bool) -> str:
-    """The earliest error that a rank left since the last start, else the first that the job's logs tell; or nothing."""
-    return _raised(run) or (_logged(run) if logs_too else "")
+    """What a rank left in the last attempt as the first cause, else what the job's logs tell first; or nothing."""
+    return _raised(run) or (logs.first_error(run.path, run.job) if logs_too else "")
+
+
+def stalled(run: Run) -> int:
+    """Starts in a row without a newer checkpoint, where they were so many that the job gave up; else 0."""
+    count = text(run.path / "stalled").strip()
+    limit = re.search(r"(?m)^faults:\n(?: .*\n)*? +retries: (\d+)", text(run.path / "config.yaml"))
+    since = (_changed(run.path / "stalled") or 0) >= run.asked - SKEW  # not submitted once more after that
+    return int(count) if count.isdecimal() and limit and int(count) >= int(limit[1]) and since else 0
 
 
 def progress(run: Run) -> tuple[int | None, str]:
@@ -130,7 +136,7 @@ def node_hours(run: Run, runs_till: float | None) -> float:
 
 def changes(run: Run) -> list[float]:
     """When the files that the run itself writes were changed last."""
-    files = [path for job in {attempt.job for attempt in run.attempts} for path in _logs(run, job)]
+    files = [path for job in {attempt.job for attempt in run.attempts} for path in logs.files(run.path, job)]
     for folder, inside, names in os.walk(run.path):
         inside[:] = [name for name in inside if name != "code" and name[0] != "."]
         ours = [name for name in names if name not in BY_SUBMIT and not name.endswith(".log")]
@@ -139,56 +145,16 @@ def changes(run: Run) -> list[float]:
 
 
 def _raised(run: Run) -> str:
-    """The earliest of the errors that ranks have left since the last start."""
-    raised = []
-    for path in run.path.glob("errors/rank-*.txt"):
-        text = _text(path)
-        if found := re.match(r"(\d+(?:\.\d+)?) (.+)", text):
-            rule = re.search(r"(?m)^\s*rule: (.+)", text) if found[2].startswith("Refused") else None
-            said = f"{path.stem.replace('-', ' ')}: {found[2]}" + (f": {rule[1]}" if rule else "")
-            raised.append((float(found[1]), said))
-    return min(((when, said) for when, said in raised if when >= run.since - SKEW), default=(0, ""))[1]
-
-
-def _logged(run: Run) -> str:
-    """The first line of the job's logs, after its last requeue, that tells an error."""
-    for path in _logs(run, run.job):
-        text = [line for line in _text(path).splitlines() if line.strip()]
-        start = max((number + 1 for number, line in enumerate(text) if REQUEUED.search(line)), default=0)
-        # srun, which is not buffered, tells that a rank has ended before that rank's own last words arrive.
-        if said := min(_errors(text[start:]), key=lambda said: said.startswith("srun: error"), default=""):
-            return said
-    return ""
-
-
-def _errors(text: Sequence[str]) -> Iterator[str]:
-    for number, line in enumerate(text):
-        label, said = _unlabelled(line)
-        if said.startswith(("refused:", "Traceback (most recent")):
-            # The ranks of an srun talk in between: only what this one says next counts.
-            rest = (more for other, more in map(_unlabelled, text[number + 1 :]) if other == label and more.strip())
-            if said.startswith("Traceback"):
-                yield next((more for more in rest if not more.startswith(" ")), said)
-            else:
-                rule = next(rest, "").strip()
-                yield f"{said}, {rule}" if rule.startswith("rule:") else said
-        elif ERROR.match(said):
-            yield said
-
-
-def _unlabelled(line: str) -> tuple[str | None, str]:
-    """The rank that says it, as far as srun tells, and what it says."""
-    found = LABEL.match(line)
-    return (found[1], line[found.end() :]) if found else (None, line)
-
-
-def _logs(run: Run, job: str | None) -> list[Path]:
-    """Those of one job: of its nodes (PBS), of its script; of a member of a Slurm array, in the sweep's folder."""
-    number = re.match(r"\d+", job or "")
-    if not number or not job:
-        return []
-    script = run.path.parent / f"job-{job}.log" if "_" in job else run.path / f"job-{number[0]}.log"
-    return [*sorted(run.path.glob(f"node-*-{number[0]}.log")), script]
+    """The first cause among what the ranks of the newest attempt have left since it was submitted."""
+    folders = {int(path.name) for path in run.path.glob("errors/*") if path.name.isdecimal()}
+    try:
+        newest = max({claim.newest(run.path), *folders, *(attempt.number for attempt in run.attempts)})
+    except OSError:
+        return ""
+    last = next((attempt for attempt in run.attempts if attempt.number == newest), None)
+    left = [cause for cause in causes.read(run.path, newest) if cause.time >= run.asked - SKEW]
+    cause = causes.first(left, last.world_size if last else 0, last.hosts if last else ())
+    return cause.line if cause else ""
 
 
 def _one(metrics: Mapping[str, float]) -> str:
@@ -225,12 +191,12 @@ def _events(file: Path) -> tuple[int | None, dict[str, float]]:
 
 def _is_run(folder: Path) -> bool:
     made = (folder / "config.yaml").exists() and (folder / "job.sh").exists()
-    return made or (folder / "attempts.jsonl").exists() or any(folder.glob("errors/rank-*.txt"))
+    return made or (folder / "attempts.jsonl").exists() or any(folder.glob("errors/*/rank-*.txt"))
 
 
 def _member(path: Path) -> int | None:
     """Index of a run in its sweep."""
-    names = [Path(line).name for line in _text(path.parent / "members").splitlines()]
+    names = [Path(line).name for line in text(path.parent / "members").splitlines()]
     return names.index(path.name) if path.name in names else None
 
 
@@ -243,13 +209,18 @@ def _number(job: str, scheduler: str | None, index: int | None) -> str:
 
 
 def _attempts(path: Path) -> list[Attempt]:
-    try:
-        events = [event for event in rundir.events(path) if _sound(event, hosts=list, metrics=dict)]
-    except ValueError:  # not UTF-8
-        return []
+    kinds = {"hosts": list, "metrics": dict, "attempt": int, "world_size": int}
+    events = [event for event in rundir.events(path) if _sound(event, **kinds)]
     ends = {event.get("attempt"): event for event in events if event.get("event") == "end"}
     return [
-        Attempt(event["time"], event.get("job"), event.get("hosts", []), ends.get(event.get("attempt")))
+        Attempt(
+            event.get("attempt", 0),
+            event["time"],
+            event.get("job"),
+            event.get("hosts", []),
+            event.get("world_size", 0),
+            ends.get(event.get("attempt")),
+        )
         for event in events
         if event.get("event") == "start"
     ]
@@ -257,7 +228,7 @@ def _attempts(path: Path) -> list[Attempt]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        note = json.loads(_text(path))
+        note = json.loads(text(path))
     except ValueError:
         return {}
     return note if _sound(note, jobs=list) else {}
@@ -268,16 +239,6 @@ def _sound(note: Any, **kinds: type) -> bool:
     if not isinstance(note, dict) or not isinstance(note.get("time"), int | float):
         return False
     return all(isinstance(note.get(key, kind()), kind) for key, kind in kinds.items())
-
-
-def _text(path: Path) -> str:
-    """The end of a text file; nothing where there is none."""
-    try:
-        with path.open("rb") as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL))
-            return stream.read().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _changed(path: Path) -> float | None:

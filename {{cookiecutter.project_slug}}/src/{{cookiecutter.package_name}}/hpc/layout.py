@@ -113,15 +113,15 @@ class Layout:
     world_size: int
     data_parallel_size: int
     micro_batch_size: int
+    device: str  # of a run on one device
 
 
 def layout(cfg: DictConfig) -> Layout:
     """world = nodes * devices = data-parallel * tensor-parallel; global batch = data-parallel * accumulate * micro."""
     world = cfg.trainer.num_nodes * cfg.trainer.devices
     data_parallel = world // cfg.strategy.tensor_parallel_size
-    return Layout(
-        world, data_parallel, cfg.data.global_batch_size // (data_parallel * cfg.trainer.accumulate_grad_batches)
-    )
+    micro_batch = cfg.data.global_batch_size // (data_parallel * cfg.trainer.accumulate_grad_batches)
+    return Layout(world, data_parallel, micro_batch, "cpu" if cfg.trainer.accelerator == "cpu" else "cuda:0")
 
 
 # Keys whose values are words, not numbers: an account 0123 or a partition called no stays what was typed.

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.checkpoint import checkpoint
 
@@ -65,16 +66,53 @@ def clip_gradients(module: L.LightningModule, max_norm: float | None) -> Tensor:
     DeepSpeed owns its gradients and clips them itself (by `trainer.gradient_clip_val` too); what it reports is the norm
     of the step before.
     """
-    engine: Any = module.trainer.model
-    if hasattr(engine, "get_global_grad_norm"):
-        return torch.as_tensor(engine.get_global_grad_norm() or 0.0, device=module.device)
+    if (norm := _deepspeed_norm(module)) is not None:
+        return norm
     groups = _by_mesh(p for p in module.parameters() if p.grad is not None)
     norms = [get_total_norm([p.grad for p in group if p.grad is not None]) for group in groups]
     norm = torch.stack([_whole(norm) for norm in norms]).norm()
     if max_norm:
         for group in groups:
             clip_grads_with_norm_(group, max_norm, norm)
+    if getattr(module, "skip_not_finite", False):
+        # As torch.amp.GradScaler does it: a fused optimizer looks at this on the device and leaves the step out.
+        module.trainer.optimizers[0].found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
+    module.gradient_norm = norm  # type: ignore[assignment]
     return norm
+
+
+def gradient_norm(module: L.LightningModule) -> Tensor | None:
+    """The norm of the last step's gradients, scalar; None before the first and for a module that clips by itself."""
+    norm = _deepspeed_norm(module)
+    return getattr(module, "gradient_norm", None) if norm is None else norm
+
+
+def settle_buckets(trainer: L.Trainer, module: Any) -> None:
+    """Let DDP choose the buckets it sums gradients in, by one backward whose gradients are thrown away.
+
+    It chooses anew after the first backward, so a run that goes on would sum its first step in another order than the
+    run it continues. Called at each start, before the state of random numbers is restored.
+    """
+    ddp: Any = trainer.strategy.model
+    if not isinstance(ddp, DistributedDataParallel):
+        return
+    kept = [buffer.clone() for buffer in module.buffers()]
+    with torch.random.fork_rng([module.device] if module.device.type == "cuda" else []):
+        inputs = trainer.precision_plugin.convert_input(module.network.example_input(1).to(module.device))
+        with trainer.precision_plugin.forward_context():
+            outputs = ddp(inputs)
+        outputs.float().sum().backward()
+    ddp.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for buffer, value in zip(module.buffers(), kept, strict=True):
+            buffer.copy_(value)
+
+
+def _deepspeed_norm(module: L.LightningModule) -> Tensor | None:
+    engine: Any = module.trainer.model
+    if not hasattr(engine, "get_global_grad_norm"):
+        return None
+    return torch.as_tensor(engine.get_global_grad_norm() or 0.0, device=module.device)
 
 
 def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:

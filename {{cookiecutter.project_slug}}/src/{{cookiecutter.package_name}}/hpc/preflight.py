@@ -1,6 +1,5 @@
 """May this run start? Rules on the config, told on a login node before the queue."""
 
-import re
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,13 +13,10 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from . import signatures
+from . import sections, signatures
 from .commandline import PERSONAL
-from .config import PACKAGE, Refused, flat, nearest, typed
-from .job import clock, walltime
-from .layout import Cluster, Run, Strategy, Trainer, layout
-
-PRECISIONS = ["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true"]
+from .config import PACKAGE, Refused, flat, typed
+from .layout import Checkpoint, Cluster, Faults, Run, Strategy, Trainer
 
 
 def check(cfg: DictConfig) -> None:
@@ -44,12 +40,14 @@ def rules(cfg: DictConfig) -> None:
     trainer = typed(Trainer, cfg.trainer, "trainer", only_ours=True)
     strategy = typed(Strategy, cfg.strategy, "strategy")
     cluster = typed(Cluster, cfg.cluster, "cluster")
-    _run_rules(run)
-    _trainer_rules(trainer, cluster)
-    _cluster_rules(cluster, trainer, cfg)
+    sections.run(run)
+    sections.trainer(trainer, cluster)
+    sections.cluster(cluster, cfg)
+    sections.checkpoint(typed(Checkpoint, cfg.checkpoint, "checkpoint"))
+    sections.faults(typed(Faults, cfg.faults, "faults"), strategy)
     _strategy_rules(strategy, trainer, cfg)
     _network_rules(strategy, cfg)
-    _batch_rules(cfg)
+    sections.batch(cfg)
     _bind_targets(cfg.data, "data")
 
 
@@ -88,46 +86,6 @@ def _complete(cfg: DictConfig) -> None:
             continue  # a number derived from others that are wrong: the rules on those will tell
 
 
-def _run_rules(run: Run) -> None:
-    name = run.name
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", name) or name in ("bash", "interactive"):
-        # It names files, and the job; schedulers take no more, and Lightning treats jobs called bash as no jobs.
-        other = re.sub(r"[^A-Za-z0-9._+-]+", "_", name).strip("._+-")
-        rule = "is up to 100 letters, digits and . _ + -, a letter or digit first (and not bash or interactive)"
-        raise Refused("name", repr(name), rule, f"name={other if other not in ('', name) else 'my_run'}"[:100])
-    _one_of("dirty_tree", run.dirty_tree, ["snapshot", "refuse"])
-    if run.run_dir and re.search(r"[\x00-\x1f]", run.run_dir):
-        raise Refused("run_dir", repr(run.run_dir), "is a path of one line", "run_dir=<a directory>")
-    if run.test_only and not run.ckpt:
-        raise Refused("test_only", True, "evaluates the weights of a checkpoint", "ckpt=<checkpoint> test_only=true")
-
-
-def _cluster_rules(cluster: Cluster, trainer: Trainer, cfg: DictConfig) -> None:
-    if cluster.scheduler is not None:
-        _one_of("cluster.scheduler", cluster.scheduler, ["slurm", "pbs"])
-    for key in ("account", "partition", "qos", "constraint", "interface"):
-        if re.search(r"[^!-~]|[\"'`\\$#;]", getattr(cluster, key) or ""):
-            rule = "is one word as the scheduler lists it, without quotes"
-            raise Refused(f"cluster.{key}", repr(getattr(cluster, key)), rule, f"cluster.{key}=<{key}>")
-    for line in (*cluster.options, *cluster.setup, cluster.launcher, cluster.container or ""):
-        if "\n" in line:
-            raise Refused("cluster", repr(line), "options and setup are single lines", "one list entry per line")
-    for key, value in cluster.env.items():
-        if not re.fullmatch(r"[A-Za-z_]\w*", str(key)) or re.search(r'["`\\\n]|\$\(', str(value)):
-            rule = "is NAME: value; the value stands between double quotes in the job script, $VARIABLES are filled in"
-            raise Refused(f"cluster.env.{key}", repr(value), rule, "leave out quotes, backslashes and commands")
-    asked = walltime("cluster.time", cluster.time)
-    if cluster.max_time and asked > (most := walltime("cluster.max_time", cluster.max_time)):
-        rule = f"cluster={cluster.name} lets a job run {cluster.max_time}"
-        raise Refused("cluster.time", cluster.time, rule, f"cluster.time={clock(most)}")
-    for key in ("chain", "rendezvous_seconds"):
-        _at_least(f"cluster.{key}", getattr(cluster, key), 1)
-    workers, cores = OmegaConf.select(cfg, "data.num_workers") or 0, cluster.cores_per_gpu
-    if cluster.scheduler and cores and workers > cores:
-        rule = f"a task on {cluster.name} has {cores} cores (cluster.cores_per_gpu)"
-        raise Refused("data.num_workers", workers, rule, f"data.num_workers={max(cores - 1, 1)}")
-
-
 def files(cfg: DictConfig) -> None:
     """What the config points at is there and can be used, seen from here. Fills in what data say of themselves.
 
@@ -142,37 +100,10 @@ def files(cfg: DictConfig) -> None:
     _bind_targets(whole)
 
 
-def _trainer_rules(trainer: Trainer, cluster: Cluster) -> None:
-    _one_of("trainer.accelerator", trainer.accelerator, ["cpu", "gpu"])
-    _one_of("trainer.precision", trainer.precision, PRECISIONS)
-    if trainer.devices is None:
-        rule = f"cluster={cluster.name} does not say how many GPUs a node has"
-        raise Refused("trainer.devices", "null", rule, "trainer.devices=<devices per node>")
-    for key in ("num_nodes", "devices", "accumulate_grad_batches"):
-        _at_least(f"trainer.{key}", getattr(trainer, key), 1)
-    _at_least("trainer.max_steps", trainer.max_steps, -1)
-    _at_least("trainer.gradient_clip_val", trainer.gradient_clip_val or 0, 0)
-    _one_of("trainer.gradient_clip_algorithm", trainer.gradient_clip_algorithm or "norm", ["norm"])
-    if cluster.max_nodes and trainer.num_nodes > cluster.max_nodes:
-        rule = f"cluster={cluster.name} has {cluster.max_nodes} node{'s' * (cluster.max_nodes > 1)}"
-        raise Refused(
-            "trainer.num_nodes", trainer.num_nodes, rule, f"trainer.num_nodes={cluster.max_nodes} or another cluster="
-        )
-    gpus = cluster.gpus_per_node
-    if trainer.accelerator == "gpu" and gpus and trainer.devices > gpus:
-        rule = f"a node of cluster={cluster.name} has {gpus} GPUs"
-        raise Refused("trainer.devices", trainer.devices, rule, f"trainer.devices={gpus}")
-    if trainer.accelerator == "cpu" and trainer.precision.startswith("16"):
-        # Lightning would train in bf16 instead and only warn: that is another number than the one asked for.
-        raise Refused(
-            "trainer.precision", trainer.precision, "CPUs train in 32, 64 or bf16", "trainer.precision=bf16-mixed"
-        )
-
-
 def _strategy_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> None:
     world = trainer.num_nodes * (trainer.devices or 1)
     tensor = strategy.tensor_parallel_size
-    _at_least("strategy.tensor_parallel_size", tensor, 1)
+    sections.at_least("strategy.tensor_parallel_size", tensor, 1)
     if strategy.name == "single" and world > 1:
         raise Refused("trainer.devices", trainer.devices, "strategy=single trains on one device", "strategy=ddp")
     if tensor > 1 and strategy.name not in ("fsdp", "tensor_parallel"):
@@ -230,19 +161,6 @@ def _network_rules(strategy: Strategy, cfg: DictConfig) -> None:
             )
 
 
-def _batch_rules(cfg: DictConfig) -> None:
-    size = cfg.data.global_batch_size
-    if not isinstance(size, int):
-        raise Refused("data.global_batch_size", size, "is of type int", "data.global_batch_size=64")
-    _at_least("data.global_batch_size", size, 1)
-    shares = layout(cfg).data_parallel_size * cfg.trainer.accumulate_grad_batches
-    if size % shares:
-        below, above = size // shares * shares, -(-size // shares) * shares
-        rule = f"divides by data-parallel size * accumulate_grad_batches = {shares}"
-        fix = " or ".join(f"data.global_batch_size={n}" for n in (below, above) if n)
-        raise Refused("data.global_batch_size", size, rule, fix)
-
-
 def _bind_targets(cfg: DictConfig, prefix: str = "") -> None:
     for key, node in signatures.targets(OmegaConf.to_container(cfg, resolve=True), prefix):
         signatures.bind(key, node)
@@ -257,16 +175,6 @@ def _ask_nodes(node: Any, cfg: DictConfig) -> None:
         for key, value in (getattr(import_module(module), function)(node, cfg) or {}).items():
             if node[key] is None:
                 node[key] = value
-
-
-def _one_of(key: str, value: str, choices: list[str]) -> None:
-    if value not in choices:
-        raise Refused(key, value, f"is one of {', '.join(choices)}", f"{key}={nearest(value, choices, choices[0])}")
-
-
-def _at_least(key: str, value: float, least: int) -> None:
-    if value < least:
-        raise Refused(key, value, f"is at least {least}", f"{key}={max(least, 1)}")
 
 
 def _divisors(number: int, near: int) -> int:

@@ -13,10 +13,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from . import launch, preflight, rundir
+from . import begin, launch, preflight, rundir
 from .config import PROJECT, Refused
 from .launch import Place
 
+READING = 1800  # seconds that ranks may take to look through a checkpoint's files
 PACKAGES = ("torch", "lightning", "deepspeed", "hydra-core")
 
 
@@ -47,15 +48,12 @@ def placed(cfg: DictConfig, place: Place, environ: Mapping[str, str]) -> None:
 
 def together(
     cfg: DictConfig, place: Place, fresh: Path, frozen: bool, environ: MutableMapping[str, str]
-) -> tuple[list[str], Any]:
-    """Bring the ranks together, refuse what differs, and make the run directory that all of them see.
+) -> begin.Beginning:
+    """Bring the ranks together, refuse what differs, make the run directory that all of them see, and begin.
 
     Args:
         fresh: the run directory that this rank would choose; rank 0's is taken.
         frozen: the config holds what the data say of themselves, so one process per node is enough to look at them.
-
-    Returns:
-        The nodes' names, and the store that rank 0 serves: it lives until rank 0 drops it.
 
     Raises:
         Refused: on every rank, with the message of the first that has one.
@@ -65,7 +63,7 @@ def together(
         agree([mine])
         cfg.run_dir = str(fresh)
         rundir.create(fresh, cfg.group_readable)
-        return [mine["host"]], None
+        return begin.alone(fresh, mine["host"], environ)
     launch.settle(place, cfg.cluster.master_addr_suffix, environ)
     seconds = cfg.cluster.rendezvous_seconds
     store = launch.meet(place, environ, seconds)
@@ -80,7 +78,8 @@ def together(
     for topic, makes in {"run_dir made": True, "run_dir seen": False}.items():
         seen = {"host": mine["host"], "refused": _in_run_dir(cfg, place, makes)}
         agree(launch.exchange(store, place, topic, seen, seconds))
-    return list(dict.fromkeys(fact["host"] for fact in known)), store
+    hosts = list(dict.fromkeys(fact["host"] for fact in known))
+    return begin.together(Path(cfg.run_dir), place, hosts, store, max(seconds, READING), environ)
 
 
 def facts(cfg: DictConfig, place: Place, environ: Mapping[str, str], look: bool = True) -> dict[str, Any]:
@@ -91,7 +90,7 @@ def facts(cfg: DictConfig, place: Place, environ: Mapping[str, str], look: bool 
         if look:
             preflight.files(cfg)
     except Refused as refused:
-        known["refused"] = _told(refused)
+        known["refused"] = begin.told(refused)
     known["config"] = f"{zlib.crc32(repr(OmegaConf.to_container(cfg, resolve=True)).encode()):08x}"
     if place.local_rank == 0:
         known["code"] = f"{_code_sum():08x}"
@@ -205,12 +204,8 @@ def _in_run_dir(cfg: DictConfig, place: Place, makes: bool) -> list[str | None] 
     try:
         rundir.create(Path(cfg.run_dir), cfg.group_readable, there=not makes)
     except Refused as refused:
-        return _told(refused)
+        return begin.told(refused)
     return None
-
-
-def _told(refused: Refused) -> list[str | None]:
-    return [refused.key, None if refused.value is None else str(refused.value), refused.rule, refused.fix]
 
 
 def _code_sum() -> int:

@@ -1,6 +1,8 @@
 """What is written beside the scalars: the resolved config, hyperparameters with their result, histograms."""
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +21,42 @@ from torch.utils.tensorboard.summary import hparams
 from torch.utils.tensorboard.writer import FileWriter
 
 from . import rundir, snapshot
-from .config import flat, frozen
+from .begin import Beginning
+from .checkpoint import Checkpoint
+from .config import build, flat, frozen
 from .launch import Place
 
 
-@rank_zero_only
-def begin(trainer: L.Trainer, cfg: DictConfig, launcher: str, hosts: list[str]) -> int:
-    """Note the attempt and keep what made the run: config, code, versions. The attempt's number."""
-    run_dir = Path(cfg.run_dir)
-    text = frozen(cfg)
-    for logger in _tensorboards(trainer):
-        logger.experiment.add_text("config", f"```yaml\n{text}```")
+def begin(cfg: DictConfig, place: Place, beginning: Beginning) -> None:
+    """On rank 0, before anything is logged: note the attempt, and keep what made the run: config, code, versions."""
+    run_dir, found = Path(cfg.run_dir), beginning.checkpoint
+    cut(run_dir, found.note.get("logs", {}) if found else {})
     if not (run_dir / "config.yaml").exists():
-        (run_dir / "config.yaml").write_text(text, encoding="utf-8")
+        (run_dir / "config.yaml").write_text(frozen(cfg), encoding="utf-8")
         snapshot.made_by(run_dir)
-    gpus = 0 if trainer.accelerator.__class__.__name__ == "CPUAccelerator" else cfg.trainer.devices
-    return rundir.start(
+    rundir.start(
         run_dir,
+        beginning.attempt,
         os.environ,
-        launcher=launcher,
-        hosts=hosts,
-        world_size=trainer.world_size,
-        gpus_per_node=gpus,
+        from_step=found.step if found else 0,
+        launcher=place.launcher,
+        hosts=beginning.hosts,
+        world_size=cfg.trainer.num_nodes * cfg.trainer.devices,
+        gpus_per_node=0 if cfg.trainer.accelerator == "cpu" else cfg.trainer.devices,
     )
 
 
-def finish(trainer: L.Trainer, cfg: DictConfig, attempt: int | None, metrics: dict[str, Any]) -> None:
-    """All ranks have come to the end: rank 0 leaves the verdict."""
-    trainer.strategy.barrier()
-    if attempt is not None:  # as on rank 0
-        values = {name: float(value) for name, value in metrics.items()}
-        rundir.end(Path(cfg.run_dir), attempt, trainer.global_step, "finished", values)
+def logger(cfg: DictConfig, found: Checkpoint | None) -> Any:
+    """The logger of the config, told where its curves go on."""
+    goes_on = found is not None and str(cfg.logger._target_).endswith("TensorBoardLogger")
+    return build(cfg.logger, **({"purge_step": found.step + 1} if goes_on and found else {}))
+
+
+@rank_zero_only
+def config(trainer: L.Trainer, cfg: DictConfig) -> None:
+    """The resolved config as a text, for TensorBoard's TEXT page."""
+    for board in _tensorboards(trainer):
+        board.experiment.add_text("config", f"```yaml\n{frozen(cfg)}```")
 
 
 def environment(place: Place) -> ClusterEnvironment:
@@ -70,6 +77,44 @@ def result(trainer: L.Trainer, cfg: DictConfig, metrics: dict[str, Any]) -> None
         for summary in hparams(plain, dict.fromkeys(final, 0)):
             writer.add_summary(summary)
         writer.close()
+
+
+def flushed(trainer: L.Trainer) -> dict[str, int]:
+    """Make TensorBoard's files durable; the bytes of each, so that a run that goes on from here can cut them there."""
+    sizes = {}
+    for logger in _tensorboards(trainer):
+        logger.experiment.flush()
+        for file in Path(logger.log_dir).glob("events.out.tfevents.*"):
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())
+            sizes[str(file.relative_to(trainer.default_root_dir))] = file.stat().st_size
+    return sizes
+
+
+def cut(run_dir: Path, sizes: Mapping[str, int]) -> None:
+    """Take away what was logged after a checkpoint: the steps that follow it will be logged again."""
+    for file in run_dir.rglob("events.out.tfevents.*"):
+        size = sizes.get(str(file.relative_to(run_dir)))
+        if size is None:
+            file.unlink()
+        elif file.stat().st_size > size:
+            os.truncate(file, size)
+
+
+def skip(run_dir: Path, step: int, attempt: int) -> None:
+    """The samples up to this step of this attempt are to be left out when the run goes on from an earlier one."""
+    with (run_dir / "skipped.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps({"step": step, "attempt": attempt}) + "\n")
+
+
+def skipped(run_dir: Path, step: int, attempt: int) -> int:
+    """How many global batches to leave out after the checkpoint of this step, which this attempt wrote."""
+    try:
+        lines = (run_dir / "skipped.jsonl").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    notes = [json.loads(line) for line in lines]
+    return sum(note["step"] - step for note in notes if note["attempt"] >= attempt and note["step"] > step)
 
 
 class Histograms(L.Callback):

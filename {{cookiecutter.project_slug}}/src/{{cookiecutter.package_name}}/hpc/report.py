@@ -56,6 +56,7 @@ def row(run: Run, told: dict[str, State] | None, now: float) -> Row:
     note = state.why if short == state.word else ""
     if state.word != "finished" and not note:
         note = history.first_error(run, logs_too=not (state.active or state.word in WELL))
+        note = note or (run.why if run.verdict == state.word == "failed" else "")
     step, metric = history.progress(run)
     hosts = len(run.attempts[-1].hosts) if run.attempts else 0
     runs_on = state.word in ("running", "completing") and job == run.job
@@ -118,8 +119,10 @@ def _judged(run: Run, told: dict[str, State] | None, now: float) -> tuple[str | 
     error = run.submitted.get("error")
     if error and run.asked >= run.since:
         return run.job, State("not submitted", str(error).removeprefix("not submitted").removeprefix(": "))
+    if starts := history.stalled(run):
+        return run.job, State("given up", f"{starts} starts without a newer checkpoint")
     if run.verdict in OUTCOMES:
-        return run.job, State(OUTCOMES[run.verdict])
+        return run.job, State(OUTCOMES[run.verdict], run.why if run.verdict == "continue" else "")
     if run.job in known:
         return run.job, known[run.job]
     return run.job, State(_guessed(run, asked=told is not None and run.job is not None, now=now))

@@ -5,12 +5,10 @@ import json
 import os
 import socket
 import time
-import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from . import launch
 from .config import PROJECT, Refused
@@ -18,6 +16,12 @@ from .config import PROJECT, Refused
 # Set by the process that chose the directory for those it starts: they must not choose again.
 CHOSEN = "HPC_RUN_DIR"
 ROOM = 16 * 2**20  # bytes that must be free to begin with
+
+
+class Owner(Protocol):
+    """Who may write, as `claim.Claim`."""
+
+    def mine(self) -> bool: ...
 
 
 def choose(asked: str | None, name: str, now: datetime, environ: Mapping[str, str], step: str = "0") -> Path:
@@ -66,59 +70,74 @@ def refuse_used(path: Path) -> None:
         raise Refused("run_dir", path, rule, f"python submit.py resume={path}, or another run_dir=")
 
 
-def start(path: Path, environ: Mapping[str, str], **facts: Any) -> int:
-    """Note the beginning of an attempt and take away the verdict of the one before; its number, from 1 on."""
+def start(path: Path, attempt: int, environ: Mapping[str, str], from_step: int = 0, **facts: Any) -> None:
+    """Note the beginning of an attempt, whose number the claim gave, and take away the verdict of the one before.
+
+    Args:
+        from_step: of the checkpoint that it goes on from.
+    """
     (path / "verdict").unlink(missing_ok=True)
-    attempt = 1 + sum(event["event"] == "start" for event in events(path))
     job = launch.job_id(environ) or None
-    _note(path, {"event": "start", "attempt": attempt, "time": time.time(), "job": job, **facts})
-    return attempt
+    now = {"event": "start", "attempt": attempt, "time": time.time()}
+    _note(path, now | {"job": job, "from_step": from_step, **facts})
 
 
-def end(path: Path, attempt: int, step: int, outcome: str, metrics: Mapping[str, float]) -> None:
-    """Note the end of an attempt and leave the verdict, whole or not at all: `continue`, `finished` or `failed`."""
-    _note(
-        path,
-        {"event": "end", "attempt": attempt, "time": time.time(), "outcome": outcome, "step": step}
-        | {"metrics": dict(metrics)},
-    )
-    aside = path / "verdict.part"
-    aside.write_text(f"attempt {attempt}\nstep {step}\noutcome {outcome}\n")
+def end(
+    path: Path,
+    claim: Owner | None,
+    attempt: int,
+    step: int,
+    outcome: str,
+    why: str = "",
+    metrics: Mapping[str, float] | None = None,
+) -> None:
+    """Note the end of an attempt and leave the verdict.
+
+    Raises:
+        PermissionError: another attempt has the directory by now.
+    """
+    if claim and not claim.mine():
+        raise PermissionError(errno.EPERM, "another attempt has taken over", str(path))
+    now = {"event": "end", "attempt": attempt, "time": time.time()}
+    _note(path, now | {"outcome": outcome, "step": step, "why": why, "metrics": dict(metrics or {})})
+    verdict(path, attempt, step, outcome, why)
+
+
+def verdict(path: Path, attempt: int, step: int, outcome: str, why: str = "") -> None:
+    """What the job script goes by, whole or not at all and on the disk: `continue`, `finished` or `failed`."""
+    aside = path / f".verdict-{socket.gethostname()}-{os.getpid()}"  # any rank may be the one that fails
+    with aside.open("w", encoding="utf-8") as stream:
+        stream.write(f"attempt {attempt}\nstep {step}\noutcome {outcome}\nwhy {' '.join(why.split())}\n")
+        stream.flush()
+        os.fsync(stream.fileno())
     aside.replace(path / "verdict")
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def events(path: Path) -> list[dict[str, Any]]:
     """What attempts.jsonl holds; a line that a crash cut short is left out."""
     try:
-        lines = (path / "attempts.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (path / "attempts.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
     known = []
     for line in lines:
         try:
-            known.append(json.loads(line))
+            event = json.loads(line)
         except ValueError:
             continue
+        known += [event] if isinstance(event, dict) else []
     return known
 
 
-@contextmanager
-def errors(path: Path, rank: int) -> Iterator[None]:
-    """Keep what this rank raises in a file of its own: exit codes are masked and logs are long."""
-    try:
-        yield
-    except Exception as error:
-        folder = path / "errors"
-        folder.mkdir(exist_ok=True)
-        said = str(error).splitlines()[0] if str(error) else ""
-        text = f"{time.time():.3f} {type(error).__name__}: {said}\n{traceback.format_exc()}"
-        (folder / f"rank-{rank}.txt").write_text(text, encoding="utf-8")
-        raise
-
-
 def _note(path: Path, event: dict[str, Any]) -> None:
-    with (path / "attempts.jsonl").open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(event) + "\n")
+    with (path / "attempts.jsonl").open("a+b") as stream:
+        whole = not stream.tell() or os.pread(stream.fileno(), 1, stream.tell() - 1) == b"\n"  # no crash cut it short
+        stream.write(("" if whole else "\n").encode() + json.dumps(event).encode() + b"\n")
 
 
 def _write_a_little(path: Path, size: int) -> None:

@@ -1,10 +1,11 @@
 """One global order of samples, and random numbers tied to a sample: neither depends on how many ranks there are."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Sampler
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
@@ -23,11 +24,16 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.num_ranks = num_ranks
         self.micro_batch_size = global_batch_size // (num_ranks * accumulate)
         self.seed = seed
-        self.epoch = 0
+        self.epoch = self.start = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Lightning calls this before each epoch."""
-        self.epoch = epoch
+        if epoch != self.epoch:
+            self.epoch, self.start = epoch, 0
+
+    def go_to(self, epoch: int, start: int) -> None:
+        """Go on in this epoch with global batch number `start`. The length stays that of a whole epoch."""
+        self.epoch, self.start = epoch, start
 
     def __len__(self) -> int:
         micro_steps = self.global_batch_size // (self.micro_batch_size * self.num_ranks)
@@ -37,9 +43,24 @@ class GlobalBatchSampler(Sampler[list[int]]):
         generator = torch.Generator().manual_seed(_key(self.seed, self.epoch))
         order = torch.randperm(self.num_samples, generator=generator)
         stride = self.micro_batch_size * self.num_ranks
-        for step in range(len(self)):
+        for step in range(self.start * self.global_batch_size // stride, len(self)):
             start = step * stride + self.rank * self.micro_batch_size
             yield order[start : start + self.micro_batch_size].tolist()
+
+
+class ResumableLoader(DataLoader):
+    """A loader over a `GlobalBatchSampler` that goes on in the middle of an epoch.
+
+    By these two methods Lightning knows that it can. How far training has come is not known here, as workers fetch
+    ahead: resume.py says it.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state and isinstance(self.sampler, GlobalBatchSampler):
+            self.sampler.go_to(state["epoch"], state["global_batch"])
 
 
 class EvalBatchSampler(Sampler[list[int]]):

@@ -68,17 +68,26 @@ def _from_fields(node: ast.ClassDef) -> Signature:
 
 
 def _base(module: str, node: ast.ClassDef, library: Callable[[str], Signature], *, follow: bool) -> Signature | None:
-    """The signature of the first base class; of a library's only if `follow`, as that may cost an import."""
+    """The signature of the first base class that has one, mixins come before it; of a library's only if `follow`."""
+    mixins: Signature | None = None
     for base in map(ast.unparse, node.bases):
-        first, *rest = base.split(".")
-        if _find(module, first) is not None:
-            return read(f"{module}.{base}", library)
-        target = ".".join([_imports(module).get(first, first), *rest])
-        if target.split(".")[0] == PACKAGE:
-            return read(target, library)
-        if follow:
-            return library(target)
-    return None
+        found = _base_called(base, module, library, follow=follow)
+        if found and mixins:
+            found = replace(found, members=mixins.members + found.members)
+        if found and (found.parameters or not found.accepts_any):
+            return found
+        mixins = found or mixins
+    return mixins
+
+
+def _base_called(base: str, module: str, library: Callable[[str], Signature], *, follow: bool) -> Signature | None:
+    first, *rest = base.split(".")
+    if _find(module, first) is not None:
+        return read(f"{module}.{base}", library)
+    target = ".".join([_imports(module).get(first, first), *rest])
+    if target.split(".")[0] == PACKAGE:
+        return read(target, library)
+    return library(target) if follow else None  # it may cost an import
 
 
 def _from_arguments(arguments: ast.arguments, skip: int) -> Signature:

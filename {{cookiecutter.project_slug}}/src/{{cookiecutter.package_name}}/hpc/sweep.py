@@ -17,8 +17,8 @@ from .layout import TEXT
 MOST = 1000  # members; Slurm's default MaxArraySize is 1001
 
 
-def members(overrides: Sequence[str], folder: Path) -> list[DictConfig]:
-    """A config per combination, each with a run directory of its own below `folder`, named by what varies.
+def members(overrides: Sequence[str], folder: Path) -> list[tuple[DictConfig, list[str]]]:
+    """Per combination a config, with a run directory of its own below `folder`, named by what varies; and its words.
 
     Raises:
         Refused: nothing varies, too much does, or what any config refuses.
@@ -31,14 +31,14 @@ def members(overrides: Sequence[str], folder: Path) -> list[DictConfig]:
     combinations = list(product(*choices))
     if len(combinations) > MOST:
         raise Refused("--multirun", len(combinations), f"at most {MOST} runs make an array", "fewer values")
-    cfgs = []
+    found = []
     for number, words in enumerate(combinations):
         varied = [word for word, values in zip(words, choices, strict=True) if len(values) > 1]
         name = re.sub(r"[^A-Za-z0-9._=+-]+", "_", "_".join([str(number), *varied]))[:120]
         cfg = compose_overrides(words)
         cfg.run_dir = str(folder / name)
-        cfgs.append(cfg)
-    return cfgs
+        found.append((cfg, list(words)))
+    return found
 
 
 def refuse_unlike(jobs: Sequence[Job]) -> None:

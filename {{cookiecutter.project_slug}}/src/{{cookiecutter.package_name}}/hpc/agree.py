@@ -1,0 +1,54 @@
+"""What all ranks must decide alike, agreed about once a second; the steps between exchange nothing."""
+
+import time
+from dataclasses import dataclass, fields
+
+import torch
+import torch.distributed as dist
+
+ABOUT = 1.0  # seconds between two agreements
+GROWTH = 8  # at most so many times as many steps till the next one: the first steps of a run tell little
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What one rank wants, or what all of them do: the largest of each number."""
+
+    stop: int = 0  # index of the reason, 0: none
+    save: int = 0
+    best: int = 0
+    not_finite: int = 0
+
+
+class Agreement:
+    """All ranks call `ask` at the same steps, as each of them is told by the one before."""
+
+    def __init__(self) -> None:
+        several = dist.is_available() and dist.is_initialized()
+        # On the host, whatever the devices do: asking waits for no kernel.
+        self.group = dist.new_group(backend="gloo") if several else None
+        self.next_step = 0
+        self._every = 1
+        self._asked = (0, time.monotonic())
+
+    def ask(self, step: int, wish: Wish) -> Wish:
+        """The wishes of all ranks together, at an optimizer step that they share."""
+        numbers = [getattr(wish, field.name) for field in fields(Wish)]
+        numbers.append(-self._steps_per(ABOUT, step))
+        if self.group is not None:
+            told = torch.tensor(numbers)
+            dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group)
+            numbers = told.tolist()
+        self._every = -numbers.pop()  # the slowest rank's
+        self.next_step = step + self._every
+        self._asked = (step, time.monotonic())
+        return Wish(*numbers)
+
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        if self.group is not None:
+            dist.barrier(self.group)
+
+    def _steps_per(self, seconds: float, step: int) -> int:
+        steps, took = step - self._asked[0], time.monotonic() - self._asked[1]
+        return max(1, min(int(seconds * steps / max(took, 1e-9)), self._every * GROWTH)) if steps > 0 else self._every

@@ -1,0 +1,30 @@
+"""The state of every random number generator of a process, as plain data."""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def state() -> dict[str, Any]:
+    """Of torch on the host and on this process's device, of numpy and of Python."""
+    name, keys, position, has_gauss, gauss = np.random.get_state()
+    version, numbers, python_gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss],
+        "python": [version, list(numbers), python_gauss],
+    }
+
+
+def restore(state: dict[str, Any]) -> None:
+    """Go on with what `state` returned, in this process or another."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    version, numbers, python_gauss = state["python"]
+    random.setstate((version, tuple(numbers), python_gauss))

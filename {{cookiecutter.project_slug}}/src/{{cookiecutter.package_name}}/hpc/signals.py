@@ -1,0 +1,67 @@
+"""Warning signals are noted, not obeyed: the ranks stop together between two steps. Imported before all else."""
+
+import atexit
+import faulthandler
+import os
+import select
+import signal
+from dataclasses import dataclass
+from types import FrameType
+
+WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+LEAVE = 30.0  # seconds that the interpreter has to end
+
+
+@dataclass
+class Warned:
+    """The first warning signal that this process got, by name. `reads`, `writes`: a pipe that wakes the watch."""
+
+    signal: str | None = None
+    reads: int = -1
+    writes: int = -1
+
+    def install(self) -> None:
+        """Be the process's handler, also after somebody else (Lightning) has become it."""
+        for number in WARNINGS:
+            signal.signal(number, self._note)
+        signal.set_wakeup_fd(self.writes, warn_on_full_buffer=False)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self.signal = self.signal or signal.Signals(number).name
+
+
+def listen() -> Warned:
+    """From now on a warning signal is noted instead of ending the process, and SIGQUIT shows the stacks of all threads.
+
+    To be called first of all: a signal that comes during the imports counts, too.
+    """
+    # The destructors of process groups may wait for ever, whatever the outcome was.
+    atexit.register(faulthandler.dump_traceback_later, LEAVE, exit=True)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGQUIT, all_threads=True, chain=False)
+    reads, writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    warned = Warned(reads=reads, writes=writes)
+    warned.install()
+    os.register_at_fork(after_in_child=_of_no_concern)
+    return warned
+
+
+def _of_no_concern() -> None:
+    """In a forked child (a data worker): some schedulers signal every process, and the parent's pipe is not ours."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def deaf(worker: int) -> None:
+    """A data worker's `worker_init_fn`: it works on while its rank comes to the end of the step, and ends with it."""
+    del worker
+    for number in WARNINGS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def woken(pipe: int, seconds: float) -> set[int]:
+    """Signals that have come, as soon as one does; nothing after so many seconds."""
+    readable, _, _ = select.select([pipe], [], [], seconds)
+    return set(os.read(pipe, 4096)) if readable else set()

@@ -1,0 +1,246 @@
+"""The strategies, all of which keep and restore a run in the same way; and what differs on CPU.
+
+A checkpoint is a folder. For one device, DDP, FSDP2 and tensor parallelism the tensors in it are named as in the
+network and cut as it suits whoever wrote them (torch.distributed.checkpoint), so any of these strategies goes on from
+it, on any number of devices. DeepSpeed writes its own files. Everything else, plain data, lies in files beside them.
+"""
+
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+)
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
+
+from .config import Refused
+from .inert import Reader
+from .writer import Writer
+
+REST, RANK = "meta.pt", "rank-{}.pt"
+TAG = "checkpoint"  # of DeepSpeed's files: the folder they lie in
+# Keys of a checkpoint that are not for Lightning: each rank's own state, and what the manifest says.
+MINE, NOTE, AFTERWARDS = "this_rank", "manifest", "afterwards"
+
+
+class Kept:
+    """For a strategy: saves without holding up the training for longer than a copy, and restores."""
+
+    lightning_module: Any
+    optimizers: Any
+    broadcast: Any
+    global_rank: int
+    world_size: int
+    _writer: Writer | None = None
+    _stager: BlockingAsyncStager | None = None
+
+    @property
+    def writer(self) -> Writer:
+        """Asked for by all ranks at the same time: it makes a process group."""
+        if self._writer is None:
+            self._writer = Writer()
+        return self._writer
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Copy the state and begin to write it; `writer.wait()` waits. Raises `Unwritten`."""
+        final, mine, note, afterwards = self._opened(checkpoint, filepath)
+        part = self.writer.begin(final)
+        write = self._written(checkpoint, part)
+        rest, own, rank = _bytes(checkpoint), _bytes(mine), self.global_rank
+
+        def everything(part: Path) -> None:
+            write(part)
+            (part / RANK.format(rank)).write_bytes(own)
+            if rank == 0:
+                (part / REST).write_bytes(rest)
+
+        self.writer.finish(part, final, note, everything, afterwards)
+
+    def _opened(self, checkpoint: dict[str, Any], filepath: Any) -> tuple[Path, Any, dict[str, Any], Any]:
+        note = {"step": checkpoint["global_step"], "attempt": 0} | checkpoint.pop(NOTE, {})
+        note |= {"strategy": type(self).__name__, "world_size": self.world_size}
+        return Path(self.broadcast(filepath)), checkpoint.pop(MINE, {}), note, checkpoint.pop(AFTERWARDS, None)
+
+    def _written(self, checkpoint: dict[str, Any], part: Path) -> Any:
+        """Take the tensors out of the checkpoint; how their copy is written."""
+        tensors: dict[str, Any] = {"state_dict": checkpoint.pop("state_dict")}
+        groups = []
+        for number, state in enumerate(checkpoint.pop("optimizer_states", [])):
+            tensors[f"optimizer_{number}"] = {"state": state["state"]}
+            groups.append(state["param_groups"])
+        checkpoint["optimizer_states"] = groups
+        if self._stager is None:
+            self._stager = BlockingAsyncStager(cache_staged_state_dict=False)
+        copied = self._stager.stage(tensors)
+        group = self.writer.group
+
+        def write(part: Path) -> None:
+            dcp.save(copied, storage_writer=dcp.FileSystemWriter(part), process_group=group, no_dist=group is None)
+
+        return write
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        return get_model_state_dict(self.lightning_module)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Named as the parameters are, not numbered: another strategy numbers otherwise."""
+        return get_optimizer_state_dict(self.lightning_module, _plain(optimizer))
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        return True
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return True
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """The weights into the module; the rest is returned. Raises `Refused`."""
+        path = Path(checkpoint_path)
+        rest = self._rest(path)
+        state = {"state_dict": get_model_state_dict(self.lightning_module)}
+        dcp.load(state, storage_reader=Reader(path))
+        set_model_state_dict(self.lightning_module, state["state_dict"])
+        self._restored_from = path
+        return rest
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        for number, optimizer in enumerate(map(_plain, self.optimizers)):
+            state = get_optimizer_state_dict(self.lightning_module, optimizer)
+            tensors = {f"optimizer_{number}": {"state": state["state"]}}
+            dcp.load(tensors, storage_reader=Reader(self._restored_from))
+            loaded = {**tensors[f"optimizer_{number}"], "param_groups": checkpoint["optimizer_states"][number]}
+            set_optimizer_state_dict(self.lightning_module, optimizer, loaded)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Done by `load_checkpoint`."""
+
+    def _rest(self, path: Path) -> dict[str, Any]:
+        """All but the tensors; this rank's own state under MINE, if as many ranks wrote it."""
+        rest = torch.load(path / REST, weights_only=True, map_location="cpu")
+        own = path / RANK.format(self.global_rank)
+        rest[MINE] = torch.load(own, weights_only=True, map_location="cpu") if own.exists() else {}
+        return rest
+
+    @property
+    def _fitting(self) -> bool:
+        return self.lightning_module is not None and self.lightning_module.trainer.state.fn == TrainerFn.FITTING
+
+    def teardown(self) -> None:
+        if self._writer is not None:
+            self._writer.wait()
+        super().teardown()  # type: ignore[misc]
+
+
+class Single(Kept, SingleDeviceStrategy):
+    """One device."""
+
+
+class DDP(Kept, DDPStrategy):
+    """Every rank holds the whole model."""
+
+
+class FSDP(Kept, ModelParallelStrategy):
+    """FSDP2 and tensor parallelism, as the module's `configure_model` does them."""
+
+
+class DeepSpeed(Kept, DeepSpeedStrategy):
+    """ZeRO. On CPU the same, with the check for CUDA lifted: a laptop and the tests train with the real thing."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # Offloaded state is updated by the optimizer the config names. DeepSpeed's own CPU optimizer would be compiled
+        # at first use, on a compute node.
+        assert isinstance(self.config, dict)
+        self.config["zero_force_ds_cpu_optimizer"] = False
+
+    def setup_environment(self) -> None:
+        if not isinstance(self.accelerator, CPUAccelerator):
+            return super().setup_environment()
+        # DeepSpeed reads this when it is first asked for its accelerator, and would otherwise look for a GPU.
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        import deepspeed.ops
+
+        # Its all-reduce through shared memory would be compiled at first use, and a job killed meanwhile would leave a
+        # lock that hangs all later ones. gloo does as well.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        # DeepSpeed wants an index on each device; Lightning's CPU devices have none.
+        self.parallel_devices = [torch.device("cpu", i) for i in range(self.num_processes)]
+        return super(DeepSpeedStrategy, self).setup_environment()
+
+    def _written(self, checkpoint: dict[str, Any], part: Path) -> Any:
+        """DeepSpeed's own files, from a copy of what it would have written while training waited."""
+        from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+
+        copies: dict[str, Any] = {}
+
+        class Copying(TorchCheckpointEngine):
+            def save(self, state_dict: Any, path: str) -> None:
+                copies[path] = tree_map_only(Tensor, lambda t: t.detach().to("cpu", copy=True), state_dict)
+
+        for key in ("state_dict", "optimizer_states"):
+            checkpoint.pop(key)
+        self.deepspeed_engine.checkpoint_engine = Copying()
+        self.deepspeed_engine.save_checkpoint(part, tag=TAG, save_latest=False)
+
+        def write(part: Path) -> None:
+            for path, state in copies.items():
+                torch.save(state, path)
+
+        return write
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return {}
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return False
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        path = Path(checkpoint_path)
+        rest = self._rest(path)
+        _, state = self.deepspeed_engine.load_checkpoint(
+            path, tag=TAG, load_optimizer_states=self._fitting, load_lr_scheduler_states=False
+        )
+        if state is None:
+            raise Refused("resume", path, "is no checkpoint that DeepSpeed can read", "resume=<a run directory>")
+        return rest
+
+
+def _plain(optimizer: Any) -> Optimizer:
+    return optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+
+
+def _bytes(state: Any) -> bytes:
+    """Plain data as torch.save writes it. Raises `Refused` where something else than data is in it."""
+    stream = io.BytesIO()
+    torch.save(state, stream)
+    try:
+        torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
+    except Exception as error:
+        rule = f"a checkpoint holds plain data only, so that nothing in it is ever executed: {str(error).splitlines()[0]}"
+        raise Refused("callbacks", None, rule, "let state_dict() of a callback return numbers, words, tensors") from None
+    return stream.getvalue()

@@ -1,0 +1,91 @@
+"""A DeepSpeed checkpoint continued on another number of ranks, through DeepSpeed's universal checkpoint.
+
+DeepSpeed refuses to load optimizer states that another number of ranks saved. Its converter takes them apart by
+parameter, and an engine of any size loads what it needs of that. What the engine forgets on this way is made up for.
+"""
+
+import os
+import shutil
+import tempfile
+from argparse import Namespace
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from . import inert, weights
+
+TAG = "checkpoint"  # the folder that Lightning has DeepSpeed write into
+
+
+def load(engine: Any, checkpoint: Path) -> dict[str, Any]:
+    """Restore weights, buffers and the states of the optimizer and its loss scaler; all ranks call it together.
+
+    Args:
+        engine: the DeepSpeedEngine, of the ZeRO stage that saved the checkpoint.
+        checkpoint: folder of DeepSpeedStrategy. Rank 0 needs space in it for the weights and the optimizer states once
+            more, until all ranks have read them.
+
+    Returns:
+        What the strategy saved besides: `client_state` of `engine.load_checkpoint`.
+
+    Raises:
+        Refused: a file names more than data.
+    """
+    with inert.refusals(checkpoint), inert.allowing_deepspeed():
+        folder = [convert(checkpoint) if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(folder)
+        assert folder[0]
+        engine._config.load_universal_checkpoint = True
+        try:
+            _, client_state = engine.load_checkpoint(folder[0], tag=TAG, load_lr_scheduler_states=False)
+        finally:
+            engine._config.load_universal_checkpoint = False
+        _groups(engine.optimizer.optimizer, folder[0])
+    _untrained(engine.module, checkpoint)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder[0])
+    return client_state
+
+
+def convert(checkpoint: Path) -> Path:
+    """Write the universal checkpoint into a new folder below `checkpoint`; call it from one process."""
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    from deepspeed.checkpoint import ds_to_universal
+
+    folder = Path(tempfile.mkdtemp(prefix="universal-", dir=checkpoint))
+    options = Namespace(input_folder=str(checkpoint / TAG), output_folder=str(folder / TAG))
+    # More workers would be forks of a process that has threads and a GPU. The missing state is that of other kinds of
+    # parallelism.
+    vars(options).update(num_extract_workers=1, num_merge_workers=1, keep_temp_folder=False)
+    vars(options).update(inject_missing_state=True, strict=True)
+    with open(os.devnull, "w") as silence, redirect_stdout(silence), redirect_stderr(silence):
+        ds_to_universal.main(options)
+    return folder
+
+
+def _groups(optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Give each group its own hyperparameters and count of steps: at stage 3 the engine gives all those of the first."""
+    saved = torch.load(folder / TAG / "zero" / "optimizer_state.pt", map_location="cpu")
+    for group, own in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        group.update({key: value for key, value in own.items() if key != "params"})
+    for state in optimizer.state.values():
+        if isinstance(state.get("step"), Tensor):  # one tensor for all, which each would count up
+            state["step"] = state["step"].clone()
+
+
+@torch.no_grad()
+def _untrained(module: nn.Module, checkpoint: Path) -> None:
+    """Restore buffers and frozen parameters, of which the engine takes no notice."""
+    from deepspeed.runtime.zero import GatheredParameters
+
+    found = weights.tensors(checkpoint)
+    for name, value in [*module.named_buffers(), *module.named_parameters()]:
+        if value.requires_grad or name not in found:
+            continue
+        with GatheredParameters([value], modifier_rank=0):
+            value.copy_(found[name].read())

@@ -1,0 +1,96 @@
+"""Writes checkpoints beside the training: a thread per rank that talks to those of the others over a group of its own."""
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from . import checkpoint
+
+T = TypeVar("T")
+
+
+class Unwritten(Exception):
+    """A checkpoint was not written, on any rank: the message says why. Those before it are untouched."""
+
+
+class Writer:
+    """One checkpoint at a time. All ranks call each method, in the same order."""
+
+    def __init__(self) -> None:
+        several = dist.is_available() and dist.is_initialized()
+        self.rank, self.num_ranks = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+        # Not the group that training uses: its collectives would mix with those of this thread.
+        self.group = dist.new_group(backend="gloo") if several else None
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future[None] | None = None
+        self.seconds = 0.0  # that the last one took, from its beginning to its being whole
+
+    def begin(self, final: Path) -> Path:
+        """The folder to write into. Raises `Unwritten`, also when the one before could not be written."""
+        self.wait()
+        part = final.with_name(final.name + checkpoint.PART)
+        self._together(lambda: checkpoint.aside(final) if self.rank == 0 else None)
+        return part
+
+    def finish(
+        self,
+        part: Path,
+        final: Path,
+        note: Mapping[str, Any],
+        write: Callable[[Path], None],
+        afterwards: Callable[[Path], None] | None = None,
+    ) -> None:
+        """Write in the background, make it durable, give it its name; returns at once.
+
+        Args:
+            write: this rank's share, into the folder it is given.
+            afterwards: what rank 0 does with the whole checkpoint.
+        """
+
+        def run() -> None:
+            began = time.monotonic()
+            self._together(lambda: write(part))
+            self._together(lambda: checkpoint.make_durable(part))
+            mine = self._together(lambda: checkpoint.sums(part, checkpoint.names(part)[self.rank :: self.num_ranks]))
+            files = {name: entry for share in mine for name, entry in share.items()}
+            self.seconds = time.monotonic() - began
+            self._together(lambda: publish(files) if self.rank == 0 else None)
+
+        def publish(files: Mapping[str, tuple[int, int]]) -> None:
+            checkpoint.publish(part, final, files, {**note, "seconds": round(self.seconds, 3)})
+            if afterwards:
+                afterwards(final)
+
+        self._pending = self._thread.submit(run)
+
+    def wait(self) -> None:
+        """Until nothing is being written. Raises `Unwritten` if that failed."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    @property
+    def busy(self) -> bool:
+        """Is something being written?"""
+        return self._pending is not None and not self._pending.done()
+
+    def _together(self, act: Callable[[], T]) -> list[T]:
+        """Do something on every rank; its results in order of ranks. Raises `Unwritten` on all if it failed on one."""
+        result: Any = None
+        said = ""
+        try:
+            result = act()
+        except Exception as error:  # whatever it is: the other ranks wait to hear of it
+            said = f"{type(error).__name__}: {error}"
+        told: list[Any] = [None] * self.num_ranks
+        if self.group is None:
+            told = [(said, result)]
+        else:
+            dist.all_gather_object(told, (said, result), group=self.group)
+        if bad := [f"rank {rank}: {said}" for rank, (said, _) in enumerate(told) if said]:
+            raise Unwritten(bad[0])
+        return [result for _, result in told]
