@@ -56,7 +56,7 @@ def fit_and_test(
 
     run_dir, found = Path(cfg.run_dir), beginning.checkpoint
     if beginning.claim:  # as on rank 0
-        record.begin(cfg, place, beginning)
+        record.begin(cfg, place, beginning, commandline.typed(sys.argv[1:]))
     lightning.seed_everything(cfg.seed, workers=True, verbose=False)
     data = config.build(cfg.data)
     module = config.build(cfg.model)

@@ -373,6 +373,41 @@ def test_cut_files_of_one_process_are_refused(tmp_path: Path) -> None:
             weights.read(tmp_path / file.relative_to(tmp_path).parts[0])
 
 
+def test_a_tensor_with_a_chunk_missing_is_refused(tmp_path: Path) -> None:
+    metadata = pickle.loads((sharded_by_one(tmp_path) / ".metadata").read_bytes())
+    metadata.state_dict_metadata["state_dict.network.frozen.weight"].chunks.clear()
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(Refused, match="damaged"):
+        weights.read(tmp_path)
+
+
+def test_partitions_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
+    folder = deepspeed_by_hand(tmp_path)
+    file = folder / "checkpoint" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    state = torch.load(file)
+    for count in (7, 11):
+        state["optimizer_state_dict"]["single_partition_of_fp32_groups"] = [torch.zeros(count)]
+        torch.save(state, file)
+        with pytest.raises(Refused, match="damaged"):
+            weights.read(folder)
+
+
+def test_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
+    found = weights.tensors(sharded_by_one(tmp_path))
+    (tmp_path / "__0_0.distcp").rename(tmp_path / "away")
+    assert found["network.count"].shape == () and found["network.count"].dtype == torch.int64
+    with pytest.raises(Refused, match="__0_0.distcp"):
+        found["network.count"].read()
+    (tmp_path / "away").rename(tmp_path / "__0_0.distcp")
+    assert found["network.count"].read() == 300
+
+
+def test_double_precision(tmp_path: Path) -> None:
+    state = {key: value.double() for key, value in Module().state_dict().items()}
+    dcp.save({"state_dict": state}, checkpoint_id=tmp_path, no_dist=True)
+    assert_same(weights.read(tmp_path), state)
+
+
 def test_files_of_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
     folder = deepspeed_by_hand(tmp_path)
     for name in ("zero_pp_rank_0_mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"):

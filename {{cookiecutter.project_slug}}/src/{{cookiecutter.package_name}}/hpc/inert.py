@@ -54,14 +54,22 @@ DEEPSPEED = (
 class Reader(filesystem.FileSystemReader):
     """Reads a folder of torch.distributed.checkpoint: `dcp.load(states, storage_reader=Reader(folder))`.
 
-    What names more than data raises pickle.UnpicklingError, which dcp.load passes on as a CheckpointException: put
-    `refusals` around it.
+    Put `refusals` around dcp.load: entries that are no tensors are unpickled there.
+
+    Raises:
+        Refused: `.metadata` is missing, damaged, or names more than data.
     """
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        try:  # here, because dcp.load makes an AssertionError of whatever goes wrong there
+            self._described = described(folder)
+        except Exception as error:
+            raise Refused("ckpt", folder, rule(error), FIX) from error
+
     def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
-        found = described(Path(self.path))
-        found.storage_meta = metadata.StorageMeta(load_id=self.load_id)
-        return found
+        self._described.storage_meta = metadata.StorageMeta(load_id=self.load_id)
+        return self._described
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         with data_only():  # the planner means to execute entries that are no tensors
@@ -158,7 +166,7 @@ def allowing_deepspeed() -> Iterator[None]:
 def refusals(path: str | Path, key: str = "ckpt", fix: str = FIX) -> Iterator[None]:
     """Around anything that loads: a checkpoint that names more than data becomes a refusal, on every rank alike.
 
-    Other errors pass. The files are those that were written (see the manifest), so they are no mistake of the user.
+    Other errors pass: a manifest has vouched for the files, so they are no mistake of the user.
     """
     try:
         yield

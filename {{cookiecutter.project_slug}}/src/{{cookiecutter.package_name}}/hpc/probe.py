@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from . import begin, launch, preflight, rundir
+from . import begin, launch, move, preflight, rundir
 from .config import PROJECT, Refused
 from .launch import Place
 
@@ -63,6 +63,7 @@ def together(
         agree([mine])
         cfg.run_dir = str(fresh)
         rundir.create(fresh, cfg.group_readable)
+        move.refuse_finished(fresh, cfg)
         return begin.alone(fresh, mine["host"], environ)
     launch.settle(place, cfg.cluster.master_addr_suffix, environ)
     seconds = cfg.cluster.rendezvous_seconds
@@ -203,6 +204,8 @@ def _in_run_dir(cfg: DictConfig, place: Place, makes: bool) -> list[str | None] 
         return None
     try:
         rundir.create(Path(cfg.run_dir), cfg.group_readable, there=not makes)
+        if makes:
+            move.refuse_finished(Path(cfg.run_dir), cfg)
     except Refused as refused:
         return begin.told(refused)
     return None

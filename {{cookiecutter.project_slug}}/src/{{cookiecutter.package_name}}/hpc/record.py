@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,24 @@ from torch.optim import Optimizer
 from torch.utils.tensorboard.summary import hparams
 from torch.utils.tensorboard.writer import FileWriter
 
-from . import rundir, snapshot
+from . import move, rundir, snapshot
 from .begin import Beginning
 from .checkpoint import Checkpoint
 from .config import build, flat, frozen
 from .launch import Place
 
 
-def begin(cfg: DictConfig, place: Place, beginning: Beginning) -> None:
-    """On rank 0, before anything is logged: note the attempt, and keep what made the run: config, code, versions."""
+def begin(cfg: DictConfig, place: Place, beginning: Beginning, words: Sequence[str]) -> None:
+    """On rank 0, before anything is logged: note the attempt, and keep what made the run: config, code, versions.
+
+    Args:
+        words: the overrides that were typed.
+    """
     run_dir, found = Path(cfg.run_dir), beginning.checkpoint
-    cut(run_dir, found.note.get("logs", {}) if found else {})
     if not (run_dir / "config.yaml").exists():
-        (run_dir / "config.yaml").write_text(frozen(cfg), encoding="utf-8")
         snapshot.made_by(run_dir)
+    move.keep(run_dir, cfg, words)
+    cut(run_dir, found.note.get("logs", {}) if found else {})
     rundir.start(
         run_dir,
         beginning.attempt,

@@ -222,8 +222,8 @@ class Resume(L.Callback):
 
     def _minutes_are_over(self, trainer: L.Trainer, now: float) -> bool:
         minutes = self.when.every_minutes
-        writer: Any = trainer.strategy.writer  # type: ignore[attr-defined]
-        return minutes is not None and now - self._saved_at > 60 * minutes and not writer.busy
+        over = minutes is not None and now - self._saved_at > 60 * minutes
+        return over and not trainer.strategy.is_writing  # type: ignore[attr-defined]
 
     def _is_best(self) -> bool:
         if not (self._validated and self.when.monitor):

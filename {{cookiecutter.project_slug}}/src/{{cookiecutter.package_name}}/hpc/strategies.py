@@ -33,12 +33,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
+from . import inert, universal, weights
+from .checkpoint import read as read_manifest
 from .config import Refused
 from .inert import Reader
+from .universal import TAG
 from .writer import Writer
 
 REST, RANK = "meta.pt", "rank-{}.pt"
-TAG = "checkpoint"  # of DeepSpeed's files: the folder they lie in
 # Keys of a checkpoint that are not for Lightning: each rank's own state, and what the manifest says.
 MINE, NOTE, AFTERWARDS = "this_rank", "manifest", "afterwards"
 
@@ -60,6 +62,11 @@ class Kept:
         if self._writer is None:
             self._writer = Writer()
         return self._writer
+
+    @property
+    def is_writing(self) -> bool:
+        """Is a checkpoint being written by this rank?"""
+        return self._writer is not None and self._writer.busy
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Copy the state and begin to write it; `writer.wait()` waits. Raises `Unwritten`."""
@@ -119,7 +126,8 @@ class Kept:
         path = Path(checkpoint_path)
         rest = self._rest(path)
         state = {"state_dict": get_model_state_dict(self.lightning_module)}
-        dcp.load(state, storage_reader=Reader(path))
+        with inert.refusals(path, "resume"):
+            dcp.load(state, storage_reader=Reader(path))
         set_model_state_dict(self.lightning_module, state["state_dict"])
         self._restored_from = path
         return rest
@@ -128,7 +136,8 @@ class Kept:
         for number, optimizer in enumerate(map(_plain, self.optimizers)):
             state = get_optimizer_state_dict(self.lightning_module, optimizer)
             tensors = {f"optimizer_{number}": {"state": state["state"]}}
-            dcp.load(tensors, storage_reader=Reader(self._restored_from))
+            with inert.refusals(self._restored_from, "resume"):
+                dcp.load(tensors, storage_reader=Reader(self._restored_from))
             loaded = {**tensors[f"optimizer_{number}"], "param_groups": checkpoint["optimizer_states"][number]}
             set_optimizer_state_dict(self.lightning_module, optimizer, loaded)
 
@@ -200,6 +209,7 @@ class DeepSpeed(Kept, DeepSpeedStrategy):
 
         for key in ("state_dict", "optimizer_states"):
             checkpoint.pop(key)
+        checkpoint["gradient_norm"] = float(self.deepspeed_engine.get_global_grad_norm() or 0)
         self.deepspeed_engine.checkpoint_engine = Copying()
         self.deepspeed_engine.save_checkpoint(part, tag=TAG, save_latest=False)
 
@@ -222,11 +232,16 @@ class DeepSpeed(Kept, DeepSpeedStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         path = Path(checkpoint_path)
         rest = self._rest(path)
-        _, state = self.deepspeed_engine.load_checkpoint(
-            path, tag=TAG, load_optimizer_states=self._fitting, load_lr_scheduler_states=False
-        )
-        if state is None:
-            raise Refused("resume", path, "is no checkpoint that DeepSpeed can read", "resume=<a run directory>")
+        engine: Any = self.deepspeed_engine
+        saved = read_manifest(path)
+        if self._fitting and saved and saved.note["world_size"] != self.world_size:
+            universal.load(engine, path)
+        else:
+            with inert.refusals(path, "resume"), inert.allowing_deepspeed():
+                engine.load_checkpoint(
+                    path, tag=TAG, load_optimizer_states=self._fitting, load_lr_scheduler_states=False
+                )
+        engine._global_grad_norm = rest["gradient_norm"]  # which it reports one step late
         return rest
 
 
