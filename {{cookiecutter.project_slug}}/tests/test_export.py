@@ -175,7 +175,7 @@ def large(form: str, folder: Path) -> Path:
 
 
 def own_memory(*words: object) -> int:
-    """Most megabytes that an export held at once; mapped files apart, of which the kernel keeps what there is room for."""
+    """Most megabytes that an export held at once, without mapped files: of these the kernel drops what it needs."""
     command = [sys.executable, PROJECT / "tools" / "export.py", *map(str, words)]
     most, ends = 0, time.monotonic() + 120
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:

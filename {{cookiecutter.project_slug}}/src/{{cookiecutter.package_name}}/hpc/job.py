@@ -40,6 +40,7 @@ class Job:
     node_local: str | None
     stage_env: bool
     chain: int
+    retries: int  # starts in a row without a newer checkpoint, after which the job does not start again
     umask: str
     arguments: tuple[str, ...]  # of train.py
     run_dir: Path | None = None  # None: named after the job when it runs
@@ -91,6 +92,7 @@ def of(cfg: DictConfig, arguments: tuple[str, ...] = (), **places: Path | int | 
         node_local=cluster.node_local,
         stage_env=cluster.stage_env,
         chain=cluster.chain,
+        retries=cfg.faults.retries,
         umask="027" if cfg.group_readable else "077",
         arguments=arguments,
         **places,  # type: ignore[arg-type]

@@ -77,6 +77,10 @@ class Resume(L.Callback):
         settle_buckets(trainer, pl_module)
         if self._start:
             start_at(trainer, self._start)
+            for schedule in (config.scheduler for config in trainer.lr_scheduler_configs):
+                # An optimizer whose state did not come along would take a step with its first learning rate.
+                for group, lr in zip(schedule.optimizer.param_groups, schedule.get_last_lr(), strict=False):
+                    group["lr"] = lr
         if self._random:
             randomness.restore(self._random)
         self.agreement.next_step = trainer.global_step

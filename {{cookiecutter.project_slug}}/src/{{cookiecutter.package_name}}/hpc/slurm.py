@@ -19,10 +19,17 @@ DIRECTIVES = {
 }
 
 
+# Slurm's warning, for ranks that do not know by themselves when the job ends: early enough to save, in a short job too.
+WARNING = 120  # seconds
+LAST_WORDS = 60  # seconds for the other ranks, when one has ended
+
+
 def text(job: Job) -> str:
-    """For sbatch; `bash` runs it too, inside an allocation. Readable from top to bottom."""
-    parts = [_head(job), *_directives(job), "", *_surroundings(job), *_launch(job), *_end(job)]
-    return "\n".join(parts) + "\n"
+    """For sbatch; `bash` runs it too, inside an allocation. Readable from top to bottom.
+
+    Exit code 0: finished, or Slurm will start it again; 2: refused; else a failure.
+    """
+    return "\n".join([_head(job), *_directives(job), "", *_surroundings(job), *_launch(job), END])
 
 
 def _head(job: Job) -> str:
@@ -39,7 +46,7 @@ def _directives(job: Job) -> list[str]:
         asked.append("--exclusive")
     if job.memory_gb is not None:
         asked.append(f"--mem={job.memory_gb}{'G' * bool(job.memory_gb)}")
-    asked += [f"--time={clock(job.seconds)}", *job.options]
+    asked += [f"--time={clock(job.seconds)}", f"--signal=USR2@{min(WARNING, job.seconds // 10)}", *job.options]
     if job.members:
         limit = f"%{job.at_once}" if job.at_once else ""
         asked.append(f"--array=0-{job.num_members - 1}{limit}")
@@ -63,10 +70,11 @@ def _surroundings(job: Job) -> list[str]:
         ': "${SLURM_JOB_ID:?there is no allocation here: sbatch this file, or run it with bash inside salloc}"',
         "",
         "# Nothing of the shell that submitted this steers the ranks; srun passes on all that is set from here on.",
-        "unset RANK WORLD_SIZE LOCAL_RANK NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT PYTHONPATH",
+        "unset RANK WORLD_SIZE LOCAL_RANK NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT PYTHONPATH HPC_JOB_END",
         "export SLURM_EXPORT_ENV=ALL",
         "",
         *_places(job),
+        BEGINNING,
         *job.setup,
     ]
     if not job.container:
@@ -81,22 +89,25 @@ def _surroundings(job: Job) -> list[str]:
 
 
 def _places(job: Job) -> list[str]:
-    """Where the run lives and where relative paths count from."""
+    """Where the run lives, where relative paths count from, Slurm's name for this job, and how a person starts it."""
+    number = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if job.members else "$SLURM_JOB_ID"
     lines = [f"cd {_quote(job.work_dir)}"] if job.work_dir else []
+    lines += [f"job={number} retries={job.retries}"]
+    if not (job.run_dir or job.members):
+        lines += [f"export HPC_RUN_DIR=$PWD/runs/{job.name}_$SLURM_JOB_ID  # the same in all ranks and attempts"]
+        return [*lines, "run_dir=$HPC_RUN_DIR", 'to_go_on="scontrol requeue $job"']
     if job.members:
         lines += [f'run_dir=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {_quote(job.members)})']
-    elif job.run_dir:
-        lines += [f"run_dir={_quote(job.run_dir)}"]
     else:
-        lines += [f"export HPC_RUN_DIR=$PWD/runs/{job.name}_$SLURM_JOB_ID  # the same in all ranks and attempts"]
-        return [*lines, "run_dir=$HPC_RUN_DIR", ""]
-    return [*lines, "code=$run_dir/code  # as it was when this was submitted", ""]
+        lines += [f"run_dir={_quote(job.run_dir)}"]
+    return [*lines, "code=$run_dir/code  # as it was when this was submitted", "to_go_on=\"sbatch '$run_dir/job.sh'\""]
 
 
 def _staging(job: Job) -> list[str]:
     if not _stages(job):
         return []
-    unpack = f'mkdir -p "{_staged(job)}" && tar -xf "$VENV.tar" -C "{_staged(job)}"'
+    # A warning that comes early is not for tar.
+    unpack = f'trap "" USR2; mkdir -p "{_staged(job)}" && tar -xf "$VENV.tar" -C "{_staged(job)}"'
     return [
         "# One big file read by each node, instead of many small ones by each rank.",
         f"srun --nodes={job.nodes} --ntasks={job.nodes} --ntasks-per-node=1 bash -c {shlex.quote(unpack)}",
@@ -123,25 +134,10 @@ def _launch(job: Job) -> list[str]:
         python = "bash -c " + shlex.quote(f'PATH="{_staged(job)}/bin:$PATH" exec python "$@"') + " python"
     program = [python, _in_code(job, "train.py"), *arguments]
     return [
-        "# One rank that fails ends all of them.",
-        'rm -f "$run_dir/verdict"',
-        "status=0",
-        f"{job.launcher} {' '.join(options)} --kill-on-bad-exit=1 --wait=60 --label \\",
-        f"    {' '.join(program)} || status=$?",
-        "",
-    ]
-
-
-def _end(job: Job) -> list[str]:
-    number = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if job.members else "$SLURM_JOB_ID"
-    return [
-        "# Exit codes do not come through unchanged, so the ranks leave their common verdict in a file.",
-        "case $(sed -n 's/^outcome //p' \"$run_dir/verdict\" 2>/dev/null) in",
-        "finished) exit 0 ;;",
-        f'continue) scontrol requeue "{number}" && exit 0 ;;',
-        "esac",
-        'echo "job $SLURM_JOB_ID: failed (exit code $status); what was asked and why: above and in $run_dir" >&2',
-        "exit $((status ? status : 1))",
+        *TOLD.splitlines(),
+        f"# When one rank has ended, the others have {LAST_WORDS} s to do so by themselves.",
+        f"{job.launcher} {' '.join(options)} --kill-on-bad-exit=0 --wait={LAST_WORDS} --label \\",
+        f"    {' '.join(program)} &",
     ]
 
 
@@ -151,3 +147,66 @@ def _in_code(job: Job, name: str) -> str:
 
 def _quote(path: Path | None) -> str:
     return shlex.quote(str(path))
+
+
+BEGINNING = r"""
+outcome() { sed -n 's/^outcome //p' "$run_dir/verdict" 2>/dev/null || true; }
+newest() { # checkpoint; their names sort as their steps do, and one that is not whole ends in .part
+    find "$run_dir/checkpoints" -maxdepth 1 -type d -name 'step-*[0-9]' 2>/dev/null | sort | sed -n '$s/.*step-//p' || true
+}
+standing() { # of this start with Slurm
+    local now='' restarts=" Restarts=${SLURM_RESTART_COUNT:-0} "
+    for _ in {1..30}; do # the controller may be away for a while
+        now=$(scontrol show job "$job") && break
+        sleep 10
+    done
+    case $now in
+    "" | *JobState=RUNNING*"$restarts"*) echo running ;;
+    *Reason=TimeLimit*"$restarts"* | *"$restarts"*PreemptTime=[0-9]*) echo cut short ;;
+    *"$restarts"*) echo cancelled ;;
+    *) echo requeued ;; # by Slurm itself, or this was cut off and goes on elsewhere
+    esac
+}
+stop() {
+    echo "job $job: $*; to go on: $to_go_on" >&2
+    exit $((status ? status : 1))
+}
+
+[ "$(outcome)" != finished ] || { echo "job $job: the run is finished already" && exit 0; }
+mkdir -p "$run_dir" && rm -f "$run_dir/verdict" # of an attempt before this
+
+# How many starts in a row have brought no newer checkpoint, and which was the newest. Submitted by hand it begins anew.
+stalled=0 before=$(newest)
+[ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] || read -r stalled since <"$run_dir/stalled" || true
+[[ $before > ${since:-} ]] && stalled=0
+echo "$((stalled += 1)) $before" >"$run_dir/stalled"
+
+# When Slurm ends the job, in unix seconds. Before 23.02 it does not say so by itself.
+end=${SLURM_JOB_END_TIME:-$(SLURM_TIME_FORMAT=%s squeue -h -j "$job" -o %e || true)}
+[[ $end =~ ^[0-9]+$ ]] && export HPC_JOB_END=$end
+"""
+
+TOLD = r"""# Told to end, this script must live on: its end would kill the ranks, which are told, too, and save. When Slurm cuts it
+# short, it asks at once to start again: ranks that do not hear are killed soon, and this script with them.
+trap '[ "$(standing)" != "cut short" ] || [ "$stalled" -ge "$retries" ] || scontrol requeue "$job" || true' TERM
+"""
+
+END = r"""ranks=$!
+trap 'kill "$ranks"' INT # Ctrl-C inside salloc
+while wait "$ranks"; status=$?; kill -0 "$ranks" 2>/dev/null; do :; done # a signal ends the waiting, not the ranks
+
+case $(outcome) in # exit codes do not come through unchanged, so the ranks leave their common verdict in a file
+finished) exit 0 ;;
+failed) stop "failed (exit code $status); what was asked and why: above and in $run_dir" ;;
+"") [ "$status" -ne 2 ] || stop "refused; what and why is said above" ;;
+esac
+case $(standing) in
+cancelled) stop "cancelled" ;;
+requeued) echo "job $job: Slurm starts it again" && exit "$status" ;;
+esac
+[[ $(newest) > $before ]] && stalled=0
+[ "$stalled" -lt "$retries" ] || stop "failed: $stalled starts in a row brought no newer checkpoint (exit code $status)"
+echo "job $job: not finished (exit code $status), so it is requeued"
+scontrol requeue "$job" && exit 0
+stop "not requeued"
+"""

@@ -55,6 +55,7 @@ class Kept:
     world_size: int
     _writer: Writer | None = None
     _stager: BlockingAsyncStager | None = None
+    _restored_from: Path | None = None
 
     @property
     def writer(self) -> Writer:
@@ -85,8 +86,12 @@ class Kept:
 
     def _opened(self, checkpoint: dict[str, Any], filepath: Any) -> tuple[Path, Any, dict[str, Any], Any]:
         note = {"step": checkpoint["global_step"], "attempt": 0} | checkpoint.pop(NOTE, {})
-        note |= {"strategy": type(self).__name__, "world_size": self.world_size}
+        note |= {"strategy": type(self).__name__, "world_size": self.world_size, **self._noted()}
         return Path(self.broadcast(filepath)), checkpoint.pop(MINE, {}), note, checkpoint.pop(AFTERWARDS, None)
+
+    def _noted(self) -> dict[str, Any]:
+        """What the manifest says besides."""
+        return {}
 
     def _written(self, checkpoint: dict[str, Any], part: Path) -> Any:
         """Take the tensors out of the checkpoint; how their copy is written."""
@@ -125,6 +130,11 @@ class Kept:
         """The weights into the module; the rest is returned. Raises `Refused`."""
         path = Path(checkpoint_path)
         rest = self._rest(path)
+        if not (path / ".metadata").exists():  # DeepSpeed's
+            weights.load(self.lightning_module, path)
+            self._begins_anew(path)
+            return rest
+        weights.refuse_other_model(self.lightning_module, path)
         state = {"state_dict": get_model_state_dict(self.lightning_module)}
         with inert.refusals(path, "resume"):
             dcp.load(state, storage_reader=Reader(path))
@@ -133,6 +143,8 @@ class Kept:
         return rest
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        if self._restored_from is None:
+            return
         for number, optimizer in enumerate(map(_plain, self.optimizers)):
             state = get_optimizer_state_dict(self.lightning_module, optimizer)
             tensors = {f"optimizer_{number}": {"state": state["state"]}}
@@ -140,6 +152,10 @@ class Kept:
                 dcp.load(tensors, storage_reader=Reader(self._restored_from))
             loaded = {**tensors[f"optimizer_{number}"], "param_groups": checkpoint["optimizer_states"][number]}
             set_optimizer_state_dict(self.lightning_module, optimizer, loaded)
+
+    def _begins_anew(self, path: Path) -> None:
+        if self._fitting and self.global_rank == 0:
+            print(f"warning: {path}: weights go from one strategy to the other, the optimizer's state does not", flush=True)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Done by `load_checkpoint`."""
@@ -219,6 +235,9 @@ class DeepSpeed(Kept, DeepSpeedStrategy):
 
         return write
 
+    def _noted(self) -> dict[str, Any]:
+        return {"stage": self.config["zero_optimization"]["stage"]}  # type: ignore[index]
+
     def lightning_module_state_dict(self) -> dict[str, Any]:
         return {}
 
@@ -234,7 +253,12 @@ class DeepSpeed(Kept, DeepSpeedStrategy):
         rest = self._rest(path)
         engine: Any = self.deepspeed_engine
         saved = read_manifest(path)
-        if self._fitting and saved and saved.note["world_size"] != self.world_size:
+        note = saved.note if saved else {}
+        if note.get("stage") != self._noted()["stage"]:
+            universal.fill(engine, path)
+            self._begins_anew(path)
+            return rest
+        if self._fitting and note["world_size"] != self.world_size:
             universal.load(engine, path)
         else:
             with inert.refusals(path, "resume"), inert.allowing_deepspeed():

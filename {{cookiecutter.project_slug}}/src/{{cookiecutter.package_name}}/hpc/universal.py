@@ -69,13 +69,31 @@ def convert(checkpoint: Path) -> Path:
 
 
 def _groups(optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Give each group its own hyperparameters and count of steps: at stage 3 the engine gives all those of the first."""
+    """Give each group its own hyperparameters and count of steps: stage 3 gives all those of the first."""
     saved = torch.load(folder / TAG / "zero" / "optimizer_state.pt", map_location="cpu")
     for group, own in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         group.update({key: value for key, value in own.items() if key != "params"})
     for state in optimizer.state.values():
         if isinstance(state.get("step"), Tensor):  # one tensor for all, which each would count up
             state["step"] = state["step"].clone()
+
+
+@torch.no_grad()
+def fill(engine: Any, checkpoint: Path) -> None:
+    """Only the weights, from a checkpoint of any other strategy or stage. Raises `Refused`."""
+    from deepspeed.runtime.zero import GatheredParameters
+    from deepspeed.utils import safe_set_full_fp32_param
+
+    weights.refuse_other_model(engine.module, checkpoint)
+    own = dict([*engine.module.named_buffers(), *engine.module.named_parameters()])
+    for name, saved in weights.tensors(checkpoint).items():
+        if name not in own:
+            continue  # the second name of a tied parameter
+        value = saved.read()
+        with GatheredParameters([own[name]], modifier_rank=0):
+            own[name].copy_(value)
+        if own[name].requires_grad:  # what the optimizer holds besides
+            safe_set_full_fp32_param(own[name], value.float())
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from . import inert, zero
 from .config import Refused
@@ -54,12 +55,17 @@ def load(module: nn.Module, path: str | Path) -> None:
     wanted = {key: value for key, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
     if any(value.is_meta for value in wanted.values()):
         raise ValueError("weights cannot be copied into a module on the meta device: materialize it first")
-    found = tensors(path)
-    if misfits := _misfits(found, wanted):
-        raise Refused("ckpt", path, misfits, "compose the model that the checkpoint was trained with")
+    refuse_other_model(module, path, "ckpt")
     with torch.no_grad():
-        for key, saved in found.items():
-            wanted[key].copy_(saved.read())
+        for key, saved in tensors(path).items():
+            wanted[key].copy_(_cut(saved.read(), wanted[key]))
+
+
+def refuse_other_model(module: nn.Module, path: str | Path, key: str = "resume") -> None:
+    """Raises `Refused` where a checkpoint has not the keys and shapes of `module.state_dict()`, sharded or not."""
+    wanted = {key: value for key, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
+    if misfits := _misfits(tensors(path), wanted):
+        raise Refused(key, path, misfits, "compose the model that the checkpoint was trained with")
 
 
 def read(path: str | Path) -> dict[str, Tensor]:
@@ -159,11 +165,20 @@ def _assembled(
     return whole
 
 
+def _cut(value: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor sharded as another one is; every rank has it whole, so nothing is sent."""
+    if not isinstance(like, DTensor):
+        return value
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
 def _misfits(found: Mapping[str, Saved], wanted: Mapping[str, Tensor]) -> str:
     """What keeps `found` from filling `wanted`, in one sentence; empty when it fits."""
     both = [key for key in wanted if key in found]
     filled = {id(wanted[key]) for key in both}
-    shapes = {key: (tuple(found[key].shape), tuple(wanted[key].shape)) for key in both}
+    # A parameter that ZeRO-3 has cut shows its whole shape in `ds_shape`.
+    whole = {key: tuple(getattr(wanted[key], "ds_shape", wanted[key].shape)) for key in both}
+    shapes = {key: (tuple(found[key].shape), whole[key]) for key in both}
     kinds = {
         "missing": [key for key in wanted if id(wanted[key]) not in filled],
         "unexpected": [ascii(key) for key in found if key not in wanted],
