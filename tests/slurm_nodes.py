@@ -162,11 +162,12 @@ class Slurm:
     def mend(self, node: str) -> None:
         """Put the cable back, and wait until Slurm has the node again."""
         _ip(self.machines["switch"].pid, f"link set {node} up")
+        self.exec(node, "kill", "-HUP", self._slurmd(node))  # it registers anew; Slurm would ask it in a few minutes
         self._await_node(node)
 
     def stop_slurmd(self, node: str) -> None:
         """Kill the node's daemon: the steps there go on, and Slurm calls the node down after a while."""
-        pid = (self.folder / node / "slurmd.pid").read_text().strip()
+        pid = self._slurmd(node)
         self.exec(node, "kill", "-9", pid)
         _await(lambda: self.exec(node, "kill", "-0", pid, check=False).returncode != 0, self)
 
@@ -174,6 +175,9 @@ class Slurm:
         """Start the node's daemon, and wait until Slurm has the node."""
         self.exec(node, "slurmd", "-N", node, "-f", f"{self.folder}/slurm.conf")
         self._await_node(node)
+
+    def _slurmd(self, node: str) -> str:
+        return (self.folder / node / "slurmd.pid").read_text().strip()
 
     def _await_node(self, node: str) -> None:
         question = ["sinfo", "--noheader", "--partition=main", f"--nodes={node}", "--format=%T"]

@@ -1,8 +1,7 @@
-"""What a job script does when its ranks end, or it is told to, on a real Slurm. The ranks are stand-ins without torch."""
+"""What a job script does when its ranks end, or it is told to, on a real Slurm. Stand-ins without torch are the ranks."""
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,8 @@ pytestmark = pytest.mark.slow
 
 # Does what the line of `plan` says that belongs to this start, the last one from then on:
 # save / exit CODE / verdict WORD / wait (until told; then saves, verdict continue, 85) / hang (hears nothing)
-RANK = '''\
+# go (rank 0 ends with 1 as soon as there is a file of that name)
+RANK = """\
 import os, signal, sys, time
 from pathlib import Path
 run_dir, rank = Path(sys.argv[1].removeprefix("resume=")), os.environ["SLURM_PROCID"]
@@ -42,6 +42,10 @@ for command in plan[min(start, len(plan) - 1)].split(", "):
     (run_dir / f"{word}-{rank}-{start}").touch()
     while word == "hang" or word == "wait" and not told:
         time.sleep(0.05)
+    while word == "go" and not (run_dir / "go").exists():
+        time.sleep(0.05)
+    if word == "go" and rank == "0":
+        os._exit(1)
     if word in ("save", "wait"):
         time.sleep(1 if word == "wait" else 0)
         save()
@@ -49,7 +53,7 @@ for command in plan[min(start, len(plan) - 1)].split(", "):
         verdict(value or "continue")
     if word in ("exit", "wait"):
         sys.exit(int(value or 85))
-'''
+"""
 # Makes job.sh as submit.py does, in a baked project.
 WRITE = """
 import sys
@@ -79,10 +83,12 @@ class Run:
         self.job = self.slurm.sbatch(self.run_dir / "job.sh")
 
     def at(self, what: str, start: int = 0) -> "Run":
-        """Wait until both ranks are there."""
-        files = [self.run_dir / f"{what}-{rank}-{start}" for rank in (0, 1)]
-        wait_for(lambda: all(file.exists() for file in files), 40, f"{files}\n{self.log()}")
+        """Wait until both ranks have come to a word of the plan."""
+        wait_for(lambda: self.there(what, start), 40, f"{self.run_dir} {what}\n{self.log()}")
         return self
+
+    def there(self, what: str, start: int = 0) -> bool:
+        return all((self.run_dir / f"{what}-{rank}-{start}").exists() for rank in (0, 1))
 
     def ended(self, seconds: float = 60) -> str:
         return self.slurm.wait(self.job, seconds)["JobState"]
@@ -118,81 +124,57 @@ def make(slurm, scripts) -> Callable[[str, str], Run]:
     return make
 
 
-def seen(run: Run, until: Callable[[], bool], seconds: float = 60) -> set[str]:
-    """The states that an observer sees meanwhile."""
-    states, limit = set(), time.monotonic() + seconds
-    while not until():
-        assert time.monotonic() < limit, run.log()
-        states.add(run.slurm.show(run.job)["JobState"])
-    return states
-
-
 FINISH = "save, verdict finished"
 
 
-def test_ranks_that_end_by_themselves(make):
-    """Requeued after a verdict to go on and after a crash; not after a refusal, nor for ever; done when finished."""
+@pytest.fixture(scope="module")
+def alone(make) -> dict[str, Run]:
+    """Runs whose ranks end by themselves: all submitted at once, as each start costs seconds."""
     runs = {
-        "continues": make("continues", "save, verdict continue, exit 85", FINISH),
+        "goes_on": make("goes_on", "save, verdict continue, exit 85", FINISH),
         "crashes": make("crashes", "save, exit 1", "exit 1", "exit 1", "save, exit 1", "exit 1", FINISH),
         "loops": make("loops", "save, exit 1", "exit 1"),
         "refuses": make("refuses", "exit 2"),
-        "gives up": make("gives up", "verdict failed, exit 1"),
+        "fails": make("fails", "verdict failed, exit 1"),
         "leaves": make("leaves", "exit 0", FINISH),
     }
     for run in runs.values():
         run.submit()
-    first = runs["continues"]
-    states = seen(first, lambda: (first.run_dir / "verdict-0-1").exists())
-    assert "RUNNING" in states and not states & ENDED, states
-    assert first.ended() == "COMPLETED" and first.starts() == [0, 1]
-    assert runs["refuses"].ended() == "FAILED" and runs["refuses"].starts() == [0]
-    assert "refused" in runs["refuses"].log() and runs["refuses"].slurm.show(runs["refuses"].job)["ExitCode"] == "2:0"
-    assert runs["gives up"].ended() == "FAILED" and runs["gives up"].starts() == [0]
-    assert runs["leaves"].ended() == "COMPLETED" and runs["leaves"].starts() == [0, 1]
-    assert runs["loops"].ended() == "FAILED" and runs["loops"].starts() == [0, 1, 2, 3]
-    assert "3 starts in a row brought no newer checkpoint" in runs["loops"].log()
-    assert f"sbatch '{runs['loops'].run_dir}/job.sh'" in runs["loops"].log()
-    assert runs["crashes"].ended(90) == "COMPLETED" and runs["crashes"].starts() == [0, 1, 2, 3, 4, 5]
-
-    for run in (first, runs["loops"], runs["gives up"]):  # by hand again
-        (run.run_dir / "plan").write_text(FINISH)
-        run.submit()
-    assert first.ended() == "COMPLETED" and first.starts() == [0, 1] and "finished already" in first.log()
-    assert runs["loops"].ended() == runs["gives up"].ended() == "COMPLETED"
+    return runs
 
 
-def test_ranks_that_are_told(make):
+def test_ranks_that_are_told(make, alone):
     """By signals from outside: all save; who was cancelled does not come back, the others do, once."""
-    cancelled, signalled, requeued, limited, hung = (
-        make(name, plan, FINISH)
-        for name, plan in {"cancel": "wait", "TERM": "wait", "admin": "wait", "limit": "wait", "hang": "hang"}.items()
-    )
-    runs = (cancelled, signalled, requeued, limited, hung)
-    for run in runs:
+    plans = {"cancelled": "wait", "signalled": "wait", "requeued": "wait", "limited": "wait", "hung": "hang"}
+    runs = {name: make(name, plan, FINISH) for name, plan in plans.items()}
+    for run in runs.values():
         run.submit()
-    for run in runs:
-        run.at("hang" if run is hung else "wait")
-    slurm = cancelled.slurm
-    for run in (limited, hung):
-        slurm.call("scontrol", "update", f"job={run.job}", "EndTime=now+1")
-    slurm.cancel(cancelled.job)
-    slurm.cancel("--signal=TERM", signalled.job)
-    slurm.call("scontrol", "requeue", requeued.job)
-    assert cancelled.ended() == "CANCELLED"
-    for run in (signalled, requeued, limited, hung):
+    for name, run in runs.items():
+        run.at(plans[name])
+    slurm = runs["hung"].slurm
+    slurm.cancel("--signal=TERM", runs["signalled"].job)
+    for name in ("limited", "hung"):
+        slurm.call("scontrol", "update", f"job={runs[name].job}", "EndTime=now+1")
+    slurm.call("scontrol", "requeue", runs["requeued"].job)
+    slurm.cancel(runs["cancelled"].job)
+    states = set()
+    while (state := slurm.show(runs["signalled"].job)["JobState"]) and not runs["signalled"].there("save", 1):
+        states.add(state)
+        assert not states & ENDED, "nobody takes it for completed in mid-training"
+    assert runs["cancelled"].ended() == "CANCELLED"
+    for name in ("signalled", "requeued", "limited", "hung"):
+        run = runs[name]
         assert run.ended() == "COMPLETED", run.log()
         assert run.starts() == [0, 1] and slurm.show(run.job)["Restarts"] == "1", run.log()
-    for run in (cancelled, signalled, requeued, limited):
-        assert (run.run_dir / "checkpoints" / "step-000000001").is_dir(), run.log()
-    assert slurm.show(cancelled.job)["JobState"] == "CANCELLED" and cancelled.starts() == [0]
-    for run in runs:
-        for line in (run.run_dir / "starts").read_text().splitlines():
-            _, end, now = map(int, line.split())
-            assert 3600 - 5 <= end - now <= 3600 + 5
-    (cancelled.run_dir / "plan").write_text(FINISH)
-    cancelled.submit()
-    assert cancelled.ended() == "COMPLETED" and cancelled.starts() == [0, 0]
+    for name in plans:
+        assert (runs[name].run_dir / "checkpoints" / "step-000000001").is_dir(), runs[name].log()
+        start, end, now = map(int, (runs[name].run_dir / "starts").read_text().splitlines()[0].split())
+        assert start == 0 and 3595 <= end - now <= 3605, "HPC_JOB_END"
+    again = runs["cancelled"]
+    assert again.starts() == [0] and slurm.show(again.job)["JobState"] == "CANCELLED"
+    (again.run_dir / "plan").write_text(FINISH)
+    again.submit()
+    assert again.ended() == "COMPLETED" and again.starts() == [0, 0]
 
 
 def test_an_element_of_an_array_is_requeued_alone(make, scripts):
@@ -201,8 +183,57 @@ def test_an_element_of_an_array_is_requeued_alone(make, scripts):
     array = runs[0].slurm.sbatch(scripts / "array.sh")
     runs[0].slurm.wait(array)
     records = {record["ArrayTaskId"]: record for record in runs[0].slurm.records(array)}
-    assert {key: (record["JobState"], record["Restarts"]) for key, record in records.items()} == {
-        "0": ("COMPLETED", "1"),
-        "1": ("COMPLETED", "0"),
-    }
+    told = {key: (record["JobState"], record["Restarts"]) for key, record in records.items()}
+    assert told == {"0": ("COMPLETED", "1"), "1": ("COMPLETED", "0")}
     assert runs[0].starts() == [0, 1] and runs[1].starts() == [0]
+
+
+def test_ranks_that_end_by_themselves(alone):
+    """Requeued after a verdict to go on and after a crash; not after a refusal, nor for ever; done when finished."""
+    expected = {
+        "goes_on": ("COMPLETED", [0, 1]),
+        "leaves": ("COMPLETED", [0, 1]),
+        "refuses": ("FAILED", [0]),
+        "fails": ("FAILED", [0]),
+        "loops": ("FAILED", [0, 1, 2, 3]),
+        "crashes": ("COMPLETED", [0, 1, 2, 3, 4, 5]),
+    }
+    for name, (state, starts) in expected.items():
+        assert (alone[name].ended(), alone[name].starts()) == (state, starts), alone[name].log()
+    assert "refused" in alone["refuses"].log()
+    assert alone["refuses"].slurm.show(alone["refuses"].job)["ExitCode"] == "2:0"
+    assert "3 starts in a row brought no newer checkpoint" in alone["loops"].log()
+    assert (alone["loops"].run_dir / "stalled").read_text() == "3\n"
+    assert f"to go on: sbatch {alone['loops'].run_dir}/job.sh\n" in alone["loops"].log()
+
+    again = [alone[name] for name in ("goes_on", "loops", "fails")]  # by hand
+    for run in again:
+        (run.run_dir / "plan").write_text(FINISH)
+        run.submit()
+    assert [run.ended() for run in again] == ["COMPLETED"] * 3
+    assert again[0].starts() == [0, 1] and "finished already" in again[0].log()
+
+
+def test_nodes_that_are_gone(make):
+    """A daemon that died, and a pulled cable: the job goes on elsewhere, once; and the nodes come back."""
+    daemon, cable = make("daemon", "hang", FINISH), make("cable", "go, hang", FINISH)
+    script = cable.run_dir / "job.sh"
+    script.write_text(script.read_text().replace("--wait=60", "--wait=3"))  # so that srun gives up before Slurm does
+    slurm = daemon.slurm
+    for run, nodes in ((daemon, "n1,n2"), (cable, "n3,n4")):
+        run.job = slurm.sbatch(f"--nodelist={nodes}", run.run_dir / "job.sh")
+    daemon.at("hang")
+    cable.at("go")
+    slurm.stop_slurmd("n2")
+    slurm.cut("n4")
+    (cable.run_dir / "go").touch()
+    for run in (daemon, cable):  # where there are nodes
+        slurm.until(run.job, lambda records: records[0]["JobState"] == "PENDING", 60)
+        slurm.call("scontrol", "update", f"job={run.job}", "ReqNodeList=")
+    for run in (daemon, cable):
+        assert run.ended() == "COMPLETED" and run.starts() == [0, 1], run.log()
+        assert slurm.show(run.job)["Restarts"] == "1"
+    assert "is requeued" in cable.log() and "is requeued" not in daemon.log()
+    slurm.start_slurmd("n2")
+    slurm.mend("n4")
+    assert sorted(slurm.call("srun", "--nodes=4", "hostname").stdout.split()) == ["n1", "n2", "n3", "n4"]

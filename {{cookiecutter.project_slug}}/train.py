@@ -55,13 +55,13 @@ def fit_and_test(
     from {{ cookiecutter.package_name }}.hpc import record, resume, weights
 
     run_dir, found = Path(cfg.run_dir), beginning.checkpoint
-    if beginning.claim:  # as on rank 0
-        record.begin(cfg, place, beginning, commandline.typed(sys.argv[1:]))
     lightning.seed_everything(cfg.seed, workers=True, verbose=False)
     data = config.build(cfg.data)
     module = config.build(cfg.model)
     if cfg.ckpt and not found:
         weights.load(module, cfg.ckpt)
+    if beginning.claim:  # as on rank 0; after what may be refused, so that a refusal leaves no run behind
+        record.begin(cfg, place, beginning, commandline.typed(sys.argv[1:]))
     going_on = resume.Resume(
         run_dir,
         beginning.attempt,

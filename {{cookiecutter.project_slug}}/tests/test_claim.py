@@ -75,7 +75,7 @@ def test_a_holder_that_lives_is_named_and_keeps_the_directory(start: Start, tmp_
     holder = start(beat=claim.BEAT)
     assert go(holder) == ["attempt 1"]
     begun = time.monotonic()
-    with pytest.raises(Refused, match="job 42 on n1 writes into it\n.*scancel 42") as refused:
+    with pytest.raises(Refused, match=r"job 42 on n1 writes into it\n.*scancel 42") as refused:
         claim.take(tmp_path, HERE | {"job": "43", "host": "n2"})
     assert time.monotonic() - begun < 10
     assert refused.value.key == "run_dir"

@@ -94,8 +94,7 @@ def raise_in(run_dir: Path, rank: int, error: Exception) -> None:
     """As the watch of a rank notes what it raised in the newest attempt."""
     newest = max(event["attempt"] for event in rundir.events(run_dir))
     said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-    text = "".join(traceback.format_exception(error)).encode()
-    causes.note(run_dir, newest, rank, f"n{rank // 4 + 1}", said, lambda stream: stream.write(text))
+    causes.note(run_dir, newest, rank, f"n{rank // 4 + 1}", said, "".join(traceback.format_exception(error)))
 
 
 def written(run_dir: Path, minutes: float) -> None:
@@ -535,7 +534,7 @@ def test_only_the_newest_attempt_counts_even_before_it_has_begun(runs: Path) -> 
     assert only(runs)["note"].endswith("of the first")
     (run_dir / "claims" / "000002.json").touch()
     assert only(runs)["note"] == ""
-    causes.note(run_dir, 2, 3, "n1", "KeyError: 'of the second'", lambda stream: None)
+    causes.note(run_dir, 2, 3, "n1", "KeyError: 'of the second'", "Traceback")
     assert only(runs)["note"] == "rank 3 on n1: KeyError: 'of the second'", "while it was building"
 
 

@@ -2,10 +2,9 @@
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from .stacks import WAITS
 
@@ -45,19 +44,17 @@ class Cause:
         return kind == ENDED or (kind == "Hang" and WAITS in message) or bool(gone)
 
 
-def note(run_dir: Path, attempt: int, rank: int, host: str, said: str, dump: Callable[[BinaryIO], object]) -> None:
+def note(run_dir: Path, attempt: int, rank: int, host: str, said: str, stack: str) -> None:
     """Leave a file, whole or not at all.
 
     Args:
         said: `Type: message`, in one line.
-        dump: writes the traceback, or the stacks, to a binary stream.
+        stack: the traceback, or the stacks of all threads.
     """
     path = folder(run_dir, attempt) / f"rank-{rank}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}")
-    with aside.open("wb", buffering=0) as stream:
-        stream.write(f"{time.time():.3f} {said}\nhost {host}\n".encode(errors="replace"))
-        dump(stream)
+    aside.write_text(f"{time.time():.3f} {said}\nhost {host}\n{stack}", encoding="utf-8", errors="replace")
     aside.replace(path)
 
 

@@ -14,12 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from . import rundir
+from . import process, rundir
 from .config import Refused
 
 BEAT = 2.0  # seconds between two beats
 LOOK = 0.25  # seconds between two looks at another's heartbeat
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Claim:
@@ -79,7 +78,7 @@ def take(run_dir: Path, who: Mapping[str, Any], watch_seconds: float = 8) -> Cla
     """
     folder = run_dir / "claims"
     stop = "qdel" if "PBS_JOBID" in os.environ else "scancel"
-    text = json.dumps({**who, "stop": stop, "process": _process(os.getpid())})
+    text = json.dumps({**who, "stop": stop, "process": process.identity(os.getpid())})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         aside = _aside(folder / "new", text)  # before the look around, which NFS answers afresh after it
@@ -129,26 +128,10 @@ def _ended(run_dir: Path, attempt: int, who: Mapping[str, Any]) -> bool:
     again = _whole(claim.get("restart")) < _whole(who.get("restart"))
     if again and claim.get("job") and claim["job"] == who.get("job"):
         return True  # the scheduler starts a job again when it takes the former start for dead
-    process, mine = claim.get("process"), _process(os.getpid())
-    if not process or not mine or (claim.get("host"), process[:2]) != (who.get("host"), mine[:2]):
+    theirs, mine = claim.get("process"), process.identity(os.getpid())
+    if not theirs or not mine or (claim.get("host"), theirs[:2]) != (who.get("host"), mine[:2]):
         return False
-    return _process(process[2]) != process
-
-
-def _process(pid: int) -> list[Any] | None:
-    """A process that lives: this boot, who asks from which container, its number, its start. None: it does not live.
-
-    Read from Linux's /proc; where there is none, nothing is known of any process. It may hide those of other users.
-    """
-    try:
-        # After the name, which may hold anything: state is field 3, the start time field 22.
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        if fields[0] in "ZX":  # has ended, and its parent has not asked yet
-            return None
-        asks = f"{os.getuid()} in {os.readlink('/proc/self/ns/pid')}"
-        return [BOOT.read_text().strip(), asks, pid, fields[19]]
-    except (OSError, IndexError):
-        return None
+    return process.identity(theirs[2]) != theirs
 
 
 def _beat(folder: Path, attempt: int, count: int) -> None:
@@ -192,8 +175,8 @@ def _read(folder: Path, attempt: int) -> dict[str, Any]:
         return {}
     if not isinstance(claim, dict):
         return {}
-    process = claim.get("process")
-    return claim if process is None or (isinstance(process, list) and len(process) == 4) else claim | {"process": None}
+    known = claim.get("process")
+    return claim if known is None or (isinstance(known, list) and len(known) == 4) else claim | {"process": None}
 
 
 def _aside(path: Path, text: str) -> Path:

@@ -35,7 +35,7 @@ class Peers:
         with suppress(RuntimeError):
             self._says.add("watch/left", 1)
             while time.monotonic() < limit and self._says.add("watch/left", 0) < self._says.add("watch/here", 0):
-                time.sleep(0.05)
+                time.sleep(0.2)
 
     def hear(self, over: threading.Event) -> None:
         """Ask till another rank has failed, or the store with rank 0."""

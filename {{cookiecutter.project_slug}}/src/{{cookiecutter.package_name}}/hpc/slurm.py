@@ -151,8 +151,12 @@ def _quote(path: Path | None) -> str:
 
 BEGINNING = r"""
 outcome() { sed -n 's/^outcome //p' "$run_dir/verdict" 2>/dev/null || true; }
-newest() { # checkpoint; their names sort as their steps do, and one that is not whole ends in .part
-    find "$run_dir/checkpoints" -maxdepth 1 -type d -name 'step-*[0-9]' 2>/dev/null | sort | sed -n '$s/.*step-//p' || true
+newest() { # checkpoint; names sort as their steps do, and one that is not whole ends in .part
+    find "$run_dir/checkpoints" -maxdepth 1 -type d -name 'step-*[0-9]' 2>/dev/null | sort | tail -n 1 || true
+}
+count() { # the starts in a row that brought no newer checkpoint than they found
+    [[ $(newest) > $before ]] && stalled=0
+    echo "$stalled" >"$run_dir/stalled" || true # even if the disk is full
 }
 standing() { # of this start with Slurm
     local now='' restarts=" Restarts=${SLURM_RESTART_COUNT:-0} "
@@ -175,25 +179,25 @@ stop() {
 [ "$(outcome)" != finished ] || { echo "job $job: the run is finished already" && exit 0; }
 mkdir -p "$run_dir" && rm -f "$run_dir/verdict" # of an attempt before this
 
-# How many starts in a row have brought no newer checkpoint, and which was the newest. Submitted by hand it begins anew.
-stalled=0 before=$(newest)
-[ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] || read -r stalled since <"$run_dir/stalled" || true
-[[ $before > ${since:-} ]] && stalled=0
-echo "$((stalled += 1)) $before" >"$run_dir/stalled"
+stalled=0 before=$(newest) # submitted by hand, a run has all its tries again
+[ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] || read -r stalled <"$run_dir/stalled" || true
+stalled=$((stalled + 1))
+count
 
 # When Slurm ends the job, in unix seconds. Before 23.02 it does not say so by itself.
 end=${SLURM_JOB_END_TIME:-$(SLURM_TIME_FORMAT=%s squeue -h -j "$job" -o %e || true)}
 [[ $end =~ ^[0-9]+$ ]] && export HPC_JOB_END=$end
 """
 
-TOLD = r"""# Told to end, this script must live on: its end would kill the ranks, which are told, too, and save. When Slurm cuts it
-# short, it asks at once to start again: ranks that do not hear are killed soon, and this script with them.
-trap '[ "$(standing)" != "cut short" ] || [ "$stalled" -ge "$retries" ] || scontrol requeue "$job" || true' TERM
+TOLD = r"""# Told to end, this script must live on: its end would kill the ranks, which are told, too, and save. When Slurm
+# cuts it short, it asks at once to start again: ranks that do not hear are killed soon, and this script with them.
+trap 'count; [ "$(standing)" != "cut short" ] || [ "$stalled" -ge "$retries" ] || scontrol requeue "$job" || true' TERM
 """
 
 END = r"""ranks=$!
 trap 'kill "$ranks"' INT # Ctrl-C inside salloc
 while wait "$ranks"; status=$?; kill -0 "$ranks" 2>/dev/null; do :; done # a signal ends the waiting, not the ranks
+count
 
 case $(outcome) in # exit codes do not come through unchanged, so the ranks leave their common verdict in a file
 finished) exit 0 ;;
@@ -204,7 +208,6 @@ case $(standing) in
 cancelled) stop "cancelled" ;;
 requeued) echo "job $job: Slurm starts it again" && exit "$status" ;;
 esac
-[[ $(newest) > $before ]] && stalled=0
 [ "$stalled" -lt "$retries" ] || stop "failed: $stalled starts in a row brought no newer checkpoint (exit code $status)"
 echo "job $job: not finished (exit code $status), so it is requeued"
 scontrol requeue "$job" && exit 0

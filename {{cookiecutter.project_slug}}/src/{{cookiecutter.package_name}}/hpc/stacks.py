@@ -1,4 +1,4 @@
-"""Where the main thread is, in one line."""
+"""Where the threads of this process are."""
 
 import os
 import re
@@ -14,13 +14,28 @@ PLUMBING = re.compile(rf"-packages/torch/(?!utils/data/)|{LIBRARY}/(?!(site|dist
 
 
 def where() -> str:
-    """It waits for others, or is stuck in some line of some file."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    inner = [f"{line.filename}:{line.lineno} {line.name}" for line in reversed(traceback.extract_stack(frame))]
+    """What the main thread does, in one line: it waits for others, or is stuck in some line of some file."""
+    inner = [f"{file}:{line} {name}" for file, line, name in _stack(threading.main_thread().ident or 0)]
     own = next((number for number, line in enumerate(inner) if not PLUMBING.search(line)), len(inner))
     if distributed() and any(TOGETHER.search(line) for line in inner[:own]):
         return f"{WAITS} (in {inner[0]})"
-    return "stuck in " + ", called from ".join(dict.fromkeys([inner[0], *inner[own : own + 2]]))
+    return "stuck in " + ", called from ".join(dict.fromkeys([*inner[:1], *inner[own : own + 2]]))
+
+
+def everywhere() -> str:
+    """What all threads do, innermost calls first, the main thread last."""
+    text = []
+    for thread in sorted(threading.enumerate(), key=lambda thread: thread is threading.main_thread()):
+        lines = [f'  File "{file}", line {line}, in {name}\n' for file, line, name in _stack(thread.ident or 0)]
+        text += [f"Thread {thread.name} (most recent call first):\n", *lines, "\n"]
+    return "".join(text)
+
+
+def _stack(thread: int) -> list[tuple[str, int, str]]:
+    """File, line and function, innermost first. Opens no file: the sources may lie where nothing answers any more."""
+    frame = sys._current_frames().get(thread)
+    frames = traceback.walk_stack(frame) if frame else ()
+    return [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames]
 
 
 def distributed() -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 from . import causes, claim, rundir, stacks
 from .causes import deterministic
@@ -91,7 +91,7 @@ class Watch:
             self.fails(error)
         elif self._ending():
             faulthandler.cancel_dump_traceback_later()
-            self._goodbye(LEAVE)
+            self._goodbye(LEAVE if self._rank == 0 else 0)  # it takes the store with it, so it leaves last
 
     def fails(self, error: BaseException) -> None:
         """Tell the others and the report that this rank leaves with an exception; from now on it has seconds to do so.
@@ -105,8 +105,8 @@ class Watch:
         signal.alarm(int(2 * LEAVE))
         said = _line(error)
         self._tell(said)
-        text = "".join(traceback.format_exception(error)).encode(errors="replace")
-        _within(LAST_WORDS, lambda: self._note(said, lambda stream: stream.write(text)))
+        stack = "".join(traceback.format_exception(error))
+        _within(LAST_WORDS, lambda: self._note(said, stack))
         if deterministic(error) and not self.saved:
             _within(LAST_WORDS, lambda: self._in_vain(f"rank {self._rank}: {said}"))
         self._goodbye(LAST_WORDS)
@@ -126,7 +126,8 @@ class Watch:
             if signal.SIGTERM in signals:
                 told_to_end = told_to_end or now
             if told_to_end and now - told_to_end > NO_BOUNDARY:
-                self._dump(f"no step has ended in the {NO_BOUNDARY:g} s since SIGTERM; {stacks.where()}")
+                said = f"no step has ended in the {NO_BOUNDARY:g} s since SIGTERM; {stacks.where()}"
+                self._show(said, stacks.everywhere())
                 told_to_end = 0.0
             news = self._peers.news() if self._peers else ""
             if news.startswith("Hang") or now - since > patience:  # whoever saw it first: each says where it is itself
@@ -160,12 +161,13 @@ class Watch:
 
     def _leave(self, said: str) -> None:
         """End this process, from a thread, with all stacks on stderr and in the rank's file."""
+        stack = stacks.everywhere()  # before others end: the main thread would see that, too
         if not self._ending():
             return
         signal.alarm(int(2 * LEAVE))  # the kernel's own limit: stderr may be a pipe that nobody reads any more
         self._tell(said)
-        self._dump(said)
-        _within(LAST_WORDS, lambda: self._note(said, lambda stream: faulthandler.dump_traceback(stream.fileno())))
+        self._show(said, stack)
+        _within(LAST_WORDS, lambda: self._note(said, stack))
         self._goodbye(LAST_WORDS)
         _within(LAST_WORDS, sys.stdout.flush)
         os._exit(FAILED)
@@ -180,12 +182,11 @@ class Watch:
         if peers and not said.startswith(causes.ENDED):
             _within(LAST_WORDS, lambda: peers.tell(self._rank, self._host, said))
 
-    def _dump(self, said: str) -> None:
-        os.write(2, f"rank {self._rank} on {self._host}: {said}\n".encode(errors="replace"))
-        faulthandler.dump_traceback(2)
+    def _show(self, said: str, stack: str) -> None:
+        os.write(2, f"rank {self._rank} on {self._host}: {said}\n{stack}".encode(errors="replace"))
 
-    def _note(self, said: str, dump: Callable[[BinaryIO], object]) -> None:
-        causes.note(self._run_dir, self._attempt, self._rank, self._host, said, dump)
+    def _note(self, said: str, stack: str) -> None:
+        causes.note(self._run_dir, self._attempt, self._rank, self._host, said, stack)
 
     def _in_vain(self, why: str) -> None:
         """The verdict that the job need not start again, unless another attempt has the directory by now."""
@@ -193,9 +194,9 @@ class Watch:
             rundir.verdict(self._run_dir, self._attempt, self._at[0] if self._at else 0, "failed", why)
 
     def _goodbye(self, seconds: float) -> None:
-        """Rank 0, which takes the store with it, leaves last."""
+        """Wait so long for the others, who would fail in other words, were this rank gone."""
         if peers := self._peers:
-            _within(seconds, lambda: peers.leave(seconds if self._rank == 0 else 0))
+            _within(seconds + 1, lambda: peers.leave(seconds))
         if held := self._claim:
             _within(LAST_WORDS, held.release)
 

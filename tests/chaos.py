@@ -1,0 +1,288 @@
+"""The fault run: python tests/chaos.py --faults 100 --seed 1. Training on a real Slurm that is struck again and again.
+
+Every run must end, with the very weights and curves of one that nothing happened to.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import slurm_nodes
+from faults import INTERVAL, KINDS, Run
+from slurm_project import QUIET, Desk, made_for_tests
+
+HERE = Path(__file__).resolve().parent
+STEPS = 300
+HANG = 15.0  # seconds without a step, after which ranks end themselves
+ENDS = 75.0  # seconds in which what was struck has ended: Slurm needs 20 to see that a node is gone, ranks HANG and 20
+GOES_ON = 180.0  # seconds in which it trains again
+PER_RUN = 5
+# Four ranks each; on two nodes of the four, a run goes on elsewhere while the lost node is still cut off.
+LAYOUTS = {
+    "ddp": ("trainer=ddp_4node", "trainer.num_nodes=4", "trainer.devices=1"),
+    "fsdp": ("trainer=fsdp_4node", "trainer.num_nodes=2", "trainer.devices=2"),
+    "deepspeed": ("trainer=deepspeed_4node", "trainer.num_nodes=4", "trainer.devices=1"),
+}
+WORDS = [
+    "cluster=test", "cluster.time=1:00:00", "callbacks=victim", *QUIET[1:], f"trainer.max_steps={STEPS}",
+    f"checkpoint.every_n_steps={INTERVAL}", "checkpoint.keep=3", "faults.retries=20", f"faults.hang_minutes={HANG / 60}",
+]  # fmt: skip
+CALLBACKS = """\
+defaults: [default]
+progress: null
+victim:
+  _target_: my_research.victim.Victim
+  run_dir: ${run_dir}
+"""
+
+
+@dataclass(frozen=True)
+class Strike:
+    """What is to happen: so many steps after the run trains again, to the rank or node that `pick` chooses."""
+
+    kind: str
+    after: int
+    pick: int
+
+
+@dataclass(frozen=True)
+class Struck:
+    """What became of it. `ended`: seconds until the attempt was over, `again`: until a step that was new."""
+
+    kind: str
+    strategy: str
+    recomputed: int = 0
+    ended: float | None = None
+    again: float = 0.0
+    hung: bool = False
+    wrong: str = ""
+
+
+def plan(faults: int, seed: int) -> list[tuple[str, list[Strike]]]:
+    """(strategy, what happens to the run) for each run; every kind once before one comes a second time."""
+    rng = random.Random(seed)
+    kinds: list[str] = []
+    while len(kinds) < faults:
+        kinds += rng.sample(list(KINDS), len(KINDS))
+    strikes = [Strike(kind, rng.randrange(1, 2 * INTERVAL), rng.randrange(10**6)) for kind in kinds[:faults]]
+    runs = max(-(-faults // PER_RUN), min(faults, len(LAYOUTS)))
+    names = list(LAYOUTS)
+    return [(names[run % len(names)], strikes[run::runs]) for run in range(runs)]
+
+
+@contextmanager
+def ground(folder: Path, bake: Callable[[], Path]) -> Iterator[tuple[Desk, Path]]:
+    """A cluster, a project on it, and a small file system that all nodes see."""
+    disk = folder / "disk"
+    disk.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256M", "tmpfs", disk], check=True)
+    try:
+        (folder / "slurm").mkdir()
+        with slurm_nodes.cluster(folder / "slurm") as slurm:
+            yield Desk(slurm, prepared(bake())), disk
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def prepared(project: Path) -> Path:
+    """A baked project with the callback that suffers."""
+    made_for_tests(project)
+    (project / "src/my_research/victim.py").write_text((HERE / "victim.py").read_text())
+    (project / "configs/callbacks/victim.yaml").write_text(CALLBACKS)
+    return project
+
+
+def submitted(desk: Desk, disk: Path, strategy: str, name: str) -> Run:
+    run_dir = desk.project / "runs" / name
+    run_dir.mkdir(parents=True)
+    (disk / name).mkdir()
+    (run_dir / "checkpoints").symlink_to(disk / name)
+    job, _ = desk.submit(*WORDS, *LAYOUTS[strategy], f"run_dir={run_dir}")
+    return Run(desk.slurm, job, run_dir, disk)
+
+
+def endure(run: Run, strategy: str, strikes: Sequence[Strike]) -> list[Struck]:
+    """Strike a run, one fault after the other, each when it trains again; until it has ended. TimeoutError."""
+    struck = []
+    try:
+        for strike in strikes:
+            run.pace(0.08)
+            reach(run, strike.after)
+            struck.append(survive(run, strategy, strike))
+            print(f"  {strategy}: {struck[-1]}", flush=True)
+            if struck[-1].wrong:
+                return struck
+        run.pace(0.01)
+        state = run.slurm.wait(run.job, 2 * GOES_ON)["JobState"]
+        if (state, run.outcome()) != ("COMPLETED", "finished"):
+            raise RuntimeError(f"the run ended as {state}, outcome {run.outcome()!r}")
+        return struck
+    finally:
+        while run.heal:
+            run.heal.pop()()
+        run.slurm.cancel(run.job)
+
+
+def reach(run: Run, steps: int) -> None:
+    """Wait until the newest attempt has done so many steps."""
+    limit = time.monotonic() + GOES_ON
+    while True:
+        attempt = run.starts()[-1]["attempt"] if run.starts() else 0
+        if sum(done == attempt for done, _ in run.steps()) >= steps:
+            return
+        if time.monotonic() > limit or run.slurm.show(run.job)["JobState"] in slurm_nodes.ENDED:
+            raise TimeoutError(f"the run does not train: {run.slurm.show(run.job)}")
+        time.sleep(0.02)
+
+
+def survive(run: Run, strategy: str, strike: Strike) -> Struck:
+    """One fault, and what follows until the run trains again."""
+    kind = KINDS[strike.kind]
+    old, restarts = run.starts()[-1]["attempt"], run.slurm.show(run.job)["Restarts"]
+    began = time.monotonic()
+    kind.strike(run, strike.pick)
+    if not kind.restarts:
+        return unharmed(run, strategy, strike, began)
+    ended = None
+    again = waited = False
+    while not again:
+        time.sleep(0.1)
+        seconds = time.monotonic() - began
+        record = run.slurm.show(run.job)
+        if ended is None and (record["JobState"] != "RUNNING" or record["Restarts"] != restarts):
+            ended = seconds
+        if ended is not None and run.heal and record["NumNodes"].startswith("4"):  # it waits for that node
+            run.heal.pop()()
+        steps = run.steps()
+        highest = max(step for attempt, step in steps if attempt <= old)
+        again = any(attempt > old and step > highest for attempt, step in steps) or run.outcome() == "finished"
+        waited = seconds > GOES_ON or record["JobState"] in slurm_nodes.ENDED - {"COMPLETED"}
+        if waited:
+            why = f"does not train after {seconds:.0f} s, {record['JobState']}"
+            return Struck(strike.kind, strategy, 0, ended, seconds, hung=ended is None, wrong=why)
+    while run.heal:
+        run.heal.pop()()
+    recomputed, allowed = again_computed(run, old, highest, kind.intervals)
+    wrong = f"{recomputed} steps computed again, {allowed} allowed" if recomputed > allowed else ""
+    hung = ended is not None and ended > ENDS
+    return Struck(strike.kind, strategy, recomputed, round(ended or 0, 1), round(seconds, 1), hung, wrong)
+
+
+def again_computed(run: Run, old: int, highest: int, intervals: int) -> tuple[int, int]:
+    """Steps that had been done and were done again, and how many may be.
+
+    Where a save was going on, its checkpoint is not there: those since it began come on top.
+    """
+    starts = [start["from_step"] for start in run.starts() if start["attempt"] > old]
+    recomputed = highest - min(starts, default=highest)
+    begun = highest // INTERVAL * INTERVAL
+    unfinished = highest - begun if intervals and starts and min(starts) <= begun - INTERVAL else 0
+    return recomputed, intervals * INTERVAL + unfinished
+
+
+def unharmed(run: Run, strategy: str, strike: Strike, began: float) -> Struck:
+    """The run goes on, and a later checkpoint is whole again."""
+    known, (_, step) = {path.name for path in run.checkpoints()}, run.steps()[-1]
+    while {path.name for path in run.checkpoints()} <= known | {f"step-{step:09}"}:
+        if (seconds := time.monotonic() - began) > GOES_ON:
+            return Struck(strike.kind, strategy, again=seconds, wrong="no later checkpoint")
+        time.sleep(0.05)
+    return Struck(strike.kind, strategy, again=round(time.monotonic() - began, 1))
+
+
+def campaign(desk: Desk, disk: Path, faults: int, seed: int) -> tuple[list[Struck], list[str]]:
+    """All that happened, and what was wrong with it."""
+    struck: list[Struck] = []
+    wrong: list[str] = []
+    references: dict[str, Path] = {}
+    for number, (strategy, strikes) in enumerate(plan(faults, seed)):
+        for name, faults_now in ((f"reference-{strategy}", []), (f"{number:02}-{strategy}", strikes)):
+            if strategy in references and not faults_now:
+                continue
+            print(f"{name}: {', '.join(strike.kind for strike in faults_now)}", flush=True)
+            run = submitted(desk, disk, strategy, name)
+            try:
+                found = endure(run, strategy, faults_now)
+                said = [f"{one.kind}: {one.wrong or 'hung'}" for one in found if one.wrong or one.hung]
+            except Exception as error:
+                found, said = [], [f"{type(error).__name__}: {error}"]
+            struck += found
+            if not faults_now:
+                references[strategy] = run.run_dir
+            if not said:
+                said = compared(desk, references[strategy], run.run_dir)
+            if said:
+                wrong += [f"{run.run_dir} (seed {seed}): {line}" for line in said]
+                print("\n".join([*wrong[-len(said) :], *run.log().splitlines()[-60:]]), flush=True)
+    return struck, wrong
+
+
+def compared(desk: Desk, reference: Path, run_dir: Path) -> list[str]:
+    done = desk.python(str(HERE / "same_run.py"), str(desk.project), str(reference), str(run_dir))
+    return (done.stdout + done.stderr).splitlines()[:20] if done.returncode else []
+
+
+def table(struck: Sequence[Struck]) -> str:
+    """Markdown, a line per kind."""
+    lines = [
+        "| fault | times | lost | hung | steps computed again, at most | seconds till it ended | seconds till a new step |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for kind in [*KINDS, "all"]:
+        these = [one for one in struck if one.kind == kind or kind == "all"]
+        if not these:
+            continue
+        lost, hung = sum(bool(one.wrong) for one in these), sum(one.hung for one in these)
+        ended = [one.ended for one in these if one.ended]
+        ends = f"{statistics.median(ended):.0f}, at most {max(ended):.0f}" if ended else "goes on"
+        again = [one.again for one in these]
+        lines.append(
+            f"| {kind} | {len(these)} | {lost} | {hung} | {max(one.recomputed for one in these)} | {ends} | "
+            f"{statistics.median(again):.0f}, at most {max(again):.0f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    from cookiecutter.main import cookiecutter
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--faults", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="the table; the same name with .json holds every fault")
+    asked = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="chaos"))
+
+    def bake() -> Path:
+        answers = {"cluster": "local"}
+        return Path(
+            cookiecutter(
+                str(HERE.parent), no_input=True, default_config=True, extra_context=answers, output_dir=str(folder)
+            )
+        )
+
+    began = time.monotonic()
+    with ground(folder, bake) as (desk, disk):
+        struck, wrong = campaign(desk, disk, asked.faults, asked.seed)
+    text = table(struck)
+    print(f"{text}\n{len(struck)} faults, seed {asked.seed}, {(time.monotonic() - began) / 60:.0f} minutes, {folder}")
+    if asked.out:
+        asked.out.write_text(text)
+        asked.out.with_suffix(".json").write_text(json.dumps([asdict(one) for one in struck], indent=1) + "\n")
+    if wrong or len(struck) != asked.faults:
+        print("\n".join(wrong))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

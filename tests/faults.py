@@ -1,0 +1,181 @@
+"""What can go wrong with a run on a cluster, made to go wrong. Each fault strikes a run that trains."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from slurm_nodes import Slurm
+from slurm_project import wait_for
+
+INTERVAL = 10  # steps from one checkpoint to the next
+SOON = 60.0  # seconds in which what a fault waits for comes
+
+
+@dataclass
+class Run:
+    """A submitted run, seen from outside."""
+
+    slurm: Slurm
+    job: str
+    run_dir: Path
+    disk: Path  # the small file system that the checkpoints lie on
+    heal: list[Callable[[], None]] = field(default_factory=list)  # how to undo what was done to the nodes
+
+    def steps(self) -> list[tuple[int, int]]:
+        """(attempt, step) of each step that was done, in order."""
+        path = self.run_dir / "steps"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [(int(attempt), int(step)) for attempt, step in map(str.split, lines)]
+
+    def starts(self) -> list[dict]:
+        """The start events of attempts.jsonl."""
+        path = self.run_dir / "attempts.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [event for event in map(json.loads, lines) if event["event"] == "start"]
+
+    def outcome(self) -> str:
+        path = self.run_dir / "verdict"
+        found = re.search(r"(?m)^outcome (\w+)", path.read_text()) if path.exists() else None
+        return found[1] if found else ""
+
+    def checkpoints(self) -> list[Path]:
+        """Whole ones, oldest first."""
+        return sorted(path.parent for path in self.run_dir.glob("checkpoints/step-*[0-9]/manifest.json"))
+
+    def parts(self) -> list[int]:
+        """Steps of those that are being written or were left behind."""
+        found = (re.fullmatch(r"step-(\d+)\.part", path.name) for path in self.run_dir.glob("checkpoints/*.part"))
+        return sorted(int(name[1]) for name in found if name)
+
+    def log(self) -> str:
+        return "".join(path.read_text(errors="replace") for path in self.run_dir.glob("job-*.log"))
+
+    def hosts(self) -> list[str]:
+        return self.starts()[-1]["hosts"]
+
+    def node(self, rank: int) -> str:
+        hosts, ranks = self.hosts(), self.starts()[-1]["world_size"]
+        return hosts[rank % ranks * len(hosts) // ranks]
+
+    def kill(self, *ranks: int) -> None:
+        """kill -9 of ranks of one node."""
+        pids = [(self.run_dir / f"pid-{rank}").read_text() for rank in ranks]
+        self.slurm.exec(self.node(ranks[0]), "kill", "-9", *pids)
+
+    def pace(self, seconds: float) -> None:
+        """How long each step lasts besides its work."""
+        aside = self.run_dir / ".pace"
+        aside.write_text(str(seconds))
+        aside.replace(self.run_dir / "pace")
+
+
+# Each takes a run and a random number, which chooses rank or node.
+
+
+def warn(signal: str, run: Run, pick: int) -> None:
+    run.slurm.cancel(f"--signal={signal}", run.job)
+
+
+def requeue(run: Run, pick: int) -> None:
+    run.slurm.call("scontrol", "requeue", run.job)
+
+
+def kill_rank(run: Run, pick: int) -> None:
+    run.kill(pick % run.starts()[-1]["world_size"])
+
+
+def kill_ranks_of_a_node(run: Run, pick: int) -> None:
+    ranks = range(run.starts()[-1]["world_size"])
+    run.kill(*[rank for rank in ranks if run.node(rank) == run.node(pick)])
+
+
+def kill_slurmstepd(run: Run, pick: int) -> None:
+    """Of the ranks on one node; they live on and nobody hears of their end."""
+    node = run.node(pick)
+    pids = run.slurm.exec(node, "pgrep", "-f", rf"^slurmstepd: \[{run.job}\.0\]").stdout.split()
+    run.slurm.exec(node, "kill", "-9", *pids)
+
+
+def stop_slurmd(run: Run, pick: int) -> None:
+    node = run.node(pick)
+    run.heal.append(partial(run.slurm.start_slurmd, node))
+    run.pace(0.5)  # it takes Slurm a while to see it
+    run.slurm.stop_slurmd(node)
+
+
+def cut_link(run: Run, pick: int) -> None:
+    node = run.node(pick)
+    run.heal.append(partial(run.slurm.mend, node))
+    run.slurm.cut(node)
+
+
+def fill_disk(run: Run, pick: int) -> None:
+    """Half of a checkpoint fits, until a save has failed."""
+    size = sum(path.stat().st_size for path in run.checkpoints()[-1].iterdir())
+    filler, said = run.disk / "filler", run.log().count("was not written")
+    limit = time.monotonic() + SOON
+    try:
+        with filler.open("wb") as stream:
+            while run.log().count("was not written") == said:
+                if time.monotonic() > limit:
+                    raise TimeoutError("no save has failed on a full disk")
+                state = os.statvfs(run.disk)
+                if (more := state.f_bavail * state.f_frsize - size // 2) > 0:  # an older checkpoint was removed
+                    os.posix_fallocate(stream.fileno(), stream.seek(0, os.SEEK_END), more)
+                time.sleep(0.02)
+    finally:
+        filler.unlink()
+
+
+def kill_during_save(run: Run, pick: int) -> None:
+    limit = time.monotonic() + SOON
+    old = run.parts()
+    while not set(run.parts()) - set(old):
+        if time.monotonic() > limit:
+            raise TimeoutError("nothing is saved")
+        time.sleep(0.002)
+    kill_rank(run, pick)
+
+
+def truncate_newest(run: Run, pick: int) -> None:
+    """Of a run that was killed and waits in the queue: the next start must go on from the checkpoint before."""
+    wait_for(lambda: len(run.checkpoints()) > 1, SOON, "two checkpoints")
+    kill_rank(run, pick)
+    wait_for(lambda: run.slurm.show(run.job)["JobState"] == "PENDING", SOON, "the job is requeued")
+    files = sorted(path for path in run.checkpoints()[-1].iterdir() if path.name != "manifest.json")
+    path = files[pick % len(files)]
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def sleep_for_ever(run: Run, pick: int) -> None:
+    (run.run_dir / f"sleep-{pick % run.starts()[-1]['world_size']}").touch()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`intervals`: so many from one checkpoint to the next may be computed again; 0: none, all ranks could save."""
+
+    strike: Callable[[Run, int], None]
+    intervals: int = 1
+    restarts: bool = True
+
+
+KINDS = {
+    "warning signal": Kind(partial(warn, "USR1"), 0),
+    "scancel --signal=TERM": Kind(partial(warn, "TERM"), 0),
+    "requeue by the admin": Kind(requeue),
+    "kill -9 of a rank": Kind(kill_rank),
+    "kill -9 of all ranks of a node": Kind(kill_ranks_of_a_node),
+    "kill -9 of a slurmstepd": Kind(kill_slurmstepd),
+    "a slurmd gone": Kind(stop_slurmd),
+    "the link of a node cut": Kind(cut_link),
+    "disk full during a save": Kind(fill_disk, restarts=False),
+    "kill -9 during a save": Kind(kill_during_save),
+    "the newest checkpoint truncated": Kind(truncate_newest, 2),
+    "a rank that sleeps for ever": Kind(sleep_for_ever),
+}

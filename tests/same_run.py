@@ -1,0 +1,54 @@
+"""python same_run.py PROJECT REFERENCE RUN: what differs between two runs that should be one; exit code 1 if anything.
+
+Weights, all that the last checkpoint holds of optimizer and random numbers, every scalar but those of time and hardware.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+
+def scalars(run_dir: Path, purge: bool) -> dict[str, list[tuple[int, float]]]:
+    """Tag → (step, value) as written, or as TensorBoard shows it after a restart (purged)."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir / "tensorboard"), {"scalars": 0}, purge_orphaned_data=purge)
+    events.Reload()
+    tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith(("perf/", "node/"))]
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
+
+
+def differences(reference: Path, run_dir: Path) -> list[str]:
+    """One line for each thing that differs."""
+    import torch
+    from my_research.hpc import weights
+
+    found = []
+    for purge in (False, True):
+        wanted, curves = scalars(reference, purge), scalars(run_dir, purge)
+        for tag in sorted(wanted | curves):
+            here, there = curves.get(tag, []), wanted.get(tag, [])
+            if here != there:
+                pairs = [(a, b) for a, b in zip(there, here, strict=False) if a != b]
+                found.append(f"{tag}: {len(here)} points instead of {len(there)}, first {pairs[:1]}")
+            if not here or len({step for step, _ in here}) != len(here):
+                found.append(f"{tag}: {len(here)} points of {len({step for step, _ in here})} steps")
+    wanted, read = (weights.read(path / "checkpoints" / "last.ckpt") for path in (reference, run_dir))
+    if not wanted or wanted.keys() != read.keys():
+        found.append(f"weights: {sorted(wanted.keys() ^ read.keys())}")
+    found += [f"{key}: other weights" for key in wanted.keys() & read.keys() if not torch.equal(wanted[key], read[key])]
+    wanted, sums = (
+        json.loads((path / "checkpoints" / "last.ckpt" / "manifest.json").read_text())["files"]
+        for path in (reference, run_dir)
+    )
+    # meta.pt holds the number of the attempt, .metadata the order in which ranks answered.
+    names = {name for name in wanted | sums if name not in ("meta.pt", ".metadata")}
+    return found + [f"{name}: other bytes" for name in sorted(names) if wanted.get(name) != sums.get(name)]
+
+
+if __name__ == "__main__":
+    project, *runs = map(Path, sys.argv[1:])
+    sys.path.insert(0, str(project / "src"))
+    lines = differences(*runs)
+    print("\n".join(lines))
+    sys.exit(bool(lines))

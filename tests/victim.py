@@ -1,0 +1,39 @@
+"""What the fault run adds to a baked project, as src/my_research/victim.py: a callback that suffers.
+
+It lets every step last a while and writes it down, makes the result depend on each rank's random numbers, and sleeps for
+ever where it is told to.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+
+
+class Victim(L.Callback):
+    """Beside the run's own files: `steps` (attempt step, on rank 0), `pid-<rank>`, and what the harness writes there."""
+
+    def __init__(self, run_dir: str) -> None:
+        self.run_dir = Path(run_dir)
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        (self.run_dir / f"pid-{trainer.global_rank}").write_text(str(os.getpid()))
+        self.attempt = next(callback.attempt for callback in trainer.callbacks if hasattr(callback, "attempt"))
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, index: int) -> None:
+        batch[0].add_(torch.randn_like(batch[0]), alpha=0.1)
+
+    def on_train_batch_end(self, trainer: L.Trainer, *others: Any) -> None:
+        if trainer.global_rank == 0:
+            with (self.run_dir / "steps").open("a") as stream:
+                stream.write(f"{self.attempt} {trainer.global_step}\n")
+        sleep = self.run_dir / f"sleep-{trainer.global_rank}"
+        if sleep.exists():
+            sleep.unlink()
+            while True:
+                time.sleep(60)
+        pace = self.run_dir / "pace"
+        time.sleep(float(pace.read_text() or 0) if pace.exists() else 0)

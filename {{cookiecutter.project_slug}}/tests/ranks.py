@@ -1,0 +1,104 @@
+"""Start train.py as real ranks, again and again: forked from a process that has imported the libraries once.
+
+python tests/ranks.py PLAN: a JSON list of starts, each {"words": [...], "ranks": n, "stop_at": step or null, "patch":
+code or ""}; prints the exit codes of each start's ranks. With `stop_at` the last rank gets SIGUSR1 in that step.
+"""
+
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(PROJECT), str(PROJECT / "src")]
+LIMIT = 180  # seconds for one start
+
+
+def main(plan: list[dict[str, Any]], log: str) -> None:
+    os.environ |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    import lightning.pytorch.callbacks
+    import lightning.pytorch.loggers
+    import sklearn.datasets
+    import torch.utils.tensorboard
+    import torchmetrics
+
+    if any("deepspeed" in word for start in plan for word in start["words"]):
+        import deepspeed
+    codes = []
+    for start in plan:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        pids = [fork(rank, port, log, **start) for rank in range(start["ranks"])]
+        codes.append(wait(pids))
+    print(json.dumps(codes))
+
+
+def fork(
+    rank: int, port: int, log: str, *, words: list[str], ranks: int, stop_at: int | None = None, patch: str = ""
+) -> int:
+    """One rank, placed as MPICH's mpiexec would; its process id."""
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(stream, 1)
+        os.dup2(stream, 2)
+        place = {"PMI_RANK": rank, "PMI_SIZE": ranks, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": ranks}
+        os.environ |= {name: str(value) for name, value in {**place, "MASTER_PORT": port}.items()}
+        os.chdir(PROJECT)
+        sys.argv = ["train.py", *words]
+        if rank == ranks - 1 and stop_at:
+            tell(stop_at)
+        exec(patch)
+        runpy.run_path(str(PROJECT / "train.py"), run_name="__main__")
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def tell(step: int) -> None:
+    """Send this process the warning when it has done a step, and in the middle of the next one's accumulation."""
+    from {{ cookiecutter.package_name }}.hpc.resume import Resume
+
+    before = Resume.on_train_batch_end
+
+    def on_train_batch_end(self: Resume, trainer: Any, *rest: Any) -> None:
+        before(self, trainer, *rest)
+        if trainer.global_step == step:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    Resume.on_train_batch_end = on_train_batch_end  # type: ignore[method-assign]
+
+
+def wait(pids: list[int]) -> list[int]:
+    """Exit codes. What does not end is killed."""
+    codes: dict[int, int] = {}
+    limit = time.monotonic() + LIMIT
+    while len(codes) < len(pids):
+        for pid in set(pids) - set(codes):
+            if time.monotonic() > limit:
+                os.kill(pid, signal.SIGKILL)
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    return [codes[pid] for pid in pids]
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), sys.argv[2])
