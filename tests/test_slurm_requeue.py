@@ -1,5 +1,7 @@
-"""What a job script does when its ranks end, or it is told to, on a real Slurm. Stand-ins without torch are the ranks."""
+"""What a job script does when its ranks end, or it is told to, on a real Slurm. Without torch: stand-ins for ranks."""
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -237,3 +239,19 @@ def test_nodes_that_are_gone(make):
     slurm.start_slurmd("n2")
     slurm.mend("n4")
     assert sorted(slurm.call("srun", "--nodes=4", "hostname").stdout.split()) == ["n1", "n2", "n3", "n4"]
+
+
+def test_in_an_allocation_nothing_is_requeued(make):
+    """`bash job.sh` inside salloc: told what to type; Ctrl-C ends the ranks."""
+    run = make("salloc", "exit 7")
+    salloc = ["salloc", "--nodes=2", "--ntasks-per-node=1", "--mem=1G", "bash"]
+    done = run.slurm.call(*salloc, run.run_dir / "job.sh", check=False)
+    assert done.returncode == 7 and "not requeued; to go on: sbatch " in done.stdout, done.stdout
+
+    (run.run_dir / "plan").write_text("hang\n")
+    command = [*salloc, str(run.run_dir / "job.sh")]
+    typed = subprocess.Popen(command, env=run.slurm.env, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    run.at("hang")
+    os.killpg(typed.pid, signal.SIGINT)
+    typed.communicate(timeout=30)
+    assert typed.returncode

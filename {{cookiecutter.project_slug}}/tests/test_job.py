@@ -77,7 +77,13 @@ ASKED = {
 @pytest.mark.parametrize("cluster", ASKED)
 def test_what_is_asked_for_follows_from_trainer_and_cluster(cluster: str) -> None:
     work = on(cluster, FOUR, "trainer.num_nodes=2", "cluster.time=0:45:00")
-    more = ["--time=00:45:00", "--output=/home/ana/runs/d/job-%j.log", "--open-mode=append", "--requeue"]
+    more = [
+        "--time=00:45:00",
+        "--signal=USR2@120",
+        "--output=/home/ana/runs/d/job-%j.log",
+        "--open-mode=append",
+        "--requeue",
+    ]
     assert directives(slurm.text(work)) == ["--job-name=digits", "--nodes=2", *ASKED[cluster].split(), *more]
     srun = f"--nodes=2 --ntasks-per-node={work.tasks_per_node} --cpus-per-task={work.cores_per_task} "
     assert srun in slurm.text(work), "srun is told again: some versions inherit not all of it"
@@ -148,7 +154,7 @@ def test_an_array_has_a_job_per_member() -> None:
 
 def test_a_script_for_anybody_names_its_run_after_the_job() -> None:
     text = slurm.text(job.of(composed("cluster=slurm", FOUR), (FOUR, "cluster=slurm")))
-    assert f"python train.py {FOUR} cluster=slurm ||" in text
+    assert f"python train.py {FOUR} cluster=slurm &" in text
     assert "export HPC_RUN_DIR=$PWD/runs/digits_$SLURM_JOB_ID" in text and "--output=digits-%j.log" in text
 
 
@@ -194,7 +200,11 @@ class Node:
         self.bin.mkdir()
         (self.run_dir / "code" / "env.sh").write_text('echo "env.sh $VENV"\n')
         self.program("srun", 'env >"$0.env"; printf "%s\\n" "$@" >"$0.argv"; eval "$SRUN"')
-        self.program("scontrol", 'echo "$@" >"$0.argv"; exit "${SCONTROL:-0}"')
+        self.program("squeue", "exit 1")
+        # It knows the job as it is at its first start, unless a test says otherwise.
+        show = 'echo "${SHOW:-JobState=RUNNING Reason=None Restarts=0 x}"'
+        requeue = 'echo "$2" >>"${0%/*}/requeued"; exit "${REQUEUE:-0}"'
+        self.program("scontrol", f'if [ "$1" = show ]; then {show}; else {requeue}; fi')
         self.work = replace(on("slurm"), run_dir=self.run_dir, work_dir=folder, venv=folder / "venv")
 
     def program(self, name: str, text: str) -> None:
@@ -220,20 +230,93 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_the_verdict_of_the_ranks_decides_not_their_exit_code(node: Node) -> None:
-    assert node.run(code=143) == 0
-    assert node.noted("scontrol.argv") == []
     assert node.run(outcome="continue", code=1) == 0
-    assert node.noted("scontrol.argv") == ["requeue 17"]
-    assert node.run(outcome="continue", SCONTROL="1") != 0, "not requeued is not done"
-    for outcome in ("failed", ""):
-        assert node.run(outcome=outcome, code=9) == 9
-        assert "failed (exit code 9)" in node.said
-        assert node.run(outcome=outcome, code=0) == 1
+    assert node.noted("requeued") == ["17"]
+    assert node.run(outcome="failed", code=9) == 9 and "failed (exit code 9)" in node.said
+    assert node.run(outcome="failed", code=0) == 1
+    assert node.run(outcome="finished", code=143) == 0
+    assert node.noted("requeued") == ["17"]
+
+
+@pytest.mark.parametrize("code", [0, 1, 85, 137])
+def test_without_a_verdict_it_starts_again(node: Node, code: int) -> None:
+    assert node.run(outcome="", code=code) == 0 and node.noted("requeued") == ["17"]
+
+
+def test_a_refusal_does_not_start_again(node: Node) -> None:
+    assert node.run(outcome="", code=2) == 2 and "refused" in node.said and not node.noted("requeued")
+
+
+@pytest.mark.parametrize(
+    ("said", "again"),
+    [
+        ("JobState=RUNNING Reason=None Restarts=0 x PreemptTime=None", True),
+        ("JobState=RUNNING Reason=None Restarts=0 x PreemptTime=2026-11-21T12:00:00", True),  # in its grace time
+        ("JobState=COMPLETING Reason=TimeLimit Restarts=0 x PreemptTime=None", True),
+        ("JobState=COMPLETING Reason=None Restarts=0 x PreemptTime=2026-11-21T12:00:00", True),
+        ("JobState=COMPLETING Reason=None Restarts=0 x PreemptTime=None", False),  # scancel
+        ("JobState=COMPLETING Reason=None Restarts=1 x PreemptTime=None", False),  # requeued by Slurm
+        ("JobState=RUNNING Reason=None Restarts=1 x PreemptTime=None", False),  # goes on elsewhere already
+    ],
+)
+def test_who_starts_it_again(node: Node, said: str, again: bool) -> None:
+    """What `scontrol show job` says when the ranks have ended, seen on a real Slurm. Who was cancelled stays away."""
+    assert (node.run(outcome="continue", code=85, SHOW=said) == 0) == again
+    assert node.noted("requeued") == ["17"] * again
+
+
+def test_where_slurm_refuses_it_says_what_to_type(node: Node) -> None:
+    assert node.run(outcome="continue", code=85, REQUEUE="1") == 85, "not requeued is not done"
+    typed = re.search("not requeued; to go on: (.*)", node.said)
+    assert typed and shlex.split(typed[1]) == ["sbatch", f"{node.run_dir}/job.sh"]
+
+
+def test_starts_without_a_newer_checkpoint_are_counted(node: Node) -> None:
+    def start(count: int, checkpoint: str = "") -> int:
+        made = f"mkdir -p {shlex.quote(str(node.run_dir / 'checkpoints' / checkpoint))}; exit 9"
+        show = f"JobState=RUNNING Restarts={count} x"
+        return node.run(SRUN=made, SHOW=show, **({"SLURM_RESTART_COUNT": str(count)} if count else {}))
+
+    (node.run_dir / "stalled").write_text("2\n")  # before somebody submitted it again
+    stalled = []
+    for count, checkpoint in enumerate(["", "step-000000380.part", "step-000000380", "last.ckpt", "step-000001000"]):
+        assert start(count, checkpoint) == 0
+        stalled.append(int((node.run_dir / "stalled").read_text()))
+    assert stalled == [1, 2, 0, 1, 0]
+    assert [start(count) for count in (5, 6, 7)] == [0, 0, 9]
+    assert "3 starts in a row brought no newer checkpoint (exit code 9)" in node.said
+    assert len(node.noted("requeued")) == 7
+
+
+def test_when_the_job_ends_is_told_to_the_ranks(node: Node) -> None:
+    def end(**environ: str) -> str | None:
+        assert node.run(**environ) == 0
+        (node.run_dir / "verdict").unlink()
+        return dict(line.split("=", 1) for line in node.noted("srun.env") if "=" in line).get("HPC_JOB_END")
+
+    assert end(SLURM_JOB_END_TIME="1795263209", HPC_JOB_END="5") == "1795263209"
+    assert end(HPC_JOB_END="5") is None, "neither knows; what a shell has left behind does not count"
+    node.program("squeue", 'echo "$SLURM_TIME_FORMAT $*" >"$0.argv"; echo "$END"')
+    assert end(END="1795263209") == "1795263209"
+    assert node.noted("squeue.argv") == ["%s -h -j 17 -o %e"]
+    assert end(END="N/A") is None
+
+
+def test_the_warning_comes_early_in_a_short_job_too() -> None:
+    for time, warning in [("0:10:00", 60), ("1:00:00", 120), ("0:01:00", 6)]:
+        assert f"--signal=USR2@{warning}" in directives(slurm.text(on("slurm", f"cluster.time={time}")))
+
+
+def test_a_run_that_is_finished_is_not_started(node: Node) -> None:
+    assert node.run() == 0
+    (node.bin / "srun.argv").unlink()
+    assert node.run() == 0 and "finished already" in node.said and not node.noted("srun.argv")
+    assert "env.sh" not in node.said
 
 
 def test_the_verdict_of_an_earlier_attempt_does_not_count(node: Node) -> None:
-    (node.run_dir / "verdict").write_text("attempt 1\nstep 5\noutcome finished\n")
-    assert node.run(outcome="", code=3) == 3
+    (node.run_dir / "verdict").write_text("attempt 1\nstep 5\noutcome failed\n")
+    assert node.run(outcome="", code=2) == 2 and node.noted("srun.argv")
 
 
 def test_ranks_are_started_in_the_environment_of_the_run(node: Node) -> None:
@@ -246,7 +329,7 @@ def test_ranks_are_started_in_the_environment_of_the_run(node: Node) -> None:
     assert (seen["CACHE"], seen["OMP_NUM_THREADS"], seen["SLURM_EXPORT_ENV"]) == ("/tmp/x-17", "8", "ALL")
     assert 10000 <= int(seen["MASTER_PORT"]) < 30000
     assert node.said.startswith(f"env.sh {node.work.venv}")
-    start = "--nodes=1 --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=1 --wait=60 --label python"
+    start = "--nodes=1 --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=0 --wait=60 --label python"
     argv = node.noted("srun.argv")
     assert " ".join(argv[:-2]) == start and argv[-2:] == [f"{node.run_dir}/code/train.py", f"resume={node.run_dir}"]
 
@@ -257,7 +340,7 @@ def test_a_member_of_an_array_finds_its_own_run(node: Node, tmp_path: Path) -> N
     place = {"SLURM_JOB_ID": "18", "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "1"}
     assert node.run(work, outcome="continue", **place) == 0
     assert node.noted("srun.argv")[-1] == f"resume={node.run_dir}"
-    assert node.noted("scontrol.argv") == ["requeue 17_1"]
+    assert node.noted("requeued") == ["17_1"]
 
 
 def test_without_an_allocation_the_script_says_so(node: Node) -> None:

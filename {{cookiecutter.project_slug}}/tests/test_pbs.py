@@ -27,8 +27,8 @@ JOB = Job(
     whole_nodes=True, account="proj-7", partition="gpu", qos=None, constraint=None,
     request="ncpus=32:ngpus=4:mpiprocs=1", options=("-l filesystems=home:eagle", "-m n"), launcher="pbsdsh --",
     container=None, setup=("module load python cuda",), env={"NCCL_DEBUG": "WARN"}, interface=None, node_local=None,
-    stage_env=False, chain=1, umask="077", arguments=(), run_dir=WORK / "runs/digits", code=WORK / "runs/digits/code",
-    work_dir=WORK, venv=WORK / ".venv",
+    stage_env=False, chain=1, retries=3, umask="077", arguments=(), run_dir=WORK / "runs/digits",
+    code=WORK / "runs/digits/code", work_dir=WORK, venv=WORK / ".venv",
 )  # fmt: skip
 SUPEK = replace(
     JOB, tasks_per_node=1, memory_gb=None, whole_nodes=False, request="ncpus=4:ngpus=1:mpiprocs=1", options=(),
@@ -167,6 +167,11 @@ for number, code in enumerate(codes):
 sys.exit(max(codes) if mpi else 0)
 """
 
+QSUB = """
+import os, sys
+open(os.environ["HOME"] + "/qsub", "a").write("\\0".join([os.getcwd(), *sys.argv[1:]]) + "\\n")
+print("18.server")
+"""
 # In the place of python with torch: notes what it was given, then does as the test says.
 PYTHON = """
 import json, os, signal, sys, time, types
@@ -188,7 +193,14 @@ def run_module(name, run_name):
     print("said by", rank, flush=True)
     exec((Path(__file__).parents[1] / "behaviour").read_text(), globals())
 
+class Failed(Exception):
+    def get_first_failure(self):
+        return 0, types.SimpleNamespace(exitcode=self.args[0])
+
 sys.modules["runpy"] = types.SimpleNamespace(run_module=run_module)
+words = "torch.distributed.elastic.multiprocessing.errors".split(".")
+for number in range(len(words)):
+    sys.modules[".".join(words[: number + 1])] = types.SimpleNamespace(ChildFailedError=Failed)
 exec(sys.argv[2])
 """
 WAIT = "while True: time.sleep(0.02)\n"
@@ -218,6 +230,7 @@ class Pbs:
             made.mkdir(parents=True)
         for name in ("pbsdsh", "mpiexec"):
             self.program(self.bin / name, LAUNCHER)
+        self.program(self.bin / "qsub", QSUB)
         self.program(self.venv / "bin" / "python", PYTHON)
         (self.code / "env.sh").write_text('export PATH="$VENV/bin:$PATH"\n')
         self.behaviour(FINISH)
@@ -258,6 +271,14 @@ class Pbs:
 
     def log(self, name: str = "job-17.log") -> str:
         return (self.run_dir / name).read_text()
+
+    def submitted(self) -> list[list[str]]:
+        """Of each qsub: where, and its words."""
+        noted = self.home / "qsub"
+        return [line.split("\0") for line in noted.read_text().splitlines()] if noted.exists() else []
+
+    def checkpoint(self, step: int) -> None:
+        (self.run_dir / "checkpoints" / f"step-{step:09}").mkdir(parents=True)
 
     def tasks(self) -> list[int]:
         """Process ids of node.sh."""
@@ -313,6 +334,7 @@ def test_each_node_runs_torchrun_as_told(cluster: Pbs) -> None:
         assert environ["NCCL_DEBUG"] == "WARN" and environ["VENV"] == str(cluster.venv) and environ["USER"]
         assert environ["PATH"].startswith(f"{cluster.venv}/bin:") and str(cluster.bin) not in environ["PATH"]
         assert "CUDA_VISIBLE_DEVICES" not in environ
+    assert abs(int(seen["environ"]["HPC_JOB_END"]) - time.time() - 5400) < 30
     assert "said by 0" in cluster.log("node-0-17.log") and "said by 1" in cluster.log("node-1-17.log")
     assert "finished" in cluster.log() and not list(cluster.run_dir.glob(".attempt*"))
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in cluster.run_dir.glob("*-17.log"))
@@ -344,13 +366,94 @@ def test_the_verdict_decides(cluster: Pbs, word: str, code: int) -> None:
     cluster.behaviour(f"rank or outcome({word!r})")
     assert cluster.run() == code
     assert word in cluster.log()
+    assert len(cluster.submitted()) == (word == "continue")
 
 
-@pytest.mark.parametrize(("word", "code"), [("finished", 0), ("failed", 1)])
+@pytest.mark.parametrize(("word", "code"), [("finished", 0), ("failed", 2)])
 def test_a_chain_ends_with_its_run(cluster: Pbs, word: str, code: int) -> None:
     (cluster.run_dir / "verdict").write_text(f"attempt 2\nstep 9\noutcome {word}\n")
-    assert cluster.run() == code
+    assert cluster.run(replace(cluster.job, chain=2)) == code
     assert word in cluster.log() and not (cluster.home / "tasks").exists() and (cluster.run_dir / "verdict").exists()
+
+
+# -- The next job --
+
+
+def test_a_run_that_failed_can_be_submitted_again(cluster: Pbs) -> None:
+    (cluster.run_dir / "verdict").write_text("attempt 2\nstep 9\noutcome failed\n")
+    assert cluster.run() == 0 and cluster.seen(0)
+
+
+@pytest.mark.parametrize("job", ["17.server", "17[3].server"])
+def test_a_job_submits_the_next(cluster: Pbs, job: str) -> None:
+    cluster.behaviour("rank or outcome('continue')")
+    assert cluster.run(PBS_JOBID=job) == 85
+    after = [] if "[" in job else ["-W", "depend=afterany:17.server"]
+    said = [str(cluster.work), "-v", "HPC_AFTER=17", *after, str(cluster.run_dir / "job.sh")]
+    assert cluster.submitted() == [said] and "goes on as job 18.server" in cluster.log()
+
+
+def test_a_job_of_a_chain_leaves_that_to_the_chain(cluster: Pbs) -> None:
+    cluster.behaviour("rank or outcome('continue')")
+    assert cluster.run(replace(cluster.job, chain=2)) == 85 and not cluster.submitted()
+
+
+@pytest.mark.parametrize("qsub", ["missing", "refuses"])
+def test_where_a_node_cannot_submit_it_says_what_to_type(cluster: Pbs, qsub: str) -> None:
+    cluster.behaviour("rank or outcome('continue')")
+    (cluster.bin / "qsub").unlink()
+    if qsub == "refuses":
+        cluster.program(cluster.bin / "qsub", "raise SystemExit('Bad UID for job execution')")
+    assert cluster.run() == 85
+    found = re.search("could not submit .* to go on: (.*)", cluster.log())
+    assert found and shlex.split(found[1]) == ["qsub", str(cluster.run_dir / "job.sh")]
+
+
+def test_crashes_without_progress_end_the_run(cluster: Pbs) -> None:
+    cluster.behaviour("raise SystemExit(9)")
+    after: dict[str, str] = {}
+    for count in (1, 2, 3):
+        assert cluster.run(**after) in (9, 143)
+        assert (cluster.run_dir / "stalled").read_text() == f"{count}\n"
+        assert len(cluster.submitted()) == min(count, 2)
+        after = {"HPC_AFTER": "16"}
+    assert "3 starts in a row brought no newer checkpoint" in cluster.log() and "to go on: qsub " in cluster.log()
+    assert cluster.run() in (9, 143) and len(cluster.submitted()) == 3, "somebody who submits it again means it"
+
+
+def test_progress_counts_anew(cluster: Pbs) -> None:
+    (cluster.run_dir / "stalled").write_text("2\n")
+    cluster.checkpoint(5)
+    for name, count in [("step-000000009.part", 3), ("step-000000010", 0)]:
+        cluster.behaviour(f"(run_dir / 'checkpoints/{name}').mkdir(exist_ok=True); raise SystemExit(9)")
+        assert cluster.run(HPC_AFTER="16") in (9, 143)
+        assert (cluster.run_dir / "stalled").read_text() == f"{count}\n"
+    assert len(cluster.submitted()) == 1
+
+
+def test_a_refusal_is_not_submitted_again(cluster: Pbs) -> None:
+    cluster.behaviour("raise Failed(2)")
+    assert cluster.run() == 2
+    assert "refused" in cluster.log() and not cluster.submitted()
+
+
+def test_a_rank_that_was_killed_is_a_crash(cluster: Pbs) -> None:
+    cluster.behaviour("raise Failed(-9)")
+    assert cluster.run() in (137, 143) and len(cluster.submitted()) == 1
+
+
+@pytest.mark.parametrize(("seconds", "jobs"), [(5400, 0), (1, 1)], ids=["by qdel", "at the end of its time"])
+def test_a_job_that_is_told_to_end(cluster: Pbs, seconds: int, jobs: int) -> None:
+    """Deleted, it does not come back; at the end of the walltime it does, even if its ranks are deaf."""
+    cluster.behaviour(COUNT_TERM + WAIT)
+    job = cluster.start(replace(cluster.job, seconds=seconds))
+    wait_until(lambda: all((cluster.run_dir / f"ready-{rank}").exists() for rank in (0, 1)))
+    job.terminate()
+    wait_until(lambda: all((cluster.run_dir / f"term-{rank}").exists() for rank in (0, 1)))
+    if jobs:
+        wait_until(lambda: bool(cluster.submitted()))
+    assert job.wait(timeout=20) == 137
+    assert len(cluster.submitted()) == jobs
 
 
 def test_nodes_that_are_one_host_are_refused(cluster: Pbs) -> None:

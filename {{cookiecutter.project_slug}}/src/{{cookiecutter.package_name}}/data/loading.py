@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..hpc.config import Refused
 from ..hpc.sampler import EvalBatchSampler, GlobalBatchSampler, ResumableLoader, uniform
+from ..hpc.signals import deaf
 from .files import refuse_large_batch
 
 IGNORED = -100  # cross-entropy's own default: a target that counts for nothing
@@ -92,6 +93,7 @@ class DataModule(L.LightningDataModule):
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=self.num_workers > 0,
+            worker_init_fn=deaf,  # warnings are for the ranks
         )
 
     def _accumulate(self) -> int:

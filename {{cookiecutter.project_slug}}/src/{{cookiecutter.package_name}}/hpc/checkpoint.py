@@ -9,6 +9,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,10 @@ def place(run_dir: Path, step: int) -> Path:
 
 
 def aside(final: Path) -> Path:
-    """Where it is written until it is whole; what a crash left there is removed."""
+    """Where it is written until it is whole. What was left behind, of any step, goes: the disk may be full of it."""
     part = final.with_name(final.name + PART)
-    shutil.rmtree(part, ignore_errors=True)
+    for left in final.parent.glob(f"step-*{PART}"):
+        shutil.rmtree(left, ignore_errors=True)
     part.mkdir(parents=True)
     return part
 
@@ -68,13 +70,11 @@ def publish(part: Path, final: Path, files: Mapping[str, tuple[int, int]], note:
     (part / MANIFEST).write_text(text, encoding="utf-8")
     _sync(part / MANIFEST)
     _sync(part)
-    if final.exists():
-        old = final.with_name(f"{final.name}.old{PART}")
-        shutil.rmtree(old, ignore_errors=True)
-        final.rename(old)
-        shutil.rmtree(old, ignore_errors=True)
+    old = _discarded(final) if final.exists() else None
     part.rename(final)
     _sync(final.parent)
+    if old:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def point(link: Path, final: Path) -> None:
@@ -104,13 +104,14 @@ def read(path: Path) -> Checkpoint | None:
     """What a folder's manifest says; None where there is none that can be read. Raises `Refused` for a newer version."""
     try:
         note = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        version, step, attempt = int(note.pop("version")), int(note.pop("step")), int(note.pop("attempt"))
+        version = int(note.pop("version"))
+        if version > VERSION:  # before anything else, which it may say otherwise
+            rule = f"was written by a newer version of this project (its checkpoints: {version}, known here: {VERSION})"
+            raise Refused("resume", path, rule, "run the code that wrote it")
+        step, attempt = int(note.pop("step")), int(note.pop("attempt"))
         files = {str(name): (int(size), int(crc)) for name, (size, crc) in note.pop("files").items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
-    if version > VERSION:
-        rule = f"was written by a newer version of this project (its checkpoints: {version}, known here: {VERSION})"
-        raise Refused("resume", path, rule, "run the code that wrote it")
     return Checkpoint(path, step, attempt, files, note)
 
 
@@ -134,7 +135,15 @@ def prune(run_dir: Path, newest: Path, keep: int, best: str | None) -> None:
     kept = {path.name for path in [path for path in folders if not path.name.endswith(PART) and path <= newest][-keep:]}
     for path in folders:
         if path.name not in kept | {newest.name, best}:
-            shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):  # what cannot be removed does no harm
+                shutil.rmtree(path if path.name.endswith(PART) else _discarded(path))
+
+
+def _discarded(path: Path) -> Path:
+    """No checkpoint any more, from one moment to the next: removing its files takes longer. Raises OSError."""
+    old = path.with_name(f"{path.name}.old{PART}")
+    shutil.rmtree(old, ignore_errors=True)
+    return path.rename(old)
 
 
 def _overtaken(checkpoint: Checkpoint, starts: Sequence[Mapping[str, Any]]) -> bool:

@@ -18,7 +18,8 @@ DIRECTIVES = {"account": "-A {}", "partition": "-q {}", "qos": "-l qos={}", "uma
 def text(job: Job) -> str:
     """job.sh: starts node.sh on each node and ends as the run's verdict says.
 
-    Exit code 0: finished; CONTINUE: the next job of a chain (afternotok) goes on; 2: could not start; else a failure.
+    Exit code 0: finished; CONTINUE: the next job goes on; 2: could not start; else a failure. The next job is that of a
+    chain (afternotok), or this one submits it, as long as starts bring newer checkpoints.
     """
     run_dir = _quote(job.run_dir, f'"$PBS_O_WORKDIR"/runs/{_quote(job.name)}_"$id"')
     if job.members:
@@ -28,6 +29,7 @@ def text(job: Job) -> str:
         f"nodes={job.nodes}",
         f"interface={shlex.quote(job.interface or '')}",
         f"to_be_continued={CONTINUE} # exit code",
+        f"walltime={job.seconds} retries={job.retries} chain={job.chain}",
         f"work_dir={_quote(job.work_dir)}",
         f"run_dir={run_dir}",
         f"node={_quote(job.members.parent / 'node.sh') if job.members else '$run_dir/node.sh'}",
@@ -40,7 +42,7 @@ def text(job: Job) -> str:
 
 
 def node_text(job: Job) -> str:
-    """node.sh: runs the ranks of one node. Arguments: run directory, folder of the exit codes, address, port, job."""
+    """node.sh: runs the ranks of one node. Arguments: run directory, folder of exit codes, address, port, job, end."""
     python = [f"export VENV={_quote(job.venv)}"] if job.venv else []
     python += ["CLUSTER='' source \"$code/env.sh\" || return 1  # what the cluster's file sets up is done above"]
     if job.stage_env and job.node_local and job.venv:  # one big file to read instead of many small ones
@@ -57,7 +59,7 @@ def node_text(job: Job) -> str:
     ranks += [" ".join(['"$code/train.py"', *arguments])]
     settings = [
         f"umask {job.umask}",
-        "run_dir=$1 attempt=$2 address=$3 port=$4 id=$5",
+        "run_dir=$1 attempt=$2 address=$3 port=$4 id=$5 end=$6",
         f"work_dir={_quote(job.work_dir)}",
         f"code={'$run_dir/code # as it was when this was submitted' if job.code else '$PBS_O_WORKDIR'}",
         _function("setup", *job.setup),
@@ -101,13 +103,38 @@ id=${PBS_JOBID%%[!0-9]*} # of 29[1].server, say
 """
 
 JOB = r"""
+end=$(($(date +%s) + walltime)) # when PBS ends this job
 outcome() { sed -n 's/^outcome //p' "$run_dir/verdict" 2>/dev/null; }
+newest() { # checkpoint; names sort as their steps do, and one that is not whole ends in .part
+    find "$run_dir/checkpoints" -maxdepth 1 -type d -name 'step-*[0-9]' 2>/dev/null | sort | tail -n 1
+}
+again="to go on: qsub $(printf %q "$run_dir/job.sh")"
 cd -- "$work_dir" && exec >>"$run_dir/job-$id.log" 2>&1 || exit 1 # PBS starts in $HOME
-case $(outcome) in # of the job before this one in a chain
+case $(outcome) in # of the job before this one
 finished) echo "job.sh: the run is finished already" && exit 0 ;;
-failed) echo "job.sh: the run has failed; to try again: rm '$run_dir/verdict' and submit" && exit 1 ;;
+failed) # the rest of a chain ends here; a job that somebody submitted afterwards is meant to try again
+    [ "$chain" -eq 1 ] || refuse "the run has failed; to try again: rm '$run_dir/verdict' and submit" ;;
 esac
 rm -f -- "$run_dir/verdict"
+
+# The starts in a row that brought no newer checkpoint than they found; a job that a person submitted begins anew.
+stalled=0 before=$(newest)
+[ -z "${HPC_AFTER:-}" ] || { read -r stalled <"$run_dir/stalled" && echo "job.sh: goes on after job $HPC_AFTER"; }
+stalled=$((stalled + 1))
+count() {
+    [[ $(newest) > $before ]] && stalled=0
+    echo "$stalled" >"$run_dir/stalled"
+}
+count
+
+next='' # once it is submitted
+submit_next() { # to start when this job has ended; PBS lets nothing wait for a part of an array
+    local after=(-W "depend=afterany:$PBS_JOBID")
+    case $PBS_JOBID in *\[*) after=() ;; esac
+    next=$(PATH=$PATH:${PBS_O_PATH:-} qsub -v "HPC_AFTER=$id" "${after[@]}" "$run_dir/job.sh") ||
+        { echo "job.sh: could not submit the next job from here; $again" && return 1; }
+    echo "job.sh: goes on as job $next"
+}
 
 hosts=$(awk '!seen[$0]++' "$PBS_NODEFILE") # a host may have several lines
 [ "$(wc -l <<<"$hosts")" -eq "$nodes" ] ||
@@ -124,19 +151,29 @@ fi
 attempt=$(mktemp -d "$run_dir/.attempt-$id-XXXXXX") || exit 1 # of its own: PBS may start the same job again
 trap 'rm -rf -- "$attempt"' EXIT
 
-launch "$run_dir" "$attempt" "$address" $((10000 + RANDOM % 22768)) "$id" &
-launcher=$! stopping='' ended=0 worst=0 left=60 # seconds for the codes, when the launcher has ended or the job is to
+launch "$run_dir" "$attempt" "$address" $((10000 + RANDOM % 22768)) "$id" "$end" &
+launcher=$! told='' stopping='' ended=0 worst=0 refused=''
+left=60 # seconds for the codes, when the launcher has ended or the job is to
 stop() { # pbsdsh passes TERM on to all nodes and ends; this script stays, as its end would kill the ranks
     stopping=yes
     kill -TERM "$launcher" 2>/dev/null
 }
-trap stop TERM
+told() { # at the end of the walltime; before, by qdel or by PBS, which starts it again itself if it wants to
+    told=early
+    [ "$(date +%s)" -lt $((end - 60)) ] || told=late
+    stop
+    count
+    # At once: ranks that do not hear are killed in a few seconds, and this script with them.
+    [ "$told" = early ] || [ "$chain" -gt 1 ] || [ "$stalled" -ge "$retries" ] || submit_next
+}
+trap told TERM
 while [ "$ended" -lt "$nodes" ] && [ "$left" -gt 0 ]; do
     sleep 1
     ended=0
     for file in "$attempt"/rc.*; do
         { read -r code <"$file"; } 2>/dev/null || continue
         ended=$((ended + 1))
+        [ "$code" -ne 2 ] || refused=yes
         [ "$code" -le "$worst" ] || worst=$code
     done
     if [ "$worst" -ne 0 ] && [ -z "$stopping" ]; then # the other nodes would wait for the failed one
@@ -145,12 +182,26 @@ while [ "$ended" -lt "$nodes" ] && [ "$left" -gt 0 ]; do
     fi
     [ -z "$stopping" ] && kill -0 "$launcher" 2>/dev/null || left=$((left - 1))
 done
+count
+
 echo "job.sh: $ended of $nodes nodes ended, the worst with code $worst; the run's verdict is: $(outcome)"
+code=$((worst ? worst : 1))
 case $(outcome) in
 finished) exit 0 ;;
-continue) echo "job.sh: the next job of a chain goes on, or: qsub job.sh" && exit "$to_be_continued" ;;
-*) exit $((worst ? worst : 1)) ;;
+failed) exit "$code" ;;
+continue) code=$to_be_continued ;;
+*) [ -z "$refused" ] || { echo "job.sh: refused; what and why is said in node-*-$id.log" && exit 2; } ;;
 esac
+if [ "$told" = early ]; then
+    echo "job.sh: told to end before its time; $again"
+elif [ "$chain" -gt 1 ]; then
+    echo "job.sh: the next job of the chain goes on; after the last, $again"
+elif [ "$stalled" -ge "$retries" ]; then
+    echo "job.sh: $stalled starts in a row brought no newer checkpoint, so this is the last; $again"
+elif [ -z "$next" ]; then
+    submit_next
+fi
+exit "$code"
 """
 
 NODE = r"""
@@ -166,7 +217,7 @@ export USER="${USER:-$(id -un)}"
 [ -n "$(type -t module)" ] || source /etc/profile
 setup
 python_environment || exit 1
-export HPC_RUN_DIR=$run_dir PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
+export HPC_RUN_DIR=$run_dir HPC_JOB_END=$end PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
 environment
 
 # Some sites name GPUs by UUID, on the first node only, or those of all nodes in a file: this node's, as numbers.
@@ -179,9 +230,16 @@ fi
 
 # torchrun in a session of its own gets TERM once, from here: PBS signals whole sessions, pbsdsh does so again, and a
 # torchrun interrupted again while its ranks save leaves them. PBS no longer sees it then, so it dies with this script.
-torchrun='import ctypes, runpy
+# It would end with 1 whatever its ranks end with: the first that failed tells more.
+torchrun='import ctypes, runpy, sys
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 ctypes.CDLL(None).prctl(1, 9)
-runpy.run_module("torch.distributed.run", run_name="__main__")'
+try:
+    runpy.run_module("torch.distributed.run", run_name="__main__")
+except ChildFailedError as failed:
+    print(failed, file=sys.stderr)
+    code = failed.get_first_failure()[1].exitcode
+    sys.exit(code if code >= 0 else 128 - code)'
 ranks --node-rank="$rank" --master-addr="$address" --master-port="$port" &
 pid=$! told=''
 trap 'told=yes' TERM

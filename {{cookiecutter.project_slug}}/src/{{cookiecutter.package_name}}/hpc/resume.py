@@ -74,6 +74,7 @@ class Resume(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.watch.progress(trainer.global_step, "starting")
+        self.warned.install()  # again: Lightning puts a handler of its own there, which talks to the other ranks
         settle_buckets(trainer, pl_module)
         if self._start:
             start_at(trainer, self._start)
@@ -113,6 +114,12 @@ class Resume(L.Callback):
             known = ", ".join(name for name in self.metrics if name.startswith("val/"))
             raise Refused("checkpoint.monitor", self.when.monitor, f"is logged in validation: {known}", "one of them")
         self._validated = bool(self.when.monitor)
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.warned.install()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self.watch.fails(exception)  # at once: what follows may wait for ranks that are gone
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._between_steps(trainer, pl_module, last=True)

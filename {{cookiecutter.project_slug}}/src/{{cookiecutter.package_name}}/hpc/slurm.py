@@ -100,7 +100,8 @@ def _places(job: Job) -> list[str]:
         lines += [f'run_dir=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {_quote(job.members)})']
     else:
         lines += [f"run_dir={_quote(job.run_dir)}"]
-    return [*lines, "code=$run_dir/code  # as it was when this was submitted", "to_go_on=\"sbatch '$run_dir/job.sh'\""]
+    lines += ["code=$run_dir/code  # as it was when this was submitted"]
+    return [*lines, 'to_go_on="sbatch $(printf %q "$run_dir/job.sh")"']
 
 
 def _staging(job: Job) -> list[str]:
@@ -134,7 +135,7 @@ def _launch(job: Job) -> list[str]:
         python = "bash -c " + shlex.quote(f'PATH="{_staged(job)}/bin:$PATH" exec python "$@"') + " python"
     program = [python, _in_code(job, "train.py"), *arguments]
     return [
-        *TOLD.splitlines(),
+        *TOLD.strip().splitlines(),
         f"# When one rank has ended, the others have {LAST_WORDS} s to do so by themselves.",
         f"{job.launcher} {' '.join(options)} --kill-on-bad-exit=0 --wait={LAST_WORDS} --label \\",
         f"    {' '.join(program)} &",
@@ -189,8 +190,9 @@ end=${SLURM_JOB_END_TIME:-$(SLURM_TIME_FORMAT=%s squeue -h -j "$job" -o %e || tr
 [[ $end =~ ^[0-9]+$ ]] && export HPC_JOB_END=$end
 """
 
-TOLD = r"""# Told to end, this script must live on: its end would kill the ranks, which are told, too, and save. When Slurm
-# cuts it short, it asks at once to start again: ranks that do not hear are killed soon, and this script with them.
+TOLD = r"""
+# Told to end, this script must live on: its end would kill the ranks, which are told, too, and save. When Slurm cuts it
+# short, it asks at once to start again: ranks that do not hear are killed soon, and this script with them.
 trap 'count; [ "$(standing)" != "cut short" ] || [ "$stalled" -ge "$retries" ] || scontrol requeue "$job" || true' TERM
 """
 
