@@ -22,8 +22,8 @@ from slurm_project import QUIET, Desk, made_for_tests
 
 HERE = Path(__file__).resolve().parent
 STEPS = 300
-HANG = 15.0  # seconds without a step, after which ranks end themselves
-ENDS = 75.0  # seconds in which what was struck has ended: Slurm needs 20 to see that a node is gone, ranks HANG and 20
+HANG = 24.0  # seconds without a step, after which ranks end themselves
+ENDS = 90.0  # seconds in which what was struck has ended: Slurm needs 20 to see that a node is gone, ranks HANG and 20
 GOES_ON = 180.0  # seconds in which it trains again
 PER_RUN = 5
 # Four ranks each; on two nodes of the four, a run goes on elsewhere while the lost node is still cut off.
