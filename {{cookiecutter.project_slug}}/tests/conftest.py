@@ -1,12 +1,16 @@
 """What several tests share: the shipped configs, shrunk, and real runs in processes of their own."""
 
 import json
+import multiprocessing
 import os
 import socket
 import subprocess
 import sys
+import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,11 +52,11 @@ def run_cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[st
     def run(cases: dict[str, list[str]], num_ranks: int, seconds: int = 900) -> dict[str, dict[str, float]]:
         folder = tmp_path_factory.mktemp("cases")
         out = folder / "metrics.json"
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0", "OMP_NUM_THREADS": "1"}
+        port = free_port()
         command = [sys.executable, str(PROJECT / "tests" / "cases.py"), str(out), json.dumps(cases)]
         ranks, logs = [], [folder / f"rank{rank}.log" for rank in range(num_ranks)]
         for rank, log in enumerate(logs):
-            environ = ENVIRON | (place | {"LOCAL_RANK": str(rank)} if num_ranks > 1 else {"OMP_NUM_THREADS": "1"})
+            environ = ENVIRON | {"OMP_NUM_THREADS": "1"} | (place(rank, num_ranks, port) if num_ranks > 1 else {})
             with log.open("w") as stream:
                 ranks.append(
                     subprocess.Popen(command, cwd=PROJECT, env=environ, stdout=stream, stderr=subprocess.STDOUT)
@@ -66,6 +70,62 @@ def run_cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[st
         return json.loads(out.read_text())
 
     return run
+
+
+@pytest.fixture
+def together(tmp_path: Path) -> Callable[..., list[Any]]:
+    """Call a function of a test module in ranks of one gloo group, real processes: function(rank, *arguments).
+
+    What each returns, in order of ranks: plain data, or None where the process was killed.
+    """
+    begun = iter(range(100))
+
+    def run(function: Callable[..., Any], num_ranks: int, *arguments: Any, seconds: float = 60) -> list[Any]:
+        context = multiprocessing.get_context("forkserver")  # imports torch once for all of them
+        context.set_forkserver_preload(["torch.distributed"])
+        folder = tmp_path / f"ranks-{next(begun)}"
+        folder.mkdir()
+        ranks = [
+            context.Process(target=_rank, args=(function, rank, num_ranks, folder, arguments), daemon=True)
+            for rank in range(num_ranks)
+        ]
+        for rank in ranks:
+            rank.start()
+        limit = time.monotonic() + seconds
+        for rank in ranks:
+            rank.join(max(limit - time.monotonic(), 0))
+        late = [number for number, rank in enumerate(ranks) if rank.is_alive()]
+        for rank in ranks:
+            rank.kill()
+        assert not late, f"ranks {late} did not end within {seconds} s"
+        said = [json.loads(file.read_text()) if file.exists() else {} for file in _answers(folder, num_ranks)]
+        assert not (failed := [words["raised"] for words in said if "raised" in words]), "\n".join(failed)
+        return [words.get("returned") for words in said]
+
+    return run
+
+
+def _rank(function: Callable[..., Any], rank: int, num_ranks: int, folder: Path, arguments: tuple[Any, ...]) -> None:
+    import torch.distributed as dist
+
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=num_ranks)
+        said = {"returned": function(rank, *arguments)}
+    except BaseException:
+        said = {"raised": f"rank {rank}: {traceback.format_exc()}"}
+    _answers(folder, num_ranks)[rank].write_text(json.dumps(said))
+    os._exit(0)  # the group's destructor would wait for ranks that were killed
+
+
+def _answers(folder: Path, num_ranks: int) -> list[Path]:
+    return [folder / f"said-{rank}.json" for rank in range(num_ranks)]
+
+
+def place(rank: int, num_ranks: int, port: int) -> dict[str, str]:
+    """What mpiexec leaves in the environment of a rank, all of them on this machine."""
+    mpich = {"PMI_RANK": rank, "PMI_SIZE": num_ranks, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": num_ranks}
+    return {key: str(value) for key, value in mpich.items()} | {"MASTER_PORT": str(port)}
 
 
 def free_port() -> int:

@@ -22,13 +22,13 @@ from pathlib import Path
 sys.path.insert(0, {src!r})
 from {{ cookiecutter.package_name }}.hpc import claim, config
 claim.BEAT = float(sys.argv[4])
-run_dir, who = Path(sys.argv[1]), json.loads(sys.argv[2]) | {{"pid": os.getpid()}}
+run_dir, who = Path(sys.argv[1]), json.loads(sys.argv[2]) | dict(pid=os.getpid())
 print("ready", flush=True)
 sys.stdin.readline()
 try:
     mine = claim.take(run_dir, who, float(sys.argv[3]))
 except config.Refused as refused:
-    print(f"refused {{refused}}".replace(os.linesep, " "), flush=True)
+    print("refused", str(refused).replace(os.linesep, " "), flush=True)
     sys.exit(2)
 print("attempt", mine.attempt, flush=True)
 for line in sys.stdin:

@@ -8,6 +8,8 @@ import torch
 from conftest import PROJECT, QUIET, scalars
 from omegaconf import OmegaConf
 
+from {{ cookiecutter.package_name }}.hpc import checkpoint, inert, weights
+
 SHORT = ["trainer.max_epochs=2", QUIET]
 
 
@@ -64,9 +66,16 @@ def test_the_resolved_config_says_all(trained: tuple[Path, str]) -> None:
     assert "${" not in (trained[0] / "config.yaml").read_text()
 
 
-def test_checkpoints_hold_nothing_but_plain_data(trained: tuple[Path, str]) -> None:
-    for name in ("last.ckpt", "best.ckpt"):
-        torch.load(trained[0] / "checkpoints" / name, weights_only=True)
+@pytest.mark.parametrize("name", ["last.ckpt", "best.ckpt"])
+def test_checkpoints_are_whole_and_hold_nothing_but_plain_data(name: str, trained: tuple[Path, str]) -> None:
+    link = trained[0] / "checkpoints" / name
+    assert link.is_symlink() and link.resolve().parent == link.parent.resolve()
+    found = checkpoint.read(link)
+    assert found and checkpoint.flaw(found) == "" and set(checkpoint.names(link)) == set(found.files)
+    for file in found.files:
+        if file.endswith(".pt"):
+            torch.load(link / file, weights_only=True)
+    assert inert.described(link).state_dict_metadata  # through its own list of what may be named
 
 
 def test_a_checkpoint_is_evaluated_to_the_same_number(
@@ -101,12 +110,12 @@ def test_fine_tuning_freezes_the_backbone_then_releases_it(
     trained: tuple[Path, str], call: Callable, tmp_path: Path
 ) -> None:
     ckpt = trained[0] / "checkpoints" / "last.ckpt"
-    before = torch.load(ckpt, weights_only=True)["state_dict"]
+    before = weights.read(ckpt)
     for epochs, moved in ((1, False), (3, True)):
         run_dir = tmp_path / f"{epochs}"
         done = call(f"ckpt={ckpt}", "callbacks=finetune", f"trainer.max_epochs={epochs}", QUIET, f"run_dir={run_dir}")
         assert done.returncode == 0, done.stderr
-        after = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        after = weights.read(run_dir / "checkpoints" / "last.ckpt")
         assert torch.equal(before["network.stem.0.weight"], after["network.stem.0.weight"]) is not moved
         assert not torch.equal(before["network.head.weight"], after["network.head.weight"])
 

@@ -30,7 +30,7 @@ import ctypes, os, signal, time
 from pathlib import Path
 
 run_dir, rank, size, hang_seconds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
-held = claim.take(run_dir, {{"host": "n1"}}) if rank == 0 else None
+held = claim.take(run_dir, dict(host="n1")) if rank == 0 else None
 store = None
 if size > 1:
     from datetime import timedelta

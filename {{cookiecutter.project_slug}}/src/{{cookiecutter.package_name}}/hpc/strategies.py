@@ -219,9 +219,12 @@ class DeepSpeed(Kept, DeepSpeedStrategy):
 
         copies: dict[str, Any] = {}
 
+        def copy(tensor: Tensor) -> Tensor:
+            return tensor.detach().to("cpu", copy=True)
+
         class Copying(TorchCheckpointEngine):
             def save(self, state_dict: Any, path: str) -> None:
-                copies[path] = tree_map_only(Tensor, lambda t: t.detach().to("cpu", copy=True), state_dict)
+                copies[path] = tree_map_only(Tensor, copy, state_dict, is_leaf=lambda node: isinstance(node, torch.Size))
 
         for key in ("state_dict", "optimizer_states"):
             checkpoint.pop(key)

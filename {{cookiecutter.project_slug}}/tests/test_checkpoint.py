@@ -1,0 +1,296 @@
+"""A checkpoint is whole or absent, whatever happens while it is written, and what is there is found by its content."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from {{ cookiecutter.package_name }}.hpc import checkpoint
+from {{ cookiecutter.package_name }}.hpc.config import Refused
+
+FILES = {"meta.pt": b"numbers", "__0_0.distcp": bytes(range(256)) * 40, "checkpoint/zero.pt": b"deeper", "empty": b""}
+
+
+def written(run_dir: Path, step: int, attempt: int = 1, **note: Any) -> Path:
+    """A whole checkpoint, as one process writes it."""
+    final = checkpoint.place(run_dir, step)
+    part = checkpoint.aside(final)
+    for name, content in FILES.items():
+        (part / name).parent.mkdir(exist_ok=True)
+        (part / name).write_bytes(content)
+    checkpoint.make_durable(part)
+    files = checkpoint.sums(part, checkpoint.names(part))
+    checkpoint.publish(part, final, files, {"step": step, "attempt": attempt, **note})
+    return final
+
+
+def steps(run_dir: Path, *starts: dict[str, int]) -> list[int]:
+    return [found.step for found in checkpoint.known(run_dir, starts)]
+
+
+def folders(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+
+
+def edit(final: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change what the manifest says."""
+    note = json.loads((final / checkpoint.MANIFEST).read_text())
+    change(note)
+    (final / checkpoint.MANIFEST).write_text(json.dumps(note))
+
+
+# -- What is known --
+
+
+def test_what_is_published_is_whole(tmp_path: Path) -> None:
+    final = written(tmp_path, 380, attempt=3, strategy="DDP", seconds=0.5)
+    assert folders(tmp_path) == ["step-000000380"]
+    (found,) = checkpoint.known(tmp_path)
+    assert (found.path, found.step, found.attempt) == (final, 380, 3)
+    assert found.note == {"strategy": "DDP", "seconds": 0.5}
+    assert set(found.files) == set(FILES) == set(checkpoint.names(final))
+    assert checkpoint.flaw(found) == ""
+
+
+def test_the_newest_is_known_by_its_manifest_and_not_by_name_or_time(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        written(tmp_path, step)
+    there = tmp_path / "checkpoints"
+    (there / "step-000000030").rename(there / "step-000000005")
+    (there / "step-000000010").rename(there / "step-best so far")
+    for age, path in enumerate(sorted(there.iterdir())):
+        os.utime(path, (1e9 - age, 1e9 - age))
+    assert steps(tmp_path) == [30, 20, 10]
+
+
+def test_of_one_step_that_of_the_later_attempt_is_newer(tmp_path: Path) -> None:
+    first = written(tmp_path, 10, attempt=2)
+    first.rename(first.with_name("step-z"))
+    written(tmp_path, 10, attempt=11)
+    assert [found.attempt for found in checkpoint.known(tmp_path)] == [11, 2]
+
+
+def test_what_is_being_written_is_not_there_yet(tmp_path: Path) -> None:
+    final = written(tmp_path, 10)
+    final.rename(final.with_name(final.name + checkpoint.PART))
+    checkpoint.aside(checkpoint.place(tmp_path, 20))
+    assert steps(tmp_path) == []
+
+
+def test_no_folder_at_all_is_no_checkpoint(tmp_path: Path) -> None:
+    assert steps(tmp_path) == [] and steps(tmp_path / "nowhere") == []
+
+
+UNREADABLE = {
+    "missing": None,
+    "empty": b"",
+    "cut short": b'{"version": 1, "step": 10, "att',
+    "no text": b"\xff\xfe\x00\x80",
+    "no object": b"[1, 2]",
+    "no step": b'{"version": 1, "attempt": 1, "files": {}}',
+    "no files": b'{"version": 1, "step": 10, "attempt": 1}',
+    "odd files": b'{"version": 1, "step": 10, "attempt": 1, "files": 3}',
+    "odd sums": b'{"version": 1, "step": 10, "attempt": 1, "files": {"a": [1]}}',
+    "odd step": b'{"version": 1, "step": "x", "attempt": 1, "files": {}}',
+    "endless step": b'{"version": 1, "step": Infinity, "attempt": 1, "files": {}}',
+    "a folder": ...,
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_without_a_manifest_that_can_be_read_it_is_none(what: str, tmp_path: Path) -> None:
+    written(tmp_path, 10)
+    manifest = written(tmp_path, 20) / checkpoint.MANIFEST
+    manifest.unlink()
+    content = UNREADABLE[what]
+    if content is ...:
+        manifest.mkdir()
+    elif content is not None:
+        manifest.write_bytes(content)
+    assert steps(tmp_path) == [10] and checkpoint.read(manifest.parent) is None
+
+
+@pytest.mark.parametrize("layout", ["alike", "another"])
+def test_one_of_a_newer_version_is_refused_and_not_passed_over(layout: str, tmp_path: Path) -> None:
+    written(tmp_path, 10)
+    newer = written(tmp_path, 20)
+    edit(newer, lambda note: note.update(version=checkpoint.VERSION + 1))
+    if layout == "another":
+        edit(newer, lambda note: (note.pop("step"), note.pop("files")))
+    with pytest.raises(Refused, match="newer version") as caught:
+        checkpoint.known(tmp_path)
+    assert str(newer) in str(caught.value)
+
+
+def test_what_a_later_attempt_has_overtaken_is_left_out(tmp_path: Path) -> None:
+    starts = [{"attempt": 1, "from_step": 0}, {"attempt": 2, "from_step": 10}, {"attempt": 3, "from_step": 20}]
+    for step, attempt in ((10, 1), (15, 1), (20, 2), (30, 2), (40, 3)):
+        written(tmp_path, step, attempt)
+    assert steps(tmp_path) == [40, 30, 20, 15, 10]
+    assert steps(tmp_path, *starts) == [40, 20, 10]  # 15 by the first, 30 by the second: after others had gone on
+    assert steps(tmp_path, {"attempt": 4}) == []  # which began from nothing
+
+
+# -- Damage --
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def grow(file: Path) -> None:
+    file.write_bytes(file.read_bytes() + b"x")
+
+
+DAMAGE = {
+    "truncated": (truncate, "has 10239 bytes instead of 10240"),
+    "a byte flipped": (flip, "is not what was written"),
+    "grown": (grow, "has 10241 bytes"),
+    "missing": (Path.unlink, "No such file"),
+    "a folder": (lambda file: (file.unlink(), file.mkdir()), "directory"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damage_is_seen_and_named(what: str, tmp_path: Path) -> None:
+    damage, words = DAMAGE[what]
+    final = written(tmp_path, 10)
+    damage(final / "__0_0.distcp")
+    (found,) = checkpoint.known(tmp_path)
+    assert checkpoint.flaw(found).startswith("__0_0.distcp") and words in checkpoint.flaw(found)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_of_several_ranks_one_looks_at_each_file(name: str, tmp_path: Path) -> None:
+    final = written(tmp_path, 10)
+    (found,) = checkpoint.known(tmp_path)
+    assert [checkpoint.flaw(found, rank, 3) for rank in range(3)] == [""] * 3
+    (final / name).unlink()
+    assert sum(name in checkpoint.flaw(found, rank, 3) for rank in range(3)) == 1
+
+
+# -- What is written, named and removed --
+
+
+def test_what_was_left_behind_is_removed_before_the_next_is_written(tmp_path: Path) -> None:
+    """Also that of another step: on a full disk it would take the room that the next one needs."""
+    written(tmp_path, 5)
+    for step in (10, 20):
+        (checkpoint.aside(checkpoint.place(tmp_path, step)) / "left").write_text("behind")
+    part = checkpoint.aside(checkpoint.place(tmp_path, 10))
+    assert list(part.iterdir()) == [] and folders(tmp_path) == ["step-000000005", "step-000000010.part"]
+    written(tmp_path, 10)
+    assert steps(tmp_path) == [10, 5]
+
+
+def test_a_stale_or_damaged_one_gives_way_to_the_new(tmp_path: Path) -> None:
+    truncate(written(tmp_path, 10) / "meta.pt")
+    written(tmp_path, 10, attempt=2)
+    (found,) = checkpoint.known(tmp_path)
+    assert found.attempt == 2 and checkpoint.flaw(found) == "" and folders(tmp_path) == ["step-000000010"]
+
+
+def test_a_link_leads_to_a_checkpoint_also_when_the_run_is_moved(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    link = run_dir / "checkpoints" / "last.ckpt"
+    for step in (10, 20):
+        final = written(run_dir, step)
+        link.with_name(f".last.ckpt{checkpoint.PART}").symlink_to("nowhere")  # left by a crash
+        checkpoint.point(link, final)
+        assert link.resolve() == final.resolve()
+    assert folders(run_dir) == ["last.ckpt", "step-000000010", "step-000000020"]
+    moved = run_dir.rename(tmp_path / "moved")
+    assert (found := checkpoint.read(moved / "checkpoints" / "last.ckpt")) and found.step == 20
+
+
+@pytest.mark.parametrize(
+    ("keep", "best", "left"),
+    [(1, None, [40]), (2, None, [30, 40]), (2, 10, [10, 30, 40]), (2, 40, [30, 40]), (9, None, [10, 20, 30, 40])],
+)
+def test_the_last_ones_and_the_best_are_kept(keep: int, best: int | None, left: list[int], tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40, 50):  # 50: of an attempt that others have overtaken
+        written(tmp_path, step)
+    checkpoint.aside(checkpoint.place(tmp_path, 25))
+    name = checkpoint.place(tmp_path, best).name if best else None
+    checkpoint.prune(tmp_path, checkpoint.place(tmp_path, 40), keep, name)
+    assert folders(tmp_path) == [f"step-{step:09d}" for step in left]
+
+
+# -- Killed at every single moment --
+
+
+def write(run_dir: Path, step: int, attempt: int) -> None:
+    """As a run does: write, name, prune."""
+    final = written(run_dir, step, attempt)
+    checkpoint.point(run_dir / "checkpoints" / "last.ckpt", final)
+    checkpoint.prune(run_dir, final, 1, None)
+
+
+def die(moment: int) -> None:
+    """From now on: kill -9 just before operation number `moment` on the file system."""
+    count = 0
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal count
+        if event in ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink", "os.scandir"):
+            count += 1
+            if count > moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+def die_at_every_moment(folder: Path, step: int) -> None:
+    """Leave run directories 000, 001, ...: whoever wrote this step there died one operation later than the one before.
+
+    Each had a checkpoint of step 10.
+    """
+    write(folder / "begun", 10, 1)
+    for moment in range(200):
+        run_dir = folder / f"{moment:03}"
+        shutil.copytree(folder / "begun", run_dir, symlinks=True)
+        if not (pid := os.fork()):
+            die(moment)
+            write(run_dir, step, 2)
+            os._exit(0)
+        if os.waitpid(pid, 0)[1] == 0:  # came to its end
+            return
+
+
+@pytest.mark.parametrize("step", [20, 10], ids=["the next step", "the same step again"])
+def test_who_is_killed_at_any_moment_leaves_nothing_that_cannot_be_read(step: int, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")  # whose processes have no threads
+    context.set_forkserver_preload(["torch.distributed"])
+    writer = context.Process(target=die_at_every_moment, args=(tmp_path, step), daemon=True)
+    writer.start()
+    writer.join(60)
+    assert writer.exitcode == 0
+    seen = []
+    for run_dir in sorted(tmp_path.glob("[0-9]*")):
+        whole = checkpoint.known(run_dir)
+        named = [path for path in run_dir.glob("checkpoints/step-*") if not path.name.endswith(checkpoint.PART)]
+        assert len(whole) == len(named) and not [found for found in whole if checkpoint.flaw(found)]
+        seen.append((whole[0].step, whole[0].attempt) if whole else None)
+        if whole:
+            link = run_dir / "checkpoints" / "last.ckpt"
+            assert link.resolve() in [found.path.resolve() for found in whole]
+        write(run_dir, step, 3)  # the next start clears up
+        assert folders(run_dir) == ["last.ckpt", f"step-{step:09d}"]
+        assert (found := checkpoint.read(run_dir / "checkpoints" / "last.ckpt")) and not checkpoint.flaw(found)
+    before, after = seen.count((10, 1)), seen.count((step, 2))
+    between = len(seen) - before - after
+    assert before > 20 and after > 10 and seen == [(10, 1)] * before + [None] * between + [(step, 2)] * after
+    assert between == (step == 10)  # of a step that is written once more: the moment between two renamings
