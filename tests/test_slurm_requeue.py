@@ -16,7 +16,8 @@ pytestmark = pytest.mark.slow
 
 # Does what the line of `plan` says that belongs to this start, the last one from then on:
 # save / exit CODE / verdict WORD / wait (until told; then saves, verdict continue, 85) / hang (hears nothing)
-# go (rank 0 ends with 1 as soon as there is a file of that name)
+# go (rank 0 ends with 1 as soon as there is a file of that name) / die (rank 1 is killed, the other sees it and ends)
+# claim (rank 0, as the real one does; both refuse where it may not) / hold (until there is a file of the name go)
 RANK = """\
 import os, signal, sys, time
 from pathlib import Path
@@ -38,16 +39,39 @@ def verdict(word):
     if rank == "0":
         (run_dir / "verdict").write_text(f"attempt {start + 1}\\nstep 1\\noutcome {word}\\nwhy test\\n")
 
+def take():
+    from my_research.hpc import claim, config, launch
+    job, answer = launch.job_id(os.environ), run_dir / f"answer-{os.environ['SLURM_JOB_ID']}-{start}"
+    if rank == "0":
+        try:
+            claim.take(run_dir, dict(job=job, restart=start, host=os.uname().nodename, pid=os.getpid()))
+            said = "yes"
+        except config.Refused as refused:
+            said = "no"
+            print(refused, flush=True)
+        answer.write_text(said)
+    while not answer.exists() or not (said := answer.read_text()):
+        time.sleep(0.05)
+    if said == "no":
+        os._exit(2)
+
 plan = (run_dir / "plan").read_text().splitlines()
 for command in plan[min(start, len(plan) - 1)].split(", "):
     word, _, value = command.partition(" ")
+    if word == "claim":
+        take()
     (run_dir / f"{word}-{rank}-{start}").touch()
     while word == "hang" or word == "wait" and not told:
         time.sleep(0.05)
-    while word == "go" and not (run_dir / "go").exists():
+    while word in ("go", "hold") and not (run_dir / "go").exists():
         time.sleep(0.05)
     if word == "go" and rank == "0":
         os._exit(1)
+    if word == "die" and rank == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if word == "die":
+        time.sleep(1)
+        os._exit(86)
     if word in ("save", "wait"):
         time.sleep(1 if word == "wait" else 0)
         save()
@@ -56,6 +80,7 @@ for command in plan[min(start, len(plan) - 1)].split(", "):
     if word in ("exit", "wait"):
         sys.exit(int(value or 85))
 """
+ENV = "export PATH={}:$PATH PYTHONPATH={}/src\n"
 # Makes job.sh as submit.py does, in a baked project.
 WRITE = """
 import sys
@@ -64,7 +89,8 @@ from pathlib import Path
 sys.path.insert(0, "src")
 from my_research.hpc import commandline, job, slurm
 root = Path(sys.argv[1])
-cfg = commandline.compose_overrides(["cluster=slurm", "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1"])
+words = ["cluster=slurm", "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "faults.retries=2"]
+cfg = commandline.compose_overrides(words)
 places = {"run_dir": root / "RUN", "code": root / "RUN/code", "work_dir": root, "venv": None}
 work = replace(job.of(cfg, **places), cores_per_task=1, memory_gb=1, whole_nodes=False, partition=None, request=None)
 (root / "job.sh").write_text(slurm.text(work))
@@ -81,8 +107,8 @@ class Run:
     run_dir: Path
     job: str = ""
 
-    def submit(self) -> None:
-        self.job = self.slurm.sbatch(self.run_dir / "job.sh")
+    def submit(self, *options: str) -> None:
+        self.job = self.slurm.sbatch(*options, self.run_dir / "job.sh")
 
     def at(self, what: str, start: int = 0) -> "Run":
         """Wait until both ranks have come to a word of the plan."""
@@ -105,6 +131,7 @@ class Run:
 @pytest.fixture(scope="module")
 def scripts(project, tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("requeue")
+    (root / "src").symlink_to(project / "src")
     done = subprocess.run([sys.executable, "-c", WRITE, root], cwd=project, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return root
@@ -117,7 +144,7 @@ def make(slurm, scripts) -> Callable[[str, str], Run]:
     def make(name: str, *plan: str) -> Run:
         run_dir = scripts / name
         (run_dir / "code").mkdir(parents=True)
-        (run_dir / "code" / "env.sh").write_text(f"python() {{ :; }}; PATH={Path(sys.executable).parent}:$PATH\n")
+        (run_dir / "code" / "env.sh").write_text(ENV.format(Path(sys.executable).parent, scripts))
         (run_dir / "code" / "train.py").write_text(RANK)
         (run_dir / "plan").write_text("\n".join(plan) + "\n")
         (run_dir / "job.sh").write_text((scripts / "job.sh").read_text().replace("/RUN", f"/{name}"))
@@ -127,6 +154,7 @@ def make(slurm, scripts) -> Callable[[str, str], Run]:
 
 
 FINISH = "save, verdict finished"
+STAY = "--nodelist=n1,n3"  # away from the nodes that a test takes away, so that all can go on at the same time
 
 
 @pytest.fixture(scope="module")
@@ -134,60 +162,117 @@ def alone(make) -> dict[str, Run]:
     """Runs whose ranks end by themselves: all submitted at once, as each start costs seconds."""
     runs = {
         "goes_on": make("goes_on", "save, verdict continue, exit 85", FINISH),
-        "crashes": make("crashes", "save, exit 1", "exit 1", "exit 1", "save, exit 1", "exit 1", FINISH),
+        "crashes": make("crashes", "save, exit 1", "exit 1", "save, exit 1", "exit 1", FINISH),
         "loops": make("loops", "save, exit 1", "exit 1"),
         "refuses": make("refuses", "exit 2"),
         "fails": make("fails", "verdict failed, exit 1"),
         "leaves": make("leaves", "exit 0", FINISH),
+        "dies": make("dies", "die", FINISH),
     }
     for run in runs.values():
-        run.submit()
+        run.submit(STAY)
     return runs
 
 
-def test_ranks_that_are_told(make, alone):
-    """By signals from outside: all save; who was cancelled does not come back, the others do, once."""
-    plans = {"cancelled": "wait", "signalled": "wait", "requeued": "wait", "limited": "wait", "hung": "hang"}
-    runs = {name: make(name, plan, FINISH) for name, plan in plans.items()}
+@pytest.fixture(scope="module")
+def array(make, scripts) -> tuple[str, list[Run]]:
+    """An array's job and its runs."""
+    runs = [make("m0", "save, exit 1", FINISH), make("m1", FINISH)]
+    (scripts / "members").write_text("".join(f"{run.run_dir}\n" for run in runs))
+    return runs[0].slurm.sbatch(STAY, scripts / "array.sh"), runs
+
+
+@pytest.fixture(scope="module")
+def twice(make) -> tuple[Run, Run]:
+    """Somebody types sbatch job.sh once too often."""
+    first = make("twice", f"claim, hold, {FINISH}")
+    second = Run(first.slurm, first.run_dir)
+    for run in (first, second):
+        run.submit(STAY)
+    return first, second
+
+
+def test_ranks_that_are_told(make, alone, array, twice):
+    """By people and their signals: all save; who was cancelled does not come back, the others do, once."""
+    runs = {name: make(name, "wait", FINISH) for name in ("cancelled", "signalled", "requeued")}
     for run in runs.values():
-        run.submit()
-    for name, run in runs.items():
-        run.at(plans[name])
-    slurm = runs["hung"].slurm
-    slurm.cancel("--signal=TERM", runs["signalled"].job)
-    for name in ("limited", "hung"):
-        slurm.call("scontrol", "update", f"job={runs[name].job}", "EndTime=now+1")
+        run.submit("--nodelist=n2,n4")
+    for run in runs.values():
+        run.at("wait")
+    slurm, cancelled = runs["signalled"].slurm, runs["cancelled"]
+    slurm.cancel("--full", "--signal=TERM", runs["signalled"].job)
     slurm.call("scontrol", "requeue", runs["requeued"].job)
-    slurm.cancel(runs["cancelled"].job)
+    slurm.cancel(cancelled.job)  # TERM, and five seconds
     states = set()
     while (state := slurm.show(runs["signalled"].job)["JobState"]) and not runs["signalled"].there("save", 1):
         states.add(state)
         assert not states & ENDED, "nobody takes it for completed in mid-training"
-    assert runs["cancelled"].ended() == "CANCELLED"
-    for name in ("signalled", "requeued", "limited", "hung"):
-        run = runs[name]
-        assert run.ended() == "COMPLETED", run.log()
-        assert run.starts() == [0, 1] and slurm.show(run.job)["Restarts"] == "1", run.log()
-    for name in plans:
-        assert (runs[name].run_dir / "checkpoints" / "step-000000001").is_dir(), runs[name].log()
-        start, end, now = map(int, (runs[name].run_dir / "starts").read_text().splitlines()[0].split())
+    assert cancelled.ended() == "CANCELLED" and cancelled.starts() == [0]
+    for name in ("signalled", "requeued"):
+        started_again(runs[name])
+    for run in runs.values():
+        assert (run.run_dir / "checkpoints" / "step-000000001").is_dir(), run.log()
+        start, end, now = map(int, (run.run_dir / "starts").read_text().splitlines()[0].split())
         assert start == 0 and 3595 <= end - now <= 3605, "HPC_JOB_END"
-    again = runs["cancelled"]
-    assert again.starts() == [0] and slurm.show(again.job)["JobState"] == "CANCELLED"
-    (again.run_dir / "plan").write_text(FINISH)
-    again.submit()
-    assert again.ended() == "COMPLETED" and again.starts() == [0, 0]
+    assert slurm.show(cancelled.job)["JobState"] == "CANCELLED"
+    (cancelled.run_dir / "plan").write_text(FINISH)
+    cancelled.submit()
+    assert cancelled.ended() == "COMPLETED" and cancelled.starts() == [0, 0]
 
 
-def test_an_element_of_an_array_is_requeued_alone(make, scripts):
-    runs = [make("m0", "save, exit 1", FINISH), make("m1", FINISH)]
-    (scripts / "members").write_text("".join(f"{run.run_dir}\n" for run in runs))
-    array = runs[0].slurm.sbatch(scripts / "array.sh")
-    runs[0].slurm.wait(array)
-    records = {record["ArrayTaskId"]: record for record in runs[0].slurm.records(array)}
-    told = {key: (record["JobState"], record["Restarts"]) for key, record in records.items()}
+def test_what_the_cluster_does(make, alone, array, twice):
+    """The end of the time, for ranks that hear and that do not; a daemon that died, and a pulled cable.
+
+    The job goes on, elsewhere if need be, and once; and the nodes come back.
+    """
+    limited, hung = make("limited", "wait", FINISH), make("hung", "hang", FINISH)
+    daemon, cable = make("daemon", "hang", FINISH), make("cable", "go, hang", FINISH)
+    script = cable.run_dir / "job.sh"
+    script.write_text(script.read_text().replace("--wait=60", "--wait=3"))  # so that srun gives up before Slurm does
+    for run, nodes in ((limited, "n1,n3"), (hung, "n1,n3"), (daemon, "n1,n2"), (cable, "n3,n4")):
+        run.submit(f"--nodelist={nodes}")
+    for run, word in ((limited, "wait"), (hung, "hang"), (daemon, "hang"), (cable, "go")):
+        run.at(word)
+    slurm = daemon.slurm
+    for run in (limited, hung):
+        slurm.call("scontrol", "update", f"job={run.job}", "EndTime=now+1")
+    slurm.stop_slurmd("n2")
+    slurm.cut("n4")
+    (cable.run_dir / "go").touch()
+    for run in (daemon, cable):  # where there are nodes
+        slurm.until(run.job, lambda records: records[0]["JobState"] == "PENDING", 60)
+        slurm.call("scontrol", "update", f"job={run.job}", "ReqNodeList=")
+    for run in (limited, hung, daemon, cable):
+        started_again(run)
+    assert (limited.run_dir / "checkpoints" / "step-000000001").is_dir(), limited.log()
+    assert "is requeued" in cable.log() and "is requeued" not in daemon.log()
+    slurm.start_slurmd("n2")
+    slurm.mend("n4")
+    assert sorted(slurm.call("srun", "--nodes=4", "hostname").stdout.split()) == ["n1", "n2", "n3", "n4"]
+
+
+def test_an_element_of_an_array_is_requeued_alone(array):
+    job, runs = array
+    slurm = runs[0].slurm
+    slurm.wait(job)
+    told = {record["ArrayTaskId"]: (record["JobState"], record["Restarts"]) for record in slurm.records(job)}
     assert told == {"0": ("COMPLETED", "1"), "1": ("COMPLETED", "0")}
     assert runs[0].starts() == [0, 1] and runs[1].starts() == [0]
+
+
+def test_two_jobs_of_one_run(twice):
+    """One trains, the other names it and ends; afterwards there is nothing to do."""
+    slurm = twice[0].slurm
+    wait_for(lambda: any(slurm.show(run.job)["JobState"] in ENDED for run in twice), 40, "one of them refuses")
+    first, second = sorted(twice, key=lambda run: slurm.show(run.job)["JobState"] in ENDED)
+    assert slurm.show(first.job)["JobState"] == "RUNNING", first.log()
+    assert (second.ended(), slurm.show(second.job)["ExitCode"]) == ("FAILED", "2:0"), second.log()
+    assert f"job {first.job} on" in second.log() and f"scancel {first.job}" in second.log(), second.log()
+    (first.run_dir / "go").touch()
+    assert first.ended() == "COMPLETED", first.log()
+    starts = first.starts()
+    second.submit()
+    assert second.ended() == "COMPLETED" and "finished already" in second.log() and second.starts() == starts
 
 
 def test_ranks_that_end_by_themselves(alone):
@@ -195,17 +280,18 @@ def test_ranks_that_end_by_themselves(alone):
     expected = {
         "goes_on": ("COMPLETED", [0, 1]),
         "leaves": ("COMPLETED", [0, 1]),
+        "dies": ("COMPLETED", [0, 1]),
         "refuses": ("FAILED", [0]),
         "fails": ("FAILED", [0]),
-        "loops": ("FAILED", [0, 1, 2, 3]),
-        "crashes": ("COMPLETED", [0, 1, 2, 3, 4, 5]),
+        "loops": ("FAILED", [0, 1, 2]),
+        "crashes": ("COMPLETED", [0, 1, 2, 3, 4]),
     }
     for name, (state, starts) in expected.items():
         assert (alone[name].ended(), alone[name].starts()) == (state, starts), alone[name].log()
     assert "refused" in alone["refuses"].log()
     assert alone["refuses"].slurm.show(alone["refuses"].job)["ExitCode"] == "2:0"
-    assert "3 starts in a row brought no newer checkpoint" in alone["loops"].log()
-    assert (alone["loops"].run_dir / "stalled").read_text() == "3\n"
+    assert "2 starts in a row brought no newer checkpoint" in alone["loops"].log()
+    assert (alone["loops"].run_dir / "stalled").read_text() == "2\n"
     assert f"to go on: sbatch {alone['loops'].run_dir}/job.sh\n" in alone["loops"].log()
 
     again = [alone[name] for name in ("goes_on", "loops", "fails")]  # by hand
@@ -216,29 +302,10 @@ def test_ranks_that_end_by_themselves(alone):
     assert again[0].starts() == [0, 1] and "finished already" in again[0].log()
 
 
-def test_nodes_that_are_gone(make):
-    """A daemon that died, and a pulled cable: the job goes on elsewhere, once; and the nodes come back."""
-    daemon, cable = make("daemon", "hang", FINISH), make("cable", "go, hang", FINISH)
-    script = cable.run_dir / "job.sh"
-    script.write_text(script.read_text().replace("--wait=60", "--wait=3"))  # so that srun gives up before Slurm does
-    slurm = daemon.slurm
-    for run, nodes in ((daemon, "n1,n2"), (cable, "n3,n4")):
-        run.job = slurm.sbatch(f"--nodelist={nodes}", run.run_dir / "job.sh")
-    daemon.at("hang")
-    cable.at("go")
-    slurm.stop_slurmd("n2")
-    slurm.cut("n4")
-    (cable.run_dir / "go").touch()
-    for run in (daemon, cable):  # where there are nodes
-        slurm.until(run.job, lambda records: records[0]["JobState"] == "PENDING", 60)
-        slurm.call("scontrol", "update", f"job={run.job}", "ReqNodeList=")
-    for run in (daemon, cable):
-        assert run.ended() == "COMPLETED" and run.starts() == [0, 1], run.log()
-        assert slurm.show(run.job)["Restarts"] == "1"
-    assert "is requeued" in cable.log() and "is requeued" not in daemon.log()
-    slurm.start_slurmd("n2")
-    slurm.mend("n4")
-    assert sorted(slurm.call("srun", "--nodes=4", "hostname").stdout.split()) == ["n1", "n2", "n3", "n4"]
+def started_again(run: Run) -> None:
+    """Once, and by Slurm's own count."""
+    assert run.ended() == "COMPLETED" and run.starts() == [0, 1], run.log()
+    assert run.slurm.show(run.job)["Restarts"] == "1", run.log()
 
 
 def test_in_an_allocation_nothing_is_requeued(make):

@@ -41,9 +41,9 @@ def train(cfg: DictConfig, place: launch.Place, warned: watch.Warned, frozen: bo
     environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # nothing in a checkpoint is ever executed, whoever loads it
     directory = rundir.choose(cfg.run_dir, cfg.name, datetime.now(), environ, place.step or "0")
     beginning = probe.together(cfg, place, directory, frozen, environ)  # torch from here on
-    with watch.Watch(
-        Path(cfg.run_dir), beginning.claim, beginning.attempt, place.rank, beginning.store, 60 * cfg.faults.hang_minutes, warned
-    ) as watching:
+    run_dir, hang_seconds = Path(cfg.run_dir), 60 * cfg.faults.hang_minutes
+    claim, attempt, store = beginning.claim, beginning.attempt, beginning.store
+    with watch.Watch(run_dir, claim, attempt, place.rank, store, hang_seconds, warned) as watching:
         return fit_and_test(cfg, place, beginning, watching, warned)
 
 

@@ -4,6 +4,7 @@ python tests/ranks.py PLAN: a JSON list of starts, each {"words": [...], "ranks"
 code or ""}; prints the exit codes of each start's ranks. With `stop_at` the last rank gets SIGUSR1 in that step.
 """
 
+import importlib
 import json
 import os
 import runpy
@@ -17,18 +18,14 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PROJECT), str(PROJECT / "src")]
 LIMIT = 180  # seconds for one start
+LIBRARIES = ["lightning.pytorch.callbacks", "sklearn.datasets", "torch.utils.tensorboard", "torchmetrics"]
 
 
 def main(plan: list[dict[str, Any]], log: str) -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    import lightning.pytorch.callbacks
-    import lightning.pytorch.loggers
-    import sklearn.datasets
-    import torch.utils.tensorboard
-    import torchmetrics
-
-    if any("deepspeed" in word for start in plan for word in start["words"]):
-        import deepspeed
+    deepspeed = any("deepspeed" in word for start in plan for word in start["words"])
+    for library in [*LIBRARIES, *(["deepspeed"] if deepspeed else [])]:
+        importlib.import_module(library)
     codes = []
     for start in plan:
         with socket.socket() as probe:

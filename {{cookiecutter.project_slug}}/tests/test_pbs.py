@@ -361,7 +361,7 @@ def test_without_a_verdict_nothing_is_a_success(cluster: Pbs) -> None:
     assert cluster.run() == 1
 
 
-@pytest.mark.parametrize(("word", "code"), [("continue", 85), ("failed", 1)])
+@pytest.mark.parametrize(("word", "code"), [("continue", 85), ("failed", 1), ("finished", 0)])
 def test_the_verdict_decides(cluster: Pbs, word: str, code: int) -> None:
     cluster.behaviour(f"rank or outcome({word!r})")
     assert cluster.run() == code
@@ -369,11 +369,16 @@ def test_the_verdict_decides(cluster: Pbs, word: str, code: int) -> None:
     assert len(cluster.submitted()) == (word == "continue")
 
 
-@pytest.mark.parametrize(("word", "code"), [("finished", 0), ("failed", 2)])
-def test_a_chain_ends_with_its_run(cluster: Pbs, word: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("word", "code", "chain", "after"),
+    [("finished", 0, 1, ""), ("finished", 0, 2, ""), ("failed", 2, 2, ""), ("failed", 2, 1, "16")],
+)
+def test_what_is_queued_ends_with_its_run(cluster: Pbs, word: str, code: int, chain: int, after: str) -> None:
+    """`qsub job.sh` of a run that has finished, the rest of a chain, and a job that the one before it submitted."""
     (cluster.run_dir / "verdict").write_text(f"attempt 2\nstep 9\noutcome {word}\n")
-    assert cluster.run(replace(cluster.job, chain=2)) == code
+    assert cluster.run(replace(cluster.job, chain=chain), HPC_AFTER=after) == code
     assert word in cluster.log() and not (cluster.home / "tasks").exists() and (cluster.run_dir / "verdict").exists()
+    assert not cluster.submitted()
 
 
 # -- The next job --
@@ -443,17 +448,18 @@ def test_a_rank_that_was_killed_is_a_crash(cluster: Pbs) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "jobs"), [(5400, 0), (1, 1)], ids=["by qdel", "at the end of its time"])
-def test_a_job_that_is_told_to_end(cluster: Pbs, seconds: int, jobs: int) -> None:
-    """Deleted, it does not come back; at the end of the walltime it does, even if its ranks are deaf."""
-    cluster.behaviour(COUNT_TERM + WAIT)
+@pytest.mark.parametrize(("ranks", "code"), [(WAIT, 137), (SAVE, 85)], ids=["deaf", "save"])
+def test_a_job_that_is_told_to_end(cluster: Pbs, ranks: str, code: int, seconds: int, jobs: int) -> None:
+    """Deleted, it does not come back; at the end of the walltime it does, once, and does not wait for its ranks."""
+    cluster.behaviour(COUNT_TERM + ranks)
     job = cluster.start(replace(cluster.job, seconds=seconds))
     wait_until(lambda: all((cluster.run_dir / f"ready-{rank}").exists() for rank in (0, 1)))
     job.terminate()
     wait_until(lambda: all((cluster.run_dir / f"term-{rank}").exists() for rank in (0, 1)))
-    if jobs:
-        wait_until(lambda: bool(cluster.submitted()))
-    assert job.wait(timeout=20) == 137
+    assert job.wait(timeout=20) == code
     assert len(cluster.submitted()) == jobs
+    said = cluster.log()
+    assert not jobs or said.index("goes on as job") < said.index("nodes ended"), "it may be killed in a few seconds"
 
 
 def test_nodes_that_are_one_host_are_refused(cluster: Pbs) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,7 @@ class Agreement:
     def __init__(self) -> None:
         several = dist.is_available() and dist.is_initialized()
         # On the host, whatever the devices do: asking waits for no kernel.
-        self.group = dist.new_group(backend="gloo") if several else None
+        self.group: Any = dist.new_group(backend="gloo") if several else None
         self.next_step = 0
         self._every = 1
         self._asked = (0, time.monotonic())

@@ -67,7 +67,8 @@ def together(
     for path in map(Path, first["candidates"]):
         found = checkpoint.read(path)
         flaw = checkpoint.flaw(found, place.rank, place.world_size) if found else "is not seen from this node"
-        flaws = launch.exchange(store, place, f"flaw/{path.name}", {"flaw": flaw, "host": socket.gethostname()}, seconds)
+        said = {"flaw": flaw, "host": socket.gethostname()}
+        flaws = launch.exchange(store, place, f"flaw/{path.name}", said, seconds)
         if not _flawed(path, next((flaw["flaw"] for flaw in flaws if flaw["flaw"]), ""), place.rank == 0):
             newest = found
             break

@@ -65,7 +65,7 @@ def make_durable(folder: Path) -> None:
 
 
 def publish(part: Path, final: Path, files: Mapping[str, tuple[int, int]], note: Mapping[str, Any]) -> None:
-    """Write the manifest and give a complete folder its name. What lay there, stale or damaged, goes. Raises OSError."""
+    """Write the manifest and give a complete folder its name. What lay there before goes. Raises OSError."""
     text = json.dumps({"version": VERSION, **note, "files": files}, indent=1)
     (part / MANIFEST).write_text(text, encoding="utf-8")
     _sync(part / MANIFEST)
@@ -101,7 +101,7 @@ def known(run_dir: Path, starts: Sequence[Mapping[str, Any]] = ()) -> list[Check
 
 
 def read(path: Path) -> Checkpoint | None:
-    """What a folder's manifest says; None where there is none that can be read. Raises `Refused` for a newer version."""
+    """What a folder's manifest says; None where none can be read. Raises `Refused` for a newer version."""
     try:
         note = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         version = int(note.pop("version"))

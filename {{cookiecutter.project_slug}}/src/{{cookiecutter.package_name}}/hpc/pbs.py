@@ -112,8 +112,9 @@ again="to go on: qsub $(printf %q "$run_dir/job.sh")"
 cd -- "$work_dir" && exec >>"$run_dir/job-$id.log" 2>&1 || exit 1 # PBS starts in $HOME
 case $(outcome) in # of the job before this one
 finished) echo "job.sh: the run is finished already" && exit 0 ;;
-failed) # the rest of a chain ends here; a job that somebody submitted afterwards is meant to try again
-    [ "$chain" -eq 1 ] || refuse "the run has failed; to try again: rm '$run_dir/verdict' and submit" ;;
+failed) # what was queued before that ends here; a job that somebody submits afterwards is meant to try again
+    [ "$chain" -eq 1 ] && [ -z "${HPC_AFTER:-}" ] ||
+        refuse "the run has failed; to try again: rm '$run_dir/verdict' and submit" ;;
 esac
 rm -f -- "$run_dir/verdict"
 

@@ -9,7 +9,8 @@ import torch
 
 def state() -> dict[str, Any]:
     """Of torch on the host and on this process's device, of numpy and of Python."""
-    name, keys, position, has_gauss, gauss = np.random.get_state()
+    of_numpy: Any = np.random.get_state()
+    name, keys, position, has_gauss, gauss = of_numpy
     version, numbers, python_gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ class Resume(L.Callback):
         self.metrics: dict[str, float] = {}  # of the last validation
         self.best: float | None = None
         self.best_step: int | None = None
-        self._saved_step = -1
+        self._saved_step = 0  # what holds nothing but a beginning is not saved
         self._saved_at = self._passed_at = time.monotonic()
         self._longest = 0.0  # seconds between two places where a run can stop
         self._save_seconds = UNKNOWN
@@ -82,28 +81,33 @@ class Resume(L.Callback):
                 # An optimizer whose state did not come along would take a step with its first learning rate.
                 for group, lr in zip(schedule.optimizer.param_groups, schedule.get_last_lr(), strict=False):
                     group["lr"] = lr
-        if self._random:
-            randomness.restore(self._random)
         self.agreement.next_step = trainer.global_step
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         self.watch.progress(trainer.global_step, "training")
         if self._stepped is not None:  # Lightning counts on its own when it restarts, once too often
             loop = trainer.fit_loop.epoch_loop
             loop._batches_that_stepped, self._stepped = self._stepped, None
             loop.batch_progress.total.ready = loop.batch_progress.total.completed + 1
+        if self._random:  # here it was saved, too: what comes before, as making loaders, draws numbers
+            randomness.restore(self._random)
+            self._random = {}
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self._between_steps(trainer, pl_module)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *batch: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *batch: Any, **number: Any
+    ) -> None:
         if isinstance(outputs, dict) and self.faults.nonfinite != "skip":
             bad = ~torch.isfinite(outputs["loss"])
             self._not_finite = bad if self._not_finite is None else self._not_finite | bad
 
-    def on_validation_batch_end(self, trainer: L.Trainer, *batch: Any) -> None:
+    def on_validation_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
         self.watch.progress(trainer.global_step, "validating")
 
-    def on_test_batch_end(self, trainer: L.Trainer, *batch: Any) -> None:
+    def on_test_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
         self.watch.progress(trainer.global_step, "testing")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -194,7 +198,7 @@ class Resume(L.Callback):
         self._saved_step, self._saved_at = step, time.monotonic()
 
     def _written(self, trainer: L.Trainer) -> None:
-        """Wait for the checkpoint that is being written. One that failed is reported; those before it are still there."""
+        """Wait for the checkpoint that is being written. One that failed is reported; those before it are there."""
         writer: Any = trainer.strategy.writer  # type: ignore[attr-defined]
         try:
             writer.wait()

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import (
@@ -22,6 +21,8 @@ from lightning.pytorch.strategies import (
     SingleDeviceStrategy,
 )
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
@@ -29,7 +30,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
@@ -45,6 +47,8 @@ REST, RANK = "meta.pt", "rank-{}.pt"
 MINE, NOTE, AFTERWARDS = "this_rank", "manifest", "afterwards"
 
 
+# pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
+# `Kept` names what it needs of the strategy it is mixed into, which has it as properties or as attributes.
 class Kept:
     """For a strategy: saves without holding up the training for longer than a copy, and restores."""
 
@@ -107,7 +111,7 @@ class Kept:
         group = self.writer.group
 
         def write(part: Path) -> None:
-            dcp.save(copied, storage_writer=dcp.FileSystemWriter(part), process_group=group, no_dist=group is None)
+            save_tensors(copied, storage_writer=FileSystemWriter(part), process_group=group, no_dist=group is None)
 
         return write
 
@@ -137,7 +141,7 @@ class Kept:
         weights.refuse_other_model(self.lightning_module, path)
         state = {"state_dict": get_model_state_dict(self.lightning_module)}
         with inert.refusals(path, "resume"):
-            dcp.load(state, storage_reader=Reader(path))
+            load_tensors(state, storage_reader=Reader(path))
         set_model_state_dict(self.lightning_module, state["state_dict"])
         self._restored_from = path
         return rest
@@ -149,13 +153,14 @@ class Kept:
             state = get_optimizer_state_dict(self.lightning_module, optimizer)
             tensors = {f"optimizer_{number}": {"state": state["state"]}}
             with inert.refusals(self._restored_from, "resume"):
-                dcp.load(tensors, storage_reader=Reader(self._restored_from))
+                load_tensors(tensors, storage_reader=Reader(self._restored_from))
             loaded = {**tensors[f"optimizer_{number}"], "param_groups": checkpoint["optimizer_states"][number]}
             set_optimizer_state_dict(self.lightning_module, optimizer, loaded)
 
     def _begins_anew(self, path: Path) -> None:
         if self._fitting and self.global_rank == 0:
-            print(f"warning: {path}: weights go from one strategy to the other, the optimizer's state does not", flush=True)
+            said = f"{path}: weights go from one strategy to the other, the optimizer's state does not"
+            print(f"warning: {said}", flush=True)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Done by `load_checkpoint`."""
@@ -222,9 +227,12 @@ class DeepSpeed(Kept, DeepSpeedStrategy):
         def copy(tensor: Tensor) -> Tensor:
             return tensor.detach().to("cpu", copy=True)
 
+        def is_size(node: Any) -> bool:
+            return isinstance(node, torch.Size)
+
         class Copying(TorchCheckpointEngine):
             def save(self, state_dict: Any, path: str) -> None:
-                copies[path] = tree_map_only(Tensor, copy, state_dict, is_leaf=lambda node: isinstance(node, torch.Size))
+                copies[path] = tree_map_only(Tensor, copy, state_dict, is_leaf=is_size)
 
         for key in ("state_dict", "optimizer_states"):
             checkpoint.pop(key)
@@ -283,6 +291,8 @@ def _bytes(state: Any) -> bytes:
     try:
         torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
     except Exception as error:
-        rule = f"a checkpoint holds plain data only, so that nothing in it is ever executed: {str(error).splitlines()[0]}"
-        raise Refused("callbacks", None, rule, "let state_dict() of a callback return numbers, words, tensors") from None
+        why = str(error).splitlines()[0]
+        rule = f"a checkpoint holds plain data only, so that nothing in it is ever executed: {why}"
+        fix = "let state_dict() of a callback return numbers, words, tensors"
+        raise Refused("callbacks", None, rule, fix) from None
     return stream.getvalue()

@@ -1,4 +1,4 @@
-"""Writes checkpoints beside the training: a thread per rank that talks to those of the others over a group of its own."""
+"""Writes checkpoints beside the training: a thread per rank that talks to the others over a group of its own."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ class Writer:
         several = dist.is_available() and dist.is_initialized()
         self.rank, self.num_ranks = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
         # Not the group that training uses: its collectives would mix with those of this thread.
-        self.group = dist.new_group(backend="gloo") if several else None
+        self.group: Any = dist.new_group(backend="gloo") if several else None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
         self.seconds = 0.0  # that the last one took, from its beginning to its being whole
