@@ -1,5 +1,6 @@
 # make demo    make an environment, bake a project, train its default experiment
 # make test    all tests: the template's own, and those of a baked project
+# make chaos   the fault run: FAULTS=100 SEED=1; OUT=README.md puts the table there
 # make check   the quick ones: lint, types, unit tests
 # make clean   remove what the others made: .venv and build
 
@@ -9,7 +10,10 @@ CONSTRAINTS := {{cookiecutter.project_slug}}/constraints.txt
 PROJECT := my-research# the default slug in cookiecutter.json
 BAKE := .venv/bin/python -m cookiecutter . --no-input --default-config --output-dir
 
-.PHONY: demo test check clean system env
+FAULTS ?= 100
+SEED ?= 1
+
+.PHONY: demo test chaos check clean system env
 
 demo: env
 	rm -rf build/demo
@@ -22,6 +26,9 @@ test: env
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m pytest
+
+chaos: env
+	.venv/bin/python tests/chaos.py --faults $(FAULTS) --seed $(SEED) $(if $(OUT),--out $(OUT))
 
 check: env
 	.venv/bin/python -m ruff check .

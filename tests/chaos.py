@@ -4,8 +4,10 @@ Every run must end, with the very weights and curves of one that nothing happene
 """
 
 import argparse
-import json
+import os
 import random
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -13,10 +15,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import slurm_nodes
+from cookiecutter.main import cookiecutter
 from faults import INTERVAL, KINDS, Run
 from slurm_project import QUIET, Desk, made_for_tests
 
@@ -26,6 +30,7 @@ HANG = 24.0  # seconds without a step, after which ranks end themselves
 ENDS = 90.0  # seconds in which what was struck has ended: Slurm needs 20 to see that a node is gone, ranks HANG and 20
 GOES_ON = 180.0  # seconds in which it trains again
 PER_RUN = 5
+MARKS = ("<!-- faults -->", "<!-- end of faults -->")
 # Four ranks each; on two nodes of the four, a run goes on elsewhere while the lost node is still cut off.
 LAYOUTS = {
     "ddp": ("trainer=ddp_4node", "trainer.num_nodes=4", "trainer.devices=1"),
@@ -34,7 +39,8 @@ LAYOUTS = {
 }
 WORDS = [
     "cluster=test", "cluster.time=1:00:00", "callbacks=victim", *QUIET[1:], f"trainer.max_steps={STEPS}",
-    f"checkpoint.every_n_steps={INTERVAL}", "checkpoint.keep=3", "faults.retries=20", f"faults.hang_minutes={HANG / 60}",
+    f"checkpoint.every_n_steps={INTERVAL}", "checkpoint.keep=3", "faults.retries=20",
+    f"faults.hang_minutes={HANG / 60}",
 ]  # fmt: skip
 CALLBACKS = """\
 defaults: [default]
@@ -234,7 +240,7 @@ def compared(desk: Desk, reference: Path, run_dir: Path) -> list[str]:
 def table(struck: Sequence[Struck]) -> str:
     """Markdown, a line per kind."""
     lines = [
-        "| fault | times | lost | hung | steps computed again, at most | seconds till it ended | seconds till a new step |",
+        "| fault | times | lost | hung | steps done again, at most | seconds till it ended | seconds till a new step |",
         "|---|---|---|---|---|---|---|",
     ]
     for kind in [*KINDS, "all"]:
@@ -252,36 +258,48 @@ def table(struck: Sequence[Struck]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> int:
-    from cookiecutter.main import cookiecutter
+def put(text: str, file: Path) -> None:
+    """In place of what stands between the two marks in a file."""
+    begin, end = MARKS
+    before, _, rest = file.read_text(encoding="utf-8").partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise ValueError(f"{file} has no {begin} and {end}")
+    file.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")
 
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="the table; the same name with .json holds every fault")
+    parser.add_argument("--out", type=Path, help=f"a file in which the table goes between {' and '.join(MARKS)}")
     asked = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="chaos"))
-
-    def bake() -> Path:
-        answers = {"cluster": "local"}
-        return Path(
-            cookiecutter(
-                str(HERE.parent), no_input=True, default_config=True, extra_context=answers, output_dir=str(folder)
-            )
-        )
-
-    began = time.monotonic()
-    with ground(folder, bake) as (desk, disk):
+    if reason := slurm_nodes.missing():
+        print(f"the fault run is left out: {reason}")
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nodes and mounts go, too
+    folder, began = Path(tempfile.mkdtemp(prefix="chaos")), time.monotonic()
+    with ground(folder, partial(baked, folder)) as (desk, disk):
         struck, wrong = campaign(desk, disk, asked.faults, asked.seed)
-    text = table(struck)
-    print(f"{text}\n{len(struck)} faults, seed {asked.seed}, {(time.monotonic() - began) / 60:.0f} minutes, {folder}")
+    minutes = (time.monotonic() - began) / 60
+    command = f"make chaos FAULTS={asked.faults} SEED={asked.seed}"
+    text = f"{table(struck)}\n`{command}`, {minutes:.0f} minutes on {os.cpu_count()} cores.\n"
+    print(text)
     if asked.out:
-        asked.out.write_text(text)
-        asked.out.with_suffix(".json").write_text(json.dumps([asdict(one) for one in struck], indent=1) + "\n")
+        put(text, asked.out)
     if wrong or len(struck) != asked.faults:
-        print("\n".join(wrong))
+        print("\n".join(wrong), f"{len(struck)} of {asked.faults} faults struck; the runs are in {folder}", sep="\n")
         return 1
+    shutil.rmtree(folder)
     return 0
+
+
+def baked(folder: Path) -> Path:
+    """A project with the default answers."""
+    template, answers = str(HERE.parent), {"cluster": "local"}
+    return Path(
+        cookiecutter(template, no_input=True, default_config=True, extra_context=answers, output_dir=str(folder))
+    )
 
 
 if __name__ == "__main__":

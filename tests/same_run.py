@@ -1,6 +1,6 @@
 """python same_run.py PROJECT REFERENCE RUN: what differs between two runs that should be one; exit code 1 if anything.
 
-Weights, all that the last checkpoint holds of optimizer and random numbers, every scalar but those of time and hardware.
+Weights, what the last checkpoint holds of optimizer and random numbers, every scalar but those of time and hardware.
 """
 
 import json

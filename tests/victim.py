@@ -1,7 +1,7 @@
 """What the fault run adds to a baked project, as src/my_research/victim.py: a callback that suffers.
 
-It lets every step last a while and writes it down, makes the result depend on each rank's random numbers, and sleeps for
-ever where it is told to.
+It lets every step last a while and writes it down, makes the result depend on each rank's random numbers, and sleeps
+for ever where it is told to.
 """
 
 import os
@@ -14,7 +14,7 @@ import torch
 
 
 class Victim(L.Callback):
-    """Beside the run's own files: `steps` (attempt step, on rank 0), `pid-<rank>`, and what the harness writes there."""
+    """Beside the run's own files: `steps` (attempt step, on rank 0), `pid-<rank>`, and what the harness writes."""
 
     def __init__(self, run_dir: str) -> None:
         self.run_dir = Path(run_dir)
