@@ -1,6 +1,7 @@
 # make demo    make an environment, bake a project, train its default experiment
 # make test    all tests: the template's own, and those of a baked project
 # make chaos   the fault run: FAULTS=100 SEED=1; OUT=README.md puts the table there
+# make bench   what stopping and saving cost, into benchmarks/results.json
 # make check   the quick ones: lint, types, unit tests
 # make clean   remove what the others made: .venv and build
 
@@ -13,7 +14,7 @@ BAKE := .venv/bin/python -m cookiecutter . --no-input --default-config --output-
 FAULTS ?= 100
 SEED ?= 1
 
-.PHONY: demo test chaos check clean system env
+.PHONY: demo test chaos bench check clean system env
 
 demo: env
 	rm -rf build/demo
@@ -29,6 +30,9 @@ test: env
 
 chaos: env
 	.venv/bin/python tests/chaos.py --faults $(FAULTS) --seed $(SEED) $(if $(OUT),--out $(OUT))
+
+bench: env
+	.venv/bin/python benchmarks/checkpoints.py --out benchmarks/results.json
 
 check: env
 	.venv/bin/python -m ruff check .
