@@ -147,8 +147,9 @@ def saves(rank: int, project: Path) -> list[dict[str, Any]]:
 
     (project / "run/checkpoints").mkdir(parents=True)
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(SAVES + 1, WIDTH)))
+    strategy = strategies.Single(torch.device("cpu"))
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=1, strategy=strategies.Single(torch.device("cpu")), max_steps=SAVES + 1, logger=False,
+        accelerator="cpu", devices=1, strategy=strategy, max_steps=SAVES + 1, logger=False,
         callbacks=[Saving()], enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(Deep(), data)

@@ -86,9 +86,11 @@ def submitted(desk: Desk, command: str) -> None:
         run_dir.mkdir()
         (run_dir / "code").symlink_to(desk.project)
         (run_dir / "config.yaml").write_text(desk.succeeds("python train.py cluster=slurm --cfg job --resolve"))
+        (run_dir / "overrides.json").write_text('["cluster=slurm"]')
         (run_dir / "job.sh").write_text(desk.succeeds("python submit.py cluster=slurm trainer=gpu --dry-run"))
     script = desk.succeeds(re.sub(r"resume=\S+", f"resume={shlex.quote(str(run_dir))}", command) + " --dry-run")
-    desk.succeeds(f"bash -n <<<{shlex.quote(script)}")
+    said, begin, script = script.partition("#!")  # before it, of a run that moves: what changes
+    desk.succeeds(f"bash -n <<<{shlex.quote(begin + script)}")
 
 
 def rendered(desk: Desk, command: str) -> None:
@@ -100,6 +102,23 @@ def given_to_slurm(desk: Desk, command: str) -> None:
     """There is such a script; test_slurm_scripts.py has Slurm run it."""
     elsewhere(desk, command)
     desk.succeeds(f"bash -n {command.split()[-1]}")
+
+
+def resumed(desk: Desk, command: str) -> None:
+    """A run that was stopped before its test."""
+    run_dir = desk.folder / "run"
+    desk.succeeds(f"python train.py trainer.max_steps=2 run_dir='{run_dir}'")
+    (run_dir / "verdict").unlink()
+    desk.succeeds(command.replace("runs/NAME", shlex.quote(str(run_dir))))
+    assert "finished" in (run_dir / "verdict").read_text()
+
+
+def exported(desk: Desk, command: str) -> None:
+    out = desk.folder / "weights.safetensors"
+    desk.succeeds(
+        command.replace("runs/NAME", shlex.quote(str(desk.brief_run))).replace(out.name, shlex.quote(str(out)))
+    )
+    assert out.stat().st_size > 1000
 
 
 def trained(desk: Desk, command: str) -> None:
@@ -155,7 +174,10 @@ HOW = [
     (r"python report\.py.*", as_it_stands),
     (r"python submit\.py.* --render .*", rendered),
     (r"python submit\.py.*", submitted),
+    (r"sbatch runs/NAME/job\.sh", elsewhere),  # test_slurm_requeue.py and test_chaos.py have Slurm run it
     (r"(sbatch|salloc) .*", given_to_slurm),
+    (r"python train\.py resume=runs/NAME", resumed),
+    (r"python tools/export\.py .*", exported),
     (r"python train\.py .*--(help|cfg).*", as_it_stands),
     # `trainer=fsdp trainer.accelerator=cpu` and the default trainer run everywhere.
     (

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,25 @@ def run_cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[st
         return json.loads(out.read_text())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def start() -> Iterator[Callable[..., list[int]]]:
+    """Start train.py as real ranks, see ranks.py: (log file, ranks, words, stop_at, patch) → their exit codes."""
+    command = [sys.executable, str(PROJECT / "tests" / "ranks.py")]
+    process = subprocess.Popen(command, env=ENVIRON, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin and process.stdout
+    ask, answers = process.stdin, process.stdout
+
+    def run(log: Path, ranks: int, words: list[str], stop_at: int | None = None, patch: str = "") -> list[int]:
+        plan = {"log": str(log), "ranks": ranks, "words": words, "stop_at": stop_at, "patch": patch}
+        ask.write(json.dumps(plan) + "\n")
+        ask.flush()
+        return json.loads(answers.readline())
+
+    yield run
+    ask.close()
+    process.wait(timeout=60)
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """Start train.py as real ranks, again and again: forked from a process that has imported the libraries once.
 
-python tests/ranks.py PLAN: a JSON list of starts, each {"words": [...], "ranks": n, "stop_at": step or null, "patch":
-code or ""}; prints the exit codes of each start's ranks. With `stop_at` the last rank gets SIGUSR1 in that step.
+Reads starts, a JSON line each: {"log": file, "words": [...], "ranks": n, "stop_at": steps or null, "patch": code}.
+Answers each with the exit codes of its ranks. With `stop_at` the last rank gets SIGUSR1 when so many steps are done. The
+ranks agree at every step, not once a second, so a run stops where it is told to. conftest.py has the fixture `start`.
 """
 
 import importlib
@@ -21,23 +22,22 @@ LIMIT = 180  # seconds for one start
 LIBRARIES = ["lightning.pytorch.callbacks", "sklearn.datasets", "torch.utils.tensorboard", "torchmetrics"]
 
 
-def main(plan: list[dict[str, Any]], log: str) -> None:
+def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    deepspeed = any("deepspeed" in word for start in plan for word in start["words"])
-    for library in [*LIBRARIES, *(["deepspeed"] if deepspeed else [])]:
+    for library in LIBRARIES:
         importlib.import_module(library)
-    codes = []
-    for start in plan:
+    for line in sys.stdin:
+        start = json.loads(line)
+        if any("deepspeed" in word for word in start["words"]):
+            importlib.import_module("deepspeed")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        pids = [fork(rank, port, log, **start) for rank in range(start["ranks"])]
-        codes.append(wait(pids))
-    print(json.dumps(codes))
+        print(json.dumps(wait([fork(rank, port, **start) for rank in range(start["ranks"])])), flush=True)
 
 
 def fork(
-    rank: int, port: int, log: str, *, words: list[str], ranks: int, stop_at: int | None = None, patch: str = ""
+    rank: int, port: int, *, log: str, words: list[str], ranks: int, stop_at: int | None = None, patch: str = ""
 ) -> int:
     """One rank, placed as MPICH's mpiexec would; its process id."""
     if pid := os.fork():
@@ -51,7 +51,8 @@ def fork(
         os.environ |= {name: str(value) for name, value in {**place, "MASTER_PORT": port}.items()}
         os.chdir(PROJECT)
         sys.argv = ["train.py", *words]
-        if rank == ranks - 1 and stop_at:
+        always_agree()
+        if rank == ranks - 1 and stop_at is not None:
             tell(stop_at)
         exec(patch)
         runpy.run_path(str(PROJECT / "train.py"), run_name="__main__")
@@ -68,15 +69,22 @@ def fork(
         os._exit(code)
 
 
-def tell(step: int) -> None:
-    """Send this process the warning when it has done a step, and in the middle of the next one's accumulation."""
+def always_agree() -> None:
+    from {{ cookiecutter.package_name }}.hpc import agree
+
+    agree.ABOUT = 0
+
+
+def tell(steps: int) -> None:
+    """Send this process the warning after so many steps: in the middle of the next one, if gradients accumulate."""
     from {{ cookiecutter.package_name }}.hpc.resume import Resume
 
     before = Resume.on_train_batch_end
 
-    def on_train_batch_end(self: Resume, trainer: Any, *rest: Any) -> None:
-        before(self, trainer, *rest)
-        if trainer.global_step == step:
+    def on_train_batch_end(self: Resume, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        before(self, trainer, module, outputs, batch, batch_idx)
+        accumulate = trainer.accumulate_grad_batches
+        if trainer.global_step == steps and (accumulate == 1 or (batch_idx + 1) % accumulate):
             os.kill(os.getpid(), signal.SIGUSR1)
 
     Resume.on_train_batch_end = on_train_batch_end  # type: ignore[method-assign]
@@ -98,4 +106,4 @@ def wait(pids: list[int]) -> list[int]:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), sys.argv[2])
+    main()

@@ -1,31 +1,27 @@
 """A run that is stopped and goes on ends as one that was never stopped: bit for bit."""
 
-import json
 import random
-import subprocess
-import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from conftest import ENVIRON, PROJECT
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils._pytree import tree_leaves
 
-from {{ cookiecutter.package_name }}.hpc import weights
+from {{ cookiecutter.package_name }}.hpc import inert, rundir, weights
 
 pytestmark = pytest.mark.slow
 
-STEPS, CONTINUE = 57, 85  # three epochs of 19 steps; the exit code of a rank that is to go on
+STEPS, CONTINUE = 18, 85  # two epochs of nine steps; the exit code of a rank that is to go on
 COMMON = [
     "trainer.accelerator=cpu",
     "trainer.precision=32-true",
     "trainer.log_every_n_steps=1",
-    "trainer.max_epochs=3",
-    "trainer.accumulate_grad_batches=2",
     "+trainer.enable_progress_bar=false",
     "callbacks.progress=null",
 ]
+DIGITS = [*COMMON, "trainer.max_epochs=2", "trainer.accumulate_grad_batches=2", "data.global_batch_size=128"]
 STRATEGIES = {
     "single": (1, ["trainer=cpu"]),
     "ddp": (4, ["trainer=ddp"]),
@@ -35,27 +31,17 @@ STRATEGIES = {
 # Dropout, and the text of Python's own library: few windows of it, as an epoch is all of them.
 DROPOUT = [
     "trainer=cpu",
+    *COMMON,
     "experiment=text",
-    "model.network.dropout=0.1",
+    "+model.network.dropout=0.1",
     "model.network.width=32",
-    "trainer.max_steps=20",
+    "model.network.num_layers=1",
+    "trainer.max_steps=12",
     "trainer.val_check_interval=1000",
     "+trainer.limit_val_batches=0",
     "+trainer.limit_test_batches=1",
     "checkpoint.monitor=null",
 ]
-
-
-def runs(folder: Path, plan: list[dict[str, Any]]) -> list[list[int]]:
-    """The exit codes of all ranks of all starts."""
-    log = folder / "ranks.log"
-    command = [sys.executable, str(PROJECT / "tests" / "ranks.py"), json.dumps(plan), str(log)]
-    done = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    codes = json.loads(done.stdout.splitlines()[-1])
-    unexpected = any(code not in (0, CONTINUE) for start in codes for code in start)
-    assert not unexpected, f"{codes}\n{log.read_text()[-5000:]}"
-    return codes
 
 
 def scalars(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
@@ -67,13 +53,15 @@ def scalars(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def state(run_dir: Path) -> dict[str, torch.Tensor]:
-    """Weights and, where they lie in a folder of torch's, the optimizer's states, of the last checkpoint."""
+    """Every tensor of the last checkpoint: weights, optimizer states, what each rank keeps for itself."""
     last = run_dir / "checkpoints" / "last.ckpt"
-    found = {f"weights {name}": value for name, value in weights.read(last).items()}
-    if (last / ".metadata").exists():
-        kept, weights.PREFIX = weights.PREFIX, "optimizer_0.state."
+    files = {str(file.relative_to(last)): file for file in last.rglob("*.pt")}
+    leaves = {name: [*tree_leaves(inert.plain(file))] for name, file in files.items()}
+    found = {f"{name} {k}": leaf for name, all in leaves.items() for k, leaf in enumerate(all) if torch.is_tensor(leaf)}
+    for prefix in ("state_dict.", "optimizer_0.state."):
+        kept, weights.PREFIX = weights.PREFIX, prefix
         try:
-            found |= {f"optimizer {name}": value for name, value in weights.read(last).items()}
+            found |= {f"{prefix}{name}": value for name, value in weights.read(last).items()}
         finally:
             weights.PREFIX = kept
     return found
@@ -86,31 +74,42 @@ def assert_same(run_dir: Path, reference: Path) -> None:
     assert scalars(run_dir) == scalars(reference)
 
 
-def stopped(folder: Path, ranks: int, words: list[str], stops: list[int], patch: str = "") -> tuple[Path, Path]:
-    """The directories of a run that was stopped in these steps, and of one that was not."""
-    reference, run_dir = folder / "reference", folder / "stopped"
-    plan: list[dict[str, Any]] = [{"words": [*words, f"run_dir={reference}"], "ranks": ranks, "patch": patch}]
-    for number, step in enumerate([*stops, None]):
-        again = [f"resume={run_dir}"] if number else [*words, f"run_dir={run_dir}"]
-        plan.append({"words": again, "ranks": ranks, "stop_at": step, "patch": patch})
-    codes = runs(folder, plan)
-    assert codes == [[0] * ranks, *[[CONTINUE] * ranks] * len(stops), [0] * ranks]
-    return run_dir, reference
+@pytest.fixture(scope="module")
+def train(start: Callable[..., list[int]]) -> Callable[..., Path]:
+    """The directory of a run that was stopped after so many steps, and after so many, and went on to its end."""
+
+    def run(run_dir: Path, ranks: int, words: list[str], stops: Sequence[int] = (), patch: str = "") -> Path:
+        log = run_dir.with_suffix(".log")
+        for number, step in enumerate([*stops, None]):
+            again = [f"resume={run_dir}"] if number else [*words, f"run_dir={run_dir}"]
+            codes = start(log, ranks, again, step, patch)
+            assert codes == [CONTINUE if step else 0] * ranks, f"{step}: {codes}\n{log.read_text()[-5000:]}"
+        return run_dir
+
+    return run
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_run_that_is_stopped_ends_as_one_that_is_not(strategy: str, tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_ends_as_one_that_is_not(strategy: str, train: Callable, tmp_path: Path) -> None:
     ranks, words = STRATEGIES[strategy]
+    words = [*words, *DIGITS, f"trainer.devices={ranks}"]
     seed = random.randrange(1000)
     print("seed", seed)  # shown where the test fails
-    stops = sorted(random.Random(seed).sample(range(2, STEPS - 3), 3))
-    run_dir, reference = stopped(tmp_path, ranks, [*words, *COMMON, f"trainer.devices={ranks}"], stops)
-    assert_same(run_dir, reference)
+    stops = sorted(random.Random(seed).sample(range(1, STEPS - 1), 3))
+    run_dir = train(tmp_path / "stopped", ranks, words, stops)
+    assert_same(run_dir, train(tmp_path / "reference", ranks, words))
     assert [step for step, _ in scalars(run_dir)["train/loss"]] == list(range(STEPS))  # no gap, none twice
+    ends = [event["step"] for event in rundir.events(run_dir) if event["event"] == "end"]
+    assert ends == [*(step + 1 for step in stops), STEPS]  # warned in the middle of a step: it is done first
 
 
-def test_a_run_with_dropout_goes_on_with_the_same_random_numbers(tmp_path: Path) -> None:
-    assert_same(*stopped(tmp_path, 1, [*DROPOUT, *COMMON[1:3], *COMMON[5:]], [5]))
+@pytest.fixture(scope="module")
+def dropout(train: Callable, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("runs") / "dropout", 1, DROPOUT)
+
+
+def test_dropout_goes_on_with_the_same_random_numbers(dropout: Path, train: Callable, tmp_path: Path) -> None:
+    assert_same(train(tmp_path / "stopped", 1, DROPOUT, [5]), dropout)
 
 
 LEFT_OUT = {
@@ -120,9 +119,8 @@ LEFT_OUT = {
 
 
 @pytest.mark.parametrize("what", LEFT_OUT)
-def test_what_is_left_out_of_a_checkpoint_is_missed(what: str, tmp_path: Path) -> None:
+def test_what_is_left_out_is_missed(what: str, dropout: Path, train: Callable, tmp_path: Path) -> None:
     """A comparison that could not fail would prove nothing."""
-    words = [*DROPOUT, *COMMON[1:3], *COMMON[5:]]
-    run_dir, reference = stopped(tmp_path, 1, words, [5], LEFT_OUT[what])
+    run_dir = train(tmp_path / "stopped", 1, DROPOUT, [5], LEFT_OUT[what])
     with pytest.raises(AssertionError):
-        assert_same(run_dir, reference)
+        assert_same(run_dir, dropout)

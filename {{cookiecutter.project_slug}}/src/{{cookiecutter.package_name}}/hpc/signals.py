@@ -5,6 +5,7 @@ import faulthandler
 import os
 import select
 import signal
+import threading
 from dataclasses import dataclass
 from types import FrameType
 
@@ -57,8 +58,15 @@ def _of_no_concern() -> None:
 def deaf(worker: int) -> None:
     """A data worker's `worker_init_fn`: it works on while its rank comes to the end of the step, and ends with it."""
     del worker
-    for number in WARNINGS:
-        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
+    threading.Thread(target=_ends_with, args=[os.getppid()], daemon=True, name="deaf").start()
+
+
+def _ends_with(rank: int) -> None:
+    """A SIGTERM from the rank itself is no warning: so it ends its workers, and then waits for them without a limit."""
+    while (heard := signal.sigwaitinfo(WARNINGS)).si_pid != rank or heard.si_signo != signal.SIGTERM:
+        pass
+    os._exit(0)
 
 
 def woken(pipe: int, seconds: float) -> set[int]:
