@@ -89,7 +89,7 @@ def submitted(desk: Desk, command: str) -> None:
         (run_dir / "overrides.json").write_text('["cluster=slurm"]')
         (run_dir / "job.sh").write_text(desk.succeeds("python submit.py cluster=slurm trainer=gpu --dry-run"))
     script = desk.succeeds(re.sub(r"resume=\S+", f"resume={shlex.quote(str(run_dir))}", command) + " --dry-run")
-    said, begin, script = script.partition("#!")  # before it, of a run that moves: what changes
+    _, begin, script = script.partition("#!")  # before it, of a run that moves: what changes
     desk.succeeds(f"bash -n <<<{shlex.quote(begin + script)}")
 
 
