@@ -3,7 +3,7 @@
 import sys
 from datetime import datetime
 from functools import partial
-from os import environ
+from os import environ, getppid
 from pathlib import Path
 
 # A run uses the code it lies beside (a job's snapshot, say), whatever is installed.
@@ -39,6 +39,7 @@ def train(cfg: DictConfig, place: launch.Place, warned: watch.Warned, frozen: bo
     # On CPU, threads that wait give way soon: spinning made a step ten times slower on a machine that others use too.
     environ.setdefault("GOMP_SPINCOUNT", "1000")
     environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # nothing in a checkpoint is ever executed, whoever loads it
+    warned.parent = getppid() if place.launcher != "none" else None
     directory = rundir.choose(cfg.run_dir, cfg.name, datetime.now(), environ, place.step or "0")
     beginning = probe.together(cfg, place, directory, frozen, environ)  # torch from here on
     run_dir, hang_seconds = Path(cfg.run_dir), 60 * cfg.faults.hang_minutes

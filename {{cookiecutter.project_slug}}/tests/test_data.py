@@ -1,6 +1,7 @@
 """Data: what is refused on the login node (without torch), and what reaches the network."""
 
 import os
+import random
 import subprocess
 import sys
 import sysconfig
@@ -37,6 +38,14 @@ def built(name, **values):
 def read_all(data):
     loaders = [data.train_dataloader(), data.val_dataloader(), data.test_dataloader()]
     return [data.on_after_batch_transfer(batch, 0) for loader in loaders for batch in loader]
+
+
+def refused_while_reading(data):
+    """In words only: as long as somebody held the exception, the workers would be held, too."""
+    try:
+        read_all(data)
+    except Refused as refused:
+        return refused.key, refused.value, refused.fix
 
 
 def make_images(folder, classes=("cat", "dog"), num=40, size=(20, 30)):
@@ -132,9 +141,8 @@ def test_an_unreadable_image_is_named_by_the_check_and_while_reading(tmp_path, d
         files.image_folder(images, images)
     assert (caught.value.key, caught.value.value) == ("data.dir", str(bad))
     for num_workers in (0, 1):
-        with pytest.raises(Refused) as again:
-            read_all(built("images", dir=str(folder), image_size=8, num_workers=num_workers, global_batch_size=1))
-        assert (again.value.key, again.value.value, again.value.fix) == ("data.dir", str(bad), caught.value.fix)
+        data = built("images", dir=str(folder), image_size=8, num_workers=num_workers, global_batch_size=1)
+        assert refused_while_reading(data) == ("data.dir", str(bad), caught.value.fix)
 
 
 def test_mixed_images_become_normalised_colour_batches(tmp_path):
@@ -191,6 +199,75 @@ def test_augmentation_belongs_to_the_sample_and_not_to_its_batch(name):
     alone = torch.cat([data.augment(images[i : i + 1], draws[i : i + 1]) for i in range(12)])
     assert torch.equal(together, alone)
     assert (together - images).abs().mean() > 0.01
+
+
+# Random numbers that a dataset draws by itself
+
+
+class Draws:
+    """Without augmentation of ours: as one writes it who knows torch's own examples."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        import torch
+
+        return torch.tensor([random.random(), np.random.rand(), torch.rand(()).item()]), index
+
+
+class DrawsAtOnce(Draws):
+    def __getitems__(self, indices):
+        import torch
+
+        samples = [self[index] for index in indices]
+        return torch.stack([sample for sample, _ in samples]), torch.tensor(indices)
+
+
+def drawn(dataset, epoch=0, start=0, num_workers=0, num_ranks=1, seed=1):
+    """What each sample of an epoch got: its index and three numbers."""
+    from {{ cookiecutter.package_name }}.data.loading import DataModule
+
+    data = DataModule(global_batch_size=4, seed=seed, num_workers=num_workers)
+    data.dataset = lambda split: dataset
+    found = {}
+    for rank in range(num_ranks):
+        data._place = lambda rank=rank: {"rank": rank, "num_ranks": num_ranks}
+        loader = data.train_dataloader()
+        loader.load_state_dict({"epoch": epoch, "global_batch": start})
+        for numbers, _, indices in loader:
+            found |= dict(zip(indices.tolist(), numbers.tolist(), strict=True))
+    return found
+
+
+def test_what_a_dataset_draws_belongs_to_the_sample_and_its_epoch():
+    first = drawn(Draws())
+    assert len(first) == 12 and len({number for numbers in first.values() for number in numbers}) == 36
+    assert first == drawn(Draws(), num_workers=2) == drawn(Draws(), num_ranks=2)
+    for other in (drawn(Draws(), epoch=1), drawn(Draws(), seed=2)):
+        assert not {tuple(numbers) for numbers in first.values()} & {tuple(numbers) for numbers in other.values()}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("dataset", [Draws(), DrawsAtOnce()], ids=["one by one", "at once"])
+def test_a_run_that_goes_on_draws_the_same(dataset, num_workers):
+    whole, rest = drawn(dataset, epoch=3), drawn(dataset, epoch=3, start=1, num_workers=num_workers)
+    assert rest == {index: numbers for index, numbers in whole.items() if index in rest} and len(rest) == 8
+
+
+def test_what_a_dataset_draws_takes_nothing_from_the_run():
+    import torch
+
+    from {{ cookiecutter.package_name }}.data.loading import Indexed
+
+    def next_ones():
+        return random.random(), np.random.rand(), torch.rand(()).item()
+
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = next_ones()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    Indexed(Draws(), seed=1)[0, [3, 4]]
+    assert next_ones() == expected
 
 
 # Digits

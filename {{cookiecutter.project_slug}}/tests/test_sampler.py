@@ -4,17 +4,34 @@ from itertools import chain
 
 import pytest
 import torch
+from torch.utils.data import Dataset
 
-from {{ cookiecutter.package_name }}.hpc.sampler import EvalBatchSampler, GlobalBatchSampler, uniform
+from {{ cookiecutter.package_name }}.hpc.sampler import (
+    EvalBatchSampler,
+    GlobalBatchSampler,
+    ResumableLoader,
+    uniform,
+)
 
 LAYOUTS = [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2), (8, 1)]  # ranks, accumulate
+
+
+def batches(sampler, epoch=0):
+    """The indices of each batch."""
+    found = list(sampler)
+    assert {number for number, _ in found} <= {epoch}
+    return [indices for _, indices in found]
 
 
 def flat(batches):
     return list(chain.from_iterable(batches))
 
 
-def global_batches(num_samples, global_batch_size, ranks, accumulate, epoch=0, seed=1):
+def global_batches_of_one(epoch):
+    return global_batches(100, 16, 1, 1, epoch)
+
+
+def global_batches(num_samples, global_batch_size, ranks, accumulate, epoch=0, seed=1, start=0):
     """The samples that each optimizer step sees, over all ranks and micro-steps, in the order of the ranks."""
     samplers = [
         GlobalBatchSampler(num_samples, global_batch_size, rank=r, num_ranks=ranks, accumulate=accumulate, seed=seed)
@@ -22,8 +39,11 @@ def global_batches(num_samples, global_batch_size, ranks, accumulate, epoch=0, s
     ]
     for sampler in samplers:
         sampler.set_epoch(epoch)
-    per_rank = [list(sampler) for sampler in samplers]
-    assert [len(batches) for batches in per_rank] == [len(sampler) for sampler in samplers]
+        if start:
+            sampler.go_to(epoch, start)
+    per_rank = [batches(sampler, epoch) for sampler in samplers]
+    left_out = start * accumulate
+    assert [len(batches) + left_out for batches in per_rank] == [len(sampler) for sampler in samplers]
     micro_steps = [flat(step) for step in zip(*per_rank, strict=True)]
     return [flat(micro_steps[i : i + accumulate]) for i in range(0, len(micro_steps), accumulate)]
 
@@ -49,10 +69,44 @@ def test_epochs_and_seeds_have_their_own_order_and_repeat_it():
     assert first != [list(range(i, i + 16)) for i in range(0, 96, 16)]
 
 
+@pytest.mark.parametrize(("ranks", "accumulate"), LAYOUTS)
+@pytest.mark.parametrize("start", [0, 1, 4, 6])
+def test_a_run_goes_on_in_the_middle_of_an_epoch_in_every_layout(start, ranks, accumulate):
+    """Whoever wrote down the place may have had another layout: it is counted in global batches."""
+    rest = global_batches(100, 16, ranks, accumulate, epoch=2, start=start)
+    assert rest == global_batches(100, 16, 1, 1, epoch=2)[start:]
+
+
+def test_the_epoch_after_the_one_that_was_gone_on_in_is_whole():
+    sampler = GlobalBatchSampler(100, 16, rank=0, num_ranks=1, accumulate=1, seed=1)
+    sampler.go_to(2, 4)
+    sampler.set_epoch(2)  # Lightning says so at the start
+    assert (len(batches(sampler, 2)), len(sampler)) == (2, 6)
+    sampler.set_epoch(3)
+    assert batches(sampler, 3) == global_batches_of_one(3)
+
+
+class Numbers(Dataset):
+    def __getitem__(self, batch):
+        return batch
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_workers_that_fetch_ahead_change_nothing(num_workers):
+    """Gone on from the third batch on, with all workers busy with the first epoch."""
+    sampler = GlobalBatchSampler(100, 16, rank=0, num_ranks=1, accumulate=1, seed=1)
+    workers = dict(num_workers=num_workers, persistent_workers=num_workers > 0)
+    loader = ResumableLoader(Numbers(), sampler=sampler, batch_size=None, **workers)
+    next(iter(loader))
+    loader.load_state_dict({"epoch": 1, "global_batch": 3})
+    rest = [(epoch, indices) for epoch, indices in loader]
+    assert rest == [(1, indices) for indices in global_batches_of_one(1)[3:]]
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("num_samples", [1, 23, 24, 25])
 def test_evaluation_covers_each_sample_once_and_pads_ranks_to_equal_batches(ranks, num_samples):
-    per_rank = [list(EvalBatchSampler(num_samples, 4, rank=rank, num_ranks=ranks)) for rank in range(ranks)]
+    per_rank = [batches(EvalBatchSampler(num_samples, 4, rank=rank, num_ranks=ranks)) for rank in range(ranks)]
     sampler = EvalBatchSampler(num_samples, 4, rank=0, num_ranks=ranks)
     assert {len(batches) for batches in per_rank} == {len(sampler)}
     assert all(len(batch) == 4 for batches in per_rank for batch in batches)

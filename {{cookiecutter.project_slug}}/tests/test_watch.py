@@ -6,15 +6,15 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-import timeit
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from conftest import ENVIRON, PROJECT, free_port
 
-from {{ cookiecutter.package_name }}.hpc import causes, config, watch
+from {{ cookiecutter.package_name }}.hpc import causes, config, signals, watch
 
 STACK = "(most recent call first)"
 SOON = 8  # seconds, of which a rank may take three for its last words; the machine may have more to do
@@ -301,11 +301,6 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert ends([process], 5) == [0]
 
 
-def test_progress_costs_nothing(tmp_path: Path) -> None:
-    watching = watch.Watch(tmp_path, None, 1, 0, None, 60, watch.Warned())
-    assert min(timeit.repeat(lambda: watching.progress(7, "training"), number=10_000, repeat=5)) / 10_000 < 1e-6
-
-
 def errors() -> Iterator[tuple[BaseException, bool]]:
     import torch
     from torch import distributed
@@ -331,3 +326,32 @@ def errors() -> Iterator[tuple[BaseException, bool]]:
 def test_what_would_fail_again() -> None:
     judged = [(repr(error), watch.deterministic(error)) for error, _ in errors()]
     assert judged == [(repr(error), expected) for error, expected in errors()]
+
+
+def test_the_end_of_the_launcher_is_a_warning_and_writing_to_its_pipe_no_error() -> None:
+    orphan = f"""
+import os, sys, time
+sys.path.insert(0, {str(PROJECT / "src")!r})
+from {{ cookiecutter.package_name }}.hpc import signals
+warned = signals.Warned(parent=os.getppid())
+warned.look()
+assert warned.signal is None
+os.write(2, b"here")
+limit = time.monotonic() + 30
+while not warned.signal and time.monotonic() < limit:
+    warned.look()
+    time.sleep(0.01)
+print("nobody reads this", flush=True)
+open(sys.argv[1], "w").write(str(warned.signal))
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out"
+        launcher = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {orphan!r}, {str(out)!r}]).wait()"
+        with subprocess.Popen([sys.executable, "-c", launcher], stderr=subprocess.PIPE) as process:
+            assert process.stderr and process.stderr.read(4) == b"here"
+            process.kill()
+            process.stderr.close()
+        limit = time.monotonic() + 30
+        while not (out.exists() and out.read_text()) and time.monotonic() < limit:
+            time.sleep(0.02)
+        assert out.read_text() == signals.ORPHANED

@@ -1,15 +1,18 @@
 """From a dataset to batches on the device: the same samples in the same global order in every layout."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from ..hpc import randomness
 from ..hpc.config import Refused
-from ..hpc.sampler import EvalBatchSampler, GlobalBatchSampler, ResumableLoader, uniform
+from ..hpc.sampler import EvalBatchSampler, GlobalBatchSampler, ResumableLoader, sample_seeds, uniform
 from ..hpc.signals import deaf
 from .files import refuse_large_batch
 
@@ -20,7 +23,8 @@ class DataModule(L.LightningDataModule):
     """What every dataset of this project shares. A subclass gives `dataset(split)` and, if it likes, `augment`.
 
     A dataset is indexed by one int and returns (input, target); `__getitems__(indices)`, if there is one, returns the
-    stacked (inputs, targets) of many at once, which is faster.
+    stacked (inputs, targets) of many at once, which is faster. Random numbers of torch, numpy or Python that it draws
+    are a function of (seed, epoch, sample index), in `__getitems__` of the first index: also in a run that goes on.
     """
 
     num_draws = 0  # random numbers per sample that `augment` wants
@@ -47,7 +51,7 @@ class DataModule(L.LightningDataModule):
         return inputs
 
     def train_dataloader(self) -> DataLoader:
-        dataset = Indexed(self.dataset("train"))
+        dataset = Indexed(self.dataset("train"), self.seed)
         refuse_large_batch(self.global_batch_size, len(dataset))
         sampler = GlobalBatchSampler(
             len(dataset), self.global_batch_size, accumulate=self._accumulate(), seed=self.seed, **self._place()
@@ -64,8 +68,8 @@ class DataModule(L.LightningDataModule):
         self, batch: tuple[Tensor, Tensor, Tensor] | Refused, dataloader_idx: int
     ) -> tuple[Tensor, Tensor]:
         """(inputs, targets, indices) as loaded → (inputs, targets) as the LightningModule sees them."""
-        if isinstance(batch, Refused):
-            raise batch
+        if isinstance(batch, Refused):  # raised anew: this frame would keep its own exception alive, and that the workers
+            raise Refused(batch.key, batch.value, batch.rule, batch.fix)
         inputs, targets, indices = batch
         if self.trainer is not None and self.trainer.training:
             if self.num_draws:
@@ -79,7 +83,7 @@ class DataModule(L.LightningDataModule):
         return inputs, targets
 
     def _eval_loader(self, split: str) -> DataLoader:
-        dataset = Indexed(self.dataset(split))
+        dataset = Indexed(self.dataset(split), self.seed)
         place = self._place()
         batch_size = max(1, self.global_batch_size // (place["num_ranks"] * self._accumulate()))
         return self._loader(dataset, EvalBatchSampler(len(dataset), batch_size, **place))
@@ -106,30 +110,38 @@ class DataModule(L.LightningDataModule):
 
 
 class Indexed(Dataset):
-    """A dataset that is asked for a batch of indices and returns (inputs, targets, indices); -1 stands for padding.
+    """A dataset that is asked for (epoch, indices) and returns (inputs, targets, indices); -1 stands for padding.
 
     A refusal is returned, not raised: a DataLoader worker would turn it into a RuntimeError of another wording.
     """
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor, Tensor] | Refused:
+    def __getitem__(self, batch: tuple[int, list[int]]) -> tuple[Tensor, Tensor, Tensor] | Refused:
+        epoch, indices = batch
         try:
-            inputs, targets = self._samples([max(i, 0) for i in indices])
+            with nullcontext() if get_worker_info() else isolate_rng(include_cuda=False):
+                inputs, targets = self._samples(epoch, [max(i, 0) for i in indices])
         except Refused as refused:
             return refused
         return inputs, targets, torch.tensor(indices)
 
-    def _samples(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+    def _samples(self, epoch: int, indices: list[int]) -> tuple[Tensor, Tensor]:
+        seeds = sample_seeds(self.seed, epoch, indices)
         if hasattr(self.dataset, "__getitems__"):
+            randomness.begin(seeds[0])
             return self.dataset.__getitems__(indices)
-        samples = [self.dataset[i] for i in indices]
+        samples = [self._sample(index, seed) for index, seed in zip(indices, seeds, strict=True)]
         inputs = torch.stack([torch.as_tensor(sample[0]) for sample in samples])
         return inputs, torch.stack([torch.as_tensor(sample[1]) for sample in samples])
+
+    def _sample(self, index: int, seed: int) -> Any:
+        randomness.begin(seed)
+        return self.dataset[index]
 
 
 def warp(images: Tensor, theta: Tensor) -> Tensor:

@@ -20,6 +20,13 @@ def state() -> dict[str, Any]:
     }
 
 
+def begin(seed: int) -> None:
+    """Let the generators of the host begin at a seed below 2**32. Those of devices stay as they are."""
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
 def restore(state: dict[str, Any]) -> None:
     """Go on with what `state` returned, in this process or another."""
     torch.set_rng_state(state["torch"])

@@ -16,11 +16,12 @@ from .config import Refused
 from .layout import Checkpoint, Faults
 from .parallel import gradient_norm, settle_buckets
 from .sampler import ResumableLoader
+from .signals import ORPHANED
 from .strategies import AFTERWARDS, MINE, NOTE
 from .watch import Stopped, Warned, Watch
 from .writer import Unwritten
 
-REASONS = ("", "SIGUSR1", "SIGUSR2", "SIGTERM", "the end of the job's time")
+REASONS = ("", "SIGUSR1", "SIGUSR2", "SIGTERM", ORPHANED, "the end of the job's time")
 UNKNOWN = 60.0  # seconds that a save is assumed to take before one was seen
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 
-class GlobalBatchSampler(Sampler[list[int]]):
-    """The micro-batches of one data-parallel rank, cut from a global order that is a function of (seed, epoch).
+class GlobalBatchSampler(Sampler[tuple[int, list[int]]]):
+    """(epoch, samples) for each micro-batch of one data-parallel rank, cut from an order that is a function of (seed, epoch).
 
     Global batch `k` is `order[k * global_batch_size : (k + 1) * global_batch_size]` whatever the layout. It is cut
     into `accumulate` micro-steps and each of those into one micro-batch per rank. An incomplete last batch is left out.
@@ -39,13 +39,13 @@ class GlobalBatchSampler(Sampler[list[int]]):
         micro_steps = self.global_batch_size // (self.micro_batch_size * self.num_ranks)
         return self.num_samples // self.global_batch_size * micro_steps
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
         generator = torch.Generator().manual_seed(_key(self.seed, self.epoch))
         order = torch.randperm(self.num_samples, generator=generator)
         stride = self.micro_batch_size * self.num_ranks
         for step in range(self.start * self.global_batch_size // stride, len(self)):
             start = step * stride + self.rank * self.micro_batch_size
-            yield order[start : start + self.micro_batch_size].tolist()
+            yield self.epoch, order[start : start + self.micro_batch_size].tolist()
 
 
 class ResumableLoader(DataLoader):
@@ -63,8 +63,8 @@ class ResumableLoader(DataLoader):
             self.sampler.go_to(state["epoch"], state["global_batch"])
 
 
-class EvalBatchSampler(Sampler[list[int]]):
-    """Every sample once over all ranks, in order, in equally many batches of equal size on each rank.
+class EvalBatchSampler(Sampler[tuple[int, list[int]]]):
+    """Every sample once over all ranks, in order, in equally many batches of equal size on each rank; epoch 0.
 
     What is missing to fill the last batches is marked by the index -1: the loader hands out a sample whose target the
     loss ignores, so that a metric does not depend on how many ranks share the evaluation.
@@ -76,10 +76,10 @@ class EvalBatchSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         return -(-self.num_samples // (self.batch_size * self.num_ranks))
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
         for step in range(len(self)):
             start = (step * self.num_ranks + self.rank) * self.batch_size
-            yield [i if i < self.num_samples else -1 for i in range(start, start + self.batch_size)]
+            yield 0, [i if i < self.num_samples else -1 for i in range(start, start + self.batch_size)]
 
 
 def uniform(seed: int, epoch: int, index: Tensor, num: int) -> Tensor:
@@ -98,6 +98,11 @@ def uniform(seed: int, epoch: int, index: Tensor, num: int) -> Tensor:
     counter = index[:, None] * (num + 1) + columns + _key(seed, epoch)
     bits = _mix(counter) >> 11 & (1 << 24) - 1
     return bits.to(torch.float32) / (1 << 24)
+
+
+def sample_seeds(seed: int, epoch: int, indices: list[int]) -> list[int]:
+    """A number below 2**32 for each sample, a function of (seed, epoch, sample index) alone."""
+    return (_mix(torch.tensor(indices) + _key(seed, epoch)) >> 16 & (1 << 32) - 1).tolist()
 
 
 def _key(seed: int, epoch: int) -> int:

@@ -11,13 +11,18 @@ from types import FrameType
 
 WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 LEAVE = 30.0  # seconds that the interpreter has to end
+ORPHANED = "the end of what started this rank"
 
 
 @dataclass
 class Warned:
-    """The first warning signal that this process got, by name. `reads`, `writes`: a pipe that wakes the watch."""
+    """The first warning that this process got, by name. `reads`, `writes`: a pipe that wakes the watch.
+
+    `parent`: the launcher's process on this node, without which nobody will hear of this one's end; None: no matter.
+    """
 
     signal: str | None = None
+    parent: int | None = None
     reads: int = -1
     writes: int = -1
 
@@ -26,6 +31,14 @@ class Warned:
         for number in WARNINGS:
             signal.signal(number, self._note)
         signal.set_wakeup_fd(self.writes, warn_on_full_buffer=False)
+
+    def look(self) -> None:
+        """Is the launcher's process still there? Its end is a warning; nobody reads the output any more."""
+        if self.parent not in (None, os.getppid()):
+            self.parent, self.signal = None, self.signal or ORPHANED
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for stream in (1, 2):
+                os.dup2(nowhere, stream)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self.signal = self.signal or signal.Signals(number).name

@@ -21,7 +21,7 @@ DIRECTIVES = {
 
 # Slurm's warning, for ranks that do not know by themselves when the job ends: early enough to save, in a short job too.
 WARNING = 120  # seconds
-LAST_WORDS = 60  # seconds for the other ranks, when one has ended
+LAST_WORDS = 30  # seconds for the other ranks, when one has ended
 
 
 def text(job: Job) -> str:

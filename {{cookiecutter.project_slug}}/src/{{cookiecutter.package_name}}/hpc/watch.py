@@ -118,6 +118,7 @@ class Watch:
             # Were the interpreter's lock never given back, this thread could not run either. This one can.
             faulthandler.dump_traceback_later(patience + LEAVE, exit=True)
             signals = woken(self._warned.reads, LOOK)
+            self._warned.look()
             now = time.monotonic()
             if (at := self._at) is not known:
                 if at and known and at[0] != known[0]:  # a step is done: nothing has to be loaded or compiled any more
