@@ -1,6 +1,7 @@
 """What a job script does when its ranks end, or it is told to, on a real Slurm. Without torch: stand-ins for ranks."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -228,7 +229,7 @@ def test_what_the_cluster_does(make, alone, array, twice):
     limited, hung = make("limited", "wait", FINISH), make("hung", "hang", FINISH)
     daemon, cable = make("daemon", "hang", FINISH), make("cable", "go, hang", FINISH)
     script = cable.run_dir / "job.sh"
-    script.write_text(script.read_text().replace("--wait=60", "--wait=3"))  # so that srun gives up before Slurm does
+    script.write_text(re.sub(r"--wait=\d+", "--wait=3", script.read_text()))  # so that srun gives up before Slurm does
     for run, nodes in ((limited, "n1,n3"), (hung, "n1,n3"), (daemon, "n1,n2"), (cable, "n3,n4")):
         run.submit(f"--nodelist={nodes}")
     for run, word in ((limited, "wait"), (hung, "hang"), (daemon, "hang"), (cable, "go")):

@@ -329,7 +329,7 @@ def test_ranks_are_started_in_the_environment_of_the_run(node: Node) -> None:
     assert (seen["CACHE"], seen["OMP_NUM_THREADS"], seen["SLURM_EXPORT_ENV"]) == ("/tmp/x-17", "8", "ALL")
     assert 10000 <= int(seen["MASTER_PORT"]) < 30000
     assert node.said.startswith(f"env.sh {node.work.venv}")
-    start = "--nodes=1 --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=0 --wait=60 --label python"
+    start = "--nodes=1 --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=0 --wait=30 --label python"
     argv = node.noted("srun.argv")
     assert " ".join(argv[:-2]) == start and argv[-2:] == [f"{node.run_dir}/code/train.py", f"resume={node.run_dir}"]
 

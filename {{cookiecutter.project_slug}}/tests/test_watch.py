@@ -293,11 +293,21 @@ if not child:
     os.kill(os.getpid(), signal.SIGTERM)
     os._exit(7)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+reads, writes = os.pipe()
+child = os.fork()
+if not child:
+    watch.deaf(0)
+    os.write(writes, b"deaf")
+    time.sleep(5)
+    os._exit(7)
+os.read(reads, 4)
+os.kill(child, signal.SIGTERM)  # by the rank itself, which ends its workers so
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     (process,) = start(then)
     assert said(process) == "None"
     process.send_signal(signal.SIGUSR1)
-    assert [said(process) for _ in range(3)] == ["child None", "-15 SIGUSR1", "7"]
+    assert [said(process) for _ in range(4)] == ["child None", "-15 SIGUSR1", "7", "0"]
     assert ends([process], 5) == [0]
 
 

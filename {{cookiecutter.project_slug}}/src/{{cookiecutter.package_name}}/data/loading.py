@@ -68,7 +68,7 @@ class DataModule(L.LightningDataModule):
         self, batch: tuple[Tensor, Tensor, Tensor] | Refused, dataloader_idx: int
     ) -> tuple[Tensor, Tensor]:
         """(inputs, targets, indices) as loaded → (inputs, targets) as the LightningModule sees them."""
-        if isinstance(batch, Refused):  # raised anew: this frame would keep its own exception alive, and that the workers
+        if isinstance(batch, Refused):  # raised anew: one that this frame held would live on, and the workers with it
             raise Refused(batch.key, batch.value, batch.rule, batch.fix)
         inputs, targets, indices = batch
         if self.trainer is not None and self.trainer.training:

@@ -244,10 +244,10 @@ except ChildFailedError as failed:
 ranks --node-rank="$rank" --master-addr="$address" --master-port="$port" &
 pid=$! told=''
 trap 'told=yes' TERM
-[ -n "$told" ] || wait "$pid" # ends early when TERM comes
-code=$?
-if [ -n "$told" ]; then
-    kill -TERM -- "-$pid"
+code=143
+[ -n "$told" ] || { wait "$pid"; code=$?; } # ends early when TERM comes
+if kill -0 "$pid" 2>/dev/null; then
+    kill -TERM -- "-$pid" 2>/dev/null || kill -TERM "$pid" # before it has a session of its own
     for _ in {1..45}; do
         kill -0 "$pid" 2>/dev/null && sleep 1
     done

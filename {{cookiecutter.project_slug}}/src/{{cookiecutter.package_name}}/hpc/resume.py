@@ -10,12 +10,11 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from . import checkpoint, randomness, record
+from . import checkpoint, position, randomness, record
 from .agree import Agreement, Wish
 from .config import Refused
 from .layout import Checkpoint, Faults
 from .parallel import gradient_norm, settle_buckets
-from .sampler import ResumableLoader
 from .signals import ORPHANED
 from .strategies import AFTERWARDS, MINE, NOTE
 from .watch import Stopped, Warned, Watch
@@ -77,7 +76,7 @@ class Resume(L.Callback):
         self.warned.install()  # again: Lightning puts a handler of its own there, which talks to the other ranks
         settle_buckets(trainer, pl_module)
         if self._start:
-            start_at(trainer, self._start)
+            position.start_at(trainer, self._start)
             for schedule in (config.scheduler for config in trainer.lr_scheduler_configs):
                 # An optimizer whose state did not come along would take a step with its first learning rate.
                 for group, lr in zip(schedule.optimizer.param_groups, schedule.get_last_lr(), strict=False):
@@ -131,15 +130,7 @@ class Resume(L.Callback):
         trainer.strategy.writer.wait()  # type: ignore[attr-defined]  # without its end a run is not finished
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        loop = trainer.fit_loop.epoch_loop
-        checkpoint["position"] = {
-            "epoch": trainer.current_epoch,
-            "global_batch": loop.batch_progress.current.completed // trainer.accumulate_grad_batches,
-            "accumulate": trainer.accumulate_grad_batches,
-            "global_batches": int(trainer.num_training_batches) // trainer.accumulate_grad_batches,
-            "stepped": loop._batches_that_stepped,
-            "stopped_early": trainer.should_stop,
-        }
+        checkpoint["position"] = position.of(trainer)
         checkpoint["attempt"] = self.attempt
         checkpoint[MINE] = {"random": randomness.state()}
         checkpoint[NOTE] = {"step": trainer.global_step, "attempt": self.attempt, "epoch": trainer.current_epoch}
@@ -150,13 +141,13 @@ class Resume(L.Callback):
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":
             return
-        position = checkpoint["position"]
-        position["global_batch"] += record.skipped(self.run_dir, checkpoint["global_step"], checkpoint["attempt"])
-        self._start = go_to(checkpoint["loops"]["fit_loop"], position, trainer.accumulate_grad_batches)
-        self._stepped = position["stepped"]
+        saved = checkpoint["position"]
+        saved["global_batch"] += record.skipped(self.run_dir, checkpoint["global_step"], checkpoint["attempt"])
+        self._start = position.go_to(checkpoint["loops"]["fit_loop"], saved, trainer.accumulate_grad_batches)
+        self._stepped = saved["stepped"]
         self._random = checkpoint[MINE].get("random", {})
         self._saved_step = checkpoint["global_step"]
-        trainer.should_stop = position["stopped_early"]
+        trainer.should_stop = saved["stopped_early"]
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "best_step": self.best_step, "metrics": self.metrics}
@@ -261,25 +252,3 @@ class Resume(L.Callback):
             record.skip(self.run_dir, step, self.attempt) if trainer.is_global_zero else None
             self._leave(trainer, step, "continue", f"{why}: back to the last checkpoint, past these samples")
         self._leave(trainer, step, "failed", why)
-
-
-def go_to(loops: dict[str, Any], position: dict[str, Any], accumulate: int) -> dict[str, int]:
-    """Set Lightning's counters for a run that may cut its global batches into other micro-steps now; its start."""
-    progress = loops["epoch_loop.batch_progress"]
-    ended = progress["current"]["completed"] // position["accumulate"] >= position["global_batches"]
-    global_batch = 0 if ended else min(position["global_batch"], position["global_batches"] - 1)
-    in_all = progress["total"]["completed"] // position["accumulate"]
-    for counter, global_batches in ((progress["current"], global_batch), (progress["total"], in_all)):
-        done = global_batches * accumulate
-        ahead = counter["ready"] - counter["completed"]  # one: the batch that is fetched
-        counter.update(ready=done + ahead, started=done, processed=done, completed=done)
-    return {"epoch": position["epoch"], "global_batch": global_batch}
-
-
-def start_at(trainer: L.Trainer, start: dict[str, int]) -> None:
-    """Let the loaders begin there. They have begun already where the schedule asked how many batches there are."""
-    loop = trainer.fit_loop
-    for loader in loop._combined_loader.flattened if loop._combined_loader else ():
-        if isinstance(loader, ResumableLoader):
-            loader.load_state_dict(start)
-    iter(loop._data_fetcher)  # type: ignore[call-overload]

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Sampler
 
 
 class GlobalBatchSampler(Sampler[tuple[int, list[int]]]):
-    """(epoch, samples) for each micro-batch of one data-parallel rank, cut from an order that is a function of (seed, epoch).
+    """(epoch, samples) of each micro-batch of one data-parallel rank, from an order that follows from (seed, epoch).
 
     Global batch `k` is `order[k * global_batch_size : (k + 1) * global_batch_size]` whatever the layout. It is cut
     into `accumulate` micro-steps and each of those into one micro-batch per rank. An incomplete last batch is left out.
