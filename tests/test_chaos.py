@@ -26,16 +26,16 @@ def test_no_run_is_lost_or_other_than_one_that_nothing_happened_to(bake, tmp_pat
 def test_a_run_outlives_its_time_limit(slurm, bake):
     """One minute for work of more: the job sees its end coming, saves, and is started again."""
     desk = Desk(slurm, chaos.prepared(bake(cluster="local")))
-    words = [*chaos.WORDS, *chaos.LAYOUTS["ddp"], "cluster.time=0:01:00", "trainer.max_steps=60"]
+    words = [*chaos.WORDS, *chaos.LAYOUTS["ddp"], "cluster.time=0:01:00", "trainer.max_steps=40"]
     job, run_dir = desk.submit(*words, "checkpoint.every_n_steps=null")
-    (run_dir / "pace").write_text("0.8")
+    (run_dir / "pace").write_text("1")
     record = slurm.wait(job, 240)
     events = [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
     assert record["JobState"] == "COMPLETED", record
     ends = [(event["outcome"], event["why"]) for event in events if event["event"] == "end"]
     assert ends[0] == ("continue", "the end of the job's time") and ends[-1] == ("finished", "")
     steps = [int(line.split()[1]) for line in (run_dir / "steps").read_text().splitlines()]
-    assert steps == list(range(1, 61))  # none twice
+    assert steps == list(range(1, 41))  # none twice
 
 
 def test_a_plan_is_made_by_its_seed_and_leaves_out_no_kind_and_no_strategy():

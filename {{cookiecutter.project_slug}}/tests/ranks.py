@@ -1,8 +1,8 @@
 """Start train.py as real ranks, again and again: forked from a process that has imported the libraries once.
 
 Reads starts, a JSON line each: {"log": file, "words": [...], "ranks": n, "stop_at": steps or null, "patch": code}.
-Answers each with the exit codes of its ranks. With `stop_at` the last rank gets SIGUSR1 when so many steps are done. The
-ranks agree at every step, not once a second, so a run stops where it is told to. conftest.py has the fixture `start`.
+Answers each with the exit codes of its ranks. With `stop_at` the last rank gets SIGUSR1 when so many steps are done.
+The ranks agree at every step, not once a second, so a run stops where it is told to. See `start` in conftest.py.
 """
 
 import importlib

@@ -1,6 +1,7 @@
 """From a dataset to batches on the device: the same samples in the same global order in every layout."""
 
 from contextlib import nullcontext
+from copy import copy
 from typing import Any
 
 import lightning as L
@@ -69,7 +70,7 @@ class DataModule(L.LightningDataModule):
     ) -> tuple[Tensor, Tensor]:
         """(inputs, targets, indices) as loaded → (inputs, targets) as the LightningModule sees them."""
         if isinstance(batch, Refused):  # raised anew: one that this frame held would live on, and the workers with it
-            raise Refused(batch.key, batch.value, batch.rule, batch.fix)
+            raise copy(batch)
         inputs, targets, indices = batch
         if self.trainer is not None and self.trainer.training:
             if self.num_draws:
