@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from . import checkpoint
 
@@ -84,6 +85,9 @@ class Writer:
         said = ""
         try:
             result = act()
+        except CheckpointException as error:  # no Exception: torch makes it of what happened on any rank
+            rank, (cause, _) = next(iter(error.failures.items()))
+            said = f"{type(cause).__name__}: {cause} (rank {rank})"
         except Exception as error:  # whatever it is: the other ranks wait to hear of it
             said = f"{type(error).__name__}: {error}"
         told: list[Any] = [None] * self.num_ranks
