@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,55 +21,55 @@ TWO = f"{TRAIN} trainer=ddp trainer.devices=2"
 TWO_NODES = f"{TRAIN} trainer=ddp trainer.num_nodes=2 trainer.devices=1"
 ON_NODE_2 = "[ $SLURM_NODEID = 0 ] || "
 
-# name: options of sbatch, body, what the message says, most seconds from start to end
+# name: options of sbatch, body, what the message says, most seconds from start to end on a machine that others use, too
 REFUSED = {
     "F09 srun forgotten": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         TWO_NODES,
         ["trainer.num_nodes=2", "alone", "srun --nodes=2 --ntasks-per-node=1"],
-        10,
+        20,
     ),
     "F10 independent runs": (
         "--ntasks-per-node=2 --gres=gpu:2",
         f"srun {TRAIN} trainer=cpu",
         ["is 1 ranks", "srun started 2 in all", "srun --nodes=1 --ntasks-per-node=1"],
-        10,
+        20,
     ),
     "F11 fewer tasks": (
         "--ntasks=1 --ntasks-per-node=2 --gres=gpu:2",
         f"srun {TWO}",
         ["trainer.num_nodes=1 trainer.devices=2", "srun started 1 in all"],
-        10,
+        20,
     ),
     "F11c other nodes": (
         "--nodes=2 --ntasks-per-node=2 --gres=gpu:2",
         f"srun {TWO}",
         ["trainer.num_nodes=1 trainer.devices=2", "srun started 4 in all, 2 on a node"],
-        10,
+        20,
     ),
     "F11d uneven tasks": (
         "--nodes=2 --ntasks=3 --gres=gpu:2",
         f"srun {TRAIN} trainer=ddp trainer.num_nodes=3 trainer.devices=1 data.global_batch_size=66",
         ["not equally many on a node"],
-        10,
+        20,
     ),
     "F13 one GPU per task": (
         "--ntasks-per-node=2 --gpus-per-task=1",
         f"srun {TWO}",
         ["trainer.devices=2", "1 CUDA devices are visible", "no --gpus-per-task"],
-        30,
+        60,
     ),
     "a node with fewer GPUs": (
         "--nodes=2 --ntasks-per-node=2 --gres=gpu:2",
         f"srun bash -c '{ON_NODE_2} export CUDA_VISIBLE_DEVICES=0; exec {TWO} trainer.num_nodes=2'",
         ["on n2: 1 CUDA devices are visible"],
-        30,
+        60,
     ),
     "F15 leaked MASTER_ADDR": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         f"export MASTER_ADDR=10.255.255.1\nsrun {TWO_NODES}",
         ["MASTER_ADDR=10.255.255.1", "rank 0 runs on n1", "unset MASTER_ADDR"],
-        15,
+        30,
     ),
     "a rank that does not come": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
@@ -80,49 +81,49 @@ REFUSED = {
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         f"srun bash -c '{ON_NODE_2} export PYTHONPATH=$PWD/other; exec {TWO_NODES}'",
         ["versions", "n1: Python", "lightning 2.0", "source env.sh"],
-        30,
+        60,
     ),
     "F33 torchrun on each node for itself": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         f"srun torchrun --nproc-per-node=1 {TWO_NODES.removeprefix('python ')}",
         ["trainer.num_nodes=2 trainer.devices=1", "torchrun started 1 in all"],
-        30,
+        60,
     ),
     "F35 heterogeneous job": (
         "--ntasks-per-node=2 --gres=gpu:2",
         f"srun env SLURM_HET_SIZE=2 {TWO}",
         ["SLURM_HET_SIZE=2"],
-        10,
+        20,
     ),
     "F37 a sweep under srun": (
         "--ntasks-per-node=2",
         f"srun {TWO} --multirun seed=1,2",
         ["--multirun", "submit.py"],
-        10,
+        20,
     ),
     "F38 a config of its own on each rank": (
         "--ntasks-per-node=2 --gres=gpu:2",
         f"srun {TWO} 'name=x${{oc.env:SLURM_PROCID}}'",
         ["config", "differs between ranks"],
-        30,
+        60,
     ),
     "F46 no room": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         f"srun {TWO_NODES} run_dir=$PWD/small/run",
         ["run_dir", "No space left"],
-        30,
+        60,
     ),
     "run directory of one node": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         f"srun {TWO_NODES} run_dir=$PWD/own/run",
         ["on n2: rank 0 has made it on another node"],
-        30,
+        60,
     ),
     "data of one node": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         f"srun {TWO_NODES.replace('trainer=ddp', 'trainer=ddp data=text model=gpt_tiny')} data.files=$PWD/own/text",
         ["on n2:", "data.files"],
-        30,
+        60,
     ),
 }
 
@@ -198,8 +199,8 @@ def test_a_rank_that_raises_ends_the_job(desk):
         "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "callbacks.witness.fault=raise"
     )
     assert ended.state == "FAILED" and ended.exit_code and ended.record["Restarts"] == "0", ended.log
-    assert ended.seconds < 30
-    assert "ValueError: what the test asked for" in (run_dir / "errors/1/rank-1.txt").read_text().splitlines()[0]
+    told, _, what = (run_dir / "errors/1/rank-1.txt").read_text().splitlines()[0].partition(" ")
+    assert time.time() - float(told) < 20 and what == "ValueError: what the test asked for"
     verdict = (run_dir / "verdict").read_text()
     assert "outcome failed\nwhy rank 1: ValueError: what the test asked for\n" in verdict
     said = desk.python("report.py", str(run_dir)).stdout
@@ -214,7 +215,7 @@ def test_a_rank_that_is_gone_ends_the_job(desk, fault, starts):
         f"faults.retries={starts}",
     )  # fmt: skip
     assert ended.state == "FAILED" and ended.exit_code != 0, ended.log
-    assert ended.seconds < 45 * starts
+    assert ended.seconds < 75 * starts
     assert ended.record["Restarts"] == str(starts - 1)
     assert f"{starts} starts in a row brought no newer checkpoint" in ended.log
     assert not (run_dir / "verdict").exists()

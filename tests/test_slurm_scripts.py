@@ -1,15 +1,19 @@
 """The scripts of slurm/ on a real Slurm: given to sbatch, and run by bash in an allocation."""
 
+import json
+import re
+import shlex
 import shutil
 import subprocess
 
 import pytest
-from slurm_project import FILES, QUIET, Desk
+from slurm_project import FILES, QUIET, Desk, wait_for
 from test_stage import small_environment
 
 pytestmark = pytest.mark.slow
 
-SALLOC = "salloc --nodes=4 --ntasks-per-node=1 --gres=gpu:1 --cpus-per-task=2 bash"
+SUBMIT = ["sbatch", "--parsable"]
+SALLOC = ["salloc", "--nodes=4", "--ntasks-per-node=1", "--gres=gpu:1", "--cpus-per-task=2", "bash"]
 
 
 @pytest.fixture(scope="module")
@@ -28,20 +32,43 @@ def desk(slurm, project, tmp_path_factory) -> Desk:
     return desk
 
 
-@pytest.mark.parametrize("command", ["sbatch --wait", SALLOC], ids=["sbatch", "salloc"])
+@pytest.mark.parametrize("command", [SUBMIT, SALLOC], ids=["sbatch", "salloc"])
 def test_a_script_of_slurm(command, desk):
     before = set((desk.project / "runs").glob("*"))
     done = subprocess.run(
-        [*command.split(), "slurm/ddp_4node.sbatch"],
+        [*command, "slurm/ddp_4node.sbatch"],
         cwd=desk.project,
         env=desk.env,
         capture_output=True,
         text=True,
         timeout=180,
     )
-    logs = "".join(log.read_text() for log in desk.project.glob("*.log"))
-    assert done.returncode == 0, done.stdout + done.stderr + logs
+    assert done.returncode == 0, done.stdout + done.stderr
+    if command == SUBMIT:  # sbatch --wait looks every half minute
+        ended = desk.ended(done.stdout.strip())
+        assert (ended.state, ended.exit_code) == ("COMPLETED", 0), ended.log
+        assert ended.record["Restarts"] == "0"
     (run_dir,) = set((desk.project / "runs").glob("*")) - before
     assert "outcome finished" in (run_dir / "verdict").read_text()
     assert sorted(path.name for path in run_dir.glob("rank-*.json")) == [f"rank-{rank}.json" for rank in range(4)]
     assert run_dir.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_a_script_says_goes_on(desk):
+    """There is no job.sh that one could submit again: the same job starts once more, with the same directory."""
+    text = (desk.project / "slurm" / "ddp.sbatch").read_text().replace("retries=3", "retries=1")
+    script = desk.project / "slurm" / "killed.sbatch"
+    script.write_text(text.replace("train.py", "train.py callbacks.witness.fault=hold callbacks.witness.rank=0"))
+    done = subprocess.run([*SUBMIT, str(script)], cwd=desk.project, env=desk.env, capture_output=True, text=True)
+    job = done.stdout.strip()
+    run_dir = desk.project / "runs" / f"digits_{job}"
+    wait_for(lambda: (run_dir / "rank-0.json").exists(), 120, "it trains")
+    seen = json.loads((run_dir / "rank-0.json").read_text())
+    desk.slurm.exec(seen["host"], "kill", "-9", str(seen["pid"]))
+    ended = desk.ended(job)
+    typed = re.search("1 starts in a row .*; to go on: (.*)", ended.log)
+    assert ended.state == "FAILED" and typed, ended.log
+    (run_dir / "go").touch()
+    desk.slurm.call(*shlex.split(typed[1]))
+    assert (ended := desk.ended(job)).state == "COMPLETED", ended.log
+    assert "outcome finished" in (run_dir / "verdict").read_text()

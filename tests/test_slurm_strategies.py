@@ -9,7 +9,7 @@ from slurm_project import QUIET, Desk, made_for_tests
 pytestmark = pytest.mark.slow
 
 EPOCHS = "trainer.max_epochs=2"
-CLASSES = {"ddp": "DDPStrategy", "fsdp": "ModelParallelStrategy", "deepspeed": "DeepSpeed"}
+CLASSES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 # preset, nodes, devices per node; the last uses every GPU that the four nodes claim
 RUNS = [(f"{name}{end}", nodes, 1) for name in CLASSES for end, nodes in (("", 1), ("_4node", 2), ("_4node", 4))]
 RUNS.append(("fsdp_4node", 4, 4))

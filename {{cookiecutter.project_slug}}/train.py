@@ -52,6 +52,7 @@ def fit_and_test(
     cfg: DictConfig, place: launch.Place, beginning: begin.Beginning, watching: watch.Watch, warned: watch.Warned
 ) -> dict[str, float]:
     import lightning
+    from lightning.pytorch.plugins.precision import DoublePrecision
 
     from {{ cookiecutter.package_name }}.hpc import record, resume, weights
 
@@ -73,11 +74,13 @@ def fit_and_test(
         end=float(environ["HPC_JOB_END"]) if environ.get("HPC_JOB_END") else None,
         leave=partial(rundir.end, run_dir, beginning.claim, beginning.attempt),
     )
+    double = cfg.trainer.precision == "64-true"  # as a word Lightning refuses it for FSDP2, which can do it
     trainer = config.build(
         cfg.trainer,
         logger=record.logger(cfg, found),
         callbacks=[going_on, *(config.build(node) for node in cfg.callbacks.values() if node)],
-        plugins=[record.environment(place)],
+        precision=None if double else cfg.trainer.precision,
+        plugins=[record.environment(place), *([DoublePrecision()] if double else [])],
         enable_checkpointing=False,  # Lightning's own: neither atomic nor exact
     )
     record.config(trainer, cfg)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ os.environ["XDG_CONFIG_HOME"] = os.devnull  # before the package is imported: th
 
 from desk import desk as desk
 
+from {{ cookiecutter.package_name }}.hpc.job import CONTINUE
 from {{ cookiecutter.package_name }}.hpc.scheduler import LEAKS
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -73,18 +74,35 @@ def run_cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[st
 
 
 @pytest.fixture(scope="session")
-def start() -> Iterator[Callable[..., list[int]]]:
-    """Start train.py as real ranks, see ranks.py: (log file, ranks, words, stop_at, patch) → their exit codes."""
+def start() -> Iterator[Callable[..., str]]:
+    """Start train.py as real ranks, forked by ranks.py: a new run, or one that goes on. What they print.
+
+    stop_at: so many steps are done, then all ranks leave with code 85. patch: code that each of them executes before.
+    """
     command = [sys.executable, str(PROJECT / "tests" / "ranks.py")]
     process = subprocess.Popen(command, env=ENVIRON, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin and process.stdout
     ask, answers = process.stdin, process.stdout
 
-    def run(log: Path, ranks: int, words: list[str], stop_at: int | None = None, patch: str = "") -> list[int]:
-        plan = {"log": str(log), "ranks": ranks, "words": words, "stop_at": stop_at, "patch": patch}
-        ask.write(json.dumps(plan) + "\n")
+    def run(
+        run_dir: Path,
+        ranks: int,
+        words: Sequence[str],
+        stop_at: int | None = None,
+        patch: str = "",
+        code: int | None = None,
+    ) -> str:
+        code = code if code is not None else 0 if stop_at is None else CONTINUE
+        key = "resume" if (run_dir / "config.yaml").exists() else "run_dir"
+        log = run_dir.with_suffix(".log")
+        begun = log.stat().st_size if log.exists() else 0
+        plan = {"words": [f"{key}={run_dir}", *words], "ranks": ranks, "stop_at": stop_at, "patch": patch}
+        ask.write(json.dumps({"log": str(log), **plan}) + "\n")
         ask.flush()
-        return json.loads(answers.readline())
+        codes = json.loads(answers.readline())
+        said = log.read_bytes()[begun:].decode(errors="replace")
+        assert codes == [code] * ranks, f"{codes} {said[-5000:]}"
+        return said
 
     yield run
     ask.close()

@@ -2,7 +2,7 @@
 
 Reads starts, a JSON line each: {"log": file, "words": [...], "ranks": n, "stop_at": steps or null, "patch": code}.
 Answers each with the exit codes of its ranks. With `stop_at` the last rank gets SIGUSR1 when so many steps are done.
-The ranks agree at every step, not once a second, so a run stops where it is told to. See `start` in conftest.py.
+Ranks agree at every step, not once a second, so a run stops where it is told to. conftest.py has the fixture `start`.
 """
 
 import importlib
@@ -54,7 +54,7 @@ def fork(
         always_agree()
         if rank == ranks - 1 and stop_at is not None:
             tell(stop_at)
-        exec(patch)
+        exec(patch, {})
         runpy.run_path(str(PROJECT / "train.py"), run_name="__main__")
         code = 0
     except SystemExit as ended:

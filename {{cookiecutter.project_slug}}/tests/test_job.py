@@ -278,6 +278,8 @@ def test_starts_without_a_newer_checkpoint_are_counted(node: Node) -> None:
         return node.run(SRUN=made, SHOW=show, **({"SLURM_RESTART_COUNT": str(count)} if count else {}))
 
     (node.run_dir / "stalled").write_text("2\n")  # before somebody submitted it again
+    (node.run_dir / "scratch").mkdir()
+    (node.run_dir / "checkpoints").symlink_to("scratch")  # they may lie on another disk
     stalled = []
     for count, checkpoint in enumerate(["", "step-000000380.part", "step-000000380", "last.ckpt", "step-000001000"]):
         assert start(count, checkpoint) == 0

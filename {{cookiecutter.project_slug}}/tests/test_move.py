@@ -67,7 +67,7 @@ def edit(file: Path, was: str, now: str) -> None:
             ["cluster.partition: null -> big", "cluster.time: 1:00:00 -> 4:00:00"],
         ),
         (["checkpoint.keep=5"], ["checkpoint.keep: 2 -> 5"]),
-        (["faults.nonfinite=skip"], ["faults.nonfinite: stop -> skip"]),
+        (["faults.nonfinite=rollback"], ["faults.nonfinite: stop -> rollback"]),
         (["+data.num_workers=2"], ["data.num_workers: (nothing) -> 2"]),
         (["callbacks.progress.refresh_rate=1"], ["callbacks.progress.refresh_rate: 10 -> 1"]),
         (["logger.default_hp_metric=true"], ["logger.default_hp_metric: false -> true"]),

@@ -1,6 +1,8 @@
 """What a strategy does to a network, as far as one process can tell; test_strategies.py has the rest."""
 
 import copy
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -61,3 +63,19 @@ def test_gradients_are_clipped_to_the_norm_that_is_reported(network: GPT) -> Non
     torch.testing.assert_close(clip_gradients(module, 1e-3), expected)
     after = torch.stack([p.grad.norm() for p in network.parameters()]).norm()
     torch.testing.assert_close(after, torch.tensor(1e-3), rtol=1e-2, atol=0)
+
+
+def test_a_step_is_skipped_without_waiting_for_the_device() -> None:
+    """Tensors without values: whoever looked at one, to decide, would fail."""
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        module: Any = nn.Module()
+        module.network = GPT(num_layers=1, num_heads=2, width=16, vocab_size=11, block_size=8)
+        optimizer = torch.optim.AdamW(module.parameters(), fused=True)
+        module.trainer = SimpleNamespace(model=None, optimizers=[optimizer])
+        module.skip_not_finite = True
+        gradients(module.network, torch.randint(0, 11, (2, 8)))
+        clip_gradients(module, 1.0)
+        assert optimizer.found_inf.shape == ()  # type: ignore[attr-defined]
+        optimizer.step()

@@ -416,18 +416,18 @@ def test_where_a_node_cannot_submit_it_says_what_to_type(cluster: Pbs, qsub: str
 
 def test_crashes_without_progress_end_the_run(cluster: Pbs) -> None:
     cluster.behaviour("raise SystemExit(9)")
-    after: dict[str, str] = {}
-    for count in (1, 2, 3):
-        assert cluster.run(**after) in (9, 143)
+    for count, after in ((1, ""), (2, "16"), (3, "17")):
+        assert cluster.run(HPC_AFTER=after) in (9, 143)
         assert (cluster.run_dir / "stalled").read_text() == f"{count}\n"
         assert len(cluster.submitted()) == min(count, 2)
-        after = {"HPC_AFTER": "16"}
     assert "3 starts in a row brought no newer checkpoint" in cluster.log() and "to go on: qsub " in cluster.log()
     assert cluster.run() in (9, 143) and len(cluster.submitted()) == 3, "somebody who submits it again means it"
 
 
 def test_progress_counts_anew(cluster: Pbs) -> None:
     (cluster.run_dir / "stalled").write_text("2\n")
+    (cluster.work / "scratch").mkdir()
+    (cluster.run_dir / "checkpoints").symlink_to(cluster.work / "scratch")  # they may lie on another disk
     cluster.checkpoint(5)
     for name, count in [("step-000000009.part", 3), ("step-000000010", 0)]:
         cluster.behaviour(f"(run_dir / 'checkpoints/{name}').mkdir(exist_ok=True); raise SystemExit(9)")
@@ -522,9 +522,9 @@ def test_a_launcher_that_starts_nothing_is_noticed(cluster: Pbs) -> None:
 
 def test_an_environment_that_fails_is_told(cluster: Pbs) -> None:
     (cluster.code / "env.sh").write_text("echo no python here; return 1\n")
-    assert cluster.run() == 1
-    assert "a node ended with code 1" in cluster.log()
-    assert "no python here" in cluster.log("node-1-17.log")
+    assert cluster.run() in (1, 143)  # the other node may be told to end before it fails, too
+    assert "a node ended with code 1," in cluster.log()
+    assert any("no python here" in cluster.log(f"node-{rank}-17.log") for rank in (0, 1))
 
 
 def test_an_array_member_runs_in_its_directory(cluster: Pbs) -> None:

@@ -20,6 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.checkpoint import checkpoint
 
+from .config import Refused
+from .sections import SKIPS
+
 
 def parallelize(
     network: Any,
@@ -75,10 +78,17 @@ def clip_gradients(module: L.LightningModule, max_norm: float | None) -> Tensor:
         for group in groups:
             clip_grads_with_norm_(group, max_norm, norm)
     if getattr(module, "skip_not_finite", False):
-        # As torch.amp.GradScaler does it: a fused optimizer looks at this on the device and leaves the step out.
-        module.trainer.optimizers[0].found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
+        for optimizer in module.trainer.optimizers:
+            _skip(optimizer, ~torch.isfinite(norm))
     module.gradient_norm = norm  # type: ignore[assignment]
     return norm
+
+
+def _skip(optimizer: Any, bad: Tensor) -> None:
+    """Let an optimizer leave out its next step if `bad`, a scalar that no host looks at. Raises `Refused`."""
+    if not all(group.get("fused") for group in optimizer.param_groups):
+        raise Refused("faults.nonfinite", "skip", SKIPS, f"{type(optimizer).__name__}(..., fused=True)")
+    optimizer.found_inf = bad.float()  # as torch.amp.GradScaler does it
 
 
 def gradient_norm(module: L.LightningModule) -> Tensor | None:

@@ -106,7 +106,7 @@ JOB = r"""
 end=$(($(date +%s) + walltime)) # when PBS ends this job
 outcome() { sed -n 's/^outcome //p' "$run_dir/verdict" 2>/dev/null; }
 newest() { # checkpoint; names sort as their steps do, and one that is not whole ends in .part
-    find "$run_dir/checkpoints" -maxdepth 1 -type d -name 'step-*[0-9]' 2>/dev/null | sort | tail -n 1
+    find "$run_dir/checkpoints/" -maxdepth 1 -type d -name 'step-*[0-9]' 2>/dev/null | sort | tail -n 1
 }
 again="to go on: qsub $(printf %q "$run_dir/job.sh")"
 cd -- "$work_dir" && exec >>"$run_dir/job-$id.log" 2>&1 || exit 1 # PBS starts in $HOME

@@ -24,13 +24,15 @@ def go_to(loops: dict[str, Any], position: dict[str, Any], accumulate: int) -> d
     """Set Lightning's counters for a run that may cut its global batches into other micro-steps now; its start."""
     progress = loops["epoch_loop.batch_progress"]
     ended = progress["current"]["completed"] // position["accumulate"] >= position["global_batches"]
-    global_batch = 0 if ended else min(position["global_batch"], position["global_batches"] - 1)
+    epochs, global_batch = (0, 0) if ended else divmod(position["global_batch"], position["global_batches"])
     in_all = progress["total"]["completed"] // position["accumulate"]
     for counter, global_batches in ((progress["current"], global_batch), (progress["total"], in_all)):
         done = global_batches * accumulate
         ahead = counter["ready"] - counter["completed"]  # one: the batch that is fetched
         counter.update(ready=done + ahead, started=done, processed=done, completed=done)
-    return {"epoch": position["epoch"], "global_batch": global_batch}
+    for counter in loops["epoch_progress"].values():  # samples that were left out may reach into another epoch
+        counter.update({name: count + epochs for name, count in counter.items()})
+    return {"epoch": position["epoch"] + epochs, "global_batch": global_batch}
 
 
 def start_at(trainer: L.Trainer, start: dict[str, int]) -> None:

@@ -45,6 +45,7 @@ def rules(cfg: DictConfig) -> None:
     sections.cluster(cluster, cfg)
     sections.checkpoint(typed(Checkpoint, cfg.checkpoint, "checkpoint"))
     sections.faults(typed(Faults, cfg.faults, "faults"), strategy)
+    sections.skipping(cfg)
     _strategy_rules(strategy, trainer, cfg)
     _network_rules(strategy, cfg)
     sections.batch(cfg)
@@ -115,7 +116,7 @@ def _strategy_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> No
         )
     if strategy.name in ("fsdp", "tensor_parallel") and trainer.precision == "16-mixed":
         # The loss scale would have to be agreed between shards, which Lightning 2.6 does not do for FSDP2.
-        rule = f"strategy={strategy.name} trains in 32-true, bf16-mixed, bf16-true or 16-true"
+        rule = f"strategy={strategy.name} trains in 32-true, 64-true, bf16-mixed, bf16-true or 16-true"
         raise Refused("trainer.precision", trainer.precision, rule, "trainer.precision=bf16-mixed")
     if strategy.name.startswith(("deepspeed", "zero")):
         _deepspeed_rules(strategy, trainer, cfg)

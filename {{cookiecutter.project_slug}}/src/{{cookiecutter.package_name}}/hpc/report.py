@@ -55,8 +55,8 @@ def row(run: Run, told: dict[str, State] | None, now: float) -> Row:
     short = f"{state.word} ({state.why})" if state.why and len(state.why) <= SHORT else state.word
     note = state.why if short == state.word else ""
     if state.word != "finished" and not note:
-        note = history.first_error(run, logs_too=not (state.active or state.word in WELL))
-        note = note or (run.why if run.verdict == state.word == "failed" else "")
+        note = history.first_error(run, logs_too=False) or (run.why if run.verdict == state.word == "failed" else "")
+        note = note or history.first_error(run, logs_too=not (state.active or state.word in WELL))
     step, metric = history.progress(run)
     hosts = len(run.attempts[-1].hosts) if run.attempts else 0
     runs_on = state.word in ("running", "completing") and job == run.job

@@ -90,6 +90,7 @@ class Resume(L.Callback):
         if self._stepped is not None:  # Lightning counts on its own when it restarts, once too often
             loop = trainer.fit_loop.epoch_loop
             loop._batches_that_stepped, self._stepped = self._stepped, None
+            trainer.fit_loop._restarting = False  # else this epoch would end without a look at plateaus
             loop.batch_progress.total.ready = loop.batch_progress.total.completed + 1
         if self._random:  # here it was saved, too: what comes before, as making loaders, draws numbers
             randomness.restore(self._random)
@@ -248,7 +249,7 @@ class Resume(L.Callback):
         """Before anything is saved: loss or gradient was no number at this step or a few before."""
         self._written(trainer)
         why = f"loss or gradient was not finite, seen at step {step}"
-        if self.faults.nonfinite == "rollback":
+        if self.faults.nonfinite == "rollback" and self._saved_step:  # else there is nothing to go back to
             record.skip(self.run_dir, step, self.attempt) if trainer.is_global_zero else None
             self._leave(trainer, step, "continue", f"{why}: back to the last checkpoint, past these samples")
         self._leave(trainer, step, "failed", why)

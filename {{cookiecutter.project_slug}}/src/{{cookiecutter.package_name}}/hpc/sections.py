@@ -12,6 +12,7 @@ from .config import Refused, nearest
 from .job import clock, walltime
 from .layout import Checkpoint, Cluster, Faults, Run, Strategy, Trainer, layout
 
+SKIPS = "an update is skipped on the device, without waiting for it, by an optimizer that is fused"
 PRECISIONS = ["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true"]
 
 
@@ -47,6 +48,15 @@ def faults(node: Faults, strategy: Strategy) -> None:
         raise Refused("faults.nonfinite", "skip", rule, "faults.nonfinite=stop, or rollback")
     positive("faults.hang_minutes", node.hang_minutes)
     at_least("faults.retries", node.retries, 1)
+
+
+def skipping(cfg: DictConfig) -> None:
+    """The optimizer of the shipped models can leave a step out; of another model it shows at the first step."""
+    optimizer = OmegaConf.select(cfg, "model.optimizer")
+    if cfg.faults.nonfinite == "skip" and optimizer is not None and not optimizer.get("fused"):
+        word = "model.optimizer.fused=true"
+        fix = f"{word if 'fused' in optimizer else '+' + word}, or faults.nonfinite=rollback"
+        raise Refused("faults.nonfinite", "skip", SKIPS, fix)
 
 
 def cluster(cluster: Cluster, cfg: DictConfig) -> None:

@@ -153,7 +153,7 @@ def _quote(path: Path | None) -> str:
 BEGINNING = r"""
 outcome() { sed -n 's/^outcome //p' "$run_dir/verdict" 2>/dev/null || true; }
 newest() { # checkpoint; names sort as their steps do, and one that is not whole ends in .part
-    find "$run_dir/checkpoints" -maxdepth 1 -type d -name 'step-*[0-9]' 2>/dev/null | sort | tail -n 1 || true
+    find "$run_dir/checkpoints/" -maxdepth 1 -type d -name 'step-*[0-9]' 2>/dev/null | sort | tail -n 1 || true
 }
 count() { # the starts in a row that brought no newer checkpoint than they found
     [[ $(newest) > $before ]] && stalled=0

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.callbacks.finetuning import BaseFinetuning
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import (
     DDPStrategy,
@@ -25,6 +26,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -137,7 +139,7 @@ class Kept:
         if not (path / ".metadata").exists():  # DeepSpeed's
             weights.load(self.lightning_module, path)
             self._begins_anew(path)
-            return rest
+            return rest | {"optimizer_states": []}
         weights.refuse_other_model(self.lightning_module, path)
         state = {"state_dict": get_model_state_dict(self.lightning_module)}
         with inert.refusals(path, "resume"):
@@ -149,13 +151,18 @@ class Kept:
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         if self._restored_from is None:
             return
+        _unfreeze(self.lightning_module)
+        there = inert.described(self._restored_from).state_dict_metadata
         for number, optimizer in enumerate(map(_plain, self.optimizers)):
-            state = get_optimizer_state_dict(self.lightning_module, optimizer)
-            tensors = {f"optimizer_{number}": {"state": state["state"]}}
+            name = f"optimizer_{number}"
+            state: Any = get_optimizer_state_dict(self.lightning_module, optimizer)["state"]
+            # What was released after the last step has no state yet.
+            state = {key: each for key, each in state.items() if any(f"{name}.state.{key}.{k}" in there for k in each)}
+            tensors = {name: {"state": state}}
             with inert.refusals(self._restored_from, "resume"):
                 load_tensors(tensors, storage_reader=Reader(self._restored_from))
-            loaded = {**tensors[f"optimizer_{number}"], "param_groups": checkpoint["optimizer_states"][number]}
-            set_optimizer_state_dict(self.lightning_module, optimizer, loaded)
+            loaded = {**tensors[name], "param_groups": checkpoint["optimizer_states"][number]}
+            set_optimizer_state_dict(self.lightning_module, optimizer, loaded, options=StateDictOptions(strict=False))
 
     def _begins_anew(self, path: Path) -> None:
         if self._fitting and self.global_rank == 0:
@@ -166,10 +173,11 @@ class Kept:
         """Done by `load_checkpoint`."""
 
     def _rest(self, path: Path) -> dict[str, Any]:
-        """All but the tensors; this rank's own state under MINE, if as many ranks wrote it."""
-        rest = torch.load(path / REST, weights_only=True, map_location="cpu")
+        """All but the tensors; this rank's own state under MINE, if as many ranks wrote it. Raises `Refused`."""
         own = path / RANK.format(self.global_rank)
-        rest[MINE] = torch.load(own, weights_only=True, map_location="cpu") if own.exists() else {}
+        with inert.refusals(path, "resume"):
+            rest = torch.load(path / REST, weights_only=True, map_location="cpu")
+            rest[MINE] = torch.load(own, weights_only=True, map_location="cpu") if own.exists() else {}
         return rest
 
     @property
@@ -278,6 +286,15 @@ class DeepSpeed(Kept, DeepSpeedStrategy):
                 )
         engine._global_grad_norm = rest["gradient_norm"]  # which it reports one step late
         return rest
+
+
+def _unfreeze(module: Any) -> None:
+    """What fine-tuning had released: it learns so only after it has frozen the network and an optimizer is made."""
+    for callback in module.trainer.callbacks:
+        if isinstance(callback, BaseFinetuning):
+            callback.on_fit_start(module.trainer, module)
+            for parameter in (p for each in module.trainer.optimizers for g in each.param_groups for p in g["params"]):
+                parameter.requires_grad_(True)
 
 
 def _plain(optimizer: Any) -> Optimizer:
