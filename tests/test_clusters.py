@@ -112,6 +112,6 @@ def test_shellcheck_finds_nothing(scripts, run, tmp_path):
     for name in [*SLURM, *PBS]:
         for kind, script in scripts[name].items():
             (tmp_path / f"{name}, {kind}.sh").write_text(script)
-    # Files that are sourced elsewhere; and `a && b || c`, which is no if, and not meant as one.
-    done = run(["shellcheck", "--exclude=SC1090,SC1091,SC2015", *map(str, tmp_path.glob("*.sh"))], tmp_path)
+    # Files that are sourced elsewhere; `a && b || c`, which is no if, and not meant as one; what a trap calls.
+    done = run(["shellcheck", "--exclude=SC1090,SC1091,SC2015,SC2317", *map(str, tmp_path.glob("*.sh"))], tmp_path)
     assert done.returncode == 0, done.stdout

@@ -58,11 +58,9 @@ def last(run_dir: Path) -> Path:
 
 def test_a_run_of_another_model(resume: Callable) -> None:
     def change(run_dir: Path) -> None:
-        for name in ("config.yaml", "overrides.json"):
-            text = (run_dir / name).read_text().replace("- 16\n", "- 24\n")
-            (run_dir / name).write_text(
-                text.replace('"trainer.max_steps', '"model.network.widths=[24,32,64]",\n"trainer.max_steps')
-            )
+        config, words = run_dir / "config.yaml", run_dir / "overrides.json"
+        config.write_text(config.read_text().replace("- 16\n", "- 24\n"))
+        words.write_text(json.dumps([*json.loads(words.read_text()), "model.network.widths=[24,32,64]"]))
 
     assert "network.stem.0.weight (16, 1, 3, 3) instead of (24, 1, 3, 3)" in resume(change)
 

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from ..hpc import randomness
 from ..hpc.config import Refused
@@ -132,6 +132,9 @@ class Indexed(Dataset):
         return inputs, targets, torch.tensor(indices)
 
     def _samples(self, epoch: int, indices: list[int]) -> tuple[Tensor, Tensor]:
+        if isinstance(self.dataset, TensorDataset):  # draws nothing
+            inputs, targets = self.dataset[indices]
+            return inputs, targets
         seeds = sample_seeds(self.seed, epoch, indices)
         if hasattr(self.dataset, "__getitems__"):
             randomness.begin(seeds[0])

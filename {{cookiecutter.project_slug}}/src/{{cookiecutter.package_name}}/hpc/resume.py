@@ -71,9 +71,12 @@ class Resume(L.Callback):
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
             pl_module.skip_not_finite = self.faults.nonfinite == "skip"  # type: ignore[assignment]
 
+    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.warned.install()  # again: Lightning puts a handler of its own there, which talks to the other ranks
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.watch.progress(trainer.global_step, "starting")
-        self.warned.install()  # again: Lightning puts a handler of its own there, which talks to the other ranks
+        self.warned.install()  # where there was no sanity check
         settle_buckets(trainer, pl_module)
         if self._start:
             position.start_at(trainer, self._start)

@@ -120,6 +120,7 @@ def _versions(known: dict[str, dict]) -> dict[str, str]:
     return {package: _version(package) for package in {target.split(".")[0] for target in known}}
 
 
+@cache
 def _version(package: str) -> str:
     try:
         return version(package)

@@ -151,18 +151,19 @@ class Kept:
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         if self._restored_from is None:
             return
-        _unfreeze(self.lightning_module)
+        released = _unfreeze(self.lightning_module)
         there = inert.described(self._restored_from).state_dict_metadata
         for number, optimizer in enumerate(map(_plain, self.optimizers)):
             name = f"optimizer_{number}"
             state: Any = get_optimizer_state_dict(self.lightning_module, optimizer)["state"]
-            # What was released after the last step has no state yet.
-            state = {key: each for key, each in state.items() if any(f"{name}.state.{key}.{k}" in there for k in each)}
+            if released:  # after the last step, it may be: then it has no state yet
+                state = {key: of for key, of in state.items() if any(f"{name}.state.{key}.{k}" in there for k in of)}
             tensors = {name: {"state": state}}
             with inert.refusals(self._restored_from, "resume"):
                 load_tensors(tensors, storage_reader=Reader(self._restored_from))
             loaded = {**tensors[name], "param_groups": checkpoint["optimizer_states"][number]}
-            set_optimizer_state_dict(self.lightning_module, optimizer, loaded, options=StateDictOptions(strict=False))
+            options = StateDictOptions(strict=not released)
+            set_optimizer_state_dict(self.lightning_module, optimizer, loaded, options=options)
 
     def _begins_anew(self, path: Path) -> None:
         if self._fitting and self.global_rank == 0:
@@ -288,13 +289,15 @@ class DeepSpeed(Kept, DeepSpeedStrategy):
         return rest
 
 
-def _unfreeze(module: Any) -> None:
-    """What fine-tuning had released: it learns so only after it has frozen the network and an optimizer is made."""
-    for callback in module.trainer.callbacks:
-        if isinstance(callback, BaseFinetuning):
-            callback.on_fit_start(module.trainer, module)
-            for parameter in (p for each in module.trainer.optimizers for g in each.param_groups for p in g["params"]):
+def _unfreeze(module: Any) -> bool:
+    """Is there fine-tuning? What it had released is so again: it froze the network before it heard of that."""
+    tuning = [callback for callback in module.trainer.callbacks if isinstance(callback, BaseFinetuning)]
+    for callback in tuning:
+        callback.on_fit_start(module.trainer, module)
+        for group in [group for optimizer in module.trainer.optimizers for group in optimizer.param_groups]:
+            for parameter in group["params"]:
                 parameter.requires_grad_(True)
+    return bool(tuning)
 
 
 def _plain(optimizer: Any) -> Optimizer:
