@@ -118,6 +118,26 @@ def test_an_error_comes_at_the_next_save_at_the_latest(together: Callable, tmp_p
     assert whole(tmp_path) == []
 
 
+def torchs_own_word(rank: int, run_dir: str) -> str:
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    def full(part: Path) -> None:
+        raise CheckpointException("", {1: (OSError(28, "No space left on device"), None)})  # type: ignore[dict-item]
+
+    writer = Writer()
+    save(writer, Path(run_dir), 1, full)
+    try:
+        writer.wait()
+    except Unwritten as error:
+        return str(error)
+    return "written"
+
+
+def test_what_torch_makes_of_an_error_is_told_by_its_cause(together: Callable, tmp_path: Path) -> None:
+    for said in together(torchs_own_word, 2, str(tmp_path)):
+        assert "No space left on device" in said and "rank 1" in said
+
+
 def dies_while_it_writes(rank: int, run_dir: str) -> str:
     writer = Writer()
     save(writer, Path(run_dir), 1)
