@@ -24,7 +24,7 @@ def test_no_run_is_lost_or_other_than_one_that_nothing_happened_to(bake, tmp_pat
 
 
 def test_a_run_outlives_its_time_limit(slurm, bake):
-    """One minute for work of more: the job sees its end coming, saves, and is started again."""
+    """One minute for work of more: the job sees its end coming, saves, and is started again. Then it moves."""
     desk = Desk(slurm, chaos.prepared(bake(cluster="local")))
     words = [*chaos.WORDS, *chaos.LAYOUTS["ddp"], "cluster.time=0:01:00", "trainer.max_steps=40"]
     job, run_dir = desk.submit(*words, "checkpoint.every_n_steps=null")
@@ -36,6 +36,14 @@ def test_a_run_outlives_its_time_limit(slurm, bake):
     assert ends[0] == ("continue", "the end of the job's time") and ends[-1] == ("finished", "")
     steps = [int(line.split()[1]) for line in (run_dir / "steps").read_text().splitlines()]
     assert steps == list(range(1, 41))  # none twice
+
+    (run_dir / "pace").write_text("0")
+    job, _ = desk.submit(f"resume={run_dir}", "trainer.num_nodes=2", "trainer.max_steps=60")
+    assert slurm.wait(job, 120)["JobState"] == "COMPLETED"
+    events = map(json.loads, (run_dir / "attempts.jsonl").read_text().splitlines())
+    last = [event for event in events if event["event"] == "start"][-1]
+    assert (last["from_step"], last["world_size"], len(last["hosts"])) == (40, 2, 2)
+    assert [int(line.split()[1]) for line in (run_dir / "steps").read_text().splitlines()] == list(range(1, 61))
 
 
 def test_a_plan_is_made_by_its_seed_and_leaves_out_no_kind_and_no_strategy():

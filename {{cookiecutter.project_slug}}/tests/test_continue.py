@@ -89,7 +89,7 @@ def test_the_optimizers_state_would_be_missed(
 ZERO = [*COMMON, "model.network.widths=[8,8,16]"]
 
 
-@pytest.mark.parametrize(("stage", "ranks"), [(2, [4, 2, 1, 2, 4]), (3, [2, 1, 2])])
+@pytest.mark.parametrize(("stage", "ranks"), [(2, [4, 2, 1, 2, 4]), (3, [2, 1])])
 def test_deepspeed_on_fewer_ranks_and_on_more(stage: int, ranks: list[int], start: Callable, tmp_path: Path) -> None:
     """Each move is followed by 20 steps. In single precision rounding grows from step to step."""
     stops = range(4, 20 * len(ranks), 20)
@@ -101,7 +101,7 @@ def test_deepspeed_on_fewer_ranks_and_on_more(stage: int, ranks: list[int], star
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "reference"), rel=0, abs=1e-4)
 
 
-@pytest.mark.parametrize("moves", ["ddp deepspeed_zero3", "deepspeed_zero2 ddp", "deepspeed_zero3 deepspeed_zero2"])
+@pytest.mark.parametrize("moves", ["ddp deepspeed_zero3", "deepspeed_zero2 ddp"])
 def test_only_weights_go_to_deepspeed_and_from_it(
     moves: str, reference: list[float], start: Callable, tmp_path: Path
 ) -> None:
