@@ -70,5 +70,6 @@ def test_what_a_script_says_goes_on(desk):
     assert ended.state == "FAILED" and typed, ended.log
     (run_dir / "go").touch()
     desk.slurm.call(*shlex.split(typed[1]))
-    assert (ended := desk.ended(job)).state == "COMPLETED", ended.log
+    ended = desk.ended(job)
+    assert ended.state == "COMPLETED", ended.log
     assert "outcome finished" in (run_dir / "verdict").read_text()
