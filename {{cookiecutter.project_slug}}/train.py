@@ -52,9 +52,8 @@ def fit_and_test(
     cfg: DictConfig, place: launch.Place, beginning: begin.Beginning, watching: watch.Watch, warned: watch.Warned
 ) -> dict[str, float]:
     import lightning
-    from lightning.pytorch.plugins.precision import DoublePrecision
 
-    from {{ cookiecutter.package_name }}.hpc import record, resume, weights
+    from {{ cookiecutter.package_name }}.hpc import record, resume, strategies, weights
 
     run_dir, found = Path(cfg.run_dir), beginning.checkpoint
     lightning.seed_everything(cfg.seed, workers=True, verbose=False)
@@ -71,16 +70,16 @@ def fit_and_test(
         config.typed(layout.Faults, cfg.faults, "faults"),
         watching,
         warned,
-        end=float(environ["HPC_JOB_END"]) if environ.get("HPC_JOB_END") else None,
+        end=float(environ.get("HPC_JOB_END") or 0) or None,
         leave=partial(rundir.end, run_dir, beginning.claim, beginning.attempt),
     )
-    double = cfg.trainer.precision == "64-true"  # as a word Lightning refuses it for FSDP2, which can do it
+    double = strategies.double(cfg.trainer.precision)
     trainer = config.build(
         cfg.trainer,
         logger=record.logger(cfg, found),
         callbacks=[going_on, *(config.build(node) for node in cfg.callbacks.values() if node)],
         precision=None if double else cfg.trainer.precision,
-        plugins=[record.environment(place), *([DoublePrecision()] if double else [])],
+        plugins=[record.environment(place), *double],
         enable_checkpointing=False,  # Lightning's own: neither atomic nor exact
     )
     record.config(trainer, cfg)

@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks.finetuning import BaseFinetuning
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.plugins.precision import DoublePrecision
 from lightning.pytorch.strategies import (
     DDPStrategy,
     DeepSpeedStrategy,
@@ -287,6 +288,11 @@ class DeepSpeed(Kept, DeepSpeedStrategy):
                 )
         engine._global_grad_norm = rest["gradient_norm"]  # which it reports one step late
         return rest
+
+
+def double(precision: str) -> list[DoublePrecision]:
+    """`64-true` as a plugin; none for another precision. As a word Lightning refuses it for FSDP2, which can do it."""
+    return [DoublePrecision()] if precision == "64-true" else []
 
 
 def _unfreeze(module: Any) -> bool:
