@@ -25,8 +25,8 @@ from faults import INTERVAL, KINDS, Run
 from slurm_project import QUIET, Desk, made_for_tests
 
 HERE = Path(__file__).resolve().parent
-STEPS = 300
-HANG = 24.0  # seconds without a step, after which ranks end themselves
+STEPS = 40  # of a run for each fault that strikes it, at the most
+HANG = 15.0  # seconds without a step, after which ranks end themselves
 ENDS = 90.0  # seconds in which what was struck has ended: Slurm needs 20 to see that a node is gone, ranks HANG and 20
 GOES_ON = 180.0  # seconds in which it trains again
 PER_RUN = 5
@@ -38,7 +38,8 @@ LAYOUTS = {
     "deepspeed": ("trainer=deepspeed_4node", "trainer.num_nodes=4", "trainer.devices=1"),
 }
 WORDS = [
-    "cluster=test", "cluster.time=1:00:00", "callbacks=victim", *QUIET[1:], f"trainer.max_steps={STEPS}",
+    "cluster=test", "cluster.time=1:00:00", "callbacks=victim", *QUIET[1:],
+    "model.network.depths=[1,1]", "model.network.widths=[16,32]",
     f"checkpoint.every_n_steps={INTERVAL}", "checkpoint.keep=3", "faults.retries=20",
     f"faults.hang_minutes={HANG / 60}",
 ]  # fmt: skip
@@ -107,12 +108,12 @@ def prepared(project: Path) -> Path:
     return project
 
 
-def submitted(desk: Desk, disk: Path, strategy: str, name: str) -> Run:
+def submitted(desk: Desk, disk: Path, strategy: str, name: str, steps: int) -> Run:
     run_dir = desk.project / "runs" / name
     run_dir.mkdir(parents=True)
     (disk / name).mkdir()
     (run_dir / "checkpoints").symlink_to(disk / name)
-    job, _ = desk.submit(*WORDS, *LAYOUTS[strategy], f"run_dir={run_dir}")
+    job, _ = desk.submit(*WORDS, *LAYOUTS[strategy], f"trainer.max_steps={steps}", f"run_dir={run_dir}")
     return Run(desk.slurm, job, run_dir, disk)
 
 
@@ -210,12 +211,14 @@ def campaign(desk: Desk, disk: Path, faults: int, seed: int) -> tuple[list[Struc
     struck: list[Struck] = []
     wrong: list[str] = []
     references: dict[str, Path] = {}
-    for number, (strategy, strikes) in enumerate(plan(faults, seed)):
+    runs = plan(faults, seed)
+    steps = STEPS * max(len(strikes) for _, strikes in runs)
+    for number, (strategy, strikes) in enumerate(runs):
         for name, faults_now in ((f"reference-{strategy}", []), (f"{number:02}-{strategy}", strikes)):
             if strategy in references and not faults_now:
                 continue
             print(f"{name}: {', '.join(strike.kind for strike in faults_now)}", flush=True)
-            run = submitted(desk, disk, strategy, name)
+            run = submitted(desk, disk, strategy, name, steps)
             try:
                 found = endure(run, strategy, faults_now)
                 said = [f"{one.kind}: {one.wrong or 'hung'}" for one in found if one.wrong or one.hung]
@@ -224,7 +227,7 @@ def campaign(desk: Desk, disk: Path, faults: int, seed: int) -> tuple[list[Struc
             struck += found
             if not faults_now:
                 references[strategy] = run.run_dir
-            if not said:
+            elif not said:
                 said = compared(desk, references[strategy], run.run_dir)
             if said:
                 wrong += [f"{run.run_dir} (seed {seed}): {line}" for line in said]

@@ -104,7 +104,7 @@ def kill_slurmstepd(run: Run, pick: int) -> None:
 def stop_slurmd(run: Run, pick: int) -> None:
     node = run.node(pick)
     run.heal.append(partial(run.slurm.start_slurmd, node))
-    run.pace(0.5)  # it takes Slurm a while to see it
+    run.pace(1.0)  # it takes Slurm a while to see it
     run.slurm.stop_slurmd(node)
 
 
