@@ -33,7 +33,9 @@ def test_a_run_outlives_its_time_limit(slurm, bake):
     events = [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
     assert record["JobState"] == "COMPLETED", record
     ends = [(event["outcome"], event["why"]) for event in events if event["event"] == "end"]
-    assert ends[0] == ("continue", "the end of the job's time") and ends[-1] == ("finished", "")
+    # Slurm warns up to a minute earlier than it was asked to, before the job's own clock does.
+    assert ends[0] in [("continue", "SIGUSR2"), ("continue", "the end of the job's time")]
+    assert ends[-1] == ("finished", "")
     steps = [int(line.split()[1]) for line in (run_dir / "steps").read_text().splitlines()]
     assert steps == list(range(1, 41))  # none twice
 

@@ -1,6 +1,7 @@
 """A run that is stopped and goes on ends as one that was never stopped: bit for bit."""
 
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -159,3 +160,27 @@ def test_what_is_left_out_is_missed(what: str, dropout: Path, start: Callable, t
     start(tmp_path / "stopped", 1, [], patch=LEFT_OUT[what])
     with pytest.raises(AssertionError):
         assert_same(tmp_path / "stopped", dropout)
+
+
+CLOCK = """
+import os, time
+from {{ cookiecutter.package_name }}.module import Classifier
+
+os.environ["HPC_JOB_END"] = str(time.time() + 20)
+before = Classifier.training_step
+
+def training_step(self, batch, batch_idx):
+    time.sleep(0.3)
+    return before(self, batch, batch_idx)
+
+Classifier.training_step = training_step
+"""
+
+
+def test_the_end_of_the_jobs_time_is_seen_coming(start: Callable, tmp_path: Path) -> None:
+    run_dir, began = tmp_path / "run", time.time()
+    start(run_dir, 2, [*COMMON, "strategy=ddp", "trainer.devices=2"], patch=CLOCK, code=85)
+    assert "outcome continue\nwhy the end of the job's time" in (run_dir / "verdict").read_text()
+    assert (run_dir / "verdict").stat().st_mtime < began + 20
+    saved = (run_dir / "checkpoints" / "last.ckpt").resolve()
+    assert f"step {int(saved.name[5:])}\n" in (run_dir / "verdict").read_text()
