@@ -1,7 +1,7 @@
 """A run that is stopped and goes on ends as one that was never stopped: bit for bit."""
 
 import random
-import time
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -167,6 +167,7 @@ import os, time
 from {{ cookiecutter.package_name }}.module import Classifier
 
 os.environ["HPC_JOB_END"] = str(time.time() + 20)
+print("until", os.environ["HPC_JOB_END"])
 before = Classifier.training_step
 
 def training_step(self, batch, batch_idx):
@@ -178,9 +179,9 @@ Classifier.training_step = training_step
 
 
 def test_the_end_of_the_jobs_time_is_seen_coming(start: Callable, tmp_path: Path) -> None:
-    run_dir, began = tmp_path / "run", time.time()
-    start(run_dir, 2, [*COMMON, "strategy=ddp", "trainer.devices=2"], patch=CLOCK, code=85)
+    run_dir = tmp_path / "run"
+    said = start(run_dir, 2, [*COMMON, "strategy=ddp", "trainer.devices=2"], patch=CLOCK, code=85)
     assert "outcome continue\nwhy the end of the job's time" in (run_dir / "verdict").read_text()
-    assert (run_dir / "verdict").stat().st_mtime < began + 20
+    assert (run_dir / "verdict").stat().st_mtime < min(map(float, re.findall(r"until (\S+)", said)))
     saved = (run_dir / "checkpoints" / "last.ckpt").resolve()
     assert f"step {int(saved.name[5:])}\n" in (run_dir / "verdict").read_text()
