@@ -46,7 +46,7 @@ def test_all_tests_pass(project, capfd):
 def run_tests(project: Path, *arguments: str) -> None:
     """Run a project's own tests in the open, and keep what was left out for the last lines."""
     print(f"\n{project.name}: python -m pytest {' '.join(arguments)}", flush=True)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile", *arguments]
     output = []
     with subprocess.Popen(command, cwd=project, env=environment(), stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout or []:

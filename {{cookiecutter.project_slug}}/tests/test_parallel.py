@@ -23,7 +23,7 @@ def gradients(network: nn.Module, tokens: torch.Tensor) -> list[torch.Tensor]:
     return [parameter.grad for parameter in network.parameters()]
 
 
-@pytest.mark.parametrize("option", ["activation_checkpointing", "compile"])
+@pytest.mark.parametrize("option", ["activation_checkpointing", pytest.param("compile", marks=pytest.mark.slow)])
 def test_an_option_changes_neither_gradients_nor_names(option: str, network: GPT) -> None:
     changed, tokens = copy.deepcopy(network), torch.randint(0, 11, (2, 8))
     parallelize(changed, None, **{option: True})

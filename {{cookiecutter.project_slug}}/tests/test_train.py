@@ -10,6 +10,8 @@ from omegaconf import OmegaConf
 
 from {{ cookiecutter.package_name }}.hpc import checkpoint, inert, weights
 
+pytestmark = pytest.mark.slow
+
 SHORT = ["trainer.max_epochs=2", QUIET]
 
 
@@ -86,7 +88,6 @@ def test_a_checkpoint_is_evaluated_to_the_same_number(
     assert last_line(done.stdout) == last_line(trained[1]), done.stderr
 
 
-@pytest.mark.slow
 def test_training_starts_from_the_weights_of_a_checkpoint(
     trained: tuple[Path, str], call: Callable, tmp_path: Path
 ) -> None:
@@ -105,7 +106,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused(trained: tuple[Path, str], ca
     assert not (tmp_path / "never" / "config.yaml").exists()  # no run: the directory can be used
 
 
-@pytest.mark.slow
 def test_fine_tuning_freezes_the_backbone_then_releases_it(
     trained: tuple[Path, str], call: Callable, tmp_path: Path
 ) -> None:
@@ -120,7 +120,6 @@ def test_fine_tuning_freezes_the_backbone_then_releases_it(
         assert not torch.equal(before["network.head.weight"], after["network.head.weight"])
 
 
-@pytest.mark.slow
 def test_runs_repeat_themselves_and_seeds_differ(run_cases: Callable, tmp_path: Path) -> None:
     common = ["trainer.max_steps=20", "trainer.log_every_n_steps=1", QUIET]
     cases = {
@@ -131,7 +130,6 @@ def test_runs_repeat_themselves_and_seeds_differ(run_cases: Callable, tmp_path: 
     assert losses["a"] == losses["b"] != losses["c"]
 
 
-@pytest.mark.slow
 def test_the_global_batch_does_not_depend_on_accumulation(run_cases: Callable, tmp_path: Path) -> None:
     common = ["trainer.max_steps=20", "callbacks.samples=null", QUIET]
     cases = {f"{n}": [*common, f"trainer.accumulate_grad_batches={n}", f"run_dir={tmp_path / f'{n}'}"] for n in (1, 4)}
@@ -139,14 +137,12 @@ def test_the_global_batch_does_not_depend_on_accumulation(run_cases: Callable, t
     assert metrics["4"] == pytest.approx(metrics["1"], abs=1e-4)
 
 
-@pytest.mark.slow
 def test_the_default_experiment_learns_digits(call: Callable, tmp_path: Path) -> None:
     done = call(f"run_dir={tmp_path / 'digits'}", QUIET)
     name, value = last_line(done.stdout)
     assert name == "test/accuracy" and value >= 0.96
 
 
-@pytest.mark.slow
 def test_the_text_experiment_learns(call: Callable, tmp_path: Path) -> None:
     """A small part of it; the whole reaches 2.1."""
     done = call("experiment=text", "trainer.max_steps=300", "data.max_eval_windows=200", f"run_dir={tmp_path / 'text'}")
@@ -178,7 +174,6 @@ def test_several_nodes_without_a_job_are_refused(call: Callable) -> None:
     assert done.returncode == 2 and "python submit.py" in done.stderr
 
 
-@pytest.mark.slow
 def test_predicted_text_is_shown_beside_the_truth(call: Callable, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -198,7 +193,6 @@ def test_a_run_directory_that_cannot_be_written_is_refused(call: Callable, tmp_p
 
 
 @pytest.mark.gpu
-@pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["gpu", "ddp", "fsdp", "deepspeed"])
 def test_trains_on_a_gpu(trainer: str, call: Callable, tmp_path: Path) -> None:
     done = call(

@@ -16,6 +16,8 @@ from conftest import ENVIRON, PROJECT, free_port
 
 from {{ cookiecutter.package_name }}.hpc import causes, config, signals, watch
 
+pytestmark = pytest.mark.slow
+
 STACK = "(most recent call first)"
 SOON = 8  # seconds, of which a rank may take three for its last words; the machine may have more to do
 BEGIN = f"""
