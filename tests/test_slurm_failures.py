@@ -234,7 +234,10 @@ def test_a_requeued_job_keeps_its_run(desk):
     assert ended.state == "COMPLETED" and ended.record["Restarts"] == "1", ended.log
     assert sorted(path.name for path in (desk.project / "runs").iterdir()) == runs
     events = [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
-    assert [(event["event"], event["attempt"]) for event in events] == [("start", 1), ("start", 2), ("end", 2)]
+    assert [event["attempt"] for event in events if event["event"] == "start"] == [1, 2]
+    # Slurm kills the ranks soon after it has told them: the first attempt may be too late to save.
+    outcomes = [event["outcome"] for event in events if event["event"] == "end"]
+    assert outcomes in (["finished"], ["continue", "finished"])
     assert ended.log.count("All distributed processes registered") == 2
     assert (run_dir / "verdict").read_text().startswith("attempt 2\nstep 4\noutcome finished\n")
 
