@@ -24,6 +24,7 @@ from cookiecutter.main import cookiecutter
 
 TEMPLATE = Path(__file__).resolve().parents[1]
 RANKS, STEP, STEPS, SEGMENTS = 4, 0.010, 400, 6
+ABOUT = 80  # steps from one agreement to the next
 WIDTH, LAYERS, SAVES = 2048, 8, 6  # 34 million parameters: 128 MiB of weights, 256 MiB of Adam's state
 
 
@@ -94,6 +95,8 @@ def agreements(rank: int, project: Path) -> list[dict[str, Any]]:
                 at = time.perf_counter()
                 agreement.ask(step, Wish())
                 spent, asked = spent + time.perf_counter() - at, asked + 1
+            elif not agrees and step % ABOUT == 0:
+                dist.barrier()
         return time.perf_counter() - began, spent, asked
 
     segment(True)  # the first steps ask often
