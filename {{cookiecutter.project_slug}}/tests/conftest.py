@@ -165,6 +165,12 @@ def place(rank: int, num_ranks: int, port: int) -> dict[str, str]:
     return {key: str(value) for key, value in mpich.items()} | {"MASTER_PORT": str(port)}
 
 
+def said(process: subprocess.Popen[str]) -> str:
+    """The next line that a process has printed."""
+    assert process.stdout
+    return process.stdout.readline().strip()
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

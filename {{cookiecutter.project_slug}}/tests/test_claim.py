@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from conftest import said
 
 from {{ cookiecutter.package_name }}.hpc import claim, rundir
 from {{ cookiecutter.package_name }}.hpc.config import Refused
@@ -56,11 +57,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for process in processes:
         process.kill()
         process.communicate()
-
-
-def said(process: subprocess.Popen[str]) -> str:
-    assert process.stdout
-    return process.stdout.readline().strip()
 
 
 def go(*processes: subprocess.Popen[str]) -> list[str]:

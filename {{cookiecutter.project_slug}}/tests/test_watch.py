@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ENVIRON, PROJECT, free_port
+from conftest import ENVIRON, PROJECT, free_port, said
 
 from {{ cookiecutter.package_name }}.hpc import causes, config, signals, watch
 
@@ -84,11 +84,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for rank in ranks:
         rank.kill()
         rank.communicate()
-
-
-def said(rank: subprocess.Popen[str]) -> str:
-    assert rank.stdout
-    return rank.stdout.readline().strip()
 
 
 def ends(ranks: list[subprocess.Popen[str]], seconds: float) -> list[int]:

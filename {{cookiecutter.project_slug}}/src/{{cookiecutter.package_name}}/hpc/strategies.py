@@ -175,7 +175,7 @@ class Kept:
         """Done by `load_checkpoint`."""
 
     def _rest(self, path: Path) -> dict[str, Any]:
-        """All but the tensors; this rank's own state under MINE, if as many ranks wrote it. Raises `Refused`."""
+        """All but the tensors; under MINE what the rank of this number kept, if there was one. Raises `Refused`."""
         own = path / RANK.format(self.global_rank)
         with inert.refusals(path, "resume"):
             rest = torch.load(path / REST, weights_only=True, map_location="cpu")
