@@ -31,7 +31,9 @@ ENDS = 90.0  # seconds in which what was struck has ended: Slurm needs 20 to see
 GOES_ON = 180.0  # seconds in which it trains again
 PER_RUN = 5
 MARKS = ("<!-- faults -->", "<!-- end of faults -->")
-# Four ranks each; on two nodes of the four, a run goes on elsewhere while the lost node is still cut off.
+# One more than a run takes: it goes on elsewhere while the lost node is still cut off.
+NODES = (*slurm_nodes.NODES, "n5")
+# Four ranks each.
 LAYOUTS = {
     "ddp": ("trainer=ddp_4node", "trainer.num_nodes=4", "trainer.devices=1"),
     "fsdp": ("trainer=fsdp_4node", "trainer.num_nodes=2", "trainer.devices=2"),
@@ -94,7 +96,7 @@ def ground(folder: Path, bake: Callable[[], Path]) -> Iterator[tuple[Desk, Path]
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256M", "tmpfs", disk], check=True)
     try:
         (folder / "slurm").mkdir()
-        with slurm_nodes.cluster(folder / "slurm") as slurm:
+        with slurm_nodes.cluster(folder / "slurm", NODES) as slurm:
             yield Desk(slurm, prepared(bake())), disk
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
@@ -167,8 +169,6 @@ def survive(run: Run, strategy: str, strike: Strike) -> Struck:
         record = run.slurm.show(run.job)
         if ended is None and (record["JobState"] != "RUNNING" or record["Restarts"] != restarts):
             ended = seconds
-        if ended is not None and run.heal and record["NumNodes"].startswith("4"):  # it waits for that node
-            run.heal.pop()()
         steps = run.steps()
         highest = max(step for attempt, step in steps if attempt <= old)
         again = any(attempt > old and step > highest for attempt, step in steps) or run.outcome() == "finished"
