@@ -53,7 +53,7 @@ def fit_and_test(
 ) -> dict[str, float]:
     import lightning
 
-    from {{ cookiecutter.package_name }}.hpc import record, resume, strategies, weights
+    from {{ cookiecutter.package_name }}.hpc import curves, record, resume, strategies, weights
 
     run_dir, found = Path(cfg.run_dir), beginning.checkpoint
     lightning.seed_everything(cfg.seed, workers=True, verbose=False)
@@ -77,7 +77,7 @@ def fit_and_test(
     trainer = config.build(
         cfg.trainer,
         logger=record.logger(cfg, found),
-        callbacks=[going_on, *(config.build(node) for node in cfg.callbacks.values() if node)],
+        callbacks=[curves.Curves(), going_on, *(config.build(node) for node in cfg.callbacks.values() if node)],
         precision=None if double else cfg.trainer.precision,
         plugins=[record.environment(place), *double],
         enable_checkpointing=False,  # Lightning's own: neither atomic nor exact

@@ -60,11 +60,9 @@ class Classifier(L.LightningModule):
         return self.network(inputs)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """The loss. A dict {"loss": loss, "train/...": scalar} makes a curve of each scalar (hpc/curves.py)."""
         inputs, targets = batch
-        loss = F.cross_entropy(self(inputs).flatten(0, -2), targets.flatten())
-        self.log("train/loss", loss, prog_bar=True, sync_dist=True)
-        self.log("lr", self.lr_schedulers().get_last_lr()[0])  # type: ignore[union-attr]
-        return loss
+        return F.cross_entropy(self(inputs).flatten(0, -2), targets.flatten())
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self._evaluate("val", batch)
@@ -78,7 +76,7 @@ class Classifier(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        self.log("grad_norm", clip_gradients(self, gradient_clip_val))
+        clip_gradients(self, optimizer, gradient_clip_val)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Weight decay for matrices only; linear warm-up, then a cosine to zero over the planned steps."""

@@ -125,8 +125,7 @@ class Indexed(Dataset):
     def __getitem__(self, batch: tuple[int, list[int]]) -> tuple[Tensor, Tensor, Tensor] | Refused:
         epoch, indices = batch
         try:
-            with nullcontext() if get_worker_info() else isolate_rng(include_cuda=False):
-                inputs, targets = self._samples(epoch, [max(i, 0) for i in indices])
+            inputs, targets = self._samples(epoch, [max(i, 0) for i in indices])
         except Refused as refused:
             return refused
         return inputs, targets, torch.tensor(indices)
@@ -135,7 +134,10 @@ class Indexed(Dataset):
         if isinstance(self.dataset, TensorDataset):  # draws nothing
             inputs, targets = self.dataset[indices]
             return inputs, targets
-        seeds = sample_seeds(self.seed, epoch, indices)
+        with nullcontext() if get_worker_info() else isolate_rng(include_cuda=False):
+            return self._drawing_samples(indices, sample_seeds(self.seed, epoch, indices))
+
+    def _drawing_samples(self, indices: list[int], seeds: list[int]) -> tuple[Tensor, Tensor]:
         if hasattr(self.dataset, "__getitems__"):
             randomness.begin(seeds[0])
             return self.dataset.__getitems__(indices)

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from .config import Refused
@@ -63,7 +64,7 @@ def _shard(network: Any, mesh: DeviceMesh, precision: str) -> None:
     fully_shard(network, mesh=mesh, mp_policy=policy)
 
 
-def clip_gradients(module: L.LightningModule, max_norm: float | None) -> Tensor:
+def clip_gradients(module: L.LightningModule, optimizer: Optimizer, max_norm: float | None) -> Tensor:
     """The global norm of all gradients, scalar; gradients are scaled down to `max_norm` where it is larger.
 
     DeepSpeed owns its gradients and clips them itself (by `trainer.gradient_clip_val` too); what it reports is the norm
@@ -71,7 +72,7 @@ def clip_gradients(module: L.LightningModule, max_norm: float | None) -> Tensor:
     """
     if (norm := _deepspeed_norm(module)) is not None:
         return norm
-    groups = _by_mesh(p for p in module.parameters() if p.grad is not None)
+    groups = _by_mesh(p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
     norms = [get_total_norm([p.grad for p in group if p.grad is not None]) for group in groups]
     norm = torch.stack([_whole(norm) for norm in norms]).norm()
     if max_norm:
