@@ -1,7 +1,7 @@
 """The curves of training, written without waiting: what the device computes is read when it has long been there."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,11 @@ class Point:
     names: list[str]
     values: Tensor  # sums over the ranks
     plain: dict[str, float]  # what the host knew already
-    arrives: Any  # a collective or an event, with wait() or synchronize(); None: it is there
+    wait: Callable[[], object] | None  # till they are there; None: they are
 
     def read(self) -> dict[str, float]:
-        if self.arrives is not None:
-            getattr(self.arrives, "synchronize", self.arrives.wait)()
+        if self.wait is not None:
+            self.wait()
         means = self.values / (dist.get_world_size() if dist.is_initialized() else 1)
         return self.plain | dict(zip(self.names, means.tolist(), strict=True))
 
@@ -93,13 +93,14 @@ def mean(outputs: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 def sent(step: int, numbers: dict[str, Tensor], plain: dict[str, float]) -> Point:
     """Begin to add up scalars over the ranks and to bring them to the host."""
-    values, arrives = torch.stack(list(numbers.values())), None
+    values, wait = torch.stack(list(numbers.values())), None
     if dist.is_initialized() and dist.get_world_size() > 1:
-        arrives = dist.all_reduce(values, async_op=True)
+        wait = dist.all_reduce(values, async_op=True).wait
     if values.device.type == "cuda":
-        if arrives is not None:
-            arrives.wait()  # lets the device wait, not the host
+        if wait is not None:
+            wait()  # lets the device wait, not the host
         values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
-        arrives = torch.cuda.Event()
-        arrives.record()
-    return Point(step, list(numbers), values, plain, arrives)
+        copied = torch.cuda.Event()
+        copied.record()
+        wait = copied.synchronize
+    return Point(step, list(numbers), values, plain, wait)

@@ -54,13 +54,11 @@ class Throughput(L.Callback):
         if stage != "fit" or not trainer.is_global_zero:
             return
         self._flops = training_flops(pl_module.network)
-        device = trainer.strategy.root_device
-        if device.type == "cpu":
-            return
-        name, tf32 = torch.cuda.get_device_name(device), torch.get_float32_matmul_precision() != "highest"
+        device, tf32 = trainer.strategy.root_device, torch.get_float32_matmul_precision() != "highest"
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         self._peak = peak(name, str(trainer.precision), tf32)
         if self._peak is None:
-            print(f"no MFU: hpc/peaks.py has no peak of {name} in {trainer.precision}", flush=True)
+            print(f"no MFU: hpc/peaks.py has no peak of {name!r} in {trainer.precision}", flush=True)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -93,6 +91,9 @@ class Throughput(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._window:
             self._window.began += perf_counter() - self._paused
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._write(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._write(trainer)
