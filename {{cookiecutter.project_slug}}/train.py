@@ -77,7 +77,7 @@ def fit_and_test(
     trainer = config.build(
         cfg.trainer,
         logger=record.logger(cfg, found),
-        callbacks=[curves.Curves(), going_on, *(config.build(node) for node in cfg.callbacks.values() if node)],
+        callbacks=[curves.Curves(), going_on, *config.build_each(cfg.callbacks)],
         precision=None if double else cfg.trainer.precision,
         plugins=[record.environment(place), *double],
         enable_checkpointing=False,  # Lightning's own: neither atomic nor exact

@@ -146,6 +146,15 @@ def build(node: Any, **kwargs: Any) -> Any:
     return instantiate(without_checks(node), _convert_="all", **kwargs)
 
 
+def build_each(group: DictConfig) -> list[Any]:
+    """The objects of a group; without entries that are null, and without objects that say they are not `enabled`.
+
+    Lightning calls every callback at every step: one that has nothing to do would cost time all the same.
+    """
+    built = [build(node) for node in group.values() if node]
+    return [one for one in built if getattr(one, "enabled", True)]
+
+
 def without_checks(node: Any) -> Any:
     """A plain, resolved copy of a node without the `_check_` entries, which are ours and not arguments."""
     if OmegaConf.is_config(node):

@@ -15,6 +15,7 @@ class Run:
     run_dir: str | None
     ckpt: str | None
     test_only: bool
+    profile: bool
     group_readable: bool
     dirty_tree: str
     checkpoint: Any

@@ -125,10 +125,10 @@ class Histograms(L.Callback):
     """Weights and gradients of every parameter, each `every_n_steps` optimizer steps; None for never."""
 
     def __init__(self, every_n_steps: int | None = None) -> None:
-        self.every_n_steps = every_n_steps
+        self.every_n_steps, self.enabled = every_n_steps or 1, bool(every_n_steps)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
-        if not self.every_n_steps or trainer.global_step % self.every_n_steps:
+        if trainer.global_step % self.every_n_steps:
             return
         # Gathering a sharded tensor is a collective: every rank takes part, rank 0 writes.
         for name, parameter in pl_module.named_parameters():
