@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import lightning as L
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,10 +12,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 
 from .data.loading import IGNORED
+from .hpc.lean import Module
 from .hpc.parallel import clip_gradients
 
 
-class Classifier(L.LightningModule):
+class Classifier(Module):
     """Trains a network to name the class: of an image, or of the next token.
 
     Args:
