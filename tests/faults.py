@@ -14,7 +14,6 @@ from slurm_project import wait_for
 
 INTERVAL = 10  # steps from one checkpoint to the next
 SOON = 60.0  # seconds in which what a fault waits for comes
-LEFT = 150.0  # seconds in which a step has left its node: it tries to reach Slurm once a minute
 
 
 @dataclass
@@ -104,23 +103,15 @@ def kill_slurmstepd(run: Run, pick: int) -> None:
 
 def stop_slurmd(run: Run, pick: int) -> None:
     node = run.node(pick)
-    run.heal.append(partial(come_back, run, node, run.slurm.start_slurmd))
+    run.heal.append(partial(run.slurm.reboot, node))
     run.pace(1.0)  # it takes Slurm a while to see it
     run.slurm.stop_slurmd(node)
 
 
 def cut_link(run: Run, pick: int) -> None:
     node = run.node(pick)
-    run.heal.append(partial(come_back, run, node, run.slurm.mend))
+    run.heal.append(partial(run.slurm.reboot, node))
     run.slurm.cut(node)
-
-
-def come_back(run: Run, node: str, mend: Callable[[str], None]) -> None:
-    """Slurm has a lost node again. Only when the job's former step has left it, can the job be sent there again."""
-    run.pace(5.0)  # meanwhile it trains elsewhere, and is to be struck again before it has ended
-    mend(node)
-    steps = ("pgrep", "-f", rf"^slurmstepd: \[{run.job}\.")
-    wait_for(lambda: run.slurm.exec(node, *steps, check=False).returncode, LEFT, f"{node} is free")
 
 
 def fill_disk(run: Run, pick: int) -> None:

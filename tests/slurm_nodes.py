@@ -169,15 +169,25 @@ class Slurm:
         """Kill the node's daemon: the steps there go on, and Slurm calls the node down after a while."""
         pid = self._slurmd(node)
         self.exec(node, "kill", "-9", pid)
-        _await(lambda: self.exec(node, "kill", "-0", pid, check=False).returncode != 0, self)
+        self._await_end(node, pid)
 
     def start_slurmd(self, node: str) -> None:
         """Start the node's daemon, and wait until Slurm has the node."""
         self.exec(node, "slurmd", "-N", node, "-f", f"{self.folder}/slurm.conf")
         self._await_node(node)
 
+    def reboot(self, node: str) -> None:
+        """Give a lost node back as it usually comes back: nothing runs there any more but a new daemon."""
+        self.exec(node, "sh", "-c", "kill -9 -1 || true")  # it fails where nothing runs any more
+        self._await_end(node, self._slurmd(node))
+        _ip(self.machines["switch"].pid, f"link set {node} up")
+        self.start_slurmd(node)
+
     def _slurmd(self, node: str) -> str:
         return (self.folder / node / "slurmd.pid").read_text().strip()
+
+    def _await_end(self, node: str, pid: str) -> None:
+        _await(lambda: self.exec(node, "kill", "-0", pid, check=False).returncode != 0, self)
 
     def _await_node(self, node: str) -> None:
         question = ["sinfo", "--noheader", "--partition=main", f"--nodes={node}", "--format=%T"]
