@@ -1,5 +1,6 @@
 """The code of a run, as it was when the run was submitted, and a note of what made it."""
 
+import compileall
 import json
 import os
 import re
@@ -37,6 +38,7 @@ def take(run_dir: Path) -> Path:
         target = run_dir / "code" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(PROJECT / name, target)
+    compileall.compile_dir(run_dir / "code" / "src", quiet=2)  # a file that is no Python yet is left to whoever runs it
     made_by(run_dir)
     return run_dir / "code"
 
