@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ENVIRON, PROJECT
 from desk import FILES, Desk
 from omegaconf import OmegaConf
 
@@ -407,31 +406,6 @@ def test_attempts_and_the_verdict_are_noted(tmp_path: Path) -> None:
     assert (first["job"], first["hosts"], second["job"]) == ("17", ["n1"], None)
     assert (first["from_step"], second["attempt"], second["from_step"]) == (0, 2, 500)
     assert (end["outcome"], end["step"], end["metrics"]) == ("continue", 500, {"test/loss": 0.5})
-
-
-# -- As it is typed --
-
-PROBE = """
-import json, runpy, sys
-sys.argv = json.loads(sys.argv[1])
-code = 0
-try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
-except SystemExit as end:
-    code = end.code
-print(json.dumps([code, [m for m in ("torch", "lightning", "deepspeed", "numpy") if m in sys.modules]]))
-"""
-
-
-@pytest.mark.parametrize(
-    ("typed", "code"), [(["cluster=slurm", "trainer=ddp_4node", "--dry-run"], 0), (["trainer=dpp"], 2)]
-)  # fmt: skip
-def test_answers_without_importing_torch(typed: list[str], code: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PROBE, json.dumps([str(PROJECT / "submit.py"), *typed])]
-    done = subprocess.run(command, cwd=tmp_path, env=ENVIRON, capture_output=True, text=True, timeout=60)
-    assert json.loads(done.stdout.splitlines()[-1]) == [code, []], done.stderr
-    assert "Traceback" not in done.stderr and list(tmp_path.iterdir()) == []
-    assert ("#SBATCH --nodes=4\n" in done.stdout) is (code == 0)
 
 
 def test_the_job_is_a_plain_value() -> None:
