@@ -154,9 +154,12 @@ def exchange(store: Any, place: Place, topic: str, mine: dict[str, Any], seconds
     keys = [f"{topic}/{rank}" for rank in range(place.world_size)]
     store.set(keys[place.rank], json.dumps(mine))
     if place.rank == 0:
-        with suppress(DistStoreError):  # the answer says who is missing
+        try:
             store.wait(keys, timedelta(seconds=seconds))
-        store.set(topic, json.dumps([json.loads(store.get(key)) if store.check([key]) else None for key in keys]))
+            answers = store.multi_get(keys)  # one by one, those of a thousand ranks take a fifth of a second
+        except DistStoreError:  # whoever is missing is told of below
+            answers = [store.get(key) if store.check([key]) else b"null" for key in keys]
+        store.set(topic, json.dumps(list(map(json.loads, answers))))
     try:
         store.wait([topic], timedelta(seconds=seconds + GRACE))
         heard = json.loads(store.get(topic))
