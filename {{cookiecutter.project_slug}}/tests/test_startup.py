@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from {{ cookiecutter.package_name }}.hpc.config import PACKAGE
 COMPOSING = {"antlr4", "attr", "hydra", "omegaconf", "packaging", "yaml"}
 # What the first step needs besides, on the rank that writes the curves.
 WRITING = {"absl", "google", "tensorboard"}
+MORE_OF = {"fsspec", "lightning", "rich", "torch"}  # parts that the libraries themselves import late
 TWO = ["trainer.accelerator=cpu", "trainer.devices=2"]
 LIGHT = [
     ["train.py", "--help"],
@@ -94,12 +96,11 @@ def test_an_answer_needs_no_heavy_library_reads_nothing_twice_and_writes_nothing
 
 @pytest.mark.slow
 def test_a_first_step_needs_only_what_is_used(tmp_path: Path) -> None:
-    bare = python("import json, sys, torch, lightning; print(json.dumps(list(sys.modules)))")
-    given = libraries(json.loads(bare.stdout))
+    bare = set(json.loads(python("import json, sys, torch, lightning; print(json.dumps(list(sys.modules)))").stdout))
     run = [str(PROJECT / "train.py"), f"run_dir={tmp_path / 'run'}", "trainer.max_steps=1"]
     found = json.loads(python(FIRST_STEP, *run).stdout.splitlines()[-1])
-    assert libraries(found["imported"]) - given <= COMPOSING
-    assert libraries(found["stepped"]) - given <= COMPOSING | WRITING
+    assert libraries(set(found["imported"]) - bare) - MORE_OF <= COMPOSING
+    assert libraries(set(found["stepped"]) - bare) - MORE_OF <= COMPOSING | WRITING
     # While so many objects are made, looking for garbage takes a fifth of the time: some 800 times, were it on.
     assert found["collections"] < 200 and found["collects"]
 
@@ -109,7 +110,7 @@ def python(code: str, *arguments: str, cwd: Path | None = None) -> subprocess.Co
     return subprocess.run(command, cwd=cwd, env=ENVIRON, capture_output=True, text=True, timeout=120)
 
 
-def libraries(modules: list[str]) -> set[str]:
+def libraries(modules: Iterable[str]) -> set[str]:
     """Top-level packages that are neither Python's own nor ours, nor made by Cython inside of others."""
     roots = {name.partition(".")[0] for name in modules}
     return {name for name in roots - sys.stdlib_module_names - {PACKAGE} if not name.lstrip("_").startswith("cython")}
