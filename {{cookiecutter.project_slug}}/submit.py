@@ -1,5 +1,6 @@
 """Hand a run to the cluster's scheduler: python submit.py [group=choice] [key=value]"""
 
+import gc
 import os
 import sys
 from argparse import Namespace
@@ -16,6 +17,7 @@ from {{ cookiecutter.package_name }}.hpc.scripts import describe, text, write
 
 
 def main() -> None:
+    gc.disable()  # what lives for half a second leaves its garbage to the kernel
     asked = arguments()
     if asked.render:
         render(Path(asked.render), asked)
