@@ -1,5 +1,6 @@
 """Hand a run to the cluster's scheduler: python submit.py [group=choice] [key=value]"""
 
+import atexit
 import gc
 import os
 import sys
@@ -17,7 +18,6 @@ from {{ cookiecutter.package_name }}.hpc.scripts import describe, text, write
 
 
 def main() -> None:
-    gc.disable()  # what lives for half a second leaves its garbage to the kernel
     asked = arguments()
     if asked.render:
         render(Path(asked.render), asked)
@@ -164,5 +164,7 @@ def render(folder: Path, asked: Namespace) -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # what lives for a third of a second looks for no garbage, at its end neither
+    atexit.register(gc.freeze)
     with config.refusals():
         main()
