@@ -33,6 +33,7 @@ chaos: env
 
 bench: env
 	.venv/bin/python benchmarks/checkpoints.py --out benchmarks/results.json
+	.venv/bin/python benchmarks/startup.py --out benchmarks/results.json
 
 check: env
 	.venv/bin/python -m ruff check .

@@ -6,14 +6,10 @@ for gradients. Segments with and without the agreement, and saves and bare copie
 
 import argparse
 import json
-import os
-import platform
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 from cookiecutter.main import cookiecutter
+from rows import report, row
 
 TEMPLATE = Path(__file__).resolve().parents[1]
 RANKS, STEP, STEPS, SEGMENTS = 4, 0.010, 400, 6
@@ -38,13 +35,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         project = cookiecutter(str(TEMPLATE), no_input=True, default_config=True, output_dir=folder)
         rows = measured(agreements, RANKS, project) + measured(saves, 1, project)
-    machine = f"{os.cpu_count()} cores, {platform.machine()}"
-    for row in rows:
-        row |= {"machine": machine, "date": f"{date.today()}"}
-        goal = "" if row["goal"] is None else f"goal {row['goal']}"
-        print(f"{row['name']:62} {row['value']:10.4g} {row['unit']:4} {goal:12} spread {row['spread']}")
-    if asked.out:
-        asked.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    report(rows, asked.out)
 
 
 def measured(benchmark: Callable[[int, Path], list[dict[str, Any]]], ranks: int, project: str) -> list[dict[str, Any]]:
@@ -65,14 +56,6 @@ def _rank(rank: int, benchmark: Callable[..., Any], ranks: int, project: str, ou
         out.write_text(json.dumps(rows))
     dist.barrier()
     dist.destroy_process_group()
-
-
-def row(name: str, values: list[float], unit: str, goal: float | None = None) -> dict[str, Any]:
-    """The median, and the quartiles as spread."""
-    low, _, high = statistics.quantiles(values, n=4)
-    value = statistics.median(values)
-    spread = f"{low:.4g} to {high:.4g}"
-    return {"name": name, "value": value, "unit": unit, "goal": goal, "better": "lower", "spread": spread}
 
 
 def agreements(rank: int, project: Path) -> list[dict[str, Any]]:

@@ -1,5 +1,7 @@
 """Hand a run to the cluster's scheduler: python submit.py [group=choice] [key=value]"""
 
+import atexit
+import gc
 import os
 import sys
 from argparse import Namespace
@@ -162,5 +164,7 @@ def render(folder: Path, asked: Namespace) -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # what lives for a third of a second looks for no garbage, at its end neither
+    atexit.register(gc.freeze)
     with config.refusals():
         main()

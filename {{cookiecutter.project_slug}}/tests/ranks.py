@@ -19,7 +19,7 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(PROJECT), str(PROJECT / "src")]
 LIMIT = 180  # seconds for one start
-LIBRARIES = ["lightning.pytorch.callbacks", "sklearn.datasets", "torch.utils.tensorboard", "torchmetrics"]
+LIBRARIES = ["lightning.pytorch.callbacks", "torch.distributed.checkpoint", "torch.utils.tensorboard", "torchmetrics"]
 
 
 def main() -> None:

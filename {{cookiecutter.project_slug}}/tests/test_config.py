@@ -1,12 +1,8 @@
 """Every shipped choice composes and is accepted; what cannot be meant is refused in words, before torch is imported."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import ENVIRON, PROJECT
 from omegaconf import OmegaConf
 
 from {{ cookiecutter.package_name }}.hpc import commandline, config, layout, preflight
@@ -191,44 +187,6 @@ def test_resolved_config_has_no_open_reference(places: dict) -> None:
     preflight.check(cfg)
     assert cfg.data.num_classes == cfg.model.network.num_classes == 2  # counted, as nobody said it
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-
-
-LIGHT = [
-    ["--help"],
-    ["--cfg", "job"],
-    ["--cfg", "job", "trainer=ddp_4node"],
-    ["trainer.devices=0"],
-    ["trainer=fsdp", "--cfg", "job", "--resolve"],
-    ["trainer=dpp"],
-    ["strategy=ddp", *TWO, "data.global_batch_size=65"],
-    ["data=images", "data.dir=/nowhere", "model=resnet18"],
-    ["data=text", "data.files=/nowhere", "model=gpt_tiny"],
-    ["+trainer.max_epoch=2"],
-    ["model.optimizer.lr=fast"],
-    ["strategy=tensor_parallel", *TWO],
-]
-PROBE = """
-import json, runpy, sys
-sys.argv = json.loads(sys.argv[1])
-try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
-except SystemExit as end:
-    print(json.dumps([end.code, [m for m in ("torch", "lightning", "deepspeed", "numpy") if m in sys.modules]]))
-"""
-
-
-@pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
-def test_answers_without_importing_torch_and_writes_nothing(arguments: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PROBE, json.dumps([str(PROJECT / "train.py"), *arguments])]
-    before = {path for path in PROJECT.rglob("*") if "__pycache__" not in str(path)}
-    done = subprocess.run(command, cwd=tmp_path, env=ENVIRON, capture_output=True, text=True, timeout=60)
-    code, heavy = json.loads(done.stdout.splitlines()[-1])
-    assert code == (0 if arguments[0].startswith("--") else 2), done.stderr
-    assert heavy == []
-    assert {path for path in PROJECT.rglob("*") if "__pycache__" not in str(path)} == before
-    assert list(tmp_path.iterdir()) == []
-    if code:
-        assert done.stderr.startswith("refused: ") and "Traceback" not in done.stderr
 
 
 def test_a_callback_may_ask_for_the_run_directory(tmp_path: Path) -> None:

@@ -273,12 +273,27 @@ def test_what_a_dataset_draws_takes_nothing_from_the_run():
 # Digits
 
 
-def test_digits_are_split_once_and_evenly():
+def test_digits_are_those_of_the_package():
     from sklearn.datasets import load_digits
 
-    from {{ cookiecutter.package_name }}.data.digits import indices_of
+    from {{ cookiecutter.package_name }}.data.digits import read
 
-    _, digits = load_digits(return_X_y=True)
+    for ours, theirs in zip(read(), load_digits(return_X_y=True), strict=True):
+        assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs)
+
+
+def test_digits_without_their_package_are_refused(monkeypatch: pytest.MonkeyPatch):
+    from {{ cookiecutter.package_name }}.data import digits
+
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    with pytest.raises(Refused, match="scikit-learn"):
+        digits.read.__wrapped__()  # what has been read is kept
+
+
+def test_digits_are_split_once_and_evenly():
+    from {{ cookiecutter.package_name }}.data.digits import indices_of, read
+
+    _, digits = read()
     splits = [indices_of(split, digits) for split in ("train", "val", "test")]
     assert sorted(np.concatenate(splits)) == list(range(len(digits)))
     for indices, tenths in zip(splits, (7, 1, 2), strict=True):

@@ -1,6 +1,8 @@
 """Each process finds its place among the ranks, whoever started it; a launch that is not the config's is refused."""
 
 import os
+import socket
+import time
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -125,6 +127,29 @@ def test_mpiexec_has_to_be_told_the_first_node_if_there_are_several() -> None:
         settled(launch.place(MPICH))
     assert settled(launch.place(MPICH | {"MASTER_ADDR": "n08"}), MASTER_ADDR="n08")["MASTER_ADDR"] == "n08"
     assert settled(Place("mpiexec (MPICH)", 1, 4, 1, 4))["MASTER_ADDR"] == "127.0.0.1"  # one node
+
+
+def test_a_rank_0_that_comes_late_is_found_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses = []
+    with socket.socket() as rank_0:
+        rank_0.bind(("127.0.0.1", 0))
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 3:
+                rank_0.listen()
+
+        monkeypatch.setattr(launch.time, "sleep", pause)
+        launch._listened_for(*rank_0.getsockname(), limit=time.monotonic() + 60, pause=0.1)
+    assert pauses == [0.1] * 3
+
+
+def test_a_rank_0_that_does_not_come_is_not_waited_for_longer_than_told() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and never listens
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(nobody.getsockname()[1])}
+        with pytest.raises(Refused, match=r"rank 1 on .* did not reach rank 0 there within 0\.1 s"):
+            launch.meet(Place("srun", 1, 2, 0, 1), where, 0.1)
 
 
 def test_torchrun_has_settled_where_its_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:

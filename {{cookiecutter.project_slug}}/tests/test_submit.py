@@ -1,15 +1,16 @@
 """submit.py as a person types it: what is handed over, what is written, what is refused before."""
 
+import importlib.util
 import json
 import os
 import re
 import shlex
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import ENVIRON, PROJECT
 from desk import FILES, Desk
 from omegaconf import OmegaConf
 
@@ -273,7 +274,10 @@ def test_secrets_of_the_environment_are_not_written_down(desk: Desk) -> None:
 
 
 def copied(run_dir: Path) -> list[str]:
-    return sorted(str(path.relative_to(run_dir / "code")) for path in (run_dir / "code").rglob("*") if path.is_file())
+    """The files of code/ but for the bytecode that was made there."""
+    files = [path for path in (run_dir / "code").rglob("*") if path.is_file()]
+    made = f".{sys.implementation.cache_tag}.pyc"
+    return sorted(str(path.relative_to(run_dir / "code")) for path in files if not path.name.endswith(made))
 
 
 def test_the_snapshot_is_what_git_would_commit(desk: Desk) -> None:
@@ -287,6 +291,18 @@ def test_the_snapshot_is_what_git_would_commit(desk: Desk) -> None:
     assert Path("mine/code/train.py").read_text() == "# changed\n"
     assert "+# changed" in Path("mine/code.diff").read_text()
     assert len(json.loads(Path("mine/made_by.json").read_text())["commit"]) == 40
+
+
+def test_ranks_find_the_code_compiled_and_compile_nothing_themselves(desk: Desk) -> None:
+    desk.write("src/p/b.py", "begun, but no Python yet\n")
+    assert desk.type("cluster=slurm", "run_dir=mine") == 0
+    source = Path("mine/code/src/p/build/runs/a.py")
+    compiled = Path(importlib.util.cache_from_source(str(source)))
+    # As importlib compares them (PEP 552): no flags, then the time and the size of the source.
+    expected = struct.pack("<3I", 0, int(source.stat().st_mtime), source.stat().st_size)
+    assert compiled.read_bytes()[4:16] == expected
+    assert "b.py" not in desk.out + desk.err
+    assert re.search(r"(?m)^export .*\bPYTHONDONTWRITEBYTECODE=1\b", Path("mine/job.sh").read_text())
 
 
 def test_without_git_the_snapshot_leaves_out_what_is_no_code(desk: Desk) -> None:
@@ -390,31 +406,6 @@ def test_attempts_and_the_verdict_are_noted(tmp_path: Path) -> None:
     assert (first["job"], first["hosts"], second["job"]) == ("17", ["n1"], None)
     assert (first["from_step"], second["attempt"], second["from_step"]) == (0, 2, 500)
     assert (end["outcome"], end["step"], end["metrics"]) == ("continue", 500, {"test/loss": 0.5})
-
-
-# -- As it is typed --
-
-PROBE = """
-import json, runpy, sys
-sys.argv = json.loads(sys.argv[1])
-code = 0
-try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
-except SystemExit as end:
-    code = end.code
-print(json.dumps([code, [m for m in ("torch", "lightning", "deepspeed", "numpy") if m in sys.modules]]))
-"""
-
-
-@pytest.mark.parametrize(
-    ("typed", "code"), [(["cluster=slurm", "trainer=ddp_4node", "--dry-run"], 0), (["trainer=dpp"], 2)]
-)  # fmt: skip
-def test_answers_without_importing_torch(typed: list[str], code: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PROBE, json.dumps([str(PROJECT / "submit.py"), *typed])]
-    done = subprocess.run(command, cwd=tmp_path, env=ENVIRON, capture_output=True, text=True, timeout=60)
-    assert json.loads(done.stdout.splitlines()[-1]) == [code, []], done.stderr
-    assert "Traceback" not in done.stderr and list(tmp_path.iterdir()) == []
-    assert ("#SBATCH --nodes=4\n" in done.stdout) is (code == 0)
 
 
 def test_the_job_is_a_plain_value() -> None:

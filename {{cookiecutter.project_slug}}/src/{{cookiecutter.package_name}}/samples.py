@@ -6,7 +6,6 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from PIL import Image, ImageDraw
 from torch import Tensor
 
 TILE = 64  # pixels of an image
@@ -48,6 +47,8 @@ class Samples(L.Callback):
 
 def contact_sheet(images: Tensor, predicted: list[int], truth: list[int], columns: int = 4) -> np.ndarray:
     """Images (n, channels, height, width) in rows, each under its prediction; wrong ones in red. uint8 (H, W, 3)."""
+    from PIL import Image, ImageDraw
+
     rows = -(-len(images) // columns)
     sheet = Image.new("RGB", (TILE * columns, (TILE + LINE) * rows), "white")
     draw = ImageDraw.Draw(sheet)

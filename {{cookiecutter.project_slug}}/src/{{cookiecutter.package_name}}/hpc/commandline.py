@@ -28,11 +28,17 @@ CODE_KEYS = re.compile(r"(?<!\w)_(target|partial|args|check)_(?!\w)")
 PERSONAL = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "hpc-ml-template" / "clusters.yaml"
 
 
+class Parser(argparse.ArgumentParser):
+    """Looks through the folders of configs/ when help is asked for, and not on every rank of a job."""
+
+    def format_help(self) -> str:
+        self.epilog = _groups_help()
+        return super().format_help()
+
+
 def parser(description: str | None) -> argparse.ArgumentParser:
     """What every verb understands: overrides, `--help`, `--cfg job`."""
-    parser = argparse.ArgumentParser(
-        description=description, epilog=_groups_help(), formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="a config group or a key of the config")
     parser.add_argument("--cfg", choices=["job"], help="print the composed config and exit")
     parser.add_argument("--resolve", action="store_true", help="with --cfg: show values instead of ${...}")

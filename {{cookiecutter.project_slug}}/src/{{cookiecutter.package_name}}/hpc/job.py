@@ -11,6 +11,8 @@ from .layout import Cluster
 
 # The verdict of an attempt that wants to go on, as an exit code where there is no requeue (PBS).
 CONTINUE = 85
+# For the ranks' Python: print at once, stacks on a crash; bytecode is made on submitting, not by every rank anew.
+PYTHON = "PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONDONTWRITEBYTECODE=1"
 TIME = "D-HH:MM:SS, H:MM:SS, D-HH:MM, D-HH or whole minutes"
 
 

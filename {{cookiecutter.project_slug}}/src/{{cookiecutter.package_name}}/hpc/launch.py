@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+import time
 import zlib
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
@@ -27,6 +28,7 @@ LAUNCHERS = {
     "mpiexec (MPICH)": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 }
 LOOPBACK = {"127.0.0.1", "127.0.1.1", "::1"}
+MOST_CALLS = 10_000  # a second, of all ranks together, for a rank 0 that is not there yet
 GRACE = 10  # seconds that ranks wait for the common answer beyond the limit for meeting
 
 
@@ -129,9 +131,12 @@ def meet(place: Place, environ: Mapping[str, str], seconds: float) -> Any:
 
     host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
     serves = place.rank == 0 and place.launcher != "torchrun"
-    limit = timedelta(seconds=seconds)
+    limit = time.monotonic() + seconds
+    if not serves:
+        _listened_for(host, port, limit, pause=max(0.1, place.world_size / MOST_CALLS))
+    left = timedelta(seconds=max(limit - time.monotonic(), 1))
     try:
-        store = TCPStore(host, port, is_master=serves, wait_for_workers=False, timeout=limit)
+        store = TCPStore(host, port, is_master=serves, wait_for_workers=False, timeout=left)
     except (DistNetworkError, DistStoreError) as error:
         if serves:
             rule = f"rank 0 could not open this port on {socket.gethostname()}: {str(error).splitlines()[0]}"
@@ -141,6 +146,20 @@ def meet(place: Place, environ: Mapping[str, str], seconds: float) -> Any:
         # All ranks but 0 may come here: one of them speaks.
         raise Refused("MASTER_ADDR:MASTER_PORT", f"{host}:{port}", rule, fix, alone=place.rank == 1) from None
     return PrefixStore("preflight", store)
+
+
+def _listened_for(host: str, port: int, limit: float, pause: float) -> None:
+    """Until something listens there, or the time is over: whoever connects then will say so.
+
+    TCPStore looks again after half a second, and then ever more rarely: a rank 0 that needs ten seconds to import torch
+    would be found three seconds late.
+    """
+    while (left := limit - time.monotonic()) > 0:
+        try:
+            socket.create_connection((host, port), timeout=min(left, 5)).close()
+            return
+        except OSError:
+            time.sleep(min(left, pause))
 
 
 def exchange(store: Any, place: Place, topic: str, mine: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
@@ -154,9 +173,12 @@ def exchange(store: Any, place: Place, topic: str, mine: dict[str, Any], seconds
     keys = [f"{topic}/{rank}" for rank in range(place.world_size)]
     store.set(keys[place.rank], json.dumps(mine))
     if place.rank == 0:
-        with suppress(DistStoreError):  # the answer says who is missing
+        try:
             store.wait(keys, timedelta(seconds=seconds))
-        store.set(topic, json.dumps([json.loads(store.get(key)) if store.check([key]) else None for key in keys]))
+            answers = store.multi_get(keys)  # one by one, those of a thousand ranks take a fifth of a second
+        except DistStoreError:  # whoever is missing is told of below
+            answers = [store.get(key) if store.check([key]) else b"null" for key in keys]
+        store.set(topic, json.dumps(list(map(json.loads, answers))))
     try:
         store.wait([topic], timedelta(seconds=seconds + GRACE))
         heard = json.loads(store.get(topic))

@@ -9,7 +9,7 @@ import re
 import shlex
 from pathlib import Path
 
-from .job import CONTINUE, Job, clock
+from .job import CONTINUE, PYTHON, Job, clock
 
 # Fields that are a directive of their own while they are set. A server without a resource qos refuses it by name.
 DIRECTIVES = {"account": "-A {}", "partition": "-q {}", "qos": "-l qos={}", "umask": "-W umask={}"}
@@ -48,7 +48,8 @@ def node_text(job: Job) -> str:
     if job.stage_env and job.node_local and job.venv:  # one big file to read instead of many small ones
         python += [f'local here="{job.node_local}/env-$id"']
         python += ['mkdir -p "$here" && tar -xf "$VENV.tar" -C "$here" && export PATH="$here/bin:$PATH"']
-    environment = [f"export OMP_NUM_THREADS={job.cores_per_task or 1}"]  # PBS has set it to the cores of the node
+    # PBS has set OMP_NUM_THREADS to the cores of the node.
+    environment = [f"export OMP_NUM_THREADS={job.cores_per_task or 1} {PYTHON}"]
     if job.interface:
         environment += [f"export NCCL_SOCKET_IFNAME={job.interface} GLOO_SOCKET_IFNAME={job.interface}"]
     for name, value in job.env.items():  # in double quotes, as a value may name other variables
@@ -218,7 +219,7 @@ export USER="${USER:-$(id -un)}"
 [ -n "$(type -t module)" ] || source /etc/profile
 setup
 python_environment || exit 1
-export HPC_RUN_DIR=$run_dir HPC_JOB_END=$end PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
+export HPC_RUN_DIR=$run_dir HPC_JOB_END=$end
 environment
 
 # Some sites name GPUs by UUID, on the first node only, or those of all nodes in a file: this node's, as numbers.

@@ -17,8 +17,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
-from torch.utils.tensorboard.summary import hparams
-from torch.utils.tensorboard.writer import FileWriter
 
 from . import move, rundir, snapshot
 from .begin import Beginning
@@ -71,6 +69,10 @@ def environment(place: Place) -> ClusterEnvironment:
 @rank_zero_only
 def result(trainer: L.Trainer, cfg: DictConfig, metrics: dict[str, Any]) -> None:
     """The hyperparameters beside the final metrics, for TensorBoard's HPARAMS page, which reads the scalars by name."""
+    # As late as TensorBoard itself, which only the rank that writes imports.
+    from torch.utils.tensorboard.summary import hparams
+    from torch.utils.tensorboard.writer import FileWriter
+
     values = flat(OmegaConf.create(frozen(cfg)))
     shown = {k: v for k, v in values.items() if k.startswith(("model.", "data.", "trainer.", "strategy.", "seed"))}
     plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in shown.items()}

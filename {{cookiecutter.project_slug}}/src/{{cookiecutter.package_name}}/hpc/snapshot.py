@@ -1,12 +1,14 @@
 """The code of a run, as it was when the run was submitted, and a note of what made it."""
 
+import compileall
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
-from importlib.metadata import distributions
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from .config import PACKAGE, PROJECT, Refused
@@ -36,6 +38,7 @@ def take(run_dir: Path) -> Path:
         target = run_dir / "code" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(PROJECT / name, target)
+    compileall.compile_dir(run_dir / "code" / "src", quiet=2)  # a file that is no Python yet is left to whoever runs it
     made_by(run_dir)
     return run_dir / "code"
 
@@ -92,13 +95,20 @@ def made_by(run_dir: Path) -> None:
     known = {
         "commit": (_git("rev-parse", "HEAD") or "").strip() or None,
         "python": sys.version,
-        "packages": sorted({f"{found.metadata['Name']}=={found.version}" for found in distributions()}, key=str.lower),
+        "packages": sorted(filter(None, map(_release, distributions())), key=str.lower),
         "modules": os.environ.get("LOADEDMODULES", "").split(":"),
         "host": socket.gethostname(),
     }
     (run_dir / "made_by.json").write_text(json.dumps(known, indent=1), encoding="utf-8")
     if diff := _git("diff", "HEAD", "--", "."):
         (run_dir / "code.diff").write_text(diff, encoding="utf-8")
+
+
+def _release(package: Distribution) -> str:
+    """`name==version`, looked up in the head of its file: to parse a hundred of them as messages takes long."""
+    text = package.read_text("METADATA") or package.read_text("PKG-INFO") or ""
+    found = [re.search(rf"(?m)^{key}: (.+)", text) for key in ("Name", "Version")]
+    return "==".join(one[1] for one in found if one)
 
 
 def _git(*arguments: str) -> str | None:

@@ -101,7 +101,11 @@ def _from_arguments(arguments: ast.arguments, skip: int) -> Signature:
 
 
 def _members(node: ast.ClassDef) -> list[str]:
-    attributes = [n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "self"]
+    attributes = [
+        found.attr
+        for found in ast.walk(node)
+        if isinstance(found, ast.Attribute) and isinstance(found.value, ast.Name) and found.value.id == "self"
+    ]
     return sorted({f.name for f in node.body if isinstance(f, ast.FunctionDef)} | set(attributes))
 
 
