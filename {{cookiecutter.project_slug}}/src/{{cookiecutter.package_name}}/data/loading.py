@@ -1,5 +1,7 @@
 """From a dataset to batches on the device: the same samples in the same global order in every layout."""
 
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from copy import copy
 from typing import Any
@@ -11,13 +13,17 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
-from ..hpc import randomness
+from ..hpc import launch, randomness
 from ..hpc.config import Refused
 from ..hpc.sampler import EvalBatchSampler, GlobalBatchSampler, ResumableLoader, sample_seeds, uniform
 from ..hpc.signals import deaf
+from . import staging
+from .ahead import ahead
 from .files import refuse_large_batch
+from .parts import Parts
 
 IGNORED = -100  # cross-entropy's own default: a target that counts for nothing
+AHEAD = 2  # batches that wait for a GPU
 
 
 class DataModule(L.LightningDataModule):
@@ -26,15 +32,31 @@ class DataModule(L.LightningDataModule):
     A dataset is indexed by one int and returns (input, target); `__getitems__(indices)`, if there is one, returns the
     stacked (inputs, targets) of many at once, which is faster. Random numbers of torch, numpy or Python that it draws
     are a function of (seed, epoch, sample index), in `__getitems__` of the first index: also in a run that goes on.
+    A dataset that draws none says so (`draws = False`), which is faster again: a thread may fetch its batches ahead.
+
+    Args:
+        num_workers: processes that fetch; null: as many as this process has cores, but for one. What is gathered from
+            memory is faster without.
+        stage: copy the files of `to_stage` to `node_local` before training.
+        node_local: a folder on the node, as bash reads it.
     """
 
     num_draws = 0  # random numbers per sample that `augment` wants
 
-    def __init__(self, *, global_batch_size: int, seed: int = 1, num_workers: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        global_batch_size: int,
+        seed: int = 1,
+        num_workers: int | None = 0,
+        stage: bool = False,
+        node_local: str | None = None,
+    ) -> None:
         super().__init__()
         self.global_batch_size = global_batch_size
         self.seed = seed
         self.num_workers = num_workers
+        self.stage, self.node_local = stage, node_local
 
     def dataset(self, split: str) -> Dataset:
         """The samples of "train", "val" or "test"."""
@@ -50,6 +72,20 @@ class DataModule(L.LightningDataModule):
     def prepare_inputs(self, inputs: Tensor) -> Tensor:
         """Inputs as the network wants them, on their device (uint8 → float, say). After `augment`, in every split."""
         return inputs
+
+    def to_stage(self) -> list[Parts]:
+        """The packed files that can be copied to the node."""
+        raise Refused("data.stage", True, "copies files that tools/pack.py made", "data.stage=false, or data=packed")
+
+    def prepare_data(self) -> None:
+        """Lightning calls this in one process per node, and the others wait for as long as it takes."""
+        for parts in self.to_stage() if self.stage else ():
+            staging.refuse_nowhere(self.stage, self.node_local)
+            staging.stage(parts, str(self.node_local))
+
+    def nearest(self, parts: Parts) -> str:
+        """The file itself, or its copy on this node."""
+        return staging.copy_of(parts, self.node_local) if self.stage and self.node_local else parts.file
 
     def train_dataloader(self) -> DataLoader:
         dataset = Indexed(self.dataset("train"), self.seed)
@@ -90,16 +126,26 @@ class DataModule(L.LightningDataModule):
         return self._loader(dataset, EvalBatchSampler(len(dataset), batch_size, **place))
 
     def _loader(self, dataset: "Indexed", sampler: Any) -> DataLoader:
+        workers = self._num_workers()
         # The sampler yields whole batches of indices, so automatic batching is off (batch_size=None).
-        return ResumableLoader(
+        loader = Loader(
             dataset,
             sampler=sampler,
             batch_size=None,
-            num_workers=self.num_workers,
+            num_workers=workers,
             pin_memory=torch.cuda.is_available(),
-            persistent_workers=self.num_workers > 0,
+            persistent_workers=workers > 0,
             worker_init_fn=deaf,  # warnings are for the ranks
         )
+        if not (workers or dataset.draws) and torch.cuda.is_available():
+            loader.num_ahead = AHEAD
+        return loader
+
+    def _num_workers(self) -> int:
+        if self.num_workers is not None:
+            return self.num_workers
+        ranks = self.trainer.num_devices if self.trainer is not None else 1
+        return max(1, launch.cores(ranks, os.environ) - 1)
 
     def _accumulate(self) -> int:
         return self.trainer.accumulate_grad_batches if self.trainer is not None else 1
@@ -110,6 +156,28 @@ class DataModule(L.LightningDataModule):
         return {"rank": kwargs["rank"], "num_ranks": kwargs["num_replicas"]} if kwargs else {"rank": 0, "num_ranks": 1}
 
 
+class Loader(ResumableLoader):
+    """Without worker processes, a thread may fetch batches ahead, and pin them: the GPU waits for neither.
+
+    On a CPU it would take from training what it gives to it. Nor may it fetch what draws random numbers, which
+    training in this process draws, too.
+    """
+
+    num_ahead = 0  # batches
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = super().__iter__()
+        if not self.num_ahead:
+            return batches
+        return ahead(_on_device(batches, torch.cuda.current_device()) if self.pin_memory else batches, self.num_ahead)
+
+
+def _on_device(batches: Iterator[Any], device: int) -> Iterator[Any]:
+    """Iterated by a thread, which would otherwise pin memory with the first GPU of the node."""
+    torch.cuda.set_device(device)
+    yield from batches
+
+
 class Indexed(Dataset):
     """A dataset that is asked for (epoch, indices) and returns (inputs, targets, indices); -1 stands for padding.
 
@@ -118,6 +186,7 @@ class Indexed(Dataset):
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset, self.seed = dataset, seed
+        self.draws = getattr(dataset, "draws", not isinstance(dataset, TensorDataset))
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -131,9 +200,11 @@ class Indexed(Dataset):
         return inputs, targets, torch.tensor(indices)
 
     def _samples(self, epoch: int, indices: list[int]) -> tuple[Tensor, Tensor]:
-        if isinstance(self.dataset, TensorDataset):  # draws nothing
+        if isinstance(self.dataset, TensorDataset):
             inputs, targets = self.dataset[indices]
             return inputs, targets
+        if not self.draws:
+            return self.dataset.__getitems__(indices)
         with nullcontext() if get_worker_info() else isolate_rng(include_cuda=False):
             return self._drawing_samples(indices, sample_seeds(self.seed, epoch, indices))
 
@@ -148,6 +219,11 @@ class Indexed(Dataset):
     def _sample(self, index: int, seed: int) -> Any:
         randomness.begin(seed)
         return self.dataset[index]
+
+
+def buffer(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """An empty tensor for a batch; pinned where it goes to a GPU from here, so that it is not copied once more."""
+    return torch.empty(tuple(shape), dtype=dtype, pin_memory=torch.cuda.is_available() and get_worker_info() is None)
 
 
 def warp(images: Tensor, theta: Tensor) -> Tensor:

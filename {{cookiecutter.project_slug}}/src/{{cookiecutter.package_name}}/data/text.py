@@ -1,7 +1,9 @@
 """Text, as bytes or as tokens, for predicting the next one; and the text that every machine has."""
 
+import functools
 import os
 import sysconfig
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..hpc.config import Refused
-from .loading import DataModule
+from .loading import DataModule, buffer
+from .parts import Parts
 from .text_files import list_text, num_tokens, read_only, refuse_tokens_outside, split_text
+from .token_files import token_parts, vocabulary
 
 # Tests, what is installed beside the library, and tables and manuals in the shape of code.
 NOT_SOURCES = {"test", "tests", "idle_test", "lib2to3", "idlelib", "site-packages", "dist-packages", "__pycache__"}
@@ -23,15 +27,15 @@ class NextToken(DataModule):
 
     Args:
         block_size: tokens a network sees at once.
-        vocab_size: larger than every token; networks read `${data.vocab_size}`.
-        bytes_per_token: for bits per byte, read as `${data.bytes_per_token}`; 1.0 for bytes.
+        vocab_size: larger than every token; networks read `${data.vocab_size}`. Null: as the files say.
+        bytes_per_token: for bits per byte, read as `${data.bytes_per_token}`; 1.0 for bytes. Null: as the files say.
         max_eval_windows: validation and test take at most so many windows, evenly spread.
     """
 
     def __init__(
         self,
         block_size: int,
-        vocab_size: int = 256,
+        vocab_size: int | None = None,
         bytes_per_token: float | None = None,
         max_eval_windows: int | None = None,
         **loading: Any,
@@ -48,7 +52,18 @@ class NextToken(DataModule):
 
     def dataset(self, split: str) -> Dataset:
         chosen, windows = split_text(split, *self.list_files(), self.block_size, self.max_eval_windows)
-        return Windows(chosen, windows, self.block_size, self.vocab_size)
+        vocab_size = self.vocab_size or vocabulary(chosen)[0]
+        if vocab_size is None:
+            refuse_tokens_outside(None, 0, int(read_only(chosen[0]).max()), chosen[0])
+        return Windows([self.near(file) for file in chosen], windows, self.block_size, vocab_size)
+
+    def to_stage(self) -> list[Parts]:
+        files, val_files = self.list_files()
+        return [token_parts(file) for file in files + val_files]
+
+    def near(self, file: str) -> str:
+        """The file itself, or its copy on this node."""
+        return self.nearest(token_parts(file)) if self.stage else file
 
 
 class Text(NextToken):
@@ -84,6 +99,8 @@ class StandardLibrary(NextToken):
 class Windows(Dataset):
     """Files laid end to end, seen through windows: number i starts at token i * block_size, across files if need be."""
 
+    draws = False  # random numbers
+
     def __init__(self, files: list[str], windows: range, block_size: int, vocab_size: int) -> None:
         self.files, self.windows, self.block_size, self.vocab_size = files, windows, block_size, vocab_size
         self.ends = np.cumsum([num_tokens(file) for file in files])
@@ -95,27 +112,44 @@ class Windows(Dataset):
         inputs, targets = self.__getitems__([index])
         return inputs[0], targets[0]
 
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, each int64 (batch, block_size)."""
-        tokens = np.stack([self._window(self.windows[index] * self.block_size) for index in indices])
-        self._refuse_outside(indices, tokens)
-        windows = torch.from_numpy(tokens)
-        return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, each int64 (batch, block_size). Of each file that they touch, one gather."""
+        starts = (self.windows.start + self.windows.step * np.asarray(indices)) * self.block_size
+        inputs, targets = (buffer((len(starts), self.block_size), torch.int64) for _ in range(2))
+        first = np.searchsorted(self.ends, starts, side="right")
+        for file in first[:1] if (first == first[0]).all() else np.unique(first):
+            rows = np.flatnonzero(first == file) if len(first) > 1 else np.zeros(1, int)
+            tokens = self._gather(int(file), starts[rows])
+            self._refuse_outside(tokens, int(file))
+            rows = slice(None) if len(rows) == len(starts) else rows
+            inputs.numpy()[rows], targets.numpy()[rows] = tokens[:, :-1], tokens[:, 1:]
+        return inputs, targets
 
-    def _refuse_outside(self, indices: list[int], tokens: np.ndarray) -> None:
-        if tokens.min() >= 0 and tokens.max() < self.vocab_size:
-            return
-        for index, window in zip(indices, tokens, strict=True):
-            file = self.files[np.searchsorted(self.ends, self.windows[index] * self.block_size, side="right")]
-            refuse_tokens_outside(self.vocab_size, int(window.min()), int(window.max()), file)
+    def _gather(self, file: int, starts: np.ndarray) -> np.ndarray:
+        """Windows that begin in a file, (len(starts), block_size + 1); only the last of them can leave it."""
+        every = all_windows(self.files[file], self.block_size + 1)
+        starts = starts - (int(self.ends[file]) - num_tokens(self.files[file]))
+        if starts.max() < len(every):
+            return every[starts]
+        rows = [every[start] if start < len(every) else self._across(file, start) for start in starts]
+        return np.array(rows, np.int64)  # files may differ in dtype
 
-    def _window(self, start: int) -> np.ndarray:
-        window = np.empty(self.block_size + 1, dtype=np.int64)
-        file, filled = int(np.searchsorted(self.ends, start, side="right")), 0
-        while filled < len(window):
-            tokens = read_only(self.files[file])
-            offset = start + filled - (int(self.ends[file]) - len(tokens))
-            piece = tokens[offset : offset + len(window) - filled]
-            window[filled : filled + len(piece)] = piece
-            file, filled = file + 1, filled + len(piece)
-        return window
+    def _across(self, file: int, start: int) -> np.ndarray:
+        """A window from token `start` of a file into those after it."""
+        pieces, missing = [], self.block_size + 1
+        while missing:
+            pieces.append(read_only(self.files[file])[start : start + missing])
+            file, start, missing = file + 1, 0, missing - len(pieces[-1])
+        return np.concatenate(pieces, dtype=np.int64, casting="unsafe")
+
+    def _refuse_outside(self, tokens: np.ndarray, file: int) -> None:
+        kind = np.iinfo(tokens.dtype)
+        if kind.min < 0 or kind.max >= self.vocab_size:  # else no token can be
+            refuse_tokens_outside(self.vocab_size, int(tokens.min()), int(tokens.max()), self.files[file])
+
+
+@functools.lru_cache(maxsize=256)
+def all_windows(file: str, length: int) -> np.ndarray:
+    """The tokens of a file through a window at each of them, (number, length); a view, which takes no memory."""
+    tokens = np.asarray(read_only(file))
+    return np.lib.stride_tricks.sliding_window_view(tokens, length) if len(tokens) >= length else tokens[:0]

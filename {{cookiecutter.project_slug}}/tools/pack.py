@@ -1,0 +1,244 @@
+"""Make one large file out of many small ones, once, on a login node, before jobs train on it:
+
+  python tools/pack.py data.dir=FOLDER out=FILE.h5 [data.image_size=224]       images, decoded and resized
+  python tools/pack.py data.files=TEXT out=FILE.npy                            text, as bytes
+  python tools/pack.py data.files=TEXT out=FILE.npy tokenizer=tokenizer.json   by a tokenizer
+  python tools/pack.py data.files=TEXT out=FILE.npy tokenizer=bpe data.vocab_size=32768   by one trained on TEXT
+  python tools/pack.py --verify FILE                                           compare all of it with its checksums
+
+It keeps all cores busy that it is given (taskset -c 0-7 python ...: eight). Interrupted, it goes on when called again.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from {{ cookiecutter.package_name }}.data import image_files, packed_files, packing, parts, text_files, token_files, tokenizing
+from {{ cookiecutter.package_name }}.hpc import commandline, config, launch
+from {{ cookiecutter.package_name }}.hpc.config import Refused
+
+SUFFIX = {"images": ".h5", "text": ".npy"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="key=value", help="out=, tokenizer=, and keys of configs/data")
+    parser.add_argument("--verify", metavar="FILE", help="a file that this program made")
+    asked = parser.parse_args()
+    if asked.verify:
+        return verify(os.path.abspath(asked.verify))
+    own = dict(word.split("=", 1) for word in asked.words if word.startswith(("out=", "tokenizer=")))
+    words = [word for word in asked.words if word.partition("=")[0] not in own]
+    refuse_in_a_job(asked.words)
+    kind = "text" if any(word.startswith("data.files=") for word in words) else "images"
+    for word in words:
+        if not word.startswith("data"):
+            raise Refused(word, None, "is out=, tokenizer= or a key of configs/data", "leave it out")
+    data = commandline.compose_overrides([f"data={kind}", *words]).data
+    out = place(own.get("out"), SUFFIX[kind])
+    try:
+        pack_images(data, out) if kind == "images" else pack_text(data, out, own.get("tokenizer", "bytes"))
+    except OSError as error:
+        fix = "make room there, or another out=" if packing.no_room(error) else "out=<a file in a folder of yours>"
+        rule = f"{error.strerror or error}; what is packed so far is kept, and the same command goes on"
+        raise Refused("out", out, rule, fix) from None
+    except KeyboardInterrupt:
+        raise Refused("out", out, "interrupted; what is packed so far is kept", "the same command goes on") from None
+
+
+def refuse_in_a_job(words: Sequence[str]) -> None:
+    """GPUs that wait for one process to read small files are wasted, and the next job would do it once more."""
+    if launch.in_job(os.environ):
+        rule = "data are prepared once, on a login node; a job trains on what is there"
+        command = " ".join(shlex.quote(word) for word in words)
+        raise Refused("tools/pack.py", None, rule, f"on a login node: python tools/pack.py {command}")
+
+
+def place(out: str | None, suffix: str) -> str:
+    """Where the file will be."""
+    if not out:
+        raise Refused("out", None, "names the file that is made", f"out=<file>{suffix}")
+    path = os.path.abspath(os.path.expanduser(out))
+    if not path.endswith(suffix):
+        raise Refused("out", out, f"ends in {suffix}", f"out={out}{suffix}")
+    if os.path.lexists(path):
+        raise Refused("out", out, "is there already", f"another name, or: rm '{path}'")
+    if not os.access(os.path.dirname(path), os.W_OK):
+        raise Refused("out", out, "lies in a folder that is there, and is yours", "mkdir -p it, or another out=")
+    return path
+
+
+def pack_images(data: Any, out: str) -> None:
+    classes, splits = image_files.list_images(data.dir)
+    folder, size = os.path.expanduser(data.dir), data.image_size
+    samples, ranges = [], {}
+    for split, chosen in splits.items():
+        if split == "test" and chosen is splits["val"]:
+            ranges["test"] = ranges["val"]
+        else:
+            ranges[split] = [len(samples), len(samples) + len(chosen)]
+            samples += chosen
+    names = [os.fsencode(os.path.relpath(file, folder)) for file, _ in samples]
+    refuse_without_room(out, len(samples) * 3 * size**2)
+    with packing.journal(out, plan("images", size, ranges, names)) as (done, note):
+        part = packing.beside(out)[0]
+        if not os.path.exists(part):
+            labels, words = [label for _, label in samples], [os.fsencode(name) for name in classes]
+            packed_files.create(f"{part}.new", names, labels, words, ranges, size)
+            os.replace(f"{part}.new", part)
+        shape = packed_files.read(part, unfinished=True)
+        work = partial(packing.image_part, samples, size, shape.part, part, shape.offset)
+        for crc in progress(work, len(done), len(shape.crcs), "packing images"):
+            note(crc)
+            done.append(crc)
+        checksum = packed_files.finish(part, done)
+        packing.finished(out)
+    what = f"{len(samples)} images of {size} x {size} pixels in {len(classes)} classes"
+    report(out, [file for file, _ in samples], what, checksum)
+    print(f"python train.py data=packed data.file={shlex.quote(out)} model=resnet18 trainer=gpu")
+
+
+def pack_text(data: Any, out: str, tokenizer: str) -> None:
+    files, _ = text_files.list_text(data.files)
+    if text_files.is_tokens(files[0]):
+        raise Refused("data.files", files[0], "is text; this holds tokens already", "data=text data.files=<it>")
+    files = text_files.by_hash(files)  # the last are those that evaluation gets: some of everything
+    every = tokenizing.pieces(files)
+    spec = tokenizer if tokenizer in ("bytes", "bpe") else read(tokenizer)
+    with packing.journal(out, plan("text", spec, data.vocab_size, every)) as (done, note):
+        text = "" if spec == "bytes" else vocabulary(out, spec, tokenizer, data.vocab_size, every, bool(done))
+        noted = described(data, files, tokenizer, text)
+        work = partial(tokenizing.byte_part, every)
+        if text:
+            work = partial(tokenizing.token_part, every, tokenizing.load(text, tokenizer), noted["dtype"])
+        with open(packing.beside(out)[0], "ab") as stream:
+            start = len(tokenizing.header(0, noted["dtype"]))
+            stream.truncate(start + sum(size for size, _, _ in done))  # what was written, but not noted
+            at = stream.seek(0, os.SEEK_END)
+        with open(packing.beside(out)[0], "r+b", buffering=0) as stream:
+            for tokens, length in progress(work, len(done), -(-len(every) // tokenizing.PART), "packing text"):
+                packing.put(stream.fileno(), memoryview(tokens), at)
+                at += len(tokens)
+                done.append([len(tokens), zlib.crc32(tokens), length])
+                note(done[-1])
+            finish_text(stream, out, noted, done)
+        packing.finished(out)
+    what = f"{noted['tokens']} tokens, vocabulary {noted['vocab_size']}, {noted['bytes_per_token']:.3f} bytes per token"
+    report(out, files, what, noted["checksum"])
+    print(f"python train.py data=text data.files={shlex.quote(out)} model=gpt_124m trainer=gpu")
+
+
+def described(data: Any, files: Sequence[str], tokenizer: str, text: str) -> dict[str, Any]:
+    """What is noted beside the tokens, as far as it is known before they are made."""
+    size = 256
+    loaded = tokenizing.load(text, tokenizer) if text else None
+    if loaded:
+        size = tokenizing.num_tokens(loaded)
+    sha = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return {
+        "dtype": tokenizing.dtype_for(size),
+        "vocab_size": -(-size // 64) * 64,
+        "tokenizer": f"{tokenizer} {sha}" if text else "bytes",
+        "end_of_text": tokenizing.end_token(loaded) if loaded else None,
+        "sources": {"data.files": str(data.files), "files": len(files), "bytes": sum(map(os.path.getsize, files))},
+    }
+
+
+def vocabulary(
+    out: str, spec: str, tokenizer: str, vocab_size: int | None, every: Sequence[tokenizing.Piece], begun: bool
+) -> str:
+    """The tokenizer.json, kept beside the tokens: what was given, or trained now or when this was begun."""
+    beside = f"{out}.tokenizer.json"
+    if begun and os.path.exists(beside):
+        return read(beside)
+    text = spec
+    if tokenizer == "bpe":
+        if not vocab_size or vocab_size < 257:
+            rule = "is the number of tokens that a BPE learns: the 256 bytes and more"
+            raise Refused("data.vocab_size", vocab_size or "null", rule, "data.vocab_size=32768")
+        print(f"training a BPE of {vocab_size} tokens", file=sys.stderr)
+        text = next(packing.in_order(lambda _: tokenizing.trained(every, vocab_size), [0], 1))
+    found = tokenizing.num_tokens(tokenizing.load(text, tokenizer))
+    if vocab_size and found > vocab_size:
+        rule = f"is at least the vocabulary of {tokenizer}, {found}"
+        raise Refused("data.vocab_size", vocab_size, rule, "leave it out: it is noted beside the tokens")
+    with open(f"{beside}.part", "w", encoding="utf-8") as stream:
+        stream.write(text)
+    os.replace(f"{beside}.part", beside)
+    return text
+
+
+def finish_text(stream: Any, out: str, noted: dict[str, Any], done: list[Any]) -> None:
+    """The header before the tokens, and the note beside them: it is there when the tokens get their name."""
+    item = {"uint8": 1, "uint16": 2, "uint32": 4}[noted["dtype"]]
+    num = sum(size for size, _, _ in done) // item
+    packing.put(stream.fileno(), memoryview(tokenizing.header(num, noted["dtype"])), 0)
+    noted["tokens"], noted["parts"] = num, [[size // item, crc] for size, crc, _ in done]
+    noted["bytes_per_token"] = sum(length for _, _, length in done) / num
+    noted["checksum"] = token_files.checksum(noted)
+    with open(f"{out}.json.part", "w", encoding="utf-8") as note:
+        json.dump(noted, note)
+    os.replace(f"{out}.json.part", f"{out}.json")
+
+
+def progress(work: Callable[[int], Any], done: int, num: int, title: str) -> Iterator[Any]:
+    from tqdm import tqdm
+
+    processes = len(os.sched_getaffinity(0))
+    left = packing.in_order(work, range(done, num), min(processes, num - done)) if done < num else ()
+    tqdm.monitor_interval = 0  # no thread: processes are forked
+    yield from tqdm(left, f"{title} ({processes} processes)", num, initial=done, unit="part")
+
+
+def plan(*what: Any) -> str:
+    """What is packed, and how, in short. Paths may hold bytes that are no UTF-8."""
+    return hashlib.sha256(repr(what).encode(errors="surrogateescape")).hexdigest()
+
+
+def read(file: str) -> str:
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        rule = f"is bytes, bpe or the tokenizer.json of a tokenizer; {error}"
+        raise Refused("tokenizer", file, rule, "tokenizer=bytes") from None
+
+
+def refuse_without_room(out: str, size: int) -> None:
+    """Quotas show only when something is written."""
+    free = shutil.disk_usage(os.path.dirname(out)).free
+    part = packing.beside(out)[0]
+    there = os.stat(part).st_blocks * 512 if os.path.exists(part) else 0
+    if size > free + there:
+        rule = f"needs {size / 1e9:.3g} GB; there are {(free + there) / 1e9:.3g} GB"
+        raise Refused("out", out, rule, "make room there, another out=, or a smaller data.image_size=")
+
+
+def report(out: str, files: Sequence[str], what: str, checksum: str) -> None:
+    before = len(files) + len({os.path.dirname(file) for file in files})
+    after = sum(os.path.exists(out + more) for more in ("", ".json", ".tokenizer.json"))
+    print(f"{out}: {what}, {os.path.getsize(out) / 1e6:.4g} MB, checksum {checksum[:16]}")
+    print(f"inodes: {before} before (files and their folders), {after} after")
+
+
+def verify(file: str) -> None:
+    """Raises `Refused` where a file is not what was packed."""
+    packed = file.endswith(SUFFIX["images"])
+    found = packed_files.read(file).parts if packed else token_files.token_parts(file)
+    num = parts.verify(found, "data.file" if packed else "data.files")
+    print(f"{file}: as it was packed ({num} parts, checksum {found.checksum[:16]})")
+
+
+if __name__ == "__main__":
+    with config.refusals():
+        main()
