@@ -20,7 +20,7 @@ from {{ cookiecutter.package_name }}.hpc.config import PACKAGE, PROJECT, Refused
 def node(name, **values):
     """A data node as shipped, with a few values of this test."""
     shipped = OmegaConf.load(PROJECT / "configs" / "data" / f"{name}.yaml")
-    return OmegaConf.merge(shipped, {"seed": 1, "global_batch_size": 2, **values})
+    return OmegaConf.merge(shipped, {"seed": 1, "global_batch_size": 2, "node_local": None, **values})
 
 
 def refused(check, name, **values):
@@ -385,7 +385,7 @@ def test_a_vocabulary_is_larger_than_every_token(tmp_path):
     assert "data.vocab_size=50304" in refused(files.text_files, "text", **paths)
     assert "holds 999" in refused(files.text_files, "text", vocab_size=999, **paths)
     text = node("text", vocab_size=1000, **paths)
-    assert files.text_files(text, text) is None
+    assert files.text_files(text, text) == {"vocab_size": None, "bytes_per_token": None}
     with pytest.raises(Refused, match=r"data\.vocab_size=50304"):
         read_all(built("text", vocab_size=999, **paths))
     np.append(np.zeros(30_000), 1000).astype("<u2").tofile(tmp_path / "late.bin")
@@ -406,7 +406,7 @@ def test_text_that_cannot_be_meant_is_refused(tmp_path):
         return refused(files.text_files, "text", **{"files": str(tmp_path / file), "block_size": 4} | values)
 
     text = node("text", files=str(tmp_path / "text"), block_size=4)
-    assert files.text_files(text, text) == {"bytes_per_token": 1.0}
+    assert files.text_files(text, text) == {"vocab_size": 256, "bytes_per_token": 1.0}
     assert f"data.files={tmp_path}/no" in said("no*")
     assert "there are none" in said("empty")
     assert "there are none" in said("text", files=[])

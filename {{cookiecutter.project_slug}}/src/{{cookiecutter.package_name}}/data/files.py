@@ -62,12 +62,13 @@ def text_files(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
         if split == "train":
             refuse_large_batch(node.global_batch_size, len(windows))
     vocab_size, bytes_per_token = vocabulary(files + val_files)
+    limit = node.vocab_size or vocab_size or 0
     if not is_tokens(files[0]):
-        refuse_tokens_outside(node.vocab_size or vocab_size, 0, 255, files[0])
+        refuse_tokens_outside(limit, 0, 255, files[0])
     num = max(10_000, CHECKED_TOKENS // len(files + val_files))
     for file in files + val_files if is_tokens(files[0]) else ():
         for end in (read_only(file)[:num], read_only(file)[-num:]):
-            refuse_tokens_outside(node.vocab_size or vocab_size, int(end.min()), int(end.max()), file)
+            refuse_tokens_outside(limit, int(end.min()), int(end.max()), file)
         if notes(file):
             verify(token_parts(file), "data.files", CHECKED_PARTS)
     refuse_nowhere(node.stage, node.node_local)

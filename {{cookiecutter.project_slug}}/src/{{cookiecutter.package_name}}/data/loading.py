@@ -165,7 +165,7 @@ class Loader(ResumableLoader):
 
     num_ahead = 0  # batches
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Any:
         batches = super().__iter__()
         if not self.num_ahead:
             return batches

@@ -13,7 +13,10 @@ all this. It is written last: a file that lacks it is unfinished and refused.
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +63,8 @@ def create(
     import numpy as np
 
     part = max(1, min(1024, PART // (3 * image_size**2)))
-    with h5py.File(file, "w", alignment_threshold=PAGE, alignment_interval=PAGE) as made:
+    made: Any
+    with _os_errors(), h5py.File(file, "w", alignment_threshold=PAGE, alignment_interval=PAGE) as made:
         made["names"] = np.array(names, dtype="S")
         made["labels"] = np.array(labels, dtype=np.int64)
         made["classes"] = np.array(classes, dtype="S")
@@ -79,7 +83,8 @@ def finish(file: str, crcs: Sequence[int]) -> str:
     import h5py
     import numpy as np
 
-    with h5py.File(file, "r+") as made:
+    made: Any
+    with _os_errors(), h5py.File(file, "r+") as made:
         made["crc32"][...] = np.array(crcs, np.uint32)
         made.flush()
         made.attrs["checksum"] = checksum = _checksum(made)
@@ -94,6 +99,7 @@ def read(file: str, unfinished: bool = False) -> Packed:
     """
     import h5py
 
+    made: Any
     fix = "on a login node: python tools/pack.py data.dir=<folder of class folders> out=<file>.h5"
     try:
         with h5py.File(file, "r") as made:
@@ -135,6 +141,17 @@ def pixels(file: str, offset: int, num: int, image_bytes: int) -> "np.ndarray":
     import numpy as np
 
     return np.asarray(np.memmap(file, np.uint8, "r", offset, (num, image_bytes)))
+
+
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    """HDF5 tells of a full disk in several ways; here it is an OSError with its number."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if found := re.search(r"errno = (\d+)", str(error)):
+            raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+        raise
 
 
 def _checksum(made: Any) -> str:

@@ -107,7 +107,7 @@ def image_part(samples: Sequence[Any], size: int, part: int, file: str, offset: 
 
     chosen = samples[number * part : (number + 1) * part]
     pixels = np.stack([fitted(image, size) for image, _ in chosen])
-    data = memoryview(pixels).cast("B")
+    data = pixels.data.cast("B")
     descriptor = os.open(file, os.O_WRONLY)
     try:
         put(descriptor, data, offset + number * part * pixels[0].nbytes)

@@ -49,8 +49,9 @@ def stage(parts: Parts, node_local: str) -> str:
     size = os.path.getsize(parts.file)
     try:
         if _is_there(copy, size):
-            verify(copied, "data.stage", LOOKED_AT)
-            return copy
+            with suppress(Refused):  # what is damaged is copied again
+                verify(copied, "data.stage", LOOKED_AT)
+                return copy
         _refuse_without_room(size, node_local)
         sys.stderr.write(f"{socket.gethostname()}: copying {parts.file} ({size / 1e9:.3g} GB) to {copy}\n")
         _copy(parts.file, copy)

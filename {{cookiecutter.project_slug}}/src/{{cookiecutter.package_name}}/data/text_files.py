@@ -91,11 +91,11 @@ def read_only(file: str) -> "np.ndarray":
     return array
 
 
-def refuse_tokens_outside(vocab_size: int | None, smallest: int, largest: int, file: str) -> None:
+def refuse_tokens_outside(vocab_size: int, smallest: int, largest: int, file: str) -> None:
     """A token beyond the network's outputs would stop the run in the middle, on a GPU without a message."""
     if smallest < 0:
         raise Refused("data.files", file, f"tokens are not negative; here is {smallest}", "write the file again")
-    if vocab_size is None or largest >= vocab_size:
+    if largest >= vocab_size:
         fix = 256 if largest < 256 else max(50304, -(-(largest + 1) // 64) * 64)  # 50304: GPT-2's 50257, in whole tiles
         rule = f"is larger than every token; {file} holds {largest}"
         raise Refused("data.vocab_size", vocab_size or "null", rule, f"data.vocab_size={fix}")
