@@ -1,5 +1,6 @@
 """Files of text or tokens: listed, split into training, validation and test, memory-mapped. Imports no torch."""
 
+import errno
 import functools
 import glob
 import hashlib
@@ -112,7 +113,11 @@ def _expand(key: str, patterns: Any) -> list[str]:
             raise Refused(key, pattern, "names files; there are none", f"{key}=<a path, a folder or a glob>")
         files += found
     # Each once: a glob with ** follows links, also those that lead back to where they are.
-    files = list({same: file for file in reversed(files) if (same := _content(key, file))}.values())[::-1]
+    once: dict[tuple[int, int], str] = {}
+    for file in files:
+        if same := _content(key, file):
+            once.setdefault(same, file)
+    files = list(once.values())
     if not files:
         raise Refused(key, patterns, "names files with content; there are none", f"{key}=<a path, a folder or a glob>")
     return files
@@ -136,7 +141,8 @@ def _content(key: str, file: str) -> tuple[int, int] | None:
             found = os.fstat(opened.fileno())
             return (found.st_dev, found.st_ino) if opened.read(1) else None
     except OSError as error:
-        raise Refused(key, file, f"can be read; {error.strerror}", f"chmod +r {file}, or leave it out") from None
+        fix = "remove this link" if error.errno == errno.ELOOP else f"chmod +r {file}, or leave it out"
+        raise Refused(key, file, f"can be read; {error.strerror}", fix) from None
 
 
 def _part(num: int, twentieths: tuple[int, int]) -> slice:
