@@ -5,8 +5,8 @@ import threading
 import pytest
 from test_data import built
 
-from {{ cookiecutter.package_name }}.data.ahead import ahead
 from {{ cookiecutter.package_name }}.data.loading import DataModule, Indexed, Loader
+from {{ cookiecutter.package_name }}.hpc.ahead import ahead
 
 
 def names():

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 from test_data import built, make_images, node, refused
 
-from {{ cookiecutter.package_name }}.data import files, packed_files, packing, text_files, token_files, tokenizing
+from {{ cookiecutter.package_name }}.data import files, packed_files, text_files, token_files, tokenizing
+from {{ cookiecutter.package_name }}.hpc import packing
 from {{ cookiecutter.package_name }}.hpc.config import PROJECT, Refused
 
 pack = runpy.run_path(str(PROJECT / "tools" / "pack.py"))
@@ -145,7 +146,7 @@ def test_without_its_unfinished_file_a_journal_counts_for_nothing(tmp_path):
 
 def test_a_process_that_is_killed_is_told_of(tmp_path, monkeypatch):
     folder, out = make_images(tmp_path / "images"), tmp_path / "images.h5"
-    monkeypatch.setattr(packing, "image_part", lambda *_: os.kill(os.getpid(), 9))
+    monkeypatch.setattr(packed_files, "put_part", lambda *_: os.kill(os.getpid(), 9))
     assert "was killed" in said(f"data.dir={folder}", f"out={out}", f"data.image_size={PIXELS}")
     monkeypatch.undo()
     pack_images(folder, out)

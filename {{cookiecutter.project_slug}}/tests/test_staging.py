@@ -10,7 +10,8 @@ import pytest
 from test_data import built, make_images, refused
 from test_pack import batches, pack_images, pack_text, write_texts
 
-from {{ cookiecutter.package_name }}.data import files, packed_files, staging
+from {{ cookiecutter.package_name }}.data import files, packed_files
+from {{ cookiecutter.package_name }}.hpc import staging
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 
 

@@ -11,7 +11,6 @@ It keeps all cores busy that it is given (taskset -c 0-7 python ...: eight). Int
 
 import argparse
 import hashlib
-import json
 import os
 import shlex
 import shutil
@@ -24,8 +23,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from {{ cookiecutter.package_name }}.data import image_files, packed_files, packing, parts, text_files, token_files, tokenizing
-from {{ cookiecutter.package_name }}.hpc import commandline, config, launch
+from {{ cookiecutter.package_name }}.data import image_files, packed_files, text_files, token_files, tokenizing
+from {{ cookiecutter.package_name }}.hpc import commandline, config, launch, packing, parts
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 
 SUFFIX = {"images": ".h5", "text": ".npy"}
@@ -98,7 +97,7 @@ def pack_images(data: Any, out: str) -> None:
             packed_files.create(f"{part}.new", names, labels, words, ranges, size)
             os.replace(f"{part}.new", part)
         shape = packed_files.read(part, unfinished=True)
-        work = partial(packing.image_part, samples, size, shape.part, part, shape.offset)
+        work = partial(packed_files.put_part, samples, shape)
         for crc in progress(work, len(done), len(shape.crcs), "packing images"):
             note(crc)
             done.append(crc)
@@ -118,12 +117,12 @@ def pack_text(data: Any, out: str, tokenizer: str) -> None:
     spec = tokenizer if tokenizer in ("bytes", "bpe") else read(tokenizer)
     with packing.journal(out, plan("text", spec, data.vocab_size, every)) as (done, note):
         text = "" if spec == "bytes" else vocabulary(out, spec, tokenizer, data.vocab_size, every, bool(done))
-        noted = described(data, files, tokenizer, text)
+        noted = tokenizing.described(data.files, files, tokenizer, text)
         work = partial(tokenizing.byte_part, every)
         if text:
             work = partial(tokenizing.token_part, every, tokenizing.load(text, tokenizer), noted["dtype"])
         with open(packing.beside(out)[0], "ab") as stream:
-            start = len(tokenizing.header(0, noted["dtype"]))
+            start = len(token_files.header(0, noted["dtype"]))
             stream.truncate(start + sum(size for size, _, _ in done))  # what was written, but not noted
             at = stream.seek(0, os.SEEK_END)
         with open(packing.beside(out)[0], "r+b", buffering=0) as stream:
@@ -132,27 +131,11 @@ def pack_text(data: Any, out: str, tokenizer: str) -> None:
                 at += len(tokens)
                 done.append([len(tokens), zlib.crc32(tokens), length])
                 note(done[-1])
-            finish_text(stream, out, noted, done)
+            token_files.finish(stream.fileno(), out, noted, done)
         packing.finished(out)
     what = f"{noted['tokens']} tokens, vocabulary {noted['vocab_size']}, {noted['bytes_per_token']:.3f} bytes per token"
     report(out, files, what, noted["checksum"])
     print(f"python train.py data=text data.files={shlex.quote(out)} model=gpt_124m trainer=gpu")
-
-
-def described(data: Any, files: Sequence[str], tokenizer: str, text: str) -> dict[str, Any]:
-    """What is noted beside the tokens, as far as it is known before they are made."""
-    size = 256
-    loaded = tokenizing.load(text, tokenizer) if text else None
-    if loaded:
-        size = tokenizing.num_tokens(loaded)
-    sha = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return {
-        "dtype": tokenizing.dtype_for(size),
-        "vocab_size": -(-size // 64) * 64,
-        "tokenizer": f"{tokenizer} {sha}" if text else "bytes",
-        "end_of_text": tokenizing.end_token(loaded) if loaded else None,
-        "sources": {"data.files": str(data.files), "files": len(files), "bytes": sum(map(os.path.getsize, files))},
-    }
 
 
 def vocabulary(
@@ -177,19 +160,6 @@ def vocabulary(
         stream.write(text)
     os.replace(f"{beside}.part", beside)
     return text
-
-
-def finish_text(stream: Any, out: str, noted: dict[str, Any], done: list[Any]) -> None:
-    """The header before the tokens, and the note beside them: it is there when the tokens get their name."""
-    item = {"uint8": 1, "uint16": 2, "uint32": 4}[noted["dtype"]]
-    num = sum(size for size, _, _ in done) // item
-    packing.put(stream.fileno(), memoryview(tokenizing.header(num, noted["dtype"])), 0)
-    noted["tokens"], noted["parts"] = num, [[size // item, crc] for size, crc, _ in done]
-    noted["bytes_per_token"] = sum(length for _, _, length in done) / num
-    noted["checksum"] = token_files.checksum(noted)
-    with open(f"{out}.json.part", "w", encoding="utf-8") as note:
-        json.dump(noted, note)
-    os.replace(f"{out}.json.part", f"{out}.json")
 
 
 def progress(work: Callable[[int], Any], done: int, num: int, title: str) -> Iterator[Any]:

@@ -9,10 +9,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from ..hpc.config import Refused
+from ..hpc.parts import verify
+from ..hpc.staging import refuse_nowhere
 from . import packed_files
 from .image_files import decode, list_images, refuse_few_classes
-from .parts import verify
-from .staging import refuse_nowhere
 from .text_files import is_tokens, list_text, num_tokens, read_only, refuse_tokens_outside, split_text
 from .token_files import notes, token_parts, vocabulary
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ..hpc.parts import Parts
 from . import packed_files
+from .fetching import buffer
 from .image_files import refuse_few_classes
 from .images import Photos
-from .loading import buffer
 from .packed_files import Packed
 
 
@@ -38,7 +39,7 @@ class PackedImages(Photos):
             refuse_few_classes(self.num_classes, len(found.classes))
         return found
 
-    def to_stage(self) -> list[packed_files.Parts]:
+    def to_stage(self) -> list[Parts]:
         return [self.packed.parts]
 
     def dataset(self, split: str) -> Dataset:

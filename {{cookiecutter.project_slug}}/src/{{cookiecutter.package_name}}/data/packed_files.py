@@ -15,13 +15,16 @@ import hashlib
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..hpc.config import Refused
-from .parts import AGAIN, Parts
+from ..hpc.packing import put
+from ..hpc.parts import AGAIN, Parts
+from .image_files import Samples, fitted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,6 +79,26 @@ def create(
         early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
         space = h5py.h5s.create_simple((len(names), 3, image_size, image_size))
         h5py.h5d.create(made.id, b"images", h5py.h5t.STD_U8LE, space, early)
+
+
+def put_part(samples: Samples, packed: Packed, number: int) -> int:
+    """Decode the images of a part, put them in their place in the file, and return their checksum.
+
+    Raises:
+        OSError: the disk is full, say.
+        Refused: one cannot be decoded.
+    """
+    import numpy as np
+
+    chosen = samples[number * packed.part : (number + 1) * packed.part]
+    pixels = np.stack([fitted(image, packed.image_size) for image, _ in chosen])
+    data = pixels.data.cast("B")
+    descriptor = os.open(packed.file, os.O_WRONLY)
+    try:
+        put(descriptor, data, packed.offset + number * packed.part * packed.image_bytes)
+    finally:
+        os.close(descriptor)
+    return zlib.crc32(data)
 
 
 def finish(file: str, crcs: Sequence[int]) -> str:

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..hpc.config import Refused
-from .loading import DataModule, buffer
-from .parts import Parts
+from ..hpc.parts import Parts
+from .fetching import buffer
+from .loading import DataModule
 from .text_files import list_text, num_tokens, read_only, refuse_tokens_outside, split_text
 from .token_files import token_parts, vocabulary
 

@@ -5,13 +5,15 @@ tokenizer, end_of_text (the token between files, or null), sources, parts ([toke
 """
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from ..hpc.config import Refused
-from .parts import AGAIN, Parts
+from ..hpc.packing import put
+from ..hpc.parts import AGAIN, Parts
 from .text_files import is_tokens, read_only
 
 NUMBERS = ("tokens", "vocab_size", "bytes_per_token")
@@ -77,3 +79,34 @@ def token_parts(file: str) -> Parts:
     sizes = [num * tokens.itemsize for num, _ in noted["parts"]]
     offset = os.path.getsize(file) - tokens.nbytes
     return Parts(file, offset, sizes, [crc for _, crc in noted["parts"]], noted["checksum"])
+
+
+def header(num: int, dtype: str) -> bytes:
+    """What stands before the tokens in a .npy file; always of the same length."""
+    import numpy as np
+
+    stream = io.BytesIO()
+    form: dict[str, Any] = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (num,)}
+    np.lib.format.write_array_header_1_0(stream, form)
+    return stream.getvalue()
+
+
+def finish(descriptor: int, out: str, noted: dict[str, Any], done: list[Any]) -> None:
+    """The header before the tokens, and the note beside them: it is there when the tokens get their name.
+
+    Args:
+        noted: as `tokenizing.described`; completed here.
+        done: of each part (bytes of tokens, their crc32, bytes of text).
+
+    Raises:
+        OSError: the disk is full, say.
+    """
+    item = {"uint8": 1, "uint16": 2, "uint32": 4}[noted["dtype"]]
+    num = sum(size for size, _, _ in done) // item
+    put(descriptor, memoryview(header(num, noted["dtype"])), 0)
+    noted["tokens"], noted["parts"] = num, [[size // item, crc] for size, crc, _ in done]
+    noted["bytes_per_token"] = sum(length for _, _, length in done) / num
+    noted["checksum"] = checksum(noted)
+    with open(f"{out}.json.part", "w", encoding="utf-8") as note:
+        json.dump(noted, note)
+    os.replace(f"{out}.json.part", f"{out}.json")

@@ -1,5 +1,6 @@
 """Text into tokens, a piece at a time: by bytes, or by a tokenizer of the library `tokenizers`. No torch here."""
 
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -114,17 +115,20 @@ def dtype_for(vocab_size: int) -> str:
     return "uint8" if vocab_size <= 256 else "uint16" if vocab_size <= 65536 else "uint32"
 
 
-def header(num: int, dtype: str) -> bytes:
-    """What stands before the tokens in a .npy file; always of the same length."""
-    import io
-
-    import numpy as np
-
-    stream = io.BytesIO()
-    numpy_dtype = np.dtype(dtype)
-    form: dict[str, Any] = {"descr": numpy_dtype.str, "fortran_order": False, "shape": (num,)}
-    np.lib.format.write_array_header_1_0(stream, form)
-    return stream.getvalue()
+def described(asked: Any, files: Sequence[str], tokenizer: str, text: str) -> dict[str, Any]:
+    """What is noted beside the tokens, as far as it is known before they are made."""
+    size = 256
+    loaded = load(text, tokenizer) if text else None
+    if loaded:
+        size = num_tokens(loaded)
+    sha = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return {
+        "dtype": dtype_for(size),
+        "vocab_size": -(-size // 64) * 64,
+        "tokenizer": f"{tokenizer} {sha}" if text else "bytes",
+        "end_of_text": end_token(loaded) if loaded else None,
+        "sources": {"data.files": str(asked), "files": len(files), "bytes": sum(map(os.path.getsize, files))},
+    }
 
 
 def _cut(stream: Any, at: int, size: int) -> int:

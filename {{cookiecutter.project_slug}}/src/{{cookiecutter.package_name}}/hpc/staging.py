@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from functools import cache
 
-from ..hpc.config import Refused
+from .config import Refused
 from .parts import Parts, verify
 
 LOOKED_AT = 8  # parts of a copy that is there already

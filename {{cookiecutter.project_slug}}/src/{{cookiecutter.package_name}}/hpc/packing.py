@@ -10,16 +10,15 @@ import json
 import multiprocessing
 import os
 import signal
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from typing import IO, Any
 
-from ..hpc import launch
-from ..hpc.config import Refused
+from . import launch
+from .config import Refused
 
 Work = Callable[[int], Any]
 
@@ -97,23 +96,6 @@ def put(descriptor: int, data: memoryview, at: int) -> None:
         written = os.pwrite(descriptor, data, at)
         data, at = data[written:], at + written
     os.fdatasync(descriptor)
-
-
-def image_part(samples: Sequence[Any], size: int, part: int, file: str, offset: int, number: int) -> int:
-    """Decode images number * part and on, put them in their place in the file, and return their checksum."""
-    import numpy as np
-
-    from .image_files import fitted
-
-    chosen = samples[number * part : (number + 1) * part]
-    pixels = np.stack([fitted(image, size) for image, _ in chosen])
-    data = pixels.data.cast("B")
-    descriptor = os.open(file, os.O_WRONLY)
-    try:
-        put(descriptor, data, offset + number * part * pixels[0].nbytes)
-    finally:
-        os.close(descriptor)
-    return zlib.crc32(data)
 
 
 def no_room(error: OSError) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ..hpc.config import Refused
+from .config import Refused
 
 AGAIN = "copy it again, or pack again: python tools/pack.py ..."
 
