@@ -65,6 +65,7 @@ def test_what_draws_random_numbers_is_not_fetched_by_a_thread(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 
     class Drawing(DataModule):
         def dataset(self, split):
@@ -73,4 +74,5 @@ def test_what_draws_random_numbers_is_not_fetched_by_a_thread(monkeypatch):
     assert Indexed(Drawing(global_batch_size=2).dataset("train"), 1).draws
     assert Drawing(global_batch_size=2).train_dataloader().num_ahead == 0
     assert built("digits").train_dataloader().num_ahead == 2
+    assert built("digits", num_ahead=0).train_dataloader().num_ahead == 0
     assert built("digits", num_workers=1).train_dataloader().num_ahead == 0

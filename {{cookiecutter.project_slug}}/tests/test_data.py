@@ -320,7 +320,7 @@ def test_what_a_dataset_draws_takes_nothing_from_the_run():
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     expected = next_ones()
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    Indexed(Draws(), seed=1)[0, [3, 4]]
+    Indexed(Draws(), seed=1)[0, np.array([3, 4])]
     assert next_ones() == expected
 
 
@@ -386,7 +386,7 @@ def test_windows_follow_one_another_across_files(tmp_path):
     (tmp_path / "val").write_bytes(b"0123456789")
     data = built("text", files=f"{tmp_path}/*.txt", val_files=str(tmp_path / "val"), block_size=4)
     train = data.dataset("train")
-    inputs, targets = train.__getitems__([2, 0, 1])
+    inputs, targets = train.__getitems__(np.array([2, 0, 1]))
     assert [bytes(row) for row in inputs.tolist()] == [b"ijkl", b"abcd", b"efgh"]
     assert [bytes(row) for row in targets.tolist()] == [b"jklm", b"bcde", b"fghi"]
     assert str(inputs.dtype) == "torch.int64"
@@ -410,7 +410,7 @@ def test_a_batch_of_windows_is_what_one_by_one_gives(tmp_path, dtypes):
     for windows in (every, every[3:-2], every[::3], every[4:5]):
         data = Windows(files, windows, 5, 200)
         chosen = random.permutation(len(windows))
-        inputs, targets = data.__getitems__(chosen.tolist())
+        inputs, targets = data.__getitems__(chosen)
         starts = [windows[i] * 5 for i in chosen]
         assert inputs.tolist() == [whole[start : start + 5].tolist() for start in starts]
         assert targets.tolist() == [whole[start + 1 : start + 6].tolist() for start in starts]
@@ -420,7 +420,7 @@ def test_a_batch_of_windows_is_what_one_by_one_gives(tmp_path, dtypes):
     np.save(files[4], array)
     text_files.read_only.cache_clear(), text.all_windows.cache_clear()
     with pytest.raises(Refused, match="holds 199"):
-        Windows(files, every, 5, 199).__getitems__(list(every))
+        Windows(files, every, 5, 199).__getitems__(np.array(every))
 
 
 def test_few_files_keep_their_last_windows_for_evaluation(tmp_path):

@@ -19,7 +19,6 @@ from .fetching import Indexed, Loader
 from .files import refuse_large_batch
 
 IGNORED = -100  # cross-entropy's own default: a target that counts for nothing
-AHEAD = 2  # batches that wait for a GPU
 
 
 class DataModule(L.LightningDataModule):
@@ -28,11 +27,13 @@ class DataModule(L.LightningDataModule):
     A dataset is indexed by one int and returns (input, target); `__getitems__(indices)`, if there is one, returns the
     stacked (inputs, targets) of many at once, which is faster. Random numbers of torch, numpy or Python that it draws
     are a function of (seed, epoch, sample index), in `__getitems__` of the first index: also in a run that goes on.
-    A dataset that draws none says so (`draws = False`), which is faster again: a thread may fetch its batches ahead.
+    A dataset that draws none says so (`draws = False`) and has `__getitems__` of an int64 array, which is faster again:
+    a thread may fetch its batches ahead.
 
     Args:
         num_workers: processes that fetch; null: as many as this process has cores, but for one. What is gathered from
             memory is faster without.
+        num_ahead: batches that a thread fetches ahead for a GPU, where there are no workers; 0: none.
         stage: copy the files of `to_stage` to `node_local` before training.
         node_local: a folder on the node, as bash reads it.
     """
@@ -45,6 +46,7 @@ class DataModule(L.LightningDataModule):
         global_batch_size: int,
         seed: int = 1,
         num_workers: int | None = 0,
+        num_ahead: int = 2,
         stage: bool = False,
         node_local: str | None = None,
     ) -> None:
@@ -52,6 +54,7 @@ class DataModule(L.LightningDataModule):
         self.global_batch_size = global_batch_size
         self.seed = seed
         self.num_workers = num_workers
+        self.num_ahead = num_ahead
         self.stage, self.node_local = stage, node_local
 
     def dataset(self, split: str) -> Dataset:
@@ -134,7 +137,7 @@ class DataModule(L.LightningDataModule):
             worker_init_fn=deaf,  # warnings are for the ranks
         )
         if not (workers or dataset.draws) and torch.cuda.is_available():
-            loader.num_ahead = AHEAD
+            loader.num_ahead, loader.device = self.num_ahead, torch.cuda.current_device()
         return loader
 
     def _num_workers(self) -> int:

@@ -1,11 +1,9 @@
 """Images from one file that tools/pack.py made: the same images, in the same order, as from the folder it came from."""
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -58,7 +56,7 @@ class PackedSamples(Dataset):
 
     def __init__(self, packed: Packed, split: str, file: str) -> None:
         self.first, self.end = packed.splits[split]
-        self.labels = torch.from_numpy(packed.labels[self.first : self.end])
+        self.labels = packed.labels[self.first : self.end]
         self.place = (file, packed.offset, len(packed.labels), packed.image_bytes)  # mapped in each worker by itself
         self.shape = (3, packed.image_size, packed.image_size)
 
@@ -66,14 +64,13 @@ class PackedSamples(Dataset):
         return self.end - self.first
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = self.__getitems__([index])
+        inputs, targets = self.__getitems__(np.array([index]))
         return inputs[0], targets[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def __getitems__(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         """Images uint8 (batch, 3, size, size) and class numbers int64 (batch,)."""
-        rows = np.asarray(indices)
-        images = buffer((len(rows), *self.shape), torch.uint8)
-        out = images.numpy().reshape(len(rows), -1)
+        images = buffer((len(indices), *self.shape), "uint8")
+        out = images.numpy().reshape(len(indices), -1)
         # "clip" is what lets numpy write into `out` without a copy between; the sampler gives no index to clip.
-        packed_files.pixels(*self.place).take(rows + self.first, axis=0, out=out, mode="clip")
-        return images, self.labels[torch.from_numpy(rows)]
+        packed_files.pixels(*self.place).take(indices + self.first, axis=0, out=out, mode="clip")
+        return images, torch.from_numpy(self.labels[indices])

@@ -3,7 +3,6 @@
 import functools
 import os
 import sysconfig
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch.utils.data import Dataset
 
 from ..hpc.config import Refused
 from ..hpc.parts import Parts
-from .fetching import buffer
+from .fetching import tensor
 from .loading import DataModule
 from .text_files import list_text, num_tokens, read_only, refuse_tokens_outside, split_text
 from .token_files import token_parts, vocabulary
@@ -21,6 +20,9 @@ from .token_files import token_parts, vocabulary
 # Tests, what is installed beside the library, and tables and manuals in the shape of code.
 NOT_SOURCES = {"test", "tests", "idle_test", "lib2to3", "idlelib", "site-packages", "dist-packages", "__pycache__"}
 NOT_SOURCES |= {"encodings", "pydoc_data"}
+
+# dtype -> whether it has negative numbers, and its largest.
+RANGES = {f"{kind}{2**n}": (kind == "i", 2 ** (2 ** (n + 3) - (kind == "i")) - 1) for kind in "iu" for n in range(4)}
 
 
 class NextToken(DataModule):
@@ -102,36 +104,48 @@ class Windows(Dataset):
 
     def __init__(self, files: list[str], windows: range, block_size: int, vocab_size: int) -> None:
         self.files, self.windows, self.block_size, self.vocab_size = files, windows, block_size, vocab_size
-        self.ends = np.cumsum([num_tokens(file) for file in files])
+        lengths = [num_tokens(file) for file in files]
+        self.ends = np.cumsum(lengths)
+        self.begins = self.ends - lengths
 
     def __len__(self) -> int:
         return len(self.windows)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = self.__getitems__([index])
+        inputs, targets = self.__getitems__(np.array([index]))
         return inputs[0], targets[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, each int64 (batch, block_size). Of each file that they touch, one gather."""
-        starts = (self.windows.start + self.windows.step * np.asarray(indices)) * self.block_size
-        inputs, targets = (buffer((len(starts), self.block_size), torch.int64) for _ in range(2))
-        first = np.searchsorted(self.ends, starts, side="right")
-        for file in first[:1] if (first == first[0]).all() else np.unique(first):
-            rows = np.flatnonzero(first == file) if len(first) > 1 else np.zeros(1, int)
-            tokens = self._gather(int(file), starts[rows])
-            self._refuse_outside(tokens, int(file))
-            rows = slice(None) if len(rows) == len(starts) else rows
-            inputs.numpy()[rows], targets.numpy()[rows] = tokens[:, :-1], tokens[:, 1:]
-        return inputs, targets
+    def __getitems__(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, each int64 (batch, block_size).
 
-    def _gather(self, file: int, starts: np.ndarray) -> np.ndarray:
-        """Windows that begin in a file, (len(starts), block_size + 1); only the last of them can leave it."""
-        every = all_windows(self.files[file], self.block_size + 1)
-        starts = starts - (int(self.ends[file]) - num_tokens(self.files[file]))
-        if starts.max() < len(every):
-            return every[starts]
-        rows = [every[start] if start < len(every) else self._across(file, start) for start in starts]
-        return np.array(rows, np.int64)  # files may differ in dtype
+        Raises:
+            Refused: a token is outside of the vocabulary.
+        """
+        starts = (indices * self.windows.step + self.windows.start) * self.block_size
+        tokens = self._from(0, starts) if len(self.files) == 1 else self._from_several(starts)
+        return tensor(tokens[:, :-1], "int64"), tensor(tokens[:, 1:], "int64")
+
+    def _from_several(self, starts: np.ndarray) -> np.ndarray:
+        """Windows int64 (batch, block_size + 1): one gather for each file that they begin in."""
+        windows = np.empty((len(starts), self.block_size + 1), np.int64)
+        files = np.searchsorted(self.ends, starts, side="right")
+        for file in np.unique(files):
+            rows = np.flatnonzero(files == file)
+            windows[rows] = self._from(int(file), starts[rows] - self.begins[file])
+        return windows
+
+    def _from(self, file: int, starts: np.ndarray) -> np.ndarray:
+        """Windows that begin at these tokens of a file; only those of its last tokens can leave it."""
+        every, name = all_windows(self.files[file], self.block_size + 1), self.files[file]
+        if len(self.files) == 1 or starts.max() < len(every):
+            tokens = every[starts]
+        else:
+            rows = [every[start] if start < len(every) else self._across(file, start) for start in starts]
+            tokens = np.array(rows, np.int64)  # files may differ in dtype
+        signed, most = RANGES[tokens.dtype.str[1:]]
+        if most >= self.vocab_size:  # else no token can be outside
+            refuse_tokens_outside(self.vocab_size, int(tokens.min()) if signed else 0, int(tokens.max()), name)
+        return tokens
 
     def _across(self, file: int, start: int) -> np.ndarray:
         """A window from token `start` of a file into those after it."""
@@ -140,11 +154,6 @@ class Windows(Dataset):
             pieces.append(read_only(self.files[file])[start : start + missing])
             file, start, missing = file + 1, 0, missing - len(pieces[-1])
         return np.concatenate(pieces, dtype=np.int64, casting="unsafe")
-
-    def _refuse_outside(self, tokens: np.ndarray, file: int) -> None:
-        kind = np.iinfo(tokens.dtype)
-        if kind.min < 0 or kind.max >= self.vocab_size:  # else no token can be
-            refuse_tokens_outside(self.vocab_size, int(tokens.min()), int(tokens.max()), self.files[file])
 
 
 @functools.lru_cache(maxsize=256)
