@@ -97,11 +97,15 @@ def pack_images(data: Any, out: str) -> None:
             packed_files.create(f"{part}.new", names, labels, words, ranges, size)
             os.replace(f"{part}.new", part)
         shape = packed_files.read(part, unfinished=True)
-        work = partial(packed_files.put_part, samples, shape)
-        for crc in progress(work, len(done), len(shape.crcs), "packing images"):
-            note(crc)
-            done.append(crc)
-        checksum = packed_files.finish(part, done)
+        crcs, bad = dict(done), []
+        left = [number for number in range(len(shape.crcs)) if number not in crcs]
+        for number, crc, unreadable in progress(partial(packed_files.put_part, samples, shape), left, "packing images"):
+            bad += unreadable
+            if not unreadable:
+                crcs[number] = crc
+                note([number, crc])
+        refuse_unreadable(bad)
+        checksum = packed_files.finish(part, [crcs[number] for number in range(len(crcs))])
         packing.finished(out)
     what = f"{len(samples)} images of {size} x {size} pixels in {len(classes)} classes"
     report(out, [file for file, _ in samples], what, checksum)
@@ -113,9 +117,12 @@ def pack_text(data: Any, out: str, tokenizer: str) -> None:
     if text_files.is_tokens(files[0]):
         raise Refused("data.files", files[0], "is text; this holds tokens already", "data=text data.files=<it>")
     files = text_files.by_hash(files)  # the last are those that evaluation gets: some of everything
-    every = tokenizing.pieces(files)
+    every = tokenizing.parts(files)
     spec = tokenizer if tokenizer in ("bytes", "bpe") else read(tokenizer)
     with packing.journal(out, plan("text", spec, data.vocab_size, every)) as (done, note):
+        if spec != "bytes" and not done:
+            checks = progress(partial(tokenizing.unreadable, every), range(len(every)), "looking through text")
+            refuse_unreadable([refused for found in checks for refused in found])
         text = "" if spec == "bytes" else vocabulary(out, spec, tokenizer, data.vocab_size, every, bool(done))
         noted = tokenizing.described(data.files, files, tokenizer, text)
         work = partial(tokenizing.byte_part, every)
@@ -126,7 +133,7 @@ def pack_text(data: Any, out: str, tokenizer: str) -> None:
             stream.truncate(start + sum(size for size, _, _ in done))  # what was written, but not noted
             at = stream.seek(0, os.SEEK_END)
         with open(packing.beside(out)[0], "r+b", buffering=0) as stream:
-            for tokens, length in progress(work, len(done), -(-len(every) // tokenizing.PART), "packing text"):
+            for tokens, length in progress(work, range(len(done), len(every)), "packing text"):
                 packing.put(stream.fileno(), memoryview(tokens), at)
                 at += len(tokens)
                 done.append([len(tokens), zlib.crc32(tokens), length])
@@ -139,7 +146,12 @@ def pack_text(data: Any, out: str, tokenizer: str) -> None:
 
 
 def vocabulary(
-    out: str, spec: str, tokenizer: str, vocab_size: int | None, every: Sequence[tokenizing.Piece], begun: bool
+    out: str,
+    spec: str,
+    tokenizer: str,
+    vocab_size: int | None,
+    every: Sequence[Sequence[tokenizing.Piece]],
+    begun: bool,
 ) -> str:
     """The tokenizer.json, kept beside the tokens: what was given, or trained now or when this was begun."""
     beside = f"{out}.tokenizer.json"
@@ -162,13 +174,24 @@ def vocabulary(
     return text
 
 
-def progress(work: Callable[[int], Any], done: int, num: int, title: str) -> Iterator[Any]:
+def progress(work: Callable[[int], Any], left: Sequence[int], title: str) -> Iterator[Any]:
+    """What `work` returns for the parts that are left, in order."""
     from tqdm import tqdm
 
-    processes = len(os.sched_getaffinity(0))
-    left = packing.in_order(work, range(done, num), min(processes, num - done)) if done < num else ()
     tqdm.monitor_interval = 0  # no thread: processes are forked
-    yield from tqdm(left, f"{title} ({processes} processes)", num, initial=done, unit="part")
+    if left:
+        processes = min(len(os.sched_getaffinity(0)), len(left))
+        results = packing.in_order(work, left, processes)
+        yield from tqdm(results, f"{title} ({processes} processes)", len(left), unit="part")
+
+
+def refuse_unreadable(bad: Sequence[Refused]) -> None:
+    """All of them at once: what is written anew in its place costs no more than its part."""
+    for refused in bad[1:]:
+        print(f"{refused.key}={refused.value}: {refused.rule}", file=sys.stderr)
+    if bad:
+        more = f" ({len(bad) - 1} more are named above)" if len(bad) > 1 else ""
+        raise Refused(bad[0].key, bad[0].value, bad[0].rule + more, bad[0].fix)
 
 
 def plan(*what: Any) -> str:
@@ -204,6 +227,8 @@ def report(out: str, files: Sequence[str], what: str, checksum: str) -> None:
 def verify(file: str) -> None:
     """Raises `Refused` where a file is not what was packed."""
     packed = file.endswith(SUFFIX["images"])
+    if not packed and not os.path.exists(f"{file}.json"):
+        raise Refused("--verify", file, "is a file that this program made", "--verify FILE.h5, or FILE.npy")
     found = packed_files.read(file).parts if packed else token_files.token_parts(file)
     num = parts.verify(found, "data.file" if packed else "data.files")
     print(f"{file}: as it was packed ({num} parts, checksum {found.checksum[:16]})")

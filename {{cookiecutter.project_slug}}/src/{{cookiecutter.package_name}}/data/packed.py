@@ -4,6 +4,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 

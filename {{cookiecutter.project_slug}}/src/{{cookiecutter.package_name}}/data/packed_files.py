@@ -81,24 +81,32 @@ def create(
         h5py.h5d.create(made.id, b"images", h5py.h5t.STD_U8LE, space, early)
 
 
-def put_part(samples: Samples, packed: Packed, number: int) -> int:
-    """Decode the images of a part, put them in their place in the file, and return their checksum.
+def put_part(samples: Samples, packed: Packed, number: int) -> tuple[int, int | None, list[Refused]]:
+    """Decode the images of a part and put them in their place in the file.
+
+    Returns:
+        The part's number, its checksum or None, and which of its images cannot be decoded: then nothing is written.
 
     Raises:
         OSError: the disk is full, say.
-        Refused: one cannot be decoded.
     """
     import numpy as np
 
-    chosen = samples[number * packed.part : (number + 1) * packed.part]
-    pixels = np.stack([fitted(image, packed.image_size) for image, _ in chosen])
-    data = pixels.data.cast("B")
+    decoded, bad = [], []
+    for image, _ in samples[number * packed.part : (number + 1) * packed.part]:
+        try:
+            decoded.append(fitted(image, packed.image_size))
+        except Refused as refused:
+            bad.append(refused)
+    if bad:
+        return number, None, bad
+    data = np.stack(decoded).data.cast("B")
     descriptor = os.open(packed.file, os.O_WRONLY)
     try:
         put(descriptor, data, packed.offset + number * packed.part * packed.image_bytes)
     finally:
         os.close(descriptor)
-    return zlib.crc32(data)
+    return number, zlib.crc32(data), []
 
 
 def finish(file: str, crcs: Sequence[int]) -> str:

@@ -6,7 +6,6 @@ import sysconfig
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 

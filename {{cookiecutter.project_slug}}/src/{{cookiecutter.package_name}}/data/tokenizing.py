@@ -11,19 +11,26 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 PIECE = 1 << 20  # bytes: a tokenizer needs a few hundred times as much memory
-PART = 16  # pieces that one process does at a time
+PART = 1 << 24  # bytes that one process does at a time
 TRAINED_ON = 1 << 30  # bytes, evenly spread; more text makes a BPE hardly better
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>")  # the token that ends a file: the first that there is
 
 Piece = tuple[str, int, int]  # file, first byte, one past the last: before they are moved to where lines begin
 
 
-def pieces(files: Sequence[str]) -> list[Piece]:
-    """All files, in order, in pieces of about PIECE bytes."""
-    found = []
+def parts(files: Sequence[str]) -> list[list[Piece]]:
+    """All files, in order, in parts of about PART bytes, which are pieces of at most about PIECE."""
+    found: list[list[Piece]] = [[]]
+    filled = 0
     for file in files:
         size = os.path.getsize(file)
-        found += [(file, start, min(start + PIECE, size)) for start in range(0, size, PIECE)]
+        for start in range(0, size, PIECE):
+            if filled >= PART:
+                found.append([])
+                filled = 0
+            end = min(start + PIECE, size)
+            found[-1].append((file, start, end))
+            filled += end - start
     return found
 
 
@@ -46,22 +53,33 @@ def text_of(piece: Piece) -> tuple[str, int, bool]:
         raise Refused("data.files", file, rule, "iconv -f latin1 -t utf-8, leave it out, or tokenizer=bytes") from None
 
 
-def byte_part(every: Sequence[Piece], number: int) -> tuple[bytes, int]:
+def unreadable(every: Sequence[Sequence[Piece]], number: int) -> list[Refused]:
+    """Which pieces of a part are not UTF-8."""
+    found = []
+    for piece in every[number]:
+        try:
+            text_of(piece)
+        except Refused as refused:
+            found.append(refused)
+    return found
+
+
+def byte_part(every: Sequence[Sequence[Piece]], number: int) -> tuple[bytes, int]:
     """(tokens, bytes of text): of bytes the same."""
     read = b""
-    for file, start, end in every[number * PART : (number + 1) * PART]:
+    for file, start, end in every[number]:
         with open(file, "rb") as stream:
             stream.seek(start)
             read += stream.read(end - start)
     return read, len(read)
 
 
-def token_part(every: Sequence[Piece], tokenizer: "Tokenizer", dtype: str, number: int) -> tuple[bytes, int]:
-    """(tokens as bytes of `dtype`, bytes of text) of pieces number * PART and on. Raises `Refused`."""
+def token_part(every: Sequence[Sequence[Piece]], tokenizer: "Tokenizer", dtype: str, number: int) -> tuple[bytes, int]:
+    """(tokens as bytes of `dtype`, bytes of text) of a part. Raises `Refused`."""
     import numpy as np
 
     end_of_text, tokens, size = end_token(tokenizer), [], 0
-    for piece in every[number * PART : (number + 1) * PART]:
+    for piece in every[number]:
         text, length, ends = text_of(piece)
         tokens.append(np.array(tokenizer.encode(text, add_special_tokens=False).ids, dtype))
         size += length
@@ -80,7 +98,7 @@ def load(text: str, source: str) -> "Tokenizer":
         raise Refused("tokenizer", source, f"is the tokenizer.json of a tokenizer: {error}", "tokenizer=bpe") from None
 
 
-def trained(every: Sequence[Piece], vocab_size: int) -> str:
+def trained(every: Sequence[Sequence[Piece]], vocab_size: int) -> str:
     """The tokenizer.json of a byte-level BPE that is trained on (some of) the pieces. Raises `Refused`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -92,8 +110,11 @@ def trained(every: Sequence[Piece], vocab_size: int) -> str:
         vocab_size=vocab_size, special_tokens=[ENDS[0]], initial_alphabet=alphabet, show_progress=False
     )  # type: ignore
 
+    chosen = [piece for part in every for piece in part]
+    size = sum(end - start for _, start, end in chosen)
+
     def some() -> Iterator[str]:
-        for piece in every[:: max(1, -(-len(every) * PIECE // TRAINED_ON))]:
+        for piece in chosen[:: max(1, size // TRAINED_ON)]:
             yield text_of(piece)[0]
 
     tokenizer.train_from_iterator(some(), trainer)
