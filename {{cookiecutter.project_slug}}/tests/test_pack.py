@@ -347,6 +347,16 @@ def test_a_disk_that_fills_up_loses_nothing(tmp_path, small_disk, monkeypatch, k
     done("--verify", words[-1].partition("=")[2])
 
 
+@pytest.mark.slow
+def test_a_folder_whose_name_is_not_utf_8_is_packed_and_trained_on(tmp_path, call):
+    folder = tmp_path / os.fsdecode(b"d\xff \xd1\x84")
+    pack_images(f"'{make_images(folder / 'images')}'", folder / "x.h5")
+    words = ["data=packed", f"data.file='{folder}/x.h5'", "data.global_batch_size=8", "trainer.max_steps=2"]
+    words += ["model=resnet18", "model.network.depths=[1]", "model.network.widths=[8]", f"run_dir={tmp_path}/run"]
+    ran = call(*words)
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_packing_needs_no_torch(tmp_path):
     (tmp_path / "texts").write_text(TEXT * 10)
     code = "import runpy, sys; runpy.run_path(sys.argv[0], run_name='__main__'); assert 'torch' not in sys.modules"
