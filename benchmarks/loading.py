@@ -1,9 +1,9 @@
 """How fast data come: python benchmarks/loading.py [--folder DIR] [--node-local DIR] [--out results.json]
 
 What training sees, batch for batch: the project's data module, sampler and loader over files that tools/pack.py made,
-against numpy's fancy indexing of the same arrays in RAM with an order that is there already. Both take turns, and the
-files are in the page cache. Then the same photos from a folder of JPEG files, packed, and staged, in --folder: there
-the first epoch reads from the file system, as its pages are dropped before, where the kernel does that.
+against numpy's fancy indexing of the same arrays in RAM with an order that is there already, in one thread. Both take
+turns, and the files are in the page cache. Then the same photos from a folder of JPEG files, packed, and staged, in
+--folder: there the first epoch reads from the file system, where that lets go of a file's pages when asked to.
 
 The photos are crops of the two that scikit-learn brings along; the text is Python's standard library, as its BPE.
 """
@@ -26,7 +26,7 @@ import numpy as np
 from cookiecutter.main import cookiecutter
 
 TEMPLATE = Path(__file__).resolve().parents[1]
-PHOTOS, PIXELS = 2400, 256
+PHOTOS, PIXELS = 4800, 256
 ROUNDS, SECONDS = 9, 0.5  # turns of each, and about how long one lasts
 BLOCK, BATCH_TOKENS = 1024, 64
 
@@ -100,8 +100,10 @@ def images(file: str, batch: int) -> list[dict[str, Any]]:
     ram = np.fromfile(file, np.uint8, np.prod(shape), offset=found.offset).reshape(shape)[first:end]
     labels = found.labels[first:end]
 
+    order = orders(len(ram), batch)
+
     def floor() -> Iterator[Any]:
-        for rows in orders(len(ram), batch):
+        for rows in order:
             yield ram[rows], labels[rows]
 
     name = f"packed images, {found.image_size} x {found.image_size}, batches of {batch}"
@@ -116,8 +118,10 @@ def tokens(file: str) -> list[dict[str, Any]]:
     ram = np.load(file)
     num, every = len(data.dataset("train")), np.lib.stride_tricks.sliding_window_view(ram, BLOCK + 1)
 
+    order = orders(num, BATCH_TOKENS)
+
     def floor() -> Iterator[Any]:
-        for rows in orders(num, BATCH_TOKENS):
+        for rows in order:
             read = every[rows * BLOCK]
             yield read[:, :-1].astype(np.int64), read[:, 1:].astype(np.int64)
 

@@ -419,8 +419,9 @@ def test_a_batch_of_windows_is_what_one_by_one_gives(tmp_path, dtypes):
     array[-1] = 199
     np.save(files[4], array)
     text_files.read_only.cache_clear(), text.all_windows.cache_clear()
-    with pytest.raises(Refused, match="holds 199"):
-        Windows(files, every, 5, 199).__getitems__(np.array(every))
+    for chosen, num in ((files, len(every)), (files[4:5], 19)):
+        with pytest.raises(Refused, match="holds 199"):
+            Windows(chosen, range(num), 5, 199).__getitems__(np.arange(num))
 
 
 def test_few_files_keep_their_last_windows_for_evaluation(tmp_path):

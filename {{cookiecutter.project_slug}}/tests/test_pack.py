@@ -287,7 +287,7 @@ def test_tokens_that_are_not_as_noted_are_refused(tmp_path, damage):
         np.save(out, tokens)
     else:
         noted = json.loads(Path(f"{out}.json").read_text())
-        Path(f"{out}.json").write_text(json.dumps(noted | {"vocab_size": 64}))
+        Path(f"{out}.json").write_text(json.dumps(noted | {"bytes_per_token": 2.0}))
     assert str(out) in refused(files.text_files, "text", files=str(out), block_size=16)
 
 

@@ -66,6 +66,18 @@ def test_a_copy_that_is_not_whole_is_made_again(tmp_path, images, local, damage)
     assert copy.read_bytes() == good
 
 
+def test_a_copy_that_went_wrong_gets_no_name(tmp_path, images, local, monkeypatch):
+    def copies(source, target):
+        data, offset = bytearray(Path(source).read_bytes()), packed_files.read(images).offset
+        data[offset] ^= 1
+        Path(target).write_bytes(data)
+
+    monkeypatch.setattr(staging.shutil, "copyfile", copies)
+    with pytest.raises(Refused, match="holds what was packed"):
+        staged(file=images, node_local=local)
+    assert [path for path in (tmp_path / "local").rglob("*") if path.is_file()] == []
+
+
 def test_tokens_are_staged_and_their_files_are_not_mixed_up(tmp_path, local):
     pack_text(write_texts(tmp_path / "train"), tmp_path / "train.npy")
     pack_text(write_texts(tmp_path / "val", 3), tmp_path / "val.npy")

@@ -32,11 +32,11 @@ def notes(file: str) -> dict[str, Any] | None:
         with open(path, encoding="utf-8") as stream:
             noted = json.load(stream)
         numbers = [noted[key] + 0 for key in NUMBERS]
-        parts, dtype, whole = noted["parts"], noted["dtype"], noted["checksum"] == checksum(noted)
+        dtype, whole = noted["dtype"], noted["checksum"] == checksum(noted)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refused("data.files", path, f"is what tools/pack.py has written; {error!r}", AGAIN) from None
     tokens = read_only(file)
-    if not whole or (len(tokens), str(tokens.dtype)) != (numbers[0], dtype) or sum(n for n, _ in parts) != len(tokens):
+    if not whole or (len(tokens), str(tokens.dtype)) != (numbers[0], dtype):
         rule = f"{path} describes it: {numbers[0]} tokens, {dtype}; it holds {len(tokens)}, {tokens.dtype}"
         raise Refused("data.files", file, rule, AGAIN)
     return noted

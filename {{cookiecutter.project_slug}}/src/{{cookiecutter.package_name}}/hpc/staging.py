@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 
 from .config import Refused
@@ -45,20 +46,18 @@ def stage(parts: Parts, node_local: str) -> str:
         Refused: there is no room, the copy cannot be written, or it is not what was packed.
     """
     copy = copy_of(parts, node_local)
-    copied = Parts(copy, parts.offset, parts.sizes, parts.crcs, parts.checksum)
     size = os.path.getsize(parts.file)
     try:
         if _is_there(copy, size):
             with suppress(Refused):  # what is damaged is copied again
-                verify(copied, "data.stage", LOOKED_AT)
+                verify(replace(parts, file=copy), "data.stage", LOOKED_AT)
                 return copy
         _refuse_without_room(size, node_local)
         sys.stderr.write(f"{socket.gethostname()}: copying {parts.file} ({size / 1e9:.3g} GB) to {copy}\n")
-        _copy(parts.file, copy)
+        _copy(parts, copy)
     except OSError as error:
         rule = f"copies {parts.file} to {copy} on {socket.gethostname()}; {error.strerror or error}"
         raise Refused("data.stage", True, rule, f"make room there, {WITHOUT}", alone=True) from None
-    verify(copied, "data.stage")
     return copy
 
 
@@ -80,12 +79,13 @@ def _refuse_without_room(size: int, node_local: str) -> None:
         raise Refused("data.stage", True, rule, f"another cluster.node_local=, {WITHOUT}", alone=True)
 
 
-def _copy(file: str, copy: str) -> None:
-    """Aside, then renamed: what bears the name is whole."""
+def _copy(parts: Parts, copy: str) -> None:
+    """Aside, verified, then renamed: what bears the name is whole."""
     os.makedirs(os.path.dirname(copy), mode=0o700, exist_ok=True)
     aside = f"{copy}.{os.getpid()}.part"
     try:
-        shutil.copyfile(file, aside)
+        shutil.copyfile(parts.file, aside)
+        verify(replace(parts, file=aside), "data.stage")
         os.replace(aside, copy)
     finally:
         with suppress(FileNotFoundError):
