@@ -86,14 +86,14 @@ class Indexed(Dataset):
         return self.dataset[index]
 
 
-def buffer(shape: Sequence[int], dtype: str) -> Tensor:
+def buffer(shape: Sequence[int], dtype: type[np.generic]) -> Tensor:
     """An empty tensor for a batch; pinned where it goes to a GPU from here, so that it is not copied once more."""
     if _pins() and get_worker_info() is None:
-        return torch.empty(tuple(shape), dtype=getattr(torch, dtype), pin_memory=True)
+        return torch.empty(tuple(shape), dtype=getattr(torch, dtype.__name__), pin_memory=True)
     return torch.from_numpy(np.empty(shape, dtype))  # in huge pages, unlike torch's
 
 
-def tensor(array: np.ndarray, dtype: str) -> Tensor:
+def tensor(array: np.ndarray, dtype: type[np.generic]) -> Tensor:
     """A copy of an array, in a `buffer`."""
     if not _pins() or get_worker_info():
         return torch.from_numpy(array.astype(dtype))

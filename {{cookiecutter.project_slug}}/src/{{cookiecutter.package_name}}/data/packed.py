@@ -70,7 +70,7 @@ class PackedSamples(Dataset):
 
     def __getitems__(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         """Images uint8 (batch, 3, size, size) and class numbers int64 (batch,)."""
-        images = buffer((len(indices), *self.shape), "uint8")
+        images = buffer((len(indices), *self.shape), np.uint8)
         out = images.numpy().reshape(len(indices), -1)
         # "clip" is what lets numpy write into `out` without a copy between; the sampler gives no index to clip.
         packed_files.pixels(*self.place).take(indices + self.first, axis=0, out=out, mode="clip")

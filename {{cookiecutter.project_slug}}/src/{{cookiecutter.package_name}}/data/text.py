@@ -122,7 +122,7 @@ class Windows(Dataset):
         """
         starts = (indices * self.windows.step + self.windows.start) * self.block_size
         tokens = self._from(0, starts) if len(self.files) == 1 else self._from_several(starts)
-        return tensor(tokens[:, :-1], "int64"), tensor(tokens[:, 1:], "int64")
+        return tensor(tokens[:, :-1], np.int64), tensor(tokens[:, 1:], np.int64)
 
     def _from_several(self, starts: np.ndarray) -> np.ndarray:
         """Windows int64 (batch, block_size + 1): one gather for each file that they begin in."""
@@ -135,7 +135,7 @@ class Windows(Dataset):
 
     def _from(self, file: int, starts: np.ndarray) -> np.ndarray:
         """Windows that begin at these tokens of a file; only those of its last tokens can leave it."""
-        every, name = all_windows(self.files[file], self.block_size + 1), self.files[file]
+        every = all_windows(self.files[file], self.block_size + 1)
         if len(self.files) == 1 or starts.max() < len(every):
             tokens = every[starts]
         else:
@@ -143,7 +143,8 @@ class Windows(Dataset):
             tokens = np.array(rows, np.int64)  # files may differ in dtype
         signed, most = RANGES[tokens.dtype.str[1:]]
         if most >= self.vocab_size:  # else no token can be outside
-            refuse_tokens_outside(self.vocab_size, int(tokens.min()) if signed else 0, int(tokens.max()), name)
+            least = int(tokens.min()) if signed else 0
+            refuse_tokens_outside(self.vocab_size, least, int(tokens.max()), self.files[file])
         return tokens
 
     def _across(self, file: int, start: int) -> np.ndarray:
