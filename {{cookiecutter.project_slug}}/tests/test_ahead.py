@@ -49,8 +49,9 @@ def test_what_fetching_raises_is_raised():
     assert "batches ahead" not in names()
 
 
-def test_a_loader_that_fetches_ahead_gives_the_same_also_from_the_middle():
-    data = built("stdlib", global_batch_size=64, block_size=1024)
+def test_a_loader_that_fetches_ahead_gives_the_same_also_from_the_middle(tmp_path):
+    (tmp_path / "text").write_bytes(bytes(i * i % 251 for i in range(20_000)))
+    data = built("text", files=str(tmp_path / "text"), global_batch_size=16, block_size=64)
     alone = data.train_dataloader()
     loader = data.train_dataloader()
     assert isinstance(loader, Loader) and loader.num_ahead == 0  # no GPU here

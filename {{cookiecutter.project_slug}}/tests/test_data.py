@@ -395,10 +395,12 @@ def test_windows_follow_one_another_across_files(tmp_path):
     assert bytes(data.dataset("test")[1][1].tolist()) == b"5678"
 
 
-@pytest.mark.parametrize("dtypes", [["uint16"], ["uint8", "uint32", "int64"]], ids=["one dtype", "several"])
-def test_a_batch_of_windows_is_what_one_by_one_gives(tmp_path, dtypes):
+@pytest.mark.parametrize("in_memory", [0, 1000], ids=["mapped", "in memory"])
+@pytest.mark.parametrize("dtypes", [["uint16"], ["uint8", "uint64", "int64"]], ids=["one dtype", "several"])
+def test_a_batch_of_windows_is_what_one_by_one_gives(tmp_path, monkeypatch, dtypes, in_memory):
     from {{ cookiecutter.package_name }}.data.text import Windows
 
+    monkeypatch.setattr(text, "IN_MEMORY", in_memory)
     random = np.random.default_rng(0)
     lengths = [1, 40, 3, 2, 100, 7, 1, 1, 60]
     arrays = [random.integers(0, 200, n).astype(dtypes[i % len(dtypes)]) for i, n in enumerate(lengths)]
@@ -418,7 +420,7 @@ def test_a_batch_of_windows_is_what_one_by_one_gives(tmp_path, dtypes):
     array = arrays[4]
     array[-1] = 199
     np.save(files[4], array)
-    text_files.read_only.cache_clear(), text.all_windows.cache_clear()
+    text_files.read_only.cache_clear(), text.all_windows_of.cache_clear()
     for chosen, num in ((files, len(every)), (files[4:5], 19)):
         with pytest.raises(Refused, match="holds 199"):
             Windows(chosen, range(num), 5, 199).__getitems__(np.arange(num))

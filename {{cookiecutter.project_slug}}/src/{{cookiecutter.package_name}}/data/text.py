@@ -20,6 +20,7 @@ from .token_files import token_parts, vocabulary
 NOT_SOURCES = {"test", "tests", "idle_test", "lib2to3", "idlelib", "site-packages", "dist-packages", "__pycache__"}
 NOT_SOURCES |= {"encodings", "pydoc_data"}
 
+IN_MEMORY = 1 << 26  # tokens
 # dtype -> whether it has negative numbers, and its largest.
 RANGES = {f"{kind}{2**n}": (kind == "i", 2 ** (2 ** (n + 3) - (kind == "i")) - 1) for kind in "iu" for n in range(4)}
 
@@ -97,7 +98,11 @@ class StandardLibrary(NextToken):
 
 
 class Windows(Dataset):
-    """Files laid end to end, seen through windows: number i starts at token i * block_size, across files if need be."""
+    """Files laid end to end, seen through windows: number i starts at token i * block_size, across files if need be.
+
+    One file is read through its memory map, a batch in one gather. So are several, in memory, if together they are
+    small. Of many that are large, each is gathered from by itself, which is slower: tools/pack.py makes one of them.
+    """
 
     draws = False  # random numbers
 
@@ -106,6 +111,8 @@ class Windows(Dataset):
         lengths = [num_tokens(file) for file in files]
         self.ends = np.cumsum(lengths)
         self.begins = self.ends - lengths
+        small = len(files) > 1 and self.ends[-1] <= IN_MEMORY
+        self.loaded = _together([read_only(file) for file in files]) if small else None
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -121,31 +128,33 @@ class Windows(Dataset):
             Refused: a token is outside of the vocabulary.
         """
         starts = (indices * self.windows.step + self.windows.start) * self.block_size
-        tokens = self._from(0, starts) if len(self.files) == 1 else self._from_several(starts)
+        if self.loaded is not None:
+            tokens = all_windows(self.loaded, self.block_size + 1)[starts]
+        elif len(self.files) == 1:
+            tokens = all_windows_of(self.files[0], self.block_size + 1)[starts]
+        else:
+            tokens = self._from_several(starts)
+        signed, most = RANGES[tokens.dtype.str[1:]]
+        if most >= self.vocab_size:  # else no token can be outside
+            least, most = int(tokens.min()) if signed else 0, int(tokens.max())
+            if least < 0 or most >= self.vocab_size:
+                row, column = np.argwhere((tokens < 0) | (tokens >= self.vocab_size))[0]
+                file = int(np.searchsorted(self.ends, starts[row] + column, side="right"))
+                refuse_tokens_outside(self.vocab_size, least, most, self.files[file])
         return tensor(tokens[:, :-1], np.int64), tensor(tokens[:, 1:], np.int64)
 
     def _from_several(self, starts: np.ndarray) -> np.ndarray:
         """Windows int64 (batch, block_size + 1): one gather for each file that they begin in."""
         windows = np.empty((len(starts), self.block_size + 1), np.int64)
         files = np.searchsorted(self.ends, starts, side="right")
-        for file in np.unique(files):
+        for file in np.unique(files).tolist():
             rows = np.flatnonzero(files == file)
-            windows[rows] = self._from(int(file), starts[rows] - self.begins[file])
+            every, local = all_windows_of(self.files[file], self.block_size + 1), starts[rows] - self.begins[file]
+            inside = local < len(every)
+            windows[rows[inside]] = every[local[inside]]
+            for row, start in zip(rows[~inside], local[~inside], strict=True):
+                windows[row] = self._across(file, int(start))
         return windows
-
-    def _from(self, file: int, starts: np.ndarray) -> np.ndarray:
-        """Windows that begin at these tokens of a file; only those of its last tokens can leave it."""
-        every = all_windows(self.files[file], self.block_size + 1)
-        if len(self.files) == 1 or starts.max() < len(every):
-            tokens = every[starts]
-        else:
-            rows = [every[start] if start < len(every) else self._across(file, start) for start in starts]
-            tokens = np.array(rows, np.int64)  # files may differ in dtype
-        signed, most = RANGES[tokens.dtype.str[1:]]
-        if most >= self.vocab_size:  # else no token can be outside
-            least = int(tokens.min()) if signed else 0
-            refuse_tokens_outside(self.vocab_size, least, int(tokens.max()), self.files[file])
-        return tokens
 
     def _across(self, file: int, start: int) -> np.ndarray:
         """A window from token `start` of a file into those after it."""
@@ -153,11 +162,20 @@ class Windows(Dataset):
         while missing:
             pieces.append(read_only(self.files[file])[start : start + missing])
             file, start, missing = file + 1, 0, missing - len(pieces[-1])
-        return np.concatenate(pieces, dtype=np.int64, casting="unsafe")
+        return _together(pieces)
+
+
+def _together(arrays: list[np.ndarray]) -> np.ndarray:
+    dtypes = {array.dtype for array in arrays}
+    return np.concatenate(arrays, dtype=dtypes.pop() if len(dtypes) == 1 else np.int64, casting="unsafe")
+
+
+def all_windows(tokens: np.ndarray, length: int) -> np.ndarray:
+    """Tokens through a window at each of them, (number, length); a view, which takes no memory."""
+    num = max(0, len(tokens) - length + 1)
+    return np.ndarray((num, length), tokens.dtype, tokens, 0, (tokens.itemsize, tokens.itemsize))
 
 
 @functools.lru_cache(maxsize=256)
-def all_windows(file: str, length: int) -> np.ndarray:
-    """The tokens of a file through a window at each of them, (number, length); a view, which takes no memory."""
-    tokens = np.asarray(read_only(file))
-    return np.lib.stride_tricks.sliding_window_view(tokens, length) if len(tokens) >= length else tokens[:0]
+def all_windows_of(file: str, length: int) -> np.ndarray:
+    return all_windows(np.asarray(read_only(file)), length)
