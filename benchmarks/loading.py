@@ -30,7 +30,7 @@ from cookiecutter.main import cookiecutter
 
 TEMPLATE = Path(__file__).resolve().parents[1]
 PHOTOS, PIXELS = 4800, 256
-ROUNDS, SECONDS = 9, 0.5  # turns of each, and about how long one lasts
+ROUNDS, SECONDS = 41, 0.1  # turns of each, and about how long one lasts: short, so that both see the same machine
 BLOCK, BATCH_TOKENS = 1024, 64
 
 
@@ -160,7 +160,7 @@ def compared(name: str, data: Any, floor: Callable[[], Any], size: int, unit: st
 
 
 def rate(batches: Callable[[], Any], size: int) -> float:
-    """Units per second, over whole epochs of about half a second in all."""
+    """Units per second, over whole epochs, about SECONDS in all."""
     done, began = 0, time.perf_counter()
     while (lasted := time.perf_counter() - began) < SECONDS:
         for _ in batches():

@@ -147,7 +147,7 @@ class Windows(Dataset):
         """Windows int64 (batch, block_size + 1): one gather for each file that they begin in."""
         windows = np.empty((len(starts), self.block_size + 1), np.int64)
         files = np.searchsorted(self.ends, starts, side="right")
-        for file in np.unique(files).tolist():
+        for file in map(int, np.unique(files)):
             rows = np.flatnonzero(files == file)
             every, local = all_windows_of(self.files[file], self.block_size + 1), starts[rows] - self.begins[file]
             inside = local < len(every)
