@@ -17,7 +17,7 @@ from .text_files import is_tokens, list_text, num_tokens, read_only, refuse_toke
 from .token_files import notes, token_parts, vocabulary
 
 CHECKED_IMAGES = 2000
-CHECKED_PARTS = 4  # of a packed file, each about 16 MB
+CHECKED_PARTS = 8  # of a packed file, each about 16 MB
 CHECKED_TOKENS = 1_000_000  # at each end of a token file; of many files less each
 
 

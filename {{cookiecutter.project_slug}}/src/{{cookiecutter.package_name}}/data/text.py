@@ -21,8 +21,6 @@ NOT_SOURCES = {"test", "tests", "idle_test", "lib2to3", "idlelib", "site-package
 NOT_SOURCES |= {"encodings", "pydoc_data"}
 
 IN_MEMORY = 1 << 26  # tokens
-# dtype -> whether it has negative numbers, and its largest.
-RANGES = {f"{kind}{2**n}": (kind == "i", 2 ** (2 ** (n + 3) - (kind == "i")) - 1) for kind in "iu" for n in range(4)}
 
 
 class NextToken(DataModule):
@@ -55,8 +53,10 @@ class NextToken(DataModule):
 
     def dataset(self, split: str) -> Dataset:
         chosen, windows = split_text(split, *self.list_files(), self.block_size, self.max_eval_windows)
-        vocab_size = self.vocab_size or vocabulary(chosen)[0] or 0  # 0: the first batch is refused
-        return Windows([self.near(file) for file in chosen], windows, self.block_size, vocab_size)
+        told = vocabulary(chosen)[0]
+        vocab_size = self.vocab_size or told or 0  # 0: the first batch is refused
+        known = told is not None and told <= vocab_size  # by the tokenizer that made the file, and its checksums
+        return Windows([self.near(file) for file in chosen], windows, self.block_size, None if known else vocab_size)
 
     def to_stage(self) -> list[Parts]:
         files, val_files = self.list_files()
@@ -102,15 +102,19 @@ class Windows(Dataset):
 
     One file is read through its memory map, a batch in one gather. So are several, in memory, if together they are
     small. Of many that are large, each is gathered from by itself, which is slower: tools/pack.py makes one of them.
+
+    Args:
+        vocab_size: larger than every token, which is looked at in each batch; None: that is known.
     """
 
     draws = False  # random numbers
 
-    def __init__(self, files: list[str], windows: range, block_size: int, vocab_size: int) -> None:
+    def __init__(self, files: list[str], windows: range, block_size: int, vocab_size: int | None) -> None:
         self.files, self.windows, self.block_size, self.vocab_size = files, windows, block_size, vocab_size
         lengths = [num_tokens(file) for file in files]
         self.ends = np.cumsum(lengths)
         self.begins = self.ends - lengths
+        self.start, self.stride = windows.start * block_size, windows.step * block_size
         small = len(files) > 1 and self.ends[-1] <= IN_MEMORY
         self.loaded = _together([read_only(file) for file in files]) if small else None
 
@@ -127,20 +131,17 @@ class Windows(Dataset):
         Raises:
             Refused: a token is outside of the vocabulary.
         """
-        starts = (indices * self.windows.step + self.windows.start) * self.block_size
+        starts = indices * self.stride + self.start
         if self.loaded is not None:
             tokens = all_windows(self.loaded, self.block_size + 1)[starts]
         elif len(self.files) == 1:
             tokens = all_windows_of(self.files[0], self.block_size + 1)[starts]
         else:
             tokens = self._from_several(starts)
-        signed, most = RANGES[tokens.dtype.str[1:]]
-        if most >= self.vocab_size:  # else no token can be outside
-            least, most = int(tokens.min()) if signed else 0, int(tokens.max())
-            if least < 0 or most >= self.vocab_size:
-                row, column = np.argwhere((tokens < 0) | (tokens >= self.vocab_size))[0]
-                file = int(np.searchsorted(self.ends, starts[row] + column, side="right"))
-                refuse_tokens_outside(self.vocab_size, least, most, self.files[file])
+        if self.vocab_size is not None and (tokens.max() >= self.vocab_size or tokens.min() < 0):
+            row, column = np.argwhere((tokens < 0) | (tokens >= self.vocab_size))[0]
+            file = int(np.searchsorted(self.ends, starts[row] + column, side="right"))
+            refuse_tokens_outside(self.vocab_size, int(tokens.min()), int(tokens.max()), self.files[file])
         return tensor(tokens[:, :-1], np.int64), tensor(tokens[:, 1:], np.int64)
 
     def _from_several(self, starts: np.ndarray) -> np.ndarray:
