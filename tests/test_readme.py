@@ -121,6 +121,20 @@ def exported(desk: Desk, command: str) -> None:
     assert out.stat().st_size > 1000
 
 
+def packed(desk: Desk, command: str) -> None:
+    """Of a few small files, made for this."""
+    from PIL import Image
+
+    for i in range(60):
+        image = desk.folder / "photos" / f"class{i % 2}" / f"{i}.png"
+        image.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 7), (i, 0, 0)).save(image)
+    (desk.folder / "books").mkdir()
+    (desk.folder / "books" / "one.txt").write_text("to be or not to be\n" * 1000)
+    desk.succeeds(command.replace("/data/", f"{desk.folder}/").replace("=32768", "=300"))
+    assert list(desk.folder.glob("*.h5")) or list(desk.folder.glob("*.npy"))
+
+
 def trained(desk: Desk, command: str) -> None:
     """Two steps of it, into a folder of its own; a checkpoint is one that two steps have written."""
     checkpoint = next((desk.brief_run / "checkpoints").iterdir())
@@ -178,6 +192,7 @@ HOW = [
     (r"(sbatch|salloc) .*", given_to_slurm),
     (r"python train\.py resume=runs/NAME", resumed),
     (r"python tools/export\.py .*", exported),
+    (r"python tools/pack\.py .*", packed),
     (r"python train\.py .*--(help|cfg).*", as_it_stands),
     # `trainer=fsdp trainer.accelerator=cpu` and the default trainer run everywhere.
     (

@@ -14,6 +14,7 @@ TWO = ["trainer.accelerator=cpu", "trainer.devices=2"]
 NEEDS = {
     "data=images": ["model=resnet18", "data.dir={images}", "data.global_batch_size=8"],
     "data=text": ["model=gpt_tiny", "data.files={text}"],
+    "data=packed": ["data.file={packed}", "model=resnet18", "data.global_batch_size=8"],
     "data=stdlib": ["model=gpt_tiny"],
     "strategy=tensor_parallel": [*TEXT, *TWO],
     "trainer=ddp": ["cluster=slurm"],
@@ -36,7 +37,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (9, 7), (i, 0, 0)).save(file)
     (folder / "text.txt").write_text("to be or not to be " * 10_000)
-    return {"images": folder / "images", "text": folder / "text.txt"}
+    pack = [sys.executable, str(PROJECT / "tools/pack.py"), f"data.dir={folder}/images", f"out={folder}/images.h5"]
+    subprocess.run([*pack, "data.image_size=8"], check=True, env=ENVIRON)
+    return {"images": folder / "images", "text": folder / "text.txt", "packed": folder / "images.h5"}
 
 
 def accept(*overrides: str) -> None:

@@ -13,14 +13,14 @@ import pytest
 from omegaconf import OmegaConf
 from PIL import Image
 
-from {{ cookiecutter.package_name }}.data import files, image_files, text_files
+from {{ cookiecutter.package_name }}.data import files, image_files, text, text_files
 from {{ cookiecutter.package_name }}.hpc.config import PACKAGE, PROJECT, Refused, build
 
 
 def node(name, **values):
     """A data node as shipped, with a few values of this test."""
     shipped = OmegaConf.load(PROJECT / "configs" / "data" / f"{name}.yaml")
-    return OmegaConf.merge(shipped, {"seed": 1, "global_batch_size": 2, **values})
+    return OmegaConf.merge(shipped, {"seed": 1, "global_batch_size": 2, "node_local": None, **values})
 
 
 def refused(check, name, **values):
@@ -145,6 +145,60 @@ def test_an_unreadable_image_is_named_by_the_check_and_while_reading(tmp_path, d
         assert refused_while_reading(data) == ("data.dir", str(bad), caught.value.fix)
 
 
+def test_links_that_lead_nowhere_are_named(tmp_path):
+    folder = make_images(tmp_path / "images")
+    (folder / "dog" / "loop.png").symlink_to("loop.png")
+    assert str(folder / "dog" / "loop.png") in refused(files.image_folder, "images", dir=str(folder))
+    (folder / "dog" / "loop.png").unlink()
+    for target, rule in (("itself", "remove this link"), (".", "this one has none")):
+        (folder / "itself").symlink_to(target)
+        words = refused(files.image_folder, "images", dir=str(folder))
+        assert f"data.dir={folder / 'itself'}" in words and rule in words
+        (folder / "itself").unlink()
+
+
+def test_a_file_counts_once_also_through_links(tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / os.fsdecode(b"caf\xe9 \xff.txt")).write_text("some text")
+    (folder / "текст.txt").write_text("another text")
+    (folder / "around").symlink_to(folder)  # a glob with ** goes round and round, forty times
+    listed, _ = text_files.list_text(f"{folder}/**/*.txt")
+    assert sorted(map(os.path.basename, listed)) == sorted(name for name in os.listdir(folder) if name != "around")
+    (tmp_path / "link").symlink_to(folder / "текст.txt")
+    with pytest.raises(Refused, match="what validates is not trained on"):
+        text_files.list_text(str(folder), str(tmp_path / "link"))
+    (folder / "loop").symlink_to("loop")
+    with pytest.raises(Refused, match=r"levels of symbolic links"):
+        text_files.list_text(str(folder))
+
+
+def test_names_in_other_letters_are_dealt_out_as_bytes(tmp_path):
+    for i in range(40):
+        (tmp_path / os.fsdecode(f"{i} ".encode() + b"\xff\xfe")).write_bytes(b"0123456789" * 30)
+    data = built("text", files=str(tmp_path), block_size=8)
+    splits = [data.dataset(split).files for split in ("train", "val", "test")]
+    assert [len(names) for names in splits] == [36, 2, 2]
+
+
+def test_workers_are_as_many_as_the_cores_but_one(tmp_path, monkeypatch):
+    from {{ cookiecutter.package_name }}.hpc import launch
+
+    for cores, workers in ((8, 7), (2, 1), (1, 1)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        assert built("images", dir="unused")._num_workers() == workers
+        assert built("images", dir="unused", num_workers=3)._num_workers() == 3
+        assert built("text", files="unused")._num_workers() == 0
+    data = built("images", dir="unused")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)))
+    data.trainer = SimpleNamespace(num_devices=4)
+    assert data._num_workers() == 7  # all ranks of a node share its cores, ...
+    srun = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    assert launch.cores(4, srun | {"SLURM_CPUS_PER_TASK": "16"}) == 16  # ... unless srun says what each may have
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
+    assert launch.cores(4, srun | {"SLURM_CPUS_PER_TASK": "16"}) == 4
+
+
 def test_mixed_images_become_normalised_colour_batches(tmp_path):
     from {{ cookiecutter.package_name }}.data.images import MEAN, STD
 
@@ -266,7 +320,7 @@ def test_what_a_dataset_draws_takes_nothing_from_the_run():
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     expected = next_ones()
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    Indexed(Draws(), seed=1)[0, [3, 4]]
+    Indexed(Draws(), seed=1)[0, np.array([3, 4])]
     assert next_ones() == expected
 
 
@@ -347,13 +401,44 @@ def test_windows_follow_one_another_across_files(tmp_path):
     (tmp_path / "val").write_bytes(b"0123456789")
     data = built("text", files=f"{tmp_path}/*.txt", val_files=str(tmp_path / "val"), block_size=4)
     train = data.dataset("train")
-    inputs, targets = train.__getitems__([2, 0, 1])
+    inputs, targets = train.__getitems__(np.array([2, 0, 1]))
     assert [bytes(row) for row in inputs.tolist()] == [b"ijkl", b"abcd", b"efgh"]
     assert [bytes(row) for row in targets.tolist()] == [b"jklm", b"bcde", b"fghi"]
     assert str(inputs.dtype) == "torch.int64"
     assert len(train) == 3
     assert bytes(train[2][0].tolist()) == b"ijkl"
     assert bytes(data.dataset("test")[1][1].tolist()) == b"5678"
+
+
+@pytest.mark.parametrize("in_memory", [0, 1000], ids=["mapped", "in memory"])
+@pytest.mark.parametrize("dtypes", [["uint16"], ["uint8", "uint64", "int64"]], ids=["one dtype", "several"])
+def test_a_batch_of_windows_is_what_one_by_one_gives(tmp_path, monkeypatch, dtypes, in_memory):
+    from {{ cookiecutter.package_name }}.data.text import Windows
+
+    monkeypatch.setattr(text, "IN_MEMORY", in_memory)
+    random = np.random.default_rng(0)
+    lengths = [1, 40, 3, 2, 100, 7, 1, 1, 60]
+    arrays = [random.integers(0, 200, n).astype(dtypes[i % len(dtypes)]) for i, n in enumerate(lengths)]
+    for i, array in enumerate(arrays):
+        np.save(tmp_path / f"{i}.npy", array)
+    whole = np.concatenate([array.astype(np.int64) for array in arrays])
+    files = [str(tmp_path / f"{i}.npy") for i in range(len(arrays))]
+    every = range(0, (len(whole) - 1) // 5)
+    for windows in (every, every[3:-2], every[::3], every[4:5]):
+        data = Windows(files, windows, 5, 200)
+        chosen = random.permutation(len(windows))
+        inputs, targets = data.__getitems__(chosen)
+        starts = [windows[i] * 5 for i in chosen]
+        assert inputs.tolist() == [whole[start : start + 5].tolist() for start in starts]
+        assert targets.tolist() == [whole[start + 1 : start + 6].tolist() for start in starts]
+        assert inputs.is_contiguous() and str(inputs.dtype) == str(targets.dtype) == "torch.int64"
+    array = arrays[4]
+    array[-1] = 199
+    np.save(files[4], array)
+    text_files.read_only.cache_clear(), text.all_windows_of.cache_clear()
+    for chosen, num in ((files, len(every)), (files[4:5], 19)):
+        with pytest.raises(Refused, match="holds 199"):
+            Windows(chosen, range(num), 5, 199).__getitems__(np.arange(num))
 
 
 def test_few_files_keep_their_last_windows_for_evaluation(tmp_path):
@@ -400,7 +485,7 @@ def test_a_vocabulary_is_larger_than_every_token(tmp_path):
     assert "data.vocab_size=50304" in refused(files.text_files, "text", **paths)
     assert "holds 999" in refused(files.text_files, "text", vocab_size=999, **paths)
     text = node("text", vocab_size=1000, **paths)
-    assert files.text_files(text, text) is None
+    assert files.text_files(text, text) == {"vocab_size": None, "bytes_per_token": None}
     with pytest.raises(Refused, match=r"data\.vocab_size=50304"):
         read_all(built("text", vocab_size=999, **paths))
     np.append(np.zeros(30_000), 1000).astype("<u2").tofile(tmp_path / "late.bin")
@@ -421,7 +506,7 @@ def test_text_that_cannot_be_meant_is_refused(tmp_path):
         return refused(files.text_files, "text", **{"files": str(tmp_path / file), "block_size": 4} | values)
 
     text = node("text", files=str(tmp_path / "text"), block_size=4)
-    assert files.text_files(text, text) == {"bytes_per_token": 1.0}
+    assert files.text_files(text, text) == {"vocab_size": 256, "bytes_per_token": 1.0}
     assert f"data.files={tmp_path}/no" in said("no*")
     assert "there are none" in said("empty")
     assert "there are none" in said("text", files=[])

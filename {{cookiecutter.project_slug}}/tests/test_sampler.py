@@ -20,7 +20,7 @@ def batches(sampler, epoch=0):
     """The indices of each batch."""
     found = list(sampler)
     assert {number for number, _ in found} <= {epoch}
-    return [indices for _, indices in found]
+    return [indices.tolist() for _, indices in found]
 
 
 def flat(batches):
@@ -99,7 +99,7 @@ def test_workers_that_fetch_ahead_change_nothing(num_workers):
     loader = ResumableLoader(Numbers(), sampler=sampler, batch_size=None, **workers)
     next(iter(loader))
     loader.load_state_dict({"epoch": 1, "global_batch": 3})
-    rest = [(epoch, indices) for epoch, indices in loader]
+    rest = [(epoch, indices.tolist()) for epoch, indices in loader]
     assert rest == [(1, indices) for indices in global_batches_of_one(1)[3:]]
 
 

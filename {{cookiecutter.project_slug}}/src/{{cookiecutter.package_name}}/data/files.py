@@ -1,6 +1,6 @@
 """What can be told on the login node about the files a config points at. Imports no torch.
 
-`image_folder` and `text_files` are the `_check_` of configs/data/images.yaml and text.yaml.
+`image_folder`, `packed_images` and `text_files` are the `_check_` of configs/data/images.yaml, packed.yaml, text.yaml.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -9,10 +9,15 @@ from typing import Any
 from omegaconf import DictConfig
 
 from ..hpc.config import Refused
+from ..hpc.parts import verify
+from ..hpc.staging import refuse_nowhere
+from . import packed_files
 from .image_files import decode, list_images, refuse_few_classes
 from .text_files import is_tokens, list_text, num_tokens, read_only, refuse_tokens_outside, split_text
+from .token_files import notes, token_parts, vocabulary
 
 CHECKED_IMAGES = 2000
+CHECKED_PARTS = 8  # of a packed file, each about 16 MB
 CHECKED_TOKENS = 1_000_000  # at each end of a token file; of many files less each
 
 
@@ -30,6 +35,19 @@ def image_folder(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
     return {"num_classes": len(classes)} if node.num_classes is None else None
 
 
+def packed_images(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
+    """Refuse a `data.file` that cannot be trained on; a few of its parts are compared with their checksums."""
+    packed = packed_files.read(str(node.file))
+    packed_files.refuse_other_size(packed, node.image_size)
+    if node.num_classes is not None:
+        refuse_few_classes(node.num_classes, len(packed.classes))
+    first, end = packed.splits["train"]
+    refuse_large_batch(node.global_batch_size, end - first)
+    refuse_nowhere(node.stage, node.node_local)
+    verify(packed.parts, "data.file", CHECKED_PARTS)
+    return {"num_classes": len(packed.classes), "image_size": packed.image_size}
+
+
 def text_files(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
     """Refuse text or token files that cannot be trained on. Of token files both ends are read."""
     files, val_files = list_text(node.get("files"), node.get("val_files"))
@@ -43,14 +61,20 @@ def text_files(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
             )
         if split == "train":
             refuse_large_batch(node.global_batch_size, len(windows))
+    vocab_size, bytes_per_token = vocabulary(files + val_files)
+    limit = node.vocab_size or vocab_size or 0
     if not is_tokens(files[0]):
-        refuse_tokens_outside(node.vocab_size, 0, 255, files[0])
-        return {"bytes_per_token": 1.0} if node.bytes_per_token is None else None
+        refuse_tokens_outside(limit, 0, 255, files[0])
     num = max(10_000, CHECKED_TOKENS // len(files + val_files))
-    for file in files + val_files:
+    for file in files + val_files if is_tokens(files[0]) else ():
         for end in (read_only(file)[:num], read_only(file)[-num:]):
-            refuse_tokens_outside(node.vocab_size, int(end.min()), int(end.max()), file)
-    return None
+            refuse_tokens_outside(limit, int(end.min()), int(end.max()), file)
+        if notes(file):
+            verify(token_parts(file), "data.files", CHECKED_PARTS)
+    refuse_nowhere(node.stage, node.node_local)
+    for file in files + val_files if node.stage else ():
+        token_parts(file)  # refuses what was not packed
+    return {"vocab_size": vocab_size, "bytes_per_token": bytes_per_token}
 
 
 def refuse_large_batch(global_batch_size: int, num_samples: int) -> None:

@@ -2,12 +2,17 @@
 
 import hashlib
 import os
+import warnings
 from typing import TYPE_CHECKING
 
 from ..hpc.config import Refused
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL.Image import Image
+
+# Pillow only warns of an image beyond its limit, up to twice of it; `decode` refuses it.
+warnings.filterwarnings("ignore", "Image size .* exceeds limit")
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 SPLITS = ("train", "val", "test")
@@ -44,20 +49,38 @@ def decode(file: str, size: int = 1) -> "Image":
     """An image as 8-bit RGB. A JPEG may come out smaller than it is stored, though no side below `size` pixels.
 
     Raises:
-        Refused: it cannot be read whole.
+        Refused: it cannot be read whole, or has more pixels than Pillow's limit.
     """
     import numpy as np
     from PIL import Image
 
     try:
         with Image.open(file) as image:
+            if Image.MAX_IMAGE_PIXELS and image.width * image.height > Image.MAX_IMAGE_PIXELS:
+                raise Image.DecompressionBombError(f"{image.width} x {image.height}")
             image.draft(image.mode, (size, size))
             if image.mode.startswith("I"):  # 16-bit grey, of which convert() would make white
                 return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
             return image.convert("RGB")
+    except Image.DecompressionBombError as error:  # it would fill the memory, and some that claim so are no images
+        rule = f"an image has up to {Image.MAX_IMAGE_PIXELS} pixels; this one claims more: {error}"
+        raise Refused("data.dir", file, rule, "make it smaller, or remove this file") from None
     except Exception as error:  # what decoders raise on broken input is not documented
         rule = f"every image can be decoded; this one cannot: {error}"
         raise Refused("data.dir", file, rule, "remove this file, or write it again as JPEG or PNG") from None
+
+
+def fitted(file: str, size: int) -> "np.ndarray":
+    """An image as training sees it, uint8 (3, size, size): the shorter side resized, the rest cropped.
+
+    Raises:
+        Refused: as `decode`.
+    """
+    import numpy as np
+    from PIL import Image, ImageOps
+
+    image = ImageOps.fit(decode(file, size), (size, size), Image.Resampling.BILINEAR)
+    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 
 
 def refuse_few_classes(num_classes: int, found: int) -> None:
@@ -85,11 +108,8 @@ def _list_classes(folder: str) -> tuple[list[str], Samples]:
         raise Refused("data.dir", folder, "holds one folder per class; it has no folders", fix)
     samples: Samples = []
     for label, name in enumerate(classes):
-        files = sorted(
-            entry.path
-            for entry in os.scandir(os.path.join(folder, name))
-            if entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".")
-        )
+        below = _entries(os.path.join(folder, name))
+        files = sorted(entry.path for entry in below if entry.name.lower().endswith(SUFFIXES))
         if not files:
             rule = f"every class folder holds images ({', '.join(SUFFIXES)}); this one has none"
             raise Refused("data.dir", os.path.join(folder, name), rule, "remove the folder, or add images")
@@ -98,11 +118,23 @@ def _list_classes(folder: str) -> tuple[list[str], Samples]:
 
 
 def _subfolders(folder: str) -> list[str]:
-    if not os.path.isdir(folder):
-        return []
-    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    found = []
+    for entry in _entries(folder) if os.path.isdir(folder) else []:
+        try:
+            found += [entry.name] if entry.is_dir() else []
+        except OSError as error:  # a link that leads to itself, say
+            raise Refused("data.dir", entry.path, f"leads somewhere; {error.strerror}", "remove this link") from None
+    return sorted(found)
+
+
+def _entries(folder: str) -> list["os.DirEntry[str]"]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise Refused("data.dir", folder, f"can be listed; {error.strerror}", f"chmod +rx {folder}") from None
 
 
 def _dealt(file: str, folder: str) -> str:
-    digest = hashlib.sha256(os.path.relpath(file, folder).encode()).digest()
+    digest = hashlib.sha256(os.fsencode(os.path.relpath(file, folder))).digest()  # a name need not be UTF-8
     return {8: "val", 9: "test"}.get(int.from_bytes(digest[:8]) % 10, "train")

@@ -1,7 +1,7 @@
 """A folder of class folders of image files."""
 
 import os
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -9,47 +9,24 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .image_files import Samples, decode, list_images, refuse_few_classes
+from .image_files import Samples, fitted, list_images, refuse_few_classes
 from .loading import DataModule, warp
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as pretrained weights expect
 
 
-class Images(DataModule):
+class Photos(DataModule):
     """Images float32 (3, image_size, image_size), normalised; targets are class numbers in the order of the names.
 
     Args:
-        dir: `<class>/*.{jpg,jpeg,png}` or `{train,val,test}/<class>/*`, see `image_files.list_images`.
-        image_size: pixels; the shorter side is resized to it, the rest is cropped around the centre.
-        num_classes: networks read `${data.num_classes}`; null is filled in by the check of the folder.
         smallest_crop: training sees a random part of an image, at least this share of its area.
     """
 
     num_draws = 5
 
-    def __init__(
-        self,
-        dir: str,
-        image_size: int = 224,
-        num_classes: int | None = None,
-        smallest_crop: float = 0.25,
-        **loading: Any,
-    ) -> None:
+    def __init__(self, *, smallest_crop: float = 0.25, **loading: Any) -> None:
         super().__init__(**loading)
-        self.dir = dir
-        self.image_size = image_size
-        self.num_classes = num_classes
         self.smallest_crop = smallest_crop
-
-    @cached_property
-    def splits(self) -> dict[str, Samples]:
-        classes, splits = list_images(self.dir)
-        if self.num_classes is not None:
-            refuse_few_classes(self.num_classes, len(classes))
-        return splits
-
-    def dataset(self, split: str) -> Dataset:
-        return ImageFiles(self.splits[split], self.image_size)
 
     def augment(self, inputs: Tensor, draws: Tensor) -> Tensor:
         """A random part of the image, 3:4 to 4:3, at full size; every other one mirrored (Szegedy et al., 2014)."""
@@ -62,8 +39,40 @@ class Images(DataModule):
         return warp(inputs, torch.stack([width * mirror, zero, x, zero, height, y], dim=1).view(-1, 2, 3))
 
     def prepare_inputs(self, inputs: Tensor) -> Tensor:
-        mean, std = (torch.tensor(value, device=inputs.device).view(3, 1, 1) for value in (MEAN, STD))
+        mean, std = _constants(inputs.device)
         return (inputs / 255 - mean) / std
+
+
+@cache
+def _constants(device: torch.device) -> list[Tensor]:
+    """Mean and standard deviation; kept, as copying them to a GPU for each batch would wait for it."""
+    return [torch.tensor(value, device=device).view(3, 1, 1) for value in (MEAN, STD)]
+
+
+class Images(Photos):
+    """Photos from a folder of class folders, decoded by worker processes whenever they are read.
+
+    Args:
+        dir: `<class>/*.{jpg,jpeg,png}` or `{train,val,test}/<class>/*`, see `image_files.list_images`.
+        image_size: pixels; the shorter side is resized to it, the rest is cropped around the centre.
+        num_classes: networks read `${data.num_classes}`; null is filled in by the check of the folder.
+    """
+
+    def __init__(self, dir: str, image_size: int = 224, num_classes: int | None = None, **photos: Any) -> None:
+        super().__init__(**photos)
+        self.dir = dir
+        self.image_size = image_size
+        self.num_classes = num_classes
+
+    @cached_property
+    def splits(self) -> dict[str, Samples]:
+        classes, splits = list_images(self.dir)
+        if self.num_classes is not None:
+            refuse_few_classes(self.num_classes, len(classes))
+        return splits
+
+    def dataset(self, split: str) -> Dataset:
+        return ImageFiles(self.splits[split], self.image_size)
 
 
 class ImageFiles(Dataset):
@@ -79,8 +88,4 @@ class ImageFiles(Dataset):
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        from PIL import Image, ImageOps
-
-        image = decode(os.fsdecode(self.files[index]), self.size)
-        image = ImageOps.fit(image, (self.size, self.size), Image.Resampling.BILINEAR)
-        return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous(), int(self.labels[index])
+        return torch.from_numpy(fitted(os.fsdecode(self.files[index]), self.size)), int(self.labels[index])

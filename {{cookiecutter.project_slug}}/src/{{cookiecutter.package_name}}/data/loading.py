@@ -1,20 +1,21 @@
 """From a dataset to batches on the device: the same samples in the same global order in every layout."""
 
-from contextlib import nullcontext
+import os
 from copy import copy
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset
 
-from ..hpc import randomness
+from ..hpc import launch, staging
 from ..hpc.config import Refused
-from ..hpc.sampler import EvalBatchSampler, GlobalBatchSampler, ResumableLoader, sample_seeds, uniform
+from ..hpc.parts import Parts
+from ..hpc.sampler import EvalBatchSampler, GlobalBatchSampler, uniform
 from ..hpc.signals import deaf
+from .fetching import Indexed, Loader
 from .files import refuse_large_batch
 
 IGNORED = -100  # cross-entropy's own default: a target that counts for nothing
@@ -26,15 +27,35 @@ class DataModule(L.LightningDataModule):
     A dataset is indexed by one int and returns (input, target); `__getitems__(indices)`, if there is one, returns the
     stacked (inputs, targets) of many at once, which is faster. Random numbers of torch, numpy or Python that it draws
     are a function of (seed, epoch, sample index), in `__getitems__` of the first index: also in a run that goes on.
+    A dataset that draws none says so (`draws = False`) and has `__getitems__` of an int64 array, which is faster again:
+    a thread may fetch its batches ahead.
+
+    Args:
+        num_workers: processes that fetch; null: as many as this process has cores, but for one. What is gathered from
+            memory is faster without.
+        num_ahead: batches that a thread fetches ahead for a GPU, where there are no workers; 0: none.
+        stage: copy the files of `to_stage` to `node_local` before training.
+        node_local: a folder on the node, as bash reads it.
     """
 
     num_draws = 0  # random numbers per sample that `augment` wants
 
-    def __init__(self, *, global_batch_size: int, seed: int = 1, num_workers: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        global_batch_size: int,
+        seed: int = 1,
+        num_workers: int | None = 0,
+        num_ahead: int = 2,
+        stage: bool = False,
+        node_local: str | None = None,
+    ) -> None:
         super().__init__()
         self.global_batch_size = global_batch_size
         self.seed = seed
         self.num_workers = num_workers
+        self.num_ahead = num_ahead
+        self.stage, self.node_local = stage, node_local
 
     def dataset(self, split: str) -> Dataset:
         """The samples of "train", "val" or "test"."""
@@ -50,6 +71,20 @@ class DataModule(L.LightningDataModule):
     def prepare_inputs(self, inputs: Tensor) -> Tensor:
         """Inputs as the network wants them, on their device (uint8 → float, say). After `augment`, in every split."""
         return inputs
+
+    def to_stage(self) -> list[Parts]:
+        """The packed files that can be copied to the node."""
+        raise Refused("data.stage", True, "copies files that tools/pack.py made", "data.stage=false, or data=packed")
+
+    def prepare_data(self) -> None:
+        """Lightning calls this in one process per node, and the others wait for as long as it takes."""
+        for parts in self.to_stage() if self.stage else ():
+            staging.refuse_nowhere(self.stage, self.node_local)
+            staging.stage(parts, str(self.node_local))
+
+    def nearest(self, parts: Parts) -> str:
+        """The file itself, or its copy on this node."""
+        return staging.copy_of(parts, self.node_local) if self.stage and self.node_local else parts.file
 
     def train_dataloader(self) -> DataLoader:
         dataset = Indexed(self.dataset("train"), self.seed)
@@ -90,16 +125,26 @@ class DataModule(L.LightningDataModule):
         return self._loader(dataset, EvalBatchSampler(len(dataset), batch_size, **place))
 
     def _loader(self, dataset: "Indexed", sampler: Any) -> DataLoader:
+        workers = self._num_workers()
         # The sampler yields whole batches of indices, so automatic batching is off (batch_size=None).
-        return ResumableLoader(
+        loader = Loader(
             dataset,
             sampler=sampler,
             batch_size=None,
-            num_workers=self.num_workers,
+            num_workers=workers,
             pin_memory=torch.cuda.is_available(),
-            persistent_workers=self.num_workers > 0,
+            persistent_workers=workers > 0,
             worker_init_fn=deaf,  # warnings are for the ranks
         )
+        if not (workers or dataset.draws) and torch.cuda.is_available():
+            loader.num_ahead, loader.device = self.num_ahead, torch.cuda.current_device()
+        return loader
+
+    def _num_workers(self) -> int:
+        if self.num_workers is not None:
+            return self.num_workers
+        ranks = self.trainer.num_devices if self.trainer is not None else 1
+        return max(1, launch.cores(ranks, os.environ) - 1)
 
     def _accumulate(self) -> int:
         return self.trainer.accumulate_grad_batches if self.trainer is not None else 1
@@ -108,46 +153,6 @@ class DataModule(L.LightningDataModule):
         """This process among those that get different samples (tensor-parallel ranks share theirs)."""
         kwargs = getattr(self.trainer and self.trainer.strategy, "distributed_sampler_kwargs", None)
         return {"rank": kwargs["rank"], "num_ranks": kwargs["num_replicas"]} if kwargs else {"rank": 0, "num_ranks": 1}
-
-
-class Indexed(Dataset):
-    """A dataset that is asked for (epoch, indices) and returns (inputs, targets, indices); -1 stands for padding.
-
-    A refusal is returned, not raised: a DataLoader worker would turn it into a RuntimeError of another wording.
-    """
-
-    def __init__(self, dataset: Any, seed: int) -> None:
-        self.dataset, self.seed = dataset, seed
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, batch: tuple[int, list[int]]) -> tuple[Tensor, Tensor, Tensor] | Refused:
-        epoch, indices = batch
-        try:
-            inputs, targets = self._samples(epoch, [max(i, 0) for i in indices])
-        except Refused as refused:
-            return refused
-        return inputs, targets, torch.tensor(indices)
-
-    def _samples(self, epoch: int, indices: list[int]) -> tuple[Tensor, Tensor]:
-        if isinstance(self.dataset, TensorDataset):  # draws nothing
-            inputs, targets = self.dataset[indices]
-            return inputs, targets
-        with nullcontext() if get_worker_info() else isolate_rng(include_cuda=False):
-            return self._drawing_samples(indices, sample_seeds(self.seed, epoch, indices))
-
-    def _drawing_samples(self, indices: list[int], seeds: list[int]) -> tuple[Tensor, Tensor]:
-        if hasattr(self.dataset, "__getitems__"):
-            randomness.begin(seeds[0])
-            return self.dataset.__getitems__(indices)
-        samples = [self._sample(index, seed) for index, seed in zip(indices, seeds, strict=True)]
-        inputs = torch.stack([torch.as_tensor(sample[0]) for sample in samples])
-        return inputs, torch.stack([torch.as_tensor(sample[1]) for sample in samples])
-
-    def _sample(self, index: int, seed: int) -> Any:
-        randomness.begin(seed)
-        return self.dataset[index]
 
 
 def warp(images: Tensor, theta: Tensor) -> Tensor:

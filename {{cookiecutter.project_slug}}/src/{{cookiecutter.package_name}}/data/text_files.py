@@ -1,5 +1,6 @@
 """Files of text or tokens: listed, split into training, validation and test, memory-mapped. Imports no torch."""
 
+import errno
 import functools
 import glob
 import hashlib
@@ -27,7 +28,8 @@ def list_text(files: Any, val_files: Any = None) -> tuple[list[str], list[str]]:
         if is_tokens(file) != is_tokens(train[0]):
             rule = f"either all files hold tokens ({', '.join(TOKEN_SUFFIXES)}) or none does; {train[0]} is not like it"
             raise Refused("data.files", file, rule, "choose with a pattern, as in data.files='folder/*.bin'")
-    if both := sorted(set(train) & set(val)):
+    known = set(map(os.path.realpath, train))
+    if both := [file for file in val if os.path.realpath(file) in known]:
         raise Refused("data.val_files", both[0], "what validates is not trained on", "leave it out of data.files")
     return train, val
 
@@ -44,14 +46,18 @@ def split_text(
     if val_files:
         files, share = (files if split == "train" else val_files), (0, 20)
     elif len(files) >= 20:
-        root = os.path.commonpath(files)
-        files = sorted(files, key=lambda file: hashlib.sha256(os.path.relpath(file, root).encode()).digest())
-        files, share = files[_part(len(files), share)], (0, 20)
+        files, share = by_hash(files)[_part(len(files), share)], (0, 20)
     windows = range(max(0, sum(map(num_tokens, files)) - 1) // block_size)
     windows = windows[_part(len(windows), share)]
     if max_eval_windows and split != "train":
         windows = windows[:: max(1, -(-len(windows) // max_eval_windows))]
     return files, windows
+
+
+def by_hash(files: list[str]) -> list[str]:
+    """Files in the order of a hash of their names below the folder that they share: as good as shuffled."""
+    root = os.path.commonpath(list(map(os.path.abspath, files)))
+    return sorted(files, key=lambda file: hashlib.sha256(os.fsencode(os.path.relpath(file, root))).digest())
 
 
 def is_tokens(file: str) -> bool:
@@ -93,7 +99,7 @@ def refuse_tokens_outside(vocab_size: int, smallest: int, largest: int, file: st
     if largest >= vocab_size:
         fix = 256 if largest < 256 else max(50304, -(-(largest + 1) // 64) * 64)  # 50304: GPT-2's 50257, in whole tiles
         rule = f"is larger than every token; {file} holds {largest}"
-        raise Refused("data.vocab_size", vocab_size, rule, f"data.vocab_size={fix}")
+        raise Refused("data.vocab_size", vocab_size or "null", rule, f"data.vocab_size={fix}")
 
 
 def _expand(key: str, patterns: Any) -> list[str]:
@@ -106,7 +112,12 @@ def _expand(key: str, patterns: Any) -> list[str]:
         if not found:
             raise Refused(key, pattern, "names files; there are none", f"{key}=<a path, a folder or a glob>")
         files += found
-    files = [file for file in dict.fromkeys(files) if _has_content(key, file)]
+    # Each once: a glob with ** follows links, also those that lead back to where they are.
+    once: dict[tuple[int, int], str] = {}
+    for file in files:
+        if same := _content(key, file):
+            once.setdefault(same, file)
+    files = list(once.values())
     if not files:
         raise Refused(key, patterns, "names files with content; there are none", f"{key}=<a path, a folder or a glob>")
     return files
@@ -120,12 +131,18 @@ def _files_below(folder: str) -> list[str]:
     return found
 
 
-def _has_content(key: str, file: str) -> bool:
+def _content(key: str, file: str) -> tuple[int, int] | None:
+    """What tells a file from all others; None: it is empty."""
+    if file.endswith(".part"):
+        rule = "is a whole file; this one is from a packing that was interrupted"
+        raise Refused(key, file, rule, "the same tools/pack.py again, then the file that it makes")
     try:
         with open(file, "rb") as opened:
-            return bool(opened.read(1))
+            found = os.fstat(opened.fileno())
+            return (found.st_dev, found.st_ino) if opened.read(1) else None
     except OSError as error:
-        raise Refused(key, file, f"can be read; {error.strerror}", f"chmod +r {file}, or leave it out") from None
+        fix = "remove this link" if error.errno == errno.ELOOP else f"chmod +r {file}, or leave it out"
+        raise Refused(key, file, f"can be read; {error.strerror}", fix) from None
 
 
 def _part(num: int, twentieths: tuple[int, int]) -> slice:

@@ -73,6 +73,13 @@ def in_job(environ: Mapping[str, str]) -> bool:
     return "SLURM_JOB_ID" in environ or "PBS_JOBID" in environ
 
 
+def cores(ranks_on_node: int, environ: Mapping[str, str]) -> int:
+    """CPUs that this process may keep busy: its own where srun gave each task some, else its share of the node's."""
+    allowed = len(os.sched_getaffinity(0))
+    own = environ.get("SLURM_CPUS_PER_TASK", "") if place(environ).launcher == "srun" else ""
+    return min(allowed, int(own)) if own.isdigit() else max(1, allowed // ranks_on_node)
+
+
 def job_id(environ: Mapping[str, str]) -> str:
     """The scheduler's number of this job, the same after a requeue; "" outside of jobs."""
     if "SLURM_ARRAY_JOB_ID" in environ:

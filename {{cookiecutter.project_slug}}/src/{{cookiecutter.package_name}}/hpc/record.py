@@ -75,7 +75,7 @@ def result(trainer: L.Trainer, cfg: DictConfig, metrics: dict[str, Any]) -> None
 
     values = flat(OmegaConf.create(frozen(cfg)))
     shown = {k: v for k, v in values.items() if k.startswith(("model.", "data.", "trainer.", "strategy.", "seed"))}
-    plain = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in shown.items()}
+    plain = {k: v if isinstance(v, bool | int | float) else _text(v) for k, v in shown.items()}
     final = [k for k in metrics if k.startswith(("val/", "test/"))]
     for logger in _tensorboards(trainer):
         # Not logger.log_hyperparams: it would write each metric a second time, as another point of its curve.
@@ -83,6 +83,11 @@ def result(trainer: L.Trainer, cfg: DictConfig, metrics: dict[str, Any]) -> None
         for summary in hparams(plain, dict.fromkeys(final, 0)):
             writer.add_summary(summary)
         writer.close()
+
+
+def _text(value: Any) -> str:
+    """As TensorBoard takes it: a path need not be UTF-8."""
+    return str(value).encode(errors="backslashreplace").decode()
 
 
 def flushed(trainer: L.Trainer) -> dict[str, int]:

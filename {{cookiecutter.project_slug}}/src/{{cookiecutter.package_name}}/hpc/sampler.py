@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 
-class GlobalBatchSampler(Sampler[tuple[int, list[int]]]):
+class GlobalBatchSampler(Sampler[tuple[int, np.ndarray]]):
     """(epoch, samples) of each micro-batch of one data-parallel rank, from an order that follows from (seed, epoch).
 
     Global batch `k` is `order[k * global_batch_size : (k + 1) * global_batch_size]` whatever the layout. It is cut
@@ -39,13 +40,13 @@ class GlobalBatchSampler(Sampler[tuple[int, list[int]]]):
         micro_steps = self.global_batch_size // (self.micro_batch_size * self.num_ranks)
         return self.num_samples // self.global_batch_size * micro_steps
 
-    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
         generator = torch.Generator().manual_seed(_key(self.seed, self.epoch))
-        order = torch.randperm(self.num_samples, generator=generator)
+        order = torch.randperm(self.num_samples, generator=generator).numpy()
         stride = self.micro_batch_size * self.num_ranks
         for step in range(self.start * self.global_batch_size // stride, len(self)):
             start = step * stride + self.rank * self.micro_batch_size
-            yield self.epoch, order[start : start + self.micro_batch_size].tolist()
+            yield self.epoch, order[start : start + self.micro_batch_size]
 
 
 class ResumableLoader(DataLoader):
@@ -63,7 +64,7 @@ class ResumableLoader(DataLoader):
             self.sampler.go_to(state["epoch"], state["global_batch"])
 
 
-class EvalBatchSampler(Sampler[tuple[int, list[int]]]):
+class EvalBatchSampler(Sampler[tuple[int, np.ndarray]]):
     """Every sample once over all ranks, in order, in equally many batches of equal size on each rank; epoch 0.
 
     What is missing to fill the last batches is marked by the index -1: the loader hands out a sample whose target the
@@ -76,10 +77,11 @@ class EvalBatchSampler(Sampler[tuple[int, list[int]]]):
     def __len__(self) -> int:
         return -(-self.num_samples // (self.batch_size * self.num_ranks))
 
-    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
         for step in range(len(self)):
             start = (step * self.num_ranks + self.rank) * self.batch_size
-            yield 0, [i if i < self.num_samples else -1 for i in range(start, start + self.batch_size)]
+            indices = np.arange(start, start + self.batch_size)
+            yield 0, np.where(indices < self.num_samples, indices, -1)
 
 
 def uniform(seed: int, epoch: int, index: Tensor, num: int) -> Tensor:

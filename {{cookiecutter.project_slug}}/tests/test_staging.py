@@ -1,0 +1,121 @@
+"""Packed files on the node's own storage: copied once per node, whole, and only where there is room."""
+
+import os
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from test_data import built, make_images, refused
+from test_pack import batches, pack_images, pack_text, write_texts
+
+from {{ cookiecutter.package_name }}.data import files, packed_files
+from {{ cookiecutter.package_name }}.hpc import staging
+from {{ cookiecutter.package_name }}.hpc.config import Refused
+
+
+@pytest.fixture(autouse=True)
+def outside_of_jobs(monkeypatch):
+    for name in ("SLURM_JOB_ID", "PBS_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    staging.place.cache_clear()
+
+
+@pytest.fixture
+def images(tmp_path):
+    pack_images(make_images(tmp_path / "images"), tmp_path / "images.h5")
+    return str(tmp_path / "images.h5")
+
+
+@pytest.fixture
+def local(tmp_path, monkeypatch):
+    """A node's own storage, as a cluster's file names it."""
+    (tmp_path / "local").mkdir()
+    monkeypatch.setenv("NODE_STORAGE", str(tmp_path))
+    return "$NODE_STORAGE/local"
+
+
+def staged(name="packed", **values):
+    data = built(name, stage=True, **values)
+    data.prepare_data()
+    return data
+
+
+def test_the_copy_is_made_once_and_read(tmp_path, images, local, capsys):
+    data = staged(file=images, node_local=local)
+    (copy,) = (tmp_path / "local").glob("*/images.h5")
+    assert data.dataset("train").place[0] == str(copy)
+    assert copy.read_bytes() == Path(images).read_bytes()
+    assert stat.S_IMODE(copy.parent.stat().st_mode) == 0o700
+    assert [path.name for path in copy.parent.iterdir()] == ["images.h5"]
+    first = copy.stat().st_ino
+    again = staged(file=images, node_local=local)
+    assert copy.stat().st_ino == first and capsys.readouterr().err.count("copying") == 1
+    assert batches(again) == batches(built("packed", file=images))
+
+
+@pytest.mark.parametrize("damage", ["short", "changed"])
+def test_a_copy_that_is_not_whole_is_made_again(tmp_path, images, local, damage):
+    staged(file=images, node_local=local)
+    (copy,) = (tmp_path / "local").glob("*/images.h5")
+    good = copy.read_bytes()
+    offset = packed_files.read(images).offset
+    copy.write_bytes(good[:-9] if damage == "short" else good[:offset] + b"x" + good[offset + 1 :])
+    staged(file=images, node_local=local)
+    assert copy.read_bytes() == good
+
+
+def test_a_copy_that_went_wrong_gets_no_name(tmp_path, images, local, monkeypatch):
+    def copies(source, target):
+        data, offset = bytearray(Path(source).read_bytes()), packed_files.read(images).offset
+        data[offset] ^= 1
+        Path(target).write_bytes(data)
+
+    monkeypatch.setattr(staging.shutil, "copyfile", copies)
+    with pytest.raises(Refused, match="holds what was packed"):
+        staged(file=images, node_local=local)
+    assert [path for path in (tmp_path / "local").rglob("*") if path.is_file()] == []
+
+
+def test_tokens_are_staged_and_their_files_are_not_mixed_up(tmp_path, local):
+    pack_text(write_texts(tmp_path / "train"), tmp_path / "train.npy")
+    pack_text(write_texts(tmp_path / "val", 3), tmp_path / "val.npy")
+    values = {"files": f"{tmp_path}/train.npy", "val_files": f"{tmp_path}/val.npy", "block_size": 16}
+    data = staged("text", node_local=local, **values)
+    for split, name in (("train", "train.npy"), ("val", "val.npy"), ("test", "val.npy")):
+        (file,) = data.dataset(split).files
+        assert Path(file).parts[-3] == "local" and Path(file).name == name
+        assert np.array_equal(np.load(file), np.load(tmp_path / name))
+    assert batches(data) == batches(built("text", **values))
+
+
+def test_where_it_cannot_be_staged_it_is_refused(tmp_path, images, local, monkeypatch):
+    assert "cluster.node_local='$TMPDIR'" in refused(files.packed_images, "packed", file=images, stage=True)
+    with pytest.raises(Refused, match="leads to ''"):
+        staged(file=images, node_local="$NOT_SET_HERE")
+    (tmp_path / "text").write_text("some text " * 50)
+    text = {"files": str(tmp_path / "text"), "block_size": 4, "stage": True, "node_local": local}
+    assert "was not packed" in refused(files.text_files, "text", **text)
+    with pytest.raises(Refused, match="files that tools"):
+        staged("digits")
+    monkeypatch.setattr(staging.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(Refused, match="GB free"):
+        staged(file=images, node_local=local)
+    assert list((tmp_path / "local").iterdir()) == []
+
+
+def test_another_users_folder_is_not_trusted(tmp_path, images, local):
+    copy = staging.copy_of(packed_files.read(images).parts, local)
+    os.mkdir(os.path.dirname(copy))
+    os.chmod(os.path.dirname(copy), 0o777)
+    with pytest.raises(Refused, match="somebody else"):
+        staged(file=images, node_local=local)
+
+
+@pytest.mark.slow
+def test_of_two_ranks_one_copies_and_both_train(tmp_path, images, local, start):
+    words = ["data=packed", f"data.file={images}", "data.stage=true", f"cluster.node_local={tmp_path}/local"]
+    words += ["data.global_batch_size=4", "model=resnet18", "model.network.depths=[1]", "model.network.widths=[8]"]
+    words += ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "trainer.max_steps=2"]
+    assert start(tmp_path / "run", 2, words).count("copying") == 1
