@@ -90,9 +90,10 @@ def start() -> Iterator[Callable[..., str]]:
         words: Sequence[str],
         stop_at: int | None = None,
         patch: str = "",
-        code: int | None = None,
+        code: int | list[int] | None = None,
     ) -> str:
         code = code if code is not None else 0 if stop_at is None else CONTINUE
+        expected = code if isinstance(code, list) else [code] * ranks
         key = "resume" if (run_dir / "config.yaml").exists() else "run_dir"
         log = run_dir.with_suffix(".log")
         begun = log.stat().st_size if log.exists() else 0
@@ -101,7 +102,7 @@ def start() -> Iterator[Callable[..., str]]:
         ask.flush()
         codes = json.loads(answers.readline())
         said = log.read_bytes()[begun:].decode(errors="replace")
-        assert codes == [code] * ranks, f"{codes} {said[-5000:]}"
+        assert codes == expected, f"{codes} {said[-5000:]}"
         return said
 
     yield run

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from {{ cookiecutter.package_name }}.hpc import checkpoint, claim
+from {{ cookiecutter.package_name }}.hpc.watch import FAILED
 
 pytestmark = pytest.mark.slow
 
@@ -125,6 +126,13 @@ class Bomb:
         return os.mkdir, (str(self.canary),)
 
 
+def vouch(folder: Path) -> None:
+    """The attacker has seen to it that sizes and checksums are right."""
+    manifest = json.loads((folder / checkpoint.MANIFEST).read_text())
+    manifest["files"] = checkpoint.sums(folder, checkpoint.names(folder))
+    (folder / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+
+
 TRAPS = {
     "ddp": ["meta.pt", "rank-0.pt", ".metadata", "__0_0.distcp"],
     "deepspeed_zero2": [
@@ -137,8 +145,6 @@ TRAPS = {
 
 @pytest.mark.parametrize(("strategy", "name"), [(key, name) for key, names in TRAPS.items() for name in names])
 def test_nothing_in_a_checkpoint_is_executed(strategy: str, name: str, resume: Callable, tmp_path: Path) -> None:
-    """The attacker has seen to it that sizes and checksums are right."""
-
     def change(run_dir: Path) -> None:
         folder = last(run_dir)
         if name == ".metadata":
@@ -151,10 +157,21 @@ def test_nothing_in_a_checkpoint_is_executed(strategy: str, name: str, resume: C
             (folder / ".metadata").write_bytes(pickle.dumps(metadata))
         else:
             torch.save({"module": Bomb(tmp_path / "canary")}, folder / name)
-        manifest = json.loads((folder / checkpoint.MANIFEST).read_text())
-        manifest["files"] = checkpoint.sums(folder, checkpoint.names(folder))
-        (folder / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+        vouch(folder)
 
     said = resume(change, strategy)
     assert not (tmp_path / "canary").exists()
     assert "posix.mkdir" in said and "nothing in it is executed" in said
+
+
+def test_a_trap_that_another_rank_finds(start: Callable, tmp_path: Path) -> None:
+    """Rank 0 does not read that file: who does says so, takes the others along, and no job starts that again."""
+    run_dir = tmp_path / "run"
+    start(run_dir, 2, [*WORDS, "trainer.devices=2", "strategy=ddp"], 2)
+    folder = last(run_dir)
+    torch.save(Bomb(tmp_path / "canary"), folder / "rank-1.pt")
+    vouch(folder)
+    said = start(run_dir, 2, [], code=[FAILED, 2])
+    assert not (tmp_path / "canary").exists()
+    assert said.count("refused: ") == 1 and "rank-1.pt" in said and "posix.mkdir" in said
+    assert "outcome failed" in (run_dir / "verdict").read_text()

@@ -163,20 +163,21 @@ def allowing_deepspeed() -> Iterator[None]:
 
 
 @contextmanager
-def refusals(path: str | Path, key: str = "ckpt", fix: str = FIX) -> Iterator[None]:
-    """Around anything that loads: a checkpoint that names more than data becomes a refusal, on every rank alike.
+def refusals(path: str | Path, key: str = "ckpt", fix: str = FIX, alone: bool = False) -> Iterator[None]:
+    """Around anything that loads: a checkpoint that names more than data becomes a refusal.
 
-    Other errors pass: a manifest has vouched for the files, so they are no mistake of the user.
+    On every rank alike; `alone` where only this one reads that file. Other errors pass: a manifest has vouched for the
+    files, so they are no mistake of the user.
     """
     try:
         yield
     except CheckpointException as error:  # of dcp.load: what failed, by rank
         for cause, _ in error.failures.values():
             if isinstance(cause, pickle.UnpicklingError):
-                raise Refused(key, path, rule(cause), fix) from error
+                raise Refused(key, path, rule(cause), fix, alone) from error
         raise
     except pickle.UnpicklingError as error:
-        raise Refused(key, path, rule(error), fix) from error
+        raise Refused(key, path, rule(error), fix, alone) from error
 
 
 def rule(error: Exception) -> str:

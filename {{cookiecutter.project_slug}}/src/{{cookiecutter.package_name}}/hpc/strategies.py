@@ -179,6 +179,7 @@ class Kept:
         own = path / RANK.format(self.global_rank)
         with inert.refusals(path, "resume"):
             rest = torch.load(path / REST, weights_only=True, map_location="cpu")
+        with inert.refusals(own, "resume", alone=True):
             rest[MINE] = torch.load(own, weights_only=True, map_location="cpu") if own.exists() else {}
         return rest
 
