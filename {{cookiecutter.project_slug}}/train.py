@@ -54,12 +54,14 @@ def fit_and_test(
     cfg: DictConfig, place: launch.Place, beginning: begin.Beginning, watching: watch.Watch, warned: watch.Warned
 ) -> dict[str, float]:
     import lightning
+    import torch
 
     from {{ cookiecutter.package_name }}.hpc import curves, record, resume, strategies, weights
 
     gc.freeze()  # what the libraries made stays: no later collection looks through it, and no worker copies it
     gc.enable()
     run_dir, found = Path(cfg.run_dir), beginning.checkpoint
+    torch.set_float32_matmul_precision(cfg.matmul_precision)
     lightning.seed_everything(cfg.seed, workers=True, verbose=False)
     data = config.build(cfg.data)
     module = config.build(cfg.model)

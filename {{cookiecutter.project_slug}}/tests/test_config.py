@@ -1,8 +1,11 @@
 """Every shipped choice composes and is accepted; what cannot be meant is refused in words, before torch is imported."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from conftest import ENVIRON, PROJECT
 from omegaconf import OmegaConf
 
 from {{ cookiecutter.package_name }}.hpc import commandline, config, layout, preflight
@@ -127,7 +130,7 @@ REFUSALS = [
     (["checkpoint.mode=maximum"], "checkpoint.mode", "checkpoint.mode=max"),
     (["+checkpoint.every_hours=1"], "checkpoint.every_hours", "checkpoint.every_minutes=..."),
     (["faults.nonfinite=ignore"], "faults.nonfinite", "stop, skip, rollback"),
-    (["faults.nonfinite=skip"], "faults.nonfinite", "optimizer that is fused"),
+    (["faults.nonfinite=skip", "model.optimizer.fused=false"], "faults.nonfinite", "optimizer that is fused"),
     (["faults.nonfinite=skip", "strategy=deepspeed_zero1"], "faults.nonfinite", "DeepSpeed owns the optimizer step"),
     (["faults.nonfinite=skip", "strategy=zero3_offload"], "faults.nonfinite", "DeepSpeed owns the optimizer step"),
     (["faults.hang_minutes=0"], "faults.hang_minutes", "above 0"),
@@ -173,7 +176,7 @@ def test_an_unknown_target_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_checkpoints_and_faults_as_one_likes() -> None:
     accept("checkpoint.every_minutes=null", "checkpoint.every_n_steps=100", "checkpoint.keep=1", "checkpoint.mode=max")
     accept("checkpoint.every_minutes=0.5", "checkpoint.monitor=null", "faults.hang_minutes=0.1", "faults.retries=1")
-    accept("faults.nonfinite=skip", "+model.optimizer.fused=true")
+    accept("faults.nonfinite=skip")
     accept("faults.nonfinite=rollback", "strategy=deepspeed_zero1")
 
 

@@ -11,12 +11,13 @@ import pytest
 from conftest import ENVIRON, PROJECT
 from desk import Desk
 from omegaconf import OmegaConf
-from test_config import PROBE
+from test_startup import COMPOSING, PROBE, libraries
 
 from {{ cookiecutter.package_name }}.hpc import commandline, config, move, preflight, states
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 
 SLURM = ["cluster=slurm", "trainer=ddp_4node"]
+CACHE = "callbacks.compile_cache.enabled"
 
 
 def started(run_dir: Path, *words: str) -> Path:
@@ -79,8 +80,8 @@ def edit(file: Path, was: str, now: str) -> None:
             ["trainer.precision: bf16-mixed -> 32-true", "model.parallelize.precision: bf16-mixed -> 32-true"],
         ),
         (
-            ["strategy.compile=true"],
-            ["strategy.compile: false -> true", "model.parallelize.compile: false -> true"],
+            ["strategy.compile=false"],
+            [f"{key}: true -> false" for key in ("strategy.compile", "model.parallelize.compile", CACHE)],
         ),
         (["trainer.num_nodes=4"], []),
         ([], []),
@@ -306,11 +307,12 @@ def test_other_verdicts_do_not_stop_it(outcome: str, run: Path) -> None:
 
 
 def test_train_refuses_without_torch(run: Path) -> None:
-    words = [str(PROJECT / "train.py"), f"resume={run}", "seed=3"]
+    words = [str(PROJECT), str(PROJECT / "train.py"), f"resume={run}", "seed=3"]
     done = subprocess.run(
         [sys.executable, "-c", PROBE, json.dumps(words)], env=ENVIRON, capture_output=True, text=True, timeout=60
     )
-    assert json.loads(done.stdout.splitlines()[-1]) == [2, []] and done.stderr.startswith("refused: seed=3\n")
+    code, modules, _ = json.loads(done.stdout.splitlines()[-1])
+    assert code == 2 and libraries(modules) <= COMPOSING and done.stderr.startswith("refused: seed=3\n")
 
 
 # -- python submit.py resume=... --

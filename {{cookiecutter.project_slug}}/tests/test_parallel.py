@@ -59,8 +59,9 @@ def test_gradients_are_clipped_to_the_norm_that_is_reported(network: GPT) -> Non
     module._trainer = L.Trainer(logger=False, enable_checkpointing=False, barebones=False, accelerator="cpu")
     gradients(network, torch.randint(0, 11, (2, 8)))
     expected = torch.stack([p.grad.norm() for p in network.parameters()]).norm()
-    torch.testing.assert_close(clip_gradients(module, None), expected)
-    torch.testing.assert_close(clip_gradients(module, 1e-3), expected)
+    optimizer = torch.optim.SGD(network.parameters())
+    torch.testing.assert_close(clip_gradients(module, optimizer, None), expected)
+    torch.testing.assert_close(clip_gradients(module, optimizer, 1e-3), expected)
     after = torch.stack([p.grad.norm() for p in network.parameters()]).norm()
     torch.testing.assert_close(after, torch.tensor(1e-3), rtol=1e-2, atol=0)
 
@@ -76,6 +77,6 @@ def test_a_step_is_skipped_without_waiting_for_the_device() -> None:
         module.trainer = SimpleNamespace(model=None, optimizers=[optimizer])
         module.skip_not_finite = True
         gradients(module.network, torch.randint(0, 11, (2, 8)))
-        clip_gradients(module, 1.0)
+        clip_gradients(module, optimizer, 1.0)
         assert optimizer.found_inf.shape == ()  # type: ignore[attr-defined]
         optimizer.step()

@@ -13,7 +13,7 @@ from torchmetrics import MeanMetric
 
 from .data.loading import IGNORED
 from .hpc.lean import Module
-from .hpc.parallel import clip_gradients
+from .hpc.parallel import clip_gradients, groups_by_mesh
 
 
 class Classifier(Module):
@@ -85,7 +85,7 @@ class Classifier(Module):
             {"params": [p for p in trained if p.ndim >= 2]},
             {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
         ]
-        optimizer = self.make_optimizer([group for group in groups if group["params"]])
+        optimizer = self.make_optimizer(groups_by_mesh(groups))
         total = self.trainer.estimated_stepping_batches
         schedule = Schedule(optimizer, lambda step: warmup_then_cosine(step, self.warmup_steps, total))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -16,6 +16,7 @@ class Run:
     ckpt: str | None
     test_only: bool
     profile: bool
+    matmul_precision: str
     group_readable: bool
     dirty_tree: str
     checkpoint: Any
@@ -122,7 +123,12 @@ def layout(cfg: DictConfig) -> Layout:
     world = cfg.trainer.num_nodes * cfg.trainer.devices
     data_parallel = world // cfg.strategy.tensor_parallel_size
     micro_batch = cfg.data.global_batch_size // (data_parallel * cfg.trainer.accumulate_grad_batches)
-    return Layout(world, data_parallel, micro_batch, "cpu" if cfg.trainer.accelerator == "cpu" else "cuda:0")
+    return Layout(world, data_parallel, micro_batch, "cuda:0" if on_gpu(cfg) else "cpu")
+
+
+def on_gpu(cfg: DictConfig) -> bool:
+    """Does the run train on GPUs?"""
+    return cfg.trainer.accelerator != "cpu"
 
 
 # Keys whose values are words, not numbers: an account 0123 or a partition called no stays what was typed.
@@ -130,3 +136,4 @@ TEXT = {field.name for field in fields(Run) if field.type in (str, str | None)}
 TEXT |= {f"cluster.{field.name}" for field in fields(Cluster) if field.type in (str, str | None)}
 
 OmegaConf.register_new_resolver("layout", lambda name, *, _root_: getattr(layout(_root_), name), replace=True)
+OmegaConf.register_new_resolver("on_gpu", lambda *, _root_: on_gpu(_root_), replace=True)

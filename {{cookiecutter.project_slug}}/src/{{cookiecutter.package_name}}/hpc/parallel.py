@@ -31,6 +31,7 @@ def parallelize(
     *,
     activation_checkpointing: bool = False,
     compile: bool = False,
+    channels_last: bool = False,
     precision: str = "32-true",
 ) -> None:
     """Prepare a network in place, once; calling it again changes nothing.
@@ -40,6 +41,8 @@ def parallelize(
         device_mesh: dimensions "data_parallel" and "tensor_parallel", from ModelParallelStrategy; None for the others.
         activation_checkpointing: forget what is inside a block after forward and compute it again in backward.
         compile: compile each block by itself: one compilation serves all equal blocks, and collectives stay outside.
+        channels_last: convolutions in the memory format that their fast kernels want. Shards stay as they are: FSDP2
+            cuts tensors along their first dimension.
         precision: the Trainer's; with "bf16-mixed" shards are gathered in bf16 and gradients reduced in fp32.
     """
     if getattr(network, "is_parallelized", False):
@@ -47,20 +50,33 @@ def parallelize(
     network.is_parallelized = True
     if device_mesh is not None and device_mesh["tensor_parallel"].size() > 1:
         parallelize_module(network, device_mesh["tensor_parallel"], network.tensor_parallel_plan())
+    if channels_last and device_mesh is None:
+        network.to(memory_format=torch.channels_last)  # what has no four dimensions stays as it is
     for block in network.blocks if activation_checkpointing else ():
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    for block in network.blocks if compile else ():
-        block.compile()
+    if compile:
+        _compile(network.blocks)
     if device_mesh is not None and device_mesh["data_parallel"].size() > 1:
         _shard(network, device_mesh["data_parallel"], precision)
 
 
+def _compile(blocks: Iterable[nn.Module]) -> None:
+    # DDP sends a bucket of gradients when the blocks in it are done. Cutting these once more is not needed, and fails
+    # where activations are checkpointed.
+    torch._dynamo.config.optimize_ddp = False
+    for block in blocks:
+        block.compile()
+
+
 def _shard(network: Any, mesh: DeviceMesh, precision: str) -> None:
-    """FSDP2: one group of parameters per block, gathered when the block runs; the rest is the root's group."""
+    """FSDP2: one group of parameters per block, gathered when the block runs; the rest is the root's group.
+
+    The last block's are kept after forward, since backward begins with it: one all-gather less.
+    """
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     policy = mixed if precision == "bf16-mixed" else MixedPrecisionPolicy()
     for block in network.blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=block is not network.blocks[-1])
     fully_shard(network, mesh=mesh, mp_policy=policy)
 
 
@@ -83,6 +99,11 @@ def clip_gradients(module: L.LightningModule, optimizer: Optimizer, max_norm: fl
             _skip(optimizer, ~torch.isfinite(norm))
     module.gradient_norm = norm  # type: ignore[assignment]
     return norm
+
+
+def groups_by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Parameter groups of an optimizer, cut so that its fused and foreach kernels take them; none is empty."""
+    return [{**group, "params": params} for group in groups for params in _by_mesh(group["params"])]
 
 
 def _skip(optimizer: Any, bad: Tensor) -> None:
@@ -127,7 +148,7 @@ def _deepspeed_norm(module: L.LightningModule) -> Tensor | None:
 
 
 def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Foreach kernels take tensors of one mesh only; a network under tensor parallelism has several kinds."""
+    """Kernels that take many tensors want those of one mesh; a network under tensor parallelism has several kinds."""
     groups: dict[Any, list[nn.Parameter]] = defaultdict(list)
     for parameter in parameters:
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None

@@ -157,9 +157,8 @@ def _network_rules(strategy: Strategy, cfg: DictConfig) -> None:
     for member, wanted in wants.items():
         if wanted and member not in members:
             rule = f"{target} has no `{member}`, which strategy={strategy.name} works on"
-            raise Refused(
-                "model.network", target, rule, f"give the class `{member}` (see models/gpt.py), or strategy=ddp"
-            )
+            other = "strategy.compile=false" if strategy.compile and member == "blocks" else "strategy=ddp"
+            raise Refused("model.network", target, rule, f"give the class `{member}` (see models/gpt.py), or {other}")
 
 
 def _bind_targets(cfg: DictConfig, prefix: str = "") -> None:

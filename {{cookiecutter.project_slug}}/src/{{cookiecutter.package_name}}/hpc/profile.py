@@ -103,9 +103,7 @@ def intervals(events: Iterable[Any], on_gpu: bool) -> tuple[list[Interval], list
     return kernels, communication
 
 
-def split(
-    kernels: list[Interval], communication: list[Interval], seconds: float, waiting: float
-) -> dict[str, float]:
+def split(kernels: list[Interval], communication: list[Interval], seconds: float, waiting: float) -> dict[str, float]:
     """Shares of the time: kernels; communication that no kernel hides, and hidden; waiting for data; the host."""
     busy, at_all = covered(kernels), covered(kernels + communication)
     exposed = at_all - busy

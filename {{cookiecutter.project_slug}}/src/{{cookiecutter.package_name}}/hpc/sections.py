@@ -25,6 +25,7 @@ def run(run: Run) -> None:
         rule = "is up to 100 letters, digits and . _ + -, a letter or digit first (and not bash or interactive)"
         raise Refused("name", repr(name), rule, f"name={other if other not in ('', name) else 'my_run'}"[:100])
     one_of("dirty_tree", run.dirty_tree, ["snapshot", "refuse"])
+    one_of("matmul_precision", run.matmul_precision, ["highest", "high", "medium"])
     if run.run_dir and re.search(r"[\x00-\x1f]", run.run_dir):
         raise Refused("run_dir", repr(run.run_dir), "is a path of one line", "run_dir=<a directory>")
     if run.test_only and not run.ckpt:

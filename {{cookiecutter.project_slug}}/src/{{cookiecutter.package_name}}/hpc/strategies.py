@@ -24,6 +24,7 @@ from lightning.pytorch.strategies import (
 )
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
+from torch.distributed import broadcast
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import (
@@ -198,7 +199,25 @@ class Single(Kept, SingleDeviceStrategy):
 
 
 class DDP(Kept, DDPStrategy):
-    """Every rank holds the whole model."""
+    """Every rank holds the whole model.
+
+    Buffers (batch norm's statistics) are each rank's own while it trains, and become rank 0's where they count: in an
+    evaluation and in a checkpoint.
+    """
+
+    def on_validation_start(self) -> None:
+        self._share_buffers()
+
+    def on_test_start(self) -> None:
+        self._share_buffers()
+
+    def _written(self, checkpoint: dict[str, Any], part: Path) -> Any:
+        self._share_buffers()
+        return super()._written(checkpoint, part)
+
+    def _share_buffers(self) -> None:
+        for buffer in self.lightning_module.buffers():
+            broadcast(buffer, 0)
 
 
 class FSDP(Kept, ModelParallelStrategy):
@@ -247,7 +266,6 @@ class DeepSpeed(Kept, DeepSpeedStrategy):
 
         for key in ("state_dict", "optimizer_states"):
             checkpoint.pop(key)
-        checkpoint["gradient_norm"] = float(self.deepspeed_engine.get_global_grad_norm() or 0)
         self.deepspeed_engine.checkpoint_engine = Copying()
         self.deepspeed_engine.save_checkpoint(part, tag=TAG, save_latest=False)
 
@@ -287,7 +305,6 @@ class DeepSpeed(Kept, DeepSpeedStrategy):
                 engine.load_checkpoint(
                     path, tag=TAG, load_optimizer_states=self._fitting, load_lr_scheduler_states=False
                 )
-        engine._global_grad_norm = rest["gradient_norm"]  # which it reports one step late
         return rest
 
 

@@ -9,7 +9,12 @@ from torch.nn import functional as F
 
 
 class GPT(nn.Module):
-    """Tokens (batch, time) int64 → logits (batch, time, vocab_size); time is at most block_size."""
+    """Tokens (batch, time) int64 → logits (batch, time, classes); time is at most block_size.
+
+    Args:
+        vocab_multiple: there are so many classes that they are a multiple of it, at least vocab_size; those on top are
+            never right. Matrix products are fast for sizes that tiles of the hardware divide.
+    """
 
     def __init__(
         self,
@@ -20,14 +25,16 @@ class GPT(nn.Module):
         block_size: int,
         *,
         dropout: float = 0.0,
+        vocab_multiple: int = 1,
     ) -> None:
         super().__init__()
         self.block_size = block_size
-        self.token = nn.Embedding(vocab_size, width)
+        classes = -(-vocab_size // vocab_multiple) * vocab_multiple
+        self.token = nn.Embedding(classes, width)
         self.drop = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(width, width // num_heads, dropout) for _ in range(num_layers))
         self.norm = nn.LayerNorm(width, bias=False)
-        self.head = nn.Linear(width, vocab_size, bias=False)
+        self.head = nn.Linear(width, classes, bias=False)
         self._init_weights(num_layers)
         self.head.weight = self.token.weight  # tied (Press and Wolf, 2017)
 
