@@ -3,33 +3,73 @@
 A program calls `turn()` once per optimizer step. Who wants figures calls `taken`.
 """
 
+import cProfile
 import os
+import pstats
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 STEPS, WARM_UP = int(os.environ.get("TURN_STEPS", 0)), int(os.environ.get("TURN_WARM_UP", 0))
-_state = {"done": -WARM_UP, "began": 0.0}
+_done = -WARM_UP
+_end: Callable[[], float] | None = None
 
 
 def turn() -> None:
-    """A step is about to begin. At the end of a turn: say how long it took, and wait for the next."""
+    """A step is about to begin. At the end of a turn: say what it took, and wait for the next."""
+    global _done, _end
     if not STEPS:
         return
-    if _state["done"] >= 0 and _state["done"] % STEPS == 0:
+    if _done >= 0 and _done % STEPS == 0:
         _settle()
-        clock = time.process_time if os.environ["TURN_CLOCK"] == "cpu" else time.perf_counter
-        if _state["done"]:
-            _say(f"{(clock() - _state['began']) / STEPS}")
-        else:
-            _say("ready")
+        _say(f"{_end() / STEPS}" if _end else "ready")
         if not os.read(int(os.environ["TURN_GO"]), 1):
             os._exit(0)
-        _state["began"] = clock()
-    _state["done"] += 1
+        _end = METERS[os.environ["TURN_METER"]]()
+    _done += 1
+
+
+def seconds() -> Callable[[], float]:
+    began = time.perf_counter()
+    return lambda: time.perf_counter() - began
+
+
+def processor() -> Callable[[], float]:
+    """Seconds of processor time, all threads of the process together."""
+    began = time.process_time()
+    return lambda: time.process_time() - began
+
+
+def calls() -> Callable[[], float]:
+    """Calls of functions, Python's and built-in ones."""
+    profile = cProfile.Profile()
+    profile.enable()
+
+    def end() -> float:
+        profile.disable()
+        return float(pstats.Stats(profile).total_calls)
+
+    return end
+
+
+def collectives() -> Callable[[], float]:
+    """What ranks do together."""
+    import torch
+
+    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    profile.start()
+
+    def end() -> float:
+        profile.stop()
+        return float(sum(event.name.startswith("c10d::") for event in profile.events()))
+
+    return end
+
+
+METERS = {"seconds": seconds, "processor": processor, "calls": calls, "collectives": collectives}
 
 
 def _say(word: str) -> None:
@@ -43,7 +83,7 @@ def _settle() -> None:
 
 
 class Program:
-    """Ranks of one program: processes that wait for their turn."""
+    """The ranks of a program, which wait for their turn."""
 
     def __init__(self, ranks: Sequence[tuple[Sequence[str], Mapping[str, str]]], cwd: Path, log: Path) -> None:
         self.log, self.processes, self.go, self.said = log, [], [], []
@@ -68,17 +108,19 @@ class Program:
         return 0.0 if "ready" in words else max(map(float, words))
 
     def turn(self) -> float:
-        """Seconds per step of one turn."""
+        """What a step of one turn took."""
         for go in self.go:
             os.write(go, b"g")
         return self.answer()
 
-    def end(self) -> None:
+    def end(self, finish: bool = False) -> None:
+        """Nothing more is wanted of it; `finish`: it may train to its end, in at most a hundred turns."""
         for go in self.go:
+            os.write(go, b"g" * 100 * finish)
             os.close(go)
         for process in self.processes:
             try:
-                process.wait(30)
+                process.wait(120 if finish else 30)
             except subprocess.TimeoutExpired:
                 process.kill()
 
@@ -89,27 +131,27 @@ def taken(
     *,
     steps: int,
     turns: int,
-    clock: str = "wall",
+    meter: str = "seconds",
     warm_up: int = 50,
 ) -> dict[str, list[float]]:
-    """Seconds per step of each turn of each program; turn i of all of them lies close together.
+    """What a step took, of each turn of each program; turn i of all of them lies close together.
 
     Args:
         programs: name → (command, environment) of each rank.
-        clock: "wall", or "cpu" for the processor time of a rank's threads.
+        meter: a name in METERS. Of several ranks the highest figure counts.
     """
-    settings = {"TURN_STEPS": str(steps), "TURN_WARM_UP": str(warm_up), "TURN_CLOCK": clock}
+    settings = {"TURN_STEPS": str(steps), "TURN_WARM_UP": str(warm_up), "TURN_METER": meter}
     started: dict[str, Program] = {}
     try:
         for name, ranks in programs.items():
             with_settings = [(command, {**environ, **settings}) for command, environ in ranks]
             started[name] = Program(with_settings, folder, folder / f"{name}.log")
             started[name].answer()
-        seconds: dict[str, list[float]] = {name: [] for name in started}
+        figures: dict[str, list[float]] = {name: [] for name in started}
         for _ in range(turns):
             for name, program in started.items():
-                seconds[name].append(program.turn())
-        return seconds
+                figures[name].append(program.turn())
+        return figures
     finally:
         for program in started.values():
             program.end()

@@ -22,7 +22,7 @@ class Classifier(Module):
     Args:
         network: inputs → logits, classes on the last dimension.
         optimizer: parameter groups → optimizer.
-        parallelize: (network, device mesh) → None; what the strategy does to the network, as the config says.
+        parallelize: (network, device mesh, loss) → None; what the strategy does to them, as the config says.
         warmup_steps: optimizer steps of linear warm-up before the cosine decay to zero.
         bytes_per_token: for text, how many bytes a target stands for: reports bits per byte instead of accuracy.
     """
@@ -38,6 +38,7 @@ class Classifier(Module):
     ) -> None:
         super().__init__()
         self.network = network
+        self.loss = nn.CrossEntropyLoss()
         self.make_optimizer = optimizer
         self.parallelize = parallelize
         self.warmup_steps = warmup_steps
@@ -54,7 +55,7 @@ class Classifier(Module):
 
     def configure_model(self) -> None:
         if self.parallelize is not None:
-            self.parallelize(self.network, self.device_mesh)
+            self.parallelize(self.network, self.device_mesh, loss=self.loss)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.network(inputs)
@@ -62,7 +63,7 @@ class Classifier(Module):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """The loss. A dict {"loss": loss, "train/...": scalar} makes a curve of each scalar (hpc/curves.py)."""
         inputs, targets = batch
-        return F.cross_entropy(self(inputs).flatten(0, -2), targets.flatten())
+        return self.loss(self(inputs).flatten(0, -2), targets.flatten())
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self._evaluate("val", batch)

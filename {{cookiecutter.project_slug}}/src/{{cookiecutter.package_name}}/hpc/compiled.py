@@ -23,6 +23,8 @@ from torch import nn
 class CompileCache(L.Callback):
     """Sets up the compiler's cache before the network is compiled, and keeps what has been added to it.
 
+    A cache saves time and nothing else: one that cannot be read or written is a warning.
+
     Args:
         folder: on a file system that all nodes see; for your own programs only: what lies there is executed.
         node_local: where each node unpacks it; None: the system's place for temporary files.
@@ -38,7 +40,10 @@ class CompileCache(L.Callback):
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
         self.archive = self.folder / f"{key(pl_module.network, name, str(trainer.precision))}.tar"
         self.place = self.node_local / f"compiled-{os.getuid()}" / self.archive.stem
-        unpack(self.archive, self.place)
+        try:
+            unpack(self.archive, self.place)
+        except tarfile.TarError as error:
+            print(f"warning: compiles anew, {self.archive} cannot be read: {error}", flush=True)
         self._known = sum(1 for _ in self.place.rglob("*"))
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.place)
 
@@ -52,7 +57,10 @@ class CompileCache(L.Callback):
         there = sum(1 for _ in self.place.rglob("*"))
         if trainer.is_global_zero and there > self._known:
             self._known = there
-            pack(self.place, self.archive)
+            try:
+                pack(self.place, self.archive)
+            except OSError as error:
+                print(f"warning: what torch.compile made is not kept: {error}", flush=True)
 
 
 def key(network: nn.Module, device: str, precision: str) -> str:
@@ -71,6 +79,7 @@ def unpack(archive: Path, place: Path) -> None:
 
     Raises:
         PermissionError: the place, or the archive, belongs to somebody else: it would be executed.
+        tarfile.TarError: the archive is damaged; the place is there, and empty.
     """
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in (place.parent, archive):
@@ -79,12 +88,19 @@ def unpack(archive: Path, place: Path) -> None:
     if place.exists():
         return
     aside = Path(tempfile.mkdtemp(dir=place.parent))
-    with suppress(FileNotFoundError), tarfile.open(archive) as kept:
-        kept.extractall(aside, filter="data")
+    whole, damage = aside / "whole", None
     try:
-        aside.rename(place)
-    except OSError:  # another rank was faster
-        shutil.rmtree(aside)
+        with suppress(FileNotFoundError), tarfile.open(archive) as kept:
+            kept.extractall(whole, filter="data")
+    except tarfile.TarError as error:
+        damage = error
+        shutil.rmtree(whole, ignore_errors=True)
+    whole.mkdir(exist_ok=True)
+    with suppress(OSError):  # another rank was faster
+        whole.rename(place)
+    shutil.rmtree(aside)
+    if damage:
+        raise damage
 
 
 def pack(place: Path, archive: Path) -> None:

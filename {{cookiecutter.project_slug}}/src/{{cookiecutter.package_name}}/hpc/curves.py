@@ -1,7 +1,7 @@
 """The curves of training, written without waiting: what the device computes is read when it has long been there."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ class Curves(L.Callback):
         self._lr = optimizer.param_groups[0]["lr"]
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Any, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.fit_loop.epoch_loop._batches_that_stepped  # as Lightning numbers what it logs
         if (step + 1) % trainer.log_every_n_steps:
@@ -81,7 +81,7 @@ class Curves(L.Callback):
                 logger.log_metrics(numbers, point.step)
 
 
-def mean(outputs: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def mean(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Of what the micro-batches of a step returned. Lightning has divided the losses by their number already."""
     names = {name: "train/loss" if name == "loss" else name for name in outputs[0]}
     share = {name: 1 if name == "loss" else len(outputs) for name in names}
@@ -95,7 +95,8 @@ def sent(step: int, numbers: dict[str, Tensor], plain: dict[str, float]) -> Poin
     """Begin to add up scalars over the ranks and to bring them to the host."""
     values, wait = torch.stack(list(numbers.values())), None
     if dist.is_initialized() and dist.get_world_size() > 1:
-        wait = dist.all_reduce(values, async_op=True).wait
+        work: Any = dist.all_reduce(values, async_op=True)
+        wait = work.wait
     if values.device.type == "cuda":
         if wait is not None:
             wait()  # lets the device wait, not the host

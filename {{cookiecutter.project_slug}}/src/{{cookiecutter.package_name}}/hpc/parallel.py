@@ -24,11 +24,14 @@ from torch.utils.checkpoint import checkpoint
 from .config import Refused
 from .sections import SKIPS
 
+KINDS = 64  # of blocks that differ in size or code, in training and in evaluation; more than that would not be compiled
+
 
 def parallelize(
     network: Any,
     device_mesh: DeviceMesh | None,
     *,
+    loss: nn.Module | None = None,
     activation_checkpointing: bool = False,
     compile: bool = False,
     channels_last: bool = False,
@@ -39,8 +42,10 @@ def parallelize(
     Args:
         network: built whole, with the same weights on every rank.
         device_mesh: dimensions "data_parallel" and "tensor_parallel", from ModelParallelStrategy; None for the others.
+        loss: logits and targets → scalar, to be compiled, too.
         activation_checkpointing: forget what is inside a block after forward and compute it again in backward.
-        compile: compile each block by itself: one compilation serves all equal blocks, and collectives stay outside.
+        compile: each block by itself, so that one compilation serves all equal blocks and collectives stay outside;
+            and what stands beside the blocks.
         channels_last: convolutions in the memory format that their fast kernels want. Shards stay as they are: FSDP2
             cuts tensors along their first dimension.
         precision: the Trainer's; with "bf16-mixed" shards are gathered in bf16 and gradients reduced in fp32.
@@ -55,17 +60,26 @@ def parallelize(
     for block in network.blocks if activation_checkpointing else ():
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if compile:
-        _compile(network.blocks)
+        _compile(network, loss)
     if device_mesh is not None and device_mesh["data_parallel"].size() > 1:
         _shard(network, device_mesh["data_parallel"], precision)
 
 
-def _compile(blocks: Iterable[nn.Module]) -> None:
+def _compile(network: Any, loss: nn.Module | None) -> None:
     # DDP sends a bucket of gradients when the blocks in it are done. Cutting these once more is not needed, and fails
     # where activations are checkpointed.
     torch._dynamo.config.optimize_ddp = False
-    for block in blocks:
-        block.compile()
+    torch._dynamo.config.recompile_limit = KINDS
+    beside = [part for part in network.children() if part is not network.blocks and _computes(part)]
+    for part in [*network.blocks, *beside, *([loss] if loss else [])]:
+        # Not part.compile(): that leaves torch's own modules, and all that checkpoint() runs, as they are.
+        # Blocks of other sizes are compiled once more, not once for all sizes: that would be slower.
+        part.forward = torch.compile(part.forward, dynamic=False)
+
+
+def _computes(part: nn.Module) -> bool:
+    """Is there anything to compile in it? Not in a table, whose rows are only looked up, and not without weights."""
+    return not isinstance(part, nn.Embedding) and next(part.parameters(), None) is not None
 
 
 def _shard(network: Any, mesh: DeviceMesh, precision: str) -> None:

@@ -66,7 +66,7 @@ class Throughput(L.Callback):
         self._since = now(pl_module.device)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Any, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if not trainer.is_global_zero:
             return
@@ -152,6 +152,6 @@ def between(start: Any, end: Any) -> float:
     return start.elapsed_time(end) / 1000
 
 
-def waited(trainer: L.Trainer) -> float:
+def waited(trainer: Any) -> float:
     """Seconds that training has waited for data so far; 0 where `trainer.profiler` is another than our clock."""
     return getattr(trainer.profiler, "waited", 0.0)
