@@ -1,7 +1,9 @@
 # make demo    make an environment, bake a project, train its default experiment
 # make test    all tests: the template's own, and those of a baked project
 # make chaos   the fault run: FAULTS=100 SEED=1; OUT=README.md puts the table there
-# make bench   what stopping and saving cost, into benchmarks/results.json
+# make bench   what a step, a start, a save and a batch cost, into benchmarks/results.json
+# make bench-gpu   the same of large networks on one GPU: PY=python3, whose packages it uses; PROJECT=, where PY has no
+#              cookiecutter, a folder that benchmarks/fork.py has made
 # make check   the quick ones: lint, types, unit tests
 # make clean   remove what the others made: .venv and build
 
@@ -11,10 +13,11 @@ CONSTRAINTS := {{cookiecutter.project_slug}}/constraints.txt
 PROJECT := my-research# the default slug in cookiecutter.json
 BAKE := .venv/bin/python -m cookiecutter . --no-input --default-config --output-dir
 
+PY ?= python3
 FAULTS ?= 100
 SEED ?= 1
 
-.PHONY: demo test chaos bench check clean system env
+.PHONY: demo test chaos bench bench-gpu check clean system env
 
 demo: env
 	rm -rf build/demo
@@ -34,6 +37,11 @@ chaos: env
 bench: env
 	.venv/bin/python benchmarks/checkpoints.py --out benchmarks/results.json
 	.venv/bin/python benchmarks/startup.py --out benchmarks/results.json
+	.venv/bin/python benchmarks/loading.py --out benchmarks/results.json
+	.venv/bin/python benchmarks/steps.py --out benchmarks/results.json
+
+bench-gpu:
+	$(PY) benchmarks/models.py $(if $(PROJECT),--project '$(PROJECT)') --out benchmarks/results.json
 
 check: env
 	.venv/bin/python -m ruff check .

@@ -1,4 +1,7 @@
-"""A project as a research group would fork it: with a tiny network, its data, and steps that take turns."""
+"""A project as a research group would fork it: with a tiny network, its data, and steps that take turns.
+
+python benchmarks/fork.py FOLDER makes one for a machine that lacks cookiecutter.
+"""
 
 import os
 import socket
@@ -76,12 +79,8 @@ class Images(Dataset):
             self.batch = images, torch.randint(0, self.num_classes, (len(indices),))
         return self.batch
 """,
-    "src/my_research/turns.py": f"""
-import sys
-
+    "src/my_research/turns.py": """
 import lightning
-
-sys.path.insert(0, {str(HERE)!r})
 from turns import turn
 
 
@@ -154,3 +153,7 @@ def ranks(command: Command, count: int) -> list[Command]:
         return {**command[1], **there, **{name: str(value) for name, value in mpi.items()}}
 
     return [(command[0], placed(rank)) for rank in range(count)]
+
+
+if __name__ == "__main__":
+    print(fork(Path(sys.argv[1])))

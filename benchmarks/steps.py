@@ -17,6 +17,7 @@ from turns import Program, taken
 
 TURNS = 15
 TINY = ["model=tiny", "data=tiny", "trainer.log_every_n_steps=50"]
+TWO = ["strategy=ddp", "trainer.devices=2"]
 # Some 40 ms a step for each of two ranks.
 GPT = {"layers": 4, "heads": 4, "width": 256, "vocab": 256, "block": 128, "batch": 8}
 
@@ -58,10 +59,10 @@ def tiny(project: Path, folder: Path) -> list[dict[str, Any]]:
 
 def two_ranks(project: Path, folder: Path) -> list[dict[str, Any]]:
     """DDP over gloo."""
-    programs = {"plain": ranks(by_hand(folder), 2), "ours": ranks(gpt(project, folder, "ddp"), 2)}
+    programs = {"plain": ranks(by_hand(folder), 2), "ours": ranks(gpt(project, folder, "ddp", *TWO), 2)}
     took = taken(programs, folder, steps=10, turns=2 * TURNS, warm_up=30)
     over = [mine / theirs for mine, theirs in zip(took["ours"], took["plain"], strict=True)]
-    programs = {"plain": ranks(by_hand(folder), 2), "ours": ranks(gpt(project, folder, "ddp-calls"), 2)}
+    programs = {"plain": ranks(by_hand(folder), 2), "ours": ranks(gpt(project, folder, "collectives", *TWO), 2)}
     made = taken(programs, folder, steps=1, turns=40, meter="collectives", warm_up=30)
     extra = [mine - theirs for mine, theirs in zip(made["ours"], made["plain"], strict=True)]
     return [
@@ -72,10 +73,10 @@ def two_ranks(project: Path, folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def gpt(project: Path, folder: Path, name: str) -> Command:
+def gpt(project: Path, folder: Path, name: str, *words: str) -> Command:
     sizes = {"num_layers": "layers", "num_heads": "heads", "width": "width"}
     return ours(
-        project, folder / name, "strategy=ddp", "trainer.devices=2", "model=gpt_tiny", "data=text",
+        project, folder / name, *words, "model=gpt_tiny", "data=text",
         f"data.files={tokens(folder)}", f"data.vocab_size={GPT['vocab']}", f"data.block_size={GPT['block']}",
         f"data.global_batch_size={GPT['batch']}", "data.bytes_per_token=1.0", "trainer.log_every_n_steps=50",
         *(f"model.network.{key}={GPT[size]}" for key, size in sizes.items()),
@@ -111,10 +112,9 @@ def first_step(project: Path, folder: Path, name: str, cache: str) -> float:
     """Seconds. What was compiled is kept as a job would find it on another node."""
     places = {"folder": folder / cache, "node_local": folder / f"{name}-node"}
     kept = [f"callbacks.compile_cache.{key}={path}" for key, path in places.items()]
-    command, environ = gpt(project, folder, name)
-    words = [*command, "strategy=single", "trainer.devices=1", "strategy.compile=true", "trainer.max_steps=2", *kept]
+    command, environ = gpt(project, folder, name, "strategy.compile=true", "trainer.max_steps=2", *kept)
     settings = {"TURN_STEPS": "1", "TURN_WARM_UP": "0", "TURN_METER": "seconds"}
-    program = Program([(words, {**environ, **settings})], folder, folder / f"{name}.log")
+    program = Program([(command, {**environ, **settings})], folder, folder / f"{name}.log")
     program.answer()
     seconds = program.turn()
     program.end(finish=True)

@@ -1,0 +1,38 @@
+"""What a step costs, counted; `make bench` measures it."""
+
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+from conftest import REPO
+
+sys.path.insert(0, str(REPO / "benchmarks"))
+
+import steps
+from fork import fork, ours, ranks
+from turns import taken
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fork(tmp_path_factory.mktemp("fork"))
+
+
+def test_function_calls_of_a_step_with_everything_on(project: Path, tmp_path: Path) -> None:
+    programs = {"ours": [ours(project, tmp_path / "run", *steps.TINY)]}
+    (calls,) = taken(programs, tmp_path, steps=300, turns=1, meter="calls", warm_up=100)["ours"]
+    assert calls <= 2500
+
+
+def test_ranks_exchange_gradients_and_nothing_else(project: Path, tmp_path: Path) -> None:
+    """But for the agreement, about once a second, and a point of the curves every fifty steps."""
+    programs = {
+        "plain": ranks(steps.by_hand(tmp_path), 2),
+        "ours": ranks(steps.gpt(project, tmp_path, "run", *steps.TWO), 2),
+    }
+    made = taken(programs, tmp_path, steps=1, turns=40, meter="collectives", warm_up=30)
+    assert set(made["plain"]) == {median(made["ours"])}
+    assert sum(mine != median(made["ours"]) for mine in made["ours"]) <= 10
