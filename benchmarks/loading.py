@@ -12,8 +12,6 @@ by a BPE that is trained on it.
 import argparse
 import json
 import os
-import platform
-import statistics
 import subprocess
 import sys
 import sysconfig
@@ -21,12 +19,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cookiecutter.main import cookiecutter
+from rows import report, row
 
 TEMPLATE = Path(__file__).resolve().parents[1]
 PHOTOS, PIXELS = 4800, 256
@@ -57,13 +55,7 @@ def main() -> None:
         pack(project, f"data.files={text}", "tokenizer=bpe", "data.vocab_size=4096", f"out={folder}/text.npy")
         rows += tokens(str(folder / "text.npy"))
         rows += places(folder, str(folder / "224.h5"), own)
-    machine = f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}"
-    for one in rows:
-        one |= {"machine": machine, "date": f"{date.today()}"}
-        goal = "" if one["goal"] is None else f"goal {one['goal']}"
-        print(f"{one['name']:74} {one['value']:10.4g} {one['unit']:9} {goal:12} spread {one['spread']}")
-    if asked.out:
-        asked.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    report(rows, asked.out)
 
 
 def make_photos(folder: Path) -> None:
@@ -153,9 +145,9 @@ def compared(name: str, data: Any, floor: Callable[[], Any], size: int, unit: st
         theirs.append(rate(floor, size))
     over = [ours / theirs for ours, theirs in zip(ours, theirs, strict=True)]
     return [
-        row(f"{name}: loader over numpy from RAM", over, "x", 0.75),
-        row(f"{name}: loader", ours, unit),
-        row(f"{name}: numpy from RAM", theirs, unit),
+        row(f"{name}: loader over numpy from RAM", over, "x", 0.75, "higher"),
+        row(f"{name}: loader", ours, unit, better="higher"),
+        row(f"{name}: numpy from RAM", theirs, unit, better="higher"),
     ]
 
 
@@ -176,7 +168,7 @@ def places(folder: Path, packed: str, node_local: str) -> list[dict[str, Any]]:
     staged = PackedImages(packed, global_batch_size=64, stage=True, node_local=node_local)
     began = time.perf_counter()
     staged.prepare_data()
-    rows = [row("the packed file is staged in", [time.perf_counter() - began], "s", better="lower")]
+    rows = [row("the packed file is staged in", [time.perf_counter() - began], "s")]
     kinds = {
         "a folder of JPEG files": Images(str(folder / "photos"), global_batch_size=64, num_workers=None),
         "packed": PackedImages(packed, global_batch_size=64),
@@ -193,8 +185,8 @@ def places(folder: Path, packed: str, node_local: str) -> list[dict[str, Any]]:
             warm[name].append(epoch(loader))
             del loader  # its workers, too
     for name in kinds:
-        rows += [row(f"photos of 224 x 224, {name}: first epoch", cold[name], "images/s")]
-        rows += [row(f"photos of 224 x 224, {name}: later epochs", warm[name], "images/s")]
+        rows += [row(f"photos of 224 x 224, {name}: first epoch", cold[name], "images/s", better="higher")]
+        rows += [row(f"photos of 224 x 224, {name}: later epochs", warm[name], "images/s", better="higher")]
     return rows
 
 
@@ -216,13 +208,6 @@ def forget(folder: Path) -> None:
             with path.open("rb") as stream:
                 os.fsync(stream.fileno())
                 os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def row(name: str, values: list[float], unit: str, goal: float | None = None, better: str = "higher") -> dict[str, Any]:
-    """The median, and the quartiles as spread."""
-    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
-    value, spread = statistics.median(values), f"{low:.4g} to {high:.4g}"
-    return {"name": name, "value": value, "unit": unit, "goal": goal, "better": better, "spread": spread}
 
 
 if __name__ == "__main__":
