@@ -117,6 +117,7 @@ def test_one_compilation_serves_all_equal_blocks(checkpointing: bool) -> None:
 def test_a_second_run_compiles_nothing(start: Callable, tmp_path: Path) -> None:
     def missed(name: str) -> int:
         places = {"folder": tmp_path / "kept", "node_local": tmp_path / name}
+        places["node_local"].mkdir()
         words = [*WORDS, *(f"callbacks.compile_cache.{key}={path}" for key, path in places.items())]
         said = start(tmp_path / f"run-{name}", 1, words, patch=COUNT)
         return int(said.partition("compiled ")[2].split()[0])

@@ -19,6 +19,9 @@ import lightning as L
 import torch
 from torch import nn
 
+from . import staging
+from .config import Refused
+
 
 class CompileCache(L.Callback):
     """Sets up the compiler's cache before the network is compiled, and keeps what has been added to it.
@@ -31,15 +34,15 @@ class CompileCache(L.Callback):
     """
 
     def __init__(self, folder: str, enabled: bool, node_local: str | None = None) -> None:
-        self.folder, self.enabled = Path(folder).expanduser(), enabled
-        self.node_local = Path(os.path.expandvars(node_local or tempfile.gettempdir()))
+        self.folder, self.enabled = Path(os.path.expandvars(folder)).expanduser(), enabled
+        self.node_local = node_local
         self._known = 0
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         device = trainer.strategy.root_device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
         self.archive = self.folder / f"{key(pl_module.network, name, str(trainer.precision))}.tar"
-        self.place = self.node_local / f"compiled-{os.getuid()}" / self.archive.stem
+        self.place = node_folder(self.node_local) / f"compiled-{os.getuid()}" / self.archive.stem
         try:
             unpack(self.archive, self.place)
         except tarfile.TarError as error:
@@ -61,6 +64,13 @@ class CompileCache(L.Callback):
                 pack(self.place, self.archive)
             except OSError as error:
                 print(f"warning: what torch.compile made is not kept: {error}", flush=True)
+
+
+def node_folder(node_local: str | None) -> Path:
+    """The node's own storage, if the cluster's file names one that is there."""
+    with suppress(Refused):
+        return Path(staging.place(node_local) if node_local else tempfile.gettempdir())
+    return Path(tempfile.gettempdir())
 
 
 def key(network: nn.Module, device: str, precision: str) -> str:

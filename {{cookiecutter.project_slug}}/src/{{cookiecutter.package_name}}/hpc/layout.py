@@ -78,6 +78,7 @@ class Cluster:
     interface: str | None
     master_addr_suffix: str
     node_local: str | None
+    cache: str
     stage_env: bool
     chain: int
     rendezvous_seconds: int

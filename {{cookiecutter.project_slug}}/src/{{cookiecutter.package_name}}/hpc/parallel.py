@@ -35,6 +35,7 @@ def parallelize(
     activation_checkpointing: bool = False,
     compile: bool = False,
     channels_last: bool = False,
+    keep_last: bool = True,
     precision: str = "32-true",
 ) -> None:
     """Prepare a network in place, once; calling it again changes nothing.
@@ -48,6 +49,7 @@ def parallelize(
             and what stands beside the blocks.
         channels_last: convolutions in the memory format that their fast kernels want. Shards stay as they are: FSDP2
             cuts tensors along their first dimension.
+        keep_last: of shards: gather those of the last block once for forward and backward, which begins with it.
         precision: the Trainer's; with "bf16-mixed" shards are gathered in bf16 and gradients reduced in fp32.
     """
     if getattr(network, "is_parallelized", False):
@@ -62,7 +64,7 @@ def parallelize(
     if compile:
         _compile(network, loss)
     if device_mesh is not None and device_mesh["data_parallel"].size() > 1:
-        _shard(network, device_mesh["data_parallel"], precision)
+        _shard(network, device_mesh["data_parallel"], precision, keep_last)
 
 
 def _compile(network: Any, loss: nn.Module | None) -> None:
@@ -82,15 +84,13 @@ def _computes(part: nn.Module) -> bool:
     return not isinstance(part, nn.Embedding) and next(part.parameters(), None) is not None
 
 
-def _shard(network: Any, mesh: DeviceMesh, precision: str) -> None:
-    """FSDP2: one group of parameters per block, gathered when the block runs; the rest is the root's group.
-
-    The last block's are kept after forward, since backward begins with it: one all-gather less.
-    """
+def _shard(network: Any, mesh: DeviceMesh, precision: str, keep_last: bool) -> None:
+    """FSDP2: one group of parameters per block, gathered when the block runs; the rest is the root's group."""
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     policy = mixed if precision == "bf16-mixed" else MixedPrecisionPolicy()
     for block in network.blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=block is not network.blocks[-1])
+        kept = keep_last and block is network.blocks[-1]
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=not kept)
     fully_shard(network, mesh=mesh, mp_policy=policy)
 
 
