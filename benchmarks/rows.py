@@ -3,7 +3,9 @@
 import json
 import os
 import platform
+import re
 import statistics
+import sys
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
@@ -19,7 +21,7 @@ def row(name: str, values: Sequence[float], unit: str, goal: float | None = None
 
 def report(rows: Sequence[dict[str, Any]], out: Path | None) -> None:
     """Print the rows; in the file they take the place of older ones of the same names."""
-    machine = f"{os.cpu_count()} cores, {platform.machine()}"
+    machine = where()
     for one in rows:
         one |= {"machine": machine, "date": f"{date.today()}"}
         goal = "" if one["goal"] is None else f"goal {one['goal']}"
@@ -29,3 +31,12 @@ def report(rows: Sequence[dict[str, Any]], out: Path | None) -> None:
         names = {one["name"] for one in rows}
         kept = [one for one in older if one["name"] not in names]
         out.write_text(json.dumps([*kept, *rows], indent=1) + "\n", encoding="utf-8")
+
+
+def where() -> str:
+    """Cores and kind of the processor, and the GPU where torch is in use and sees one."""
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    torch: Any = sys.modules.get("torch")
+    gpu = f", {torch.cuda.get_device_name()}" if torch and torch.cuda.is_available() else ""
+    return f"{os.cpu_count()} cores of {found[1] if found else platform.machine()}{gpu}"
