@@ -34,9 +34,9 @@ def on_train_batch_end(self, trainer, module, outputs, *batch):
 Resume.on_train_batch_end = on_train_batch_end
 """
 NO_OPTIMIZER = """
-from {{ cookiecutter.package_name }}.hpc import strategies, universal
+from {{ cookiecutter.package_name }}.hpc import kept, universal
 
-strategies.Kept.load_optimizer_state_dict = lambda self, checkpoint: None
+kept.Kept.load_optimizer_state_dict = lambda self, checkpoint: None
 universal.load = universal.fill
 """
 

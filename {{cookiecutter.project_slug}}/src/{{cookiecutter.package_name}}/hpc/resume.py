@@ -13,10 +13,10 @@ from torch import Tensor
 from . import checkpoint, position, randomness, record
 from .agree import Agreement, Wish
 from .config import Refused
+from .kept import AFTERWARDS, MINE, NOTE
 from .layout import Checkpoint, Faults
 from .parallel import gradient_norm, settle_buckets
 from .signals import ORPHANED
-from .strategies import AFTERWARDS, MINE, NOTE
 from .watch import Stopped, Warned, Watch
 from .writer import Unwritten
 
