@@ -39,9 +39,11 @@ bench: env
 	.venv/bin/python benchmarks/startup.py --out benchmarks/results.json
 	.venv/bin/python benchmarks/loading.py --out benchmarks/results.json
 	.venv/bin/python benchmarks/steps.py --out benchmarks/results.json
+	.venv/bin/python benchmarks/knobs.py --out benchmarks/results.json
 
 bench-gpu:
 	$(PY) benchmarks/models.py $(if $(PROJECT),--project '$(PROJECT)') --out benchmarks/results.json
+	$(PY) benchmarks/knobs.py $(if $(PROJECT),--project '$(PROJECT)') --out benchmarks/results.json
 
 check: env
 	.venv/bin/python -m ruff check .
