@@ -74,7 +74,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         project = (asked.project or fork(folder)).resolve()
-        chosen = [knob for knob in KNOBS if GPU >= knob.needs_gpu and not (GPU and knob.num_ranks > 1)]
+        chosen = [knob for knob in KNOBS if knob.needs_gpu <= GPU and not (GPU and knob.num_ranks > 1)]
         report([measured(knob, number, project, folder) for number, knob in enumerate(chosen)], asked.out)
 
 
