@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from conftest import ENVIRON, PROJECT, free_port, said
 
 from {{ cookiecutter.package_name }}.hpc import causes, config, signals, watch
+from {{ cookiecutter.package_name }}.hpc.peers import Peers
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +45,7 @@ if size > 1:
     store.add("met", 1)
     while store.add("met", 0) < size:
         time.sleep(0.05)
-watching = watch.Watch(run_dir, held, 1, rank, store, hang_seconds, warned)
+watching = watch.Watch(run_dir, held, 1, rank, size, store, hang_seconds, warned)
 
 
 def block_in_c():
@@ -190,6 +192,21 @@ def test_an_orderly_stop_is_no_error_and_rank_0_leaves_last(start: Start, tmp_pa
     ] * 2
     assert not (tmp_path / "errors").exists() and not (tmp_path / "verdict").exists()
     assert '"released": true' in (tmp_path / "claims" / "000001.json").read_text()
+
+
+def test_rank_0_waits_for_a_rank_that_has_only_just_begun() -> None:
+    """It takes the store with it, and who comes later would call that the first cause."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
+    first, late = Peers(store, 2), Peers(store, 2)
+    leaving = threading.Thread(target=first.leave, args=[30])
+    leaving.start()
+    leaving.join(1)
+    assert leaving.is_alive()
+    late.leave(30)
+    leaving.join(5)
+    assert not leaving.is_alive()
 
 
 # -- One process --

@@ -13,13 +13,11 @@ SILENCE = 60.0  # seconds without an answer, after which rank 0's node counts as
 class Peers:
     """Two connections of the watch's own: on a shared one, whoever waits keeps the others waiting."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, world_size: int) -> None:
         self._hears, self._says = store.clone(), store.clone()
+        self._world_size = world_size
         self._heard = ""
         self._answers = self._seen = self._unanswered = 0
-
-    def enter(self) -> None:
-        self._says.add("watch/here", 1)
 
     def tell(self, rank: int, host: str, said: str) -> None:
         """This rank has failed; the first to say so is heard."""
@@ -30,11 +28,11 @@ class Peers:
                 self._says.set("watch/failed", json.dumps(news))
 
     def leave(self, seconds: float) -> None:
-        """Hear no more; wait so long for the others to come to this point, too."""
+        """Hear no more; wait so long for all ranks to come to this point, too, those that are late included."""
         limit = time.monotonic() + seconds
         with suppress(RuntimeError):
             self._says.add("watch/left", 1)
-            while time.monotonic() < limit and self._says.add("watch/left", 0) < self._says.add("watch/here", 0):
+            while time.monotonic() < limit and self._says.add("watch/left", 0) < self._world_size:
                 time.sleep(0.2)
 
     def hear(self, over: threading.Event) -> None:

@@ -56,6 +56,7 @@ class Watch:
         claim: Claim | None,
         attempt: int,
         rank: int,
+        world_size: int,
         store: Any,
         hang_seconds: float,
         warned: Warned,
@@ -63,7 +64,7 @@ class Watch:
         self.saved = False
         self._run_dir, self._claim, self._attempt, self._rank = run_dir, claim, attempt, rank
         self._host = socket.gethostname()
-        self._peers = Peers(store) if store else None
+        self._peers = Peers(store, world_size) if store else None
         self._hang_seconds, self._warned = hang_seconds, warned
         self._at: tuple[int, str] | None = None
         self._over, self._end = threading.Event(), threading.Lock()
@@ -77,7 +78,6 @@ class Watch:
     def __enter__(self) -> Self:
         jobs: dict[str, Callable[[], None]] = {"look": self._look}
         if self._peers:
-            self._peers.enter()
             jobs["hear"] = lambda: self._peers and self._peers.hear(self._over)
         if self._claim:
             jobs["claim"] = self._owns
