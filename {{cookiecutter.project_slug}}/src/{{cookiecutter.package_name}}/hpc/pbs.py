@@ -246,14 +246,12 @@ pid=$! told=''
 trap 'told=yes' TERM
 code=143
 [ -n "$told" ] || { wait "$pid"; code=$?; } # ends early when TERM comes
-if [ -n "$told" ]; then
-    trap '' TERM
-    kill -TERM -- "-$pid" 2>/dev/null || kill -TERM "$pid" 2>/dev/null # before it has a session of its own
+if kill -0 "$pid" 2>/dev/null; then
+    kill -TERM -- "-$pid" 2>/dev/null || kill -TERM "$pid" # before it has a session of its own
     for _ in {1..45}; do
         kill -0 "$pid" 2>/dev/null && sleep 1
     done
     kill -KILL -- "-$pid" 2>/dev/null
-    wait "$pid" # told twice, bash answers the first question with the signal, not with the ranks' code
     wait "$pid"
     code=$?
 fi
