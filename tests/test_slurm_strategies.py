@@ -12,7 +12,7 @@ EPOCHS = "trainer.max_epochs=2"
 CLASSES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 # preset, nodes, devices per node; the last uses every GPU that the four nodes claim
 RUNS = [(f"{name}{end}", nodes, 1) for name in CLASSES for end, nodes in (("", 1), ("_4node", 2), ("_4node", 4))]
-RUNS.append(("fsdp_4node", 4, 4))
+RUNS.append(("ddp_4node", 4, 4))
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_a_strategy_on_nodes(desk, alone, preset, nodes, devices):
 def test_a_fresh_project_runs_on_four_nodes(slurm, bake):
     """As the README says, with nothing but the cluster's file added and named."""
     desk = Desk(slurm, made_for_tests(bake()))
-    job, run_dir = desk.submit("trainer=fsdp_4node", "trainer.devices=1", "cluster=test")
+    job, run_dir = desk.submit("trainer=ddp_4node", "trainer.devices=1", "cluster=test")
     ended = desk.ended(job, 300)
     assert ended.state == "COMPLETED", ended.log
     end = json.loads((run_dir / "attempts.jsonl").read_text().splitlines()[-1])

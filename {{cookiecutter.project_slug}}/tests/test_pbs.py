@@ -307,7 +307,7 @@ def cluster(tmp_path: Path) -> Iterator[Pbs]:
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it ended before the file was opened, or before it was read
         return False
 
 
@@ -495,7 +495,8 @@ def test_term_reaches_the_ranks_once_and_is_waited_for(cluster: Pbs, whole_sessi
         job.terminate()
     assert job.wait(timeout=20) == 85, cluster.log()
     assert [cluster.log(f"term-{rank}") for rank in (0, 1)] == ["x", "x"]
-    assert "code 0" in cluster.log()
+    # What bash says of a job that it was told about twice is 0 or 143: the verdict decides, not the code.
+    assert re.search(r"2 of 2 nodes ended, the worst with code (0|143); .* continue", cluster.log())
 
 
 def test_ranks_that_do_not_hear_are_killed(cluster: Pbs) -> None:
