@@ -39,7 +39,7 @@ KNOBS = [
     Knob("fused optimizer", GPT, ["model.optimizer.fused=true"], ["model.optimizer.fused=false"]),
     Knob("torch.compile, GPT", GPT, ["strategy.compile=true"], ["strategy.compile=false"]),
     Knob("torch.compile, ResNet", CNN, ["strategy.compile=true"], ["strategy.compile=false"]),
-    Knob("channels last", CNN, [], ["model.parallelize.channels_last=false"]),
+    Knob("channels last", CNN, [], ["strategy.channels_last=false"]),
     Knob(
         "vocabulary of 50257 rounded up to 50304",
         [*GPT, "data.vocab_size=50257", "data.global_batch_size=2"],
@@ -50,7 +50,7 @@ KNOBS = [
         "no buffers sent before each step (batch norm, 2 ranks)",
         [*CNN, *DDP, "model.network.norm=batch"],
         [],
-        ["strategy.lightning.broadcast_buffers=true"],
+        ["strategy.lightning.forward_sync_buffers=true"],
         num_ranks=2,
     ),
     Knob(

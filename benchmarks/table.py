@@ -1,4 +1,4 @@
-"""The rows of results.json that have a goal, as a table and as a picture: python benchmarks/table.py results.json
+"""The rows of results.json that have a goal, as a table: python benchmarks/table.py results.json [--plot FILE]
 
 With --readme FILE the table takes the place of what stands there between the marks <!-- figures -->.
 """
@@ -19,8 +19,8 @@ def main() -> None:
     parser.add_argument("--readme", type=Path)
     parser.add_argument("--plot", type=Path, help="a PNG file")
     asked = parser.parse_args()
-    rows = [row for row in json.loads(asked.results.read_text(encoding="utf-8")) if row["goal"] is not None]
-    written = table(rows)
+    rows = json.loads(asked.results.read_text(encoding="utf-8"))
+    written = table([row for row in rows if row["goal"] is not None])
     print(written)
     if asked.readme:
         text = asked.readme.read_text(encoding="utf-8")
@@ -48,18 +48,34 @@ def reached(row: dict[str, Any]) -> bool:
 
 
 def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
-    """How much of its goal each figure takes: shorter is better, the line is the goal."""
+    """How much of its goal each figure takes, and what is behind some of them."""
     from matplotlib import pyplot
 
-    shown = [row for row in rows if row["goal"] and row["value"]][::-1]
-    shares = [
-        row["value"] / row["goal"] if row["better"] == "lower" else row["goal"] / row["value"] for row in shown
-    ]  # fmt: skip
-    figure, axes = pyplot.subplots(figsize=(9, 0.4 * len(shown) + 1), layout="constrained")
-    axes.barh([row["name"] for row in shown], shares, color=["C0" if reached(row) else "C3" for row in shown])
-    axes.axvline(1, color="black", linewidth=1)
-    axes.set_xlabel("share of the goal; left of the line it is reached")
-    figure.savefig(file, dpi=120)
+    with_goal = [row for row in rows if row["goal"] and row["value"]]
+    panels = [
+        ([(row["name"], share(row), reached(row)) for row in with_goal], "share of the goal; left of the line: reached"),
+        (named(rows, "CPU time of a step: "), "CPU time of a step of a tiny network, µs"),
+        (named(rows, "photos of 224 x 224, "), "photos per second"),
+    ]
+    heights = [len(bars) + 2 for bars, _ in panels]
+    figure, axes = pyplot.subplots(
+        len(panels), figsize=(10, 0.3 * sum(heights)), height_ratios=heights, layout="constrained"
+    )  # fmt: skip
+    for (bars, label), one in zip(panels, axes, strict=True):
+        names, values, good = zip(*bars, strict=True)
+        one.barh(names, values, color=["C0" if is_good else "C3" for is_good in good])
+        one.invert_yaxis()
+        one.set_xlabel(label)
+    axes[0].axvline(1, color="black", linewidth=1)
+    figure.savefig(file, dpi=100)
+
+
+def named(rows: Sequence[dict[str, Any]], start: str) -> list[tuple[str, float, bool]]:
+    return [(row["name"].removeprefix(start), row["value"], True) for row in rows if row["name"].startswith(start)]
+
+
+def share(row: dict[str, Any]) -> float:
+    return row["value"] / row["goal"] if row["better"] == "lower" else row["goal"] / row["value"]
 
 
 if __name__ == "__main__":

@@ -113,4 +113,5 @@ def python(code: str, *arguments: str, cwd: Path | None = None) -> subprocess.Co
 def libraries(modules: Iterable[str]) -> set[str]:
     """Top-level packages that are neither Python's own nor ours, nor made by Cython inside of others."""
     roots = {name.partition(".")[0] for name in modules}
-    return {name for name in roots - sys.stdlib_module_names - {PACKAGE} if not name.lstrip("_").startswith("cython")}
+    found = roots - sys.stdlib_module_names - {PACKAGE, "__mp_main__"}
+    return {name for name in found if not name.lstrip("_").startswith("cython")}

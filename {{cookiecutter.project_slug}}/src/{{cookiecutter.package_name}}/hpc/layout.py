@@ -105,6 +105,7 @@ class Strategy:
     name: str
     tensor_parallel_size: int
     activation_checkpointing: bool
+    channels_last: bool
     compile: bool
     lightning: Any
 

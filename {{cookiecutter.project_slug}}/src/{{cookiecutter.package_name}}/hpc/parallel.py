@@ -47,8 +47,7 @@ def parallelize(
         activation_checkpointing: forget what is inside a block after forward and compute it again in backward.
         compile: each block by itself, so that one compilation serves all equal blocks and collectives stay outside;
             and what stands beside the blocks.
-        channels_last: convolutions in the memory format that their fast kernels want. Shards stay as they are: FSDP2
-            cuts tensors along their first dimension.
+        channels_last: convolutions in the memory format that their fast kernels want; neither FSDP2 nor ZeRO can.
         keep_last: of shards: gather those of the last block once for forward and backward, which begins with it.
         precision: the Trainer's; with "bf16-mixed" shards are gathered in bf16 and gradients reduced in fp32.
     """
@@ -57,7 +56,7 @@ def parallelize(
     network.is_parallelized = True
     if device_mesh is not None and device_mesh["tensor_parallel"].size() > 1:
         parallelize_module(network, device_mesh["tensor_parallel"], network.tensor_parallel_plan())
-    if channels_last and device_mesh is None:
+    if channels_last:
         network.to(memory_format=torch.channels_last)  # what has no four dimensions stays as it is
     for block in network.blocks if activation_checkpointing else ():
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)

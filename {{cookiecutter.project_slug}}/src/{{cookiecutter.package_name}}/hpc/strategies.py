@@ -1,5 +1,6 @@
 """The strategies, all of which keep and restore a run in the same way (kept.py); and what differs on CPU."""
 
+import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from lightning.pytorch.strategies import (
 )
 from torch import Tensor
 from torch.distributed import broadcast
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
@@ -35,6 +37,11 @@ class DDP(Kept, DDPStrategy):
     Buffers (batch norm's statistics) are each rank's own while it trains, and become rank 0's where they count: in an
     evaluation and in a checkpoint.
     """
+
+    def __init__(self, forward_sync_buffers: bool = False, **options: Any) -> None:
+        new, old = "forward_sync_buffers", "broadcast_buffers"  # the same in older versions of torch
+        known = inspect.signature(DistributedDataParallel).parameters
+        super().__init__(**{new if new in known else old: forward_sync_buffers}, **options)
 
     def on_validation_start(self) -> None:
         self._share_buffers()
