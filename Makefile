@@ -1,9 +1,9 @@
 # make demo    make an environment, bake a project, train its default experiment
 # make test    all tests: the template's own, and those of a baked project
 # make chaos   the fault run: FAULTS=100 SEED=1; OUT=README.md puts the table there
-# make bench   what a step, a start, a save and a batch cost, into benchmarks/results.json
-# make bench-gpu   the same of large networks on one GPU: PY=python3, whose packages it uses; PROJECT=, where PY has no
-#              cookiecutter, a folder that benchmarks/fork.py has made
+# make bench   what a step, a start, a save and a batch cost, into benchmarks/results.json, README.md and docs/speed.png
+# make bench-gpu   large networks on one GPU, into benchmarks/results.json: PY=python3, whose packages it uses; PROJECT=,
+#              where PY has no cookiecutter, a folder that benchmarks/fork.py has made
 # make check   the quick ones: lint, types, unit tests
 # make clean   remove what the others made: .venv and build
 
@@ -35,15 +35,15 @@ chaos: env
 	.venv/bin/python tests/chaos.py --faults $(FAULTS) --seed $(SEED) $(if $(OUT),--out $(OUT))
 
 bench: env
-	.venv/bin/python benchmarks/checkpoints.py --out benchmarks/results.json
-	.venv/bin/python benchmarks/startup.py --out benchmarks/results.json
-	.venv/bin/python benchmarks/loading.py --out benchmarks/results.json
-	.venv/bin/python benchmarks/steps.py --out benchmarks/results.json
-	.venv/bin/python benchmarks/knobs.py --out benchmarks/results.json
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c '$(CONSTRAINTS)' -r benchmarks/requirements.txt
+	for name in steps startup loading checkpoints knobs; do \
+	    .venv/bin/python benchmarks/$$name.py --out benchmarks/results.json || exit 1; \
+	done
+	.venv/bin/python benchmarks/table.py benchmarks/results.json --readme README.md --plot docs/speed.png
 
 bench-gpu:
 	$(PY) benchmarks/models.py $(if $(PROJECT),--project '$(PROJECT)') --out benchmarks/results.json
-	$(PY) benchmarks/knobs.py $(if $(PROJECT),--project '$(PROJECT)') --out benchmarks/results.json
+	$(PY) benchmarks/table.py benchmarks/results.json
 
 check: env
 	.venv/bin/python -m ruff check .

@@ -14,6 +14,7 @@ import torch
 from fork import fork, ours, ranks
 from rows import report, row
 from steps import tokens
+from table import WORTH
 from turns import taken
 
 GPU = torch.cuda.is_available()
@@ -21,7 +22,7 @@ ON = "trainer=gpu" if GPU else "trainer=cpu"
 CNN = [ON, "model=resnet18", "data=constant", f"data.global_batch_size={256 if GPU else 8}"]
 CNN += [] if GPU else ["data.image_size=64"]
 GPT = [ON, "model=gpt_tiny", "data=text", "data.files={tokens}", "data.vocab_size=256", "data.bytes_per_token=1.0"]
-GPT += ["data.global_batch_size=32"]
+GPT += ["data.global_batch_size=32"] if GPU else ["data.global_batch_size=2", "data.block_size=128"]
 DDP = ["strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu"]
 
 
@@ -39,10 +40,10 @@ KNOBS = [
     Knob("fused optimizer", GPT, ["model.optimizer.fused=true"], ["model.optimizer.fused=false"]),
     Knob("torch.compile, GPT", GPT, ["strategy.compile=true"], ["strategy.compile=false"]),
     Knob("torch.compile, ResNet", CNN, ["strategy.compile=true"], ["strategy.compile=false"]),
-    Knob("channels last", CNN, [], ["strategy.channels_last=false"]),
+    Knob("channels last", CNN, ["strategy.channels_last=true"], ["strategy.channels_last=false"]),
     Knob(
         "vocabulary of 50257 rounded up to 50304",
-        [*GPT, "data.vocab_size=50257", "data.global_batch_size=2"],
+        [*GPT, "data.vocab_size=50257", f"data.global_batch_size={8 if GPU else 2}"],
         [],
         ["model.network.vocab_multiple=1"],
     ),
@@ -88,9 +89,9 @@ def measured(knob: Knob, number: int, project: Path, folder: Path) -> dict[str, 
         return ranks(one, knob.num_ranks) if knob.num_ranks > 1 else [one]
 
     programs = {"on": program("on", knob.on), "off": program("off", knob.off)}
-    took = taken(programs, folder, steps=5, turns=15, warm_up=10)
+    took = taken(programs, folder, steps=4, turns=9, warm_up=5)
     ratios = [on / off for on, off in zip(took["on"], took["off"], strict=True)]
-    return row(f"{knob.name}: step with it over without", ratios, "x")
+    return row(knob.name + WORTH, ratios, "x")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from turns import taken
 
 GPU = torch.cuda.is_available()
 TURNS, STEPS, WARM_UP = (9, 10, 20) if GPU else (3, 2, 3)
+GOALS = {"124M": (1.01, 45.0), "1.3B": (None, 50.0)}  # step over the hand-written loop's, MFU in percent
 # layers, heads, width, vocabulary, block, sequences per step: of a GPU that holds two such programs at a time
 GPTS = {"124M": (12, 12, 768, 50304, 1024, 32), "1.3B": (24, 32, 2048, 50304, 1024, 16)}
 IMAGES = {"batch": 256, "size": 224, "files": 4096}  # three programs at a time
@@ -44,6 +45,7 @@ def gpt(size: str, project: Path, folder: Path) -> list[dict[str, Any]]:
     file = folder / f"{vocab}.bin"
     if not file.exists():
         np.random.default_rng(0).integers(0, vocab, 2**24 if GPU else 2**16, dtype=np.uint16).tofile(file)
+    slower, least = GOALS.get(size, (None, None))
     sizes = {"layers": layers, "heads": heads, "width": width, "vocab": vocab, "block": block, "batch": batch}
     network = {"num_layers": layers, "num_heads": heads, "width": width}
     mine = ours(
@@ -58,10 +60,10 @@ def gpt(size: str, project: Path, folder: Path) -> list[dict[str, Any]]:
     weights = 12 * layers * width**2 + vocab * width
     flops = batch * block * (6 * weights + 12 * layers * width * block)
     return [
-        row(f"GPT {size}: step over the hand-written loop's", ratios(took["ours"], took["plain"]), "x", {"124M": 1.01}.get(size)),
+        row(f"GPT {size}: step over the hand-written loop's", ratios(took["ours"], took["plain"]), "x", slower),
         row(f"GPT {size}: step", [1e3 * value for value in took["ours"]], "ms"),
         row(f"GPT {size}: tokens per second", [batch * block / value for value in took["ours"]], "", None, "higher"),
-        *utilisation(f"GPT {size}: MFU", flops, took["ours"], {"124M": 45.0, "1.3B": 50.0}.get(size), project),
+        *utilisation(f"GPT {size}: MFU", flops, took["ours"], least, project),
     ]
 
 

@@ -20,7 +20,7 @@ from cookiecutter.main import cookiecutter
 from rows import report, row
 
 TEMPLATE = Path(__file__).resolve().parents[1]
-ROUNDS, COLD_ROUNDS = 9, 3
+ROUNDS, COLD_ROUNDS = 7, 3
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 IMPORTS = "import json, os, sys, torch, lightning"
 # What a fork would add: a callback that ends the process when the first step is done.

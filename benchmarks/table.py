@@ -1,6 +1,6 @@
-"""The rows of results.json that have a goal, as a table: python benchmarks/table.py results.json [--plot FILE]
+"""The rows of results.json as tables and a picture: python benchmarks/table.py results.json [--plot FILE]
 
-With --readme FILE the table takes the place of what stands there between the marks <!-- figures -->.
+With --readme FILE the tables take the place of what stands there between the marks <!-- figures -->.
 """
 
 import argparse
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+WORTH = ": step with it over without"  # how the names of these rows end
 MARKS = re.compile(r"(?s)(<!-- figures -->\n).*(<!-- /figures -->)")
 
 
@@ -20,7 +21,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="a PNG file")
     asked = parser.parse_args()
     rows = json.loads(asked.results.read_text(encoding="utf-8"))
-    written = table([row for row in rows if row["goal"] is not None])
+    written = goals([row for row in rows if row["goal"] is not None]) + "\n" + defaults(rows)
     print(written)
     if asked.readme:
         text = asked.readme.read_text(encoding="utf-8")
@@ -29,7 +30,7 @@ def main() -> None:
         draw(rows, asked.plot)
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
+def goals(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown: a line for each row, and under it on which machines and days they were measured."""
     lines = ["| what | measured | middle half | goal | |", "|---|---:|---:|---:|---|"]
     for row in rows:
@@ -43,6 +44,16 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", f"Measured on {'; '.join(where)}.", ""])
 
 
+def defaults(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown: what each fast default is worth, a step with it over one without."""
+    lines = ["| default | step with it over without | middle half |", "|---|---:|---:|"]
+    for row in rows:
+        if row["name"].endswith(WORTH):
+            name = row["name"].removesuffix(WORTH)
+            lines.append(f"| {name} | {row['value']:.3g} | {row['spread'].replace(' to ', '–')} |")
+    return "\n".join([*lines, ""])
+
+
 def reached(row: dict[str, Any]) -> bool:
     return row["value"] <= row["goal"] if row["better"] == "lower" else row["value"] >= row["goal"]
 
@@ -53,7 +64,10 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
 
     with_goal = [row for row in rows if row["goal"] and row["value"]]
     panels = [
-        ([(row["name"], share(row), reached(row)) for row in with_goal], "share of the goal; left of the line: reached"),
+        (
+            [(row["name"], share(row), reached(row)) for row in with_goal],
+            "share of the goal; left of the line: reached",
+        ),
         (named(rows, "CPU time of a step: "), "CPU time of a step of a tiny network, µs"),
         (named(rows, "photos of 224 x 224, "), "photos per second"),
     ]

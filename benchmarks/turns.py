@@ -10,10 +10,15 @@ import statistics
 import subprocess
 import sys
 import time
+from bisect import bisect
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 STEPS, WARM_UP = int(os.environ.get("TURN_STEPS", 0)), int(os.environ.get("TURN_WARM_UP", 0))
+METER = os.environ.get("TURN_METER", "")
+STEP = "a step begins"
 _done = -WARM_UP
 _end: Callable[[], float] | None = None
 
@@ -25,22 +30,27 @@ def turn() -> None:
         return
     if _done >= 0 and _done % STEPS == 0:
         _settle()
-        _say(f"{_end() / STEPS}" if _end else "ready")
+        _say(f"{_end()}" if _end else "ready")
         if not os.read(int(os.environ["TURN_GO"]), 1):
             os._exit(0)
-        _end = METERS[os.environ["TURN_METER"]]()
+        _end = METERS[METER]()
+    if "collectives" in METER and _done >= 0:
+        _mark()
     _done += 1
+
+
+# Each begins to measure, and returns what ends it and says the figure of one step.
 
 
 def seconds() -> Callable[[], float]:
     began = time.perf_counter()
-    return lambda: time.perf_counter() - began
+    return lambda: (time.perf_counter() - began) / STEPS
 
 
 def processor() -> Callable[[], float]:
     """Seconds of processor time, all threads of the process together."""
     began = time.process_time()
-    return lambda: time.process_time() - began
+    return lambda: (time.process_time() - began) / STEPS
 
 
 def calls() -> Callable[[], float]:
@@ -50,13 +60,13 @@ def calls() -> Callable[[], float]:
 
     def end() -> float:
         profile.disable()
-        return float(pstats.Stats(profile).total_calls)
+        return pstats.Stats(profile).total_calls / STEPS
 
     return end
 
 
-def collectives() -> Callable[[], float]:
-    """What ranks do together."""
+def collectives(of_steps: Callable[[list[int]], float]) -> Callable[[], float]:
+    """What ranks do together, counted by steps."""
     import torch
 
     profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
@@ -64,12 +74,28 @@ def collectives() -> Callable[[], float]:
 
     def end() -> float:
         profile.stop()
-        return float(sum(event.name.startswith("c10d::") for event in profile.events()))
+        events = sorted(profile.events(), key=lambda event: event.time_range.start)
+        begins = [event.time_range.start for event in events if event.name == STEP]
+        made = Counter(bisect(begins, event.time_range.start) for event in events if event.name.startswith("c10d::"))
+        return of_steps([made[step] for step in range(1, STEPS + 1)])
 
     return end
 
 
-METERS = {"seconds": seconds, "processor": processor, "calls": calls, "collectives": collectives}
+def _mark() -> None:
+    import torch
+
+    with torch.profiler.record_function(STEP):
+        pass
+
+
+METERS: dict[str, Callable[[], Callable[[], float]]] = {
+    "seconds": seconds,
+    "processor": processor,
+    "calls": calls,
+    "collectives": partial(collectives, statistics.median),
+    "collectives, mean": partial(collectives, statistics.fmean),
+}
 
 
 def _say(word: str) -> None:

@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from statistics import median
 
 import pytest
 from conftest import REPO
@@ -33,6 +32,9 @@ def test_ranks_exchange_gradients_and_nothing_else(project: Path, tmp_path: Path
         "plain": ranks(steps.by_hand(tmp_path), 2),
         "ours": ranks(steps.gpt(project, tmp_path, "run", *steps.TWO), 2),
     }
-    made = taken(programs, tmp_path, steps=1, turns=40, meter="collectives", warm_up=30)
-    assert set(made["plain"]) == {median(made["ours"])}
-    assert sum(mine != median(made["ours"]) for mine in made["ours"]) <= 10
+    made = {
+        meter: taken(programs, tmp_path, steps=40, turns=1, meter=meter, warm_up=30)
+        for meter in ("collectives", "collectives, mean")
+    }
+    assert made["collectives"]["ours"] == made["collectives"]["plain"]
+    assert made["collectives, mean"]["ours"][0] <= made["collectives, mean"]["plain"][0] + 0.5

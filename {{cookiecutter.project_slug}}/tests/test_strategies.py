@@ -1,5 +1,6 @@
 """Every strategy trains the same run: two real processes against one, and each checkpoint evaluated from one."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,18 @@ COMMON = [f"trainer.max_steps={STEPS}", "trainer.log_every_n_steps=1", "trainer.
 ONLY = {"digits": [], "text": ["experiment=text", "data.max_eval_windows=64"]}
 
 
+# Says what the buffers add up to before ranks share them, and afterwards.
+STATISTICS = """
+from {{ cookiecutter.package_name }}.hpc.strategies import DDP
+share = DDP._share_buffers
+def saying(self):
+    def total():
+        return sum(buffer.double().sum().item() for buffer in self.lightning_module.buffers())
+    had = total()
+    share(self)
+    print(f"rank {self.global_rank} had {had!r} has {total()!r}", flush=True)
+DDP._share_buffers = saying
+"""
 # Sharded weights into another kind of sharding
 MOVES = [("deepspeed_zero3", "fsdp"), ("fsdp", "deepspeed_zero3"), ("tensor_parallel", "ddp")]
 
@@ -82,3 +95,16 @@ def test_sharded_strategies_really_shard(case: str, runs: Path, metrics: dict) -
     folder = last_checkpoint(runs / case)
     files = [*folder.rglob("__1_*.distcp"), *folder.rglob("*zero_pp_rank_1_*")]
     assert files, [str(f) for f in folder.rglob("*")]
+
+
+def test_what_ddp_does_not_send_each_step_is_the_same_where_it_counts(start: Callable, tmp_path: Path) -> None:
+    """Batch norm's statistics are each rank's own, until a validation and a checkpoint make them those of rank 0."""
+    words = ["strategy=ddp", "trainer.devices=2", "model.network.norm=batch", "trainer.accelerator=cpu"]
+    words += ["trainer.max_steps=4", "checkpoint.monitor=null", "trainer.val_check_interval=2", QUIET]
+    said = start(tmp_path / "run", 2, words, patch=STATISTICS)
+    shared = re.findall(r"rank (\d) had (\S+) has (\S+)", said)
+    assert {rank for rank, _, _ in shared} == {"0", "1"}
+    assert any(had != has for rank, had, has in shared if rank == "1")
+    assert all(had == has for rank, had, has in shared if rank == "0")
+    by_rank = {rank: [has for other, _, has in shared if other == rank] for rank in "01"}
+    assert by_rank["0"] == by_rank["1"] and len(set(by_rank["0"])) > 1
