@@ -35,11 +35,13 @@ chaos: env
 	.venv/bin/python tests/chaos.py --faults $(FAULTS) --seed $(SEED) $(if $(OUT),--out $(OUT))
 
 bench: env
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c '$(CONSTRAINTS)' -r benchmarks/requirements.txt
 	for name in steps startup loading checkpoints knobs; do \
 	    .venv/bin/python benchmarks/$$name.py --out benchmarks/results.json || exit 1; \
 	done
-	.venv/bin/python benchmarks/table.py benchmarks/results.json --readme README.md --plot docs/speed.png
+	@# Not into .venv: torchmetrics imports matplotlib wherever it is, and every start would take longer.
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/picture \
+	    -r benchmarks/requirements.txt
+	PYTHONPATH=build/picture .venv/bin/python benchmarks/table.py benchmarks/results.json --readme README.md --plot docs/speed.png
 
 bench-gpu:
 	$(PY) benchmarks/models.py $(if $(PROJECT),--project '$(PROJECT)') --out benchmarks/results.json

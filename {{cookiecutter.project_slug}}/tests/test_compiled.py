@@ -113,26 +113,35 @@ def test_one_compilation_serves_all_equal_blocks(checkpointing: bool) -> None:
     assert made == [3, 3]  # block, norm, head
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the tests here compile, for all of them: most of what is needed is the same, and takes its time."""
+    return tmp_path_factory.mktemp("kept")
+
+
+def places(kept: Path, node: Path) -> list[str]:
+    node.mkdir()
+    return [f"callbacks.compile_cache.folder={kept}", f"callbacks.compile_cache.node_local={node}"]
+
+
 @pytest.mark.slow
-def test_a_second_run_compiles_nothing(start: Callable, tmp_path: Path) -> None:
+def test_a_second_run_compiles_nothing(start: Callable, tmp_path: Path, kept: Path) -> None:
     def missed(name: str) -> int:
-        places = {"folder": tmp_path / "kept", "node_local": tmp_path / name}
-        places["node_local"].mkdir()
-        words = [*WORDS, *(f"callbacks.compile_cache.{key}={path}" for key, path in places.items())]
+        words = [*WORDS, *places(kept, tmp_path / name)]
         said = start(tmp_path / f"run-{name}", 1, words, patch=COUNT)
         return int(said.partition("compiled ")[2].split()[0])
 
     assert missed("node1") > 0
     assert missed("node2") == 0
-    (archive,) = (tmp_path / "kept").iterdir()
+    (archive,) = kept.iterdir()
     archive.write_bytes(archive.read_bytes()[:3000])
     assert missed("node3") > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_blocks_are_compiled_under_every_strategy(strategy: str, start: Callable, tmp_path: Path) -> None:
+def test_blocks_are_compiled_under_every_strategy(strategy: str, start: Callable, tmp_path: Path, kept: Path) -> None:
     words = [*WORDS, f"strategy={strategy}", "trainer.devices=2", "strategy.activation_checkpointing=true"]
-    words += [f"callbacks.compile_cache.{key}={tmp_path / key}" for key in ("folder", "node_local")]
+    words += places(kept, tmp_path / "node")
     said = start(tmp_path / "run", 2, words, patch=COUNT)
     assert [int(count) >= 4 for count in re.findall(r"graphs (\d+)", said)] == [True, True]
