@@ -20,7 +20,7 @@ EXPECTED = REPO / "tests" / "generated_files.txt"
 
 
 def files(project: Path) -> list[Path]:
-    return sorted((path for path in project.rglob("*") if path.is_file()), key=str)
+    return sorted((path for path in project.rglob("*") if path.is_file() and path.suffix != ".pyc"), key=str)
 
 
 def names(folder: Path) -> list[str]:

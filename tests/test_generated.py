@@ -31,16 +31,12 @@ def test_modules_import_each_other_relatively(project):
             assert not [name for name in imported if name.split(".")[0] == "my_research"], path
 
 
-def test_quick_tests_pass_in_an_awkward_project(awkward_project, capfd):
+def test_its_own_tests_pass(awkward_project, pytestconfig, capfd):
+    """All of them, or those that were asked for by -m."""
+    chosen = pytestconfig.option.markexpr
     with capfd.disabled():
-        run_tests(awkward_project, "-m", "not slow")
+        run_tests(awkward_project, *(["-m", chosen] if chosen else []))
     assert not [path for path in awkward_project.parent.rglob("*") if path.name == "canary"]
-
-
-@pytest.mark.slow
-def test_all_tests_pass(project, capfd):
-    with capfd.disabled():
-        run_tests(project)
 
 
 def run_tests(project: Path, *arguments: str) -> None:
