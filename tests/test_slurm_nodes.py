@@ -167,8 +167,9 @@ def test_nothing_is_left_behind(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_nothing_is_left_behind_by_a_killed_run(tmp_path, number):
     program = f"""if True:
-        import sys, time
+        import signal, sys, time
         from pathlib import Path
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job would ignore
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         import slurm_nodes
         with slurm_nodes.cluster(Path({str(tmp_path)!r})):
@@ -180,7 +181,7 @@ def test_nothing_is_left_behind_by_a_killed_run(tmp_path, number):
     during = descendants(run.pid)
     assert during and interfaces(run.pid)
     run.send_signal(number)
-    run.communicate()
+    run.communicate(timeout=60)
     limit = time.monotonic() + 5
     while (alive := [pid for pid in during if Path(f"/proc/{pid}").exists()]) or interfaces(run.pid):
         assert time.monotonic() < limit, (alive, interfaces(run.pid))
