@@ -229,6 +229,8 @@ def test_a_requeued_job_keeps_its_run(desk):
     wait_for(lambda: (run_dir / "rank-1.json").exists(), 60, "both ranks train")
     runs = sorted(path.name for path in (desk.project / "runs").iterdir())
     desk.slurm.call("scontrol", "requeue", job)
+    # Not before: four steps take less time than Slurm.
+    wait_for(lambda: desk.slurm.show(job)["Restarts"] == "1", 60, "the first attempt is over")
     (run_dir / "go").touch()
     ended = desk.ended(job)
     assert ended.state == "COMPLETED" and ended.record["Restarts"] == "1", ended.log

@@ -38,3 +38,15 @@ def test_ranks_exchange_gradients_and_nothing_else(project: Path, tmp_path: Path
     }
     assert made["collectives"]["ours"] == made["collectives"]["plain"]
     assert made["collectives, mean"]["ours"][0] <= made["collectives, mean"]["plain"][0] + 0.5
+
+
+def test_fsdp_gathers_the_last_block_once_and_the_others_twice(project: Path, tmp_path: Path) -> None:
+    words = {"kept": [], "gathered": ["model.parallelize.keep_last=false"]}
+    programs = {
+        name: ranks(steps.gpt(project, tmp_path, name, "strategy=fsdp", "trainer.devices=2", *more), 2)
+        for name, more in words.items()
+    }
+    made = taken(programs, tmp_path, steps=20, turns=1, meter="collectives", warm_up=30)
+    parts = steps.GPT["layers"] + 1  # the blocks, and what is beside them, which stays gathered, too
+    gathered, reduced, norm = parts + parts - 2, parts, 1
+    assert made == {"kept": [gathered + reduced + norm], "gathered": [gathered + 1 + reduced + norm]}
