@@ -39,7 +39,7 @@ class Knob:
 KNOBS = [
     Knob("fused optimizer", GPT, ["model.optimizer.fused=true"], ["model.optimizer.fused=false"]),
     Knob("torch.compile, GPT", GPT, ["strategy.compile=true"], ["strategy.compile=false"]),
-    Knob("torch.compile, ResNet", CNN, ["strategy.compile=true"], ["strategy.compile=false"]),
+    Knob("torch.compile, ResNet", CNN, ["strategy.compile=true"], ["strategy.compile=false"], needs_gpu=True),
     Knob("channels last", CNN, ["strategy.channels_last=true"], ["strategy.channels_last=false"]),
     Knob(
         "vocabulary of 50257 rounded up to 50304",

@@ -80,6 +80,7 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
         one.barh(names, values, color=["C0" if is_good else "C3" for is_good in good])
         one.invert_yaxis()
         one.set_xlabel(label)
+        one.set_xscale("log" if max(values) > 100 * min(values) else "linear")
     axes[0].axvline(1, color="black", linewidth=1)
     figure.savefig(file, dpi=100)
 
