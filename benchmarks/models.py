@@ -1,6 +1,6 @@
 """GPT and ResNet-50 over hand-written loops, on one GPU: python benchmarks/models.py [--project DIR] [--out FILE]
 
-Installs nothing. On a machine without a GPU the same programs train small networks, to see that all of it runs.
+Installs nothing. On a machine without a GPU the same programs train small networks, to see that all of it runs: FILE stays as it is.
 """
 
 import argparse
@@ -37,6 +37,8 @@ def main() -> None:
         folder = Path(name)
         project = (asked.project or fork(folder)).resolve()
         rows = [one for size in GPTS for one in gpt(size, project, folder)] + resnet(project, folder)
+        if not GPU:  # it all runs; the figures say nothing
+            rows, asked.out = [{**one, "goal": None} for one in rows], None
         report(rows, asked.out)
 
 
