@@ -1,6 +1,7 @@
 """GPT and ResNet-50 over hand-written loops, on one GPU: python benchmarks/models.py [--project DIR] [--out FILE]
 
-Installs nothing. On a machine without a GPU the same programs train small networks, to see that all of it runs: FILE stays as it is.
+Installs nothing. On a machine without a GPU the same programs train small networks, to see that all of it runs; FILE
+stays as it is.
 """
 
 import argparse

@@ -21,13 +21,17 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="a PNG file")
     asked = parser.parse_args()
     rows = json.loads(asked.results.read_text(encoding="utf-8"))
-    written = goals([row for row in rows if row["goal"] is not None]) + "\n" + defaults(rows)
+    written = tables(rows)
     print(written)
     if asked.readme:
         text = asked.readme.read_text(encoding="utf-8")
         asked.readme.write_text(MARKS.sub(lambda found: found[1] + written + found[2], text), encoding="utf-8")
     if asked.plot:
         draw(rows, asked.plot)
+
+
+def tables(rows: Sequence[dict[str, Any]]) -> str:
+    return goals([row for row in rows if row["goal"] is not None]) + "\n" + defaults(rows)
 
 
 def goals(rows: Sequence[dict[str, Any]]) -> str:

@@ -1,0 +1,35 @@
+"""What benchmarks/results.json holds, and the README shows of it."""
+
+import json
+import sys
+
+import pytest
+from conftest import REPO
+
+sys.path.insert(0, str(REPO / "benchmarks"))
+
+from rows import row
+from table import MARKS, reached, tables
+
+RESULTS = json.loads((REPO / "benchmarks" / "results.json").read_text(encoding="utf-8"))
+
+
+def test_the_readme_shows_what_was_measured():
+    found = MARKS.search((REPO / "README.md").read_text(encoding="utf-8"))
+    assert found and found[0] == found[1] + tables(RESULTS) + found[2]
+    assert (REPO / "docs" / "speed.png").exists()
+
+
+def test_every_row_says_when_and_where():
+    keys = {"name", "value", "unit", "goal", "better", "spread", "machine", "date"}
+    assert all(set(one) == keys and one["machine"] and one["date"] for one in RESULTS)
+    assert len({one["name"] for one in RESULTS}) == len(RESULTS)
+
+
+@pytest.mark.parametrize(("better", "value", "expected"), [
+    ("lower", 1.0, True), ("lower", 1.1, False), ("higher", 1.0, True), ("higher", 0.9, False),
+])  # fmt: skip
+def test_a_goal_is_reached_or_missed(better, value, expected):
+    one = row("name", [value], "", 1.0, better)
+    assert reached(one) is expected
+    assert ("missed" in tables([one | {"machine": "here", "date": "today"}])) is not expected
