@@ -2,8 +2,8 @@
 # make test    all tests: the template's own, and those of a baked project
 # make chaos   the fault run: FAULTS=100 SEED=1; OUT=README.md puts the table there
 # make bench   what a step, a start, a save and a batch cost, into benchmarks/results.json, README.md and docs/speed.png
-# make bench-gpu   large networks on one GPU, into benchmarks/results.json: PY=python3, whose packages it uses; FORK=,
-#              where PY has no cookiecutter, a folder that benchmarks/fork.py has made
+# make bench-gpu   large networks on one GPU, into benchmarks/results.json and README.md: PY=python3, whose packages it uses;
+#              FORK=, where PY has no cookiecutter, a folder that benchmarks/fork.py has made
 # make check   the quick ones: lint, types, unit tests
 # make clean   remove what the others made: .venv and build
 
@@ -45,7 +45,7 @@ bench: env
 
 bench-gpu:
 	$(PY) benchmarks/models.py $(if $(FORK),--project '$(FORK)') --out benchmarks/results.json
-	$(PY) benchmarks/table.py benchmarks/results.json
+	$(PY) benchmarks/table.py benchmarks/results.json --readme README.md
 
 check: env
 	.venv/bin/python -m ruff check .

@@ -181,9 +181,3 @@ def taken(
     finally:
         for program in started.values():
             program.end()
-
-
-def median(values: Sequence[float]) -> tuple[float, list[float]]:
-    """Median and quartiles."""
-    low, middle, high = statistics.quantiles(values, n=4)
-    return middle, [low, high]
