@@ -1,0 +1,83 @@
+"""What is known of a network without running it: sizes, work and memory of its parts. Written by trace.py; no torch."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A size that grows with the micro-batch."""
+
+    fixed: float = 0.0
+    each: float = 0.0  # per example
+
+    def at(self, examples: float) -> float:
+        return self.fixed + self.each * examples
+
+
+@dataclass(frozen=True)
+class Work:
+    """Equal operations of one direction. Matrix products, convolutions and attention have FLOPs; the rest moves bytes."""
+
+    flops: Linear  # of one of them, a multiply-add counted as two
+    bytes: Linear  # read and written by one of them
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """A block, or what stands before, between or behind the blocks, or the loss; in the order of forward.
+
+    Sizes are of one rank of a tensor-parallel group; bytes in the precision that the network was traced in.
+    """
+
+    name: str
+    parameters: int  # numbers, shared ones counted where they are used first
+    tensors: int  # that these parameters are
+    parameter_bytes: int
+    buffer_bytes: int
+    kept: Linear  # alive after its forward that was not before: for backward, and its output
+    output: Linear  # handed to the next part
+    forward_peak: Linear  # at most alive during its forward, above what was before it
+    backward_peak: Linear  # at most alive during its backward, above what was before it, without gradients of parameters
+    forward: tuple[Work, ...]
+    backward: tuple[Work, ...]
+    reduced: tuple[Work, ...]  # tensors summed by the tensor-parallel ranks, forward and backward: their bytes
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A network in one precision, for one degree of tensor parallelism."""
+
+    parts: tuple[Part, ...]
+    examples_are: str  # "samples" or "tokens"
+    tokens: int  # per example; 1 for samples
+    tensor_parallel: int = 1
+
+    @property
+    def parameters(self) -> int:
+        return sum(part.parameters for part in self.parts)
+
+    @property
+    def blocks(self) -> tuple[Part, ...]:
+        return tuple(part for part in self.parts if part.name.startswith("block"))
+
+    def dump(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def load(text: str) -> "Trace":
+        """Raises ValueError, KeyError or TypeError where `text` is not what `dump` wrote."""
+        known = json.loads(text)
+        return Trace(**known | {"parts": tuple(_part(one) for one in known["parts"])})
+
+
+def _part(known: dict[str, Any]) -> Part:
+    linear = {key: Linear(**known[key]) for key in ("kept", "output", "forward_peak", "backward_peak")}
+    work = {key: tuple(_work(one) for one in known[key]) for key in ("forward", "backward", "reduced")}
+    return Part(**known | linear | work)
+
+
+def _work(known: dict[str, Any]) -> Work:
+    return Work(Linear(**known["flops"]), Linear(**known["bytes"]), known["count"])
