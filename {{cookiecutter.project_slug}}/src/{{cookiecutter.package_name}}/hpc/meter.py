@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -70,6 +71,8 @@ class Meter(TorchDispatchMode):
         return [(state.numel(), nbytes(state)) for state in states]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # what it does to this rank's part comes here by itself
         if func.namespace == "prim":
             return func(*args, **(kwargs or {}))
         self.last = str(func)

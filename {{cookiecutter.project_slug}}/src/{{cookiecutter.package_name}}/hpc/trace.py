@@ -8,18 +8,22 @@ hpc/planned.py starts: torch, and a network that fails, stay out of the caller's
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.func import functional_call
 from torch.nn import functional as F
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -58,6 +62,8 @@ def trace(make: Callable[[], Any], parameters: str, autocast: str | None = None,
     Raises:
         NotTraceable
     """
+    for examples in (FEW, MORE) if tensor_parallel > 1 else ():  # what DTensor tries out at first is not the network's
+        _run(make, examples, parameters, autocast, tensor_parallel)
     few, more = (_run(make, examples, parameters, autocast, tensor_parallel) for examples in (FEW, MORE))
     parts = tuple(_part(name, few, more) for name in few.names)
     return Trace(parts, "tokens" if few.tokens > 1 else "samples", few.tokens, tensor_parallel)
@@ -71,7 +77,7 @@ def _run(make: Callable[[], Any], examples: int, parameters: str, autocast: str 
         try:
             network, inputs = _made(make, examples, DTYPES[parameters])
             if mesh is not None:
-                _share(network, mesh)
+                parallelize_module(network, mesh, network.tensor_parallel_plan())
             meter = stack.enter_context(Meter(network))
             return _step(network, inputs, meter, autocast)
         except Exception as error:
@@ -171,12 +177,14 @@ def _work(few: list[tuple[int, int]], more: list[tuple[int, int]]) -> tuple[Work
     return tuple(Work(_line(a[0], b[0]), _line(a[1], b[1]), count) for (a, b), count in alike.items())
 
 
-def _pretended(ranks: int) -> Any:
-    raise NotImplementedError
-
-
-def _share(network: Any, mesh: Any) -> None:
-    raise NotImplementedError
+@contextmanager
+def _pretended(ranks: int) -> Iterator[DeviceMesh]:
+    """A process group whose other ranks do not exist; what it is given comes back as if all had sent the same."""
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        yield init_device_mesh("cpu", (ranks,))
+    finally:
+        dist.destroy_process_group()
 
 
 def training_flops(network: Any) -> int:
