@@ -50,7 +50,7 @@ class Meter(TorchDispatchMode):
         self.owner: dict[int, str] = {}
         self.spans: dict[tuple[str, str], Span] = {}
         self.part, self.last = "before", "the beginning"
-        self._span, self._alive = Span(), 0
+        self._span, self.alive = Span(), 0
         self._known = set(self.states)  # memory that is counted
         for parameter in network.parameters():
             if parameter.requires_grad:
@@ -59,10 +59,10 @@ class Meter(TorchDispatchMode):
     def enter(self, part: str, direction: str) -> None:
         self.leave()
         self.part = part
-        self._span = self.spans.setdefault((part, direction), Span(begin=self._alive))
+        self._span = self.spans.setdefault((part, direction), Span(begin=self.alive))
 
     def leave(self) -> None:
-        self._span.end = self._alive
+        self._span.end = self.alive
 
     def sizes(self, part: str, trained: bool) -> list[tuple[int, int]]:
         """Numbers and bytes of each parameter of a part, or of each buffer. What nobody read is before all parts."""
@@ -100,8 +100,8 @@ class Meter(TorchDispatchMode):
         if key in self._known:
             return
         self._known.add(key)
-        self._alive += size
-        self._span.levels.append(self._alive - self._span.begin)
+        self.alive += size
+        self._span.levels.append(self.alive - self._span.begin)
         weakref.finalize(storage, self._free, key, size)
 
     def _is_state(self, parameter: Tensor) -> None:
@@ -112,7 +112,7 @@ class Meter(TorchDispatchMode):
     def _free(self, key: int, size: int) -> None:
         if key in self._known:
             self._known.discard(key)
-            self._alive -= size
+            self.alive -= size
 
 
 class CudaAutocast(TorchFunctionMode):

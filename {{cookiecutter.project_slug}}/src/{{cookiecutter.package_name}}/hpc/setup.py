@@ -7,8 +7,8 @@ from omegaconf import DictConfig
 from .layout import layout, on_gpu
 
 # By the name of the strategy; what is not here keeps everything on every rank.
-SHARDING = {"fsdp": "fsdp", "deepspeed_zero1": "zero1", "deepspeed_zero2": "zero2", "deepspeed_zero3": "zero3"}
-SHARDING |= {"deepspeed_zero3_offload": "zero3"}
+SHARDING = {"fsdp": "fsdp", "tensor_parallel": "fsdp", "deepspeed_zero1": "zero1", "deepspeed_zero2": "zero2"}
+SHARDING |= {"deepspeed_zero3": "zero3", "zero3_offload": "zero3"}
 BYTES = {"64": 8, "32": 4, "16": 2, "bf16": 2}  # of a number, by the first word of trainer.precision
 
 

@@ -10,19 +10,21 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.func import functional_call
 from torch.nn import functional as F
+from torch.optim import Optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
@@ -48,13 +50,21 @@ class Ran:
     meter: Meter
     outputs: dict[str, int]  # bytes that a part hands on
     tokens: int  # per example
+    states: float | None  # what the optimizer keeps per parameter
 
 
-def trace(make: Callable[[], Any], parameters: str, autocast: str | None = None, tensor_parallel: int = 1) -> Trace:
-    """Forward, cross-entropy and backward of a network, measured part by part.
+def trace(
+    make: Callable[[], Any],
+    optimize: Callable[[Any], Optimizer],
+    parameters: str,
+    autocast: str | None = None,
+    tensor_parallel: int = 1,
+) -> Trace:
+    """Forward, cross-entropy and backward of a network, measured part by part, and a step of its optimizer.
 
     Args:
         make: → the network, with `example_input(batch_size)`, and `blocks` if it has any.
+        optimize: parameters → the optimizer.
         parameters: what they are computed with: 64, 32, 16 or bf16.
         autocast: what it may compute with instead, on CUDA.
         tensor_parallel: ranks that share each layer, as the network's `tensor_parallel_plan` says.
@@ -63,13 +73,20 @@ def trace(make: Callable[[], Any], parameters: str, autocast: str | None = None,
         NotTraceable
     """
     for examples in (FEW, MORE) if tensor_parallel > 1 else ():  # what DTensor tries out at first is not the network's
-        _run(make, examples, parameters, autocast, tensor_parallel)
-    few, more = (_run(make, examples, parameters, autocast, tensor_parallel) for examples in (FEW, MORE))
+        _run(make, optimize, examples, parameters, autocast, tensor_parallel)
+    few, more = (_run(make, optimize, examples, parameters, autocast, tensor_parallel) for examples in (FEW, MORE))
     parts = tuple(_part(name, few, more) for name in few.names)
-    return Trace(parts, "tokens" if few.tokens > 1 else "samples", few.tokens, tensor_parallel)
+    return Trace(parts, "tokens" if few.tokens > 1 else "samples", few.tokens, tensor_parallel, few.states)
 
 
-def _run(make: Callable[[], Any], examples: int, parameters: str, autocast: str | None, ranks: int) -> Ran:
+def _run(
+    make: Callable[[], Any],
+    optimize: Callable[[Any], Optimizer],
+    examples: int,
+    parameters: str,
+    autocast: str | None,
+    ranks: int,
+) -> Ran:
     with ExitStack() as stack:
         mesh = stack.enter_context(_pretended(ranks)) if ranks > 1 else None
         stack.enter_context(FakeTensorMode())
@@ -79,7 +96,9 @@ def _run(make: Callable[[], Any], examples: int, parameters: str, autocast: str 
             if mesh is not None:
                 parallelize_module(network, mesh, network.tensor_parallel_plan())
             meter = stack.enter_context(Meter(network))
-            return _step(network, inputs, meter, autocast)
+            outputs = _step(network, inputs, meter, autocast)
+            tokens = inputs[0].numel() if inputs.dtype == torch.int64 else 1
+            return Ran(_names(network), meter, outputs, tokens, _states(network, optimize, meter))
         except Exception as error:
             where = f"{meter.last} in {meter.part}" if meter else "its making"
             raise NotTraceable(f"{where}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error
@@ -96,10 +115,15 @@ def _made(make: Callable[[], Any], examples: int, dtype: torch.dtype) -> tuple[A
         torch.set_default_dtype(before)
 
 
-def _step(network: Any, inputs: Tensor, meter: Meter, autocast: str | None) -> Ran:
-    """Forward and backward, with hooks that tell the meter where a part begins."""
+def _names(network: Any) -> list[str]:
     blocks = [f"block {number}" for number in range(len(getattr(network, "blocks", ())))]
-    names = ["before", *blocks, "after"] if blocks else ["before"]
+    return ["before", *blocks, "after", "loss"] if blocks else ["before", "loss"]
+
+
+def _step(network: Any, inputs: Tensor, meter: Meter, autocast: str | None) -> dict[str, int]:
+    """Forward and backward, with hooks that tell the meter where a part begins; the bytes that each part hands on."""
+    *names, loss_part = _names(network)
+    blocks = names[1:-1]
     outputs: dict[str, int] = {}
 
     def ends(name: str, then: str, output: Any) -> None:
@@ -118,12 +142,25 @@ def _step(network: Any, inputs: Tensor, meter: Meter, autocast: str | None) -> R
             stack.enter_context(torch.autocast("cpu", DTYPES[autocast]))
             stack.enter_context(CudaAutocast())
         meter.enter("before", "forward")
-        network.register_forward_hook(lambda _, __, logits: ends(names[-1], "loss", logits))
+        network.register_forward_hook(lambda _, __, logits: ends(names[-1], loss_part, logits))
         loss = _loss(network(inputs).flatten(0, -2))
-    meter.enter("loss", "backward")
+    meter.enter(loss_part, "backward")
     loss.backward()
     meter.leave()
-    return Ran([*names, "loss"], meter, outputs, inputs[0].numel() if inputs.dtype == torch.int64 else 1)
+    return outputs
+
+
+def _states(network: Any, optimize: Callable[[Any], Optimizer], meter: Meter) -> float | None:
+    """Numbers that an optimizer keeps for each parameter: AdamW two. None where it cannot be tried."""
+    trained = [p for p in network.parameters() if p.grad is not None]
+    of_one_kind = [p for p in trained if isinstance(p, DTensor)] or trained  # kernels for many want no other
+    before = meter.alive
+    try:
+        optimizer = optimize(of_one_kind)
+        optimizer.step()
+    except Exception:  # a closure, or what only works on numbers
+        return None
+    return (meter.alive - before) / sum(nbytes(p) for p in of_one_kind)
 
 
 def _loss(logits: Tensor) -> Tensor:
@@ -214,13 +251,16 @@ def training_flops(network: Any) -> int:
 
 
 def main() -> None:
-    """A question as JSON on stdin, the trace or {"error": why not} on stdout."""
-    asked = json.load(sys.stdin)
+    """Questions as JSON on stdin; on stdout for each its trace, or {"error": why not}."""
+    print(json.dumps([_answer(**question) for question in json.load(sys.stdin)]))
+
+
+def _answer(network: dict[str, Any], optimizer: dict[str, Any], **how: Any) -> dict[str, Any]:
+    make, optimize = (partial(build, OmegaConf.create(node)) for node in (network, optimizer))
     try:
-        made = trace(partial(build, OmegaConf.create(asked.pop("network"))), **asked)
-        print(made.dump())
+        return asdict(trace(make, optimize(), **how))
     except NotTraceable as error:
-        print(json.dumps({"error": str(error)}))
+        return {"error": str(error)}
 
 
 if __name__ == "__main__":

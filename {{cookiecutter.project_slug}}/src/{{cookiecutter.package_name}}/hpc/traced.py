@@ -59,6 +59,7 @@ class Trace:
     examples_are: str  # "samples" or "tokens"
     tokens: int  # per example; 1 for samples
     tensor_parallel: int = 1
+    states: float | None = 2.0  # numbers that the optimizer keeps per parameter; None: it could not be tried
 
     @property
     def parameters(self) -> int:
