@@ -28,6 +28,7 @@ class Setup:
     checkpointing: bool = False
     compile: bool = False
     offload: bool = False
+    overlap: bool = True  # communicates while it computes
     accelerated: bool = True  # on GPUs
 
     @property
