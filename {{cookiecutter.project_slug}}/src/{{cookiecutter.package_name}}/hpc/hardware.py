@@ -1,5 +1,6 @@
 """What GPUs and networks can do, as hardware.yaml holds it. Imports no torch."""
 
+import re
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -36,9 +37,8 @@ class GPU:
 
 @dataclass(frozen=True)
 class Network:
-    """What connects GPUs: `node_gbs` GB/s that a node sends, nominal, and what every network has in common."""
+    """What rings reach of the nominal bandwidth, and how long their steps take at least. hardware.yaml explains."""
 
-    node_gbs: float
     link_share: float
     share: float
     start: float
@@ -54,6 +54,24 @@ class Eager:
     fused: float
 
 
+@dataclass(frozen=True)
+class Machine:
+    """What a run runs on. `node_gbs`: GB/s that a node sends, nominal; None: not known, and only one node is planned."""
+
+    gpu: GPU
+    node_gbs: float | None
+    network: Network
+    eager: Eager
+    tf32: bool = True  # fp32 is multiplied as TF32 where the GPU can
+
+
+def machine(name: str, node_gbs: float | None, link_gbs: float | None = None, tf32: bool = True) -> Machine:
+    """The machine of a cluster file's gpu, network_gbs and gpu_link_gbs. Raises `Refused` for an unknown GPU."""
+    found = gpu(name)
+    found = found if link_gbs is None else replace(found, link_gbs=link_gbs)
+    return Machine(found, node_gbs, Network(**_known()["network"]), Eager(**_known()["eager"]), tf32)
+
+
 def gpu(name: str) -> GPU:
     """The GPU that a cluster file names. Raises `Refused` for one that hardware.yaml does not have."""
     if found := find(name):
@@ -66,8 +84,8 @@ def gpu(name: str) -> GPU:
 def find(device: str) -> GPU | None:
     """The GPU of a device that torch names so, as "NVIDIA H100 80GB HBM3": the longest name that is a part of it."""
     known = _known()["gpus"]
-    fits = max((name for name in known if name.lower() in device.lower()), key=len, default=None)
-    return GPU(fits, **known[fits]) if fits else None
+    fits = [name for name in known if re.search(rf"(?i)(?<!\w){re.escape(name)}(?!\w)", device)]
+    return GPU(name := max(fits, key=len), **known[name]) if fits else None
 
 
 def peak(device: str, precision: str, tf32: bool = False) -> float | None:
@@ -80,19 +98,6 @@ def peak(device: str, precision: str, tf32: bool = False) -> float | None:
     """
     found = find(device)
     return found.peak(precision, tf32) if found else None
-
-
-def network(node_gbs: float) -> Network:
-    return Network(node_gbs, **_known()["network"])
-
-
-def eager() -> Eager:
-    return Eager(**_known()["eager"])
-
-
-def with_link(gpu: GPU, link_gbs: float | None) -> GPU:
-    """The GPU in a node whose GPUs are connected otherwise than the GPU itself would allow."""
-    return gpu if link_gbs is None else replace(gpu, link_gbs=link_gbs)
 
 
 @cache

@@ -130,6 +130,8 @@ def nbytes(tensor: Tensor) -> int:
 
 def is_view(func: Any) -> bool:
     """Does the operation only look at memory that is there? Such take no time and no memory."""
+    if func is ATEN._unsafe_view.default:  # does not say so in its schema
+        return True
     returns = func._schema.returns
     alias = returns[0].alias_info if returns else None
     return alias is not None and not alias.is_write

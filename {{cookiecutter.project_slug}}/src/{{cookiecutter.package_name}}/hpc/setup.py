@@ -29,6 +29,7 @@ class Setup:
     compile: bool = False
     offload: bool = False  # of parameters and optimizer to the node's memory
     bucket: int = 0  # numbers that DeepSpeed's buffers for reducing hold
+    overlap: bool = True  # communicates while it computes
     accelerated: bool = True  # on GPUs
 
     @property

@@ -154,7 +154,7 @@ def _states(network: Any, optimize: Callable[[Any], Optimizer], meter: Meter) ->
     """Numbers that an optimizer keeps for each parameter: AdamW two. None where it cannot be tried."""
     trained = [p for p in network.parameters() if p.grad is not None]
     of_one_kind = [p for p in trained if isinstance(p, DTensor)] or trained  # kernels for many want no other
-    meter.enter("optimizer", "forward")
+    meter.enter("optimizer", "step")  # its work is no part's
     before = meter.alive
     try:
         optimizer = optimize(of_one_kind)
