@@ -17,6 +17,7 @@ class Run:
     test_only: bool
     profile: bool
     matmul_precision: str
+    force: bool
     group_readable: bool
     dirty_tree: str
     checkpoint: Any

@@ -73,5 +73,6 @@ def of(cfg: DictConfig) -> Setup:
         compile=strategy.compile,
         offload=bool(strategy.lightning.get("offload_optimizer")),
         bucket=strategy.lightning.get("reduce_bucket_size", 0) * (1 + bool(strategy.lightning.get("overlap_comm"))),
+        overlap=strategy.lightning.get("overlap_comm", True),
         accelerated=on_gpu(cfg),
     )
