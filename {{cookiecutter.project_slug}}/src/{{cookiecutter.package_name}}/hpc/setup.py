@@ -27,7 +27,8 @@ class Setup:
     precision: str = "32-true"
     checkpointing: bool = False
     compile: bool = False
-    offload: bool = False
+    offload: bool = False  # of parameters and optimizer to the node's memory
+    bucket: int = 0  # numbers that DeepSpeed's buffers for reducing hold
     overlap: bool = True  # communicates while it computes
     accelerated: bool = True  # on GPUs
 
@@ -70,6 +71,7 @@ def of(cfg: DictConfig) -> Setup:
         precision=str(trainer.precision),
         checkpointing=strategy.activation_checkpointing,
         compile=strategy.compile,
-        offload=bool(strategy.lightning.get("offload_optimizer")) if isinstance(strategy.lightning, DictConfig) else False,
+        offload=bool(strategy.lightning.get("offload_optimizer")),
+        bucket=strategy.lightning.get("reduce_bucket_size", 0) * (1 + bool(strategy.lightning.get("overlap_comm"))),
         accelerated=on_gpu(cfg),
     )
