@@ -33,6 +33,7 @@ class Decoder:
     dropout: bool = False
     fused_loss: bool = False  # cross-entropy in one pass over 16-bit logits
     tensor_parallel: int = 1
+    whole_again: bool = False  # checkpointing repeats all of forward, not only what backward needs
     sequence_parallel: bool = False  # what is not split by tensor parallelism is split along the sequence
 
     def trace(self) -> Trace:
@@ -56,7 +57,9 @@ class Decoder:
         parameters = sum(a * b for a, b in shapes) + 2 * d + self.biases * (self._qkv / t + d + h / t + d + 2 * d)
         tensors = len(shapes) + 2 + self.biases * (len(shapes) + 2)
         sums = (Work(Linear(), Linear(each=WIDE * self.time * d), 4),) if t > 1 else ()
-        return self._part("block", parameters, tensors, forward, backward, sums)
+        last = 0 if self.whole_again else 1  # the product in front of the output: nobody needs it again
+        again = [*forward[:3], *forward[3 + last :]]
+        return self._part("block", parameters, tensors, forward, backward, sums, again)
 
     def _between(self, direction: str) -> Iterator[float]:
         """Numbers per token, read and written, by each operation between the products."""
@@ -121,11 +124,11 @@ class Decoder:
         works = [[self._moves(classes * numbers) for numbers in one] for one in (forward, backward)]
         return self._part("loss", 0, 0, *works)
 
-    def _part(self, name: str, parameters: float, tensors: int, forward: list, backward: list, sums: tuple = ()) -> Part:
+    def _part(self, name: str, parameters: float, tensors: int, forward: list, backward: list, sums: tuple = (), again: list = []) -> Part:
         size = Linear(each=WIDE * self.time * self.width)
         numbers = round(parameters)
         return Part(
             name=name, parameters=numbers, tensors=tensors, parameter_bytes=WIDE * numbers, buffer_bytes=0,
             kept=Linear(), output=size, forward_peak=(), backward_peak=(), left=Linear(),
-            forward=tuple(forward), backward=tuple(backward), reduced=sums,
+            forward=tuple(forward), backward=tuple(backward), reduced=sums, again=tuple(again),
         )  # fmt: skip

@@ -24,7 +24,7 @@ class GPU:
     bandwidth_gbs: float
     link_gbs: float
     matmul_share: float
-    bandwidth_share: float
+    attention_share: float
     fixed_gb: float
 
     def peak(self, precision: str, tf32: bool = False) -> float | None:
@@ -41,6 +41,7 @@ class Network:
 
     link_share: float
     share: float
+    hidden: float
     start: float
     link_hop: float
     hop: float
@@ -50,6 +51,7 @@ class Network:
 class Eager:
     """What operations cost beside their work, and what torch.compile saves."""
 
+    memory_share: float
     launch: float
     fused: float
 

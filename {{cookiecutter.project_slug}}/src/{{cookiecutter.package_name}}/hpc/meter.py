@@ -36,6 +36,7 @@ class Span:
     levels: list[int] = field(default_factory=list)  # alive after each time that some more was, above what was at begin
     work: list[tuple[int, int]] = field(default_factory=list)  # FLOPs and bytes of each operation
     reduced: list[int] = field(default_factory=list)
+    needed: int = 0  # of the operations, before backward's last tensor was there
 
 
 class Meter(TorchDispatchMode):
@@ -63,6 +64,11 @@ class Meter(TorchDispatchMode):
 
     def leave(self) -> None:
         self._span.end = self.alive
+
+    def saved(self, tensor: Tensor) -> Tensor:
+        """A tensor that backward needs: all operations so far are needed for it, as checkpointing sees it."""
+        self._span.needed = len(self._span.work)
+        return tensor
 
     def sizes(self, part: str, trained: bool) -> list[tuple[int, int]]:
         """Numbers and bytes of each parameter of a part, or of each buffer. What nobody read is before all parts."""

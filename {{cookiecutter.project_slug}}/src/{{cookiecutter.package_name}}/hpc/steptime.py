@@ -38,13 +38,13 @@ def step(trace: Trace, setup: Setup, machine: Machine) -> Step:
     forward = sum(duration(part.forward, setup, machine) for part in trace.parts)
     backward = sum(duration(part.backward, setup, machine) for part in trace.parts)
     if setup.checkpointing:
-        backward += sum(duration(block.forward, setup, machine) for block in trace.blocks)
+        backward += sum(duration(block.again, setup, machine) for block in trace.blocks)
     exposed = (
         traffic.within(trace, setup, machine)
-        + traffic.forward(trace, setup, machine).exposed(forward, setup.overlap)
-        + traffic.backward(trace, setup, machine).exposed(backward, setup.overlap)
+        + traffic.forward(trace, setup, machine).exposed(forward, setup.overlap, machine)
+        + traffic.backward(trace, setup, machine).exposed(backward, setup.overlap, machine)
     )
-    once = traffic.gradients(trace, setup, machine).exposed(backward, setup.overlap)
+    once = traffic.gradients(trace, setup, machine).exposed(backward, setup.overlap, machine)
     once += traffic.updated(trace, setup, machine)
     stages, times = setup.pipeline, setup.accumulate
     sent = traffic.between(trace, setup, machine)
@@ -64,12 +64,13 @@ def duration(works: Iterable[Work], setup: Setup, machine: Machine) -> float:
     """
     gpu, eager = machine.gpu, machine.eager
     peak = gpu.peak(setup.precision, machine.tf32) or gpu.tflops["fp32"] * 1e12
-    reach, memory = gpu.matmul_share * peak, gpu.bandwidth_share * gpu.bandwidth_gbs * 1e9
     total = 0.0
     for work in works:
         arithmetic, size = work.flops.at(setup.micro_batch), work.bytes.at(setup.micro_batch)
+        share = gpu.matmul_share if work.bytes.fixed else gpu.attention_share  # attention has no weights
         fused = eager.fused if setup.compile and not arithmetic else 1.0
-        total += work.count * max(arithmetic / reach, fused * size / memory, fused * eager.launch)
+        moved = size / (eager.memory_share * gpu.bandwidth_gbs * 1e9)
+        total += work.count * max(arithmetic / (share * peak), fused * moved, fused * eager.launch)
     return total
 
 
@@ -81,7 +82,7 @@ def update(trace: Trace, setup: Setup, machine: Machine) -> float:
     numbers = trace.parameters / (1 if setup.sharding == "none" else setup.data_parallel)
     width = 2 if setup.precision.endswith("16-true") else 4
     touched = 3 + 2 * (2.0 if trace.states is None else trace.states) + CLIPPED
-    return numbers * width * touched / (machine.gpu.bandwidth_share * machine.gpu.bandwidth_gbs * 1e9)
+    return numbers * width * touched / (machine.eager.memory_share * machine.gpu.bandwidth_gbs * 1e9)
 
 
 def flops(trace: Trace, examples: float) -> float:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from omegaconf import OmegaConf
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
@@ -142,6 +143,7 @@ def _step(network: Any, inputs: Tensor, meter: Meter, autocast: str | None) -> d
             stack.enter_context(torch.autocast("cpu", DTYPES[autocast]))
             stack.enter_context(CudaAutocast())
         meter.enter("before", "forward")
+        stack.enter_context(saved_tensors_hooks(meter.saved, lambda tensor: tensor))
         network.register_forward_hook(lambda _, __, logits: ends(names[-1], loss_part, logits))
         loss = _loss(network(inputs).flatten(0, -2))
     meter.enter(loss_part, "backward")
@@ -191,6 +193,7 @@ def _part(name: str, few: Ran, more: Ran) -> Part:
         forward=work["forward"],
         backward=work["backward"],
         reduced=_work(*sums),
+        again=_work(*(spans["forward"].work[: spans["forward"].needed] for spans in (first, second))),
     )
 
 

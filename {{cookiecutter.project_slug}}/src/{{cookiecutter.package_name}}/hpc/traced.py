@@ -49,6 +49,7 @@ class Part:
     forward: tuple[Work, ...]
     backward: tuple[Work, ...]
     reduced: tuple[Work, ...]  # tensors summed by the tensor-parallel ranks, forward and backward: their bytes
+    again: tuple[Work, ...] = ()  # of forward, what checkpointing repeats: up to the last tensor that backward needs
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _part(known: dict[str, Any]) -> Part:
     linear: dict[str, Any] = {key: Linear(**known[key]) for key in ("kept", "output", "left")}
     for key in ("forward_peak", "backward_peak"):
         linear[key] = tuple(Linear(**line) for line in known[key])
-    work = {key: tuple(_work(one) for one in known[key]) for key in ("forward", "backward", "reduced")}
+    work = {key: tuple(_work(one) for one in known[key]) for key in ("forward", "backward", "reduced", "again")}
     return Part(**known | linear | work)
 
 

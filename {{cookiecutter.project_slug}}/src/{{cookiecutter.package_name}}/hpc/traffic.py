@@ -19,8 +19,11 @@ class Beside:
     total: float
     end: float
 
-    def exposed(self, compute: float, overlap: bool) -> float:
-        return max(self.end, self.total - compute) if overlap else self.total
+    def exposed(self, compute: float, overlap: bool, machine: Machine) -> float:
+        """Both share the GPU's units and its memory: one beside the other, some of the time is only moved."""
+        if not overlap:
+            return self.total
+        return max(self.end, self.total - compute, (1 - machine.network.hidden) * self.total)
 
 
 def shards(setup: Setup) -> Group:
