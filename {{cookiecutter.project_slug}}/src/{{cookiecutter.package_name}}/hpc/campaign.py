@@ -30,7 +30,7 @@ class Checkpoint:
 
 
 def finish(step_seconds: float, steps: int, setup: Setup, limit: float | None) -> Finish | None:
-    """Of steps in jobs of at most `limit` seconds, one after the other. None: not even one step fits into such a job."""
+    """Of steps in jobs of at most `limit` seconds, one after the other. None: not even one step fits into such."""
     requeues = 0
     if limit is not None:
         of_a_job = math.floor((limit - START - min(WARNING, limit / 10)) / step_seconds)
