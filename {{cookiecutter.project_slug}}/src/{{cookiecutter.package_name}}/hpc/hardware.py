@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from yaml import safe_load
+import yaml
 
 from .config import Refused, nearest
 
@@ -104,4 +104,5 @@ def peak(device: str, precision: str, tf32: bool = False) -> float | None:
 
 @cache
 def _known() -> dict[str, Any]:
-    return safe_load(FILE.read_text(encoding="utf-8"))
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there is one: fifteen times as fast
+    return yaml.load(FILE.read_text(encoding="utf-8"), loader)

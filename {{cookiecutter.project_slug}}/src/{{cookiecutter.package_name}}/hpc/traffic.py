@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .collectives import Group, gather, reduce, send
+from .rings import Group, gather, reduce, send
 from .hardware import Machine
 from .setup import BYTES, Setup
 from .traced import Part, Trace
