@@ -58,7 +58,7 @@ class Eager:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run runs on. `node_gbs`: GB/s that a node sends, nominal; None: not known, and only one node is planned."""
+    """What a run runs on. `node_gbs`: GB/s that a node sends, nominal; None: not known, ask for one node only."""
 
     gpu: GPU
     node_gbs: float | None
