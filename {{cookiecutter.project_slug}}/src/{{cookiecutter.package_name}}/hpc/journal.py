@@ -10,18 +10,21 @@ from typing import Any
 from optuna.storages.journal import BaseJournalBackend, JournalFileOpenLock
 
 
+PATIENCE = 30  # seconds
+
+
 class Journal(BaseJournalBackend):
     """What Optuna's JournalStorage writes and reads. A line that a crash or a full disk cut short counts as not said.
 
     Who writes holds `<path>.lock`, a file made with O_EXCL: safe on Lustre, GPFS and, from version 3 on, NFS, and in no
-    need of flock, which some of them are mounted without. One that is `patience` seconds old was left by the dead and
-    is taken away. (Not Optuna's lock by symbolic links: it shows the age of the journal instead of its own, so that of
+    need of flock, which some of them are mounted without. One as old as PATIENCE was left by the dead, and is taken
+    away. (Not Optuna's lock by symbolic links: it shows the age of the journal instead of its own, so that of
     two processes which wait for a dead one, the second would take away the lock of the first.)
     """
 
-    def __init__(self, path: Path, patience: int = 30) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        self.lock = JournalFileOpenLock(str(self.path), patience)
+        self.lock = JournalFileOpenLock(str(self.path), PATIENCE)
         self._places = {0: 0}  # number of a log -> a byte from which on it is the next
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
