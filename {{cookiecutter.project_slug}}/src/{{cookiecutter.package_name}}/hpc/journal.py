@@ -9,7 +9,6 @@ from typing import Any
 
 from optuna.storages.journal import BaseJournalBackend, JournalFileOpenLock
 
-
 PATIENCE = 30  # seconds
 
 
