@@ -92,6 +92,7 @@ def test_the_space_is_what_hydra_would_sweep(word: str, meant: Range | Choice) -
         (["a=tag(log, choice(1, 2))"], "the one tag is log"),
         (["a=range(3, 1)"], "is empty"),
         (["model=glob(*)"], "no glob"),
+        (["a=shuffle(1, 2)"], "shuffles by itself"),
         (["a=1", "a=interval(1, 2)"], "typed twice"),
     ],
 )
@@ -378,6 +379,12 @@ def test_the_table_has_the_best_first_and_its_command_line(folder: Path) -> None
     assert cells[2:] == [["002", "pruned", "1", "0.75"], ["003", "failed", "1", "-"]] and not empty
     assert best == f"best val/loss 0.25 of 2 finished trials: {folder / '001'}"
     assert shlex.split(command) == ["python", "submit.py", *study.ask(folder / "001")]
+
+
+def test_who_may_only_read_sees_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn(folder, 0)
+    monkeypatch.setattr(Journal, "append_logs", lambda *_: pytest.fail("somebody else's folder"))
+    assert trials.lines(folder)[1].split()[:2] == ["000", "running"]
 
 
 def test_before_anything_is_found_the_table_says_so(folder: Path, tmp_path: Path) -> None:

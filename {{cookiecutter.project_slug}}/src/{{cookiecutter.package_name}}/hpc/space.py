@@ -82,6 +82,8 @@ def _asked(word: str) -> Range | Choice | None:
     tags = getattr(asked, "tags", set())
     if tags - {"log"} or (tags and not isinstance(asked, IntervalSweep)):
         raise Refused(word, None, "the one tag is log, and it goes with interval(low, high)", EXAMPLE)
+    if getattr(asked, "shuffle", False):
+        raise Refused(word, None, "a search shuffles by itself", "without shuffle")
     if isinstance(asked, IntervalSweep):
         return _interval(word, asked)
     if isinstance(asked, RangeSweep) and isinstance(asked.start, int) and isinstance(asked.step, int):

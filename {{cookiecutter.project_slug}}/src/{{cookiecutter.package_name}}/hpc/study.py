@@ -30,14 +30,11 @@ def of(folder: Path, number: int = 0) -> optuna.Study:
     """
     asked = search.load(folder)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna.create_study(
-        storage=JournalStorage(Journal(folder / JOURNAL)),
-        sampler=sampler(asked, number),
-        pruner=pruner(asked),
-        study_name=NAME,
-        direction=StudyDirection.MINIMIZE if asked.mode == "min" else StudyDirection.MAXIMIZE,
-        load_if_exists=True,
-    )
+    storage = JournalStorage(Journal(folder / JOURNAL))
+    if not storage.get_all_studies():  # who only looks at it may have no right to write
+        direction = StudyDirection.MINIMIZE if asked.mode == "min" else StudyDirection.MAXIMIZE
+        optuna.create_study(storage=storage, study_name=NAME, direction=direction, load_if_exists=True)
+    return optuna.load_study(study_name=NAME, storage=storage, sampler=sampler(asked, number), pruner=pruner(asked))
 
 
 def sampler(asked: Search, number: int) -> optuna.samplers.BaseSampler:
@@ -60,8 +57,7 @@ def ask(run_dir: Path) -> list[str]:
     """The words of a member: as typed, with the values of its trial. Asked again, the same words."""
     asked = search.load(run_dir.parent)
     study = of(run_dir.parent, int(run_dir.name))
-    with _reaching():
-        settle(study, run_dir.parent)
+    settle(study, run_dir.parent)
     trial = trial_of(study, run_dir.name)
     return space.filled(asked.words, {key: drawn(trial, key, one) for key, one in space.of(asked.words).items()})
 
@@ -102,7 +98,8 @@ def settle(study: optuna.Study, folder: Path) -> None:
         job = trial.user_attrs["job"]
         over = told is not None and job and not (job in told and told[job].active)
         if over or run.verdict == "failed" or history.stalled(run):
-            study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+            with _reaching():
+                study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
 class Member:
