@@ -161,7 +161,7 @@ def test_a_search_is_one_array_whose_members_ask(desk: Desk) -> None:
     ],
 )
 def test_a_search_that_cannot_be_writes_nothing(typed: list[str], words: str, desk: Desk) -> None:
-    assert desk.type(*TYPED, *typed) == 2
+    assert desk.type(*TYPED[:3], *typed) == 2
     assert words in desk.err and desk.runs() == [] and desk.noted("sbatch.argv") == ""
 
 
@@ -298,6 +298,18 @@ def test_started_again_by_hand_after_a_failure_it_is_another_trial_with_the_same
     first, second = study.of(folder).get_trials()
     assert (first.state, second.state, second.value) == (TrialState.FAIL, TrialState.COMPLETE, 0.25)
     assert first.params == second.params and drawn(folder, 4) == [before]
+
+
+def test_who_was_taken_for_dead_is_heard_all_the_same(folder: Path) -> None:
+    drawn(folder, 4)
+    told = member(folder, 4)
+    told.report(0, 1.0)
+    study.of(folder).tell(0, state=TrialState.FAIL)
+    told.report(1, 0.5)
+    told.end("complete", 0.5)
+    first, second = study.of(folder).get_trials()
+    assert (second.state, second.params) == (TrialState.COMPLETE, first.params)
+    assert second.intermediate_values == {0: 1.0, 1: 0.5}
 
 
 # -- The file --

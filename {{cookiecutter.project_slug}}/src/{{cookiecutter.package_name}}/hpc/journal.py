@@ -47,8 +47,6 @@ class Journal(BaseJournalBackend):
         with self.path.open("rb") as stream:
             stream.seek(self._places[number])
             for line in stream:
-                if not line.endswith(b"\n"):
-                    return  # somebody is writing it, or never will
                 if (log := _read(line)) is not None:
                     number += 1
                     self._places[number] = stream.tell()
@@ -57,6 +55,7 @@ class Journal(BaseJournalBackend):
 
 
 def _read(line: bytes) -> dict[str, Any] | None:
+    """None: it is not whole, yet or for ever."""
     try:
         log = json.loads(line)
     except ValueError:

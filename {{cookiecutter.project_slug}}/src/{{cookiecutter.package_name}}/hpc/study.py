@@ -20,6 +20,7 @@ from .search import Search
 JOURNAL = "journal.jsonl"
 NAME = "search"
 RANDOM, JUDGES = 10, 5  # trials before TPE goes by what was found, and completed ones before one is given up
+SAME = ("params", "distributions", "intermediate_values")  # what a run has that goes on after its trial has failed
 
 
 def of(folder: Path, number: int = 0) -> optuna.Study:
@@ -72,14 +73,13 @@ def drawn(trial: Trial, key: str, asked: space.Range | space.Choice) -> float | 
 
 
 def trial_of(study: optuna.Study, name: str) -> Trial:
-    """The newest trial of a member. A new one at its first start and, with the same values, after one that failed."""
-    job = launch.job_id(os.environ)
-    if (last := _last(study, name)) is None or last.state == TrialState.FAIL:
-        same = {"params": last.params, "distributions": last.distributions} if last else {}
+    """The newest trial of a member. A new one at its first start and, as far as it came, after one that failed."""
+    job, known = launch.job_id(os.environ), _trials(study, name)
+    if not known or known[-1].state == TrialState.FAIL:
+        same = {key: getattr(known[-1], key) for key in SAME} if known else {}
         # In one line of the journal: nobody can be killed between the trial and its name.
         study.add_trial(create_trial(state=TrialState.RUNNING, user_attrs={"run": name, "job": job}, **same))
-        last = _last(study, name)
-    assert last is not None
+    last = _last(study, name)
     trial = Trial(study, last._trial_id)
     if last.state == TrialState.RUNNING and last.user_attrs["job"] != job:
         trial.set_user_attr("job", job)
@@ -105,37 +105,40 @@ def settle(study: optuna.Study, folder: Path) -> None:
 class Member:
     """A trial, to the run that makes it. A study that cannot be reached costs a warning, and no training."""
 
-    def __init__(self, study: optuna.Study, trial: Trial, reported: set[int]) -> None:
-        self._study, self._trial, self._reported = study, trial, reported
+    def __init__(self, study: optuna.Study, name: str) -> None:
+        self._study, self._name = study, name
 
     def report(self, number: int, value: float) -> bool:
         """The metric of a validation, counted from 0: is the trial to be given up?"""
         with _reaching():
-            if number not in self._reported:  # a run that goes on may come by a validation once more
-                self._trial.report(value, number)
-            return self._trial.should_prune()
+            trial = trial_of(self._study, self._name)
+            if number not in _last(self._study, self._name).intermediate_values:  # as in a run that goes on
+                trial.report(value, number)
+            return trial.should_prune()
         return False
 
     def end(self, outcome: str, value: float | None = None) -> None:
         """`outcome`: complete, which has a value; pruned; fail."""
         with _reaching():
-            self._study.tell(self._trial, value, TrialState[outcome.upper()], skip_if_finished=True)
+            trial = trial_of(self._study, self._name)  # a new one, should somebody have taken this run for dead
+            self._study.tell(trial, value, TrialState[outcome.upper()], skip_if_finished=True)
 
 
 def member(run_dir: Path) -> Member | None:
     """None: its trial has ended, or the study cannot be reached."""
     with _reaching():
         study = of(run_dir.parent, int(run_dir.name))
-        trial = trial_of(study, run_dir.name)
-        now = _last(study, run_dir.name)
-        if now and now.state == TrialState.RUNNING:
-            return Member(study, trial, set(now.intermediate_values))
+        trial_of(study, run_dir.name)
+        return Member(study, run_dir.name) if _last(study, run_dir.name).state == TrialState.RUNNING else None
     return None
 
 
-def _last(study: optuna.Study, name: str) -> FrozenTrial | None:
-    trials = [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get("run") == name]
-    return trials[-1] if trials else None
+def _trials(study: optuna.Study, name: str) -> list[FrozenTrial]:
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get("run") == name]
+
+
+def _last(study: optuna.Study, name: str) -> FrozenTrial:
+    return _trials(study, name)[-1]
 
 
 @contextmanager
