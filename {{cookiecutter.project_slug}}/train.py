@@ -90,13 +90,9 @@ def fit_and_test(
         enable_checkpointing=False,  # Lightning's own: neither atomic nor exact
     )
     record.config(trainer, cfg)
-    try:
-        if not cfg.test_only:
+    if not cfg.test_only:
+        with record.given_up(trainer, cfg, going_on):
             trainer.fit(module, data, ckpt_path=found.path if found else None)
-    except watch.Stopped as stopped:
-        if stopped.outcome == "finished":  # given up by a search, in which it counts
-            record.result(trainer, cfg, going_on.metrics)
-        raise
     tested = dict(trainer.test(module, data, verbose=False)[0])
     record.result(trainer, cfg, going_on.metrics | tested)
     trainer.strategy.barrier()

@@ -132,8 +132,8 @@ class Resume(L.Callback):
         if trainer.sanity_checking:
             return
         self.metrics, self._validated = metrics, bool(self.when.monitor)
-        if self.member:
-            self._given_up = self.member.report(self._validations, metrics[self.when.monitor or ""])
+        if self.member and self.when.monitor:
+            self._given_up = self.member.report(self._validations, metrics[self.when.monitor])
         self._validations += 1
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
