@@ -2,9 +2,10 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -23,6 +24,10 @@ from .begin import Beginning
 from .checkpoint import Checkpoint
 from .config import build, flat, frozen
 from .launch import Place
+from .watch import Stopped
+
+if TYPE_CHECKING:
+    from .resume import Resume
 
 
 def begin(cfg: DictConfig, place: Place, beginning: Beginning, words: Sequence[str]) -> None:
@@ -83,6 +88,17 @@ def result(trainer: L.Trainer, cfg: DictConfig, metrics: dict[str, Any]) -> None
         for summary in hparams(plain, dict.fromkeys(final, 0)):
             writer.add_summary(summary)
         writer.close()
+
+
+@contextmanager
+def given_up(trainer: L.Trainer, cfg: DictConfig, resume: "Resume") -> Iterator[None]:
+    """Around fitting: a run that its search ends early has a result all the same, that of its last validation."""
+    try:
+        yield
+    except Stopped as stopped:
+        if stopped.outcome == "finished":
+            result(trainer, cfg, resume.metrics)
+        raise
 
 
 def _text(value: Any) -> str:

@@ -29,7 +29,7 @@ def text(job: Job) -> str:
 
     Exit code 0: finished, or Slurm will start it again; 2: refused; else a failure.
     """
-    return "\n".join([_head(job), *_directives(job), "", *_surroundings(job), *_launch(job), END])
+    return "\n".join([_head(job), *_directives(job), "", *_surroundings(job), *_asking(job), *_launch(job), END])
 
 
 def _head(job: Job) -> str:
@@ -124,6 +124,15 @@ def _stages(job: Job) -> bool:
 def _staged(job: Job) -> str:
     """Where a node has its copy. For bash on that node: the same words may mean another folder on each."""
     return f"{job.node_local}/env-$SLURM_JOB_ID"
+
+
+def _asking(job: Job) -> list[str]:
+    if not job.asks:
+        return []
+    python = f"{job.container} python" if job.container else "python"
+    ask = f'{python} {_in_code(job, "tools/search.py")} --ask "$run_dir"'
+    why = "# A run of a search gets its values once, before its ranks start; requeued, it keeps them."
+    return [why, f'[ -e "$run_dir/config.yaml" ] || {ask}', ""]
 
 
 def _launch(job: Job) -> list[str]:
