@@ -11,7 +11,7 @@ BENCHMARKS = REPO / "benchmarks"
 JUDGE = """
 import json, published
 told = {run: published.predicted(run) for run in published.runs()}
-rows = published.judged(told)
+rows = published.judged(told, {run: published.days(run) for run in told if run.days})
 print(json.dumps({"rows": rows, "fitted": sum(run.fitted for run in told), "all": len(told)}))
 """
 
