@@ -102,7 +102,8 @@ def _run(
             return Ran(_names(network), meter, outputs, tokens, _states(network, optimize, meter))
         except Exception as error:
             where = f"{meter.last} in {meter.part}" if meter else "its making"
-            raise NotTraceable(f"{where}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error
+            said = str(error.__cause__ or error).splitlines() or [type(error).__name__]  # Hydra wraps what a class says
+            raise NotTraceable(f"{where}: {said[0]}") from error
 
 
 def _made(make: Callable[[], Any], examples: int, dtype: torch.dtype) -> tuple[Any, Tensor]:
