@@ -84,7 +84,8 @@ def _part(known: dict[str, Any]) -> Part:
     linear: dict[str, Any] = {key: Linear(**known[key]) for key in ("kept", "output", "left")}
     for key in ("forward_peak", "backward_peak"):
         linear[key] = tuple(Linear(**line) for line in known[key])
-    work = {key: tuple(_work(one) for one in known[key]) for key in ("forward", "backward", "reduced", "again")}
+    directions = ("forward", "backward", "reduced", "again")
+    work: dict[str, Any] = {key: tuple(_work(one) for one in known[key]) for key in directions}
     return Part(**known | linear | work)
 
 
