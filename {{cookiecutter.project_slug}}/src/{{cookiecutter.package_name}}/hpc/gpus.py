@@ -47,8 +47,10 @@ class Nvidia:
     """By NVML. `devices`: in torch's order; None: cannot be reached."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        import pynvml
-
+        try:
+            import pynvml
+        except ImportError as error:  # an image may do without it
+            raise Missing(str(error)) from None
         self._nvml: Any = pynvml
         try:
             pynvml.nvmlInit()

@@ -13,6 +13,7 @@ NOTHING = nullcontext()
 # What Lightning calls of every callback at every step; where it is no function, it goes on to the next callback.
 EACH_STEP = ("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad")
 EACH_STEP += ("on_before_backward", "on_after_backward", "on_before_optimizer_step")
+EMPTY = {name: getattr(L.Callback, name) for name in EACH_STEP}
 
 
 class Module(L.LightningModule):
@@ -51,8 +52,8 @@ class Clock(Profiler):
 def called(callbacks: Sequence[L.Callback]) -> list[L.Callback]:
     """The same callbacks, without those functions that do nothing at each step."""
     for callback in callbacks:
-        for name in EACH_STEP:
-            if getattr(type(callback), name) is getattr(L.Callback, name):
+        for name, empty in EMPTY.items():
+            if getattr(type(callback), name) is empty:
                 drop(callback, name)
     return list(callbacks)
 

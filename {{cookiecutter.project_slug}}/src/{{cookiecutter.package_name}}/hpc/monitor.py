@@ -1,8 +1,6 @@
 """Beside the training: a process on each node that samples what the node does, and notes of when the run did what."""
 
 import os
-import signal
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -10,13 +8,10 @@ from typing import Any
 
 import lightning as L
 
-from . import lean, phases, process
-from .config import PACKAGE, PROJECT
+from . import lean, node, phases, process
 from .resume import Resume
 
 EPOCHS = 5  # of each start that are noted: a small run may make thousands
-# A scheduler sends its warnings to every process: the ranks go on till they have saved, and so does what watches them.
-BLOCKED = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
 
 
 class Monitor(L.Callback):
@@ -43,7 +38,7 @@ class Monitor(L.Callback):
                 (self.run_dir / "monitor").mkdir(parents=True, exist_ok=True)
         if trainer.local_rank == 0:
             gpus = trainer.num_devices if trainer.strategy.root_device.type == "cuda" else 0
-            self._tell = started(self.run_dir, self.attempt, self.every_seconds, gpus)
+            self._tell = node.started(self.run_dir, self.attempt, self.every_seconds, gpus)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -52,6 +47,9 @@ class Monitor(L.Callback):
             lean.drop(self, "on_train_batch_end")  # the first step is done: compiled, loaded
             self._begin["start"] = process.began()
             self._note(trainer, "start")
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._begin["epoch"] = time.time()  # of one that goes on in the middle, Lightning tells no start
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._begin["epoch"] = time.time()
@@ -82,8 +80,9 @@ class Monitor(L.Callback):
             self._leave()
 
     def _note(self, trainer: L.Trainer, what: str) -> None:
-        if trainer.is_global_zero and self.attempt is not None:
-            phases.note(self.run_dir, self.attempt, what, self._begin[what], trainer.global_step)
+        begin = self._begin.pop(what, None)
+        if trainer.is_global_zero and self.attempt is not None and begin is not None:
+            phases.note(self.run_dir, self.attempt, what, begin, trainer.global_step)
 
     def _leave(self) -> None:
         """Tell the sampler to end, which writes its last row first; nobody waits for it."""
@@ -92,25 +91,3 @@ class Monitor(L.Callback):
                 os.write(self._tell, b"\n")  # closing alone would not do: a forked data worker may hold the pipe
             os.close(self._tell)
             self._tell = None
-
-
-def started(run_dir: Path, attempt: int, seconds: float, gpus: int) -> int | None:
-    """A sampler of this node runs; the end of a pipe that tells it to end. None: it could not be started."""
-    reads, writes = os.pipe()
-    words = [str(run_dir), str(attempt), str(seconds), str(gpus), str(os.getpid())]
-    path = os.pathsep.join(filter(None, [str(PROJECT / "src"), os.environ.get("PYTHONPATH")]))
-    try:
-        os.posix_spawn(  # unlike a fork it copies nothing of a process that may hold a large model
-            sys.executable,
-            [sys.executable, "-P", "-m", f"{PACKAGE}.hpc.node", *words],
-            os.environ | {"PYTHONPATH": path},
-            file_actions=[(os.POSIX_SPAWN_DUP2, reads, 0)],
-            setsigmask=BLOCKED,
-        )
-    except OSError as error:
-        print(f"warning: this node is not watched: {error.strerror}", flush=True)
-        os.close(writes)
-        return None
-    finally:
-        os.close(reads)
-    return writes

@@ -6,6 +6,7 @@ its standard input, and with its parent. What is not known stays an empty cell, 
 
 import os
 import select
+import signal
 import socket
 import sys
 import time
@@ -21,7 +22,8 @@ from .samplefiles import Curves, Table
 
 NODE = "node-"  # how the folders in tensorboard/ begin that hold the curves of a node
 PLAIN = ["time", "attempt", "cpu_percent", "memory_gb", *BYTES.values()]
-SHORTEST = 1.0  # seconds that a row must stand for
+# A scheduler sends its warnings to every process: the ranks go on till they have saved, and so does what watches them.
+BLOCKED = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
 
 
 class Sampler:
@@ -83,10 +85,27 @@ class Sampler:
                     row |= zip(names, library.read(device, partial(self.tell, f"GPU {index}")), strict=True)
         return row
 
-    @property
-    def age(self) -> float:
-        """Seconds since the last row."""
-        return time.monotonic() - self._since
+
+def started(run_dir: Path, attempt: int, seconds: float, count: int) -> int | None:
+    """Start it for this process. The end of a pipe that tells it to end; None: it could not be started."""
+    reads, writes = os.pipe()
+    words = [str(run_dir), str(attempt), str(seconds), str(count), str(os.getpid())]
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    try:
+        os.posix_spawn(  # unlike a fork it copies nothing of a process that may hold a large model
+            sys.executable,
+            [sys.executable, "-P", "-m", f"{__package__}.node", *words],
+            os.environ | {"PYTHONPATH": path},
+            file_actions=[(os.POSIX_SPAWN_DUP2, reads, 0)],
+            setsigmask=BLOCKED,
+        )
+    except OSError as error:
+        print(f"warning: this node is not watched: {error.strerror}", flush=True)
+        os.close(writes)
+        return None
+    finally:
+        os.close(reads)
+    return writes
 
 
 def main(run_dir: str, attempt: str, seconds: str, count: str, parent: str) -> None:
@@ -95,15 +114,10 @@ def main(run_dir: str, attempt: str, seconds: str, count: str, parent: str) -> N
         return
     os.nice(19)
     sampler, every = Sampler(Path(run_dir), int(attempt), int(count)), float(seconds)
-    while not _ended(every):
-        sampler.sample()
-    if sampler.age > SHORTEST:
-        sampler.sample()
-
-
-def _ended(seconds: float) -> bool:
-    """Has the standard input come to its end within so many seconds?"""
-    return bool(select.select([0], [], [], seconds)[0])
+    told = False
+    while not told:
+        told = bool(select.select([0], [], [], every)[0])
+        sampler.sample()  # also at the end: a run may be shorter than that
 
 
 if __name__ == "__main__":

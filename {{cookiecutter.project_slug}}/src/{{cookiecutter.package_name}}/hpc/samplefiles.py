@@ -6,6 +6,7 @@ import socket
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 Row = Mapping[str, float | int | None]
 
@@ -27,7 +28,7 @@ class Table:
     def first(self) -> float | None:
         """The first cell of the first row, if there is one."""
         try:
-            with self.path.open(encoding="utf-8") as stream:
+            with self.path.open(encoding="utf-8", errors="replace") as stream:
                 return float((stream.readline() and stream.readline()).partition(",")[0])
         except (OSError, ValueError):
             return None
@@ -35,7 +36,7 @@ class Table:
     def _opened(self) -> int:
         """The header is that of all starts together: with other GPUs there may be more columns than before."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+        lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines() if self.path.exists() else []
         there = lines[0].split(",") if lines else []
         more = [column for column in self.columns if column not in there]
         self.columns = [*there, *more]
@@ -57,27 +58,28 @@ class Curves:
     """
 
     def __init__(self, folder: Path) -> None:
+        # Not at the top: training imports this module, too, and does without.
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+
         self.folder = folder
+        self._event: Any = event_pb2.Event  # type: ignore[attr-defined]
+        self._summary: Any = summary_pb2.Summary  # type: ignore[attr-defined]
         self._file: int | None = None
 
     def add(self, time: float, step: int, values: Mapping[str, float | int | None]) -> None:
         """Scalars by name; None is left out. Raises `OSError`."""
-        # Late, as training imports this module, too.
-        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
-        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
-
         if self._file is None:
-            self._file = self._opened(Event(wall_time=time, file_version="brain.Event:2").SerializeToString(), time)
+            self._file = self._opened(time)
         known = {name: value for name, value in values.items() if value is not None}
-        points = [Summary.Value(tag=name, simple_value=value) for name, value in known.items()]
-        event = Event(wall_time=time, step=step, summary=Summary(value=points))
+        points = [self._summary.Value(tag=name, simple_value=value) for name, value in known.items()]
+        event = self._event(wall_time=time, step=step, summary=self._summary(value=points))
         append(self._file, record(event.SerializeToString()))
 
-    def _opened(self, version: bytes, time: float) -> int:
+    def _opened(self, time: float) -> int:
         self.folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time:.0f}.{socket.gethostname()}.{os.getpid()}"
         file = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        append(file, record(version))
+        append(file, record(self._event(wall_time=time, file_version="brain.Event:2").SerializeToString()))
         return file
 
 
