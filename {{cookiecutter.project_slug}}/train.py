@@ -56,7 +56,7 @@ def fit_and_test(
     import lightning
     import torch
 
-    from {{ cookiecutter.package_name }}.hpc import curves, record, resume, search, strategies, weights
+    from {{ cookiecutter.package_name }}.hpc import curves, lean, record, resume, search, strategies, weights
 
     gc.freeze()  # what the libraries made stays: no later collection looks through it, and no worker copies it
     gc.enable()
@@ -84,7 +84,7 @@ def fit_and_test(
     trainer = config.build(
         cfg.trainer,
         logger=record.logger(cfg, found),
-        callbacks=[curves.Curves(), going_on, *config.build_each(cfg.callbacks)],
+        callbacks=lean.called([curves.Curves(), going_on, *config.build_each(cfg.callbacks)]),
         precision=None if double else cfg.trainer.precision,
         plugins=[record.environment(place), *double],
         enable_checkpointing=False,  # Lightning's own: neither atomic nor exact

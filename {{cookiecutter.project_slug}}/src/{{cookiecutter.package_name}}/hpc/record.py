@@ -24,6 +24,7 @@ from .begin import Beginning
 from .checkpoint import Checkpoint
 from .config import build, flat, frozen
 from .launch import Place
+from .node import NODE
 from .watch import Stopped
 
 if TYPE_CHECKING:
@@ -119,8 +120,13 @@ def flushed(trainer: L.Trainer) -> dict[str, int]:
 
 
 def cut(run_dir: Path, sizes: Mapping[str, int]) -> None:
-    """Take away what was logged after a checkpoint: the steps that follow it will be logged again."""
+    """Take away what was logged after a checkpoint: the steps that follow it will be logged again.
+
+    Not what the nodes did meanwhile, which no step repeats.
+    """
     for file in run_dir.rglob("events.out.tfevents.*"):
+        if file.parent.name.startswith(NODE):
+            continue
         size = sizes.get(str(file.relative_to(run_dir)))
         if size is None:
             file.unlink()

@@ -10,7 +10,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from . import checkpoint, position, randomness, record
+from . import checkpoint, phases, position, randomness, record
 from .agree import Agreement, Wish
 from .config import Refused
 from .kept import AFTERWARDS, MINE, NOTE
@@ -204,12 +204,15 @@ class Resume(L.Callback):
             self._leave(trainer, step, "finished" if why == PRUNED else "continue", why)
 
     def _save(self, trainer: L.Trainer, step: int) -> None:
+        begin = time.time()
         self._written(trainer)
         try:
             trainer.save_checkpoint(checkpoint.place(self.run_dir, step), weights_only=False)
         except Unwritten as error:
             self._warn(trainer, step, error)
         self._saved_step, self._saved_at = step, time.monotonic()
+        if trainer.is_global_zero:
+            phases.note(self.run_dir, self.attempt, "checkpoint", begin, step)
 
     def _written(self, trainer: L.Trainer) -> None:
         """Wait for the checkpoint that is being written. One that failed is reported; those before it are there."""
