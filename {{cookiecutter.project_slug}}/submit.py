@@ -69,14 +69,15 @@ def go_on(run_dir: Path, asked: Namespace) -> None:
     hand_over(cfg, run_dir, asked)
 
 
-def submit(asked: Namespace) -> None:
+def submit(asked: Namespace, program: str = "train.py") -> Path:
+    """A job of this program's ranks; its run directory."""
     cfg = checked(commandline.composed(asked))
     cfg.run_dir = str(rundir.choose(cfg.run_dir, cfg.name, datetime.now(), {}))
     run_dir = Path(cfg.run_dir)
-    work = describe(cfg, run_dir=run_dir)
+    work = describe(cfg, run_dir=run_dir, program=program)
     if asked.dry_run:
         print(text(work, cfg), end="")
-        return
+        return run_dir
     ready(cfg, asked, config.PROJECT)
     snapshot.refuse(cfg.dirty_tree)
     rundir.refuse_used(run_dir)
@@ -85,6 +86,7 @@ def submit(asked: Namespace) -> None:
     move.keep(run_dir, cfg, asked.overrides)
     write(work, cfg, run_dir)
     hand_over(cfg, run_dir, asked)
+    return run_dir
 
 
 def submit_sweep(asked: Namespace) -> None:
@@ -144,8 +146,8 @@ def hand_over(cfg: DictConfig, folder: Path, asked: Namespace, num_members: int 
     else:
         print(f"job {' '.join(jobs)}\nrun directory {folder}\nlog {scheduler.log(folder, jobs[0], num_members)}")
         print(f"asks for at most {size}: {cost}")
-    if asked.wait:
-        sys.exit(command.wait())
+    if asked.wait and (code := command.wait()):
+        sys.exit(code)
 
 
 def render(folder: Path, asked: Namespace) -> None:
