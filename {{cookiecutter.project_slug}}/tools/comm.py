@@ -16,7 +16,7 @@ sys.path[:0] = [str(PROJECT / "src"), str(PROJECT)]
 from omegaconf import DictConfig
 
 import submit
-from {{ cookiecutter.package_name }}.hpc import comm, commandline, config, launch, preflight, watch
+from {{ cookiecutter.package_name }}.hpc import comm, commandline, config, launch, logs, preflight, watch
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 
 # What differs from a training run, unless it is typed: it is short, and what failed once fails again.
@@ -73,7 +73,7 @@ def refuse_alone(cfg: DictConfig) -> None:
 def submitted(asked: argparse.Namespace) -> None:
     run_dir = submit.submit(asked, program="tools/comm.py")
     if asked.wait and not asked.dry_run:
-        print((run_dir / comm.TABLE).read_text(encoding="utf-8"), end="")
+        print(logs.text(run_dir / comm.TABLE), end="")
 
 
 def start_here(cfg: DictConfig, words: list[str]) -> None:

@@ -69,6 +69,7 @@ class Board:
         self._bound = threading.Event()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tensorboard.main", "--host", "127.0.0.1", "--port", "0", *words],
+            env=os.environ | {"no_grpc_proxy": "127.0.0.1,localhost"},  # its data server is asked without one, too
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

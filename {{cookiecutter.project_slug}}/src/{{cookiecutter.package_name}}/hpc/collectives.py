@@ -16,7 +16,8 @@ BESIDE = {"cuda": 1 << 28, "cpu": 1 << 22}  # bytes that neighbours gather
 SHARE = 0.5  # seconds that one point of the table may take
 REPEATS = (5, 20)
 CALLS = 20  # at most so many in a row, between two looks at the clock
-ENOUGH = 2.0  # seconds: where one call takes longer, larger messages are left out
+GROWTH = 8  # from one size to the next
+ENOUGH = 2.0  # seconds: larger messages, of which one call would take longer, are left out
 
 GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # their names from torch 2.13 on
 SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -34,12 +35,12 @@ def measure(nodes: int, per_node: int, device: torch.device, ask: Ask) -> tuple[
             slowest = 0.0
             for name in bandwidth.ON_THE_BUS:
                 call = collective(name, size, len(ranks[0]), device, group)
-                first, times = _timed(call, device, lambda s, what=f"{name} {scope}, {size} bytes": ask(what, s))
+                first, times = _timed(call, group, device, lambda s, what=f"{name} {scope}, {size} bytes": ask(what, s))
                 points.append(bandwidth.point(scope, name, len(ranks[0]), size, times.max(dim=0).values.tolist()))
                 if scope == "within":
                     per_node_seconds[scope] = [_of(times, some) for some in ranks]
                 slowest = max(slowest, first)
-            if slowest > ENOUGH:
+            if GROWTH * slowest > ENOUGH:
                 break
     if rounds := bandwidth.rounds(nodes):
         per_node_seconds["neighbours"] = _neighbours(rounds, nodes, per_node, device, ask)
@@ -58,21 +59,25 @@ def collective(name: str, size: int, ranks: int, device: torch.device, group: An
     return calls[name]
 
 
-def _timed(call: Call, device: torch.device, ask: Callable[[float], float]) -> tuple[float, torch.Tensor]:
+def _timed(call: Call, group: Any, device: torch.device, ask: Callable[[float], float]) -> tuple[float, torch.Tensor]:
     """The slowest rank's seconds for one call, once it is warm; and those of all repeats, (ranks, repeats)."""
-    _seconds(call, 1, device)  # connects
-    first = ask(_seconds(call, 1, device))
+    _seconds(call, 1, group, device)  # connects
+    first = ask(_seconds(call, 1, group, device))
     calls = max(1, min(CALLS, int(SHARE / REPEATS[1] / first)))
     repeats = max(REPEATS[0], min(REPEATS[1], int(SHARE / calls / first)))
-    mine = torch.tensor([_seconds(call, calls, device) for _ in range(repeats)], dtype=torch.float64, device=device)
+    seconds = [_seconds(call, calls, group, device) for _ in range(repeats)]
+    mine = torch.tensor(seconds, dtype=torch.float64, device=device)
     times = torch.zeros(dist.get_world_size() * repeats, dtype=torch.float64, device=device)
     GATHER(times, mine)
     return first, times.reshape(-1, repeats).cpu()
 
 
-def _seconds(call: Call, calls: int, device: torch.device) -> float:
+def _seconds(call: Call, calls: int, group: Any, device: torch.device) -> float:
     """Of one call out of several in a row, which all ranks begin together."""
-    dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
+    devices = [device.index] if device.type == "cuda" else None
+    dist.barrier(device_ids=devices)
+    if group:  # a slow node lets others out of the first barrier at different times
+        dist.barrier(group, device_ids=devices)
     begun = time.perf_counter()
     for _ in range(calls):
         call()
@@ -96,7 +101,7 @@ def _neighbours(
         ranks = [[node * per_node + local for node in pair for local in range(per_node)] for pair in pairs]
         group = _mine(ranks)  # of an odd number of nodes one looks on
         call = collective("all_gather", BESIDE[device.type], 2 * per_node, device, group) if group else lambda: None
-        _, times = _timed(call, device, lambda s: ask("all_gather with neighbours", s))
+        _, times = _timed(call, group, device, lambda s: ask("all_gather with neighbours", s))
         for pair, some in zip(pairs, ranks, strict=True):
             for node in pair:
                 best[node] = min(best[node], _of(times, some))

@@ -5,8 +5,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from omegaconf import DictConfig
 
@@ -84,30 +85,37 @@ def _measure(
 
     from . import collectives
 
-    os.environ["NCCL_DEBUG"], os.environ["NCCL_DEBUG_SUBSYS"] = "INFO", "INIT,NET,ENV"
-    folder = Path(cfg.run_dir) / "nccl"
-    folder.mkdir(exist_ok=True)
-    os.environ["NCCL_DEBUG_FILE"] = str(folder).replace("%", "%%") + "/%h.%p.log"  # host and process
+    _let_nccl_speak(Path(cfg.run_dir) / "nccl")
     device = torch.device("cuda", place.local_rank) if layout.on_gpu(cfg) else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(_backend(cfg))
-    done = iter(range(10**6))
+    done = count()
 
     def slowest(doing: str, seconds: float) -> float:
         watching.progress(next(done), doing)
         both = torch.tensor([seconds, float(warned.signal is not None)], dtype=torch.float64, device=device)
         dist.all_reduce(both, dist.ReduceOp.MAX)
         if both[1]:
-            why = f"{warned.signal or 'a signal to another rank'} during {doing}"
-            if start.claim:
-                rundir.end(Path(cfg.run_dir), start.claim, start.attempt, 0, "failed", why)
-            raise watch.Stopped(0, why, "failed")
+            _stop(cfg, start, f"{warned.signal or 'a signal to another rank'} during {doing}")
         return float(both[0])
 
     found = collectives.measure(cfg.trainer.num_nodes, cfg.trainer.devices, device, slowest)
     dist.destroy_process_group()
     return found
+
+
+def _stop(cfg: DictConfig, start: begin.Beginning, why: str) -> NoReturn:
+    if start.claim:
+        rundir.end(Path(cfg.run_dir), start.claim, start.attempt, 0, "failed", why)
+    raise watch.Stopped(0, why, "failed")
+
+
+def _let_nccl_speak(folder: Path) -> None:
+    """Into a file per rank, whose name begins with its host."""
+    folder.mkdir(exist_ok=True)
+    file = str(folder).replace("%", "%%") + "/%h.%p.log"
+    os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "NCCL_DEBUG_FILE": file}
 
 
 def _backend(cfg: DictConfig) -> str:
@@ -136,11 +144,10 @@ def _sockets(logs: Mapping[str, str]) -> list[str]:
 
 def _slow(seconds: Mapping[str, Mapping[str, float]]) -> list[str]:
     words = {"within": "its own ranks", "neighbours": "its neighbours"}
+    found = [(times, host, what) for what in words for host, times in bandwidth.slow(seconds.get(what, {})).items()]
     return [
         f"{host} is slow: with {words[what]} it takes {times:.1f} times as long as other nodes"
-        for what, some in seconds.items()
-        if what in words
-        for host, times in bandwidth.slow(some).items()
+        for times, host, what in sorted(found, reverse=True)
     ]
 
 
