@@ -83,14 +83,15 @@ def go_on(run_dir: Path, asked: Namespace) -> None:
     hand_over(cfg, run_dir, asked)
 
 
-def submit(asked: Namespace) -> None:
-    cfg = checked(commandline.composed(asked), asked.overrides)
+def submit(asked: Namespace, program: str = "train.py") -> Path:
+    """A job of this program's ranks; its run directory."""
+    cfg = checked(commandline.composed(asked), asked.overrides if program == "train.py" else None)
     cfg.run_dir = str(rundir.choose(cfg.run_dir, cfg.name, datetime.now(), {}))
     run_dir = Path(cfg.run_dir)
-    work = describe(cfg, run_dir=run_dir)
+    work = describe(cfg, run_dir=run_dir, program=program)
     if asked.dry_run:
         print(text(work, cfg), end="")
-        return
+        return run_dir
     ready(cfg, asked, config.PROJECT)
     snapshot.refuse(cfg.dirty_tree)
     rundir.refuse_used(run_dir)
@@ -99,6 +100,7 @@ def submit(asked: Namespace) -> None:
     move.keep(run_dir, cfg, asked.overrides)
     write(work, cfg, run_dir)
     hand_over(cfg, run_dir, asked)
+    return run_dir
 
 
 def submit_sweep(asked: Namespace) -> None:
@@ -151,11 +153,13 @@ def begin_array(cfg: DictConfig, folder: Path, run_dirs: list[Path], asked: Name
     (folder / "members").write_text("".join(f"{run_dir}\n" for run_dir in run_dirs), encoding="utf-8")
 
 
-def checked(cfg: DictConfig, words: Sequence[str]) -> DictConfig:
+def checked(cfg: DictConfig, words: Sequence[str] | None) -> DictConfig:
+    """A config that may be submitted; `words`, where it trains, are what was typed."""
     preflight.rules(cfg)
     preflight.submitting(cfg)
     preflight.files(cfg)
-    fitting.refuse_too_big(cfg, words)
+    if words is not None:
+        fitting.refuse_too_big(cfg, words)
     return cfg
 
 
@@ -182,8 +186,8 @@ def hand_over(cfg: DictConfig, folder: Path, asked: Namespace, num_members: int 
     else:
         print(f"job {' '.join(jobs)}\nrun directory {folder}\nlog {scheduler.log(folder, jobs[0], num_members)}")
         print(f"asks for at most {size}: {cost}")
-    if asked.wait:
-        sys.exit(command.wait())
+    if asked.wait and (code := command.wait()):
+        sys.exit(code)
 
 
 def render(folder: Path, asked: Namespace) -> None:

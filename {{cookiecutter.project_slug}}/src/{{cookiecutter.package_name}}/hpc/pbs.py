@@ -57,7 +57,7 @@ def node_text(job: Job) -> str:
     arguments = ['resume="$run_dir"'] if job.code else [shlex.quote(argument) for argument in job.arguments]
     ranks = [" ".join(filter(None, ["exec setsid", job.container, 'python -c "$torchrun"']))]
     ranks += [f'--nnodes={job.nodes} --nproc-per-node={job.tasks_per_node} --max-restarts=0 "$@"']
-    ranks += [" ".join(['"$code/train.py"', *arguments])]
+    ranks += [" ".join([f'"$code/{job.program}"', *arguments])]
     settings = [
         f"umask {job.umask}",
         "run_dir=$1 attempt=$2 address=$3 port=$4 id=$5 end=$6",

@@ -56,8 +56,10 @@ def begin(cfg: DictConfig, place: Place, beginning: Beginning, words: Sequence[s
 
 def logger(cfg: DictConfig, found: Checkpoint | None) -> Any:
     """The logger of the config, told where its curves go on."""
-    goes_on = found is not None and str(cfg.logger._target_).endswith("TensorBoardLogger")
-    return build(cfg.logger, **({"purge_step": found.step + 1} if goes_on and found else {}))
+    if not str(cfg.logger._target_).endswith("TensorBoardLogger"):
+        return build(cfg.logger)
+    # Also at the beginning: TensorBoard takes the first such mark for one, and drops what is older only at the next.
+    return build(cfg.logger, purge_step=found.step + 1 if found else 0)
 
 
 @rank_zero_only

@@ -142,7 +142,7 @@ def _launch(job: Job) -> list[str]:
     python = f"{job.container} python" if job.container else "python"
     if _stages(job):
         python = "bash -c " + shlex.quote(f'PATH="{_staged(job)}/bin:$PATH" exec python "$@"') + " python"
-    program = [python, _in_code(job, "train.py"), *arguments]
+    program = [python, _in_code(job, job.program), *arguments]
     return [
         *TOLD.strip().splitlines(),
         f"# When one rank has ended, the others have {LAST_WORDS} s to do so by themselves.",
