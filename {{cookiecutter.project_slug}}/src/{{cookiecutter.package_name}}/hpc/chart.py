@@ -11,7 +11,6 @@ from .axis import Axis, axis, drawable, number
 from .drawing import Box, Line, Mark, Point, Text, length
 
 SERIES = 6  # colours
-MOST = 800  # points of a line; more than a picture can show
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,9 @@ def told(chart: Chart) -> str:
 
 def marks(chart: Chart, width: int, height: int) -> list[Mark]:
     """The drawing, in pixels from the upper left corner."""
-    lines = [(series, gapless) for series in chart.series for gapless in _gapless(series, chart.log_x, chart.log_y)]
+    lines = [(series, gapless) for series in chart.series for gapless in _gapless(series, chart, 2 * width)]
     points = [point for _, line in lines for point in line]
-    colours = {name: f"series-{index % SERIES + 1}" for index, name in enumerate(_names(chart))}
+    colours = _colours(chart)
     legend, top = _legend(chart, colours, width)
     vertical = axis([y for _, y in points], max(2, int(height - top - 40) // 36), chart.log_y, to_ticks=True)
     left = 16.0 + length(max((name for _, name in vertical.ticks), key=len, default=""))
@@ -118,14 +117,19 @@ def thinned(points: Sequence[Point], most: int) -> list[Point]:
     return kept
 
 
-def _gapless(series: Series, log_x: bool, log_y: bool) -> Iterator[list[Point]]:
-    for good, points in groupby(series.points, lambda p: drawable(p[0], log_x) and drawable(p[1], log_y)):
+def _gapless(series: Series, chart: Chart, most: int) -> Iterator[list[Point]]:
+    for good, points in groupby(series.points, lambda p: drawable(p[0], chart.log_x) and drawable(p[1], chart.log_y)):
         if good:
-            yield thinned(list(points), MOST)
+            yield thinned(list(points), most)
 
 
-def _names(chart: Chart) -> list[str]:
-    return list(dict.fromkeys([series.name for series in chart.series] + [band.name for band in chart.bands]))
+def _colours(chart: Chart) -> dict[str, str]:
+    """Of each name; lines take the first colours, bands the last."""
+    lines = dict.fromkeys(series.name for series in chart.series)
+    bands = dict.fromkeys(band.name for band in chart.bands if band.name not in lines)
+    return {name: f"series-{index % SERIES + 1}" for index, name in enumerate(lines)} | {
+        name: f"series-{SERIES - index % SERIES}" for index, name in enumerate(bands)
+    }
 
 
 def _legend(chart: Chart, colours: dict[str, str], width: int) -> tuple[list[Mark], float]:

@@ -14,7 +14,7 @@ from . import causes, claim, logs, rundir
 from .logs import text
 
 SKEW = 5  # seconds that the clocks of nodes may differ
-BY_SUBMIT = {"submitted.json", "job.sh", "node.sh", "config.yaml"}  # no signs of life of a run
+NOT_ITS_OWN = {"submitted.json", "job.sh", "node.sh", "config.yaml", "report.html"}  # no signs of life of a run
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def changes(run: Run) -> list[float]:
     files = [path for job in {attempt.job for attempt in run.attempts} for path in logs.files(run.path, job)]
     for folder, inside, names in os.walk(run.path):
         inside[:] = [name for name in inside if name != "code" and name[0] != "."]
-        ours = [name for name in names if name not in BY_SUBMIT and not name.endswith(".log")]
+        ours = [name for name in names if name not in NOT_ITS_OWN and not name.endswith(".log")]
         files += [Path(folder, name) for name in ours]
     return [when for path in files if (when := _changed(path))]
 
