@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from .measured import Numbers, value
+from .figures import Numbers, value
 from .units import percent, seconds
 
 MOST = 3

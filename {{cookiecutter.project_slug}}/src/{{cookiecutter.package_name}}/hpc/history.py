@@ -14,6 +14,7 @@ from . import causes, claim, logs, rundir
 from .logs import text
 
 SKEW = 5  # seconds that the clocks of nodes may differ
+LATEST = 2**36  # unix time of a file that is sound: the year 4147
 NOT_ITS_OWN = {"submitted.json", "job.sh", "node.sh", "config.yaml", "report.html"}  # no signs of life of a run
 
 
@@ -236,7 +237,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _sound(note: Any, **kinds: type) -> bool:
     """Is it one of ours? It has a time, and lists and dicts where they belong."""
-    if not isinstance(note, dict) or not isinstance(note.get("time"), int | float):
+    if not isinstance(note, dict) or not isinstance(when := note.get("time"), int | float) or not 0 <= when < LATEST:
         return False
     return all(isinstance(note.get(key, kind()), kind) for key, kind in kinds.items())
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from . import measured, page, terminal
 from .history import Run
+from .report import clean
 from .story import story
 
 NAME = "report.html"
@@ -26,5 +27,5 @@ def written(run_dir: Path, text: str) -> str:
         finally:
             aside.unlink(missing_ok=True)
     except OSError as error:
-        return f"no page was written: {error.strerror}: {run_dir}"
-    return f"page: {run_dir / NAME}"
+        return clean(f"no page was written: {error.strerror}: {run_dir}")
+    return clean(f"page: {run_dir / NAME}")

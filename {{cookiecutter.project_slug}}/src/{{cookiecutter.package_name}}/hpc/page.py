@@ -6,8 +6,8 @@ from html import escape
 from pathlib import Path
 
 from . import chart
+from .blocks import Block, Facts, Fold, Items, Section, Table
 from .chart import Chart
-from .story import Block, Facts, Fold, Items, Section, Table
 
 NARROW, WIDE = (400, 270), (860, 320)  # pixels of a chart
 LONG, WHOLE = 28, ' class="whole"'  # characters of a fact that gets a line of its own

@@ -9,7 +9,7 @@ from statistics import median
 from . import usage
 from .chart import Band, Chart, Series
 from .events import Curves, Point
-from .measured import Span
+from .figures import CLOCK, Span
 from .usage import GAP, Node, Phase
 
 LAST = ("lr", "grad_norm")  # of the curves
@@ -50,7 +50,7 @@ def rates(curves: Curves) -> list[tuple[str, str]]:
 
 def throughput(curves: Curves) -> list[Chart]:
     return [
-        Chart(name, "step", "of the device's peak" if name == "MFU" else "", [Series(name, curves.points[tag])])
+        Chart(name, "step", "", [Series(name, curves.points[tag])], from_zero=True)
         for tag, name in rates(curves)
         if not tag.endswith("_per_device")
     ]
@@ -67,8 +67,8 @@ def step(curves: Curves) -> list[Chart]:
     whole = dict(curves.points.get("perf/step_seconds", []))
     waits = [(x, 100 * y / whole[x]) for x, y in curves.points.get("perf/data_seconds", []) if whole.get(x)]
     return [
-        Chart("a step's parts", "step", "milliseconds", series),
-        Chart("waiting for data", "step", "% of a step", [Series("data", waits)]),
+        Chart("a step's parts", "step", "milliseconds", series, from_zero=True),
+        Chart("waiting for data", "step", "% of a step", [Series("data", waits)], from_zero=True),
     ]
 
 
@@ -77,19 +77,16 @@ def use(nodes: Sequence[Node], phases: Sequence[Phase], spans: Sequence[Span]) -
     begin, end = (spans[0].begin, max(span.end for span in spans)) if spans else _ends(nodes)
     factor, unit = next((factor, unit) for least, factor, unit in UNITS if end - begin >= least)
     bands = [
-        Band(
-            BANDS[one.what],
-            ((one.end if one.what == "epoch" else one.begin) - begin) / factor,
-            (one.end - begin) / factor,
-        )
+        Band(BANDS[one.what], (since - begin) / factor, (one.end - begin) / factor)
         for one in sorted(phases, key=lambda one: list(BANDS).index(one.what) if one.what in BANDS else 0)
         if one.what in BANDS
+        and begin - CLOCK <= (since := one.end if one.what == "epoch" else one.begin) <= end + CLOCK
     ]
     axis, charts = f"{unit} since the run began", []
     for title, label, lines in _uses(nodes):
         shown = {name: _in_time(line, begin, end, factor) for name, line in lines.items()}
         series = [Series(name, points) for name, points in _few(shown).items()]
-        charts.append(Chart(title, axis, label, series, bands))
+        charts.append(Chart(title, axis, label, series, bands, from_zero=True))
     return charts
 
 
@@ -129,7 +126,7 @@ def _points(node: Node, values: Sequence[float]) -> list[Point]:
 
 def _in_time(points: Sequence[Point], begin: float, end: float, factor: float) -> list[Point]:
     """Since the beginning, without what a wrong clock has put before or after the run."""
-    return [((when - begin) / factor, value) for when, value in points if begin - 60 <= when <= end + 60]
+    return [((when - begin) / factor, value) for when, value in points if begin - CLOCK <= when <= end + CLOCK]
 
 
 def _few(lines: dict[str, list[Point]]) -> dict[str, list[Point]]:

@@ -1,62 +1,18 @@
 """What is told of a run and in which order: numbers become sections, which a page and a terminal show alike. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 
 from . import pictures
+from .blocks import Block, Facts, Figures, Fold, Items, Section, Table
 from .chart import Chart
+from .figures import PARTS, value
 from .findings import findings
-from .measured import PARTS, Measured, value
+from .measured import Measured
 from .units import energy, percent, seconds
 
 SHOWN = 40  # rows of a table; of more, the last ones
 MEANINGS = {"compute": "computing", "data": "waiting for data", "other": "neither: launching, logging, hooks"}
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Few words each, with their names."""
-
-    items: list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class Items:
-    """Sentences; what stands between ` is typed."""
-
-    lines: list[str]
-
-
-@dataclass(frozen=True)
-class Table:
-    head: list[str]
-    rows: list[list[str]]
-
-
-@dataclass(frozen=True)
-class Figures:
-    """`wide`: over all of the page."""
-
-    charts: list[Chart]
-    wide: bool = False
-
-
-@dataclass(frozen=True)
-class Fold:
-    """Long text, shown when it is asked for; in a terminal not at all."""
-
-    name: str
-    text: str
-
-
-Block = str | Facts | Items | Table | Figures | Fold
-
-
-@dataclass(frozen=True)
-class Section:
-    title: str
-    blocks: list[Block] = field(default_factory=list)
 
 
 def story(measured: Measured) -> list[Section]:

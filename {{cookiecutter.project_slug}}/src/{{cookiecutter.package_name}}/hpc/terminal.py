@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 from .axis import drawable, number
+from .blocks import Block, Facts, Figures, Fold, Items, Section, Table
 from .chart import Chart
 from .report import WIDTH, clean
-from .story import Block, Facts, Figures, Fold, Items, Section, Table
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ACROSS = 40  # characters of a curve

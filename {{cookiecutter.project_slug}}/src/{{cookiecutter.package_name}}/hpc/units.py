@@ -7,7 +7,7 @@ def percent(share: float) -> str:
 
 def seconds(value: float) -> str:
     """3.2 ms, 45 s, 12 min, 3.4 h."""
-    for limit, factor, unit in ((0.9995, 1000, "ms"), (99.5, 1, "s"), (5970, 1 / 60, "min"), (360_000, 1 / 3600, "h")):
+    for limit, factor, unit in ((0.9995, 1000, "ms"), (119.5, 1, "s"), (7200, 1 / 60, "min"), (172_800, 1 / 3600, "h")):
         if value < limit:
             return f"{value * factor:.3g} {unit}"
     return f"{value / 86400:.3g} days"

@@ -54,7 +54,7 @@ class Node:
 
     def energy(self) -> float:
         """Of its GPUs, in joules, by the trapezoidal rule; gaps count nothing."""
-        times, attempts = self.times, self.columns["attempt"]
+        times, attempts = self.times, self.columns.get("attempt", ())
         steps = [after - before for before, after in pairwise(times)]
         longest = GAP * median(steps) if steps else 0
         watts = [sum(value for value in values if value == value) for values in zip(*self.gpus("watts"), strict=True)]
