@@ -18,6 +18,7 @@ from torch.utils.tensorboard.writer import SummaryWriter
 
 from {{ cookiecutter.package_name }}.hpc import (
     accounts,
+    chart,
     commandline,
     config,
     events,
@@ -25,8 +26,8 @@ from {{ cookiecutter.package_name }}.hpc import (
     measured,
     onepage,
     page,
+    pictures,
     rundir,
-    story,
     usage,
 )
 
