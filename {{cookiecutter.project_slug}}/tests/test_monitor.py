@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_node import table, until
@@ -110,6 +111,22 @@ def test_going_on_cuts_the_curves_of_training_not_those_of_nodes(tmp_path: Path)
         file.write_bytes(bytes(100))
     record.cut(tmp_path, {"tensorboard/events.out.tfevents.1": 40})
     assert (trained.stat().st_size, since.exists(), sampled.stat().st_size) == (40, False, 100)
+
+
+def test_the_sampler_is_told_when_the_run_ends_or_fails_and_not_between_fit_and_test() -> None:
+    from {{ cookiecutter.package_name }}.hpc.monitor import Monitor
+
+    nobody: Any = None
+    for end in (lambda one: one.teardown(nobody, nobody, "test"), lambda one: one.on_exception(nobody, nobody, nobody)):
+        reads, writes = os.pipe()
+        monitor = Monitor("run", 10)
+        monitor._tell = writes
+        monitor.teardown(nobody, nobody, "fit")
+        assert monitor._tell == writes
+        end(monitor)
+        end(monitor)  # once is enough
+        assert os.read(reads, 9) == b"\n" and os.read(reads, 9) == b""  # told, and closed
+        os.close(reads)
 
 
 def test_a_phase_is_a_line_and_costs_the_run_nothing_where_it_cannot_be_written(tmp_path: Path) -> None:

@@ -151,6 +151,17 @@ def test_it_ends_with_its_rank_however_that_ends(start: Start) -> None:
     until(lambda: not lives(sampler), seconds=5)
 
 
+def test_it_ends_with_its_rank_also_where_the_driver_hangs(start: Start, tmp_path: Path) -> None:
+    hangs = "import time\nfrom pathlib import Path\nNVMLError = OSError\n"
+    hangs += f"def nvmlInit():\n    Path({str(tmp_path / 'asked')!r}).touch()\n    time.sleep(3600)\n"
+    (tmp_path / "pynvml.py").write_text(hangs)
+    rank = start(gpus=1, path=tmp_path)
+    sampler = child(rank.pid)
+    until((tmp_path / "asked").exists)
+    rank.kill()
+    until(lambda: not lives(sampler), seconds=5)
+
+
 def test_no_warning_of_a_scheduler_ends_it(start: Start, tmp_path: Path) -> None:
     rank = start()
     sampler = child(rank.pid)
