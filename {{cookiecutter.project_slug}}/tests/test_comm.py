@@ -63,7 +63,7 @@ def test_wait_prints_the_table_of_the_job(desk: Desk) -> None:
     assert typed(desk, "trainer=ddp", "cluster=slurm", "--wait") == 0, desk.err
     assert desk.out.endswith("the table\n")
     desk.scheduler("echo 17; exit 3")
-    assert typed(desk, "trainer=ddp", "cluster=slurm", "--wait") == 3
+    assert typed(desk, "trainer=ddp", "cluster=slurm", "--wait", "run_dir=another") == 3
 
 
 @pytest.mark.parametrize(
