@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from {{ cookiecutter.package_name }}.hpc import changes, commandline, fitting, hardware, planned, plan, preflight, setup, traces
+from {{ cookiecutter.package_name }}.hpc import changes, commandline, fitting, hardware, network, plan, planned, preflight, setup, traces
 from {{ cookiecutter.package_name }}.hpc.config import PROJECT, Refused
 from {{ cookiecutter.package_name }}.hpc.traced import Trace
 
@@ -61,10 +61,11 @@ def test_every_shipped_model_with_every_strategy_on_every_cluster_is_answered(mo
     words = [f"model={model}", *MODELS[model], "data.global_batch_size=1920", "trainer.devices=4"]
     asked = [composed(*words, f"trainer={trainer}", *JUWELS) for trainer in TRAINERS if trainer != "gpu"]
     asked += [composed(*words[:-1], "trainer=gpu", *JUWELS)]
+    clusters = [composed(f"cluster={name}", "trainer.devices=1").cluster for name in commandline.groups()["cluster"]]
     found = traces.of(asked[0], [setup.of(cfg) for cfg in asked])
     for cfg, trace in zip(asked, found, strict=True):
-        for cluster in commandline.groups()["cluster"]:
-            cfg.cluster = composed(f"cluster={cluster}", "trainer.devices=1").cluster
+        for cluster in clusters:
+            cfg.cluster = cluster
             made = plan.plan(trace, setup.of(cfg), fitting.machine_of(cfg))
             assert made.memory.total > 0
             assert planned.lines(made, "title", None, None, [])
@@ -157,6 +158,16 @@ def test_what_cannot_be_traced_is_submitted_with_a_warning(monkeypatch, capsys):
     monkeypatch.setattr(traces, "of", no_trace)
     fitting.refuse_too_big(composed(*GPT, "trainer=ddp", *JUWELS), [])
     assert "not planned" in (said := capsys.readouterr().err) and "_local_scalar_dense in block 0" in said
+
+
+def test_a_measured_network_counts_for_more_than_a_nominal_one():
+    """Four rings of 20 GB/s leave a node at once."""
+    link = network.Link(gbs=20.0, latency=1e-5, ranks=4, nodes=["n1"], date="2026-01-31")
+    known = fitting.with_measured(A100, network.Measured(within=None, across=link), devices=4)
+    assert known.node_gbs == pytest.approx(80 / A100.network.share) and known.gpu == A100.gpu
+    inside = fitting.with_measured(A100, network.Measured(within=link, across=None), devices=4)
+    assert inside.gpu.link_gbs == pytest.approx(20 / A100.network.link_share) and inside.node_gbs == 100
+    assert fitting.with_measured(A100, None, devices=4) == A100
 
 
 def test_a_gpu_that_nobody_knows_is_refused():
