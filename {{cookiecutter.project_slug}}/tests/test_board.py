@@ -138,6 +138,7 @@ def show() -> Iterator[Callable[..., Shown]]:
         shown.process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_nothing_is_left_behind(number: int, code: int, show: Callable[..., Shown], tmp_path: Path) -> None:
     shown = show(logged(tmp_path / "run", [3.0, 2.0]), "cluster=slurm", "cluster.login_host=login.site")

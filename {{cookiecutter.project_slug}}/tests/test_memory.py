@@ -26,6 +26,7 @@ def planned(*words: str) -> tuple:
     return cfg, layout, memory(trace.trace(make, optimize, *layout.computes_in), layout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 32])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 @pytest.mark.parametrize("again", ["false", "true"])

@@ -100,6 +100,7 @@ def test_more_nodes_or_memory_never_make_it_too_big(layout, gigabytes, more):
     assert twice is None or not fits or plan._fits(traced(kind(twice)), twice, small)
 
 
+@pytest.mark.slow
 def test_a_plan_adds_up():
     cfg = composed(*GPT, "trainer=fsdp_4node", *JUWELS)
     made = of(setup.of(cfg))
@@ -111,11 +112,13 @@ def test_a_plan_adds_up():
     assert made.scaling[-1].strong is None  # 256 samples for 4096 GPUs
 
 
+@pytest.mark.slow
 def test_without_facts_of_the_network_one_node_is_planned():
     made = of(setup.Setup(nodes=4, devices=4, micro_batch=1, sharding="fsdp"), replace(A100, node_gbs=None))
     assert made.step is None and made.fits is not None and [row.nodes for row in made.scaling] == [1]
 
 
+@pytest.mark.slow
 def test_the_smallest_changes_that_fit_are_found():
     """Every one of them does fit, and nothing smaller does."""
     words = [*GPT, "trainer=ddp_4node", *JUWELS]
@@ -142,6 +145,7 @@ def test_candidates_keep_the_global_batch_and_come_few_first():
     assert ("trainer.num_nodes=16",) not in {candidate.words for candidate in found}  # the cluster has 8
 
 
+@pytest.mark.slow
 def test_what_cannot_fit_is_refused_with_a_way_out():
     words = [*GPT, "trainer=ddp", *JUWELS]
     with pytest.raises(Refused, match=r"(?s)A100 has 42.3 GB.*force=true") as refused:

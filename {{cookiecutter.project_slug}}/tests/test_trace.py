@@ -126,6 +126,7 @@ def asked(tmp_path, monkeypatch):
     return cfg, [setup.of(cfg)]
 
 
+@pytest.mark.slow
 def test_is_made_once_and_then_read(asked, monkeypatch, capsys):
     (made,) = traces.of(*asked)
     assert made.parameters == 820_352 and "tracing" in capsys.readouterr().err
@@ -137,6 +138,7 @@ def test_is_made_once_and_then_read(asked, monkeypatch, capsys):
         traces.of(*asked)
 
 
+@pytest.mark.slow
 def test_another_network_is_another_trace(asked, monkeypatch):
     cfg, setups = asked
     traces.of(cfg, setups)
@@ -152,6 +154,7 @@ def test_a_cache_that_cannot_be_written_does_no_harm(asked, monkeypatch):
     assert traces.of(*asked)[0].parameters
 
 
+@pytest.mark.slow
 def test_what_fails_in_the_other_process_is_told(asked):
     cfg, setups = asked
     cfg.model.network.num_heads = 3
