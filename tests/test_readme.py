@@ -121,6 +121,11 @@ def exported(desk: Desk, command: str) -> None:
     assert out.stat().st_size > 1000
 
 
+def reported(desk: Desk, command: str) -> None:
+    desk.succeeds(command.replace("runs/NAME", shlex.quote(str(desk.brief_run))))
+    assert (desk.brief_run / "report.html").exists()
+
+
 def packed(desk: Desk, command: str) -> None:
     """Of a few small files, made for this."""
     from PIL import Image
@@ -185,7 +190,8 @@ HOW = [
     (r"(python -m )?tensorboard.*", served),
     (r"(python -m )?pytest.*", collected),
     (r"(python -m )?(ruff|pyright).*", as_it_stands),
-    (r"python report\.py.*", as_it_stands),
+    (r"python report\.py runs/NAME", reported),
+    (r"python report\.py", as_it_stands),
     (r"python submit\.py.* --render .*", rendered),
     (r"python submit\.py.*", submitted),
     (r"sbatch runs/NAME/job\.sh", elsewhere),  # test_slurm_requeue.py and test_chaos.py have Slurm run it
