@@ -191,7 +191,8 @@ def _events(file: Path) -> tuple[int | None, dict[str, float]]:
 
 
 def _is_run(folder: Path) -> bool:
-    made = (folder / "config.yaml").exists() and (folder / "job.sh").exists()
+    # A run of a search has no config before it starts.
+    made = (folder / "job.sh").exists() and ((folder / "config.yaml").exists() or _member(folder) is not None)
     return made or (folder / "attempts.jsonl").exists() or any(folder.glob("errors/*/rank-*.txt"))
 
 

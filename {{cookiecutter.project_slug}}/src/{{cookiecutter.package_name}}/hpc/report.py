@@ -117,7 +117,7 @@ def _told(scheduler: str, runs: Sequence[Run]) -> dict[str, State] | None:
 def _judged(run: Run, told: dict[str, State] | None, now: float) -> tuple[str | None, State]:
     """The job that counts and the run's state: what is certain first, what the directory lets one guess last."""
     if run.finished:
-        return run.job, State("finished")
+        return run.job, State("finished", run.why.partition(":")[0])  # pruned, where a search gave it up
     known = {job: told[job] for job in run.jobs if job in told} if told else {}
     for job, state in known.items():
         if state.active:
