@@ -63,12 +63,14 @@ env: system
 	@export VENV="$$PWD/.venv" && source build/env/$(PROJECT)/env.sh
 
 # What pip cannot install: for torch.compile on CPU a C++ compiler and Python's headers, for the tests of job scripts a
-# Slurm, which runs in network namespaces of its own. No daemon of the packages is started: policy-rc.d forbids it.
+# Slurm, which runs in network namespaces of its own, and for those of the report's page a browser. No daemon of the
+# packages is started: policy-rc.d forbids it.
 system:
 	@needed=""; wanted=""; version=$$($(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])') || exit 1; \
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || needed+=" $$version-venv"; \
 	[ -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] || wanted+=" $$version-dev"; \
-	for pair in g++:g++ slurmctld:slurm-wlm munged:munge ip:iproute2 shellcheck:shellcheck mpiexec:mpich; do \
+	for pair in g++:g++ slurmctld:slurm-wlm munged:munge ip:iproute2 shellcheck:shellcheck mpiexec:mpich \
+	    chromium:chromium; do \
 	    PATH=$$PATH:/usr/sbin:/sbin type -P "$${pair%:*}" >/dev/null || wanted+=" $${pair#*:}"; \
 	done; \
 	get() { \

@@ -121,6 +121,11 @@ def exported(desk: Desk, command: str) -> None:
     assert out.stat().st_size > 1000
 
 
+def reported(desk: Desk, command: str) -> None:
+    desk.succeeds(command.replace("runs/NAME", shlex.quote(str(desk.brief_run))))
+    assert (desk.brief_run / "report.html").exists()
+
+
 def searched(desk: Desk, command: str) -> None:
     """Of a search in which nothing has begun; test_slurm_search.py has some that have."""
     plan = {"sampler": "random", "trials": 2, "seed": 1, "metric": "val/loss", "mode": "min", "words": ["seed=1,2"]}
@@ -192,7 +197,8 @@ HOW = [
     (r"(python -m )?tensorboard.*", served),
     (r"(python -m )?pytest.*", collected),
     (r"(python -m )?(ruff|pyright).*", as_it_stands),
-    (r"python report\.py.*", as_it_stands),
+    (r"python report\.py runs/NAME", reported),
+    (r"python report\.py", as_it_stands),
     (r"python submit\.py.* --render .*", rendered),
     (r"python submit\.py.*", submitted),
     (r"sbatch runs/NAME/job\.sh", elsewhere),  # test_slurm_requeue.py and test_chaos.py have Slurm run it

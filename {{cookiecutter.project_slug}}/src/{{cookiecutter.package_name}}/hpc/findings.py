@@ -143,7 +143,7 @@ def _processor(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]
             )
     elif share >= 0.5:
         says = f"Computing on the CPU is {percent(share)} of a step."
-        yield Finding(share / 2, says, "trainer=gpu", "where there is a GPU.")
+        yield Finding(share / 2, says, "trainer=gpu", "a GPU, where there is one, computes faster.")
 
 
 def _communication(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from . import chart
 from .blocks import Block, Facts, Fold, Items, Section, Table
 from .chart import Chart
 
-NARROW, WIDE = (400, 270), (860, 320)  # pixels of a chart
+NARROW, WIDE = (400, 270), (1120, 300)  # pixels of a chart
 LONG, WHOLE = 28, ' class="whole"'  # characters of a fact that gets a line of its own
 
 

@@ -12,7 +12,7 @@ from .events import Curves, Point
 from .figures import CLOCK, Span
 from .usage import GAP, Node, Phase
 
-LAST = ("lr", "grad_norm")  # of the curves
+LAST = {"lr": "learning rate", "grad_norm": "gradient norm"}  # of the curves, and how they are called
 MOST = 12  # charts of curves
 LINES = 3  # in a chart of nodes or GPUs; of more, their mean and the least used one
 BINS = 300
@@ -33,7 +33,7 @@ def curves(curves: Curves) -> list[Chart]:
         if not tag.startswith(("perf/", "test/", "hp_metric", "epoch")):
             groups[tag.rpartition("/")[2]].append(tag)
     names = sorted(groups, key=lambda name: (name in LAST, name != "loss", name))
-    return [_chart(name.replace("_", " "), groups[name], curves) for name in names[:MOST]]
+    return [_chart(LAST.get(name, name.replace("_", " ")), groups[name], curves) for name in names[:MOST]]
 
 
 def _chart(title: str, tags: Sequence[str], curves: Curves) -> Chart:

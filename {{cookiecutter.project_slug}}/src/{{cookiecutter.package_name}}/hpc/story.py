@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from . import pictures
+from .axis import number
 from .blocks import Block, Facts, Figures, Fold, Items, Section, Table
 from .chart import Chart
 from .figures import PARTS, value
@@ -73,7 +74,7 @@ def _throughput(measured: Measured) -> list[Block]:
     rows = [
         [
             label,
-            *(percent(x) if label == "MFU" else f"{x:,.4g}" for x in (mean, max(y for _, y in points), points[-1][1])),
+            *(percent(x) if label == "MFU" else number(x) for x in (mean, max(y for _, y in points), points[-1][1])),
         ]
         for label, mean, points in means
         if mean is not None
