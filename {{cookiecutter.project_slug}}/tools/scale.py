@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from {{ cookiecutter.package_name }}.hpc import chart, commandline, config, job, measured, preflight, scaling, tries
+from {{ cookiecutter.package_name }}.hpc import chart, commandline, config, job, measured, preflight, rundir, scaling, tries
 from {{ cookiecutter.package_name }}.hpc import study as studies
 from {{ cookiecutter.package_name }}.hpc.config import PROJECT, Refused
 from {{ cookiecutter.package_name }}.hpc.study import Point, Study
@@ -44,10 +44,9 @@ def main() -> None:
     asked = parser.parse_intermixed_args()
     study = studies.read(asked.words)
     points, cfgs = checked(study)
+    print("\n".join(told(study, points, cfgs)), flush=True)
     folder = place(study, cfgs[0])
     try:
-        print("\n".join(told(study, points, cfgs)), flush=True)
-        begin(folder, study)
         submit(folder, points, cfgs[0].cluster.scheduler, asked.again)
         found = wait(folder, points, cfgs, asked.no_wait)
     except KeyboardInterrupt:
@@ -73,14 +72,15 @@ def checked(study: Study) -> tuple[list[Point], list[DictConfig]]:
     return points, cfgs
 
 
-def place(study: Study, cfg: DictConfig) -> Path:
-    """The study's folder. Raises `Refused` where another one has it."""
-    folder = Path(study.out or PROJECT / "runs" / f"scaling_{cfg.name}_{study.digest}").expanduser().absolute()
-    note = folder / "study.json"
-    if note.exists() and json.loads(note.read_text(encoding="utf-8"))["digest"] != study.digest:
-        raise Refused("out", folder, "holds a study that was begun with other words", "another out=, or leave it out")
-    if folder.exists() and not note.exists() and any(folder.iterdir()):
-        raise Refused("out", folder, "is a new folder, or that of this study", "another out=, or leave it out")
+def place(study: Study, first: DictConfig) -> Path:
+    """The study's folder, made the first time. Raises `Refused` where it is not this study's."""
+    folder = Path(study.out or PROJECT / "runs" / f"scaling_{first.name}_{study.digest}").expanduser().absolute()
+    note, text = folder / "study.json", studies.record(study, first)
+    if folder.exists() and any(folder.iterdir()) and not (note.exists() and note.read_text(encoding="utf-8") == text):
+        rule = "holds something else, or a study of other words or of a config that was changed since"
+        raise Refused("out", folder, rule, "out=<a new folder>")
+    rundir.create(folder, first.group_readable)
+    note.write_text(text, encoding="utf-8")
     return folder
 
 
@@ -91,23 +91,25 @@ def told(study: Study, points: Sequence[Point], cfgs: Sequence[DictConfig]) -> l
     for point, work in zip(points, jobs, strict=True):
         sizes = [point.nodes, point.devices, point.batch, point.per_device, point.lr]
         cells.append([*map(scaling.digits, sizes), job.clock(work.seconds)])
-    cost = f", at most {sum(work.gpu_hours for work in jobs):g} GPU-hours in all" if jobs[0].gpus_per_node else ""
-    title = f"{study.scaling} scaling, {study.steps} steps per point{cost}"
+    title = f"{study.scaling} scaling, {study.steps} steps per point"
+    if hours := sum(work.gpu_hours for work in jobs):
+        title += f", at most {scaling.digits(hours, 3)} GPU-hours in all"
     return [title, *scaling.aligned(cells), studies.why(study, points)]
 
 
-def begin(folder: Path, study: Study) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    note = {"digest": study.digest, "words": study.words, "scaling": study.scaling, "steps": study.steps}
-    (folder / "study.json").write_text(json.dumps(note, indent=1), encoding="utf-8")
-
-
 def submit(folder: Path, points: Sequence[Point], scheduler: str, again: bool) -> None:
-    """A job for each point that has none; with `again` also for those that failed. Raises `Refused`."""
+    """A job for each point that has none; with `again` also for those that failed. Leaves where submit.py refuses."""
     for one in tries.look(folder, points, scheduler):
-        if one.state == tries.ABSENT or one.state.word == tries.ABSENT.word or (again and one.failed):
-            path = tries.directory(folder, one.point.nodes, again=True)
-            print(f"{one.name}: job {hand_over([*one.point.words, f'run_dir={path}'])}, {path}", flush=True)
+        if one.state.word == tries.REFUSED or (again and one.failed):
+            words = to_type(folder, one)
+            print(f"{one.name}: job {hand_over(words)}, {words[-1].partition('=')[2]}", flush=True)
+
+
+def to_type(folder: Path, one: Try) -> list[str]:
+    """For submit.py: the job that was written before, where a full queue, say, refused it; else a new try."""
+    if one.state.word == tries.REFUSED and one.run and (one.run.path / "job.sh").exists():
+        return [f"resume={one.run.path}"]
+    return [*one.point.words, f"run_dir={tries.directory(folder, one.point.nodes, again=True)}"]
 
 
 def hand_over(words: Sequence[str]) -> str:
@@ -122,8 +124,9 @@ def hand_over(words: Sequence[str]) -> str:
         process.communicate()
         raise
     sys.stderr.write(err)
-    if process.returncode:
-        sys.exit(process.returncode)  # it has said why
+    if process.returncode:  # it has said why
+        print("the jobs above are queued; the same command goes on from there", file=sys.stderr)
+        sys.exit(process.returncode)
     return out.split()[0]
 
 
@@ -146,20 +149,23 @@ def wait(folder: Path, points: Sequence[Point], cfgs: Sequence[DictConfig], no_w
 
 
 def conclude(study: Study, folder: Path, found: Sequence[Try], words: Sequence[str]) -> int:
-    """The table and the files, as far as points are done; what is missing. The exit code."""
-    done = {one.point.nodes: numbers for one in found if one.run and one.finished and (numbers := measured.read(one.run.path))}
+    """The table and the files, as far as points are done; what is missing, and what to type. The exit code."""
+    runs = {one.point.nodes: one.run for one in found if one.run and one.finished}
+    done = {nodes: numbers for nodes, run in runs.items() if (numbers := measured.read(run.path))}
     if done:
         write(study, folder, found, done)
     for one in found:
         if one.failed and one.run:
-            print(f"{one.name}: {one.state.word}: {one.state.why}\n  on from its last checkpoint: python submit.py resume={one.run.path}")
+            print(f"{one.name} {one.state.word}: {one.state.why}")
+            print(f"  to go on from its last checkpoint: python submit.py resume={shlex.quote(str(one.run.path))}")
         elif one.finished and one.point.nodes not in done:
-            print(f"{one.name}: finished, but without curves of perf/ to read")
+            print(f"{one.name} finished, but left no curves of perf/ that can be read")
     if any(one.failed for one in found):
-        print(f"afresh, with the code as it is now: {command(words)} --again")
+        print(f"  to start afresh, with the code as it is now: {command(words)} --again")
     if any(one.state.active for one in found):
-        print(f"the rest, once the jobs have ended: {command(words)}")
-    return 0 if len(done) == len(found) or any(one.state.active for one in found) else 1
+        print(f"the rest, once their jobs have ended: {command(words)}")
+        return 0
+    return 0 if len(done) == len(found) else 1
 
 
 def write(study: Study, folder: Path, found: Sequence[Try], done: dict[int, measured.Measured]) -> None:
@@ -168,10 +174,11 @@ def write(study: Study, folder: Path, found: Sequence[Try], done: dict[int, meas
     rows = scaling.rows(points, done, plans)
     cells, notes = scaling.table(rows), [*scaling.legend(study, rows), studies.compared(study, points)]
     print("\n".join([*scaling.aligned(cells), *notes]))
-    lines = [*scaling.markdown(cells), "", *(f"- {note}" for note in [*notes, studies.why(study, points)]), ""]
-    (folder / "scaling.md").write_text("\n".join(lines), encoding="utf-8")
+    title = f"{study.scaling.capitalize()} scaling, {study.steps} steps: `{' '.join(study.words)}`"
+    page = scaling.markdown(title, cells, [*notes, studies.why(study, points)])
+    (folder / "scaling.md").write_text(page, encoding="utf-8")
     (folder / "scaling.csv").write_text(scaling.as_csv(rows), encoding="utf-8")
-    chart.png(scaling.charts(study, folder.name, rows), folder / "scaling.png")
+    chart.png(scaling.charts(study, rows), folder / "scaling.png")
     print(f"{folder}/scaling.csv, scaling.md, scaling.png")
 
 

@@ -79,7 +79,7 @@ def gpu_percent(files: Iterable[Path], begin: float, end: float) -> float | None
         with file.open(encoding="utf-8", errors="replace", newline="") as stream:
             for row in csv.DictReader(stream):
                 if begin <= (_number(row.get("time")) or 0) <= end:
-                    found += [_number(value) for key, value in row.items() if re.fullmatch(r"gpu\d+_percent", key or "")]
+                    found += [_number(row[name]) for name in row if re.fullmatch(r"gpu\d+_percent", str(name))]
     known = [value for value in found if value is not None]
     return fmean(known) if known else None
 

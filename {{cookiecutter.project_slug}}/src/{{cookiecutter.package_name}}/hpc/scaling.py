@@ -9,6 +9,8 @@ from .chart import Chart, Series
 from .measured import Measured
 from .study import Point, Study
 
+TIMES = ("step", "compute", "data", "other", "excess")  # <name>_seconds of a row
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -87,23 +89,22 @@ def _row(point: Point, found: Measured, plan: Plan, base: Point, measured: Mappi
 def table(found: Sequence[Row]) -> list[list[str]]:
     """Titles, then a line of cells for each row; times in milliseconds."""
     metric = found[0].metric.removeprefix("test/") or "metric"
-    titles = ["nodes", "devices", "batch", "lr", f"{found[0].unit}/s", "planned", "eff. %", "step"]
-    titles += ["compute", "data", "other", "excess", "GPU %", metric]
+    titles = ["nodes", "devices", "batch", "lr", f"{found[0].unit}/s", "planned", "eff. %", *TIMES, "GPU %", metric]
     return [titles, *(_cells(row) for row in found)]
 
 
 def _cells(row: Row) -> list[str]:
     sizes = [row.nodes, row.devices, row.global_batch_size, row.learning_rate]
-    speed = [row.rate_per_second, row.planned_rate_per_second, 100 * row.efficiency]
-    parts = [row.step_seconds, row.compute_seconds, row.data_seconds, row.other_seconds, row.excess_seconds]
-    return [digits(value) for value in (*sizes, *speed, *(1000 * part for part in parts), row.gpu_percent, row.value)]
+    rates = [row.rate_per_second, row.planned_rate_per_second]
+    small = [100 * row.efficiency, *(1000 * getattr(row, f"{part}_seconds") for part in TIMES), row.gpu_percent]
+    return [*map(digits, [*sizes, *rates]), *(digits(value, 3) for value in small), digits(row.value)]
 
 
-def digits(value: float | None) -> str:
-    """Four of them, and never an exponent where a person compares."""
+def digits(value: float | None, most: int = 4) -> str:
+    """So many that count; no exponent for large numbers, which a person compares."""
     if value is None:
         return "-"
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:.0f}" if abs(value) >= 10**most else f"{value:.{most}g}"
 
 
 def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
@@ -112,10 +113,11 @@ def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
 
 
-def markdown(cells: Sequence[Sequence[str]]) -> list[str]:
-    """The same as a table of Markdown."""
+def markdown(title: str, cells: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
+    """The same as a page of Markdown."""
     titles, *lines = ("| " + " | ".join(line) + " |" for line in cells)
-    return [titles, "|" + "---:|" * len(cells[0]), *lines]
+    rule = "|" + "---:|" * len(cells[0])
+    return "\n".join([title, "", titles, rule, *lines, "", *(f"- {note}" for note in notes), ""])
 
 
 def as_csv(found: Sequence[Row]) -> str:
@@ -130,28 +132,39 @@ def as_csv(found: Sequence[Row]) -> str:
 def legend(study: Study, found: Sequence[Row]) -> list[str]:
     """What the columns are, and what they cannot tell apart."""
     first, windows = found[0], min(row.windows for row in found)
-    smaller = " In strong scaling also what smaller batches per device cost." if study.scaling == "strong" else ""
+    smaller = "; in strong scaling also what smaller batches per device cost" if study.scaling == "strong" else ""
     return [
-        f"Times in ms: the median of {windows} windows or more of a run's perf/ curves, the first one left out.",
-        f"eff.: {first.unit} per second and device, against those of nodes={first.nodes}.",
-        f"excess: compute beyond that of nodes={first.nodes} for as many samples per device: communication between nodes "
-        f"and waiting for the slowest rank.{smaller}",
+        f"step, compute, data, other: ms, in the window whose step time is the median of {windows} (perf/ in the run's "
+        "curves); the first window is warm-up and left out.",
+        f"eff. %: {first.unit} per second and device, against nodes={first.nodes}.",
+        f"excess: compute beyond that of nodes={first.nodes} for as many samples per device, which is communication "
+        f"between nodes and waiting for the slowest rank{smaller}.",
     ]
 
 
-def charts(study: Study, name: str, found: Sequence[Row]) -> list[Chart]:
+def charts(study: Study, found: Sequence[Row]) -> list[Chart]:
     """Rate, efficiency, and where a step's time goes; by nodes, with the plan beside what was measured."""
-    first, title = found[0], f"{name}, {study.scaling} scaling"
-    ideal = [(row.nodes, first.rate_per_second * row.devices / first.devices) for row in found]
-    rate = [Series("measured", [(row.nodes, row.rate_per_second) for row in found]), Series("ideal", ideal, "dashes")]
-    share = [Series("measured", [(row.nodes, 100 * row.efficiency) for row in found])]
-    if planned := [(row.nodes, row.planned_rate_per_second) for row in found if row.planned_rate_per_second]:
-        rate.append(Series("planned", planned, "dots"))
-    parts = ("step", "compute", "data", "other", "excess")
-    split = [Series(part, [(row.nodes, 1000 * getattr(row, f"{part}_seconds")) for row in found]) for part in parts]
-    unit = f"{first.unit} per second"
+    first = found[0]
+    devices = {row.nodes: row.devices / first.devices for row in found}
+    measured = {row.nodes: row.rate_per_second for row in found}
+    planned = {row.nodes: rate for row in found if (rate := row.planned_rate_per_second)}
+    ideal = Series("ideal", [(nodes, first.rate_per_second * devices[nodes]) for nodes in devices], "dashes")
+    rates = [*_joined("measured", measured), *_joined("planned", planned), ideal]
+    shares = [*_joined("measured", {row.nodes: 100 * row.efficiency for row in found})]
+    if first.nodes in planned:
+        share = {nodes: 100 * rate / devices[nodes] / planned[first.nodes] for nodes, rate in planned.items()}
+        shares += _joined("planned", share)
+    shares.append(Series("ideal", [(nodes, 100) for nodes in devices], "dashes"))
+    times = {part: {row.nodes: 1000 * getattr(row, f"{part}_seconds") for row in found} for part in TIMES}
+    title = f"{study.scaling.capitalize()} scaling"
     return [
-        Chart(title, "nodes", unit, rate, log_x=True, log_y=True),
-        Chart(f"{title}: efficiency", "nodes", f"% of nodes={first.nodes}", share, log_x=True),
-        Chart(f"{title}: a step", "nodes", "milliseconds", split, log_x=True),
+        Chart(title, "nodes", f"{first.unit} per second", rates, log_x=True, log_y=True),
+        Chart("Efficiency", "nodes", f"% of nodes={first.nodes}, per device", shares, log_x=True),
+        Chart("A step", "nodes", "ms", [s for part in TIMES for s in _joined(part, times[part])], log_x=True),
     ]
+
+
+def _joined(name: str, points: Mapping[int, float]) -> list[Series]:
+    """Points with a line through them; none where there are none."""
+    at = list(points.items())
+    return [Series(name, at), Series(name, at, "dots")] if at else []

@@ -3,13 +3,15 @@
 import hashlib
 import json
 import math
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from . import sections
-from .config import Refused
+from .config import Refused, flat, frozen
 from .layout import layout
 
 NODES, STEPS, EPOCHS, WARMUP = "trainer.num_nodes", "trainer.max_steps", "trainer.max_epochs", "model.warmup_steps"
@@ -18,6 +20,7 @@ OWN = {"nodes": None, "scaling": "strong", "lr": None, "steps": "200", "out": No
 TAKEN = {NODES: "nodes=", STEPS: "steps=", EPOCHS: "steps=", "run_dir": "out=", "resume": "the same words as then"}
 # Nobody goes on from a study but the study itself, and the checkpoints of large models are large.
 LEAN = ("checkpoint.keep=1", "checkpoint.monitor=null")
+SCIENCE = ("model", "data", "trainer", "strategy", "seed", "matmul_precision")  # of the config
 WINDOWS = 3  # of log_every_n_steps steps, behind the first one, which is warm-up: a median wants that many
 
 
@@ -33,10 +36,14 @@ class Study:
     words: tuple[str, ...]  # of the config
 
     @property
+    def common(self) -> dict[str, Any]:
+        """What all of its points share: further nodes make no other study."""
+        return asdict(replace(self, nodes=self.nodes[:1], out=None))
+
+    @property
     def digest(self) -> str:
-        """Of all that its points have in common: more nodes make no other study."""
-        common = [self.nodes[0], self.scaling, self.lr, self.steps, self.words]
-        return hashlib.sha256(json.dumps(common).encode()).hexdigest()[:8]
+        """Names the study's folder."""
+        return hashlib.sha256(json.dumps(self.common).encode()).hexdigest()[:8]
 
     @property
     def first(self) -> tuple[str, ...]:
@@ -53,6 +60,8 @@ class Point:
     devices: int  # of all nodes
     batch: int  # samples per optimizer step
     lr: float | None  # None: the config does not say it
+    rule: str  # linear, sqrt or keep: how lr follows the batch
+    warmup: int | None  # steps; None: the config knows no warm-up
     steps: int
     words: tuple[str, ...]
 
@@ -89,20 +98,27 @@ def points(study: Study, first: DictConfig) -> list[Point]:
     """All points, from the composed config of the first. Raises `Refused`."""
     _refuse_unmeasured(study, first)
     _refuse_batch(study, first)
-    rule, lr = _rule(study, first), OmegaConf.select(first, LR)
-    common, warmup = study.first[len(LEAN) :], OmegaConf.select(first, WARMUP)
-    if warmup is not None and (fitting := warmup_steps(warmup, study.steps, rule != "keep")) != warmup:
-        common += (f"{WARMUP}={fitting}",)
+    rule, warmup = _rule(study, first), OmegaConf.select(first, WARMUP)
+    fitting = warmup if warmup is None else warmup_steps(warmup, study.steps, rule != "keep")
+    batch, lr = first.data.global_batch_size, OmegaConf.select(first, LR)
     made = []
     for nodes in study.nodes:
-        growth = nodes / study.nodes[0]
-        batch = first.data.global_batch_size * (nodes if study.scaling == "weak" else study.nodes[0]) // study.nodes[0]
-        rate = scaled(lr, growth, rule) if rule != "keep" else lr
-        words = [*LEAN, *common, f"{NODES}={nodes}"]
-        words += [f"{BATCH}={batch}"] * (batch != first.data.global_batch_size)
+        grown = batch * nodes // study.nodes[0] if study.scaling == "weak" else batch
+        rate = lr if rule == "keep" else scaled(lr, grown / batch, rule)
+        words = [*study.first, f"{NODES}={nodes}"]
+        words += [f"{BATCH}={grown}"] * (grown != batch)
         words += [f"{LR}={rate:.6g}"] * (rate != lr)
-        made.append(Point(nodes, nodes * first.trainer.devices, batch, rate, study.steps, _last(words)))
+        words += [f"{WARMUP}={fitting}"] * (fitting != warmup)
+        devices = nodes * first.trainer.devices
+        made.append(Point(nodes, devices, grown, rate, rule, fitting, study.steps, _last(words)))
     return made
+
+
+def record(study: Study, first: DictConfig) -> str:
+    """What the points of a study have in common, as JSON: one that is submitted later shall be like the others."""
+    leaves = flat(OmegaConf.create(frozen(first)))
+    science = {key: value for key, value in leaves.items() if key.split(".")[0] in SCIENCE}
+    return json.dumps(study.common | {"config": science}, indent=1)
 
 
 def scaled(lr: float, growth: float, rule: str) -> float:
@@ -122,28 +138,29 @@ def warmup_steps(configured: int, steps: int, scales: bool) -> int:
 def why(study: Study, made: Sequence[Point]) -> str:
     """Where the accuracy comes from that falls in the usual tables of 1 GPU, 4 GPUs, 2 nodes; and what is done here."""
     first, last = made[0], made[-1]
-    rate = "" if first.lr is None else f" and the rate {first.lr:.4g}"
     if study.scaling == "strong":
-        here = f"Here the batch stays {first.batch}{rate}: each point makes the same {study.steps} updates."
-    elif first.lr == last.lr:
-        here = f"Here, too, the batch grows ({first.batch} to {last.batch}) and the rate stays: lr=linear or sqrt scales it."
+        here = f"the batch stays {first.batch}, so that all points make the same {study.steps} updates"
+    elif last.rule == "keep":
+        here = f"it grows too, from {first.batch} to {last.batch}, and the rate stays, as lr=keep asks"
     else:
-        rates = f"from {first.lr:.4g} to {last.lr:.4g}"
-        here = f"Here the rate grows with the batch ({first.batch} to {last.batch}), {rates}, after a warm-up."
+        warmup = "" if last.warmup is None else f", after {last.warmup} steps of warm-up"
+        rates = f"the rate with it from {first.lr:.4g} to {last.lr:.4g} (lr={last.rule})"
+        here = f"it grows from {first.batch} to {last.batch}, and {rates}{warmup}"
     return (
-        "Accuracy that falls from 1 GPU to 4 to 2 nodes is that of a global batch which grew unseen: fewer updates per "
-        f"epoch, at a rate that did not grow. {here}"
+        "Where accuracy falls from 1 GPU to 4 GPUs to 2 nodes, the global batch grew with them unsaid: fewer updates "
+        f"per epoch, at the same learning rate; here {here}."
     )
 
 
 def compared(study: Study, made: Sequence[Point]) -> str:
     """What the final metrics of the points say of each other."""
     if study.scaling == "strong":
-        return "Metrics: after equal updates from equal samples; they differ by rounding only."
-    longer = f"steps={study.steps * made[-1].nodes // made[0].nodes}"
+        return "Metrics are after the same updates from the same samples: they differ by rounding alone."
+    own = [f"nodes={made[0].nodes}", f"steps={study.steps * made[-1].nodes // made[0].nodes}"]
     return (
-        f"Metrics: after equal steps, so that n nodes have seen n times the samples of one. Rules of scaling promise "
-        f"equal metrics at equal samples: compare nodes={made[-1].nodes} with nodes={made[0].nodes} {longer}."
+        f"Metrics are after equal steps, in which nodes={made[-1].nodes} has seen {made[-1].batch / made[0].batch:g} "
+        f"times the samples of nodes={made[0].nodes}. A rule for the rate promises equal metrics after equal samples; "
+        f"for those: {shlex.join(['python', 'tools/scale.py', *own, *study.words])}"
     )
 
 
@@ -160,7 +177,7 @@ def _rule(study: Study, first: DictConfig) -> str:
 def _refuse_unmeasured(study: Study, first: DictConfig) -> None:
     every = first.trainer.log_every_n_steps
     if study.steps < (1 + WINDOWS) * every:
-        rule = f"is at least {1 + WINDOWS} times trainer.log_every_n_steps={every}: the first of these windows is warm-up"
+        rule = f"is at least {1 + WINDOWS} * trainer.log_every_n_steps={every}: the first of these windows is warm-up"
         raise Refused("steps", study.steps, rule, f"steps={(1 + WINDOWS) * every}")
     if not OmegaConf.select(first, "callbacks.throughput"):
         raise Refused("callbacks.throughput", "null", "measures what a study compares", "leave it as it is")
@@ -168,14 +185,16 @@ def _refuse_unmeasured(study: Study, first: DictConfig) -> None:
 
 def _refuse_batch(study: Study, first: DictConfig) -> None:
     """One batch for all points of strong scaling; for the first point of weak scaling."""
+    shared = study.nodes if study.scaling == "strong" else study.nodes[:1]
     share = layout(first).data_parallel_size * first.trainer.accumulate_grad_batches
-    shares = [share * nodes // study.nodes[0] for nodes in study.nodes] if study.scaling == "strong" else [share]
-    size, multiple = first.data.global_batch_size, math.lcm(*shares)
-    if not isinstance(size, int) or size % multiple:
-        below, above = (size // multiple * multiple, -(-size // multiple) * multiple) if isinstance(size, int) else (0, multiple)
-        fix = " or ".join(f"{BATCH}={n}" for n in (below, above) if n)
-        rule = f"divides by the data-parallel size * accumulate_grad_batches of nodes={','.join(map(str, study.nodes))}"
-        raise Refused(BATCH, size, f"{rule}, by {multiple}", fix)
+    size, multiple = first.data.global_batch_size, math.lcm(*(share * nodes // study.nodes[0] for nodes in shared))
+    if not isinstance(size, int) or size < 1:
+        sections.batch(first)  # says so
+    if size % multiple:
+        near = (size // multiple * multiple, -(-size // multiple) * multiple)
+        fix = " or ".join(f"{BATCH}={n}" for n in near if n)
+        rule = f"divides by data-parallel size * accumulate_grad_batches of each point, so by {multiple}"
+        raise Refused(BATCH, size, f"{rule} for nodes={','.join(map(str, shared))}", fix)
 
 
 def _count(key: str, text: str, fix: str) -> int:

@@ -10,7 +10,7 @@ from .history import Run
 from .states import State
 from .study import Point
 
-ABSENT = State("not submitted")
+REFUSED = "not submitted"
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Try:
 
     point: Point
     run: Run | None  # None: there is none yet
-    state: State = ABSENT
+    state: State
 
     @property
     def name(self) -> str:
@@ -31,7 +31,7 @@ class Try:
 
     @property
     def failed(self) -> bool:
-        return not self.finished and not self.state.active and self.state.word != ABSENT.word
+        return not (self.finished or self.state.active or self.state.word == REFUSED)
 
 
 def directory(folder: Path, nodes: int, again: bool) -> Path:
@@ -48,7 +48,7 @@ def look(folder: Path, points: Sequence[Point], scheduler: str) -> list[Try]:
     asked = [run for one in before if (run := one.run) and run.jobs and not run.finished]
     jobs, owners = {job for run in asked for job in run.jobs}, {run.owner for run in asked}
     told = states.ask(scheduler, jobs, owners) if asked else {}
-    # Read once more: what a run wrote while the scheduler was asked would else be missed, and its end taken for a fault.
+    # Read once more: a run that ended well while the scheduler was asked would else be taken for one that failed.
     return [judged(_read(folder, point), told) for point in points]
 
 
@@ -56,19 +56,19 @@ def judged(one: Try, told: dict[str, State] | None) -> Try:
     """With its state, given what the scheduler knows of the jobs; None: it does not answer."""
     run = one.run
     if run is None or run.finished:
-        return replace(one, state=State("finished") if run else ABSENT)
+        return replace(one, state=State("finished" if run else REFUSED))
     known = [told[job] for job in run.jobs if job in told] if told else []
     if active := next((state for state in known if state.active), None):
         return replace(one, state=active)
     if not run.jobs or run.submitted.get("error"):
-        return replace(one, state=State(ABSENT.word, str(run.submitted.get("error") or "")))
+        return replace(one, state=State(REFUSED, str(run.submitted.get("error") or "")))
     if told is None:
         return replace(one, state=State("unknown", active=True))
-    ended = next((state for state in known if state.word not in ("completed", "failed")), State("failed"))
+    ended = next((state for state in known if state.word != "completed"), State("failed"))
     why = history.first_error(run, logs_too=True) or run.why or ended.why or "it left no reason, see its log"
     return replace(one, state=State(ended.word, why))
 
 
 def _read(folder: Path, point: Point) -> Try:
     path = directory(folder, point.nodes, again=False)
-    return Try(point, history.read(path, path.name) if path.is_dir() else None)
+    return Try(point, history.read(path, path.name) if path.is_dir() else None, State(REFUSED))
