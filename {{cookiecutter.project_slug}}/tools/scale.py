@@ -1,7 +1,7 @@
 """Measure how training scales: one job per number of nodes, through submit.py, then a table and a picture of them all.
 
   python tools/scale.py nodes=1,2,4,8 trainer=ddp                  strong scaling: the global batch is kept
-  python tools/scale.py nodes=1,2,4,8 trainer=ddp scaling=weak     weak: the batch per device is, the rate follows it
+  python tools/scale.py nodes=1,2,4,8 trainer=ddp scaling=weak     weak: the samples per device are; the rate follows
 
 It waits for the jobs, and writes scaling.csv, scaling.md and scaling.png. Ctrl-C ends no job: called again with the
 same words it goes on where it was, and takes further nodes= into the same study.
@@ -162,17 +162,16 @@ def conclude(study: Study, folder: Path, found: Sequence[Try], words: Sequence[s
             print(f"{one.name} finished, but left no curves of perf/ that can be read")
     if any(one.failed for one in found):
         print(f"  to start afresh, with the code as it is now: {command(words)} --again")
-    if any(one.state.active for one in found):
+    if waits := any(one.state.active for one in found):
         print(f"the rest, once their jobs have ended: {command(words)}")
-        return 0
-    return 0 if len(done) == len(found) else 1
+    return 0 if waits or len(done) == len(found) else 1
 
 
 def write(study: Study, folder: Path, found: Sequence[Try], done: dict[int, measured.Measured]) -> None:
     points = [one.point for one in found]
     plans = {point.nodes: plan(point.words) for point in points if point.nodes in done}
     rows = scaling.rows(points, done, plans)
-    cells, notes = scaling.table(rows), [*scaling.legend(study, rows), studies.compared(study, points)]
+    cells, notes = scaling.table(rows), [*scaling.legend(study, rows), scaling.compared(study, points)]
     print("\n".join([*scaling.aligned(cells), *notes]))
     title = f"{study.scaling.capitalize()} scaling, {study.steps} steps: `{' '.join(study.words)}`"
     page = scaling.markdown(title, cells, [*notes, studies.why(study, points)])

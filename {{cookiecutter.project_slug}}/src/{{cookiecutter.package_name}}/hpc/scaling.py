@@ -2,6 +2,7 @@
 
 import csv
 import io
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
@@ -140,6 +141,18 @@ def legend(study: Study, found: Sequence[Row]) -> list[str]:
         f"excess: compute beyond that of nodes={first.nodes} for as many samples per device, which is communication "
         f"between nodes and waiting for the slowest rank{smaller}.",
     ]
+
+
+def compared(study: Study, made: Sequence[Point]) -> str:
+    """What the final metrics of the points say of each other."""
+    if study.scaling == "strong":
+        return "Metrics are after the same updates from the same samples: they differ by rounding alone."
+    own = [f"nodes={made[0].nodes}", f"steps={study.steps * made[-1].nodes // made[0].nodes}"]
+    return (
+        f"Metrics are after equal steps, in which nodes={made[-1].nodes} has seen {made[-1].batch / made[0].batch:g} "
+        f"times the samples of nodes={made[0].nodes}. A rule for the rate promises equal metrics after equal samples; "
+        f"for those: {shlex.join(['python', 'tools/scale.py', *own, *study.words])}"
+    )
 
 
 def charts(study: Study, found: Sequence[Row]) -> list[Chart]:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -105,12 +104,10 @@ def points(study: Study, first: DictConfig) -> list[Point]:
     for nodes in study.nodes:
         grown = batch * nodes // study.nodes[0] if study.scaling == "weak" else batch
         rate = lr if rule == "keep" else scaled(lr, grown / batch, rule)
-        words = [*study.first, f"{NODES}={nodes}"]
-        words += [f"{BATCH}={grown}"] * (grown != batch)
-        words += [f"{LR}={rate:.6g}"] * (rate != lr)
-        words += [f"{WARMUP}={fitting}"] * (fitting != warmup)
-        devices = nodes * first.trainer.devices
-        made.append(Point(nodes, devices, grown, rate, rule, fitting, study.steps, _last(words)))
+        changed = {BATCH: (batch, grown), LR: (lr, rate), WARMUP: (warmup, fitting)}
+        words = [f"{key}={new}" for key, (old, new) in changed.items() if new != old]
+        words = _last([*study.first, f"{NODES}={nodes}", *words])
+        made.append(Point(nodes, nodes * first.trainer.devices, grown, rate, rule, fitting, study.steps, words))
     return made
 
 
@@ -122,12 +119,12 @@ def record(study: Study, first: DictConfig) -> str:
 
 
 def scaled(lr: float, growth: float, rule: str) -> float:
-    """The learning rate for a global batch that is `growth` times as large.
+    """The learning rate for a global batch that is `growth` times as large, by the rule linear or sqrt.
 
     linear: for SGD, together with a warm-up (Goyal et al. 2017, arXiv 1706.02677, section 2). sqrt: for Adam and its
     kin (Malladi et al. 2022, arXiv 2205.10287; who change its betas and epsilon, too, which is left out here).
     """
-    return lr * {"linear": growth, "sqrt": math.sqrt(growth), "keep": 1.0}[rule]
+    return float(f"{lr * (growth if rule == 'linear' else math.sqrt(growth)):.6g}")  # as it is typed
 
 
 def warmup_steps(configured: int, steps: int, scales: bool) -> int:
@@ -152,18 +149,6 @@ def why(study: Study, made: Sequence[Point]) -> str:
     )
 
 
-def compared(study: Study, made: Sequence[Point]) -> str:
-    """What the final metrics of the points say of each other."""
-    if study.scaling == "strong":
-        return "Metrics are after the same updates from the same samples: they differ by rounding alone."
-    own = [f"nodes={made[0].nodes}", f"steps={study.steps * made[-1].nodes // made[0].nodes}"]
-    return (
-        f"Metrics are after equal steps, in which nodes={made[-1].nodes} has seen {made[-1].batch / made[0].batch:g} "
-        f"times the samples of nodes={made[0].nodes}. A rule for the rate promises equal metrics after equal samples; "
-        f"for those: {shlex.join(['python', 'tools/scale.py', *own, *study.words])}"
-    )
-
-
 def _rule(study: Study, first: DictConfig) -> str:
     """linear, sqrt or keep. Raises `Refused` where there is no rate to scale."""
     if study.scaling == "strong" or study.lr == "keep":
@@ -185,12 +170,12 @@ def _refuse_unmeasured(study: Study, first: DictConfig) -> None:
 
 def _refuse_batch(study: Study, first: DictConfig) -> None:
     """One batch for all points of strong scaling; for the first point of weak scaling."""
-    shared = study.nodes if study.scaling == "strong" else study.nodes[:1]
-    share = layout(first).data_parallel_size * first.trainer.accumulate_grad_batches
-    size, multiple = first.data.global_batch_size, math.lcm(*(share * nodes // study.nodes[0] for nodes in shared))
+    size = first.data.global_batch_size
     if not isinstance(size, int) or size < 1:
         sections.batch(first)  # says so
-    if size % multiple:
+    share = layout(first).data_parallel_size * first.trainer.accumulate_grad_batches
+    shared = study.nodes if study.scaling == "strong" else study.nodes[:1]
+    if size % (multiple := math.lcm(*(share * nodes // study.nodes[0] for nodes in shared))):
         near = (size // multiple * multiple, -(-size // multiple) * multiple)
         fix = " or ".join(f"{BATCH}={n}" for n in near if n)
         rule = f"divides by data-parallel size * accumulate_grad_batches of each point, so by {multiple}"
