@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -366,6 +367,27 @@ def tool(tmp_path: Path) -> Tool:
     return Tool(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("program", "rate", "seconds"),
+    [
+        ("print(json.dumps({'rate': 1234.5, 'step': {'seconds': 0.05}, 'words': sys.argv[1:]}))", 1234.5, 0.05),
+        ("print(json.dumps({'rate': None, 'step': {'seconds': None}}))", None, None),
+        ("print(json.dumps({'rate': 7, 'step': None}))", 7, None),
+        ("print('refused: no such cluster'); sys.exit(2)", None, None),
+        ("print([1])", None, None),
+        (None, None, None),  # there is none
+    ],
+)
+def test_the_plan_stands_beside_the_measurement_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None, rate: float | None, seconds: float | None
+) -> None:
+    plan = runpy.run_path(str(PROJECT / "tools" / "scale.py"))["plan"]
+    monkeypatch.setitem(plan.__globals__, "PROJECT", tmp_path)
+    if program:
+        (tmp_path / "plan.py").write_text(f"import json, sys\nassert sys.argv[1:] == ['a=b', '--json']\n{program}\n")
+    assert plan(["a=b"]) == scaling.Plan(rate, seconds)
+
+
 def test_nothing_is_queued_where_one_point_cannot_run(tool: Tool) -> None:
     for words, says in (
         (["nodes=1,2,3", "data.global_batch_size=64"], "data.global_batch_size=48 or data.global_batch_size=72"),
@@ -376,6 +398,7 @@ def test_nothing_is_queued_where_one_point_cannot_run(tool: Tool) -> None:
         assert says in said and "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_where_it_was(tool: Tool) -> None:
     tool.says(job17="PENDING", job18="RUNNING")
     code, said = tool.type("nodes=1,2", "--no-wait")
@@ -391,7 +414,7 @@ def test_a_study_goes_on_where_it_was(tool: Tool) -> None:
     assert (code, tool.jobs()) == (1, 2), said  # what is done, or failed, is not submitted again by itself
     assert "task 5: Killed" in said and f"resume={tool.folder}/nodes-2" in said and "--again" in said
     (row,) = csv.DictReader((tool.folder / "scaling.csv").open())
-    assert (row["nodes"], row["planned_rate_per_second"], row["gpu_percent"]) == ("1", "", "")
+    assert (row["nodes"], row["gpu_percent"]) == ("1", "")
 
     code, said = tool.type("nodes=1,2,4", "--again", "--no-wait")  # and one more point
     assert (tool.jobs(), tool.runs()) == (4, ["nodes-1", "nodes-2", "nodes-2.2", "nodes-4"]), said
@@ -410,6 +433,7 @@ def test_a_study_goes_on_where_it_was(tool: Tool) -> None:
     assert (code, tool.jobs()) == (2, 4) and "other words" in said, said
 
 
+@pytest.mark.slow
 def test_a_point_that_a_full_queue_refuses_is_queued_by_the_next_call(tool: Tool) -> None:
     tool.says(job17="RUNNING", job18="RUNNING")
     (tool.bin / "sbatch.calls").touch()
