@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -12,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
 from omegaconf import DictConfig
 
-from {{ cookiecutter.package_name }}.hpc import commandline, config, job, move, preflight, rundir, scheduler, scripts, snapshot, sweep
+from {{ cookiecutter.package_name }}.hpc import commandline, config, fitting, job, move, preflight, rundir, scheduler, scripts, snapshot, sweep
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.scripts import describe, text, write
 
@@ -55,6 +56,7 @@ def go_on(run_dir: Path, asked: Namespace) -> None:
     if moves:
         os.chdir(scripts.work_dir(run_dir))  # its relative paths shall mean what they meant
         preflight.files(cfg)
+        fitting.refuse_too_big(cfg, move.said(run_dir, commandline.typed(asked.overrides)))
     if asked.dry_run:
         sys.stderr.write("".join(f"{line}\n" for line in moves))
         script = (run_dir / "job.sh").read_text(encoding="utf-8")
@@ -70,7 +72,7 @@ def go_on(run_dir: Path, asked: Namespace) -> None:
 
 
 def submit(asked: Namespace) -> None:
-    cfg = checked(commandline.composed(asked))
+    cfg = checked(commandline.composed(asked), asked.overrides)
     cfg.run_dir = str(rundir.choose(cfg.run_dir, cfg.name, datetime.now(), {}))
     run_dir = Path(cfg.run_dir)
     work = describe(cfg, run_dir=run_dir)
@@ -93,7 +95,7 @@ def submit_sweep(asked: Namespace) -> None:
     folder = rundir.choose(None, "sweep", datetime.now(), {})
     members = sweep.members(asked.overrides, folder)
     array = {"members": folder / "members", "num_members": len(members), "at_once": asked.at_once}
-    jobs = [describe(checked(cfg), **array) for cfg, _ in members]
+    jobs = [describe(checked(cfg, words), **array) for cfg, words in members]
     sweep.refuse_unlike(jobs)
     first, _ = members[0]
     if asked.dry_run:
@@ -114,10 +116,11 @@ def submit_sweep(asked: Namespace) -> None:
     hand_over(first, folder, asked, len(members))
 
 
-def checked(cfg: DictConfig) -> DictConfig:
+def checked(cfg: DictConfig, words: Sequence[str]) -> DictConfig:
     preflight.rules(cfg)
     preflight.submitting(cfg)
     preflight.files(cfg)
+    fitting.refuse_too_big(cfg, words)
     return cfg
 
 

@@ -17,6 +17,7 @@ class Run:
     test_only: bool
     profile: bool
     matmul_precision: str
+    force: bool
     group_readable: bool
     dirty_tree: str
     checkpoint: Any
@@ -82,6 +83,10 @@ class Cluster:
     stage_env: bool
     chain: int
     rendezvous_seconds: int
+    gpu: str | None
+    network_gbs: float | None
+    gpu_link_gbs: float | None
+    login_host: str | None
 
 
 @dataclass

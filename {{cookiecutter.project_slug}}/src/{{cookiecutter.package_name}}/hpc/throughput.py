@@ -8,7 +8,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from .peaks import peak
+from .hardware import peak
 from .trace import training_flops
 
 
@@ -58,7 +58,7 @@ class Throughput(L.Callback):
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         self._peak = peak(name, str(trainer.precision), tf32)
         if self._peak is None:
-            print(f"no MFU: hpc/peaks.py has no peak of {name!r} in {trainer.precision}", flush=True)
+            print(f"no MFU: hpc/hardware.yaml has no peak of {name!r} in {trainer.precision}", flush=True)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int

@@ -1,10 +1,231 @@
-"""What a network costs, found by running it on tensors without content: no memory, no device, any size."""
+"""What a network costs, found by running it on tensors without content: no memory, no device, any size.
 
+These are torch's fake tensors: of the meta device, but taken for the CPU's where kernels are chosen, as attention on
+the meta device itself keeps its whole matrix of weights. `python -m <package>.hpc.trace` is a process of its own, which
+hpc/planned.py starts: torch, and a network that fails, stay out of the caller's.
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from omegaconf import OmegaConf
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.func import functional_call
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
+
+from .config import build
+from .meter import CudaAutocast, Meter, Span, nbytes
+from .traced import Linear, Part, Trace, Work
+
+DTYPES = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
+FEW, MORE = 2, 3  # examples of the two runs that each line goes through; one is too few for batch norm
+LIKELY = [2**power for power in range(20)]  # micro-batches
+
+
+class NotTraceable(Exception):
+    """A network that cannot be run on tensors without content; the message says at which operation."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One run of a network."""
+
+    names: list[str]  # of its parts
+    meter: Meter
+    outputs: dict[str, int]  # bytes that a part hands on
+    tokens: int  # per example
+    states: float | None  # what the optimizer keeps per parameter
+
+
+def trace(
+    make: Callable[[], Any],
+    optimize: Callable[[Any], Optimizer],
+    parameters: str,
+    autocast: str | None = None,
+    tensor_parallel: int = 1,
+) -> Trace:
+    """Forward, cross-entropy and backward of a network, measured part by part, and a step of its optimizer.
+
+    Args:
+        make: → the network, with `example_input(batch_size)`, and `blocks` if it has any.
+        optimize: parameters → the optimizer.
+        parameters: what they are computed with: 64, 32, 16 or bf16.
+        autocast: what it may compute with instead, on CUDA.
+        tensor_parallel: ranks that share each layer, as the network's `tensor_parallel_plan` says.
+
+    Raises:
+        NotTraceable
+    """
+    for examples in (FEW, MORE) if tensor_parallel > 1 else ():  # what DTensor tries out at first is not the network's
+        _run(make, optimize, examples, parameters, autocast, tensor_parallel)
+    few, more = (_run(make, optimize, examples, parameters, autocast, tensor_parallel) for examples in (FEW, MORE))
+    parts = tuple(_part(name, few, more) for name in few.names)
+    return Trace(parts, "tokens" if few.tokens > 1 else "samples", few.tokens, tensor_parallel, few.states)
+
+
+def _run(
+    make: Callable[[], Any],
+    optimize: Callable[[Any], Optimizer],
+    examples: int,
+    parameters: str,
+    autocast: str | None,
+    ranks: int,
+) -> Ran:
+    with ExitStack() as stack:
+        mesh = stack.enter_context(_pretended(ranks)) if ranks > 1 else None
+        stack.enter_context(FakeTensorMode())
+        meter = None
+        try:
+            network, inputs = _made(make, examples, DTYPES[parameters])
+            if mesh is not None:
+                parallelize_module(network, mesh, network.tensor_parallel_plan())
+            meter = stack.enter_context(Meter(network))
+            outputs = _step(network, inputs, meter, autocast)
+            tokens = inputs[0].numel() if inputs.dtype == torch.int64 else 1
+            return Ran(_names(network), meter, outputs, tokens, _states(network, optimize, meter))
+        except Exception as error:
+            where = f"{meter.last} in {meter.part}" if meter else "its making"
+            raise NotTraceable(f"{where}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error
+
+
+def _made(make: Callable[[], Any], examples: int, dtype: torch.dtype) -> tuple[Any, Tensor]:
+    """Network and inputs, made in that precision: fake parameters cannot be converted."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        network = make().train()
+        return network, network.example_input(examples)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _names(network: Any) -> list[str]:
+    blocks = [f"block {number}" for number in range(len(getattr(network, "blocks", ())))]
+    return ["before", *blocks, "after", "loss"] if blocks else ["before", "loss"]
+
+
+def _step(network: Any, inputs: Tensor, meter: Meter, autocast: str | None) -> dict[str, int]:
+    """Forward and backward, with hooks that tell the meter where a part begins; the bytes that each part hands on."""
+    *names, loss_part = _names(network)
+    blocks = names[1:-1]
+    outputs: dict[str, int] = {}
+
+    def ends(name: str, then: str, output: Any) -> None:
+        tensor = next(t for t in tree_iter(output) if isinstance(t, Tensor))
+        outputs[name] = nbytes(tensor)
+        if tensor.requires_grad:
+            tensor.register_hook(lambda _: meter.enter(name, "backward"))
+        meter.enter(then, "forward")
+
+    if blocks:
+        network.blocks[0].register_forward_pre_hook(lambda _, given: ends("before", blocks[0], given))
+        for block, name, then in zip(network.blocks, blocks, names[2:], strict=True):
+            block.register_forward_hook(lambda _, __, output, name=name, then=then: ends(name, then, output))
+    with ExitStack() as stack:
+        if autocast:
+            stack.enter_context(torch.autocast("cpu", DTYPES[autocast]))
+            stack.enter_context(CudaAutocast())
+        meter.enter("before", "forward")
+        stack.enter_context(saved_tensors_hooks(meter.saved, lambda tensor: tensor))
+        network.register_forward_hook(lambda _, __, logits: ends(names[-1], loss_part, logits))
+        loss = _loss(network(inputs).flatten(0, -2))
+    meter.enter(loss_part, "backward")
+    loss.backward()
+    meter.leave()
+    return outputs
+
+
+def _states(network: Any, optimize: Callable[[Any], Optimizer], meter: Meter) -> float | None:
+    """Numbers that an optimizer keeps for each parameter: AdamW two. None where it cannot be tried."""
+    trained = [p for p in network.parameters() if p.grad is not None]
+    of_one_kind = [p for p in trained if isinstance(p, DTensor)] or trained  # kernels for many want no other
+    meter.enter("optimizer", "step")  # its work is no part's
+    before = meter.alive
+    try:
+        optimizer = optimize(of_one_kind)
+        optimizer.step()
+    except Exception:  # a closure, or what only works on numbers
+        return None
+    return (meter.alive - before) / sum(nbytes(p) for p in of_one_kind)
+
+
+def _loss(logits: Tensor) -> Tensor:
+    return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64))
+
+
+def _part(name: str, few: Ran, more: Ran) -> Part:
+    first, second = ({d: ran.meter.spans.get((name, d), Span()) for d in ("forward", "backward")} for ran in (few, more))
+
+    def line(size: Callable[[Any], float], *of: Any) -> Linear:
+        return _line(*map(size, of or (first, second)))
+
+    work = {d: _work(first[d].work, second[d].work) for d in first}
+    sums = [[(0, size) for d in first for size in spans[d].reduced] for spans in (first, second)]
+    parameters, buffers = few.meter.sizes(name, trained=True), few.meter.sizes(name, trained=False)
+    return Part(
+        name=name,
+        parameters=sum(size for size, _ in parameters),
+        tensors=len(parameters),
+        parameter_bytes=sum(count for _, count in parameters),
+        buffer_bytes=sum(count for _, count in buffers),
+        kept=line(lambda spans: spans["forward"].end - spans["forward"].begin),
+        output=line(lambda ran: ran.outputs.get(name, 0), few, more),
+        forward_peak=_highest(first["forward"].levels, second["forward"].levels),
+        backward_peak=_highest(first["backward"].levels, second["backward"].levels),
+        left=line(lambda spans: spans["backward"].end - spans["forward"].begin if spans["backward"].end else 0),
+        forward=work["forward"],
+        backward=work["backward"],
+        reduced=_work(*sums),
+        again=_work(*(spans["forward"].work[: spans["forward"].needed] for spans in (first, second))),
+    )
+
+
+def _line(few: float, more: float) -> Linear:
+    each = (more - few) / (MORE - FEW)
+    return Linear(few - each * FEW, each)
+
+
+def _highest(few: list[int], more: list[int]) -> tuple[Linear, ...]:
+    """Of the lines through the levels of both runs those that are highest somewhere: which peak is the peak may change."""
+    if len(few) != len(more):
+        few, more = [max(few, default=0)], [max(more, default=0)]
+    lines = set(map(_line, few, more)) | {Linear()}
+    return tuple({max(lines, key=lambda line: line.at(examples)) for examples in LIKELY})
+
+
+def _work(few: list[tuple[int, int]], more: list[tuple[int, int]]) -> tuple[Work, ...]:
+    """Equal operations together. Of a network that does other things for other batches, the larger run's."""
+    if len(few) != len(more):
+        few = [(flops * FEW // MORE, size * FEW // MORE) for flops, size in more]
+    alike = Counter(zip(few, more, strict=True))
+    return tuple(Work(_line(a[0], b[0]), _line(a[1], b[1]), count) for (a, b), count in alike.items())
+
+
+@contextmanager
+def _pretended(ranks: int) -> Iterator[DeviceMesh]:
+    """A process group whose other ranks do not exist; what it is given comes back as if all had sent the same."""
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        yield init_device_mesh("cpu", (ranks,))
+    finally:
+        dist.destroy_process_group()
 
 
 def training_flops(network: Any) -> int:
@@ -31,3 +252,20 @@ def training_flops(network: Any) -> int:
     finally:
         network.train(training)
     return counter.get_total_flops()
+
+
+def main() -> None:
+    """Questions as JSON on stdin; on stdout for each its trace, or {"error": why not}."""
+    print(json.dumps([_answer(**question) for question in json.load(sys.stdin)]))
+
+
+def _answer(network: dict[str, Any], optimizer: dict[str, Any], **how: Any) -> dict[str, Any]:
+    make, optimize = (partial(build, OmegaConf.create(node)) for node in (network, optimizer))
+    try:
+        return asdict(trace(make, optimize(), **how))
+    except NotTraceable as error:
+        return {"error": str(error)}
+
+
+if __name__ == "__main__":
+    main()

@@ -16,6 +16,10 @@ class Linear:
         return self.fixed + self.each * examples
 
 
+def highest(lines: tuple[Linear, ...], examples: float) -> float:
+    return max(line.at(examples) for line in lines)
+
+
 @dataclass(frozen=True)
 class Work:
     """Equal operations of one direction. Matrix products, convolutions and attention have FLOPs; the rest moves bytes."""
@@ -39,11 +43,13 @@ class Part:
     buffer_bytes: int
     kept: Linear  # alive after its forward that was not before: for backward, and its output
     output: Linear  # handed to the next part
-    forward_peak: Linear  # at most alive during its forward, above what was before it
-    backward_peak: Linear  # at most alive during its backward, above what was before it, without gradients of parameters
+    forward_peak: tuple[Linear, ...]  # the highest of them is alive at most during its forward, above what was before it
+    backward_peak: tuple[Linear, ...]  # the same of its backward, without gradients of parameters
+    left: Linear  # alive after its backward that was not before its forward: the gradient of its input, and the like
     forward: tuple[Work, ...]
     backward: tuple[Work, ...]
     reduced: tuple[Work, ...]  # tensors summed by the tensor-parallel ranks, forward and backward: their bytes
+    again: tuple[Work, ...] = ()  # of forward, what checkpointing repeats: up to the last tensor that backward needs
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ class Trace:
     examples_are: str  # "samples" or "tokens"
     tokens: int  # per example; 1 for samples
     tensor_parallel: int = 1
+    states: float | None = 2.0  # numbers that the optimizer keeps per parameter; None: it could not be tried
 
     @property
     def parameters(self) -> int:
@@ -74,8 +81,10 @@ class Trace:
 
 
 def _part(known: dict[str, Any]) -> Part:
-    linear = {key: Linear(**known[key]) for key in ("kept", "output", "forward_peak", "backward_peak")}
-    work = {key: tuple(_work(one) for one in known[key]) for key in ("forward", "backward", "reduced")}
+    linear: dict[str, Any] = {key: Linear(**known[key]) for key in ("kept", "output", "left")}
+    for key in ("forward_peak", "backward_peak"):
+        linear[key] = tuple(Linear(**line) for line in known[key])
+    work = {key: tuple(_work(one) for one in known[key]) for key in ("forward", "backward", "reduced", "again")}
     return Part(**known | linear | work)
 
 

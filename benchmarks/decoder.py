@@ -1,0 +1,134 @@
+"""The trace of a decoder-only transformer, worked out from its sizes: for published networks that are not the project's.
+
+Operations as PyTorch runs them one by one, in 16 bit; bytes are read and written ones. Wants the project on sys.path.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from my_research.hpc.traced import Linear, Part, Trace, Work
+
+WIDE = 2  # bytes of a number
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Sizes, and how the operations are written.
+
+    attention: "flash" keeps no matrix of weights. "whole" writes it and reads it, as fused kernels for softmax do.
+    "again" computes it once more in backward (arXiv 2205.05198, section 5).
+    """
+
+    layers: int
+    width: int
+    heads: int
+    vocab: int
+    time: int = 2048
+    kv_heads: int = 0  # 0: as many as heads
+    hidden: int = 0  # 0: 4 * width
+    gated: bool = False  # SwiGLU
+    rotary: bool = False
+    biases: bool = False
+    attention: str = "flash"
+    dropout: bool = False
+    fused_loss: bool = False  # cross-entropy in one pass over 16-bit logits
+    tensor_parallel: int = 1
+    whole_again: bool = False  # checkpointing repeats all of forward, not only what backward needs
+    sequence_parallel: bool = False  # what is not split by tensor parallelism is split along the sequence
+
+    def trace(self) -> Trace:
+        block = self._block()
+        parts = (self._before(), *([block] * self.layers), self._after(), self._loss())
+        return Trace(parts, "tokens", self.time, self.tensor_parallel)
+
+    @property
+    def _qkv(self) -> float:
+        """Width of queries, keys and values together."""
+        return self.width * (1 + 2 * (self.kv_heads or self.heads) / self.heads)
+
+    def _block(self) -> Part:
+        d, t, h = self.width, self.tensor_parallel, self.hidden or 4 * self.width
+        shapes = [(d, self._qkv / t), (d / t, d), (d, h / t), (h / t, d)] + [(d, h / t)] * self.gated
+        forward = [self._product(*shape) for shape in shapes]
+        backward = [self._product(*shape) for shape in shapes for _ in "xw"]
+        for direction, works in (("forward", forward), ("backward", backward)):
+            works += self._attention(direction)
+            works += [self._moves(numbers) for numbers in self._between(direction)]
+        parameters = sum(a * b for a, b in shapes) + 2 * d + self.biases * (self._qkv / t + d + h / t + d + 2 * d)
+        tensors = len(shapes) + 2 + self.biases * (len(shapes) + 2)
+        sums = (Work(Linear(), Linear(each=WIDE * self.time * d), 4),) if t > 1 else ()
+        last = 0 if self.whole_again else 1  # the product in front of the output: nobody needs it again
+        again = [*forward[:3], *forward[3 + last :]]
+        return self._part("block", parameters, tensors, forward, backward, sums, again)
+
+    def _between(self, direction: str) -> Iterator[float]:
+        """Numbers per token, read and written, by each operation between the products."""
+        backward = direction == "backward"
+        d, split = self.width, self.tensor_parallel
+        outside = split if self.sequence_parallel else 1
+        yield from [(3 if backward else 2) * d / outside] * 2  # norms
+        yield from [3 * d / outside] * 2  # sums with the residual stream
+        if self.dropout:
+            yield from [2.5 * d / outside] * 2  # a mask of bytes
+        h = (self.hidden or 4 * d) / split
+        yield from ([5 * h, 3 * h] if backward else [2 * h, 3 * h]) if self.gated else [(3 if backward else 2) * h]
+        yield 2 * d / split  # heads side by side again
+        if backward:
+            yield 4 * self._qkv / split  # gradients of queries, keys and values in one piece
+        if self.rotary:
+            turned = self._qkv * 2 / 3 / split if not self.kv_heads else (d + (self._qkv - d) / 2) / split
+            yield from [turned / 2] * (20 if backward else 18)  # halves: products, sums, and put together
+        if self.biases and backward:
+            yield from [self._qkv / split, d / outside, h, d / outside]
+
+    def _attention(self, direction: str) -> list[Work]:
+        """Flash: 2 products forward, 5 backward, as torch counts them. Causality saves nothing in these counts."""
+        d, t, backward = self.width / self.tensor_parallel, self.time, direction == "backward"
+        product = 2 * t * t * d
+        if self.attention == "flash":
+            moved = WIDE * t * (d + self._qkv / self.tensor_parallel)
+            return [Work(Linear(each=(5 if backward else 2) * product), Linear(each=(2 if backward else 1) * moved))]
+        weights = self.heads / self.tensor_parallel * t * t  # per example
+        once = [self._over(product, weights)] * 2 + [Work(Linear(), Linear(each=WIDE * 2 * weights))]
+        if self.dropout:
+            once.append(Work(Linear(), Linear(each=(WIDE * 2 + 1) * weights)))
+        if not backward:
+            return once
+        return once * 2 + ([once[0], *once[2:]] if self.attention == "again" else [])
+
+    def _over(self, flops: float, weights: float) -> Work:
+        return Work(Linear(each=flops), Linear(each=WIDE * weights))
+
+    def _product(self, a: float, b: float) -> Work:
+        """Of (tokens, a) and (a, b)."""
+        return Work(Linear(each=2 * self.time * a * b), Linear(WIDE * a * b, WIDE * self.time * (a + b)))
+
+    def _moves(self, numbers: float) -> Work:
+        return Work(Linear(), Linear(each=WIDE * self.time * numbers))
+
+    def _before(self) -> Part:
+        lookup = [self._moves(2 * self.width)]
+        return self._part("before", self.vocab * self.width / self.tensor_parallel, 1, lookup, lookup)
+
+    def _after(self) -> Part:
+        shape = self.width, self.vocab / self.tensor_parallel
+        norm = [self._moves(2 * self.width)], [self._moves(3 * self.width)]
+        return self._part(
+            "after", self.width, 1, norm[0] + [self._product(*shape)], norm[1] + [self._product(*shape)] * 2
+        )
+
+    def _loss(self) -> Part:
+        """Logits once in fp32 and their logarithms of softmax, as autocast has it; or read as they are."""
+        classes = self.vocab / self.tensor_parallel
+        forward, backward = ((1,), (2,)) if self.fused_loss else ((3, 4, 2), (2, 6, 3))
+        works = [[self._moves(classes * numbers) for numbers in one] for one in (forward, backward)]
+        return self._part("loss", 0, 0, *works)
+
+    def _part(self, name: str, parameters: float, tensors: int, forward: list, backward: list, sums: tuple = (), again: list = []) -> Part:
+        size = Linear(each=WIDE * self.time * self.width)
+        numbers = round(parameters)
+        return Part(
+            name=name, parameters=numbers, tensors=tensors, parameter_bytes=WIDE * numbers, buffer_bytes=0,
+            kept=Linear(), output=size, forward_peak=(), backward_peak=(), left=Linear(),
+            forward=tuple(forward), backward=tuple(backward), reduced=sums, again=tuple(again),
+        )  # fmt: skip

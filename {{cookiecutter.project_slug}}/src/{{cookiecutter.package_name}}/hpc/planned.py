@@ -1,0 +1,126 @@
+"""A plan as a person reads it, as programs read it, and as a picture. Pure; no torch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from .campaign import Checkpoint, Finish
+from .chart import Chart, Series
+from .plan import SPARE, Plan, Row
+
+UNITS = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]
+TIMES = [(86400, "days"), (3600, "hours"), (60, "minutes"), (1, "s")]
+
+
+def lines(plan: Plan, title: str, finish: Finish | None, checkpoint: Checkpoint | None, notes: Sequence[str]) -> list[str]:
+    """One screen."""
+    return [
+        title,
+        "",
+        *_memory(plan),
+        "",
+        *_time(plan),
+        *(_finish(finish) if finish else []),
+        *(_checkpoint(checkpoint) if checkpoint else []),
+        *_scaling(plan),
+        *(f"note: {note}" for note in notes),
+    ]
+
+
+def _memory(plan: Plan) -> list[str]:
+    held = vars(plan.memory)
+    rows = [f"  {name:<14}{size / 1e9:9.2f}" for name, size in held.items()]
+    total = f"  {'total':<14}{plan.memory.total / 1e9:9.2f}"
+    if plan.room is not None:
+        left = plan.room * (1 - SPARE) - plan.memory.total
+        verdict = f"fits, {left / 1e9:.1f} GB to spare" if plan.fits else f"does NOT fit, {-left / 1e9:.1f} GB too much"
+        total += f" of {plan.room / 1e9:.1f}, of which {SPARE:.0%} are not promised: {verdict}"
+    return ["memory of a GPU (GB)", *rows, total]
+
+
+def _time(plan: Plan) -> list[str]:
+    if plan.step is None or plan.rate is None:
+        return []
+    step = plan.step
+    parts = {name: getattr(step, name) for name in ("compute", "communication", "optimizer", "bubble")}
+    split = ", ".join(f"{name} {share / step.seconds:.0%}" for name, share in parts.items() if share)
+    mfu = f", MFU {plan.mfu:.0%}" if plan.mfu is not None else ""
+    return [f"a step: {seconds(step.seconds)} ({split}); {si(plan.rate)} {plan.trace.examples_are}/s{mfu}"]
+
+
+def _finish(finish: Finish) -> list[str]:
+    starts = f"{finish.requeues} times started again" if finish.requeues else "in one job"
+    return [f"to the end: {seconds(finish.seconds)}, {starts}, {finish.gpu_hours:,.0f} GPU-hours"]
+
+
+def _checkpoint(checkpoint: Checkpoint) -> list[str]:
+    every = f", best every {seconds(checkpoint.every_seconds)}" if checkpoint.every_seconds else ""
+    return [f"a checkpoint: {checkpoint.bytes / 1e9:.1f} GB, about {seconds(checkpoint.seconds)} to write{every}"]
+
+
+def _scaling(plan: Plan) -> list[str]:
+    if not plan.scaling:
+        return []
+    unit = f"{plan.trace.examples_are}/s"
+    head = f"{'nodes':>6}{'GPUs':>7}   same global batch: {unit:>9}{'eff.':>6}   same per GPU: {unit:>9}{'eff.':>6}"
+    return ["", head, *(_row(row) for row in plan.scaling)]
+
+
+def _row(row: Row) -> str:
+    cells = [f"{si(rate.rate):>9}{rate.efficiency:>6.0%}" if rate else f"{'-':>9}{'-':>6}" for rate in (row.strong, row.weak)]
+    return f"{row.nodes:>6}{row.gpus:>7}   {'':19}{cells[0]}   {'':14}{cells[1]}"
+
+
+def as_dict(
+    plan: Plan, finish: Finish | None, checkpoint: Checkpoint | None, changes: Sequence[str], notes: Sequence[str]
+) -> dict[str, Any]:
+    """Bytes, seconds, examples or tokens; what is not known is None."""
+    step = plan.step
+    parts = ("seconds", "compute", "communication", "optimizer", "bubble")
+    room = plan.room
+    return {
+        "parameters": plan.trace.parameters,
+        "memory": vars(plan.memory)
+        | {"total": plan.memory.total, "room": room, "margin": None if room is None else room - plan.memory.total},
+        "fits": plan.fits,
+        "changes": list(changes),
+        "step": {part: getattr(step, part) if step else None for part in parts} | {"data": None},
+        "rate": plan.rate,
+        "unit": plan.trace.examples_are,
+        "mfu": plan.mfu,
+        "scaling": [_row_dict(row) for row in plan.scaling],
+        "finish": vars(finish) if finish else None,
+        "checkpoint": vars(checkpoint) if checkpoint else None,
+        "notes": list(notes),
+    }
+
+
+def _row_dict(row: Row) -> dict[str, Any]:
+    kinds = {"strong": row.strong, "weak": row.weak}
+    return {"nodes": row.nodes, "gpus": row.gpus} | {name: vars(rate) if rate else None for name, rate in kinds.items()}
+
+
+def charts(plan: Plan) -> list[Chart]:
+    """Rate and efficiency over nodes."""
+    kinds = {"same global batch": "strong", "same batch per GPU": "weak"}
+    named = {name: [(row.nodes, rate) for row in plan.scaling if (rate := getattr(row, kind))] for name, kind in kinds.items()}
+    rates = [Series(name, [(nodes, rate.rate) for nodes, rate in found]) for name, found in named.items()]
+    shares = [Series(name, [(nodes, 100 * rate.efficiency) for nodes, rate in found]) for name, found in named.items()]
+    unit = f"{plan.trace.examples_are} per second"
+    return [
+        Chart("Predicted rate", "nodes", unit, rates, log_x=True, log_y=True),
+        Chart("Predicted efficiency", "nodes", "% of the rate per GPU on one node", shares, log_x=True),
+    ]
+
+
+def si(value: float) -> str:
+    """With three digits: 12345 as 12.3 k."""
+    size, prefix = next(((size, prefix) for size, prefix in UNITS if value >= size), (1.0, ""))
+    return f"{value / size:.3g} {prefix}".strip()
+
+
+def seconds(value: float) -> str:
+    """In the unit that a person would choose."""
+    if value < 1:
+        return f"{1000 * value:.3g} ms"
+    size, name = next((size, name) for size, name in TIMES if value >= size)
+    return f"{value / size:.3g} {name}"
