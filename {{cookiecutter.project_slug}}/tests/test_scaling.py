@@ -299,7 +299,8 @@ def test_the_state_of_a_point(
     one, other = tries.look(tmp_path, points("nodes=1,2"), "slurm")
     assert (one.state.word, one.failed, one.finished) == (word, failed, word == "finished")
     assert other.state.word == "not submitted" and other.run is None
-    assert len(asked) <= 1
+    assert len(asked) <= 1  # question to the scheduler, for all points
+    assert ("Priority" in one.told) == (noted == ["submitted"] and word == "pending")
 
 
 def queue(run_dir: Path, job: str | None) -> None:
@@ -457,6 +458,6 @@ def test_ctrl_c_leaves_the_jobs_and_says_how_to_go_on(tool: Tool) -> None:
         said += line
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and "the jobs go on" in err and "nodes=1,2" in err, (out, err)
+    assert process.returncode == 130 and "queued jobs go on" in err and "nodes=1,2" in err, (out, err)
     assert "Traceback" not in err and not (tool.bin / "scancel.calls").exists()
     assert tool.jobs() == 2

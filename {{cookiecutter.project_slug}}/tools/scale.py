@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from {{ cookiecutter.package_name }}.hpc import chart, commandline, config, job, measured, preflight, rundir, scaling, tries
+from {{ cookiecutter.package_name }}.hpc import chart, commandline, config, fitting, job, measured, preflight, rundir, scaling, tries
 from {{ cookiecutter.package_name }}.hpc import study as studies
 from {{ cookiecutter.package_name }}.hpc.config import PROJECT, Refused
 from {{ cookiecutter.package_name }}.hpc.study import Point, Study
@@ -42,17 +42,22 @@ def main() -> None:
     parser.add_argument("--no-wait", action="store_true", help="submit, show what is there, and leave")
     parser.add_argument("--again", action="store_true", help="submit failed points again, with the code as it is now")
     asked = parser.parse_intermixed_args()
+    try:
+        sys.exit(study_of(asked))
+    except KeyboardInterrupt:
+        print(f"\ninterrupted: queued jobs go on, and so does this with\n  {command(asked.words)}", file=sys.stderr)
+        sys.exit(130)
+
+
+def study_of(asked: argparse.Namespace) -> int:
+    """The exit code: 0, done or on its way; 1, a point has failed."""
     study = studies.read(asked.words)
     points, cfgs = checked(study)
-    print("\n".join(told(study, points, cfgs)), flush=True)
+    print("\n".join(scaling.asked(study, points, [job.of(cfg) for cfg in cfgs])), flush=True)
     folder = place(study, cfgs[0])
-    try:
-        submit(folder, points, cfgs[0].cluster.scheduler, asked.again)
-        found = wait(folder, points, cfgs, asked.no_wait)
-    except KeyboardInterrupt:
-        print(f"\nthe jobs go on; so does this, with: {command(asked.words)}", file=sys.stderr)
-        sys.exit(130)
-    sys.exit(conclude(study, folder, found, asked.words))
+    submit(folder, points, cfgs[0].cluster.scheduler, asked.again)
+    found = wait(folder, points, cfgs, asked.no_wait)
+    return conclude(study, folder, found, asked.words)
 
 
 def checked(study: Study) -> tuple[list[Point], list[DictConfig]]:
@@ -68,7 +73,8 @@ def checked(study: Study) -> tuple[list[Point], list[DictConfig]]:
     for cfg in cfgs:
         preflight.rules(cfg)
         preflight.submitting(cfg)
-    preflight.files(cfgs[0])
+    preflight.files(cfgs[0])  # the data of all
+    fitting.refuse_too_big(cfgs[0], points[0].words)  # on more nodes no device holds more
     return points, cfgs
 
 
@@ -76,25 +82,12 @@ def place(study: Study, first: DictConfig) -> Path:
     """The study's folder, made the first time. Raises `Refused` where it is not this study's."""
     folder = Path(study.out or PROJECT / "runs" / f"scaling_{first.name}_{study.digest}").expanduser().absolute()
     note, text = folder / "study.json", studies.record(study, first)
-    if folder.exists() and any(folder.iterdir()) and not (note.exists() and note.read_text(encoding="utf-8") == text):
+    if folder.is_dir() and any(folder.iterdir()) and not (note.exists() and note.read_text(encoding="utf-8") == text):
         rule = "holds something else, or a study of other words or of a config that was changed since"
         raise Refused("out", folder, rule, "out=<a new folder>")
     rundir.create(folder, first.group_readable)
     note.write_text(text, encoding="utf-8")
     return folder
-
-
-def told(study: Study, points: Sequence[Point], cfgs: Sequence[DictConfig]) -> list[str]:
-    """What will be submitted and what it may cost."""
-    jobs = [job.of(cfg) for cfg in cfgs]
-    cells = [["nodes", "devices", "batch", "per device", "lr", "at most"]]
-    for point, work in zip(points, jobs, strict=True):
-        sizes = [point.nodes, point.devices, point.batch, point.per_device, point.lr]
-        cells.append([*map(scaling.digits, sizes), job.clock(work.seconds)])
-    title = f"{study.scaling} scaling, {study.steps} steps per point"
-    if hours := sum(work.gpu_hours for work in jobs):
-        title += f", at most {scaling.digits(hours, 3)} GPU-hours in all"
-    return [title, *scaling.aligned(cells), studies.why(study, points)]
 
 
 def submit(folder: Path, points: Sequence[Point], scheduler: str, again: bool) -> None:
@@ -138,7 +131,7 @@ def wait(folder: Path, points: Sequence[Point], cfgs: Sequence[DictConfig], no_w
     while True:
         found = tries.look(folder, points, cfgs[0].cluster.scheduler)
         active, now = [one for one in found if one.state.active], time.monotonic()
-        words = ", ".join(f"{one.name} {one.state.word}" for one in found)
+        words = ", ".join(one.told for one in found)
         if words != said:
             said, changed = words, now
             print(f"{time.strftime('%H:%M:%S')} {words}", flush=True)

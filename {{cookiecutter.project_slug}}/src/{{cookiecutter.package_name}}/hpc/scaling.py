@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
 from .chart import Chart, Series
+from .job import Job, clock
 from .measured import Measured
-from .study import Point, Study
+from .study import Point, Study, why
 
 TIMES = ("step", "compute", "data", "other", "excess")  # <name>_seconds of a row
 
@@ -47,6 +48,17 @@ class Row:
     gpu_percent: float | None
     metric: str
     value: float | None
+
+
+def asked(study: Study, points: Sequence[Point], jobs: Sequence[Job]) -> list[str]:
+    """What is submitted, and what it may cost."""
+    cells = [["nodes", "devices", "batch", "per device", "lr", "at most"]]
+    for point, job in zip(points, jobs, strict=True):
+        sizes = [point.nodes, point.devices, point.batch, point.per_device, point.lr]
+        cells.append([*map(digits, sizes), clock(job.seconds)])
+    hours = sum(job.gpu_hours for job in jobs)
+    cost = f", at most {digits(hours, 3)} GPU-hours in all" if hours else ""
+    return [f"{study.scaling} scaling, {study.steps} steps per point{cost}", *aligned(cells), why(study, points)]
 
 
 def rows(points: Sequence[Point], measured: Mapping[int, Measured], plans: Mapping[int, Plan]) -> list[Row]:

@@ -26,6 +26,12 @@ class Try:
         return f"nodes={self.point.nodes}"
 
     @property
+    def told(self) -> str:
+        """In few words; why it waits, not how it failed."""
+        waits = f" ({self.state.why})" if self.state.active and self.state.why else ""
+        return f"{self.name} {self.state.word}{waits}"
+
+    @property
     def finished(self) -> bool:
         return self.run is not None and self.run.finished
 
