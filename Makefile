@@ -1,7 +1,7 @@
 # make demo    make an environment, bake a project, train its default experiment
 # make test    all tests: the template's own, and those of a baked project
 # make chaos   the fault run: FAULTS=100 SEED=1; OUT=README.md puts the table there
-# make bench   what a step, a start, a save and a batch cost, into benchmarks/results.json, README.md and docs/speed.png
+# make bench   what a step, a start, a save and a batch cost, and how right plan.py is, into benchmarks/results.json, README.md and docs/speed.png
 # make bench-gpu   large networks on one GPU, into benchmarks/results.json and README.md: PY=python3, whose packages it uses;
 #              FORK=, where PY has no cookiecutter, a folder that benchmarks/fork.py has made
 # make check   the quick ones: lint, types, unit tests
@@ -35,7 +35,7 @@ chaos: env
 	.venv/bin/python tests/chaos.py --faults $(FAULTS) --seed $(SEED) $(if $(OUT),--out $(OUT))
 
 bench: env
-	for name in steps startup loading checkpoints knobs; do \
+	for name in steps startup loading checkpoints knobs published; do \
 	    .venv/bin/python benchmarks/$$name.py --out benchmarks/results.json || exit 1; \
 	done
 	@# Not into .venv: torchmetrics imports matplotlib wherever it is, and every start would take longer.

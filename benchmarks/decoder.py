@@ -1,14 +1,15 @@
-"""The trace of a decoder-only transformer, worked out from its sizes: for published networks that are not the project's.
+"""The trace of a decoder-only transformer, worked out from its sizes, as published networks are not the project's.
 
 Operations as PyTorch runs them one by one, in 16 bit; bytes are read and written ones. Wants the project on sys.path.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from my_research.hpc.traced import Linear, Part, Trace, Work
 
 WIDE = 2  # bytes of a number
+Works = Sequence[Work]
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,9 @@ class Decoder:
     biases: bool = False
     attention: str = "flash"
     dropout: bool = False
+    unpadded: bool = False  # queries, keys, values and the result are gathered and scattered around attention
     fused_loss: bool = False  # cross-entropy in one pass over 16-bit logits
+    metrics: int = 0  # cross-entropies of each batch that are only looked at
     tensor_parallel: int = 1
     whole_again: bool = False  # checkpointing repeats all of forward, not only what backward needs
     sequence_parallel: bool = False  # what is not split by tensor parallelism is split along the sequence
@@ -59,7 +62,7 @@ class Decoder:
         sums = (Work(Linear(), Linear(each=WIDE * self.time * d), 4),) if t > 1 else ()
         last = 0 if self.whole_again else 1  # the product in front of the output: nobody needs it again
         again = [*forward[:3], *forward[3 + last :]]
-        return self._part("block", parameters, tensors, forward, backward, sums, again)
+        return self._part("block", parameters, tensors, forward, backward, again, sums)
 
     def _between(self, direction: str) -> Iterator[float]:
         """Numbers per token, read and written, by each operation between the products."""
@@ -75,6 +78,8 @@ class Decoder:
         yield 2 * d / split  # heads side by side again
         if backward:
             yield 4 * self._qkv / split  # gradients of queries, keys and values in one piece
+        if self.unpadded:
+            yield 2 * (self._qkv + d) / split
         if self.rotary:
             turned = self._qkv * 2 / 3 / split if not self.kv_heads else (d + (self._qkv - d) / 2) / split
             yield from [turned / 2] * (20 if backward else 18)  # halves: products, sums, and put together
@@ -121,14 +126,24 @@ class Decoder:
         """Logits once in fp32 and their logarithms of softmax, as autocast has it; or read as they are."""
         classes = self.vocab / self.tensor_parallel
         forward, backward = ((1,), (2,)) if self.fused_loss else ((3, 4, 2), (2, 6, 3))
+        forward += (3, 4, 2) * self.metrics
         works = [[self._moves(classes * numbers) for numbers in one] for one in (forward, backward)]
         return self._part("loss", 0, 0, *works)
 
-    def _part(self, name: str, parameters: float, tensors: int, forward: list, backward: list, sums: tuple = (), again: list = []) -> Part:
-        size = Linear(each=WIDE * self.time * self.width)
+    def _part(
+        self,
+        name: str,
+        parameters: float,
+        tensors: int,
+        forward: Works,
+        backward: Works,
+        again: Works = (),
+        sums: Works = (),
+    ) -> Part:
         numbers = round(parameters)
         return Part(
             name=name, parameters=numbers, tensors=tensors, parameter_bytes=WIDE * numbers, buffer_bytes=0,
-            kept=Linear(), output=size, forward_peak=(), backward_peak=(), left=Linear(),
-            forward=tuple(forward), backward=tuple(backward), reduced=sums, again=tuple(again),
+            kept=Linear(), output=Linear(each=WIDE * self.time * self.width),
+            forward_peak=(), backward_peak=(), left=Linear(),
+            forward=tuple(forward), backward=tuple(backward), again=tuple(again), reduced=tuple(sums),
         )  # fmt: skip

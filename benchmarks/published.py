@@ -1,85 +1,164 @@
-"""The planner's step times against published ones: python benchmarks/published.py [--out results.json] [--fit]"""
+"""The planner's step times against published ones: python benchmarks/published.py [--out results.json]"""
 
 import argparse
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import yaml
+from rows import report, row
 
 HERE = Path(__file__).resolve().parent
-PAPER = "arXiv 2104.04473, table 2"
+PAPER = ("ZeRO-3", "PTD-P")  # tables of published.yaml that are table 2 of arXiv 2104.04473
 
 
 @dataclass(frozen=True)
-class Row:
+class Run:
     """A published run: what is known of it, and what was measured."""
 
     table: str
-    source: str
     name: str
     network: Any  # decoder.Decoder
-    setup: Any
-    machine: tuple[str, float]  # GPU, GB/s of a node
+    setup: Any  # my_research.hpc.setup.Setup
+    gpu: str
+    node_gbs: float
     unit: str
-    counts: int
+    counts: int  # how many times forward of a block is in its FLOPs
     measured: float
-    fit: bool
+    fitted: bool
+
+    @property
+    def speed(self) -> float:
+        return speed(self, self.measured)
 
 
-def rows() -> Iterator[Row]:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="a list of rows, in JSON")
+    asked = parser.parse_args()
+    with project():
+        known = list(runs())
+        told = {run: predicted(run) for run in known}
+    for run in known:
+        mark = "fitted" if run.fitted else ""
+        said = f"{told[run]:9.4g} for {run.measured:<9.4g} {run.unit:8} {error(run, told[run]):+6.1%} {mark}"
+        print(f"{run.table:48} {run.name:44} {said}")
+    report(judged(told), asked.out)
+
+
+@contextmanager
+def project() -> Iterator[None]:
+    """A baked project whose modules can be imported."""
+    from fork import fork
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(fork(Path(folder)) / "src")
+        sys.path.insert(0, path)
+        try:
+            yield
+        finally:
+            sys.path.remove(path)
+
+
+def runs() -> Iterator[Run]:
     """What published.yaml holds."""
     known = yaml.safe_load((HERE / "published.yaml").read_text(encoding="utf-8"))
     for table in known["tables"]:
         for values in table["rows"]:
-            yield _row(table, values, known["networks"])
+            yield _run(table, values, known["networks"])
 
 
-def _row(table: dict[str, Any], values: Sequence[Any], networks: dict[str, Any]) -> Row:
+def _run(table: dict[str, Any], values: Sequence[Any], networks: dict[str, Any]) -> Run:
     from decoder import Decoder
     from my_research.hpc.setup import Setup
 
-    columns = table["columns"]
-    cells = table["run"] | table["how"] | dict(zip(columns, values, strict=False))
-    how, run = ({field.name for field in fields(one)} & set(cells) for one in (Decoder, Setup))
-    sizes = networks[cells["network"]] | {key: cells[key] for key in how}
-    setup = Setup(devices=table["devices"], **{key: cells[key] for key in run})
-    return Row(
-        table["name"], table["source"], f"{cells['network']}, {setup.world_size} GPUs", Decoder(**sizes), setup,
-        (table["gpu"], table["node_gbs"]), table["unit"], table.get("counts", 3), cells["measured"],
-        len(values) > len(columns),
-    )  # fmt: skip
+    cells = table["run"] | table["how"] | dict(zip(table["columns"], values, strict=False))
+    how, setting = ({field.name for field in fields(kind)} & set(cells) for kind in (Decoder, Setup))
+    network = Decoder(**networks[cells["network"]] | {key: cells[key] for key in how})
+    setup = Setup(devices=table["devices"], **{key: cells[key] for key in setting})
+    varied = [f"{key} {cells[key]}" for key in table["columns"] if key in ("time", "micro_batch", "pipeline")]
+    return Run(
+        table=table["name"],
+        name=", ".join([cells["network"], f"{setup.world_size} GPUs", *varied]),
+        network=network,
+        setup=setup,
+        gpu=table["gpu"],
+        node_gbs=table["node_gbs"],
+        unit=table["unit"],
+        counts=table.get("counts", 3),
+        measured=cells["measured"],
+        fitted=values[-1] == "fit",
+    )
 
 
-def predicted(row: Row, adjust: Any = lambda machine: machine) -> float:
-    """In the unit of the row."""
+def predicted(run: Run, adjusted: Any = lambda machine: machine) -> float:
+    """In the unit of the run."""
     from my_research.hpc.hardware import machine
     from my_research.hpc.steptime import step
 
-    trace = row.network.trace()
-    seconds = step(trace, row.setup, adjust(machine(*row.machine))).seconds
-    if row.unit == "seconds":
+    trace = run.network.trace()
+    seconds = step(trace, run.setup, adjusted(machine(run.gpu, run.node_gbs))).seconds
+    if run.unit == "seconds":
         return seconds
-    examples = row.setup.global_batch / row.setup.world_size / seconds  # per GPU
-    return examples * (trace.tokens if row.unit == "tokens" else flops(row, trace) / 1e12)
+    examples = run.setup.global_batch / run.setup.world_size / seconds  # per GPU
+    return examples * (trace.tokens if run.unit == "tokens" else flops(run, trace) / 1e12)
 
 
-def flops(row: Row, trace: Any) -> float:
-    """Of an example over all GPUs that share it, as the source counts them."""
-    blocks = set(map(id, trace.blocks))
-    counted = ((row.counts if id(part) in blocks else 3, work) for part in trace.parts for work in part.forward)
-    return row.setup.tensor_parallel * sum(times * work.count * work.flops.at(1) for times, work in counted)
+def flops(run: Run, trace: Any) -> float:
+    """Of an example, over all GPUs that share it, as the source counts them."""
+    counted = ((run.counts if part.name == "block" else 3, work) for part in trace.parts for work in part.forward)
+    return run.setup.tensor_parallel * sum(times * work.count * work.flops.at(1) for times, work in counted)
 
 
-def speed(row: Row, value: float) -> float:
+def speed(run: Run, value: float) -> float:
     """More is faster, whatever the unit."""
-    return 1 / value if row.unit == "seconds" else value
+    return 1 / value if run.unit == "seconds" else value
 
 
-def error(row: Row, value: float) -> float:
+def error(run: Run, value: float) -> float:
     """By how much of the measured speed the predicted one is wrong."""
-    return speed(row, value) / speed(row, row.measured) - 1
+    return speed(run, value) / run.speed - 1
+
+
+def judged(told: dict[Run, float]) -> list[dict[str, Any]]:
+    """The rows of results.json: average errors in percent, and how many pairs of runs are in the right order."""
+    paper = [run for run in told if run.table in PAPER]
+    held = [run for run in told if not run.fitted]
+    return [
+        row("plan: error of step times, arXiv 2104.04473 table 2", [_off(paper, told)], "%", 15),
+        row("plan: largest error of that table", [100 * max(abs(error(run, told[run])) for run in paper)], "%"),
+        row("plan: error of step times, published runs not fitted to", [_off(held, told)], "%", 15),
+        row("plan: published runs not fitted to", [len(held)], "", 30, "higher"),
+        row("plan: of ZeRO-3 and PTD-P on equal GPUs, the faster one is told", [strategies(told)], "%", 100, "higher"),
+        row("plan: pairs of runs of a table in the right order (Kendall)", [ranked(held, told)], "", 0.8, "higher"),
+    ]
+
+
+def strategies(told: dict[Run, float]) -> float:
+    """Percent of the pairs of the paper's rows, of one network on as many GPUs, whose faster strategy is told."""
+    zero, pipelined = ([run for run in told if run.table == name] for name in PAPER)
+    pairs = [(a, b) for a in zero for b in pipelined if a.network.layers == b.network.layers]
+    pairs = [(a, b) for a, b in pairs if a.setup.world_size == b.setup.world_size]
+    right = sum((a.measured < b.measured) == (told[a] < told[b]) for a, b in pairs)
+    return 100 * right / len(pairs)
+
+
+def ranked(chosen: Sequence[Run], told: dict[Run, float]) -> float:
+    """Kendall's rank correlation over pairs of a table whose measured speeds differ."""
+    pairs = [(a, b) for a, b in combinations(chosen, 2) if a.table == b.table and a.speed != b.speed]
+    agree = sum((a.speed < b.speed) == (speed(a, told[a]) < speed(b, told[b])) for a, b in pairs)
+    return 2 * agree / len(pairs) - 1
+
+
+def _off(chosen: Sequence[Run], told: dict[Run, float]) -> float:
+    return 100 * statistics.mean(abs(error(run, told[run])) for run in chosen)
+
+
+if __name__ == "__main__":
+    main()

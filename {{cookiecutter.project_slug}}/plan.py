@@ -5,6 +5,7 @@
   pipeline=8 interleaved=2 micro_batch=1    stages of a pipeline and pieces in each, to compare: train.py runs none
 """
 
+import gc
 import json
 import sys
 from argparse import ArgumentParser
@@ -133,5 +134,6 @@ def title(cfg: DictConfig, made: Plan) -> str:
 
 
 if __name__ == "__main__":
+    gc.disable()  # as in submit.py
     with config.refusals():
         main()

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from yaml import safe_load
+import yaml
 
 from .config import Refused, nearest
 
@@ -58,7 +58,7 @@ class Eager:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run runs on. `node_gbs`: GB/s that a node sends, nominal; None: not known, and only one node is planned."""
+    """What a run runs on. `node_gbs`: GB/s that a node sends, nominal; None: not known, ask for one node only."""
 
     gpu: GPU
     node_gbs: float | None
@@ -104,4 +104,5 @@ def peak(device: str, precision: str, tf32: bool = False) -> float | None:
 
 @cache
 def _known() -> dict[str, Any]:
-    return safe_load(FILE.read_text(encoding="utf-8"))
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there is one: fifteen times as fast
+    return yaml.load(FILE.read_text(encoding="utf-8"), loader)

@@ -65,12 +65,16 @@ class Cluster:
     time: str
     max_time: str | None
     max_nodes: int | None
+    login_host: str | None
     exclusive: bool
     memory_gb: int | None
     request: str | None
     options: list[str]
     accelerator: str
     gpus_per_node: int | None
+    gpu: str | None
+    gpu_link_gbs: float | None
+    network_gbs: float | None
     cores_per_gpu: int | None
     launcher: str
     container: str | None

@@ -53,6 +53,7 @@ class Meter(TorchDispatchMode):
         self.part, self.last = "before", "the beginning"
         self._span, self.alive = Span(), 0
         self._known = set(self.states)  # memory that is counted
+        self._gradients: set[int] = set()  # and is no longer
         for parameter in network.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._is_state)
@@ -113,11 +114,15 @@ class Meter(TorchDispatchMode):
     def _is_state(self, parameter: Tensor) -> None:
         """The gradient of a parameter, now complete, is no longer something that its part keeps."""
         assert parameter.grad is not None
-        self._free(_key(parameter.grad), _local(parameter.grad).untyped_storage().nbytes())
+        if (key := _key(parameter.grad)) not in self._gradients:
+            self._gradients.add(key)
+            self.alive -= _local(parameter.grad).untyped_storage().nbytes()
 
     def _free(self, key: int, size: int) -> None:
-        if key in self._known:
-            self._known.discard(key)
+        self._known.discard(key)
+        if key in self._gradients:
+            self._gradients.discard(key)
+        else:
             self.alive -= size
 
 

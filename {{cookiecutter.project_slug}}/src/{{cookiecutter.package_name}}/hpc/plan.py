@@ -22,6 +22,7 @@ class Rate:
     seconds: float
     rate: float  # examples or tokens per second
     efficiency: float  # rate per GPU over that of the fewest nodes of the table
+    fits: bool
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,18 @@ class Plan:
 
     @property
     def fits(self) -> bool | None:
-        return None if self.room is None else self.memory.total <= self.room * (1 - SPARE)
+        return None if self.room is None else holds(self.room, self.memory)
+
+
+def holds(room: float, memory: Memory) -> bool:
+    return memory.total <= room * (1 - SPARE)
 
 
 def plan(trace: Trace, setup: Setup, machine: Machine | None) -> Plan:
     """Of a run on this machine; without one, only memory, as far as the network decides it."""
     if machine is None:
         return Plan(trace, setup, memory(trace, setup), None, None, None, None, ())
-    held = memory(trace, setup, machine.gpu.fixed_gb * 1e9)
-    room = machine.gpu.memory_gb * 1e9
+    held, room = _held(trace, setup, machine)
     if setup.nodes > 1 and machine.node_gbs is None:
         return Plan(trace, setup, held, room, None, None, None, scaling(trace, setup, machine))
     step = steptime.step(trace, setup, machine)
@@ -84,6 +88,16 @@ def scaling(trace: Trace, setup: Setup, machine: Machine) -> tuple[Row, ...]:
     return tuple(Row(nodes, nodes * setup.devices, kinds[0][nodes], kinds[1][nodes]) for nodes in counts)
 
 
+def _held(trace: Trace, setup: Setup, machine: Machine) -> tuple[Memory, float]:
+    """What a GPU holds, and what it can."""
+    return memory(trace, setup, machine.gpu.fixed_gb * 1e9), machine.gpu.memory_gb * 1e9
+
+
+def _fits(trace: Trace, setup: Setup, machine: Machine) -> bool:
+    held, room = _held(trace, setup, machine)
+    return holds(room, held)
+
+
 def _weak(setup: Setup, nodes: int) -> int:
     return replace(setup, nodes=nodes).global_batch
 
@@ -98,7 +112,7 @@ def _rates(trace: Trace, setups: dict[int, Setup | None], machine: Machine) -> d
         step = steptime.step(trace, setup, machine)
         rate = _rate(trace, setup, step)
         first = first or rate / setup.world_size
-        found[nodes] = Rate(step.seconds, rate, rate / setup.world_size / first)
+        found[nodes] = Rate(step.seconds, rate, rate / setup.world_size / first, _fits(trace, setup, machine))
     return found
 
 

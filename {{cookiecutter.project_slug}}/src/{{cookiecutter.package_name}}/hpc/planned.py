@@ -61,13 +61,17 @@ def _scaling(plan: Plan) -> list[str]:
     if not plan.scaling:
         return []
     unit = f"{plan.trace.examples_are}/s"
-    head = f"{'nodes':>6}{'GPUs':>7}   same global batch: {unit:>9}{'eff.':>6}   same per GPU: {unit:>9}{'eff.':>6}"
-    return ["", head, *(_row(row) for row in plan.scaling)]
+    kinds = f"{'':13} {'with the same global batch':>28} {'with the same batch per GPU':>28}"
+    cells = f" {unit:>14}{'efficiency':>14}"
+    return ["", kinds, f"{'nodes':>6}{'GPUs':>7}{cells}{cells}", *(_row(row) for row in plan.scaling)]
 
 
 def _row(row: Row) -> str:
-    cells = [f"{si(rate.rate):>9}{rate.efficiency:>6.0%}" if rate else f"{'-':>9}{'-':>6}" for rate in (row.strong, row.weak)]
-    return f"{row.nodes:>6}{row.gpus:>7}   {'':19}{cells[0]}   {'':14}{cells[1]}"
+    cells = []
+    for rate in (row.strong, row.weak):
+        full = "" if rate is None or rate.fits else " too big"
+        cells.append(f" {si(rate.rate) if rate else '-':>14}{f'{rate.efficiency:.0%}' if rate else '-':>6}{full:<8}")
+    return f"{row.nodes:>6}{row.gpus:>7}{''.join(cells)}".rstrip()
 
 
 def as_dict(

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -54,22 +53,13 @@ def _question(cfg: DictConfig, setup: Setup) -> dict[str, Any]:
 
 
 def _digest(question: dict[str, Any]) -> str:
-    """Of all that a trace depends on: the question, the sources of the package, the versions of what it imports."""
-    target = str(question["network"].get("_target_", "")).split(".")[0]
-    known = json.dumps([question, *(_version(name) for name in ("torch", target))], sort_keys=True)
-    hashed = sha256(known.encode(errors="surrogateescape"))
+    """Of all that a trace depends on: the question, the sources of the network, the versions of the libraries."""
+    hashed = sha256(json.dumps(question, sort_keys=True).encode(errors="surrogateescape"))
     package = PROJECT / "src" / PACKAGE
     theirs = [path for path in package.rglob("*.py") if not {"data", "hpc"} & set(path.relative_to(package).parts)]
-    for path in (*sorted(theirs), *(package / "hpc" / name for name in OURS)):
+    for path in (PROJECT / "constraints.txt", *sorted(theirs), *(package / "hpc" / name for name in OURS)):
         hashed.update(path.read_bytes())
     return hashed.hexdigest()[:32]
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except (PackageNotFoundError, ValueError):
-        return ""
 
 
 def _load(digest: str) -> Trace | None:

@@ -100,7 +100,7 @@ def _gather(part: Part, setup: Setup, machine: Machine) -> float:
 
 
 def _scatter(part: Part, setup: Setup, machine: Machine) -> float:
-    """In the backward of each micro-batch: FSDP, ZeRO-2 and ZeRO-3. FSDP's mixed precision sums in fp32 (parallel.py)."""
+    """In each micro-batch's backward: FSDP, ZeRO-2 and ZeRO-3. FSDP's mixed precision sums in fp32 (parallel.py)."""
     if setup.sharding not in ("fsdp", "zero2", "zero3"):
         return 0.0
     width = 4 if setup.sharding == "fsdp" and setup.precision.endswith("mixed") else _width(setup)

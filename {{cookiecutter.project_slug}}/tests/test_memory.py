@@ -1,0 +1,131 @@
+"""Memory of a GPU at its peak: against torch's own tracker, and against what ranks really hold."""
+
+import json
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from {{ cookiecutter.package_name }}.hpc import commandline, config, setup, trace
+from {{ cookiecutter.package_name }}.hpc.memory import Memory, memory, states
+
+GPT = ["model=gpt_124m", "data=stdlib", "data.block_size=512", "data.vocab_size=50257", "model.network.num_layers=2"]
+RESNET = ["model=resnet50", "data=packed", "data.file=x", "+data.image_size=128", "+data.num_classes=1000", "model.network.depths=[1,2,1,1]"]
+
+
+def planned(*words: str) -> tuple:
+    cfg = commandline.compose_overrides(words)
+    layout = setup.of(cfg)
+    make, optimize = partial(config.build, cfg.model.network), config.build(cfg.model.optimizer)
+    return cfg, layout, memory(trace.trace(make, optimize, *layout.computes_in), layout)
+
+
+@pytest.mark.parametrize("batch", [1, 32])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("again", ["false", "true"])
+@pytest.mark.parametrize("network", [GPT, RESNET], ids=["gpt", "resnet"])
+def test_peak_is_what_torchs_tracker_sees(network, again, precision, batch, monkeypatch):
+    words = [f"strategy.activation_checkpointing={again}", f"trainer.precision={precision}"]
+    cfg, layout, found = planned(*network, *words, f"data.global_batch_size={batch}")
+    assert found.total == pytest.approx(tracked(cfg, layout, monkeypatch), rel=0.02)
+
+
+def tracked(cfg, layout: setup.Setup, monkeypatch) -> int:
+    """The peak of the second step of a plain loop, in Lightning's order, under CUDA's rules for autocast."""
+    for name in ("layer_norm", "group_norm", "cross_entropy"):
+        monkeypatch.setattr(F, name, partial(in_fp32, getattr(F, name)))
+    with FakeTensorMode():
+        network = config.build(cfg.model.network).train()
+        for block in network.blocks if layout.checkpointing else ():
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        optimizer = config.build(cfg.model.optimizer)(network.parameters())
+        inputs, tracker = network.example_input(layout.micro_batch), MemTracker()
+        tracker.track_external(network, optimizer, inputs)
+        with tracker:
+            for _ in range(2):
+                with ExitStack() as stack:
+                    if layout.precision == "bf16-mixed":
+                        stack.enter_context(torch.autocast("cpu", torch.bfloat16))
+                    loss = loss_of(network(inputs).flatten(0, -2))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                del loss
+                tracker.reset_mod_stats()
+        (device,) = tracker.get_tracker_snapshot("peak").values()
+    return next(size for kind, size in device.items() if "Total" in str(kind))
+
+
+def in_fp32(function, tensor, *args, **kwargs):
+    return function(tensor.float(), *args, **kwargs)
+
+
+def loss_of(logits: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64))
+
+
+# Writes down what each rank holds when a step of the optimizer begins; the optimizer's state is there from the second.
+HELD = """
+import json, os
+from my_package.hpc.resume import Resume
+
+def size(tensors):
+    local = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors if tensor is not None]
+    return sum(tensor.numel() * tensor.element_size() for tensor in local if tensor.numel() > 1)
+
+def before(self, trainer, module, optimizer):
+    if trainer.global_step != 2:
+        return
+    engine, parameters = getattr(trainer.strategy, "deepspeed_engine", None), list(module.parameters())
+    state = [value for kept in optimizer.state.values() for value in kept.values() if hasattr(value, "numel")]
+    held = {"weights": size(parameters), "gradients": size(p.grad for p in parameters), "optimizer": size(state)}
+    if engine is not None:
+        zero = engine.optimizer
+        state = [value for kept in zero.optimizer.state.values() for value in kept.values() if hasattr(value, "numel")]
+        masters = getattr(zero, "single_partition_of_fp32_groups", None) or zero.fp32_partitioned_groups_flat
+        held["optimizer"] = size(state) + size(masters)
+        if hasattr(parameters[0], "ds_tensor"):
+            held["weights"] = size(p.ds_tensor for p in parameters)
+        del held["gradients"]
+    with open(os.path.join(trainer.default_root_dir, f"held-{trainer.global_rank}.json"), "w") as stream:
+        json.dump(held, stream)
+
+Resume.on_before_optimizer_step = before
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"])
+def test_states_are_what_ranks_hold(strategy, start, tmp_path):
+    """Bytes of weights, gradients and optimizer of two real ranks on CPU."""
+    words = ["trainer=ddp", f"strategy={strategy}", "trainer.accelerator=cpu", "trainer.devices=2", "trainer.max_steps=4"]
+    words += ["model=gpt_tiny", "data=stdlib", "trainer.precision=32-true", "data.block_size=32", "callbacks=default"]
+    words += ["callbacks.progress.refresh_rate=0", "data.max_eval_windows=8", "data.num_workers=0"]
+    start(tmp_path / "run", 2, words, patch=HELD.replace("my_package", config.PACKAGE))
+    _, layout, found = planned(*words)
+    for rank in range(2):
+        for name, size in json.loads((tmp_path / "run" / f"held-{rank}.json").read_text()).items():
+            assert getattr(found, name) == pytest.approx(size, rel=0.01), f"rank {rank}: {name}"
+
+
+def test_states_follow_the_papers_table():
+    """16 bytes per parameter with mixed precision and Adam; a share of it with each stage (ZeRO, section 3)."""
+    half = partial(setup.Setup, nodes=16, devices=4, micro_batch=1, precision="bf16-mixed")
+    whole = {kind: sum(states(1e9, 2.0, half(sharding=kind))) / 1e9 for kind in ("none", "zero1", "zero2", "zero3", "fsdp")}
+    assert whole == {
+        "none": 16,
+        "zero1": pytest.approx(4 + 12 / 64),
+        "zero2": pytest.approx(2 + 14 / 64),
+        "zero3": pytest.approx(16 / 64),
+        "fsdp": pytest.approx(16 / 64),
+    }
+    assert sum(states(1e9, 2.0, half(sharding="zero3", offload=True))) == 0
+
+
+def test_total_is_the_sum():
+    assert Memory(1, 2, 3, 4, 5, 6, 7).total == 28

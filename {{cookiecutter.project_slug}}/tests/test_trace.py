@@ -1,0 +1,162 @@
+"""The trace of a network: sizes, work and memory, from tensors without content."""
+
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from {{ cookiecutter.package_name }}.hpc import commandline, preflight, setup, trace, traces
+from {{ cookiecutter.package_name }}.hpc.traced import Trace, highest
+from {{ cookiecutter.package_name }}.models.gpt import GPT
+
+GPT_SIZES = {"num_layers": 2, "num_heads": 4, "width": 64, "vocab_size": 96, "block_size": 32}
+SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+def traced(make: Any = partial(GPT, **GPT_SIZES), optimize: Any = SGD, parameters: str = "32", **how: Any) -> Trace:
+    return trace.trace(make, optimize, parameters, **how)
+
+
+def flops(found: Trace, direction: str) -> float:
+    return sum(work.count * work.flops.each for part in found.parts for work in getattr(part, direction))
+
+
+def test_parts_parameters_and_operations_are_those_of_the_network():
+    network, found = GPT(**GPT_SIZES), traced()
+    assert [part.name for part in found.parts] == ["before", "block 0", "block 1", "after", "loss"]
+    assert found.parameters == sum(p.numel() for p in network.parameters())  # tied weights once
+    assert found.blocks[0].parameters == sum(p.numel() for p in network.blocks[0].parameters())
+    assert found.blocks[0].tensors == len(list(network.blocks[0].parameters()))
+    layers, width, time = 2, 64, 32
+    weights = found.parameters - sum(p.numel() for p in network.parameters() if p.ndim < 2)
+    assert flops(found, "forward") == time * (2 * weights + 4 * layers * width * time)
+    assert (found.examples_are, found.tokens) == ("tokens", 32)
+
+
+@pytest.mark.parametrize(("optimize", "kept"), [(SGD, 0), (partial(SGD, momentum=0.9), 1), (torch.optim.AdamW, 2)])
+def test_what_an_optimizer_keeps_is_tried(optimize, kept):
+    assert traced(optimize=optimize).states == pytest.approx(kept, abs=0.01)
+
+
+def test_an_optimizer_that_cannot_be_tried_is_unknown():
+    assert traced(optimize=partial(torch.optim.LBFGS)).states is None
+
+
+def test_memory_grows_with_the_batch_as_the_lines_say(monkeypatch):
+    """Lines through two small batches hold for a large one, where another moment may be the peak."""
+    small = traced()
+    monkeypatch.setattr(trace, "FEW", 40)
+    monkeypatch.setattr(trace, "MORE", 41)
+    large = traced()
+    for one, other in zip(small.parts, large.parts, strict=True):
+        assert one.kept.at(40) == other.kept.at(40)
+        assert highest(one.forward_peak, 40) == highest(other.forward_peak, 40)
+        assert highest(one.backward_peak, 40) == highest(other.backward_peak, 40)
+
+
+def test_autocast_keeps_half_and_copies_of_weights():
+    """As CUDA's does: what is normalised stays in fp32."""
+    plain, mixed = traced(), traced(autocast="bf16")
+    weights = sum(p.numel() for p in GPT(**GPT_SIZES).blocks[0].parameters() if p.ndim == 2)
+    assert mixed.blocks[0].kept.fixed - plain.blocks[0].kept.fixed == pytest.approx(2 * weights, rel=0.05)
+    assert 0.5 < mixed.blocks[0].kept.each / plain.blocks[0].kept.each < 0.8
+
+
+def test_ranks_that_share_layers_hold_and_do_their_share():
+    """Megatron's split: two sums forward and two backward of each block's output."""
+    whole, half = traced(), traced(tensor_parallel=2)
+    block, shared = whole.blocks[0], half.blocks[0]
+    norms = 2 * 64
+    assert shared.parameters == (block.parameters - norms) / 2 + norms
+    assert flops(half, "forward") < 0.6 * flops(whole, "forward")
+    assert sum(work.count for work in shared.reduced) == 4
+    assert sum(work.count * work.bytes.each for work in shared.reduced) == 4 * 32 * 64 * 4
+    assert not block.reduced
+
+
+class Looks(nn.Module):
+    """Decides by what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if x.sum() > 0 else x
+
+    def example_input(self, batch_size: int) -> Tensor:
+        return torch.zeros(batch_size, 4)
+
+
+def test_says_at_which_operation_a_network_cannot_be_traced():
+    with pytest.raises(trace.NotTraceable, match=r"_local_scalar_dense.default in before"):
+        traced(Looks)
+
+
+def test_a_network_without_blocks_is_one_part():
+    found = traced(lambda: GPTLess())
+    assert [part.name for part in found.parts] == ["before", "loss"]
+    assert found.parameters == 20
+    assert found.examples_are == "samples"
+
+
+class GPTLess(Looks):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def test_comes_back_from_json_as_it_was():
+    found = traced()
+    assert Trace.load(found.dump()) == found
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """A config and its setup, and a cache of its own."""
+    monkeypatch.setattr(traces, "CACHE", tmp_path / "traces")
+    cfg = commandline.compose_overrides(["model=gpt_tiny", "data=stdlib"])
+    preflight.check(cfg)
+    return cfg, [setup.of(cfg)]
+
+
+def test_is_made_once_and_then_read(asked, monkeypatch, capsys):
+    (made,) = traces.of(*asked)
+    assert made.parameters == 820_352 and "tracing" in capsys.readouterr().err
+    monkeypatch.setattr(traces.subprocess, "run", None)  # no process from here on
+    assert traces.of(*asked) == [made]
+    (file,) = traces.CACHE.iterdir()
+    file.write_text(file.read_text()[:-50])  # a crash cut it short
+    with pytest.raises(TypeError):
+        traces.of(*asked)
+
+
+def test_another_network_is_another_trace(asked, monkeypatch):
+    cfg, setups = asked
+    traces.of(cfg, setups)
+    monkeypatch.setattr(traces.subprocess, "run", None)
+    cfg.model.network.width = 64
+    with pytest.raises(TypeError):
+        traces.of(cfg, setups)
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(asked, monkeypatch):
+    monkeypatch.setattr(traces, "CACHE", traces.PROJECT / "train.py" / "no folder")
+    monkeypatch.setattr(traces, "_make", lambda questions: [traced() for _ in questions])
+    assert traces.of(*asked)[0].parameters
+
+
+def test_what_fails_in_the_other_process_is_told(asked):
+    cfg, setups = asked
+    cfg.model.network.num_heads = 3
+    with pytest.raises(traces.NotTraced, match=r"aten.view.default in block 0: shape"):
+        traces.of(cfg, setups)
+    cfg.model.network["_target_"] = "no.such.thing"
+    with pytest.raises(traces.NotTraced):
+        traces.of(cfg, setups)
+
+
+def test_the_question_is_plain_data(asked):
+    assert json.dumps(traces._question(asked[0], asked[1][0]))
