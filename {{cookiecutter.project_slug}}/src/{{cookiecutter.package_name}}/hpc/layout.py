@@ -87,10 +87,6 @@ class Cluster:
     stage_env: bool
     chain: int
     rendezvous_seconds: int
-    gpu: str | None
-    network_gbs: float | None
-    gpu_link_gbs: float | None
-    login_host: str | None
 
 
 @dataclass
