@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from statistics import median_low
 
 import pytest
 from conftest import ENVIRON, PROJECT, scalars
+from omegaconf import DictConfig
 from PIL import Image
 
 from {{ cookiecutter.package_name }}.hpc import commandline, layout, measured, preflight, rundir, scaling, study, tries
@@ -28,9 +30,14 @@ DDP = ["trainer=ddp", "cluster=slurm", "cluster.container=none"]
 BEGAN = 1_800_000_000.0
 
 
+@cache
+def composed(words: tuple[str, ...]) -> DictConfig:
+    return commandline.compose_overrides(words)
+
+
 def points(*words: str) -> list[Point]:
     asked = study.read([*DDP, *words])
-    return study.points(asked, commandline.compose_overrides(asked.first))
+    return study.points(asked, composed(asked.first))
 
 
 def told(*words: str) -> str:
@@ -48,7 +55,7 @@ def refusal(*words: str) -> str:
 
 
 def test_strong_scaling_keeps_the_batch_and_the_rate() -> None:
-    cfgs = [commandline.compose_overrides(point.words) for point in points("nodes=4,1,2")]
+    cfgs = [composed(point.words) for point in points("nodes=4,1,2")]
     assert [cfg.trainer.num_nodes for cfg in cfgs] == [1, 2, 4]
     for cfg in cfgs:
         preflight.rules(cfg)
@@ -67,7 +74,7 @@ def test_strong_scaling_keeps_the_batch_and_the_rate() -> None:
     ],
 )
 def test_weak_scaling_keeps_the_samples_per_device(words: list[str], rates: list[float]) -> None:
-    cfgs = [commandline.compose_overrides(point.words) for point in points("nodes=1,4,16", "scaling=weak", *words)]
+    cfgs = [composed(point.words) for point in points("nodes=1,4,16", "scaling=weak", *words)]
     for cfg in cfgs:
         preflight.rules(cfg)
     assert [layout.layout(cfg).micro_batch_size for cfg in cfgs] == [16] * 3
@@ -97,13 +104,13 @@ def test_the_warm_up_fits_into_the_run() -> None:
     assert study.warmup_steps(0, 200, scales=True) == 20  # Goyal et al.: a large rate needs one
     assert study.warmup_steps(0, 200, scales=False) == 0
     words = points("nodes=1,2", "scaling=weak", "model.warmup_steps=700")[1].words
-    assert commandline.compose_overrides(words).model.warmup_steps == 100
+    assert composed(words).model.warmup_steps == 100
 
 
 def test_what_is_typed_for_checkpoints_counts() -> None:
     plain, typed = points("nodes=1")[0], points("nodes=1", "checkpoint.keep=5")[0]
-    assert commandline.compose_overrides(plain.words).checkpoint.keep == 1
-    assert commandline.compose_overrides(typed.words).checkpoint.keep == 5
+    assert composed(plain.words).checkpoint.keep == 1
+    assert composed(typed.words).checkpoint.keep == 5
 
 
 def test_why_accuracy_falls_is_said_of_this_study() -> None:
@@ -140,7 +147,7 @@ def test_a_batch_that_divides_for_some_points_only_is_refused_with_one_for_all()
     text = refusal("nodes=1,2,3", "data.global_batch_size=32")  # fine for one node and for two
     assert "fix:  data.global_batch_size=24 or data.global_batch_size=48" in text
     for point in points("nodes=1,2,3", "data.global_batch_size=48"):
-        preflight.rules(commandline.compose_overrides(point.words))
+        preflight.rules(composed(point.words))
     assert "data.global_batch_size=28" in refusal("nodes=1,2,3", "data.global_batch_size=30", "scaling=weak")
 
 
@@ -185,7 +192,7 @@ def test_the_table_has_the_digits_that_people_compare() -> None:
     assert max(map(len, scaling.aligned(cells))) <= 120
     assert list(csv.DictReader(io.StringIO(scaling.as_csv(rows))))[1]["rate_per_second"] == "1500000.0"
     assert scaling.markdown("", cells, []).count("|") == (len(cells) + 1) * (len(cells[0]) + 1)
-    assert "differ by rounding" in scaling.compared(strong, points("nodes=1,2"))
+    assert "they differ by rounding" in scaling.compared(strong, points("nodes=1,2"))
     weak = study.read([*DDP, "nodes=1,8", "scaling=weak"])
     assert "nodes=1 steps=1600" in scaling.compared(weak, points("nodes=1,8", "scaling=weak"))
 
@@ -206,8 +213,8 @@ def leave(run_dir: Path, times: Sequence[float], batch: int = 64, unit: str = "s
                     writer.add_scalar(f"perf/{name}_seconds", value, step, walltime=when)
                 writer.add_scalar(f"perf/{unit}_per_second", batch / seconds, step, walltime=when)
             if part:
-                writer.add_scalar("test/loss", 0.4, every * len(times))
                 writer.add_scalar("test/accuracy", 0.9, every * len(times))
+                writer.add_scalar("test/loss", 0.4, every * len(times))
 
 
 @pytest.mark.parametrize("times", [[9.0, 0.2, 0.4, 0.3], [9.0, 0.5, 0.2, 0.4, 0.3]])
@@ -232,13 +239,17 @@ def test_a_run_without_two_windows_has_measured_nothing(tmp_path: Path) -> None:
     assert measured.read(tmp_path) is None
 
 
-def test_an_events_file_that_a_crash_cut_short_counts_as_far_as_it_goes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["cut short", "overwritten"])
+def test_an_events_file_that_a_crash_damaged_counts_as_far_as_it_goes(tmp_path: Path, damage: str) -> None:
     leave(tmp_path, [9.0, 0.3, 0.3, 0.3], unit="tokens")
     last = max((tmp_path / "tensorboard").iterdir())
-    os.truncate(last, last.stat().st_size - 5)
+    if damage == "cut short":
+        os.truncate(last, last.stat().st_size - 5)
+    else:
+        last.write_bytes(last.read_bytes()[:-9] + b"no event.")
     numbers = measured.read(tmp_path)
     assert numbers and (numbers.step, numbers.unit) == (pytest.approx(0.3), "tokens")
-    assert numbers.metric == "test/loss"  # the other one is lost
+    assert (numbers.metric, numbers.value) == ("test/accuracy", pytest.approx(0.9))  # the loss is lost
 
 
 def test_use_of_gpus_is_the_mean_while_steps_were_measured(tmp_path: Path) -> None:
@@ -301,6 +312,15 @@ def test_the_state_of_a_point(
     assert other.state.word == "not submitted" and other.run is None
     assert len(asked) <= 1  # question to the scheduler, for all points
     assert ("Priority" in one.told) == (noted == ["submitted"] and word == "pending")
+
+
+def test_a_run_that_ends_while_the_scheduler_is_asked_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue(tmp_path / "nodes-1", "17")
+    monkeypatch.setattr(tries.states, "ask", lambda *_: end(tmp_path / "nodes-1", "finished") or {})
+    (one,) = tries.look(tmp_path, points("nodes=1"), "slurm")
+    assert one.finished and not one.failed
 
 
 def queue(run_dir: Path, job: str | None) -> None:
@@ -461,3 +481,19 @@ def test_ctrl_c_leaves_the_jobs_and_says_how_to_go_on(tool: Tool) -> None:
     assert process.returncode == 130 and "queued jobs go on" in err and "nodes=1,2" in err, (out, err)
     assert "Traceback" not in err and not (tool.bin / "scancel.calls").exists()
     assert tool.jobs() == 2
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_a_job_is_handed_over_loses_no_job(tool: Tool) -> None:
+    wait = 'touch "$0.asked"; while [ ! -e "$0.go" ]; do sleep 0.05; done\n'
+    tool.stub("sbatch", wait + 'echo job >>"$0.calls"; echo 17')
+    process = tool.start("nodes=1,2")
+    limit = time.monotonic() + 60
+    while not (tool.bin / "sbatch.asked").exists():
+        assert time.monotonic() < limit and process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    (tool.bin / "sbatch.go").touch()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, tool.jobs()) == (130, 1) and "Traceback" not in err, (out, err)
+    assert json.loads((tool.folder / "nodes-1" / "submitted.json").read_text())["job"] == "17"

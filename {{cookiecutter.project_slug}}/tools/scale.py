@@ -43,13 +43,13 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="submit failed points again, with the code as it is now")
     asked = parser.parse_intermixed_args()
     try:
-        sys.exit(study_of(asked))
+        sys.exit(run(asked))
     except KeyboardInterrupt:
         print(f"\ninterrupted: queued jobs go on, and so does this with\n  {command(asked.words)}", file=sys.stderr)
         sys.exit(130)
 
 
-def study_of(asked: argparse.Namespace) -> int:
+def run(asked: argparse.Namespace) -> int:
     """The exit code: 0, done or on its way; 1, a point has failed."""
     study = studies.read(asked.words)
     points, cfgs = checked(study)

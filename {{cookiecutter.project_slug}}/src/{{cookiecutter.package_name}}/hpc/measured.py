@@ -4,7 +4,6 @@ import csv
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median_low
@@ -52,16 +51,15 @@ def read(run_dir: Path) -> Measured | None:
 
 
 def curves(folder: Path) -> Curves:
-    """All scalars of a run, as far as its events files can be read."""
+    """All scalars of a run. Of a file that a crash damaged, what stands before the damage: its reader ends there."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     lines: dict[str, dict[int, tuple[float, float]]] = defaultdict(dict)
     for file in sorted(folder.glob("events.out.tfevents.*")):  # their names begin with the time: the later one counts
-        with suppress(Exception):  # a crash cut the file short: what stands before that counts
-            for event in LegacyEventFileLoader(str(file)).Load():
-                for value in event.summary.value:
-                    if value.HasField("simple_value"):
-                        lines[value.tag][event.step] = (value.simple_value, event.wall_time)
+        for event in LegacyEventFileLoader(str(file)).Load():
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    lines[value.tag][event.step] = (value.simple_value, event.wall_time)
     return lines
 
 

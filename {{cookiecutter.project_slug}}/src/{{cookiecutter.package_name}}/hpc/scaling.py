@@ -152,13 +152,17 @@ def legend(study: Study, found: Sequence[Row]) -> list[str]:
         f"eff. %: {first.unit} per second and device, against nodes={first.nodes}.",
         f"excess: compute beyond that of nodes={first.nodes} for as many samples per device, which is communication "
         f"between nodes and waiting for the slowest rank{smaller}.",
+        "planned: by plan.py; GPU %: mean of the samples in monitor/ while these windows lasted; -: not known.",
     ]
 
 
 def compared(study: Study, made: Sequence[Point]) -> str:
     """What the final metrics of the points say of each other."""
     if study.scaling == "strong":
-        return "Metrics are after the same updates from the same samples: they differ by rounding alone."
+        return (
+            "Metrics are after the same updates from the same samples: they differ by rounding, and by batch norm if "
+            "there is some, as it looks across the samples of one device."
+        )
     own = [f"nodes={made[0].nodes}", f"steps={study.steps * made[-1].nodes // made[0].nodes}"]
     return (
         f"Metrics are after equal steps, in which nodes={made[-1].nodes} has seen {made[-1].batch / made[0].batch:g} "

@@ -1,4 +1,4 @@
-"""A scaling study before anything is submitted: its points, the words that make each, what can be compared. Pure."""
+"""A scaling study before anything is submitted: its points, the words that make each. Pure."""
 
 import hashlib
 import json
@@ -144,8 +144,8 @@ def why(study: Study, made: Sequence[Point]) -> str:
         rates = f"the rate with it from {first.lr:.4g} to {last.lr:.4g} (lr={last.rule})"
         here = f"it grows from {first.batch} to {last.batch}, and {rates}{warmup}"
     return (
-        "Where accuracy falls from 1 GPU to 4 GPUs to 2 nodes, the global batch grew with them unsaid: fewer updates "
-        f"per epoch, at the same learning rate; here {here}."
+        "Where accuracy falls from 1 GPU to 4 GPUs to 2 nodes, the global batch grew with them unnoticed: fewer "
+        f"updates per epoch, at the same learning rate; here {here}."
     )
 
 
