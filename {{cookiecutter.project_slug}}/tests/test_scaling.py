@@ -19,11 +19,11 @@ from conftest import ENVIRON, PROJECT, scalars
 from omegaconf import DictConfig
 from PIL import Image
 
-from {{ cookiecutter.package_name }}.hpc import commandline, layout, measured, preflight, rundir, scaling, study, tries
+from {{ cookiecutter.package_name }}.hpc import commandline, layout, preflight, rundir, scaling, scaling_study, tries, windows
 from {{ cookiecutter.package_name }}.hpc.config import Refused
-from {{ cookiecutter.package_name }}.hpc.measured import Measured
+from {{ cookiecutter.package_name }}.hpc.scaling_study import Point
 from {{ cookiecutter.package_name }}.hpc.states import State
-from {{ cookiecutter.package_name }}.hpc.study import Point
+from {{ cookiecutter.package_name }}.hpc.windows import Measured
 
 # A job needs an environment that env.sh has finished, or a container; nothing of either is started here.
 DDP = ["trainer=ddp", "cluster=slurm", "cluster.container=none"]
@@ -36,13 +36,13 @@ def composed(words: tuple[str, ...]) -> DictConfig:
 
 
 def points(*words: str) -> list[Point]:
-    asked = study.read([*DDP, *words])
-    return study.points(asked, composed(asked.first))
+    asked = scaling_study.read([*DDP, *words])
+    return scaling_study.points(asked, composed(asked.first))
 
 
 def told(*words: str) -> str:
-    asked = study.read([*DDP, *words])
-    return study.why(asked, points(*words))
+    asked = scaling_study.read([*DDP, *words])
+    return scaling_study.why(asked, points(*words))
 
 
 def refusal(*words: str) -> str:
@@ -83,26 +83,26 @@ def test_weak_scaling_keeps_the_samples_per_device(words: list[str], rates: list
 
 
 def test_the_rate_of_sgd_is_scaled_linearly() -> None:
-    asked = study.read([*DDP, "nodes=2,3", "scaling=weak"])
+    asked = scaling_study.read([*DDP, "nodes=2,3", "scaling=weak"])
     first = commandline.compose_overrides(asked.first)
     first.model.optimizer._target_ = "torch.optim.SGD"
-    assert [point.lr for point in study.points(asked, first)] == pytest.approx([0.003, 0.0045])
-    assert [point.batch for point in study.points(asked, first)] == [64, 96]
+    assert [point.lr for point in scaling_study.points(asked, first)] == pytest.approx([0.003, 0.0045])
+    assert [point.batch for point in scaling_study.points(asked, first)] == [64, 96]
 
 
 def test_a_rate_that_the_config_does_not_have_is_not_scaled() -> None:
-    asked = study.read([*DDP, "nodes=1,2", "scaling=weak"])
+    asked = scaling_study.read([*DDP, "nodes=1,2", "scaling=weak"])
     first = commandline.compose_overrides([*asked.first, "~model.optimizer.lr"])
     with pytest.raises(Refused, match="lr=keep"):
-        study.points(asked, first)
-    kept = study.read([*DDP, "nodes=1,2", "scaling=weak", "lr=keep"])
-    assert [point.lr for point in study.points(kept, first)] == [None, None]
+        scaling_study.points(asked, first)
+    kept = scaling_study.read([*DDP, "nodes=1,2", "scaling=weak", "lr=keep"])
+    assert [point.lr for point in scaling_study.points(kept, first)] == [None, None]
 
 
 def test_the_warm_up_fits_into_the_run() -> None:
-    assert study.warmup_steps(700, 200, scales=False) == 100
-    assert study.warmup_steps(0, 200, scales=True) == 20  # Goyal et al.: a large rate needs one
-    assert study.warmup_steps(0, 200, scales=False) == 0
+    assert scaling_study.warmup_steps(700, 200, scales=False) == 100
+    assert scaling_study.warmup_steps(0, 200, scales=True) == 20  # Goyal et al.: a large rate needs one
+    assert scaling_study.warmup_steps(0, 200, scales=False) == 0
     words = points("nodes=1,2", "scaling=weak", "model.warmup_steps=700")[1].words
     assert composed(words).model.warmup_steps == 100
 
@@ -152,10 +152,10 @@ def test_a_batch_that_divides_for_some_points_only_is_refused_with_one_for_all()
 
 
 def test_further_nodes_belong_to_the_same_study() -> None:
-    one, more = study.read([*DDP, "nodes=1,2"]), study.read(["nodes=1,2,4", *DDP, "out=here"])
+    one, more = scaling_study.read([*DDP, "nodes=1,2"]), scaling_study.read(["nodes=1,2,4", *DDP, "out=here"])
     assert one.digest == more.digest
-    assert one.digest != study.read([*DDP, "nodes=2,4"]).digest  # another first point, another batch in weak scaling
-    assert one.digest != study.read([*DDP, "nodes=1,2", "seed=2"]).digest
+    assert one.digest != scaling_study.read([*DDP, "nodes=2,4"]).digest  # its first point has another batch
+    assert one.digest != scaling_study.read([*DDP, "nodes=1,2", "seed=2"]).digest
 
 
 # Rows
@@ -185,7 +185,7 @@ def test_the_table_has_the_digits_that_people_compare() -> None:
     assert [scaling.digits(value) for value in (None, 0, 2, 0.0042426, 1234567.8, 0.91234)] == [
         "-", "0", "2", "0.004243", "1234568", "0.9123",
     ]  # fmt: skip
-    strong = study.read([*DDP, "nodes=1,2"])
+    strong = scaling_study.read([*DDP, "nodes=1,2"])
     rows = scaling.rows(points("nodes=1,2"), {1: found(0.10, 0.08, 640.0), 2: found(0.08, 0.06, 1.5e6)}, {})
     cells = scaling.table(rows)
     assert cells[0][-1] == "accuracy" and cells[2][-1] == "0.9" and "1500000" in cells[2]
@@ -193,7 +193,7 @@ def test_the_table_has_the_digits_that_people_compare() -> None:
     assert list(csv.DictReader(io.StringIO(scaling.as_csv(rows))))[1]["rate_per_second"] == "1500000.0"
     assert scaling.markdown("", cells, []).count("|") == (len(cells) + 1) * (len(cells[0]) + 1)
     assert "they differ by rounding" in scaling.compared(strong, points("nodes=1,2"))
-    weak = study.read([*DDP, "nodes=1,8", "scaling=weak"])
+    weak = scaling_study.read([*DDP, "nodes=1,8", "scaling=weak"])
     assert "nodes=1 steps=1600" in scaling.compared(weak, points("nodes=1,8", "scaling=weak"))
 
 
@@ -220,7 +220,7 @@ def leave(run_dir: Path, times: Sequence[float], batch: int = 64, unit: str = "s
 @pytest.mark.parametrize("times", [[9.0, 0.2, 0.4, 0.3], [9.0, 0.5, 0.2, 0.4, 0.3]])
 def test_each_number_is_one_of_the_events_files(tmp_path: Path, times: list[float]) -> None:
     leave(tmp_path, times)
-    numbers = measured.read(tmp_path)
+    numbers = windows.read(tmp_path)
     assert numbers is not None
     by_reader = {tag: scalars(tmp_path, f"perf/{tag}") for tag in ("step_seconds", "compute_seconds", "data_seconds")}
     at = by_reader["step_seconds"].index(numbers.step)
@@ -234,9 +234,9 @@ def test_each_number_is_one_of_the_events_files(tmp_path: Path, times: list[floa
 
 
 def test_a_run_without_two_windows_has_measured_nothing(tmp_path: Path) -> None:
-    assert measured.read(tmp_path) is None
+    assert windows.read(tmp_path) is None
     leave(tmp_path, [9.0])
-    assert measured.read(tmp_path) is None
+    assert windows.read(tmp_path) is None
 
 
 @pytest.mark.parametrize("damage", ["cut short", "overwritten"])
@@ -247,7 +247,7 @@ def test_an_events_file_that_a_crash_damaged_counts_as_far_as_it_goes(tmp_path: 
         os.truncate(last, last.stat().st_size - 5)
     else:
         last.write_bytes(last.read_bytes()[:-9] + b"no event.")
-    numbers = measured.read(tmp_path)
+    numbers = windows.read(tmp_path)
     assert numbers and (numbers.step, numbers.unit) == (pytest.approx(0.3), "tokens")
     assert (numbers.metric, numbers.value) == ("test/accuracy", pytest.approx(0.9))  # the loss is lost
 
@@ -260,7 +260,7 @@ def test_use_of_gpus_is_the_mean_while_steps_were_measured(tmp_path: Path) -> No
     lines = "".join(f"{BEGAN + after},1,50,{first},40.0,{second}\n" for after, first, second in rows)
     (tmp_path / "monitor" / "n1.csv").write_text(head + lines + f"{BEGAN + 6}")
     (tmp_path / "monitor" / "n2.csv").write_text("time,attempt,cpu_percent\n" + f"{BEGAN + 60},1,99\n")
-    numbers = measured.read(tmp_path)
+    numbers = windows.read(tmp_path)
     assert numbers and numbers.gpu_percent == pytest.approx((80 + 90 + 100 + 70 + 60) / 5)
 
 

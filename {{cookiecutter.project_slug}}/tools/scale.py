@@ -24,10 +24,10 @@ from omegaconf import DictConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from {{ cookiecutter.package_name }}.hpc import chart, commandline, config, fitting, job, measured, preflight, rundir, scaling, tries
-from {{ cookiecutter.package_name }}.hpc import study as studies
+from {{ cookiecutter.package_name }}.hpc import chart, commandline, config, fitting, job, preflight, rundir, scaling, tries, windows
+from {{ cookiecutter.package_name }}.hpc import scaling_study as studies
 from {{ cookiecutter.package_name }}.hpc.config import PROJECT, Refused
-from {{ cookiecutter.package_name }}.hpc.study import Point, Study
+from {{ cookiecutter.package_name }}.hpc.scaling_study import Point, Study
 from {{ cookiecutter.package_name }}.hpc.tries import Try
 
 GRACE = 600  # seconds over the longest walltime, after which nothing is expected any more
@@ -144,7 +144,7 @@ def wait(folder: Path, points: Sequence[Point], cfgs: Sequence[DictConfig], no_w
 def conclude(study: Study, folder: Path, found: Sequence[Try], words: Sequence[str]) -> int:
     """The table and the files, as far as points are done; what is missing, and what to type. The exit code."""
     runs = {one.point.nodes: one.run for one in found if one.run and one.finished}
-    done = {nodes: numbers for nodes, run in runs.items() if (numbers := measured.read(run.path))}
+    done = {nodes: numbers for nodes, run in runs.items() if (numbers := windows.read(run.path))}
     if done:
         write(study, folder, found, done)
     for one in found:
@@ -160,7 +160,7 @@ def conclude(study: Study, folder: Path, found: Sequence[Try], words: Sequence[s
     return 0 if waits or len(done) == len(found) else 1
 
 
-def write(study: Study, folder: Path, found: Sequence[Try], done: dict[int, measured.Measured]) -> None:
+def write(study: Study, folder: Path, found: Sequence[Try], done: dict[int, windows.Measured]) -> None:
     points = [one.point for one in found]
     plans = {point.nodes: plan(point.words) for point in points if point.nodes in done}
     rows = scaling.rows(points, done, plans)

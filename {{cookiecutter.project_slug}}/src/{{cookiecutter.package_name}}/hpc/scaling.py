@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, fields
 
 from .chart import Chart, Series
 from .job import Job, clock
-from .measured import Measured
-from .study import Point, Study, why
+from .scaling_study import Point, Study, why
+from .windows import Measured
 
 TIMES = ("step", "compute", "data", "other", "excess")  # <name>_seconds of a row
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from . import history, states
 from .history import Run
+from .scaling_study import Point
 from .states import State
-from .study import Point
 
 REFUSED = "not submitted"
 
