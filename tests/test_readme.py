@@ -155,6 +155,17 @@ def trained(desk: Desk, command: str) -> None:
     desk.succeeds(f"{command} trainer.max_steps=2 run_dir={desk.folder / 'run'}")
 
 
+def scaled(desk: Desk, command: str) -> None:
+    """To the queue, by a stand-in for it; test_slurm_scale.py has Slurm run the points."""
+    for name, answer in {"sbatch": "echo 17", "squeue": "echo 17 PENDING None"}.items():
+        (desk.folder / name).write_text(f"#!/bin/bash\n{answer}\n")
+        (desk.folder / name).chmod(0o755)
+    out = desk.folder / "study"
+    words = f"cluster.container=none out={shlex.quote(str(out))} --no-wait"
+    desk.succeeds(f"PATH={shlex.quote(str(desk.folder))}:$PATH {command} {words}")
+    assert len(list(out.glob("nodes-*/job.sh"))) == 4
+
+
 def collected(desk: Desk, command: str) -> None:
     """test_generated.py runs it."""
     desk.succeeds(f"{command} --collect-only -q")
@@ -207,6 +218,7 @@ HOW = [
     (r"python tools/export\.py .*", exported),
     (r"python tools/search\.py .*", searched),
     (r"python tools/pack\.py .*", packed),
+    (r"python tools/scale\.py .*", scaled),
     (r"python train\.py .*--(help|cfg).*", as_it_stands),
     # `trainer=fsdp trainer.accelerator=cpu` and the default trainer run everywhere.
     (

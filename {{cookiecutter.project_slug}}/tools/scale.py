@@ -1,0 +1,193 @@
+"""Measure how training scales: one job per number of nodes, through submit.py, then a table and a picture of them all.
+
+  python tools/scale.py nodes=1,2,4,8 trainer=ddp                  strong scaling: the global batch is kept
+  python tools/scale.py nodes=1,2,4,8 trainer=ddp scaling=weak     weak: the samples per device are; the rate follows
+
+It waits for the jobs, and writes scaling.csv, scaling.md and scaling.png. Ctrl-C ends no job: called again with the
+same words it goes on where it was, and takes further nodes= into the same study.
+
+  steps=200       optimizer steps per point
+  lr=             with scaling=weak: linear (default for SGD), sqrt (for other optimizers), keep
+  out=FOLDER      default: below runs/, named after what was typed
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from {{ cookiecutter.package_name }}.hpc import chart, commandline, config, fitting, job, preflight, rundir, scaling, tries, windows
+from {{ cookiecutter.package_name }}.hpc import scaling_study as studies
+from {{ cookiecutter.package_name }}.hpc.config import PROJECT, Refused
+from {{ cookiecutter.package_name }}.hpc.scaling_study import Point, Study
+from {{ cookiecutter.package_name }}.hpc.tries import Try
+
+GRACE = 600  # seconds over the longest walltime, after which nothing is expected any more
+PAUSE = 60  # seconds between two questions to the scheduler, at most
+PATIENCE = 600  # seconds for plan.py, which traces a large network once
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words = "nodes=, scaling=, lr=, steps=, out=, and whatever submit.py takes"
+    parser.add_argument("words", nargs="*", metavar="key=value", help=words)
+    parser.add_argument("--no-wait", action="store_true", help="submit, show what is there, and leave")
+    parser.add_argument("--again", action="store_true", help="submit failed points again, with the code as it is now")
+    asked = parser.parse_intermixed_args()
+    try:
+        sys.exit(run(asked))
+    except KeyboardInterrupt:
+        print(f"\ninterrupted: queued jobs go on, and so does this with\n  {command(asked.words)}", file=sys.stderr)
+        sys.exit(130)
+
+
+def run(asked: argparse.Namespace) -> int:
+    """The exit code: 0, done or on its way; 1, a point has failed."""
+    study = studies.read(asked.words)
+    points, cfgs = checked(study)
+    print("\n".join(scaling.asked(study, points, [job.of(cfg) for cfg in cfgs])), flush=True)
+    folder = place(study, cfgs[0])
+    submit(folder, points, cfgs[0].cluster.scheduler, asked.again)
+    found = wait(folder, points, cfgs, asked.no_wait)
+    return conclude(study, folder, found, asked.words)
+
+
+def checked(study: Study) -> tuple[list[Point], list[DictConfig]]:
+    """All points and their configs, each of which would run. Raises `Refused`."""
+    first = commandline.compose_overrides(study.first)
+    try:
+        preflight.rules(first)
+    except Refused as refused:
+        if refused.key != studies.BATCH:  # told below, for all points at once
+            raise
+    points = studies.points(study, first)
+    cfgs = [commandline.compose_overrides(point.words) for point in points]
+    for cfg in cfgs:
+        preflight.rules(cfg)
+        preflight.submitting(cfg)
+    preflight.files(cfgs[0])  # the data of all
+    fitting.refuse_too_big(cfgs[0], points[0].words)  # on more nodes no device holds more
+    return points, cfgs
+
+
+def place(study: Study, first: DictConfig) -> Path:
+    """The study's folder, made the first time. Raises `Refused` where it is not this study's."""
+    folder = Path(study.out or PROJECT / "runs" / f"scaling_{first.name}_{study.digest}").expanduser().absolute()
+    note, text = folder / "study.json", studies.record(study, first)
+    if folder.is_dir() and any(folder.iterdir()) and not (note.exists() and note.read_text(encoding="utf-8") == text):
+        rule = "holds something else, or a study of other words or of a config that was changed since"
+        raise Refused("out", folder, rule, "out=<a new folder>")
+    rundir.create(folder, first.group_readable)
+    note.write_text(text, encoding="utf-8")
+    return folder
+
+
+def submit(folder: Path, points: Sequence[Point], scheduler: str, again: bool) -> None:
+    """A job for each point that has none; with `again` also for those that failed. Leaves where submit.py refuses."""
+    for one in tries.look(folder, points, scheduler):
+        if one.state.word == tries.REFUSED or (again and one.failed):
+            words = to_type(folder, one)
+            print(f"{one.name}: job {hand_over(words)}, {words[-1].partition('=')[2]}", flush=True)
+
+
+def to_type(folder: Path, one: Try) -> list[str]:
+    """For submit.py: the job that was written before, where a full queue, say, refused it; else a new try."""
+    if one.state.word == tries.REFUSED and one.run and (one.run.path / "job.sh").exists():
+        return [f"resume={one.run.path}"]
+    return [*one.point.words, f"run_dir={tries.directory(folder, one.point.nodes, again=True)}"]
+
+
+def hand_over(words: Sequence[str]) -> str:
+    """submit.py, as a person types it; the job's number. Ctrl-C does not reach it: it may have queued the job."""
+    process = subprocess.Popen(
+        [sys.executable, str(PROJECT / "submit.py"), "--parsable", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate()
+    except KeyboardInterrupt:
+        process.communicate()
+        raise
+    sys.stderr.write(err)
+    if process.returncode:  # it has said why
+        print("the jobs above are queued; the same command goes on from there", file=sys.stderr)
+        sys.exit(process.returncode)
+    return out.split()[0]
+
+
+def wait(folder: Path, points: Sequence[Point], cfgs: Sequence[DictConfig], no_wait: bool) -> list[Try]:
+    """What has become of all points once no job is on its way; or, of those that nothing is heard of, after a limit."""
+    limit = GRACE + max(job.of(cfg).seconds for cfg in cfgs)
+    begun = changed = time.monotonic()
+    said = ""
+    while True:
+        found = tries.look(folder, points, cfgs[0].cluster.scheduler)
+        active, now = [one for one in found if one.state.active], time.monotonic()
+        words = ", ".join(one.told for one in found)
+        if words != said:
+            said, changed = words, now
+            print(f"{time.strftime('%H:%M:%S')} {words}", flush=True)
+        queued = any(one.state.word == "pending" for one in active)
+        if no_wait or not active or (not queued and now - changed > limit):
+            return found
+        time.sleep(min(max((now - begun) / 10, 1), PAUSE))
+
+
+def conclude(study: Study, folder: Path, found: Sequence[Try], words: Sequence[str]) -> int:
+    """The table and the files, as far as points are done; what is missing, and what to type. The exit code."""
+    runs = {one.point.nodes: one.run for one in found if one.run and one.finished}
+    done = {nodes: numbers for nodes, run in runs.items() if (numbers := windows.read(run.path))}
+    if done:
+        write(study, folder, found, done)
+    for one in found:
+        if one.failed and one.run:
+            print(f"{one.name} {one.state.word}: {one.state.why}")
+            print(f"  to go on from its last checkpoint: python submit.py resume={shlex.quote(str(one.run.path))}")
+        elif one.finished and one.point.nodes not in done:
+            print(f"{one.name} finished, but left no curves of perf/ that can be read")
+    if any(one.failed for one in found):
+        print(f"  to start afresh, with the code as it is now: {command(words)} --again")
+    if waits := any(one.state.active for one in found):
+        print(f"the rest, once their jobs have ended: {command(words)}")
+    return 0 if waits or len(done) == len(found) else 1
+
+
+def write(study: Study, folder: Path, found: Sequence[Try], done: dict[int, windows.Measured]) -> None:
+    points = [one.point for one in found]
+    plans = {point.nodes: plan(point.words) for point in points if point.nodes in done}
+    rows = scaling.rows(points, done, plans)
+    cells, notes = scaling.table(rows), [*scaling.legend(study, rows), scaling.compared(study, points)]
+    print("\n".join([*scaling.aligned(cells), *notes]))
+    title = f"{study.scaling.capitalize()} scaling, {study.steps} steps: `{' '.join(study.words)}`"
+    page = scaling.markdown(title, cells, [*notes, studies.why(study, points)])
+    (folder / "scaling.md").write_text(page, encoding="utf-8")
+    (folder / "scaling.csv").write_text(scaling.as_csv(rows), encoding="utf-8")
+    chart.png(scaling.charts(study, rows), folder / "scaling.png")
+    print(f"{folder}/scaling.csv, scaling.md, scaling.png")
+
+
+def plan(words: Sequence[str]) -> scaling.Plan:
+    """What plan.py predicts for these words, where it can."""
+    command = [sys.executable, str(PROJECT / "plan.py"), *words, "--json"]
+    try:
+        said = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE).stdout)
+        return scaling.Plan(said.get("rate"), (said.get("step") or {}).get("seconds"))
+    except (OSError, ValueError, AttributeError, subprocess.TimeoutExpired):
+        return scaling.Plan()
+
+
+def command(words: Sequence[str]) -> str:
+    return shlex.join(["python", "tools/scale.py", *words])
+
+
+if __name__ == "__main__":
+    with config.refusals():
+        main()
