@@ -166,6 +166,35 @@ def scaled(desk: Desk, command: str) -> None:
     assert len(list(out.glob("nodes-*/job.sh"))) == 4
 
 
+def planned(desk: Desk, command: str) -> None:
+    picture = desk.folder / "plan.png"
+    said = desk.succeeds(re.sub(r"plot=\S+", f"plot={shlex.quote(str(picture))}", command))
+    assert "memory of a GPU" in said and "tokens/s" in said
+    assert picture.exists() == ("plot=" in command)
+
+
+def dry(desk: Desk, command: str) -> None:
+    """The job script is printed instead of submitted."""
+    script = desk.succeeds(command.replace("--wait", "--dry-run"))
+    desk.succeeds(f"bash -n <<<{shlex.quote(script)}")
+
+
+def boarded(desk: Desk, command: str) -> None:
+    """Started, read until it says where it is, asked, and ended as Ctrl-C does."""
+    command = re.sub(r"runs/\w+", shlex.quote(str(desk.brief_run)), command)
+    command = command if str(desk.brief_run) in command else f"{command} {shlex.quote(str(desk.brief_run))}"
+    board = subprocess.Popen(
+        ["bash", "-c", f"exec {command}"], cwd=desk.project, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        said = board.stdout.readline()
+        address = re.search(r"http://\S+", said)
+        assert address and answers(address[0], board), said
+    finally:
+        board.send_signal(signal.SIGINT)
+        assert board.wait(timeout=30) == 0
+
+
 def collected(desk: Desk, command: str) -> None:
     """test_generated.py runs it."""
     desk.succeeds(f"{command} --collect-only -q")
@@ -210,6 +239,10 @@ HOW = [
     (r"(python -m )?(ruff|pyright).*", as_it_stands),
     (r"python report\.py runs/NAME", reported),
     (r"python report\.py", as_it_stands),
+    (r"python plan\.py .*", planned),
+    (r"python tools/board\.py.*", boarded),
+    (r"python tools/comm\.py .*accelerator=cpu.*", as_it_stands),
+    (r"python tools/comm\.py .*", dry),  # test_slurm_comm.py has Slurm run it
     (r"python submit\.py.* --render .*", rendered),
     (r"python submit\.py.*", submitted),
     (r"sbatch runs/NAME/job\.sh", elsewhere),  # test_slurm_requeue.py and test_chaos.py have Slurm run it
