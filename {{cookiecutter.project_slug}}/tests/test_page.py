@@ -371,6 +371,21 @@ def test_one_of_two_nodes_has_no_samples(run_dir: Path) -> None:
     assert ": 2 GPUs of 1 node, their sampled power" in reported(run_dir)[0].under("Energy")
 
 
+def test_while_nobody_looked_no_energy_is_counted(run_dir: Path) -> None:
+    file = sampled(run_dir, "n1")
+    before = usage.read(file)[0].energy()
+    file.write_text(file.read_text() + f"{BEGAN + 9000},2,35.5,80.1,,52,12.25,300,61,52,12.25,300,61\n")
+    assert usage.read(file)[0].energy() == before
+
+
+def test_a_number_without_the_end_of_its_line_may_be_half_of_one(run_dir: Path) -> None:
+    file = sampled(run_dir, "n1")
+    cut(file, 2)  # 61, the newline and a digit
+    node, damaged = usage.read(file)
+    assert damaged == 1
+    assert set(node.gpus("celsius")[1]) == {30, 61}
+
+
 def test_half_written_and_damaged_lines_of_samples(run_dir: Path) -> None:
     file = run_dir / "monitor" / "n1.csv"
     whole = usage.read(file)[0].columns["time"]
@@ -461,7 +476,9 @@ SACCT = """17|COMPLETED|00:10:00||01:00:00|cpu=64,gres/gpu=4,node=2|0:0
 def test_sacct_is_asked_for_each_start_of_a_job(run_dir: Path, commands: Path) -> None:
     stub(commands, "sacct", f"echo \"$*\" >{commands}/asked\nprintf '%s' '{SACCT}{SACCT}'")
     found, why = accounts.ask("slurm", ["17", "17", "--help"])
-    assert (commands / "asked").read_text().split()[-1] == "--jobs=17"
+    asked = (commands / "asked").read_text().split()
+    assert asked[-1] == "--jobs=17"
+    assert "--duplicates" in asked  # each start of a requeued job
     assert why == ""
     assert (
         found
