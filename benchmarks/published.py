@@ -4,7 +4,7 @@ import argparse
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import combinations
@@ -31,6 +31,7 @@ class Run:
     unit: str
     counts: int  # how many times forward of a block is in its FLOPs
     measured: float
+    days: float | None  # for 300 billion tokens
     fitted: bool
 
     @property
@@ -43,13 +44,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a list of rows, in JSON")
     asked = parser.parse_args()
     with project():
-        known = list(runs())
-        told = {run: predicted(run) for run in known}
-    for run in known:
-        mark = "fitted" if run.fitted else ""
-        said = f"{told[run]:9.4g} for {run.measured:<9.4g} {run.unit:8} {error(run, told[run]):+6.1%} {mark}"
-        print(f"{run.table:48} {run.name:44} {said}")
-    report(judged(told), asked.out)
+        told = {run: predicted(run) for run in runs()}
+        took = {run: days(run) for run in told if run.days}
+    for run, value in told.items():
+        said = f"{value:9.4g} for {run.measured:<9.4g} {run.unit:8} {error(run, value):+6.1%}"
+        mark = " fitted" if run.fitted else ""
+        if run.days:
+            mark += f" {took[run]:.0f} for {run.days} days"
+        print(f"{run.table:48} {run.name:44} {said} {mark}")
+    report(judged(told, took), asked.out)
 
 
 @contextmanager
@@ -93,26 +96,36 @@ def _run(table: dict[str, Any], values: Sequence[Any], networks: dict[str, Any])
         unit=table["unit"],
         counts=table.get("counts", 3),
         measured=cells["measured"],
+        days=cells.get("days"),
         fitted=values[-1] == "fit",
     )
 
 
 def predicted(run: Run, adjusted: Any = lambda machine: machine) -> float:
     """In the unit of the run."""
-    from my_research.hpc.hardware import machine
-    from my_research.hpc.steptime import step
-
-    trace = run.network.trace()
-    seconds = step(trace, run.setup, adjusted(machine(run.gpu, run.node_gbs))).seconds
+    seconds = step_seconds(run, adjusted)
     if run.unit == "seconds":
         return seconds
     examples = run.setup.global_batch / run.setup.world_size / seconds  # per GPU
-    return examples * (trace.tokens if run.unit == "tokens" else flops(run, trace) / 1e12)
+    return examples * (run.network.time if run.unit == "tokens" else flops(run) / 1e12)
 
 
-def flops(run: Run, trace: Any) -> float:
+def step_seconds(run: Run, adjusted: Any = lambda machine: machine) -> float:
+    from my_research.hpc.hardware import machine
+    from my_research.hpc.steptime import step
+
+    return step(run.network.trace(), run.setup, adjusted(machine(run.gpu, run.node_gbs))).seconds
+
+
+def days(run: Run) -> float:
+    """For 300 billion tokens."""
+    return 300e9 / (run.setup.global_batch * run.network.time) * step_seconds(run) / 86400
+
+
+def flops(run: Run) -> float:
     """Of an example, over all GPUs that share it, as the source counts them."""
-    counted = ((run.counts if part.name == "block" else 3, work) for part in trace.parts for work in part.forward)
+    parts = run.network.trace().parts
+    counted = ((run.counts if part.name == "block" else 3, work) for part in parts for work in part.forward)
     return run.setup.tensor_parallel * sum(times * work.count * work.flops.at(1) for times, work in counted)
 
 
@@ -126,13 +139,15 @@ def error(run: Run, value: float) -> float:
     return speed(run, value) / run.speed - 1
 
 
-def judged(told: dict[Run, float]) -> list[dict[str, Any]]:
+def judged(told: dict[Run, float], took: dict[Run, float]) -> list[dict[str, Any]]:
     """The rows of results.json: average errors in percent, and how many pairs of runs are in the right order."""
+    late = [took[run] / run.days - 1 for run in took]
     paper = [run for run in told if run.table in PAPER]
     held = [run for run in told if not run.fitted]
     return [
         row("plan: error of step times, arXiv 2104.04473 table 2", [_off(paper, told)], "%", 15),
         row("plan: largest error of that table", [100 * max(abs(error(run, told[run])) for run in paper)], "%"),
+        row("plan: error of days for 300 billion tokens", [_mean(late)], "%", 15),
         row("plan: error of step times, published runs not fitted to", [_off(held, told)], "%", 15),
         row("plan: published runs not fitted to", [len(held)], "", 30, "higher"),
         row("plan: of ZeRO-3 and PTD-P on equal GPUs, the faster one is told", [strategies(told)], "%", 100, "higher"),
@@ -157,7 +172,11 @@ def ranked(chosen: Sequence[Run], told: dict[Run, float]) -> float:
 
 
 def _off(chosen: Sequence[Run], told: dict[Run, float]) -> float:
-    return 100 * statistics.mean(abs(error(run, told[run])) for run in chosen)
+    return _mean(error(run, told[run]) for run in chosen)
+
+
+def _mean(errors: Iterable[float]) -> float:
+    return 100 * statistics.mean(map(abs, errors))
 
 
 if __name__ == "__main__":

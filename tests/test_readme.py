@@ -121,6 +121,13 @@ def exported(desk: Desk, command: str) -> None:
     assert out.stat().st_size > 1000
 
 
+def searched(desk: Desk, command: str) -> None:
+    """Of a search in which nothing has begun; test_slurm_search.py has some that have."""
+    plan = {"sampler": "random", "trials": 2, "seed": 1, "metric": "val/loss", "mode": "min", "words": ["seed=1,2"]}
+    (desk.folder / "search.json").write_text(json.dumps(plan))
+    assert "has begun" in desk.succeeds(command.replace("runs/NAME", shlex.quote(str(desk.folder))))
+
+
 def packed(desk: Desk, command: str) -> None:
     """Of a few small files, made for this."""
     from PIL import Image
@@ -203,6 +210,7 @@ HOW = [
     (r"(sbatch|salloc) .*", given_to_slurm),
     (r"python train\.py resume=runs/NAME", resumed),
     (r"python tools/export\.py .*", exported),
+    (r"python tools/search\.py .*", searched),
     (r"python tools/pack\.py .*", packed),
     (r"python tools/scale\.py .*", scaled),
     (r"python train\.py .*--(help|cfg).*", as_it_stands),
@@ -241,6 +249,16 @@ def test_command(readme: str, command: str, desk: Desk) -> None:
     how = next((how for pattern, how in HOW if re.fullmatch(pattern, command)), None)
     assert how, f"say in HOW how this is run: {command}"
     how(desk, command)
+
+
+@pytest.mark.slow
+def test_python_of_the_readme(desk: Desk) -> None:
+    """With the run of two steps."""
+    text = README["project"].read_text(encoding="utf-8").replace("{{ cookiecutter.package_name }}", "my_research")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (desk.folder / "predict.py").write_text(block.replace("runs/NAME", str(desk.brief_run)))
+    said = desk.succeeds(f"PYTHONPATH=src python {shlex.quote(str(desk.folder / 'predict.py'))}")
+    assert re.fullmatch(r"tensor\(\[\d\]\) tensor\(\d\)\n", said), said
 
 
 def test_quoted_messages_are_those_of_the_sources(project: Path) -> None:

@@ -26,6 +26,14 @@ def test_function_calls_of_a_step_with_everything_on(project: Path, tmp_path: Pa
     assert calls <= 2500
 
 
+def test_watching_the_nodes_adds_nothing_to_a_step(project: Path, tmp_path: Path) -> None:
+    """But that Lightning asks of each of its six functions whether there is one, in two calls."""
+    words = {"watched": [], "not": ["callbacks.monitor=null"]}
+    programs = {name: [ours(project, tmp_path / name, *steps.TINY, *more)] for name, more in words.items()}
+    calls = taken(programs, tmp_path, steps=300, turns=1, meter="calls", warm_up=100)
+    assert calls["watched"][0] - calls["not"][0] <= 2 * 6 + 1
+
+
 def test_ranks_exchange_gradients_and_nothing_else(project: Path, tmp_path: Path) -> None:
     """But for the agreement, about once a second, and a point of the curves every fifty steps."""
     programs = {

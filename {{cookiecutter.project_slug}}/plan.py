@@ -1,8 +1,8 @@
-"""Will it fit, how long will it take, is one more node worth it: python plan.py [group=choice] [key=value] [words below]
+"""Will it fit, how long does it take, is one more node worth it: python plan.py [group=choice] [key=value] [words]
 
-  tokens=300e9, samples=1e8     how much to train on, for the time to the end; or trainer.max_steps=
-  plot=FILE.png                 a picture of rate and efficiency over nodes
-  pipeline=8 interleaved=2 micro_batch=1    stages of a pipeline and pieces in each, to compare: train.py runs none
+tokens=300e9, samples=1e8     how much to train on, for the time to the end; or trainer.max_steps=
+plot=FILE.png                 a picture of rate and efficiency over nodes
+pipeline=8 interleaved=2 micro_batch=1    stages of a pipeline and pieces in each, to compare: train.py runs none
 """
 
 import gc
@@ -96,7 +96,7 @@ def piped(layout: setup.Setup, own: dict) -> setup.Setup:
     ranks = replace(layout, **stages).data_parallel
     found = on(layout, layout.global_batch, **stages, accumulate=max(1, layout.global_batch // max(1, ranks * micro)))
     if found is None or found.micro_batch != micro:
-        rule = f"global batch = data-parallel size {ranks} * accumulate * micro-batch, and here is {layout.global_batch}"
+        rule = f"global batch {layout.global_batch} = data-parallel size {ranks} * accumulate * micro-batch"
         raise Refused("micro_batch", micro, rule, "another pipeline=, micro_batch= or data.global_batch_size=")
     return found
 
@@ -107,7 +107,7 @@ def missing(cfg: DictConfig, layout: setup.Setup, known: bool) -> list[str]:
     if not layout.accelerated:
         notes.append("a run on CPUs: only its memory is computed")
     elif not known:
-        notes.append(f"cluster={cfg.cluster.name} does not say which GPU it has (cluster.gpu=), so nobody knows if it fits")
+        notes.append(f"which GPU cluster={cfg.cluster.name} has is not known (cluster.gpu=), nor whether it fits")
     elif cfg.cluster.network_gbs is None:
         notes.append("cluster.network_gbs= is not known: what a node sends per second; only one node is timed")
     if layout.pipeline > 1:

@@ -1,4 +1,8 @@
-"""What ran and how, newest last: python report.py [RUN_DIR_OR_FOLDER ...]"""
+"""What ran and how: python report.py [RUN_DIR_OR_FOLDER ...]
+
+Of one run directory, all that is known of it, here and as the page RUN_DIR/report.html; otherwise a table of the runs,
+newest last.
+"""
 
 import argparse
 import sys
@@ -7,15 +11,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
-from {{ cookiecutter.package_name }}.hpc import config, report
+from {{ cookiecutter.package_name }}.hpc import config, history, report
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     runs = "run directories, or folders of them; default: runs/"
     parser.add_argument("places", nargs="*", type=Path, metavar="RUN_DIR_OR_FOLDER", help=runs)
     places = parser.parse_args().places or [config.PROJECT / "runs"]
-    print("\n".join(report.lines(places)))
+    found = history.find(places[0]) if len(places) == 1 else []
+    if len(found) == 1 and found[0].path == places[0]:
+        from {{ cookiecutter.package_name }}.hpc import onepage  # what draws is not needed for a table
+
+        print("\n".join(onepage.made(found[0])))
+    else:
+        print("\n".join(report.lines(places)))
 
 
 if __name__ == "__main__":

@@ -13,9 +13,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
 from omegaconf import DictConfig
 
-from {{ cookiecutter.package_name }}.hpc import commandline, config, fitting, job, move, preflight, rundir, scheduler, scripts, snapshot, sweep
+from {{ cookiecutter.package_name }}.hpc import (
+    commandline,
+    config,
+    fitting,
+    job,
+    move,
+    preflight,
+    rundir,
+    scheduler,
+    search,
+    snapshot,
+    sweep,
+)
 from {{ cookiecutter.package_name }}.hpc.config import Refused
-from {{ cookiecutter.package_name }}.hpc.scripts import describe, text, write
+from {{ cookiecutter.package_name }}.hpc.scripts import describe, text, work_dir, write
 
 
 def main() -> None:
@@ -24,6 +36,8 @@ def main() -> None:
         render(Path(asked.render), asked)
     elif asked.multirun:
         submit_sweep(asked)
+    elif asked.search:
+        submit_search(asked)
     elif run_dir := commandline.resumes(asked.overrides):
         go_on(run_dir, asked)
     else:
@@ -36,11 +50,9 @@ def arguments() -> Namespace:
     parser.add_argument("--parsable", action="store_true", help="print JOBID RUN_DIR and nothing else")
     parser.add_argument("--wait", action="store_true", help="wait for the job and exit with its exit code")
     parser.add_argument("--render", metavar="DIR", help="write a script per trainer preset, to be given to sbatch")
-    parser.add_argument("--multirun", "-m", action="store_true", help="key=a,b makes one job array of all combinations")
-    parser.add_argument("--at-once", type=int, metavar="N", help="with --multirun: so many of them at the same time")
+    search.add_options(parser)
     asked = parser.parse_intermixed_args(sys.argv[1:])
-    if asked.at_once is not None and (asked.at_once < 1 or not asked.multirun):
-        raise Refused("--at-once", asked.at_once, "is at least 1, and goes with --multirun", "--multirun --at-once 4")
+    search.refuse_options(asked)
     return asked
 
 
@@ -54,7 +66,7 @@ def go_on(run_dir: Path, asked: Namespace) -> None:
         raise Refused("resume", run_dir, rule, f"python train.py resume={run_dir}, in a job")
     moves = move.changes(run_dir, cfg)
     if moves:
-        os.chdir(scripts.work_dir(run_dir))  # its relative paths shall mean what they meant
+        os.chdir(work_dir(run_dir))  # its relative paths shall mean what they meant
         preflight.files(cfg)
         fitting.refuse_too_big(cfg, move.said(run_dir, commandline.typed(asked.overrides)))
     if asked.dry_run:
@@ -71,14 +83,15 @@ def go_on(run_dir: Path, asked: Namespace) -> None:
     hand_over(cfg, run_dir, asked)
 
 
-def submit(asked: Namespace) -> None:
-    cfg = checked(commandline.composed(asked), asked.overrides)
+def submit(asked: Namespace, program: str = "train.py") -> Path:
+    """A job of this program's ranks; its run directory."""
+    cfg = checked(commandline.composed(asked), asked.overrides if program == "train.py" else None)
     cfg.run_dir = str(rundir.choose(cfg.run_dir, cfg.name, datetime.now(), {}))
     run_dir = Path(cfg.run_dir)
-    work = describe(cfg, run_dir=run_dir)
+    work = describe(cfg, run_dir=run_dir, program=program)
     if asked.dry_run:
         print(text(work, cfg), end="")
-        return
+        return run_dir
     ready(cfg, asked, config.PROJECT)
     snapshot.refuse(cfg.dirty_tree)
     rundir.refuse_used(run_dir)
@@ -87,11 +100,10 @@ def submit(asked: Namespace) -> None:
     move.keep(run_dir, cfg, asked.overrides)
     write(work, cfg, run_dir)
     hand_over(cfg, run_dir, asked)
+    return run_dir
 
 
 def submit_sweep(asked: Namespace) -> None:
-    if asked.cfg:
-        raise Refused("--cfg", None, "shows the config of one run, and this is several", "--cfg job without --multirun")
     folder = rundir.choose(None, "sweep", datetime.now(), {})
     members = sweep.members(asked.overrides, folder)
     array = {"members": folder / "members", "num_members": len(members), "at_once": asked.at_once}
@@ -101,26 +113,53 @@ def submit_sweep(asked: Namespace) -> None:
     if asked.dry_run:
         print(text(jobs[0], first), end="")
         return
-    ready(first, asked, config.PROJECT)
-    snapshot.refuse(first.dirty_tree)
-    rundir.create(folder, first.group_readable)
-    snapshot.take(folder)
+    begin_array(first, folder, [Path(cfg.run_dir) for cfg, _ in members], asked)
     for cfg, words in members:
-        run_dir = Path(cfg.run_dir)
-        rundir.create(run_dir, cfg.group_readable)
-        (run_dir / "code").symlink_to(folder / "code")
-        move.keep(run_dir, cfg, words)
-        write(describe(cfg, run_dir=run_dir), cfg, run_dir)  # for submit.py resume=, alone
-    (folder / "members").write_text("".join(f"{cfg.run_dir}\n" for cfg, _ in members), encoding="utf-8")
+        move.keep(Path(cfg.run_dir), cfg, words)
+        write(describe(cfg, run_dir=Path(cfg.run_dir)), cfg, Path(cfg.run_dir))  # for submit.py resume=, alone
     write(jobs[0], first, folder)
     hand_over(first, folder, asked, len(members))
 
 
-def checked(cfg: DictConfig, words: Sequence[str]) -> DictConfig:
+def submit_search(asked: Namespace) -> None:
+    """As a sweep, but what its members are is decided when they start: here the corners are looked at."""
+    folder = rundir.choose(None, "search", datetime.now(), {})
+    cfgs = [checked(cfg, words) for cfg, words in search.corners(asked.overrides, folder)]
+    plan = search.plan(asked.search, asked.trials, asked.overrides, cfgs)
+    array = {"members": folder / "members", "num_members": asked.trials, "at_once": asked.at_once, "asks": True}
+    jobs = [describe(cfg, **array) for cfg in cfgs]
+    sweep.refuse_unlike(jobs)
+    if asked.dry_run:
+        print(text(jobs[0], cfgs[0]), end="")
+        return
+    run_dirs = search.run_dirs(folder, asked.trials)
+    begin_array(cfgs[0], folder, run_dirs, asked)
+    search.save(folder, plan)
+    for run_dir in run_dirs:
+        write(describe(cfgs[0], run_dir=run_dir), cfgs[0], run_dir)
+    write(jobs[0], cfgs[0], folder)
+    hand_over(cfgs[0], folder, asked, asked.trials)
+
+
+def begin_array(cfg: DictConfig, folder: Path, run_dirs: list[Path], asked: Namespace) -> None:
+    """The folder of an array: its code, and a directory for each of its runs."""
+    ready(cfg, asked, config.PROJECT)
+    snapshot.refuse(cfg.dirty_tree)
+    rundir.create(folder, cfg.group_readable)
+    snapshot.take(folder)
+    for run_dir in run_dirs:
+        rundir.create(run_dir, cfg.group_readable)
+        (run_dir / "code").symlink_to(folder / "code")
+    (folder / "members").write_text("".join(f"{run_dir}\n" for run_dir in run_dirs), encoding="utf-8")
+
+
+def checked(cfg: DictConfig, words: Sequence[str] | None) -> DictConfig:
+    """A config that may be submitted; `words`, where it trains, are what was typed."""
     preflight.rules(cfg)
     preflight.submitting(cfg)
     preflight.files(cfg)
-    fitting.refuse_too_big(cfg, words)
+    if words is not None:
+        fitting.refuse_too_big(cfg, words)
     return cfg
 
 
@@ -147,8 +186,8 @@ def hand_over(cfg: DictConfig, folder: Path, asked: Namespace, num_members: int 
     else:
         print(f"job {' '.join(jobs)}\nrun directory {folder}\nlog {scheduler.log(folder, jobs[0], num_members)}")
         print(f"asks for at most {size}: {cost}")
-    if asked.wait:
-        sys.exit(command.wait())
+    if asked.wait and (code := command.wait()):
+        sys.exit(code)
 
 
 def render(folder: Path, asked: Namespace) -> None:

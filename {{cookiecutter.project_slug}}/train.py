@@ -25,7 +25,7 @@ def main(place: launch.Place, warned: watch.Warned) -> None:
     except watch.Stopped as stopped:
         if launch.speaks(place, environ):
             print(f"stopped at step {stopped.step}: {stopped.why}\nrun directory {cfg.run_dir}", flush=True)
-        sys.exit(job.CONTINUE if stopped.outcome == "continue" else 1)
+        sys.exit({"continue": job.CONTINUE, "finished": 0}.get(stopped.outcome, 1))
     if metrics:
         print(f"run directory {cfg.run_dir}")
     for name, value in metrics.items():
@@ -56,7 +56,7 @@ def fit_and_test(
     import lightning
     import torch
 
-    from {{ cookiecutter.package_name }}.hpc import curves, record, resume, strategies, weights
+    from {{ cookiecutter.package_name }}.hpc import curves, lean, record, resume, search, strategies, weights
 
     gc.freeze()  # what the libraries made stays: no later collection looks through it, and no worker copies it
     gc.enable()
@@ -78,19 +78,21 @@ def fit_and_test(
         warned,
         end=float(environ.get("HPC_JOB_END") or 0) or None,
         leave=partial(rundir.end, run_dir, beginning.claim, beginning.attempt),
+        member=search.member(run_dir) if beginning.claim else None,
     )
     double = strategies.double(cfg.trainer.precision)
     trainer = config.build(
         cfg.trainer,
         logger=record.logger(cfg, found),
-        callbacks=[curves.Curves(), going_on, *config.build_each(cfg.callbacks)],
+        callbacks=lean.called([curves.Curves(), going_on, *config.build_each(cfg.callbacks)]),
         precision=None if double else cfg.trainer.precision,
         plugins=[record.environment(place), *double],
         enable_checkpointing=False,  # Lightning's own: neither atomic nor exact
     )
     record.config(trainer, cfg)
     if not cfg.test_only:
-        trainer.fit(module, data, ckpt_path=found.path if found else None)
+        with record.given_up(trainer, cfg, going_on):
+            trainer.fit(module, data, ckpt_path=found.path if found else None)
     tested = dict(trainer.test(module, data, verbose=False)[0])
     record.result(trainer, cfg, going_on.metrics | tested)
     trainer.strategy.barrier()

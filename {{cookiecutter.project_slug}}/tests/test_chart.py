@@ -101,14 +101,21 @@ def test_a_long_curve_is_thinned_and_keeps_its_spikes() -> None:
     assert chart.thinned(points[:100], 800) == points[:100]
 
 
-def test_a_band_that_is_short_is_seen_and_one_beyond_the_data_is_not() -> None:
-    bands = [Band("start", -5, 10), Band("checkpoint", 50, 50.001), Band("validation", 200, 300)]
+def test_a_band_that_is_short_is_seen_and_the_axis_holds_all_of_them() -> None:
+    bands = [Band("start", -100, 0), Band("checkpoint", 50, 50.001), Band("damaged", math.inf, math.nan)]
     lines, boxes, texts = drawn(Chart("Loss", "step", "loss", [LINE], bands))
-    areas = [box for box in boxes if box.size[1] > 50]
-    assert len(areas) == 1
-    assert areas[0].corner[0] == pytest.approx(curve(Chart("", "step", "loss", [LINE]))[0].points[0][0])
-    assert any(line.colour == "series-3" and line.points[0][0] == line.points[1][0] for line in lines)
-    assert {"start", "checkpoint", "validation", "loss"} <= {text.text for text in texts}
+    (area,) = [box for box in boxes if box.size[1] > 50]
+    (curve,) = [line for line in lines if line.colour == "series-1" and len(line.points) == 3]
+    assert area.corner[0] + area.size[0] == pytest.approx(curve.points[0][0])
+    (saved,) = [line for line in lines if line.colour == "series-5"]
+    assert saved.points[0][0] == pytest.approx(curve.points[1][0], abs=0.1)
+    assert {"start", "checkpoint", "loss", "-100", "100"} <= {text.text for text in texts}
+
+
+def test_an_axis_begins_at_0_if_it_is_to() -> None:
+    busy = Series("GPU", [(0, 99.5), (1, 100.0)])
+    assert "0" not in {text.text for text in drawn(Chart("", "x", "%", [busy]))[2] if text.anchor == "end"}
+    assert "0" in {text.text for text in drawn(Chart("", "x", "%", [busy], from_zero=True))[2] if text.anchor == "end"}
 
 
 def test_what_stands_in_names_is_text() -> None:

@@ -543,6 +543,28 @@ def test_an_array_member_runs_in_its_directory(cluster: Pbs) -> None:
     assert not list(members[0].glob("*-29.log"))
 
 
+ASKED = """
+python() {
+    [ "$1" = "$run_dir/code/tools/search.py" ] && [ "$2 $3" = "--ask $run_dir" ] || return 1
+    echo asked >>"$run_dir/asked"
+    [ ! -e "$run_dir/refuses" ] && touch "$run_dir/config.yaml"
+}
+"""
+
+
+def test_a_run_of_a_search_asks_once_before_its_ranks(cluster: Pbs) -> None:
+    with (cluster.code / "env.sh").open("a") as stream:
+        stream.write(ASKED)
+    job = replace(cluster.job, asks=True)
+    (cluster.run_dir / "refuses").touch()
+    assert cluster.run(job) == 2 and not (cluster.run_dir / "seen-0").exists(), cluster.log()
+    (cluster.run_dir / "refuses").unlink()
+    assert cluster.run(job) == 0, cluster.log()
+    (cluster.run_dir / "verdict").unlink()
+    assert cluster.run(job) == 0, cluster.log()
+    assert (cluster.run_dir / "asked").read_text() == "asked\n" * 2
+
+
 def test_a_script_submitted_by_hand_makes_its_directory(cluster: Pbs) -> None:
     (cluster.work / "env.sh").write_text((cluster.code / "env.sh").read_text())
     given = ("trainer=ddp", "name=a b $HOME")

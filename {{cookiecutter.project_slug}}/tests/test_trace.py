@@ -16,7 +16,11 @@ GPT_SIZES = {"num_layers": 2, "num_heads": 4, "width": 64, "vocab_size": 96, "bl
 SGD = partial(torch.optim.SGD, lr=0.1)
 
 
-def traced(make: Any = partial(GPT, **GPT_SIZES), optimize: Any = SGD, parameters: str = "32", **how: Any) -> Trace:
+def small_gpt() -> GPT:
+    return GPT(**GPT_SIZES)
+
+
+def traced(make: Any = small_gpt, optimize: Any = SGD, parameters: str = "32", **how: Any) -> Trace:
     return trace.trace(make, optimize, parameters, **how)
 
 

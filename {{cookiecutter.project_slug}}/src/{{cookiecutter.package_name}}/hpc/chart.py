@@ -11,7 +11,6 @@ from .axis import Axis, axis, drawable, number
 from .drawing import Box, Line, Mark, Point, Text, length
 
 SERIES = 6  # colours
-MOST = 800  # points of a line; more than a picture can show
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Band:
-    """A marked span of x."""
+    """A marked span of x, also where there are no points."""
 
     name: str
     begin: float
@@ -43,6 +42,7 @@ class Chart:
     bands: Sequence[Band] = ()
     log_x: bool = False
     log_y: bool = False
+    from_zero: bool = False  # a linear y axis begins at 0
 
 
 def svg(chart: Chart, width: int = 640, height: int = 300) -> str:
@@ -68,13 +68,14 @@ def told(chart: Chart) -> str:
 
 def marks(chart: Chart, width: int, height: int) -> list[Mark]:
     """The drawing, in pixels from the upper left corner."""
-    lines = [(series, gapless) for series in chart.series for gapless in _gapless(series, chart.log_x, chart.log_y)]
+    lines = [(series, gapless) for series in chart.series for gapless in _gapless(series, chart, 2 * width)]
     points = [point for _, line in lines for point in line]
-    colours = {name: f"series-{index % SERIES + 1}" for index, name in enumerate(_names(chart))}
+    colours = _colours(chart)
     legend, top = _legend(chart, colours, width)
-    vertical = axis([y for _, y in points], max(2, int(height - top - 40) // 36), chart.log_y, to_ticks=True)
+    heights = [y for _, y in points] + [0.0] * (chart.from_zero and not chart.log_y and bool(points))
+    vertical = axis(heights, max(2, int(height - top - 40) // 36), chart.log_y, to_ticks=True)
     left = 16.0 + length(max((name for _, name in vertical.ticks), key=len, default=""))
-    ends = [x for x, _ in points] or [x for band in chart.bands for x in (band.begin, band.end)]
+    ends = [x for x, _ in points] + [x for band in _drawable(chart) for x in (band.begin, band.end)]
     horizontal = axis(ends, max(2, int(width - left) // 80), chart.log_x)
     frame = Frame(horizontal, vertical, left, top, width - 24.0, height - 40.0)
     nothing = [] if points else [Text(((left + width) / 2, (top + height) / 2 - 20), "no data", anchor="middle")]
@@ -102,7 +103,7 @@ class Frame:
         return self.across(point[0]), self.bottom + self.y.at(point[1]) * (self.top - self.bottom)
 
     def across(self, x: float) -> float:
-        return self.left + self.x.at(min(max(x, self.x.low), self.x.high)) * (self.right - self.left)
+        return self.left + self.x.at(x) * (self.right - self.left)
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
@@ -118,14 +119,19 @@ def thinned(points: Sequence[Point], most: int) -> list[Point]:
     return kept
 
 
-def _gapless(series: Series, log_x: bool, log_y: bool) -> Iterator[list[Point]]:
-    for good, points in groupby(series.points, lambda p: drawable(p[0], log_x) and drawable(p[1], log_y)):
+def _gapless(series: Series, chart: Chart, most: int) -> Iterator[list[Point]]:
+    for good, points in groupby(series.points, lambda p: drawable(p[0], chart.log_x) and drawable(p[1], chart.log_y)):
         if good:
-            yield thinned(list(points), MOST)
+            yield thinned(list(points), most)
 
 
-def _names(chart: Chart) -> list[str]:
-    return list(dict.fromkeys([series.name for series in chart.series] + [band.name for band in chart.bands]))
+def _colours(chart: Chart) -> dict[str, str]:
+    """Of each name; lines take the first colours, bands the last."""
+    lines = dict.fromkeys(series.name for series in chart.series)
+    bands = dict.fromkeys(band.name for band in chart.bands if band.name not in lines)
+    return {name: f"series-{index % SERIES + 1}" for index, name in enumerate(lines)} | {
+        name: f"series-{SERIES - index % SERIES}" for index, name in enumerate(bands)
+    }
 
 
 def _legend(chart: Chart, colours: dict[str, str], width: int) -> tuple[list[Mark], float]:
@@ -150,13 +156,16 @@ def _key(style: str | None, x: float, y: float, colour: str) -> Mark:
 
 
 def _bands(chart: Chart, colours: dict[str, str], frame: Frame) -> Iterator[Mark]:
-    for band in chart.bands:
-        if band.end >= frame.x.low and band.begin <= frame.x.high:
-            begin, end = frame.across(band.begin), frame.across(band.end)
-            if end - begin < 2:  # however short, it is seen
-                yield Line([(begin, frame.top), (begin, frame.bottom)], colours[band.name], 1.5)
-            else:
-                yield Box((begin, frame.top), (end - begin, frame.bottom - frame.top), colours[band.name])
+    for band in _drawable(chart):
+        begin, end = frame.across(band.begin), frame.across(band.end)
+        if end - begin < 2:  # however short, it is seen
+            yield Line([(begin, frame.top), (begin, frame.bottom)], colours[band.name], 1.5)
+        else:
+            yield Box((begin, frame.top), (end - begin, frame.bottom - frame.top), colours[band.name])
+
+
+def _drawable(chart: Chart) -> list[Band]:
+    return [band for band in chart.bands if drawable(band.begin, chart.log_x) and drawable(band.end, chart.log_x)]
 
 
 def _grid(chart: Chart, frame: Frame) -> Iterator[Mark]:

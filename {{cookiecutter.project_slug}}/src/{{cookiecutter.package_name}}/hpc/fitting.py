@@ -1,11 +1,12 @@
-"""Does a run fit on the GPUs that its config asks for? Between a config and the pure functions of the plan. No torch."""
+"""Does a run fit on the GPUs that its config asks for? Between a config and the plan's pure functions. No torch."""
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from omegaconf import DictConfig
 
-from . import changes, traces
+from . import changes, network, traces
 from .commandline import compose_overrides
 from .config import Refused
 from .hardware import Machine, machine
@@ -20,17 +21,35 @@ SHOWN = 3  # ways out
 def machine_of(cfg: DictConfig) -> Machine | None:
     """What the run runs on; None where the cluster's file does not say, or the run takes no GPU.
 
+    Of links between GPUs, what tools/comm.py has measured counts for more than what the cluster's file says.
+
     Raises:
         Refused: a GPU that hpc/hardware.yaml does not have.
     """
     cluster = cfg.cluster
     if not of(cfg).accelerated or not cluster.gpu:
         return None
-    return machine(cluster.gpu, cluster.network_gbs, cluster.gpu_link_gbs, tf32=cfg.matmul_precision != "highest")
+    nominal = machine(cluster.gpu, cluster.network_gbs, cluster.gpu_link_gbs, tf32=cfg.matmul_precision != "highest")
+    return with_measured(nominal, network.measured(cluster.name), cluster.gpus_per_node)
+
+
+def with_measured(nominal: Machine, measured: network.Measured | None, devices: int | None) -> Machine:
+    """The machine with the bandwidths that were measured, which already are the share that can be reached.
+
+    Across nodes each GPU of a node had a ring of its own, all at once: together they are what the node sends.
+    """
+    within = measured.within if measured else None
+    across = measured.across if measured else None
+    known = nominal
+    if within:
+        known = replace(known, gpu=replace(known.gpu, link_gbs=within.gbs / nominal.network.link_share))
+    if across and devices:
+        known = replace(known, node_gbs=across.gbs * devices / nominal.network.share)
+    return known
 
 
 def refuse_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
-    """Before the queue: what cannot fit is not submitted, unless `force=true`. What cannot be traced is, with a warning.
+    """Before the queue: what cannot fit is refused, but for `force=true`. What cannot be traced passes with a warning.
 
     Raises:
         Refused: with the smallest changes that would make it fit.

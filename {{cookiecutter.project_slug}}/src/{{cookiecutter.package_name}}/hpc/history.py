@@ -14,7 +14,8 @@ from . import causes, claim, logs, rundir
 from .logs import text
 
 SKEW = 5  # seconds that the clocks of nodes may differ
-BY_SUBMIT = {"submitted.json", "job.sh", "node.sh", "config.yaml"}  # no signs of life of a run
+LATEST = 2**36  # unix time of a file that is sound: the year 4147
+NOT_ITS_OWN = {"submitted.json", "job.sh", "node.sh", "config.yaml", "report.html"}  # no signs of life of a run
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def changes(run: Run) -> list[float]:
     files = [path for job in {attempt.job for attempt in run.attempts} for path in logs.files(run.path, job)]
     for folder, inside, names in os.walk(run.path):
         inside[:] = [name for name in inside if name != "code" and name[0] != "."]
-        ours = [name for name in names if name not in BY_SUBMIT and not name.endswith(".log")]
+        ours = [name for name in names if name not in NOT_ITS_OWN and not name.endswith(".log")]
         files += [Path(folder, name) for name in ours]
     return [when for path in files if (when := _changed(path))]
 
@@ -190,7 +191,8 @@ def _events(file: Path) -> tuple[int | None, dict[str, float]]:
 
 
 def _is_run(folder: Path) -> bool:
-    made = (folder / "config.yaml").exists() and (folder / "job.sh").exists()
+    # A run of a search has no config before it starts.
+    made = (folder / "job.sh").exists() and ((folder / "config.yaml").exists() or _member(folder) is not None)
     return made or (folder / "attempts.jsonl").exists() or any(folder.glob("errors/*/rank-*.txt"))
 
 
@@ -236,7 +238,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _sound(note: Any, **kinds: type) -> bool:
     """Is it one of ours? It has a time, and lists and dicts where they belong."""
-    if not isinstance(note, dict) or not isinstance(note.get("time"), int | float):
+    if not isinstance(note, dict) or not isinstance(when := note.get("time"), int | float) or not 0 <= when < LATEST:
         return False
     return all(isinstance(note.get(key, kind()), kind) for key, kind in kinds.items())
 

@@ -52,6 +52,8 @@ class Job:
     code: Path | None = None  # train.py and env.sh lie here; None: where sbatch is typed
     work_dir: Path | None = None  # relative paths of the config count from here; None: where sbatch is typed
     venv: Path | None = None  # None: env.sh's own default
+    asks: bool = False  # a member of a search: before its first start it asks for its values
+    program: str = "train.py"  # what the ranks run, a path within the code
 
     @property
     def gpu_hours(self) -> float:
@@ -59,7 +61,7 @@ class Job:
         return self.nodes * self.gpus_per_node * self.seconds / 3600
 
 
-def of(cfg: DictConfig, arguments: tuple[str, ...] = (), **places: Path | int | None) -> Job:
+def of(cfg: DictConfig, arguments: tuple[str, ...] = (), **places: Path | int | str | bool | None) -> Job:
     """The job that a checked config describes; `places` are fields of `Job` from `run_dir` on.
 
     Raises:

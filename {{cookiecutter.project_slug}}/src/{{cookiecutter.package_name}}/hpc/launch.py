@@ -3,11 +3,9 @@
 Everything down to `meet` needs no torch: it is judged before the heavy imports.
 """
 
-import ctypes
 import json
 import os
 import re
-import signal
 import socket
 import time
 import zlib
@@ -18,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from .config import Refused
+from .process import die_with_parent
 
 # launcher -> the variables that hold rank, world size, rank on the node, ranks on the node. In this order: a later one
 # may have started an earlier one (srun a torchrun, say).
@@ -107,7 +106,7 @@ def settle(place: Place, suffix: str, environ: MutableMapping[str, str]) -> None
         environ["MASTER_ADDR"] = address
         environ.setdefault("MASTER_PORT", str(10000 + zlib.crc32(key.encode()) % 20000))
     else:
-        die_with_parent()
+        die_with_parent()  # torchrun starts workers in sessions of their own, where PBS does not find them
     environ.update(
         {
             "RANK": str(place.rank),
@@ -120,12 +119,6 @@ def settle(place: Place, suffix: str, environ: MutableMapping[str, str]) -> None
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
     )
-
-
-def die_with_parent() -> None:
-    """End when the parent ends: torchrun starts workers in sessions of their own, where PBS does not find them."""
-    PR_SET_PDEATHSIG = 1
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def meet(place: Place, environ: Mapping[str, str], seconds: float) -> Any:

@@ -1,5 +1,6 @@
 """What Lightning does at every step, at less cost."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
@@ -9,6 +10,10 @@ from lightning.pytorch.profilers import Profiler
 
 WAITS = "train_dataloader_next"  # how the name of the timing point around a batch's loading ends
 NOTHING = nullcontext()
+# What Lightning calls of every callback at every step; where it is no function, it goes on to the next callback.
+EACH_STEP = ("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad")
+EACH_STEP += ("on_before_backward", "on_after_backward", "on_before_optimizer_step")
+EMPTY = {name: getattr(L.Callback, name) for name in EACH_STEP}
 
 
 class Module(L.LightningModule):
@@ -42,3 +47,17 @@ class Clock(Profiler):
 
     def profile(self, action_name: str) -> Any:
         return NOTHING
+
+
+def called(callbacks: Sequence[L.Callback]) -> list[L.Callback]:
+    """The same callbacks, without those functions that do nothing at each step."""
+    for callback in callbacks:
+        for name, empty in EMPTY.items():
+            if getattr(type(callback), name) is empty:
+                drop(callback, name)
+    return list(callbacks)
+
+
+def drop(callback: L.Callback, name: str) -> None:
+    """From now on this function of the callback is not called any more."""
+    setattr(callback, name, None)

@@ -61,7 +61,7 @@ def states(numbers: float, kept: float | None, setup: Setup) -> tuple[float, flo
     sharded = copy / ranks
     weights = sharded if setup.sharding == "zero3" else copy
     gradients = copy if setup.sharding == "zero1" else sharded
-    return (0.0 if setup.offload else weights), (0.0 if setup.offload else gradients), (0.0 if setup.offload else master)
+    return (0.0, 0.0, 0.0) if setup.offload else (weights, gradients, master)
 
 
 def _peak(parts: Sequence[Part], examples: float, setup: Setup, gradient: float) -> float:

@@ -33,7 +33,7 @@ def text(job: Job) -> str:
         f"work_dir={_quote(job.work_dir)}",
         f"run_dir={run_dir}",
         f"node={_quote(job.members.parent / 'node.sh') if job.members else '$run_dir/node.sh'}",
-        _function("setup", *job.setup),
+        _function("setup", *job.setup, *_asking(job)),
         _function("launch", f'exec {job.launcher} /bin/bash "$node" "$@"'),
     ]
     if not (job.run_dir or job.members):  # submitted by hand: nobody has made the run directory
@@ -57,7 +57,7 @@ def node_text(job: Job) -> str:
     arguments = ['resume="$run_dir"'] if job.code else [shlex.quote(argument) for argument in job.arguments]
     ranks = [" ".join(filter(None, ["exec setsid", job.container, 'python -c "$torchrun"']))]
     ranks += [f'--nnodes={job.nodes} --nproc-per-node={job.tasks_per_node} --max-restarts=0 "$@"']
-    ranks += [" ".join(['"$code/train.py"', *arguments])]
+    ranks += [" ".join([f'"$code/{job.program}"', *arguments])]
     settings = [
         f"umask {job.umask}",
         "run_dir=$1 attempt=$2 address=$3 port=$4 id=$5 end=$6",
@@ -87,6 +87,16 @@ def _directives(job: Job) -> list[str]:
     if folder and f"{folder}".isascii() and f"{folder}".isprintable():  # qsub takes no other paths, and quotes as bash
         lines += ["-o " + _quote(f"{folder}/")]
     return [f"#PBS {line}" for line in [*lines, *job.options]]
+
+
+def _asking(job: Job) -> list[str]:
+    """A run of a search gets its values once, on the first node, before its ranks start."""
+    if not job.asks:
+        return []
+    env = [] if job.container else [f"export VENV={_quote(job.venv)}", "CLUSTER='' source \"$run_dir/code/env.sh\""]
+    python = " ".join(filter(None, [job.container, "python"]))
+    ask = " && ".join([*env, f'{python} "$run_dir/code/tools/search.py" --ask "$run_dir"'])
+    return [f'[ -e "$run_dir/config.yaml" ] || ({ask}) || exit 2']
 
 
 def _function(name: str, *lines: str) -> str:

@@ -11,7 +11,9 @@ UNITS = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]
 TIMES = [(86400, "days"), (3600, "hours"), (60, "minutes"), (1, "s")]
 
 
-def lines(plan: Plan, title: str, finish: Finish | None, checkpoint: Checkpoint | None, notes: Sequence[str]) -> list[str]:
+def lines(
+    plan: Plan, title: str, finish: Finish | None, checkpoint: Checkpoint | None, notes: Sequence[str]
+) -> list[str]:
     """One screen."""
     return [
         title,
@@ -106,7 +108,8 @@ def _row_dict(row: Row) -> dict[str, Any]:
 def charts(plan: Plan) -> list[Chart]:
     """Rate and efficiency over nodes."""
     kinds = {"same global batch": "strong", "same batch per GPU": "weak"}
-    named = {name: [(row.nodes, rate) for row in plan.scaling if (rate := getattr(row, kind))] for name, kind in kinds.items()}
+    rows = {name: [(row.nodes, getattr(row, kind)) for row in plan.scaling] for name, kind in kinds.items()}
+    named = {name: [(nodes, rate) for nodes, rate in found if rate] for name, found in rows.items()}
     rates = [Series(name, [(nodes, rate.rate) for nodes, rate in found]) for name, found in named.items()]
     shares = [Series(name, [(nodes, 100 * rate.efficiency) for nodes, rate in found]) for name, found in named.items()]
     unit = f"{plan.trace.examples_are} per second"

@@ -49,6 +49,7 @@ def rules(cfg: DictConfig) -> None:
     _strategy_rules(strategy, trainer, cfg)
     _network_rules(strategy, cfg)
     sections.batch(cfg)
+    sections.monitor(cfg)
     _bind_targets(cfg.data, "data")
 
 

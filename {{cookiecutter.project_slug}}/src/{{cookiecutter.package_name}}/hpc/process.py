@@ -1,6 +1,9 @@
-"""Which process that is, so that another one with its number is not taken for it."""
+"""Which process that is, so that another one with its number is not taken for it; since when, and how long it lives."""
 
+import ctypes
 import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,3 +24,18 @@ def identity(pid: int) -> list[Any] | None:
         return [BOOT.read_text().strip(), asks, pid, fields[19]]
     except (OSError, IndexError):
         return None
+
+
+def began() -> float:
+    """Unix time when this process was started, to a hundredth of a second; where there is no /proc, now."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return time.time()
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def die_with_parent() -> None:
+    """End when the parent ends, however it does: the kernel sees to it."""
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

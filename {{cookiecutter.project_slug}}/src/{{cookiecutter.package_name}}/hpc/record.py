@@ -2,9 +2,10 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -23,6 +24,11 @@ from .begin import Beginning
 from .checkpoint import Checkpoint
 from .config import build, flat, frozen
 from .launch import Place
+from .node import NODE
+from .watch import Stopped
+
+if TYPE_CHECKING:
+    from .resume import Resume
 
 
 def begin(cfg: DictConfig, place: Place, beginning: Beginning, words: Sequence[str]) -> None:
@@ -50,8 +56,10 @@ def begin(cfg: DictConfig, place: Place, beginning: Beginning, words: Sequence[s
 
 def logger(cfg: DictConfig, found: Checkpoint | None) -> Any:
     """The logger of the config, told where its curves go on."""
-    goes_on = found is not None and str(cfg.logger._target_).endswith("TensorBoardLogger")
-    return build(cfg.logger, **({"purge_step": found.step + 1} if goes_on and found else {}))
+    if not str(cfg.logger._target_).endswith("TensorBoardLogger"):
+        return build(cfg.logger)
+    # Also at the beginning: TensorBoard takes the first such mark for one, and drops what is older only at the next.
+    return build(cfg.logger, purge_step=found.step + 1 if found else 0)
 
 
 @rank_zero_only
@@ -85,6 +93,17 @@ def result(trainer: L.Trainer, cfg: DictConfig, metrics: dict[str, Any]) -> None
         writer.close()
 
 
+@contextmanager
+def given_up(trainer: L.Trainer, cfg: DictConfig, resume: "Resume") -> Iterator[None]:
+    """Around fitting: a run that its search ends early has a result all the same, that of its last validation."""
+    try:
+        yield
+    except Stopped as stopped:
+        if stopped.outcome == "finished":
+            result(trainer, cfg, resume.metrics)
+        raise
+
+
 def _text(value: Any) -> str:
     """As TensorBoard takes it: a path need not be UTF-8."""
     return str(value).encode(errors="backslashreplace").decode()
@@ -103,8 +122,13 @@ def flushed(trainer: L.Trainer) -> dict[str, int]:
 
 
 def cut(run_dir: Path, sizes: Mapping[str, int]) -> None:
-    """Take away what was logged after a checkpoint: the steps that follow it will be logged again."""
+    """Take away what was logged after a checkpoint: the steps that follow it will be logged again.
+
+    Not what the nodes did meanwhile, which no step repeats.
+    """
     for file in run_dir.rglob("events.out.tfevents.*"):
+        if file.parent.name.startswith(NODE):
+            continue
         size = sizes.get(str(file.relative_to(run_dir)))
         if size is None:
             file.unlink()

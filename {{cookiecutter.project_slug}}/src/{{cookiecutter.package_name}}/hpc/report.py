@@ -14,6 +14,7 @@ WIDTH = 120  # columns of a terminal
 SHORT = 40  # characters of a reason that still fit behind the state
 RECENT = 600  # seconds: a run that wrote something since then is probably alive
 OUTCOMES = {"finished": "finished", "continue": "to be continued", "failed": "failed"}
+ACTIVE = {"running", "completing", "running?"}  # states in which a run goes on
 WELL = {"finished", "to be continued", "completed", "submitted", "not submitted", "running?"}
 
 
@@ -39,14 +40,19 @@ def lines(places: Sequence[Path]) -> list[str]:
     runs.sort(key=lambda run: (run.asked or run.since, run.path.parent, run.index))
     if not runs:
         return [f"no run in {' '.join(map(str, places))} yet: python train.py or python submit.py makes one"]
-    told = {name: _told(name, [run for run in runs if _scheduler(run) == name]) for name in states.COMMAND}
+    told = {name: _told(name, [run for run in runs if scheduler(run) == name]) for name in states.COMMAND}
     silent = [command for name, command in states.COMMAND.items() if told[name] is None and which(command)]
     now = time.time()
     return [
-        *(f"{_clean(place)}: no run" for place, some in found.items() if not some),
-        *table([row(run, told[_scheduler(run)], now) for run in runs]),
+        *(f"{clean(place)}: no run" for place, some in found.items() if not some),
+        *table([row(run, told[scheduler(run)], now) for run in runs]),
         *(f"{command} does not answer: the states are what the run directories tell" for command in silent),
     ]
+
+
+def one(run: Run) -> Row:
+    """Asks the scheduler of this run alone."""
+    return row(run, _told(scheduler(run), [run]), time.time())
 
 
 def row(run: Run, told: dict[str, State] | None, now: float) -> Row:
@@ -59,7 +65,7 @@ def row(run: Run, told: dict[str, State] | None, now: float) -> Row:
         note = note or history.first_error(run, logs_too=not (state.active or state.word in WELL))
     step, metric = history.progress(run)
     hosts = len(run.attempts[-1].hosts) if run.attempts else 0
-    runs_on = state.word in ("running", "completing") and job == run.job
+    runs_on = state.word in ACTIVE - {"running?"} and job == run.job
     return Row(
         run=run.name,
         job=job or "-",
@@ -78,10 +84,10 @@ def table(rows: Sequence[Row]) -> list[str]:
     titles = ("job", "state", "attempts", "nodes", "step", "metric", "node-hours")
     cells = [titles, *([_cell(getattr(row, title.replace("-", "_"))) for title in titles] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    names = ["run", *(_clean(row.run) for row in rows)]
+    names = ["run", *(clean(row.run) for row in rows)]
     room = min(max(map(len, names)), max(WIDTH - sum(widths) - 2 * len(widths), len("run")))
     text = []
-    for name, note, line in zip(names, ["", *(_clean(row.note) for row in rows)], cells, strict=True):
+    for name, note, line in zip(names, ["", *(clean(row.note) for row in rows)], cells, strict=True):
         if len(name) > room:
             text.append(name)
             name = ""
@@ -95,7 +101,7 @@ def table(rows: Sequence[Row]) -> list[str]:
     return text
 
 
-def _scheduler(run: Run) -> str:
+def scheduler(run: Run) -> str:
     """The one that it was submitted to; for a job made by hand, the one that is here."""
     asked = run.submitted.get("scheduler")
     return asked if asked in states.COMMAND else "slurm" if which(states.COMMAND["slurm"]) else "pbs"
@@ -111,7 +117,7 @@ def _told(scheduler: str, runs: Sequence[Run]) -> dict[str, State] | None:
 def _judged(run: Run, told: dict[str, State] | None, now: float) -> tuple[str | None, State]:
     """The job that counts and the run's state: what is certain first, what the directory lets one guess last."""
     if run.finished:
-        return run.job, State("finished")
+        return run.job, State("finished", run.why.partition(":")[0])  # pruned, where a search gave it up
     known = {job: told[job] for job in run.jobs if job in told} if told else {}
     for job, state in known.items():
         if state.active:
@@ -143,10 +149,10 @@ def _guessed(run: Run, asked: bool, now: float) -> str:
 
 
 def _cell(value: object) -> str:
-    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else _clean(value)
+    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else clean(value)
 
 
-def _clean(value: object) -> str:
+def clean(value: object) -> str:
     """On one line, without what would steer a terminal."""
     text = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
     return text if len(text) <= 400 else f"{text[:400]} ..."

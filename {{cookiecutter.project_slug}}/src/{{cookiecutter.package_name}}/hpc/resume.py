@@ -4,13 +4,13 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
 from torch import Tensor
 
-from . import checkpoint, position, randomness, record
+from . import checkpoint, phases, position, randomness, record
 from .agree import Agreement, Wish
 from .config import Refused
 from .kept import AFTERWARDS, MINE, NOTE
@@ -20,7 +20,13 @@ from .signals import ORPHANED
 from .watch import Stopped, Warned, Watch
 from .writer import Unwritten
 
-REASONS = ("", "SIGUSR1", "SIGUSR2", "SIGTERM", ORPHANED, "the end of the job's time")
+if TYPE_CHECKING:
+    from .study import Member
+
+PRUNED = "pruned: worse than the median trial"
+END = "the end of the job's time"
+# Of several, the last one is what a run stops for.
+REASONS = ("", "SIGUSR1", "SIGUSR2", "SIGTERM", ORPHANED, END, PRUNED)
 UNKNOWN = 60.0  # seconds that a save is assumed to take before one was seen
 
 
@@ -33,6 +39,7 @@ class Resume(L.Callback):
     Args:
         end: unix time when the scheduler ends the job; None: nobody does.
         leave: what rank 0 notes before all ranks leave: step, outcome, reason.
+        member: on rank 0, what a run of a search tells its study.
     """
 
     def __init__(
@@ -45,9 +52,11 @@ class Resume(L.Callback):
         warned: Warned,
         end: float | None,
         leave: Callable[[int, str, str], None],
+        member: "Member | None" = None,
     ) -> None:
         self.run_dir, self.attempt, self.when, self.faults = run_dir, attempt, when, faults
         self.watch, self.warned, self.end, self.leave = watch, warned, end, leave
+        self.member = member
         self.metrics: dict[str, float] = {}  # of the last validation
         self.best: float | None = None
         self.best_step: int | None = None
@@ -55,7 +64,8 @@ class Resume(L.Callback):
         self._saved_at = self._passed_at = time.monotonic()
         self._longest = 0.0  # seconds between two places where a run can stop
         self._save_seconds = UNKNOWN
-        self._validated = False
+        self._validated = self._given_up = False
+        self._validations = 0
         self._stepped: int | None = None
         self._start: dict[str, int] = {}
         self._random: dict[str, Any] = {}
@@ -115,13 +125,16 @@ class Resume(L.Callback):
         self.watch.progress(trainer.global_step, "testing")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        if self.when.monitor and self.when.monitor not in metrics:
+            known = ", ".join(name for name in metrics if name.startswith("val/"))
+            raise Refused("checkpoint.monitor", self.when.monitor, f"is logged in validation: {known}", "one of them")
         if trainer.sanity_checking:
             return
-        self.metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        if self.when.monitor and self.when.monitor not in self.metrics:
-            known = ", ".join(name for name in self.metrics if name.startswith("val/"))
-            raise Refused("checkpoint.monitor", self.when.monitor, f"is logged in validation: {known}", "one of them")
-        self._validated = bool(self.when.monitor)
+        self.metrics, self._validated = metrics, bool(self.when.monitor)
+        if self.member and self.when.monitor:
+            self._given_up = self.member.report(self._validations, metrics[self.when.monitor])
+        self._validations += 1
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.warned.install()
@@ -132,6 +145,8 @@ class Resume(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._between_steps(trainer, pl_module, last=True)
         trainer.strategy.writer.wait()  # type: ignore[attr-defined]  # without its end a run is not finished
+        if self.member:
+            self.member.end("fail" if self.best is None else "complete", self.best)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["position"] = position.of(trainer)
@@ -154,10 +169,12 @@ class Resume(L.Callback):
         trainer.should_stop = saved["stopped_early"]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "best_step": self.best_step, "metrics": self.metrics}
+        kept = {"best": self.best, "best_step": self.best_step, "metrics": self.metrics}
+        return kept | {"validations": self._validations}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best, self.best_step, self.metrics = (state_dict[key] for key in ("best", "best_step", "metrics"))
+        self._validations = state_dict.get("validations", 0)
 
     # Between two steps
 
@@ -183,15 +200,19 @@ class Resume(L.Callback):
             self._save(trainer, step)
         if wish.stop and not last:
             self._written(trainer)
-            self._leave(trainer, step, "continue", REASONS[wish.stop])
+            why = REASONS[wish.stop]
+            self._leave(trainer, step, "finished" if why == PRUNED else "continue", why)
 
     def _save(self, trainer: L.Trainer, step: int) -> None:
+        begin = time.time()
         self._written(trainer)
         try:
             trainer.save_checkpoint(checkpoint.place(self.run_dir, step), weights_only=False)
         except Unwritten as error:
             self._warn(trainer, step, error)
         self._saved_step, self._saved_at = step, time.monotonic()
+        if trainer.is_global_zero:
+            phases.note(self.run_dir, self.attempt, "checkpoint", begin, step)
 
     def _written(self, trainer: L.Trainer) -> None:
         """Wait for the checkpoint that is being written. One that failed is reported; those before it are there."""
@@ -217,6 +238,8 @@ class Resume(L.Callback):
 
     def _leave(self, trainer: L.Trainer, step: int, outcome: str, why: str) -> None:
         if trainer.is_global_zero:
+            if self.member and outcome != "continue":
+                self.member.end("pruned" if outcome == "finished" else "fail")
             self.leave(step, outcome, why)
         self.agreement.wait()  # till rank 0 has noted it: a launcher may end all ranks when the first one leaves
         raise Stopped(step, why, outcome)
@@ -224,12 +247,14 @@ class Resume(L.Callback):
     # What this rank wants
 
     def _reason(self, is_global_zero: bool) -> int:
+        if self._given_up:
+            return REASONS.index(PRUNED)
         if self.warned.signal:
             return REASONS.index(self.warned.signal)
         if not (self.end and is_global_zero):  # one clock decides
             return 0
         margin = min(2 * self._save_seconds + 2 * self._longest + 10, self._time_given / 3)
-        return len(REASONS) - 1 if time.time() > self.end - margin else 0
+        return REASONS.index(END) if time.time() > self.end - margin else 0
 
     def _minutes_are_over(self, trainer: L.Trainer, now: float) -> bool:
         minutes = self.when.every_minutes

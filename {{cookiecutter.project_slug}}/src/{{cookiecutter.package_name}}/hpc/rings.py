@@ -55,7 +55,7 @@ def send(size: float, across: bool, devices: int, machine: Machine) -> float:
 
 
 def bandwidth(group: Group, machine: Machine) -> float:
-    """Bytes per second through a ring, which leaves each node once; groups that leave the same one share its network."""
+    """Bytes per second through a ring, which leaves each node once. Groups on the same node share what it sends."""
     if group.nodes == 1:
         return _link(machine)
     across = _node(machine) / max(1, group.devices // group.local)

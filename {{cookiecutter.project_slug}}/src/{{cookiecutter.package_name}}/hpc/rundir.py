@@ -79,7 +79,7 @@ def start(path: Path, attempt: int, environ: Mapping[str, str], from_step: int =
     (path / "verdict").unlink(missing_ok=True)
     job = launch.job_id(environ) or None
     now = {"event": "start", "attempt": attempt, "time": time.time()}
-    _note(path, now | {"job": job, "from_step": from_step, **facts})
+    note(path / "attempts.jsonl", now | {"job": job, "from_step": from_step, **facts})
 
 
 def end(
@@ -99,7 +99,7 @@ def end(
     if claim and not claim.mine():
         raise PermissionError(errno.EPERM, "another attempt has taken over", str(path))
     now = {"event": "end", "attempt": attempt, "time": time.time()}
-    _note(path, now | {"outcome": outcome, "step": step, "why": why, "metrics": dict(metrics or {})})
+    note(path / "attempts.jsonl", now | {"outcome": outcome, "step": step, "why": why, "metrics": dict(metrics or {})})
     verdict(path, attempt, step, outcome, why)
 
 
@@ -134,8 +134,9 @@ def events(path: Path) -> list[dict[str, Any]]:
     return known
 
 
-def _note(path: Path, event: dict[str, Any]) -> None:
-    with (path / "attempts.jsonl").open("a+b") as stream:
+def note(file: Path, event: dict[str, Any]) -> None:
+    """Add a line. Raises `OSError`."""
+    with file.open("a+b") as stream:
         whole = not stream.tell() or os.pread(stream.fileno(), 1, stream.tell() - 1) == b"\n"  # no crash cut it short
         stream.write(("" if whole else "\n").encode() + json.dumps(event).encode() + b"\n")
 

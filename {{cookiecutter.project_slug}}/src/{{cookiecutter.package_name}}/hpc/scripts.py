@@ -8,15 +8,16 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from . import job, pbs, slurm
+from . import job, pbs, search, slurm
 from .move import put
 
 
 def describe(cfg: DictConfig, **places: Any) -> job.Job:
     """The job of a config, in this environment and from this directory; `places` as for `job.of`."""
     venv = None if cfg.cluster.container else Path(sys.prefix)
-    code = (places.get("run_dir") or Path(cfg.run_dir)) / "code"
-    return job.of(cfg, work_dir=Path.cwd(), code=code, venv=venv, **places)
+    run_dir = places.get("run_dir") or Path(cfg.run_dir)
+    places.setdefault("asks", search.is_member(run_dir))
+    return job.of(cfg, work_dir=Path.cwd(), code=run_dir / "code", venv=venv, **places)
 
 
 def text(work: job.Job, cfg: DictConfig) -> str:

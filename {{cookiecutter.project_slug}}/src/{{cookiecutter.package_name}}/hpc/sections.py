@@ -115,6 +115,14 @@ def trainer(trainer: Trainer, cluster: Cluster) -> None:
         )
 
 
+def monitor(cfg: DictConfig) -> None:
+    """How often the nodes are sampled."""
+    key = "callbacks.monitor.every_seconds"
+    if isinstance(seconds := OmegaConf.select(cfg, key), int | float):  # else it is told with other arguments
+        positive(key, seconds)
+        at_least(key, seconds, 1)
+
+
 def batch(cfg: DictConfig) -> None:
     """The global batch is shared out without a rest."""
     size = cfg.data.global_batch_size

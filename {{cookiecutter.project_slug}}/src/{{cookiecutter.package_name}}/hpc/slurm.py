@@ -29,7 +29,7 @@ def text(job: Job) -> str:
 
     Exit code 0: finished, or Slurm will start it again; 2: refused; else a failure.
     """
-    return "\n".join([_head(job), *_directives(job), "", *_surroundings(job), *_launch(job), END])
+    return "\n".join([_head(job), *_directives(job), "", *_surroundings(job), *_asking(job), *_launch(job), END])
 
 
 def _head(job: Job) -> str:
@@ -126,6 +126,15 @@ def _staged(job: Job) -> str:
     return f"{job.node_local}/env-$SLURM_JOB_ID"
 
 
+def _asking(job: Job) -> list[str]:
+    if not job.asks:
+        return []
+    python = f"{job.container} python" if job.container else "python"
+    ask = f'{python} {_in_code(job, "tools/search.py")} --ask "$run_dir"'
+    why = "# A run of a search gets its values once, before its ranks start; requeued, it keeps them."
+    return [why, f'[ -e "$run_dir/config.yaml" ] || {ask}', ""]
+
+
 def _launch(job: Job) -> list[str]:
     cores = [f"--cpus-per-task={job.cores_per_task}"] if job.cores_per_task else []  # Slurm 22.05 to 23.02 inherit none
     options = [f"--nodes={job.nodes}", f"--ntasks-per-node={job.tasks_per_node}", *cores]
@@ -133,7 +142,7 @@ def _launch(job: Job) -> list[str]:
     python = f"{job.container} python" if job.container else "python"
     if _stages(job):
         python = "bash -c " + shlex.quote(f'PATH="{_staged(job)}/bin:$PATH" exec python "$@"') + " python"
-    program = [python, _in_code(job, "train.py"), *arguments]
+    program = [python, _in_code(job, job.program), *arguments]
     return [
         *TOLD.strip().splitlines(),
         f"# When one rank has ended, the others have {LAST_WORDS} s to do so by themselves.",

@@ -44,9 +44,9 @@ def ask(scheduler: str, jobs: Iterable[str], owners: Iterable[int]) -> dict[str,
 
 def _slurm(jobs: set[str], owners: set[int]) -> dict[str, State] | None:
     question = ["squeue", "--noheader", "--array", "--states=all", "--format=%i %T %r"]
-    answer = _call(*question, "--jobs=" + ",".join(sorted({job.split("_")[0] for job in jobs})))
+    answer = call(*question, "--jobs=" + ",".join(sorted({job.split("_")[0] for job in jobs})))
     if answer and answer.returncode:  # perhaps it has forgotten a job; some versions then say nothing of the others
-        answer = _call(*question, "--user=" + ",".join(map(str, sorted(owners))))
+        answer = call(*question, "--user=" + ",".join(map(str, sorted(owners))))
     if answer is None or answer.returncode:
         return None
     known = {}
@@ -60,7 +60,7 @@ def _slurm(jobs: set[str], owners: set[int]) -> dict[str, State] | None:
 def _accounted(jobs: set[str]) -> dict[str, State]:
     """The rest, where the site keeps accounts."""
     question = ["sacct", "-n", "-X", "-P", "-o", "JobID,State,ExitCode", "-j", ",".join(sorted(jobs))]
-    answer = _call(*question) if jobs else None
+    answer = call(*question) if jobs else None
     if answer is None or answer.returncode:
         return {}
     known = {}
@@ -81,7 +81,7 @@ def _pbs(jobs: set[str]) -> dict[str, State] | None:
     numbers = sorted({re.sub(r"\[\d+\]", "[]", job) for job in jobs})
     # -t: the parts of arrays. -x: ended jobs as well, which fails where the site keeps no history.
     for options in (["-x"], []):
-        answer = _call("qstat", *options, "-t", "-f", "-F", "json", *numbers)
+        answer = call("qstat", *options, "-t", "-f", "-F", "json", *numbers)
         if answer and (answer.returncode == 0 or re.search("Unknown Job|has finished", answer.stderr)):
             return _pbs_states(answer.stdout)
     return None
@@ -104,7 +104,7 @@ def _pbs_state(job: dict[str, Any]) -> State:
     return State(word, f"exit code {job['Exit_status']}" if word == "failed" else "")
 
 
-def _call(*command: str) -> subprocess.CompletedProcess[str] | None:
+def call(*command: str) -> subprocess.CompletedProcess[str] | None:
     # A person's own SQUEUE_FORMAT2 or SQUEUE_PARTITION would change what is asked.
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("SQUEUE_", "SACCT_"))}
     try:

@@ -36,6 +36,7 @@ from .traced import Linear, Part, Trace, Work
 
 DTYPES = {"64": torch.float64, "32": torch.float32, "16": torch.float16, "bf16": torch.bfloat16}
 FEW, MORE = 2, 3  # examples of the two runs that each line goes through; one is too few for batch norm
+DIRECTIONS = ("forward", "backward")
 LIKELY = [2**power for power in range(20)]  # micro-batches
 
 
@@ -102,7 +103,8 @@ def _run(
             return Ran(_names(network), meter, outputs, tokens, _states(network, optimize, meter))
         except Exception as error:
             where = f"{meter.last} in {meter.part}" if meter else "its making"
-            raise NotTraceable(f"{where}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from error
+            said = str(error.__cause__ or error).splitlines() or [type(error).__name__]  # Hydra wraps what a class says
+            raise NotTraceable(f"{where}: {said[0]}") from error
 
 
 def _made(make: Callable[[], Any], examples: int, dtype: torch.dtype) -> tuple[Any, Tensor]:
@@ -171,7 +173,7 @@ def _loss(logits: Tensor) -> Tensor:
 
 
 def _part(name: str, few: Ran, more: Ran) -> Part:
-    first, second = ({d: ran.meter.spans.get((name, d), Span()) for d in ("forward", "backward")} for ran in (few, more))
+    first, second = ({d: ran.meter.spans.get((name, d), Span()) for d in DIRECTIONS} for ran in (few, more))
 
     def line(size: Callable[[Any], float], *of: Any) -> Linear:
         return _line(*map(size, of or (first, second)))
@@ -203,7 +205,7 @@ def _line(few: float, more: float) -> Linear:
 
 
 def _highest(few: list[int], more: list[int]) -> tuple[Linear, ...]:
-    """Of the lines through the levels of both runs those that are highest somewhere: which peak is the peak may change."""
+    """Of the lines through the levels of both runs those that are highest for some batch: the peak may be another."""
     if len(few) != len(more):
         few, more = [max(few, default=0)], [max(more, default=0)]
     lines = set(map(_line, few, more)) | {Linear()}

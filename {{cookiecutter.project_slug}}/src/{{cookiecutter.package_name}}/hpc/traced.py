@@ -22,7 +22,7 @@ def highest(lines: tuple[Linear, ...], examples: float) -> float:
 
 @dataclass(frozen=True)
 class Work:
-    """Equal operations of one direction. Matrix products, convolutions and attention have FLOPs; the rest moves bytes."""
+    """Equal operations. Matrix products, convolutions and attention have FLOPs; the rest only moves bytes."""
 
     flops: Linear  # of one of them, a multiply-add counted as two
     bytes: Linear  # read and written by one of them
@@ -43,7 +43,7 @@ class Part:
     buffer_bytes: int
     kept: Linear  # alive after its forward that was not before: for backward, and its output
     output: Linear  # handed to the next part
-    forward_peak: tuple[Linear, ...]  # the highest of them is alive at most during its forward, above what was before it
+    forward_peak: tuple[Linear, ...]  # alive at most during its forward, above what was before: the highest of them
     backward_peak: tuple[Linear, ...]  # the same of its backward, without gradients of parameters
     left: Linear  # alive after its backward that was not before its forward: the gradient of its input, and the like
     forward: tuple[Work, ...]
@@ -84,7 +84,8 @@ def _part(known: dict[str, Any]) -> Part:
     linear: dict[str, Any] = {key: Linear(**known[key]) for key in ("kept", "output", "left")}
     for key in ("forward_peak", "backward_peak"):
         linear[key] = tuple(Linear(**line) for line in known[key])
-    work = {key: tuple(_work(one) for one in known[key]) for key in ("forward", "backward", "reduced", "again")}
+    directions = ("forward", "backward", "reduced", "again")
+    work: dict[str, Any] = {key: tuple(_work(one) for one in known[key]) for key in directions}
     return Part(**known | linear | work)
 
 

@@ -84,12 +84,14 @@ def _make(questions: Sequence[dict[str, Any]]) -> list[Trace]:
         done = subprocess.run(
             command, input=json.dumps(questions), env=environ, capture_output=True, text=True, timeout=SECONDS
         )
-        answers = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         raise NotTraced(f"it took more than {SECONDS} s") from None
-    except (OSError, ValueError, IndexError):
-        said = done.stderr.strip().splitlines()[-1:] if "done" in locals() else []
-        raise NotTraced(said[0] if said else "it ended without an answer") from None
+    except OSError as error:
+        raise NotTraced(str(error)) from None
+    try:
+        answers = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        raise NotTraced((done.stderr.strip().splitlines() or ["it ended without an answer"])[-1]) from None
     for answer in answers:
         if "error" in answer:
             raise NotTraced(answer["error"])

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .rings import Group, gather, reduce, send
 from .hardware import Machine
+from .rings import Group, gather, reduce, send
 from .setup import BYTES, Setup
 from .traced import Part, Trace
 

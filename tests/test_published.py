@@ -1,0 +1,72 @@
+"""The planner's step times against published ones, and the traces that these are compared by against the project's."""
+
+import json
+import sys
+
+import pytest
+from conftest import REPO
+
+BENCHMARKS = REPO / "benchmarks"
+
+JUDGE = """
+import json, published
+told = {run: published.predicted(run) for run in published.runs()}
+rows = published.judged(told, {run: published.days(run) for run in told if run.days})
+print(json.dumps({"rows": rows, "fitted": sum(run.fitted for run in told), "all": len(told)}))
+"""
+
+# A network of the project: as it is traced, and as decoder.py works it out.
+COMPARE = """
+import json, torch
+from functools import partial
+from decoder import Decoder
+from my_research.hpc.trace import trace
+from my_research.models.gpt import GPT
+DIRECTIONS = "forward", "backward", "again"
+sizes = {"num_layers": 2, "num_heads": 8, "width": 512, "vocab_size": 4096, "block_size": 256}
+traced = trace(lambda: GPT(**sizes), partial(torch.optim.AdamW, lr=1e-3), "bf16")
+worked_out = Decoder(layers=2, width=512, heads=8, vocab=4096, time=256, rotary=True, fused_loss=True).trace()
+
+def flops(works): return sum(work.count * work.flops.at(4) for work in works)
+def moved(works): return sum(work.count * work.bytes.at(4) for work in works if not work.flops.each)
+def of_blocks(known, count): return [[count(getattr(block, d)) for d in DIRECTIONS] for block in known.blocks]
+
+print(json.dumps([
+    {"parameters": [block.parameters for block in known.blocks], "tensors": [block.tensors for block in known.blocks],
+     "flops": of_blocks(known, flops), "moved": of_blocks(known, moved), "output": known.blocks[0].output.each,
+     "head": flops(known.parts[-2].forward)}
+    for known in (traced, worked_out)
+]))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(project, run):
+    """answers(script) → what it prints, of a process that can import the project and the benchmarks."""
+
+    def ask(script):
+        environ = {"PYTHONPATH": f"{project / 'src'}:{BENCHMARKS}"}
+        done = run([sys.executable, "-c", script], project, env=environ)
+        assert done.returncode == 0, done.stdout
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return ask
+
+
+def test_predictions_reach_their_goals_on_runs_that_nothing_was_fitted_to(answers):
+    found = answers(JUDGE)
+    for row in found["rows"]:
+        if row["goal"] is not None:
+            reached = row["value"] <= row["goal"] if row["better"] == "lower" else row["value"] >= row["goal"]
+            assert reached, row
+    assert found["fitted"] <= 0.06 * found["all"]
+
+
+def test_a_decoder_that_is_worked_out_is_the_one_that_is_traced(answers):
+    traced, worked_out = answers(COMPARE)
+    for same in ("parameters", "tensors", "output", "head"):
+        assert traced[same] == worked_out[same], same
+    for ours, theirs in zip(traced["flops"], worked_out["flops"], strict=True):
+        assert ours == pytest.approx(theirs)
+    for ours, theirs in zip(traced["moved"], worked_out["moved"], strict=True):
+        assert ours == pytest.approx(theirs, rel=0.1)

@@ -1,0 +1,221 @@
+"""The plan: what a run needs, what would make it fit, and what is refused before the queue."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from {{ cookiecutter.package_name }}.hpc import changes, commandline, fitting, hardware, network, plan, planned, preflight, setup, traces
+from {{ cookiecutter.package_name }}.hpc.config import PROJECT, Refused
+from {{ cookiecutter.package_name }}.hpc.traced import Trace
+
+A100 = hardware.machine("A100", 100.0)
+GPT = ["model=gpt_1b", "data=stdlib", "data.block_size=1024", "data.global_batch_size=256"]
+JUWELS = ["cluster=juwels_booster", "cluster.account=x"]
+MODELS = {
+    "gpt_tiny": ["data=stdlib"],
+    "gpt_124m": ["data=stdlib", "data.block_size=1024"],
+    "gpt_1b": ["data=stdlib", "data.block_size=1024"],
+    "gpt_7b": ["data=stdlib", "data.block_size=1024"],
+    "resnet_digits": [],
+    "resnet18": ["data=packed", "data.file=x", "+data.image_size=64", "+data.num_classes=10"],
+    "resnet50": ["data=packed", "data.file=x", "+data.image_size=64", "+data.num_classes=10"],
+}
+TRAINERS = ["gpu", "ddp", "fsdp", "deepspeed", "ddp_4node", "fsdp_4node", "deepspeed_4node"]
+
+
+def composed(*words: str):
+    cfg = commandline.compose_overrides(words, personal=False)
+    preflight.rules(cfg)
+    return cfg
+
+
+@cache
+def traced(layout: setup.Setup) -> Trace:
+    """Of one network; a trace does not depend on nodes and batch."""
+    return traces.of(composed(*GPT, "trainer=fsdp", *JUWELS), [layout])[0]
+
+
+def kind(layout: setup.Setup) -> setup.Setup:
+    alike = setup.Setup(nodes=1, devices=4, micro_batch=1, precision=layout.precision, sharding=layout.sharding)
+    return replace(alike, devices=layout.devices if layout.world_size == 1 else 4)
+
+
+def of(layout: setup.Setup, machine: hardware.Machine = A100) -> plan.Plan:
+    return plan.plan(traced(kind(layout)), layout, machine)
+
+
+def test_knows_every_shipped_model():
+    assert set(MODELS) == set(commandline.groups()["model"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_every_shipped_model_with_every_strategy_on_every_cluster_is_answered(model):
+    """A network is traced once for each kind of arithmetic; each cluster then decides."""
+    words = [f"model={model}", *MODELS[model], "data.global_batch_size=1920", "trainer.devices=4"]
+    asked = [composed(*words, f"trainer={trainer}", *JUWELS) for trainer in TRAINERS if trainer != "gpu"]
+    asked += [composed(*words[:-1], "trainer=gpu", *JUWELS)]
+    clusters = [composed(f"cluster={name}", "trainer.devices=1").cluster for name in commandline.groups()["cluster"]]
+    found = traces.of(asked[0], [setup.of(cfg) for cfg in asked])
+    for cfg, trace in zip(asked, found, strict=True):
+        for cluster in clusters:
+            cfg.cluster = cluster
+            made = plan.plan(trace, setup.of(cfg), fitting.machine_of(cfg))
+            assert made.memory.total > 0
+            assert planned.lines(made, "title", None, None, [])
+            json.dumps(planned.as_dict(made, None, None, [], []))
+            planned.charts(made)
+
+
+def layouts() -> st.SearchStrategy[setup.Setup]:
+    powers = st.sampled_from([1, 2, 4, 8])
+    return st.builds(
+        setup.Setup,
+        nodes=st.sampled_from([1, 2, 4, 16]),
+        devices=st.just(4),
+        micro_batch=powers,
+        accumulate=powers,
+        sharding=st.sampled_from(["none", "fsdp", "zero1", "zero2", "zero3"]),
+        precision=st.sampled_from(["32-true", "bf16-mixed", "bf16-true"]),
+        checkpointing=st.booleans(),
+        bucket=st.just(400_000_000),
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(layout=layouts(), gigabytes=st.floats(1, 200), more=st.floats(0, 100))
+def test_more_nodes_or_memory_never_make_it_too_big(layout, gigabytes, more):
+    gpu = replace(A100.gpu, memory_gb=gigabytes)
+    small, large = replace(A100, gpu=gpu), replace(A100, gpu=replace(gpu, memory_gb=gigabytes + more))
+    fits = plan._fits(traced(kind(layout)), layout, small)
+    assert not fits or plan._fits(traced(kind(layout)), layout, large)
+    twice = plan.on(layout, layout.global_batch, nodes=2 * layout.nodes)
+    assert twice is None or not fits or plan._fits(traced(kind(twice)), twice, small)
+
+
+def test_a_plan_adds_up():
+    cfg = composed(*GPT, "trainer=fsdp_4node", *JUWELS)
+    made = of(setup.of(cfg))
+    assert made.fits and made.step and made.rate and made.mfu
+    assert made.rate * made.step.seconds == pytest.approx(256 * 1024)
+    now = next(row for row in made.scaling if row.nodes == 4)
+    assert now.gpus == 16 and now.strong and now.weak and now.strong.rate == now.weak.rate == made.rate
+    assert [row.nodes for row in made.scaling] == [2**power for power in range(11)]
+    assert made.scaling[-1].strong is None  # 256 samples for 4096 GPUs
+
+
+def test_without_facts_of_the_network_one_node_is_planned():
+    made = of(setup.Setup(nodes=4, devices=4, micro_batch=1, sharding="fsdp"), replace(A100, node_gbs=None))
+    assert made.step is None and made.fits is not None and [row.nodes for row in made.scaling] == [1]
+
+
+def test_the_smallest_changes_that_fit_are_found():
+    """Every one of them does fit, and nothing smaller does."""
+    words = [*GPT, "trainer=ddp_4node", *JUWELS]
+    cfg = composed(*words)
+    layout = setup.of(cfg)
+    made = of(layout)
+    assert made.fits is False
+    ways = fitting.ways_out(cfg, words, made)
+    assert ways
+    for way in ways:
+        changed = setup.of(composed(*words, *way.split()))
+        assert changed.global_batch == layout.global_batch
+        assert of(changed).fits
+        for word in way.split() if " " in way else ():
+            assert not of(setup.of(composed(*words, word))).fits
+
+
+def test_candidates_keep_the_global_batch_and_come_few_first():
+    layout = setup.Setup(nodes=2, devices=4, micro_batch=4, precision="bf16-mixed")
+    found = list(changes.candidates(layout, blocks=True, max_nodes=8))
+    assert {candidate.setup.global_batch for candidate in found} == {32}
+    numbers = [len(candidate.words) for candidate in found]
+    assert numbers == sorted(numbers) and set(numbers) == {1, 2, 3}
+    assert ("trainer.num_nodes=16",) not in {candidate.words for candidate in found}  # the cluster has 8
+
+
+def test_what_cannot_fit_is_refused_with_a_way_out():
+    words = [*GPT, "trainer=ddp", *JUWELS]
+    with pytest.raises(Refused, match=r"(?s)A100 has 42.3 GB.*force=true") as refused:
+        fitting.refuse_too_big(composed(*words), words)
+    way = refused.value.fix.split(";")[0]
+    fitting.refuse_too_big(composed(*words, *way.split()), [*words, *way.split()])
+    fitting.refuse_too_big(composed(*words, "force=true"), words)
+
+
+def test_what_cannot_be_traced_is_submitted_with_a_warning(monkeypatch, capsys):
+    def no_trace(cfg, setups):
+        raise traces.NotTraced("aten._local_scalar_dense in block 0")
+
+    monkeypatch.setattr(traces, "of", no_trace)
+    fitting.refuse_too_big(composed(*GPT, "trainer=ddp", *JUWELS), [])
+    assert "not planned" in (said := capsys.readouterr().err) and "_local_scalar_dense in block 0" in said
+
+
+def test_a_measured_network_counts_for_more_than_a_nominal_one():
+    """Four rings of 20 GB/s leave a node at once."""
+    link = network.Link(gbs=20.0, latency=1e-5, ranks=4, nodes=["n1"], date="2026-01-31")
+    known = fitting.with_measured(A100, network.Measured(within=None, across=link), devices=4)
+    assert known.node_gbs == pytest.approx(80 / A100.network.share) and known.gpu == A100.gpu
+    inside = fitting.with_measured(A100, network.Measured(within=link, across=None), devices=4)
+    assert inside.gpu.link_gbs == pytest.approx(20 / A100.network.link_share) and inside.node_gbs == 100
+    assert fitting.with_measured(A100, None, devices=4) == A100
+
+
+def test_a_gpu_that_nobody_knows_is_refused():
+    with pytest.raises(Refused, match=r"(?s)cluster.gpu=H1000.*cluster.gpu=H100"):
+        fitting.machine_of(composed("trainer=ddp", *JUWELS, "cluster.gpu=H1000", "data.global_batch_size=64"))
+
+
+def plan_py(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, PROJECT / "plan.py", *words], capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path):
+    picture = tmp_path / "plan.png"
+    done = plan_py(*GPT, "trainer=fsdp_4node", *JUWELS, "tokens=1e9", f"plot={picture}")
+    assert done.returncode == 0, done.stderr
+    for word in ("memory of a GPU", "fits", "tokens/s", "MFU", "GPU-hours", "a checkpoint", "1024"):
+        assert word in done.stdout
+    assert len(done.stdout.splitlines()) <= 45 and max(map(len, done.stdout.splitlines())) <= 120
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    told = json.loads(plan_py(*GPT, "trainer=fsdp_4node", *JUWELS, "--json").stdout)
+    assert told["fits"] is True and told["finish"] is None and told["unit"] == "tokens"
+    held = {name: size for name, size in told["memory"].items() if name not in ("total", "room", "margin")}
+    assert sum(held.values()) == pytest.approx(told["memory"]["total"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tokens=0"], "is a number above 0"),
+        (["tokens=nan"], "is a number above 0"),
+        (["pipeline=two"], "is a number above 0 of type int"),
+        (["micro_batch=7"], "global batch = data-parallel size"),
+        (["data.global_batch_size=0"], "is at least 1"),
+        (["model.network.width=-8"], "its making: Trying to create tensor with negative dimension"),
+        (["model.network.num_layers=0", "cluster.gpu=A1000"], "hpc/hardware.yaml knows"),
+    ],
+)
+def test_bad_input_gets_one_message(words, said):
+    done = plan_py(*GPT, "trainer=fsdp_4node", *JUWELS, *words)
+    assert done.returncode == 2 and done.stderr.startswith(("refused: ", "tracing")), done.stderr
+    assert said in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_pipeline_is_planned_and_said_not_to_run():
+    words = ["trainer=fsdp_4node", "strategy=tensor_parallel", "pipeline=4", "interleaved=2", "micro_batch=4"]
+    done = plan_py(*GPT, *JUWELS, *words)
+    assert done.returncode == 0, done.stderr
+    assert "train.py has no pipeline" in done.stdout and "bubble" in done.stdout

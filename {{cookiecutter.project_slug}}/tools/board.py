@@ -1,0 +1,53 @@
+"""Show curves in a browser: python tools/board.py [RUN_DIR_OR_FOLDER ...] [cluster=NAME]
+
+Starts TensorBoard on this machine, a login node or a compute node, and prints the ssh line that brings it to your own
+computer. It listens on localhost only and ends with this program (Ctrl-C). Default: all runs, the configured cluster.
+"""
+
+import argparse
+import getpass
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from {{ cookiecutter.package_name }}.hpc import board, commandline, config, tunnel
+
+CLUSTER = re.compile(r"cluster(\.\w+)?=")  # all other words are paths, which may well hold an =
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="RUN_DIR_OR_FOLDER | cluster=NAME")
+    words = parser.parse_args().words
+    overrides = [word for word in words if CLUSTER.match(word)]
+    places = [Path(word).expanduser() for word in words if word not in overrides] or [config.PROJECT / "runs"]
+    cluster = commandline.compose_overrides(overrides).cluster
+    wanted = board.logdir(board.shown(places))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    try:
+        with board.Board(wanted) as serving:
+            tell(serving.port, cluster)
+            sys.exit(serving.wait() or 1)
+    except KeyboardInterrupt:
+        print()  # a line of its own for the shell, after ^C
+
+
+def tell(port: int, cluster: config.DictConfig) -> None:
+    host = tunnel.here(os.environ)
+    lines = tunnel.lines(port, getpass.getuser(), host, cluster.login_host, os.environ)
+    print(f"TensorBoard is at http://localhost:{port}/ on {host}. On your own computer type")
+    print("".join(f"    {line}\n" for line in lines) + f"and open http://localhost:{port}/ there. Ctrl-C ends it here.")
+    if not cluster.login_host:
+        file = f"configs/cluster/{cluster.name}.yaml or {commandline.PERSONAL}"
+        print(f"(cluster.login_host is not known: where this machine has another name outside, set it in {file})")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    with config.refusals():
+        main()
