@@ -252,7 +252,7 @@ def test_an_events_file_that_a_crash_damaged_counts_as_far_as_it_goes(tmp_path: 
     assert (numbers.metric, numbers.value) == ("test/accuracy", pytest.approx(0.9))  # the loss is lost
 
 
-def test_use_of_gpus_is_the_mean_while_steps_were_measured(tmp_path: Path) -> None:
+def test_use_of_gpus_is_the_mean_while_the_run_trained(tmp_path: Path) -> None:
     leave(tmp_path, [9.0, 0.3, 0.3])
     (tmp_path / "monitor").mkdir()
     head = "time,attempt,cpu_percent,gpu0_percent,gpu0_memory_gb,gpu1_percent\n"
@@ -260,8 +260,12 @@ def test_use_of_gpus_is_the_mean_while_steps_were_measured(tmp_path: Path) -> No
     lines = "".join(f"{BEGAN + after},1,50,{first},40.0,{second}\n" for after, first, second in rows)
     (tmp_path / "monitor" / "n1.csv").write_text(head + lines + f"{BEGAN + 6}")
     (tmp_path / "monitor" / "n2.csv").write_text("time,attempt,cpu_percent\n" + f"{BEGAN + 60},1,99\n")
+    phases = [("start", -90, -10), ("epoch", 0, 99), ("test", 120.5, 130)]
+    common = {"attempt": 1, "step": 1}
+    notes = [json.dumps(common | {"what": what, "begin": BEGAN + b, "end": BEGAN + e}) for what, b, e in phases]
+    (tmp_path / "monitor" / "phases.jsonl").write_text("\n".join(notes))
     numbers = windows.read(tmp_path)
-    assert numbers and numbers.gpu_percent == pytest.approx((80 + 90 + 100 + 70 + 60) / 5)
+    assert numbers and numbers.gpu_percent == pytest.approx((85 + 100 + 65) / 3)
 
 
 # What has become of a job

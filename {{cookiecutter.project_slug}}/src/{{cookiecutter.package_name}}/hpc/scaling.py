@@ -152,7 +152,7 @@ def legend(study: Study, found: Sequence[Row]) -> list[str]:
         f"eff. %: {first.unit} per second and device, against nodes={first.nodes}.",
         f"excess: compute beyond that of nodes={first.nodes} for as many samples per device, which is communication "
         f"between nodes and waiting for the slowest rank{smaller}.",
-        "planned: by plan.py; GPU %: mean of the samples in monitor/ while these windows lasted; -: not known.",
+        "planned: by plan.py; GPU %: mean of the samples in monitor/ while the run trained; -: not known.",
     ]
 
 

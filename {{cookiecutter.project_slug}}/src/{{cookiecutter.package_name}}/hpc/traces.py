@@ -45,7 +45,7 @@ def _question(cfg: DictConfig, setup: Setup) -> dict[str, Any]:
     parameters, autocast = setup.computes_in
     return {
         "network": without_checks(cfg.model.network),
-        "optimizer": without_checks(cfg.model.optimizer),
+        "optimizer": without_checks(cfg.model.optimizer) | {"lr": 0.001, "weight_decay": 0.0},  # any will do
         "parameters": parameters,
         "autocast": autocast,
         "tensor_parallel": setup.tensor_parallel,
