@@ -18,6 +18,7 @@ from .traced import Trace
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / PACKAGE / "traces"
 OURS = ("meter.py", "trace.py", "traced.py")
+ANY = {"lr": 0.001, "weight_decay": 0.1}  # for all: what an optimizer keeps does not depend on them
 SECONDS = 600  # a network that takes longer is not traced
 
 
@@ -45,7 +46,7 @@ def _question(cfg: DictConfig, setup: Setup) -> dict[str, Any]:
     parameters, autocast = setup.computes_in
     return {
         "network": without_checks(cfg.model.network),
-        "optimizer": without_checks(cfg.model.optimizer) | {"lr": 0.001, "weight_decay": 0.0},  # any will do
+        "optimizer": {key: ANY.get(key, value) for key, value in without_checks(cfg.model.optimizer).items()},
         "parameters": parameters,
         "autocast": autocast,
         "tensor_parallel": setup.tensor_parallel,
