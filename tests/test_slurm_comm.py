@@ -1,6 +1,7 @@
-"""The network check on real nodes, over gloo: submitted as a person would, and with a node or a rank that is in trouble."""
+"""The network check on real nodes, over gloo: as a person would submit it, and with a node or a rank in trouble."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -52,11 +53,11 @@ def test_two_nodes_are_measured_inside_and_across(desk):
 
 
 def test_a_slow_node_is_named(desk):
-    desk.slurm.exec("n3", *"tc qdisc add dev eth0 root tbf rate 100mbit burst 64kb latency 50ms".split())
+    desk.slurm.exec("n3", *shlex.split("tc qdisc add dev eth0 root tbf rate 100mbit burst 64kb latency 50ms"))
     try:
         done = desk.python(*COMM, "trainer.num_nodes=4", "trainer.devices=1", "--wait")
     finally:
-        desk.slurm.exec("n3", *"tc qdisc del dev eth0 root".split())
+        desk.slurm.exec("n3", *shlex.split("tc qdisc del dev eth0 root"))
     assert done.returncode == 0, done.stdout + done.stderr
     warned = [line for line in done.stdout.splitlines() if "is slow" in line]
     assert warned and warned[0].startswith("warning: n3 is slow: with its neighbours"), done.stdout  # the slowest first
