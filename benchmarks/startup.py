@@ -40,6 +40,7 @@ PROGRAMS = {
     "first step": ["train.py", "callbacks=first_step"],
     "dry run": ["submit.py", "trainer=ddp_4node", "cluster=slurm", "--dry-run"],
     "config": ["train.py", "--cfg", "job"],
+    "plan": ["plan.py", "trainer=ddp_4node", "cluster=lumi_g", "data.global_batch_size=256"],
 }
 
 
@@ -71,6 +72,7 @@ def times(project: Path) -> list[dict[str, Any]]:
         row("import torch, lightning", taken["imports"], "s"),
         row("submit.py --dry-run", taken["dry run"], "s", 0.4),
         row("train.py --cfg job", taken["config"], "s", 0.4),
+        row("plan.py, of a network that it has traced before", taken["plan"], "s", 0.4),
     ]
 
 

@@ -47,6 +47,8 @@ def main() -> None:
 
 def told(cfg: DictConfig, made: Plan, own: dict, changes: list[str], notes: list[str], as_json: bool) -> None:
     steps = steps_of(cfg, made, own)
+    if steps is None:
+        notes = [*notes, f"{made.trace.examples_are}=1e9 or trainer.max_steps= tells the time to the end"]
     limit = job.walltime("cluster.time", cfg.cluster.time)
     finish = campaign.finish(made.step.seconds, steps, made.setup, limit) if made.step and steps else None
     kept = campaign.checkpoint(made.trace, made.setup)

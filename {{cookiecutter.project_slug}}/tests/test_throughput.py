@@ -5,9 +5,9 @@ from time import perf_counter
 import pytest
 import torch
 
+from {{ cookiecutter.package_name }}.hpc.flops import training_flops
 from {{ cookiecutter.package_name }}.hpc.hardware import peak
 from {{ cookiecutter.package_name }}.hpc.throughput import Window, speed
-from {{ cookiecutter.package_name }}.hpc.trace import training_flops
 from {{ cookiecutter.package_name }}.models.gpt import GPT
 from {{ cookiecutter.package_name }}.models.resnet import ResNet
 

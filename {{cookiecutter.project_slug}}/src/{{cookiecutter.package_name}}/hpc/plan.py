@@ -49,6 +49,17 @@ class Plan:
     scaling: tuple[Row, ...]
 
     @property
+    def read_per_node(self) -> float | None:
+        """Bytes per second that a node has to read: of packed files, one for a number of an image, two for a token.
+
+        While data come that fast, loading hides behind computing (benchmarks/loading.py).
+        """
+        if self.rate is None:
+            return None
+        examples = self.rate / self.trace.tokens / self.setup.nodes
+        return examples * self.trace.inputs * (2 if self.trace.examples_are == "tokens" else 1)
+
+    @property
     def fits(self) -> bool | None:
         return None if self.room is None else holds(self.room, self.memory)
 

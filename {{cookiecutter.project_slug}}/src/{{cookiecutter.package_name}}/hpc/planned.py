@@ -46,7 +46,8 @@ def _time(plan: Plan) -> list[str]:
     parts = {name: getattr(step, name) for name in ("compute", "communication", "optimizer", "bubble")}
     split = ", ".join(f"{name} {share / step.seconds:.0%}" for name, share in parts.items() if share)
     mfu = f", MFU {plan.mfu:.0%}" if plan.mfu is not None else ""
-    return [f"a step: {seconds(step.seconds)} ({split}); {si(plan.rate)} {plan.trace.examples_are}/s{mfu}"]
+    data = f"data: hidden while each node can read {si(plan.read_per_node or 0)}B/s of packed files"
+    return [f"a step: {seconds(step.seconds)} ({split}); {si(plan.rate)} {plan.trace.examples_are}/s{mfu}", data]
 
 
 def _finish(finish: Finish) -> list[str]:
@@ -91,6 +92,7 @@ def as_dict(
         "changes": list(changes),
         "step": {part: getattr(step, part) if step else None for part in parts} | {"data": None},
         "rate": plan.rate,
+        "read_per_node": plan.read_per_node,
         "unit": plan.trace.examples_are,
         "mfu": plan.mfu,
         "scaling": [_row_dict(row) for row in plan.scaling],

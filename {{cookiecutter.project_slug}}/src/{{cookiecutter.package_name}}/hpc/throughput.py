@@ -8,8 +8,8 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from .flops import training_flops
 from .hardware import peak
-from .trace import training_flops
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 These are torch's fake tensors: of the meta device, but taken for the CPU's where kernels are chosen, as attention on
 the meta device itself keeps its whole matrix of weights. `python -m <package>.hpc.trace` is a process of its own, which
-hpc/planned.py starts: torch, and a network that fails, stay out of the caller's.
+traces.py starts: torch, and a network that fails, stay out of the caller's.
 """
 
 import json
@@ -23,12 +23,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
-from torch.func import functional_call
 from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_iter
-from torch.utils.flop_counter import FlopCounterMode
 
 from .config import build
 from .meter import CudaAutocast, Meter, Span, nbytes
@@ -51,7 +49,8 @@ class Ran:
     names: list[str]  # of its parts
     meter: Meter
     outputs: dict[str, int]  # bytes that a part hands on
-    tokens: int  # per example
+    inputs: int  # numbers in an example
+    text: bool
     states: float | None  # what the optimizer keeps per parameter
 
 
@@ -78,7 +77,8 @@ def trace(
         _run(make, optimize, examples, parameters, autocast, tensor_parallel)
     few, more = (_run(make, optimize, examples, parameters, autocast, tensor_parallel) for examples in (FEW, MORE))
     parts = tuple(_part(name, few, more) for name in few.names)
-    return Trace(parts, "tokens" if few.tokens > 1 else "samples", few.tokens, tensor_parallel, few.states)
+    unit, tokens = ("tokens", few.inputs) if few.text else ("samples", 1)
+    return Trace(parts, unit, tokens, tensor_parallel, few.states, few.inputs)
 
 
 def _run(
@@ -99,8 +99,8 @@ def _run(
                 parallelize_module(network, mesh, network.tensor_parallel_plan())
             meter = stack.enter_context(Meter(network))
             outputs = _step(network, inputs, meter, autocast)
-            tokens = inputs[0].numel() if inputs.dtype == torch.int64 else 1
-            return Ran(_names(network), meter, outputs, tokens, _states(network, optimize, meter))
+            states = _states(network, optimize, meter)
+            return Ran(_names(network), meter, outputs, inputs[0].numel(), inputs.dtype == torch.int64, states)
         except Exception as error:
             where = f"{meter.last} in {meter.part}" if meter else "its making"
             said = str(error.__cause__ or error).splitlines() or [type(error).__name__]  # Hydra wraps what a class says
@@ -228,32 +228,6 @@ def _pretended(ranks: int) -> Iterator[DeviceMesh]:
         yield init_device_mesh("cpu", (ranks,))
     finally:
         dist.destroy_process_group()
-
-
-def training_flops(network: Any) -> int:
-    """Floating-point operations of forward and backward for one example of a network.
-
-    Matrix products, convolutions and attention, two operations per multiply-add; attention as if it were not causal,
-    as PaLM counts (Chowdhery et al., 2022, appendix B). What activation checkpointing computes again does not count:
-    ask before it is switched on.
-
-    Args:
-        network: with `example_input(batch_size)`; neither it nor the random numbers are changed.
-    """
-    content = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    hollow = {
-        name: torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
-        for name, tensor in content.items()
-    }
-    inputs, training = network.example_input(1).to("meta"), network.training
-    counter = FlopCounterMode(display=False)
-    network.eval()  # dropout draws no numbers, batch norm takes one example
-    try:
-        with counter:
-            functional_call(network, hollow, (inputs,)).sum().backward()
-    finally:
-        network.train(training)
-    return counter.get_total_flops()
 
 
 def main() -> None:

@@ -61,6 +61,7 @@ class Trace:
     tokens: int  # per example; 1 for samples
     tensor_parallel: int = 1
     states: float | None = 2.0  # numbers that the optimizer keeps per parameter; None: it could not be tried
+    inputs: int = 0  # numbers in an example
 
     @property
     def parameters(self) -> int:
