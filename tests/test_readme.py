@@ -184,7 +184,12 @@ def boarded(desk: Desk, command: str) -> None:
     command = re.sub(r"runs/\w+", shlex.quote(str(desk.brief_run)), command)
     command = command if str(desk.brief_run) in command else f"{command} {shlex.quote(str(desk.brief_run))}"
     board = subprocess.Popen(
-        ["bash", "-c", f"exec {command}"], cwd=desk.project, env=environment(), stdout=subprocess.PIPE, text=True
+        ["bash", "-c", f"exec {command}"],
+        cwd=desk.project,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's shell ignores it
     )
     try:
         said = board.stdout.readline()

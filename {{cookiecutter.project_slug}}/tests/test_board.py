@@ -84,8 +84,14 @@ class Shown:
     def __init__(self, *words: Path | str) -> None:
         command = [sys.executable, TOOL, *map(str, words)]
         environ = ENVIRON | {"http_proxy": "http://127.0.0.1:9"}  # clusters set one, and it does not know localhost
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, env=environ, **pipes)  # type: ignore[call-overload]
+        self.process = subprocess.Popen(
+            command,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's shell ignores it
+        )
         self.said = ""
         while "Ctrl-C ends it here" not in self.said:
             line = self.process.stdout.readline()

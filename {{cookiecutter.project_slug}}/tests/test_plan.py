@@ -205,7 +205,7 @@ def test_the_command(tmp_path):
         (["tokens=0"], "is a number above 0"),
         (["tokens=nan"], "is a number above 0"),
         (["pipeline=two"], "is a number above 0 of type int"),
-        (["micro_batch=7"], "global batch = data-parallel size"),
+        (["micro_batch=7"], "global batch 256 = data-parallel size 16"),
         (["data.global_batch_size=0"], "is at least 1"),
         (["model.network.width=-8"], "its making: Trying to create tensor with negative dimension"),
         (["model.network.num_layers=0", "cluster.gpu=A1000"], "hpc/hardware.yaml knows"),
