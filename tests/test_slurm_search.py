@@ -102,7 +102,7 @@ def test_a_run_that_is_given_up_is_told_as_such(search):
         assert len(scalars(search.folder / run, "val/loss")) < EPOCHS
         assert "outcome finished\nwhy pruned: worse than" in (search.folder / run / "verdict").read_text()
         assert re.search(rf"/{run}\s+\S+\s+finished \(pruned\)", table), table
-        files = b"".join(path.read_bytes() for path in (search.folder / run / "tensorboard").iterdir())
+        files = b"".join(path.read_bytes() for path in (search.folder / run / "tensorboard").glob("events*"))
         assert b"_hparams_/session_start_info" in files, "TensorBoard's HPARAMS page shows it"
 
 

@@ -26,7 +26,6 @@ MODELS = {
     "resnet18": ["data=packed", "data.file=x", "+data.image_size=64", "+data.num_classes=10"],
     "resnet50": ["data=packed", "data.file=x", "+data.image_size=64", "+data.num_classes=10"],
 }
-TRAINERS = ["gpu", "ddp", "fsdp", "deepspeed", "ddp_4node", "fsdp_4node", "deepspeed_4node"]
 
 
 def composed(*words: str):
@@ -54,19 +53,42 @@ def test_knows_every_shipped_model():
     assert set(MODELS) == set(commandline.groups()["model"])
 
 
+def runs(model: str) -> list:
+    """A config for each strategy that the network can be trained with."""
+    words = [f"model={model}", *MODELS[model], "data.global_batch_size=1920", *JUWELS]
+    found = [composed(*words, "trainer=gpu")]
+    for strategy in commandline.groups()["strategy"]:
+        try:
+            found.append(composed(*words, "trainer=ddp_4node", f"strategy={strategy}"))
+        except Refused:
+            assert strategy == "single" or (strategy == "tensor_parallel" and model.startswith("resnet"))
+    return found
+
+
+@cache
+def machines() -> list[hardware.Machine | None]:
+    """Those of the shipped clusters, each once; None: of one whose GPU is not known."""
+    found: list[hardware.Machine | None] = []
+    for name in commandline.groups()["cluster"]:
+        cfg = composed(f"cluster={name}", "trainer=gpu")
+        if (machine := fitting.machine_of(cfg)) not in found:
+            found.append(machine)
+    return found
+
+
+def test_most_shipped_clusters_name_their_gpu():
+    assert len(machines()) > 8 and None in machines()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_every_shipped_model_with_every_strategy_on_every_cluster_is_answered(model):
-    """A network is traced once for each kind of arithmetic; each cluster then decides."""
-    words = [f"model={model}", *MODELS[model], "data.global_batch_size=1920", "trainer.devices=4"]
-    asked = [composed(*words, f"trainer={trainer}", *JUWELS) for trainer in TRAINERS if trainer != "gpu"]
-    asked += [composed(*words[:-1], "trainer=gpu", *JUWELS)]
-    clusters = [composed(f"cluster={name}", "trainer.devices=1").cluster for name in commandline.groups()["cluster"]]
-    found = traces.of(asked[0], [setup.of(cfg) for cfg in asked])
-    for cfg, trace in zip(asked, found, strict=True):
-        for cluster in clusters:
-            cfg.cluster = cluster
-            made = plan.plan(trace, setup.of(cfg), fitting.machine_of(cfg))
+    """A network is traced once for each kind of arithmetic; each machine then decides."""
+    asked = runs(model)
+    layouts = [setup.of(cfg) for cfg in asked]
+    for layout, trace in zip(layouts, traces.of(asked[0], layouts), strict=True):
+        for machine in machines():
+            made = plan.plan(trace, layout, machine)
             assert made.memory.total > 0
             assert planned.lines(made, "title", None, None, [])
             json.dumps(planned.as_dict(made, None, None, [], []))
