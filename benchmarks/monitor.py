@@ -55,6 +55,7 @@ def cost(project: Path, run_dir: Path, seconds: float, samples: int) -> tuple[fl
     process = subprocess.Popen([*command, str(os.getpid())], env=settings, stdin=subprocess.PIPE)
     assert process.stdin
     while written(run_dir) < samples - 1:
+        assert process.poll() is None, "the sampler has ended"
         time.sleep(0.05)
     process.stdin.write(b"\n")
     process.stdin.close()

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
 from omegaconf import DictConfig
 
-from {{ cookiecutter.package_name }}.hpc import campaign, chart, commandline, config, fitting, job, planned, preflight, setup, traces
+from {{ cookiecutter.package_name }}.hpc import campaign, chart, commandline, config, fitting, job, planned, preflight, setup, traces, units
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.plan import Plan, on, plan
 
@@ -131,7 +131,7 @@ def title(cfg: DictConfig, made: Plan) -> str:
     layout = made.setup
     gpu = f"{layout.world_size} {cfg.cluster.gpu or ('GPUs' if layout.accelerated else 'CPU ranks')}"
     each = f"{layout.micro_batch} at a time on each" + (f", {layout.accumulate} times a step" * (layout.accumulate > 1))
-    size = planned.si(made.trace.parameters * layout.tensor_parallel)
+    size = units.si(made.trace.parameters * layout.tensor_parallel)
     return f"{size} parameters, {cfg.strategy.name}, {layout.precision}: {gpu} on {layout.nodes} nodes, {each}"
 
 

@@ -10,7 +10,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from {{ cookiecutter.package_name }}.hpc import changes, commandline, fitting, hardware, network, plan, planned, preflight, setup, traces
+from {{ cookiecutter.package_name }}.hpc import (
+    changes,
+    commandline,
+    fitting,
+    hardware,
+    move,
+    network,
+    plan,
+    planned,
+    preflight,
+    setup,
+    traces,
+)
 from {{ cookiecutter.package_name }}.hpc.config import PROJECT, Refused
 from {{ cookiecutter.package_name }}.hpc.traced import Trace
 
@@ -175,6 +187,9 @@ def test_what_cannot_fit_is_refused_with_a_way_out():
     way = refused.value.fix.split(";")[0]
     fitting.refuse_too_big(composed(*words, *way.split()), [*words, *way.split()])
     fitting.refuse_too_big(composed(*words, "force=true"), words)
+    for word in ["force=true", *refused.value.fix.replace(";", "").replace(" or ", " ").split()]:
+        if "=" in word:  # whoever moves a run that goes on is told the same, and may type it
+            assert word.partition("=")[0].split(".")[0] in move.MAY_CHANGE
 
 
 def test_what_cannot_be_traced_is_submitted_with_a_warning(monkeypatch, capsys):

@@ -28,7 +28,7 @@ def product(flops: float, weights: float) -> Work:
 def part(name: str, flops: float = 0.0, parameters: int = 0, tensors: int = 1, reduced: float = 0.0) -> Part:
     forward = (product(flops, parameters),) if flops else ()
     return Part(
-        name, parameters, tensors, 2 * parameters, 0, Linear(), Linear(each=1e6), (), (), Linear(), forward,
+        name, parameters, tensors, 0, Linear(), Linear(each=1e6), (), (), Linear(), forward,
         forward * 2, (Work(Linear(), Linear(each=reduced), 4),) if reduced else (), forward,
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ from .layout import Run
 # What may change while a run goes on: where and how it runs. And what these decide through `${...}`, wherever it is.
 MAY_CHANGE = (
     "run_dir", "trainer", "strategy", "cluster", "callbacks", "checkpoint", "faults", "logger", "group_readable",
-    "dirty_tree", "profile", "data.num_workers", "data.num_ahead", "data.stage",
+    "dirty_tree", "force", "profile", "data.num_workers", "data.num_ahead", "data.stage",
 )  # fmt: skip
 CANCEL = {"slurm": "scancel", "pbs": "qdel"}
 

@@ -6,9 +6,7 @@ from typing import Any
 from .campaign import Checkpoint, Finish
 from .chart import Chart, Series
 from .plan import SPARE, Plan, Row
-
-UNITS = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]
-TIMES = [(86400, "days"), (3600, "hours"), (60, "minutes"), (1, "s")]
+from .units import seconds, si
 
 
 def lines(
@@ -119,17 +117,3 @@ def charts(plan: Plan) -> list[Chart]:
         Chart("Predicted rate", "nodes", unit, rates, log_x=True, log_y=True),
         Chart("Predicted efficiency", "nodes", "% of the rate per GPU on one node", shares, log_x=True),
     ]
-
-
-def si(value: float) -> str:
-    """With three digits: 12345 as 12.3 k."""
-    size, prefix = next(((size, prefix) for size, prefix in UNITS if value >= size), (1.0, ""))
-    return f"{value / size:.3g} {prefix}".strip()
-
-
-def seconds(value: float) -> str:
-    """In the unit that a person would choose."""
-    if value < 1:
-        return f"{1000 * value:.3g} ms"
-    size, name = next((size, name) for size, name in TIMES if value >= size)
-    return f"{value / size:.3g} {name}"

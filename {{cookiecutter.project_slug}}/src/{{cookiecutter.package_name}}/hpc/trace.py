@@ -185,7 +185,6 @@ def _part(name: str, few: Ran, more: Ran) -> Part:
         name=name,
         parameters=sum(size for size, _ in parameters),
         tensors=len(parameters),
-        parameter_bytes=sum(count for _, count in parameters),
         buffer_bytes=sum(count for _, count in buffers),
         kept=line(lambda spans: spans["forward"].end - spans["forward"].begin),
         output=line(lambda ran: ran.outputs.get(name, 0), few, more),

@@ -39,7 +39,6 @@ class Part:
     name: str
     parameters: int  # numbers, shared ones counted where they are used first
     tensors: int  # that these parameters are
-    parameter_bytes: int
     buffer_bytes: int
     kept: Linear  # alive after its forward that was not before: for backward, and its output
     output: Linear  # handed to the next part

@@ -33,13 +33,14 @@ def of(cfg: DictConfig, setups: Sequence[Setup]) -> list[Trace]:
         NotTraced: the network does not run on tensors without content, or there is nothing to run it.
     """
     questions = [_question(cfg, setup) for setup in setups]
-    found = {digest: known for question in questions if (known := _load(digest := _digest(question)))}
-    missing = {digest: question for question in questions if (digest := _digest(question)) not in found}
+    digests = [_digest(question) for question in questions]
+    found = {digest: known for digest in set(digests) if (known := _load(digest))}
+    missing = {digest: asked for digest, asked in zip(digests, questions, strict=True) if digest not in found}
     if missing:
         found |= dict(zip(missing, _make(list(missing.values())), strict=True))
     for digest in missing:
         _keep(digest, found[digest])
-    return [found[_digest(question)] for question in questions]
+    return [found[digest] for digest in digests]
 
 
 def _question(cfg: DictConfig, setup: Setup) -> dict[str, Any]:

@@ -17,3 +17,10 @@ def energy(joules: float) -> str:
     """In kWh, or in Wh where that is less than one."""
     hours = joules / 3600
     return f"{hours / 1000:.3g} kWh" if hours >= 1000 else f"{hours:.3g} Wh"
+
+
+def si(value: float) -> str:
+    """With three digits: 12345 as 12.3 k."""
+    prefixes = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]
+    size, prefix = next(((size, prefix) for size, prefix in prefixes if value >= size), (1.0, ""))
+    return f"{value / size:.3g} {prefix}".strip()
