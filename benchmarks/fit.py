@@ -1,4 +1,4 @@
-"""Fits the constants of hpc/hardware.yaml to the few rows of published.yaml that are marked so, and prints them.
+"""Fits the constants of hardware.yaml to the few rows of published.yaml that are marked so, and prints them.
 
 Least squares of the relative error, by steps along one constant after the other. Nothing is written.
 """

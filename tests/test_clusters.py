@@ -21,7 +21,8 @@ import json, sys
 from pathlib import Path
 sys.path[:0] = ["src", "."]
 import submit
-from my_research.hpc import commandline, pbs, preflight
+from my_research.hpc.checks import preflight
+from my_research.hpc.jobs import commandline, pbs
 scripts, run_dir = {}, Path("/runs/it's 100 % mine")
 for cluster, overrides in json.loads(sys.argv[1]).items():
     cfg = commandline.compose_overrides([f"cluster={cluster}", "trainer=ddp_4node", *overrides])

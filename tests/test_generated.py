@@ -49,5 +49,5 @@ def run_tests(project: Path, *arguments: str) -> None:
             print("  " + line, end="", flush=True)
             output.append(line.rstrip())
     said = f"{project.name}: " + re.sub(r"^=+ | =+$", "", output[-1] if output else "no output")
-    NOTES.extend([said, *(f"  {line}" for line in output if line.startswith(("SKIPPED", "XFAIL")))])
+    NOTES.extend([said, *(f"  {line}" for line in output if line.startswith(("FAILED", "ERROR", "SKIPPED", "XFAIL")))])
     assert process.returncode == 0, said

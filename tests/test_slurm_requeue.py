@@ -41,7 +41,8 @@ def verdict(word):
         (run_dir / "verdict").write_text(f"attempt {start + 1}\\nstep 1\\noutcome {word}\\nwhy test\\n")
 
 def take():
-    from my_research.hpc import claim, config, launch
+    from my_research.hpc import config, launch
+    from my_research.hpc.running import claim
     job, answer = launch.job_id(os.environ), run_dir / f"answer-{os.environ['SLURM_JOB_ID']}-{start}"
     if rank == "0":
         try:
@@ -88,7 +89,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, "src")
-from my_research.hpc import commandline, job, slurm
+from my_research.hpc.jobs import commandline, job, slurm
 root = Path(sys.argv[1])
 words = ["cluster=slurm", "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "faults.retries=2"]
 cfg = commandline.compose_overrides(words)

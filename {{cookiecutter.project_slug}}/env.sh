@@ -84,7 +84,7 @@ _env_install() (
         return 1
     }
     # What the libraries' classes accept is read once, so that checking a config imports nothing heavy.
-    PYTHONPATH=$here/src "$venv/bin/python" -m {{ cookiecutter.package_name }}.hpc.signatures >&2 || {
+    PYTHONPATH=$here/src "$venv/bin/python" -m {{ cookiecutter.package_name }}.hpc.checks.signatures >&2 || {
         _env_say "reading the libraries' signatures failed (see above)"
         return 1
     }

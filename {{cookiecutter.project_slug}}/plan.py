@@ -17,9 +17,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
 from omegaconf import DictConfig
 
-from {{ cookiecutter.package_name }}.hpc import campaign, chart, commandline, config, fitting, job, planned, preflight, setup, traces, units
+from {{ cookiecutter.package_name }}.hpc import config
+from {{ cookiecutter.package_name }}.hpc.charts import chart, units
+from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import Refused
-from {{ cookiecutter.package_name }}.hpc.plan import Plan, on, plan
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline, job
+from {{ cookiecutter.package_name }}.hpc.planning import campaign, fitting, planned, setup, traces
+from {{ cookiecutter.package_name }}.hpc.planning.plan import Plan, on, plan
 
 WORDS = {"tokens": float, "samples": float, "pipeline": int, "interleaved": int, "micro_batch": int, "plot": Path}
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
-from {{ cookiecutter.package_name }}.hpc import config, history, report
+from {{ cookiecutter.package_name }}.hpc import config
+from {{ cookiecutter.package_name }}.hpc.reporting import report
+from {{ cookiecutter.package_name }}.hpc.running import history
 
 
 def main() -> None:
@@ -21,7 +23,7 @@ def main() -> None:
     places = parser.parse_args().places or [config.PROJECT / "runs"]
     found = history.find(places[0]) if len(places) == 1 else []
     if len(found) == 1 and found[0].path == places[0]:
-        from {{ cookiecutter.package_name }}.hpc import onepage  # what draws is not needed for a table
+        from {{ cookiecutter.package_name }}.hpc.reporting import onepage  # what draws is not needed for a table
 
         print("\n".join(onepage.made(found[0])))
     else:

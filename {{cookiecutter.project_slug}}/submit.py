@@ -13,21 +13,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
 from omegaconf import DictConfig
 
-from {{ cookiecutter.package_name }}.hpc import (
-    commandline,
-    config,
-    fitting,
-    job,
-    move,
-    preflight,
-    rundir,
-    scheduler,
-    search,
-    snapshot,
-    sweep,
-)
+from {{ cookiecutter.package_name }}.hpc import config, rundir
+from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import Refused
-from {{ cookiecutter.package_name }}.hpc.scripts import describe, text, work_dir, write
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline, job, move, scheduler
+from {{ cookiecutter.package_name }}.hpc.jobs.scripts import describe, text, work_dir, write
+from {{ cookiecutter.package_name }}.hpc.planning import fitting
+from {{ cookiecutter.package_name }}.hpc.running import snapshot
+from {{ cookiecutter.package_name }}.hpc.studies import search, sweep
 
 
 def main() -> None:

@@ -12,7 +12,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
 from omegaconf import DictConfig
 
-from {{ cookiecutter.package_name }}.hpc import begin, commandline, config, job, launch, layout, preflight, probe, rundir, watch
+from {{ cookiecutter.package_name }}.hpc import config, launch, rundir
+from {{ cookiecutter.package_name }}.hpc.checks import preflight, probe
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline, job, layout
+from {{ cookiecutter.package_name }}.hpc.running import begin, watch
 
 
 def main(place: launch.Place, warned: watch.Warned) -> None:
@@ -56,7 +59,12 @@ def fit_and_test(
     import lightning
     import torch
 
-    from {{ cookiecutter.package_name }}.hpc import curves, lean, record, resume, search, strategies, weights
+    from {{ cookiecutter.package_name }}.hpc.checkpoints import weights
+    from {{ cookiecutter.package_name }}.hpc.monitoring import curves
+    from {{ cookiecutter.package_name }}.hpc.resuming import resume
+    from {{ cookiecutter.package_name }}.hpc.running import record
+    from {{ cookiecutter.package_name }}.hpc.studies import search
+    from {{ cookiecutter.package_name }}.hpc.training import lean, strategies
 
     gc.freeze()  # what the libraries made stays: no later collection looks through it, and no worker copies it
     gc.enable()

@@ -10,7 +10,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import train
-from {{ cookiecutter.package_name }}.hpc import begin, commandline, launch, preflight, rundir, watch
+from {{ cookiecutter.package_name }}.hpc import launch, rundir
+from {{ cookiecutter.package_name }}.hpc.checks import preflight
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline
+from {{ cookiecutter.package_name }}.hpc.running import begin, watch
 
 
 def main(out: str, cases: dict[str, list[str]]) -> None:

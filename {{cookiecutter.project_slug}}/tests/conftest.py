@@ -18,8 +18,8 @@ os.environ["XDG_CONFIG_HOME"] = os.devnull  # before the package is imported: th
 
 from desk import desk as desk
 
-from {{ cookiecutter.package_name }}.hpc.job import CONTINUE
-from {{ cookiecutter.package_name }}.hpc.scheduler import LEAKS
+from {{ cookiecutter.package_name }}.hpc.jobs.job import CONTINUE
+from {{ cookiecutter.package_name }}.hpc.jobs.scheduler import LEAKS
 
 PROJECT = Path(__file__).resolve().parents[1]
 # Only names of this environment's own making: a test behaves alike inside a job and on a laptop.

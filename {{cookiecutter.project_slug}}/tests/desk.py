@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 import submit
-from {{ cookiecutter.package_name }}.hpc import config, rundir, scheduler, snapshot
+from {{ cookiecutter.package_name }}.hpc import config, rundir
 from {{ cookiecutter.package_name }}.hpc.config import PACKAGE
+from {{ cookiecutter.package_name }}.hpc.jobs import scheduler
+from {{ cookiecutter.package_name }}.hpc.running import snapshot
 
 TOOLS = ["bash", "cat", "cp", "env", "cksum", "git", "sleep"]
 STUB = 'printf "%s\\n" "$@" >>"$0.argv"; env >"$0.env"; cat >"$0.stdin"; cp "${!#}" "$0.script"; '

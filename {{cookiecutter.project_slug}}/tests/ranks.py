@@ -70,14 +70,14 @@ def fork(
 
 
 def always_agree() -> None:
-    from {{ cookiecutter.package_name }}.hpc import agree
+    from {{ cookiecutter.package_name }}.hpc.resuming import agree
 
     agree.ABOUT = 0
 
 
 def tell(steps: int) -> None:
     """Send this process the warning after so many steps: in the middle of the next one, if gradients accumulate."""
-    from {{ cookiecutter.package_name }}.hpc.resume import Resume
+    from {{ cookiecutter.package_name }}.hpc.resuming.resume import Resume
 
     before = Resume.on_train_batch_end
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from {{ cookiecutter.package_name }}.hpc import agree
-from {{ cookiecutter.package_name }}.hpc.agree import Agreement, Wish
+from {{ cookiecutter.package_name }}.hpc.resuming import agree
+from {{ cookiecutter.package_name }}.hpc.resuming.agree import Agreement, Wish
 
 
 class Clock:

@@ -6,7 +6,7 @@ import pytest
 from test_data import built
 
 from {{ cookiecutter.package_name }}.data.loading import DataModule, Indexed, Loader
-from {{ cookiecutter.package_name }}.hpc.ahead import ahead
+from {{ cookiecutter.package_name }}.hpc.storage.ahead import ahead
 
 
 def names():

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from {{ cookiecutter.package_name }}.hpc import checkpoint, claim
-from {{ cookiecutter.package_name }}.hpc.watch import FAILED
+from {{ cookiecutter.package_name }}.hpc.checkpoints import checkpoint
+from {{ cookiecutter.package_name }}.hpc.running import claim
+from {{ cookiecutter.package_name }}.hpc.running.watch import FAILED
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from test_checkpoint import edit, truncate, written
 
-from {{ cookiecutter.package_name }}.hpc import begin, checkpoint, launch, rundir
-from {{ cookiecutter.package_name }}.hpc.begin import Beginning
+from {{ cookiecutter.package_name }}.hpc import launch, rundir
+from {{ cookiecutter.package_name }}.hpc.checkpoints import checkpoint
 from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.running import begin
+from {{ cookiecutter.package_name }}.hpc.running.begin import Beginning
 
 JOB = {"SLURM_JOB_ID": "7"}
 

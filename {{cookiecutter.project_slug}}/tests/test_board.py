@@ -19,8 +19,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from {{ cookiecutter.package_name }}.hpc import board, tunnel
 from {{ cookiecutter.package_name }}.hpc.config import PROJECT, Refused
+from {{ cookiecutter.package_name }}.hpc.reporting import board, tunnel
 
 TOOL = str(PROJECT / "tools" / "board.py")
 JUMP = "ssh -J ana@login.site -L 4321:localhost:4321 ana@"
@@ -184,7 +184,7 @@ SMALL = [
 KILLED = """
 import os
 import time
-from {{ cookiecutter.package_name }}.hpc.resume import Resume
+from {{ cookiecutter.package_name }}.hpc.resuming.resume import Resume
 
 before = Resume.on_train_batch_end
 

@@ -4,10 +4,10 @@ from math import exp, sqrt
 
 import pytest
 
-from {{ cookiecutter.package_name }}.hpc import campaign
-from {{ cookiecutter.package_name }}.hpc.campaign import START, WARNING, checkpoint, finish, interval, kept
-from {{ cookiecutter.package_name }}.hpc.setup import Setup
-from {{ cookiecutter.package_name }}.hpc.traced import Linear, Part, Trace
+from {{ cookiecutter.package_name }}.hpc.planning import campaign
+from {{ cookiecutter.package_name }}.hpc.planning.campaign import START, WARNING, checkpoint, finish, interval, kept
+from {{ cookiecutter.package_name }}.hpc.planning.setup import Setup
+from {{ cookiecutter.package_name }}.hpc.planning.traced import Linear, Part, Trace
 
 FOUR_NODES = Setup(4, 8, 1, precision="bf16-mixed")
 PART = Part("before", 10**9, 1, 4 * 10**9, 8, Linear(), Linear(), (), (), Linear(), (), (), ())

@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from {{ cookiecutter.package_name }}.hpc import chart
-from {{ cookiecutter.package_name }}.hpc.axis import axis, number
-from {{ cookiecutter.package_name }}.hpc.chart import Band, Chart, Series
-from {{ cookiecutter.package_name }}.hpc.drawing import Box, Line, Text
+from {{ cookiecutter.package_name }}.hpc.charts import chart
+from {{ cookiecutter.package_name }}.hpc.charts.axis import axis, number
+from {{ cookiecutter.package_name }}.hpc.charts.chart import Band, Chart, Series
+from {{ cookiecutter.package_name }}.hpc.charts.drawing import Box, Line, Text
 
 LINE = Series("loss", [(0, 4.0), (50, 2.0), (100, 1.0)])
 
@@ -146,7 +146,7 @@ def test_the_picture_has_the_curve_in_its_colour(tmp_path: Path) -> None:
 
 
 def test_a_dashed_line_has_as_much_line_as_gap_around_corners() -> None:
-    from {{ cookiecutter.package_name }}.hpc.drawing import DASH, GAP, _dashes
+    from {{ cookiecutter.package_name }}.hpc.charts.drawing import DASH, GAP, _dashes
 
     zigzag = [(float(x), float(x % 3)) for x in range(400)]
     dashes = _dashes(zigzag)

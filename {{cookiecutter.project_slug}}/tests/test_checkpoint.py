@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from {{ cookiecutter.package_name }}.hpc import checkpoint
+from {{ cookiecutter.package_name }}.hpc.checkpoints import checkpoint
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 
 FILES = {"meta.pt": b"numbers", "__0_0.distcp": bytes(range(256)) * 40, "checkpoint/zero.pt": b"deeper", "empty": b""}

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from conftest import said
 
-from {{ cookiecutter.package_name }}.hpc import claim, rundir
+from {{ cookiecutter.package_name }}.hpc import rundir
 from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.running import claim
 
 HERE = {"job": "42", "host": "n1", "pid": 1, "restart": 0}
 # Takes the claim when a file says so, tells what came of it, and then whether it is still its own, line by line.
@@ -21,7 +22,8 @@ PROCESS = """
 import json, os, sys, time
 from pathlib import Path
 sys.path.insert(0, {src!r})
-from {{ cookiecutter.package_name }}.hpc import claim, config
+from {{ cookiecutter.package_name }}.hpc import config
+from {{ cookiecutter.package_name }}.hpc.running import claim
 claim.BEAT = float(sys.argv[4])
 run_dir, who = Path(sys.argv[1]), json.loads(sys.argv[2]) | dict(pid=os.getpid())
 print("ready", flush=True)

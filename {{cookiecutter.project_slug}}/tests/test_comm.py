@@ -13,8 +13,11 @@ import pytest
 from conftest import ENVIRON
 from desk import Desk
 
-from {{ cookiecutter.package_name }}.hpc import bandwidth, comm, commandline, config, launch, watch
+from {{ cookiecutter.package_name }}.hpc import config, launch
 from {{ cookiecutter.package_name }}.hpc.config import PROJECT
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline
+from {{ cookiecutter.package_name }}.hpc.networking import bandwidth, comm
+from {{ cookiecutter.package_name }}.hpc.running import watch
 
 TOOL = str(PROJECT / "tools" / "comm.py")
 HERE = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from {{ cookiecutter.package_name }}.hpc import compiled
-from {{ cookiecutter.package_name }}.hpc.parallel import parallelize
+from {{ cookiecutter.package_name }}.hpc.training import compiled
+from {{ cookiecutter.package_name }}.hpc.training.parallel import parallelize
 from {{ cookiecutter.package_name }}.models.gpt import GPT
 
 WORDS = [
@@ -30,7 +30,7 @@ WORDS = [
 # Prints how many graphs a rank has compiled, and how many of them were in no cache.
 COUNT = """
 from torch._dynamo.utils import counters
-from {{ cookiecutter.package_name }}.hpc import compiled
+from {{ cookiecutter.package_name }}.hpc.training import compiled
 ends = compiled.CompileCache.on_train_end
 def on_train_end(self, trainer, module):
     ends(self, trainer, module)

@@ -8,8 +8,10 @@ import pytest
 from conftest import ENVIRON, PROJECT
 from omegaconf import OmegaConf
 
-from {{ cookiecutter.package_name }}.hpc import commandline, config, layout, preflight
+from {{ cookiecutter.package_name }}.hpc import config
+from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline, layout
 
 TEXT = ["data=stdlib", "model=gpt_tiny"]
 TWO = ["trainer.accelerator=cpu", "trainer.devices=2"]

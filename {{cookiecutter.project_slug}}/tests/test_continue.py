@@ -20,7 +20,7 @@ COMMON = [
 DOUBLE = [*COMMON, "trainer.precision=64-true"]
 STEPS = 23  # beyond the end of the first epoch
 EXACT = """
-from {{ cookiecutter.package_name }}.hpc.resume import Resume
+from {{ cookiecutter.package_name }}.hpc.resuming.resume import Resume
 
 before = Resume.on_train_batch_end
 
@@ -34,7 +34,7 @@ def on_train_batch_end(self, trainer, module, outputs, *batch):
 Resume.on_train_batch_end = on_train_batch_end
 """
 NO_OPTIMIZER = """
-from {{ cookiecutter.package_name }}.hpc import kept, universal
+from {{ cookiecutter.package_name }}.hpc.checkpoints import kept, universal
 
 kept.Kept.load_optimizer_state_dict = lambda self, checkpoint: None
 universal.load = universal.fill

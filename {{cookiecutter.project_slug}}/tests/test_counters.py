@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from {{ cookiecutter.package_name }}.hpc import counters
-from {{ cookiecutter.package_name }}.hpc.counters import Counters, rates
+from {{ cookiecutter.package_name }}.hpc.monitoring import counters
+from {{ cookiecutter.package_name }}.hpc.monitoring.counters import Counters, rates
 
 Machine = Callable[[dict[str, object]], None]
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from {{ cookiecutter.package_name }}.hpc.curves import Curves, mean, sent
+from {{ cookiecutter.package_name }}.hpc.monitoring.curves import Curves, mean, sent
 
 
 class Logger(L.pytorch.loggers.CSVLogger):

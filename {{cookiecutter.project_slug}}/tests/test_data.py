@@ -244,7 +244,7 @@ def test_image_augmentation_cuts_the_part_that_the_draws_say():
 def test_augmentation_belongs_to_the_sample_and_not_to_its_batch(name):
     import torch
 
-    from {{ cookiecutter.package_name }}.hpc.sampler import uniform
+    from {{ cookiecutter.package_name }}.hpc.resuming.sampler import uniform
 
     data = built(name, **({"dir": "unused"} if name == "images" else {}))
     images = torch.rand(12, 1 if name == "digits" else 3, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from test_weights import assert_same, deepspeed_by_hand
 from torch import Tensor
 
-from {{ cookiecutter.package_name }}.hpc import checkpoint, weights
+from {{ cookiecutter.package_name }}.hpc.checkpoints import checkpoint, weights
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from {{ cookiecutter.package_name }}.hpc import commandline, preflight
-from {{ cookiecutter.package_name }}.hpc.figures import Numbers
-from {{ cookiecutter.package_name }}.hpc.findings import findings
+from {{ cookiecutter.package_name }}.hpc.checks import preflight
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline
+from {{ cookiecutter.package_name }}.hpc.reporting.figures import Numbers
+from {{ cookiecutter.package_name }}.hpc.reporting.findings import findings
 
 GPU = ["trainer=gpu", "cluster=juwels_booster", "cluster.account=a"]
 IMAGES = [*GPU, "data=images", "data.dir=.", "data.num_classes=10", "model=resnet18"]

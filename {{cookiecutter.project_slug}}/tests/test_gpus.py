@@ -9,8 +9,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from {{ cookiecutter.package_name }}.hpc import gpus
-from {{ cookiecutter.package_name }}.hpc.gpus import Amd, Missing, Nvidia, chosen
+from {{ cookiecutter.package_name }}.hpc.monitoring import gpus
+from {{ cookiecutter.package_name }}.hpc.monitoring.gpus import Amd, Missing, Nvidia, chosen
 
 UUIDS = ["GPU-11111111-aaaa", "GPU-12222222-bbbb", "GPU-33333333-cccc", "GPU-44444444-dddd"]
 SLICE = "MIG-55555555-eeee"

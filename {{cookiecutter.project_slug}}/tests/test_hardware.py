@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from {{ cookiecutter.package_name }}.hpc.config import CONFIGS, Refused
-from {{ cookiecutter.package_name }}.hpc.hardware import _known, find, gpu, machine
+from {{ cookiecutter.package_name }}.hpc.planning.hardware import _known, find, gpu, machine
 
 FILES = sorted(file for file in (CONFIGS / "cluster").glob("*.yaml"))
 

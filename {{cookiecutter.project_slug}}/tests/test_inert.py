@@ -11,7 +11,7 @@ from test_weights import Bomb, deepspeed_by_hand, needs_deepspeed
 from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.api import CheckpointException
 
-from {{ cookiecutter.package_name }}.hpc import inert
+from {{ cookiecutter.package_name }}.hpc.checkpoints import inert
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

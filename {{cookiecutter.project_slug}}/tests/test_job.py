@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from {{ cookiecutter.package_name }}.hpc import commandline, config, job, preflight, slurm
+from {{ cookiecutter.package_name }}.hpc import config
+from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import Refused
-from {{ cookiecutter.package_name }}.hpc.job import Job
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline, job, slurm
+from {{ cookiecutter.package_name }}.hpc.jobs.job import Job
 
 FOUR = "trainer=ddp_4node"
 SLURM = [

@@ -7,7 +7,8 @@ import time
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from {{ cookiecutter.package_name }}.hpc import config, launch, probe
+from {{ cookiecutter.package_name }}.hpc import config, launch
+from {{ cookiecutter.package_name }}.hpc.checks import probe
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.launch import Place
 

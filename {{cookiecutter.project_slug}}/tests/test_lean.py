@@ -4,7 +4,7 @@ import lightning as L
 import pytest
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from {{ cookiecutter.package_name }}.hpc import lean
+from {{ cookiecutter.package_name }}.hpc.training import lean
 
 
 class Once(L.Callback):

@@ -11,8 +11,10 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from {{ cookiecutter.package_name }}.hpc import commandline, config, setup, trace
-from {{ cookiecutter.package_name }}.hpc.memory import Memory, memory, states
+from {{ cookiecutter.package_name }}.hpc import config
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline
+from {{ cookiecutter.package_name }}.hpc.planning import setup, trace
+from {{ cookiecutter.package_name }}.hpc.planning.memory import Memory, memory, states
 
 GPT = ["model=gpt_124m", "data=stdlib", "data.block_size=512", "data.vocab_size=50257", "model.network.num_layers=2"]
 RESNET = ["model=resnet50", "data=packed", "data.file=x", "+data.image_size=128", "+data.num_classes=1000"]
@@ -74,7 +76,7 @@ def loss_of(logits: torch.Tensor) -> torch.Tensor:
 # Writes down what each rank holds when a step of the optimizer begins; the optimizer's state is there from the second.
 HELD = """
 import json, os
-from my_package.hpc.resume import Resume
+from my_package.hpc.resuming.resume import Resume
 
 def size(tensors):
     local = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors if tensor is not None]

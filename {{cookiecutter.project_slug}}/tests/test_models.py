@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from {{ cookiecutter.package_name }}.hpc import commandline, config
+from {{ cookiecutter.package_name }}.hpc import config
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline
 from {{ cookiecutter.package_name }}.models.gpt import GPT
 from {{ cookiecutter.package_name }}.models.resnet import ResNet
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from test_node import table, until
 
-from {{ cookiecutter.package_name }}.hpc import phases, record
 from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.monitoring import phases
+from {{ cookiecutter.package_name }}.hpc.running import record
 
 WORDS = [
     "trainer.accelerator=cpu",
@@ -28,7 +29,7 @@ WORDS = [
 # A start does no more than a few steps before its sampler has written a sample.
 SAMPLED = """
 import time
-from {{ cookiecutter.package_name }}.hpc.resume import Resume
+from {{ cookiecutter.package_name }}.hpc.resuming.resume import Resume
 
 def on_train_batch_start(self, trainer, module, batch, batch_idx):
     before(self, trainer, module, batch, batch_idx)
@@ -57,7 +58,7 @@ def samplers(run_dir: Path) -> list[int]:
             words = path.read_bytes().split(b"\0")
         except OSError:
             continue
-        if str(run_dir).encode() in words and any(word.endswith(b".hpc.node") for word in words):
+        if str(run_dir).encode() in words and any(word.endswith(b".hpc.monitoring.node") for word in words):
             found.append(int(path.parent.name))
     return found
 
@@ -114,7 +115,7 @@ def test_going_on_cuts_the_curves_of_training_not_those_of_nodes(tmp_path: Path)
 
 
 def test_the_sampler_is_told_when_the_run_ends_or_fails_and_not_between_fit_and_test() -> None:
-    from {{ cookiecutter.package_name }}.hpc.monitor import Monitor
+    from {{ cookiecutter.package_name }}.hpc.monitoring.monitor import Monitor
 
     nobody: Any = None
     for end in (lambda one: one.teardown(nobody, nobody, "test"), lambda one: one.on_exception(nobody, nobody, nobody)):
@@ -144,7 +145,8 @@ def test_a_phase_is_a_line_and_costs_the_run_nothing_where_it_cannot_be_written(
 
 @pytest.mark.parametrize("seconds", ["0", "0.5", "-1", ".inf", ".nan", "often"])
 def test_how_often_is_a_number_of_seconds(seconds: str) -> None:
-    from {{ cookiecutter.package_name }}.hpc import commandline, preflight
+    from {{ cookiecutter.package_name }}.hpc.checks import preflight
+    from {{ cookiecutter.package_name }}.hpc.jobs import commandline
 
     cfg = commandline.compose_overrides([f"callbacks.monitor.every_seconds={seconds}"])
     with pytest.raises(Refused, match=r"callbacks\.monitor\.every_seconds"):

@@ -13,8 +13,10 @@ from desk import Desk
 from omegaconf import OmegaConf
 from test_startup import COMPOSING, PROBE, libraries
 
-from {{ cookiecutter.package_name }}.hpc import commandline, config, move, preflight, states
+from {{ cookiecutter.package_name }}.hpc import config, states
+from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline, move
 
 SLURM = ["cluster=slurm", "trainer=ddp_4node"]
 CACHE = "callbacks.compile_cache.enabled"

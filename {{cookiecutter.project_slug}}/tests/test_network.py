@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from {{ cookiecutter.package_name }}.hpc import bandwidth, commandline, config, layout, nccl, network
-from {{ cookiecutter.package_name }}.hpc.bandwidth import Point
-from {{ cookiecutter.package_name }}.hpc.network import Link, Measured
+from {{ cookiecutter.package_name }}.hpc import config
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline, layout
+from {{ cookiecutter.package_name }}.hpc.networking import bandwidth, nccl, network
+from {{ cookiecutter.package_name }}.hpc.networking.bandwidth import Point
+from {{ cookiecutter.package_name }}.hpc.networking.network import Link, Measured
 
 # As NCCL wrote them, in several versions; host names and addresses are others.
 SOCKETS = """\

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from conftest import ENVIRON, PROJECT
 
-from {{ cookiecutter.package_name }}.hpc import node
 from {{ cookiecutter.package_name }}.hpc.config import PACKAGE
+from {{ cookiecutter.package_name }}.hpc.monitoring import node
 
 # Stands in for a driver with two GPUs, the second of which falls off the bus when the file `lost` is there.
 NVML = """
@@ -43,7 +43,7 @@ nvmlDeviceGetMemoryInfo, nvmlDeviceGetTemperature = figure(SimpleNamespace(used=
 RANK = """
 import os, sys, time
 from pathlib import Path
-from {{ cookiecutter.package_name }}.hpc import node
+from {{ cookiecutter.package_name }}.hpc.monitoring import node
 tell = node.started(Path(sys.argv[1]), 1, float(sys.argv[2]), int(sys.argv[3]))
 if sys.stdin.readline().strip() == "end":
     os.write(tell, b"x")
@@ -55,7 +55,7 @@ IMPORTS = """
 import json, sys
 before = set(sys.modules)
 from pathlib import Path
-from {{ cookiecutter.package_name }}.hpc import node
+from {{ cookiecutter.package_name }}.hpc.monitoring import node
 node.Sampler(Path(sys.argv[1]), 1, 1).sample()
 print(json.dumps(list(set(sys.modules) - before)))
 """
@@ -90,7 +90,7 @@ def child(pid: int) -> int:
         return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
     until(found)
-    until(lambda: b"hpc.node" in Path(f"/proc/{found()[0]}/cmdline").read_bytes())
+    until(lambda: b"hpc.monitoring.node" in Path(f"/proc/{found()[0]}/cmdline").read_bytes())
     return int(found()[0])
 
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 from conftest import scalars
 
-from {{ cookiecutter.package_name }}.hpc import history, report, weights
+from {{ cookiecutter.package_name }}.hpc.checkpoints import weights
+from {{ cookiecutter.package_name }}.hpc.reporting import report
+from {{ cookiecutter.package_name }}.hpc.running import history
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +31,7 @@ WORDS = [
 ]
 # Ranks agree only when a checkpoint is due.
 INFINITE = f"""
-from {{ cookiecutter.package_name }}.hpc import agree
+from {{ cookiecutter.package_name }}.hpc.resuming import agree
 from {{ cookiecutter.package_name }}.module import Classifier
 
 agree.GROWTH, agree.ABOUT = 1000, 1000
@@ -82,7 +84,7 @@ def test_the_run_does_not_go_back_where_nothing_was_saved(start: Callable, tmp_p
 
 DUMP = """
 import torch
-from {{ cookiecutter.package_name }}.hpc.resume import Resume
+from {{ cookiecutter.package_name }}.hpc.resuming.resume import Resume
 
 ended = Resume.on_train_end
 
@@ -117,5 +119,5 @@ def test_an_optimizer_that_is_not_fused_is_refused(start: Callable, tmp_path: Pa
     said = start(tmp_path / "run", 2, words, code=2)
     assert "refused: faults.nonfinite=skip" in said and "fix:  model.optimizer.fused=true" in said
     # Of a model of one's own, whose optimizer the config does not show, it is seen at the first step.
-    hidden = "from {{ cookiecutter.package_name }}.hpc import sections; sections.skipping = lambda cfg: None"
+    hidden = "from {{ cookiecutter.package_name }}.hpc.jobs import sections; sections.skipping = lambda cfg: None"
     assert "fused=True" in start(tmp_path / "run", 2, words, patch=hidden, code=2)

@@ -13,8 +13,8 @@ from PIL import Image
 from test_data import built, make_images, node, refused
 
 from {{ cookiecutter.package_name }}.data import files, packed_files, text_files, token_files, tokenizing
-from {{ cookiecutter.package_name }}.hpc import packing
 from {{ cookiecutter.package_name }}.hpc.config import PROJECT, Refused
+from {{ cookiecutter.package_name }}.hpc.storage import packing
 
 pack = runpy.run_path(str(PROJECT / "tools" / "pack.py"))
 PIXELS = 8

@@ -16,20 +16,11 @@ import pytest
 from conftest import ENVIRON, PROJECT
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from {{ cookiecutter.package_name }}.hpc import (
-    accounts,
-    chart,
-    commandline,
-    config,
-    events,
-    history,
-    measured,
-    onepage,
-    page,
-    pictures,
-    rundir,
-    usage,
-)
+from {{ cookiecutter.package_name }}.hpc import config, rundir
+from {{ cookiecutter.package_name }}.hpc.charts import chart
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline
+from {{ cookiecutter.package_name }}.hpc.reporting import accounts, events, measured, onepage, page, pictures, usage
+from {{ cookiecutter.package_name }}.hpc.running import history
 
 BEGAN = 1_790_000_000.0
 WORDS = ["trainer=ddp", "cluster=juwels_booster", "cluster.gpu=A100", "trainer.devices=2", "trainer.num_nodes=2"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from {{ cookiecutter.package_name }}.hpc.parallel import clip_gradients, parallelize
+from {{ cookiecutter.package_name }}.hpc.training.parallel import clip_gradients, parallelize
 from {{ cookiecutter.package_name }}.models.gpt import GPT
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from {{ cookiecutter.package_name }}.hpc import pbs
-from {{ cookiecutter.package_name }}.hpc.job import Job
+from {{ cookiecutter.package_name }}.hpc.jobs import pbs
+from {{ cookiecutter.package_name }}.hpc.jobs.job import Job
 
 RECORDED = Path(__file__).parent / "recorded"
 WORK = Path("/home/ana")

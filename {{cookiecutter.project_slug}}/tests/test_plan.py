@@ -10,21 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from {{ cookiecutter.package_name }}.hpc import (
-    changes,
-    commandline,
-    fitting,
-    hardware,
-    move,
-    network,
-    plan,
-    planned,
-    preflight,
-    setup,
-    traces,
-)
+from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import PROJECT, Refused
-from {{ cookiecutter.package_name }}.hpc.traced import Trace
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline, move
+from {{ cookiecutter.package_name }}.hpc.networking import network
+from {{ cookiecutter.package_name }}.hpc.planning import changes, fitting, hardware, plan, planned, setup, traces
+from {{ cookiecutter.package_name }}.hpc.planning.traced import Trace
 
 A100 = hardware.machine("A100", 100.0)
 GPT = ["model=gpt_1b", "data=stdlib", "data.block_size=1024", "data.global_batch_size=256"]
@@ -245,7 +236,7 @@ def test_the_command(tmp_path):
         (["micro_batch=7"], "global batch 256 = data-parallel size 16"),
         (["data.global_batch_size=0"], "is at least 1"),
         (["model.network.width=-8"], "its making: Trying to create tensor with negative dimension"),
-        (["model.network.num_layers=0", "cluster.gpu=A1000"], "hpc/hardware.yaml knows"),
+        (["model.network.num_layers=0", "cluster.gpu=A1000"], "hpc/planning/hardware.yaml knows"),
     ],
 )
 def test_bad_input_gets_one_message(words, said):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from torch._C._autograd import DeviceType
 
-from {{ cookiecutter.package_name }}.hpc.profile import covered, intervals, split, told
+from {{ cookiecutter.package_name }}.hpc.monitoring.profile import covered, intervals, split, told
 
 WORDS = ["trainer.accelerator=cpu", "trainer.max_steps=8", "+trainer.limit_test_batches=1", "callbacks.progress=null"]
 SECOND = 1e6  # microseconds

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 import submit
-from {{ cookiecutter.package_name }}.hpc import commandline, config
+from {{ cookiecutter.package_name }}.hpc import config
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline
 
 RENEW = "the config has changed since slurm/ was written; renew it: rm slurm/*.sbatch; python submit.py --render slurm"
 

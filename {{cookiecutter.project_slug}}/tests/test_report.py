@@ -15,7 +15,10 @@ import pytest
 from conftest import PROJECT
 from omegaconf import OmegaConf
 
-from {{ cookiecutter.package_name }}.hpc import causes, commandline, config, job, report, rundir, scheduler, states
+from {{ cookiecutter.package_name }}.hpc import config, rundir, states
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline, job, scheduler
+from {{ cookiecutter.package_name }}.hpc.reporting import report
+from {{ cookiecutter.package_name }}.hpc.running import causes
 
 NOW = 1_800_000_000.0
 TESTED = {"test/loss": 0.7, "test/accuracy": 0.91}

@@ -10,7 +10,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils._pytree import tree_leaves
 
-from {{ cookiecutter.package_name }}.hpc import inert, rundir, weights
+from {{ cookiecutter.package_name }}.hpc import rundir
+from {{ cookiecutter.package_name }}.hpc.checkpoints import inert, weights
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +100,7 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(strategy: str, start: Cal
 
 
 # What else has a state. On the command line no `_target_` may be typed: here it may.
-TYPED = "import re; from {{ cookiecutter.package_name }}.hpc import commandline; commandline.CODE_KEYS = re.compile('(?!)')"
+TYPED = "import re; from {{ cookiecutter.package_name }}.hpc.jobs import commandline; commandline.CODE_KEYS = re.compile('(?!)')"
 PLATEAU = """
 import torch
 from {{ cookiecutter.package_name }}.module import Classifier
@@ -148,8 +149,8 @@ def test_dropout_goes_on_with_the_same_random_numbers(dropout: Path, start: Call
 
 
 LEFT_OUT = {
-    "random numbers": "from {{ cookiecutter.package_name }}.hpc import randomness; randomness.restore = lambda state: None",
-    "position": "from {{ cookiecutter.package_name }}.hpc import position; position.start_at = lambda trainer, start: None",
+    "random numbers": "from {{ cookiecutter.package_name }}.hpc.resuming import randomness; randomness.restore = lambda state: None",
+    "position": "from {{ cookiecutter.package_name }}.hpc.resuming import position; position.start_at = lambda trainer, start: None",
 }
 
 

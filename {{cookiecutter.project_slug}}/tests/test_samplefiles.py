@@ -12,7 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from {{ cookiecutter.package_name }}.hpc.samplefiles import Curves, Table, append, crc32c, record
+from {{ cookiecutter.package_name }}.hpc.monitoring.samplefiles import Curves, Table, append, crc32c, record
 
 FEW = ["time", "attempt", "cpu_percent"]
 

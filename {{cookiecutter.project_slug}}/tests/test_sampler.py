@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from {{ cookiecutter.package_name }}.hpc.sampler import (
+from {{ cookiecutter.package_name }}.hpc.resuming.sampler import (
     EvalBatchSampler,
     GlobalBatchSampler,
     ResumableLoader,

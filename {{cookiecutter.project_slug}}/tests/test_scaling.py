@@ -19,11 +19,14 @@ from conftest import ENVIRON, PROJECT, scalars
 from omegaconf import DictConfig
 from PIL import Image
 
-from {{ cookiecutter.package_name }}.hpc import commandline, layout, preflight, rundir, scaling, scaling_study, tries, windows
+from {{ cookiecutter.package_name }}.hpc import rundir
+from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import Refused
-from {{ cookiecutter.package_name }}.hpc.scaling_study import Point
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline, layout
 from {{ cookiecutter.package_name }}.hpc.states import State
-from {{ cookiecutter.package_name }}.hpc.windows import Measured
+from {{ cookiecutter.package_name }}.hpc.studies import scaling, scaling_study, tries, windows
+from {{ cookiecutter.package_name }}.hpc.studies.scaling_study import Point
+from {{ cookiecutter.package_name }}.hpc.studies.windows import Measured
 
 # A job needs an environment that env.sh has finished, or a container; nothing of either is started here.
 DDP = ["trainer=ddp", "cluster=slurm", "cluster.container=none"]

@@ -17,11 +17,14 @@ from desk import Desk
 from optuna.storages.journal import JournalStorage
 from optuna.trial import TrialState
 
-from {{ cookiecutter.package_name }}.hpc import config, history, journal, report, rundir, search, space, states, study, trials
+from {{ cookiecutter.package_name }}.hpc import config, rundir, states
 from {{ cookiecutter.package_name }}.hpc.config import PACKAGE, Refused
-from {{ cookiecutter.package_name }}.hpc.journal import Journal
-from {{ cookiecutter.package_name }}.hpc.search import Search
-from {{ cookiecutter.package_name }}.hpc.space import Choice, Range
+from {{ cookiecutter.package_name }}.hpc.reporting import report
+from {{ cookiecutter.package_name }}.hpc.running import history
+from {{ cookiecutter.package_name }}.hpc.studies import journal, search, space, study, trials
+from {{ cookiecutter.package_name }}.hpc.studies.journal import Journal
+from {{ cookiecutter.package_name }}.hpc.studies.search import Search
+from {{ cookiecutter.package_name }}.hpc.studies.space import Choice, Range
 
 LR = "model.optimizer.lr"
 WORDS = ["trainer=cpu", f"{LR}=tag(log, interval(1e-4, 1e-1))", "data.global_batch_size=choice(32, 64)"]
@@ -355,7 +358,7 @@ def test_many_processes_share_a_study_with_one_that_was_killed(tmp_path: Path, m
     processes, each = 6, 5
     folder = searching(tmp_path / "search", trials=processes * each)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([f"{PACKAGE}.hpc.study"])
+    context.set_forkserver_preload([f"{PACKAGE}.hpc.studies.study"])
     killed = context.Process(target=dies_with_the_lock, args=(folder / study.JOURNAL,))
     killed.start()
     killed.join()

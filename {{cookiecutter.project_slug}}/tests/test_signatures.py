@@ -5,11 +5,11 @@ from importlib import import_module
 
 import pytest
 
-from {{ cookiecutter.package_name }}.hpc import signatures, sources
-from {{ cookiecutter.package_name }}.hpc.signatures import Signature, fits, signature
+from {{ cookiecutter.package_name }}.hpc.checks import signatures, sources
+from {{ cookiecutter.package_name }}.hpc.checks.signatures import Signature, fits, signature
 
-OWN = ["models.resnet.ResNet", "models.gpt.GPT", "module.Classifier", "hpc.parallel.parallelize", "data.digits.Digits"]
-OWN += ["data.images.Images", "data.text.Text", "data.text.StandardLibrary"]
+OWN = ["models.resnet.ResNet", "models.gpt.GPT", "module.Classifier", "hpc.training.parallel.parallelize"]
+OWN += ["data.digits.Digits", "data.images.Images", "data.text.Text", "data.text.StandardLibrary"]
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -11,8 +11,8 @@ from test_data import built, make_images, refused
 from test_pack import batches, pack_images, pack_text, write_texts
 
 from {{ cookiecutter.package_name }}.data import files, packed_files
-from {{ cookiecutter.package_name }}.hpc import staging
 from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.storage import staging
 
 
 @pytest.fixture(autouse=True)

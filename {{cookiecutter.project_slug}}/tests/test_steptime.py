@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from {{ cookiecutter.package_name }}.hpc import rings, traffic
-from {{ cookiecutter.package_name }}.hpc.hardware import GPU, Eager, Machine, Network
-from {{ cookiecutter.package_name }}.hpc.rings import Group
-from {{ cookiecutter.package_name }}.hpc.setup import Setup
-from {{ cookiecutter.package_name }}.hpc.steptime import duration, step
-from {{ cookiecutter.package_name }}.hpc.traced import Linear, Part, Trace, Work
+from {{ cookiecutter.package_name }}.hpc.planning import rings, traffic
+from {{ cookiecutter.package_name }}.hpc.planning.hardware import GPU, Eager, Machine, Network
+from {{ cookiecutter.package_name }}.hpc.planning.rings import Group
+from {{ cookiecutter.package_name }}.hpc.planning.setup import Setup
+from {{ cookiecutter.package_name }}.hpc.planning.steptime import duration, step
+from {{ cookiecutter.package_name }}.hpc.planning.traced import Linear, Part, Trace, Work
 
 BF16 = {"bf16": 100.0, "fp32": 10.0}
 CARD = GPU("card", 40, BF16, 1000, 100, matmul_share=0.5, attention_share=0.25, fixed_gb=1)

@@ -19,7 +19,7 @@ ONLY = {"digits": [], "text": ["experiment=text", "data.max_eval_windows=64"]}
 
 # Says what the buffers add up to before ranks share them, and afterwards.
 STATISTICS = """
-from {{ cookiecutter.package_name }}.hpc.strategies import DDP
+from {{ cookiecutter.package_name }}.hpc.training.strategies import DDP
 share = DDP._share_buffers
 def saying(self):
     def total():

@@ -14,8 +14,10 @@ import pytest
 from desk import FILES, Desk
 from omegaconf import OmegaConf
 
-from {{ cookiecutter.package_name }}.hpc import commandline, config, job, rundir, scheduler, snapshot
+from {{ cookiecutter.package_name }}.hpc import config, rundir
 from {{ cookiecutter.package_name }}.hpc.config import PACKAGE, Refused
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline, job, scheduler
+from {{ cookiecutter.package_name }}.hpc.running import snapshot
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -340,7 +342,7 @@ def test_data_beside_the_code_are_not_copied_into_every_run(desk: Desk) -> None:
 
 def test_the_shipped_project_is_copied_whole() -> None:
     names = set(snapshot.files())
-    assert {"train.py", "submit.py", "env.sh", "configs/cluster/base.yaml", f"src/{PACKAGE}/hpc/job.py"} <= names
+    assert {"train.py", "submit.py", "env.sh", "configs/cluster/base.yaml", f"src/{PACKAGE}/hpc/jobs/job.py"} <= names
     assert not any(name.startswith(("runs/", ".git/", ".venv/")) or "__pycache__" in name for name in names)
 
 
@@ -376,7 +378,7 @@ def test_values_of_the_user_are_taken_unless_others_are_typed(personal: Path) ->
     ],
 )
 def test_mistakes_in_the_users_file_are_refused(text: str, words: str, personal: Path) -> None:
-    from {{ cookiecutter.package_name }}.hpc import preflight
+    from {{ cookiecutter.package_name }}.hpc.checks import preflight
 
     personal.write_text(text)
     with pytest.raises(Refused) as caught:

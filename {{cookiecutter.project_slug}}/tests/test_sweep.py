@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from desk import Desk
 
-from {{ cookiecutter.package_name }}.hpc import config, preflight, sweep
+from {{ cookiecutter.package_name }}.hpc import config
+from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.studies import sweep
 
 FOLDER = Path("/runs/sweep")
 
@@ -111,7 +113,7 @@ def test_a_sweep_that_cannot_be_one_array_writes_nothing(typed: list[str], words
 
 
 def test_names_may_differ() -> None:
-    from {{ cookiecutter.package_name }}.hpc import job
+    from {{ cookiecutter.package_name }}.hpc.jobs import job
 
     cfgs = [cfg for cfg, _ in sweep.members(["cluster=slurm", "name=a,b"], FOLDER)]
     for cfg in cfgs:

@@ -5,9 +5,9 @@ from time import perf_counter
 import pytest
 import torch
 
-from {{ cookiecutter.package_name }}.hpc.flops import training_flops
-from {{ cookiecutter.package_name }}.hpc.hardware import peak
-from {{ cookiecutter.package_name }}.hpc.throughput import Window, speed
+from {{ cookiecutter.package_name }}.hpc.monitoring.flops import training_flops
+from {{ cookiecutter.package_name }}.hpc.monitoring.throughput import Window, speed
+from {{ cookiecutter.package_name }}.hpc.planning.hardware import peak
 from {{ cookiecutter.package_name }}.models.gpt import GPT
 from {{ cookiecutter.package_name }}.models.resnet import ResNet
 
@@ -84,7 +84,7 @@ def test_the_peak_is_that_of_the_device_and_the_arithmetic(name: str, precision:
 
 
 def test_moments_are_read_once() -> None:
-    from {{ cookiecutter.package_name }}.hpc.throughput import between, now
+    from {{ cookiecutter.package_name }}.hpc.monitoring.throughput import between, now
 
     start = now(torch.device("cpu"))
     assert 0 <= between(start, now(torch.device("cpu"))) <= perf_counter() - start

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from {{ cookiecutter.package_name }}.hpc import commandline, preflight, setup, trace, traces
-from {{ cookiecutter.package_name }}.hpc.traced import Trace, highest
+from {{ cookiecutter.package_name }}.hpc.checks import preflight
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline
+from {{ cookiecutter.package_name }}.hpc.planning import dryrun, setup, trace, traces
+from {{ cookiecutter.package_name }}.hpc.planning.traced import Trace, highest
 from {{ cookiecutter.package_name }}.models.gpt import GPT
 
 GPT_SIZES = {"num_layers": 2, "num_heads": 4, "width": 64, "vocab_size": 96, "block_size": 32}
@@ -96,7 +98,7 @@ class Looks(nn.Module):
 
 
 def test_says_at_which_operation_a_network_cannot_be_traced():
-    with pytest.raises(trace.NotTraceable, match=r"_local_scalar_dense.default in before"):
+    with pytest.raises(dryrun.NotTraceable, match=r"_local_scalar_dense.default in before"):
         traced(Looks)
 
 

@@ -8,7 +8,7 @@ import torch
 from conftest import PROJECT, QUIET, scalars
 from omegaconf import OmegaConf
 
-from {{ cookiecutter.package_name }}.hpc import checkpoint, inert, weights
+from {{ cookiecutter.package_name }}.hpc.checkpoints import checkpoint, inert, weights
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from conftest import ENVIRON, PROJECT, free_port, said
 
-from {{ cookiecutter.package_name }}.hpc import causes, config, signals, watch
-from {{ cookiecutter.package_name }}.hpc.peers import Peers
+from {{ cookiecutter.package_name }}.hpc import config
+from {{ cookiecutter.package_name }}.hpc.running import causes, signals, watch
+from {{ cookiecutter.package_name }}.hpc.running.peers import Peers
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +26,7 @@ SOON = 8  # seconds, of which a rank may take three for its last words; the mach
 BEGIN = f"""
 import sys
 sys.path.insert(0, {str(PROJECT / "src")!r})
-from {{ cookiecutter.package_name }}.hpc import claim, signals, watch
+from {{ cookiecutter.package_name }}.hpc.running import claim, signals, watch
 claim.BEAT = 0.3
 if sys.argv[3] == "1":
     signals.LEAVE = watch.LEAVE = watch.NO_BOUNDARY = 1.0
@@ -188,7 +189,7 @@ def test_an_orderly_stop_is_no_error_and_rank_0_leaves_last(start: Start, tmp_pa
     ranks = start("if rank:\n    time.sleep(2.5)\nraise watch.Stopped(2, 'SIGUSR1')", size=2)
     ends(ranks, 20)
     assert [(tmp_path / f"err{rank}").read_text().splitlines()[-1] for rank in (0, 1)] == [
-        "{{ cookiecutter.package_name }}.hpc.watch.Stopped: step 2: SIGUSR1"
+        "{{ cookiecutter.package_name }}.hpc.running.watch.Stopped: step 2: SIGUSR1"
     ] * 2
     assert not (tmp_path / "errors").exists() and not (tmp_path / "verdict").exists()
     assert '"released": true' in (tmp_path / "claims" / "000001.json").read_text()
@@ -356,7 +357,7 @@ def test_the_end_of_the_launcher_is_a_warning_and_writing_to_its_pipe_no_error()
     orphan = f"""
 import os, sys, time
 sys.path.insert(0, {str(PROJECT / "src")!r})
-from {{ cookiecutter.package_name }}.hpc import signals
+from {{ cookiecutter.package_name }}.hpc.running import signals
 warned = signals.Warned(parent=os.getppid())
 warned.look()
 assert warned.signal is None

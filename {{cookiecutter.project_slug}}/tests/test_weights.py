@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
-from {{ cookiecutter.package_name }}.hpc import inert, weights
+from {{ cookiecutter.package_name }}.hpc.checkpoints import inert, weights
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

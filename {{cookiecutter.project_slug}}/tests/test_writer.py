@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from {{ cookiecutter.package_name }}.hpc import checkpoint
-from {{ cookiecutter.package_name }}.hpc.writer import Unwritten, Writer
+from {{ cookiecutter.package_name }}.hpc.checkpoints import checkpoint
+from {{ cookiecutter.package_name }}.hpc.checkpoints.writer import Unwritten, Writer
 
 BIG = bytes(2**20)
 

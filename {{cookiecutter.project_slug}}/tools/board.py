@@ -14,7 +14,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from {{ cookiecutter.package_name }}.hpc import board, commandline, config, tunnel
+from {{ cookiecutter.package_name }}.hpc import config
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline
+from {{ cookiecutter.package_name }}.hpc.reporting import board, tunnel
 
 CLUSTER = re.compile(r"cluster(\.\w+)?=")  # all other words are paths, which may well hold an =
 

@@ -16,8 +16,12 @@ sys.path[:0] = [str(PROJECT / "src"), str(PROJECT)]
 from omegaconf import DictConfig
 
 import submit
-from {{ cookiecutter.package_name }}.hpc import comm, commandline, config, launch, logs, preflight, watch
+from {{ cookiecutter.package_name }}.hpc import config, launch, logs
+from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline
+from {{ cookiecutter.package_name }}.hpc.networking import comm
+from {{ cookiecutter.package_name }}.hpc.running import watch
 
 # What differs from a training run, unless it is typed: it is short, and what failed once fails again.
 DEFAULTS = ["name=comm", "cluster.time=0:15:00", "faults.retries=1"]

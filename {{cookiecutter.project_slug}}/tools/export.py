@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from {{ cookiecutter.package_name }}.hpc import checkpoint, config, rundir
+from {{ cookiecutter.package_name }}.hpc import config, rundir
+from {{ cookiecutter.package_name }}.hpc.checkpoints import checkpoint
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 
 if TYPE_CHECKING:
-    from {{ cookiecutter.package_name }}.hpc.weights import Saved
+    from {{ cookiecutter.package_name }}.hpc.checkpoints.weights import Saved
 
 # The format's names for torch's dtypes, widest first. It has no others that weights come in.
 DTYPES = {
@@ -39,7 +40,7 @@ def main() -> None:
     if words.out.exists() and not words.force:
         raise Refused("OUT", words.out, "is there already", "another name, or --force")
     path = chosen(words.run, words.step, words.best)
-    from {{ cookiecutter.package_name }}.hpc import weights  # torch from here on
+    from {{ cookiecutter.package_name }}.hpc.checkpoints import weights  # torch from here on
 
     size = write(weights.tensors(path), words.out, described(words.run, path))
     print(f"{words.out}: {size} bytes from {path}")

@@ -24,8 +24,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from {{ cookiecutter.package_name }}.data import image_files, packed_files, text_files, token_files, tokenizing
-from {{ cookiecutter.package_name }}.hpc import commandline, config, launch, packing, parts
+from {{ cookiecutter.package_name }}.hpc import config, launch
 from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline
+from {{ cookiecutter.package_name }}.hpc.storage import packing, parts
 
 SUFFIX = {"images": ".h5", "text": ".npy"}
 

@@ -24,11 +24,16 @@ from omegaconf import DictConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from {{ cookiecutter.package_name }}.hpc import chart, commandline, config, fitting, job, preflight, rundir, scaling, tries, windows
-from {{ cookiecutter.package_name }}.hpc import scaling_study as studies
+from {{ cookiecutter.package_name }}.hpc import config, rundir
+from {{ cookiecutter.package_name }}.hpc.charts import chart
+from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import PROJECT, Refused
-from {{ cookiecutter.package_name }}.hpc.scaling_study import Point, Study
-from {{ cookiecutter.package_name }}.hpc.tries import Try
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline, job
+from {{ cookiecutter.package_name }}.hpc.planning import fitting
+from {{ cookiecutter.package_name }}.hpc.studies import scaling, tries, windows
+from {{ cookiecutter.package_name }}.hpc.studies import scaling_study as studies
+from {{ cookiecutter.package_name }}.hpc.studies.scaling_study import Point, Study
+from {{ cookiecutter.package_name }}.hpc.studies.tries import Try
 
 GRACE = 600  # seconds over the longest walltime, after which nothing is expected any more
 PAUSE = 60  # seconds between two questions to the scheduler, at most

@@ -9,7 +9,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from {{ cookiecutter.package_name }}.hpc import commandline, config, move, preflight, search
+from {{ cookiecutter.package_name }}.hpc import config
+from {{ cookiecutter.package_name }}.hpc.checks import preflight
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline, move
+from {{ cookiecutter.package_name }}.hpc.studies import search
 
 
 def main() -> None:
@@ -19,7 +22,7 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.ask:
         return ask(asked.folder.absolute())
-    from {{ cookiecutter.package_name }}.hpc import trials
+    from {{ cookiecutter.package_name }}.hpc.studies import trials
 
     print("\n".join(trials.lines(asked.folder.absolute())))
 
@@ -27,7 +30,7 @@ def main() -> None:
 def ask(run_dir: Path) -> None:
     """Leave the config of a member in its directory, as any run has one."""
     search.load(run_dir.parent)
-    from {{ cookiecutter.package_name }}.hpc import study
+    from {{ cookiecutter.package_name }}.hpc.studies import study
 
     words = study.ask(run_dir)
     cfg = commandline.compose_overrides(words)

@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 
 from .data.loading import IGNORED
-from .hpc.lean import Module
-from .hpc.parallel import clip_gradients, groups_by_mesh
+from .hpc.training.lean import Module
+from .hpc.training.parallel import clip_gradients, groups_by_mesh
 
 
 class Classifier(Module):
@@ -61,7 +61,7 @@ class Classifier(Module):
         return self.network(inputs)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """The loss. A dict {"loss": loss, "train/...": scalar} makes a curve of each scalar (hpc/curves.py)."""
+        """The loss. A dict {"loss": loss, "train/...": scalar} makes a curve of each scalar."""
         inputs, targets = batch
         return self.loss(self(inputs).flatten(0, -2), targets.flatten())
 

@@ -11,10 +11,10 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
-from ..hpc import randomness
-from ..hpc.ahead import ahead
 from ..hpc.config import Refused
-from ..hpc.sampler import ResumableLoader, sample_seeds
+from ..hpc.resuming import randomness
+from ..hpc.resuming.sampler import ResumableLoader, sample_seeds
+from ..hpc.storage.ahead import ahead
 
 
 class Loader(ResumableLoader):

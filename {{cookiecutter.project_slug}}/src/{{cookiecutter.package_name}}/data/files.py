@@ -9,8 +9,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 from ..hpc.config import Refused
-from ..hpc.parts import verify
-from ..hpc.staging import refuse_nowhere
+from ..hpc.storage.parts import verify
+from ..hpc.storage.staging import refuse_nowhere
 from . import packed_files
 from .image_files import decode, list_images, refuse_few_classes
 from .text_files import is_tokens, list_text, num_tokens, read_only, refuse_tokens_outside, split_text

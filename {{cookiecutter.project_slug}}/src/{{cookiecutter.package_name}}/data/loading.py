@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from ..hpc import launch, staging
+from ..hpc import launch
 from ..hpc.config import Refused
-from ..hpc.parts import Parts
-from ..hpc.sampler import EvalBatchSampler, GlobalBatchSampler, uniform
-from ..hpc.signals import deaf
+from ..hpc.resuming.sampler import EvalBatchSampler, GlobalBatchSampler, uniform
+from ..hpc.running.signals import deaf
+from ..hpc.storage import staging
+from ..hpc.storage.parts import Parts
 from .fetching import Indexed, Loader
 from .files import refuse_large_batch
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..hpc.parts import Parts
+from ..hpc.storage.parts import Parts
 from . import packed_files
 from .fetching import buffer
 from .image_files import refuse_few_classes

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..hpc.config import Refused
-from ..hpc.packing import put
-from ..hpc.parts import AGAIN, Parts
+from ..hpc.storage.packing import put
+from ..hpc.storage.parts import AGAIN, Parts
 from .image_files import Samples, fitted
 
 if TYPE_CHECKING:

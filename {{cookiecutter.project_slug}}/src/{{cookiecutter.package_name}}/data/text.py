@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ..hpc.config import Refused
-from ..hpc.parts import Parts
+from ..hpc.storage.parts import Parts
 from .fetching import tensor
 from .loading import DataModule
 from .text_files import list_text, num_tokens, read_only, refuse_tokens_outside, split_text

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..hpc.config import Refused
-from ..hpc.packing import put
-from ..hpc.parts import AGAIN, Parts
+from ..hpc.storage.packing import put
+from ..hpc.storage.parts import AGAIN, Parts
 from .text_files import is_tokens, read_only
 
 NUMBERS = ("tokens", "vocab_size", "bytes_per_token")

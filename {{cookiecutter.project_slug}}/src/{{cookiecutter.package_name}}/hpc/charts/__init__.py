@@ -1,0 +1,1 @@
+"""Axes and lines, without a plotting library."""

@@ -1,0 +1,1 @@
+"""Saved and read: whole or absent, never executed."""

@@ -1,0 +1,209 @@
+"""How every strategy keeps a run and restores it.
+
+A checkpoint is a folder. For one device, DDP, FSDP2 and tensor parallelism the tensors in it are named as in the
+network and cut as it suits whoever wrote them (torch.distributed.checkpoint), so any of these strategies goes on from
+it, on any number of devices. DeepSpeed writes its own files. Everything else, plain data, lies in files beside them.
+"""
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks.finetuning import BaseFinetuning
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+from torch.optim import Optimizer
+
+from ..config import Refused
+from . import inert, weights
+from .inert import Reader
+from .writer import Writer
+
+REST, RANK = "meta.pt", "rank-{}.pt"
+# Keys of a checkpoint that are not for Lightning: each rank's own state, and what the manifest says.
+MINE, NOTE, AFTERWARDS = "this_rank", "manifest", "afterwards"
+
+
+# pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
+# `Kept` names what it needs of the strategy it is mixed into, which has it as properties or as attributes.
+class Kept:
+    """For a strategy: saves without holding up the training for longer than a copy, and restores."""
+
+    lightning_module: Any
+    optimizers: Any
+    broadcast: Any
+    global_rank: int
+    world_size: int
+    _writer: Writer | None = None
+    _stager: BlockingAsyncStager | None = None
+    _restored_from: Path | None = None
+
+    @property
+    def writer(self) -> Writer:
+        """Asked for by all ranks at the same time: it makes a process group."""
+        if self._writer is None:
+            self._writer = Writer()
+        return self._writer
+
+    @property
+    def is_writing(self) -> bool:
+        """Is a checkpoint being written by this rank?"""
+        return self._writer is not None and self._writer.busy
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Copy the state and begin to write it; `writer.wait()` waits. Raises `Unwritten`."""
+        final, mine, note, afterwards = self._opened(checkpoint, filepath)
+        part = self.writer.begin(final)
+        write = self._written(checkpoint, part)
+        rest, own, rank = _bytes(checkpoint), _bytes(mine), self.global_rank
+
+        def everything(part: Path) -> None:
+            write(part)
+            (part / RANK.format(rank)).write_bytes(own)
+            if rank == 0:
+                (part / REST).write_bytes(rest)
+
+        self.writer.finish(part, final, note, everything, afterwards)
+
+    def _opened(self, checkpoint: dict[str, Any], filepath: Any) -> tuple[Path, Any, dict[str, Any], Any]:
+        note = {"step": checkpoint["global_step"], "attempt": 0} | checkpoint.pop(NOTE, {})
+        note |= {"strategy": type(self).__name__, "world_size": self.world_size, **self._noted()}
+        return Path(self.broadcast(filepath)), checkpoint.pop(MINE, {}), note, checkpoint.pop(AFTERWARDS, None)
+
+    def _noted(self) -> dict[str, Any]:
+        """What the manifest says besides."""
+        return {}
+
+    def _written(self, checkpoint: dict[str, Any], part: Path) -> Any:
+        """Take the tensors out of the checkpoint; how their copy is written."""
+        tensors: dict[str, Any] = {"state_dict": checkpoint.pop("state_dict")}
+        groups = []
+        for number, state in enumerate(checkpoint.pop("optimizer_states", [])):
+            tensors[f"optimizer_{number}"] = {"state": state["state"]}
+            groups.append(state["param_groups"])
+        checkpoint["optimizer_states"] = groups
+        if self._stager is None:
+            self._stager = BlockingAsyncStager(cache_staged_state_dict=False)
+        copied = self._stager.stage(tensors)
+        group = self.writer.group
+
+        def write(part: Path) -> None:
+            save_tensors(copied, storage_writer=FileSystemWriter(part), process_group=group, no_dist=group is None)
+
+        return write
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        return get_model_state_dict(self.lightning_module)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Named as the parameters are, not numbered: another strategy numbers otherwise."""
+        return get_optimizer_state_dict(self.lightning_module, _plain(optimizer))
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        return True
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return True
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """The weights into the module; the rest is returned. Raises `Refused`."""
+        path = Path(checkpoint_path)
+        rest = self._rest(path)
+        if not (path / ".metadata").exists():  # DeepSpeed's
+            weights.load(self.lightning_module, path)
+            self._begins_anew(path)
+            return rest | {"optimizer_states": []}
+        weights.refuse_other_model(self.lightning_module, path)
+        state = {"state_dict": get_model_state_dict(self.lightning_module)}
+        with inert.refusals(path, "resume"):
+            load_tensors(state, storage_reader=Reader(path))
+        set_model_state_dict(self.lightning_module, state["state_dict"])
+        self._restored_from = path
+        return rest
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        if self._restored_from is None:
+            return
+        released = _unfreeze(self.lightning_module)
+        there = inert.described(self._restored_from).state_dict_metadata
+        for number, optimizer in enumerate(map(_plain, self.optimizers)):
+            name = f"optimizer_{number}"
+            state: Any = get_optimizer_state_dict(self.lightning_module, optimizer)["state"]
+            if released:  # after the last step, it may be: then it has no state yet
+                state = {key: of for key, of in state.items() if any(f"{name}.state.{key}.{k}" in there for k in of)}
+            tensors = {name: {"state": state}}
+            with inert.refusals(self._restored_from, "resume"):
+                load_tensors(tensors, storage_reader=Reader(self._restored_from))
+            loaded = {**tensors[name], "param_groups": checkpoint["optimizer_states"][number]}
+            options = StateDictOptions(strict=not released)
+            set_optimizer_state_dict(self.lightning_module, optimizer, loaded, options=options)
+
+    def _begins_anew(self, path: Path) -> None:
+        if self._fitting and self.global_rank == 0:
+            said = f"{path}: weights go from one strategy to the other, the optimizer's state does not"
+            print(f"warning: {said}", flush=True)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Done by `load_checkpoint`."""
+
+    def _rest(self, path: Path) -> dict[str, Any]:
+        """All but the tensors; under MINE what the rank of this number kept, if there was one. Raises `Refused`."""
+        own = path / RANK.format(self.global_rank)
+        with inert.refusals(path, "resume"):
+            rest = torch.load(path / REST, weights_only=True, map_location="cpu")
+        with inert.refusals(own, "resume", alone=True):
+            rest[MINE] = torch.load(own, weights_only=True, map_location="cpu") if own.exists() else {}
+        return rest
+
+    @property
+    def _fitting(self) -> bool:
+        return self.lightning_module is not None and self.lightning_module.trainer.state.fn == TrainerFn.FITTING
+
+    def teardown(self) -> None:
+        if self._writer is not None:
+            self._writer.wait()
+        super().teardown()  # type: ignore[misc]
+
+
+def _unfreeze(module: Any) -> bool:
+    """Is there fine-tuning? What it had released is so again: it froze the network before it heard of that."""
+    tuning = [callback for callback in module.trainer.callbacks if isinstance(callback, BaseFinetuning)]
+    for callback in tuning:
+        callback.on_fit_start(module.trainer, module)
+        for group in [group for optimizer in module.trainer.optimizers for group in optimizer.param_groups]:
+            for parameter in group["params"]:
+                parameter.requires_grad_(True)
+    return bool(tuning)
+
+
+def _plain(optimizer: Any) -> Optimizer:
+    return optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+
+
+def _bytes(state: Any) -> bytes:
+    """Plain data as torch.save writes it. Raises `Refused` where something else than data is in it."""
+    stream = io.BytesIO()
+    torch.save(state, stream)
+    try:
+        torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
+    except Exception as error:
+        why = str(error).splitlines()[0]
+        rule = f"a checkpoint holds plain data only, so that nothing in it is ever executed: {why}"
+        fix = "let state_dict() of a callback return numbers, words, tensors"
+        raise Refused("callbacks", None, rule, fix) from None
+    return stream.getvalue()

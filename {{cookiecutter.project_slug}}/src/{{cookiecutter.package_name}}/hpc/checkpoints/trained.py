@@ -1,0 +1,29 @@
+"""What a run has learned, for use from Python: a script, a notebook, a service."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning import LightningModule
+
+from ..config import build
+from ..jobs import move
+from . import weights
+
+if TYPE_CHECKING:
+    from ...data.loading import DataModule
+
+
+def load(run_dir: str | Path) -> "tuple[LightningModule, DataModule]":
+    """The module of a run of any strategy, on the CPU, ready to predict, and the data as the run had them.
+
+    It has the weights of the best checkpoint; of the last one, where none was the best.
+
+    Raises:
+        Refused: there is no such run, it has no whole checkpoint, or this code has another network.
+    """
+    run_dir = Path(run_dir).expanduser().absolute()
+    cfg = move.load(run_dir)
+    best, last = (run_dir / "checkpoints" / name for name in ("best.ckpt", "last.ckpt"))
+    module = build(cfg.model)
+    weights.load(module, best if best.exists() else last)
+    return module.eval().requires_grad_(False), build(cfg.data)

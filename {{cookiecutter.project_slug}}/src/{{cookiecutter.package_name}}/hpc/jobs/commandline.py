@@ -1,0 +1,189 @@
+"""What a person types, read: overrides become the one composed config, and what cannot be meant is refused.
+
+Imports neither torch nor lightning: it also runs on login nodes, and must answer at once.
+"""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from ..config import CONFIGS, Refused, flat, meant, nearest, quoted
+from . import move
+from .layout import TEXT
+
+# Keys that decide what code runs. They are written in files of configs/, never typed on a command line.
+CODE_KEYS = re.compile(r"(?<!\w)_(target|partial|args|check)_(?!\w)")
+# One user's accounts and partitions, for every project made from the template.
+PERSONAL = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "hpc-ml-template" / "clusters.yaml"
+
+
+class Parser(argparse.ArgumentParser):
+    """Looks through the folders of configs/ when help is asked for, and not on every rank of a job."""
+
+    def format_help(self) -> str:
+        self.epilog = _groups_help()
+        return super().format_help()
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """What every verb understands: overrides, `--help`, `--cfg job`."""
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="a config group or a key of the config")
+    parser.add_argument("--cfg", choices=["job"], help="print the composed config and exit")
+    parser.add_argument("--resolve", action="store_true", help="with --cfg: show values instead of ${...}")
+    return parser
+
+
+def compose(description: str | None, argv: Sequence[str]) -> DictConfig:
+    """The config for the command line of one run. Raises `Refused`."""
+    words = parser(description)
+    words.add_argument("--multirun", "-m", action="store_true", help=argparse.SUPPRESS)
+    asked = words.parse_intermixed_args(argv)
+    if asked.multirun:
+        rule = "one process trains one run; under srun, every rank would start all of them"
+        raise Refused("--multirun", None, rule, "python submit.py --multirun ..., which makes a job array")
+    return composed(asked)
+
+
+def composed(asked: argparse.Namespace) -> DictConfig:
+    """The config for parsed arguments; prints it and exits with 0 if `--cfg job` asks for that.
+
+    Raises:
+        Refused: a group, choice, key or value that the configs do not know; a run that cannot go on, or not so.
+    """
+    run_dir, words = resumes(asked.overrides), typed(asked.overrides)
+    cfg = resumed(run_dir, words) if run_dir else compose_overrides(words)
+    if asked.cfg:
+        try:
+            print(OmegaConf.to_yaml(cfg, resolve=asked.resolve), end="")
+        except OmegaConfBaseException as error:
+            raise Refused("--resolve", None, str(error).splitlines()[0], "--cfg job without --resolve") from None
+        sys.exit(0)
+    if run_dir:
+        move.refuse_finished(run_dir, cfg)
+    return cfg
+
+
+def resumes(argv: Sequence[str]) -> Path | None:
+    """The run directory that `resume=` names, if it does. Raises `Refused` where there are two."""
+    found = [word.partition("=")[2] for word in argv if word.startswith("resume=")]
+    if len(found) > 1:
+        raise Refused(f"resume={found[1]}", None, "one run goes on at a time", f"resume={found[0]} alone")
+    return Path(found[0]).expanduser().absolute() if found else None
+
+
+def typed(argv: Sequence[str]) -> list[str]:
+    """The words of a command line that make a config: neither options nor `resume=`."""
+    return [word for word in argv if not word.startswith(("-", "resume="))]
+
+
+def resumed(run_dir: Path, words: Sequence[str]) -> DictConfig:
+    """The config with which a run goes on: its frozen one or, where words are typed, one that is composed anew.
+
+    Raises:
+        Refused: there is no run that this code can read, or the words ask for other science.
+    """
+    old = move.load(run_dir)
+    if not words and move.at_home(run_dir, old):
+        return old
+    code = run_dir / "code" / "configs"
+    new = compose_overrides(move.said(run_dir, words), configs=code if code.is_dir() else CONFIGS)
+    elsewhere = next((word for word in words if word.lstrip("+~").startswith("run_dir")), None)
+    if elsewhere and (not new.run_dir or not move.at_home(run_dir, new)):
+        raise Refused(elsewhere, None, "a run goes on in its own directory", f"resume={run_dir} without it")
+    return move.moved(run_dir, old, new)
+
+
+def compose_overrides(overrides: Sequence[str], personal: bool = True, configs: Path | None = None) -> DictConfig:
+    """The config for these overrides and, if `personal`, this user's own values for the cluster. Raises `Refused`."""
+    configs = configs or CONFIGS
+    for override in overrides:
+        _refuse_code(override)
+    try:
+        with initialize_config_dir(str(configs), version_base="1.3"):
+            cfg = hydra_compose("train", [_literal(override) for override in overrides])
+    except OmegaConfBaseException as error:
+        raise Refused(error.full_key or "config", None, str(error).splitlines()[0], "see --cfg job") from None
+    except HydraException as error:
+        _explain(error, overrides, configs)
+    typed_here = {override.partition("=")[0].lstrip("+") for override in overrides}
+    for key, value in _personal(str(cfg.cluster.name)).items() if personal else ():
+        if key not in cfg.cluster:
+            raise Refused(f"{PERSONAL}: {key}", None, "is no key of configs/cluster", meant(key, map(str, cfg.cluster)))
+        if f"cluster.{key}" not in typed_here:
+            cfg.cluster[key] = value
+    return cfg
+
+
+def groups(configs: Path | None = None) -> dict[str, list[str]]:
+    """Config groups and the choices each offers, read from the folder `configs/`."""
+    return {
+        folder.name: sorted(file.stem for file in folder.glob("*.yaml") if file.stem != "base")
+        for folder in sorted((configs or CONFIGS).iterdir())
+        if folder.is_dir()
+    }
+
+
+def _groups_help() -> str:
+    lines = [f"  {group}={' | '.join(choices)}" for group, choices in groups().items()]
+    return "config groups (files of configs/):\n" + "\n".join(lines)
+
+
+def _literal(override: str) -> str:
+    """`cluster.account=0123` with its value quoted: where a word belongs, Hydra shall not see a number."""
+    key, equals, value = override.partition("=")
+    if key not in TEXT or not equals or value in ("null", "???") or value[:1] in ("'", '"') or "${" in value:
+        return override
+    return f"{key}='{quoted(value)}'"
+
+
+def _personal(cluster: str) -> dict[str, Any]:
+    """What this user's own file says of a cluster: account, partition and the like."""
+    if not PERSONAL.is_file():
+        return {}
+    try:
+        return dict((OmegaConf.to_container(OmegaConf.load(PERSONAL)).get(cluster) or {}).items())  # type: ignore
+    except (OSError, YAMLError, OmegaConfBaseException, AttributeError, UnicodeDecodeError) as error:
+        rule = f"is YAML, cluster names with keys of configs/cluster: {str(error).splitlines()[0]}"
+        raise Refused(str(PERSONAL), None, rule, f"{cluster}: {{account: ...}}") from None
+
+
+def _refuse_code(override: str) -> None:
+    if CODE_KEYS.search(override):
+        raise Refused(override, None, "what code runs is written in a file, not typed", f"add a file below {CONFIGS}")
+
+
+def _explain(error: HydraException, overrides: Sequence[str], configs: Path) -> NoReturn:
+    """Turn one of Hydra's errors into a refusal that names key, value, rule and fix."""
+    text = str(error)
+    if isinstance(error, OverrideParseException):
+        key, _, value = str(error.override).partition("=")
+        quoted = value.replace("\\", "\\\\").replace('"', '\\"')
+        raise Refused(
+            error.override, None, "is not key=value as Hydra reads it", f"""quote the value: '{key}="{quoted}"'"""
+        ) from None
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, choice = error.missing_cfg_file.replace(".yaml", "").rpartition("/")
+        choices = groups(configs).get(group, [])
+        fix = nearest(choice, choices, "one of them")
+        raise Refused(group or choice, choice, f"is one of {', '.join(choices)}", f"{group}={fix}") from None
+    if found := re.search(r"Ambiguous value for argument '([^']*)'", text):
+        rule = "names several values: of several runs, or of one list"
+        raise Refused(found.group(1), None, rule, "python submit.py --multirun ..., or key=[a,b]") from None
+    if found := re.search(r"Could not override '([^']+)'", text):
+        key = found.group(1)
+        known = list(flat(compose_overrides([], configs=configs))) + list(groups(configs))
+        raise Refused(key, None, "is no group or key of configs/ (+key=value adds one)", meant(key, known)) from None
+    cause = error.__cause__ or error
+    raise Refused(" ".join(overrides) or "configs/train.yaml", None, str(cause).splitlines()[0], "see --help") from None

@@ -1,0 +1,201 @@
+"""A run that goes on, here or elsewhere: on other nodes, with another strategy, but always with the same science.
+
+Knows configs and run directories, not torch. What was typed for a run lies in its overrides.json; to move it, those
+words and new ones are composed again, and the result may differ from config.yaml only where `MAY_CHANGE` says so.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from .. import config, states
+from ..config import Refused, flat, frozen
+from ..running import history
+from .layout import Run
+
+# What may change while a run goes on: where and how it runs. And what these decide through `${...}`, wherever it is.
+MAY_CHANGE = (
+    "run_dir", "trainer", "strategy", "cluster", "callbacks", "checkpoint", "faults", "logger", "group_readable",
+    "dirty_tree", "force", "profile", "data.num_workers", "data.num_ahead", "data.stage",
+)  # fmt: skip
+CANCEL = {"slurm": "scancel", "pbs": "qdel"}
+
+
+def load(run_dir: Path) -> DictConfig:
+    """The frozen config of a run that this code can go on with. Raises `Refused` where there is none."""
+    old = config.load(run_dir)
+    ours, its = {field.name for field in fields(Run)}, set(map(str, old))
+    if ours != its:
+        differs = ", ".join(f"{key} is {'new here' if key in ours else 'unknown'}" for key in sorted(ours ^ its))
+        rule = f"another version of this project made it: {differs}"
+        command = f"python {run_dir}/code/{Path(sys.argv[0]).name} resume={run_dir}"
+        fix = command if (run_dir / "code").is_dir() else f"the code that made it: see {run_dir}/made_by.json"
+        raise Refused("resume", run_dir, rule, fix, alone=True)
+    return old
+
+
+def at_home(run_dir: Path, old: DictConfig) -> bool:
+    """Is it still the directory that its config names? Not so after mv or cp: its paths lead to the old place."""
+    named = Path(str(old.run_dir or run_dir))
+    return named == run_dir or (named.exists() and named.samefile(run_dir))
+
+
+def said(run_dir: Path, words: Sequence[str]) -> list[str]:
+    """The words that were typed for the run, then these. Of a word, or a `+key=`, that comes again the last counts.
+
+    Raises:
+        Refused: it is not known what was typed.
+    """
+    path = run_dir / "overrides.json"
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(saved, list) or not all(isinstance(word, str) for word in saved):
+            raise ValueError("no list of words")
+    except (OSError, ValueError) as error:
+        rule = f"what was typed for this run is not known, so it cannot be composed anew: {path}: {error}"
+        fix = f'resume={run_dir} alone, at its old place; or write the words there, ["trainer=ddp", "seed=1"], say'
+        raise Refused("resume", run_dir, rule, fix, alone=True) from None
+    added = {word.partition("=")[0] for word in words if word.startswith("+")}  # Hydra refuses to add a key twice
+    return [word for word in saved if word not in words and word.partition("=")[0] not in added] + list(words)
+
+
+def moved(run_dir: Path, old: DictConfig, new: DictConfig) -> DictConfig:
+    """The newly composed config of a run, its science compared with the frozen one.
+
+    Raises:
+        Refused: something differs that is not in `MAY_CHANGE` and does not follow from that.
+    """
+    for key, value in flat(new).items():  # what the data said of themselves
+        if value is None and OmegaConf.select(new, f"{key.rpartition('.')[0]}._check_"):
+            OmegaConf.update(new, key, OmegaConf.select(old, key))
+    _refuse_other_science(run_dir, old, new)
+    new.run_dir = str(run_dir)
+    return new
+
+
+def keep(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> None:
+    """Leave config.yaml and overrides.json as this config and these words say; of a moved run, tell what changes.
+
+    One process calls it. Where nothing changes nothing is written; what is replaced stays as config-1.yaml, and so on.
+
+    Raises:
+        Refused: the directory holds a run of other science.
+    """
+    path = run_dir / "config.yaml"
+    if not path.exists():
+        put(run_dir / "overrides.json", json.dumps(list(words), indent=1))
+        put(path, frozen(cfg))
+        return
+    _refuse_other_science(run_dir, config.load(run_dir), cfg)
+    if not (lines := changes(run_dir, cfg)):
+        return
+    known = said(run_dir, words)
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
+    (run_dir / "verdict").unlink(missing_ok=True)  # it judges the run as it was
+    put(run_dir / "overrides.json", json.dumps(known, indent=1))
+    older = next(name for k in range(1, 10**6) if not (name := run_dir / f"config-{k}.yaml").exists())
+    put(older, path.read_text(encoding="utf-8"))
+    put(path, frozen(cfg))
+
+
+def put(path: Path, text: str) -> None:
+    """Write a file whole or not at all: whoever reads it at this moment has the old one."""
+    aside = path.with_name(f"{path.name}.part")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)
+
+
+def changes(run_dir: Path, cfg: DictConfig) -> list[str]:
+    """`key: old -> new`, a line for each value that differs from the run's config.yaml."""
+    before, after = _leaves(config.load(run_dir)), _leaves(cfg)
+    return [f"{key}: {_typed(before, key)} -> {_typed(after, key)}" for key in _differ(before, after)]
+
+
+def refuse_finished(run_dir: Path, cfg: DictConfig) -> None:
+    """Raises `Refused` where the run has come to its end, and this config does not set a later one."""
+    try:
+        verdict = (run_dir / "verdict").read_text(encoding="utf-8")
+    except OSError:
+        return
+    old, new = config.load(run_dir).trainer, cfg.trainer
+    if not re.search(r"(?m)^outcome finished$", verdict) or any(
+        _limit(new.get(key)) > _limit(old.get(key)) for key in ("max_epochs", "max_steps")
+    ):
+        return
+    more = f"trainer.max_epochs=<more than {old.get('max_epochs')}>"
+    if _limit(old.get("max_steps")) < float("inf"):
+        more = f"trainer.max_steps=<more than {old.max_steps}>"
+    fix = f"resume={run_dir} {more}, or a new run from its weights: ckpt={run_dir}/checkpoints/last.ckpt"
+    raise Refused("resume", run_dir, "the run is finished", fix)
+
+
+def refuse_queued(run_dir: Path) -> None:
+    """Raises `Refused` where the scheduler has a job of this run. One that does not answer is not waited for."""
+    run = history.read(run_dir, run_dir.name)
+    scheduler = run.submitted.get("scheduler")
+    if scheduler not in states.COMMAND or not run.jobs:
+        return
+    for job, state in (states.ask(scheduler, run.jobs, {run.owner}) or {}).items():
+        if state.active and job in run.jobs:  # not another member of the array
+            rule = f"its job {job} is {state.word}; two jobs cannot go on with one run"
+            raise Refused("resume", run_dir, rule, f"wait for job {job}, or {CANCEL[scheduler]} {job}")
+
+
+def _refuse_other_science(run_dir: Path, old: DictConfig, new: DictConfig) -> None:
+    before, after = _leaves(old), _leaves(_as_it_ran(old, new))
+    differ = [key for key in _differ(before, after) if not _may_change(key)]
+    if not differ:
+        return
+    raw = flat(new)
+    key = min(differ, key=lambda key: "${" in str(raw.get(key)))  # what is written before what follows from it
+    its, asked = _typed(before, key), _typed(after, key)
+    rule = f"the run has {its}, and goes on with the same science or not at all"
+    fix = f"{key}={its}, or a new run from its weights: {key}={asked} ckpt={run_dir}/checkpoints/last.ckpt"
+    raise Refused(key, asked, rule, fix)
+
+
+def _as_it_ran(old: DictConfig, new: DictConfig) -> DictConfig:
+    """The new config, but for what may change: so what follows from that is as it was, too."""
+    cfg = new.copy()
+    with open_dict(cfg):
+        for key in MAY_CHANGE:
+            above, _, last = key.rpartition(".")
+            here, there = (OmegaConf.select(some, above) if above else some for some in (cfg, old))
+            here.pop(last, None)
+            if last in there:
+                here[last] = there[last]
+    return cfg
+
+
+def _leaves(cfg: DictConfig) -> dict[str, Any]:
+    """All values as config.yaml holds them. Raises `Refused` where a reference leads nowhere."""
+    try:
+        return flat(OmegaConf.create(frozen(cfg)))
+    except OmegaConfBaseException as error:
+        raise Refused(error.full_key or "resume", None, str(error).splitlines()[0], "see --cfg job") from None
+
+
+def _may_change(key: str) -> bool:
+    return any(key == part or key.startswith(f"{part}.") for part in MAY_CHANGE)
+
+
+def _differ(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    return [key for key in before | after if (key in before, before.get(key)) != (key in after, after.get(key))]
+
+
+def _typed(leaves: dict[str, Any], key: str) -> str:
+    """A value as one would type it."""
+    value = leaves.get(key, "(nothing)")
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _limit(value: object) -> float:
+    """Of epochs or steps; none is null or -1 to Lightning."""
+    return value if isinstance(value, int) and value >= 0 else float("inf")

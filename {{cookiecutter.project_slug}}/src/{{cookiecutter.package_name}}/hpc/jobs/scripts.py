@@ -1,0 +1,40 @@
+"""From a checked config to the files that a scheduler is given."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from ..studies import search
+from . import job, pbs, slurm
+from .move import put
+
+
+def describe(cfg: DictConfig, **places: Any) -> job.Job:
+    """The job of a config, in this environment and from this directory; `places` as for `job.of`."""
+    venv = None if cfg.cluster.container else Path(sys.prefix)
+    run_dir = places.get("run_dir") or Path(cfg.run_dir)
+    places.setdefault("asks", search.is_member(run_dir))
+    return job.of(cfg, work_dir=Path.cwd(), code=run_dir / "code", venv=venv, **places)
+
+
+def text(work: job.Job, cfg: DictConfig) -> str:
+    """The script for sbatch or qsub."""
+    return pbs.text(work) if cfg.cluster.scheduler == "pbs" else slurm.text(work)
+
+
+def write(work: job.Job, cfg: DictConfig, folder: Path) -> None:
+    """The script, and for PBS the one that runs on each node."""
+    put(folder / "job.sh", text(work, cfg))
+    if cfg.cluster.scheduler == "pbs":
+        put(folder / "node.sh", pbs.node_text(work))
+
+
+def work_dir(run_dir: Path) -> Path:
+    """Where relative paths of a submitted run count from, as its job script says; here, if that place is gone."""
+    found = re.search(r"(?m)^(?:cd |work_dir=)(.+)$", (run_dir / "job.sh").read_text(encoding="utf-8"))
+    place = Path(shlex.split(found[1])[0]) if found else Path.cwd()
+    return place if place.is_dir() else Path.cwd()

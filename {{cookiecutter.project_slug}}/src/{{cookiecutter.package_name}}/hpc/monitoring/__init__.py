@@ -1,0 +1,1 @@
+"""Curves, throughput, use of the node and its GPUs."""

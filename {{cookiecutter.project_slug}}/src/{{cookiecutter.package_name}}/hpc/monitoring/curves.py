@@ -1,0 +1,107 @@
+"""The curves of training, written without waiting: what the device computes is read when it has long been there."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lightning as L
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..training.parallel import gradient_norm
+
+
+@dataclass(frozen=True)
+class Point:
+    """The numbers of one step, on their way to the host."""
+
+    step: int
+    names: list[str]
+    values: Tensor  # sums over the ranks
+    plain: dict[str, float]  # what the host knew already
+    wait: Callable[[], object] | None  # till they are there; None: they are
+
+    def read(self) -> dict[str, float]:
+        if self.wait is not None:
+            self.wait()
+        means = self.values / (dist.get_world_size() if dist.is_initialized() else 1)
+        return self.plain | dict(zip(self.names, means.tolist(), strict=True))
+
+
+class Curves(L.Callback):
+    """Loss, learning rate, norm of the gradients, and what `training_step` returns besides: means over all ranks.
+
+    Every `trainer.log_every_n_steps` steps. Each point is written when the next one is made, or before a validation, a
+    checkpoint and the end: no step waits for a kernel or for another rank, and only these steps exchange numbers.
+    """
+
+    def __init__(self) -> None:
+        self._points: deque[Point] = deque()
+        self._micro: list[dict[str, Tensor]] = []  # of the step's micro-batches
+        self._lr = 0.0
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+        self._lr = optimizer.param_groups[0]["lr"]
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # as Lightning numbers what it logs
+        if (step + 1) % trainer.log_every_n_steps:
+            return
+        self._micro.append(outputs)
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        self.write(trainer)
+        means = mean(self._micro)
+        self._micro = []
+        if (norm := gradient_norm(pl_module)) is not None:
+            means["grad_norm"] = norm
+        self._points.append(sent(step, means, {"lr": self._lr}))
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.write(trainer)
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.write(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.write(trainer)
+
+    def write(self, trainer: L.Trainer) -> None:
+        """Give what was collected to the loggers and to the progress bar."""
+        while self._points:
+            point = self._points.popleft()
+            numbers = point.read()
+            trainer.progress_bar_metrics["train/loss"] = numbers["train/loss"]
+            for logger in trainer.loggers:
+                logger.log_metrics(numbers, point.step)
+
+
+def mean(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Of what the micro-batches of a step returned. Lightning has divided the losses by their number already."""
+    names = {name: "train/loss" if name == "loss" else name for name in outputs[0]}
+    share = {name: 1 if name == "loss" else len(outputs) for name in names}
+    return {
+        name: torch.stack([output[key].detach().float() for output in outputs]).sum() / share[key]
+        for key, name in names.items()
+    }
+
+
+def sent(step: int, numbers: dict[str, Tensor], plain: dict[str, float]) -> Point:
+    """Begin to add up scalars over the ranks and to bring them to the host."""
+    values, wait = torch.stack(list(numbers.values())), None
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        work: Any = dist.all_reduce(values, async_op=True)
+        wait = work.wait
+    if values.device.type == "cuda":
+        if wait is not None:
+            wait()  # lets the device wait, not the host
+        values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        wait = copied.synchronize
+    return Point(step, list(numbers), values, plain, wait)

@@ -1,0 +1,157 @@
+"""How fast training is: samples per second, TFLOP/s, their share of the device's peak, and where a step's time goes."""
+
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from ..planning.hardware import peak
+from .flops import training_flops
+
+
+@dataclass
+class Window:
+    """The steps from one point of the curves to the next, as rank 0 saw them. Times in seconds."""
+
+    began: float
+    waited: float  # for data: what the clock showed at the beginning, at the end what has come on top
+    steps: int = 0
+    examples: int = 0
+    unit: str = "samples"
+    count: int = 0  # in that unit
+    spans: list[tuple[Any, Any]] = field(default_factory=list)  # when the device began and ended a batch
+    ended: float = 0.0
+
+    def add(self, inputs: Tensor) -> None:
+        self.examples += len(inputs)
+        if inputs.dtype == torch.int64:
+            self.unit = "tokens"
+        self.count += inputs.numel() if self.unit == "tokens" else len(inputs)
+
+
+class Throughput(L.Callback):
+    """Means over the last `trainer.log_every_n_steps` steps, without the validations between them.
+
+    perf/samples_per_second (of text: tokens) of all devices, and _per_device; perf/tflops per device, and perf/mfu, its
+    share of the peak; perf/step_seconds and what they go into: compute (on a GPU: it is busy with a batch), data (the
+    wait for a batch, unless a GPU computed meanwhile) and other.
+
+    Lightning's ThroughputMonitor waits for the device at every batch, and knows neither the FLOPs nor this split.
+    """
+
+    def __init__(self) -> None:
+        self._window: Window | None = None
+        self._last: tuple[int, Window] | None = None  # its steps may still run on the device
+        self._since: Any = None
+        self._paused = 0.0
+        self._flops: float = 0
+        self._peak: float | None = None
+
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        if stage != "fit" or not trainer.is_global_zero:
+            return
+        self._flops = training_flops(pl_module.network)
+        device, tf32 = trainer.strategy.root_device, torch.get_float32_matmul_precision() != "highest"
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        self._peak = peak(name, str(trainer.precision), tf32)
+        if self._peak is None:
+            print(f"no MFU: hpc/planning/hardware.yaml has no peak of {name!r} in {trainer.precision}", flush=True)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._since = now(pl_module.device)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not trainer.is_global_zero:
+            return
+        last_of_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if (window := self._window) is None:  # what the first step compiles and allocates is not its speed
+            self._window = Window(perf_counter(), waited(trainer)) if last_of_step else None
+            return
+        window.spans.append((self._since, now(pl_module.device)))
+        window.add(batch[0])
+        window.steps += last_of_step
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped
+        if last_of_step and (step + 1) % trainer.log_every_n_steps == 0:
+            window.ended, so_far = perf_counter(), waited(trainer)
+            window.waited = so_far - window.waited
+            self._window = Window(window.ended, so_far)
+            self._write(trainer)
+            self._last = (step, window)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._paused = perf_counter()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._window:
+            self._window.began += perf_counter() - self._paused
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._write(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._write(trainer)
+
+    def _write(self, trainer: L.Trainer) -> None:
+        if self._last is None:
+            return
+        (step, window), self._last = self._last, None
+        replicas = (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
+        numbers = speed(window, replicas, trainer.world_size, self._flops, self._peak)
+        rate = f"{window.unit}_per_second"
+        trainer.progress_bar_metrics[f"{window.unit}/s"] = numbers[f"perf/{rate}"]
+        if "perf/mfu" in numbers:
+            trainer.progress_bar_metrics["mfu"] = numbers["perf/mfu"]
+        for logger in trainer.loggers:
+            logger.log_metrics(numbers, step)
+
+
+def speed(window: Window, replicas: int, world_size: int, flops: float, peak: float | None) -> dict[str, float]:
+    """The curves' numbers.
+
+    Args:
+        replicas: ranks that get different samples.
+        flops: of an example, forward and backward.
+        peak: FLOP/s of a device, None: unknown.
+    """
+    seconds = window.ended - window.began
+    compute = sum(between(*span) for span in window.spans)
+    data = max(0.0, min(window.waited, seconds - compute))
+    rate = window.count * replicas / seconds
+    flops_per_second = flops * window.examples * replicas / world_size / seconds
+    split = {"step": seconds, "compute": compute, "data": data, "other": max(0.0, seconds - compute - data)}
+    return {
+        f"perf/{window.unit}_per_second": rate,
+        f"perf/{window.unit}_per_second_per_device": rate / world_size,
+        "perf/tflops": flops_per_second / 1e12,
+        **({"perf/mfu": flops_per_second / peak} if peak else {}),
+        **{f"perf/{part}_seconds": value / window.steps for part, value in split.items()},
+    }
+
+
+def now(device: torch.device) -> Any:
+    """A moment on the device: an event that it will reach, or the host's clock."""
+    if device.type != "cuda":
+        return perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def between(start: Any, end: Any) -> float:
+    """Seconds between two moments. Of a GPU: when it has reached them."""
+    if isinstance(start, float):
+        return end - start
+    end.synchronize()  # long ago: these are the steps before the last point
+    return start.elapsed_time(end) / 1000
+
+
+def waited(trainer: Any) -> float:
+    """Seconds that training has waited for data so far; 0 where `trainer.profiler` is another than our clock."""
+    return getattr(trainer.profiler, "waited", 0.0)

@@ -1,0 +1,1 @@
+"""Bandwidth between GPUs and nodes."""

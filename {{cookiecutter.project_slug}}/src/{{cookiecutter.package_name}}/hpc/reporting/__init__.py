@@ -1,0 +1,1 @@
+"""One page of a run, and TensorBoard through a tunnel."""

@@ -1,0 +1,103 @@
+"""The curves that a run has left in TensorBoard's files, as far as they can be read. Imports no torch."""
+
+import struct
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+LARGEST = 2**16  # bytes of a record; what is larger, as pictures and histograms, is passed over unread
+MOST = 2_000_000  # records that are read: some 20 seconds
+KEPT = 4000  # points of a curve; of more, every second one goes
+PROFILE = "profile/text_summary"  # what hpc/monitoring/profile.py has told
+
+Point = tuple[float, float]  # step, value
+
+
+@dataclass
+class Curve:
+    """Values by step; a step that was made twice counts as it was made last. Thinned evenly while it grows."""
+
+    values: dict[int, float] = field(default_factory=dict)
+    seen: int = 0
+    every: int = 1
+
+    def add(self, step: int, value: float) -> None:
+        if self.seen % self.every == 0:
+            self.values[step] = value
+        self.seen += 1
+        if len(self.values) > KEPT:
+            self.values, self.every = dict(list(self.values.items())[::2]), 2 * self.every
+
+
+@dataclass
+class Curves:
+    """By tag. `notes` say what could not be read."""
+
+    points: dict[str, list[Point]] = field(default_factory=dict)
+    profile: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def mean(self, tag: str) -> float | None:
+        """Of the points; None where there are none."""
+        values = [value for _, value in self.points.get(tag, [])]
+        return sum(values) / len(values) if values else None
+
+
+def read(folder: Path) -> Curves:
+    """What the events files of this folder hold, not those of the folders in it."""
+    files, read = sorted(folder.glob("events.out.tfevents.*")), Curves()  # their names begin with the time
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+    except ImportError:
+        read.notes += ["tensorboard is not installed, so that no curve can be read"] if files else []
+        return read
+    curves: dict[str, Curve] = defaultdict(Curve)
+    left = MOST
+    for file in files:
+        try:
+            for event in _events(file, Event):
+                _add(curves, read, event)
+                left -= 1
+                if left == 0:
+                    raise ValueError(f"more than {MOST} points in all")
+        except (OSError, ValueError) as error:
+            read.notes.append(f"{file.name}: {error}; what stands before that is shown")
+        if left == 0:
+            break
+    read.points = {tag: sorted(curve.values.items()) for tag, curve in sorted(curves.items())}
+    return read
+
+
+def _add(curves: dict[str, Curve], read: Curves, event: Any) -> None:
+    for value in event.summary.value:
+        if value.HasField("simple_value"):
+            curves[value.tag].add(event.step, value.simple_value)
+        elif value.tag == PROFILE and value.tensor.string_val:
+            read.profile = value.tensor.string_val[0].decode(errors="replace").partition("\n")[0]
+
+
+def _events(file: Path, event: Any) -> Iterator[Any]:
+    with file.open("rb") as stream:
+        for data in _records(stream):
+            try:
+                yield event.FromString(data)
+            except Exception:  # protobuf's own, whichever of its implementations is installed
+                raise ValueError("a record is damaged") from None
+
+
+def _records(stream: IO[bytes]) -> Iterator[bytes]:
+    """Length, its checksum, the data, their checksum (TFRecord). Raises `ValueError` where the file is cut off."""
+    end = stream.seek(0, 2)
+    position = stream.seek(0)
+    while position < end:
+        head = stream.read(12)
+        (length,) = struct.unpack("<Q", head[:8]) if len(head) == 12 else (end,)
+        position += 12 + length + 4
+        if position > end:
+            raise ValueError("it ends in the middle of a record")
+        if length > LARGEST:
+            stream.seek(position)
+        else:
+            yield stream.read(length + 4)[:-4]

@@ -1,0 +1,61 @@
+"""A run's story as lines of a terminal."""
+
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+
+from ..charts.axis import drawable, number
+from ..charts.chart import Chart
+from .blocks import Block, Facts, Figures, Fold, Items, Section, Table
+from .report import WIDTH, clean
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+ACROSS = 40  # characters of a curve
+
+
+def lines(sections: Sequence[Section]) -> Iterator[str]:
+    """At most 120 columns wide."""
+    for index, section in enumerate(sections):
+        told = [line for block in section.blocks for line in _block(block)]
+        if told:
+            yield from [*([""] if index else []), clean(section.title), *(f"  {line}" for line in told)]
+
+
+def _block(block: Block) -> list[str]:
+    if isinstance(block, str):
+        return wrap(clean(block), WIDTH - 2)
+    if isinstance(block, Facts):
+        across = max((len(name) for name, _ in block.items), default=0)
+        return [f"{clean(name):{across}}  {clean(text)}" for name, text in block.items]
+    if isinstance(block, Items):
+        return [line for item in block.lines for line in wrap(f"- {clean(item)}", WIDTH - 2, subsequent_indent="  ")]
+    if isinstance(block, Table):
+        return _table(block)
+    if isinstance(block, Figures):
+        return [line for chart in block.charts for line in _curves(chart)]
+    assert isinstance(block, Fold)
+    return []
+
+
+def _table(table: Table) -> list[str]:
+    rows = [[clean(cell) for cell in row] for row in (table.head, *table.rows)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    text = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [line if len(line) <= WIDTH - 2 else line[: WIDTH - 6] + " ..." for line in text]
+
+
+def _curves(chart: Chart) -> Iterator[str]:
+    for series in chart.series:
+        values = [y for x, y in series.points if drawable(x, chart.log_x) and drawable(y, chart.log_y)]
+        if values:
+            name = clean(f"{chart.title}: {series.name}" if series.name != chart.title else chart.title)
+            unit = f" {clean(chart.y)}" if chart.y else ""
+            yield f"{name[:34]:34}  {_bars(values):{ACROSS}}  {number(values[0])} → {number(values[-1])}{unit}"
+
+
+def _bars(values: Sequence[float]) -> str:
+    """Means of stretches, from the lowest to the highest."""
+    count = min(ACROSS, len(values))
+    parts = [values[len(values) * index // count : len(values) * (index + 1) // count] for index in range(count)]
+    means = [sum(part) / len(part) for part in parts]
+    low, high = min(means), max(means)
+    return "".join(BLOCKS[int(7.99 * (mean - low) / (high - low)) if high > low else 0] for mean in means)

@@ -1,0 +1,147 @@
+"""What the nodes did while a run was on: monitor/ of its directory, as the samplers wrote it. Imports no torch."""
+
+import json
+import math
+import re
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from ..logs import text
+
+NODES = 32  # that are read; of more, as many that lie evenly
+GAP = 5  # so many intervals without a sample: nobody knows what was between
+ASIDE = ("start", "validation", "checkpoint", "test")  # phases that are not training
+LARGEST = 1e12  # of any cell
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A span of an attempt, in unix time of the first node."""
+
+    what: str
+    begin: float
+    end: float
+    attempt: int
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
+@dataclass
+class Node:
+    """A table of samples, by column; what is not known is not a number (nan)."""
+
+    host: str
+    columns: dict[str, array] = field(default_factory=dict)
+
+    @property
+    def times(self) -> Sequence[float]:
+        return self.columns.get("time", array("d"))
+
+    def gpus(self, metric: str) -> list[array]:
+        """The columns of all of its GPUs, of percent, memory_gb, watts or celsius."""
+        return [self.columns[name] for name in self.columns if re.fullmatch(rf"gpu\d+_{metric}", name)]
+
+    def gpu_percent(self) -> list[float]:
+        """The mean of its GPUs, by sample."""
+        return [mean(values) for values in zip(*self.gpus("percent"), strict=True)]
+
+    def energy(self) -> float:
+        """Of its GPUs, in joules, by the trapezoidal rule; gaps count nothing."""
+        times, attempts = self.times, self.columns.get("attempt", ())
+        steps = [after - before for before, after in pairwise(times)]
+        longest = GAP * median(steps) if steps else 0
+        watts = [sum(value for value in values if value == value) for values in zip(*self.gpus("watts"), strict=True)]
+        return sum(
+            seconds * (watts[index] + watts[index + 1]) / 2
+            for index, seconds in enumerate(steps if watts else [])
+            if 0 < seconds <= longest and attempts[index] == attempts[index + 1]
+        )
+
+
+def nodes(run_dir: Path) -> tuple[list[Node], list[str]]:
+    """The samples of each node, and what is wrong with them."""
+    files = sorted((run_dir / "monitor").glob("*.csv"))
+    every = math.ceil(len(files) / NODES) or 1
+    found, notes = [], []
+    if every > 1:
+        notes.append(f"{len(files[::every])} of the {len(files)} nodes' samples are read")
+    for file in files[::every]:
+        node, damaged = read(file)
+        found.append(node)
+        if damaged:
+            notes.append(f"{file.name}: {damaged} damaged line{'s' if damaged > 1 else ''} left out")
+        if not node.times:
+            notes.append(f"{file.name} has no sample")
+    return found, notes
+
+
+def read(file: Path) -> tuple[Node, int]:
+    """One node's table, and how many of its lines are damaged."""
+    node, damaged = Node(file.stem), 0
+    try:
+        with file.open(encoding="utf-8", errors="replace") as stream:
+            names = stream.readline().rstrip("\n").split(",")
+            if names[:2] != ["time", "attempt"]:
+                return node, 1
+            node.columns = {name: array("d") for name in names}
+            for line in stream:
+                cells = _cells(line, len(names))
+                damaged += cells is None
+                for name, cell in zip(names, cells or (), strict=False):
+                    node.columns[name].append(cell)
+    except OSError:
+        return node, 1
+    return node, damaged
+
+
+def phases(run_dir: Path) -> list[Phase]:
+    """What rank 0 has noted; a damaged line is left out, and so is a phase that ends before it begins."""
+    found = []
+    for line in text(run_dir / "monitor" / "phases.jsonl").splitlines():
+        try:
+            note = json.loads(line)
+            phase = Phase(str(note["what"]), float(note["begin"]), float(note["end"]), int(note["attempt"]))
+        except (ValueError, KeyError, TypeError, OverflowError):
+            continue
+        found += [phase] if 0 <= phase.seconds < LARGEST else []
+    return found
+
+
+def training(node: Node, phases: Sequence[Phase]) -> list[int]:
+    """Which of its samples were taken while the run trained, and did not start, validate, test or save."""
+    aside = sorted((phase.begin, phase.end) for phase in phases if phase.what in ASIDE)
+    begins, ends = [begin for begin, _ in aside], []
+    for _, end in aside:
+        ends.append(max(end, ends[-1] if ends else end))
+    kept = []
+    for index, when in enumerate(node.times):
+        before = bisect_right(begins, when)
+        if not before or when > ends[before - 1]:
+            kept.append(index)
+    return kept
+
+
+def mean(values: Sequence[float]) -> float:
+    """Of those that are known; nan: none is."""
+    known = [value for value in values if value == value]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _cells(line: str, count: int) -> list[float] | None:
+    """The numbers of a line; None: it is damaged, or has no end yet."""
+    words = line.rstrip("\n").split(",")
+    if not line.endswith("\n") or len(words) != count:
+        return None
+    try:
+        cells = [float(word) if word else math.nan for word in words]
+    except ValueError:
+        return None
+    good = all(abs(cell) < LARGEST or cell != cell for cell in cells)
+    return cells if good and cells[0] == cells[0] else None

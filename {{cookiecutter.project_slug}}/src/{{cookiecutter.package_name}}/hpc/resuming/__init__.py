@@ -1,0 +1,1 @@
+"""Stopping and going on without losing a step."""

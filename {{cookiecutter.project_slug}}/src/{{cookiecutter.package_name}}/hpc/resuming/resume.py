@@ -1,0 +1,286 @@
+"""Where a run stops and where it goes on: between two optimizer steps, on all ranks alike."""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from ..checkpoints import checkpoint
+from ..checkpoints.kept import AFTERWARDS, MINE, NOTE
+from ..checkpoints.writer import Unwritten
+from ..config import Refused
+from ..jobs.layout import Checkpoint, Faults
+from ..monitoring import phases
+from ..running import record
+from ..running.signals import ORPHANED
+from ..running.watch import Stopped, Warned, Watch
+from ..training.parallel import gradient_norm, settle_buckets
+from . import position, randomness
+from .agree import Agreement, Wish
+
+if TYPE_CHECKING:
+    from ..studies.study import Member
+
+PRUNED = "pruned: worse than the median trial"
+END = "the end of the job's time"
+# Of several, the last one is what a run stops for.
+REASONS = ("", "SIGUSR1", "SIGUSR2", "SIGTERM", ORPHANED, END, PRUNED)
+UNKNOWN = 60.0  # seconds that a save is assumed to take before one was seen
+
+
+class Resume(L.Callback):
+    """Saves, stops by agreement, and restores what Lightning does not.
+
+    All of it happens when a batch is fetched and nothing is done with it: then the step before it, and what follows a
+    step (validation, logging, the end of an epoch), lie behind. In the middle of a gradient accumulation it waits.
+
+    Args:
+        end: unix time when the scheduler ends the job; None: nobody does.
+        leave: what rank 0 notes before all ranks leave: step, outcome, reason.
+        member: on rank 0, what a run of a search tells its study.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        attempt: int,
+        when: Checkpoint,
+        faults: Faults,
+        watch: Watch,
+        warned: Warned,
+        end: float | None,
+        leave: Callable[[int, str, str], None],
+        member: "Member | None" = None,
+    ) -> None:
+        self.run_dir, self.attempt, self.when, self.faults = run_dir, attempt, when, faults
+        self.watch, self.warned, self.end, self.leave = watch, warned, end, leave
+        self.member = member
+        self.metrics: dict[str, float] = {}  # of the last validation
+        self.best: float | None = None
+        self.best_step: int | None = None
+        self._saved_step = 0  # what holds nothing but a beginning is not saved
+        self._saved_at = self._passed_at = time.monotonic()
+        self._longest = 0.0  # seconds between two places where a run can stop
+        self._save_seconds = UNKNOWN
+        self._validated = self._given_up = False
+        self._validations = 0
+        self._stepped: int | None = None
+        self._start: dict[str, int] = {}
+        self._random: dict[str, Any] = {}
+        self._not_finite: Tensor | None = None
+        self._time_given = end - time.time() if end else 0.0
+
+    # What Lightning calls
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self.agreement = Agreement()
+            # Lightning asks all ranks at every step whether one got SIGTERM, and hides what goes wrong with that.
+            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+            pl_module.skip_not_finite = self.faults.nonfinite == "skip"  # type: ignore[assignment]
+
+    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.warned.install()  # again: Lightning puts a handler of its own there, which talks to the other ranks
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.watch.progress(trainer.global_step, "starting")
+        self.warned.install()  # where there was no sanity check
+        settle_buckets(trainer, pl_module)
+        if self._start:
+            position.start_at(trainer, self._start)
+            for schedule in (config.scheduler for config in trainer.lr_scheduler_configs):
+                # An optimizer whose state did not come along would take a step with its first learning rate.
+                for group, lr in zip(schedule.optimizer.param_groups, schedule.get_last_lr(), strict=False):
+                    group["lr"] = lr
+        self.agreement.next_step = trainer.global_step
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self.watch.progress(trainer.global_step, "training")
+        if self._stepped is not None:  # Lightning counts on its own when it restarts, once too often
+            loop = trainer.fit_loop.epoch_loop
+            loop._batches_that_stepped, self._stepped = self._stepped, None
+            trainer.fit_loop._restarting = False  # else this epoch would end without a look at plateaus
+            loop.batch_progress.total.ready = loop.batch_progress.total.completed + 1
+        if self._random:  # here it was saved, too: what comes before, as making loaders, draws numbers
+            randomness.restore(self._random)
+            self._random = {}
+        if batch_idx % trainer.accumulate_grad_batches == 0:
+            self._between_steps(trainer, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *batch: Any, **number: Any
+    ) -> None:
+        if isinstance(outputs, dict) and self.faults.nonfinite != "skip":
+            bad = ~torch.isfinite(outputs["loss"])
+            self._not_finite = bad if self._not_finite is None else self._not_finite | bad
+
+    def on_validation_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
+        self.watch.progress(trainer.global_step, "validating")
+
+    def on_test_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
+        self.watch.progress(trainer.global_step, "testing")
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        if self.when.monitor and self.when.monitor not in metrics:
+            known = ", ".join(name for name in metrics if name.startswith("val/"))
+            raise Refused("checkpoint.monitor", self.when.monitor, f"is logged in validation: {known}", "one of them")
+        if trainer.sanity_checking:
+            return
+        self.metrics, self._validated = metrics, bool(self.when.monitor)
+        if self.member and self.when.monitor:
+            self._given_up = self.member.report(self._validations, metrics[self.when.monitor])
+        self._validations += 1
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.warned.install()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self.watch.fails(exception)  # at once: what follows may wait for ranks that are gone
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._between_steps(trainer, pl_module, last=True)
+        trainer.strategy.writer.wait()  # type: ignore[attr-defined]  # without its end a run is not finished
+        if self.member:
+            self.member.end("fail" if self.best is None else "complete", self.best)
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["position"] = position.of(trainer)
+        checkpoint["attempt"] = self.attempt
+        checkpoint[MINE] = {"random": randomness.state()}
+        checkpoint[NOTE] = {"step": trainer.global_step, "attempt": self.attempt, "epoch": trainer.current_epoch}
+        checkpoint[AFTERWARDS] = self._tidy
+        if trainer.is_global_zero:
+            checkpoint[NOTE]["logs"] = record.flushed(trainer)
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn != "fit":
+            return
+        saved = checkpoint["position"]
+        saved["global_batch"] += record.skipped(self.run_dir, checkpoint["global_step"], checkpoint["attempt"])
+        self._start = position.go_to(checkpoint["loops"]["fit_loop"], saved, trainer.accumulate_grad_batches)
+        self._stepped = saved["stepped"]
+        self._random = checkpoint[MINE].get("random", {})
+        self._saved_step = checkpoint["global_step"]
+        trainer.should_stop = saved["stopped_early"]
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = {"best": self.best, "best_step": self.best_step, "metrics": self.metrics}
+        return kept | {"validations": self._validations}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best, self.best_step, self.metrics = (state_dict[key] for key in ("best", "best_step", "metrics"))
+        self._validations = state_dict.get("validations", 0)
+
+    # Between two steps
+
+    def _between_steps(self, trainer: L.Trainer, pl_module: L.LightningModule, last: bool = False) -> None:
+        step, now = trainer.global_step, time.monotonic()
+        self._longest, self._passed_at = max(self._longest, now - self._passed_at), now
+        due = bool(self.when.every_n_steps) and step % (self.when.every_n_steps or 1) == 0 and step != self._saved_step
+        if not (due or last or self._validated or step >= self.agreement.next_step):
+            return
+        mine = Wish(
+            stop=self._reason(trainer.is_global_zero),
+            save=due or last or (trainer.is_global_zero and self._minutes_are_over(trainer, now)),
+            best=trainer.is_global_zero and self._is_best(),
+            not_finite=self._is_not_finite(trainer, pl_module),
+        )
+        wish = self.agreement.ask(step, mine)
+        self._validated = False
+        if wish.not_finite:
+            self._give_up(trainer, step)
+        if wish.best:
+            self.best, self.best_step = self.metrics[self.when.monitor or ""], step
+        if (wish.save or wish.best or wish.stop) and (step != self._saved_step or wish.best):
+            self._save(trainer, step)
+        if wish.stop and not last:
+            self._written(trainer)
+            why = REASONS[wish.stop]
+            self._leave(trainer, step, "finished" if why == PRUNED else "continue", why)
+
+    def _save(self, trainer: L.Trainer, step: int) -> None:
+        begin = time.time()
+        self._written(trainer)
+        try:
+            trainer.save_checkpoint(checkpoint.place(self.run_dir, step), weights_only=False)
+        except Unwritten as error:
+            self._warn(trainer, step, error)
+        self._saved_step, self._saved_at = step, time.monotonic()
+        if trainer.is_global_zero:
+            phases.note(self.run_dir, self.attempt, "checkpoint", begin, step)
+
+    def _written(self, trainer: L.Trainer) -> None:
+        """Wait for the checkpoint that is being written. One that failed is reported; those before it are there."""
+        writer: Any = trainer.strategy.writer  # type: ignore[attr-defined]
+        try:
+            writer.wait()
+            self._save_seconds = writer.seconds or self._save_seconds
+            self.watch.saved |= bool(writer.seconds)
+        except Unwritten as error:
+            self._warn(trainer, self._saved_step, error)
+
+    def _warn(self, trainer: L.Trainer, step: int, error: Unwritten) -> None:
+        if trainer.is_global_zero:
+            print(f"warning: the checkpoint of step {step} was not written: {error}", flush=True)
+
+    def _tidy(self, final: Path) -> None:
+        """A checkpoint is whole: name it, and remove what it makes superfluous."""
+        best = checkpoint.place(self.run_dir, self.best_step).name if self.best_step is not None else None
+        checkpoint.point(final.with_name("last.ckpt"), final)
+        if best == final.name:
+            checkpoint.point(final.with_name("best.ckpt"), final)
+        checkpoint.prune(self.run_dir, final, self.when.keep, best)
+
+    def _leave(self, trainer: L.Trainer, step: int, outcome: str, why: str) -> None:
+        if trainer.is_global_zero:
+            if self.member and outcome != "continue":
+                self.member.end("pruned" if outcome == "finished" else "fail")
+            self.leave(step, outcome, why)
+        self.agreement.wait()  # till rank 0 has noted it: a launcher may end all ranks when the first one leaves
+        raise Stopped(step, why, outcome)
+
+    # What this rank wants
+
+    def _reason(self, is_global_zero: bool) -> int:
+        if self._given_up:
+            return REASONS.index(PRUNED)
+        if self.warned.signal:
+            return REASONS.index(self.warned.signal)
+        if not (self.end and is_global_zero):  # one clock decides
+            return 0
+        margin = min(2 * self._save_seconds + 2 * self._longest + 10, self._time_given / 3)
+        return REASONS.index(END) if time.time() > self.end - margin else 0
+
+    def _minutes_are_over(self, trainer: L.Trainer, now: float) -> bool:
+        minutes = self.when.every_minutes
+        over = minutes is not None and now - self._saved_at > 60 * minutes
+        return over and not trainer.strategy.is_writing  # type: ignore[attr-defined]
+
+    def _is_best(self) -> bool:
+        if not (self._validated and self.when.monitor):
+            return False
+        value, best = self.metrics[self.when.monitor], self.best
+        return math.isfinite(value) and (best is None or (value < best if self.when.mode == "min" else value > best))
+
+    def _is_not_finite(self, trainer: L.Trainer, pl_module: L.LightningModule) -> bool:
+        seen, self._not_finite = self._not_finite, None
+        norm = gradient_norm(pl_module) if self.faults.nonfinite != "skip" else None
+        scaled = trainer.precision == "16-mixed"  # there a norm is often infinite, and the scaler skips that step
+        return bool(seen) or (norm is not None and not scaled and not bool(torch.isfinite(norm)))
+
+    def _give_up(self, trainer: L.Trainer, step: int) -> None:
+        """Before anything is saved: loss or gradient was no number at this step or a few before."""
+        self._written(trainer)
+        why = f"loss or gradient was not finite, seen at step {step}"
+        if self.faults.nonfinite == "rollback" and self._saved_step:  # else there is nothing to go back to
+            record.skip(self.run_dir, step, self.attempt) if trainer.is_global_zero else None
+            self._leave(trainer, step, "continue", f"{why}: back to the last checkpoint, past these samples")
+        self._leave(trainer, step, "failed", why)

@@ -1,0 +1,1 @@
+"""The life of a run's processes: begun, recorded, watched, ended, and why."""

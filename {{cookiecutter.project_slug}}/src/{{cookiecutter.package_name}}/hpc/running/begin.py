@@ -1,0 +1,133 @@
+"""A start of a run: who may write now, which attempt this is, and from which checkpoint it goes on."""
+
+import os
+import shlex
+import socket
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import launch, rundir
+from ..checkpoints import checkpoint
+from ..checkpoints.checkpoint import Checkpoint
+from ..config import Refused
+from ..launch import Place
+from . import claim
+from .claim import Claim
+
+# For the processes that Lightning starts on this machine: they must not begin again.
+BEGUN = "HPC_BEGUN"
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What all ranks know of this start; rank 0 has the claim."""
+
+    hosts: list[str]
+    attempt: int
+    checkpoint: Checkpoint | None
+    claim: Claim | None = None
+    store: Any = None  # serves the ranks as long as rank 0 holds it
+
+
+def alone(run_dir: Path, host: str, environ: MutableMapping[str, str]) -> Beginning:
+    """For one process, or the one that will start others. Raises `Refused`."""
+    if BEGUN in environ:
+        attempt, _, path = environ[BEGUN].partition(" ")
+        return Beginning([host], int(attempt), checkpoint.read(Path(path)) if path else None)
+    mine = claim.take(run_dir, _who(environ))
+    with _given_back(mine):
+        newest = None
+        for candidate in _candidates(run_dir):
+            if not _flawed(candidate, checkpoint.flaw(candidate)):
+                newest = candidate
+                break
+        _refuse_nothing(run_dir, newest, _reached(run_dir))
+    environ[BEGUN] = f"{mine.attempt} {newest.path if newest else ''}"
+    return Beginning([host], mine.attempt, newest, mine)
+
+
+def together(
+    run_dir: Path, place: Place, hosts: list[str], store: Any, seconds: float, environ: MutableMapping[str, str]
+) -> Beginning:
+    """For ranks that have met. Each of them reads a share of a checkpoint's files to see whether it is whole.
+
+    Raises:
+        Refused: on every rank: another job writes there, or the run got somewhere and no whole checkpoint is left.
+    """
+    mine: Claim | None = None
+    said: dict[str, Any] = {"refused": None}
+    if place.rank == 0:
+        try:
+            mine = claim.take(run_dir, _who(environ))
+            candidates = [str(found.path) for found in _candidates(run_dir)]
+            said |= {"attempt": mine.attempt, "candidates": candidates, "reached": _reached(run_dir)}
+        except Refused as refused:
+            said["refused"] = told(refused)
+    with _given_back(mine):
+        first = launch.exchange(store, place, "begin", said, seconds)[0]
+        if first["refused"]:
+            raise Refused(*first["refused"])
+        newest = None
+        for path in map(Path, first["candidates"]):
+            found = checkpoint.read(path)
+            flaw = checkpoint.flaw(found, place.rank, place.world_size) if found else "is not seen from this node"
+            said = {"flaw": flaw, "host": socket.gethostname()}
+            flaws = launch.exchange(store, place, f"flaw/{path.name}", said, seconds)
+            if not _flawed(path, next((flaw["flaw"] for flaw in flaws if flaw["flaw"]), ""), place.rank == 0):
+                newest = found
+                break
+        _refuse_nothing(run_dir, newest, first["reached"])
+    return Beginning(hosts, first["attempt"], newest, mine, store)
+
+
+def told(refused: Refused) -> list[str | None]:
+    """A refusal as it is sent to other ranks."""
+    return [refused.key, None if refused.value is None else str(refused.value), refused.rule, refused.fix]
+
+
+@contextmanager
+def _given_back(mine: Claim | None) -> Iterator[None]:
+    """After a refusal the next start need not wait to see whether this process still lives."""
+    try:
+        yield
+    except Refused:
+        if mine:
+            mine.release()
+        raise
+
+
+def _who(environ: MutableMapping[str, str]) -> dict[str, Any]:
+    restart = environ.get("SLURM_RESTART_COUNT", "0")
+    return {"job": launch.job_id(environ), "restart": restart, "host": socket.gethostname(), "pid": os.getpid()}
+
+
+def _candidates(run_dir: Path) -> Sequence[Checkpoint]:
+    for path in sorted(run_dir.glob("checkpoints/step-*")):
+        if not path.name.endswith(checkpoint.PART) and not checkpoint.read(path):
+            _flawed(path, f"{checkpoint.MANIFEST} cannot be read")
+    return checkpoint.known(run_dir, [event for event in rundir.events(run_dir) if event.get("event") == "start"])
+
+
+def _flawed(found: Checkpoint | Path, flaw: str, speaks: bool = True) -> bool:
+    if flaw and speaks:
+        path = found if isinstance(found, Path) else found.path
+        print(f"warning: {path} is damaged and not used: {flaw}", flush=True)
+    return bool(flaw)
+
+
+def _reached(run_dir: Path) -> int | None:
+    """The step that the run has come to, or further; None: nowhere."""
+    reached = max((event.get("step") or event.get("from_step") or 0 for event in rundir.events(run_dir)), default=0)
+    there = any(not path.name.endswith(checkpoint.PART) for path in run_dir.glob("checkpoints/step-*"))
+    return reached if reached or there else None
+
+
+def _refuse_nothing(run_dir: Path, newest: Checkpoint | None, reached: int | None) -> None:
+    """A run that got somewhere does not start from nothing without being told so."""
+    if newest is None and reached is not None:
+        rule = f"it came to step {reached} or further, and none of its checkpoints is whole"
+        these = shlex.join([f"{run_dir}/checkpoints", f"{run_dir}/attempts.jsonl"])
+        raise Refused("resume", run_dir, rule, f"rm -r {these} to start it anew")

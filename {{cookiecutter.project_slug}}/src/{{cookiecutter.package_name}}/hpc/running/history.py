@@ -1,0 +1,251 @@
+"""What runs have left in their directories, read again: attempts, errors, scalars. Asks nobody; imports no torch."""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from .. import logs, rundir
+from ..logs import text
+from . import causes, claim
+
+SKEW = 5  # seconds that the clocks of nodes may differ
+LATEST = 2**36  # unix time of a file that is sound: the year 4147
+NOT_ITS_OWN = {"submitted.json", "job.sh", "node.sh", "config.yaml", "report.html"}  # no signs of life of a run
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a run. Times are unix times."""
+
+    number: int
+    start: float
+    job: str | None
+    hosts: list[str]
+    world_size: int
+    end: dict[str, Any] | None  # what attempts.jsonl says of it
+
+
+@dataclass(frozen=True)
+class Run:
+    """What lies in a run directory."""
+
+    path: Path
+    name: str
+    owner: int  # user id
+    attempts: list[Attempt]
+    verdict: str | None
+    why: str  # of the verdict
+    submitted: dict[str, Any]  # its own submitted.json, or its sweep's
+    jobs: list[str]  # all that may have to do with it
+    job: str | None  # the one of the last attempt, or that is to make the next
+    index: int  # in its sweep
+
+    @property
+    def asked(self) -> float:
+        """When it was last submitted; 0: never."""
+        return self.submitted.get("time", 0)
+
+    @property
+    def since(self) -> float:
+        """What was written before this time concerns an earlier attempt."""
+        return max(self.asked, self.attempts[-1].start if self.attempts else 0)
+
+    @property
+    def finished(self) -> bool:
+        """And not submitted once more after that."""
+        ended = self.attempts[-1].end if self.attempts else None
+        again = ended and self.asked > ended["time"] and not self.submitted.get("error")
+        return self.verdict == "finished" and not again
+
+
+def find(place: Path, name: str = "", depth: int = 2) -> list[Run]:
+    """The run at this place, or those in it and in the sweeps in it; what cannot be read is passed over."""
+    try:
+        if _is_run(place):
+            return [read(place, name or place.resolve().name)]
+        inside = sorted(path for path in place.iterdir() if path.is_dir() and depth)
+    except OSError:
+        return []
+    above = name or (place.resolve().name if (place / "members").exists() else "")
+    return [run for path in inside for run in find(path, f"{above}/{path.name}".lstrip("/"), depth - 1)]
+
+
+def read(path: Path, name: str) -> Run:
+    """A run directory. Damaged files count as missing."""
+    member = _member(path)
+    own, sweep = _json(path / "submitted.json"), _json(path.parent / "submitted.json") if member is not None else {}
+    submitted, index = (own, None) if own else (sweep, member)
+    jobs = [_number(job, submitted.get("scheduler"), index) for job in submitted.get("jobs") or []]
+    attempts, job = _attempts(path), next(iter(jobs), None)
+    if attempts and (attempts[-1].job in jobs or attempts[-1].start >= submitted.get("time", 0)):
+        job = attempts[-1].job
+        jobs += [job] if job and job not in jobs else []
+    said = text(path / "verdict")
+    verdict, why = (found[1] if (found := re.search(rf"(?m)^{key} (.+)$", said)) else "" for key in ("outcome", "why"))
+    return Run(path, name, path.stat().st_uid, attempts, verdict or None, why, submitted, jobs, job, member or 0)
+
+
+def first_error(run: Run, logs_too: bool) -> str:
+    """What a rank left in the last attempt as the first cause, else what the job's logs tell first; or nothing."""
+    return _raised(run) or (logs.first_error(run.path, run.job) if logs_too else "")
+
+
+def stalled(run: Run) -> int:
+    """Starts in a row without a newer checkpoint, where they were so many that the job gave up; else 0."""
+    count = text(run.path / "stalled").strip()
+    limit = re.search(r"(?m)^faults:\n(?: .*\n)*? +retries: (\d+)", text(run.path / "config.yaml"))
+    since = (_changed(run.path / "stalled") or 0) >= run.asked - SKEW  # not submitted once more after that
+    return int(count) if count.isdecimal() and limit and int(count) >= int(limit[1]) and since else 0
+
+
+def progress(run: Run) -> tuple[int | None, str]:
+    """The last step, and one metric: of the last test, else of the last validation."""
+    ends = [attempt.end for attempt in run.attempts if attempt.end]
+    last = ends[-1] if ends else {}
+    metrics = last.get("metrics", {})
+    tested = {k: v for k, v in metrics.items() if k.startswith("test/") and isinstance(v, int | float)}
+    step = last.get("step")
+    if not run.attempts or (tested and run.attempts[-1].end):
+        return step, _one(tested)
+    newest, validated = _scalars(run.path / "tensorboard")
+    return step if run.attempts[-1].end or newest is None else newest, _one(tested or validated)
+
+
+def node_hours(run: Run, runs_till: float | None) -> float:
+    """Time x nodes, summed over attempts. One that left no end lasted until its last sign of life before the next.
+
+    Args:
+        runs_till: now, where the scheduler says that the last attempt still runs.
+    """
+    signs = changes(run) if any(not attempt.end for attempt in run.attempts) else []
+    used = 0.0
+    for attempt, following in zip_longest(run.attempts, run.attempts[1:]):
+        if attempt.end:
+            until = attempt.end["time"]
+        elif following:  # a requeued job waits in between
+            until = max((when for when in signs if attempt.start <= when <= following.start), default=following.start)
+        else:
+            until = runs_till or max(signs, default=0)
+        used += max(until - attempt.start, 0) * max(len(attempt.hosts), 1)
+    return used / 3600
+
+
+def changes(run: Run) -> list[float]:
+    """When the files that the run itself writes were changed last."""
+    files = [path for job in {attempt.job for attempt in run.attempts} for path in logs.files(run.path, job)]
+    for folder, inside, names in os.walk(run.path):
+        inside[:] = [name for name in inside if name != "code" and name[0] != "."]
+        ours = [name for name in names if name not in NOT_ITS_OWN and not name.endswith(".log")]
+        files += [Path(folder, name) for name in ours]
+    return [when for path in files if (when := _changed(path))]
+
+
+def _raised(run: Run) -> str:
+    """The first cause among what the ranks of the newest attempt have left since it was submitted."""
+    folders = {int(path.name) for path in run.path.glob("errors/*") if path.name.isdecimal()}
+    try:
+        newest = max({claim.newest(run.path), *folders, *(attempt.number for attempt in run.attempts)})
+    except OSError:
+        return ""
+    last = next((attempt for attempt in run.attempts if attempt.number == newest), None)
+    left = [cause for cause in causes.read(run.path, newest) if cause.time >= run.asked - SKEW]
+    cause = causes.first(left, last.world_size if last else 0, last.hosts if last else ())
+    return cause.line if cause else ""
+
+
+def _one(metrics: Mapping[str, float]) -> str:
+    """The metric that says most: not the loss where there is another."""
+    names = [name for name in metrics if not name.endswith("loss")] or list(metrics)
+    return f"{names[-1]} {metrics[names[-1]]:.4g}" if names else "-"
+
+
+def _scalars(folder: Path) -> tuple[int | None, dict[str, float]]:
+    """The step of the newest scalar, and the newest validation metrics, from TensorBoard's files."""
+    files = sorted(folder.glob("events.out.tfevents.*"), reverse=True)  # their names begin with the time
+    step, validated = None, {}
+    for file in files:
+        steps, values = _events(file)
+        step = steps if step is None else step
+        validated = validated or {tag: value for tag, value in values.items() if tag.startswith("val/")}
+        if step is not None and validated:
+            break
+    return step, validated
+
+
+def _events(file: Path) -> tuple[int | None, dict[str, float]]:
+    """The last step and the last value of each scalar in one file, as far as it can be read."""
+    step, values = None, {}
+    with suppress(Exception):  # whatever comes of a damaged file, or of a missing library: the table can do without
+        from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+        for event in LegacyEventFileLoader(str(file)).Load():
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    step, values[value.tag] = event.step, value.simple_value
+    return step, values
+
+
+def _is_run(folder: Path) -> bool:
+    # A run of a search has no config before it starts.
+    made = (folder / "job.sh").exists() and ((folder / "config.yaml").exists() or _member(folder) is not None)
+    return made or (folder / "attempts.jsonl").exists() or any(folder.glob("errors/*/rank-*.txt"))
+
+
+def _member(path: Path) -> int | None:
+    """Index of a run in its sweep."""
+    names = [Path(line).name for line in text(path.parent / "members").splitlines()]
+    return names.index(path.name) if path.name in names else None
+
+
+def _number(job: str, scheduler: str | None, index: int | None) -> str:
+    """The job as the scheduler prints it, without the server: `29[].server` and member 3 give `29[3]`."""
+    number = str(job).split(".")[0]
+    if index is None:
+        return number
+    return f"{number}_{index}" if scheduler == "slurm" else number.replace("[]", f"[{index}]")
+
+
+def _attempts(path: Path) -> list[Attempt]:
+    kinds = {"hosts": list, "metrics": dict, "attempt": int, "world_size": int}
+    events = [event for event in rundir.events(path) if _sound(event, **kinds)]
+    ends = {event.get("attempt"): event for event in events if event.get("event") == "end"}
+    return [
+        Attempt(
+            event.get("attempt", 0),
+            event["time"],
+            event.get("job"),
+            event.get("hosts", []),
+            event.get("world_size", 0),
+            ends.get(event.get("attempt")),
+        )
+        for event in events
+        if event.get("event") == "start"
+    ]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        note = json.loads(text(path))
+    except ValueError:
+        return {}
+    return note if _sound(note, jobs=list) else {}
+
+
+def _sound(note: Any, **kinds: type) -> bool:
+    """Is it one of ours? It has a time, and lists and dicts where they belong."""
+    if not isinstance(note, dict) or not isinstance(when := note.get("time"), int | float) or not 0 <= when < LATEST:
+        return False
+    return all(isinstance(note.get(key, kind()), kind) for key, kind in kinds.items())
+
+
+def _changed(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None

@@ -1,0 +1,190 @@
+"""What is written beside the scalars: the resolved config, hyperparameters with their result, histograms."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from .. import rundir
+from ..checkpoints.checkpoint import Checkpoint
+from ..config import build, flat, frozen
+from ..jobs import move
+from ..launch import Place
+from ..monitoring.node import NODE
+from . import snapshot
+from .begin import Beginning
+from .watch import Stopped
+
+if TYPE_CHECKING:
+    from ..resuming.resume import Resume
+
+
+def begin(cfg: DictConfig, place: Place, beginning: Beginning, words: Sequence[str]) -> None:
+    """On rank 0, before anything is logged: note the attempt, and keep what made the run: config, code, versions.
+
+    Args:
+        words: the overrides that were typed.
+    """
+    run_dir, found = Path(cfg.run_dir), beginning.checkpoint
+    if not (run_dir / "config.yaml").exists():
+        snapshot.made_by(run_dir)
+    move.keep(run_dir, cfg, words)
+    cut(run_dir, found.note.get("logs", {}) if found else {})
+    rundir.start(
+        run_dir,
+        beginning.attempt,
+        os.environ,
+        from_step=found.step if found else 0,
+        launcher=place.launcher,
+        hosts=beginning.hosts,
+        world_size=cfg.trainer.num_nodes * cfg.trainer.devices,
+        gpus_per_node=0 if cfg.trainer.accelerator == "cpu" else cfg.trainer.devices,
+    )
+
+
+def logger(cfg: DictConfig, found: Checkpoint | None) -> Any:
+    """The logger of the config, told where its curves go on."""
+    if not str(cfg.logger._target_).endswith("TensorBoardLogger"):
+        return build(cfg.logger)
+    # Also at the beginning: TensorBoard takes the first such mark for one, and drops what is older only at the next.
+    return build(cfg.logger, purge_step=found.step + 1 if found else 0)
+
+
+@rank_zero_only
+def config(trainer: L.Trainer, cfg: DictConfig) -> None:
+    """The resolved config as a text, for TensorBoard's TEXT page."""
+    for board in _tensorboards(trainer):
+        board.experiment.add_text("config", f"```yaml\n{frozen(cfg)}```")
+
+
+def environment(place: Place) -> ClusterEnvironment:
+    """How Lightning learns its rank: from `launch`, whoever started it, and never by guessing at SLURM_ variables."""
+    return LightningEnvironment() if place.launcher == "none" else TorchElasticEnvironment()
+
+
+@rank_zero_only
+def result(trainer: L.Trainer, cfg: DictConfig, metrics: dict[str, Any]) -> None:
+    """The hyperparameters beside the final metrics, for TensorBoard's HPARAMS page, which reads the scalars by name."""
+    # As late as TensorBoard itself, which only the rank that writes imports.
+    from torch.utils.tensorboard.summary import hparams
+    from torch.utils.tensorboard.writer import FileWriter
+
+    values = flat(OmegaConf.create(frozen(cfg)))
+    shown = {k: v for k, v in values.items() if k.startswith(("model.", "data.", "trainer.", "strategy.", "seed"))}
+    plain = {k: v if isinstance(v, bool | int | float) else _text(v) for k, v in shown.items()}
+    final = [k for k in metrics if k.startswith(("val/", "test/"))]
+    for logger in _tensorboards(trainer):
+        # Not logger.log_hyperparams: it would write each metric a second time, as another point of its curve.
+        writer = FileWriter(logger.log_dir)
+        for summary in hparams(plain, dict.fromkeys(final, 0)):
+            writer.add_summary(summary)
+        writer.close()
+
+
+@contextmanager
+def given_up(trainer: L.Trainer, cfg: DictConfig, resume: "Resume") -> Iterator[None]:
+    """Around fitting: a run that its search ends early has a result all the same, that of its last validation."""
+    try:
+        yield
+    except Stopped as stopped:
+        if stopped.outcome == "finished":
+            result(trainer, cfg, resume.metrics)
+        raise
+
+
+def _text(value: Any) -> str:
+    """As TensorBoard takes it: a path need not be UTF-8."""
+    return str(value).encode(errors="backslashreplace").decode()
+
+
+def flushed(trainer: L.Trainer) -> dict[str, int]:
+    """Make TensorBoard's files durable; the bytes of each, so that a run that goes on from here can cut them there."""
+    sizes = {}
+    for logger in _tensorboards(trainer):
+        logger.experiment.flush()
+        for file in Path(logger.log_dir).glob("events.out.tfevents.*"):
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())
+            sizes[str(file.relative_to(trainer.default_root_dir))] = file.stat().st_size
+    return sizes
+
+
+def cut(run_dir: Path, sizes: Mapping[str, int]) -> None:
+    """Take away what was logged after a checkpoint: the steps that follow it will be logged again.
+
+    Not what the nodes did meanwhile, which no step repeats.
+    """
+    for file in run_dir.rglob("events.out.tfevents.*"):
+        if file.parent.name.startswith(NODE):
+            continue
+        size = sizes.get(str(file.relative_to(run_dir)))
+        if size is None:
+            file.unlink()
+        elif file.stat().st_size > size:
+            os.truncate(file, size)
+
+
+def skip(run_dir: Path, step: int, attempt: int) -> None:
+    """The samples up to this step of this attempt are to be left out when the run goes on from an earlier one."""
+    with (run_dir / "skipped.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps({"step": step, "attempt": attempt}) + "\n")
+
+
+def skipped(run_dir: Path, step: int, attempt: int) -> int:
+    """How many global batches to leave out after the checkpoint of this step, which this attempt wrote."""
+    try:
+        lines = (run_dir / "skipped.jsonl").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    notes = [json.loads(line) for line in lines]
+    return sum(note["step"] - step for note in notes if note["attempt"] >= attempt and note["step"] > step)
+
+
+class Histograms(L.Callback):
+    """Weights and gradients of every parameter, each `every_n_steps` optimizer steps; None for never."""
+
+    def __init__(self, every_n_steps: int | None = None) -> None:
+        self.every_n_steps, self.enabled = every_n_steps or 1, bool(every_n_steps)
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+        if trainer.global_step % self.every_n_steps:
+            return
+        # Gathering a sharded tensor is a collective: every rank takes part, rank 0 writes.
+        for name, parameter in pl_module.named_parameters():
+            for kind, tensor in _gathered(parameter).items():
+                if tensor is not None:
+                    _write(trainer, f"{kind}/{name}", tensor)
+
+
+def _gathered(parameter: Parameter) -> dict[str, Tensor | None]:
+    """Whole weights and gradients of one parameter, however the strategy keeps them."""
+    if hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping"):  # ZeRO-3, ZeRO-1 and -2
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
+
+        return {"weights": safe_get_full_fp32_param(parameter), "gradients": safe_get_full_grad(parameter)}
+    both = {"weights": parameter.detach(), "gradients": parameter.grad}
+    return {kind: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for kind, tensor in both.items()}
+
+
+@rank_zero_only
+def _write(trainer: L.Trainer, tag: str, tensor: Tensor) -> None:
+    for logger in _tensorboards(trainer):
+        logger.experiment.add_histogram(tag, tensor.float(), trainer.global_step)
+
+
+def _tensorboards(trainer: L.Trainer) -> list[Any]:
+    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

@@ -1,0 +1,121 @@
+"""The code of a run, as it was when the run was submitted, and a note of what made it."""
+
+import compileall
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+from ..config import PACKAGE, PROJECT, Refused
+
+MOST = 100 * 2**20  # bytes; code is smaller, data lie elsewhere
+LEFT_OUT = {"runs", "outputs", "build"}  # of the project's own folders, where there is no git to ask
+
+
+def refuse(dirty_tree: str) -> None:
+    """Raises `Refused` where the tree is dirty and `dirty_tree` is "refuse", or where it is too large to be code."""
+    changes = _git("status", "--porcelain", "--", ".")
+    if dirty_tree == "refuse" and (changes is None or changes):
+        changed = ", ".join(line[3:] for line in (changes or "").splitlines()[:5])
+        why = "git does not know this project" if changes is None else f"changed: {changed}"
+        rule = f"jobs run committed code only; {why}"
+        raise Refused("dirty_tree", dirty_tree, rule, "git commit, or dirty_tree=snapshot")
+    names = files()
+    if (total := sum((PROJECT / name).stat().st_size for name in names)) > MOST:
+        largest = max(names, key=lambda name: (PROJECT / name).stat().st_size)
+        rule = f"each job keeps a copy of the code, {total >> 20} MB here; the largest file is {largest}"
+        raise Refused("code", None, rule, "name data and results in .gitignore, or move them out of the project")
+
+
+def take(run_dir: Path) -> Path:
+    """Copy the project's code to `code/` in the run directory: what git would commit; without git, everything."""
+    for name in files():
+        target = run_dir / "code" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(PROJECT / name, target)
+    compileall.compile_dir(run_dir / "code" / "src", quiet=2)  # a file that is no Python yet is left to whoever runs it
+    made_by(run_dir)
+    return run_dir / "code"
+
+
+def files() -> list[str]:
+    """The project's files, relative to it: those that git tracks or would track."""
+    listed = (_git("ls-files", "-z", "--cached", "--others", "--exclude-standard") or "").split("\0")
+    if "train.py" in listed:  # not so in a folder that a repository above ignores
+        return [name for name in listed if name and (PROJECT / name).is_file()]
+    found = []
+    for folder, folders, names in os.walk(PROJECT):
+        left_out = LEFT_OUT if Path(folder) == PROJECT else {"__pycache__"}
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in left_out]
+        found += [os.path.relpath(os.path.join(folder, name), PROJECT) for name in names if not name.startswith(".")]
+    return found
+
+
+def refuse_incomplete(venv: Path, code: Path) -> None:
+    """Raises `Refused` unless env.sh has finished this environment for this code: a job installs nothing."""
+    texts = [(code / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
+    done = subprocess.run(["cksum"], input=b"".join(texts), capture_output=True, check=True).stdout.decode().strip()
+    try:
+        marked = (venv / f".complete-{PACKAGE}").read_text(encoding="utf-8")
+    except OSError:
+        marked = ""
+    if marked != f"{done} {venv}":
+        rule = "is not the environment of this project's pyproject.toml and constraints.txt; a job installs nothing"
+        raise Refused("VENV", venv, rule, "source env.sh, then submit again")
+
+
+def pack_environment(venv: Path) -> None:
+    """Keep `<venv>.tar` beside the environment, for jobs that unpack it on each node; renewed when env.sh changed it.
+
+    A virtual environment works wherever it is unpacked, as long as the Python that it was made with is there.
+
+    Raises:
+        Refused: it cannot be written there.
+    """
+    packed, aside = Path(f"{venv}.tar"), Path(f"{venv}.tar.{os.getpid()}")
+    complete = (venv / f".complete-{PACKAGE}").stat()
+    if packed.exists() and packed.stat().st_mtime >= complete.st_mtime:
+        return
+    print(f"packing {venv} into {packed} (once) ...", file=sys.stderr)
+    done = subprocess.run(["tar", "-cf", str(aside), "-C", str(venv), "."], stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        aside.unlink(missing_ok=True)
+        rule = f"packing the environment failed: {(done.stderr.splitlines() or ['tar gave no reason'])[0]}"
+        raise Refused("cluster.stage_env", True, rule, f"make room beside {venv}, or cluster.stage_env=false")
+    aside.replace(packed)
+
+
+def made_by(run_dir: Path) -> None:
+    """`made_by.json`: commit, versions, modules, machine; `code.diff`: what was not committed."""
+    known = {
+        "commit": (_git("rev-parse", "HEAD") or "").strip() or None,
+        "python": sys.version,
+        "packages": sorted(filter(None, map(_release, distributions())), key=str.lower),
+        "modules": os.environ.get("LOADEDMODULES", "").split(":"),
+        "host": socket.gethostname(),
+    }
+    (run_dir / "made_by.json").write_text(json.dumps(known, indent=1), encoding="utf-8")
+    if diff := _git("diff", "HEAD", "--", "."):
+        (run_dir / "code.diff").write_text(diff, encoding="utf-8")
+
+
+def _release(package: Distribution) -> str:
+    """`name==version`, looked up in the head of its file: to parse a hundred of them as messages takes long."""
+    text = package.read_text("METADATA") or package.read_text("PKG-INFO") or ""
+    found = [re.search(rf"(?m)^{key}: (.+)", text) for key in ("Name", "Version")]
+    return "==".join(one[1] for one in found if one)
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says of the project; None where there is no git, no repository, or it refuses."""
+    command = ["git", "-C", str(PROJECT), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="surrogateescape", timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

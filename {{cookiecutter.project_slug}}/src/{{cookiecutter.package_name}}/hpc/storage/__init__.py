@@ -1,0 +1,1 @@
+"""Packed files, staging, batches fetched ahead."""

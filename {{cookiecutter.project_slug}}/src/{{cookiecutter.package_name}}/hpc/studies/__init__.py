@@ -1,0 +1,1 @@
+"""Many jobs from one command: sweeps, searches, scaling."""

@@ -1,0 +1,127 @@
+"""A search: one job array whose members ask a common study for their values. What of it needs no optuna."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig
+
+from ..config import Refused
+from ..jobs.commandline import compose_overrides
+from ..jobs.move import put
+from . import space, sweep
+
+if TYPE_CHECKING:
+    from .study import Member
+
+FILE = "search.json"  # in the folder of the array
+SAMPLERS = ["random", "tpe"]
+
+
+@dataclass(frozen=True)
+class Search:
+    """What all members must know alike."""
+
+    sampler: str
+    trials: int
+    seed: int
+    metric: str  # logged in validation
+    mode: str  # min or max
+    words: list[str]  # as typed
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of submit.py that make several runs of one command line."""
+    several = parser.add_mutually_exclusive_group()
+    every = "key=a,b makes one job array of all combinations"
+    several.add_argument("--multirun", "-m", action="store_true", help=every)
+    some = "key=interval(a,b) or choice(a,b) makes one job array that looks for the best"
+    several.add_argument("--search", choices=SAMPLERS, help=some)
+    parser.add_argument("--trials", type=int, metavar="N", help="with --search: so many runs")
+    parser.add_argument("--at-once", type=int, metavar="N", help="so many runs of an array at the same time")
+
+
+def refuse_options(asked: argparse.Namespace) -> None:
+    """Raises `Refused` where these options do not go together."""
+    several = asked.multirun or asked.search
+    if several and asked.cfg:
+        raise Refused("--cfg", None, "shows the config of one run, and this is several", "--cfg job without --multirun")
+    if asked.at_once is not None and (asked.at_once < 1 or not several):
+        rule = "is at least 1, and goes with --multirun or --search"
+        raise Refused("--at-once", asked.at_once, rule, "--multirun --at-once 4")
+    if asked.trials is not None and not asked.search:
+        raise Refused("--trials", asked.trials, "goes with --search", f"--search tpe --trials {asked.trials}")
+    trials = asked.trials or 0
+    if asked.search and not 2 <= trials <= sweep.MOST:
+        rule = f"says how many runs there are, 2 to {sweep.MOST}"
+        raise Refused("--trials", asked.trials, rule, "--trials 40")
+    if asked.search == "tpe" and (asked.at_once or trials) >= trials:
+        rule = "chooses by what other runs have found, and all of them would start together"
+        raise Refused("--search", "tpe", rule, f"--at-once {max(trials // 5, 1)}, or --search random")
+
+
+def corners(overrides: Sequence[str], folder: Path) -> list[tuple[DictConfig, list[str]]]:
+    """The configs at the ends of what is searched, and their words: where one is refused, a run of the search would be.
+
+    Raises:
+        Refused: nothing is searched, or what any config refuses.
+    """
+    sweep.refuse_run_dir(overrides)
+    found = []
+    for values in space.corners(space.of(overrides)):
+        words = space.filled(overrides, values)
+        cfg = compose_overrides(words)
+        cfg.run_dir = str(folder / "000")
+        found.append((cfg, words))
+    return found
+
+
+def plan(sampler: str, trials: int, words: Sequence[str], cfgs: Sequence[DictConfig]) -> Search:
+    """The search that the command line means, given its corners. Raises `Refused` where they have no common metric."""
+    first = cfgs[0]
+    if find_spec("optuna") is None:
+        raise Refused("--search", sampler, "needs the package optuna", "pip install optuna -c constraints.txt")
+    if any(cfg.test_only for cfg in cfgs):
+        raise Refused("test_only", "true", "a search trains", "leave test_only out")
+    if len({(cfg.checkpoint.monitor, cfg.checkpoint.mode) for cfg in cfgs}) > 1:
+        raise Refused("checkpoint.monitor", None, "a search has one metric", "one monitor, one mode")
+    if not first.checkpoint.monitor:
+        rule = "names what the search makes small (checkpoint.mode=min) or large (max)"
+        raise Refused("checkpoint.monitor", "null", rule, "checkpoint.monitor=val/loss")
+    return Search(sampler, trials, first.seed, first.checkpoint.monitor, first.checkpoint.mode, list(words))
+
+
+def run_dirs(folder: Path, trials: int) -> list[Path]:
+    """One per member; its name is the member's number."""
+    return [folder / f"{number:03}" for number in range(trials)]
+
+
+def save(folder: Path, search: Search) -> None:
+    put(folder / FILE, json.dumps(asdict(search), indent=1))
+
+
+def load(folder: Path) -> Search:
+    """Raises `Refused` where there is no search that this code can read."""
+    try:
+        return Search(**json.loads((folder / FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        rule = f"is no folder of a search: {FILE}: {error}"
+        raise Refused("SEARCH", folder, rule, "runs/<the folder that submit.py --search has named>") from None
+
+
+def is_member(run_dir: Path) -> bool:
+    """Does this run belong to a search?"""
+    return (run_dir.parent / FILE).is_file()
+
+
+def member(run_dir: Path) -> "Member | None":
+    """What a run tells its study; None: it has none. To be called by one process of the run."""
+    if not is_member(run_dir):
+        return None
+    from . import study  # optuna, from here on
+
+    return study.member(run_dir)

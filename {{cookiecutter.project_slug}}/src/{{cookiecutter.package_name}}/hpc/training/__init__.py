@@ -1,0 +1,1 @@
+"""What a strategy does to a network."""

@@ -1,0 +1,151 @@
+"""The strategies, all of which keep and restore a run in the same way (kept.py); and what differs on CPU."""
+
+import inspect
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.plugins.precision import DoublePrecision
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+)
+from torch import Tensor
+from torch.distributed import broadcast
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
+
+from ..checkpoints import inert, universal
+from ..checkpoints.checkpoint import read as read_manifest
+from ..checkpoints.kept import Kept
+from ..checkpoints.universal import TAG
+
+
+# pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
+class Single(Kept, SingleDeviceStrategy):
+    """One device."""
+
+
+class DDP(Kept, DDPStrategy):
+    """Every rank holds the whole model.
+
+    Buffers (batch norm's statistics) are each rank's own while it trains, and become rank 0's where they count: in an
+    evaluation and in a checkpoint.
+    """
+
+    def __init__(self, forward_sync_buffers: bool = False, **options: Any) -> None:
+        new, old = "forward_sync_buffers", "broadcast_buffers"  # the same in older versions of torch
+        known = inspect.signature(DistributedDataParallel).parameters
+        super().__init__(**{new if new in known else old: forward_sync_buffers}, **options)
+
+    def on_validation_start(self) -> None:
+        self._share_buffers()
+
+    def on_test_start(self) -> None:
+        self._share_buffers()
+
+    def _written(self, checkpoint: dict[str, Any], part: Path) -> Any:
+        self._share_buffers()
+        return super()._written(checkpoint, part)
+
+    def _share_buffers(self) -> None:
+        for buffer in self.lightning_module.buffers():
+            broadcast(buffer, 0)
+
+
+class FSDP(Kept, ModelParallelStrategy):
+    """FSDP2 and tensor parallelism, as the module's `configure_model` does them."""
+
+
+class DeepSpeed(Kept, DeepSpeedStrategy):
+    """ZeRO. On CPU the same, with the check for CUDA lifted: a laptop and the tests train with the real thing."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # Offloaded state is updated by the optimizer the config names. DeepSpeed's own CPU optimizer would be compiled
+        # at first use, on a compute node.
+        assert isinstance(self.config, dict)
+        self.config["zero_force_ds_cpu_optimizer"] = False
+
+    def setup_environment(self) -> None:
+        if not isinstance(self.accelerator, CPUAccelerator):
+            return super().setup_environment()
+        # DeepSpeed reads this when it is first asked for its accelerator, and would otherwise look for a GPU.
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        import deepspeed.ops
+
+        # Its all-reduce through shared memory would be compiled at first use, and a job killed meanwhile would leave a
+        # lock that hangs all later ones. gloo does as well.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        # DeepSpeed wants an index on each device; Lightning's CPU devices have none.
+        self.parallel_devices = [torch.device("cpu", i) for i in range(self.num_processes)]
+        return super(DeepSpeedStrategy, self).setup_environment()
+
+    def _written(self, checkpoint: dict[str, Any], part: Path) -> Any:
+        """DeepSpeed's own files, from a copy of what it would have written while training waited."""
+        from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+
+        copies: dict[str, Any] = {}
+
+        def copy(tensor: Tensor) -> Tensor:
+            return tensor.detach().to("cpu", copy=True)
+
+        def is_size(node: Any) -> bool:
+            return isinstance(node, torch.Size)
+
+        class Copying(TorchCheckpointEngine):
+            def save(self, state_dict: Any, path: str) -> None:
+                copies[path] = tree_map_only(Tensor, copy, state_dict, is_leaf=is_size)
+
+        for key in ("state_dict", "optimizer_states"):
+            checkpoint.pop(key)
+        self.deepspeed_engine.checkpoint_engine = Copying()
+        self.deepspeed_engine.save_checkpoint(part, tag=TAG, save_latest=False)
+
+        def write(part: Path) -> None:
+            for path, state in copies.items():
+                torch.save(state, path)
+
+        return write
+
+    def _noted(self) -> dict[str, Any]:
+        return {"stage": self.config["zero_optimization"]["stage"]}  # type: ignore[index]
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        return {}
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return False
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        path = Path(checkpoint_path)
+        rest = self._rest(path)
+        engine: Any = self.deepspeed_engine
+        saved = read_manifest(path)
+        note = saved.note if saved else {}
+        if note.get("stage") != self._noted()["stage"]:
+            universal.fill(engine, path)
+            self._begins_anew(path)
+            return rest
+        if self._fitting and note["world_size"] != self.world_size:
+            universal.load(engine, path)
+        else:
+            with inert.refusals(path, "resume"), inert.allowing_deepspeed():
+                engine.load_checkpoint(
+                    path, tag=TAG, load_optimizer_states=self._fitting, load_lr_scheduler_states=False
+                )
+        return rest
+
+
+def double(precision: str) -> list[DoublePrecision]:
+    """`64-true` as a plugin; none for another precision. As a word Lightning refuses it for FSDP2, which can do it."""
+    return [DoublePrecision()] if precision == "64-true" else []
