@@ -10,7 +10,10 @@ from {{ cookiecutter.package_name }}.hpc.planning.setup import Setup
 from {{ cookiecutter.package_name }}.hpc.planning.traced import Linear, Part, Trace
 
 FOUR_NODES = Setup(4, 8, 1, precision="bf16-mixed")
-PART = Part("before", 10**9, 1, 4 * 10**9, 8, Linear(), Linear(), (), (), Linear(), (), (), ())
+PART = Part(
+    name="before", parameters=10**9, tensors=1, buffer_bytes=8, kept=Linear(), output=Linear(), forward_peak=(),
+    backward_peak=(), left=Linear(), forward=(), backward=(), reduced=(),
+)  # fmt: skip
 BILLION = Trace((PART,), "tokens", 1024)
 
 

@@ -13,7 +13,7 @@ import pytest
 from conftest import said
 
 from {{ cookiecutter.package_name }}.hpc import rundir
-from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.config import PROJECT, Refused
 from {{ cookiecutter.package_name }}.hpc.running import claim
 
 HERE = {"job": "42", "host": "n1", "pid": 1, "restart": 0}
@@ -48,7 +48,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     processes = []
 
     def begin(watch_seconds: float = 2, beat: float = 0.3, **who: object) -> subprocess.Popen[str]:
-        code = PROCESS.format(src=str(Path(claim.__file__).parents[2]))
+        code = PROCESS.format(src=str(PROJECT / "src"))
         command = [sys.executable, "-c", code, str(tmp_path), json.dumps(HERE | who), str(watch_seconds), str(beat)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         processes.append(process)
