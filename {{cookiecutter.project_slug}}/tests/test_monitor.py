@@ -13,8 +13,7 @@ import pytest
 from test_node import table, until
 
 from {{ cookiecutter.package_name }}.hpc.config import Refused
-from {{ cookiecutter.package_name }}.hpc.monitoring import phases
-from {{ cookiecutter.package_name }}.hpc.running import record
+from {{ cookiecutter.package_name }}.hpc.running import phases, record
 
 WORDS = [
     "trainer.accelerator=cpu",

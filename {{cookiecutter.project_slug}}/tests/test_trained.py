@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from {{ cookiecutter.package_name }}.hpc import config
-from {{ cookiecutter.package_name }}.hpc.checkpoints import trained
+from {{ cookiecutter.package_name }}.hpc import config, trained
 from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.jobs import commandline, move

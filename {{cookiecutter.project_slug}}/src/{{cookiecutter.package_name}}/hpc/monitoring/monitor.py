@@ -10,8 +10,9 @@ import lightning as L
 
 from .. import process
 from ..resuming.resume import Resume
+from ..running import phases
 from ..training import lean
-from . import node, phases
+from . import node
 
 EPOCHS = 5  # of each start that are noted: a small run may make thousands
 

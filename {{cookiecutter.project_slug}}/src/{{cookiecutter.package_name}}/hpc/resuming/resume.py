@@ -15,8 +15,7 @@ from ..checkpoints.kept import AFTERWARDS, MINE, NOTE
 from ..checkpoints.writer import Unwritten
 from ..config import Refused
 from ..jobs.layout import Checkpoint, Faults
-from ..monitoring import phases
-from ..running import record
+from ..running import phases, record
 from ..running.signals import ORPHANED
 from ..running.watch import Stopped, Warned, Watch
 from ..training.parallel import gradient_norm, settle_buckets

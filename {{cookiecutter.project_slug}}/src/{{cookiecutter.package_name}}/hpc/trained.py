@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from lightning import LightningModule
 
-from ..config import build
-from ..jobs import move
-from . import weights
+from .checkpoints import weights
+from .config import build
+from .jobs import move
 
 if TYPE_CHECKING:
-    from ...data.loading import DataModule
+    from ..data.loading import DataModule
 
 
 def load(run_dir: str | Path) -> "tuple[LightningModule, DataModule]":
