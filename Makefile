@@ -35,7 +35,7 @@ chaos: env
 	.venv/bin/python tests/chaos.py --faults $(FAULTS) --seed $(SEED) $(if $(OUT),--out $(OUT))
 
 bench: env
-	for name in steps startup loading checkpoints knobs monitor published; do \
+	for name in steps startup loading checkpoints knobs monitor published memory; do \
 	    .venv/bin/python benchmarks/$$name.py --out benchmarks/results.json || exit 1; \
 	done
 	@# Not into .venv: torchmetrics imports matplotlib wherever it is, and every start would take longer.
@@ -45,6 +45,7 @@ bench: env
 
 bench-gpu:
 	$(PY) benchmarks/models.py $(if $(FORK),--project '$(FORK)') --out benchmarks/results.json
+	$(PY) benchmarks/memory.py --gpu $(if $(FORK),--project '$(FORK)') --out benchmarks/results.json
 	$(PY) benchmarks/table.py benchmarks/results.json --readme README.md
 
 check: env

@@ -17,8 +17,7 @@ from {{ cookiecutter.package_name }}.hpc import config, rundir
 from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.jobs import commandline, job, move, scheduler
-from {{ cookiecutter.package_name }}.hpc.jobs.scripts import describe, text, work_dir, write
-from {{ cookiecutter.package_name }}.hpc.planning import fitting
+from {{ cookiecutter.package_name }}.hpc.jobs.scripts import describe, refuse_no_training, text, work_dir, write
 from {{ cookiecutter.package_name }}.hpc.running import snapshot
 from {{ cookiecutter.package_name }}.hpc.studies import search, sweep
 
@@ -59,9 +58,10 @@ def go_on(run_dir: Path, asked: Namespace) -> None:
         raise Refused("resume", run_dir, rule, f"python train.py resume={run_dir}, in a job")
     moves = move.changes(run_dir, cfg)
     if moves:
+        refuse_no_training(run_dir)
         os.chdir(work_dir(run_dir))  # its relative paths shall mean what they meant
         preflight.files(cfg)
-        fitting.refuse_too_big(cfg, move.said(run_dir, commandline.typed(asked.overrides)))
+        refuse_too_big(cfg, move.said(run_dir, commandline.typed(asked.overrides)))
     if asked.dry_run:
         sys.stderr.write("".join(f"{line}\n" for line in moves))
         script = (run_dir / "job.sh").read_text(encoding="utf-8")
@@ -152,8 +152,16 @@ def checked(cfg: DictConfig, words: Sequence[str] | None) -> DictConfig:
     preflight.submitting(cfg)
     preflight.files(cfg)
     if words is not None:
-        fitting.refuse_too_big(cfg, words)
+        refuse_too_big(cfg, words)
     return cfg
+
+
+def refuse_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
+    """What does not fit on the cluster's GPUs, where its file names them; nothing of the plan is read where not."""
+    if cfg.cluster.gpu:
+        from {{ cookiecutter.package_name }}.hpc.planning.fitting import refuse_too_big
+
+        refuse_too_big(cfg, words)
 
 
 def ready(cfg: DictConfig, asked: Namespace, code: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 import time
@@ -59,6 +60,16 @@ def test_a_job_of_pbs_runs_it_on_each_node(desk: Desk) -> None:
     desk.scheduler("echo 17.server")
     assert typed(desk, "trainer=ddp_4node", "cluster=pbs") == 0, desk.err
     assert '"$code/tools/comm.py" resume="$run_dir"' in (desk.runs()[0] / "node.sh").read_text()
+
+
+@pytest.mark.parametrize("cluster", ["slurm", "pbs"])
+def test_it_runs_again_as_it_was_and_never_as_training(cluster: str, desk: Desk) -> None:
+    shutil.copytree(config.CONFIGS, desk.project / "configs", dirs_exist_ok=True)
+    assert typed(desk, "trainer=ddp_4node", f"cluster={cluster}", "run_dir=link") == 0
+    before = Path("link/job.sh").read_text()
+    assert desk.type("resume=link", "trainer.num_nodes=2") == 2
+    assert "trains nothing" in desk.err and desk.err.count("refused:") == 1
+    assert desk.type("resume=link") == 0 and Path("link/job.sh").read_text() == before
 
 
 def test_wait_prints_the_table_of_the_job(desk: Desk) -> None:

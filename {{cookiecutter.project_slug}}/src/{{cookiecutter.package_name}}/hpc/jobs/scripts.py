@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from ..config import Refused
 from ..studies import search
 from . import job, pbs, slurm
 from .move import put
@@ -38,3 +39,11 @@ def work_dir(run_dir: Path) -> Path:
     found = re.search(r"(?m)^(?:cd |work_dir=)(.+)$", (run_dir / "job.sh").read_text(encoding="utf-8"))
     place = Path(shlex.split(found[1])[0]) if found else Path.cwd()
     return place if place.is_dir() else Path.cwd()
+
+
+def refuse_no_training(run_dir: Path) -> None:
+    """Raises `Refused` where the ranks of a submitted run start another program than train.py."""
+    scripts = [path for name in ("job.sh", "node.sh") if (path := run_dir / name).is_file()]
+    if not any("/train.py" in path.read_text(encoding="utf-8") for path in scripts):
+        rule = "trains nothing, so that it cannot go on elsewhere"
+        raise Refused("resume", run_dir, rule, f"resume={run_dir} alone; or the tool that made it, with these words")
