@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
 from fork import fork
 from rows import report, row
 
@@ -37,6 +38,9 @@ def main() -> None:
     parser.add_argument("--project", type=Path, help="one that benchmarks/fork.py has made; otherwise it is made here")
     parser.add_argument("--out", type=Path, help="a list of rows, in JSON")
     asked = parser.parse_args()
+    if asked.gpu and not torch.cuda.is_available():
+        print("no GPU here: memory is not compared with one")
+        return
     cases = list(product(NETWORKS, PRECISIONS, (False, True), BATCHES))
     # A process for each case on a GPU: what one leaves behind there is not the next one's.
     workers, each = (1, 1) if asked.gpu else (os.cpu_count() or 1, None)
@@ -61,7 +65,6 @@ def compared(case: Case, gpu: bool) -> tuple[float, float | None]:
 
     Of a run that should fit and does not, infinitely many were counted.
     """
-    import torch
     from my_research.hpc import config
     from my_research.hpc.jobs import commandline
     from my_research.hpc.planning import setup, trace
