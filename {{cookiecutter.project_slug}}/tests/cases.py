@@ -10,7 +10,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import train
-from {{ cookiecutter.package_name }}.hpc import launch, rundir
+from {{ cookiecutter.package_name }}.hpc import launch, meeting, rundir
 from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.jobs import commandline
 from {{ cookiecutter.package_name }}.hpc.running import begin, watch
@@ -19,10 +19,10 @@ from {{ cookiecutter.package_name }}.hpc.running import begin, watch
 def main(out: str, cases: dict[str, list[str]]) -> None:
     warned = watch.listen()
     here, metrics = launch.place(os.environ), {}
-    meet = launch.meet
+    meet = meeting.meet
     store = cache(lambda: meet(here, os.environ, 60))  # one for all cases: their process group is one, too
     for name, overrides in cases.items():
-        launch.meet = lambda *_, name=name: prefixed(name, store())
+        meeting.meet = lambda *_, name=name: prefixed(name, store())
         cfg = commandline.compose_overrides(overrides)
         preflight.check(cfg)
         metrics[name] = train.train(cfg, here, warned)

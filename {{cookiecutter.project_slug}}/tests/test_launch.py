@@ -7,7 +7,7 @@ import time
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from {{ cookiecutter.package_name }}.hpc import config, launch
+from {{ cookiecutter.package_name }}.hpc import config, launch, meeting
 from {{ cookiecutter.package_name }}.hpc.checks import probe
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.launch import Place
@@ -140,8 +140,8 @@ def test_a_rank_0_that_comes_late_is_found_soon(monkeypatch: pytest.MonkeyPatch)
             if len(pauses) == 3:
                 rank_0.listen()
 
-        monkeypatch.setattr(launch.time, "sleep", pause)
-        launch._listened_for(*rank_0.getsockname(), limit=time.monotonic() + 60, pause=0.1)
+        monkeypatch.setattr(meeting.time, "sleep", pause)
+        meeting._listened_for(*rank_0.getsockname(), limit=time.monotonic() + 60, pause=0.1)
     assert pauses == [0.1] * 3
 
 
@@ -150,7 +150,7 @@ def test_a_rank_0_that_does_not_come_is_not_waited_for_longer_than_told() -> Non
         nobody.bind(("127.0.0.1", 0))  # and never listens
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(nobody.getsockname()[1])}
         with pytest.raises(Refused, match=r"rank 1 on .* did not reach rank 0 there within 0\.1 s"):
-            launch.meet(Place("srun", 1, 2, 0, 1), where, 0.1)
+            meeting.meet(Place("srun", 1, 2, 0, 1), where, 0.1)
 
 
 def test_torchrun_has_settled_where_its_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_the_network_interface_of_an_address() -> None:
 
 
 def test_missing_ranks_are_listed_shortly() -> None:
-    assert launch._ranges([1, 2, 3, 7]) == "1-3, 7" and launch._ranges([4]) == "4"
+    assert meeting._ranges([1, 2, 3, 7]) == "1-3, 7" and meeting._ranges([4]) == "4"
 
 
 # -- Launches that cannot be meant --

@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from .. import launch, rundir
+from .. import launch, meeting, rundir
 from ..config import PROJECT, Refused
 from ..jobs import move
 from ..launch import Place
@@ -70,9 +70,9 @@ def together(
         return begin.alone(fresh, mine["host"], environ)
     launch.settle(place, cfg.cluster.master_addr_suffix, environ)
     seconds = cfg.cluster.rendezvous_seconds
-    store = launch.meet(place, environ, seconds)
+    store = meeting.meet(place, environ, seconds)
     mine |= {"address": own_address(environ["MASTER_ADDR"]), "run_dir": str(fresh)}
-    known = launch.exchange(store, place, "facts", mine, seconds)
+    known = meeting.exchange(store, place, "facts", mine, seconds)
     agree(known)
     cfg.run_dir = known[0]["run_dir"]
     if place.local_world_size < place.world_size and not cfg.cluster.interface:
@@ -81,7 +81,7 @@ def together(
         environ.setdefault("GLOO_SOCKET_IFNAME", interface(own_address(others[0])) or "")
     for topic, makes in {"run_dir made": True, "run_dir seen": False}.items():
         seen = {"host": mine["host"], "refused": _in_run_dir(cfg, place, makes)}
-        agree(launch.exchange(store, place, topic, seen, seconds))
+        agree(meeting.exchange(store, place, topic, seen, seconds))
     hosts = list(dict.fromkeys(fact["host"] for fact in known))
     return begin.together(Path(cfg.run_dir), place, hosts, store, max(seconds, READING), environ)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import launch, rundir
+from .. import launch, meeting, rundir
 from ..checkpoints import checkpoint
 from ..checkpoints.checkpoint import Checkpoint
 from ..config import Refused
@@ -67,7 +67,7 @@ def together(
         except Refused as refused:
             said["refused"] = told(refused)
     with _given_back(mine):
-        first = launch.exchange(store, place, "begin", said, seconds)[0]
+        first = meeting.exchange(store, place, "begin", said, seconds)[0]
         if first["refused"]:
             raise Refused(*first["refused"])
         newest = None
@@ -75,7 +75,7 @@ def together(
             found = checkpoint.read(path)
             flaw = checkpoint.flaw(found, place.rank, place.world_size) if found else "is not seen from this node"
             said = {"flaw": flaw, "host": socket.gethostname()}
-            flaws = launch.exchange(store, place, f"flaw/{path.name}", said, seconds)
+            flaws = meeting.exchange(store, place, f"flaw/{path.name}", said, seconds)
             if not _flawed(path, next((flaw["flaw"] for flaw in flaws if flaw["flaw"]), ""), place.rank == 0):
                 newest = found
                 break
