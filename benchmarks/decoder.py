@@ -142,7 +142,8 @@ class Decoder:
     ) -> Part:
         numbers = round(parameters)
         return Part(
-            name=name, parameters=numbers, tensors=tensors, buffer_bytes=0,
+            name=name, parameters=numbers, trained=numbers, whole=numbers * self.tensor_parallel, tensors=tensors,
+            buffer_bytes=0,
             kept=Linear(), output=Linear(each=WIDE * self.time * self.width),
             forward_peak=(), backward_peak=(), left=Linear(),
             forward=tuple(forward), backward=tuple(backward), again=tuple(again), reduced=tuple(sums),

@@ -11,8 +11,8 @@ from {{ cookiecutter.package_name }}.hpc.planning.traced import Linear, Part, Tr
 
 FOUR_NODES = Setup(4, 8, 1, precision="bf16-mixed")
 PART = Part(
-    name="before", parameters=10**9, tensors=1, buffer_bytes=8, kept=Linear(), output=Linear(), forward_peak=(),
-    backward_peak=(), left=Linear(), forward=(), backward=(), reduced=(),
+    name="before", parameters=10**9, trained=10**9, whole=10**9, tensors=1, buffer_bytes=8, kept=Linear(),
+    output=Linear(), forward_peak=(), backward_peak=(), left=Linear(), forward=(), backward=(), reduced=(),
 )  # fmt: skip
 BILLION = Trace((PART,), "tokens", 1024)
 

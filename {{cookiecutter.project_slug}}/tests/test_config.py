@@ -27,7 +27,6 @@ NEEDS = {
     "trainer=deepspeed": ["cluster=slurm"],
 }
 NEEDS |= {f"{trainer}_4node": ["cluster=slurm"] for trainer in ("trainer=ddp", "trainer=fsdp", "trainer=deepspeed")}
-NEEDS |= {f"model={name}": ["data=stdlib"] for name in commandline.groups()["model"] if name.startswith("gpt")}
 NEEDS |= {f"model=resnet{n}": ["data=images", "data.dir={images}", "data.global_batch_size=8"] for n in (18, 50)}
 CHOICES = [f"{group}={choice}" for group, choices in commandline.groups().items() for choice in choices]
 
@@ -118,7 +117,7 @@ REFUSALS = [
     (["+strategy.shard=true"], "strategy.shard", "tensor_parallel_size"),
     (["strategy=ddp", *TWO, "callbacks=finetune"], "callbacks.finetune", "one device"),
     (["strategy=deepspeed_zero2", "callbacks=finetune"], "callbacks.finetune", "without shards"),
-    (["model=gpt_tiny"], "model.network.vocab_size", "do not go together"),
+    (["model=gpt_tiny", "data=digits"], "model.network.vocab_size", "do not go together"),
     (["data=images"], "data.dir", "needs it"),
     (["data=images", "data.dir=/nowhere", "model=resnet18"], "data.dir", "/nowhere"),
     (["data=text", "data.files=/nowhere", "model=gpt_tiny"], "data.files", "/nowhere"),

@@ -93,7 +93,7 @@ def test_every_shipped_model_with_every_strategy_on_every_cluster_is_answered(mo
         for machine in machines():
             made = plan.plan(trace, layout, machine)
             assert made.memory.total > 0
-            assert planned.lines(made, "title", None, None, [])
+            assert planned.lines(made, "title", None, None, [], [])
             json.dumps(planned.as_dict(made, None, None, [], []))
             planned.charts(made)
 
@@ -119,10 +119,10 @@ def layouts() -> st.SearchStrategy[setup.Setup]:
 def test_more_nodes_or_memory_never_make_it_too_big(layout, gigabytes, more):
     gpu = replace(A100.gpu, memory_gb=gigabytes)
     small, large = replace(A100, gpu=gpu), replace(A100, gpu=replace(gpu, memory_gb=gigabytes + more))
-    fits = plan._fits(traced(kind(layout)), layout, small)
-    assert not fits or plan._fits(traced(kind(layout)), layout, large)
+    fits = plan.fits(traced(kind(layout)), layout, small)
+    assert not fits or plan.fits(traced(kind(layout)), layout, large)
     twice = plan.on(layout, layout.global_batch, nodes=2 * layout.nodes)
-    assert twice is None or not fits or plan._fits(traced(kind(twice)), twice, small)
+    assert twice is None or not fits or plan.fits(traced(kind(twice)), twice, small)
 
 
 @pytest.mark.slow
@@ -213,7 +213,7 @@ def plan_py(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_the_command(tmp_path):
-    picture = tmp_path / "plan.png"
+    picture = tmp_path / "build" / "plan.png"
     done = plan_py(*GPT, "trainer=fsdp_4node", *JUWELS, "tokens=1e9", f"plot={picture}")
     assert done.returncode == 0, done.stderr
     for word in ("memory of a GPU", "fits", "tokens/s", "MFU", "GPU-hours", "a checkpoint", "1024"):
@@ -224,6 +224,7 @@ def test_the_command(tmp_path):
     assert told["fits"] is True and told["finish"] is None and told["unit"] == "tokens"
     held = {name: size for name, size in told["memory"].items() if name not in ("total", "room", "margin")}
     assert sum(held.values()) == pytest.approx(told["memory"]["total"])
+    assert told["setup"]["nodes"] == 4 and told["setup"]["global_batch"] == 256
 
 
 @pytest.mark.slow
@@ -232,11 +233,23 @@ def test_the_command(tmp_path):
     [
         (["tokens=0"], "is a number above 0"),
         (["tokens=nan"], "is a number above 0"),
-        (["pipeline=two"], "is a number above 0 of type int"),
+        (["tokens=1e400"], "is a number above 0"),
+        (["tokens=1e9", "samples=5"], "tokens=1e+09 says how long"),
+        (["tokens=1e9", "trainer.max_steps=5"], "trainer.max_steps=5 says how long"),
+        (["pipeline=two"], "is a whole number above 0"),
+        (["pipeline=3"], "divides the world size, 16"),
+        (["pipeline=16", "model.network.num_layers=7", "micro_batch=1"], "divides the 7 blocks of the network"),
+        (["interleaved=2"], "are pieces of a pipeline's stage"),
         (["micro_batch=7"], "global batch 256 = data-parallel size 16"),
         (["data.global_batch_size=0"], "is at least 1"),
-        (["model.network.width=-8"], "its making: Trying to create tensor with negative dimension"),
-        (["model.network.num_layers=0", "cluster.gpu=A1000"], "hpc/planning/hardware.yaml knows"),
+        (["model.network.width=-8"], "model.network.width=-8\n  rule: is at least 1"),
+        (["model.network.num_layers=0"], "model.network.num_layers=0\n  rule: is at least 1"),
+        (["cluster.gpu=A1000"], "hpc/planning/hardware.yaml knows"),
+        (["cluster.gpu='a100 pcie'"], "hpc/planning/hardware.yaml knows"),  # another name is another GPU
+        (["cluster.network_gbs=0"], "is GB/s, a number above 0"),
+        (["cluster.gpu_link_gbs=nan"], "is GB/s, a number above 0"),
+        (["plot=/proc/no/plan.png"], "its folder cannot be made"),
+        (["plot=plan.jpg"], "its name ends in .png"),
     ],
 )
 def test_bad_input_gets_one_message(words, said):
@@ -251,3 +264,59 @@ def test_a_pipeline_is_planned_and_said_not_to_run():
     done = plan_py(*GPT, *JUWELS, *words)
     assert done.returncode == 0, done.stderr
     assert "train.py has no pipeline" in done.stdout and "bubble" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_model_alone_is_enough():
+    """A GPT brings along data that it can be planned with."""
+    told = json.loads(plan_py("trainer=fsdp_4node", "model=gpt_7b", "cluster=juwels_booster", "--json").stdout)
+    assert told["unit"] == "tokens" and told["parameters"] == 6_443_765_760
+
+
+@pytest.mark.slow
+def test_tensor_parallel_ranks_count_what_they_all_keep_once():
+    layout = setup.of(composed(*GPT, "trainer=fsdp_4node", "strategy=tensor_parallel", *JUWELS))
+    assert layout.tensor_parallel > 1
+    alone, shared = (traces.of(composed(*GPT, *JUWELS, "trainer=fsdp"), [one])[0] for one in (
+        replace(layout, tensor_parallel=1), layout
+    ))  # fmt: skip
+    assert shared.whole == alone.whole
+    assert sum(part.parameters for part in shared.parts) > alone.whole / layout.tensor_parallel
+
+
+@pytest.mark.slow
+def test_margin_and_verdict_agree():
+    layout = setup.of(composed(*GPT, "trainer=fsdp_4node", *JUWELS))
+    total = of(layout).memory.total
+    for gigabytes in (total / 1e9, total / 1e9 / (1 - plan.SPARE) + 0.01):
+        made = of(layout, replace(A100, gpu=replace(A100.gpu, memory_gb=gigabytes)))
+        assert made.margin is not None and made.fits is (made.margin >= 0)
+
+
+@pytest.mark.slow
+def test_nodes_that_are_asked_for_are_in_the_table_and_one_device_has_no_more():
+    three = of(setup.Setup(nodes=3, devices=4, micro_batch=1, sharding="fsdp"))
+    assert 3 in [row.nodes for row in three.scaling]
+    alone = of(setup.Setup(nodes=1, devices=1, micro_batch=1, single=True))
+    assert [row.nodes for row in alone.scaling] == [1]
+
+
+@pytest.mark.slow
+def test_without_a_way_out_it_says_so():
+    words = ["model=gpt_7b", "data.global_batch_size=1", "data.block_size=65536", "trainer=gpu"]
+    done = plan_py(*words, "cluster=juwels_booster")
+    assert done.returncode == 0 and fitting.NO_WAY in done.stdout, done.stdout + done.stderr
+
+
+def test_offloading_comes_after_what_costs_less():
+    layout = setup.Setup(nodes=1, devices=4, micro_batch=4, precision="bf16-mixed")
+    alone = [found.words[0] for found in changes.candidates(layout, blocks=True) if len(found.words) == 1]
+    assert alone.index("strategy=zero3_offload") > alone.index("strategy.activation_checkpointing=true")
+    typed = [" ".join(found.words) for found in changes.candidates(layout, True)]
+    assert not any(words.count("strategy=") > 1 for words in typed)
+
+
+def test_one_device_is_offered_a_node_and_four():
+    layout = setup.Setup(nodes=1, devices=1, micro_batch=64, precision="bf16-mixed", single=True)
+    words = {word for found in changes.candidates(layout, True, devices=4) for word in found.words}
+    assert {"trainer=fsdp", "trainer=fsdp_4node"} <= words

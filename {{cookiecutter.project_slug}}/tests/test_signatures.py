@@ -2,11 +2,13 @@
 
 import inspect
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from {{ cookiecutter.package_name }}.hpc.checks import signatures, sources
 from {{ cookiecutter.package_name }}.hpc.checks.signatures import Signature, fits, signature
+from {{ cookiecutter.package_name }}.hpc.config import PACKAGE, Refused
 
 OWN = ["models.resnet.ResNet", "models.gpt.GPT", "module.Classifier", "hpc.training.parallel.parallelize"]
 OWN += ["data.digits.Digits", "data.images.Images", "data.text.Text", "data.text.StandardLibrary"]
@@ -90,3 +92,11 @@ def test_a_read_only_environment_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_values_are_judged_only_where_it_can_be_told(value: object, annotation: str, answer: bool) -> None:
     assert fits(value, annotation) is answer
+
+
+@pytest.mark.parametrize("text", [b"class Net(:\n", b"\xff\xfe", b"x = '\x00'"])
+def test_a_source_that_is_not_python_is_refused(text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "SOURCES", tmp_path)
+    (tmp_path / "net.py").write_bytes(text)
+    with pytest.raises(Refused, match="is not Python"):
+        sources._tree(f"{PACKAGE}.net")

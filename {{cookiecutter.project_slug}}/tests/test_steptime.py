@@ -28,7 +28,7 @@ def product(flops: float, weights: float) -> Work:
 def part(name: str, flops: float = 0.0, parameters: int = 0, tensors: int = 1, reduced: float = 0.0) -> Part:
     forward = (product(flops, parameters),) if flops else ()
     return Part(
-        name, parameters, tensors, 0, Linear(), Linear(each=1e6), (), (), Linear(), forward,
+        name, parameters, parameters, parameters, tensors, 0, Linear(), Linear(each=1e6), (), (), Linear(), forward,
         forward * 2, (Work(Linear(), Linear(each=reduced), 4),) if reduced else (), forward,
     )  # fmt: skip
 
@@ -97,7 +97,7 @@ def test_full_sharding_sends_half_as_much_again_as_data_parallelism(sharding: st
     trace, setup = network(parameters=10**9), Setup(2, 8, 1, sharding=sharding, precision="bf16-true", overlap=False)
     sent = step(trace, setup, IDEAL).communication * rings.bandwidth(traffic.shards(setup), IDEAL) / (15 / 16)
     kept = 2e9 if sharding == "fsdp" else 0
-    assert sent == pytest.approx(2 * trace.parameters * volume - kept, rel=1e-6)
+    assert sent == pytest.approx(2 * trace.whole * volume - kept, rel=1e-6)
 
 
 def test_zero3_waits_for_each_tensor_and_fsdp_for_each_block() -> None:

@@ -33,11 +33,11 @@ def flops(found: Trace, direction: str) -> float:
 def test_parts_parameters_and_operations_are_those_of_the_network():
     network, found = GPT(**GPT_SIZES), traced()
     assert [part.name for part in found.parts] == ["before", "block 0", "block 1", "after", "loss"]
-    assert found.parameters == sum(p.numel() for p in network.parameters())  # tied weights once
+    assert found.whole == found.trained == sum(p.numel() for p in network.parameters())  # tied weights once
     assert found.blocks[0].parameters == sum(p.numel() for p in network.blocks[0].parameters())
     assert found.blocks[0].tensors == len(list(network.blocks[0].parameters()))
     layers, width, time = 2, 64, 32
-    weights = found.parameters - sum(p.numel() for p in network.parameters() if p.ndim < 2)
+    weights = found.whole - sum(p.numel() for p in network.parameters() if p.ndim < 2)
     assert flops(found, "forward") == time * (2 * weights + 4 * layers * width * time)
     assert (found.examples_are, found.tokens) == ("tokens", 32)
 
@@ -105,7 +105,7 @@ def test_says_at_which_operation_a_network_cannot_be_traced():
 def test_a_network_without_blocks_is_one_part():
     found = traced(lambda: GPTLess())
     assert [part.name for part in found.parts] == ["before", "loss"]
-    assert found.parameters == 20
+    assert found.whole == 20
     assert found.examples_are == "samples"
 
 
@@ -131,7 +131,7 @@ def asked(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_is_made_once_and_then_read(asked, monkeypatch, capsys):
     (made,) = traces.of(*asked)
-    assert made.parameters == 820_352 and "tracing" in capsys.readouterr().err
+    assert made.whole == 820_352 and "tracing" in capsys.readouterr().err
     monkeypatch.setattr(traces.subprocess, "run", None)  # no process from here on
     assert traces.of(*asked) == [made]
     (file,) = traces.CACHE.iterdir()
@@ -153,7 +153,7 @@ def test_another_network_is_another_trace(asked, monkeypatch):
 def test_a_cache_that_cannot_be_written_does_no_harm(asked, monkeypatch):
     monkeypatch.setattr(traces, "CACHE", traces.PROJECT / "train.py" / "no folder")
     monkeypatch.setattr(traces, "_make", lambda questions: [traced() for _ in questions])
-    assert traces.of(*asked)[0].parameters
+    assert traces.of(*asked)[0].whole
 
 
 @pytest.mark.slow
@@ -169,3 +169,39 @@ def test_what_fails_in_the_other_process_is_told(asked):
 
 def test_the_question_is_plain_data(asked):
     assert json.dumps(traces._question(asked[0], asked[1][0]))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(16, 32, batch_first=True), nn.Linear(32, 8)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.lstm(nn.functional.one_hot(tokens % 16, 16).float())[0])
+
+    def example_input(self, batch_size: int) -> Tensor:
+        return torch.zeros(batch_size, 10, dtype=torch.int64)
+
+
+def test_the_products_of_a_recurrent_network_are_counted():
+    steps, gates = 10, 4 * 32
+    assert trace.trace(Recurrent, SGD, "32").flops == pytest.approx(2 * steps * (gates * (16 + 32) + 32 * 8))
+
+
+def test_frozen_parameters_are_told_apart():
+    def frozen() -> GPT:
+        network = GPT(**GPT_SIZES)
+        network.blocks.requires_grad_(False)
+        return network
+
+    found = trace.trace(frozen, SGD, "32")
+    assert found.whole - found.trained == sum(p.numel() for p in GPT(**GPT_SIZES).blocks.parameters())
+
+
+def test_a_network_that_gives_no_logits_is_named():
+    class Pair(Recurrent):
+        def forward(self, tokens: Tensor) -> Any:
+            return super().forward(tokens), None
+
+    with pytest.raises(dryrun.NotTraceable, match="what it returns is no tensor of logits: tuple"):
+        trace.trace(Pair, SGD, "32")

@@ -7,6 +7,11 @@ from ..hpc.config import Refused
 
 def gpt(node: DictConfig, cfg: DictConfig) -> None:
     """The `_check_` of GPT configs."""
+    for key in ("num_layers", "num_heads", "width", "vocab_size", "block_size"):
+        if (size := node[key]) is not None and size < 1:  # None: data will say it
+            raise Refused(
+                f"model.network.{key}", size, "is at least 1", f"model.network.{key}=<a whole number above 0>"
+            )
     if node.width % node.num_heads:
         fix = f"model.network.num_heads={max(h for h in range(1, node.num_heads + 1) if node.width % h == 0)}"
         raise Refused("model.network.num_heads", node.num_heads, f"divides the width, {node.width}", fix)

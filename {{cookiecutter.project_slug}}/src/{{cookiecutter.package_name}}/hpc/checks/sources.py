@@ -115,7 +115,10 @@ def _tree(module: str) -> ast.Module:
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     if not file.is_file():
         raise Refused("_target_", module, f"there is no file {file}", "correct the name in the file of configs/")
-    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+    try:
+        return ast.parse(file.read_text(encoding="utf-8"), str(file))
+    except (SyntaxError, ValueError) as error:  # ValueError: bytes that are no UTF-8, or zeros
+        raise Refused("_target_", module, f"{file} is not Python: {error}", "correct that file") from None
 
 
 def _find(module: str, name: str) -> ast.ClassDef | ast.FunctionDef | None:

@@ -54,8 +54,10 @@ def kept(trace: Trace, setup: Setup) -> float:
     width = 4 if how == "mixed" else BYTES[kind]
     states = 2.0 if trace.states is None else trace.states
     copies = BYTES[kind] if setup.sharding.startswith("zero") and BYTES[kind] == 2 else 0
-    numbers = trace.parameters * setup.tensor_parallel
-    return numbers * ((4 if copies else width) * (1 + states) + copies) + sum(part.buffer_bytes for part in trace.parts)
+    width = 4 if copies else width
+    trained = sum(part.whole * part.trained / part.parameters for part in trace.parts if part.parameters)
+    buffers = sum(part.buffer_bytes for part in trace.parts)
+    return trace.whole * (width + copies) + trained * width * states + buffers
 
 
 def interval(write: float, fails: float) -> float:

@@ -15,8 +15,11 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "deepspeed_zero2": {"sharding": "zero2"},
     "fsdp": {"sharding": "fsdp"},
     "deepspeed_zero3": {"sharding": "zero3", "compile": False},
-    "zero3_offload": {"sharding": "zero3", "compile": False, "offload": True},
 }
+OFFLOAD = {"sharding": "zero3", "compile": False, "offload": True}
+# For one device: the trainer to type, its nodes, and what it chooses.
+TRAINERS = {"fsdp": 1, "fsdp_4node": 4}
+SHARDED = {"single": False, "sharding": "fsdp", "precision": "bf16-mixed"}
 PRECISIONS = {"32-true": "bf16-mixed", "16-mixed": "bf16-true", "bf16-mixed": "bf16-true"}
 
 
@@ -36,11 +39,11 @@ class Changed:
     setup: Setup
 
 
-def smallest(candidates: Sequence[Changed], fits: Callable[[Changed], bool]) -> list[Changed]:
+def smallest(candidates: Sequence[Changed], fits: Callable[[Changed], bool], most: int) -> list[Changed]:
     """The fewest changes that fit, those that cost least first; of those that change the same keys one, the mildest."""
     found: dict[frozenset[str], Changed] = {}
     for candidate in candidates:
-        if found and len(candidate.words) > len(next(iter(found))):
+        if len(found) == most or (found and len(candidate.words) > len(next(iter(found)))):
             break
         keys = frozenset(word.partition("=")[0] for word in candidate.words)
         if keys not in found and fits(candidate):
@@ -48,30 +51,42 @@ def smallest(candidates: Sequence[Changed], fits: Callable[[Changed], bool]) -> 
     return list(found.values())
 
 
-def candidates(setup: Setup, blocks: bool, max_nodes: int | None) -> Iterator[Changed]:
-    """Up to three changes of different kinds, few before many and cheap before dear; the global batch stays."""
-    kinds = [kind for kind in _kinds(setup, blocks, max_nodes) if kind]
+def candidates(
+    setup: Setup, blocks: bool, max_nodes: int | None = None, devices: int | None = None
+) -> Iterator[Changed]:
+    """Up to three changes of different kinds, few before many and cheap before dear; the global batch stays.
+
+    Args:
+        blocks: does the network name any?
+        max_nodes: that the cluster gives.
+        devices: that its nodes have.
+    """
+    kinds = [kind for kind in _kinds(setup, blocks, max_nodes or MOST_NODES, devices) if kind]
     for number in (1, 2, 3):
         for chosen in combinations(kinds, number):
             for changes in product(*chosen):
                 fields = {key: value for change in changes for key, value in change.fields.items()}
-                if changed := on(setup, setup.global_batch, **fields):
+                keys = {change.word.partition("=")[0] for change in changes}
+                if len(keys) == number and (changed := on(setup, setup.global_batch, **fields)):
                     yield Changed(tuple(change.word for change in changes), changed)
 
 
-def _kinds(setup: Setup, blocks: bool, max_nodes: int | None) -> list[list[Change]]:
-    """By kind, in the order of what they cost: nothing, time, other hardware, digits."""
+def _kinds(setup: Setup, blocks: bool, max_nodes: int, devices: int | None) -> list[list[Change]]:
+    """By kind, in the order of what they cost: nothing, time, other hardware, much time, digits."""
     powers = [2**power for power in range(1, 11)]
     smaller = [setup.accumulate * power for power in powers if setup.micro_batch % power == 0]
-    nodes = [setup.nodes * power for power in powers if setup.nodes * power <= (max_nodes or MOST_NODES)]
-    stricter = list(STRATEGIES)[_strictness(setup) :] if setup.world_size > 1 and setup.tensor_parallel == 1 else []
+    nodes = [setup.nodes * power for power in powers if setup.nodes * power <= max_nodes]
+    sharded = [name for name in STRATEGIES if not setup.single and setup.tensor_parallel == 1]
+    trainers = [name for name, count in TRAINERS.items() if setup.single and devices and count <= max_nodes]
     again = [Change("strategy.activation_checkpointing=true", {"checkpointing": True})]
     lower = PRECISIONS.get(setup.precision)
     return [
-        [Change(f"strategy={name}", STRATEGIES[name]) for name in stricter],
+        [Change(f"strategy={name}", STRATEGIES[name]) for name in sharded[_strictness(setup) :]],
         [Change(f"trainer.accumulate_grad_batches={times}", {"accumulate": times}) for times in smaller],
         again if blocks and not setup.checkpointing else [],
-        [Change(f"trainer.num_nodes={number}", {"nodes": number}) for number in nodes if setup.world_size > 1],
+        [Change(f"trainer.num_nodes={number}", {"nodes": number}) for number in nodes if not setup.single],
+        [Change(f"trainer={name}", {"nodes": TRAINERS[name], "devices": devices} | SHARDED) for name in trainers],
+        [Change("strategy=zero3_offload", OFFLOAD)] if sharded and not setup.offload else [],
         [Change(f"trainer.precision={lower}", {"precision": lower})] if lower else [],
     ]
 
@@ -79,6 +94,4 @@ def _kinds(setup: Setup, blocks: bool, max_nodes: int | None) -> list[list[Chang
 def _strictness(setup: Setup) -> int:
     """How many of STRATEGIES shard no more than this setup does."""
     names = [fields["sharding"] for fields in STRATEGIES.values()]
-    if setup.offload:
-        return len(names)
     return names.index(setup.sharding) + 1 if setup.sharding in names else 0

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -59,6 +59,8 @@ def run(
     with ExitStack() as stack:
         mesh = stack.enter_context(_pretended(ranks)) if ranks > 1 else None
         stack.enter_context(FakeTensorMode())
+        before = torch.backends.mkldnn.set_flags(False)  # its LSTM hides matrix products
+        stack.callback(torch.backends.mkldnn.set_flags, before[0])
         meter = None
         try:
             network, inputs = _made(make, examples, DTYPES[parameters])
@@ -70,8 +72,17 @@ def run(
             return Ran(_names(network), meter, outputs, inputs[0].numel(), inputs.dtype == torch.int64, states)
         except Exception as error:
             where = f"{meter.last} in {meter.part}" if meter else "its making"
-            said = str(error.__cause__ or error).splitlines() or [type(error).__name__]  # Hydra wraps what a class says
-            raise NotTraceable(f"{where}: {said[0]}") from error
+            raise NotTraceable(f"{where}: {cause(error)}") from error
+
+
+def cause(error: BaseException) -> str:
+    """A line about what was wrong first: Hydra wraps what a class says."""
+    while error.__cause__:
+        error = error.__cause__
+    if isinstance(error, DataDependentOutputException):
+        return "the value of a tensor is asked for, by .item() or a branch on it"
+    said = str(error).strip().splitlines() or [type(error).__name__]
+    return said[0]
 
 
 def _made(make: Callable[[], Any], examples: int, dtype: torch.dtype) -> tuple[Any, Tensor]:
@@ -114,7 +125,11 @@ def _step(network: Any, inputs: Tensor, meter: Meter, autocast: str | None) -> d
         meter.enter("before", "forward")
         stack.enter_context(saved_tensors_hooks(meter.saved, lambda tensor: tensor))
         network.register_forward_hook(lambda _, __, logits: ends(names[-1], loss_part, logits))
-        loss = _loss(network(inputs).flatten(0, -2))
+        logits = network(inputs)
+        if not isinstance(logits, Tensor):
+            raise TypeError(f"what it returns is no tensor of logits: {type(logits).__name__}")
+        loss = _loss(logits.flatten(0, -2))
+        del logits
     meter.enter(loss_part, "backward")
     loss.backward()
     meter.leave()

@@ -13,10 +13,12 @@ from ..networking import network
 from . import changes, traces
 from .hardware import Machine, machine
 from .plan import Plan, plan
+from .plan import fits as enough
 from .setup import Setup, of
 from .traced import Trace
 
 SHOWN = 3  # ways out
+NO_WAY = "a smaller network or global batch: no strategy, number of nodes or precision makes this one fit"
 
 
 def machine_of(cfg: DictConfig) -> Machine | None:
@@ -67,7 +69,7 @@ def refuse_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
         needed, room = planned.memory.total / 1e9, where.gpu.memory_gb
         rule = f"{cfg.cluster.gpu} has {room:.1f} GB for torch, and at its peak a step needs {needed:.1f} GB of each"
         found = ways_out(cfg, words, planned)
-        fix = "; or ".join([*found, "force=true if you know better"])
+        fix = "; or ".join([*(found or [NO_WAY]), "force=true if you know better"])
         raise Refused("memory", f"{needed:.1f} GB", f"{rule} (python plan.py shows what for)", fix)
 
 
@@ -76,17 +78,17 @@ def ways_out(cfg: DictConfig, words: Sequence[str], planned: Plan) -> list[str]:
     setup, where = planned.setup, machine_of(cfg)
     assert where is not None
     blocks = bool(planned.trace.blocks)
-    candidates = list(changes.candidates(setup, blocks, cfg.cluster.max_nodes))
+    candidates = list(changes.candidates(setup, blocks, cfg.cluster.max_nodes, cfg.cluster.gpus_per_node))
     known = _traces(cfg, [candidate.setup for candidate in candidates])
 
     def fits(candidate: changes.Changed) -> bool:
         trace = known.get(_kind(candidate.setup))
-        if trace is None or not plan(trace, candidate.setup, where).fits:
+        if trace is None or not enough(trace, candidate.setup, where):
             return False
         meant = _meant([*words, *candidate.words])  # with all that follows from these words, buffers for example
-        return meant is not None and _kind(meant) in known and bool(plan(known[_kind(meant)], meant, where).fits)
+        return meant is not None and _kind(meant) in known and enough(known[_kind(meant)], meant, where)
 
-    return [" ".join(found.words) for found in changes.smallest(candidates, fits)][:SHOWN]
+    return [" ".join(found.words) for found in changes.smallest(candidates, fits, SHOWN)]
 
 
 def _traces(cfg: DictConfig, setups: Sequence[Setup]) -> dict[tuple[object, ...], Trace]:

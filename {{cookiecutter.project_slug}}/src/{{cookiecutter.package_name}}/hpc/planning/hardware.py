@@ -10,6 +10,7 @@ import yaml
 
 from ..config import Refused, nearest
 
+VENDORS = ("NVIDIA ", "AMD ", "Tesla ")
 FILE = Path(__file__).with_name("hardware.yaml")
 ARITHMETIC = {"bf16": "bf16", "16": "fp16", "32": "fp32", "64": "fp64"}  # by the first word of trainer.precision
 
@@ -68,7 +69,12 @@ class Machine:
 
 
 def machine(name: str, node_gbs: float | None, link_gbs: float | None = None, tf32: bool = True) -> Machine:
-    """The machine of a cluster file's gpu, network_gbs and gpu_link_gbs. Raises `Refused` for an unknown GPU."""
+    """The machine of a cluster file's gpu, network_gbs and gpu_link_gbs. Raises `Refused` for what cannot be one."""
+    for key, value in (("network_gbs", node_gbs), ("gpu_link_gbs", link_gbs)):
+        if value is not None and not 0 < value < float("inf"):
+            raise Refused(
+                f"cluster.{key}", value, "is GB/s, a number above 0", f"cluster.{key}=null, where it is not known"
+            )
     found = gpu(name)
     found = found if link_gbs is None else replace(found, link_gbs=link_gbs)
     return Machine(found, node_gbs, Network(**_known()["network"]), Eager(**_known()["eager"]), tf32)
@@ -76,11 +82,16 @@ def machine(name: str, node_gbs: float | None, link_gbs: float | None = None, tf
 
 def gpu(name: str) -> GPU:
     """The GPU that a cluster file names. Raises `Refused` for one that hardware.yaml does not have."""
-    if found := find(name):
-        return found
     known = _known()["gpus"]
+    exactly = [one for one in known if one.casefold() == name.casefold()]
+    if exactly:
+        return GPU(exactly[0], **known[exactly[0]])
+    if name.startswith(VENDORS) and (found := find(name)):  # what torch calls it
+        return found
     rule = f"hpc/planning/hardware.yaml knows {', '.join(known)}"
-    raise Refused("cluster.gpu", name, rule, f"cluster.gpu={nearest(name, known, next(iter(known)))}, or add it there")
+    typed = {one.casefold(): one for one in known}
+    meant = typed[nearest(name.casefold(), typed, next(iter(typed)))]
+    raise Refused("cluster.gpu", name, rule, f"cluster.gpu={repr(meant) if ' ' in meant else meant}, or add it there")
 
 
 def find(device: str) -> GPU | None:

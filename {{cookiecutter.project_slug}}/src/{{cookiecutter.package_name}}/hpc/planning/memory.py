@@ -32,11 +32,18 @@ def memory(trace: Trace, setup: Setup, fixed: float = 0.0) -> Memory:
     States follow Rajbhandari et al., 2020 (ZeRO), section 3, with the sizes that today's DeepSpeed and FSDP2 have; the
     peak follows the parts of the network through forward and backward, as they were measured.
     """
-    parts = _of_stage(trace.parts, setup)
-    numbers = sum(part.parameters for part in parts)
-    weights, gradients, optimizer = states(numbers, trace.states, setup)
-    share = gradients / numbers if numbers else 0
-    at_once = setup.micro_batch * _in_flight(setup)
+    stages = (_memory(trace, setup, stage, fixed) for stage in range(setup.pipeline))
+    return max(stages, key=lambda stage: stage.total)
+
+
+def _memory(trace: Trace, setup: Setup, stage: int, fixed: float) -> Memory:
+    parts = _of_stage(trace.parts, setup, stage)
+    numbers, trained = (sum(getattr(part, kind) for part in parts) for kind in ("parameters", "trained"))
+    weights, gradients, optimizer = states(numbers, trained, trace.states, setup)
+    if setup.offload:  # they lie in the node's memory
+        weights = gradients = optimizer = 0.0
+    share = gradients / trained if trained else 0
+    at_once = setup.micro_batch * _in_flight(setup, stage)
     peak = _peak(parts, at_once, setup, share)
     without_head = [part for part in parts if part.name not in ("after", "loss")]
     logits = max(0.0, peak - _peak(without_head, at_once, setup, share))
@@ -44,24 +51,23 @@ def memory(trace: Trace, setup: Setup, fixed: float = 0.0) -> Memory:
     return Memory(weights, gradients, optimizer, max(0.0, peak - gradients - logits), logits, buffers, fixed)
 
 
-def states(numbers: float, kept: float | None, setup: Setup) -> tuple[float, float, float]:
+def states(numbers: float, trained: float, kept: float | None, setup: Setup) -> tuple[float, float, float]:
     """Bytes of weights, gradients and optimizer of a rank.
 
     Args:
         numbers: parameters, of which tensor parallelism and stages have had their share.
+        trained: those of them that are not frozen.
         kept: by the optimizer per parameter; None counts as AdamW's two.
     """
     kind, _, how = setup.precision.partition("-")
     per = 2.0 if kept is None else kept
     ranks = setup.data_parallel
     if not setup.sharding.startswith("zero"):
-        size = numbers * (4 if how == "mixed" else BYTES[kind]) / (ranks if setup.sharding == "fsdp" else 1)
-        return size, size, per * size
-    copy, master = numbers * BYTES[kind], 4 * numbers * (1 + per) / ranks
-    sharded = copy / ranks
-    weights = sharded if setup.sharding == "zero3" else copy
-    gradients = copy if setup.sharding == "zero1" else sharded
-    return (0.0, 0.0, 0.0) if setup.offload else (weights, gradients, master)
+        each = (4 if how == "mixed" else BYTES[kind]) / (ranks if setup.sharding == "fsdp" else 1)
+        return numbers * each, trained * each, per * trained * each
+    weights = numbers * BYTES[kind] / (ranks if setup.sharding == "zero3" else 1)
+    gradients = trained * BYTES[kind] / (1 if setup.sharding == "zero1" else ranks)
+    return weights, gradients, 4 * trained * (1 + per) / ranks
 
 
 def _peak(parts: Sequence[Part], examples: float, setup: Setup, gradient: float) -> float:
@@ -70,8 +76,8 @@ def _peak(parts: Sequence[Part], examples: float, setup: Setup, gradient: float)
     Gradients of the step before are there until backward begins; with ddp, whose buckets stay, and while micro-batches
     add up, until the end.
     """
-    whole = gradient * sum(part.parameters for part in parts)
-    stays = setup.accumulate > 1 or (setup.sharding != "none" or setup.data_parallel > 1)
+    whole = gradient * sum(part.trained for part in parts)
+    stays = setup.accumulate > 1 or not setup.single
     begins, alive, top, cast = [], 0.0, whole, 0.0
     for part in parts:
         begins.append(alive)
@@ -87,7 +93,7 @@ def _peak(parts: Sequence[Part], examples: float, setup: Setup, gradient: float)
         alive = begin + part.kept.at(examples) + left.at(examples)
         top = max(top, there + alive + highest(part.backward_peak, examples))
         left = part.left
-        there += 0.0 if stays else gradient * part.parameters
+        there += 0.0 if stays else gradient * part.trained
     return top
 
 
@@ -113,18 +119,23 @@ def _gathered(parts: Sequence[Part], setup: Setup) -> float:
     return float(size * setup.bucket) if setup.sharding.startswith("zero") else 0.0
 
 
-def _of_stage(parts: Sequence[Part], setup: Setup) -> Sequence[Part]:
-    """The parts of the first pipeline stage, or of the whole network; a stage has its share of the blocks."""
+def _of_stage(parts: Sequence[Part], setup: Setup, stage: int) -> Sequence[Part]:
+    """The parts of a pipeline's stage: its share of the blocks, and what stands at its end of the network."""
     if setup.pipeline == 1:
         return parts
-    blocks = [part for part in parts if part.name.startswith("block")]
-    return [parts[0], *blocks[: -(-len(blocks) // setup.pipeline)]]
+    places = [place for place, part in enumerate(parts) if part.name.startswith("block")]
+    first, last = (len(places) * one // setup.pipeline for one in (stage, stage + 1))
+    begin = 0 if stage == 0 else places[first]
+    return parts[begin : None if stage == setup.pipeline - 1 else places[last - 1] + 1]
 
 
-def _in_flight(setup: Setup) -> float:
-    """Micro-batches whose activations the first stage holds at once (arXiv 2104.04473, section 2.2)."""
-    stages = setup.pipeline
-    if stages == 1:
-        return 1.0
-    extra = (stages - 1) / stages / setup.interleaved if setup.interleaved > 1 else 0.0
-    return min(setup.accumulate, stages) * (1 + extra)
+def _in_flight(setup: Setup, stage: int) -> float:
+    """Micro-batches whose activations a stage holds at once (arXiv 2104.04473, section 2.2).
+
+    Of pieces, as many forwards come before the first backward as Megatron-LM's interleaved schedule warms up with.
+    """
+    stages, pieces = setup.pipeline, setup.interleaved
+    if pieces == 1:
+        return min(setup.accumulate, stages - stage)
+    warm_up = 2 * (stages - 1 - stage) + (pieces - 1) * stages
+    return min(setup.accumulate, (warm_up + 1) / pieces)

@@ -71,11 +71,9 @@ class Meter(TorchDispatchMode):
         self._span.needed = len(self._span.work)
         return tensor
 
-    def sizes(self, part: str, trained: bool) -> list[tuple[int, int]]:
-        """Numbers and bytes of each parameter of a part, or of each buffer. What nobody read is before all parts."""
-        owned = [state for key, state in self.states.items() if self.owner.get(key, "before") == part]
-        states = [_local(state) for state in owned if isinstance(state, torch.nn.Parameter) == trained]
-        return [(state.numel(), nbytes(state)) for state in states]
+    def owned(self, part: str) -> list[Tensor]:
+        """Parameters and buffers of a part. What nobody read is before all parts."""
+        return [state for key, state in self.states.items() if self.owner.get(key, "before") == part]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
@@ -102,7 +100,7 @@ class Meter(TorchDispatchMode):
 
     def _hold(self, tensor: Tensor) -> None:
         """Count memory until it is freed; of tensors that share it, once."""
-        storage = _local(tensor).untyped_storage()
+        storage = local(tensor).untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key in self._known:
             return
@@ -116,7 +114,7 @@ class Meter(TorchDispatchMode):
         assert parameter.grad is not None
         if (key := _key(parameter.grad)) not in self._gradients:
             self._gradients.add(key)
-            self.alive -= _local(parameter.grad).untyped_storage().nbytes()
+            self.alive -= local(parameter.grad).untyped_storage().nbytes()
 
     def _free(self, key: int, size: int) -> None:
         self._known.discard(key)
@@ -136,7 +134,7 @@ class CudaAutocast(TorchFunctionMode):
 
 
 def nbytes(tensor: Tensor) -> int:
-    return _local(tensor).numel() * tensor.element_size()
+    return local(tensor).numel() * tensor.element_size()
 
 
 def is_view(func: Any) -> bool:
@@ -150,8 +148,9 @@ def is_view(func: Any) -> bool:
 
 def _key(tensor: Tensor) -> int:
     """The memory behind a tensor."""
-    return _local(tensor).untyped_storage()._cdata
+    return local(tensor).untyped_storage()._cdata
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local(tensor: Tensor) -> Tensor:
+    """This rank's share."""
     return getattr(tensor, "_local_tensor", tensor)

@@ -60,12 +60,17 @@ class Plan:
         return examples * self.trace.inputs * (2 if self.trace.examples_are == "tokens" else 1)
 
     @property
+    def margin(self) -> float | None:
+        """Bytes that are left, or lack if below 0; None: nobody knows."""
+        return None if self.room is None else left(self.room, self.memory)
+
+    @property
     def fits(self) -> bool | None:
-        return None if self.room is None else holds(self.room, self.memory)
+        return None if self.margin is None else self.margin >= 0
 
 
-def holds(room: float, memory: Memory) -> bool:
-    return memory.total <= room * (1 - SPARE)
+def left(room: float, memory: Memory) -> float:
+    return room * (1 - SPARE) - memory.total
 
 
 def plan(trace: Trace, setup: Setup, machine: Machine | None) -> Plan:
@@ -91,8 +96,9 @@ def on(setup: Setup, global_batch: int, **changed: object) -> Setup | None:
 
 
 def scaling(trace: Trace, setup: Setup, machine: Machine) -> tuple[Row, ...]:
-    """From 1 to 1024 nodes, by powers of two."""
-    counts = [nodes for nodes in NODES if nodes == 1 or machine.node_gbs is not None]
+    """From 1 to 1024 nodes, by powers of two, and those that are asked for."""
+    more = machine.node_gbs is not None and not setup.single
+    counts = sorted({setup.nodes, *NODES} if more else {1})
     strong = {nodes: on(setup, setup.global_batch, nodes=nodes) for nodes in counts}
     weak = {nodes: on(setup, _weak(setup, nodes), nodes=nodes) for nodes in counts}
     kinds = [_rates(trace, setups, machine) for setups in (strong, weak)]
@@ -104,9 +110,9 @@ def _held(trace: Trace, setup: Setup, machine: Machine) -> tuple[Memory, float]:
     return memory(trace, setup, machine.gpu.fixed_gb * 1e9), machine.gpu.memory_gb * 1e9
 
 
-def _fits(trace: Trace, setup: Setup, machine: Machine) -> bool:
+def fits(trace: Trace, setup: Setup, machine: Machine) -> bool:
     held, room = _held(trace, setup, machine)
-    return holds(room, held)
+    return left(room, held) >= 0
 
 
 def _weak(setup: Setup, nodes: int) -> int:
@@ -123,7 +129,7 @@ def _rates(trace: Trace, setups: dict[int, Setup | None], machine: Machine) -> d
         step = steptime.step(trace, setup, machine)
         rate = _rate(trace, setup, step)
         first = first or rate / setup.world_size
-        found[nodes] = Rate(step.seconds, rate, rate / setup.world_size / first, _fits(trace, setup, machine))
+        found[nodes] = Rate(step.seconds, rate, rate / setup.world_size / first, fits(trace, setup, machine))
     return found
 
 

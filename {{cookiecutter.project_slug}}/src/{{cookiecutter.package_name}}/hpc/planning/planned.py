@@ -3,20 +3,29 @@
 from collections.abc import Sequence
 from typing import Any
 
+from omegaconf import DictConfig
+
 from ..charts.chart import Chart, Series
 from ..charts.units import seconds, si
-from .campaign import Checkpoint, Finish
+from .campaign import START, Checkpoint, Finish
+from .memory import states
 from .plan import SPARE, Plan, Row
 
 
 def lines(
-    plan: Plan, title: str, finish: Finish | None, checkpoint: Checkpoint | None, notes: Sequence[str]
+    plan: Plan,
+    title: str,
+    finish: Finish | None,
+    checkpoint: Checkpoint | None,
+    changes: Sequence[str],
+    notes: Sequence[str],
 ) -> list[str]:
     """One screen."""
     return [
         title,
         "",
         *_memory(plan),
+        *(f"  to make it fit: {change}" for change in changes),
         "",
         *_time(plan),
         *(_finish(finish) if finish else []),
@@ -26,15 +35,58 @@ def lines(
     ]
 
 
+def title(plan: Plan, strategy: str, gpu: str | None) -> str:
+    layout = plan.setup
+    ranks = f"{layout.world_size} {gpu or ('GPUs' if layout.accelerated else 'CPU ranks')}"
+    nodes = f"{layout.nodes} node{'s' * (layout.nodes > 1)}"
+    each = f"{layout.micro_batch} at a time on each" + (f", {layout.accumulate} times a step" * (layout.accumulate > 1))
+    return f"{si(plan.trace.whole)} parameters, {strategy}, {layout.precision}: {ranks} on {nodes}, {each}"
+
+
+def notes(plan: Plan, cluster: DictConfig, steps: int | None, finish: Finish | None) -> list[str]:
+    """What the plan does without, and what the project cannot run."""
+    return [said for is_so, said in _notes(plan, cluster, steps, finish) if is_so]
+
+
+def _notes(plan: Plan, cluster: DictConfig, steps: int | None, finish: Finish | None) -> list[tuple[object, str]]:
+    setup, timed = plan.setup, plan.step is not None
+    held = sum(states(plan.trace.whole, plan.trace.trained * setup.tensor_parallel, plan.trace.states, setup))
+    lost = f"{START:.0f} s of a job are for starting, and some for ending"
+    return [
+        (not setup.accelerated, "a run on CPUs: only its memory is computed"),
+        (setup.accelerated and plan.room is None,
+         f"which GPU cluster={cluster.name} has is not known (cluster.gpu=), nor whether it fits"),
+        (plan.room is not None and cluster.network_gbs is None,
+         "cluster.network_gbs= is not known: what a node sends per second; only one node is timed"),
+        (setup.pipeline > 1, "train.py has no pipeline: of these degrees it runs data and tensor parallelism"),
+        (setup.compile and plan.fits is False, "torch.compile keeps less than is counted here: it may fit with it"),
+        (setup.offload, f"each GPU has {held / 1e9:.1f} GB in its node's memory, and the time to move them, and of the "
+                        "optimizer there, are not counted"),
+        (plan.trace.states is None, "the optimizer cannot be tried on tensors without content: counted as AdamW's"),
+        (plan.trace.whole and not plan.trace.flops, "no operation with known FLOPs was seen: the step is longer"),
+        (cluster.max_nodes and plan.scaling and cluster.max_nodes < plan.scaling[-1].nodes,
+         f"cluster={cluster.name} gives {cluster.max_nodes} nodes at most"),
+        (timed and steps is None,
+         f"{plan.trace.examples_are}=1e9 or trainer.max_steps= tells the time to the end"),
+        (timed and steps and finish is None, f"no time to the end: in cluster.time={cluster.time} not one step is "
+                                             f"made, as {lost}: cluster.time=1:00:00, say"),
+        (not timed and steps and plan.room is not None, "no time to the end: a step on these nodes is not known"),
+    ]  # fmt: skip
+
+
 def _memory(plan: Plan) -> list[str]:
     held = vars(plan.memory)
-    rows = [f"  {name:<14}{size / 1e9:9.2f}" for name, size in held.items()]
-    total = f"  {'total':<14}{plan.memory.total / 1e9:9.2f}"
-    if plan.room is not None:
-        left = plan.room * (1 - SPARE) - plan.memory.total
-        verdict = f"fits, {left / 1e9:.1f} GB to spare" if plan.fits else f"does NOT fit, {-left / 1e9:.1f} GB too much"
-        total += f" of {plan.room / 1e9:.1f}, of which {SPARE:.0%} are not promised: {verdict}"
-    return ["memory of a GPU (GB)", *rows, total]
+    rows = [f"  {name:<14}{_gb(size)}" for name, size in held.items()]
+    total = f"  {'total':<14}{_gb(plan.memory.total)}"
+    if plan.room is not None and plan.margin is not None:
+        left = f"{abs(plan.margin) / 1e9:.1f} GB"
+        verdict = f"fits, {left} to spare" if plan.fits else f"does NOT fit, {left} too much"
+        total += f" of {plan.room / 1e9:.1f}, less {SPARE:.0%} that fragmentation may take: {verdict}"
+    return [f"memory of a {'GPU' if plan.setup.accelerated else 'rank'} (GB)", *rows, total]
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:9.2f}" if size < 1e14 else f"{size / 1e9:9.2e}"
 
 
 def _time(plan: Plan) -> list[str]:
@@ -44,18 +96,21 @@ def _time(plan: Plan) -> list[str]:
     parts = {name: getattr(step, name) for name in ("compute", "communication", "optimizer", "bubble")}
     split = ", ".join(f"{name} {share / step.seconds:.0%}" for name, share in parts.items() if share)
     mfu = f", MFU {plan.mfu:.0%}" if plan.mfu is not None else ""
-    data = f"data: hidden while each node can read {si(plan.read_per_node or 0)}B/s of packed files"
+    examples = plan.rate / plan.trace.tokens / plan.setup.nodes
+    decoded = f", or decode {si(examples)} samples/s" if plan.trace.examples_are == "samples" else ""
+    data = f"data: hidden while each node can read {si(plan.read_per_node or 0)}B/s of packed files{decoded}"
     return [f"a step: {seconds(step.seconds)} ({split}); {si(plan.rate)} {plan.trace.examples_are}/s{mfu}", data]
 
 
 def _finish(finish: Finish) -> list[str]:
     starts = f"{finish.requeues} times started again" if finish.requeues else "in one job"
-    return [f"to the end: {seconds(finish.seconds)}, {starts}, {finish.gpu_hours:,.0f} GPU-hours"]
+    hours = f"{finish.gpu_hours:,.0f}" if finish.gpu_hours >= 10 else f"{finish.gpu_hours:.2g}"
+    return [f"to the end: {seconds(finish.seconds)}, {starts}, {hours} GPU-hours"]
 
 
 def _checkpoint(checkpoint: Checkpoint) -> list[str]:
-    every = f", best every {seconds(checkpoint.every_seconds)}" if checkpoint.every_seconds else ""
-    return [f"a checkpoint: {checkpoint.bytes / 1e9:.1f} GB, about {seconds(checkpoint.seconds)} to write{every}"]
+    every = f", best saved every {seconds(checkpoint.every_seconds)}" if checkpoint.every_seconds else ""
+    return [f"a checkpoint: {si(checkpoint.bytes)}B, about {seconds(checkpoint.seconds)} to write{every}"]
 
 
 def _scaling(plan: Plan) -> list[str]:
@@ -81,11 +136,10 @@ def as_dict(
     """Bytes, seconds, examples or tokens; what is not known is None."""
     step = plan.step
     parts = ("seconds", "compute", "communication", "optimizer", "bubble")
-    room = plan.room
     return {
-        "parameters": plan.trace.parameters,
-        "memory": vars(plan.memory)
-        | {"total": plan.memory.total, "room": room, "margin": None if room is None else room - plan.memory.total},
+        "setup": vars(plan.setup) | {"global_batch": plan.setup.global_batch},
+        "parameters": plan.trace.whole,
+        "memory": vars(plan.memory) | {"total": plan.memory.total, "room": plan.room, "margin": plan.margin},
         "fits": plan.fits,
         "changes": list(changes),
         "step": {part: getattr(step, part) if step else None for part in parts} | {"data": None},

@@ -31,6 +31,7 @@ class Setup:
     bucket: int = 0  # numbers that DeepSpeed's buffers for reducing hold
     overlap: bool = True  # communicates while it computes
     accelerated: bool = True  # on GPUs
+    single: bool = False  # one device without a process group, whose gradients lie in no buckets
 
     @property
     def world_size(self) -> int:
@@ -75,4 +76,5 @@ def of(cfg: DictConfig) -> Setup:
         bucket=strategy.lightning.get("reduce_bucket_size", 0) * (1 + bool(strategy.lightning.get("overlap_comm"))),
         overlap=strategy.lightning.get("overlap_comm", True),
         accelerated=on_gpu(cfg),
+        single=strategy.name == "single",
     )

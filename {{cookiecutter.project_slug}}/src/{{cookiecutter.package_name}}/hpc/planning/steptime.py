@@ -79,7 +79,7 @@ def update(trace: Trace, setup: Setup, machine: Machine) -> float:
 
     It reads a parameter, its gradient and what it keeps, and writes all but the gradient.
     """
-    numbers = trace.parameters / (1 if setup.sharding == "none" else setup.data_parallel)
+    numbers = trace.trained / (1 if setup.sharding == "none" else setup.data_parallel)
     width = 2 if setup.precision.endswith("16-true") else 4
     touched = 3 + 2 * (2.0 if trace.states is None else trace.states) + CLIPPED
     return numbers * width * touched / (machine.eager.memory_share * machine.gpu.bandwidth_gbs * 1e9)

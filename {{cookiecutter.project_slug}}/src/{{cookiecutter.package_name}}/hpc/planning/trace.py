@@ -13,11 +13,12 @@ from functools import partial
 from typing import Any
 
 from omegaconf import OmegaConf
+from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from ..config import build
-from .dryrun import NotTraceable, Ran, run
-from .meter import Span
+from .dryrun import NotTraceable, Ran, cause, run
+from .meter import Span, local, nbytes
 from .traced import Linear, Part, Trace, Work
 
 FEW, MORE = 2, 3  # examples of the two runs that each line goes through; one is too few for batch norm
@@ -60,12 +61,15 @@ def _part(name: str, few: Ran, more: Ran) -> Part:
 
     work = {d: _work(first[d].work, second[d].work) for d in first}
     sums = [[(0, size) for d in first for size in spans[d].reduced] for spans in (first, second)]
-    parameters, buffers = few.meter.sizes(name, trained=True), few.meter.sizes(name, trained=False)
+    owned = few.meter.owned(name)
+    parameters = [state for state in owned if isinstance(state, Parameter)]
     return Part(
         name=name,
-        parameters=sum(size for size, _ in parameters),
+        parameters=sum(local(one).numel() for one in parameters),
+        trained=sum(local(one).numel() for one in parameters if one.requires_grad),
+        whole=sum(one.numel() for one in parameters),
         tensors=len(parameters),
-        buffer_bytes=sum(count for _, count in buffers),
+        buffer_bytes=sum(nbytes(one) for one in owned if not isinstance(one, Parameter)),
         kept=line(lambda spans: spans["forward"].end - spans["forward"].begin),
         output=line(lambda ran: ran.outputs.get(name, 0), few, more),
         forward_peak=_highest(first["forward"].levels, second["forward"].levels),
@@ -107,7 +111,11 @@ def main() -> None:
 def _answer(network: dict[str, Any], optimizer: dict[str, Any], **how: Any) -> dict[str, Any]:
     make, optimize = (partial(build, OmegaConf.create(node)) for node in (network, optimizer))
     try:
-        return asdict(trace(make, optimize(), **how))
+        made = optimize()
+    except Exception as error:
+        return {"error": f"its optimizer: {cause(error)}"}
+    try:
+        return asdict(trace(make, made, **how))
     except NotTraceable as error:
         return {"error": str(error)}
 

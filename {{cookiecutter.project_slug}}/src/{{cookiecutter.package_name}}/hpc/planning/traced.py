@@ -38,6 +38,8 @@ class Part:
 
     name: str
     parameters: int  # numbers, shared ones counted where they are used first
+    trained: int  # of them; the others are frozen
+    whole: int  # of all ranks of the group, once
     tensors: int  # that these parameters are
     buffer_bytes: int
     kept: Linear  # alive after its forward that was not before: for backward, and its output
@@ -63,8 +65,19 @@ class Trace:
     inputs: int = 0  # numbers in an example
 
     @property
-    def parameters(self) -> int:
-        return sum(part.parameters for part in self.parts)
+    def trained(self) -> int:
+        """Parameters of a tensor-parallel rank that are not frozen."""
+        return sum(part.trained for part in self.parts)
+
+    @property
+    def whole(self) -> int:
+        """Parameters of the network, over all tensor-parallel ranks."""
+        return sum(part.whole for part in self.parts)
+
+    @property
+    def flops(self) -> float:
+        """Of forward, for an example on one rank."""
+        return sum(work.count * work.flops.at(1) for part in self.parts for work in part.forward)
 
     @property
     def blocks(self) -> tuple[Part, ...]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,10 @@ def _question(cfg: DictConfig, setup: Setup) -> dict[str, Any]:
 def _digest(question: dict[str, Any]) -> str:
     """Of all that a trace depends on: the question, the sources of the network, the versions of the libraries."""
     hashed = sha256(json.dumps(question, sort_keys=True).encode(errors="surrogateescape"))
-    package = PROJECT / "src" / PACKAGE
-    theirs = [path for path in package.rglob("*.py") if not {"data", "hpc"} & set(path.relative_to(package).parts)]
+    hashed.update(version("torch").encode())
+    sources, package = PROJECT / "src", PROJECT / "src" / PACKAGE
+    apart = (package / "data", package / "hpc")  # of which a network knows nothing
+    theirs = [path for path in sources.rglob("*.py") if not any(path.is_relative_to(folder) for folder in apart)]
     for path in (PROJECT / "constraints.txt", *sorted(theirs), *(Path(__file__).with_name(name) for name in OURS)):
         hashed.update(path.read_bytes())
     return hashed.hexdigest()[:32]
@@ -79,7 +82,8 @@ def _keep(digest: str, trace: Trace) -> None:
 
 
 def _make(questions: Sequence[dict[str, Any]]) -> list[Trace]:
-    sys.stderr.write("tracing the network, once ...\n")
+    kinds = {f"{one['autocast']}-mixed" if one["autocast"] else f"{one['parameters']}-true" for one in questions}
+    sys.stderr.write(f"tracing the network, once, in {' and '.join(sorted(kinds))} ...\n")
     command = [sys.executable, "-m", f"{PACKAGE}.hpc.planning.trace"]
     environ = os.environ | {"PYTHONPATH": str(PROJECT / "src")}
     try:

@@ -104,18 +104,18 @@ def _scatter(part: Part, setup: Setup, machine: Machine) -> float:
     if setup.sharding not in ("fsdp", "zero2", "zero3"):
         return 0.0
     width = 4 if setup.sharding == "fsdp" and setup.precision.endswith("mixed") else _width(setup)
-    return _pieces(part.parameters * width, part, setup, machine)
+    return _pieces(part.trained * width, part, setup, machine)
 
 
 def _pieces(size: float, part: Part, setup: Setup, machine: Machine) -> float:
-    if not part.parameters:
+    if not size:
         return 0.0
     pieces = part.tensors if setup.sharding == "zero3" else 1
     return pieces * gather(size / pieces, shards(setup), machine)
 
 
 def _bytes(parts: Sequence[Part], setup: Setup) -> float:
-    return sum(part.parameters for part in parts) * _width(setup)
+    return sum(part.trained for part in parts) * _width(setup)
 
 
 def _width(setup: Setup) -> int:
