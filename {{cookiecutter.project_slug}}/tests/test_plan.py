@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import PROJECT, Refused
@@ -320,3 +321,25 @@ def test_one_device_is_offered_a_node_and_four():
     layout = setup.Setup(nodes=1, devices=1, micro_batch=64, precision="bf16-mixed", single=True)
     words = {word for found in changes.candidates(layout, True, devices=4) for word in found.words}
     assert {"trainer=fsdp", "trainer=fsdp_4node"} <= words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changed", "steps", "said"),
+    [
+        ({}, None, "tells the time to the end"),
+        ({}, 10, "not one step is made"),  # finish is None
+        ({"offload": True, "sharding": "zero3"}, None, "takes longer than said here"),
+        ({"pipeline": 2}, None, "train.py has no pipeline"),
+        ({"compile": True, "micro_batch": 64}, None, "torch.compile keeps less"),
+        ({"accelerated": False}, None, "a run on CPUs"),
+    ],
+)
+def test_what_a_plan_does_not_know_is_noted(changed, steps, said):
+    cluster = OmegaConf.create({"name": "c", "network_gbs": 100, "max_nodes": 256, "time": "0:02:15"})
+    layout = replace(setup.Setup(nodes=4, devices=4, micro_batch=1), **changed)
+    made = plan.plan(traced(kind(layout)), layout, A100)
+    notes = planned.notes(made, cluster, steps, None)
+    assert any(said in note for note in notes) and "cluster=c gives 256 nodes at most" in notes
+    unknown = replace(made, trace=replace(made.trace, states=None))
+    assert any("cannot be tried" in note for note in planned.notes(unknown, cluster, steps, None))
