@@ -60,8 +60,8 @@ def _notes(plan: Plan, cluster: DictConfig, steps: int | None, finish: Finish | 
          "cluster.network_gbs= is not known: what a node sends per second; only one node is timed"),
         (setup.pipeline > 1, "train.py has no pipeline: of these degrees it runs data and tensor parallelism"),
         (setup.compile and plan.fits is False, "torch.compile keeps less than is counted here: it may fit with it"),
-        (setup.offload, f"each GPU has {held / 1e9:.1f} GB in its node's memory: a step takes longer than said here, by "
-                        "the time to move them and of the optimizer there"),
+        (setup.offload, f"each GPU has {held / 1e9:.1f} GB in its node's memory: a step takes longer than said here, "
+                        "by the time to move them and of the optimizer there"),
         (plan.trace.states is None, "the optimizer cannot be tried on tensors without content: counted as AdamW's"),
         (plan.trace.whole and not plan.trace.flops, "no operation with known FLOPs was seen: the step is longer"),
         (cluster.max_nodes and plan.scaling and cluster.max_nodes < plan.scaling[-1].nodes,
