@@ -37,7 +37,8 @@ def lines(
 
 def title(plan: Plan, strategy: str, gpu: str | None) -> str:
     layout = plan.setup
-    ranks = f"{layout.world_size} {gpu or ('GPUs' if layout.accelerated else 'CPU ranks')}"
+    several = "s" * (layout.world_size > 1)
+    ranks = f"{layout.world_size} {gpu or ('GPU' if layout.accelerated else 'CPU rank') + several}"
     nodes = f"{layout.nodes} node{'s' * (layout.nodes > 1)}"
     each = f"{layout.micro_batch} at a time on each" + (f", {layout.accumulate} times a step" * (layout.accumulate > 1))
     return f"{si(plan.trace.whole)} parameters, {strategy}, {layout.precision}: {ranks} on {nodes}, {each}"
@@ -75,18 +76,15 @@ def _notes(plan: Plan, cluster: DictConfig, steps: int | None, finish: Finish | 
 
 
 def _memory(plan: Plan) -> list[str]:
-    held = vars(plan.memory)
-    rows = [f"  {name:<14}{_gb(size)}" for name, size in held.items()]
-    total = f"  {'total':<14}{_gb(plan.memory.total)}"
+    unit, size = ("GB", 1e9) if plan.memory.total >= 1e9 else ("MB", 1e6)
+    shape = "9.2f" if plan.memory.total < 1e14 else "9.2e"
+    rows = [f"  {name:<14}{held / size:{shape}}" for name, held in vars(plan.memory).items()]
+    total = f"  {'total':<14}{plan.memory.total / size:{shape}}"
     if plan.room is not None and plan.margin is not None:
         left = f"{abs(plan.margin) / 1e9:.1f} GB"
         verdict = f"fits, {left} to spare" if plan.fits else f"does NOT fit, {left} too much"
-        total += f" of {plan.room / 1e9:.1f}, less {SPARE:.0%} that fragmentation may take: {verdict}"
-    return [f"memory of a {'GPU' if plan.setup.accelerated else 'rank'} (GB)", *rows, total]
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:9.2f}" if size < 1e14 else f"{size / 1e9:9.2e}"
+        total += f" of {plan.room / size:.1f}, less {SPARE:.0%} that fragmentation may take: {verdict}"
+    return [f"memory of a {'GPU' if plan.setup.accelerated else 'rank'} ({unit})", *rows, total]
 
 
 def _time(plan: Plan) -> list[str]:
