@@ -126,6 +126,12 @@ def reported(desk: Desk, command: str) -> None:
     assert (desk.brief_run / "report.html").exists()
 
 
+def predicted(desk: Desk, command: str) -> None:
+    """With the run of two steps."""
+    said = desk.succeeds(command.replace("runs/NAME", str(desk.brief_run)))
+    assert re.fullmatch(r"tensor\(\[\d\]\) tensor\(\d\)\n", said), said
+
+
 def searched(desk: Desk, command: str) -> None:
     """Of a search in which nothing has begun; test_slurm_search.py has some that have."""
     plan = {"sampler": "random", "trials": 2, "seed": 1, "metric": "val/loss", "mode": "min", "words": ["seed=1,2"]}
@@ -243,6 +249,7 @@ HOW = [
     (r"(python -m )?pytest.*", collected),
     (r"(python -m )?(ruff|pyright).*", as_it_stands),
     (r"python report\.py runs/NAME", reported),
+    (r"PYTHONPATH=src python -c .*", predicted),
     (r"python report\.py", as_it_stands),
     (r"python plan\.py .*", planned),
     (r"python tools/board\.py.*", boarded),
@@ -293,16 +300,6 @@ def test_command(readme: str, command: str, desk: Desk) -> None:
     how = next((how for pattern, how in HOW if re.fullmatch(pattern, command)), None)
     assert how, f"say in HOW how this is run: {command}"
     how(desk, command)
-
-
-@pytest.mark.slow
-def test_python_of_the_readme(desk: Desk) -> None:
-    """With the run of two steps."""
-    text = README["project"].read_text(encoding="utf-8").replace("{{ cookiecutter.package_name }}", "my_research")
-    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    (desk.folder / "predict.py").write_text(block.replace("runs/NAME", str(desk.brief_run)))
-    said = desk.succeeds(f"PYTHONPATH=src python {shlex.quote(str(desk.folder / 'predict.py'))}")
-    assert re.fullmatch(r"tensor\(\[\d\]\) tensor\(\d\)\n", said), said
 
 
 def test_quoted_messages_are_those_of_the_sources(project: Path) -> None:
