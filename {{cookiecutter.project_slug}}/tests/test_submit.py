@@ -183,6 +183,7 @@ def test_waiting_for_the_scheduler_is_announced(desk: Desk) -> None:
     ("typed", "words"),
     [
         (["cluster=local"], "no scheduler"),
+        (["cluster=local", "trainer=ddp"], "no scheduler"),  # and not how many GPUs a node of that has
         (["cluster=juwels_booster", "cluster.account=null"], "cluster.account=<account>"),
         (["cluster=slurm", "trainer.num_nodes=0"], "at least 1"),
         (["cluster=slurm", "+trainer.max_epoch=2"], "trainer.max_epochs"),
