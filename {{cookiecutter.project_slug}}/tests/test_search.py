@@ -171,6 +171,11 @@ def test_a_search_that_cannot_be_writes_nothing(typed: list[str], words: str, de
     assert words in desk.err and desk.runs() == [] and desk.noted("sbatch.argv") == ""
 
 
+def test_the_ends_of_a_search_must_be_rates_that_can_be(desk: Desk) -> None:
+    assert desk.type(*TYPED[:2], f"{LR}=interval(-1, 1)", "--search", "random", "--trials", "8") == 2
+    assert f"refused: {LR}=-1.0\n" in desk.err and desk.runs() == []
+
+
 def test_a_search_without_optuna_is_refused_before_it_is_queued(desk: Desk) -> None:
     desk.set.setattr(search, "find_spec", lambda name: None)
     assert desk.type(*TYPED, "--search", "random", "--trials", "8") == 2

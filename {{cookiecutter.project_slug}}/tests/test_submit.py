@@ -188,6 +188,7 @@ def test_waiting_for_the_scheduler_is_announced(desk: Desk) -> None:
         (["cluster=slurm", "trainer.num_nodes=0"], "at least 1"),
         (["cluster=slurm", "+trainer.max_epoch=2"], "trainer.max_epochs"),
         (["cluster=slurm", "model.optimizer.lr=fast"], "float"),
+        (["cluster=slurm", "model.optimizer.lr=-1"], "above 0"),
         (["cluster=slurm", "cluster.time=2:30"], "2:30:00 (hours)"),
         (["cluster=slurm", "ckpt=/nowhere"], "no such file"),
         (["cluster=pbs", "cluster.chain=2", "--wait"], "chain"),
