@@ -121,8 +121,8 @@ def submit(folder: Path, missing: Sequence[Try]) -> None:
         words = to_type(folder, one)
         code, job = hand_over(words)
         if code:
-            queued = "the jobs above are queued; " if number else ""
-            print(f"{queued}the same command goes on from there", file=sys.stderr)
+            goes_on = "the jobs above are queued; the same command goes on from there"
+            print(goes_on if number else "the same command tries again", file=sys.stderr)
             sys.exit(code)
         print(f"{one.name}: job {job}, {words[-1].partition('=')[2]}", flush=True)
 

@@ -78,7 +78,7 @@ def _asked(word: str) -> Range | Choice | None:
     """None: the word says what it means."""
     parsed = sweep.parsed(word)
     if parsed is None and re.search(r"=.*\b(interval|range)\(", word):
-        raise Refused(word, None, "an interval, and a range, goes from a number to another", EXAMPLE)
+        raise Refused(word, None, "the ends of an interval, and of a range, are numbers", EXAMPLE)
     if parsed is None or not parsed.is_sweep_override():
         return None
     asked = parsed.value()
