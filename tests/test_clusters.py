@@ -26,8 +26,7 @@ from my_research.hpc.jobs import commandline, pbs
 scripts, run_dir = {}, Path("/runs/it's 100 % mine")
 for cluster, overrides in json.loads(sys.argv[1]).items():
     cfg = commandline.compose_overrides([f"cluster={cluster}", "trainer=ddp_4node", *overrides])
-    preflight.rules(cfg)
-    preflight.submitting(cfg)
+    preflight.job(cfg)
     works = {"job": submit.describe(cfg, run_dir=run_dir)}
     cfg.trainer.num_nodes = cfg.trainer.devices = 1
     works["one"] = submit.describe(cfg, run_dir=run_dir)

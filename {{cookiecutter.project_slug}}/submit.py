@@ -51,8 +51,7 @@ def arguments() -> Namespace:
 def go_on(run_dir: Path, asked: Namespace) -> None:
     """The script that was submitted before, once more; or a new one, where what is typed moves the run."""
     cfg = commandline.composed(asked)
-    preflight.rules(cfg)
-    preflight.submitting(cfg)
+    preflight.job(cfg)
     if not all((run_dir / name).is_file() for name in ("job.sh", "code/train.py")):
         rule = "was not made by submit.py: there is no job.sh with its code in it"
         raise Refused("resume", run_dir, rule, f"python train.py resume={run_dir}, in a job")
@@ -148,8 +147,7 @@ def begin_array(cfg: DictConfig, folder: Path, run_dirs: list[Path], asked: Name
 
 def checked(cfg: DictConfig, words: Sequence[str] | None) -> DictConfig:
     """A config that may be submitted; `words`, where it trains, are what was typed."""
-    preflight.rules(cfg)
-    preflight.submitting(cfg)
+    preflight.job(cfg)
     preflight.files(cfg)
     if words is not None:
         refuse_too_big(cfg, words)

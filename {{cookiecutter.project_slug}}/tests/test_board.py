@@ -78,6 +78,18 @@ def test_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT).returncode == 0
 
 
+def refused(*words: Path | str, **environ: str) -> str:
+    command = [sys.executable, TOOL, *map(str, words)]
+    done = subprocess.run(command, env=ENVIRON | environ, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("refused: "), done.stdout + done.stderr
+    return done.stderr
+
+
+def test_a_login_host_that_is_no_name_is_refused(tmp_path: Path) -> None:
+    said = refused(logged(tmp_path / "run", [1.0]), "cluster.login_host='a; reboot'")
+    assert "cluster.login_host='a; reboot'\n" in said
+
+
 class Shown:
     """tools/board.py at work, asked as a browser asks it."""
 

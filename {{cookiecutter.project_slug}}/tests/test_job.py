@@ -41,8 +41,7 @@ def composed(*overrides: str) -> DictConfig:
 
 def made(*overrides: str) -> Job:
     cfg = composed(*overrides)
-    preflight.rules(cfg)
-    preflight.submitting(cfg)
+    preflight.job(cfg)
     return job.of(cfg, **PLACES)
 
 

@@ -101,7 +101,7 @@ def test_a_run_moves(words: list[str], lines: list[str], run: Path) -> None:
 
 def test_to_another_strategy_and_cluster(run: Path) -> None:
     cfg = compose(run, "strategy=fsdp", "cluster=pbs", "trainer.num_nodes=1")
-    preflight.submitting(cfg)
+    preflight.job(cfg)
     assert (cfg.strategy.name, cfg.cluster.scheduler) == ("fsdp", "pbs")
     assert cfg.trainer.strategy.data_parallel_size == 4
     assert "trainer.strategy.gradient_as_bucket_view: true -> (nothing)" in move.changes(run, cfg)

@@ -20,11 +20,12 @@ from omegaconf import DictConfig
 from PIL import Image
 
 from {{ cookiecutter.package_name }}.hpc import rundir
+from {{ cookiecutter.package_name }}.hpc.checkpoints import checkpoint
 from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.jobs import commandline, layout
 from {{ cookiecutter.package_name }}.hpc.states import State
-from {{ cookiecutter.package_name }}.hpc.studies import scaling, scaling_study, tries, windows
+from {{ cookiecutter.package_name }}.hpc.studies import notes, scaling, scaling_study, tries, windows
 from {{ cookiecutter.package_name }}.hpc.studies.scaling_study import Point
 from {{ cookiecutter.package_name }}.hpc.studies.windows import Measured
 
@@ -45,7 +46,7 @@ def points(*words: str) -> list[Point]:
 
 def told(*words: str) -> str:
     asked = scaling_study.read([*DDP, *words])
-    return scaling_study.why(asked, points(*words))
+    return notes.why(asked, points(*words))
 
 
 def refusal(*words: str) -> str:
@@ -132,6 +133,10 @@ def test_why_accuracy_falls_is_said_of_this_study() -> None:
         (["nodes=1,two"], "above 0"),
         (["nodes=1,2", "steps=-1"], "above 0"),
         (["nodes=1,2", "steps=39"], "steps=40"),
+        (["nodes=1,2", "steps=40,80"], "is a whole number above 0\n"),
+        (["nodes=2,1,2"], "nodes=1,2"),
+        (["nodes=1,2", "nodes=4"], "typed twice"),
+        (["nodes=1,2", "scaling=weak", "lr=sqrt", "lr=keep"], "typed twice"),
         (["nodes=1,2", "trainer.num_nodes=2"], "nodes="),
         (["nodes=1,2", "trainer.max_steps=5"], "steps="),
         (["nodes=1,2", "run_dir=x"], "out="),
@@ -195,9 +200,31 @@ def test_the_table_has_the_digits_that_people_compare() -> None:
     assert max(map(len, scaling.aligned(cells))) <= 120
     assert list(csv.DictReader(io.StringIO(scaling.as_csv(rows))))[1]["rate_per_second"] == "1500000.0"
     assert scaling.markdown("", cells, []).count("|") == (len(cells) + 1) * (len(cells[0]) + 1)
-    assert "they differ by rounding" in scaling.compared(strong, points("nodes=1,2"))
+    assert "they differ by rounding" in notes.compared(strong, points("nodes=1,2"))
     weak = scaling_study.read([*DDP, "nodes=1,8", "scaling=weak"])
-    assert "nodes=1 steps=1600" in scaling.compared(weak, points("nodes=1,8", "scaling=weak"))
+    assert "nodes=1 steps=1600" in notes.compared(weak, points("nodes=1,8", "scaling=weak"))
+
+
+def test_below_the_table_stands_what_explains_it() -> None:
+    weak, made = scaling_study.read([*DDP, "nodes=1,2", "scaling=weak"]), points("nodes=1,2", "scaling=weak")
+    numbers = {1: found(0.10, 0.08, 640.0), 2: found(0.125, 0.1, 1024.0)}
+    both, one = (scaling.rows(made, {n: numbers[n] for n in nodes}, {}) for nodes in ((1, 2), (1,)))
+    lines = notes.wrapped(notes.below(weak, made, both))
+    (command,) = [line for line in lines if "tools/scale.py" in line]
+    assert command.split()[:3] == ["python", "tools/scale.py", "nodes=1"] and command.endswith(DDP[-1])
+    assert max(len(line) for line in lines if line != command) <= 100
+    assert "Where accuracy falls" in " ".join(lines)
+    assert "accuracy" not in " ".join(notes.below(weak, made, one)), "of one metric there is nothing to explain"
+    page = scaling.markdown("", scaling.table(both), notes.below(weak, made, both))
+    assert page.rstrip().split("\n")[-2].startswith("- Metrics are"), "one item each"
+
+
+def test_no_part_of_a_step_lies_below_0() -> None:
+    strong = scaling_study.read([*DDP, "nodes=1,2"])
+    rows = scaling.rows(points("nodes=1,2"), {1: found(0.1, 0.08, 640.0), 2: found(0.05, 0.039, 1280.0)}, {})
+    assert rows[1].excess_seconds < 0, "the table says what was measured"
+    step = scaling.charts(strong, rows)[-1]
+    assert min(y for series in step.series for _, y in series.points) == 0 and step.from_zero
 
 
 # What a run has measured
@@ -369,7 +396,8 @@ class Tool:
         (self.bin / "squeue.says").write_text("".join(lines))
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, str(PROJECT / "tools" / "scale.py"), *DDP, f"out={self.folder}", *words]
+        typed = [*DDP, *([] if any(word.startswith("out=") for word in words) else [f"out={self.folder}"]), *words]
+        command = [sys.executable, str(PROJECT / "tools" / "scale.py"), *typed]
         return subprocess.Popen(
             command, cwd=self.bin, env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
@@ -426,6 +454,57 @@ def test_nothing_is_queued_where_one_point_cannot_run(tool: Tool) -> None:
         assert says in said and "Traceback" not in said
 
 
+def test_a_folder_that_cannot_be_is_told_first(tool: Tool, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for out, says in ((tmp_path / "file", "is a file"), (tool.bin, "something else"), ("/dev/null/x", "directory")):
+        code, said = tool.type("nodes=1", f"out={out}")
+        assert (code, tool.jobs()) == (2, 0) and said.startswith(f"refused: out={out}\n"), said
+        assert says in said and "run_dir" not in said
+
+
+def test_without_a_scheduler_nothing_is_left(tool: Tool) -> None:
+    tool.environ["PATH"] = os.path.dirname(sys.executable)
+    code, said = tool.type("nodes=1,2")
+    assert (code, tool.folder.exists()) == (2, False) and said.startswith("refused: sbatch"), said
+    assert "queued" not in said and "--dry-run" in said
+    code, said = tool.type("nodes=2,4", "--dry-run")
+    assert (code, tool.folder.exists()) == (0, False) and "#SBATCH --nodes=2\n" in said, said
+    assert said.startswith("strong scaling, 200 steps per point") and "\n    4  " in said
+
+
+def test_a_cluster_without_a_scheduler_is_told_before_what_its_file_does_not_say(tool: Tool) -> None:
+    code, said = tool.type("nodes=1,2,4,8", "cluster=local")
+    assert (code, tool.folder.exists()) == (2, False), said
+    assert said.startswith("refused: cluster=local\n") and "trainer.devices" not in said
+
+
+def test_a_first_point_that_is_refused_leaves_nothing_queued(tool: Tool) -> None:
+    tool.stub("sbatch", "echo QOSMaxSubmitJob >&2; exit 1")
+    code, said = tool.type("nodes=1,2", "--no-wait")
+    assert (
+        code == 2 and "QOSMaxSubmitJob" in said and "are queued" not in said and "same command tries again" in said
+    ), said
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_point_that_failed_goes_on_from_its_checkpoint_or_starts_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kept: bool
+) -> None:
+    run_dir = tmp_path / "nodes-1"
+    queue(run_dir, "17")
+    end(run_dir, "failed")
+    if kept:
+        final = checkpoint.place(run_dir, 40)
+        checkpoint.publish(checkpoint.aside(final), final, {}, {"step": 40, "attempt": 1})
+    conclude = runpy.run_path(str(PROJECT / "tools" / "scale.py"))["conclude"]
+    monkeypatch.setattr(tries.states, "ask", lambda *_: {})
+    (one,) = tries.look(tmp_path, points("nodes=1"), "slurm")
+    assert conclude(scaling_study.read([*DDP, "nodes=1"]), tmp_path, [one], ["nodes=1"]) == 1
+    said = capsys.readouterr().out
+    assert (f"from its last checkpoint: python submit.py resume={run_dir}" in said) == kept, said
+    assert ("no checkpoint to go on from" in said) != kept and "nodes=1 --again" in said, said
+
+
 @pytest.mark.slow
 def test_a_study_goes_on_where_it_was(tool: Tool) -> None:
     tool.says(job17="PENDING", job18="RUNNING")
@@ -440,7 +519,7 @@ def test_a_study_goes_on_where_it_was(tool: Tool) -> None:
     (tool.folder / "nodes-2" / "job-18.log").write_text("srun: error: n2: task 5: Killed\n")
     code, said = tool.type("nodes=1,2")
     assert (code, tool.jobs()) == (1, 2), said  # what is done, or failed, is not submitted again by itself
-    assert "task 5: Killed" in said and f"resume={tool.folder}/nodes-2" in said and "--again" in said
+    assert "task 5: Killed" in said and "no checkpoint to go on from" in said and "--again" in said
     (row,) = csv.DictReader((tool.folder / "scaling.csv").open())
     assert (row["nodes"], row["gpu_percent"]) == ("1", "")
 

@@ -90,6 +90,9 @@ def test_the_space_is_what_hydra_would_sweep(word: str, meant: Range | Choice) -
         (["a=1", "b=x"], "to choose from"),
         (["a=interval(2, 1)"], "to a larger one"),
         (["a=interval(0, inf)"], "to a larger one"),
+        (["a=interval(x, y)"], "are numbers"),
+        (["a=tag(log, interval(1, y))"], "are numbers"),
+        (["a=range(x, 3)"], "are numbers"),
         (["a=tag(log, interval(0, 1))"], "above 0"),
         (["a=tag(lgo, interval(1, 2))"], "the one tag is log"),
         (["a=tag(log, choice(1, 2))"], "the one tag is log"),
@@ -166,6 +169,17 @@ def test_a_search_is_one_array_whose_members_ask(desk: Desk) -> None:
 def test_a_search_that_cannot_be_writes_nothing(typed: list[str], words: str, desk: Desk) -> None:
     assert desk.type(*TYPED[:3], *typed) == 2
     assert words in desk.err and desk.runs() == [] and desk.noted("sbatch.argv") == ""
+
+
+def test_the_ends_of_a_search_must_be_rates_that_can_be(desk: Desk) -> None:
+    assert desk.type(*TYPED[:2], f"{LR}=interval(-1, 1)", "--search", "random", "--trials", "8") == 2
+    assert f"refused: {LR}=-1.0\n" in desk.err and desk.runs() == []
+
+
+def test_a_search_without_optuna_is_refused_before_it_is_queued(desk: Desk) -> None:
+    desk.set.setattr(search, "find_spec", lambda name: None)
+    assert desk.type(*TYPED, "--search", "random", "--trials", "8") == 2
+    assert "pip install optuna" in desk.err and desk.runs() == [] and desk.noted("sbatch.argv") == ""
 
 
 def test_an_interval_is_no_sweep(desk: Desk) -> None:
@@ -328,6 +342,32 @@ def test_a_line_that_was_cut_short_counts_as_not_said(folder: Path) -> None:
         drawn(folder, len(known(folder)))
         assert len(late.get_all_trials(0)) == len(known(folder))
     assert sorted(known(folder)) == ["000", "001", "002", "003"]
+
+
+@pytest.mark.parametrize("line", ["{}", '{"op_code": 99}', '{"op_code": 4, "worker_id": "x", "study_id": 0}'])
+def test_a_line_that_is_no_operation_is_named(line: str, folder: Path) -> None:
+    drawn(folder, 0)
+    path = folder / study.JOURNAL
+    number = len(path.read_text().splitlines()) + 2  # behind one that was cut short
+    with path.open("a") as stream:
+        stream.write('{"op_co\n' + line + "\n")
+    done = shown(str(folder))
+    assert done.returncode == 2 and done.stderr.startswith(f"refused: SEARCH={path}, line {number}\n"), done.stderr
+    assert "is no operation" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_no_search_and_no_optuna_are_told_in_plain_words(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken" / "optuna").mkdir(parents=True)
+    (tmp_path / "broken" / "optuna" / "__init__.py").write_text("raise ImportError('No module named optuna')")
+    done = shown(str(folder), PYTHONPATH=str(tmp_path / "broken"))
+    assert done.returncode == 2 and "fix:  pip install optuna" in done.stderr and "Traceback" not in done.stderr
+    done = shown(str(tmp_path))
+    assert done.returncode == 2 and f"it holds no {search.FILE}\n" in done.stderr and "Errno" not in done.stderr
+
+
+def shown(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(PROJECT / "tools" / "search.py"), *words]
+    return subprocess.run(command, env=ENVIRON | environ, capture_output=True, text=True)
 
 
 def test_nothing_in_the_file_is_executed(folder: Path) -> None:

@@ -183,10 +183,12 @@ def test_waiting_for_the_scheduler_is_announced(desk: Desk) -> None:
     ("typed", "words"),
     [
         (["cluster=local"], "no scheduler"),
+        (["cluster=local", "trainer=ddp"], "no scheduler"),  # and not how many GPUs a node of that has
         (["cluster=juwels_booster", "cluster.account=null"], "cluster.account=<account>"),
         (["cluster=slurm", "trainer.num_nodes=0"], "at least 1"),
         (["cluster=slurm", "+trainer.max_epoch=2"], "trainer.max_epochs"),
         (["cluster=slurm", "model.optimizer.lr=fast"], "float"),
+        (["cluster=slurm", "model.optimizer.lr=-1"], "above 0"),
         (["cluster=slurm", "cluster.time=2:30"], "2:30:00 (hours)"),
         (["cluster=slurm", "ckpt=/nowhere"], "no such file"),
         (["cluster=pbs", "cluster.chain=2", "--wait"], "chain"),
@@ -311,6 +313,41 @@ def test_without_git_the_snapshot_leaves_out_what_is_no_code(desk: Desk) -> None
     assert desk.type("cluster=slurm", "run_dir=mine") == 0
     assert copied(Path("mine")) == sorted(FILES)
     assert json.loads(Path("mine/made_by.json").read_text())["commit"] is None and not Path("mine/code.diff").exists()
+
+
+@pytest.mark.parametrize("tracks", ["git", "nobody"])
+def test_what_runs_have_left_beside_the_code_is_no_code(tracks: str, desk: Desk) -> None:
+    if tracks == "git":
+        git(desk.project, "init", "-q")
+        git(desk.project, "add", ".")
+        git(desk.project, "commit", "-qm", "one")
+    results = ["weak/study.json", "weak/nodes-1/attempts.jsonl", "weak/nodes-1/checkpoints/step-1/0.distcp"]
+    code = ["configs/study.json", "attempts/a.py"]  # no results: only called alike
+    for name in (*results, *code):
+        desk.write(name, "")
+    for number in (1, 2):  # the copy of the first is there when the second is made
+        assert desk.type("cluster=slurm", f"run_dir={desk.project}/my runs/{number}") == 0, desk.err
+    kept = [".gitignore"] if tracks == "git" else []
+    assert copied(desk.project / "my runs" / "2") == sorted([*FILES, *code, *kept])
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_a_file_that_goes_away_while_it_is_copied(tracked: bool, desk: Desk) -> None:
+    git(desk.project, "init", "-q")
+    git(desk.project, "add", ".")
+    names = snapshot.files()
+    gone = "env.sh" if tracked else "notes.tmp"
+    desk.set.setattr(snapshot, "files", lambda: [*names, *([] if tracked else [gone])])
+    (desk.project / gone).unlink(missing_ok=True)
+    snapshot.refuse("snapshot")
+    mine = desk.project / "runs" / "mine"
+    mine.mkdir()
+    if tracked:
+        with pytest.raises(Refused, match="git tracks it"):
+            snapshot.take(mine)
+    else:
+        snapshot.take(mine)
+        assert copied(mine) == sorted([*FILES, ".gitignore"])
 
 
 def test_a_repository_above_that_ignores_the_project_is_not_asked(desk: Desk, tmp_path: Path) -> None:

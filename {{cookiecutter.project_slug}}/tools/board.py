@@ -15,7 +15,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from {{ cookiecutter.package_name }}.hpc import config
-from {{ cookiecutter.package_name }}.hpc.jobs import commandline
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline, sections
+from {{ cookiecutter.package_name }}.hpc.jobs.layout import Cluster
 from {{ cookiecutter.package_name }}.hpc.reporting import board, tunnel
 
 CLUSTER = re.compile(r"cluster(\.\w+)?=")  # all other words are paths, which may well hold an =
@@ -27,7 +28,8 @@ def main() -> None:
     words = parser.parse_args().words
     overrides = [word for word in words if CLUSTER.match(word)]
     places = [Path(word).expanduser() for word in words if word not in overrides] or [config.PROJECT / "runs"]
-    cluster = commandline.compose_overrides(overrides).cluster
+    cluster = config.typed(Cluster, commandline.compose_overrides(overrides).cluster, "cluster")
+    sections.login_host(cluster.login_host)
     wanted = board.logdir(board.shown(places))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
@@ -39,7 +41,7 @@ def main() -> None:
         print()  # a line of its own for the shell, after ^C
 
 
-def tell(port: int, cluster: config.DictConfig) -> None:
+def tell(port: int, cluster: Cluster) -> None:
     host = tunnel.here(os.environ)
     lines = tunnel.lines(port, getpass.getuser(), host, cluster.login_host, os.environ)
     print(f"TensorBoard is at http://localhost:{port}/ on {host}. On your own computer type")

@@ -26,15 +26,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from {{ cookiecutter.package_name }}.hpc import config, rundir
 from {{ cookiecutter.package_name }}.hpc.charts import chart
+from {{ cookiecutter.package_name }}.hpc.checkpoints import checkpoint
 from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import PROJECT, Refused
-from {{ cookiecutter.package_name }}.hpc.jobs import commandline, job
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline, job, scheduler
 from {{ cookiecutter.package_name }}.hpc.planning import fitting
-from {{ cookiecutter.package_name }}.hpc.studies import scaling, tries, windows
+from {{ cookiecutter.package_name }}.hpc.studies import notes, scaling, tries, windows
 from {{ cookiecutter.package_name }}.hpc.studies import scaling_study as studies
 from {{ cookiecutter.package_name }}.hpc.studies.scaling_study import Point, Study
 from {{ cookiecutter.package_name }}.hpc.studies.tries import Try
 
+NOTE = "study.json"  # in the study's folder: what its points have in common
 GRACE = 600  # seconds over the longest walltime, after which nothing is expected any more
 PAUSE = 60  # seconds between two questions to the scheduler, at most
 PATIENCE = 600  # seconds for plan.py, which traces a large network once
@@ -44,6 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words = "nodes=, scaling=, lr=, steps=, out=, and whatever submit.py takes"
     parser.add_argument("words", nargs="*", metavar="key=value", help=words)
+    parser.add_argument("--dry-run", action="store_true", help="print the points and the first job, and write nothing")
     parser.add_argument("--no-wait", action="store_true", help="submit, show what is there, and leave")
     parser.add_argument("--again", action="store_true", help="submit failed points again, with the code as it is now")
     asked = parser.parse_intermixed_args()
@@ -58,9 +61,17 @@ def run(asked: argparse.Namespace) -> int:
     """The exit code: 0, done or on its way; 1, a point has failed."""
     study = studies.read(asked.words)
     points, cfgs = checked(study)
-    print("\n".join(scaling.asked(study, points, [job.of(cfg) for cfg in cfgs])), flush=True)
     folder = place(study, cfgs[0])
-    submit(folder, points, cfgs[0].cluster.scheduler, asked.again)
+    table = "\n".join(scaling.asked(study, points, [job.of(cfg) for cfg in cfgs]))
+    if asked.dry_run:
+        print(table, flush=True)
+        return dry_run([*points[0].words, f"run_dir={tries.directory(folder, points[0].nodes, again=True)}"])
+    missing = tries.missing(folder, points, cfgs[0].cluster.scheduler, asked.again)
+    if missing:
+        scheduler.find(cfgs[0].cluster.scheduler)
+    make(folder, study, cfgs[0])
+    print(table, flush=True)
+    submit(folder, missing)
     found = wait(folder, points, cfgs, asked.no_wait)
     return conclude(study, folder, found, asked.words)
 
@@ -69,38 +80,56 @@ def checked(study: Study) -> tuple[list[Point], list[DictConfig]]:
     """All points and their configs, each of which would run. Raises `Refused`."""
     first = commandline.compose_overrides(study.first)
     try:
-        preflight.rules(first)
+        preflight.job(first)
     except Refused as refused:
         if refused.key != studies.BATCH:  # told below, for all points at once
             raise
     points = studies.points(study, first)
     cfgs = [commandline.compose_overrides(point.words) for point in points]
     for cfg in cfgs:
-        preflight.rules(cfg)
-        preflight.submitting(cfg)
+        preflight.job(cfg)
     preflight.files(cfgs[0])  # the data of all
     fitting.refuse_too_big(cfgs[0], points[0].words)  # on more nodes no device holds more
     return points, cfgs
 
 
 def place(study: Study, first: DictConfig) -> Path:
-    """The study's folder, made the first time. Raises `Refused` where it is not this study's."""
+    """The study's folder, made or to be made. Raises `Refused` where there is something else."""
     folder = Path(study.out or PROJECT / "runs" / f"scaling_{first.name}_{study.digest}").expanduser().absolute()
-    note, text = folder / "study.json", studies.record(study, first)
-    if folder.is_dir() and any(folder.iterdir()) and not (note.exists() and note.read_text(encoding="utf-8") == text):
+    if folder.exists() and not folder.is_dir():
+        raise Refused("out", folder, "is a file", "out=<a new folder>")
+    note = folder / NOTE
+    known = note.read_text(encoding="utf-8") if note.is_file() else None
+    if folder.is_dir() and any(folder.iterdir()) and known != studies.record(study, first):
         rule = "holds something else, or a study of other words or of a config that was changed since"
         raise Refused("out", folder, rule, "out=<a new folder>")
-    rundir.create(folder, first.group_readable)
-    note.write_text(text, encoding="utf-8")
     return folder
 
 
-def submit(folder: Path, points: Sequence[Point], scheduler: str, again: bool) -> None:
-    """A job for each point that has none; with `again` also for those that failed. Leaves where submit.py refuses."""
-    for one in tries.look(folder, points, scheduler):
-        if one.state.word == tries.REFUSED or (again and one.failed):
-            words = to_type(folder, one)
-            print(f"{one.name}: job {hand_over(words)}, {words[-1].partition('=')[2]}", flush=True)
+def make(folder: Path, study: Study, first: DictConfig) -> None:
+    """Raises `Refused` where one cannot write."""
+    try:
+        rundir.create(folder, first.group_readable)
+    except Refused as refused:  # of a run_dir that nobody has typed
+        raise Refused("out", folder, refused.rule, "out=<a folder>, or make room (files count, too)") from None
+    (folder / NOTE).write_text(studies.record(study, first), encoding="utf-8")
+
+
+def submit(folder: Path, missing: Sequence[Try]) -> None:
+    """A job for each of these points. Leaves where submit.py refuses, which says why."""
+    for number, one in enumerate(missing):
+        words = to_type(folder, one)
+        code, job = hand_over(words)
+        if code:
+            goes_on = "the jobs above are queued; the same command goes on from there"
+            print(goes_on if number else "the same command tries again", file=sys.stderr)
+            sys.exit(code)
+        print(f"{one.name}: job {job}, {words[-1].partition('=')[2]}", flush=True)
+
+
+def dry_run(words: Sequence[str]) -> int:
+    """The job script, as submit.py prints it; its exit code."""
+    return subprocess.run([sys.executable, str(PROJECT / "submit.py"), "--dry-run", *words]).returncode
 
 
 def to_type(folder: Path, one: Try) -> list[str]:
@@ -110,8 +139,8 @@ def to_type(folder: Path, one: Try) -> list[str]:
     return [*one.point.words, f"run_dir={tries.directory(folder, one.point.nodes, again=True)}"]
 
 
-def hand_over(words: Sequence[str]) -> str:
-    """submit.py, as a person types it; the job's number. Ctrl-C does not reach it: it may have queued the job."""
+def hand_over(words: Sequence[str]) -> tuple[int, str]:
+    """submit.py's exit code and the job's number. Ctrl-C does not reach it: it may have queued the job."""
     process = subprocess.Popen(
         [sys.executable, str(PROJECT / "submit.py"), "--parsable", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -122,10 +151,7 @@ def hand_over(words: Sequence[str]) -> str:
         process.communicate()
         raise
     sys.stderr.write(err)
-    if process.returncode:  # it has said why
-        print("the jobs above are queued; the same command goes on from there", file=sys.stderr)
-        sys.exit(process.returncode)
-    return out.split()[0]
+    return process.returncode, next(iter(out.split()), "")
 
 
 def wait(folder: Path, points: Sequence[Point], cfgs: Sequence[DictConfig], no_wait: bool) -> list[Try]:
@@ -155,7 +181,9 @@ def conclude(study: Study, folder: Path, found: Sequence[Try], words: Sequence[s
     for one in found:
         if one.failed and one.run:
             print(f"{one.name} {one.state.word}: {one.state.why}")
-            print(f"  to go on from its last checkpoint: python submit.py resume={shlex.quote(str(one.run.path))}")
+            resume = f"python submit.py resume={shlex.quote(str(one.run.path))}"
+            kept = checkpoint.known(one.run.path)
+            print(f"  to go on from its last checkpoint: {resume}" if kept else "  it left no checkpoint to go on from")
         elif one.finished and one.point.nodes not in done:
             print(f"{one.name} finished, but left no curves of perf/ that can be read")
     if any(one.failed for one in found):
@@ -169,11 +197,10 @@ def write(study: Study, folder: Path, found: Sequence[Try], done: dict[int, wind
     points = [one.point for one in found]
     plans = {point.nodes: plan(point.words) for point in points if point.nodes in done}
     rows = scaling.rows(points, done, plans)
-    cells, notes = scaling.table(rows), [*scaling.legend(study, rows), scaling.compared(study, points)]
-    print("\n".join([*scaling.aligned(cells), *notes]))
+    cells, below = scaling.table(rows), notes.below(study, points, rows)
+    print("\n".join([*scaling.aligned(cells), *notes.wrapped(below)]))
     title = f"{study.scaling.capitalize()} scaling, {study.steps} steps: `{' '.join(study.words)}`"
-    page = scaling.markdown(title, cells, [*notes, studies.why(study, points)])
-    (folder / "scaling.md").write_text(page, encoding="utf-8")
+    (folder / "scaling.md").write_text(scaling.markdown(title, cells, below), encoding="utf-8")
     (folder / "scaling.csv").write_text(scaling.as_csv(rows), encoding="utf-8")
     chart.png(scaling.charts(study, rows), folder / "scaling.png")
     print(f"{folder}/scaling.csv, scaling.md, scaling.png")

@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from {{ cookiecutter.package_name }}.hpc import config
 from {{ cookiecutter.package_name }}.hpc.checks import preflight
+from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.jobs import commandline, move
 from {{ cookiecutter.package_name }}.hpc.studies import search
 
@@ -22,6 +23,8 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.ask:
         return ask(asked.folder.absolute())
+    search.load(asked.folder.absolute())
+    refuse_without_optuna()
     from {{ cookiecutter.package_name }}.hpc.studies import trials
 
     print("\n".join(trials.lines(asked.folder.absolute())))
@@ -30,6 +33,7 @@ def main() -> None:
 def ask(run_dir: Path) -> None:
     """Leave the config of a member in its directory, as any run has one."""
     search.load(run_dir.parent)
+    refuse_without_optuna()
     from {{ cookiecutter.package_name }}.hpc.studies import study
 
     words = study.ask(run_dir)
@@ -38,6 +42,13 @@ def ask(run_dir: Path) -> None:
     preflight.check(cfg)
     move.keep(run_dir, cfg, words)
     print(f"{run_dir.name}: {' '.join(words)}", flush=True)
+
+
+def refuse_without_optuna() -> None:
+    try:
+        import optuna  # noqa: F401
+    except ImportError as error:
+        raise Refused("optuna", None, f"cannot be imported: {error}", "pip install optuna -c constraints.txt") from None
 
 
 if __name__ == "__main__":

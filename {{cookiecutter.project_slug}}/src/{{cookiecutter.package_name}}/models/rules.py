@@ -1,8 +1,17 @@
-"""What the numbers of a network must satisfy, told from the config alone: no torch here."""
+"""What the numbers of a model must satisfy, told from the config alone: no torch here."""
+
+import math
 
 from omegaconf import DictConfig
 
 from ..hpc.config import Refused
+
+
+def optimizer(node: DictConfig, cfg: DictConfig) -> None:
+    """The `_check_` of the optimizer: torch takes a learning rate of 0 or infinity, and tells of one below 0 late."""
+    rate = node.get("lr")
+    if isinstance(rate, int | float) and not (rate > 0 and math.isfinite(rate)):  # a word is told of with the types
+        raise Refused("model.optimizer.lr", rate, "is a number above 0", "model.optimizer.lr=0.003")
 
 
 def gpt(node: DictConfig, cfg: DictConfig) -> None:

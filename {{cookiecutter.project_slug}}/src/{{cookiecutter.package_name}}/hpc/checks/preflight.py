@@ -54,16 +54,19 @@ def rules(cfg: DictConfig) -> None:
     _bind_targets(cfg.data, "data")
 
 
-def submitting(cfg: DictConfig) -> None:
-    """What a job needs beyond a run on this machine: a scheduler, and what this cluster cannot do without.
+def job(cfg: DictConfig) -> None:
+    """The rules, and what a job needs beyond a run on this machine: a scheduler, what this cluster cannot do without.
+
+    The scheduler comes first: where there is none, other rules would ask for what another cluster's file says.
 
     Raises:
-        Refused: the first thing that is missing, by name.
+        Refused: the first rule that is broken, the first thing that is missing, by name.
     """
-    cluster = typed(Cluster, cfg.cluster, "cluster")
-    if cluster.scheduler is None:
+    if OmegaConf.select(cfg, "cluster.scheduler") is None:
         rule = "has no scheduler to submit to"
-        raise Refused("cluster", cluster.name, rule, "cluster=<one of --help>, or python train.py to train here")
+        raise Refused("cluster", cfg.cluster.name, rule, "cluster=<one of --help>, or python train.py to train here")
+    rules(cfg)
+    cluster = typed(Cluster, cfg.cluster, "cluster")
     for key in cluster.required:
         if getattr(cluster, key, None) in (None, ""):
             rule = f"a job on {cluster.name} has to name it; {PERSONAL} is the place to keep it"

@@ -68,6 +68,7 @@ def cluster(cluster: Cluster, cfg: DictConfig) -> None:
         if re.search(r"[^!-~]|[\"'`\\$#;]", getattr(cluster, key) or ""):
             rule = "is one word as the scheduler lists it, without quotes"
             raise Refused(f"cluster.{key}", repr(getattr(cluster, key)), rule, f"cluster.{key}=<{key}>")
+    login_host(cluster.login_host)
     for line in (*cluster.options, *cluster.setup, cluster.launcher, cluster.container or ""):
         if "\n" in line:
             raise Refused("cluster", repr(line), "options and setup are single lines", "one list entry per line")
@@ -85,6 +86,13 @@ def cluster(cluster: Cluster, cfg: DictConfig) -> None:
     if cluster.scheduler and cores and workers > cores:
         rule = f"a task on {cluster.name} has {cores} cores (cluster.cores_per_gpu)"
         raise Refused("data.num_workers", workers, rule, f"data.num_workers={max(cores - 1, 1)}")
+
+
+def login_host(host: str | None) -> None:
+    """It stands in a line that people copy into a shell of theirs."""
+    if host and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", host):
+        rule = "is the name of a machine, as ssh takes it: letters, digits, dots and dashes"
+        raise Refused("cluster.login_host", repr(host), rule, "cluster.login_host=<a name, without user@>")
 
 
 def trainer(trainer: Trainer, cluster: Cluster) -> None:

@@ -15,6 +15,8 @@ from ..config import PACKAGE, PROJECT, Refused
 
 MOST = 100 * 2**20  # bytes; code is smaller, data lie elsewhere
 LEFT_OUT = {"runs", "outputs", "build"}  # of the project's own folders, where there is no git to ask
+# What lies in the folder of a run or of an array, and of a scaling study, wherever run_dir= or out= has put them.
+RESULTS = ("made_by.json", "attempts.jsonl", "study.json")
 
 
 def refuse(dirty_tree: str) -> None:
@@ -25,35 +27,75 @@ def refuse(dirty_tree: str) -> None:
         why = "git does not know this project" if changes is None else f"changed: {changed}"
         rule = f"jobs run committed code only; {why}"
         raise Refused("dirty_tree", dirty_tree, rule, "git commit, or dirty_tree=snapshot")
-    names = files()
-    if (total := sum((PROJECT / name).stat().st_size for name in names)) > MOST:
-        largest = max(names, key=lambda name: (PROJECT / name).stat().st_size)
+    sizes = {name: _size(PROJECT / name) for name in files()}
+    if (total := sum(sizes.values())) > MOST:
+        largest = max(sizes, key=sizes.__getitem__)
         rule = f"each job keeps a copy of the code, {total >> 20} MB here; the largest file is {largest}"
         raise Refused("code", None, rule, "name data and results in .gitignore, or move them out of the project")
 
 
 def take(run_dir: Path) -> Path:
-    """Copy the project's code to `code/` in the run directory: what git would commit; without git, everything."""
+    """Copy the project's code to `code/` in the run directory: what git would commit; without git, everything.
+
+    Raises:
+        Refused: a file that git tracks is gone before it is copied; others may come and go.
+    """
+    made_by(run_dir)  # first: who takes a snapshot meanwhile knows this folder by it
     for name in files():
         target = run_dir / "code" / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(PROJECT / name, target)
+        try:
+            shutil.copy2(PROJECT / name, target)
+        except FileNotFoundError:
+            if _git("ls-files", "--error-unmatch", "--", name) is not None:
+                rule = "went away while the code was copied, and git tracks it"
+                raise Refused(name, None, rule, "submit again when nobody changes the code") from None
     compileall.compile_dir(run_dir / "code" / "src", quiet=2)  # a file that is no Python yet is left to whoever runs it
-    made_by(run_dir)
     return run_dir / "code"
 
 
 def files() -> list[str]:
-    """The project's files, relative to it: those that git tracks or would track."""
-    listed = (_git("ls-files", "-z", "--cached", "--others", "--exclude-standard") or "").split("\0")
-    if "train.py" in listed:  # not so in a folder that a repository above ignores
-        return [name for name in listed if name and (PROJECT / name).is_file()]
+    """The project's files, relative to it: those that git tracks or would track, but for what runs have left."""
+    tracked = _listed("--cached")
+    others = _without_results(_listed("--others", "--exclude-standard"))
+    if "train.py" in (*tracked, *others):  # not so in a folder that a repository above ignores
+        return [name for name in (*tracked, *others) if (PROJECT / name).is_file()]
     found = []
     for folder, folders, names in os.walk(PROJECT):
         left_out = LEFT_OUT if Path(folder) == PROJECT else {"__pycache__"}
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in left_out]
+        kept = [name for name in folders if not name.startswith(".") and name not in left_out]
+        folders[:] = [name for name in kept if not _holds_results(Path(folder, name))]
         found += [os.path.relpath(os.path.join(folder, name), PROJECT) for name in names if not name.startswith(".")]
     return found
+
+
+def _listed(*options: str) -> list[str]:
+    return [name for name in (_git("ls-files", "-z", *options) or "").split("\0") if name]
+
+
+def _without_results(names: list[str]) -> list[str]:
+    known: dict[Path, bool] = {Path("."): False}  # the project itself may well be the code/ of a run
+
+    def among_results(folder: Path) -> bool:
+        if folder not in known:
+            known[folder] = among_results(folder.parent) or _holds_results(PROJECT / folder)
+        return known[folder]
+
+    return [name for name in names if not among_results(Path(name).parent)]
+
+
+def _holds_results(folder: Path) -> bool:
+    """Is it the folder of a run, of an array of them, or of a scaling study?"""
+    run, started, study = ((folder / name).is_file() for name in RESULTS)
+    return run or started or (study and any(folder.glob("nodes-*")))
+
+
+def _size(path: Path) -> int:
+    """In bytes; 0 where it went away since it was listed."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def refuse_incomplete(venv: Path, code: Path) -> None:

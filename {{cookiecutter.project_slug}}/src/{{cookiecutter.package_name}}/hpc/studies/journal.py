@@ -24,7 +24,8 @@ class Journal(BaseJournalBackend):
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.lock = JournalFileOpenLock(str(self.path), PATIENCE)
-        self._places = {0: 0}  # number of a log -> a byte from which on it is the next
+        self._places = {0: (0, 0)}  # number of a log -> a byte from which on it is the next, and the lines before that
+        self.line = 0  # what was read last
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         text = "".join(json.dumps(log) + "\n" for log in logs).encode()
@@ -45,11 +46,12 @@ class Journal(BaseJournalBackend):
         if not self.path.exists():
             return
         with self.path.open("rb") as stream:
-            stream.seek(self._places[number])
-            for line in stream:
+            place, before = self._places[number]
+            stream.seek(place)
+            for self.line, line in enumerate(stream, before + 1):
                 if (log := _read(line)) is not None:
                     number += 1
-                    self._places[number] = stream.tell()
+                    self._places[number] = (stream.tell(), self.line)
                     if number > log_number_from:
                         yield log
 

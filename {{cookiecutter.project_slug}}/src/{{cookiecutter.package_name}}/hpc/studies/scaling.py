@@ -2,13 +2,12 @@
 
 import csv
 import io
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
 from ..charts.chart import Chart, Series
 from ..jobs.job import Job, clock
-from .scaling_study import Point, Study, why
+from .scaling_study import Point, Study
 from .windows import Measured
 
 TIMES = ("step", "compute", "data", "other", "excess")  # <name>_seconds of a row
@@ -58,7 +57,7 @@ def asked(study: Study, points: Sequence[Point], jobs: Sequence[Job]) -> list[st
         cells.append([*map(digits, sizes), clock(job.seconds)])
     hours = sum(job.gpu_hours for job in jobs)
     cost = f", at most {digits(hours, 3)} GPU-hours in all" if hours else ""
-    return [f"{study.scaling} scaling, {study.steps} steps per point{cost}", *aligned(cells), why(study, points)]
+    return [f"{study.scaling} scaling, {study.steps} steps per point{cost}", *aligned(cells)]
 
 
 def rows(points: Sequence[Point], measured: Mapping[int, Measured], plans: Mapping[int, Plan]) -> list[Row]:
@@ -130,7 +129,8 @@ def markdown(title: str, cells: Sequence[Sequence[str]], notes: Sequence[str]) -
     """The same as a page of Markdown."""
     titles, *lines = ("| " + " | ".join(line) + " |" for line in cells)
     rule = "|" + "---:|" * len(cells[0])
-    return "\n".join([title, "", titles, rule, *lines, "", *(f"- {note}" for note in notes), ""])
+    items = (f"- {note}".replace("\n", " ") for note in notes)
+    return "\n".join([title, "", titles, rule, *lines, "", *items, ""])
 
 
 def as_csv(found: Sequence[Row]) -> str:
@@ -140,35 +140,6 @@ def as_csv(found: Sequence[Row]) -> str:
     writer.writeheader()
     writer.writerows(asdict(row) for row in found)
     return text.getvalue()
-
-
-def legend(study: Study, found: Sequence[Row]) -> list[str]:
-    """What the columns are, and what they cannot tell apart."""
-    first, windows = found[0], min(row.windows for row in found)
-    smaller = "; in strong scaling also what smaller batches per device cost" if study.scaling == "strong" else ""
-    return [
-        f"step, compute, data, other: ms, in the window whose step time is the median of {windows} (perf/ in the run's "
-        "curves); the first window is warm-up and left out.",
-        f"eff. %: {first.unit} per second and device, against nodes={first.nodes}.",
-        f"excess: compute beyond that of nodes={first.nodes} for as many samples per device, which is communication "
-        f"between nodes and waiting for the slowest rank{smaller}.",
-        "planned: by plan.py; GPU %: mean of the samples in monitor/ while the run trained; -: not known.",
-    ]
-
-
-def compared(study: Study, made: Sequence[Point]) -> str:
-    """What the final metrics of the points say of each other."""
-    if study.scaling == "strong":
-        return (
-            "Metrics are after the same updates from the same samples: they differ by rounding, and by batch norm if "
-            "there is some, as it looks across the samples of one device."
-        )
-    own = [f"nodes={made[0].nodes}", f"steps={study.steps * made[-1].nodes // made[0].nodes}"]
-    return (
-        f"Metrics are after equal steps, in which nodes={made[-1].nodes} has seen {made[-1].batch / made[0].batch:g} "
-        f"times the samples of nodes={made[0].nodes}. A rule for the rate promises equal metrics after equal samples; "
-        f"for those: {shlex.join(['python', 'tools/scale.py', *own, *study.words])}"
-    )
 
 
 def charts(study: Study, found: Sequence[Row]) -> list[Chart]:
@@ -184,12 +155,14 @@ def charts(study: Study, found: Sequence[Row]) -> list[Chart]:
         share = {nodes: 100 * rate / devices[nodes] / planned[first.nodes] for nodes, rate in planned.items()}
         shares += _joined("planned", share)
     shares.append(Series("ideal", [(nodes, 100) for nodes in devices], "dashes"))
-    times = {part: {row.nodes: 1000 * getattr(row, f"{part}_seconds") for row in found} for part in TIMES}
+    # An excess may lie below 0 by the noise of two measurements: as part of a time it is 0 then.
+    times = {part: {row.nodes: max(1000 * getattr(row, f"{part}_seconds"), 0) for row in found} for part in TIMES}
+    parts = [series for part in TIMES for series in _joined(part, times[part])]
     title = f"{study.scaling.capitalize()} scaling"
     return [
         Chart(title, "nodes", f"{first.unit} per second", rates, log_x=True, log_y=True),
         Chart("Efficiency", "nodes", f"% of nodes={first.nodes}, per device", shares, log_x=True),
-        Chart("A step", "nodes", "ms", [s for part in TIMES for s in _joined(part, times[part])], log_x=True),
+        Chart("A step", "nodes", "ms", parts, log_x=True, from_zero=True),
     ]
 
 

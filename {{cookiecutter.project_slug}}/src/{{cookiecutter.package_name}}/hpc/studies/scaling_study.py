@@ -72,10 +72,13 @@ class Point:
 
 def read(words: Sequence[str]) -> Study:
     """The study that these words ask for. Raises `Refused`."""
-    own, others = dict(OWN), []
+    own, asked, others = dict(OWN), set[str](), []
     for word in words:
         key, equals, value = word.partition("=")
         if key in own and equals:
+            if key in asked:
+                raise Refused(word, None, f"{key}= is typed twice", f"{key}=<one of the two>")
+            asked.add(key)
             own[key] = value
         elif other := TAKEN.get(key):
             raise Refused(word, None, "is the study's to say, point by point", other)
@@ -88,9 +91,9 @@ def read(words: Sequence[str]) -> Study:
             raise Refused("lr", own["lr"], "follows a batch that grows; strong scaling keeps it", "scaling=weak")
     if own["nodes"] is None:
         raise Refused("nodes", None, "names the points of the study", "nodes=1,2,4")
-    nodes = sorted({_count("nodes", word, "nodes=1,2,4") for word in own["nodes"].split(",")})
-    steps = _count("steps", str(own["steps"]), "steps=200")
-    return Study(tuple(nodes), str(own["scaling"]), own["lr"], steps, own["out"], tuple(others))
+    nodes = _nodes(own["nodes"])
+    steps = _count("steps", str(own["steps"]), "is a whole number above 0", "steps=200")
+    return Study(nodes, str(own["scaling"]), own["lr"], steps, own["out"], tuple(others))
 
 
 def points(study: Study, first: DictConfig) -> list[Point]:
@@ -132,23 +135,6 @@ def warmup_steps(configured: int, steps: int, scales: bool) -> int:
     return min(max(configured, steps // 10 if scales else 0), steps // 2)
 
 
-def why(study: Study, made: Sequence[Point]) -> str:
-    """Where the accuracy comes from that falls in the usual tables of 1 GPU, 4 GPUs, 2 nodes; and what is done here."""
-    first, last = made[0], made[-1]
-    if study.scaling == "strong":
-        here = f"the batch stays {first.batch}, so that all points make the same {study.steps} updates"
-    elif last.rule == "keep":
-        here = f"it grows too, from {first.batch} to {last.batch}, and the rate stays, as lr=keep asks"
-    else:
-        warmup = "" if last.warmup is None else f", after {last.warmup} steps of warm-up"
-        rates = f"the rate with it from {first.lr:.4g} to {last.lr:.4g} (lr={last.rule})"
-        here = f"it grows from {first.batch} to {last.batch}, and {rates}{warmup}"
-    return (
-        "Where accuracy falls from 1 GPU to 4 GPUs to 2 nodes, the global batch grew with them unnoticed: fewer "
-        f"updates per epoch, at the same learning rate; here {here}."
-    )
-
-
 def _rule(study: Study, first: DictConfig) -> str:
     """linear, sqrt or keep. Raises `Refused` where there is no rate to scale."""
     if study.scaling == "strong" or study.lr == "keep":
@@ -182,9 +168,19 @@ def _refuse_batch(study: Study, first: DictConfig) -> None:
         raise Refused(BATCH, size, f"{rule} for nodes={','.join(map(str, shared))}", fix)
 
 
-def _count(key: str, text: str, fix: str) -> int:
+def _nodes(text: str) -> tuple[int, ...]:
+    """Ascending."""
+    rule = "is a whole number above 0, or several with commas"
+    nodes = [_count("nodes", word, rule, "nodes=1,2,4") for word in text.split(",")]
+    once = tuple(sorted(set(nodes)))
+    if len(once) < len(nodes):
+        raise Refused("nodes", text, "names each point once", f"nodes={','.join(map(str, once))}")
+    return once
+
+
+def _count(key: str, text: str, rule: str, fix: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise Refused(key, text, "is a whole number above 0, or several with commas", fix)
+        raise Refused(key, text, rule, fix)
     return int(text)
 
 

@@ -109,8 +109,11 @@ def load(folder: Path) -> Search:
     try:
         return Search(**json.loads((folder / FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        rule = f"is no folder of a search: {FILE}: {error}"
-        raise Refused("SEARCH", folder, rule, "runs/<the folder that submit.py --search has named>") from None
+        why = f"it holds no {FILE}" if isinstance(error, FileNotFoundError) else f"{FILE} is damaged: {error}"
+        if isinstance(error, PermissionError):
+            why = f"you may not read {FILE}"
+        fix = "runs/<the folder that submit.py --search has named>"
+        raise Refused("SEARCH", folder, f"is no folder of a search: {why}", fix) from None
 
 
 def is_member(run_dir: Path) -> bool:

@@ -1,6 +1,7 @@
 """What a search may choose from: words in Hydra's grammar of sweeps, read as ranges and choices. Pure; no optuna."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -76,6 +77,8 @@ def corners(space: Space) -> list[dict[str, str]]:
 def _asked(word: str) -> Range | Choice | None:
     """None: the word says what it means."""
     parsed = sweep.parsed(word)
+    if parsed is None and re.search(r"=.*\b(interval|range)\(", word):
+        raise Refused(word, None, "the ends of an interval, and of a range, are numbers", EXAMPLE)
     if parsed is None or not parsed.is_sweep_override():
         return None
     asked = parsed.value()

@@ -14,6 +14,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from .. import launch, logs, states
+from ..config import Refused
 from ..running import history
 from . import search, space
 from .journal import Journal
@@ -30,11 +31,22 @@ def of(folder: Path, number: int = 0) -> optuna.Study:
 
     Args:
         number: of the member that asks. Seed and number decide what `random` draws, whoever comes first.
+
+    Raises:
+        Refused: there is no search, or its journal cannot be read.
     """
     asked = search.load(folder)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    storage = JournalStorage(Journal(folder / JOURNAL))
-    if not storage.get_all_studies():  # who only looks at it may have no right to write
+    journal = Journal(folder / JOURNAL)
+    try:
+        storage = JournalStorage(journal)
+        begun = storage.get_all_studies()
+    except OSError as error:
+        raise Refused("SEARCH", journal.path, f"cannot be read: {error.strerror}", "ask whose search it is") from None
+    except Exception as error:  # whatever Optuna makes of a line that it has not written
+        rule = f"is no operation of a study ({type(error).__name__}: {error})"
+        raise Refused("SEARCH", f"{journal.path}, line {journal.line}", rule, "take this line out") from None
+    if not begun:  # who only looks at it may have no right to write
         direction = StudyDirection.MINIMIZE if asked.mode == "min" else StudyDirection.MAXIMIZE
         optuna.create_study(storage=storage, study_name=NAME, direction=direction, load_if_exists=True)
     return optuna.load_study(study_name=NAME, storage=storage, sampler=sampler(asked, number), pruner=pruner(asked))

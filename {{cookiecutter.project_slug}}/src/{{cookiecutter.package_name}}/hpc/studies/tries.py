@@ -59,6 +59,12 @@ def look(folder: Path, points: Sequence[Point], scheduler: str) -> list[Try]:
     return [judged(_read(folder, point), told) for point in points]
 
 
+def missing(folder: Path, points: Sequence[Point], scheduler: str, again: bool) -> list[Try]:
+    """The points that have no job; with `again` also those whose job has failed."""
+    found = look(folder, points, scheduler)
+    return [one for one in found if one.state.word == REFUSED or (again and one.failed)]
+
+
 def judged(one: Try, told: dict[str, State] | None) -> Try:
     """With its state, given what the scheduler knows of the jobs; None: it does not answer."""
     run = one.run
