@@ -38,7 +38,7 @@ def logged(run_dir: Path, values: list[float]) -> Path:
 def test_on_a_login_node_the_line_leads_to_it() -> None:
     assert tunnel.lines(4321, "ana", "login.site", "login.site", {}) == ["ssh -L 4321:localhost:4321 ana@login.site"]
     several = tunnel.lines(4321, "ana", "login3.internal", "login.site", {})  # an address that several nodes share
-    assert several[0] == "ssh -L 4321:localhost:4321 ana@login.site" and f"{JUMP}login3.internal)" in several
+    assert several[0] == "ssh -L 4321:localhost:4321 ana@login.site" and several[2] == f"{JUMP}login3.internal"
     unknown = tunnel.lines(4321, "ana", "login3.internal", None, {})
     assert unknown == ["ssh -L 4321:localhost:4321 ana@login3.internal"]
 
@@ -88,6 +88,17 @@ def refused(*words: Path | str, **environ: str) -> str:
 def test_a_login_host_that_is_no_name_is_refused(tmp_path: Path) -> None:
     said = refused(logged(tmp_path / "run", [1.0]), "cluster.login_host='a; reboot'")
     assert "cluster.login_host='a; reboot'\n" in said
+
+
+def test_of_a_tensorboard_that_does_not_start_the_error_is_told(tmp_path: Path) -> None:
+    run = logged(tmp_path / "run", [1.0])
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "tensorboard" / "__init__.py").write_text("raise ImportError('No module named tensorboard')")
+    said = refused(run, PYTHONPATH=str(tmp_path))
+    assert said.splitlines()[1:] == [
+        "  rule: ended with exit code 1: ImportError: No module named tensorboard",
+        "  fix:  pip install tensorboard -c constraints.txt",
+    ]
 
 
 class Shown:

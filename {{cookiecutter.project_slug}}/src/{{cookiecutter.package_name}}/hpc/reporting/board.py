@@ -77,17 +77,15 @@ class Board:
             errors="replace",
             preexec_fn=launch.die_with_parent,  # SIGKILL leaves this process no time to end it
         )
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def __enter__(self) -> "Board":
         limit = time.monotonic() + PATIENCE
         try:
             while not (self._bound.wait(0.1) and self._answers()):
                 if self._process.poll() is not None or time.monotonic() > limit:
-                    ended = self._process.returncode is not None
-                    rule = f"ended with exit code {self._process.returncode}" if ended else f"no answer in {PATIENCE} s"
-                    said = "\n        ".join(self._said) or "it said nothing"
-                    raise Refused("tensorboard", None, f"{rule}: {said}", "python -m tensorboard.main --version")
+                    raise self._refusal()
         except BaseException:
             self.__exit__()
             raise
@@ -113,6 +111,17 @@ class Board:
             if found := URL.search(line):
                 self.port = int(found[1])
                 self._bound.set()
+
+    def _refusal(self) -> Refused:
+        """What it said last: of a traceback, the error."""
+        version = "python -m tensorboard.main --version"
+        if self._process.returncode is None:
+            rule, fix = f"no answer in {PATIENCE} s", f"{version}, to see whether it starts here"
+        else:
+            self._listener.join(GOODBYE)  # there is no more to come
+            rule, fix = f"ended with exit code {self._process.returncode}", "pip install tensorboard -c constraints.txt"
+        said = next((line for line in reversed(self._said) if line.strip()), "it said nothing")
+        return Refused("tensorboard", None, f"{rule}: {said.strip()}", fix)
 
     def _answers(self) -> bool:
         """Asked without the proxy that clusters like to set in the environment."""

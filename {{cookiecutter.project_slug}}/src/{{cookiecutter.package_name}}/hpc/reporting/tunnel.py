@@ -11,7 +11,7 @@ def here(environ: Mapping[str, str]) -> str:
 
 
 def lines(port: int, user: str, host: str, login_host: str | None, environ: Mapping[str, str]) -> list[str]:
-    """What to type there, and when something else is needed.
+    """What to type there, a line each to be copied whole; in brackets, when something else is needed.
 
     Args:
         host: this machine, as `here` names it.
@@ -30,8 +30,8 @@ def lines(port: int, user: str, host: str, login_host: str | None, environ: Mapp
         return [direct]
     return [
         direct,
-        f"(if {login_host} leads to another login node than {_short(host)}, where this runs:",
-        f"ssh -J {user}@{login_host} {forward} {user}@{host})",
+        f"(if {login_host} leads to another login node than {_short(host)}, where this runs:)",
+        f"ssh -J {user}@{login_host} {forward} {user}@{host}",
     ]
 
 
