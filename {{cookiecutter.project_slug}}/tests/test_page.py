@@ -239,14 +239,6 @@ def test_nothing_is_asked_of_anybody(run_dir: Path) -> None:
     assert "url(" not in text and "@import" not in text
 
 
-def test_a_page_is_no_sign_of_life(run_dir: Path) -> None:
-    (run,) = history.find(run_dir)
-    before = max(history.changes(run))
-    onepage.made(run)
-    os.utime(run_dir / "report.html", (before + 1000,) * 2)
-    assert max(history.changes(run)) == before
-
-
 # -- What comes from a run directory is text --
 
 EVIL = "<script>alert(1)</script>\x1b[2J\x07\u202e\"'&`"
@@ -341,7 +333,37 @@ def test_an_attempt_without_an_end_lasted_until_the_last_sign_of_life(run_dir: P
     (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")  # the first one was struck
     spans = measured.measure(history.find(run_dir)[0]).spans
     assert [span.sure for span in spans] == [False, True]
-    assert spans[0].end == BEGAN + 333  # its last phase; the files were written later by the second one
+    assert spans[0].end == BEGAN + 600  # its last sample; the files were written later by the second one
+    for file in run_dir.glob("monitor/*.csv"):
+        file.unlink()
+    (run_dir / "claims").mkdir()
+    (run_dir / "claims" / "000001.beat").touch()  # long after the second one began: a copy
+    spans = measured.measure(history.find(run_dir)[0]).spans
+    assert spans[0].end == BEGAN + 333  # its last phase
+    os.utime(run_dir / "claims" / "000001.beat", (BEGAN + 580,) * 2)
+    assert measured.measure(history.find(run_dir)[0]).spans[0].end == BEGAN + 580
+
+
+def test_no_attempt_lasts_into_the_next_one(run_dir: Path) -> None:
+    (run_dir / "claims").mkdir()
+    (run_dir / "claims" / "000001.beat").touch()
+    os.utime(run_dir / "claims" / "000001.beat", (BEGAN + 720,) * 2)  # it was fenced off
+    lines = (run_dir / "attempts.jsonl").read_text().splitlines()
+    (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
+    first, second = measured.measure(history.find(run_dir)[0]).spans
+    assert first.end <= second.begin == BEGAN + 700
+
+
+def test_a_run_that_was_killed_lasted_no_longer_than_its_heart_beat(run_dir: Path) -> None:
+    lines = (run_dir / "attempts.jsonl").read_text().splitlines()
+    (run_dir / "attempts.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    (run_dir / "verdict").unlink()
+    (run_dir / "claims").mkdir()
+    (beat := run_dir / "claims" / "000002.beat").touch()
+    killed = time.time() - 40  # it may live: a file server shows some beats late
+    os.utime(beat, (killed, killed))
+    found = measured.measure(history.find(run_dir)[0])
+    assert (found.row.state, found.spans[-1].end) == ("running?", pytest.approx(killed))
 
 
 def test_no_monitor(run_dir: Path) -> None:

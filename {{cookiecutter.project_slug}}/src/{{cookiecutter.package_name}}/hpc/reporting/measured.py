@@ -1,10 +1,10 @@
 """All that is known of one run: its directory, read once, and what the scheduler has counted. Imports no torch."""
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import yaml
 
 from .. import logs
 from ..running import history
-from ..running.history import Run
+from ..running.history import Attempt, Run
 from . import accounts, events, report, usage
 from .accounts import Account
 from .events import Curves
@@ -46,7 +46,7 @@ def measure(run: Run) -> Measured:
     row = report.one(run)
     curves, phases = events.read(run.path / "tensorboard"), usage.phases(run.path)
     nodes, notes = usage.nodes(run.path)
-    spans = attempts(run, phases, row.state in report.ACTIVE)
+    spans = attempts(run, phases, row.state in report.ACTIVE - {"running?"})
     config_text, config = _config(run.path)
     found, why = accounts.ask(report.scheduler(run), [attempt.job for attempt in run.attempts if attempt.job])
     return Measured(
@@ -68,22 +68,27 @@ def measure(run: Run) -> Measured:
 
 
 def attempts(run: Run, phases: Sequence[Phase], active: bool) -> list[Span]:
-    """When each attempt began and ended. One that left no end lasted until the last sign of life before the next."""
-    signs = history.changes(run) + [phase.end for phase in phases]
-    spans = []
-    for attempt, following in zip_longest(run.attempts, run.attempts[1:]):
-        # rank 0 notes an attempt when it has found its checkpoint; the process has begun before
-        starts = [phase.begin for phase in phases if phase.attempt == attempt.number and phase.what == "start"]
-        begin = min([attempt.start, *(start for start in starts if attempt.start - start < 3600)])
+    """When each attempt began and ended. One that left no end lasted until its last sign of life before the next.
+
+    Args:
+        active: the scheduler says that the last one still runs.
+    """
+    begins = [_begin(attempt, phases) for attempt in run.attempts]
+    spans: list[Span] = []
+    for index, (attempt, begin) in enumerate(zip(run.attempts, begins, strict=True)):
+        limit = begins[index + 1] if index + 1 < len(begins) else math.inf
         if attempt.end:
             end = attempt.end["time"]
-        elif following is None and active:
-            end = time.time()
         else:
-            limit = following.start if following else time.time()
-            end = max((sign for sign in signs if begin <= sign <= limit), default=begin)
-        spans.append(Span(begin, max(end, begin), attempt.end is not None))
+            end = time.time() if active and limit == math.inf else history.last_sign(run, attempt, limit)
+        spans.append(Span(begin, max(min(end, limit), begin), attempt.end is not None))
     return spans
+
+
+def _begin(attempt: Attempt, phases: Sequence[Phase]) -> float:
+    """Rank 0 notes an attempt when it has found its checkpoint; the process has begun before."""
+    starts = [phase.begin for phase in phases if phase.attempt == attempt.number and phase.what == "start"]
+    return min([attempt.start, *(start for start in starts if attempt.start - start < 3600)])
 
 
 def _clocks(nodes: Sequence[Node], spans: Sequence[Span]) -> list[str]:

@@ -1,7 +1,7 @@
 """What runs have left in their directories, read again: attempts, errors, scalars. Asks nobody; imports no torch."""
 
 import json
-import os
+import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,11 +12,10 @@ from typing import Any
 
 from .. import logs, rundir
 from ..logs import text
-from . import causes, claim
+from . import causes, claim, signs
 
 SKEW = 5  # seconds that the clocks of nodes may differ
 LATEST = 2**36  # unix time of a file that is sound: the year 4147
-NOT_ITS_OWN = {"submitted.json", "job.sh", "node.sh", "config.yaml", "report.html"}  # no signs of life of a run
 
 
 @dataclass(frozen=True)
@@ -123,27 +122,17 @@ def node_hours(run: Run, runs_till: float | None) -> float:
     Args:
         runs_till: now, where the scheduler says that the last attempt still runs.
     """
-    signs = changes(run) if any(not attempt.end for attempt in run.attempts) else []
     used = 0.0
     for attempt, following in zip_longest(run.attempts, run.attempts[1:]):
-        if attempt.end:
-            until = attempt.end["time"]
-        elif following:  # a requeued job waits in between
-            until = max((when for when in signs if attempt.start <= when <= following.start), default=following.start)
-        else:
-            until = runs_till or max(signs, default=0)
+        until = attempt.end["time"] if attempt.end else None if following else runs_till
+        until = until or last_sign(run, attempt, following.start if following else math.inf)
         used += max(until - attempt.start, 0) * max(len(attempt.hosts), 1)
     return used / 3600
 
 
-def changes(run: Run) -> list[float]:
-    """When the files that the run itself writes were changed last."""
-    files = [path for job in {attempt.job for attempt in run.attempts} for path in logs.files(run.path, job)]
-    for folder, inside, names in os.walk(run.path):
-        inside[:] = [name for name in inside if name != "code" and name[0] != "."]
-        ours = [name for name in names if name not in NOT_ITS_OWN and not name.endswith(".log")]
-        files += [Path(folder, name) for name in ours]
-    return [when for path in files if (when := _changed(path))]
+def last_sign(run: Run, attempt: Attempt, until: float = math.inf) -> float:
+    """When an attempt was seen alive last, before the next one began. A requeued job waits in between."""
+    return signs.last(run.path, attempt.number, attempt.start, str(next(iter(attempt.hosts), "")), until)
 
 
 def _raised(run: Run) -> str:
