@@ -20,7 +20,7 @@ from {{ cookiecutter.package_name }}.hpc import config, rundir
 from {{ cookiecutter.package_name }}.hpc.charts import chart
 from {{ cookiecutter.package_name }}.hpc.jobs import commandline
 from {{ cookiecutter.package_name }}.hpc.reporting import accounts, events, measured, onepage, page, pictures, usage
-from {{ cookiecutter.package_name }}.hpc.running import history
+from {{ cookiecutter.package_name }}.hpc.running import causes, history
 
 BEGAN = 1_790_000_000.0
 WORDS = ["trainer=ddp", "cluster=juwels_booster", "cluster.gpu=A100", "trainer.devices=2", "trainer.num_nodes=2"]
@@ -237,6 +237,28 @@ def test_nothing_is_asked_of_anybody(run_dir: Path) -> None:
     text = (run_dir / "report.html").read_text()
     assert set(re.findall(r"\w+://[^\"' ]+", text)) <= {"http://www.w3.org/2000/svg"}
     assert "url(" not in text and "@import" not in text
+
+
+def test_each_attempt_tells_its_cause_after_a_resume_too(run_dir: Path) -> None:
+    lines = (run_dir / "attempts.jsonl").read_text().splitlines()
+    (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
+    cells = reported(run_dir)[0].under("Attempts")
+    assert "10 min | 1 | killed | it left no word" in cells, "to the step of its last phase"
+    causes.note(run_dir, 1, 1, "n1", "ValueError: no such label", "Traceback")
+    read, text = reported(run_dir)
+    assert "failed | rank 1 on n1: ValueError: no such label" in read.under("Attempts")
+    assert "no such label" in "".join(text)
+    assert "no such label" not in read.under("What limits it"), "the run went on, and finished"
+
+
+def test_of_a_run_that_failed_the_first_sentence_says_so(run_dir: Path) -> None:
+    lines = (run_dir / "attempts.jsonl").read_text().splitlines()
+    (run_dir / "attempts.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    rundir.end(run_dir, None, 2, 1300, "failed", "loss or gradient was not finite, seen at step 1300")
+    said = reported(run_dir)[0].under("What limits it")
+    assert said.startswith("Attempt 2 ended at step 1300 (failed): loss or gradient was not finite, seen at step 1300.")
+    assert "model.optimizer.lr=" in said
+    assert "waits for data" in said
 
 
 # -- What comes from a run directory is text --

@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..running import history
 from ..running.history import Attempt, Run
 from . import accounts, events, report, usage
 from .accounts import Account
+from .endings import Ending, endings
 from .events import Curves
 from .figures import CLOCK, Numbers, Span, numbers
 from .report import Row
@@ -31,6 +32,7 @@ class Measured:
     config_text: str
     made_by: dict[str, Any]
     spans: list[Span]
+    endings: list[Ending]
     curves: Curves
     nodes: list[Node]
     phases: list[Phase]
@@ -56,13 +58,14 @@ def measure(run: Run) -> Measured:
         config_text=config_text,
         made_by=_json(run.path / "made_by.json"),
         spans=spans,
+        endings=endings(run, row, phases),
         curves=curves,
         nodes=nodes,
         phases=phases,
         joules=sum(node.energy() for node in nodes) if any(node.gpus("watts") for node in nodes) else None,
         accounts=found,
         no_accounts=why,
-        numbers=numbers(spans, phases, curves, nodes, config),
+        numbers=replace(numbers(spans, phases, curves, nodes, config), steps=row.step),
         notes=[*curves.notes, *notes, *_clocks(nodes, spans), *_silent(run, nodes)],
     )
 

@@ -1,5 +1,6 @@
 """What is told of a run and in which order: numbers become sections, which a page and a terminal show alike. Pure."""
 
+import shlex
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -8,8 +9,9 @@ from ..charts.chart import Chart
 from ..charts.units import energy, percent, seconds
 from . import pictures
 from .blocks import Block, Facts, Figures, Fold, Items, Section, Table
+from .endings import advice
 from .figures import PARTS, value
-from .findings import findings
+from .findings import MOST, findings
 from .measured import Measured
 
 SHOWN = 40  # rows of a table; of more, the last ones
@@ -20,7 +22,7 @@ def story(measured: Measured) -> list[Section]:
     """All sections, those of which nothing is known with a sentence that says so."""
     return [
         Section(f"{measured.row.run}: {measured.row.state}", _what(measured)),
-        Section("What limits it", [Items(findings(measured.numbers, measured.config))]),
+        Section("What limits it", [Items(_sentences(measured))]),
         Section("Curves", _figures(pictures.curves(measured.curves), "No curve is in the events files.")),
         Section("Throughput", _throughput(measured)),
         Section("Where the time goes", _time(measured)),
@@ -62,6 +64,16 @@ def _what(measured: Measured) -> list[Block]:
     if measured.notes:
         blocks.append(Items([f"Missing: {note}." for note in measured.notes]))
     return blocks
+
+
+def _sentences(measured: Measured) -> list[str]:
+    """Three at most; of a run that did not end well the first says so."""
+    told, ended = findings(measured.numbers, measured.config), next(reversed(measured.endings), None)
+    if ended is None or ended.well or measured.row.state == "finished":
+        return told
+    verb = "submit.py" if measured.run.attempts[-1].job else "train.py"
+    again = f"python {verb} resume={shlex.quote(str(measured.run.path))}"
+    return [advice(ended, measured.config, again), *told][:MOST]
 
 
 def _figures(charts: list[Chart], otherwise: str) -> list[Block]:
@@ -145,12 +157,11 @@ def _accounts(measured: Measured) -> list[Block]:
 
 def _attempts(measured: Measured) -> list[Block]:
     rows = []
-    for attempt, span in zip(measured.run.attempts, measured.spans, strict=True):
-        end = attempt.end or {}
+    for attempt, span, ended in zip(measured.run.attempts, measured.spans, measured.endings, strict=True):
         hosts = f"{len(attempt.hosts)}: {', '.join(map(str, attempt.hosts[:2]))}{' ...' if attempt.hosts[2:] else ''}"
-        why = str(end.get("why") or "") if end else "left no end"
         cells = [attempt.number, attempt.job or "", hosts, attempt.world_size, _when(span.begin), seconds(span.seconds)]
-        rows.append([*map(str, cells), str(end.get("step", "")), str(end.get("outcome", "")), why])
+        step = "" if ended.step is None else str(ended.step)
+        rows.append([*map(str, cells), step, ended.outcome, ended.why])
     head = ["", "job", "nodes", "ranks", "began", "lasted", "to step", "outcome", "why"]
     return _long(head, rows) if rows else ["None has begun."]
 

@@ -27,6 +27,7 @@ class Phase:
     begin: float
     end: float
     attempt: int
+    step: int = 0  # the last one done
 
     @property
     def seconds(self) -> float:
@@ -107,8 +108,9 @@ def phases(run_dir: Path) -> list[Phase]:
     for line in text(run_dir / "monitor" / "phases.jsonl").splitlines():
         try:
             note = json.loads(line)
-            phase = Phase(str(note["what"]), float(note["begin"]), float(note["end"]), int(note["attempt"]))
-        except (ValueError, KeyError, TypeError, OverflowError):
+            begin, end, step = float(note["begin"]), float(note["end"]), int(note.get("step") or 0)
+            phase = Phase(str(note["what"]), begin, end, int(note["attempt"]), step)
+        except (ValueError, KeyError, TypeError, OverflowError, AttributeError):
             continue
         found += [phase] if 0 <= phase.seconds < LARGEST else []
     return found

@@ -135,17 +135,22 @@ def last_sign(run: Run, attempt: Attempt, until: float = math.inf) -> float:
     return signs.last(run.path, attempt.number, attempt.start, str(next(iter(attempt.hosts), "")), until)
 
 
+def raised(run: Run, number: int, since: float = 0) -> str:
+    """The first cause among what the ranks of an attempt have left since then; or nothing."""
+    found = next((attempt for attempt in run.attempts if attempt.number == number), None)
+    left = [cause for cause in causes.read(run.path, number) if cause.time >= since]
+    cause = causes.first(left, found.world_size if found else 0, found.hosts if found else ())
+    return cause.line if cause else ""
+
+
 def _raised(run: Run) -> str:
-    """The first cause among what the ranks of the newest attempt have left since it was submitted."""
+    """Of the newest attempt, since the run was submitted."""
     folders = {int(path.name) for path in run.path.glob("errors/*") if path.name.isdecimal()}
     try:
         newest = max({claim.newest(run.path), *folders, *(attempt.number for attempt in run.attempts)})
     except OSError:
         return ""
-    last = next((attempt for attempt in run.attempts if attempt.number == newest), None)
-    left = [cause for cause in causes.read(run.path, newest) if cause.time >= run.asked - SKEW]
-    cause = causes.first(left, last.world_size if last else 0, last.hosts if last else ())
-    return cause.line if cause else ""
+    return raised(run, newest, run.asked - SKEW)
 
 
 def _one(metrics: Mapping[str, float]) -> str:
