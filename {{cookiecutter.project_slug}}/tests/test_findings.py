@@ -137,7 +137,7 @@ def test_a_damaged_config_gives_sentences_without_it(damaged: dict[str, Any]) ->
 MEMORY = "rank 0: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 RESUME = "python submit.py resume=runs/x"
 ENDS = [
-    ("failed", "loss or gradient was not finite, seen at step 9", [], "model.optimizer.lr=0.0003"),
+    ("failed", "loss or gradient was not finite, seen at step 9", [], "model.optimizer.lr=0.0001"),
     ("failed", MEMORY, ["trainer.accumulate_grad_batches=2"], "trainer.accumulate_grad_batches=4"),
     ("out of memory", "", ["data.num_workers=8"], "data.num_workers=4"),
     ("failed", "rank 3: Hang: no step for 600 s since step 8", [], "faults.hang_minutes=20"),

@@ -19,7 +19,18 @@ from torch.utils.tensorboard.writer import SummaryWriter
 from {{ cookiecutter.package_name }}.hpc import config, rundir
 from {{ cookiecutter.package_name }}.hpc.charts import chart
 from {{ cookiecutter.package_name }}.hpc.jobs import commandline
-from {{ cookiecutter.package_name }}.hpc.reporting import accounts, events, measured, onepage, page, pictures, usage
+from {{ cookiecutter.package_name }}.hpc.reporting import (
+    accounts,
+    blocks,
+    events,
+    measured,
+    onepage,
+    page,
+    pictures,
+    report,
+    terminal,
+    usage,
+)
 from {{ cookiecutter.package_name }}.hpc.running import causes, history
 
 BEGAN = 1_790_000_000.0
@@ -230,6 +241,32 @@ def test_phases_are_marked_in_the_picture_of_the_nodes(run_dir: Path) -> None:
     assert any(y != y for _, y in gpus.series[0].points)
 
 
+def test_no_line_leads_from_one_attempt_to_the_next(run_dir: Path) -> None:
+    for file in run_dir.glob("monitor/*.csv"):  # requeued at once
+        head, *lines = (line.split(",", 1) for line in file.read_text().splitlines())
+        times = [float(when) - (98 if rest[0] == "2" else 0) for when, rest in lines]
+        table = [head, *([f"{when}", rest] for when, (_, rest) in zip(times, lines, strict=True))]
+        file.write_text("".join(",".join(line) + "\n" for line in table))
+    points = used(measured.measure(history.find(run_dir)[0])).series[0].points
+    assert [x for x, y in points if y != y] == pytest.approx([612 / 60])
+
+
+def test_bars_have_the_scale_of_their_chart() -> None:
+    series = [chart.Series("n1", [(0, 99.9), (1, 100.0), (2, 99.95)])]
+    (line,) = terminal._curves(chart.Chart("CPU use", "minutes", "%", series, from_zero=True))
+    assert "███" in line
+    (line,) = terminal._curves(chart.Chart("loss", "step", "", series))
+    assert "▁█▄" in line
+
+
+def test_a_table_that_is_too_wide_is_told_whole() -> None:
+    hosts, why = "2: " + ", ".join("a-very-long-host-name-of-the-cluster-0001.example.org" for _ in "ab"), "x" * 130
+    lines = terminal._block(blocks.Table(["", "nodes", "why"], [["1", hosts, why], ["2", "1: n1", ""]]))
+    assert max(map(len, lines)) <= report.WIDTH - 2
+    assert all(word in "".join("".join(lines).split()) for word in (hosts.replace(" ", ""), why))
+    assert lines[-1] == "2; nodes: 1: n1"
+
+
 def test_nothing_is_asked_of_anybody(run_dir: Path) -> None:
     read, _ = reported(run_dir)
     assert set(read.wants) == {"data:,"}
@@ -303,6 +340,41 @@ def test_an_events_file_that_a_crash_cut_off(run_dir: Path) -> None:
     assert "val/loss" not in read.points
     assert "ends in the middle of a record; what stands before that is shown" in "".join(missing(run_dir))
     assert "train/loss" in "\n".join(reported(run_dir)[1])
+
+
+def test_a_record_that_is_damaged_is_left_out(run_dir: Path) -> None:
+    (file,) = (run_dir / "tensorboard").iterdir()
+    content = file.read_bytes()
+    at = content.index(b"train/loss") + len(b"train/loss") + 4  # within the four bytes of its value
+    file.write_bytes(content[:at] + bytes([content[at] ^ 0x40]) + content[at + 1 :])
+    points = events.read(run_dir / "tensorboard").points["train/loss"]
+    assert points[0] == (19, pytest.approx(3 - 19 / 50)), "a value that is wrong is not shown"
+    assert len(points) == 9
+    assert missing(run_dir) == [f"{file.name}: 1 damaged record left out"]
+
+
+def test_an_events_file_that_is_a_directory(run_dir: Path) -> None:
+    (run_dir / "tensorboard" / "events.out.tfevents.2").mkdir()
+    assert missing(run_dir) == ["events.out.tfevents.2: Is a directory; what stands before that is shown"]
+
+
+def test_a_curve_that_is_no_number_any_more_says_so(run_dir: Path) -> None:
+    writer = SummaryWriter(str(run_dir / "tensorboard"), filename_suffix=".x")
+    for step in (109, 119, 129):
+        writer.add_scalar("train/loss", float("nan"), step)
+        writer.add_scalar("perf/step_seconds", float("inf"), step)
+        writer.add_scalar("val/only_nan", float("nan"), step)
+        writer.add_scalar("large", 1e32, step)
+    writer.close()
+    read, lines = reported(run_dir)
+    (line,) = [line for line in lines if "loss: train/loss" in line]
+    assert line.endswith("2.82 → 1.02 (not finite from 109 on)")
+    assert "train/loss not finite from 109 on" in read.under("Curves")
+    assert "val/only_nan not finite from 109 on" in read.under("Curves")
+    assert "1e32 → 1e32" in "".join(lines)
+    assert "of a step" in read.under("Where the time goes"), "the other steps were timed"
+    (loss, *_) = pictures.curves(events.read(run_dir / "tensorboard"))
+    assert "120" in re.findall(r">(\d+)</text>", chart.svg(loss)), "the axis goes on to the last step"
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00", b"\xff" * 64, b"\x05" + b"\x00" * 11 + b"\xff" * 9])
@@ -491,12 +563,28 @@ def test_a_step_that_was_made_twice_counts_as_it_was_made_last(tmp_path: Path) -
     assert events.read(tmp_path).points["loss"] == [(1, 1.0), (2, 5.0), (3, 1.0)]
 
 
-def test_of_many_nodes_some_are_read_and_two_lines_drawn(run_dir: Path) -> None:
+def test_of_many_nodes_all_are_read_and_two_lines_drawn(run_dir: Path) -> None:
+    before = measured.measure(history.find(run_dir)[0]).joules
     for number in range(3, 71):
         sampled(run_dir, f"n{number}")
+    (slow := run_dir / "monitor" / "n66.csv").write_text(slow.read_text().replace(",52,", ",21,"))
     found = measured.measure(history.find(run_dir)[0])
-    assert found.notes == ["24 of the 70 nodes' samples are read"]
-    assert [series.name.split(":")[0] for series in used(found).series] == ["mean of 24", "least used"]
+    assert found.notes == []
+    assert before and found.joules == pytest.approx(35 * before), "of all nodes"
+    assert [series.name for series in used(found).series] == ["mean of 70", "least used: n66"]
+    read, _ = reported(run_dir)
+    assert "140 GPUs of 70 nodes" in read.under("Energy")
+    assert "The 40 of 70 nodes that did least:" in read.under("What the nodes did")
+    assert "n66 | 120 | 21" in read.under("What the nodes did")
+
+
+def test_of_very_many_samples_some_are_read(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = measured.measure(history.find(run_dir)[0])
+    monkeypatch.setattr(usage, "BYTES", sum(file.stat().st_size for file in run_dir.glob("monitor/*.csv")) // 3)
+    found = measured.measure(history.find(run_dir)[0])
+    assert found.notes == ["of the samples of the 2 nodes one in 3 is read"]
+    assert len(found.nodes[0].times) == 40
+    assert found.joules == pytest.approx(before.joules, rel=0.1), "the integral is that of all the time"
 
 
 # -- The scheduler's view --

@@ -208,6 +208,16 @@ def test_a_run_that_has_not_ended_is_read_from_tensorboard(runs: Path) -> None:
     assert only(runs)["step"] == "20"
 
 
+def test_the_last_step_is_the_largest(runs: Path) -> None:
+    run_dir = runs / "digits"
+    attempt(run_dir)
+    scalars(run_dir, "1", s90={"train/loss": 2.0}, s80={"val/loss": 1.0})
+    assert only(runs)["step"] == "90"
+    (run_dir / "checkpoints" / "step-000000100").mkdir(parents=True)
+    (run_dir / "checkpoints" / "step-000000120.part").mkdir()
+    assert only(runs)["step"] == "100"
+
+
 def test_what_the_last_end_says_goes_before_tensorboard(runs: Path) -> None:
     run_dir = runs / "digits"
     scalars(run_dir, "1", s41={"val/accuracy": 0.5})

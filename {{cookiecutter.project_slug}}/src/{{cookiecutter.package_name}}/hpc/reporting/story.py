@@ -7,7 +7,7 @@ from datetime import datetime
 from ..charts.axis import number
 from ..charts.chart import Chart
 from ..charts.units import energy, percent, seconds
-from . import pictures
+from . import pictures, usage
 from .blocks import Block, Facts, Figures, Fold, Items, Section, Table
 from .endings import advice
 from .figures import PARTS, value
@@ -122,7 +122,9 @@ def _time(measured: Measured) -> list[Block]:
 def _nodes(measured: Measured) -> list[Block]:
     if not any(node.times for node in measured.nodes):
         return ["There are no samples of any node."]
-    numbers, rows = measured.numbers, [pictures.summary(node, measured.phases) for node in measured.nodes if node.times]
+    numbers, sampled = measured.numbers, [node for node in measured.nodes if node.times]
+    few = sorted(sampled, key=usage.busy)[:SHOWN] if len(sampled) > SHOWN else sampled
+    rows = [pictures.summary(node, measured.phases) for node in few]
     titles = [title for title in dict.fromkeys(title for row in rows for title in row)]
     facts = [
         ("GPUs busy in training", "" if numbers.gpu_percent is None else percent(numbers.gpu_percent / 100)),
@@ -133,6 +135,7 @@ def _nodes(measured: Measured) -> list[Block]:
     return [
         Facts([(name, text) for name, text in facts if text]),
         Figures(pictures.use(measured.nodes, measured.phases, measured.spans), wide=True),
+        *([f"The {SHOWN} of {len(sampled)} nodes that did least:"] if few is not sampled else []),
         Table(titles, [[row.get(title, "") for title in titles] for row in rows]),
     ]
 

@@ -113,7 +113,8 @@ def progress(run: Run) -> tuple[int | None, str]:
     if not run.attempts or (tested and run.attempts[-1].end):
         return step, _one(tested)
     newest, validated = _scalars(run.path / "tensorboard")
-    return step if run.attempts[-1].end or newest is None else newest, _one(tested or validated)
+    made = max((made for made in (newest, _saved(run.path)) if made is not None), default=step)
+    return step if run.attempts[-1].end else made, _one(tested or validated)
 
 
 def node_hours(run: Run, runs_till: float | None) -> float:
@@ -160,20 +161,26 @@ def _one(metrics: Mapping[str, float]) -> str:
 
 
 def _scalars(folder: Path) -> tuple[int | None, dict[str, float]]:
-    """The step of the newest scalar, and the newest validation metrics, from TensorBoard's files."""
+    """The step of the newest scalars, and the newest validation metrics, from TensorBoard's files."""
     files = sorted(folder.glob("events.out.tfevents.*"), reverse=True)  # their names begin with the time
     step, validated = None, {}
     for file in files:
         steps, values = _events(file)
-        step = steps if step is None else step
+        step = max((some for some in (step, steps) if some is not None), default=None)
         validated = validated or {tag: value for tag, value in values.items() if tag.startswith("val/")}
         if step is not None and validated:
             break
     return step, validated
 
 
+def _saved(run_dir: Path) -> int | None:
+    """The step of the newest checkpoint."""
+    found = (re.fullmatch(r"step-(\d+)", path.name) for path in run_dir.glob("checkpoints/step-*"))
+    return max((int(name[1]) for name in found if name), default=None)
+
+
 def _events(file: Path) -> tuple[int | None, dict[str, float]]:
-    """The last step and the last value of each scalar in one file, as far as it can be read."""
+    """The largest step and the last value of each scalar in one file, as far as it can be read."""
     step, values = None, {}
     with suppress(Exception):  # whatever comes of a damaged file, or of a missing library: the table can do without
         from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
@@ -181,7 +188,7 @@ def _events(file: Path) -> tuple[int | None, dict[str, float]]:
         for event in LegacyEventFileLoader(str(file)).Load():
             for value in event.summary.value:
                 if value.HasField("simple_value"):
-                    step, values[value.tag] = event.step, value.simple_value
+                    step, values[value.tag] = max(event.step, step or 0), value.simple_value
     return step, values
 
 
