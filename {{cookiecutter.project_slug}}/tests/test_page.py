@@ -367,10 +367,11 @@ def test_a_curve_that_is_no_number_any_more_says_so(run_dir: Path) -> None:
         writer.add_scalar("large", 1e32, step)
     writer.close()
     read, lines = reported(run_dir)
-    (line,) = [line for line in lines if "loss: train/loss" in line]
-    assert line.endswith("2.82 → 1.02 (not finite from 109 on)")
-    assert "train/loss not finite from 109 on" in read.under("Curves")
-    assert "val/only_nan not finite from 109 on" in read.under("Curves")
+    (at,) = [index for index, line in enumerate(lines) if "loss: train/loss" in line]
+    assert lines[at].endswith("2.82 → 1.02")
+    assert lines[at + 1].strip() == "not finite from step 109 on"
+    assert "train/loss not finite from step 109 on" in read.under("Curves")
+    assert "val/only_nan not finite from step 109 on" in read.under("Curves")
     assert "1e32 → 1e32" in "".join(lines)
     assert "of a step" in read.under("Where the time goes"), "the other steps were timed"
     (loss, *_) = pictures.curves(events.read(run_dir / "tensorboard"))
@@ -474,7 +475,7 @@ def test_one_of_two_nodes_has_no_samples(run_dir: Path) -> None:
     (run_dir / "monitor" / "n2.csv").unlink()
     assert missing(run_dir) == ["no samples of n2"]
     (run_dir / "monitor" / "n2.csv").write_text("time,attempt\n")
-    assert missing(run_dir) == ["n2.csv has no sample"]
+    assert missing(run_dir)[1:] == ["n2.csv has no sample"]
     assert ": 2 GPUs of 1 node, their sampled power" in reported(run_dir)[0].under("Energy")
 
 
@@ -502,7 +503,7 @@ def test_half_written_and_damaged_lines_of_samples(run_dir: Path) -> None:
     assert node.columns["time"] == whole
     assert missing(run_dir) == ["n1.csv: 3 damaged lines left out"]
     (run_dir / "monitor" / "n2.csv").write_text(f"{BEGAN},1,3\n{BEGAN + 1},1,3\n")
-    assert "n2.csv has no sample" in missing(run_dir)
+    assert missing(run_dir)[1:] == ["n2.csv has no sample"]
     reported(run_dir)
 
 
@@ -535,6 +536,49 @@ def test_any_damaged_file_gives_a_page(file: str, content: bytes, run_dir: Path)
     (run_dir / file).write_bytes(content)
     if history.find(run_dir):
         reported(run_dir)
+
+
+@pytest.mark.parametrize(("file", "said"), [("attempts.jsonl", "attempts.jsonl: 1 damaged line left out"),
+                                            ("monitor/phases.jsonl", "monitor/phases.jsonl: 1 damaged line left out"),
+                                            ("config.yaml", "config.yaml is damaged"),
+                                            ("made_by.json", "made_by.json is damaged")])  # fmt: skip
+@pytest.mark.parametrize("garbage", [False, True], ids=["half", "garbage"])
+def test_what_is_damaged_is_named_and_nothing_false_made_of_it(
+    file: str, said: str, garbage: bool, run_dir: Path
+) -> None:
+    whole = (run_dir / file).read_bytes()
+    (run_dir / file).write_bytes(b"\xff\x00\xfe" if garbage else whole[: len(whole) // 2 - 9])
+    read, lines = reported(run_dir)
+    assert [line.strip() for line in lines if "Missing" in line] == [f"- Missing: {said}."]
+    assert ("the files that tell are damaged" in read.under("Where the time goes")) == file.endswith("jsonl")
+    if file.endswith("jsonl"):
+        text = "\n".join(lines)
+        assert "Starting takes" not in text and "its clock is wrong" not in text and "node-hours" not in text
+        assert "waits for data during 50 %" in text, "that stands elsewhere"
+
+
+def test_a_run_that_ended_before_the_first_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made(tmp_path / "digits", monkeypatch)
+    for file in (run / "monitor").iterdir():
+        file.unlink()
+    assert missing(run) == ["no node's samples: monitor/ is not there (callbacks.monitor)"]
+    lines = (run / "attempts.jsonl").read_text().splitlines()
+    begin = json.loads(lines[0])["time"]
+    (run / "attempts.jsonl").write_text(f"{lines[0]}\n{json.dumps(json.loads(lines[1]) | {'time': begin + 9})}\n")
+    assert missing(run) == ["no node's samples: the run ended before the first one"]
+    plain = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(re.sub(r"(?m)^  monitor:\n(    .*\n)+", "  monitor: null\n", plain))
+    assert missing(run) == ["no node's samples: callbacks.monitor is off"]
+
+
+def test_a_check_of_the_network_is_told_by_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made(tmp_path / "comm", monkeypatch)
+    (run / "network.txt").write_text("gloo on one node\n  size |   <time>\n")
+    read, lines = reported(run)
+    assert "  size |   <time>" in read.under("The network")
+    assert "    size |   <time>" in lines
+    assert [heading for heading in SECTIONS if heading in lines] == ["The scheduler's view", "Attempts", "Environment"]
+    assert not {"precision", "strategy", "ResNet on Digits"} & set(read.under(read.said[0][0]).split(" | "))
 
 
 # -- Bounds --
@@ -647,6 +691,22 @@ def test_of_a_folder_it_prints_the_table_and_writes_nothing(run_dir: Path) -> No
     done = subprocess.run(command, cwd=PROJECT, env=ENVIRON, capture_output=True, text=True)
     assert done.stdout.split()[:3] == ["run", "job", "state"]
     assert not (run_dir / "report.html").exists()
+
+
+@pytest.mark.parametrize(("place", "rule"), [("nothing", "there is no such directory"), ("README.md", "is a file"),
+                                             ("resume=runs/x", "there is no such directory")])  # fmt: skip
+def test_a_place_that_is_none_is_refused(place: str, rule: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "report.py", place], cwd=PROJECT, env=ENVIRON, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"refused: {place}\n  rule: {rule}\n")
+
+
+def test_who_reads_a_few_lines_only_sees_no_traceback(run_dir: Path) -> None:
+    command = f"{sys.executable} report.py {run_dir} | head -c 1"
+    done = subprocess.run(["/bin/bash", "-c", command], cwd=PROJECT, env=ENVIRON, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("d", "")
 
 
 def test_where_no_page_can_be_written_the_terminal_still_tells(run_dir: Path) -> None:

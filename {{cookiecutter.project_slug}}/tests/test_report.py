@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from {{ cookiecutter.package_name }}.hpc import config, rundir, states
 from {{ cookiecutter.package_name }}.hpc.jobs import commandline, job, scheduler
 from {{ cookiecutter.package_name }}.hpc.reporting import report
-from {{ cookiecutter.package_name }}.hpc.running import causes
+from {{ cookiecutter.package_name }}.hpc.running import causes, history
 
 NOW = 1_800_000_000.0
 TESTED = {"test/loss": 0.7, "test/accuracy": 0.91}
@@ -345,6 +345,14 @@ def test_accounts_tell_what_squeue_has_forgotten(line: str, state: str, runs: Pa
     stub(commands, "sacct", f"echo '{line}'")
     assert only(runs)["state"] == state
     assert calls(commands)[1] == "sacct -n -X -P -o JobID,State,ExitCode -j 17"
+
+
+def test_without_a_scheduler_the_launcher_tells_which_it_was(runs: Path, commands: Path) -> None:
+    attempt(runs / "digits")
+    (run,) = history.find(runs / "digits")
+    assert report.scheduler(run) == "slurm"
+    stub(commands, "qstat", "exit 1")
+    assert report.scheduler(run) == "pbs"
 
 
 def test_a_site_without_accounts(runs: Path, commands: Path) -> None:

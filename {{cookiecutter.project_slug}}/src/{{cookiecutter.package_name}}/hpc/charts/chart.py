@@ -21,12 +21,6 @@ class Series:
     points: Sequence[Point]
     style: str = "line"  # line, dashes, dots
 
-    @property
-    def broken(self) -> str:
-        """From where on it is no number up to its end; or nothing."""
-        left = list(takewhile(lambda point: not isfinite(point[1]), reversed(self.points)))
-        return f"not finite from {number(left[-1][0])} on" if left else ""
-
 
 @dataclass(frozen=True)
 class Band:
@@ -69,9 +63,15 @@ def told(chart: Chart) -> str:
         if values:
             parts.append(f"{series.name} from {number(values[0])} to {number(values[-1])}, "
                          f"at least {number(min(values))}, at most {number(max(values))}")  # fmt: skip
-        if series.broken:
-            parts.append(f"{series.name} {series.broken}")
+        if end := broken(series, chart):
+            parts.append(f"{series.name} {end}")
     return ". ".join(parts if len(parts) > 1 else [*parts, "no data"])
+
+
+def broken(series: Series, chart: Chart) -> str:
+    """From which step on it is no number, up to its end; or nothing."""
+    left = list(takewhile(lambda point: not isfinite(point[1]), reversed(series.points))) if chart.x == "step" else []
+    return f"not finite from step {left[-1][0]:.0f} on" if left else ""
 
 
 def marks(chart: Chart, width: int, height: int) -> list[Mark]:
@@ -147,9 +147,9 @@ def _legend(chart: Chart, colours: dict[str, str], width: int) -> tuple[list[Mar
     """The names with their colours, in as many rows as they need, the y axis's label below; and where that ends."""
     x, y, drawn = 8.0, 40.0, []
     styles = {series.name: series.style for series in chart.series}
-    broken = {series.name: f"{series.name} {series.broken}" for series in chart.series if series.broken}
-    for name, colour in colours.items() if len(colours) > 1 or broken else ():
-        text = broken.get(name, name)
+    ends = {series.name: end for series in chart.series if (end := broken(series, chart))}
+    for name, colour in colours.items() if len(colours) > 1 or ends else ():
+        text = " ".join(filter(None, [name, ends.get(name)]))
         wide = 24 + length(text)
         if x > 8 and x + wide > width - 8:
             x, y = 8.0, y + 18

@@ -103,9 +103,13 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def scheduler(run: Run) -> str:
-    """The one that it was submitted to; for a job made by hand, the one that is here."""
+    """The one that it was submitted to; for a job made by hand, the one that is here, or whose launcher it had."""
     asked = run.submitted.get("scheduler")
-    return asked if asked in states.COMMAND else "slurm" if which(states.COMMAND["slurm"]) else "pbs"
+    if asked in states.COMMAND:
+        return asked
+    if here := next((name for name, command in states.COMMAND.items() if which(command)), None):
+        return here
+    return "slurm" if run.attempts and run.attempts[-1].launcher in ("srun", "slurm") else "pbs"
 
 
 def _told(scheduler: str, runs: Sequence[Run]) -> dict[str, State] | None:

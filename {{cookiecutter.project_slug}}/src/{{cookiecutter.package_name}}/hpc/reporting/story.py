@@ -8,7 +8,7 @@ from ..charts.axis import number
 from ..charts.chart import Chart
 from ..charts.units import energy, percent, seconds
 from . import pictures, usage
-from .blocks import Block, Facts, Figures, Fold, Items, Section, Table
+from .blocks import Block, Facts, Figures, Fold, Items, Plain, Section, Table
 from .endings import advice
 from .figures import PARTS, value
 from .findings import MOST, findings
@@ -20,14 +20,23 @@ MEANINGS = {"compute": "computing", "data": "waiting for data", "other": "neithe
 
 def story(measured: Measured) -> list[Section]:
     """All sections, those of which nothing is known with a sentence that says so."""
+    what = Section(f"{measured.row.run}: {measured.row.state}", _what(measured))
+    if measured.network:
+        return [what, Section("The network", [Plain(measured.network)]), *_around(measured)]
     return [
-        Section(f"{measured.row.run}: {measured.row.state}", _what(measured)),
+        what,
         Section("What limits it", [Items(_sentences(measured))]),
         Section("Curves", _figures(pictures.curves(measured.curves), "No curve is in the events files.")),
         Section("Throughput", _throughput(measured)),
         Section("Where the time goes", _time(measured)),
         Section("What the nodes did", _nodes(measured)),
         Section("Energy", [_energy(measured)]),
+        *_around(measured),
+    ]
+
+
+def _around(measured: Measured) -> list[Section]:
+    return [
         Section("The scheduler's view", _accounts(measured)),
         Section("Attempts", _attempts(measured)),
         Section("Environment", _environment(measured)),
@@ -42,18 +51,21 @@ def _what(measured: Measured) -> list[Block]:
     total = sum(span.seconds for span in spans)
     words = [value(measured.config, f"{key}._target_") for key in ("model.network", "data")]
     named = [str(word).rpartition(".")[2] for word in words if word]
-    ranks = max((attempt.world_size for attempt in run.attempts), default=0)
-    facts = [
+    trained = [
         ("what", " on ".join(named)),
         ("strategy", str(value(measured.config, "strategy.name") or "")),
         ("precision", str(value(measured.config, "trainer.precision") or "")),
+    ]
+    ranks = max((attempt.world_size for attempt in run.attempts), default=0)
+    facts = [
+        *([("what", "a check of the network")] if measured.network else trained),
         ("nodes × ranks", f"{row.nodes or 1} × {ranks // max(row.nodes or 1, 1)}" if ranks else ""),
         ("began", _when(spans[0].begin) if spans else ""),
-        ("lasted" if spans and spans[-1].sure else "seen for", seconds(total) if spans else ""),
+        ("lasted" if spans and spans[-1].sure and measured.whole else "seen for", seconds(total) if spans else ""),
         ("attempts", str(row.attempts)),
-        ("last step", "" if row.step is None else str(row.step)),
+        ("last step", "" if row.step is None or measured.network else str(row.step)),
         ("result", "" if row.metric == "-" else row.metric),
-        ("node-hours", f"{row.node_hours:.2f}" if spans else ""),
+        ("node-hours", f"{row.node_hours:.2f}" if spans and measured.whole else ""),
         ("job", "" if row.job == "-" else row.job),
         ("directory", str(run.path)),
     ]
@@ -105,7 +117,8 @@ def _time(measured: Measured) -> list[Block]:
         ]
         blocks.append(Table(["of the run", "in all", "share", "times"], rows))
     else:
-        blocks.append("When it started, validated and saved is not known: there is no monitor/phases.jsonl.")
+        why = "there is no monitor/phases.jsonl" if measured.whole else "the files that tell are damaged"
+        blocks.append(f"When it started, validated and saved is not known: {why}.")
     if numbers.step.get("step"):
         rows = [
             [MEANINGS[part], seconds(numbers.step[part]), percent(numbers.share(part))]

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 from ..charts.axis import drawable, number
-from ..charts.chart import Chart
-from .blocks import Block, Facts, Figures, Fold, Items, Section, Table
+from ..charts.chart import Chart, broken
+from .blocks import Block, Facts, Figures, Fold, Items, Plain, Section, Table
 from .report import WIDTH, clean
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -30,6 +30,8 @@ def _block(block: Block) -> list[str]:
         return [line for item in block.lines for line in wrap(f"- {clean(item)}", WIDTH - 2, subsequent_indent="  ")]
     if isinstance(block, Table):
         return _table(block)
+    if isinstance(block, Plain):
+        return ["".join(char if char.isprintable() else " " for char in line) for line in block.text.splitlines()]
     if isinstance(block, Figures):
         return [line for chart in block.charts for line in _curves(chart)]
     assert isinstance(block, Fold)
@@ -52,11 +54,14 @@ def _told(head: Sequence[str], row: Sequence[str]) -> list[str]:
 def _curves(chart: Chart) -> Iterator[str]:
     for series in chart.series:
         values = [y for x, y in series.points if drawable(x, chart.log_x) and drawable(y, chart.log_y)]
-        if values or series.broken:
+        end = broken(series, chart)
+        if values or end:
             name = clean(f"{chart.title}: {series.name}" if series.name != chart.title else chart.title)
             ends = f"{number(values[0])} → {number(values[-1])}" if values else ""
-            told = " ".join(filter(None, [ends, clean(chart.y), series.broken and f"({series.broken})"]))
-            yield f"{name:34}  {_bars(values, chart.from_zero):{ACROSS}}  {told}"
+            line = f"{name:34}  {_bars(values, chart.from_zero):{ACROSS}}  {ends} {clean(chart.y)}".rstrip()
+            yield line
+            if end:
+                yield f"  {end}"
 
 
 def _bars(values: Sequence[float], from_zero: bool) -> str:

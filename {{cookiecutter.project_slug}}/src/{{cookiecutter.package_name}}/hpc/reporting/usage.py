@@ -111,16 +111,26 @@ def _size(file: Path) -> int:
 
 def phases(run_dir: Path) -> list[Phase]:
     """What rank 0 has noted; a damaged line is left out, and so is a phase that ends before it begins."""
-    found = []
-    for line in text(run_dir / "monitor" / "phases.jsonl").splitlines():
-        try:
-            note = json.loads(line)
-            begin, end, step = float(note["begin"]), float(note["end"]), int(note.get("step") or 0)
-            phase = Phase(str(note["what"]), begin, end, int(note["attempt"]), step)
-        except (ValueError, KeyError, TypeError, OverflowError, AttributeError):
-            continue
-        found += [phase] if 0 <= phase.seconds < LARGEST else []
-    return found
+    return [phase for phase in _noted(run_dir) if phase]
+
+
+def damaged_phases(run_dir: Path) -> int:
+    """How many lines are left out."""
+    return _noted(run_dir).count(None)
+
+
+def _noted(run_dir: Path) -> list[Phase | None]:
+    return [_phase(line) for line in text(run_dir / "monitor" / "phases.jsonl").splitlines() if line.strip()]
+
+
+def _phase(line: str) -> Phase | None:
+    try:
+        note = json.loads(line)
+        begin, end, step = float(note["begin"]), float(note["end"]), int(note.get("step") or 0)
+        phase = Phase(str(note["what"]), begin, end, int(note["attempt"]), step)
+    except (ValueError, KeyError, TypeError, OverflowError, AttributeError):
+        return None
+    return phase if 0 <= phase.seconds < LARGEST else None
 
 
 def training(node: Node, phases: Sequence[Phase]) -> list[int]:

@@ -28,6 +28,7 @@ class Attempt:
     hosts: list[str]
     world_size: int
     end: dict[str, Any] | None  # what attempts.jsonl says of it
+    launcher: str = ""
 
 
 @dataclass(frozen=True)
@@ -212,9 +213,19 @@ def _number(job: str, scheduler: str | None, index: int | None) -> str:
     return f"{number}_{index}" if scheduler == "slurm" else number.replace("[]", f"[{index}]")
 
 
-def _attempts(path: Path) -> list[Attempt]:
+def damaged(path: Path) -> int:
+    """Lines of attempts.jsonl that tell nothing."""
+    lines = [line for line in text(path / "attempts.jsonl").splitlines() if line.strip()]
+    return len(lines) - len(_events_of(path))
+
+
+def _events_of(path: Path) -> list[dict[str, Any]]:
     kinds = {"hosts": list, "metrics": dict, "attempt": int, "world_size": int}
-    events = [event for event in rundir.events(path) if _sound(event, **kinds)]
+    return [event for event in rundir.events(path) if _sound(event, **kinds)]
+
+
+def _attempts(path: Path) -> list[Attempt]:
+    events = _events_of(path)
     ends = {event.get("attempt"): event for event in events if event.get("event") == "end"}
     return [
         Attempt(
@@ -224,6 +235,7 @@ def _attempts(path: Path) -> list[Attempt]:
             event.get("hosts", []),
             event.get("world_size", 0),
             ends.get(event.get("attempt")),
+            str(event.get("launcher") or ""),
         )
         for event in events
         if event.get("event") == "start"
