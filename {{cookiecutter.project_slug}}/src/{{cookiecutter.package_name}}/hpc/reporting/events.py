@@ -67,9 +67,10 @@ def read(folder: Path) -> Curves:
                 left -= 1
                 if left == 0:
                     raise ValueError(f"more than {MOST} points in all")
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            read.notes.append(f"{file.name}: {why}; what stands before that is shown")
+        except ValueError as error:
+            read.notes.append(f"{file.name}: {error}; what stands before that is shown")
+        except OSError as error:
+            read.notes.append(f"{file.name} cannot be read: {error.strerror}")
         if damaged:
             read.notes.append(f"{file.name}: {damaged} damaged record{'s' if damaged > 1 else ''} left out")
         if left == 0:

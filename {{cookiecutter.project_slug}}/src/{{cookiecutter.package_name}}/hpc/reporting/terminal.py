@@ -69,5 +69,6 @@ def _bars(values: Sequence[float], from_zero: bool) -> str:
     count = min(ACROSS, len(values))
     parts = [values[len(values) * index // count : len(values) * (index + 1) // count] for index in range(count)]
     means = [sum(part) / len(part) for part in parts]
-    low, high = min([*means, *([0.0] if from_zero else [])], default=0), max(means, default=0)
+    low, high = min(means, default=0.0), max(means, default=0.0)
+    low = min(low, 0.0) if from_zero else low
     return "".join(BLOCKS[int(7.99 * (mean - low) / (high - low)) if high > low else 0] for mean in means)
