@@ -61,7 +61,7 @@ CASES = [
     pytest.param([*GPU, "+trainer.val_check_interval=100"], {"wall": {"validation": 250.0}, "steps": 150}, "20 %",
                  None, id="validation is rare"),
     pytest.param([*GPU, "+trainer.val_check_interval=0.25"], {"wall": {"validation": 250.0}}, "20 %",
-                 "++trainer.val_check_interval=1", id="validation within an epoch"),
+                 "++trainer.val_check_interval=1.0", id="validation within an epoch"),
     pytest.param([*GPU, "checkpoint.every_n_steps=10"], {"wall": {"checkpoints": 100.0}}, "5 of them, 100 s",
                  "checkpoint.every_n_steps=50", id="checkpoints by steps"),
     pytest.param([*GPU, "checkpoint.every_minutes=3"], {"wall": {"checkpoints": 100.0}}, "hold training up",

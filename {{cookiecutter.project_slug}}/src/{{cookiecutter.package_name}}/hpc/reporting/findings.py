@@ -7,6 +7,7 @@ from typing import Any
 
 from ..charts.units import percent, seconds
 from .figures import Numbers, value
+from .rarer import rarer
 
 MOST = 3
 LONGER = "of a longer run it is a smaller share."
@@ -66,7 +67,7 @@ def _validation(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding
     share = numbers.share("validation")
     if share >= 0.1:
         says = f"Validation takes {percent(share)} of the run: {seconds(numbers.wall['validation'])} in all."
-        override = _rarer(share, numbers, config)
+        override = rarer(share, numbers, config)
         then = "it validates less often." if override else f"It is rare already: {LONGER}"
         yield Finding(share, says, override, then)
 
@@ -85,7 +86,7 @@ def _checkpoints(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Findin
         override = f"checkpoint.every_minutes={max(ceil(each / 0.02 / 60), ceil(2 * minutes))}"
     elif value(config, "checkpoint.monitor") and numbers.times.get("validation", 0) > saves / 2:
         then = "each validation that finds a better value saves it."
-        yield Finding(share, says, _rarer(share, numbers, config), then)
+        yield Finding(share, says, rarer(share, numbers, config), then)
         return
     else:
         return
@@ -172,28 +173,6 @@ def _communication(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Find
 
 
 RULES = (_data, _validation, _checkpoints, _start, _communication, _idle, _arithmetic, _processor, _memory)
-
-
-def _rarer(share: float, numbers: Numbers, config: Mapping[str, Any]) -> str | None:
-    """Validation so much less often that 5 % of the time is left for it; None where it is rare already."""
-    times, key = max(ceil(share / 0.05), 2), "trainer.val_check_interval"
-    batches, most = value(config, key), _batches(numbers, config)
-    if isinstance(batches, float) and 0 < batches < 1:  # of an epoch
-        return f"++{key}={min(batches * times, 1.0):.3g}"
-    if not isinstance(batches, int):
-        key, batches = "trainer.check_val_every_n_epoch", value(config, "trainer.check_val_every_n_epoch") or 1
-        epochs = value(config, "trainer.max_epochs")
-        most = epochs if isinstance(epochs, int) and epochs > 0 else None
-    times = min(times, most // max(batches, 1)) if most else times
-    # Lightning's keys are not in the shipped configs: Hydra takes + for one that is new, ++ also for one that is there.
-    return f"{'++' if value(config, key) is not None else '+'}{key}={batches * times}" if times > 1 else None
-
-
-def _batches(numbers: Numbers, config: Mapping[str, Any]) -> int | None:
-    """That the run has, or that it made; an interval beyond them is none."""
-    steps = [some for some in (value(config, "trainer.max_steps"), numbers.steps) if isinstance(some, int) and some > 0]
-    accumulate = value(config, "trainer.accumulate_grad_batches")
-    return min(steps) * (accumulate if isinstance(accumulate, int) else 1) if steps else None
 
 
 def _larger(config: Mapping[str, Any]) -> tuple[str | None, str]:

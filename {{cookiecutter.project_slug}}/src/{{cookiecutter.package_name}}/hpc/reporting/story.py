@@ -1,20 +1,18 @@
 """What is told of a run and in which order: numbers become sections, which a page and a terminal show alike. Pure."""
 
 import shlex
-from collections.abc import Sequence
-from datetime import datetime
 
 from ..charts.axis import number
 from ..charts.chart import Chart
 from ..charts.units import energy, percent, seconds
 from . import pictures, usage
-from .blocks import Block, Facts, Figures, Fold, Items, Plain, Section, Table
+from .around import SHOWN, around, when
+from .blocks import Block, Facts, Figures, Items, Plain, Section, Table
 from .endings import advice
 from .figures import PARTS, value
 from .findings import MOST, findings
 from .measured import Measured
 
-SHOWN = 40  # rows of a table; of more, the last ones
 MEANINGS = {"compute": "computing", "data": "waiting for data", "other": "neither: launching, logging, hooks"}
 
 
@@ -22,7 +20,7 @@ def story(measured: Measured) -> list[Section]:
     """All sections, those of which nothing is known with a sentence that says so."""
     what = Section(f"{measured.row.run}: {measured.row.state}", _what(measured))
     if measured.network:
-        return [what, Section("The network", [Plain(measured.network)]), *_around(measured)]
+        return [what, Section("The network", [Plain(measured.network)]), *around(measured)]
     return [
         what,
         Section("What limits it", [Items(_sentences(measured))]),
@@ -31,18 +29,7 @@ def story(measured: Measured) -> list[Section]:
         Section("Where the time goes", _time(measured)),
         Section("What the nodes did", _nodes(measured)),
         Section("Energy", [_energy(measured)]),
-        *_around(measured),
-    ]
-
-
-def _around(measured: Measured) -> list[Section]:
-    return [
-        Section("The scheduler's view", _accounts(measured)),
-        Section("Attempts", _attempts(measured)),
-        Section("Environment", _environment(measured)),
-        Section(
-            "Config", [Fold("config.yaml", text)] if (text := measured.config_text) else ["There is no config.yaml."]
-        ),
+        *around(measured),
     ]
 
 
@@ -60,7 +47,7 @@ def _what(measured: Measured) -> list[Block]:
     facts = [
         *([("what", "a check of the network")] if measured.network else trained),
         ("nodes × ranks", f"{row.nodes or 1} × {ranks // max(row.nodes or 1, 1)}" if ranks else ""),
-        ("began", _when(spans[0].begin) if spans else ""),
+        ("began", when(spans[0].begin) if spans else ""),
         ("lasted" if spans and spans[-1].sure and measured.whole else "seen for", seconds(total) if spans else ""),
         ("attempts", str(row.attempts)),
         ("last step", "" if row.step is None or measured.network else str(row.step)),
@@ -160,54 +147,3 @@ def _energy(measured: Measured) -> str:
     hosts = sum(bool(node.gpus("watts")) for node in measured.nodes)
     counted = f"{gpus} GPU{'s' * (gpus > 1)} of {hosts} node{'s' * (hosts > 1)}, their sampled power over time"
     return f"{energy(measured.joules)}: {counted}. CPUs, memory, network and cooling are not counted."
-
-
-def _accounts(measured: Measured) -> list[Block]:
-    if not measured.accounts:
-        return [measured.no_accounts]
-    head = ["job", "state", "elapsed", "MaxRSS", "TotalCPU", "allocated", "exit code"]
-    rows = [[one.job, one.state, one.elapsed, one.max_rss, one.total_cpu, one.allocated, one.exit_code]
-            for one in measured.accounts]  # fmt: skip
-    return _long(head, rows)
-
-
-def _attempts(measured: Measured) -> list[Block]:
-    rows = []
-    for attempt, span, ended in zip(measured.run.attempts, measured.spans, measured.endings, strict=True):
-        hosts = f"{len(attempt.hosts)}: {', '.join(map(str, attempt.hosts[:2]))}{' ...' if attempt.hosts[2:] else ''}"
-        cells = [attempt.number, attempt.job or "", hosts, attempt.world_size, _when(span.begin), seconds(span.seconds)]
-        step = "" if ended.step is None else str(ended.step)
-        rows.append([*map(str, cells), step, ended.outcome, ended.why])
-    head = ["", "job", "nodes", "ranks", "began", "lasted", "to step", "outcome", "why"]
-    return _long(head, rows) if rows else ["None has begun."]
-
-
-def _long(head: list[str], rows: Sequence[list[str]]) -> list[Block]:
-    table = Table(head, list(rows[-SHOWN:]))
-    return [table] if len(rows) <= SHOWN else [f"The last {SHOWN} of {len(rows)}:", table]
-
-
-def _environment(measured: Measured) -> list[Block]:
-    made = measured.made_by
-    if not made:
-        return ["There is no made_by.json."]
-    packages, modules = ([str(one) for one in found] if isinstance(found := made.get(key), list) else []
-                         for key in ("packages", "modules"))  # fmt: skip
-    main = [one for one in packages if one.partition("==")[0] in ("torch", "lightning", "deepspeed", "numpy")]
-    facts = [
-        ("commit", str(made.get("commit") or "not known: the code was not in git")),
-        ("not committed", "see code.diff" if (measured.run.path / "code.diff").exists() else ""),
-        ("Python", str(made.get("python", "")).partition(" ")[0]),
-        ("packages", ", ".join(main)),
-        ("modules", ", ".join(filter(None, modules)) or "none"),
-        ("made on", str(made.get("host") or "")),
-    ]
-    fold = [Fold(f"{len(packages)} packages", "\n".join(packages))] if packages else []
-    return [Facts([(name, text) for name, text in facts if text]), *fold]
-
-
-def _when(time: float) -> str:
-    try:
-        return f"{datetime.fromtimestamp(time):%Y-%m-%d %H:%M:%S}"
-    except (ValueError, OverflowError, OSError):
-        return "no time"

@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from .. import logs, rundir
 from ..logs import text
-from . import causes, claim, signs
+from . import causes, claim, reached, signs
 
 SKEW = 5  # seconds that the clocks of nodes may differ
 LATEST = 2**36  # unix time of a file that is sound: the year 4147
@@ -113,8 +112,8 @@ def progress(run: Run) -> tuple[int | None, str]:
     step = last.get("step")
     if not run.attempts or (tested and run.attempts[-1].end):
         return step, _one(tested)
-    newest, validated = _scalars(run.path / "tensorboard")
-    made = max((made for made in (newest, _saved(run.path)) if made is not None), default=step)
+    newest, validated = reached.scalars(run.path / "tensorboard")
+    made = max((made for made in (newest, reached.saved(run.path)) if made is not None), default=step)
     return step if run.attempts[-1].end else made, _one(tested or validated)
 
 
@@ -159,38 +158,6 @@ def _one(metrics: Mapping[str, float]) -> str:
     """The metric that says most: not the loss where there is another."""
     names = [name for name in metrics if not name.endswith("loss")] or list(metrics)
     return f"{names[-1]} {metrics[names[-1]]:.4g}" if names else "-"
-
-
-def _scalars(folder: Path) -> tuple[int | None, dict[str, float]]:
-    """The step of the newest scalars, and the newest validation metrics, from TensorBoard's files."""
-    files = sorted(folder.glob("events.out.tfevents.*"), reverse=True)  # their names begin with the time
-    step, validated = None, {}
-    for file in files:
-        steps, values = _events(file)
-        step = max((some for some in (step, steps) if some is not None), default=None)
-        validated = validated or {tag: value for tag, value in values.items() if tag.startswith("val/")}
-        if step is not None and validated:
-            break
-    return step, validated
-
-
-def _saved(run_dir: Path) -> int | None:
-    """The step of the newest checkpoint."""
-    found = (re.fullmatch(r"step-(\d+)", path.name) for path in run_dir.glob("checkpoints/step-*"))
-    return max((int(name[1]) for name in found if name), default=None)
-
-
-def _events(file: Path) -> tuple[int | None, dict[str, float]]:
-    """The largest step and the last value of each scalar in one file, as far as it can be read."""
-    step, values = None, {}
-    with suppress(Exception):  # whatever comes of a damaged file, or of a missing library: the table can do without
-        from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-
-        for event in LegacyEventFileLoader(str(file)).Load():
-            for value in event.summary.value:
-                if value.HasField("simple_value"):
-                    step, values[value.tag] = max(event.step, step or 0), value.simple_value
-    return step, values
 
 
 def _is_run(folder: Path) -> bool:
