@@ -213,6 +213,17 @@ def test_its_numbers_are_those_of_the_files(run_dir: Path) -> None:
     assert missing(run_dir) == []
 
 
+def test_it_is_known_how_many_steps_an_epoch_has(run_dir: Path) -> None:
+    lines = (run_dir / "monitor" / "phases.jsonl").read_text().splitlines()
+    known = [json.loads(line) for line in lines]
+    steps = {"epoch": iter((40, 80))}
+    told = [one | {"step": next(steps[one["what"]])} if one["what"] in steps else one for one in known]
+    (run_dir / "monitor" / "phases.jsonl").write_text("".join(json.dumps(one) + "\n" for one in told))
+    assert measured.measure(history.find(run_dir)[0]).numbers.steps == 40
+    (run_dir / "monitor" / "phases.jsonl").unlink()
+    assert measured.measure(history.find(run_dir)[0]).numbers.steps == 1300, "that were made"
+
+
 def test_each_number_of_a_finding_stands_elsewhere_on_the_page(run_dir: Path) -> None:
     read, _ = reported(run_dir)
     elsewhere = " ".join(text for heading, text in read.said if heading != "What limits it")

@@ -41,7 +41,7 @@ class Numbers:
     gpu_memory_gb: float | None  # the most of any GPU at any time
     gpu_room_gb: float | None  # that such a GPU has
     cpu_percent: float | None
-    steps: int | None = None  # that were made
+    steps: int | None = None  # of an epoch, or that were made, if less
 
     def share(self, part: str) -> float:
         """Of the run's time, or of a step's; 0 where it is not known."""

@@ -51,7 +51,7 @@ def measure(run: Run) -> Measured:
     made_by, no_origin = damage.made_by(run.path)
     no_times = damage.of_times(run)
     found, why = accounts.ask(report.scheduler(run), [attempt.job for attempt in run.attempts if attempt.job])
-    told = replace(numbers(spans, phases, curves, nodes, config), steps=row.step)
+    told = replace(numbers(spans, phases, curves, nodes, config), steps=_epoch(phases, row.step))
     around = [] if no_times else damage.clocks(nodes, spans)
     network = logs.text(run.path / "network.txt")
     silent = [] if network else damage.silent(run, nodes, spans, phases, config)
@@ -92,6 +92,12 @@ def attempts(run: Run, phases: Sequence[Phase], active: bool) -> list[Span]:
             end = time.time() if active and limit == math.inf else history.last_sign(run, attempt, limit)
         spans.append(Span(begin, max(min(end, limit), begin), attempt.end is not None))
     return spans
+
+
+def _epoch(phases: Sequence[Phase], made: int | None) -> int | None:
+    """Steps of an epoch, or all that were made where it did not come to the end of one."""
+    ends = [phase.step for phase in phases if phase.what == "epoch" and phase.step > 0]
+    return min([*ends, *([made] if made else [])], default=None)
 
 
 def _begin(attempt: Attempt, phases: Sequence[Phase]) -> float:
