@@ -450,6 +450,19 @@ def test_an_attempt_without_an_end_lasted_until_the_last_sign_of_life(run_dir: P
     assert measured.measure(history.find(run_dir)[0]).spans[0].end == BEGAN + 580
 
 
+def test_a_struck_run_that_waits_for_its_next_start_needs_no_advice(run_dir: Path, commands: Path) -> None:
+    lines = (run_dir / "attempts.jsonl").read_text().splitlines()
+    (run_dir / "attempts.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    (run_dir / "verdict").unlink()
+    stub(commands, "squeue", "echo 17 PENDING BeginTime")
+    read, _ = reported(run_dir)
+    assert "killed | it left no word" in read.under("Attempts")
+    assert "Attempt 2" not in read.under("What limits it")
+    stub(commands, "squeue", "echo 17 OUT_OF_MEMORY None")
+    read, _ = reported(run_dir)
+    assert "Attempt 2 ended at step 100 (out of memory)" in read.under("What limits it")
+
+
 def test_no_attempt_lasts_into_the_next_one(run_dir: Path) -> None:
     (run_dir / "claims").mkdir()
     (run_dir / "claims" / "000001.beat").touch()
@@ -470,6 +483,11 @@ def test_a_run_that_was_killed_lasted_no_longer_than_its_heart_beat(run_dir: Pat
     os.utime(beat, (killed, killed))
     found = measured.measure(history.find(run_dir)[0])
     assert (found.row.state, found.spans[-1].end) == ("running?", pytest.approx(killed))
+    assert [one.outcome for one in found.endings] == ["continue", "running?"]
+    os.utime(beat, (killed - 30, killed - 30))
+    said = reported(run_dir)[0].under("What limits it")
+    assert said.startswith("Attempt 2 ended at step 100 (killed): it left no word")
+    assert f"python submit.py resume={run_dir}" in said
 
 
 def test_no_monitor(run_dir: Path) -> None:

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from .. import states
 from ..running import history
 from ..running.history import Run
 from .figures import value
 from .report import ACTIVE, Row
 from .usage import Phase
 
-WELL = {"finished", "continue", "running"}
+BY_SCHEDULER = {word.lower().replace("_", " ") for word in states.ENDED}
+WELL = {"finished", "continue"} | ACTIVE
 BACK = "`faults.nonfinite=rollback`: back to the last checkpoint, past these samples."
 SILENT = "it left no word, as after SIGKILL or when its node is gone"
 
@@ -22,7 +24,7 @@ class Ending:
     """Of an attempt; `step`: the last that is known of it."""
 
     attempt: int
-    outcome: str  # finished, continue, failed, killed, running, or a scheduler's word
+    outcome: str  # finished, continue, failed, killed, or a scheduler's word
     why: str
     step: int | None
 
@@ -54,16 +56,22 @@ def advice(ended: Ending, config: Mapping[str, Any], again: str) -> str:
         again: what is typed to go on.
     """
     step = "" if ended.step is None else f" at step {ended.step}"
-    says = f"Attempt {ended.attempt} ended{step} ({ended.outcome}){f': {ended.why}' if ended.why else ''}."
-    return f"{says} {next(_ways(ended, config, again))}"
+    why = f": {ended.why.rstrip('.')}" if ended.why else ""
+    return f"Attempt {ended.attempt} ended{step} ({ended.outcome}){why}. {next(_ways(ended, config, again))}"
 
 
 def _without_a_word(row: Row) -> tuple[str, str]:
     if row.state in ACTIVE:
-        return "running", "it has left no end yet"
+        return row.state, "it has left no end yet"
+    if not over(row):  # what its state tells is of the next start
+        return "killed", SILENT
     word, _, why = row.state.partition(" (")
-    known = word not in ("died", "ended", "failed", "given up", "completed", "to be continued", "did not start")
-    return word if known else "killed", row.note or why.rstrip(")") or SILENT
+    return word if word in BY_SCHEDULER - {"failed", "completed"} else "killed", row.note or why.rstrip(")") or SILENT
+
+
+def over(row: Row) -> bool:
+    """Did the run come to an end that nobody wanted, and nothing starts it again?"""
+    return row.state.partition(" (")[0] in BY_SCHEDULER | {"failed", "died", "given up", "ended"}
 
 
 def _ways(ended: Ending, config: Mapping[str, Any], again: str) -> Iterator[str]:

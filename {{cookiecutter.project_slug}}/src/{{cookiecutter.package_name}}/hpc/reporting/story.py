@@ -8,7 +8,7 @@ from ..charts.units import energy, percent, seconds
 from . import pictures, usage
 from .around import SHOWN, around, when
 from .blocks import Block, Facts, Figures, Items, Plain, Section, Table
-from .endings import advice
+from .endings import advice, over
 from .figures import PARTS, value
 from .findings import MOST, findings
 from .measured import Measured
@@ -68,7 +68,7 @@ def _what(measured: Measured) -> list[Block]:
 def _sentences(measured: Measured) -> list[str]:
     """Three at most; of a run that did not end well the first says so."""
     told, ended = findings(measured.numbers, measured.config), next(reversed(measured.endings), None)
-    if ended is None or ended.well or measured.row.state == "finished":
+    if ended is None or ended.well or not over(measured.row):
         return told
     verb = "submit.py" if measured.run.attempts[-1].job else "train.py"
     again = f"python {verb} resume={shlex.quote(str(measured.run.path))}"
