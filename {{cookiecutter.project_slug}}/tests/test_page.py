@@ -471,6 +471,10 @@ def test_no_attempt_lasts_into_the_next_one(run_dir: Path) -> None:
     (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
     first, second = measured.measure(history.find(run_dir)[0]).spans
     assert first.end <= second.begin == BEGAN + 700
+    late = json.dumps(json.loads(lines[1]) | {"time": BEGAN + 720})  # its last word, after it was fenced off
+    (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], late, *lines[2:]]) + "\n")
+    first, second = measured.measure(history.find(run_dir)[0]).spans
+    assert first.end == second.begin == BEGAN + 700
 
 
 def test_a_run_that_was_killed_lasted_no_longer_than_its_heart_beat(run_dir: Path) -> None:
