@@ -5,6 +5,7 @@ newest last.
 """
 
 import argparse
+import signal
 import sys
 from io import TextIOWrapper
 from pathlib import Path
@@ -20,7 +21,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     runs = "run directories, or folders of them; default: runs/"
     parser.add_argument("places", nargs="*", type=Path, metavar="RUN_DIR_OR_FOLDER", help=runs)
-    places = parser.parse_args().places or [config.PROJECT / "runs"]
+    asked = parser.parse_args().places
+    for place in asked:
+        if not place.is_dir():
+            rule = "is a file" if place.exists() else "there is no such directory"
+            raise config.Refused(str(place), None, rule, "python report.py RUN_DIR, or nothing for runs/")
+    places = asked or [config.PROJECT / "runs"]
     found = history.find(places[0]) if len(places) == 1 else []
     if len(found) == 1 and found[0].path == places[0]:
         from {{ cookiecutter.package_name }}.hpc.reporting import onepage  # what draws is not needed for a table
@@ -33,4 +39,6 @@ def main() -> None:
 if __name__ == "__main__":
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show
-    main()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` has read enough: no traceback
+    with config.refusals():
+        main()

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.jobs import commandline
+from {{ cookiecutter.package_name }}.hpc.reporting.endings import Ending, advice
 from {{ cookiecutter.package_name }}.hpc.reporting.figures import Numbers
 from {{ cookiecutter.package_name }}.hpc.reporting.findings import findings
 
@@ -52,7 +53,15 @@ CASES = [
     pytest.param([*GPU, "trainer.max_epochs=3"], {"wall": {"validation": 250.0}}, "20 %",
                  "+trainer.check_val_every_n_epoch=3", id="validation at the end only"),
     pytest.param([*GPU, "experiment=text"], {"wall": {"validation": 250.0}}, "20 %",
-                 "trainer.val_check_interval=2500", id="validation by steps"),
+                 "++trainer.val_check_interval=2000", id="validation by steps, of which there are 2000"),
+    pytest.param([*GPU, "+trainer.val_check_interval=100"], {"wall": {"validation": 250.0}}, "20 %",
+                 "++trainer.val_check_interval=500", id="validation by steps, as typed"),
+    pytest.param([*GPU, "+trainer.val_check_interval=100"], {"wall": {"validation": 250.0}, "steps": 300}, "20 %",
+                 "++trainer.val_check_interval=300", id="validation no rarer than the run is long"),
+    pytest.param([*GPU, "+trainer.val_check_interval=100"], {"wall": {"validation": 250.0}, "steps": 150}, "20 %",
+                 None, id="validation is rare"),
+    pytest.param([*GPU, "+trainer.val_check_interval=0.25"], {"wall": {"validation": 250.0}}, "20 %",
+                 "++trainer.val_check_interval=1.0", id="validation within an epoch"),
     pytest.param([*GPU, "checkpoint.every_n_steps=10"], {"wall": {"checkpoints": 100.0}}, "5 of them, 100 s",
                  "checkpoint.every_n_steps=50", id="checkpoints by steps"),
     pytest.param([*GPU, "checkpoint.every_minutes=3"], {"wall": {"checkpoints": 100.0}}, "hold training up",
@@ -75,6 +84,11 @@ CASES = [
     pytest.param(["trainer=fsdp", *TEXT[1:], "strategy.tensor_parallel_size=4"], {"communication": 0.3}, "30 %",
                  "strategy.tensor_parallel_size=2", id="tensor parallelism"),
     pytest.param([], {"gpu_percent": None, "gpu_memory_gb": None, "mfu": None}, "CPU is 97 %", "trainer=gpu", id="CPU"),
+    pytest.param(["cluster.accelerator=cpu"], {"gpu_percent": None, "mfu": None}, "CPU is 97 %", None, id="CPUs only"),
+    pytest.param(["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"], {"gpu_percent": None, "mfu": None},
+                 "CPU is 97 %", None, id="CPU, many ranks"),
+    pytest.param(["strategy.compile=false"], {"wall": {"start-up": 9000.0}}, "in 1 start. There is nothing to change",
+                 None, id="start"),
 ]  # fmt: skip
 
 
@@ -116,3 +130,31 @@ def test_a_damaged_config_gives_sentences_without_it(damaged: dict[str, Any]) ->
     wall = {"start-up": 400.0, "validation": 200.0, "checkpoints": 260.0}
     for told in (numbers(wall, WAITS), numbers(gpu_percent=20.0, mfu=0.1, communication=0.5, gpu_memory_gb=1.0)):
         assert 1 <= len(findings(told, damaged)) <= 3
+
+
+# -- What ended it --
+
+MEMORY = "rank 0: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+RESUME = "python submit.py resume=runs/x"
+ENDS = [
+    ("failed", "loss or gradient was not finite, seen at step 9", [], "model.optimizer.lr=0.0001"),
+    ("failed", MEMORY, ["trainer.accumulate_grad_batches=2"], "trainer.accumulate_grad_batches=4"),
+    ("out of memory", "", ["data.num_workers=8"], "data.num_workers=4"),
+    ("failed", "rank 3: Hang: no step for 600 s since step 8", [], "faults.hang_minutes=20"),
+    ("killed", "it left no word", [], RESUME),
+    ("timeout", "", [], RESUME),
+    ("failed", "rank 0: ValueError: no", [], RESUME),
+    ("failed", "rank 0: Refused: data.dir=x: there is no such directory", [], None),
+]
+
+
+@pytest.mark.parametrize(("outcome", "why", "words", "typed"), ENDS)
+def test_an_end_that_nobody_wanted(outcome: str, why: str, words: list[str], typed: str | None) -> None:
+    says = advice(Ending(2, outcome, why, 120), config([*IMAGES, *words]), RESUME)
+    assert says.startswith(f"Attempt 2 ended at step 120 ({outcome})") and why in says
+    tries = re.findall("`(.+?)`", says)
+    assert tries[:1] == ([typed] if typed else [])
+    for override in tries:
+        if not override.startswith("python"):
+            commandline.compose_overrides([*IMAGES, *words, override], personal=False)
+    assert advice(Ending(1, outcome, why, None), {}, RESUME).startswith(f"Attempt 1 ended ({outcome})")

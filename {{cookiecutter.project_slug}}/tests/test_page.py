@@ -19,8 +19,19 @@ from torch.utils.tensorboard.writer import SummaryWriter
 from {{ cookiecutter.package_name }}.hpc import config, rundir
 from {{ cookiecutter.package_name }}.hpc.charts import chart
 from {{ cookiecutter.package_name }}.hpc.jobs import commandline
-from {{ cookiecutter.package_name }}.hpc.reporting import accounts, events, measured, onepage, page, pictures, usage
-from {{ cookiecutter.package_name }}.hpc.running import history
+from {{ cookiecutter.package_name }}.hpc.reporting import (
+    accounts,
+    blocks,
+    events,
+    measured,
+    onepage,
+    page,
+    pictures,
+    report,
+    terminal,
+    usage,
+)
+from {{ cookiecutter.package_name }}.hpc.running import causes, history
 
 BEGAN = 1_790_000_000.0
 WORDS = ["trainer=ddp", "cluster=juwels_booster", "cluster.gpu=A100", "trainer.devices=2", "trainer.num_nodes=2"]
@@ -202,6 +213,17 @@ def test_its_numbers_are_those_of_the_files(run_dir: Path) -> None:
     assert missing(run_dir) == []
 
 
+def test_it_is_known_how_many_steps_an_epoch_has(run_dir: Path) -> None:
+    lines = (run_dir / "monitor" / "phases.jsonl").read_text().splitlines()
+    known = [json.loads(line) for line in lines]
+    steps = {"epoch": iter((40, 80))}
+    told = [one | {"step": next(steps[one["what"]])} if one["what"] in steps else one for one in known]
+    (run_dir / "monitor" / "phases.jsonl").write_text("".join(json.dumps(one) + "\n" for one in told))
+    assert measured.measure(history.find(run_dir)[0]).numbers.steps == 40
+    (run_dir / "monitor" / "phases.jsonl").unlink()
+    assert measured.measure(history.find(run_dir)[0]).numbers.steps == 1300, "that were made"
+
+
 def test_each_number_of_a_finding_stands_elsewhere_on_the_page(run_dir: Path) -> None:
     read, _ = reported(run_dir)
     elsewhere = " ".join(text for heading, text in read.said if heading != "What limits it")
@@ -230,6 +252,32 @@ def test_phases_are_marked_in_the_picture_of_the_nodes(run_dir: Path) -> None:
     assert any(y != y for _, y in gpus.series[0].points)
 
 
+def test_no_line_leads_from_one_attempt_to_the_next(run_dir: Path) -> None:
+    for file in run_dir.glob("monitor/*.csv"):  # requeued at once
+        head, *lines = (line.split(",", 1) for line in file.read_text().splitlines())
+        times = [float(when) - (98 if rest[0] == "2" else 0) for when, rest in lines]
+        table = [head, *([f"{when}", rest] for when, (_, rest) in zip(times, lines, strict=True))]
+        file.write_text("".join(",".join(line) + "\n" for line in table))
+    points = used(measured.measure(history.find(run_dir)[0])).series[0].points
+    assert [x for x, y in points if y != y] == pytest.approx([612 / 60])
+
+
+def test_bars_have_the_scale_of_their_chart() -> None:
+    series = [chart.Series("n1", [(0, 99.9), (1, 100.0), (2, 99.95)])]
+    (line,) = terminal._curves(chart.Chart("CPU use", "minutes", "%", series, from_zero=True))
+    assert "███" in line
+    (line,) = terminal._curves(chart.Chart("loss", "step", "", series))
+    assert "▁█▄" in line
+
+
+def test_a_table_that_is_too_wide_is_told_whole() -> None:
+    hosts, why = "2: " + ", ".join("a-very-long-host-name-of-the-cluster-0001.example.org" for _ in "ab"), "x" * 130
+    lines = terminal._block(blocks.Table(["", "nodes", "why"], [["1", hosts, why], ["2", "1: n1", ""]]))
+    assert max(map(len, lines)) <= report.WIDTH - 2
+    assert all(word in "".join("".join(lines).split()) for word in (hosts.replace(" ", ""), why))
+    assert lines[-1] == "2; nodes: 1: n1"
+
+
 def test_nothing_is_asked_of_anybody(run_dir: Path) -> None:
     read, _ = reported(run_dir)
     assert set(read.wants) == {"data:,"}
@@ -239,12 +287,26 @@ def test_nothing_is_asked_of_anybody(run_dir: Path) -> None:
     assert "url(" not in text and "@import" not in text
 
 
-def test_a_page_is_no_sign_of_life(run_dir: Path) -> None:
-    (run,) = history.find(run_dir)
-    before = max(history.changes(run))
-    onepage.made(run)
-    os.utime(run_dir / "report.html", (before + 1000,) * 2)
-    assert max(history.changes(run)) == before
+def test_each_attempt_tells_its_cause_after_a_resume_too(run_dir: Path) -> None:
+    lines = (run_dir / "attempts.jsonl").read_text().splitlines()
+    (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
+    cells = reported(run_dir)[0].under("Attempts")
+    assert "10 min | 1 | killed | it left no word" in cells, "to the step of its last phase"
+    causes.note(run_dir, 1, 1, "n1", "ValueError: no such label", "Traceback")
+    read, text = reported(run_dir)
+    assert "failed | rank 1 on n1: ValueError: no such label" in read.under("Attempts")
+    assert "no such label" in "".join(text)
+    assert "no such label" not in read.under("What limits it"), "the run went on, and finished"
+
+
+def test_of_a_run_that_failed_the_first_sentence_says_so(run_dir: Path) -> None:
+    lines = (run_dir / "attempts.jsonl").read_text().splitlines()
+    (run_dir / "attempts.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    rundir.end(run_dir, None, 2, 1300, "failed", "loss or gradient was not finite, seen at step 1300")
+    said = reported(run_dir)[0].under("What limits it")
+    assert said.startswith("Attempt 2 ended at step 1300 (failed): loss or gradient was not finite, seen at step 1300.")
+    assert "model.optimizer.lr=" in said
+    assert "waits for data" in said
 
 
 # -- What comes from a run directory is text --
@@ -289,6 +351,42 @@ def test_an_events_file_that_a_crash_cut_off(run_dir: Path) -> None:
     assert "val/loss" not in read.points
     assert "ends in the middle of a record; what stands before that is shown" in "".join(missing(run_dir))
     assert "train/loss" in "\n".join(reported(run_dir)[1])
+
+
+def test_a_record_that_is_damaged_is_left_out(run_dir: Path) -> None:
+    (file,) = (run_dir / "tensorboard").iterdir()
+    content = file.read_bytes()
+    at = content.index(b"train/loss") + len(b"train/loss") + 4  # within the four bytes of its value
+    file.write_bytes(content[:at] + bytes([content[at] ^ 0x40]) + content[at + 1 :])
+    points = events.read(run_dir / "tensorboard").points["train/loss"]
+    assert points[0] == (19, pytest.approx(3 - 19 / 50)), "a value that is wrong is not shown"
+    assert len(points) == 9
+    assert missing(run_dir) == [f"{file.name}: 1 damaged record left out"]
+
+
+def test_an_events_file_that_is_a_directory(run_dir: Path) -> None:
+    (run_dir / "tensorboard" / "events.out.tfevents.2").mkdir()
+    assert missing(run_dir) == ["events.out.tfevents.2 cannot be read: Is a directory"]
+
+
+def test_a_curve_that_is_no_number_any_more_says_so(run_dir: Path) -> None:
+    writer = SummaryWriter(str(run_dir / "tensorboard"), filename_suffix=".x")
+    for step in (109, 119, 129):
+        writer.add_scalar("train/loss", float("nan"), step)
+        writer.add_scalar("perf/step_seconds", float("inf"), step)
+        writer.add_scalar("val/only_nan", float("nan"), step)
+        writer.add_scalar("large", 1e32, step)
+    writer.close()
+    read, lines = reported(run_dir)
+    (at,) = [index for index, line in enumerate(lines) if "loss: train/loss" in line]
+    assert lines[at].endswith("2.82 → 1.02")
+    assert lines[at + 1].strip() == "not finite from step 109 on"
+    assert "train/loss not finite from step 109 on" in read.under("Curves")
+    assert "val/only_nan not finite from step 109 on" in read.under("Curves")
+    assert "1e32 → 1e32" in "".join(lines)
+    assert "of a step" in read.under("Where the time goes"), "the other steps were timed"
+    (loss, *_) = pictures.curves(events.read(run_dir / "tensorboard"))
+    assert "120" in re.findall(r">(\d+)</text>", chart.svg(loss)), "the axis goes on to the last step"
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00", b"\xff" * 64, b"\x05" + b"\x00" * 11 + b"\xff" * 9])
@@ -341,7 +439,59 @@ def test_an_attempt_without_an_end_lasted_until_the_last_sign_of_life(run_dir: P
     (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")  # the first one was struck
     spans = measured.measure(history.find(run_dir)[0]).spans
     assert [span.sure for span in spans] == [False, True]
-    assert spans[0].end == BEGAN + 333  # its last phase; the files were written later by the second one
+    assert spans[0].end == BEGAN + 600  # its last sample; the files were written later by the second one
+    for file in run_dir.glob("monitor/*.csv"):
+        file.unlink()
+    (run_dir / "claims").mkdir()
+    (run_dir / "claims" / "000001.beat").touch()  # long after the second one began: a copy
+    spans = measured.measure(history.find(run_dir)[0]).spans
+    assert spans[0].end == BEGAN + 333  # its last phase
+    os.utime(run_dir / "claims" / "000001.beat", (BEGAN + 580,) * 2)
+    assert measured.measure(history.find(run_dir)[0]).spans[0].end == BEGAN + 580
+
+
+def test_a_struck_run_that_waits_for_its_next_start_needs_no_advice(run_dir: Path, commands: Path) -> None:
+    lines = (run_dir / "attempts.jsonl").read_text().splitlines()
+    (run_dir / "attempts.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    (run_dir / "verdict").unlink()
+    stub(commands, "squeue", "echo 17 PENDING BeginTime")
+    read, _ = reported(run_dir)
+    assert "killed | it left no word" in read.under("Attempts")
+    assert "Attempt 2" not in read.under("What limits it")
+    stub(commands, "squeue", "echo 17 OUT_OF_MEMORY None")
+    read, _ = reported(run_dir)
+    assert "Attempt 2 ended at step 100 (out of memory)" in read.under("What limits it")
+
+
+def test_no_attempt_lasts_into_the_next_one(run_dir: Path) -> None:
+    (run_dir / "claims").mkdir()
+    (run_dir / "claims" / "000001.beat").touch()
+    os.utime(run_dir / "claims" / "000001.beat", (BEGAN + 720,) * 2)  # it was fenced off
+    lines = (run_dir / "attempts.jsonl").read_text().splitlines()
+    (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
+    first, second = measured.measure(history.find(run_dir)[0]).spans
+    assert first.end <= second.begin == BEGAN + 700
+    late = json.dumps(json.loads(lines[1]) | {"time": BEGAN + 720})  # its last word, after it was fenced off
+    (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], late, *lines[2:]]) + "\n")
+    first, second = measured.measure(history.find(run_dir)[0]).spans
+    assert first.end == second.begin == BEGAN + 700
+
+
+def test_a_run_that_was_killed_lasted_no_longer_than_its_heart_beat(run_dir: Path) -> None:
+    lines = (run_dir / "attempts.jsonl").read_text().splitlines()
+    (run_dir / "attempts.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    (run_dir / "verdict").unlink()
+    (run_dir / "claims").mkdir()
+    (beat := run_dir / "claims" / "000002.beat").touch()
+    killed = time.time() - 40  # it may live: a file server shows some beats late
+    os.utime(beat, (killed, killed))
+    found = measured.measure(history.find(run_dir)[0])
+    assert (found.row.state, found.spans[-1].end) == ("running?", pytest.approx(killed))
+    assert [one.outcome for one in found.endings] == ["continue", "running?"]
+    os.utime(beat, (killed - 30, killed - 30))
+    said = reported(run_dir)[0].under("What limits it")
+    assert said.startswith("Attempt 2 ended at step 100 (killed): it left no word")
+    assert f"python submit.py resume={run_dir}" in said
 
 
 def test_no_monitor(run_dir: Path) -> None:
@@ -386,7 +536,7 @@ def test_half_written_and_damaged_lines_of_samples(run_dir: Path) -> None:
     assert node.columns["time"] == whole
     assert missing(run_dir) == ["n1.csv: 3 damaged lines left out"]
     (run_dir / "monitor" / "n2.csv").write_text(f"{BEGAN},1,3\n{BEGAN + 1},1,3\n")
-    assert "n2.csv has no sample" in missing(run_dir)
+    assert missing(run_dir)[1:] == ["n2.csv has no sample"]
     reported(run_dir)
 
 
@@ -421,6 +571,49 @@ def test_any_damaged_file_gives_a_page(file: str, content: bytes, run_dir: Path)
         reported(run_dir)
 
 
+@pytest.mark.parametrize(("file", "said"), [("attempts.jsonl", "attempts.jsonl: 1 damaged line left out"),
+                                            ("monitor/phases.jsonl", "monitor/phases.jsonl: 1 damaged line left out"),
+                                            ("config.yaml", "config.yaml is damaged"),
+                                            ("made_by.json", "made_by.json is damaged")])  # fmt: skip
+@pytest.mark.parametrize("garbage", [False, True], ids=["half", "garbage"])
+def test_what_is_damaged_is_named_and_nothing_false_made_of_it(
+    file: str, said: str, garbage: bool, run_dir: Path
+) -> None:
+    whole = (run_dir / file).read_bytes()
+    (run_dir / file).write_bytes(b"\xff\x00\xfe" if garbage else whole[: len(whole) // 2 - 9])
+    read, lines = reported(run_dir)
+    assert [line.strip() for line in lines if "Missing" in line] == [f"- Missing: {said}."]
+    assert ("the files that tell are damaged" in read.under("Where the time goes")) == file.endswith("jsonl")
+    if file.endswith("jsonl"):
+        text = "\n".join(lines)
+        assert "Starting takes" not in text and "its clock is wrong" not in text and "node-hours" not in text
+        assert "waits for data during 50 %" in text, "that stands elsewhere"
+
+
+def test_a_run_that_ended_before_the_first_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made(tmp_path / "digits", monkeypatch)
+    for file in (run / "monitor").iterdir():
+        file.unlink()
+    assert missing(run) == ["no node's samples: monitor/ is not there (callbacks.monitor)"]
+    lines = (run / "attempts.jsonl").read_text().splitlines()
+    begin = json.loads(lines[0])["time"]
+    (run / "attempts.jsonl").write_text(f"{lines[0]}\n{json.dumps(json.loads(lines[1]) | {'time': begin + 9})}\n")
+    assert missing(run) == ["no node's samples: the run ended before the first one"]
+    plain = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(re.sub(r"(?m)^  monitor:\n(    .*\n)+", "  monitor: null\n", plain))
+    assert missing(run) == ["no node's samples: callbacks.monitor is off"]
+
+
+def test_a_check_of_the_network_is_told_by_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made(tmp_path / "comm", monkeypatch)
+    (run / "network.txt").write_text("gloo on one node\n  size |   <time>\n")
+    read, lines = reported(run)
+    assert "  size |   <time>" in read.under("The network")
+    assert "    size |   <time>" in lines
+    assert [heading for heading in SECTIONS if heading in lines] == ["The scheduler's view", "Attempts", "Environment"]
+    assert not {"precision", "strategy", "ResNet on Digits"} & set(read.under(read.said[0][0]).split(" | "))
+
+
 # -- Bounds --
 
 
@@ -447,12 +640,28 @@ def test_a_step_that_was_made_twice_counts_as_it_was_made_last(tmp_path: Path) -
     assert events.read(tmp_path).points["loss"] == [(1, 1.0), (2, 5.0), (3, 1.0)]
 
 
-def test_of_many_nodes_some_are_read_and_two_lines_drawn(run_dir: Path) -> None:
+def test_of_many_nodes_all_are_read_and_two_lines_drawn(run_dir: Path) -> None:
+    before = measured.measure(history.find(run_dir)[0]).joules
     for number in range(3, 71):
         sampled(run_dir, f"n{number}")
+    (slow := run_dir / "monitor" / "n66.csv").write_text(slow.read_text().replace(",52,", ",21,"))
     found = measured.measure(history.find(run_dir)[0])
-    assert found.notes == ["24 of the 70 nodes' samples are read"]
-    assert [series.name.split(":")[0] for series in used(found).series] == ["mean of 24", "least used"]
+    assert found.notes == []
+    assert before and found.joules == pytest.approx(35 * before), "of all nodes"
+    assert [series.name for series in used(found).series] == ["mean of 70", "least used: n66"]
+    read, _ = reported(run_dir)
+    assert "140 GPUs of 70 nodes" in read.under("Energy")
+    assert "The 40 of 70 nodes that did least:" in read.under("What the nodes did")
+    assert "n66 | 120 | 21" in read.under("What the nodes did")
+
+
+def test_of_very_many_samples_some_are_read(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = measured.measure(history.find(run_dir)[0])
+    monkeypatch.setattr(usage, "BYTES", sum(file.stat().st_size for file in run_dir.glob("monitor/*.csv")) // 3)
+    found = measured.measure(history.find(run_dir)[0])
+    assert found.notes == ["of the samples of the 2 nodes one in 3 is read"]
+    assert len(found.nodes[0].times) == 40
+    assert found.joules == pytest.approx(before.joules, rel=0.1), "the integral is that of all the time"
 
 
 # -- The scheduler's view --
@@ -515,6 +724,23 @@ def test_of_a_folder_it_prints_the_table_and_writes_nothing(run_dir: Path) -> No
     done = subprocess.run(command, cwd=PROJECT, env=ENVIRON, capture_output=True, text=True)
     assert done.stdout.split()[:3] == ["run", "job", "state"]
     assert not (run_dir / "report.html").exists()
+
+
+@pytest.mark.parametrize(("place", "rule"), [("nothing", "there is no such directory"), ("README.md", "is a file"),
+                                             ("resume=runs/x", "there is no such directory")])  # fmt: skip
+def test_a_place_that_is_none_is_refused(place: str, rule: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "report.py", place], cwd=PROJECT, env=ENVIRON, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"refused: {place}\n  rule: {rule}\n")
+
+
+def test_who_has_read_enough_sees_no_traceback(run_dir: Path) -> None:
+    command = f"{sys.executable} report.py {run_dir} | true"  # which has gone before the first line comes
+    done = subprocess.run(["/bin/bash", "-c", command], cwd=PROJECT, env=ENVIRON, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert (run_dir / "report.html").exists()
 
 
 def test_where_no_page_can_be_written_the_terminal_still_tells(run_dir: Path) -> None:

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from {{ cookiecutter.package_name }}.hpc import config, rundir, states
 from {{ cookiecutter.package_name }}.hpc.jobs import commandline, job, scheduler
 from {{ cookiecutter.package_name }}.hpc.reporting import report
-from {{ cookiecutter.package_name }}.hpc.running import causes
+from {{ cookiecutter.package_name }}.hpc.running import causes, history
 
 NOW = 1_800_000_000.0
 TESTED = {"test/loss": 0.7, "test/accuracy": 0.91}
@@ -106,6 +106,13 @@ def written(run_dir: Path, minutes: float) -> None:
         os.utime(path, (NOW - 60 * minutes,) * 2)
 
 
+def beat(run_dir: Path, number: int, minutes: float) -> None:
+    """The heart of an attempt beat last so many minutes before NOW."""
+    (run_dir / "claims").mkdir(exist_ok=True)
+    (file := run_dir / "claims" / f"{number:06}.beat").touch()
+    os.utime(file, (NOW - 60 * minutes,) * 2)
+
+
 def rows(*places: Path) -> dict[str, dict[str, str]]:
     """The table, read by the columns of its title line: run → title → cell. `note`: the line below."""
     lines = report.lines(places)
@@ -146,9 +153,7 @@ def test_attempts_are_summed_up(runs: Path, clock: Clock, commands: Path) -> Non
     end(run_dir, attempt(run_dir), 100, "continue", {})
     clock(240)
     attempt(run_dir, hosts=["n1"])  # killed an hour later, requeued after another
-    (run_dir / "tensorboard").mkdir()
-    (run_dir / "tensorboard" / "events.out.tfevents.1").touch()
-    written(run_dir, 180)
+    beat(run_dir, 2, 180)
     clock(120)
     attempt(run_dir, hosts=["n1", "n2", "n3"])
     clock(0)
@@ -156,15 +161,17 @@ def test_attempts_are_summed_up(runs: Path, clock: Clock, commands: Path) -> Non
     assert (row["attempts"], row["nodes"], row["step"]) == ("3", "3", "100")
     assert row["node-hours"] == "7.00", "0 of the first, 1 h of the second, 3 nodes x 2 h up to now"
     stub(commands, "squeue", "exit 0")
-    written(run_dir, 90)
-    assert only(runs)["node-hours"] == "3.50", "the second till the third began, and that one till its last file"
+    beat(run_dir, 3, 90)
+    assert only(runs)["node-hours"] == "2.50", "that one till its heart stopped"
+    written(run_dir, 60)
+    assert only(runs)["node-hours"] == "3.00", "what others have touched since then is no sign of the second"
 
 
 def test_what_submitting_writes_is_no_sign_of_life(runs: Path, clock: Clock, commands: Path, work: job.Job) -> None:
     run_dir = runs / "digits"
     clock(120)
     attempt(run_dir)
-    written(run_dir, 60)
+    beat(run_dir, 1, 60)
     clock(0)
     submit(run_dir, commands, work, "echo 18")
     for name in ("job-18.log", "job.sh", "config.yaml", "submitted.json"):
@@ -201,6 +208,16 @@ def test_a_run_that_has_not_ended_is_read_from_tensorboard(runs: Path) -> None:
     assert only(runs)["step"] == "20"
 
 
+def test_the_last_step_is_the_largest(runs: Path) -> None:
+    run_dir = runs / "digits"
+    attempt(run_dir)
+    scalars(run_dir, "1", s90={"train/loss": 2.0}, s80={"val/loss": 1.0})
+    assert only(runs)["step"] == "90"
+    (run_dir / "checkpoints" / "step-000000100").mkdir(parents=True)
+    (run_dir / "checkpoints" / "step-000000120.part").mkdir()
+    assert only(runs)["step"] == "100"
+
+
 def test_what_the_last_end_says_goes_before_tensorboard(runs: Path) -> None:
     run_dir = runs / "digits"
     scalars(run_dir, "1", s41={"val/accuracy": 0.5})
@@ -219,11 +236,25 @@ def test_the_verdict_is_the_state(runs: Path) -> None:
     assert [row["state"] for row in rows(runs).values()] == ["finished", "failed", "to be continued"]
 
 
-def test_a_run_without_an_end_is_alive_while_it_writes(runs: Path) -> None:
+def test_a_run_without_an_end_is_alive_while_its_heart_beats(runs: Path, clock: Clock) -> None:
+    clock(60)
     attempt(runs / "digits", None)
-    written(runs, 9)
+    beat(runs / "digits", 1, 1.5)
+    clock(1)
+    assert (only(runs)["state"], only(runs)["node-hours"]) == ("running?", "1.95")
+    clock(0)
+    assert (only(runs)["state"], only(runs)["node-hours"]) == ("died", "1.95"), "no time beyond its last beat"
+
+
+def test_without_a_heartbeat_what_it_wrote_tells(runs: Path, clock: Clock) -> None:
+    clock(60)
+    attempt(runs / "digits", None)
+    clock(1)
+    note = {"what": "epoch", "begin": NOW - 3000, "end": NOW - 600, "attempt": 1, "step": 3}
+    (runs / "digits" / "monitor").mkdir()
+    (runs / "digits" / "monitor" / "phases.jsonl").write_text(json.dumps(note))
     assert only(runs)["state"] == "running?"
-    written(runs, 11)
+    clock(-1)
     assert only(runs)["state"] == "died"
 
 
@@ -314,6 +345,14 @@ def test_accounts_tell_what_squeue_has_forgotten(line: str, state: str, runs: Pa
     stub(commands, "sacct", f"echo '{line}'")
     assert only(runs)["state"] == state
     assert calls(commands)[1] == "sacct -n -X -P -o JobID,State,ExitCode -j 17"
+
+
+def test_without_a_scheduler_the_launcher_tells_which_it_was(runs: Path, commands: Path) -> None:
+    attempt(runs / "digits")
+    (run,) = history.find(runs / "digits")
+    assert report.scheduler(run) == "slurm"
+    stub(commands, "qstat", "exit 1")
+    assert report.scheduler(run) == "pbs"
 
 
 def test_a_site_without_accounts(runs: Path, commands: Path) -> None:
@@ -597,11 +636,12 @@ KILLED = "slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2026-11-21T09:00:00 D
         ("all is well; srun: errors are rare\n", ""),
     ],
 )
-def test_the_log_tells_what_no_rank_could(log: str, note: str, runs: Path) -> None:
+def test_the_log_tells_what_no_rank_could(log: str, note: str, runs: Path, clock: Clock) -> None:
+    clock(60)
     attempt(runs / "digits")
+    clock(0)
     (runs / "digits" / "job-17.log").write_text(log)
     (runs / "digits" / "job-16.log").write_text("srun: error: of an earlier job\n")
-    written(runs, 60)
     assert (only(runs)["state"], only(runs)["note"]) == ("died", note)
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LARGEST = 1e30  # of what is drawn; more is a damaged number, and its square would not be one
+LARGEST = 1e40  # of what is drawn, above all that fp32 holds; more is a damaged number
 SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 BINARY = ((2.0**40, "Ti"), (2.0**30, "Gi"), (2.0**20, "Mi"), (2.0**10, "Ki"))
 
@@ -61,11 +61,11 @@ def number(value: float) -> str:
     """Four digits at most: 0.0003, 12.5, 9876, 12.3k, 4.56M."""
     if not math.isfinite(value):
         return str(value)
-    for factor, suffix in SUFFIXES:
+    for factor, suffix in SUFFIXES if abs(value) < 1e16 else ():
         if abs(value) >= max(factor, 9999.5):
             return f"{value / factor:.3g}{suffix}"
-    text = f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
-    return text.replace("e-0", "e-").replace("e+0", "e")
+    text = f"{value:.0f}" if 999.5 <= abs(value) < 1e16 else f"{value:.3g}"
+    return text.replace("e-0", "e-").replace("e+0", "e").replace("e+", "e")
 
 
 def power_of_two(value: float) -> str:

@@ -1,9 +1,9 @@
 """Line charts, as SVG for pages that are light or dark, and as PNG."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, takewhile
+from math import ceil, isfinite
 from pathlib import Path
 
 from . import drawing
@@ -63,7 +63,15 @@ def told(chart: Chart) -> str:
         if values:
             parts.append(f"{series.name} from {number(values[0])} to {number(values[-1])}, "
                          f"at least {number(min(values))}, at most {number(max(values))}")  # fmt: skip
+        if end := broken(series, chart):
+            parts.append(f"{series.name} {end}")
     return ". ".join(parts if len(parts) > 1 else [*parts, "no data"])
+
+
+def broken(series: Series, chart: Chart) -> str:
+    """From which step on it is no number, up to its end; or nothing."""
+    left = list(takewhile(lambda point: not isfinite(point[1]), reversed(series.points))) if chart.x == "step" else []
+    return f"not finite from step {left[-1][0]:.0f} on" if left else ""
 
 
 def marks(chart: Chart, width: int, height: int) -> list[Mark]:
@@ -75,7 +83,8 @@ def marks(chart: Chart, width: int, height: int) -> list[Mark]:
     heights = [y for _, y in points] + [0.0] * (chart.from_zero and not chart.log_y and bool(points))
     vertical = axis(heights, max(2, int(height - top - 40) // 36), chart.log_y, to_ticks=True)
     left = 16.0 + length(max((name for _, name in vertical.ticks), key=len, default=""))
-    ends = [x for x, _ in points] + [x for band in _drawable(chart) for x in (band.begin, band.end)]
+    steps = [x for series in chart.series for x, _ in series.points if drawable(x, chart.log_x)]  # also of no number
+    ends = steps + [x for band in _drawable(chart) for x in (band.begin, band.end)]
     horizontal = axis(ends, max(2, int(width - left) // 80), chart.log_x)
     frame = Frame(horizontal, vertical, left, top, width - 24.0, height - 40.0)
     nothing = [] if points else [Text(((left + width) / 2, (top + height) / 2 - 20), "no data", anchor="middle")]
@@ -108,7 +117,7 @@ class Frame:
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
     """About `most` points at most, the lowest and the highest of each stretch: no spike is lost."""
-    stretch = math.ceil(2 * len(points) / most)
+    stretch = ceil(2 * len(points) / most)
     if stretch <= 2:
         return list(points)
     kept = []
@@ -138,11 +147,13 @@ def _legend(chart: Chart, colours: dict[str, str], width: int) -> tuple[list[Mar
     """The names with their colours, in as many rows as they need, the y axis's label below; and where that ends."""
     x, y, drawn = 8.0, 40.0, []
     styles = {series.name: series.style for series in chart.series}
-    for name, colour in colours.items() if len(colours) > 1 else ():
-        wide = 24 + length(name)
+    ends = {series.name: end for series in chart.series if (end := broken(series, chart))}
+    for name, colour in colours.items() if len(colours) > 1 or ends else ():
+        text = " ".join(filter(None, [name, ends.get(name)]))
+        wide = 24 + length(text)
         if x > 8 and x + wide > width - 8:
             x, y = 8.0, y + 18
-        drawn += [_key(styles.get(name), x, y - 4, colour), Text((x + 24, y), name)]
+        drawn += [_key(styles.get(name), x, y - 4, colour), Text((x + 24, y), text)]
         x += wide + 16
     y += 22 if drawn else 0
     return [*drawn, Text((8, y), chart.y)], y + 12

@@ -97,7 +97,7 @@ def append(file: int, data: bytes) -> None:
 def record(data: bytes) -> bytes:
     """Length, its checksum, the data, their checksum."""
     length = struct.pack("<Q", len(data))
-    return length + _masked(length) + data + _masked(data)
+    return length + masked(length) + data + masked(data)
 
 
 def crc32c(data: bytes) -> int:
@@ -108,7 +108,7 @@ def crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def _masked(data: bytes) -> bytes:
+def masked(data: bytes) -> bytes:
     """TFRecord's: checksums of data that hold checksums would be weak."""
     crc = crc32c(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

@@ -26,6 +26,13 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Plain:
+    """Lines that are laid out already."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Figures:
     """`wide`: over all of the page."""
 
@@ -41,7 +48,7 @@ class Fold:
     text: str
 
 
-Block = str | Facts | Items | Table | Figures | Fold
+Block = str | Facts | Items | Table | Plain | Figures | Fold
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,11 @@ import struct
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import IO, Any
+
+from ..monitoring.samplefiles import masked
 
 LARGEST = 2**16  # bytes of a record; what is larger, as pictures and histograms, is passed over unread
 MOST = 2_000_000  # records that are read: some 20 seconds
@@ -40,8 +43,8 @@ class Curves:
     notes: list[str] = field(default_factory=list)
 
     def mean(self, tag: str) -> float | None:
-        """Of the points; None where there are none."""
-        values = [value for _, value in self.points.get(tag, [])]
+        """Of the points that are numbers; None where there are none."""
+        values = [value for _, value in self.points.get(tag, []) if isfinite(value)]
         return sum(values) / len(values) if values else None
 
 
@@ -56,14 +59,20 @@ def read(folder: Path) -> Curves:
     curves: dict[str, Curve] = defaultdict(Curve)
     left = MOST
     for file in files:
+        damaged = 0
         try:
             for event in _events(file, Event):
+                damaged += event is None
                 _add(curves, read, event)
                 left -= 1
                 if left == 0:
                     raise ValueError(f"more than {MOST} points in all")
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             read.notes.append(f"{file.name}: {error}; what stands before that is shown")
+        except OSError as error:
+            read.notes.append(f"{file.name} cannot be read: {error.strerror}")
+        if damaged:
+            read.notes.append(f"{file.name}: {damaged} damaged record{'s' if damaged > 1 else ''} left out")
         if left == 0:
             break
     read.points = {tag: sorted(curve.values.items()) for tag, curve in sorted(curves.items())}
@@ -71,7 +80,7 @@ def read(folder: Path) -> Curves:
 
 
 def _add(curves: dict[str, Curve], read: Curves, event: Any) -> None:
-    for value in event.summary.value:
+    for value in event.summary.value if event else ():
         if value.HasField("simple_value"):
             curves[value.tag].add(event.step, value.simple_value)
         elif value.tag == PROFILE and value.tensor.string_val:
@@ -79,25 +88,32 @@ def _add(curves: dict[str, Curve], read: Curves, event: Any) -> None:
 
 
 def _events(file: Path, event: Any) -> Iterator[Any]:
+    """None for one that is damaged."""
     with file.open("rb") as stream:
         for data in _records(stream):
             try:
-                yield event.FromString(data)
+                yield None if data is None else event.FromString(data)
             except Exception:  # protobuf's own, whichever of its implementations is installed
-                raise ValueError("a record is damaged") from None
+                yield None
 
 
-def _records(stream: IO[bytes]) -> Iterator[bytes]:
-    """Length, its checksum, the data, their checksum (TFRecord). Raises `ValueError` where the file is cut off."""
+def _records(stream: IO[bytes]) -> Iterator[bytes | None]:
+    """Length, its checksum, the data, their checksum (TFRecord). Raises `ValueError` where the file is cut off.
+
+    A record whose data are damaged comes as None.
+    """
     end = stream.seek(0, 2)
     position = stream.seek(0)
     while position < end:
         head = stream.read(12)
         (length,) = struct.unpack("<Q", head[:8]) if len(head) == 12 else (end,)
+        if len(head) == 12 and head[8:] != masked(head[:8]):
+            raise ValueError("the length of a record is damaged")
         position += 12 + length + 4
         if position > end:
             raise ValueError("it ends in the middle of a record")
         if length > LARGEST:
             stream.seek(position)
-        else:
-            yield stream.read(length + 4)[:-4]
+            continue
+        data = stream.read(length + 4)
+        yield data[:-4] if data[-4:] == masked(data[:-4]) else None

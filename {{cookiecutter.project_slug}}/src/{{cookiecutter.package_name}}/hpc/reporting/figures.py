@@ -41,6 +41,7 @@ class Numbers:
     gpu_memory_gb: float | None  # the most of any GPU at any time
     gpu_room_gb: float | None  # that such a GPU has
     cpu_percent: float | None
+    steps: int | None = None  # of an epoch, or that were made, if less
 
     def share(self, part: str) -> float:
         """Of the run's time, or of a step's; 0 where it is not known."""
@@ -64,7 +65,8 @@ def numbers(
         wall["training"] = max(total - sum(wall.values()), 0.0)
     step = {part: curves.mean(f"perf/{part}_seconds") for part in ("step", *PARTS)}
     kept = {node.host: usage.training(node, phases) for node in nodes}
-    percents = [node.gpu_percent()[index] for node in nodes if node.gpus("percent") for index in kept[node.host]]
+    used = [(node.host, node.gpu_percent()) for node in nodes if node.gpus("percent")]
+    percents = [values[index] for host, values in used for index in kept[host]]
     cpu = [
         node.columns["cpu_percent"][index]
         for node in nodes

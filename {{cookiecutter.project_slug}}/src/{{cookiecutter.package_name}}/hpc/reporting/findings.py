@@ -7,8 +7,10 @@ from typing import Any
 
 from ..charts.units import percent, seconds
 from .figures import Numbers, value
+from .rarer import rarer
 
 MOST = 3
+LONGER = "of a longer run it is a smaller share."
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,11 @@ def _data(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _validation(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
     share = numbers.share("validation")
-    if share >= 0.1 and (override := _rarer(share, config)):
+    if share >= 0.1:
         says = f"Validation takes {percent(share)} of the run: {seconds(numbers.wall['validation'])} in all."
-        yield Finding(share, says, override, "it validates less often.")
+        override = rarer(share, numbers, config)
+        then = "it validates less often." if override else f"It is rare already: {LONGER}"
+        yield Finding(share, says, override, then)
 
 
 def _checkpoints(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
@@ -81,7 +85,8 @@ def _checkpoints(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Findin
     elif by_clock > saves / 2:
         override = f"checkpoint.every_minutes={max(ceil(each / 0.02 / 60), ceil(2 * minutes))}"
     elif value(config, "checkpoint.monitor") and numbers.times.get("validation", 0) > saves / 2:
-        yield Finding(share, says, _rarer(share, config), "each validation that finds a better value saves it.")
+        then = "each validation that finds a better value saves it."
+        yield Finding(share, says, rarer(share, numbers, config), then)
         return
     else:
         return
@@ -99,7 +104,7 @@ def _start(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
     elif value(config, "strategy.compile") is True and took / max(starts, 1) > 30:
         yield Finding(share, says, "strategy.compile=false", "a short run does not win back what compiling takes.")
     else:
-        yield Finding(share, says, None, "A longer run pays for it once.")
+        yield Finding(share, says, None, f"There is nothing to change: {LONGER}")
 
 
 def _memory(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
@@ -143,7 +148,12 @@ def _processor(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]
             )
     elif share >= 0.5:
         says = f"Computing on the CPU is {percent(share)} of a step."
-        yield Finding(share / 2, says, "trainer=gpu", "a GPU, where there is one, computes faster.")
+        if value(config, "cluster.accelerator") == "cpu":
+            yield Finding(share / 2, says, None, "This cluster is one of CPUs: more of them share the work.")
+        elif value(config, "strategy.name") != "single" or (value(config, "trainer.num_nodes") or 1) > 1:
+            yield Finding(share / 2, says, None, "A GPU for each rank, where there are some, computes faster.")
+        else:
+            yield Finding(share / 2, says, "trainer=gpu", "a GPU, where there is one, computes faster.")
 
 
 def _communication(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
@@ -163,16 +173,6 @@ def _communication(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Find
 
 
 RULES = (_data, _validation, _checkpoints, _start, _communication, _idle, _arithmetic, _processor, _memory)
-
-
-def _rarer(share: float, config: Mapping[str, Any]) -> str | None:
-    """Validation so much less often that 5 % of the time is left for it; None where it is rare already."""
-    times, key = max(ceil(share / 0.05), 2), "trainer.val_check_interval"
-    if not isinstance(batches := value(config, key), int):
-        key, batches = "trainer.check_val_every_n_epoch", value(config, "trainer.check_val_every_n_epoch") or 1
-        epochs = value(config, "trainer.max_epochs")
-        times = min(times, epochs // batches) if isinstance(epochs, int) and epochs > 0 else times
-    return f"{'' if value(config, key) is not None else '+'}{key}={batches * times}" if times > 1 else None
 
 
 def _larger(config: Mapping[str, Any]) -> tuple[str | None, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..charts import chart
 from ..charts.chart import Chart
-from .blocks import Block, Facts, Fold, Items, Section, Table
+from .blocks import Block, Facts, Fold, Items, Plain, Section, Table
 
 NARROW, WIDE = (400, 270), (1120, 300)  # pixels of a chart
 LONG, WHOLE = 28, ' class="whole"'  # characters of a fact that gets a line of its own
@@ -51,6 +51,10 @@ def _block(block: Block) -> str:
         return f"<ul>{''.join(f'<li>{_typed(line)}</li>' for line in block.lines)}</ul>\n"
     if isinstance(block, Table):
         return _table(block)
+    if isinstance(block, Plain):
+        return (
+            f'<div class="table" role="region" tabindex="0" aria-label="table"><pre>{clean(block.text)}</pre></div>\n'
+        )
     if isinstance(block, Fold):
         return f"<details><summary>{clean(block.name)}</summary><pre>{clean(block.text)}</pre></details>\n"
     figures = "".join(_figure(one, block.wide) for one in block.charts)

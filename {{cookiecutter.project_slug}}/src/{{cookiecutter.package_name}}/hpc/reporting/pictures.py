@@ -113,12 +113,12 @@ def _columns(nodes: Sequence[Node], name: str) -> dict[str, list[Point]]:
 
 
 def _points(node: Node, values: Sequence[float]) -> list[Point]:
-    """With a gap where no sample was taken for long."""
-    times = node.times
+    """With a gap where no sample was taken for long, and between two attempts."""
+    times, attempts = node.times, node.columns["attempt"]
     longest = GAP * median([b - a for a, b in pairwise(times)]) if len(times) > 2 else math.inf
     points: list[Point] = []
-    for when, number in zip(times, values, strict=True):
-        if points and when - points[-1][0] > longest:
+    for index, (when, number) in enumerate(zip(times, values, strict=True)):
+        if index and (when - points[-1][0] > longest or attempts[index] != attempts[index - 1]):
             points.append((when, math.nan))
         points.append((when, number))
     return points

@@ -7,13 +7,13 @@ from pathlib import Path
 from shutil import which
 
 from .. import states
-from ..running import history
+from ..running import history, signs
 from ..running.history import Run
 from ..states import State
 
 WIDTH = 120  # columns of a terminal
 SHORT = 40  # characters of a reason that still fit behind the state
-RECENT = 600  # seconds: a run that wrote something since then is probably alive
+RECENT = 600  # seconds: a run without a heartbeat that wrote something since then is probably alive
 OUTCOMES = {"finished": "finished", "continue": "to be continued", "failed": "failed"}
 ACTIVE = {"running", "completing", "running?"}  # states in which a run goes on
 WELL = {"finished", "to be continued", "completed", "submitted", "not submitted", "running?"}
@@ -103,9 +103,13 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def scheduler(run: Run) -> str:
-    """The one that it was submitted to; for a job made by hand, the one that is here."""
+    """The one that it was submitted to; for a job made by hand, the one that is here, or whose launcher it had."""
     asked = run.submitted.get("scheduler")
-    return asked if asked in states.COMMAND else "slurm" if which(states.COMMAND["slurm"]) else "pbs"
+    if asked in states.COMMAND:
+        return asked
+    if here := next((name for name, command in states.COMMAND.items() if which(command)), None):
+        return here
+    return "slurm" if run.attempts and run.attempts[-1].launcher in ("srun", "slurm") else "pbs"
 
 
 def _told(scheduler: str, runs: Sequence[Run]) -> dict[str, State] | None:
@@ -143,7 +147,8 @@ def _guessed(run: Run, asked: bool, now: float) -> str:
     if last and last.end:
         return OUTCOMES.get(str(last.end.get("outcome")), "ended")
     if last:
-        return "died" if asked or now - max(history.changes(run), default=0) > RECENT else "running?"
+        patience = signs.SILENT if signs.beat(run.path, last.number) else RECENT
+        return "died" if asked or now - history.last_sign(run, last) > patience else "running?"
     if run.jobs:
         return "did not start" if asked else "submitted"
     return "not submitted"

@@ -1,37 +1,35 @@
 """What is told of a run and in which order: numbers become sections, which a page and a terminal show alike. Pure."""
 
-from collections.abc import Sequence
-from datetime import datetime
+import shlex
 
 from ..charts.axis import number
 from ..charts.chart import Chart
 from ..charts.units import energy, percent, seconds
-from . import pictures
-from .blocks import Block, Facts, Figures, Fold, Items, Section, Table
+from . import pictures, usage
+from .around import SHOWN, around, when
+from .blocks import Block, Facts, Figures, Items, Plain, Section, Table
+from .endings import advice, over
 from .figures import PARTS, value
-from .findings import findings
+from .findings import MOST, findings
 from .measured import Measured
 
-SHOWN = 40  # rows of a table; of more, the last ones
 MEANINGS = {"compute": "computing", "data": "waiting for data", "other": "neither: launching, logging, hooks"}
 
 
 def story(measured: Measured) -> list[Section]:
     """All sections, those of which nothing is known with a sentence that says so."""
+    what = Section(f"{measured.row.run}: {measured.row.state}", _what(measured))
+    if measured.network:
+        return [what, Section("The network", [Plain(measured.network)]), *around(measured)]
     return [
-        Section(f"{measured.row.run}: {measured.row.state}", _what(measured)),
-        Section("What limits it", [Items(findings(measured.numbers, measured.config))]),
+        what,
+        Section("What limits it", [Items(_sentences(measured))]),
         Section("Curves", _figures(pictures.curves(measured.curves), "No curve is in the events files.")),
         Section("Throughput", _throughput(measured)),
         Section("Where the time goes", _time(measured)),
         Section("What the nodes did", _nodes(measured)),
         Section("Energy", [_energy(measured)]),
-        Section("The scheduler's view", _accounts(measured)),
-        Section("Attempts", _attempts(measured)),
-        Section("Environment", _environment(measured)),
-        Section(
-            "Config", [Fold("config.yaml", text)] if (text := measured.config_text) else ["There is no config.yaml."]
-        ),
+        *around(measured),
     ]
 
 
@@ -40,18 +38,21 @@ def _what(measured: Measured) -> list[Block]:
     total = sum(span.seconds for span in spans)
     words = [value(measured.config, f"{key}._target_") for key in ("model.network", "data")]
     named = [str(word).rpartition(".")[2] for word in words if word]
-    ranks = max((attempt.world_size for attempt in run.attempts), default=0)
-    facts = [
+    trained = [
         ("what", " on ".join(named)),
         ("strategy", str(value(measured.config, "strategy.name") or "")),
         ("precision", str(value(measured.config, "trainer.precision") or "")),
+    ]
+    ranks = max((attempt.world_size for attempt in run.attempts), default=0)
+    facts = [
+        *([("what", "a check of the network")] if measured.network else trained),
         ("nodes × ranks", f"{row.nodes or 1} × {ranks // max(row.nodes or 1, 1)}" if ranks else ""),
-        ("began", _when(spans[0].begin) if spans else ""),
-        ("lasted" if spans and spans[-1].sure else "seen for", seconds(total) if spans else ""),
+        ("began", when(spans[0].begin) if spans else ""),
+        ("lasted" if spans and spans[-1].sure and measured.whole else "seen for", seconds(total) if spans else ""),
         ("attempts", str(row.attempts)),
-        ("last step", "" if row.step is None else str(row.step)),
+        ("last step", "" if row.step is None or measured.network else str(row.step)),
         ("result", "" if row.metric == "-" else row.metric),
-        ("node-hours", f"{row.node_hours:.2f}" if spans else ""),
+        ("node-hours", f"{row.node_hours:.2f}" if spans and measured.whole else ""),
         ("job", "" if row.job == "-" else row.job),
         ("directory", str(run.path)),
     ]
@@ -62,6 +63,16 @@ def _what(measured: Measured) -> list[Block]:
     if measured.notes:
         blocks.append(Items([f"Missing: {note}." for note in measured.notes]))
     return blocks
+
+
+def _sentences(measured: Measured) -> list[str]:
+    """Three at most; of a run that did not end well the first says so."""
+    told, ended = findings(measured.numbers, measured.config), next(reversed(measured.endings), None)
+    if ended is None or ended.well or not over(measured.row):
+        return told
+    verb = "submit.py" if measured.run.attempts[-1].job else "train.py"
+    again = f"python {verb} resume={shlex.quote(str(measured.run.path))}"
+    return [advice(ended, measured.config, again), *told][:MOST]
 
 
 def _figures(charts: list[Chart], otherwise: str) -> list[Block]:
@@ -93,7 +104,8 @@ def _time(measured: Measured) -> list[Block]:
         ]
         blocks.append(Table(["of the run", "in all", "share", "times"], rows))
     else:
-        blocks.append("When it started, validated and saved is not known: there is no monitor/phases.jsonl.")
+        why = "there is no monitor/phases.jsonl" if measured.whole else "the files that tell are damaged"
+        blocks.append(f"When it started, validated and saved is not known: {why}.")
     if numbers.step.get("step"):
         rows = [
             [MEANINGS[part], seconds(numbers.step[part]), percent(numbers.share(part))]
@@ -110,7 +122,9 @@ def _time(measured: Measured) -> list[Block]:
 def _nodes(measured: Measured) -> list[Block]:
     if not any(node.times for node in measured.nodes):
         return ["There are no samples of any node."]
-    numbers, rows = measured.numbers, [pictures.summary(node, measured.phases) for node in measured.nodes if node.times]
+    numbers, sampled = measured.numbers, [node for node in measured.nodes if node.times]
+    few = sorted(sampled, key=usage.busy)[:SHOWN] if len(sampled) > SHOWN else sampled
+    rows = [pictures.summary(node, measured.phases) for node in few]
     titles = [title for title in dict.fromkeys(title for row in rows for title in row)]
     facts = [
         ("GPUs busy in training", "" if numbers.gpu_percent is None else percent(numbers.gpu_percent / 100)),
@@ -121,6 +135,7 @@ def _nodes(measured: Measured) -> list[Block]:
     return [
         Facts([(name, text) for name, text in facts if text]),
         Figures(pictures.use(measured.nodes, measured.phases, measured.spans), wide=True),
+        *([f"The {SHOWN} of {len(sampled)} nodes that did least:"] if few is not sampled else []),
         Table(titles, [[row.get(title, "") for title in titles] for row in rows]),
     ]
 
@@ -132,55 +147,3 @@ def _energy(measured: Measured) -> str:
     hosts = sum(bool(node.gpus("watts")) for node in measured.nodes)
     counted = f"{gpus} GPU{'s' * (gpus > 1)} of {hosts} node{'s' * (hosts > 1)}, their sampled power over time"
     return f"{energy(measured.joules)}: {counted}. CPUs, memory, network and cooling are not counted."
-
-
-def _accounts(measured: Measured) -> list[Block]:
-    if not measured.accounts:
-        return [measured.no_accounts]
-    head = ["job", "state", "elapsed", "MaxRSS", "TotalCPU", "allocated", "exit code"]
-    rows = [[one.job, one.state, one.elapsed, one.max_rss, one.total_cpu, one.allocated, one.exit_code]
-            for one in measured.accounts]  # fmt: skip
-    return _long(head, rows)
-
-
-def _attempts(measured: Measured) -> list[Block]:
-    rows = []
-    for attempt, span in zip(measured.run.attempts, measured.spans, strict=True):
-        end = attempt.end or {}
-        hosts = f"{len(attempt.hosts)}: {', '.join(map(str, attempt.hosts[:2]))}{' ...' if attempt.hosts[2:] else ''}"
-        why = str(end.get("why") or "") if end else "left no end"
-        cells = [attempt.number, attempt.job or "", hosts, attempt.world_size, _when(span.begin), seconds(span.seconds)]
-        rows.append([*map(str, cells), str(end.get("step", "")), str(end.get("outcome", "")), why])
-    head = ["", "job", "nodes", "ranks", "began", "lasted", "to step", "outcome", "why"]
-    return _long(head, rows) if rows else ["None has begun."]
-
-
-def _long(head: list[str], rows: Sequence[list[str]]) -> list[Block]:
-    table = Table(head, list(rows[-SHOWN:]))
-    return [table] if len(rows) <= SHOWN else [f"The last {SHOWN} of {len(rows)}:", table]
-
-
-def _environment(measured: Measured) -> list[Block]:
-    made = measured.made_by
-    if not made:
-        return ["There is no made_by.json."]
-    packages, modules = ([str(one) for one in found] if isinstance(found := made.get(key), list) else []
-                         for key in ("packages", "modules"))  # fmt: skip
-    main = [one for one in packages if one.partition("==")[0] in ("torch", "lightning", "deepspeed", "numpy")]
-    facts = [
-        ("commit", str(made.get("commit") or "not known: the code was not in git")),
-        ("not committed", "see code.diff" if (measured.run.path / "code.diff").exists() else ""),
-        ("Python", str(made.get("python", "")).partition(" ")[0]),
-        ("packages", ", ".join(main)),
-        ("modules", ", ".join(filter(None, modules)) or "none"),
-        ("made on", str(made.get("host") or "")),
-    ]
-    fold = [Fold(f"{len(packages)} packages", "\n".join(packages))] if packages else []
-    return [Facts([(name, text) for name, text in facts if text]), *fold]
-
-
-def _when(time: float) -> str:
-    try:
-        return f"{datetime.fromtimestamp(time):%Y-%m-%d %H:%M:%S}"
-    except (ValueError, OverflowError, OSError):
-        return "no time"

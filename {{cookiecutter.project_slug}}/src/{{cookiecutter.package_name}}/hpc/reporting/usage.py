@@ -7,13 +7,13 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
 
 from ..logs import text
 
-NODES = 32  # that are read; of more, as many that lie evenly
+BYTES = 32 * 2**20  # of all nodes' samples that are read, some 3 s; of more, samples that lie evenly
 GAP = 5  # so many intervals without a sample: nobody knows what was between
 ASIDE = ("start", "validation", "checkpoint", "test")  # phases that are not training
 LARGEST = 1e12  # of any cell
@@ -27,6 +27,7 @@ class Phase:
     begin: float
     end: float
     attempt: int
+    step: int = 0  # the last one done
 
     @property
     def seconds(self) -> float:
@@ -68,22 +69,22 @@ class Node:
 def nodes(run_dir: Path) -> tuple[list[Node], list[str]]:
     """The samples of each node, and what is wrong with them."""
     files = sorted((run_dir / "monitor").glob("*.csv"))
-    every = math.ceil(len(files) / NODES) or 1
+    every = max(math.ceil(sum(_size(file) for file in files) / BYTES), 1)
     found, notes = [], []
     if every > 1:
-        notes.append(f"{len(files[::every])} of the {len(files)} nodes' samples are read")
-    for file in files[::every]:
-        node, damaged = read(file)
+        notes.append(f"of the samples of the {len(files)} nodes one in {every} is read")
+    for file in files:
+        node, damaged = read(file, every)
         found.append(node)
-        if damaged:
-            notes.append(f"{file.name}: {damaged} damaged line{'s' if damaged > 1 else ''} left out")
         if not node.times:
             notes.append(f"{file.name} has no sample")
+        elif damaged:
+            notes.append(f"{file.name}: {damaged} damaged line{'s' if damaged > 1 else ''} left out")
     return found, notes
 
 
-def read(file: Path) -> tuple[Node, int]:
-    """One node's table, and how many of its lines are damaged."""
+def read(file: Path, every: int = 1) -> tuple[Node, int]:
+    """One node's table, of its lines one in `every`, and how many of these are damaged."""
     node, damaged = Node(file.stem), 0
     try:
         with file.open(encoding="utf-8", errors="replace") as stream:
@@ -91,7 +92,7 @@ def read(file: Path) -> tuple[Node, int]:
             if names[:2] != ["time", "attempt"]:
                 return node, 1
             node.columns = {name: array("d") for name in names}
-            for line in stream:
+            for line in islice(stream, 0, None, every):
                 cells = _cells(line, len(names))
                 damaged += cells is None
                 for name, cell in zip(names, cells or (), strict=False):
@@ -101,17 +102,35 @@ def read(file: Path) -> tuple[Node, int]:
     return node, damaged
 
 
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
 def phases(run_dir: Path) -> list[Phase]:
     """What rank 0 has noted; a damaged line is left out, and so is a phase that ends before it begins."""
-    found = []
-    for line in text(run_dir / "monitor" / "phases.jsonl").splitlines():
-        try:
-            note = json.loads(line)
-            phase = Phase(str(note["what"]), float(note["begin"]), float(note["end"]), int(note["attempt"]))
-        except (ValueError, KeyError, TypeError, OverflowError):
-            continue
-        found += [phase] if 0 <= phase.seconds < LARGEST else []
-    return found
+    return [phase for phase in _noted(run_dir) if phase]
+
+
+def damaged_phases(run_dir: Path) -> int:
+    """How many lines are left out."""
+    return _noted(run_dir).count(None)
+
+
+def _noted(run_dir: Path) -> list[Phase | None]:
+    return [_phase(line) for line in text(run_dir / "monitor" / "phases.jsonl").splitlines() if line.strip()]
+
+
+def _phase(line: str) -> Phase | None:
+    try:
+        note = json.loads(line)
+        begin, end, step = float(note["begin"]), float(note["end"]), int(note.get("step") or 0)
+        phase = Phase(str(note["what"]), begin, end, int(note["attempt"]), step)
+    except (ValueError, KeyError, TypeError, OverflowError, AttributeError):
+        return None
+    return phase if 0 <= phase.seconds < LARGEST else None
 
 
 def training(node: Node, phases: Sequence[Phase]) -> list[int]:
@@ -126,6 +145,12 @@ def training(node: Node, phases: Sequence[Phase]) -> list[int]:
         if not before or when > ends[before - 1]:
             kept.append(index)
     return kept
+
+
+def busy(node: Node) -> float:
+    """How much it did: percent of its GPUs, or of its CPUs where it has none; infinite: not known."""
+    percents = mean(node.gpu_percent() or node.columns.get("cpu_percent", ()))
+    return percents if percents == percents else math.inf
 
 
 def mean(values: Sequence[float]) -> float:

@@ -1,10 +1,9 @@
 """What runs have left in their directories, read again: attempts, errors, scalars. Asks nobody; imports no torch."""
 
 import json
-import os
+import math
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -12,11 +11,10 @@ from typing import Any
 
 from .. import logs, rundir
 from ..logs import text
-from . import causes, claim
+from . import causes, claim, reached, signs
 
 SKEW = 5  # seconds that the clocks of nodes may differ
 LATEST = 2**36  # unix time of a file that is sound: the year 4147
-NOT_ITS_OWN = {"submitted.json", "job.sh", "node.sh", "config.yaml", "report.html"}  # no signs of life of a run
 
 
 @dataclass(frozen=True)
@@ -29,6 +27,7 @@ class Attempt:
     hosts: list[str]
     world_size: int
     end: dict[str, Any] | None  # what attempts.jsonl says of it
+    launcher: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,9 @@ def progress(run: Run) -> tuple[int | None, str]:
     step = last.get("step")
     if not run.attempts or (tested and run.attempts[-1].end):
         return step, _one(tested)
-    newest, validated = _scalars(run.path / "tensorboard")
-    return step if run.attempts[-1].end or newest is None else newest, _one(tested or validated)
+    newest, validated = reached.scalars(run.path / "tensorboard")
+    made = max((made for made in (newest, reached.saved(run.path)) if made is not None), default=step)
+    return step if run.attempts[-1].end else made, _one(tested or validated)
 
 
 def node_hours(run: Run, runs_till: float | None) -> float:
@@ -123,72 +123,41 @@ def node_hours(run: Run, runs_till: float | None) -> float:
     Args:
         runs_till: now, where the scheduler says that the last attempt still runs.
     """
-    signs = changes(run) if any(not attempt.end for attempt in run.attempts) else []
     used = 0.0
     for attempt, following in zip_longest(run.attempts, run.attempts[1:]):
-        if attempt.end:
-            until = attempt.end["time"]
-        elif following:  # a requeued job waits in between
-            until = max((when for when in signs if attempt.start <= when <= following.start), default=following.start)
-        else:
-            until = runs_till or max(signs, default=0)
+        until = attempt.end["time"] if attempt.end else None if following else runs_till
+        until = until or last_sign(run, attempt, following.start if following else math.inf)
         used += max(until - attempt.start, 0) * max(len(attempt.hosts), 1)
     return used / 3600
 
 
-def changes(run: Run) -> list[float]:
-    """When the files that the run itself writes were changed last."""
-    files = [path for job in {attempt.job for attempt in run.attempts} for path in logs.files(run.path, job)]
-    for folder, inside, names in os.walk(run.path):
-        inside[:] = [name for name in inside if name != "code" and name[0] != "."]
-        ours = [name for name in names if name not in NOT_ITS_OWN and not name.endswith(".log")]
-        files += [Path(folder, name) for name in ours]
-    return [when for path in files if (when := _changed(path))]
+def last_sign(run: Run, attempt: Attempt, until: float = math.inf) -> float:
+    """When an attempt was seen alive last, before the next one began. A requeued job waits in between."""
+    return signs.last(run.path, attempt.number, attempt.start, str(next(iter(attempt.hosts), "")), until)
+
+
+def raised(run: Run, number: int, since: float = 0) -> str:
+    """The first cause among what the ranks of an attempt have left since then; or nothing."""
+    found = next((attempt for attempt in run.attempts if attempt.number == number), None)
+    left = [cause for cause in causes.read(run.path, number) if cause.time >= since]
+    cause = causes.first(left, found.world_size if found else 0, found.hosts if found else ())
+    return cause.line if cause else ""
 
 
 def _raised(run: Run) -> str:
-    """The first cause among what the ranks of the newest attempt have left since it was submitted."""
+    """Of the newest attempt, since the run was submitted."""
     folders = {int(path.name) for path in run.path.glob("errors/*") if path.name.isdecimal()}
     try:
         newest = max({claim.newest(run.path), *folders, *(attempt.number for attempt in run.attempts)})
     except OSError:
         return ""
-    last = next((attempt for attempt in run.attempts if attempt.number == newest), None)
-    left = [cause for cause in causes.read(run.path, newest) if cause.time >= run.asked - SKEW]
-    cause = causes.first(left, last.world_size if last else 0, last.hosts if last else ())
-    return cause.line if cause else ""
+    return raised(run, newest, run.asked - SKEW)
 
 
 def _one(metrics: Mapping[str, float]) -> str:
     """The metric that says most: not the loss where there is another."""
     names = [name for name in metrics if not name.endswith("loss")] or list(metrics)
     return f"{names[-1]} {metrics[names[-1]]:.4g}" if names else "-"
-
-
-def _scalars(folder: Path) -> tuple[int | None, dict[str, float]]:
-    """The step of the newest scalar, and the newest validation metrics, from TensorBoard's files."""
-    files = sorted(folder.glob("events.out.tfevents.*"), reverse=True)  # their names begin with the time
-    step, validated = None, {}
-    for file in files:
-        steps, values = _events(file)
-        step = steps if step is None else step
-        validated = validated or {tag: value for tag, value in values.items() if tag.startswith("val/")}
-        if step is not None and validated:
-            break
-    return step, validated
-
-
-def _events(file: Path) -> tuple[int | None, dict[str, float]]:
-    """The last step and the last value of each scalar in one file, as far as it can be read."""
-    step, values = None, {}
-    with suppress(Exception):  # whatever comes of a damaged file, or of a missing library: the table can do without
-        from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
-
-        for event in LegacyEventFileLoader(str(file)).Load():
-            for value in event.summary.value:
-                if value.HasField("simple_value"):
-                    step, values[value.tag] = event.step, value.simple_value
-    return step, values
 
 
 def _is_run(folder: Path) -> bool:
@@ -211,9 +180,19 @@ def _number(job: str, scheduler: str | None, index: int | None) -> str:
     return f"{number}_{index}" if scheduler == "slurm" else number.replace("[]", f"[{index}]")
 
 
-def _attempts(path: Path) -> list[Attempt]:
+def damaged(path: Path) -> int:
+    """Lines of attempts.jsonl that tell nothing."""
+    lines = [line for line in text(path / "attempts.jsonl").splitlines() if line.strip()]
+    return len(lines) - len(_events_of(path))
+
+
+def _events_of(path: Path) -> list[dict[str, Any]]:
     kinds = {"hosts": list, "metrics": dict, "attempt": int, "world_size": int}
-    events = [event for event in rundir.events(path) if _sound(event, **kinds)]
+    return [event for event in rundir.events(path) if _sound(event, **kinds)]
+
+
+def _attempts(path: Path) -> list[Attempt]:
+    events = _events_of(path)
     ends = {event.get("attempt"): event for event in events if event.get("event") == "end"}
     return [
         Attempt(
@@ -223,6 +202,7 @@ def _attempts(path: Path) -> list[Attempt]:
             event.get("hosts", []),
             event.get("world_size", 0),
             ends.get(event.get("attempt")),
+            str(event.get("launcher") or ""),
         )
         for event in events
         if event.get("event") == "start"
