@@ -7,6 +7,7 @@ pipeline=8 interleaved=2 micro_batch=1    stages of a pipeline and pieces in eac
 
 import gc
 import json
+import signal
 import sys
 from argparse import ArgumentParser
 from pathlib import Path
@@ -53,6 +54,7 @@ def told(cfg: DictConfig, made: Plan, own: dict[str, Any], words: list[str], not
     kept = campaign.checkpoint(made.trace, made.setup)
     changes = fitting.ways_out(cfg, words, made) if made.fits is False and not own.keys() & asked.PIPED else []
     notes += [*planned.notes(made, cfg.cluster, steps, finish), *without_way_out(made, own, changes)]
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` has read enough: no traceback
     if as_json:
         print(json.dumps(planned.as_dict(made, finish, kept, changes, notes), indent=1))
     else:

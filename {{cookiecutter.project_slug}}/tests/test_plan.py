@@ -1,6 +1,7 @@
 """The plan: what a run needs, what would make it fit, and what is refused before the queue."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -343,3 +344,13 @@ def test_what_a_plan_does_not_know_is_noted(changed, steps, said):
     assert any(said in note for note in notes) and "cluster=c gives 256 nodes at most" in notes
     unknown = replace(made, trace=replace(made.trace, states=None))
     assert any("cannot be tried" in note for note in planned.notes(unknown, cluster, steps, None))
+
+
+@pytest.mark.slow
+def test_who_reads_only_the_first_line_sees_no_traceback():
+    words = [sys.executable, str(PROJECT / "plan.py"), *GPT, "trainer=fsdp_4node", *JUWELS]
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as nobody:
+        done = subprocess.run(words, stdout=nobody, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
