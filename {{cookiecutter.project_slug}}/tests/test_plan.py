@@ -105,7 +105,7 @@ def layouts() -> st.SearchStrategy[setup.Setup]:
     return st.builds(
         setup.Setup,
         nodes=st.sampled_from([1, 2, 4, 16]),
-        devices=st.just(4),
+        devices=st.sampled_from([1, 4]),
         micro_batch=powers,
         accumulate=powers,
         sharding=st.sampled_from(["none", "fsdp", "zero1", "zero2", "zero3"]),
