@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from {{ cookiecutter.package_name }}.hpc.checks import preflight
+from {{ cookiecutter.package_name }}.hpc.config import PACKAGE
 from {{ cookiecutter.package_name }}.hpc.jobs import commandline
 from {{ cookiecutter.package_name }}.hpc.planning import dryrun, setup, trace, traces
 from {{ cookiecutter.package_name }}.hpc.planning.traced import Trace, highest
@@ -205,3 +207,32 @@ def test_a_network_that_gives_no_logits_is_named():
 
     with pytest.raises(dryrun.NotTraceable, match="what it returns is no tensor of logits: tuple"):
         trace.trace(Pair, SGD, "32")
+
+
+def test_a_trace_is_of_all_sources_that_a_network_may_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(traces, "PROJECT", tmp_path)
+    package = f"src/{PACKAGE}"
+    sources = [f"{package}/models/data/net.py", f"{package}/blocks.py", "src/another/net.py", "constraints.txt"]
+    beside = [f"{package}/data/text.py", f"{package}/hpc/jobs/job.py"]
+    for name in [*sources, *beside]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("width = 1\n")
+    seen = {traces._digest({})}
+    for name in sources:
+        (tmp_path / name).write_text("width = 2\n")
+        seen.add(traces._digest({}))
+    assert len(seen) == 1 + len(sources)
+    for name in beside:
+        (tmp_path / name).write_text("width = 2\n")
+        assert traces._digest({}) in seen
+
+
+def test_what_was_wrong_first_is_told():
+    def broken() -> Any:
+        try:
+            raise ModuleNotFoundError("No module named 'nowhere'")
+        except ModuleNotFoundError as error:
+            raise RuntimeError("Error loading 'net':\n") from error
+
+    with pytest.raises(dryrun.NotTraceable, match="its making: No module named 'nowhere'"):
+        trace.trace(broken, SGD, "32")
