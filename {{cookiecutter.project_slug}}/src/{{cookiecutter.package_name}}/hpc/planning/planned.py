@@ -10,6 +10,7 @@ from ..charts.units import seconds, si
 from .campaign import START, Checkpoint, Finish
 from .memory import states
 from .plan import SPARE, Plan, Row
+from .steptime import flops
 
 
 def lines(
@@ -64,7 +65,7 @@ def _notes(plan: Plan, cluster: DictConfig, steps: int | None, finish: Finish | 
         (setup.offload, f"each GPU has {held / 1e9:.1f} GB in its node's memory: a step takes longer than said here, "
                         "by the time to move them and of the optimizer there"),
         (plan.trace.states is None, "the optimizer cannot be tried on tensors without content: counted as AdamW's"),
-        (plan.trace.whole and not plan.trace.flops, "no operation with known FLOPs was seen: the step is longer"),
+        (plan.trace.whole and not flops(plan.trace, 1), "no operation with known FLOPs was seen: the step is longer"),
         (cluster.max_nodes and plan.scaling and cluster.max_nodes < plan.scaling[-1].nodes,
          f"cluster={cluster.name} gives {cluster.max_nodes} nodes at most"),
         (timed and steps is None,

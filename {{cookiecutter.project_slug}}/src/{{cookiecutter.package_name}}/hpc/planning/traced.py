@@ -75,11 +75,6 @@ class Trace:
         return sum(part.whole for part in self.parts)
 
     @property
-    def flops(self) -> float:
-        """Of forward, for an example on one rank."""
-        return sum(work.count * work.flops.at(1) for part in self.parts for work in part.forward)
-
-    @property
     def blocks(self) -> tuple[Part, ...]:
         return tuple(part for part in self.parts if part.name.startswith("block"))
 
