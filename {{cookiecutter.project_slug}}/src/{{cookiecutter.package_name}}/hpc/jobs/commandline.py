@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from .. import trust
 from ..config import CONFIGS, Refused, flat, meant, nearest, quoted
 from . import move
 from .layout import TEXT
@@ -99,6 +100,7 @@ def resumed(run_dir: Path, words: Sequence[str]) -> DictConfig:
         return old
     code = run_dir / "code" / "configs"
     new = compose_overrides(move.said(run_dir, words), configs=code if code.is_dir() else CONFIGS)
+    trust.refuse(new, run_dir)  # its words and its configs have made it
     elsewhere = next((word for word in words if word.lstrip("+~").startswith("run_dir")), None)
     if elsewhere and (not new.run_dir or not move.at_home(run_dir, new)):
         raise Refused(elsewhere, None, "a run goes on in its own directory", f"resume={run_dir} without it")

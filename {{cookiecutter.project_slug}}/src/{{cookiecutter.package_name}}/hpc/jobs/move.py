@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from .. import config, states
+from .. import config, states, trust
 from ..config import Refused, flat, frozen
 from ..running import history
 from .layout import Run
@@ -38,6 +38,7 @@ def load(run_dir: Path) -> DictConfig:
         command = f"python {run_dir}/code/{Path(sys.argv[0]).name} resume={run_dir}"
         fix = command if (run_dir / "code").is_dir() else f"the code that made it: see {run_dir}/made_by.json"
         raise Refused("resume", run_dir, rule, fix, alone=True)
+    trust.refuse(old, run_dir)
     return old
 
 
