@@ -166,6 +166,34 @@ def test_clears_the_lock_of_a_killed_process(place):
     assert not lock.exists()
 
 
+def test_of_many_that_find_the_lock_of_a_killed_process_one_installs(place):
+    """All of them look before the first one acts, and they act one after the other."""
+    killed = place.popen('source "$ENV"', STUB_SECONDS="60")
+    lock = Path(f"{place.venv}.lock/owner")
+    while not (lock.exists() and place.asked("-m pip install")):
+        time.sleep(0.05)
+    os.kill(int(lock.read_text().split()[-1]), 9)
+    killed.wait(timeout=60)
+    (place.folder / "looked").mkdir()
+    script = """
+        cat() {
+            command cat "$@"; local code=$?
+            if [[ $* = *lock/owner ]] && [ ! -e "looked/$NUMBER" ]; then
+                : >"looked/$NUMBER"
+                for _ in {1..500}; do [ "$(ls looked | wc -l)" = 4 ] && break; sleep 0.02; done
+                sleep "0.$((NUMBER * 2))"
+            fi
+            return "$code"
+        }
+        source "$ENV"
+    """
+    many = [place.popen(script, NUMBER=str(number), STUB_SECONDS="1.5") for number in range(4)]
+    said = [process.communicate(timeout=60) for process in many]
+    assert [process.returncode for process in many] == [0] * 4, said
+    assert place.asked("-m pip install") == 2
+    assert not list(place.folder.glob("*.lock*"))
+
+
 def test_a_moved_environment_is_named(place):
     place.bash('source "$ENV"')
     moved = place.venv.rename(place.folder / "moved")

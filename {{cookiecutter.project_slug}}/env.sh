@@ -27,26 +27,45 @@ _env_setup() {
 }
 
 # A lock for file systems of all kinds: making a directory succeeds once. It names its owner, so that what a killed
-# process of this user on this machine left behind is cleared away.
+# process of this user on this machine left behind is taken over.
 _env_lock() {
-    local lock=$1 me owner waited=0
-    me=$(id -un)@$(uname -n)
+    local lock=$1 me=$2 owner waited=0
     until command mkdir -- "$lock" 2>/dev/null; do
         if [ ! -d "$lock" ] && [ ! -w "$(dirname -- "$lock")" ]; then
             _env_say "cannot write beside ${lock%.lock}: set VENV to a place where you can"
             return 1
         fi
+        _env_takes_over "$lock" "$me" && return
         owner=$(cat -- "$lock/owner" 2>/dev/null) || owner=unknown
-        if [ "${owner% *}" = "$me" ] && ! kill -0 "${owner##* }" 2>/dev/null; then
-            command rm -rf -- "$lock"
-            continue
-        fi
         [ "$waited" -ne 1 ] || _env_say "waiting for the installation of $owner (if there is none: rm -r '$lock')"
         [ "$waited" -lt 1800 ] || { _env_say "gave up waiting for $owner: rm -r '$lock'"; return 1; }
         waited=$((waited + 1))
         sleep 1
     done
-    printf '%s' "$me $BASHPID" >|"$lock/owner"
+    printf '%s' "$me" >|"$lock/owner"
+}
+
+# Is the owner dead, and are we the one that takes its place? Of those who find it dead one makes `heir`, then looks
+# again: whoever was faster may have named itself, and even have released the lock, since then.
+_env_takes_over() {
+    local lock=$1 me=$2 taken=1
+    _env_is_dead "$lock" "$me" && command mkdir -- "$lock/heir" 2>/dev/null || return 1
+    if _env_is_dead "$lock" "$me"; then
+        printf '%s' "$me" >|"$lock/owner.new" && command mv -f -- "$lock/owner.new" "$lock/owner" && taken=0
+    fi
+    command rmdir -- "$lock/heir" 2>/dev/null
+    return "$taken"
+}
+
+_env_is_dead() {
+    local owner
+    owner=$(cat -- "$1/owner" 2>/dev/null)
+    [ "${owner% *}" = "${2% *}" ] && ! kill -0 "${owner##* }" 2>/dev/null
+}
+
+# Renamed first: while it is emptied, nobody may find half of it.
+_env_release() {
+    [ "$(cat -- "$1/owner" 2>/dev/null)" = "$2" ] && command mv -- "$1" "$1.${2##* }" && command rm -rf -- "$1.${2##* }"
 }
 
 # Make the environment or finish it. Runs in a subshell: options, traps and variables of the caller stay as they are.
@@ -55,8 +74,10 @@ _env_install() (
     set +eu
     case $venv in *[\"\$\`\\:]* | *$'\n'*) _env_say "a virtual environment cannot lie in $venv: set VENV"; return 1 ;; esac
     command mkdir -p -- "$(dirname -- "$venv")" 2>/dev/null
-    _env_lock "$venv.lock" || return 1
-    trap 'command rm -rf -- "$venv.lock"' EXIT
+    # Numbers, as a user in a container may have no name; those of processes count in their namespace.
+    me="$(id -u)@$(uname -n) $(readlink /proc/self/ns/pid 2>/dev/null) $BASHPID"
+    _env_lock "$venv.lock" "$me" || return 1
+    trap '_env_release "$venv.lock" "$me"' EXIT
     trap 'exit 1' INT TERM HUP
     [ "$(cat -- "$marker" 2>/dev/null)" != "$checksum" ] || return 0 # the other process has done it
 
@@ -134,10 +155,10 @@ if [ -z "${BASH_VERSION:-}" ] || [ "${BASH_SOURCE[0]}" = "$0" ]; then
     return 1 2>/dev/null || exit 1
 fi
 if _env_main; then
-    unset -f _env_say _env_setup _env_lock _env_install _env_main
+    unset -f _env_say _env_setup _env_lock _env_takes_over _env_is_dead _env_release _env_install _env_main
     unset _env_requirements
 else
-    unset -f _env_say _env_setup _env_lock _env_install _env_main
+    unset -f _env_say _env_setup _env_lock _env_takes_over _env_is_dead _env_release _env_install _env_main
     unset _env_requirements
     return 1
 fi

@@ -140,7 +140,7 @@ def begin_array(cfg: DictConfig, folder: Path, run_dirs: list[Path], asked: Name
     rundir.create(folder, cfg.group_readable)
     snapshot.take(folder)
     for run_dir in run_dirs:
-        rundir.create(run_dir, cfg.group_readable)
+        rundir.create(run_dir, cfg.group_readable, room=0)
         (run_dir / "code").symlink_to(folder / "code")
     (folder / "members").write_text("".join(f"{run_dir}\n" for run_dir in run_dirs), encoding="utf-8")
 

@@ -1,10 +1,14 @@
 """What torch.compile has made is found by the next start; what cannot be kept or read costs time and nothing else."""
 
+import errno
 import os
 import re
+import shutil
 import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,26 +75,118 @@ def test_kept_and_unpacked_on_another_node(tmp_path: Path) -> None:
     compiled.pack(tmp_path / "node1", archive)
     assert [path.name for path in archive.parent.iterdir()] == ["key.tar"]
     place = tmp_path / "node2" / "cache"
+    place.parent.mkdir()
     compiled.unpack(archive, place)
     compiled.unpack(archive, place)  # the next rank of that node
     assert (place / "ab" / "kernel.so").read_text() == "code"
-    assert (place.parent.stat().st_mode & 0o777, list(place.parent.iterdir())) == (0o700, [place])
+    assert list(place.parent.iterdir()) == [place]
 
 
-def test_what_belongs_to_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    archive = tmp_path / "key.tar"
-    archive.touch()
-    monkeypatch.setattr(os, "getuid", lambda: archive.stat().st_uid + 1)
-    with pytest.raises(PermissionError, match="another user"):
-        compiled.unpack(archive, tmp_path / "node" / "cache")
+def cache(folder: Path, local: Path, run_dir: Path) -> compiled.CompileCache:
+    """Set up for a run whose node-local storage is `local`."""
+    made = compiled.CompileCache(str(folder), True, str(local))
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    trainer = SimpleNamespace(strategy=strategy, precision="32-true", default_root_dir=str(run_dir))
+    made.setup(trainer, SimpleNamespace(network=nn.Linear(2, 2)), "fit")  # type: ignore[arg-type]
+    return made
 
 
-def test_a_damaged_archive_is_no_cache(tmp_path: Path) -> None:
-    archive = tmp_path / "key.tar"
-    archive.write_text("no archive")
-    with pytest.raises(tarfile.TarError):
-        compiled.unpack(archive, tmp_path / "node" / "cache")
-    assert list((tmp_path / "node").iterdir()) == [tmp_path / "node" / "cache"]
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, Path]:
+    """The shared cache, the node's own storage, the run directory; and the system's place for temporary files."""
+    made = tuple(tmp_path / name for name in ("shared", "node", "run", "temporary"))
+    for folder in made:
+        folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(made[3]))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    return made[:3]  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("theirs", ["folder", "link", "all can write"])
+def test_a_folder_of_somebody_else_is_neither_used_nor_the_end(
+    theirs: str, folders: tuple[Path, ...], capsys: pytest.CaptureFixture
+) -> None:
+    if theirs == "folder" and os.getuid():
+        pytest.skip("only root may give a folder away")
+    place = folders[1] / f"compiled-{os.getuid()}"
+    if theirs == "link":
+        (folders[1] / "elsewhere").mkdir()
+        place.symlink_to(folders[1] / "elsewhere")
+    else:
+        place.mkdir(mode=0o700)
+        place.chmod(0o777 if theirs == "all can write" else 0o700)
+    if theirs == "folder":
+        os.chown(place, os.getuid() + 1, -1)
+    found = cache(*folders)
+    assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent.parent == Path(tempfile.gettempdir())
+    assert found.place.is_dir() and not list(place.iterdir())
+    assert "must be a folder of this user" in capsys.readouterr().out
+
+
+def test_a_full_node_is_a_warning(
+    folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """No room for the archive on the node's own storage, nor where temporary files are: the run directory has some."""
+    written = tarfile.TarFile.makefile
+
+    def makefile(self: tarfile.TarFile, info: tarfile.TarInfo, path: str) -> None:
+        if not Path(path).is_relative_to(folders[2]):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        written(self, info, path)
+
+    first = cache(*folders)
+    (first.place / "kernel.so").write_text("code")
+    compiled.pack(first.place, first.archive)
+    shutil.rmtree(first.place)
+    monkeypatch.setattr(tarfile.TarFile, "makefile", makefile)
+    found = cache(*folders)
+    assert found.place.is_relative_to(folders[2]) and (found.place / "kernel.so").read_text() == "code"
+    assert capsys.readouterr().out.count("No space left") == 2
+    assert not list(first.place.parent.iterdir())  # half an archive would take the room that others need
+
+
+@pytest.mark.parametrize("kept", ["damaged", "of another user", "a folder"])
+def test_what_cannot_be_trusted_or_read_is_no_cache(
+    kept: str, folders: tuple[Path, ...], capsys: pytest.CaptureFixture
+) -> None:
+    if kept == "of another user" and os.getuid():
+        pytest.skip("only root may give a file away")
+    first = cache(*folders)
+    (first.place / "kernel.so").write_text("code")
+    compiled.pack(first.place, first.archive)
+    shutil.rmtree(first.place)
+    if kept == "damaged":
+        first.archive.write_text("no archive")
+    elif kept == "a folder":
+        first.archive.unlink()
+        first.archive.mkdir()
+    else:
+        os.chown(first.archive, os.getuid() + 1, -1)
+    found = cache(*folders)
+    assert found.place == first.place and not list(found.place.iterdir())
+    assert "compiles anew" in capsys.readouterr().out
+
+
+def test_what_another_run_takes_away_meanwhile_is_a_warning(
+    folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Runs of one node compile at one place."""
+    found = cache(*folders)
+    (found.place / "aside").mkdir()
+    (found.place / "aside" / "kernel.so").write_text("code")
+    scandir = os.scandir
+
+    def gone(path: str | Path) -> object:
+        if Path(path).name == "aside":
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", gone)
+    found.on_train_end(SimpleNamespace(is_global_zero=True), None)  # type: ignore[arg-type]
+    (found.place / "other.so").write_text("code")
+    monkeypatch.setattr(tarfile.TarFile, "addfile", lambda *_: gone("aside"))
+    found.on_train_end(SimpleNamespace(is_global_zero=True), None)  # type: ignore[arg-type]
+    assert "is not kept" in capsys.readouterr().out and not list(folders[0].iterdir())
 
 
 @pytest.mark.slow

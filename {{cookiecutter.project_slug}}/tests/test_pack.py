@@ -321,6 +321,15 @@ def test_two_at_once_do_not_write_into_one_file(tmp_path):
         assert "by another process" in said(f"data.dir={folder}", f"out={out}")
 
 
+def test_what_another_process_has_packed_meanwhile_is_kept(tmp_path, monkeypatch):
+    """It was done between this one's look at the place and its lock."""
+    folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
+    place = pack["place"]
+    monkeypatch.setitem(pack["main"].__globals__, "place", lambda *words: (place(*words), out.write_text("theirs"))[0])
+    assert "just been packed" in said(f"data.files={folder}", f"out={out}")
+    assert out.read_text() == "theirs" and leftovers(tmp_path) == []
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 256 kB."""

@@ -1,7 +1,8 @@
 """Packed files on the node's own storage: copied once per node, whole, and only where there is room."""
 
-import os
+import multiprocessing
 import stat
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -102,15 +103,52 @@ def test_where_it_cannot_be_staged_it_is_refused(tmp_path, images, local, monkey
     monkeypatch.setattr(staging.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(Refused, match="GB free"):
         staged(file=images, node_local=local)
-    assert list((tmp_path / "local").iterdir()) == []
+    assert [path for path in (tmp_path / "local").rglob("*") if path.is_file()] == []
 
 
-def test_another_users_folder_is_not_trusted(tmp_path, images, local):
-    copy = staging.copy_of(packed_files.read(images).parts, local)
-    os.mkdir(os.path.dirname(copy))
-    os.chmod(os.path.dirname(copy), 0o777)
+@pytest.mark.parametrize("prepared", ["folder", "link"])
+def test_a_folder_that_somebody_else_prepared_is_not_used(prepared, tmp_path, images, local):
+    folder = Path(staging.copy_of(packed_files.read(images).parts, local)).parent
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    if prepared == "link":
+        folder.symlink_to(theirs)
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
     with pytest.raises(Refused, match="somebody else"):
         staged(file=images, node_local=local)
+    assert not [*theirs.iterdir(), *folder.iterdir()]
+
+
+def test_nor_one_that_is_prepared_at_the_last_moment(tmp_path, images, local, monkeypatch):
+    folder = Path(staging.copy_of(packed_files.read(images).parts, local)).parent
+    (tmp_path / "theirs").mkdir()
+
+    def disk_usage(_):
+        with suppress(FileExistsError):
+            folder.symlink_to(tmp_path / "theirs")
+        return SimpleNamespace(free=10**9)
+
+    monkeypatch.setattr(staging.shutil, "disk_usage", disk_usage)
+    with suppress(Refused):
+        staged(file=images, node_local=local)
+    assert list((tmp_path / "theirs").iterdir()) == []
+
+
+def test_runs_of_one_node_share_one_copy(tmp_path, images, local, capfd):
+    """Each has memory for one, and the node has room for one; a run that was killed had begun one."""
+    folder = Path(staging.copy_of(packed_files.read(images).parts, local)).parent
+    folder.mkdir(mode=0o700)
+    (folder / "images.h5.n1-1.part").write_text("begun")
+    runs = [multiprocessing.get_context("fork").Process(target=staged, kwargs={"file": images, "node_local": local})]
+    runs += [multiprocessing.get_context("fork").Process(target=staged, kwargs={"file": images, "node_local": local})]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join(60)
+    assert [run.exitcode for run in runs] == [0, 0] and capfd.readouterr().err.count("copying") == 1
+    assert [path.name for path in folder.iterdir()] == ["images.h5"]
 
 
 @pytest.mark.slow

@@ -1,12 +1,13 @@
 """One command line, many runs: the members of a job array, and what they share."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from desk import Desk
 
-from {{ cookiecutter.package_name }}.hpc import config
+from {{ cookiecutter.package_name }}.hpc import config, rundir
 from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.studies import sweep
@@ -62,6 +63,14 @@ def test_what_is_no_sweep_is_refused(typed: list[str], words: str) -> None:
 def test_without_multirun_several_values_are_refused(desk: Desk) -> None:
     assert desk.type("cluster=slurm", "seed=1,2") == 2
     assert desk.err.startswith("refused: ") and "--multirun" in desk.err and desk.runs() == []
+
+
+def test_room_is_asked_for_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not per member: a thousand of them would write and sync 16 GiB."""
+    synced: list[int] = []
+    monkeypatch.setattr(rundir.os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
+    assert desk.type("cluster=slurm", "seed=1,2,3", "--multirun") == 0
+    assert [size for size in synced if size >= rundir.ROOM] == [rundir.ROOM]
 
 
 def test_a_sweep_is_one_array(desk: Desk) -> None:

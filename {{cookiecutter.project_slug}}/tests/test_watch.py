@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -255,6 +256,23 @@ def test_a_thread_that_keeps_the_interpreters_lock_does_not_keep_the_job(start: 
     assert said(stuck) == "now"
     assert ends([stuck], 6) == [1]
     assert "Timeout" in (tmp_path / "err0").read_text() and "in match" in (tmp_path / "err0").read_text()
+
+
+def test_the_lock_of_an_extension_whose_builder_was_killed_is_named(start: Start, tmp_path: Path) -> None:
+    lock = tmp_path / "extensions" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    waits = f"""
+        from importlib import util
+        folder = util.find_spec("torch").submodule_search_locations[0]  # torch itself takes seconds
+        spec = util.spec_from_file_location("file_baton", folder + "/utils/file_baton.py")
+        baton = util.module_from_spec(spec)
+        spec.loader.exec_module(baton)
+        baton.FileBaton({str(lock)!r}).wait()
+    """
+    (waiting,) = start(textwrap.dedent(waits), hang_seconds=1)
+    assert ends([waiting], 20) == [86]
+    assert f"rm {lock}" in error_of(tmp_path, 0)[0] and "file_baton.py" in error_of(tmp_path, 0)[0]
 
 
 def test_sigterm_while_it_is_blocked_shows_where(start: Start, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ computer. It listens on localhost only and ends with this program (Ctrl-C). Defa
 """
 
 import argparse
-import getpass
 import os
 import re
 import signal
@@ -14,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from {{ cookiecutter.package_name }}.hpc import config
+from {{ cookiecutter.package_name }}.hpc import config, home
 from {{ cookiecutter.package_name }}.hpc.jobs import commandline, sections
 from {{ cookiecutter.package_name }}.hpc.jobs.layout import Cluster
 from {{ cookiecutter.package_name }}.hpc.reporting import board, tunnel
@@ -27,7 +26,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*", metavar="RUN_DIR_OR_FOLDER | cluster=NAME")
     words = parser.parse_args().words
     overrides = [word for word in words if CLUSTER.match(word)]
-    places = [Path(word).expanduser() for word in words if word not in overrides] or [config.PROJECT / "runs"]
+    places = [home.expand(word) for word in words if word not in overrides] or [config.PROJECT / "runs"]
     cluster = config.typed(Cluster, commandline.compose_overrides(overrides).cluster, "cluster")
     sections.login_host(cluster.login_host)
     wanted = board.logdir(board.shown(places))
@@ -43,7 +42,7 @@ def main() -> None:
 
 def tell(port: int, cluster: Cluster) -> None:
     host = tunnel.here(os.environ)
-    lines = tunnel.lines(port, getpass.getuser(), host, cluster.login_host, os.environ)
+    lines = tunnel.lines(port, home.user(), host, cluster.login_host, os.environ)
     print(f"TensorBoard is at http://localhost:{port}/ on {host}. On your own computer type")
     print("".join(f"    {line}\n" for line in lines) + f"and open http://localhost:{port}/ there. Ctrl-C ends it here.")
     if not cluster.login_host:

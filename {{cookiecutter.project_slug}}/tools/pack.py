@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from {{ cookiecutter.package_name }}.data import image_files, packed_files, text_files, token_files, tokenizing
-from {{ cookiecutter.package_name }}.hpc import config, launch
+from {{ cookiecutter.package_name }}.hpc import config, home, launch
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.jobs import commandline
 from {{ cookiecutter.package_name }}.hpc.storage import packing, parts
@@ -72,7 +72,7 @@ def place(out: str | None, suffix: str) -> str:
     """Where the file will be."""
     if not out:
         raise Refused("out", None, "names the file that is made", f"out=<file>{suffix}")
-    path = os.path.abspath(os.path.expanduser(out))
+    path = os.path.abspath(home.expand(out))
     if not path.endswith(suffix):
         raise Refused("out", out, f"ends in {suffix}", f"out={out}{suffix}")
     if os.path.lexists(path):
@@ -205,7 +205,7 @@ def plan(*what: Any) -> str:
 
 def read(file: str) -> str:
     try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
+        return home.expand(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         rule = f"is bytes, bpe or the tokenizer.json of a tokenizer; {error}"
         raise Refused("tokenizer", file, rule, "tokenizer=bytes") from None

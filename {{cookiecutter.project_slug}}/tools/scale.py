@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from {{ cookiecutter.package_name }}.hpc import config, rundir
+from {{ cookiecutter.package_name }}.hpc import config, home, rundir
 from {{ cookiecutter.package_name }}.hpc.charts import chart
 from {{ cookiecutter.package_name }}.hpc.checkpoints import checkpoint
 from {{ cookiecutter.package_name }}.hpc.checks import preflight
@@ -95,7 +95,7 @@ def checked(study: Study) -> tuple[list[Point], list[DictConfig]]:
 
 def place(study: Study, first: DictConfig) -> Path:
     """The study's folder, made or to be made. Raises `Refused` where there is something else."""
-    folder = Path(study.out or PROJECT / "runs" / f"scaling_{first.name}_{study.digest}").expanduser().absolute()
+    folder = home.expand(study.out or PROJECT / "runs" / f"scaling_{first.name}_{study.digest}").absolute()
     if folder.exists() and not folder.is_dir():
         raise Refused("out", folder, "is a file", "out=<a new folder>")
     note = folder / NOTE

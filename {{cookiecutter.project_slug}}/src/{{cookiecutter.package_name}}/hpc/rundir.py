@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from . import launch
+from . import home, launch
 from .config import PROJECT, Refused
 
 # Set by the process that chose the directory for those it starts: they must not choose again.
@@ -31,7 +31,7 @@ def choose(asked: str | None, name: str, now: datetime, environ: Mapping[str, st
     after a requeue. `step`: the number of the srun within its job; a second one is a run of its own.
     """
     if asked:
-        return Path(asked).expanduser().absolute()
+        return home.expand(asked).absolute()
     if CHOSEN in environ:
         return Path(environ[CHOSEN])
     if "SLURM_PROCID" in environ or environ.get("PBS_ENVIRONMENT") == "PBS_BATCH":
@@ -39,11 +39,12 @@ def choose(asked: str | None, name: str, now: datetime, environ: Mapping[str, st
     return PROJECT / "runs" / f"{now:%Y-%m-%d_%H-%M-%S}_{name}_{os.getpid()}"
 
 
-def create(path: Path, group_readable: bool = False, there: bool = False) -> None:
+def create(path: Path, group_readable: bool = False, there: bool = False, room: int = ROOM) -> None:
     """Make the directory, private unless asked otherwise, write a little into it, and tell processes started from here.
 
     Args:
         there: another node has made it; here it only has to be seen.
+        room: bytes that must be free; 0: nothing is written, as the directory above has shown that there is room.
 
     Raises:
         Refused: it cannot be written, is not shared between nodes, or there is no room.
@@ -55,7 +56,7 @@ def create(path: Path, group_readable: bool = False, there: bool = False) -> Non
         elif not path.is_dir():
             rule = f"rank 0 has made it on another node; {socket.gethostname()} does not see it"
             raise Refused("run_dir", path, rule, "run_dir=<on a file system that all nodes share>")
-        _write_a_little(path, ROOM if not there else 1)
+        write_a_little(path, min(room, 1) if there else room)
     except OSError as error:
         what = "no room left" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "must be a directory one can write"
         rule = f"{what}: {error.strerror}"
@@ -141,8 +142,10 @@ def note(file: Path, event: dict[str, Any]) -> None:
         stream.write(("" if whole else "\n").encode() + json.dumps(event).encode() + b"\n")
 
 
-def _write_a_little(path: Path, size: int) -> None:
-    """Quotas show when something is written, not before."""
+def write_a_little(path: Path, size: int) -> None:
+    """Quotas show when something is written, not before. Raises `OSError`."""
+    if not size:
+        return
     probe = path / f".room-{socket.gethostname()}-{os.getpid()}"
     try:
         with probe.open("wb") as stream:

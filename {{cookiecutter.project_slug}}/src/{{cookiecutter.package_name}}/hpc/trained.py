@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from lightning import LightningModule
 
+from . import home
 from .checkpoints import weights
 from .config import build
 from .jobs import move
@@ -21,7 +22,7 @@ def load(run_dir: str | Path) -> "tuple[LightningModule, DataModule]":
     Raises:
         Refused: there is no such run, it has no whole checkpoint, or this code has another network.
     """
-    run_dir = Path(run_dir).expanduser().absolute()
+    run_dir = home.expand(run_dir).absolute()
     cfg = move.load(run_dir)
     best, last = (run_dir / "checkpoints" / name for name in ("best.ckpt", "last.ckpt"))
     module = build(cfg.model)

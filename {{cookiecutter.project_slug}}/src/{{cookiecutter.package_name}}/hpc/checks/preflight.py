@@ -2,7 +2,6 @@
 
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -13,6 +12,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from .. import home
 from ..config import PACKAGE, Refused, flat, typed
 from ..jobs import sections
 from ..jobs.commandline import PERSONAL
@@ -98,7 +98,7 @@ def files(cfg: DictConfig) -> None:
     Raises:
         Refused: the first thing that is not.
     """
-    if cfg.ckpt and not Path(cfg.ckpt).expanduser().exists():
+    if cfg.ckpt and not home.expand(cfg.ckpt).exists():
         raise Refused("ckpt", cfg.ckpt, "there is no such file or folder", "ckpt=<checkpoint of a run>")
     _ask_nodes(cfg, cfg)
     whole = cfg.copy()

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from .. import trust
+from .. import home, trust
 from ..config import CONFIGS, Refused, flat, meant, nearest, quoted
 from . import move
 from .layout import TEXT
@@ -26,7 +26,7 @@ from .layout import TEXT
 # Keys that decide what code runs. They are written in files of configs/, never typed on a command line.
 CODE_KEYS = re.compile(r"(?<!\w)_(target|partial|args|check)_(?!\w)")
 # One user's accounts and partitions, for every project made from the template.
-PERSONAL = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "hpc-ml-template" / "clusters.yaml"
+PERSONAL = home.expand(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "hpc-ml-template" / "clusters.yaml"
 
 
 class Parser(argparse.ArgumentParser):
@@ -81,7 +81,7 @@ def resumes(argv: Sequence[str]) -> Path | None:
     found = [word.partition("=")[2] for word in argv if word.startswith("resume=")]
     if len(found) > 1:
         raise Refused(f"resume={found[1]}", None, "one run goes on at a time", f"resume={found[0]} alone")
-    return Path(found[0]).expanduser().absolute() if found else None
+    return home.expand(found[0]).absolute() if found else None
 
 
 def typed(argv: Sequence[str]) -> list[str]:

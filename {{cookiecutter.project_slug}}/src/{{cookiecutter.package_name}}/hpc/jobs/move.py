@@ -5,7 +5,9 @@ words and new ones are composed again, and the result may differ from config.yam
 """
 
 import json
+import os
 import re
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -108,7 +110,7 @@ def keep(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> None:
 
 def put(path: Path, text: str) -> None:
     """Write a file whole or not at all: whoever reads it at this moment has the old one."""
-    aside = path.with_name(f"{path.name}.part")
+    aside = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.part")  # another may write it, too
     aside.write_text(text, encoding="utf-8")
     aside.replace(path)
 

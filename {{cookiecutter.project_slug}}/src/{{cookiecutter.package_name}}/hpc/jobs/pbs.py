@@ -225,7 +225,7 @@ trap 'echo $? >"$attempt/.rc.$rank" && mv -- "$attempt/.rc.$rank" "$attempt/rc.$
 trap 'exit 143' TERM
 exec >>"$run_dir/node-$rank-$id.log" 2>&1 || exit 1 # the pipe that PBS gives breaks when the job is told to end
 cd -- "$work_dir" || exit 1
-export USER="${USER:-$(id -un)}"
+export USER="${USER:-$(id -un 2>/dev/null || id -u)}"
 [ -n "$(type -t module)" ] || source /etc/profile
 setup
 python_environment || exit 1

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import home
 from ..config import PACKAGE
 from ..jobs.move import put
 
@@ -68,7 +69,7 @@ def read(noted: Any) -> Measured:
 
 def file(cluster: str) -> Path:
     """Where it is kept, for all runs of this project by this user."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    cache = home.expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     return cache / PACKAGE / "network" / f"{cluster}.json"
 
 

@@ -13,11 +13,12 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from .. import home
 from ..config import PACKAGE, PROJECT, without_checks
 from .setup import Setup
 from .traced import Trace
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / PACKAGE / "traces"
+CACHE = home.expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / PACKAGE / "traces"
 OURS = ("dryrun.py", "meter.py", "trace.py", "traced.py")
 ANY = {"lr": 0.001, "weight_decay": 0.1}  # for all: what an optimizer keeps does not depend on them
 SECONDS = 600  # a network that takes longer is not traced

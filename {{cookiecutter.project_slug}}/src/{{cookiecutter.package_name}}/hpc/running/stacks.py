@@ -22,6 +22,15 @@ def where() -> str:
     return "stuck in " + ", called from ".join(dict.fromkeys([*inner[:1], *inner[own : own + 2]]))
 
 
+def lock() -> str:
+    """The lock file of a torch extension that the main thread waits for; "": none. Of a killed process it stays."""
+    main = sys._current_frames().get(threading.main_thread().ident or 0)
+    for frame, _ in traceback.walk_stack(main) if main else ():
+        if frame.f_code.co_filename.endswith("/torch/utils/file_baton.py"):
+            return str(getattr(frame.f_locals.get("self"), "lock_file_path", ""))
+    return ""
+
+
 def everywhere() -> str:
     """What all threads do, innermost calls first, the main thread last."""
     text = []

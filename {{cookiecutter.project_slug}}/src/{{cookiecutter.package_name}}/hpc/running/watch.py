@@ -177,7 +177,9 @@ class Watch:
     def _hang(self, seconds: float) -> str:
         step, doing = self._at or (None, "")
         since = "the start" if step is None else f"step {step}"
-        return f"Hang: no step for {seconds:.0f} s since {since}{f' ({doing})' if doing else ''}; {stacks.where()}"
+        lock = stacks.lock()
+        where = stacks.where() + (f"; if no other process builds an extension there now: rm {lock}" if lock else "")
+        return f"Hang: no step for {seconds:.0f} s since {since}{f' ({doing})' if doing else ''}; {where}"
 
     def _tell(self, said: str) -> None:
         peers = self._peers

@@ -39,6 +39,10 @@ def journal(out: str, plan: str) -> Iterator[tuple[list[Any], Callable[[Any], No
     part, path = beside(out)
     with open(path, "a+", encoding="utf-8") as stream:
         _lock(stream, out)
+        if os.path.lexists(out):  # since this process has looked
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            raise Refused("out", out, "has just been packed by another process", f"use it, or: rm '{out}'")
         stream.seek(0)
         lines = stream.read().split("\n")
         whole = [json.loads(line) for line in lines[:-1]]  # after the last newline: what a crash cut short

@@ -1,15 +1,19 @@
 """Packed files on the node's own storage: copied there once per node, before training. No torch here."""
 
+import fcntl
 import os
 import shutil
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 from ..config import Refused
+from . import private
 from .parts import Parts, verify
 
 LOOKED_AT = 8  # parts of a copy that is there already
@@ -42,33 +46,48 @@ def copy_of(parts: Parts, node_local: str) -> str:
 def stage(parts: Parts, node_local: str) -> str:
     """Copy a packed file to this node, if it is not there, and verify the copy. To be called once per node.
 
+    Runs that share the node share the copy: one of them makes it, the others wait for it.
+
     Raises:
         Refused: there is no room, the copy cannot be written, or it is not what was packed.
     """
     copy = copy_of(parts, node_local)
     size = os.path.getsize(parts.file)
     try:
-        if _is_there(copy, size):
-            with suppress(Refused):  # what is damaged is copied again
-                verify(replace(parts, file=copy), "data.stage", LOOKED_AT)
-                return copy
-        _refuse_without_room(size, node_local)
-        sys.stderr.write(f"{socket.gethostname()}: copying {parts.file} ({size / 1e9:.3g} GB) to {copy}\n")
-        _copy(parts, copy)
+        if not _is_whole(parts, copy, size):
+            with _alone(private.make(Path(copy).parent)):
+                if not _is_whole(parts, copy, size):
+                    _refuse_without_room(size, node_local)
+                    sys.stderr.write(f"{socket.gethostname()}: copying {parts.file} ({size / 1e9:.3g} GB) to {copy}\n")
+                    _copy(parts, copy)
     except OSError as error:
         rule = f"copies {parts.file} to {copy} on {socket.gethostname()}; {error.strerror or error}"
         raise Refused("data.stage", True, rule, f"make room there, {WITHOUT}", alone=True) from None
     return copy
 
 
-def _is_there(copy: str, size: int) -> bool:
-    """A whole copy of ours: on storage that all users share, somebody else may have put a file there."""
-    with suppress(FileNotFoundError):
-        found = os.lstat(os.path.dirname(copy))
-        if found.st_uid != os.getuid() or found.st_mode & 0o022:
-            raise PermissionError(0, "the folder there belongs to somebody else")
-        return os.path.getsize(copy) == size
+def _is_whole(parts: Parts, copy: str, size: int) -> bool:
+    """Is a copy there that holds what was packed? Raises `PermissionError` where its folder is not ours alone."""
+    with suppress(FileNotFoundError, Refused):  # what is damaged is copied again
+        private.check(Path(copy).parent)
+        if os.path.getsize(copy) == size:
+            verify(replace(parts, file=copy), "data.stage", LOOKED_AT)
+            return True
     return False
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process of this user on this node at a time; what one that was killed has left is cleared away."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # storage without locks: each makes a copy of its own, and the last one's stays
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            for left in folder.glob("*.part"):
+                left.unlink()
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _refuse_without_room(size: int, node_local: str) -> None:
@@ -81,8 +100,7 @@ def _refuse_without_room(size: int, node_local: str) -> None:
 
 def _copy(parts: Parts, copy: str) -> None:
     """Aside, verified, then renamed: what bears the name is whole."""
-    os.makedirs(os.path.dirname(copy), mode=0o700, exist_ok=True)
-    aside = f"{copy}.{os.getpid()}.part"
+    aside = f"{copy}.{socket.gethostname()}-{os.getpid()}.part"
     try:
         shutil.copyfile(parts.file, aside)
         verify(replace(parts, file=aside), "data.stage")

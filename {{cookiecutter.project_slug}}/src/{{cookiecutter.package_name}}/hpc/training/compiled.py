@@ -11,16 +11,20 @@ import platform
 import shutil
 import tarfile
 import tempfile
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import lightning as L
 import torch
 from torch import nn
 
+from .. import home, rundir
 from ..config import Refused
-from ..storage import staging
+from ..storage import private, staging
+
+ROOM = 16 * 2**20  # bytes that a folder must have free to compile in
 
 
 class CompileCache(L.Callback):
@@ -34,7 +38,7 @@ class CompileCache(L.Callback):
     """
 
     def __init__(self, folder: str, enabled: bool, node_local: str | None = None) -> None:
-        self.folder, self.enabled = Path(os.path.expandvars(folder)).expanduser(), enabled
+        self.folder, self.enabled = home.expand(os.path.expandvars(folder)), enabled
         self.node_local = node_local
         self._known = 0
 
@@ -42,12 +46,8 @@ class CompileCache(L.Callback):
         device = trainer.strategy.root_device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
         self.archive = self.folder / f"{key(pl_module.network, name, str(trainer.precision))}.tar"
-        self.place = node_folder(self.node_local) / f"compiled-{os.getuid()}" / self.archive.stem
-        try:
-            unpack(self.archive, self.place)
-        except tarfile.TarError as error:
-            print(f"warning: compiles anew, {self.archive} cannot be read: {error}", flush=True)
-        self._known = sum(1 for _ in self.place.rglob("*"))
+        self.place = unpacked(self.archive, places(self.node_local, trainer.default_root_dir))
+        self._known = self._count()
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.place)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ class CompileCache(L.Callback):
         self._keep(trainer)
 
     def _keep(self, trainer: L.Trainer) -> None:
-        there = sum(1 for _ in self.place.rglob("*"))
+        there = self._count()
         if trainer.is_global_zero and there > self._known:
             self._known = there
             try:
@@ -65,17 +65,27 @@ class CompileCache(L.Callback):
             except OSError as error:
                 print(f"warning: what torch.compile made is not kept: {error}", flush=True)
 
+    def _count(self) -> int:
+        """Files at the place. Another run on this node may compile there, too, and take away what it has put aside."""
+        return sum(len(files) for _, _, files in os.walk(self.place))
 
-def node_folder(node_local: str | None) -> Path:
-    """The node's own storage, if the cluster's file names one that is there."""
+
+def places(node_local: str | None, run_dir: str) -> Iterator[Path]:
+    """Folders to compile in, best first: the node's own storage, if the cluster's file names one that is there."""
     with suppress(Refused):
-        return Path(staging.place(node_local) if node_local else tempfile.gettempdir())
-    return Path(tempfile.gettempdir())
+        if node_local:
+            yield Path(staging.place(node_local))
+    with suppress(OSError):  # there is none that can be written
+        yield Path(tempfile.gettempdir())
+    yield Path(run_dir)
 
 
 def key(network: nn.Module, device: str, precision: str) -> str:
     """Names what a compilation depends on: the network, the code of its parts, versions, device, precision."""
-    files = {inspect.getfile(type(module)) for module in network.modules()}
+    files = set()
+    for module in network.modules():
+        with suppress(OSError, TypeError):  # made by a program: it has no file
+            files.add(inspect.getfile(type(module)))
     code = [Path(file).read_bytes() for file in sorted(files) if "site-packages" not in file]
     words = [repr(network), torch.__version__, platform.python_version(), platform.machine(), device, precision]
     digest = hashlib.sha256("\n".join(words).encode())
@@ -84,39 +94,72 @@ def key(network: nn.Module, device: str, precision: str) -> str:
     return digest.hexdigest()[:16]
 
 
+def unpacked(archive: Path, folders: Iterable[Path]) -> Path:
+    """The cache in the first of these folders that is this user's own and has room, so far as it can be read.
+
+    What lies there is executed: where somebody else has made that folder, it is not used.
+    """
+    place = Path()
+    for folder in folders:
+        place = folder / f"compiled-{os.getuid()}" / archive.stem
+        try:
+            rundir.write_a_little(private.make(place.parent), ROOM)
+            unpack(archive, place)
+            break
+        except OSError as error:
+            print(f"warning: torch.compile uses another folder than {folder}: {error}", flush=True)
+    return place
+
+
 def unpack(archive: Path, place: Path) -> None:
     """The cache at its place on this node; empty where nothing was kept. One of the node's ranks unpacks.
 
     Raises:
-        PermissionError: the place, or the archive, belongs to somebody else: it would be executed.
-        tarfile.TarError: the archive is damaged; the place is there, and empty.
+        OSError: there is no room for it.
     """
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for path in (place.parent, archive):
-        if path.exists() and path.stat().st_uid != os.getuid():
-            raise PermissionError(f"{path} belongs to another user; what torch.compile made is executed")
     if place.exists():
         return
     aside = Path(tempfile.mkdtemp(dir=place.parent))
-    whole, damage = aside / "whole", None
     try:
-        with suppress(FileNotFoundError), tarfile.open(archive) as kept:
-            kept.extractall(whole, filter="data")
-    except tarfile.TarError as error:
-        damage = error
-        shutil.rmtree(whole, ignore_errors=True)
-    whole.mkdir(exist_ok=True)
-    with suppress(OSError):  # another rank was faster
-        whole.rename(place)
-    shutil.rmtree(aside)
-    if damage:
-        raise damage
+        whole = aside / "whole"
+        whole.mkdir()
+        try:
+            if stream := _opened(archive):
+                with stream, tarfile.open(fileobj=stream) as kept:
+                    kept.extractall(whole, filter="data")
+        except (tarfile.TarError, ValueError, LookupError) as error:  # tarfile's words for what is damaged
+            print(f"warning: compiles anew, {archive} cannot be read: {error}", flush=True)
+            shutil.rmtree(whole)
+            whole.mkdir()
+        with suppress(OSError):  # another rank was faster
+            whole.rename(place)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _opened(archive: Path) -> BinaryIO | None:
+    """The archive, if there is one of this user that can be read."""
+    try:
+        stream = archive.open("rb")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        print(f"warning: compiles anew, {archive} cannot be read: {error}", flush=True)
+        return None
+    if os.fstat(stream.fileno()).st_uid == os.getuid():
+        return stream
+    stream.close()
+    print(f"warning: compiles anew, {archive} belongs to another user, and would be executed", flush=True)
+    return None
 
 
 def pack(place: Path, archive: Path) -> None:
     """Keep the cache, whole or not at all."""
     archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     aside = archive.with_suffix(f".{platform.node()}-{os.getpid()}")
-    with tarfile.open(aside, "w") as kept:
-        kept.add(place, ".")
-    aside.replace(archive)
+    try:
+        with tarfile.open(aside, "w") as kept:
+            kept.add(place, ".")
+        aside.replace(archive)
+    finally:
+        aside.unlink(missing_ok=True)
