@@ -87,6 +87,7 @@ def fit_and_test(
         end=float(environ.get("HPC_JOB_END") or 0) or None,
         leave=partial(rundir.end, run_dir, beginning.claim, beginning.attempt),
         member=search.member(run_dir) if beginning.claim else None,
+        owner=beginning.claim,
     )
     double = strategies.double(cfg.trainer.precision)
     trainer = config.build(

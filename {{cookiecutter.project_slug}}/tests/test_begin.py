@@ -180,6 +180,17 @@ def test_a_directory_that_cannot_be_written_is_refused_in_one_line(start: Begin,
     assert "must be a directory one can write" in said and str(tmp_path) in said
 
 
+@pytest.mark.parametrize("name", ["last.ckpt", "step-500", "epoch=3-step=12.ckpt"])
+def test_checkpoints_of_another_program_are_left_alone(name: str, start: Begin, tmp_path: Path) -> None:
+    there = tmp_path / "checkpoints" / name
+    there.parent.mkdir()
+    there.write_text("weights")
+    said = refusal(start(tmp_path))
+    assert "must not write into checkpoints of another program" in said and name in said and "rm -r" not in said
+    note(tmp_path, 1, 0)  # what came when the run was there already is its own business
+    assert went_on(start(tmp_path))[1] is None and there.read_text() == "weights"
+
+
 def test_a_line_that_a_crash_cut_short_is_passed_over(start: Begin, tmp_path: Path) -> None:
     note(tmp_path, 1, 0)
     with (tmp_path / "attempts.jsonl").open("a") as stream:

@@ -224,9 +224,46 @@ def test_the_last_ones_and_the_best_are_kept(keep: int, best: int | None, left: 
     for step in (10, 20, 30, 40, 50):  # 50: of an attempt that others have overtaken
         written(tmp_path, step)
     checkpoint.aside(checkpoint.place(tmp_path, 25))
-    name = checkpoint.place(tmp_path, best).name if best else None
-    checkpoint.prune(tmp_path, checkpoint.place(tmp_path, 40), keep, name)
+    link = tmp_path / "checkpoints" / checkpoint.BEST
+    if best:
+        checkpoint.point(link, checkpoint.place(tmp_path, best))
+    checkpoint.prune(checkpoint.place(tmp_path, 40), keep)
+    link.unlink(missing_ok=True)
     assert folders(tmp_path) == [f"step-{step:09d}" for step in left]
+
+
+def test_what_others_put_there_stays(tmp_path: Path) -> None:
+    """Another program names its own alike."""
+    there = tmp_path / "checkpoints"
+    others = ["step-500", "step-500.part", "step-000000500.pt", "step-1.ckpt.part", "step-000000500.old", "epoch-1"]
+    for name in others:
+        (there / name).mkdir(parents=True)
+        (there / name / "weights").write_text("precious")
+    for step in (10, 20, 30):
+        checkpoint.prune(written(tmp_path, step), 1)
+    assert folders(tmp_path) == sorted([*others, "step-000000030"])
+    assert all((there / name / "weights").exists() for name in others)
+
+
+# -- The links after a crash --
+
+
+def links(run_dir: Path) -> dict[str, str]:
+    return {path.name: os.readlink(path) for path in (run_dir / "checkpoints").iterdir() if path.is_symlink()}
+
+
+@pytest.mark.parametrize("best", [10, 20, 30, None])
+def test_the_links_lead_where_the_run_that_goes_on_knows_them(best: int | None, tmp_path: Path) -> None:
+    """It goes on from 20; 30 is damaged, or of an attempt that was overtaken."""
+    for step in (10, 20):
+        written(tmp_path, step)
+    there = tmp_path / "checkpoints"
+    for name in (checkpoint.LAST, checkpoint.BEST):
+        checkpoint.point(there / name, there / "step-000000030")
+    place = checkpoint.place(tmp_path, best) if best else None
+    assert checkpoint.settle(checkpoint.place(tmp_path, 20), place) == (best in (10, 20))
+    leads = {"best.ckpt": f"step-{best:09d}"} if best in (10, 20) else {}
+    assert links(tmp_path) == {"last.ckpt": "step-000000020"} | leads
 
 
 # -- Killed at every single moment --
@@ -236,7 +273,7 @@ def write(run_dir: Path, step: int, attempt: int) -> None:
     """As a run does: write, name, prune."""
     final = written(run_dir, step, attempt)
     checkpoint.point(run_dir / "checkpoints" / "last.ckpt", final)
-    checkpoint.prune(run_dir, final, 1, None)
+    checkpoint.prune(final, 1)
 
 
 def die(moment: int) -> None:
@@ -284,6 +321,8 @@ def test_who_is_killed_at_any_moment_leaves_nothing_that_cannot_be_read(step: in
         named = [path for path in run_dir.glob("checkpoints/step-*") if not path.name.endswith(checkpoint.PART)]
         assert len(whole) == len(named) and not [found for found in whole if checkpoint.flaw(found)]
         seen.append((whole[0].step, whole[0].attempt) if whole else None)
+        checkpoint.recover(run_dir / "checkpoints")
+        assert (now := checkpoint.known(run_dir)) and not [found for found in now if checkpoint.flaw(found)]
         if whole:
             link = run_dir / "checkpoints" / "last.ckpt"
             assert link.resolve() in [found.path.resolve() for found in whole]

@@ -169,3 +169,35 @@ def test_a_folder_that_cannot_be_made_or_named(what: str, tmp_path: Path, monkey
         save(writer, tmp_path, 2)
         writer.wait()
     assert whole(tmp_path) == [1]
+
+
+class Overtaken:
+    """The claim of an attempt, until another has taken over."""
+
+    def __init__(self, asked: int) -> None:
+        self.left = asked  # so often it is still ours
+
+    def mine(self) -> bool:
+        self.left -= 1
+        return self.left >= 0
+
+
+@pytest.mark.parametrize("asked", [0, 1, 2])
+def test_who_is_fenced_off_changes_nothing(asked: int, tmp_path: Path) -> None:
+    """Before it begins, before the checkpoint gets its name, before others are removed."""
+    writer, theirs = Writer(), tmp_path / "checkpoints" / "step-000000009.part"
+    for step in (1, 2):
+        save(writer, tmp_path, step)
+        writer.wait()
+    theirs.mkdir()
+    writer.owner = Overtaken(asked)
+    final, said, removed = checkpoint.place(tmp_path, 3), "", []
+    try:
+        part = writer.begin(final)
+        writer.finish(part, final, {"step": 3, "attempt": 1}, lambda part: None, removed.append)
+        writer.wait()
+    except Unwritten as error:
+        said = str(error)
+    assert "another attempt has taken over" in said
+    assert whole(tmp_path) == ([3, 2, 1] if asked == 2 else [2, 1]) and removed == []
+    assert theirs.exists() == (asked == 0)

@@ -6,6 +6,7 @@ neither its name nor a clock says that it is whole, or which one is the newest.
 
 import json
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,10 @@ from ..config import Refused
 VERSION = 1  # of the layout of a checkpoint folder
 MANIFEST = "manifest.json"
 PART = ".part"
+OLD = f".old{PART}"  # how the name of a folder ends that is no checkpoint any more
+# What may be removed. A folder `checkpoints` may hold others' files, too: step-500, step-1.ckpt.part.
+OURS = re.compile(r"step-\d{9,}((\.old)?\.part)?")
+LAST, BEST = "last.ckpt", "best.ckpt"  # links to checkpoints beside them
 CHUNK = 16 * 2**20  # bytes read at once for a checksum
 
 
@@ -41,10 +46,26 @@ def place(run_dir: Path, step: int) -> Path:
 def aside(final: Path) -> Path:
     """Where it is written until it is whole. What was left behind, of any step, goes: the disk may be full of it."""
     part = final.with_name(final.name + PART)
-    for left in final.parent.glob(f"step-*{PART}"):
-        shutil.rmtree(left, ignore_errors=True)
+    recover(final.parent)
+    for left in ours(final.parent):
+        if left.name.endswith(PART):
+            shutil.rmtree(left, ignore_errors=True)
     part.mkdir(parents=True)
     return part
+
+
+def ours(folder: Path) -> list[Path]:
+    """The folders in it that were made here, by name."""
+    return sorted(path for path in folder.glob("step-*") if OURS.fullmatch(path.name) and not path.is_symlink())
+
+
+def recover(folder: Path) -> None:
+    """Give a checkpoint its name back whose successor of the same step got no further than taking it away."""
+    for old in ours(folder):
+        final = old.with_name(old.name.removesuffix(OLD))
+        if old.name.endswith(OLD) and not final.exists() and read(old):
+            with suppress(OSError):  # another process, which starts the same run, was first
+                old.rename(final)
 
 
 def names(folder: Path) -> list[str]:
@@ -83,6 +104,21 @@ def point(link: Path, final: Path) -> None:
     new.unlink(missing_ok=True)
     new.symlink_to(final.name)
     new.replace(link)
+
+
+def settle(newest: Path, best: Path | None) -> bool:
+    """Let both links lead where the run that goes on from `newest` knows them; is its best one there?
+
+    They lead elsewhere where a process died between a checkpoint and its links, or where later checkpoints are damaged.
+    """
+    there = best is not None and read(best) is not None
+    with suppress(OSError):  # the next checkpoint will say what is wrong with this disk
+        point(newest.with_name(LAST), newest)
+        if best and there:
+            point(newest.with_name(BEST), best)
+        elif newest.with_name(BEST).is_symlink():
+            newest.with_name(BEST).unlink()
+    return there
 
 
 def known(run_dir: Path, starts: Sequence[Mapping[str, Any]] = ()) -> list[Checkpoint]:
@@ -129,19 +165,25 @@ def flaw(checkpoint: Checkpoint, rank: int = 0, num_ranks: int = 1) -> str:
     return ""
 
 
-def prune(run_dir: Path, newest: Path, keep: int, best: str | None) -> None:
-    """Remove all but the last `keep` up to the newest and the best one; called when the newest is whole."""
-    folders = sorted(path for path in run_dir.glob("checkpoints/step-*"))
+def prune(newest: Path, keep: int) -> None:
+    """Remove all but the last `keep` up to the newest and what best.ckpt leads to; called when the newest is whole.
+
+    Not what will be the best: until it is whole, its predecessor is.
+    """
+    link, folders = newest.with_name(BEST), ours(newest.parent)
+    best = os.readlink(link) if link.is_symlink() else ""
     kept = {path.name for path in [path for path in folders if not path.name.endswith(PART) and path <= newest][-keep:]}
     for path in folders:
         if path.name not in kept | {newest.name, best}:
             with suppress(OSError):  # what cannot be removed does no harm
-                shutil.rmtree(path if path.name.endswith(PART) else _discarded(path))
+                left = path if path.name.endswith(PART) else _discarded(path)
+                (left / MANIFEST).unlink(missing_ok=True)  # first: half of it is nothing that `recover` brings back
+                shutil.rmtree(left)
 
 
 def _discarded(path: Path) -> Path:
     """No checkpoint any more, from one moment to the next: removing its files takes longer. Raises OSError."""
-    old = path.with_name(f"{path.name}.old{PART}")
+    old = path.with_name(path.name + OLD)
     shutil.rmtree(old, ignore_errors=True)
     return path.rename(old)
 

@@ -1,5 +1,6 @@
 """Writes checkpoints beside the training: a thread per rank that talks to the others over a group of its own."""
 
+import errno
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from ..rundir import Owner
 from . import checkpoint
 
 T = TypeVar("T")
@@ -19,7 +21,12 @@ class Unwritten(Exception):
 
 
 class Writer:
-    """One checkpoint at a time. All ranks call each method, in the same order."""
+    """One checkpoint at a time. All ranks call each method, in the same order.
+
+    `owner`: on rank 0, who must still have the run directory whenever something in it is to be changed.
+    """
+
+    owner: Owner | None = None
 
     def __init__(self) -> None:
         several = dist.is_available() and dist.is_initialized()
@@ -34,7 +41,7 @@ class Writer:
         """The folder to write into. Raises `Unwritten`, also when the one before could not be written."""
         self.wait()
         part = final.with_name(final.name + checkpoint.PART)
-        self._together(lambda: checkpoint.aside(final) if self.rank == 0 else None)
+        self._together(lambda: self._own() and checkpoint.aside(final) if self.rank == 0 else None)
         return part
 
     def finish(
@@ -62,8 +69,9 @@ class Writer:
             self._together(lambda: publish(files) if self.rank == 0 else None)
 
         def publish(files: Mapping[str, tuple[int, int]]) -> None:
-            checkpoint.publish(part, final, files, {**note, "seconds": round(self.seconds, 3)})
-            if afterwards:
+            if self._own():
+                checkpoint.publish(part, final, files, {**note, "seconds": round(self.seconds, 3)})
+            if afterwards and self._own():
                 afterwards(final)
 
         self._pending = self._thread.submit(run)
@@ -78,6 +86,12 @@ class Writer:
     def busy(self) -> bool:
         """Is something being written?"""
         return self._pending is not None and not self._pending.done()
+
+    def _own(self) -> bool:
+        """True, or raises PermissionError: writing took long, and another attempt may have gone on meanwhile."""
+        if self.owner and not self.owner.mine():
+            raise PermissionError(errno.EPERM, "another attempt has taken over")
+        return True
 
     def _together(self, act: Callable[[], T]) -> list[T]:
         """Do something on every rank; its results in order of ranks. Raises `Unwritten` on all if it failed on one."""

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from ..checkpoints.kept import AFTERWARDS, MINE, NOTE
 from ..checkpoints.writer import Unwritten
 from ..config import Refused
 from ..jobs.layout import Checkpoint, Faults
+from ..rundir import Owner
 from ..running import phases, record
 from ..running.signals import ORPHANED
 from ..running.watch import Stopped, Warned, Watch
@@ -42,6 +44,7 @@ class Resume(L.Callback):
         end: unix time when the scheduler ends the job; None: nobody does.
         leave: what rank 0 notes before all ranks leave: step, outcome, reason.
         member: on rank 0, what a run of a search tells its study.
+        owner: on rank 0, this attempt's claim: without it no checkpoint is written or removed.
     """
 
     def __init__(
@@ -55,13 +58,15 @@ class Resume(L.Callback):
         end: float | None,
         leave: Callable[[int, str, str], None],
         member: "Member | None" = None,
+        owner: Owner | None = None,
     ) -> None:
         self.run_dir, self.attempt, self.when, self.faults = run_dir, attempt, when, faults
         self.watch, self.warned, self.end, self.leave = watch, warned, end, leave
-        self.member = member
+        self.member, self.owner = member, owner
         self.metrics: dict[str, float] = {}  # of the last validation
         self.best: float | None = None
         self.best_step: int | None = None
+        self._best_written: tuple[float | None, int | None] = None, None  # the same, of what best.ckpt leads to
         self._saved_step = 0  # what holds nothing but a beginning is not saved
         self._saved_at = self._passed_at = time.monotonic()
         self._longest = 0.0  # seconds between two places where a run can stop
@@ -79,6 +84,7 @@ class Resume(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
             self.agreement = Agreement()
+            trainer.strategy.writer.owner = self.owner  # type: ignore[attr-defined]
             # Lightning asks all ranks at every step whether one got SIGTERM, and hides what goes wrong with that.
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
             pl_module.skip_not_finite = self.faults.nonfinite == "skip"  # type: ignore[assignment]
@@ -155,7 +161,7 @@ class Resume(L.Callback):
         checkpoint["attempt"] = self.attempt
         checkpoint[MINE] = {"random": randomness.state()}
         checkpoint[NOTE] = {"step": trainer.global_step, "attempt": self.attempt, "epoch": trainer.current_epoch}
-        checkpoint[AFTERWARDS] = self._tidy
+        checkpoint[AFTERWARDS] = partial(self._tidy, is_best=self.best_step == trainer.global_step)
         if trainer.is_global_zero:
             checkpoint[NOTE]["logs"] = record.flushed(trainer)
 
@@ -169,6 +175,8 @@ class Resume(L.Callback):
         self._random = checkpoint[MINE].get("random", {})
         self._saved_step = checkpoint["global_step"]
         trainer.should_stop = saved["stopped_early"]
+        if trainer.is_global_zero:  # it decides what the best is
+            self._settle(Path(str(trainer.ckpt_path)), checkpoint["callbacks"][self.state_key])
 
     def state_dict(self) -> dict[str, Any]:
         kept = {"best": self.best, "best_step": self.best_step, "metrics": self.metrics}
@@ -177,6 +185,7 @@ class Resume(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best, self.best_step, self.metrics = (state_dict[key] for key in ("best", "best_step", "metrics"))
         self._validations = state_dict.get("validations", 0)
+        self._best_written = self.best, self.best_step
 
     # Between two steps
 
@@ -186,6 +195,8 @@ class Resume(L.Callback):
         due = bool(self.when.every_n_steps) and step % (self.when.every_n_steps or 1) == 0 and step != self._saved_step
         if not (due or last or self._validated or step >= self.agreement.next_step):
             return
+        if self._validated and not trainer.strategy.is_writing:  # type: ignore[attr-defined]
+            self._written(trainer)  # is the best so far on the disk?
         mine = Wish(
             stop=self._reason(trainer.is_global_zero),
             save=due or last or (trainer.is_global_zero and self._minutes_are_over(trainer, now)),
@@ -196,18 +207,18 @@ class Resume(L.Callback):
         self._validated = False
         if wish.not_finite:
             self._give_up(trainer, step)
-        if wish.best:
-            self.best, self.best_step = self.metrics[self.when.monitor or ""], step
         if (wish.save or wish.best or wish.stop) and (step != self._saved_step or wish.best):
-            self._save(trainer, step)
+            self._save(trainer, step, is_best=bool(wish.best))
         if wish.stop and not last:
             self._written(trainer)
             why = REASONS[wish.stop]
             self._leave(trainer, step, "finished" if why == PRUNED else "continue", why)
 
-    def _save(self, trainer: L.Trainer, step: int) -> None:
+    def _save(self, trainer: L.Trainer, step: int, is_best: bool) -> None:
         begin = time.time()
         self._written(trainer)
+        if is_best:
+            self.best, self.best_step = self.metrics[self.when.monitor or ""], step
         try:
             trainer.save_checkpoint(checkpoint.place(self.run_dir, step), weights_only=False)
         except Unwritten as error:
@@ -223,20 +234,29 @@ class Resume(L.Callback):
             writer.wait()
             self._save_seconds = writer.seconds or self._save_seconds
             self.watch.saved |= bool(writer.seconds)
+            self._best_written = self.best, self.best_step
         except Unwritten as error:
             self._warn(trainer, self._saved_step, error)
 
     def _warn(self, trainer: L.Trainer, step: int, error: Unwritten) -> None:
+        self.best, self.best_step = self._best_written
         if trainer.is_global_zero:
             print(f"warning: the checkpoint of step {step} was not written: {error}", flush=True)
 
-    def _tidy(self, final: Path) -> None:
-        """A checkpoint is whole: name it, and remove what it makes superfluous."""
-        best = checkpoint.place(self.run_dir, self.best_step).name if self.best_step is not None else None
-        checkpoint.point(final.with_name("last.ckpt"), final)
-        if best == final.name:
-            checkpoint.point(final.with_name("best.ckpt"), final)
-        checkpoint.prune(self.run_dir, final, self.when.keep, best)
+    def _tidy(self, final: Path, is_best: bool) -> None:
+        """A checkpoint is whole: name it, and remove what it makes superfluous. On the thread that has written it."""
+        checkpoint.point(final.with_name(checkpoint.LAST), final)
+        if is_best:
+            checkpoint.point(final.with_name(checkpoint.BEST), final)
+        checkpoint.prune(final, self.when.keep)
+
+    def _settle(self, found: Path, state: dict[str, Any]) -> None:
+        """Let both links lead where this checkpoint's state says. A best one that is gone is the best no more."""
+        step = state["best_step"]
+        best = None if step is None else checkpoint.place(self.run_dir, step)
+        if not checkpoint.settle(found, best) and best:
+            print(f"warning: the best checkpoint, {best}, is gone; the next validation names a new one", flush=True)
+            state.update(best=None, best_step=None)
 
     def _leave(self, trainer: L.Trainer, step: int, outcome: str, why: str) -> None:
         if trainer.is_global_zero:

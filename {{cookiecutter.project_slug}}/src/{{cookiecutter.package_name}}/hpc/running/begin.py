@@ -105,10 +105,28 @@ def _who(environ: MutableMapping[str, str]) -> dict[str, Any]:
 
 
 def _candidates(run_dir: Path) -> Sequence[Checkpoint]:
-    for path in sorted(run_dir.glob("checkpoints/step-*")):
-        if not path.name.endswith(checkpoint.PART) and not checkpoint.read(path):
+    _refuse_others(run_dir)
+    checkpoint.recover(run_dir / "checkpoints")
+    for path in _written(run_dir):
+        if not checkpoint.read(path):
             _flawed(path, f"{checkpoint.MANIFEST} cannot be read")
     return checkpoint.known(run_dir, [event for event in rundir.events(run_dir) if event.get("event") == "start"])
+
+
+def _written(run_dir: Path) -> list[Path]:
+    """The folders that are checkpoints, or were meant to be."""
+    return [path for path in checkpoint.ours(run_dir / "checkpoints") if not path.name.endswith(checkpoint.PART)]
+
+
+def _refuse_others(run_dir: Path) -> None:
+    """A new run does not mix its checkpoints with those of another program, which may have the same names."""
+    folder = run_dir / "checkpoints"
+    if (run_dir / "config.yaml").exists() or rundir.events(run_dir) or not folder.is_dir():
+        return
+    mine = {path.name for path in checkpoint.ours(folder)}
+    if others := sorted(path.name for path in folder.iterdir() if path.name not in mine):
+        rule = f"a new run must not write into checkpoints of another program: {folder} holds {others[0]}"
+        raise Refused("run_dir", run_dir, rule, "run_dir=<a new directory>")
 
 
 def _flawed(found: Checkpoint | Path, flaw: str, speaks: bool = True) -> bool:
@@ -121,8 +139,7 @@ def _flawed(found: Checkpoint | Path, flaw: str, speaks: bool = True) -> bool:
 def _reached(run_dir: Path) -> int | None:
     """The step that the run has come to, or further; None: nowhere."""
     reached = max((event.get("step") or event.get("from_step") or 0 for event in rundir.events(run_dir)), default=0)
-    there = any(not path.name.endswith(checkpoint.PART) for path in run_dir.glob("checkpoints/step-*"))
-    return reached if reached or there else None
+    return reached if reached or _written(run_dir) else None
 
 
 def _refuse_nothing(run_dir: Path, newest: Checkpoint | None, reached: int | None) -> None:
