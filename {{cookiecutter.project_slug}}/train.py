@@ -49,7 +49,8 @@ def train(cfg: DictConfig, place: launch.Place, warned: watch.Warned, frozen: bo
     beginning = probe.together(cfg, place, directory, frozen, environ)  # torch from here on
     run_dir, hang_seconds = Path(cfg.run_dir), 60 * cfg.faults.hang_minutes
     claim, attempt, store = beginning.claim, beginning.attempt, beginning.store
-    with watch.Watch(run_dir, claim, attempt, place.rank, place.world_size, store, hang_seconds, warned) as watching:
+    ranks = cfg.trainer.num_nodes * cfg.trainer.devices
+    with watch.Watch(run_dir, claim, attempt, place.rank, ranks, store, hang_seconds, warned) as watching:
         return fit_and_test(cfg, place, beginning, watching, warned)
 
 

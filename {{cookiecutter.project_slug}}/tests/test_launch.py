@@ -1,8 +1,6 @@
 """Each process finds its place among the ranks, whoever started it; a launch that is not the config's is refused."""
 
 import os
-import socket
-import time
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -95,20 +93,8 @@ def settled(place: Place, suffix: str = "", **environ: str) -> dict[str, str]:
 
 def test_ranks_are_given_what_torch_asks_for(names: None) -> None:
     given = settled(SRUN, "i", RANK="1", SLURM_JOB_ID="17")
-    assert int(given.pop("MASTER_PORT")) in range(10000, 30000)
-    assert given.pop("TORCHELASTIC_USE_AGENT_STORE") == "True"
     expected = {"MASTER_ADDR": "n08i", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
     assert given == expected | {"NODE_RANK": "1", "GROUP_RANK": "1", "SLURM_JOB_ID": "17"}
-
-
-def test_ports_are_common_to_the_ranks_of_one_launch_alone(names: None) -> None:
-    first = Place("srun", 0, 8, 0, 4, "n08", "3")
-    port = settled(first, SLURM_JOB_ID="17")["MASTER_PORT"]
-    assert settled(SRUN, SLURM_JOB_ID="17")["MASTER_PORT"] == port
-    assert settled(SRUN, SLURM_JOB_ID="17", SLURM_RESTART_COUNT="1")["MASTER_PORT"] != port
-    assert settled(SRUN, SLURM_JOB_ID="18")["MASTER_PORT"] != port
-    assert settled(Place("srun", 5, 8, 1, 4, "n08", "4"), SLURM_JOB_ID="17")["MASTER_PORT"] != port
-    assert settled(SRUN, SLURM_JOB_ID="17", MASTER_PORT="5")["MASTER_PORT"] == "5"
 
 
 @pytest.mark.parametrize(("asked", "address"), [("n08", "n08i"), ("n08i", "n08i"), ("10.1.0.8", "10.1.0.8")])
@@ -128,29 +114,6 @@ def test_mpiexec_has_to_be_told_the_first_node_if_there_are_several() -> None:
         settled(launch.place(MPICH))
     assert settled(launch.place(MPICH | {"MASTER_ADDR": "n08"}), MASTER_ADDR="n08")["MASTER_ADDR"] == "n08"
     assert settled(Place("mpiexec (MPICH)", 1, 4, 1, 4))["MASTER_ADDR"] == "127.0.0.1"  # one node
-
-
-def test_a_rank_0_that_comes_late_is_found_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses = []
-    with socket.socket() as rank_0:
-        rank_0.bind(("127.0.0.1", 0))
-
-        def pause(seconds: float) -> None:
-            pauses.append(seconds)
-            if len(pauses) == 3:
-                rank_0.listen()
-
-        monkeypatch.setattr(meeting.time, "sleep", pause)
-        meeting._listened_for(*rank_0.getsockname(), limit=time.monotonic() + 60, pause=0.1)
-    assert pauses == [0.1] * 3
-
-
-def test_a_rank_0_that_does_not_come_is_not_waited_for_longer_than_told() -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and never listens
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(nobody.getsockname()[1])}
-        with pytest.raises(Refused, match=r"rank 1 on .* did not reach rank 0 there within 0\.1 s"):
-            meeting.meet(Place("srun", 1, 2, 0, 1), where, 0.1)
 
 
 def test_torchrun_has_settled_where_its_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 import os
 import re
 import socket
-import zlib
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
@@ -82,19 +81,13 @@ def first_host(nodes: str) -> str:
 
 
 def settle(place: Place, suffix: str, environ: MutableMapping[str, str]) -> None:
-    """Give the ranks what torch.distributed's env:// asks for, whoever launched them.
+    """Give the ranks what torch.distributed's env:// asks for, whoever launched them; the port comes with the store.
 
     Raises:
         Refused: MASTER_ADDR is set and leads to another host than rank 0's.
     """
     if place.launcher != "torchrun":
-        address = _address(place, suffix, environ.get("MASTER_ADDR"))
-        # Not the job number alone: several launches in one job, and attempts after a requeue, must not share a port.
-        # Where there is no job, ranks of one node have the process in common that started them.
-        job = job_id(environ) or (os.getppid() if place.local_world_size == place.world_size else "")
-        key = f"{job}.{place.step}.{environ.get('SLURM_RESTART_COUNT', 0)}"
-        environ["MASTER_ADDR"] = address
-        environ.setdefault("MASTER_PORT", str(10000 + zlib.crc32(key.encode()) % 20000))
+        environ["MASTER_ADDR"] = _address(place, suffix, environ.get("MASTER_ADDR"))
     else:
         die_with_parent()  # torchrun starts workers in sessions of their own, where PBS does not find them
     environ.update(
@@ -105,8 +98,6 @@ def settle(place: Place, suffix: str, environ: MutableMapping[str, str]) -> None
             "LOCAL_WORLD_SIZE": str(place.local_world_size),
             "GROUP_RANK": str(place.node_rank),
             "NODE_RANK": str(place.node_rank),
-            # Rank 0's store is there from `meeting.meet` on, and whatever comes later connects to it.
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
     )
 

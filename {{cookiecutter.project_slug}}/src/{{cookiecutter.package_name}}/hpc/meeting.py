@@ -3,57 +3,82 @@
 import json
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from . import rendezvous
 from .config import Refused
 from .launch import Place
 
-MOST_CALLS = 10_000  # a second, of all ranks together, for a rank 0 that is not there yet
 GRACE = 10  # seconds that ranks wait for the common answer beyond the limit for meeting
 
 
-def meet(place: Place, environ: Mapping[str, str], seconds: float) -> Any:
-    """A key-value store that all ranks reach, served by rank 0 as long as it lives.
+def meet(place: Place, environ: MutableMapping[str, str], seconds: float) -> Any:
+    """A key-value store that all ranks reach, served by rank 0 as long as it lives; MASTER_PORT is its port afterwards.
 
     Raises:
-        Refused: rank 0 is not reached within `seconds`, or its port is taken.
+        Refused: rank 0 is not reached within `seconds`, or another launch is met.
     """
-    from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCPStore  # pyright: ignore
+    from torch.distributed import DistNetworkError, DistStoreError, PrefixStore  # pyright: ignore
 
-    host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
-    serves = place.rank == 0 and place.launcher != "torchrun"
-    limit = time.monotonic() + seconds
-    if not serves:
-        _listened_for(host, port, limit, pause=max(0.1, place.world_size / MOST_CALLS))
-    left = timedelta(seconds=max(limit - time.monotonic(), 1))
+    launch, host, limit = rendezvous.Launch.of(place, environ), environ["MASTER_ADDR"], time.monotonic() + seconds
+    if place.rank == 0 and place.launcher != "torchrun":
+        store = serve(host, environ, seconds)
+        if place.world_size > 1:
+            rendezvous.Reception(launch, store.port, seconds)
+        return PrefixStore("preflight", store)
     try:
-        store = TCPStore(host, port, is_master=serves, wait_for_workers=False, timeout=left)
-    except (DistNetworkError, DistStoreError) as error:
-        if serves:
-            rule = f"rank 0 could not open this port on {socket.gethostname()}: {str(error).splitlines()[0]}"
-            raise Refused("MASTER_PORT", port, rule, "start again, or export another MASTER_PORT") from None
+        if place.launcher != "torchrun":  # which has a store of its own, at the port that it was told
+            environ["MASTER_PORT"] = str(rendezvous.find(launch, place, host, seconds))
+        store = PrefixStore("preflight", join(environ, max(limit - time.monotonic(), 1)))
+    except (TimeoutError, DistNetworkError, DistStoreError):
         rule = f"rank {place.rank} on {socket.gethostname()} did not reach rank 0 there within {seconds:g} s"
         fix = "look for rank 0's message above; if it has none: cluster.master_addr_suffix= or cluster.interface="
         # All ranks but 0 may come here: one of them speaks.
-        raise Refused("MASTER_ADDR:MASTER_PORT", f"{host}:{port}", rule, fix, alone=place.rank == 1) from None
-    return PrefixStore("preflight", store)
+        where = f"{host}:{launch.ports[0]}"
+        raise Refused("MASTER_ADDR:MASTER_PORT", where, rule, fix, alone=place.rank == 1) from None
+    if place.launcher == "torchrun":
+        _refuse_another(store, place, launch, environ)
+    return store
 
 
-def _listened_for(host: str, port: int, limit: float, pause: float) -> None:
-    """Until something listens there, or the time is over: whoever connects then will say so.
+def serve(host: str, environ: MutableMapping[str, str], seconds: float) -> Any:
+    """A store at a port that the system chooses, so it can be nobody else's; for the process group as well.
 
-    TCPStore looks again after half a second, and then ever more rarely: a rank 0 that needs ten seconds to import torch
-    would be found three seconds late.
+    Raises:
+        Refused: this process cannot be reached under the name `host`.
     """
-    while (left := limit - time.monotonic()) > 0:
-        try:
-            socket.create_connection((host, port), timeout=min(left, 5)).close()
-            return
-        except OSError:
-            time.sleep(min(left, pause))
+    from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # pyright: ignore
+
+    limit = timedelta(seconds=max(seconds, 1))
+    try:
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit)
+    except (DistNetworkError, DistStoreError) as error:
+        rule = f"must lead to {socket.gethostname()}, where rank 0 runs: {str(error).splitlines()[0]}"
+        fix = "cluster.master_addr_suffix= as the nodes' names have it"
+        raise Refused("MASTER_ADDR", host, rule, fix, alone=True) from None
+    # With the last one rank 0's process group joins this store. Without it, it would serve another at the same port.
+    environ.update({"MASTER_ADDR": host, "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    return store
+
+
+def join(environ: MutableMapping[str, str], seconds: float) -> Any:
+    """The store that another process serves at MASTER_ADDR and MASTER_PORT."""
+    from torch.distributed import TCPStore  # pyright: ignore
+
+    host, port, limit = environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), timedelta(seconds=seconds)
+    environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
+
+
+def _refuse_another(store: Any, place: Place, launch: rendezvous.Launch, environ: Mapping[str, str]) -> None:
+    """torchrun joins whatever store it finds at the port it was told: each rank must be the first of its number."""
+    key = f"{environ.get('TORCHELASTIC_RUN_ID')}.{launch.key}"
+    if store.compare_set("launch", "", key).decode() != key or store.add(f"seat/{place.rank}", 1) > 1:
+        rule = "torchrun must have a port of its own: another launch meets there, or these ranks were started again"
+        raise Refused("--master-port", environ["MASTER_PORT"], rule, "another --master-port=, and no --max-restarts=")
 
 
 def exchange(store: Any, place: Place, topic: str, mine: dict[str, Any], seconds: float) -> list[dict[str, Any]]:

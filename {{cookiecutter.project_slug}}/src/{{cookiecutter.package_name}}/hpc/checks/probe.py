@@ -7,6 +7,7 @@ import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,9 @@ def together(
         cfg.run_dir = str(fresh)
         rundir.create(fresh, cfg.group_readable)
         move.refuse_finished(fresh, cfg)
-        return begin.alone(fresh, mine["host"], environ)
+        begun = begin.BEGUN in environ
+        beginning = begin.alone(fresh, mine["host"], environ)
+        return replace(beginning, store=_store_on_this_machine(cfg, begun, environ))
     launch.settle(place, cfg.cluster.master_addr_suffix, environ)
     seconds = cfg.cluster.rendezvous_seconds
     store = meeting.meet(place, environ, seconds)
@@ -84,6 +87,19 @@ def together(
         agree(meeting.exchange(store, place, topic, seen, seconds))
     hosts = list(dict.fromkeys(fact["host"] for fact in known))
     return begin.together(Path(cfg.run_dir), place, hosts, store, max(seconds, READING), environ)
+
+
+def _store_on_this_machine(cfg: DictConfig, begun: bool, environ: MutableMapping[str, str]) -> Any:
+    """For the ranks that Lightning starts here: the process that starts them serves it. None for one process alone.
+
+    Lightning itself would look for a free port, and hope that it still is when the ranks have come.
+    """
+    if cfg.trainer.num_nodes * cfg.trainer.devices == 1 or ("LOCAL_RANK" in environ and not begun):
+        return None  # or placed by hand
+    seconds = cfg.cluster.rendezvous_seconds
+    if begun:
+        return meeting.join(environ, seconds)
+    return meeting.serve("127.0.0.1", environ, seconds)
 
 
 def facts(cfg: DictConfig, place: Place, environ: Mapping[str, str], look: bool = True) -> dict[str, Any]:
