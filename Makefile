@@ -1,6 +1,7 @@
 # make demo    make an environment, bake a project, train its default experiment
 # make test    all tests: the template's own, and those of a baked project
 # make chaos   the fault run: FAULTS=100 SEED=1; OUT=README.md puts the table there
+# make twins   COUNT=500 SEED=1: runs drawn at random, interrupted and resumed, compared with ones that went through
 # make bench   what a step, a start, a save and a batch cost, and how right plan.py is, into benchmarks/results.json, README.md and docs/speed.png
 # make bench-gpu   large networks on one GPU, into benchmarks/results.json and README.md: PY=python3, whose packages it uses;
 #              FORK=, where PY has no cookiecutter, a folder that benchmarks/fork.py has made
@@ -16,8 +17,9 @@ BAKE := .venv/bin/python -m cookiecutter . --no-input --default-config --output-
 PY ?= python3
 FAULTS ?= 100
 SEED ?= 1
+COUNT ?= 50
 
-.PHONY: demo test chaos bench bench-gpu check clean system env
+.PHONY: demo test chaos twins bench bench-gpu check clean system env
 
 demo: env
 	rm -rf build/demo
@@ -33,6 +35,9 @@ test: env
 
 chaos: env
 	.venv/bin/python tests/chaos.py --faults $(FAULTS) --seed $(SEED) $(if $(OUT),--out $(OUT))
+
+twins: env
+	.venv/bin/python tests/drawn_runs.py --count $(COUNT) --seed $(SEED)
 
 bench: env
 	for name in steps startup loading checkpoints knobs monitor published memory; do \

@@ -1,0 +1,242 @@
+"""What the twins add to a baked project, as src/my_research/drawn.py: a tiny module and data that record all they do."""
+
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import LambdaCallback
+from my_research.data.loading import DataModule
+from my_research.drawn_trace import passes, write
+from my_research.hpc.training.parallel import clip_gradients
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import lr_scheduler, swa_utils
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torchmetrics import MeanMetric
+
+FEATURES, CLASSES = 4, 3
+SIZES = {"train": 0, "val": 1000, "other": 2000, "test": 3000}  # where the numbers of a split's samples begin
+
+
+class Network(nn.Module):
+    """A few hundred weights."""
+
+    def __init__(self, width: int = 8, dropout: float = 0.0, norm: bool = False) -> None:
+        super().__init__()
+        layers = [nn.Linear(FEATURES, width), nn.Linear(width, width)]
+        norms = [nn.BatchNorm1d(width) if norm else nn.Identity() for _ in layers]
+        made = [nn.Sequential(a, b, nn.Tanh(), nn.Dropout(dropout)) for a, b in zip(layers, norms, strict=True)]
+        self.blocks = nn.ModuleList(made)
+        self.head = nn.Linear(width, CLASSES)
+
+    def example_input(self, num: int) -> Tensor:
+        return torch.zeros(num, FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Noisy(Dataset):
+    """Samples with noise: new random numbers each time."""
+
+    def __init__(self, samples: TensorDataset) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, number = self.samples[index]
+        return inputs + 0.1 * torch.randn(inputs.shape), number
+
+
+def samples(split: str, num: int) -> TensorDataset:
+    """Features and, as the target, the sample's own number."""
+    first = SIZES[split]
+    features = torch.randn(num, FEATURES, generator=torch.Generator().manual_seed(first))
+    return TensorDataset(features, torch.arange(first, first + num))
+
+
+class Data(DataModule):
+    """The project's own way of loading."""
+
+    def __init__(self, sizes: dict[str, int], noisy: bool = False, **loading: Any) -> None:
+        super().__init__(**loading)
+        self.sizes, self.noisy = sizes, noisy
+
+    def dataset(self, split: str) -> Dataset:
+        made = samples(split, self.sizes[split])
+        return Noisy(made) if self.noisy and split == "train" else made
+
+    def val_dataloader(self) -> Any:
+        loaders = [self._eval_loader(split) for split in ("val", "other") if split in self.sizes]
+        return loaders if len(loaders) > 1 else loaders[0]
+
+
+class Stock(L.LightningDataModule):
+    """As in Lightning's own examples."""
+
+    def __init__(
+        self, sizes: dict[str, int], global_batch_size: int, noisy: bool = False, shuffle: bool = True, **loading: Any
+    ) -> None:
+        super().__init__()
+        self.sizes, self.noisy, self.shuffle, self.loading = sizes, noisy, shuffle, loading
+        self.global_batch_size = global_batch_size
+
+    def loader(self, split: str) -> DataLoader:
+        trainer: Any = self.trainer
+        size = self.global_batch_size // (trainer.world_size * trainer.accumulate_grad_batches)
+        made = samples(split, self.sizes[split])
+        dataset = Noisy(made) if self.noisy and split == "train" else made
+        return DataLoader(dataset, batch_size=size, shuffle=self.shuffle and split == "train", **self.loading)
+
+    def train_dataloader(self) -> DataLoader:
+        return self.loader("train")
+
+    def val_dataloader(self) -> Any:
+        loaders = [self.loader(split) for split in ("val", "other") if split in self.sizes]
+        return loaders if len(loaders) > 1 else loaders[0]
+
+    def test_dataloader(self) -> DataLoader:
+        return self.loader("test")
+
+
+class Drawn(L.LightningModule):
+    """One optimizer, or (`manual`) one for the blocks and one for the head.
+
+    Args:
+        optimizers: {"name", ...} with "schedulers": [{"name", ..., "config": {...}}].
+        logs: "step", "epoch", "both" or "metric": how a training metric is logged; None: not at all.
+        every: with manual optimization, batches between two steps.
+        own_clip: the gradients are clipped by the project's function, not by Lightning's.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizers: list[dict[str, Any]],
+        *,
+        manual: bool = False,
+        every: int = 1,
+        logs: str | None = None,
+        own_clip: bool = False,
+        parallelize: Any = None,
+    ) -> None:
+        super().__init__()
+        self.network, self.wanted, self.every, self.logs = network, optimizers, every, logs
+        self.automatic_optimization = not manual
+        self.parallelize, self.own_clip = parallelize, own_clip
+        self.mean = MeanMetric()
+
+    @property
+    def backbone(self) -> nn.Module:
+        return self.network.blocks  # type: ignore[return-value]
+
+    def configure_model(self) -> None:
+        if self.parallelize is not None:
+            self.parallelize(self.network, self.device_mesh)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.network(inputs)
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        if self.own_clip:
+            clip_gradients(self, optimizer, gradient_clip_val)
+        else:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        passes("training_step", self.trainer)
+        inputs, numbers = batch
+        loss = F.cross_entropy(self.network(inputs), numbers % CLASSES)
+        rates = [group["lr"] for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
+        self._write("train", batch_idx, numbers, loss, rates=[float(rate) for rate in rates])
+        if not self.automatic_optimization:
+            self._step_by_hand(loss, batch_idx)
+        if self.logs == "metric":
+            self.mean.update(loss.detach())
+            self.log("own/metric", self.mean, on_step=False, on_epoch=True)
+        elif self.logs:
+            self.log("own/loss", loss.detach(), on_step=self.logs != "epoch", on_epoch=self.logs != "step")
+        return loss
+
+    def _step_by_hand(self, loss: Tensor, batch_idx: int) -> None:
+        optimizers, schedules = self.optimizers(), self.lr_schedulers()
+        optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
+        self.manual_backward(loss / self.every)
+        if (batch_idx + 1) % self.every == 0:
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            for schedule in schedules if isinstance(schedules, list) else [schedules] if schedules else []:
+                if not isinstance(schedule, lr_scheduler.ReduceLROnPlateau):
+                    schedule.step()  # type: ignore[call-arg]
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+        name = "val/loss" if dataloader_idx == 0 else "val/other"
+        if not self.trainer.sanity_checking:
+            passes("validation_step", self.trainer)
+        self._evaluate("sanity" if self.trainer.sanity_checking else "val", name, batch, batch_idx, dataloader_idx)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self._evaluate("test", "test/loss", batch, batch_idx)
+
+    def _evaluate(self, what: str, name: str, batch: Any, batch_idx: int, loader: int = 0) -> None:
+        inputs, numbers = batch
+        counted = (numbers >= 0).sum()
+        # A remainder of a negative number is none: what does not count stays so.
+        targets = torch.where(numbers >= 0, numbers % CLASSES, -100)
+        loss = F.cross_entropy(self.network(inputs), targets, reduction="sum") / counted.clamp(min=1)
+        self._write(what, batch_idx, numbers, loss, loader=loader)
+        self.log(name, loss, on_epoch=True, batch_size=int(counted), sync_dist=True, add_dataloader_idx=False)
+
+    def _write(self, what: str, batch_idx: int, numbers: Tensor, loss: Tensor, **more: Any) -> None:
+        place = {"step": self.trainer.global_step, "epoch": self.trainer.current_epoch, "batch": batch_idx}
+        write({"what": what, **place, "samples": numbers.tolist(), "loss": float(loss.detach()), **more})
+
+    def on_validation_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            metrics = {k: float(v) for k, v in self.trainer.callback_metrics.items() if k.startswith("val/")}
+            place = {"step": self.trainer.global_step, "epoch": self.trainer.current_epoch}
+            write({"what": "validated", **place, "metrics": metrics})
+
+    def on_train_epoch_end(self) -> None:
+        passes("on_train_epoch_end", self.trainer)
+
+    def configure_optimizers(self) -> Any:
+        parts = [self.network] if len(self.wanted) == 1 else [self.network.blocks, self.network.head]
+        made, schedules = [], []
+        for part, wanted in zip(parts, self.wanted, strict=True):
+            wanted = dict(wanted)
+            name, wishes = wanted.pop("name"), wanted.pop("schedulers", [])
+            made.append(getattr(torch.optim, name)(part.parameters(), **wanted))  # type: ignore[union-attr]
+            schedules += [{"scheduler": schedule(made[-1], **wish), **wish["config"]} for wish in wishes]
+        return made, schedules
+
+
+def schedule(optimizer: Any, name: str, config: Any = None, **options: Any) -> Any:
+    """A scheduler by its name. With `parts`, one of several."""
+    del config
+    if "parts" in options:
+        options["schedulers"] = [schedule(optimizer, **part) for part in options.pop("parts")]
+        if name == "ChainedScheduler":
+            return lr_scheduler.ChainedScheduler(**options)
+    if name == "LambdaLR":
+        return lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+    return getattr(lr_scheduler, name)(optimizer, **options)
+
+
+def lambda_callback() -> L.Callback:
+    return LambdaCallback(
+        on_train_epoch_end=lambda trainer, module: module.log("own/lambda", float(trainer.global_step))
+    )
+
+
+def weight_averaging() -> L.Callback:
+    from lightning.pytorch.callbacks import WeightAveraging
+
+    return WeightAveraging(avg_fn=swa_utils.get_swa_avg_fn())

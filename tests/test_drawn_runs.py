@@ -1,0 +1,71 @@
+"""Twins by machine, a few of them. `make twins COUNT=500 SEED=1` draws more."""
+
+import re
+
+import drawn_runs
+import pytest
+import twin_runs
+from draws import draw
+
+pytestmark = pytest.mark.slow
+
+SEED, COUNT = 1, 10
+BROKEN = {
+    "random numbers": "from my_research.hpc.resuming import randomness; randomness.restore = lambda state: None",
+    "position": "from my_research.hpc.resuming import position; position.start_at = lambda trainer, start: None",
+    "optimizer": "from my_research.hpc.checkpoints.kept import Kept; Kept.load_optimizer_state_dict = lambda *_: None",
+}
+# One device, dropout, momentum; stopped by a signal in the second epoch.
+PLAIN = {
+    "strategy": "single", "ranks": 1, "first_words": [], "then_words": [], "moves": [], "tolerance": 0.0,
+    "words": ["trainer.max_epochs=3", "trainer.gradient_clip_val=null", "checkpoint.monitor=val/loss"],
+    "strikes": [{"how": "SIGUSR1", "where": "training_step", "count": 7, "rank": 0}],
+    "data": {
+        "_target_": "my_research.drawn.Data", "sizes": {"train": 21, "val": 5, "test": 4}, "global_batch_size": 4,
+        "seed": "${seed}",
+    },
+    "model": {
+        "_target_": "my_research.drawn.Drawn",
+        "network": {"_target_": "my_research.drawn.Network", "dropout": 0.2},
+        "optimizers": [{"name": "SGD", "lr": 0.1, "momentum": 0.9, "schedulers": []}],
+    },
+    "callbacks": {"progress": None, "samples": None, "monitor": None, "throughput": None},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def prepared(bake):
+    project = bake(cluster="local")
+    twin_runs.prepare(project)
+    return project
+
+
+def test_what_is_not_restored_is_found(prepared, tmp_path):
+    """A comparison that could not fail would prove nothing."""
+    assert twin_runs.twin(prepared, tmp_path / "whole", "whole", PLAIN).kind == "same"
+    for number, (what, patch) in enumerate(BROKEN.items()):
+        outcome = twin_runs.twin(prepared, tmp_path / f"{number}", f"broken_{number}", PLAIN, patch)
+        assert outcome.kind == "different", what
+        assert re.match("start 2", outcome.said), f"{what}: {outcome.said}"
+
+
+def test_a_run_that_does_not_end_is_found(prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr(twin_runs, "LIMIT", 8.0)
+    patch = "import time; from my_research.hpc.resuming import position; position.start_at = lambda *_: time.sleep(60)"
+    assert twin_runs.twin(prepared, tmp_path / "run", "hanging", PLAIN, patch).kind == "hung"
+
+
+def test_what_is_rejected_is_told_apart(prepared, tmp_path):
+    drawn = {**PLAIN, "words": [*PLAIN["words"], "trainer.accumulate_grad_batches=3"]}
+    outcome = twin_runs.twin(prepared, tmp_path / "run", "rejected", drawn)
+    assert outcome.kind == "rejected" and "accumulate_grad_batches" in outcome.said
+
+
+def test_a_draw_follows_from_its_seed_and_number():
+    assert draw(1, 7) == draw(1, 7) != draw(2, 7)
+    drawn = [draw(1, number) for number in range(300)]
+    for word in ("limit_train_batches", "val_check_interval", "max_steps", "check_val_every", "reload_dataloaders"):
+        assert any(word in " ".join(one["words"]) for one in drawn), word
+    ways = {strike["how"] for one in drawn for strike in one["strikes"]}
+    assert ways == {"SIGUSR1", "SIGUSR2", "SIGTERM", "SIGINT", "SIGKILL", "raise", "clock"}
+    assert {one["strategy"] for one in drawn} >= {"single", "ddp", "fsdp", "deepspeed_zero3"}

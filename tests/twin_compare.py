@@ -1,0 +1,225 @@
+"""What differs first between a run and its twin that was interrupted: steps, curves, the last checkpoint, files."""
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+EXACT, CLOSE, COARSE = 0.0, 1e-9, 1e-4
+# Seconds, and which attempt it was: what no twin shares.
+# Of validations that did not come to their end Lightning counts batches, and asks nowhere how many.
+OWN = re.compile(r"attempt|'Timer|time_elapsed|seconds|perf/|node/|val_loop\.batch_progress.*total")
+UNLIKE_FILES = re.compile(
+    r"\.log$|^claims/|^attempts\.jsonl$|^config-\d+\.yaml$|^overrides\.json$|^monitor/|^logs/|^errors/"
+)
+
+
+def differences(reference: Path, run_dir: Path, draw: dict[str, Any]) -> str:
+    """The first difference, "" if there is none. Bits where the layout stays, else `draw["tolerance"]`."""
+    moved, tolerance = bool(draw["moves"]), draw["tolerance"]
+    if moved:
+        found = _steps_moved(reference, run_dir, tolerance)
+    else:
+        found = next(filter(None, (_steps(reference, run_dir, rank) for rank in range(draw["ranks"]))), "")
+    found = found or _curves(reference, run_dir, tolerance)
+    return found or _state(reference, run_dir, tolerance, moved) or _files(reference, run_dir)
+
+
+# What each rank wrote down
+
+
+def attempts(run_dir: Path, rank: int) -> list[list[dict[str, Any]]]:
+    files = sorted(run_dir.parent.glob(f"{run_dir.name}-??.{rank}"))
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+
+
+def _steps(reference: Path, run_dir: Path, rank: int) -> str:
+    (whole,) = attempts(reference, rank)
+    wanted = [line for line in whole if line["what"] in ("train", "val", "validated")]
+    reached = 0
+    last: list[dict[str, Any]] = []
+    for number, lines in enumerate(attempts(run_dir, rank)):
+        done = [line for line in lines if line["what"] in ("train", "val", "validated")]
+        last = [line for line in lines if line["what"] == "test"]
+        if not done:
+            continue
+        begin = next((k for k, line in enumerate(wanted[: reached + 1]) if _place(line) == _place(done[0])), None)
+        if begin is None:
+            due = _place(wanted[min(reached, len(wanted) - 1)])
+            return f"start {number + 1} begins at {_place(done[0])}, where {due} should come"
+        for line, other in zip(done, wanted[begin:], strict=False):
+            if found := _unlike(line, other):
+                return f"start {number + 1}, {found}"
+        if len(done) > len(wanted) - begin:
+            return f"start {number + 1} goes on beyond the end: {_place(done[len(wanted) - begin])}"
+        reached = max(reached, begin + len(done))
+    if reached < len(wanted):
+        return f"ends before {_place(wanted[reached])}"
+    tested = [line for line in whole if line["what"] == "test"]
+    return next((found for a, b in zip(last, tested, strict=False) if (found := _unlike(a, b))), "") or (
+        "" if len(last) == len(tested) else f"{len(last)} batches tested instead of {len(tested)}"
+    )
+
+
+def _place(line: dict[str, Any]) -> str:
+    return " ".join(f"{key} {line[key]}" for key in ("what", "step", "epoch", "batch", "loader") if key in line)
+
+
+def _unlike(line: dict[str, Any], other: dict[str, Any]) -> str:
+    """Names the first value that differs."""
+    if _place(line) != _place(other):
+        return f"{_place(line)} instead of {_place(other)}"
+    keys = [key for key in ("samples", "rates", "loss", "metrics") if key in other]
+    for key in keys:
+        if repr(line.get(key)) != repr(other[key]):  # NaN equals itself
+            return f"{_place(other)}: {key} {line.get(key)} instead of {other[key]}"
+    return ""
+
+
+def _steps_moved(reference: Path, run_dir: Path, tolerance: float) -> str:
+    """By global steps, whichever rank did what."""
+    (wanted,) = _merged(reference)
+    reached = 0
+    for number, steps in enumerate(_merged(run_dir)):
+        begun = min(steps, default=reached)
+        if begun > reached:
+            return f"start {number + 1} begins at step {begun} instead of {reached}"
+        for step, (samples, loss, rates) in sorted(steps.items()):
+            if step not in wanted:
+                return f"start {number + 1} goes on beyond the end: step {step}"
+            if len(samples) < len(wanted[step][0]) and step == max(steps):
+                break  # it was killed in the middle of it
+            if samples != wanted[step][0]:
+                return f"start {number + 1}, samples at step {step}: {samples} instead of {wanted[step][0]}"
+            if not _near(rates, wanted[step][2], tolerance):
+                return f"start {number + 1}, rates at step {step}: {rates} instead of {wanted[step][2]}"
+            if not _near([loss], [wanted[step][1]], tolerance):
+                return f"start {number + 1}, loss at step {step}: {loss} instead of {wanted[step][1]}"
+            reached = max(reached, step + 1)
+    return f"ends before step {reached}" if reached <= max(wanted) else ""
+
+
+def _merged(run_dir: Path) -> list[dict[int, tuple[list[int], float, list[float]]]]:
+    """For each start: step → samples, mean loss, learning rates."""
+    found = []
+    starts = sorted({file.stem for file in run_dir.parent.glob(f"{run_dir.name}-??.*")})
+    for start in starts:
+        steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        for file in run_dir.parent.glob(f"{start}.*"):
+            for line in map(json.loads, file.read_text().splitlines()):
+                if line["what"] == "train":
+                    steps[line["step"]].append(line)
+        found.append({step: _together(lines) for step, lines in steps.items()})
+    return found
+
+
+def _together(lines: list[dict[str, Any]]) -> tuple[list[int], float, list[float]]:
+    samples = sorted(number for line in lines for number in line["samples"])
+    return samples, sum(line["loss"] for line in lines) / len(lines), lines[0]["rates"]
+
+
+def _near(values: list[float], others: list[float], tolerance: float) -> bool:
+    return len(values) == len(others) and all(
+        repr(a) == repr(b) or abs(a - b) <= tolerance * max(1.0, abs(b)) for a, b in zip(values, others, strict=True)
+    )
+
+
+# What lies in the run directory
+
+
+def curves(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
+    """Every scalar that TensorBoard shows, but for what depends on time and hardware."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
+    board.Reload()
+    tags = [tag for tag in board.Tags()["scalars"] if not OWN.search(tag)]
+    return {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in tags}
+
+
+def _curves(reference: Path, run_dir: Path, tolerance: float) -> str:
+    wanted, found = curves(reference), curves(run_dir)
+    for tag in sorted(wanted | found):
+        a, b = found.get(tag, []), wanted.get(tag, [])
+        if [step for step, _ in a] != [step for step, _ in b]:
+            return f"curve {tag}: steps {[step for step, _ in a]} instead of {[step for step, _ in b]}"
+        for (step, value), (_, other) in zip(a, b, strict=True):
+            if not _near([value], [other], max(tolerance, 1e-6) if tolerance else 0.0):  # curves are in fp32
+                return f"curve {tag} at step {step}: {value} instead of {other}"
+    return _tables(reference, run_dir)
+
+
+def _tables(reference: Path, run_dir: Path) -> str:
+    for file in sorted(reference.rglob("metrics.csv")):
+        other = run_dir / file.relative_to(reference)
+        if not other.exists() or other.read_text() != file.read_text():
+            return f"{file.relative_to(reference)} is another table"
+    return ""
+
+
+def state(run_dir: Path, tensors_only: bool) -> dict[str, Any]:
+    """Every leaf of the last checkpoint by its path: weights, optimizers, callbacks, loops, what each rank keeps."""
+    from my_research.hpc.checkpoints import inert, weights
+    from torch.utils._pytree import keystr, tree_flatten_with_path
+
+    last = run_dir / "checkpoints" / "last.ckpt"
+    found: dict[str, Any] = {}
+    before, weights.PREFIX = weights.PREFIX, ""
+    try:
+        found |= weights.read(last)
+    finally:
+        weights.PREFIX = before
+    for file in sorted(last.rglob("*.pt")) if not tensors_only else []:
+        leaves, _ = tree_flatten_with_path(_opened(inert.plain(file)))
+        found |= {f"{file.relative_to(last)} {keystr(path)}": leaf for path, leaf in leaves}
+    return {key: leaf for key, leaf in found.items() if not OWN.search(key)}
+
+
+def _opened(node: Any) -> Any:
+    """DeepSpeed's own objects as the dicts that they are."""
+    if isinstance(node, dict):
+        return {key: _opened(value) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_opened(value) for value in node]
+    return _opened(vars(node)) if type(node).__name__ == "_Record" else node
+
+
+def _state(reference: Path, run_dir: Path, tolerance: float, moved: bool) -> str:
+    import torch
+
+    wanted, found = state(reference, moved), state(run_dir, moved)
+    if odd := sorted(wanted.keys() ^ found.keys()):
+        return f"last.ckpt: {odd[0]} is in one of them only"
+    for key, value in wanted.items():
+        other = found[key]
+        if isinstance(value, torch.Tensor):
+            alike = value.shape == other.shape and (
+                torch.equal(value, other) or torch.allclose(value, other, rtol=0, atol=tolerance, equal_nan=True)
+            )
+            if not alike:
+                gap = float((value.double() - other.double()).abs().max()) if value.shape == other.shape else "shape"
+                return f"last.ckpt: {key} differs by {gap}"
+        elif repr(value) != repr(other):
+            return f"last.ckpt: {key} is {str(other)[:80]} instead of {str(value)[:80]}"
+    return ""
+
+
+def _files(reference: Path, run_dir: Path) -> str:
+    wanted, found = _names(reference), _names(run_dir)
+    if odd := sorted(wanted ^ found):
+        return f"the file {odd[0]} is in one run directory only"
+    for link in ("last.ckpt", "best.ckpt"):
+        a, b = (path / "checkpoints" / link for path in (run_dir, reference))
+        if a.is_symlink() and (not a.exists() or a.readlink() != b.readlink()):
+            return f"{link} leads to {a.readlink()} instead of {b.readlink()}"
+    return ""
+
+
+def _names(run_dir: Path) -> set[str]:
+    """Without what differs by nature: the steps of earlier checkpoints, processes and times in names."""
+    names = {str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if not path.is_dir() or path.is_symlink()}
+    last = (run_dir / "checkpoints" / "last.ckpt").resolve().name
+    kept = {name for name in names if not UNLIKE_FILES.search(name)}
+    kept = {name for name in kept if not name.startswith("checkpoints/step-") or f"/{last}/" in name}
+    return {re.sub(r"tfevents\..*", "tfevents", re.sub(r"\.distcp$", "", name)) for name in kept}

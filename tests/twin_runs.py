@@ -1,0 +1,237 @@
+"""Two runs of one draw: one goes through, its twin is interrupted and resumed. Forked from a process that has imported
+the libraries once; each rank executes the train.py of a baked project with words that a person could type."""
+
+import importlib
+import json
+import os
+import runpy
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from twin_compare import differences
+
+HERE = Path(__file__).resolve().parent
+LIMIT = 90.0  # seconds for one start, or it hangs
+CONTINUE, REJECTED = 85, 2
+LIBRARIES = (
+    "lightning.pytorch.callbacks", "torch.distributed.checkpoint", "torch.utils.tensorboard", "torchmetrics",
+    "tensorboard.backend.event_processing.event_accumulator", "hydra", "h5py",
+)  # fmt: skip
+# Ranks agree at every step, not once a second, so that a run of a second stops where it is told to.
+AT_ONCE = "from my_research.hpc.resuming import agree; agree.ABOUT = 0\n"
+PLAIN = ["trainer.log_every_n_steps=1", "+trainer.enable_progress_bar=false", "+trainer.enable_model_summary=false"]
+KEPT_ENVIRONMENT = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a twin: same, different, hung or rejected; what differed first, or the message."""
+
+    kind: str
+    said: str = ""
+    seconds: float = 0.0
+
+
+class Unlike(Exception):
+    """The twin is not what it should be."""
+
+
+def prepare(project: Path) -> None:
+    """Put the drawn module into a baked project, and import what all runs need."""
+    for name, source in (("drawn", "drawn_module"), ("drawn_trace", "drawn_trace")):
+        (project / f"src/my_research/{name}.py").write_text((HERE / f"{source}.py").read_text())
+    sys.path[:0] = [str(project), str(project / "src")]
+    os.environ |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "XDG_CONFIG_HOME": os.devnull}
+    for library in LIBRARIES:
+        importlib.import_module(library)
+
+
+def twin(project: Path, folder: Path, name: str, draw: dict[str, Any], patch: str = "") -> Outcome:
+    """Run both, in `folder`, and compare them. `patch`: code that each rank of a resumed run executes first."""
+    began = time.monotonic()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    words = configured(project, name, draw)
+    if "deepspeed" in draw["strategy"]:
+        importlib.import_module("deepspeed")
+    try:
+        reference = Run(project, folder / "reference", draw)
+        if reference.start(words, None) == [REJECTED] * draw["ranks"] and not reference.trained():
+            return Outcome("rejected", reference.last_words(), time.monotonic() - began)
+        reference.must_end([0] * draw["ranks"])
+        run = Run(project, folder / "twin", draw, patch)
+        run.interrupted(words)
+        found = differences(reference.run_dir, run.run_dir, draw)
+        outcome = Outcome("different", found) if found else Outcome("same")
+    except TimeoutError as error:
+        outcome = Outcome("hung", str(error))
+    except Unlike as error:
+        outcome = Outcome("different", str(error))
+    finally:
+        for file in project.glob(f"configs/*/{name}.yaml"):
+            file.unlink()
+    if outcome.kind == "same":
+        shutil.rmtree(folder)
+    return Outcome(outcome.kind, outcome.said, time.monotonic() - began)
+
+
+def configured(project: Path, name: str, draw: dict[str, Any]) -> list[str]:
+    """Write the files that a person would write for such a run; the words that would be typed."""
+    files = {"model": draw["model"], "data": draw["data"], "callbacks": {"defaults": ["default"], **draw["callbacks"]}}
+    for group, content in files.items():
+        (project / "configs" / group / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    chosen = [f"{group}={name}" for group in files]
+    return [*chosen, f"strategy={draw['strategy']}", f"trainer.devices={draw['ranks']}", *PLAIN, *draw["words"]]
+
+
+class Run:
+    """A run directory, and its starts. Beside it: `<name>.log`, and what the ranks of each start wrote down."""
+
+    def __init__(self, project: Path, run_dir: Path, draw: dict[str, Any], patch: str = "") -> None:
+        self.project, self.run_dir, self.draw, self.patch = project, run_dir, draw, patch
+        self.starts = 0
+        self.codes: list[int] = []
+        self.log = run_dir.with_suffix(".log")
+
+    def interrupted(self, words: list[str]) -> None:
+        """Start, and start again after each strike, until the run has come to its end."""
+        ranks = self.draw["ranks"]
+        first = [*words, *self.draw["first_words"]]  # extension: an earlier end
+        for number, strike in enumerate([*self.draw["strikes"], None]):
+            moved = strike_before(self.draw, number)
+            ranks = moved.get("ranks", ranks)
+            typed = first if number == 0 else moved.get("words", [])
+            self.start(typed, strike, ranks)
+            self.must_end_as(strike, ranks)
+            if self.codes == [0] * ranks:
+                break  # also where the strike would have come too late
+        if self.draw["first_words"]:
+            self.start(self.draw["then_words"], None, ranks)
+            self.must_end([0] * ranks)
+
+    def start(self, words: list[str], strike: dict[str, Any] | None, ranks: int | None = None) -> list[int]:
+        """One start of all ranks; their exit codes. Raises TimeoutError."""
+        ranks = ranks or self.draw["ranks"]
+        key = "resume" if (self.run_dir / "config.yaml").exists() else "run_dir"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        environ = {name: os.environ[name] for name in KEPT_ENVIRONMENT if name in os.environ}
+        environ |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "XDG_CONFIG_HOME": os.devnull}
+        environ |= {"TWIN_TRACE": str(self.run_dir.with_name(f"{self.run_dir.name}-{self.starts:02}"))}
+        environ |= {"TWIN_STRIKE": json.dumps(strike)} if strike else {}
+        environ |= {"HPC_JOB_END": str(time.time() + 3600)} if strike and strike["how"] == "clock" else {}
+        patch = AT_ONCE + (self.patch if key == "resume" else "")
+        with self.log.open("a") as stream:
+            stream.write(f"--- {key}={self.run_dir} {' '.join(words)} {strike or ''}\n")
+        arguments = [f"{key}={self.run_dir}", *words]
+        places = [placed(rank, ranks, port) if ranks > 1 else {} for rank in range(ranks)]
+        pids = [fork(self.project, self.log, arguments, environ | place, patch) for place in places]
+        self.starts += 1
+        self.codes = wait(pids)
+        return self.codes
+
+    def must_end_as(self, strike: dict[str, Any] | None, ranks: int) -> None:
+        """As such a strike ends a run; or as one that comes to its end before it."""
+        if self.codes == [0] * ranks:
+            return
+        if strike is None:
+            self.must_end([0] * ranks)
+        elif strike["how"] in ("raise", "SIGKILL", "SIGINT"):
+            if strike["where"] == "save" or self.was_struck():
+                return
+            self.must_end([0] * ranks)
+        else:
+            self.must_end([CONTINUE] * ranks)
+
+    def must_end(self, codes: list[int]) -> None:
+        if self.codes != codes:
+            raise Unlike(f"start {self.starts}: exit codes {self.codes} instead of {codes}: {self.last_words()}")
+
+    def was_struck(self) -> bool:
+        return any('"struck"' in file.read_text() for file in self.written())
+
+    def trained(self) -> bool:
+        return any('"train"' in file.read_text() for file in self.written())
+
+    def written(self) -> list[Path]:
+        return list(self.run_dir.parent.glob(f"{self.run_dir.name}-{self.starts - 1:02}.*"))
+
+    def last_words(self) -> str:
+        """The refusal, or the last line of a traceback."""
+        text = self.log.read_text(errors="replace").rpartition("\n--- ")[2]
+        if "refused: " in text:
+            return " ".join(text.rpartition("refused: ")[2].partition("\n[")[0].split())[:300]
+        raised = [line for line in text.splitlines() if line[:1].isalpha() and "Error" in line.split(":")[0]]
+        return (raised or text.splitlines() or [""])[-1][:300]
+
+
+def strike_before(draw: dict[str, Any], number: int) -> dict[str, Any]:
+    """Where the run goes on at its start of this number: ranks and words; nothing where nothing changes."""
+    moves = draw["moves"]
+    return moves[number - 1] if 0 < number <= len(moves) else {}
+
+
+def placed(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """What MPICH's mpiexec would leave in the environment."""
+    place = {"PMI_RANK": rank, "PMI_SIZE": ranks, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": ranks}
+    return {name: str(value) for name, value in {**place, "MASTER_PORT": port}.items()}
+
+
+def fork(project: Path, log: Path, words: list[str], environ: dict[str, str], patch: str) -> int:
+    """One rank; its process id."""
+    sys.stdout.flush()
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(stream, 1)
+        os.dup2(stream, 2)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+        os.environ.clear()
+        os.environ |= environ
+        os.chdir(project)
+        sys.argv = ["train.py", *words]
+        exec(patch, {})
+        runpy.run_path(str(project / "train.py"), run_name="__main__")
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def wait(pids: list[int]) -> list[int]:
+    """Exit codes. Raises TimeoutError, after SIGQUIT has let them print their stacks and SIGKILL has ended them."""
+    codes: dict[int, int] = {}
+    limit = time.monotonic() + LIMIT
+    while len(codes) < len(pids):
+        for pid in set(pids) - set(codes):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+        if time.monotonic() > limit:
+            left = [pid for pid in pids if pid not in codes]
+            for sent in (signal.SIGQUIT, signal.SIGKILL):
+                for pid in left:
+                    os.kill(pid, sent)
+                time.sleep(0.5)
+            for pid in left:
+                os.waitpid(pid, 0)
+            raise TimeoutError(f"ranks {[pids.index(pid) for pid in left]} did not end within {LIMIT:g} s")
+        time.sleep(0.01)
+    return [codes[pid] for pid in pids]
