@@ -1,4 +1,4 @@
-"""What the twins add to a baked project, as src/my_research/drawn.py: a tiny module and data that record all they do."""
+"""What the twins add to a baked project, as src/my_research/drawn.py: a tiny module and data that record each step."""
 
 from typing import Any
 

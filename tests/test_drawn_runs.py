@@ -2,7 +2,6 @@
 
 import re
 
-import drawn_runs
 import pytest
 import twin_runs
 from draws import draw
