@@ -74,6 +74,7 @@ def fit_and_test(
     lightning.seed_everything(cfg.seed, workers=True, verbose=False)
     data = config.build(cfg.data)
     module = config.build(cfg.model)
+    record.hide(cfg, module, data)
     if cfg.ckpt and not found:
         weights.load(module, cfg.ckpt)
     if beginning.claim:  # as on rank 0; after what may be refused, so that a refusal leaves no run behind

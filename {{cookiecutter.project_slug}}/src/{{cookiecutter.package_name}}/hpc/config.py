@@ -6,7 +6,7 @@ Imports neither torch nor lightning: it also runs on login nodes, and must answe
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -63,12 +63,32 @@ def meant(word: str, known: Iterable[str], prefix: str = "") -> str:
 
 def frozen(cfg: DictConfig) -> str:
     """The config as YAML, resolved, but what comes from the environment stays a reference: it may be a secret."""
-    environment = OmegaConf.register_new_resolver
-    environment("oc.env", _reference, replace=True)
-    try:
+    with references(_reference):
         return OmegaConf.to_yaml(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)))
+
+
+@contextmanager
+def references(written: Callable[..., Any]) -> Iterator[None]:
+    """Meanwhile `${oc.env:NAME,default}` gives what `written` makes of these words, not a value: it may be secret."""
+    OmegaConf.register_new_resolver("oc.env", written, replace=True)
+    try:
+        yield
     finally:
-        environment("oc.env", env, replace=True)
+        OmegaConf.register_new_resolver("oc.env", env, replace=True)
+
+
+def from_environment(cfg: DictConfig) -> dict[str, str]:
+    """The values that `${oc.env:NAME}` has given to this config, each with the reference that gave it."""
+    known: dict[str, str] = {}
+
+    def note(name: str, *default: str | None) -> Any:
+        if (value := env(name, *default)) is not None:
+            known[str(value)] = _reference(name, *default)
+        return value
+
+    with references(note):
+        OmegaConf.to_container(cfg, resolve=True)
+    return known
 
 
 def _reference(name: str, *default: str | None) -> str:
@@ -118,7 +138,11 @@ def typed(schema: type[T], node: DictConfig, name: str, *, only_ours: bool = Fal
     for key, kind in known.items():
         if key not in node:
             continue
-        value = None if kind is Any else node.get(key)
+        try:
+            value = None if kind is Any else node.get(key)
+        except OmegaConfBaseException as error:
+            rule = f"must have a value: {str(error).splitlines()[0]}"
+            raise Refused(dotted(name, key), None, rule, f"{dotted(name, key)}=<value>") from None
         if kind in (str, str | None) and isinstance(value, bool | int | float):
             rule = f"is a word, and YAML reads it as {value!r} (no, 0123 and 1:30:00 are no words to it)"
             raise Refused(dotted(name, key), None, rule, f'quote it: {key}: "..."')

@@ -1,5 +1,6 @@
 """May this run start? Rules on the config, told on a login node before the queue."""
 
+import re
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     InterpolationKeyError,
+    InterpolationResolutionError,
     InterpolationToMissingValueError,
     MissingMandatoryValue,
     OmegaConfBaseException,
@@ -16,7 +18,8 @@ from .. import home
 from ..config import PACKAGE, Refused, flat, typed
 from ..jobs import sections
 from ..jobs.commandline import PERSONAL
-from ..jobs.layout import Checkpoint, Cluster, Faults, Run, Strategy, Trainer
+from ..jobs.job import cluster_in_bash
+from ..jobs.layout import Checkpoint, Faults, Run, Strategy, Trainer
 from . import signatures
 
 
@@ -40,7 +43,7 @@ def rules(cfg: DictConfig) -> None:
     run = typed(Run, cfg, "")
     trainer = typed(Trainer, cfg.trainer, "trainer", only_ours=True)
     strategy = typed(Strategy, cfg.strategy, "strategy")
-    cluster = typed(Cluster, cfg.cluster, "cluster")
+    cluster = cluster_in_bash(cfg)
     sections.run(run)
     sections.trainer(trainer, cluster)
     sections.cluster(cluster, cfg)
@@ -66,7 +69,7 @@ def job(cfg: DictConfig) -> None:
         rule = "has no scheduler to submit to"
         raise Refused("cluster", cfg.cluster.name, rule, "cluster=<one of --help>, or python train.py to train here")
     rules(cfg)
-    cluster = typed(Cluster, cfg.cluster, "cluster")
+    cluster = cluster_in_bash(cfg)
     for key in cluster.required:
         if getattr(cluster, key, None) in (None, ""):
             rule = f"a job on {cluster.name} has to name it; {PERSONAL} is the place to keep it"
@@ -88,6 +91,11 @@ def _complete(cfg: DictConfig) -> None:
             rule = "refers to a key that this config does not have: these groups do not go together"
             other = str(value).strip("${}").split(".")[0]
             raise Refused(key, value, rule, f"another choice of {key.split('.')[0]}= or of {other}=") from None
+        except InterpolationResolutionError as error:
+            if unset := re.search(r"Environment variable '(.*?)' not found", str(error)):
+                rule = f"the environment variable {unset[1]} must be set"
+                raise Refused(key, value, rule, f"export {unset[1]}=..., here and where jobs are submitted") from None
+            continue  # as below
         except OmegaConfBaseException:
             continue  # a number derived from others that are wrong: the rules on those will tell
 

@@ -1,18 +1,19 @@
 """From the config to a job: what the scheduler is asked for, derived from what the Trainer is told. Pure; no torch."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from ..config import Refused, typed
+from ..config import Refused, references, typed
 from .layout import Cluster
 
 # The verdict of an attempt that wants to go on, as an exit code where there is no requeue (PBS).
 CONTINUE = 85
 # For the ranks' Python: print at once, stacks on a crash; bytecode is made on submitting, not by every rank anew.
 PYTHON = "PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONDONTWRITEBYTECODE=1"
+REFUSED = "`"  # no value of cluster.env may hold one
 TIME = "D-HH:MM:SS, H:MM:SS, D-HH:MM, D-HH or whole minutes"
 
 
@@ -67,7 +68,7 @@ def of(cfg: DictConfig, arguments: tuple[str, ...] = (), **places: Path | int | 
     Raises:
         Refused: a time, or a `{field}` in the cluster's file, that cannot be read.
     """
-    cluster = typed(Cluster, cfg.cluster, "cluster")
+    cluster = cluster_in_bash(cfg)
     nodes, devices = cfg.trainer.num_nodes, cfg.trainer.devices
     gpus = devices if cfg.trainer.accelerator == cluster.accelerator and cluster.gpus_per_node else 0
     all_gpus = bool(gpus) and gpus == cluster.gpus_per_node
@@ -91,7 +92,7 @@ def of(cfg: DictConfig, arguments: tuple[str, ...] = (), **places: Path | int | 
         launcher=_filled("cluster.launcher", cluster.launcher, sizes),
         container=cluster.container,
         setup=tuple(cluster.setup),
-        env={str(key): str(value) for key, value in cluster.env.items()},
+        env=cluster.env,
         interface=cluster.interface,
         node_local=cluster.node_local,
         stage_env=cluster.stage_env,
@@ -101,6 +102,33 @@ def of(cfg: DictConfig, arguments: tuple[str, ...] = (), **places: Path | int | 
         arguments=arguments,
         **places,  # type: ignore[arg-type]
     )
+
+
+def cluster_in_bash(cfg: DictConfig) -> Cluster:
+    """The cluster as a script says it: there `${oc.env:NAME}` is a variable of bash, as its value may be a secret.
+
+    Not in what the scheduler itself reads, such as an account: it fills in no variables, and shows it to everybody.
+
+    Raises:
+        Refused: a key that the cluster's files cannot have, or a value of another type.
+    """
+    cluster = typed(Cluster, cfg.cluster, "cluster")
+    with references(_variable):
+        env = {str(key): str(value) for key, value in cfg.cluster.env.items()}
+        setup = list(cfg.cluster.setup)
+        return replace(
+            cluster, container=cfg.cluster.container, node_local=cfg.cluster.node_local, setup=setup, env=env
+        )
+
+
+def _variable(name: str, *default: str | None) -> str:
+    """`${oc.env:NAME,default}` in bash. Without a default, a job that lacks it says so and ends."""
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        raise Refused("cluster", f"oc.env:{name!a}", "must name a variable of the environment", "${oc.env:NAME}")
+    if default:
+        text = default[0] or ""  # another such reference, or plain text, where a } would end the expansion
+        return f"${{{name}-{text if text.startswith('${') else text.replace('}', REFUSED)}}}"
+    return f"${{{name}?is not in this job: export it where the job is submitted, or in cluster.setup}}"
 
 
 def walltime(key: str, text: str) -> int:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from .. import rundir
 from ..checkpoints.checkpoint import Checkpoint
-from ..config import build, flat, frozen
+from ..config import build, flat, from_environment, frozen
 from ..jobs import move
 from ..launch import Place
 from ..monitoring.node import NODE
@@ -69,6 +69,28 @@ def config(trainer: L.Trainer, cfg: DictConfig) -> None:
     """The resolved config as a text, for TensorBoard's TEXT page."""
     for board in _tensorboards(trainer):
         board.experiment.add_text("config", f"```yaml\n{frozen(cfg)}```")
+
+
+def hide(cfg: DictConfig, *owners: Any) -> None:
+    """Put references for what came from the environment, perhaps secrets, among hyperparameters that are saved.
+
+    Args:
+        owners: the module and the data; what they keep by `save_hyperparameters` goes into checkpoints and to loggers.
+    """
+    references = from_environment(cfg)
+    for owner in owners:
+        # The private one is a copy, for loggers: Lightning has no public way to change it.
+        for kept in (getattr(owner, "hparams", {}), getattr(owner, "_hparams_initial", {})):
+            for key, value in kept.items():
+                kept[key] = _hidden(value, references)
+
+
+def _hidden(value: Any, references: Mapping[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _hidden(one, references) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_hidden(one, references) for one in value)
+    return references.get(value, value) if isinstance(value, str) else value
 
 
 def environment(place: Place) -> ClusterEnvironment:

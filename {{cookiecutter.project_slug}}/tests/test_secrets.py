@@ -1,0 +1,83 @@
+"""What `${oc.env:NAME}` stands for may be a secret: it reaches the run, and no file that is written."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import lightning
+import pytest
+from desk import Desk
+
+from {{ cookiecutter.package_name }}.hpc.checks import preflight
+from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline
+from {{ cookiecutter.package_name }}.hpc.reporting import onepage
+from {{ cookiecutter.package_name }}.hpc.running import history, record
+
+SECRET = "hush-4711"
+
+
+def holding(folder: Path) -> list[Path]:
+    """The files that hold the secret, and those whose names do."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [path for path in files if SECRET.encode() in path.read_bytes() or SECRET in path.name]
+
+
+@pytest.mark.parametrize("cluster", ["slurm", "pbs"])
+def test_no_job_script_holds_it(cluster: str, desk: Desk) -> None:
+    desk.set.setenv("KEY", SECRET)
+    words = ["A=${oc.env:KEY}", "B=${oc.env:KEY}/x", "C='${oc.env:NO,a b}'", "D='${oc.env:NO,${oc.env:KEY}}'"]
+    more = ["cluster.setup=['export E=${oc.env:KEY}']", "cluster.node_local=${oc.env:KEY}", "cluster.account=a"]
+    typed = [f"cluster={cluster}", "trainer.num_nodes=1", *(f"+cluster.env.{word}" for word in words), *more]
+    assert desk.type(*typed, "--dry-run") == 0 and SECRET not in desk.out, desk.err
+    assert desk.type(*typed) == 0, desk.err
+    assert holding(desk.runs()[0]) == []
+    script = "".join(path.read_text() for path in desk.runs()[0].glob("*.sh"))
+    exported = [line.strip() for line in script.splitlines() if line.strip()[:9] in {f"export {x}=" for x in "ABCDE"}]
+    shown = subprocess.run(
+        ["bash", "-c", "\n".join([*exported, 'echo "$A|$B|$C|$D|$E"'])],
+        env={"PATH": os.defpath, "KEY": SECRET}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert shown.stdout.strip() == f"{SECRET}|{SECRET}/x|a b|{SECRET}|{SECRET}"
+    without = subprocess.run(["bash", "-ec", exported[0]], env={"PATH": os.defpath}, capture_output=True, text=True)
+    assert without.returncode and "KEY: is not in this job: export it where" in without.stderr
+
+
+@pytest.mark.parametrize("value", ["'x\"; id'", "'x`id`'", "'x}\"$(id)'", "'\\\\x'", "'x}; id'"])
+def test_a_default_is_no_code(value: str) -> None:
+    cfg = commandline.compose_overrides(["cluster=slurm"])
+    cfg.cluster.env = {"A": "${oc.env:NO," + value + "}"}
+    with pytest.raises(Refused, match=r"cluster\.env"):
+        preflight.rules(cfg)
+
+
+def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KEY", raising=False)
+    with pytest.raises(Refused, match="environment variable KEY must be set"):
+        preflight.rules(commandline.compose_overrides(["+cluster.env.A=${oc.env:KEY}"]))
+
+
+def test_hyperparameters_hold_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", SECRET)
+    cfg = commandline.compose_overrides(["+cluster.env.A=${oc.env:KEY}"])
+
+    class Module(lightning.LightningModule):
+        def __init__(self, token: str, more: dict) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+    module = Module(SECRET, {"deep": [SECRET, 1]})
+    record.hide(cfg, module, lightning.LightningDataModule())
+    for kept in (module.hparams, module.hparams_initial):
+        assert dict(kept) == {"token": "${oc.env:KEY}", "more": {"deep": ["${oc.env:KEY}", 1]}}
+
+
+@pytest.mark.slow
+def test_no_file_of_a_run_holds_it(start: Callable[..., str], tmp_path: Path) -> None:
+    words = ["+cluster.env.A=${oc.env:KEY}", "+logger.comment=${oc.env:KEY}", "+trainer.limit_test_batches=1"]
+    patch = f"import os; os.environ['KEY'] = {SECRET!r}"
+    start(tmp_path / "run", 1, [*words, "trainer.max_steps=2", "+trainer.limit_val_batches=1"], patch=patch)
+    onepage.made(history.read(tmp_path / "run", "run"))
+    assert (tmp_path / "run" / "report.html").exists() and holding(tmp_path) == []
+    assert "${oc.env:KEY}" in (tmp_path / "run" / "config.yaml").read_text()
