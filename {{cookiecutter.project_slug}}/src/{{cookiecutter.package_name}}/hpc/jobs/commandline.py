@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -166,6 +167,20 @@ def _refuse_code(override: str) -> None:
         raise Refused(override, None, "what code runs is written in a file, not typed", f"add a file below {CONFIGS}")
 
 
+def _fix(key: str, overrides: Sequence[str], configs: Path) -> str:
+    """What to type instead of a key that these choices do not have: with a + if what is built there takes it."""
+    from ..checks import signatures
+
+    others = [override for override in overrides if override.partition("=")[0] != key]
+    cfg = compose_overrides(others if len(others) < len(overrides) else [], configs=configs)
+    above, _, last = key.rpartition(".")
+    target = OmegaConf.select(cfg, f"{above}._target_", default=None) if above else None
+    with suppress(Refused):
+        if isinstance(target, str) and last in signatures.signature(target).parameters:
+            return f"+{key}=..."
+    return meant(key, [*flat(cfg), *groups(configs)])
+
+
 def _explain(error: HydraException, overrides: Sequence[str], configs: Path) -> NoReturn:
     """Turn one of Hydra's errors into a refusal that names key, value, rule and fix."""
     text = str(error)
@@ -185,7 +200,6 @@ def _explain(error: HydraException, overrides: Sequence[str], configs: Path) -> 
         raise Refused(found.group(1), None, rule, "python submit.py --multirun ..., or key=[a,b]") from None
     if found := re.search(r"Could not override '([^']+)'", text):
         key = found.group(1)
-        known = list(flat(compose_overrides([], configs=configs))) + list(groups(configs))
-        raise Refused(key, None, "is no group or key of configs/ (+key=value adds one)", meant(key, known)) from None
+        raise Refused(key, None, "is no group or key of configs/ (+key=value adds one)", _fix(key, overrides, configs))
     cause = error.__cause__ or error
     raise Refused(" ".join(overrides) or "configs/train.yaml", None, str(cause).splitlines()[0], "see --help") from None

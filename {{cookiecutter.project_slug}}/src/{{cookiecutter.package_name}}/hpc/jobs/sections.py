@@ -28,6 +28,9 @@ def run(run: Run) -> None:
     one_of("matmul_precision", run.matmul_precision, ["highest", "high", "medium"])
     if run.run_dir and re.search(r"[\x00-\x1f]", run.run_dir):
         raise Refused("run_dir", repr(run.run_dir), "is a path of one line", "run_dir=<a directory>")
+    if run.run_dir and (scheme := re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", run.run_dir)):
+        rule = f"must be a directory of a file system, not an address ({scheme[0]})"
+        raise Refused("run_dir", run.run_dir, rule, "run_dir=<a directory>, copied there after the run")
     if run.test_only and not run.ckpt:
         raise Refused("test_only", True, "evaluates the weights of a checkpoint", "ckpt=<checkpoint> test_only=true")
 
