@@ -2,6 +2,8 @@
 
 import json
 import os
+import pwd
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +21,47 @@ TOOLS = ["bash", "cat", "cp", "env", "cksum", "git", "sleep"]
 STUB = 'printf "%s\\n" "$@" >>"$0.argv"; env >"$0.env"; cat >"$0.stdin"; cp "${!#}" "$0.script"; '
 FILES = ["train.py", "env.sh", "pyproject.toml", "constraints.txt", "configs/train.yaml", "src/p/build/runs/a.py"]
 JUNK = [".gitignore", "runs/old/last.ckpt", "src/p/__pycache__/a.pyc", "outputs/x"]
+
+# As OpenPBS 23.06 and newer (src/cmds/qstat.c): JSON holds the first of several jobs alone, dsv all of them; one that
+# is unknown makes the exit code 153; ended ones are told with -x only, and without history -x tells nothing.
+QSTAT = """
+import json, sys
+*options, form = sys.argv[1 : sys.argv.index("-F") + 2]
+code, told = 0, []
+for asked in sys.argv[sys.argv.index("-F") + 2 :]:
+    number = asked.split(".")[0]
+    parts = number[:-1] if number.endswith("[]") and "-t" in options else None
+    jobs = {name: job for name, job in JOBS.items() if name.split(".")[0] == number or parts and name.startswith(parts)}
+    if "-x" in options and not HISTORY:
+        print(f"qstat: PBS is not configured to maintain job history {asked}", file=sys.stderr)
+    elif not jobs:
+        print(f"qstat: Unknown Job Id {asked}", file=sys.stderr)
+        code = 153
+    elif "-x" not in options and all(job["job_state"] in "FX" for job in jobs.values()):
+        print(f"qstat: {asked} Job has finished, use -x or -H to obtain historical job information", file=sys.stderr)
+        code = 35
+    else:
+        told.append(jobs)
+if form == "json":
+    print(json.dumps({"timestamp": 1} | ({"Jobs": told[0]} if told else {})))
+else:
+    for name, job in [pair for jobs in told for pair in jobs.items()]:
+        flat = {}
+        for key, value in job.items():
+            inner = value if isinstance(value, dict) else {}
+            flat |= {f"{key}.{under}": one for under, one in inner.items()} or {key: value}
+        escaped = {key: str(value).replace("\\\\", "\\\\" * 2).replace("|", "\\\\|") for key, value in flat.items()}
+        print("|".join([f"Job Id: {name}", *(f"{key}={value}" for key, value in escaped.items())]) + "\\n")
+sys.exit(code)
+"""
+
+
+def qstat(jobs: dict[str, dict], history: bool = True) -> str:
+    """What a stand-in for qstat does, in bash. Jobs that name no `Job_Owner` are this user's."""
+    owner = {"Job_Owner": f"{pwd.getpwuid(os.getuid()).pw_name}@login1.cluster"}
+    known = {name: owner | job for name, job in jobs.items()}
+    source = f"JOBS, HISTORY = {known!r}, {history}{QSTAT}"
+    return f'exec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(source)} "$@"'
 
 
 class Desk:

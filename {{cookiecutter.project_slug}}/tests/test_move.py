@@ -5,11 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from conftest import ENVIRON, PROJECT
-from desk import Desk
+from desk import Desk, qstat
 from omegaconf import OmegaConf
 from test_startup import COMPOSING, PROBE, libraries
 
@@ -390,7 +391,7 @@ def test_a_member_of_a_sweep_moves_alone(desk: Desk) -> None:
 
 QUEUE = {
     "slurm": 'echo "17 WORD None"',
-    "pbs": """echo '{"Jobs": {"17.s": {"job_state": "WORD"} } }'""",
+    "pbs": qstat({"17.s": {"job_state": "WORD"}}),
 }
 
 
@@ -421,6 +422,19 @@ def test_a_run_whose_job_is_queued_is_left_alone(
     assert {path: path.read_bytes() for path in Path("mine").iterdir() if path.is_file()} == before
     asked.write_text(f"#!{desk.bin / 'bash'}\nexit 1\n")  # it does not answer
     assert desk.type("resume=mine") == 0
+
+
+def test_a_run_whose_next_job_waits_is_left_alone(desk: Desk) -> None:
+    """The next job of PBS is one that the job before has queued itself."""
+    assert desk.type("cluster=pbs", "trainer=ddp", "run_dir=mine") == 0
+    Path("mine/successors").write_text(f"{time.time():.0f} 18.server\n")
+    jobs = {"17.server": {"job_state": "F", "Exit_status": 85}, "18.server": {"job_state": "H"}}
+    (desk.bin / "qstat").write_text(f"#!{desk.bin / 'bash'}\n{qstat(jobs)}\n")
+    (desk.bin / "qstat").chmod(0o755)
+    assert desk.type("resume=mine") == 2 and "its job 18 is pending" in desk.err and "qdel 18" in desk.err
+    jobs["18.server"]["Job_Owner"] = "ben@login1"
+    (desk.bin / "qstat").write_text(f"#!{desk.bin / 'bash'}\n{qstat(jobs)}\n")
+    assert desk.type("resume=mine") == 0, "a job of somebody else has this number"
 
 
 def test_of_an_array_only_the_runs_own_part_counts(desk: Desk) -> None:

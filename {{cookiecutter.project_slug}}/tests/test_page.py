@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ENVIRON, PROJECT
+from desk import qstat
 from torch.utils.tensorboard.writer import SummaryWriter
 
 from {{ cookiecutter.package_name }}.hpc import config, rundir
@@ -675,7 +676,7 @@ SACCT = """17|COMPLETED|00:10:00||01:00:00|cpu=64,gres/gpu=4,node=2|0:0
 
 def test_sacct_is_asked_for_each_start_of_a_job(run_dir: Path, commands: Path) -> None:
     stub(commands, "sacct", f"echo \"$*\" >{commands}/asked\nprintf '%s' '{SACCT}{SACCT}'")
-    found, why = accounts.ask("slurm", ["17", "17", "--help"])
+    found, why = accounts.ask("slurm", ["17", "17", "--help"], {os.getuid()})
     asked = (commands / "asked").read_text().split()
     assert asked[-1] == "--jobs=17"
     assert "--duplicates" in asked  # each start of a requeued job
@@ -689,13 +690,21 @@ def test_sacct_is_asked_for_each_start_of_a_job(run_dir: Path, commands: Path) -
 
 
 def test_qstat_is_asked_for_ended_jobs_too(commands: Path) -> None:
-    job = {
-        "job_state": "F",
-        "Exit_status": 271,
-        "resources_used": {"walltime": "00:01:00", "mem": "3gb", "cput": "00:02:00"},
-    }
-    stub(commands, "qstat", f"[ $1 = -x ] && echo '{json.dumps({'Jobs': {'17.server': job}})}'")
-    assert accounts.ask("pbs", ["17"]) == ([accounts.Account("17", "F", "00:01:00", "3gb", "00:02:00", "", "271")], "")
+    """Attempts in their order, also where one is unknown; and not those of somebody else."""
+    used = {"resources_used": {"walltime": "00:01:00", "mem": "3gb", "cput": "00:02:00"}}
+    jobs = {f"{number}.server": {"job_state": "F", "Exit_status": 271} | used for number in (1, 11, 3, 20)}
+    jobs["20.server"]["Job_Owner"] = "ben@login1"
+    stub(commands, "qstat", qstat(jobs))
+    told = [accounts.Account(number, "F", "00:01:00", "3gb", "00:02:00", "", "271") for number in ("1", "3", "11")]
+    assert accounts.ask("pbs", ["1", "11", "3", "7", "20"], {os.getuid()}) == (told, "")
+    assert accounts.ask("pbs", ["7", "10"], {os.getuid()}) == ([], "qstat does not know 7, 10.")
+
+
+def test_what_pbs_does_not_count_is_said(run_dir: Path, commands: Path) -> None:
+    job = {"job_state": "F", "Exit_status": 0, "resources_used": {"mem": "15mb"}}
+    stub(commands, "qstat", qstat({"17.server": job}))
+    view = reported(run_dir)[0].under("The scheduler's view")
+    assert "15mb" in view and "leave out the ranks" in view
 
 
 @pytest.mark.parametrize(("body", "says"), [(None, "There is no sacct on this"), ("exit 1", "sacct does not answer"),

@@ -17,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from {{ cookiecutter.package_name }}.hpc import logs
 from {{ cookiecutter.package_name }}.hpc.jobs import pbs
 from {{ cookiecutter.package_name }}.hpc.jobs.job import Job
+from {{ cookiecutter.package_name }}.hpc.running import history
 
 RECORDED = Path(__file__).parent / "recorded"
 WORK = Path("/home/ana")
@@ -91,10 +93,10 @@ def test_odd_paths_reach_qsub_and_bash_whole(path: Path) -> None:
     assert ["-N", "Gr__e_2"] in said and ["-A", "a b"] in said
     # qsub takes printable ASCII only
     assert (["-o", f"{path}/"] in said) == str(path).isascii()
-    for text, names in [(pbs.text(job), ["run_dir", "work_dir"]), (pbs.node_text(job), ["work_dir"])]:
-        lines = [line for line in text.split("\n") if line.startswith(tuple(f"{name}=" for name in names))]
-        shown = [f'printf "%s\\n" "${line.partition("=")[0]}"' for line in lines if "$1" not in line]
-        assert bash("\n".join([*lines, *shown])) == f"{path}\n" * len(names)
+    names = ("run_dir", "work_dir")
+    lines = [line for line in pbs.text(job).split("\n") if line.startswith(tuple(f"{name}=" for name in names))]
+    shown = [f'printf "%s\\n" "${name}"' for name in names]
+    assert bash("\n".join([*lines, *shown])) == f"{path}\n" * len(names)
 
 
 def test_values_of_the_environment_may_name_variables_and_hold_quotes() -> None:
@@ -167,10 +169,19 @@ for number, code in enumerate(codes):
 sys.exit(max(codes) if mpi else 0)
 """
 
+# As qsub: copies the script, so that it has to be there, and numbers jobs. `away`: how often it finds no server.
 QSUB = """
 import os, sys
-open(os.environ["HOME"] + "/qsub", "a").write("\\0".join([os.getcwd(), *sys.argv[1:]]) + "\\n")
-print("18.server")
+home, script = os.environ["HOME"], sys.argv[-1]
+with open(home + "/qsub", "a+") as noted:
+    noted.write("\\0".join([os.getcwd(), *sys.argv[1:]]) + "\\n")
+    noted.seek(0)
+    count = len(noted.readlines())
+if not os.path.exists(script):
+    sys.exit("qsub: script file:: No such file or directory")
+if os.path.exists(home + "/away") and count <= int(open(home + "/away").read()):
+    sys.exit("Connection refused\\nqsub: cannot connect to server pbsctl (errno=15010)")
+print(f"{17 + count}.server")
 """
 # In the place of python with torch: notes what it was given, then does as the test says.
 PYTHON = """
@@ -254,17 +265,22 @@ class Pbs:
         folder = job.members.parent if job.members else self.run_dir
         for name, text in (("job.sh", pbs.text(job)), ("node.sh", pbs.node_text(job))):
             assert text.count("sleep 1\n") == (2 if "END_OF_NODE" in text else 1)
-            (folder / name).write_text(text.replace("sleep 1\n", f"sleep {tick}\n"))
+            (folder / name).write_text(re.sub("sleep 15?\n", f"sleep {tick}\n", text))
         self.nodefile.write_text("".join(f"{host}\n" for host in hosts.split()))
-        environ = {"PBS_JOBID": "17.server", "PBS_NODEFILE": str(self.nodefile), "PBS_NODENUM": "0"} | environ
-        environ |= {"PBS_O_WORKDIR": str(self.work), "PBS_ENVIRONMENT": "PBS_BATCH", "HOME": str(self.home)}
-        environ |= {"PATH": f"{self.bin}:/usr/bin:/bin", "OMP_NUM_THREADS": "32"}
-        command = ["/bin/bash", str(folder / "job.sh")]
+        command, environ = ["/bin/bash", str(folder / "job.sh")], self.environ() | environ
         self.started += [subprocess.Popen(command, cwd=self.home, env=environ, start_new_session=True)]
         return self.started[-1]
 
-    def run(self, job: Job | None = None, hosts: str = "p1 p2", seconds: int = 30, **environ: str) -> int:
-        return self.start(job, hosts, 0.05, **environ).wait(timeout=seconds)
+    def environ(self) -> dict[str, str]:
+        """Of job 17 on its first host."""
+        environ = {"PBS_JOBID": "17.server", "PBS_NODEFILE": str(self.nodefile), "PBS_NODENUM": "0"}
+        environ |= {"PBS_O_WORKDIR": str(self.work), "PBS_ENVIRONMENT": "PBS_BATCH", "HOME": str(self.home)}
+        return environ | {"PATH": f"{self.bin}:/usr/bin:/bin", "OMP_NUM_THREADS": "32"}
+
+    def run(
+        self, job: Job | None = None, hosts: str = "p1 p2", seconds: int = 30, tick: float = 0.05, **environ: str
+    ) -> int:
+        return self.start(job, hosts, tick, **environ).wait(timeout=seconds)
 
     def seen(self, rank: int, run_dir: Path | None = None) -> dict:
         return json.loads(((run_dir or self.run_dir) / f"seen-{rank}").read_text())
@@ -382,6 +398,29 @@ def test_what_is_queued_ends_with_its_run(cluster: Pbs, word: str, code: int, ch
     assert not cluster.submitted()
 
 
+@pytest.mark.parametrize("earlier", ["continue", "failed"])
+def test_a_start_that_is_refused_leaves_the_verdict(cluster: Pbs, earlier: str) -> None:
+    """Only an attempt that has begun takes it away: neither a second job of the run, nor one that cannot start."""
+    said = f"attempt 4\nstep 9\noutcome {earlier}\n"
+    (cluster.run_dir / "verdict").write_text(said)
+    cluster.behaviour("raise Failed(2)")
+    assert cluster.run() == 2 and not cluster.submitted()
+    assert cluster.run(hosts="p3 p3") == 2
+    assert cluster.run(replace(cluster.job, interface="hsn7")) == 2
+    assert (cluster.run_dir / "verdict").read_text() == said
+    cluster.behaviour("raise SystemExit(9)")  # before it has begun
+    assert cluster.run() in (9, 143) and len(cluster.submitted()) == 1
+    assert (cluster.run_dir / "verdict").read_text() == said
+    words = dict(word.split("=") for word in cluster.submitted()[0][2].split(","))
+    assert cluster.run(**words) in (9, 143), "the job that goes on is meant to try again, too"
+    assert len(cluster.submitted()) == 2
+
+
+def test_a_second_job_does_not_take_the_first_ones_verdict_for_its_own(cluster: Pbs) -> None:
+    cluster.behaviour("rank or outcome('continue')\nraise Failed(2)")  # the first one ends while this one is refused
+    assert cluster.run() == 2 and not cluster.submitted() and "refused" in cluster.log()
+
+
 # -- The next job --
 
 
@@ -394,9 +433,45 @@ def test_a_run_that_failed_can_be_submitted_again(cluster: Pbs) -> None:
 def test_a_job_submits_the_next(cluster: Pbs, job: str) -> None:
     cluster.behaviour("rank or outcome('continue')")
     assert cluster.run(PBS_JOBID=job) == 85
-    after = [] if "[" in job else ["-W", "depend=afterany:17.server"]
-    said = [str(cluster.work), "-v", "HPC_AFTER=17", *after, str(cluster.run_dir / "job.sh")]
-    assert cluster.submitted() == [said] and "goes on as job 18.server" in cluster.log()
+    (submitted,) = cluster.submitted()
+    *said, option, value, script = submitted
+    assert [*said, script] == [str(cluster.work), "-v", "HPC_AFTER=17", str(cluster.run_dir / "job.sh")]
+    if "[" in job:  # PBS lets nothing wait for a part of an array: the next job waits till the ranks are surely gone
+        assert option == "-a" and 60 < time.mktime(time.strptime(value, "%Y%m%d%H%M.%S")) - time.time() < 121
+    else:
+        assert (option, value) == ("-W", "depend=afterany:17.server")
+    assert "goes on as job 18.server" in cluster.log()
+
+
+def test_the_next_job_is_noted_where_report_reads_it(cluster: Pbs) -> None:
+    cluster.behaviour("rank or outcome('continue')")
+    (cluster.code.parent / "config.yaml").touch()
+    (cluster.code.parent / "submitted.json").write_text('{"time": 1, "scheduler": "pbs", "jobs": ["17.server"]}')
+    assert cluster.run() == 85
+    run = history.read(cluster.run_dir, "digits")
+    assert (run.jobs, run.job) == (["17", "18"], "18")
+
+
+@pytest.mark.parametrize(("away", "tries"), [(3, 4), (99, 20)])
+def test_a_server_that_is_away_is_asked_again(cluster: Pbs, away: int, tries: int) -> None:
+    cluster.behaviour("rank or outcome('continue')")
+    (cluster.home / "away").write_text(f"{away}")
+    assert cluster.run() == 85
+    assert len(cluster.submitted()) == tries and "cannot connect to server" in cluster.log()
+    assert ("goes on as job 21.server" in cluster.log()) == (away == 3)
+    assert ("could not submit the next job from here; to go on: qsub " in cluster.log()) == (away == 99)
+
+
+def test_at_the_end_of_its_time_too_the_server_is_asked_again(cluster: Pbs) -> None:
+    cluster.behaviour(COUNT_TERM + WAIT)
+    (cluster.home / "away").write_text("2")
+    job = cluster.start(replace(cluster.job, seconds=1))
+    wait_until(lambda: all((cluster.run_dir / f"ready-{rank}").exists() for rank in (0, 1)))
+    job.terminate()
+    wait_until(lambda: len(cluster.submitted()) == 3)
+    said = cluster.log()
+    assert job.wait(timeout=20) == 137 and len(cluster.submitted()) == 3
+    assert "nodes ended" not in said, "PBS kills this script when its ranks do not end"
 
 
 def test_a_job_of_a_chain_leaves_that_to_the_chain(cluster: Pbs) -> None:
@@ -448,7 +523,9 @@ def test_a_rank_that_was_killed_is_a_crash(cluster: Pbs) -> None:
     assert cluster.run() in (137, 143) and len(cluster.submitted()) == 1
 
 
-@pytest.mark.parametrize(("seconds", "jobs"), [(5400, 0), (1, 1)], ids=["by qdel", "at the end of its time"])
+@pytest.mark.parametrize(
+    ("seconds", "jobs"), [(5400, 0), (45, 0), (1, 1)], ids=["by qdel", "late by qdel", "at the end of its time"]
+)
 @pytest.mark.parametrize(("ranks", "code"), [(WAIT, 137), (SAVE, 85)], ids=["deaf", "save"])
 def test_a_job_that_is_told_to_end(cluster: Pbs, ranks: str, code: int, seconds: int, jobs: int) -> None:
     """Deleted, it does not come back; at the end of the walltime it does, once, and does not wait for its ranks."""
@@ -461,6 +538,8 @@ def test_a_job_that_is_told_to_end(cluster: Pbs, ranks: str, code: int, seconds:
     assert len(cluster.submitted()) == jobs
     said = cluster.log()
     assert not jobs or said.index("goes on as job") < said.index("nodes ended"), "it may be killed in a few seconds"
+    # PBS does the same to a job that has lost a node (exit code 271): nothing tells the two apart.
+    assert jobs or re.search("by qdel, or by PBS that lost a node .* queue it again; to go on: qsub ", said)
 
 
 def test_nodes_that_are_one_host_are_refused(cluster: Pbs) -> None:
@@ -496,7 +575,15 @@ def test_term_reaches_the_ranks_once_and_is_waited_for(cluster: Pbs, whole_sessi
     assert job.wait(timeout=20) == 85, cluster.log()
     assert [cluster.log(f"term-{rank}") for rank in (0, 1)] == ["x", "x"]
     # What bash says of a job that it was told about twice is 0 or 143: the verdict decides, not the code.
-    assert re.search(r"2 of 2 nodes ended, the worst with code (0|143); .* continue", cluster.log())
+    assert re.search(r"2 of 2 nodes ended(, the worst with code 143)?; .* continue", cluster.log())
+
+
+def test_a_normal_stop_is_no_error(cluster: Pbs) -> None:
+    """Ranks that have saved end with 85; those of the other nodes do so by themselves."""
+    cluster.behaviour(COUNT_TERM + "time.sleep(0.3 * rank)\nrank or outcome('continue')\nraise Failed(85)")
+    assert cluster.run() == 85 and len(cluster.submitted()) == 1
+    assert "errors/" not in cluster.log() and "worst" not in cluster.log()
+    assert not list(cluster.run_dir.glob("term-*"))
 
 
 def test_ranks_that_do_not_hear_are_killed(cluster: Pbs) -> None:
@@ -517,9 +604,18 @@ def test_torchrun_dies_with_its_node_script(cluster: Pbs) -> None:
     wait_until(lambda: not any(alive(pid) for pid in cluster.everybody()))
 
 
-def test_a_launcher_that_starts_nothing_is_noticed(cluster: Pbs) -> None:
-    assert cluster.run(replace(cluster.job, launcher="no-such-launcher")) == 1
-    assert "0 of 2 nodes ended" in cluster.log()
+@pytest.mark.parametrize("launcher", ["no-such-launcher", "mpiexec --ppn 1"])
+def test_a_launcher_that_starts_nothing_is_noticed(cluster: Pbs, launcher: str) -> None:
+    """In seconds and with its own words; once, unless the run has begun before."""
+    cluster.program(cluster.bin / "mpiexec", "raise SystemExit('mpiexec: unknown option --ppn')")
+    began, job = time.monotonic(), replace(cluster.job, launcher=launcher)
+    assert cluster.run(job, tick=0.2) == 1
+    assert time.monotonic() - began < 8, "of 60 looks 10 are enough"
+    assert "0 of 2 nodes ended" in cluster.log() and not cluster.submitted()
+    said = "no-such-launcher: " if launcher.startswith("no") else "mpiexec: unknown option --ppn"
+    assert said in logs.first_error(cluster.run_dir, "17") and "the launcher" in logs.first_error(cluster.run_dir, "17")
+    (cluster.run_dir / "attempts.jsonl").touch()
+    assert cluster.run(job) == 1 and len(cluster.submitted()) == 1, "it may be this node"
 
 
 def test_an_environment_that_fails_is_told(cluster: Pbs) -> None:
@@ -570,8 +666,27 @@ def test_a_script_submitted_by_hand_makes_its_directory(cluster: Pbs) -> None:
     given = ("trainer=ddp", "name=a b $HOME")
     job = replace(cluster.job, run_dir=None, code=None, work_dir=None, arguments=given)
     assert cluster.run(job) == 0
-    seen = cluster.seen(1, cluster.work / "runs" / "digits_17")
+    run_dir = cluster.work / "runs" / "digits_17"
+    seen = cluster.seen(1, run_dir)
     assert seen["argv"][-3:] == [f"{cluster.work}/train.py", *given] and seen["cwd"] == str(cluster.work)
+
+
+def test_a_script_submitted_by_hand_goes_on_by_itself(cluster: Pbs) -> None:
+    """In the directory of the first job, and from the place where that was submitted, wherever somebody types qsub."""
+    (cluster.work / "env.sh").write_text((cluster.code / "env.sh").read_text())
+    cluster.behaviour("rank or outcome('continue')")
+    assert cluster.run(replace(cluster.job, run_dir=None, code=None, work_dir=None)) == 85
+    run_dir = cluster.work / "runs" / "digits_17"
+    (*_, script) = cluster.submitted()[0]
+    assert script == str(run_dir / "job.sh") and "goes on as job 18.server" in (run_dir / "job-17.log").read_text()
+    (run_dir / "seen-1").unlink()
+    cluster.behaviour(FINISH)
+    go_on = ["/bin/bash", script]
+    environ = cluster.environ() | {"PBS_JOBID": "18.server", "PBS_O_WORKDIR": str(cluster.home), "HPC_AFTER": "17"}
+    assert subprocess.run(go_on, cwd=cluster.home, env=environ, timeout=30).returncode == 0
+    seen = cluster.seen(1, run_dir)
+    assert seen["cwd"] == str(cluster.work) and seen["argv"][-1] == f"{cluster.work}/train.py"
+    assert [path.name for path in (cluster.work / "runs").iterdir() if path.name != "it's 1"] == ["digits_17"]
 
 
 NVIDIA_SMI = """

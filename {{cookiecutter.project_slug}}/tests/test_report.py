@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import PROJECT
+from desk import qstat
 from omegaconf import OmegaConf
 
 from {{ cookiecutter.package_name }}.hpc import config, rundir, states
@@ -313,7 +314,8 @@ def test_squeue_is_asked_once_for_all(
     stub(commands, "sacct", "exit 0")
     found = rows(runs)
     assert (found["digits"]["state"], found["older"]["state"]) == (state, "running")
-    assert calls(commands) == ["squeue --noheader --array --states=all --format=%i %T %r --jobs=17,9"]
+    mine = f"--user={os.getuid()}"
+    assert calls(commands) == [f"squeue --noheader --array --states=all --format=%i %T %r {mine} --jobs=17,9"]
 
 
 def test_a_job_that_is_forgotten_does_not_hide_the_others(runs: Path, commands: Path, clock: Clock) -> None:
@@ -344,7 +346,7 @@ def test_accounts_tell_what_squeue_has_forgotten(line: str, state: str, runs: Pa
     stub(commands, "squeue", "exit 0")
     stub(commands, "sacct", f"echo '{line}'")
     assert only(runs)["state"] == state
-    assert calls(commands)[1] == "sacct -n -X -P -o JobID,State,ExitCode -j 17"
+    assert calls(commands)[1] == f"sacct -n -X -P -o JobID,State,ExitCode --user={os.getuid()} -j 17"
 
 
 def test_without_a_scheduler_the_launcher_tells_which_it_was(runs: Path, commands: Path) -> None:
@@ -457,11 +459,6 @@ def test_members_of_an_array_have_states_of_their_own(runs: Path, commands: Path
 # -- Its state, with PBS --
 
 
-def qstat(**jobs: dict) -> str:
-    text = json.dumps({"timestamp": 1, "pbs_version": "23.06.06", "pbs_server": "pbsctl", "Jobs": jobs})
-    return f"echo '{text}'"
-
-
 @pytest.mark.parametrize(
     ("said", "state", "note"),
     [
@@ -471,27 +468,53 @@ def qstat(**jobs: dict) -> str:
         ({"job_state": "Q", "comment": "Can Never Run: " + "ngpus " * 9}, "pending", "Can Never Run: " + "ngpus " * 9),
         ({"job_state": "F", "Exit_status": 1}, "failed (exit code 1)", ""),
         ({"job_state": "F", "Exit_status": -29}, "timeout", ""),
-        ({"job_state": "F", "Exit_status": 271}, "cancelled", ""),
+        ({"job_state": "F", "Exit_status": 85}, "to be continued", ""),
+        ({"job_state": "F", "Exit_status": 271}, "cancelled (by qdel, or PBS lost a node)", ""),
         ({"job_state": "F"}, "cancelled", ""),
     ],
 )
 def test_qstat_tells(said: dict, state: str, note: str, runs: Path, commands: Path, work: job.Job) -> None:
     submit(runs / "digits", commands, work, "echo 17.pbsctl", "pbs")
-    stub(commands, "qstat", qstat(**{"17.pbsctl": said}))
+    stub(commands, "qstat", qstat({"17.pbsctl": said}))
     stub(commands, "squeue", "exit 1")  # is there, too, and has nothing to do with it
     row = only(runs)
     assert (row["state"], row["note"]) == (state, note.strip())
-    assert calls(commands) == ["qstat -x -t -f -F json 17"]
+    assert calls(commands) == ["qstat -x -t -f -F dsv 17"]
 
 
 def test_pbs_without_history_and_without_the_job(runs: Path, commands: Path, work: job.Job) -> None:
     submit(runs / "digits", commands, work, "echo 17.pbsctl", "pbs")
-    no_history = '[ "$1" != -x ] || { echo "qstat: PBS is not configured to maintain job history" >&2; exit 1; }'
-    stub(commands, "qstat", f"{no_history}\n{qstat(**{'17.pbsctl': {'job_state': 'R'}})}")
+    stub(commands, "qstat", qstat({"17.pbsctl": {"job_state": "R"}}, history=False))
     assert only(runs)["state"] == "running"
     attempt(runs / "digits")
-    stub(commands, "qstat", f"{no_history}\necho 'qstat: Unknown Job Id 17.pbsctl' >&2; exit 153")
+    stub(commands, "qstat", qstat({}, history=False))
     assert only(runs)["state"] == "died"
+
+
+def test_of_several_jobs_of_pbs_each_is_told(runs: Path, commands: Path, work: job.Job) -> None:
+    """Some versions print as JSON only the first one; one that is unknown does not hide the others."""
+    variables = {"A": "a|b", "B": 'say "hi" \\', "C": "Job Id: 9"}
+    told = {"Variable_List": variables, "comment": "Not Running: a|b"}
+    for number in (9, 10, 11):
+        submit(runs / f"{number}", commands, work, f"echo {number}.pbsctl", "pbs")
+    jobs = {"9.pbsctl": told | {"job_state": "R"}, "11.pbsctl": told | {"job_state": "Q"}}
+    for kept in (True, False):
+        stub(commands, "qstat", qstat(jobs, history=kept))
+        found = {name: row["state"] for name, row in rows(runs).items()}
+        assert found == {"9": "running", "10": "did not start", "11": "pending (Not Running: a|b)"}
+
+
+def test_the_job_of_another_user_is_not_ours(runs: Path, commands: Path, work: job.Job) -> None:
+    """On another cluster, or when the scheduler counts anew, our numbers are those of other people's jobs."""
+    submit(runs / "digits", commands, work, "echo 17.pbsctl", "pbs")
+    stub(commands, "qstat", qstat({"17.pbsctl": {"job_state": "R", "Job_Owner": "ben@login1"}}))
+    assert only(runs)["state"] == "did not start"
+    attempt(runs / "by_slurm", "18")
+    (commands / "qstat").unlink()
+    for name, line in {"squeue": "18 RUNNING None", "sacct": "18|RUNNING|0:0"}.items():
+        stub(commands, name, f'case "$*" in *--user={os.getuid()}*) ;; *) echo "{line}";; esac')
+    (runs / "digits" / "submitted.json").unlink()
+    assert rows(runs / "by_slurm")["by_slurm"]["state"] == "died"
 
 
 def test_a_chain_shows_the_job_that_is_on(runs: Path, commands: Path, work: job.Job) -> None:
@@ -500,22 +523,46 @@ def test_a_chain_shows_the_job_that_is_on(runs: Path, commands: Path, work: job.
     submit(runs / "digits", commands, replace(work, chain=3), count, "pbs")
     end(runs / "digits", attempt(runs / "digits"), 5, "continue", {})
     told = {"17.pbsctl": {"job_state": "F", "Exit_status": 85}, "19.pbsctl": {"job_state": "H"}}
-    stub(commands, "qstat", qstat(**told, **{"18.pbsctl": {"job_state": "R"}}))
+    stub(commands, "qstat", qstat(told | {"18.pbsctl": {"job_state": "R"}}))
     row = only(runs)
     assert (row["job"], row["state"]) == ("18", "running")
-    assert calls(commands) == ["qstat -x -t -f -F json 17 18 19"]
+    assert calls(commands) == ["qstat -x -t -f -F dsv 17 18 19"]
 
 
 def test_members_of_a_pbs_array(runs: Path, commands: Path, work: job.Job) -> None:
     members = sweep(runs, commands, work, "echo 29[].pbsctl", "pbs")
     told = {"29[].pbsctl": {"job_state": "B"}, "29[2].pbsctl": {"job_state": "R"}}
-    stub(commands, "qstat", qstat(**told, **{"29[10].pbsctl": {"job_state": "X", "Exit_status": 3}}))
-    (members[10] / "job-29.log").write_text("job.sh: asked for 2 nodes, PBS gave p1: each chunk needs ...\n")
+    stub(commands, "qstat", qstat(told | {"29[10].pbsctl": {"job_state": "X", "Exit_status": 3}}))
+    (members[10] / "job-29.log").write_text("job.sh: error: asked for 2 nodes, PBS gave p1: each chunk needs ...\n")
     found = list(rows(runs).values())
     assert [row["state"] for row in found[1:3]] == ["did not start", "running"]
     assert (found[10]["job"], found[10]["state"]) == ("29[10]", "failed (exit code 3)")
-    assert found[10]["note"].startswith("job.sh: asked for 2 nodes")
-    assert calls(commands) == ["qstat -x -t -f -F json 29[]"]
+    assert found[10]["note"].startswith("job.sh: error: asked for 2 nodes")
+    assert calls(commands) == ["qstat -x -t -f -F dsv 29[]"]
+
+
+def test_a_job_that_the_job_itself_has_queued(runs: Path, commands: Path, work: job.Job, clock: Clock) -> None:
+    """job.sh notes it in `successors`: it waits, it starts, it begins an attempt, it was deleted."""
+    run_dir = runs / "digits"
+    clock(60)
+    submit(run_dir, commands, work, "echo 17.pbsctl", "pbs")
+    clock(50)
+    attempt(run_dir, "17")
+    beat(run_dir, 1, 30)
+    (run_dir / "successors").write_text(f"{NOW - 1800:.0f} 18.pbsctl\n")
+    clock(0)
+    killed = {"17.pbsctl": {"job_state": "F", "Exit_status": 137}}
+    expected = {"Q": "pending", "H": "pending", "R": "running"}
+    for state, word in expected.items():
+        stub(commands, "qstat", qstat(killed | {"18.pbsctl": {"job_state": state}}))
+        assert [only(runs)[key] for key in ("job", "state")] == ["18", word]
+        assert only(runs)["node-hours"] == "0.67", "the first attempt lasted until its heart stopped"
+    stub(commands, "qstat", qstat(killed | {"18.pbsctl": {"job_state": "F"}}))
+    assert [only(runs)[key] for key in ("job", "state")] == ["18", "cancelled"], "before it could start"
+    attempt(run_dir, "18")
+    (run_dir / "successors").open("a").write("of somebody\n18 \n")
+    stub(commands, "qstat", qstat(killed | {"18.pbsctl": {"job_state": "F", "Exit_status": 1}}))
+    assert [only(runs)[key] for key in ("job", "state", "attempts")] == ["18", "failed (exit code 1)", "2"]
 
 
 # -- What went wrong first --

@@ -9,8 +9,8 @@ TAIL = 4 * 2**20  # bytes of a log that are read
 LABEL = re.compile(r"(?:\s*(\d+): ?)?(?:\[rank\d+\]: ?)?")  # before each line: srun's, and torch's
 # After this line of a log comes another attempt of the same job.
 REQUEUED = re.compile(r"CANCELLED AT \S+ DUE TO (JOB REQUEUE|PREEMPTION|NODE FAILURE)")
-# What the programs around the ranks say; job.sh refuses by `asked for ..., PBS gave ...`.
-ERROR = re.compile(r"(slurmstepd|srun): error|.*CANCELLED AT .* DUE TO TIME LIMIT|.*PBS: job killed|job\.sh: asked")
+# What the programs around the ranks say.
+ERROR = re.compile(r"(slurmstepd|srun|job\.sh): error|.*CANCELLED AT .* DUE TO TIME LIMIT|.*PBS: job killed")
 
 
 def files(run_dir: Path, job: str | None) -> list[Path]:
@@ -19,7 +19,8 @@ def files(run_dir: Path, job: str | None) -> list[Path]:
     if not number or not job:
         return []
     script = run_dir.parent / f"job-{job}.log" if "_" in job else run_dir / f"job-{number[0]}.log"
-    return [*sorted(run_dir.glob(f"node-*-{number[0]}.log")), script]
+    nodes = sorted(run_dir.glob(f"node-*-{number[0]}.log"), key=lambda path: (len(path.name), path.name))  # 2 before 10
+    return [*nodes, script]
 
 
 def first_error(run_dir: Path, job: str | None) -> str:

@@ -1,13 +1,14 @@
 """What the scheduler says of jobs: one question each to squeue, sacct or qstat. Changes nothing."""
 
-import json
 import os
+import pwd
 import re
 import shutil
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+
+from .jobs.job import CONTINUE
 
 COMMAND = {"slurm": "squeue", "pbs": "qstat"}
 PATIENCE = 20  # seconds: a scheduler that is overloaded is as good as none
@@ -18,7 +19,10 @@ ENDED = {
 }  # fmt: skip
 PBS = {"Q": "pending", "W": "pending", "T": "pending", "H": "pending", "R": "running", "B": "running", "E": "running"}
 PBS |= {"S": "suspended", "U": "suspended"}  # F, and X for a part of an array: ended
-PBS_CODES = {0: "completed", -29: "timeout", 265: "cancelled", 271: "cancelled"}  # 256 + signal
+PBS_CODES = {"0": "completed", f"{CONTINUE}": "to be continued", "-29": "timeout"}
+PBS_CODES |= {"265": "cancelled", "271": "cancelled"}  # 256 + signal
+# Of a job whose node was lost and came back, PBS tells the same as of one that was deleted.
+EITHER = "by qdel, or PBS lost a node"
 
 
 @dataclass(frozen=True)
@@ -39,14 +43,21 @@ def ask(scheduler: str, jobs: Iterable[str], owners: Iterable[int]) -> dict[str,
     """
     if not shutil.which(COMMAND[scheduler]):
         return None
-    return _slurm(set(jobs), set(owners)) if scheduler == "slurm" else _pbs(set(jobs))
+    owners = {*owners, os.getuid()}  # a file server may show files of mine as somebody else's
+    return _slurm(set(jobs), owners) if scheduler == "slurm" else _pbs(set(jobs), owners)
+
+
+def users(owners: Iterable[int]) -> list[str]:
+    """The option of Slurm's commands that leaves out other people's jobs, which may have a number of ours by now."""
+    known = [f"{uid}" for uid in sorted(owners) if _name(uid)]  # another one is an error to Slurm
+    return [f"--user={','.join(known)}"] if known else []
 
 
 def _slurm(jobs: set[str], owners: set[int]) -> dict[str, State] | None:
-    question = ["squeue", "--noheader", "--array", "--states=all", "--format=%i %T %r"]
+    question = ["squeue", "--noheader", "--array", "--states=all", "--format=%i %T %r", *users(owners)]
     answer = call(*question, "--jobs=" + ",".join(sorted({job.split("_")[0] for job in jobs})))
     if answer and answer.returncode:  # perhaps it has forgotten a job; some versions then say nothing of the others
-        answer = call(*question, "--user=" + ",".join(map(str, sorted(owners))))
+        answer = call(*question)
     if answer is None or answer.returncode:
         return None
     known = {}
@@ -54,13 +65,13 @@ def _slurm(jobs: set[str], owners: set[int]) -> dict[str, State] | None:
         job, word, why = (*line.split(maxsplit=2), "", "")[:3]
         if job in jobs and word:
             known[job] = _state(word, why if word == "PENDING" else "")
-    return known | _accounted(jobs - set(known))
+    return known | _accounted(jobs - set(known), owners)
 
 
-def _accounted(jobs: set[str]) -> dict[str, State]:
+def _accounted(jobs: set[str], owners: set[int]) -> dict[str, State]:
     """The rest, where the site keeps accounts."""
-    question = ["sacct", "-n", "-X", "-P", "-o", "JobID,State,ExitCode", "-j", ",".join(sorted(jobs))]
-    answer = call(*question) if jobs else None
+    question = ["sacct", "-n", "-X", "-P", "-o", "JobID,State,ExitCode", *users(owners)]
+    answer = call(*question, "-j", ",".join(sorted(jobs))) if jobs else None
     if answer is None or answer.returncode:
         return {}
     known = {}
@@ -77,31 +88,61 @@ def _state(word: str, why: str) -> State:
     return State(word.lower().replace("_", " "), why if why != "None" else "", active=word not in ENDED)
 
 
-def _pbs(jobs: set[str]) -> dict[str, State] | None:
-    numbers = sorted({re.sub(r"\[\d+\]", "[]", job) for job in jobs})
-    # -t: the parts of arrays. -x: ended jobs as well, which fails where the site keeps no history.
+def _pbs(jobs: set[str], owners: set[int]) -> dict[str, State] | None:
+    known = qstat(jobs, owners)
+    return None if known is None else {number: _pbs_state(job) for number, job in known.items()}
+
+
+def qstat(jobs: Iterable[str], owners: Iterable[int]) -> dict[str, dict[str, str]] | None:
+    """The attributes of those jobs that PBS knows, by number, all parts of an array included; None: no answer.
+
+    Asked for JSON, recent versions print only the first of several jobs; and a job's own variables can make any
+    version print JSON that cannot be read.
+    """
+    numbers = sorted({re.sub(r"\[\d+\]", "[]", job) for job in jobs if re.fullmatch(r"\d+(\[\d*\])?", job)})
+    # -t: the parts of arrays. -x: ended jobs, too; where the site keeps no history, nothing is told (with exit code 0).
     for options in (["-x"], []):
-        answer = call("qstat", *options, "-t", "-f", "-F", "json", *numbers)
-        if answer and (answer.returncode == 0 or re.search("Unknown Job|has finished", answer.stderr)):
-            return _pbs_states(answer.stdout)
+        answer = call("qstat", *options, "-t", "-f", "-F", "dsv", *numbers) if numbers else None
+        if answer is None:
+            return {} if not numbers else None
+        unknown = re.search("Unknown Job|has finished", answer.stderr)  # of the others it tells nevertheless
+        if "job history" not in answer.stderr and (answer.returncode == 0 or unknown):
+            return _of(_dsv(answer.stdout), owners)
     return None
 
 
-def _pbs_states(text: str) -> dict[str, State]:
+def _dsv(text: str) -> dict[str, dict[str, str]]:
+    """A job per line: `Job Id: 17.server|job_state=R|resources_used.mem=3gb`, with \\| for a | inside of a value."""
+    known = {}
+    for line in text.split("\n"):
+        number, *fields = re.findall(r"(?:\\.|[^|])+", line) or [""]
+        if number.startswith("Job Id: "):
+            pairs = (re.sub(r"\\([|\\])", r"\1", field).partition("=") for field in fields)
+            known[number.removeprefix("Job Id: ").split(".")[0]] = {key: value for key, _, value in pairs}
+    return known
+
+
+def _of(jobs: dict[str, dict[str, str]], owners: Iterable[int]) -> dict[str, dict[str, str]]:
+    """Those of these users: on another cluster, or a server that counts anew, others' jobs have these numbers."""
+    names = {_name(uid) for uid in owners} - {""}
+    theirs = {number: job.get("Job_Owner", "").rpartition("@")[0] for number, job in jobs.items()}
+    return {number: job for number, job in jobs.items() if not names or theirs[number] in {*names, ""}}
+
+
+def _name(uid: int) -> str:
     try:
-        jobs: dict[str, dict[str, Any]] = json.loads(text)["Jobs"]
-        return {number.split(".")[0]: _pbs_state(job) for number, job in jobs.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return {}  # of no job, or not JSON
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return ""
 
 
-def _pbs_state(job: dict[str, Any]) -> State:
-    if word := PBS.get(job["job_state"]):
-        return State(word, str(job.get("comment", "")) if word == "pending" else "", active=True)
-    if "Exit_status" not in job:  # it never ran
+def _pbs_state(job: dict[str, str]) -> State:
+    if word := PBS.get(job.get("job_state", "")):
+        return State(word, job.get("comment", "") if word == "pending" else "", active=True)
+    if not (code := job.get("Exit_status")):  # it never ran
         return State("cancelled")
-    word = PBS_CODES.get(job["Exit_status"], "failed")
-    return State(word, f"exit code {job['Exit_status']}" if word == "failed" else "")
+    word = PBS_CODES.get(code, "failed")
+    return State(word, {"failed": f"exit code {code}", "cancelled": EITHER}.get(word, ""))
 
 
 def call(*command: str) -> subprocess.CompletedProcess[str] | None:

@@ -21,7 +21,7 @@ def text(job: Job) -> str:
     Exit code 0: finished; CONTINUE: the next job goes on; 2: could not start; else a failure. The next job is that of a
     chain (afternotok), or this one submits it, as long as starts bring newer checkpoints.
     """
-    run_dir = _quote(job.run_dir, f'"$PBS_O_WORKDIR"/runs/{_quote(job.name)}_"$id"')
+    run_dir = _quote(job.run_dir, f'"$work_dir"/runs/{_quote(job.name)}_"$id"')
     if job.members:
         run_dir = f'$(sed -n "$((${{PBS_ARRAY_INDEX:-0}} + 1))p" {_quote(job.members)})'
     settings = [
@@ -37,12 +37,16 @@ def text(job: Job) -> str:
         _function("launch", f'exec {job.launcher} /bin/bash "$node" "$@"'),
     ]
     if not (job.run_dir or job.members):  # submitted by hand: nobody has made the run directory
-        settings += ['mkdir -p -- "$run_dir"', f"cat >\"$node\" <<'END_OF_NODE'\n{node_text(job)}END_OF_NODE"]
+        settings[-3:-3] = [ELSEWHERE]
+        settings += [BY_HAND, f"cat >\"$node\" <<'END_OF_NODE'\n{node_text(job)}END_OF_NODE"]
     return "\n".join(["#!/bin/bash", *_directives(job), CHECK, *settings, JOB])
 
 
 def node_text(job: Job) -> str:
-    """node.sh: runs the ranks of one node. Arguments: run directory, folder of exit codes, address, port, job, end."""
+    """node.sh: runs the ranks of one node.
+
+    Arguments: run directory, folder of exit codes, address, port, job, end, where relative paths count from.
+    """
     python = [f"export VENV={_quote(job.venv)}"] if job.venv else []
     python += ["CLUSTER='' source \"$code/env.sh\" || return 1  # what the cluster's file sets up is done above"]
     if job.stage_env and job.node_local and job.venv:  # one big file to read instead of many small ones
@@ -60,9 +64,8 @@ def node_text(job: Job) -> str:
     ranks += [" ".join([f'"$code/{job.program}"', *arguments])]
     settings = [
         f"umask {job.umask}",
-        "run_dir=$1 attempt=$2 address=$3 port=$4 id=$5 end=$6",
-        f"work_dir={_quote(job.work_dir)}",
-        f"code={'$run_dir/code # as it was when this was submitted' if job.code else '$PBS_O_WORKDIR'}",
+        "run_dir=$1 attempt=$2 address=$3 port=$4 id=$5 end=$6 work_dir=$7",
+        f"code={'$run_dir/code # as it was when this was submitted' if job.code else '$work_dir'}",
         _function("setup", *job.setup),
         _function("python_environment", *([] if job.container else python)),
         _function("environment", *environment),
@@ -108,26 +111,39 @@ def _quote(path: Path | str | None, otherwise: str = "$PBS_O_WORKDIR") -> str:
 
 
 CHECK = r"""
-refuse() { echo "job.sh: $*" >&2; exit 2; }
+refuse() { echo "job.sh: error: $*" >&2; exit 2; }
 [ -n "${PBS_JOBID:-}" ] && [ -r "${PBS_NODEFILE:-}" ] || refuse "this is no PBS job: start it by qsub, not by bash"
 id=${PBS_JOBID%%[!0-9]*} # of 29[1].server, say
 """
 
+# A script that is submitted by hand: this line becomes the places of the first job in the copy that goes on.
+ELSEWHERE = "# The first job runs there; the copy of this script that it makes says where that was."
+BY_HAND = rf"""
+mkdir -p -- "$run_dir"
+[ -e "$run_dir/job.sh" ] || # PBS's own copy of this script goes away with the job
+    said=$(printf 'work_dir=%q\nrun_dir=%q' "$work_dir" "$run_dir") \
+        awk '$0 == "{ELSEWHERE}" {{ $0 = ENVIRON["said"] }} 1' "$0" >"$run_dir/job.sh" || exit 1
+"""
+
 JOB = r"""
 end=$(($(date +%s) + walltime)) # when PBS ends this job
-outcome() { sed -n 's/^outcome //p' "$run_dir/verdict" 2>/dev/null; }
+verdict() { cat -- "$run_dir/verdict" 2>/dev/null; }
 newest() { # checkpoint; names sort as their steps do, and one that is not whole ends in .part
     find "$run_dir/checkpoints/" -maxdepth 1 -type d -name 'step-*[0-9]' 2>/dev/null | sort | tail -n 1
 }
 again="to go on: qsub $(printf %q "$run_dir/job.sh")"
 cd -- "$work_dir" && exec >>"$run_dir/job-$id.log" 2>&1 || exit 1 # PBS starts in $HOME
-case $(outcome) in # of the job before this one
+earlier=$(verdict) failed=''
+case $(sed -n 's/^outcome //p' <<<"$earlier") in # of the job before this one
 finished) echo "job.sh: the run is finished already" && exit 0 ;;
 failed) # what was queued before that ends here; a job that somebody submits afterwards is meant to try again
-    [ "$chain" -eq 1 ] && [ -z "${HPC_AFTER:-}" ] ||
+    failed=$(sed -n 's/^attempt //p' <<<"$earlier")
+    [ "$chain" -eq 1 ] && [ -z "${HPC_AFTER:-}" ] || [ "$failed" = "${HPC_FAILED:-none}" ] ||
         refuse "the run has failed; to try again: rm '$run_dir/verdict' and submit" ;;
 esac
-rm -f -- "$run_dir/verdict"
+outcome() { # of this start; the verdict of the one before stays until an attempt has begun
+    [ "$(verdict)" = "$earlier" ] || verdict | sed -n 's/^outcome //p'
+}
 
 # The starts in a row that brought no newer checkpoint than they found; a job that a person submitted begins anew.
 stalled=0 before=$(newest)
@@ -139,13 +155,26 @@ count() {
 }
 count
 
-next='' # once it is submitted
-submit_next() { # to start when this job has ended; PBS lets nothing wait for a part of an array
+next='' lasting='' told='' # the next job, once it is submitted; why it cannot be; this job is told to end
+wanted() { # is there still a next job to submit?
+    [ "$chain" -eq 1 ] && [ "$stalled" -lt "$retries" ] && [ -z "$next$lasting" ] && [ "$told" != early ]
+}
+submit_next() {
+    wanted || return 0
+    # After this job; for a part of an array, which PBS lets nothing wait for, when its ranks are surely gone.
     local after=(-W "depend=afterany:$PBS_JOBID")
-    case $PBS_JOBID in *\[*) after=() ;; esac
-    next=$(PATH=$PATH:${PBS_O_PATH:-} qsub -v "HPC_AFTER=$id" "${after[@]}" "$run_dir/job.sh") ||
-        { echo "job.sh: could not submit the next job from here; $again" && return 1; }
-    echo "job.sh: goes on as job $next"
+    case $PBS_JOBID in *\[*) after=(-a "$(date -d '+2 minutes' +%Y%m%d%H%M.%S)") ;; esac
+    next=$(PATH=$PATH:${PBS_O_PATH:-} qsub -v "HPC_AFTER=$id${failed:+,HPC_FAILED=$failed}" "${after[@]}" \
+        "$run_dir/job.sh" 2>"$attempt/qsub") || next=''
+    cat -- "$attempt/qsub"
+    if [ -n "$next" ]; then
+        echo "$(date +%s) $next" >>"$run_dir/successors" # report.py and submit.py resume= ask for it
+        echo "job.sh: goes on as job $next"
+    else
+        # Not so: "cannot connect to server", or "would exceed queue's per-user limit", say.
+        local never='bad uid|unauthorized|not found|no such file|illegal|unknown (queue|resource)'
+        lasting=$(grep -iE "$never" "$attempt/qsub")
+    fi
 }
 
 hosts=$(awk '!seen[$0]++' "$PBS_NODEFILE") # a host may have several lines
@@ -163,55 +192,79 @@ fi
 attempt=$(mktemp -d "$run_dir/.attempt-$id-XXXXXX") || exit 1 # of its own: PBS may start the same job again
 trap 'rm -rf -- "$attempt"' EXIT
 
-launch "$run_dir" "$attempt" "$address" $((10000 + RANDOM % 22768)) "$id" "$end" &
-launcher=$! told='' stopping='' ended=0 worst=0 refused=''
+said=$(wc -c <"$run_dir/job-$id.log")
+launch "$run_dir" "$attempt" "$address" $((10000 + RANDOM % 22768)) "$id" "$end" "$work_dir" &
+launcher=$! stopping='' ended=0 worst=0 refused='' saved=''
 left=60 # seconds for the codes, when the launcher has ended or the job is to
 stop() { # pbsdsh passes TERM on to all nodes and ends; this script stays, as its end would kill the ranks
     stopping=yes
     kill -TERM "$launcher" 2>/dev/null
 }
-told() { # at the end of the walltime; before, by qdel or by PBS, which starts it again itself if it wants to
-    told=early
-    [ "$(date +%s)" -lt $((end - 60)) ] || told=late
+told() { # at the end of the walltime; before, by qdel, or by PBS, which starts it again itself or gives it up
+    # The walltime began a little before this script, and PBS looks at its clock late rather than early.
+    [ -n "$told" ] || { [ "$(date +%s)" -lt $((end - 15)) ] && told=early || told=late; }
     stop
     count
     # At once: ranks that do not hear are killed in a few seconds, and this script with them.
-    [ "$told" = early ] || [ "$chain" -gt 1 ] || [ "$stalled" -ge "$retries" ] || submit_next
+    submit_next
 }
 trap told TERM
+started() { # has a node begun? NFS shows a folder afresh after a change of one's own
+    : >"$attempt/look" && rm -f -- "$attempt/look"
+    compgen -G "$attempt/node.*" >/dev/null
+}
 while [ "$ended" -lt "$nodes" ] && [ "$left" -gt 0 ]; do
     sleep 1
     ended=0
     for file in "$attempt"/rc.*; do
         { read -r code <"$file"; } 2>/dev/null || continue
         ended=$((ended + 1))
-        [ "$code" -ne 2 ] || refused=yes
-        [ "$code" -le "$worst" ] || worst=$code
+        case $code in
+        "$to_be_continued") saved=yes ;; # and no failure
+        2) refused=yes ;;&
+        *) [ "$code" -le "$worst" ] || worst=$code ;;
+        esac
     done
     if [ "$worst" -ne 0 ] && [ -z "$stopping" ]; then # the other nodes would wait for the failed one
         echo "job.sh: a node ended with code $worst, so the others are told to end: see errors/ and node-*-$id.log"
         stop
     fi
-    [ -z "$stopping" ] && kill -0 "$launcher" 2>/dev/null || left=$((left - 1))
+    [ "$told" != late ] || [ $((left % 5)) -ne 0 ] || submit_next # if it did not work at once
+    [ -z "$stopping$saved" ] && kill -0 "$launcher" 2>/dev/null || left=$((left - 1))
+    [ "$left" -gt 50 ] || [ -n "$stopping$saved" ] || started || break # the launcher has failed: nobody to wait for
 done
 count
 
-echo "job.sh: $ended of $nodes nodes ended, the worst with code $worst; the run's verdict is: $(outcome)"
+worse=''
+[ "$worst" -eq 0 ] || worse=", the worst with code $worst"
+echo "job.sh: $ended of $nodes nodes ended$worse; the run's verdict is: $(outcome)"
 code=$((worst ? worst : 1))
+[ -z "$refused" ] || { echo "job.sh: refused; what and why is said in node-*-$id.log" && exit 2; }
 case $(outcome) in
 finished) exit 0 ;;
 failed) exit "$code" ;;
 continue) code=$to_be_continued ;;
-*) [ -z "$refused" ] || { echo "job.sh: refused; what and why is said in node-*-$id.log" && exit 2; } ;;
 esac
+if [ "$ended" -eq 0 ] && [ -z "$told" ] && ! started; then
+    wait "$launcher"
+    said="ended with code $? and started nothing: $(tail -c "+$((said + 1))" "$run_dir/job-$id.log" | grep -m 1 .)"
+    echo "job.sh: error: the launcher (cluster.launcher) $said"
+    [ -e "$run_dir/attempts.jsonl" ] || { echo "job.sh: it never worked, so that is all; $again" && exit 1; }
+fi
+for _ in {1..20}; do # the server may be away for some minutes
+    submit_next
+    wanted || break
+    sleep 15
+done
 if [ "$told" = early ]; then
-    echo "job.sh: told to end before its time; $again"
+    echo "job.sh: told to end before its time: by qdel, or by PBS that lost a node and gives the job up (exit code" \
+        "271 either way). If it was not you, queue it again; $again"
 elif [ "$chain" -gt 1 ]; then
     echo "job.sh: the next job of the chain goes on; after the last, $again"
 elif [ "$stalled" -ge "$retries" ]; then
     echo "job.sh: $stalled starts in a row brought no newer checkpoint, so this is the last; $again"
 elif [ -z "$next" ]; then
-    submit_next
+    echo "job.sh: could not submit the next job from here; $again"
 fi
 exit "$code"
 """

@@ -1,13 +1,12 @@
 """What the scheduler has counted of a run's jobs: one question to sacct or qstat. Changes nothing."""
 
-import json
+import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from ..states import call
+from ..states import call, qstat, users
 
 COMMAND = {"slurm": "sacct", "pbs": "qstat"}
 FIELDS = "JobID,State,Elapsed,MaxRSS,TotalCPU,AllocTRES,ExitCode"
@@ -27,25 +26,28 @@ class Account:
     exit_code: str
 
 
-def ask(scheduler: str, jobs: Sequence[str]) -> tuple[list[Account], str]:
-    """The accounts of these jobs, oldest first; and, where there are none, why."""
-    command = COMMAND[scheduler]
-    known = sorted({job for job in jobs if re.fullmatch(r"\d[\w\[\]]*", job)})  # from files: no options, say
+def ask(scheduler: str, jobs: Sequence[str], owners: Iterable[int]) -> tuple[list[Account], str]:
+    """The accounts of these jobs, oldest first; and, where there are none, why.
+
+    Args:
+        owners: user ids of those whose jobs these are.
+    """
+    command, owners = COMMAND[scheduler], {*owners, os.getuid()}
+    known = sorted({job for job in jobs if re.fullmatch(r"\d[\w\[\]]*", job)}, key=_by_number)  # no options, say
     if not known:
         return [], "No job of a scheduler is noted for this run."
     if not shutil.which(command):
         return [], f"There is no {command} on this machine."
-    found = _slurm(known) if scheduler == "slurm" else _pbs(known)
+    found = _slurm(known, owners) if scheduler == "slurm" else _pbs(known, owners)
     if found is None:
         return [], f"{command} does not answer, or this site keeps no accounts."
     return found, "" if found else f"{command} does not know {', '.join(known)}."
 
 
-def _slurm(jobs: Sequence[str]) -> list[Account] | None:
+def _slurm(jobs: Sequence[str], owners: set[int]) -> list[Account] | None:
     # --duplicates: a requeued job has one record for each of its starts.
-    answer = call(
-        "sacct", "--noheader", "--parsable2", "--duplicates", f"--format={FIELDS}", f"--jobs={','.join(jobs)}"
-    )
+    question = ["sacct", "--noheader", "--parsable2", "--duplicates", f"--format={FIELDS}", *users(owners)]
+    answer = call(*question, f"--jobs={','.join(jobs)}")
     if answer is None or answer.returncode:
         return None
     found: list[Account] = []
@@ -66,28 +68,17 @@ def _bytes(size: str) -> float:
     return float(found[1]) * UNITS.get(found[2], 1) if found else 0
 
 
-def _pbs(jobs: Sequence[str]) -> list[Account] | None:
-    for options in (["-x"], []):  # -x: ended jobs as well, which fails where the site keeps no history
-        answer = call("qstat", *options, "-t", "-f", "-F", "json", *jobs)
-        if answer and answer.returncode == 0:
-            break
-    else:
-        return None
-    try:
-        told: dict[str, dict[str, Any]] = json.loads(answer.stdout)["Jobs"]
-        return [_of_pbs(number.split(".")[0], job) for number, job in sorted(told.items())]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return []  # of no job, or not JSON
+def _pbs(jobs: Sequence[str], owners: set[int]) -> list[Account] | None:
+    told = qstat(jobs, owners)
+    return None if told is None else [_of_pbs(job, told[job]) for job in sorted(told, key=_by_number) if job in jobs]
 
 
-def _of_pbs(number: str, job: dict[str, Any]) -> Account:
-    used, asked = job.get("resources_used", {}), job.get("Resource_List", {})
-    return Account(
-        number,
-        str(job.get("job_state", "")),
-        str(used.get("walltime", "")),
-        str(used.get("mem", "")),
-        str(used.get("cput", "")),
-        str(asked.get("select", "")),
-        str(job.get("Exit_status", "")),
-    )
+def _by_number(job: str) -> list[int]:
+    """29[3] before 29[11], and 9 before 17."""
+    return [int(number) for number in re.findall(r"\d+", job)]
+
+
+def _of_pbs(number: str, job: dict[str, str]) -> Account:
+    keys = ("job_state", "resources_used.walltime", "resources_used.mem", "resources_used.cput",
+            "Resource_List.select", "Exit_status")  # fmt: skip
+    return Account(number, *(job.get(key, "") for key in keys))

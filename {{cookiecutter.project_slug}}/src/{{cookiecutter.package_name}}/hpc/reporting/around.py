@@ -6,8 +6,13 @@ from datetime import datetime
 from ..charts.units import seconds
 from .blocks import Block, Facts, Fold, Section, Table
 from .measured import Measured
+from .report import scheduler
 
 SHOWN = 40  # rows of a table; of more, the last ones
+UNCOUNTED = (
+    "PBS counts the processes of the sessions that it has started itself. Unless the site runs its cgroups hook, MaxRSS"
+    " and TotalCPU leave out the ranks, which are in sessions of their own: see what the nodes did."
+)
 
 
 def around(measured: Measured) -> list[Section]:
@@ -27,7 +32,7 @@ def _accounts(measured: Measured) -> list[Block]:
     head = ["job", "state", "elapsed", "MaxRSS", "TotalCPU", "allocated", "exit code"]
     rows = [[one.job, one.state, one.elapsed, one.max_rss, one.total_cpu, one.allocated, one.exit_code]
             for one in measured.accounts]  # fmt: skip
-    return _long(head, rows)
+    return [*_long(head, rows), *([UNCOUNTED] if scheduler(measured.run) == "pbs" else [])]
 
 
 def _attempts(measured: Measured) -> list[Block]:

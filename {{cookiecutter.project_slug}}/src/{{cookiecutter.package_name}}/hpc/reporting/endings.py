@@ -44,7 +44,8 @@ def endings(run: Run, row: Row, phases: list[Phase]) -> list[Ending]:
         if outcome not in WELL and (raised := history.raised(run, attempt.number)):
             outcome, why = "failed", raised
         elif not end:
-            outcome, why = _without_a_word(row) if following is None else ("killed", SILENT)
+            newest = following is None and row.job == (attempt.job or "-")  # else a job is meant that begins the next
+            outcome, why = _without_a_word(row) if newest else ("killed", SILENT)
         found.append(Ending(attempt.number, outcome, why, step))
     return found
 

@@ -66,7 +66,7 @@ def row(run: Run, told: dict[str, State] | None, now: float) -> Row:
         note = note or history.first_error(run, logs_too=not (state.active or state.word in WELL))
     step, metric = history.progress(run)
     hosts = len(run.attempts[-1].hosts) if run.attempts else 0
-    runs_on = state.word in ACTIVE - {"running?"} and job == run.job
+    runs_on = state.word in ACTIVE - {"running?"} and bool(run.attempts) and job == run.attempts[-1].job
     return Row(
         run=run.name,
         job=job or "-",

@@ -85,6 +85,10 @@ def read(path: Path, name: str) -> Run:
     if attempts and (attempts[-1].job in jobs or attempts[-1].start >= submitted.get("time", 0)):
         job = attempts[-1].job
         jobs += [job] if job and job not in jobs else []
+    waiting = _successors(path, attempts)
+    jobs += [number for number in waiting if number not in jobs]
+    if waiting and max(waiting.values()) >= max(submitted.get("time", 0), attempts[-1].start if attempts else 0):
+        job = max(waiting, key=lambda number: waiting[number])
     said = text(path / "verdict")
     verdict, why = (found[1] if (found := re.search(rf"(?m)^{key} (.+)$", said)) else "" for key in ("outcome", "why"))
     return Run(path, name, path.stat().st_uid, attempts, verdict or None, why, submitted, jobs, job, member or 0)
@@ -178,6 +182,13 @@ def _number(job: str, scheduler: str | None, index: int | None) -> str:
     if index is None:
         return number
     return f"{number}_{index}" if scheduler == "slurm" else number.replace("[]", f"[{index}]")
+
+
+def _successors(path: Path, attempts: list[Attempt]) -> dict[str, float]:
+    """The jobs that job.sh has queued to go on (PBS) and that have not begun an attempt, with the time of each."""
+    found = re.findall(r"(?m)^(\d{1,12}) (\S+)$", text(path / "successors"))
+    begun = {attempt.job for attempt in attempts}
+    return {number: int(time) for time, job in found if (number := _number(job, "pbs", None)) not in begun}
 
 
 def damaged(path: Path) -> int:
