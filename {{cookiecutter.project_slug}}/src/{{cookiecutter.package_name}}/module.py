@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,9 +12,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 
-from .data.loading import IGNORED
 from .hpc.training.lean import Module
 from .hpc.training.parallel import clip_gradients, groups_by_mesh
+
+IGNORED = -100  # cross-entropy's own default: a target that counts for nothing
 
 
 class Classifier(Module):
@@ -45,7 +47,7 @@ class Classifier(Module):
         self.bytes_per_token = bytes_per_token
         self.metric = "bits_per_byte" if bytes_per_token else "accuracy"
         self.means = nn.ModuleDict(
-            {f"{stage}_{name}": MeanMetric() for stage in ("val", "test") for name in ("loss", "metric")}
+            {f"{stage}_{name}": precise_mean() for stage in ("val", "test") for name in ("loss", "metric")}
         )
 
     @property
@@ -102,6 +104,11 @@ class Classifier(Module):
             mean: Any = self.means[f"{stage}_{name}"]
             mean.update(value, weight=count)
             self.log(f"{stage}/{key}", mean, prog_bar=True, on_epoch=True, on_step=False)
+
+
+def precise_mean() -> Any:
+    """A mean over all ranks. Summed in single precision it would depend on their number, and miscount many tokens."""
+    return MeanMetric().set_dtype(torch.float64)
 
 
 class Schedule(LambdaLR):

@@ -43,7 +43,7 @@ class Loader(ResumableLoader):
 
 
 class Indexed(Dataset):
-    """A dataset that is asked for (epoch, indices) and returns (inputs, targets, indices); -1 stands for padding.
+    """A dataset that is asked for (epoch, indices) and returns (inputs, targets, indices).
 
     A refusal is returned, not raised: a DataLoader worker would turn it into a RuntimeError of another wording.
     """
@@ -58,7 +58,7 @@ class Indexed(Dataset):
     def __getitem__(self, batch: tuple[int, np.ndarray]) -> tuple[Tensor, Tensor, Tensor] | Refused:
         epoch, indices = batch
         try:
-            inputs, targets = self._samples(epoch, np.maximum(indices, 0))
+            inputs, targets = self._samples(epoch, indices)
         except Refused as refused:
             return refused
         return inputs, targets, torch.from_numpy(indices)

@@ -82,3 +82,10 @@ def refuse_large_batch(global_batch_size: int, num_samples: int) -> None:
     if global_batch_size > num_samples:
         rule = f"the training set has {num_samples} samples, a batch cannot be larger"
         raise Refused("data.global_batch_size", global_batch_size, rule, f"data.global_batch_size={num_samples}")
+
+
+def refuse_few_samples(split: str, num_samples: int, num_ranks: int) -> None:
+    """Nothing is repeated to fill a batch, so a rank without a sample would have nothing to evaluate."""
+    if num_samples < num_ranks:
+        rule = f"each of the {num_ranks} ranks must have a sample to evaluate; {split} has {num_samples}"
+        raise Refused("data", None, rule, f"more samples for {split}, or fewer trainer.num_nodes or trainer.devices")

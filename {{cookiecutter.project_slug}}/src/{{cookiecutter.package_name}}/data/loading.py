@@ -16,10 +16,9 @@ from ..hpc.resuming.sampler import EvalBatchSampler, GlobalBatchSampler, uniform
 from ..hpc.running.signals import deaf
 from ..hpc.storage import staging
 from ..hpc.storage.parts import Parts
+from ..hpc.training.loaders import place_of
 from .fetching import Indexed, Loader
-from .files import refuse_large_batch
-
-IGNORED = -100  # cross-entropy's own default: a target that counts for nothing
+from .files import refuse_few_samples, refuse_large_batch
 
 
 class DataModule(L.LightningDataModule):
@@ -57,6 +56,7 @@ class DataModule(L.LightningDataModule):
         self.num_workers = num_workers
         self.num_ahead = num_ahead
         self.stage, self.node_local = stage, node_local
+        self._splits: dict[str, Indexed] = {}
 
     def dataset(self, split: str) -> Dataset:
         """The samples of "train", "val" or "test"."""
@@ -88,8 +88,10 @@ class DataModule(L.LightningDataModule):
         return staging.copy_of(parts, self.node_local) if self.stage and self.node_local else parts.file
 
     def train_dataloader(self) -> DataLoader:
-        dataset = Indexed(self.dataset("train"), self.seed)
+        dataset = self._split("train")
         refuse_large_batch(self.global_batch_size, len(dataset))
+        for split in ("val", "test"):  # before training, not after it
+            refuse_few_samples(split, len(self._split(split)), self._place()["num_ranks"])
         sampler = GlobalBatchSampler(
             len(dataset), self.global_batch_size, accumulate=self._accumulate(), seed=self.seed, **self._place()
         )
@@ -108,20 +110,20 @@ class DataModule(L.LightningDataModule):
         if isinstance(batch, Refused):  # raised anew: one that this frame held would live on, and the workers with it
             raise copy(batch)
         inputs, targets, indices = batch
-        if self.trainer is not None and self.trainer.training:
-            if self.num_draws:
-                inputs = self.augment(inputs, uniform(self.seed, self.trainer.current_epoch, indices, self.num_draws))
-        else:
-            unused = (indices < 0).view(-1, *[1] * (targets.ndim - 1))
-            targets = targets.masked_fill(unused, IGNORED)
+        if self.num_draws and self.trainer is not None and self.trainer.training:
+            inputs = self.augment(inputs, uniform(self.seed, self.trainer.current_epoch, indices, self.num_draws))
         inputs = self.prepare_inputs(inputs)
         if self.trainer is not None:  # Lightning converts before the transfer, when images are still uint8
             inputs = self.trainer.precision_plugin.convert_input(inputs)
         return inputs, targets
 
+    def _split(self, split: str) -> Indexed:
+        if split not in self._splits:
+            self._splits[split] = Indexed(self.dataset(split), self.seed)
+        return self._splits[split]
+
     def _eval_loader(self, split: str) -> DataLoader:
-        dataset = Indexed(self.dataset(split), self.seed)
-        place = self._place()
+        dataset, place = self._split(split), self._place()
         batch_size = max(1, self.global_batch_size // (place["num_ranks"] * self._accumulate()))
         return self._loader(dataset, EvalBatchSampler(len(dataset), batch_size, **place))
 
@@ -152,8 +154,7 @@ class DataModule(L.LightningDataModule):
 
     def _place(self) -> dict[str, int]:
         """This process among those that get different samples (tensor-parallel ranks share theirs)."""
-        kwargs = getattr(self.trainer and self.trainer.strategy, "distributed_sampler_kwargs", None)
-        return {"rank": kwargs["rank"], "num_ranks": kwargs["num_replicas"]} if kwargs else {"rank": 0, "num_ranks": 1}
+        return place_of(self.trainer.strategy) if self.trainer is not None else {"rank": 0, "num_ranks": 1}
 
 
 def warp(images: Tensor, theta: Tensor) -> Tensor:

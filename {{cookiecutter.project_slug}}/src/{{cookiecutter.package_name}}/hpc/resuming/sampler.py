@@ -5,11 +5,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, DistributedSampler, Sampler
+
+from . import randomness
 
 
-class GlobalBatchSampler(Sampler[tuple[int, np.ndarray]]):
+# Both are distributed samplers to Lightning, which would otherwise share their batches out once more where
+# trainer.use_distributed_sampler is true.
+# pyright: reportMissingSuperCall=false, reportIncompatibleMethodOverride=false
+class GlobalBatchSampler(DistributedSampler):
     """(epoch, samples) of each micro-batch of one data-parallel rank, from an order that follows from (seed, epoch).
 
     Global batch `k` is `order[k * global_batch_size : (k + 1) * global_batch_size]` whatever the layout. It is cut
@@ -64,24 +70,65 @@ class ResumableLoader(DataLoader):
             self.sampler.go_to(state["epoch"], state["global_batch"])
 
 
-class EvalBatchSampler(Sampler[tuple[int, np.ndarray]]):
-    """Every sample once over all ranks, in order, in equally many batches of equal size on each rank; epoch 0.
-
-    What is missing to fill the last batches is marked by the index -1: the loader hands out a sample whose target the
-    loss ignores, so that a metric does not depend on how many ranks share the evaluation.
-    """
+class EvalBatchSampler(DistributedSampler):
+    """Every sample once over all ranks, in order, in equally many batches on each rank; epoch 0. See `shares`."""
 
     def __init__(self, num_samples: int, batch_size: int, *, rank: int, num_ranks: int) -> None:
-        self.num_samples, self.batch_size, self.rank, self.num_ranks = num_samples, batch_size, rank, num_ranks
+        self.parts = shares(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Lightning calls this before each evaluation; the order stays."""
 
     def __len__(self) -> int:
-        return -(-self.num_samples // (self.batch_size * self.num_ranks))
+        return len(self.parts)
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        for step in range(len(self)):
-            start = (step * self.num_ranks + self.rank) * self.batch_size
-            indices = np.arange(start, start + self.batch_size)
-            yield 0, np.where(indices < self.num_samples, indices, -1)
+        for part in self.parts:
+            yield 0, np.arange(part.start, part.stop)
+
+
+def shares(num_samples: int, batch_size: int, *, rank: int, num_ranks: int) -> list[range]:
+    """Return the positions in each batch of one rank, so that all ranks together have every sample once.
+
+    Ranks have equally many batches, none of them empty, and nothing is repeated to fill one. The last batches differ by
+    one sample at most; they hold one more than `batch_size` where too few samples are left for a round of their own.
+    """
+    whole, rest = divmod(num_samples, batch_size * num_ranks)
+    num = max(1, whole + (rest >= num_ranks)) if num_samples else 0
+    parts = []
+    for first in range(0, num * batch_size * num_ranks, batch_size * num_ranks):
+        size = batch_size * num_ranks if len(parts) < num - 1 else num_samples - first
+        parts.append(range(first + size * rank // num_ranks, first + size * (rank + 1) // num_ranks))
+    return parts
+
+
+class SharedBatches(Sampler[list[Any]]):
+    """The batches of one rank, out of the order that another sampler gives: the same one on all ranks.
+
+    That sampler draws its random numbers as a function of (seed, epoch), unless it has a generator of its own.
+
+    Args:
+        parts: of that order, the positions in each batch of this rank; see `shares`.
+    """
+
+    def __init__(self, sampler: Any, parts: list[range], *, seed: int) -> None:
+        self.sampler, self.parts, self.seed, self.epoch = sampler, parts, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Lightning calls this before each epoch."""
+        self.epoch = epoch
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        with isolate_rng(include_cuda=False):
+            randomness.begin(_key(self.seed, self.epoch) % (1 << 32))
+            order = list(self.sampler)
+        for part in self.parts:
+            yield order[part.start : part.stop]
 
 
 def uniform(seed: int, epoch: int, index: Tensor, num: int) -> Tensor:

@@ -24,14 +24,15 @@ from ..checkpoints import inert, universal
 from ..checkpoints.checkpoint import read as read_manifest
 from ..checkpoints.kept import Kept
 from ..checkpoints.universal import TAG
+from .loaders import SharesData
 
 
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
-class Single(Kept, SingleDeviceStrategy):
+class Single(SharesData, Kept, SingleDeviceStrategy):
     """One device."""
 
 
-class DDP(Kept, DDPStrategy):
+class DDP(SharesData, Kept, DDPStrategy):
     """Every rank holds the whole model.
 
     Buffers (batch norm's statistics) are each rank's own while it trains, and become rank 0's where they count: in an
@@ -58,11 +59,11 @@ class DDP(Kept, DDPStrategy):
             broadcast(buffer, 0)
 
 
-class FSDP(Kept, ModelParallelStrategy):
+class FSDP(SharesData, Kept, ModelParallelStrategy):
     """FSDP2 and tensor parallelism, as the module's `configure_model` does them."""
 
 
-class DeepSpeed(Kept, DeepSpeedStrategy):
+class DeepSpeed(SharesData, Kept, DeepSpeedStrategy):
     """ZeRO. On CPU the same, with the check for CUDA lifted: a laptop and the tests train with the real thing."""
 
     def __init__(self, **options: Any) -> None:

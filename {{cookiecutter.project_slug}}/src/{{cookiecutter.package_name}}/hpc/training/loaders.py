@@ -1,0 +1,135 @@
+"""Loaders that a researcher brings, shared out among ranks: each rank gets samples of its own, and none comes twice.
+
+Of a plain DataLoader over a map-style dataset the batches are replaced; dataset, collate function and workers stay.
+What cannot be shared out is rejected: ranks that all trained on the same samples would look like a faster run.
+"""
+
+import os
+from copy import copy
+from typing import Any
+
+from lightning.pytorch.trainer.states import RunningStage
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
+
+from ..config import Refused
+from ..resuming.sampler import EvalBatchSampler, GlobalBatchSampler, SharedBatches, shares
+
+ALONE = "one device: trainer=gpu or trainer=cpu"
+PLAIN = "a DataLoader with batch_size=... over a dataset with __len__ and __getitem__"
+
+
+def place_of(strategy: Any) -> dict[str, int]:
+    """This process among those that get different samples. Ranks of one tensor-parallel group share theirs."""
+    kwargs = getattr(strategy, "distributed_sampler_kwargs", None)
+    return {"rank": kwargs["rank"], "num_ranks": kwargs["num_replicas"]} if kwargs else {"rank": 0, "num_ranks": 1}
+
+
+class SharesData:
+    """For a strategy: shares out the loaders that Lightning hands to it."""
+
+    lightning_module: Any
+    _said: tuple[str, ...] = ()
+
+    def process_dataloader(self, dataloader: object) -> object:
+        trainer = self.lightning_module.trainer
+        loader, said = shared(dataloader, trainer.state.stage, alone=trainer.world_size == 1, **place_of(self))
+        if said and said not in self._said and trainer.is_global_zero:
+            self._said += (said,)
+            print(said, flush=True)
+        return loader
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """As Lightning does it, which counts samples in whole numbers, and would cut their mean over ranks to one."""
+        if reduce_op in ("mean", "avg") and isinstance(tensor, Tensor) and not tensor.is_floating_point():
+            tensor = tensor.double()
+        return super().reduce(tensor, group, reduce_op)  # type: ignore[misc]
+
+
+def shared(loader: Any, stage: RunningStage, *, rank: int, num_ranks: int, alone: bool = False) -> tuple[object, str]:
+    """Return the loader with this rank's samples, and what to tell of it.
+
+    Args:
+        alone: there is one process: what the researcher brings stays as it is.
+
+    Raises:
+        Refused: it cannot be shared out, or a run could not go on with it.
+    """
+    training, split = stage == RunningStage.TRAINING, stage.dataloader_prefix or "train"
+    if isinstance(getattr(loader, "sampler", None), GlobalBatchSampler | EvalBatchSampler):
+        return loader, ""
+    if training:
+        _refuse_without_place(loader)
+    if alone:
+        return loader, ""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        rule = f"each of the {num_ranks} ranks must get samples of its own; this loader gives all of them the same"
+        raise _refused(split, loader, rule, f"{PLAIN}, or {ALONE}")
+    if own := _place_aware(loader):
+        _refuse_other_place(split, loader, own, rank, num_ranks)
+        if training or own.num_replicas * len(own) == len(loader.dataset):  # type: ignore[arg-type]
+            return loader, ""
+        if type(own) is not DistributedSampler:
+            rule = f"evaluation must count each of the {len(loader.dataset)} samples once; "  # type: ignore[arg-type]
+            rule += f"{type(own).__name__} gives {own.num_replicas} * {len(own)}"
+            raise _refused(split, loader, rule, "the same loader without a sampler: it is shared out exactly")
+    if type(loader.batch_sampler) is not BatchSampler or not hasattr(loader.sampler, "__len__"):
+        rule = f"each of the {num_ranks} ranks must get samples of its own; how to share out this sampler is not known"
+        raise _refused(split, loader, rule, f"a DistributedSampler (with `rank` and `num_replicas`), or {PLAIN}")
+    order: Any = SequentialSampler(loader.dataset) if own else loader.sampler  # type: ignore[arg-type]
+    num_samples, batch_size = len(order), int(loader.batch_size or 1)
+    if loader.drop_last:  # of an evaluation as many as one process would leave out
+        num_samples -= num_samples % (batch_size * num_ranks if training else batch_size)
+    if num_samples < num_ranks:
+        rule = f"each of the {num_ranks} ranks must get a batch; there are {len(order)} samples"
+        raise _refused(split, loader, rule, f"more samples, a smaller batch, or {ALONE}")
+    parts = shares(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
+    said = f"{split}: {num_samples} samples are shared out among {num_ranks} ranks, {batch_size} in a batch of each"
+    return _with_batches(loader, SharedBatches(order, parts, seed=_seed())), said
+
+
+def _refuse_without_place(loader: Any) -> None:
+    """A run that goes on must find its place in the data again."""
+    is_stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
+    if is_stream or hasattr(loader, "state_dict") or not hasattr(loader, "__len__"):
+        what = "a stream" if is_stream else "a loader with a state_dict()" if hasattr(loader, "state_dict") else "this"
+        rule = f"an interrupted run must go on at the same sample; with {what} it would begin at the first one again"
+        raise _refused("train", loader, rule, PLAIN)
+
+
+def _place_aware(loader: DataLoader) -> Any:
+    """The sampler of a loader that says which rank it serves; None: there is none."""
+    inner = getattr(loader.batch_sampler, "sampler", None)
+    for sampler in (loader.sampler, loader.batch_sampler, inner):
+        if hasattr(sampler, "rank") and hasattr(sampler, "num_replicas"):
+            return sampler
+    return None
+
+
+def _refuse_other_place(split: str, loader: DataLoader, own: Any, rank: int, num_ranks: int) -> None:
+    if (own.rank, own.num_replicas) != (rank, num_ranks):
+        rule = f"the sampler here must be for rank {rank} of {num_ranks} that get different samples; "
+        rule += f"{type(own).__name__} is for rank {own.rank} of {own.num_replicas}"
+        fix = "the same loader without it: it is shared out, or its arguments from trainer.distributed_sampler_kwargs"
+        raise _refused(split, loader, rule, fix)
+
+
+def _with_batches(loader: DataLoader, batches: SharedBatches) -> DataLoader:
+    """A copy of a loader with other batches.
+
+    Its class need not be made anew, whose arguments are not known; a DataLoader lets nobody set these two.
+    """
+    other = copy(loader)
+    other.__dict__ |= {"sampler": batches, "batch_sampler": batches}
+    return other
+
+
+def _refused(split: str, loader: object, rule: str, fix: str) -> Refused:
+    dataset = getattr(loader, "dataset", None)
+    of = f" over {type(dataset).__name__}" if dataset is not None else ""
+    return Refused("data", f"{type(loader).__name__}{of} ({split})", rule, fix)
+
+
+def _seed() -> int:
+    """The run's, as `lightning.seed_everything` has left it."""
+    return int(os.environ.get("PL_GLOBAL_SEED", 0))

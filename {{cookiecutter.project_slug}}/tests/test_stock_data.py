@@ -1,0 +1,313 @@
+"""Data as Lightning alone wants them: no rank gets samples of another, no metric depends on the number of ranks."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.trainer.states import RunningStage
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from {{ cookiecutter.package_name }}.data.loading import DataModule
+from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.training import loaders
+
+TRAIN, VAL = RunningStage.TRAINING, RunningStage.VALIDATING
+NUMBERS = list(range(50))
+
+# In place of the shipped DataModule, in each rank: what every sample was asked for is noted.
+STOCK = """
+import os, lightning as L, torch
+from torch.utils.data import DataLoader, Dataset
+from {{ cookiecutter.package_name }}.data import digits
+
+class Noted(Dataset):
+    def __init__(self, split, num):
+        self.split, self.num = split, num
+
+    def __len__(self):
+        return self.num
+
+    def __getitem__(self, index):
+        with open(f"FOLDER/{self.split}-{os.environ['PMI_RANK']}", "a") as stream:
+            stream.write(f"{index}\\n")
+        image = torch.randn(1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(index))
+        return image, index % 10
+
+class Stock(L.LightningDataModule):
+    def __init__(self, global_batch_size, seed, num_classes):
+        super().__init__()
+
+    def train_dataloader(self):
+        return DataLoader(Noted("train", 50), batch_size=8, shuffle=True)
+
+    def val_dataloader(self):
+        return [DataLoader(Noted("val", 21), batch_size=4), DataLoader(Noted("more", 16), batch_size=4)]
+
+    def test_dataloader(self):
+        return DataLoader(Noted("test", 37), batch_size=8)
+
+digits.Digits = Stock
+from {{ cookiecutter.package_name }}.module import Classifier
+Classifier.validation_step = lambda self, batch, batch_idx, dataloader_idx=0: self._evaluate("val", batch)
+"""
+WORDS = [
+    "trainer.accelerator=cpu",
+    "trainer.precision=64-true",
+    "+trainer.num_sanity_val_steps=0",
+    "+trainer.enable_progress_bar=false",
+    "callbacks.progress=null",
+    "callbacks.samples=null",
+    "checkpoint.monitor=null",
+]
+
+
+def noted(folder: Path, split: str) -> list[list[int]]:
+    """The samples that each rank asked for."""
+    return [list(map(int, file.read_text().split())) for file in sorted(folder.glob(f"{split}-*"))]
+
+
+def loaded(loader: Any, stage: RunningStage, num_ranks: int, epoch: int = 0) -> list[list[list[Any]]]:
+    """What each rank gets, as lists of batches."""
+    found = []
+    for rank in range(num_ranks):
+        torch.manual_seed(rank)  # ranks do not agree on more than the seed of the run
+        mine, _ = loaders.shared(loader, stage, rank=rank, num_ranks=num_ranks)
+        mine.sampler.set_epoch(epoch)
+        batches = list(mine)
+        assert len(batches) == len(mine)
+        found.append([batch.tolist() for batch in batches])
+    return found
+
+
+def everything(per_rank: list[list[list[Any]]]) -> list[Any]:
+    assert len({len(batches) for batches in per_rank}) == 1, "a rank with fewer batches would be waited for"
+    return list(chain.from_iterable(chain.from_iterable(per_rank)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_ranks_of_a_run_get_samples_of_their_own(strategy: str, start: Callable[..., str], tmp_path: Path) -> None:
+    stock = STOCK.replace("FOLDER", str(tmp_path))
+    words = [*WORDS, f"strategy={strategy}", "trainer.devices=2", "trainer.max_epochs=2"]
+    said = start(tmp_path / "run", 2, words, patch=stock)
+    train = noted(tmp_path, "train")
+    assert Counter(chain(*train)) == dict.fromkeys(range(50), 2)  # two epochs
+    epochs = [[samples[:25], samples[25:]] for samples in train]
+    assert all(Counter(a + b) == Counter(range(50)) for a, b in zip(*epochs, strict=True))
+    assert epochs[0][0] != epochs[0][1]
+    for split, num in (("val", 21), ("more", 16)):
+        assert Counter(chain(*noted(tmp_path, split))) == dict.fromkeys(range(num), 2)
+    assert sorted(chain(*noted(tmp_path, "test"))) == list(range(37))
+    assert said.count("50 samples are shared out among 2 ranks, 8 in a batch of each") == 1
+
+
+# A metric as one logs it who knows Lightning alone: a mean over each batch, and batches differ in size.
+LOGS = """
+from {{ cookiecutter.package_name }}.module import Classifier
+
+before = Classifier.test_step
+
+def test_step(self, batch, batch_idx):
+    before(self, batch, batch_idx)
+    self.log("test/mean", self(batch[0]).square().mean(), on_epoch=True, sync_dist=True)
+
+Classifier.test_step = test_step
+"""
+
+
+def tested(start: Callable[..., str], run_dir: Path, ranks: int, *words: str) -> dict[str, float]:
+    common = ["+trainer.limit_val_batches=0", "trainer.max_steps=1", f"trainer.devices={ranks}"]
+    start(run_dir, ranks, [*WORDS, *common, *words], patch=LOGS)
+    return json.loads((run_dir / "attempts.jsonl").read_text().splitlines()[-1])["metrics"]
+
+
+@pytest.mark.slow
+def test_metrics_are_the_same_in_every_layout(start: Callable[..., str], tmp_path: Path) -> None:
+    one = tested(start, tmp_path / "one", 1)
+    assert len(one) == 3
+    for ranks, strategy in ((2, "ddp"), (4, "ddp"), (2, "fsdp")):
+        found = tested(start, tmp_path / f"{strategy}-{ranks}", ranks, f"strategy={strategy}")
+        assert found == pytest.approx(one, rel=0, abs=1e-9)
+    words = ["strategy=deepspeed_zero3", "trainer.precision=32-true", "model.network.widths=[8,8,16]"]
+    alone, shared = (tested(start, tmp_path / f"zero-{ranks}", ranks, *words) for ranks in (1, 2))
+    assert shared == pytest.approx(alone, rel=0, abs=1e-5)
+
+
+def plain(**options: Any) -> DataLoader:
+    return DataLoader(TensorDataset(torch.arange(50)), collate_fn=collate, **options)
+
+
+def collate(samples: list[Any]) -> torch.Tensor:
+    return torch.stack([sample for (sample,) in samples])
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_sample_once_in_an_order_that_follows_from_seed_and_epoch(num_ranks: int, workers: int) -> None:
+    loader = plain(batch_size=8, shuffle=True, num_workers=workers)
+    first, again, next_epoch = (loaded(loader, TRAIN, num_ranks, epoch) for epoch in (0, 0, 1))
+    assert sorted(everything(first)) == sorted(everything(next_epoch)) == NUMBERS
+    assert first == again != next_epoch
+    assert max(len(batch) for batches in first for batch in batches) <= 9
+    assert everything(loaded(plain(batch_size=8), VAL, num_ranks)) != NUMBERS  # each rank a part of it
+    assert sorted(everything(loaded(plain(batch_size=8), VAL, num_ranks))) == NUMBERS
+
+
+def test_an_incomplete_batch_is_left_out_where_the_loader_says_so() -> None:
+    assert len(set(everything(loaded(plain(batch_size=8, shuffle=True, drop_last=True), TRAIN, 2)))) == 48
+    assert sorted(everything(loaded(plain(batch_size=9, drop_last=True), VAL, 2))) == list(range(45))  # as one process
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_sampler_of_ones_own_is_shared_out(num_ranks: int) -> None:
+    weights = WeightedRandomSampler([1.0] * 25 + [0.0] * 25, num_samples=40)
+    drawn = [everything(loaded(plain(batch_size=4, sampler=weights), TRAIN, num_ranks)) for _ in range(2)]
+    assert len(drawn[0]) == 40 and max(drawn[0]) < 25
+    assert sorted(drawn[0]) == sorted(drawn[1])
+    one = everything(loaded(plain(batch_size=4, sampler=weights), TRAIN, 1))
+    assert sorted(drawn[0]) == sorted(one)
+    subset = SubsetRandomSampler(range(10, 30))
+    assert sorted(everything(loaded(plain(batch_size=4, sampler=subset), TRAIN, num_ranks))) == list(range(10, 30))
+
+
+def distributed(rank: int, num_ranks: int, **options: Any) -> DataLoader:
+    sampler = DistributedSampler(range(50), num_replicas=num_ranks, rank=rank, **options)  # type: ignore[arg-type]
+    return plain(batch_size=8, sampler=sampler)
+
+
+def test_a_distributed_sampler_of_ones_own_must_be_for_this_place() -> None:
+    loader = distributed(1, 3)
+    assert loaders.shared(loader, TRAIN, rank=1, num_ranks=3) == (loader, "")
+    with pytest.raises(Refused, match=r"must be for rank 0 of 2 .*is for rank 1 of 3"):
+        loaders.shared(loader, TRAIN, rank=0, num_ranks=2)  # ranks of a tensor-parallel group would get different ones
+    batches = DataLoader(range(50), batch_sampler=BatchSampler(loader.sampler, 8, False))  # type: ignore[arg-type]
+    assert loaders.shared(batches, TRAIN, rank=1, num_ranks=3) == (batches, "")
+
+
+def test_a_distributed_sampler_does_not_repeat_samples_of_an_evaluation() -> None:
+    parts = [loaders.shared(distributed(r, 3, shuffle=False), VAL, rank=r, num_ranks=3)[0] for r in range(3)]
+    assert sorted(chain(*(batch.tolist() for part in parts for batch in part))) == NUMBERS
+
+    class Other(DistributedSampler):
+        pass
+
+    other = plain(batch_size=8, sampler=Other(range(50), num_replicas=3, rank=0))  # type: ignore[arg-type]
+    with pytest.raises(Refused, match=r"must count each of the 50 samples once; Other gives 3 \* 17"):
+        loaders.shared(other, VAL, rank=0, num_ranks=3)
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(range(50))
+
+
+class Buckets(Sampler[list[int]]):
+    def __iter__(self) -> Any:
+        return iter([[1, 2], [3, 4]])
+
+    def __len__(self) -> int:
+        return 2
+
+
+class Endless(Sampler[int]):
+    def __iter__(self) -> Any:
+        return iter(int, 1)
+
+
+class Remembers(DataLoader):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("loader", "stage", "words"),
+    [
+        (DataLoader(Stream()), TRAIN, "an interrupted run must go on at the same sample; with a stream"),
+        (DataLoader(Stream()), VAL, "this loader gives all of them the same"),
+        ([[1], [2]], TRAIN, "this loader gives all of them the same"),
+        (iter([1]), TRAIN, "must go on at the same sample"),
+        (Remembers(range(9)), TRAIN, r"with a loader with a state_dict\(\)"),  # type: ignore[arg-type]
+        (DataLoader(range(9), batch_sampler=Buckets()), TRAIN, "how to share out this sampler is not known"),  # type: ignore[arg-type]
+        (DataLoader(range(9), sampler=Endless()), TRAIN, "how to share out this sampler is not known"),  # type: ignore[arg-type]
+        (DataLoader(range(9), batch_size=None), TRAIN, "how to share out this sampler is not known"),  # type: ignore[arg-type]
+        (DataLoader(range(1)), VAL, "each of the 2 ranks must get a batch; there are 1 samples"),  # type: ignore[arg-type]
+        (DataLoader(range(9), batch_size=8, drop_last=True), TRAIN, "must get a batch; there are 9"),  # type: ignore[arg-type]
+    ],
+)  # fmt: skip
+def test_what_cannot_be_shared_out_is_rejected(loader: Any, stage: RunningStage, words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        loaders.shared(loader, stage, rank=0, num_ranks=2)
+
+
+@pytest.mark.parametrize("loader", [DataLoader(range(9), batch_sampler=Buckets()), plain(batch_size=3), [[1], [2]]])  # type: ignore[arg-type]
+def test_one_process_gets_what_the_researcher_brings(loader: Any) -> None:
+    for stage in (TRAIN, VAL):
+        assert loaders.shared(loader, stage, rank=0, num_ranks=1, alone=True) == (loader, "")
+
+
+def test_ranks_of_a_tensor_parallel_group_get_the_same_samples() -> None:
+    group = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": 1, "rank": 0})
+    place = loaders.place_of(group)
+    assert place == {"rank": 0, "num_ranks": 1}
+    found = []
+    for seed in (1, 2):  # two ranks, whose generators have drifted apart
+        torch.manual_seed(seed)
+        loader, _ = loaders.shared(plain(batch_size=8, shuffle=True), TRAIN, **place)
+        found.append([batch.tolist() for batch in loader])  # type: ignore[attr-defined]
+    assert found[0] == found[1] and sorted(chain(*found[0])) == NUMBERS
+
+
+def test_our_own_loaders_stay_whatever_lightning_is_told_to_do() -> None:
+    data = Regression(global_batch_size=8)
+    for loader, stage in ((data.train_dataloader(), TRAIN), (data.val_dataloader(), VAL)):
+        assert loaders.shared(loader, stage, rank=0, num_ranks=2) == (loader, "")
+        assert isinstance(loader.sampler, DistributedSampler)  # trainer.use_distributed_sampler=true leaves it alone
+
+
+class Regression(DataModule):
+    """Targets are numbers, of which none stands for padding."""
+
+    def dataset(self, split: str) -> TensorDataset:
+        targets = torch.linspace(-300, 500, 37, dtype=torch.float64)
+        return TensorDataset(torch.zeros(37, 2, dtype=torch.float64), targets)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_a_metric_of_numbers_is_the_same_for_any_number_of_ranks(num_ranks: int) -> None:
+    total, count, batches = 0.0, 0, []
+    for rank in range(num_ranks):
+        data = Regression(global_batch_size=8)
+        data._place = lambda rank=rank: {"rank": rank, "num_ranks": num_ranks}  # type: ignore[method-assign]
+        loader = data.val_dataloader()
+        batches.append(len(loader))
+        for batch in loader:
+            inputs, targets = data.on_after_batch_transfer(batch, 0)
+            total += float((targets - inputs.sum(1)).square().sum())
+            count += len(targets)
+    expected = Regression(global_batch_size=8).dataset("val").tensors[1].square().mean()
+    assert total / count == pytest.approx(float(expected), rel=1e-12)
+    assert len(set(batches)) == 1
+
+
+def test_fewer_samples_than_ranks_are_told_before_training() -> None:
+    data = Regression(global_batch_size=37)
+    data._place = lambda: {"rank": 0, "num_ranks": 37}  # type: ignore[method-assign]
+    data.train_dataloader()
+    data._place = lambda: {"rank": 0, "num_ranks": 38}  # type: ignore[method-assign]
+    with pytest.raises(Refused, match="each of the 38 ranks must have a sample to evaluate; val has 37"):
+        data.train_dataloader()
