@@ -88,8 +88,8 @@ def submit(asked: Namespace, program: str = "train.py") -> Path:
     snapshot.refuse(cfg.dirty_tree)
     rundir.refuse_used(run_dir)
     rundir.create(run_dir, cfg.group_readable)
+    move.begin(run_dir, cfg, asked.overrides)
     snapshot.take(run_dir)
-    move.keep(run_dir, cfg, asked.overrides)
     write(work, cfg, run_dir)
     hand_over(cfg, run_dir, asked)
     return run_dir

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from desk import FILES, Desk
@@ -208,6 +209,23 @@ def test_an_environment_that_is_not_complete_is_refused(desk: Desk) -> None:
     assert desk.type("cluster=slurm") == 0
     (desk.venv / f".complete-{PACKAGE}").unlink()
     assert desk.type("cluster=slurm") == 2 and "source env.sh" in desk.err
+
+
+def test_of_two_that_submit_into_one_directory_one_does(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have looked, and seen nothing, when the other one begins."""
+    run_dir = desk.project / "runs" / "mine"
+    create = rundir.create
+
+    def meanwhile(path: Path, *words: Any, **more: Any) -> None:
+        monkeypatch.setattr(rundir, "create", create)
+        assert desk.type("cluster=slurm", f"run_dir={run_dir}", "seed=2") == 0
+        create(path, *words, **more)
+
+    monkeypatch.setattr(rundir, "create", meanwhile)
+    assert desk.type("cluster=slurm", f"run_dir={run_dir}", "seed=2") == 2
+    assert "there is a run in it" in desk.err and desk.noted("sbatch.argv").count(str(run_dir)) == 1
+    assert config.load(run_dir).seed == 2 and "seed=2" in (run_dir / "overrides.json").read_text()
+    assert not list(run_dir.glob(".*"))
 
 
 def test_a_directory_that_holds_a_run_is_not_used_again(desk: Desk) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from .. import config, states, trust
+from .. import config, rundir, states, trust
 from ..config import Refused, flat, frozen
-from ..running import history
+from ..running import claim, history
 from .layout import Run
 
 # What may change while a run goes on: where and how it runs. And what these decide through `${...}`, wherever it is.
@@ -81,6 +81,22 @@ def moved(run_dir: Path, old: DictConfig, new: DictConfig) -> DictConfig:
     _refuse_other_science(run_dir, old, new)
     new.run_dir = str(run_dir)
     return new
+
+
+def begin(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> None:
+    """As `keep`, for a new run that others may be about to begin in this directory, too: one of them does.
+
+    Raises:
+        Refused: there is a run already.
+    """
+    aside = run_dir / f".config.yaml.{socket.gethostname()}-{os.getpid()}.part"
+    aside.write_text(frozen(cfg), encoding="utf-8")
+    try:
+        if not claim.link(aside, run_dir / "config.yaml"):
+            rundir.refuse_used(run_dir)
+    finally:
+        aside.unlink()
+    put(run_dir / "overrides.json", json.dumps(list(words), indent=1))
 
 
 def keep(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> None:

@@ -88,7 +88,7 @@ def take(run_dir: Path, who: Mapping[str, Any], watch_seconds: float = 8) -> Cla
                 raise _held(run_dir, last)
             attempt = 1 + max(last, *(_whole(event.get("attempt")) for event in rundir.events(run_dir)), 0)
             _beat(folder, attempt, 0)  # first, so that whoever sees the claim finds a heartbeat
-            if not _link(aside, _file(folder, attempt)):
+            if not link(aside, _file(folder, attempt)):
                 raise _held(run_dir, attempt)  # made since we looked: it lives
         finally:
             aside.unlink(missing_ok=True)
@@ -143,7 +143,7 @@ def _beat(folder: Path, attempt: int, count: int) -> None:
             stream.write(text)
 
 
-def _link(aside: Path, path: Path) -> bool:
+def link(aside: Path, path: Path) -> bool:
     """Give a whole file its name, unless the name is taken."""
     try:
         os.link(aside, path)
