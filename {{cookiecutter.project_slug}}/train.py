@@ -63,7 +63,7 @@ def fit_and_test(
     from {{ cookiecutter.package_name }}.hpc.checkpoints import weights
     from {{ cookiecutter.package_name }}.hpc.monitoring import curves
     from {{ cookiecutter.package_name }}.hpc.resuming import resume
-    from {{ cookiecutter.package_name }}.hpc.running import record
+    from {{ cookiecutter.package_name }}.hpc.running import loggers, record
     from {{ cookiecutter.package_name }}.hpc.studies import search
     from {{ cookiecutter.package_name }}.hpc.training import lean, strategies
 
@@ -77,8 +77,9 @@ def fit_and_test(
     record.hide(cfg, module, data)
     if cfg.ckpt and not found:
         weights.load(module, cfg.ckpt)
+    logging = loggers.build_all(cfg, found, rundir.starts(run_dir))
     if beginning.claim:  # as on rank 0; after what may be refused, so that a refusal leaves no run behind
-        record.begin(cfg, place, beginning, commandline.typed(sys.argv[1:]))
+        record.begin(cfg, place, beginning, logging, commandline.typed(sys.argv[1:]))
     going_on = resume.Resume(
         run_dir,
         beginning.attempt,
@@ -94,7 +95,7 @@ def fit_and_test(
     double = strategies.double(cfg.trainer.precision)
     trainer = config.build(
         cfg.trainer,
-        logger=record.logger(cfg, found),
+        logger=logging,
         callbacks=lean.called([curves.Curves(), going_on, *config.build_each(cfg.callbacks)]),
         precision=None if double else cfg.trainer.precision,
         plugins=[record.environment(place), *double],

@@ -13,7 +13,7 @@ import pytest
 from test_node import table, until
 
 from {{ cookiecutter.package_name }}.hpc.config import Refused
-from {{ cookiecutter.package_name }}.hpc.running import phases, record
+from {{ cookiecutter.package_name }}.hpc.running import phases
 
 WORDS = [
     "trainer.accelerator=cpu",
@@ -99,18 +99,6 @@ def test_a_run_that_is_not_watched_writes_nothing_of_it(start: Callable, tmp_pat
     words = [word for word in WORDS if "monitor" not in word]
     start(tmp_path / "run", 1, ["trainer=cpu", *words, "callbacks.monitor=null", "trainer.max_steps=1"])
     assert not (tmp_path / "run/monitor").exists() and not list(tmp_path.glob("run/tensorboard/node-*"))
-
-
-def test_going_on_cuts_the_curves_of_training_not_those_of_nodes(tmp_path: Path) -> None:
-    trained, since, sampled = (
-        tmp_path / "tensorboard" / name
-        for name in ("events.out.tfevents.1", "events.out.tfevents.2", "node-n1/events.out.tfevents.3")
-    )
-    for file in (trained, since, sampled):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(bytes(100))
-    record.cut(tmp_path, {"tensorboard/events.out.tfevents.1": 40})
-    assert (trained.stat().st_size, since.exists(), sampled.stat().st_size) == (40, False, 100)
 
 
 def test_the_sampler_is_told_when_the_run_ends_or_fails_and_not_between_fit_and_test() -> None:

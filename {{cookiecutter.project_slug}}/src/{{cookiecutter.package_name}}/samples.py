@@ -35,9 +35,10 @@ class Samples(L.Callback):
         if not (images or text):
             return  # nothing one could show
         predicted = pl_module(inputs).argmax(dim=-1).cpu()  # on every rank: a sharded network needs them all
-        if not (trainer.is_global_zero and isinstance(trainer.logger, TensorBoardLogger)):
+        boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        if not (trainer.is_global_zero and boards):
             return
-        board = trainer.logger.experiment
+        board = boards[0].experiment
         if images:
             sheet = contact_sheet(inputs.float().cpu(), predicted.tolist(), targets.tolist())
             board.add_image("val/samples", sheet, trainer.global_step, dataformats="HWC")

@@ -120,9 +120,19 @@ def verdict(path: Path, attempt: int, step: int, outcome: str, why: str = "") ->
 
 
 def events(path: Path) -> list[dict[str, Any]]:
-    """What attempts.jsonl holds; a line that a crash cut short is left out."""
+    """What attempts.jsonl holds."""
+    return notes(path / "attempts.jsonl")
+
+
+def starts(path: Path) -> list[dict[str, Any]]:
+    """The start events of a run's attempts, in their order."""
+    return [event for event in events(path) if event.get("event") == "start"]
+
+
+def notes(file: Path) -> list[dict[str, Any]]:
+    """The lines of a file that `note` has written; one that a crash cut short is left out."""
     try:
-        lines = (path / "attempts.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
     known = []

@@ -1,8 +1,7 @@
 """What is written beside the scalars: the resolved config, hyperparameters with their result, histograms."""
 
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import lightning as L
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
@@ -20,12 +19,10 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from .. import rundir
-from ..checkpoints.checkpoint import Checkpoint
-from ..config import build, flat, from_environment, frozen
+from ..config import flat, from_environment, frozen
 from ..jobs import move
 from ..launch import Place
-from ..monitoring.node import NODE
-from . import snapshot
+from . import loggers, snapshot
 from .begin import Beginning
 from .watch import Stopped
 
@@ -33,17 +30,20 @@ if TYPE_CHECKING:
     from ..resuming.resume import Resume
 
 
-def begin(cfg: DictConfig, place: Place, beginning: Beginning, words: Sequence[str]) -> None:
+def begin(cfg: DictConfig, place: Place, beginning: Beginning, logging: Sequence[Logger], words: Sequence[str]) -> None:
     """On rank 0, before anything is logged: note the attempt, and keep what made the run: config, code, versions.
 
     Args:
+        logging: the run's loggers.
         words: the overrides that were typed.
     """
-    run_dir, found = Path(cfg.run_dir), beginning.checkpoint
+    run_dir, found, starts = Path(cfg.run_dir), beginning.checkpoint, rundir.starts(Path(cfg.run_dir))
+    # What lay there before the run's first start is not its own.
+    others = starts[0].get("logs", {}) if starts else loggers.positions(run_dir, logging)
     if not (run_dir / "config.yaml").exists():
         snapshot.made_by(run_dir)
     move.keep(run_dir, cfg, words)
-    cut(run_dir, found.note.get("logs", {}) if found else {})
+    loggers.cut(run_dir, logging, found.note.get("logs", {}) if found else others)
     rundir.start(
         run_dir,
         beginning.attempt,
@@ -53,15 +53,9 @@ def begin(cfg: DictConfig, place: Place, beginning: Beginning, words: Sequence[s
         hosts=beginning.hosts,
         world_size=cfg.trainer.num_nodes * cfg.trainer.devices,
         gpus_per_node=0 if cfg.trainer.accelerator == "cpu" else cfg.trainer.devices,
+        log_dirs=loggers.folders(run_dir, logging),
+        logs=others,
     )
-
-
-def logger(cfg: DictConfig, found: Checkpoint | None) -> Any:
-    """The logger of the config, told where its curves go on."""
-    if not str(cfg.logger._target_).endswith("TensorBoardLogger"):
-        return build(cfg.logger)
-    # Also at the beginning: TensorBoard takes the first such mark for one, and drops what is older only at the next.
-    return build(cfg.logger, purge_step=found.step + 1 if found else 0)
 
 
 @rank_zero_only
@@ -134,45 +128,19 @@ def _text(value: Any) -> str:
 
 
 def flushed(trainer: L.Trainer) -> dict[str, int]:
-    """Make TensorBoard's files durable; the bytes of each, so that a run that goes on from here can cut them there."""
-    sizes = {}
-    for logger in _tensorboards(trainer):
-        logger.experiment.flush()
-        for file in Path(logger.log_dir).glob("events.out.tfevents.*"):
-            with file.open("rb") as stream:
-                os.fsync(stream.fileno())
-            sizes[str(file.relative_to(trainer.default_root_dir))] = file.stat().st_size
-    return sizes
-
-
-def cut(run_dir: Path, sizes: Mapping[str, int]) -> None:
-    """Take away what was logged after a checkpoint: the steps that follow it will be logged again.
-
-    Not what the nodes did meanwhile, which no step repeats.
-    """
-    for file in run_dir.rglob("events.out.tfevents.*"):
-        if file.parent.name.startswith(NODE):
-            continue
-        size = sizes.get(str(file.relative_to(run_dir)))
-        if size is None:
-            file.unlink()
-        elif file.stat().st_size > size:
-            os.truncate(file, size)
+    """Make what was logged durable; how far each file has come, where a run that goes on from here can cut it."""
+    loggers.flush(trainer.loggers)
+    return loggers.positions(Path(trainer.default_root_dir), trainer.loggers)
 
 
 def skip(run_dir: Path, step: int, attempt: int) -> None:
     """The samples up to this step of this attempt are to be left out when the run goes on from an earlier one."""
-    with (run_dir / "skipped.jsonl").open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps({"step": step, "attempt": attempt}) + "\n")
+    rundir.note(run_dir / "skipped.jsonl", {"step": step, "attempt": attempt})
 
 
 def skipped(run_dir: Path, step: int, attempt: int) -> int:
     """How many global batches to leave out after the checkpoint of this step, which this attempt wrote."""
-    try:
-        lines = (run_dir / "skipped.jsonl").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return 0
-    notes = [json.loads(line) for line in lines]
+    notes = rundir.notes(run_dir / "skipped.jsonl")
     return sum(note["step"] - step for note in notes if note["attempt"] >= attempt and note["step"] > step)
 
 

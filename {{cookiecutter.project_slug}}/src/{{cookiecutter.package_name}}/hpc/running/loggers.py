@@ -1,0 +1,135 @@
+"""The loggers of a run. One that goes on writes on where its checkpoint was; nobody else's file is touched."""
+
+import csv
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from omegaconf import DictConfig, ListConfig
+
+from ..checkpoints.checkpoint import Checkpoint
+from ..config import Refused, build
+
+EVENTS, ROWS = "events.out.tfevents.*", "metrics.csv"  # the files of TensorBoardLogger and of CSVLogger
+
+
+def build_all(cfg: DictConfig, found: Checkpoint | None, starts: Sequence[Mapping[str, Any]]) -> list[Logger]:
+    """The loggers of the config: one, a list, or named ones, of which those that are null are left out.
+
+    Args:
+        starts: the start events of the run's earlier attempts.
+
+    Raises:
+        Refused: `logger` is something else.
+    """
+    nodes = cfg.logger
+    if isinstance(nodes, ListConfig):
+        nodes = list(nodes)
+    elif isinstance(nodes, DictConfig) and "_target_" not in nodes:
+        nodes = list(nodes.values())
+    else:
+        nodes = [nodes]
+    nodes = [node for node in nodes if node]
+    if wrong := [node for node in nodes if not isinstance(node, DictConfig) or "_target_" not in node]:
+        rule = "each logger must be a node with a _target_; logger must be one, a list of them, or named ones"
+        raise Refused("logger", wrong[0], rule, "see `logger` in configs/train.yaml")
+    before = [Path(cfg.run_dir, folder) for start in starts for folder in start.get("log_dirs", [])]
+    return [_build(node, found, before) for node in nodes]
+
+
+def _build(node: DictConfig, found: Checkpoint | None, before: Sequence[Path]) -> Any:
+    from hydra.utils import get_object
+
+    kind, more = get_object(node._target_), {}
+    if isinstance(kind, type) and issubclass(kind, TensorBoardLogger):
+        # Also at the beginning: TensorBoard takes the first such mark for one, and drops older points only at the next.
+        more["purge_step"] = found.step + 1 if found else 0
+    logger = build(node, **more)
+    if isinstance(logger, TensorBoardLogger | CSVLogger) and node.get("version") is None:
+        own = [folder for folder in before if folder.parent == Path(logger.root_dir)]
+        if own:  # not the next free version at each start
+            logger = build(node, **more, version=own[-1].name)
+    return logger
+
+
+def folders(run_dir: Path, loggers: Sequence[Logger]) -> list[str]:
+    """Where they write, as seen from the run directory."""
+    return [os.path.relpath(logger.log_dir, run_dir) for logger in loggers if logger.log_dir]
+
+
+def flush(loggers: Sequence[Logger]) -> None:
+    """Write out what they still hold."""
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.flush()
+        elif isinstance(logger, CSVLogger):
+            logger.save()
+
+
+def positions(run_dir: Path, loggers: Sequence[Logger]) -> dict[str, int]:
+    """How far their files have come: bytes of TensorBoard's, rows of a CSVLogger's. They are on the disk then."""
+    found = {}
+    for logger in loggers:
+        for file in _files(logger, _of_add_scalars(logger)):
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())
+                size = os.fstat(stream.fileno()).st_size
+                found[os.path.relpath(file, run_dir)] = sum(1 for _ in stream) - 1 if file.name == ROWS else size
+    return found
+
+
+def cut(run_dir: Path, loggers: Sequence[Logger], reached: Mapping[str, int]) -> None:
+    """Take away what was logged after a checkpoint: the steps that follow it will be logged again.
+
+    Only in the loggers' own folders, and so not what the nodes did meanwhile, which no step repeats.
+
+    Args:
+        reached: `positions` at the checkpoint; of a run that begins anew, those at its first start.
+    """
+    noted = {(run_dir / name).parent for name in reached}
+    for logger in loggers:
+        if isinstance(logger, CSVLogger):
+            _go_on_after(logger, reached.get(os.path.relpath(Path(logger.log_dir, ROWS), run_dir), 0))
+            continue
+        for file in _files(logger, noted):
+            position = reached.get(os.path.relpath(file, run_dir))
+            if position is None:
+                file.unlink()
+            elif file.stat().st_size > position:
+                os.truncate(file, position)
+
+
+def _files(logger: Logger, below: set[Path]) -> list[Path]:
+    """The files of a logger, in its folder and in those `below` it that are its own, too."""
+    if not isinstance(logger, TensorBoardLogger | CSVLogger):
+        return []
+    own = Path(logger.log_dir)
+    if isinstance(logger, CSVLogger):
+        return [file for file in [own / ROWS] if file.exists()]
+    return sorted(file for folder in {own, *below} if folder.is_relative_to(own) for file in folder.glob(EVENTS))
+
+
+def _of_add_scalars(logger: Logger) -> set[Path]:
+    """SummaryWriter.add_scalars has made these folders."""
+    if not isinstance(logger, TensorBoardLogger) or logger._experiment is None:  # asking would make the first file
+        return set()
+    return {Path(folder) for folder in logger.experiment.all_writers or ()}
+
+
+def _go_on_after(logger: CSVLogger, rows: int) -> None:
+    """Let it append to its first rows. By itself it begins with removing its file, which is put back then."""
+    file = Path(logger.log_dir, ROWS)
+    aside = file.with_name(f".{ROWS}.part")
+    if file.exists():  # else a start was killed below, between removing and putting back
+        aside.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[: rows + 1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "Previous log files in this directory will be deleted"
+        writer: Any = logger.experiment
+    if rows and aside.exists():
+        with aside.open(newline="", encoding="utf-8") as stream:
+            writer.metrics_keys = next(csv.reader(stream))
+        aside.replace(file)
+    aside.unlink(missing_ok=True)

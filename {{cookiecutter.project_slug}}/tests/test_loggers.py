@@ -1,0 +1,139 @@
+"""What a run has logged is there once it goes on, each step once; and no file that it has not written is touched."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from omegaconf import OmegaConf
+
+from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.running import loggers, record
+
+WORDS = [
+    "trainer=cpu",
+    "trainer.log_every_n_steps=1",
+    "trainer.max_epochs=2",
+    "+trainer.enable_progress_bar=false",
+    "+trainer.limit_train_batches=4",
+    "+trainer.limit_val_batches=1",
+    "+trainer.limit_test_batches=1",
+    "callbacks.progress=null",
+    "callbacks.monitor=null",
+]
+# On the command line no `_target_` may be typed: here it may.
+TYPED = "import re; from {{ cookiecutter.package_name }}.hpc.jobs import commandline; commandline.CODE_KEYS = re.compile('(?!)')"
+BOARD = "{_target_:lightning.pytorch.loggers.TensorBoardLogger,save_dir:${run_dir},name:tensorboard,version:''}"
+TABLE = "{_target_:lightning.pytorch.loggers.CSVLogger,save_dir:${run_dir},name:table,flush_logs_every_n_steps:3}"
+
+
+def tables(run_dir: Path) -> list[list[tuple[str, ...]]]:
+    """The rows of each metrics.csv, but for what depends on time and hardware."""
+    found = []
+    for file in sorted(run_dir.glob("table/*/metrics.csv")):
+        rows = list(csv.DictReader(file.open()))
+        kept = [{key: value for key, value in row.items() if value and not key.startswith("perf/")} for row in rows]
+        found.append(sorted(tuple(f"{k}={v}" for k, v in sorted(row.items())) for row in kept if len(row) > 1))
+    return found
+
+
+@pytest.mark.slow
+def test_a_table_beside_tensorboard_holds_the_rows_of_the_uninterrupted_run(start: Callable, tmp_path: Path) -> None:
+    words = [*WORDS, "~logger", f"+logger=[{BOARD},{TABLE}]"]
+    start(tmp_path / "reference", 1, words, patch=TYPED)
+    start(tmp_path / "run", 1, words, 2, TYPED)  # no validation yet: the table has fewer columns
+    start(tmp_path / "run", 1, [], 5)
+    start(tmp_path / "run", 1, [])
+    (expected,) = tables(tmp_path / "reference")
+    assert tables(tmp_path / "run") == [expected] and len([row for row in expected if "train/loss" in str(row)]) == 8
+    assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+
+
+@pytest.mark.slow
+def test_a_run_above_another_touches_nothing_of_it(start: Callable, tmp_path: Path) -> None:
+    above, below = tmp_path / "exp", tmp_path / "exp" / "runA"
+    above.mkdir()
+    words = [*WORDS, "trainer.max_epochs=1", "+trainer.num_sanity_val_steps=0"]
+    start(below, 1, words)
+    others = [above / "events.out.tfevents.1.host", above / "tensorboard" / "events.out.tfevents.2.host"]
+    for file in others:
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"precious")
+    before = {file: file.read_bytes() for file in (*below.rglob("*"), *others) if file.is_file()}
+    start(above, 1, words, patch="import os; os.environ['HPC_JOB_END'] = '1'", code=85)  # nothing is saved yet
+    start(above, 1, [], 2)
+    start(above, 1, [])
+    assert {file: file.read_bytes() for file in before if file.exists()} == before
+    assert len(list((above / "tensorboard").glob("events.*"))) > 1
+
+
+def placed(folder: Path, name: str, size: int = 100) -> Path:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(bytes(size))
+    return file
+
+
+def test_going_on_cuts_the_curves_of_training_not_those_of_nodes(tmp_path: Path) -> None:
+    names = "events.out.tfevents.1", "events.out.tfevents.2", "loss_train/events.out.tfevents.3"
+    first, since, scalars = (placed(tmp_path / "tensorboard", name) for name in names)
+    node = placed(tmp_path / "tensorboard" / "node-n1", "events.out.tfevents.4")
+    board = TensorBoardLogger(tmp_path, "tensorboard", "")
+    reached = {"tensorboard/events.out.tfevents.1": 40, "tensorboard/loss_train/events.out.tfevents.3": 30}
+    loggers.cut(tmp_path, [board], reached)
+    assert (first.stat().st_size, since.exists(), scalars.stat().st_size, node.stat().st_size) == (40, False, 30, 100)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2])
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_table_goes_on_after_its_first_rows(rows: int, killed: bool, tmp_path: Path) -> None:
+    """Also where a start was killed when the old table was removed and the new one was not yet there."""
+    first = CSVLogger(tmp_path, "table", "")
+    for step in range(2):
+        first.log_metrics({"loss": 1.5 * step}, step)
+    first.save()
+    file = tmp_path / "table" / "metrics.csv"
+    if killed:
+        kept = "".join(file.read_text().splitlines(keepends=True)[: rows + 1])
+        file.with_name(".metrics.csv.part").write_text(kept)
+        file.unlink()
+    again = CSVLogger(tmp_path, "table", "")
+    loggers.cut(tmp_path, [again], {"table/metrics.csv": rows})
+    again.log_metrics({"loss": 7.0, "other": 1.0}, 9)
+    again.save()
+    steps = [row["step"] for row in csv.DictReader(file.open())]
+    assert steps == [*map(str, range(rows)), "9"] and not file.with_name(".metrics.csv.part").exists()
+
+
+def configured(run_dir: Path, logger: Any) -> Any:
+    return OmegaConf.create({"run_dir": str(run_dir), "logger": logger})
+
+
+def test_a_logger_without_a_version_keeps_its_folder(tmp_path: Path) -> None:
+    node = {"_target_": "lightning.pytorch.loggers.CSVLogger", "save_dir": str(tmp_path), "name": "table"}
+    cfg = configured(tmp_path, {"table": node, "off": None})
+    placed(tmp_path, "table/version_0/metrics.csv")  # another program's
+    (logger,) = loggers.build_all(cfg, None, [])
+    assert loggers.folders(tmp_path, [logger]) == ["table/version_1"]
+    (tmp_path / "table" / "version_1").mkdir()
+    (again,) = loggers.build_all(cfg, None, [{"log_dirs": ["table/version_1"]}])
+    assert again.log_dir == logger.log_dir
+
+
+@pytest.mark.parametrize("logger", [3, "tensorboard", [{"save_dir": "x"}]])
+def test_what_is_no_logger_is_refused(logger: Any, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="_target_"):
+        loggers.build_all(configured(tmp_path, logger), None, [])
+    assert loggers.build_all(configured(tmp_path, None), None, []) == []
+
+
+def test_a_line_of_skipped_samples_that_a_crash_cut_short_is_left_out(tmp_path: Path) -> None:
+    record.skip(tmp_path, 12, 1)
+    with (tmp_path / "skipped.jsonl").open("a") as stream:
+        stream.write(json.dumps({"step": 20, "attempt": 2})[:-7])
+    assert record.skipped(tmp_path, 10, 1) == 2
+    record.skip(tmp_path, 14, 2)
+    assert record.skipped(tmp_path, 10, 1) == 6
