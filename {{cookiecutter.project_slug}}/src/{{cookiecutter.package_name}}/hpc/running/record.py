@@ -1,7 +1,7 @@
 """What is written beside the scalars: the resolved config, hyperparameters with their result, histograms."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
