@@ -73,7 +73,11 @@ def agreements(rank: int, project: Path) -> list[dict[str, Any]]:
             time.sleep(STEP)
             dist.all_reduce(token)
             step += 1
-            if agrees and step >= agreement.next_step:
+            if agrees:
+                at = time.perf_counter()
+                due = agreement.due(step)
+                spent += time.perf_counter() - at
+            if agrees and due:
                 dist.barrier()  # whoever is late is waited for by the next step otherwise
                 at = time.perf_counter()
                 agreement.ask(step, Wish())

@@ -1,11 +1,14 @@
 """What all ranks must decide alike, agreed about once a second; the steps between exchange nothing."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from .early import Early
 
 ABOUT = 1.0  # seconds between two agreements
 GROWTH = 8  # at most so many times as many steps till the next one: the first steps of a run tell little
@@ -22,15 +25,24 @@ class Wish:
 
 
 class Agreement:
-    """All ranks call `ask` at the same steps, as each of them is told by the one before."""
+    """All ranks call `ask` at the same steps, as each of them is told by the one before, or by `early`.
 
-    def __init__(self) -> None:
+    Args:
+        wanted: does this rank want to be asked as soon as possible?
+    """
+
+    def __init__(self, wanted: Callable[[], bool] = lambda: False) -> None:
         several = dist.is_available() and dist.is_initialized()
         # On the host, whatever the devices do: asking waits for no kernel.
         self.group: Any = dist.new_group(backend="gloo") if several else None
+        self.early = Early(wanted, *((dist.get_rank(), dist.get_world_size()) if several else (0, 1)))
         self.next_step = 0
         self._every = 1
         self._asked = (0, time.monotonic())
+
+    def due(self, step: int) -> bool:
+        """Do all ranks ask at this step? To be called once at each."""
+        return step >= self.next_step or self.early.reach(step)
 
     def ask(self, step: int, wish: Wish) -> Wish:
         """The wishes of all ranks together, at an optimizer step that they share."""
@@ -43,6 +55,7 @@ class Agreement:
         self._every = -numbers.pop()  # the slowest rank's
         self.next_step = step + self._every
         self._asked = (step, time.monotonic())
+        self.early.agreed(step)
         return Wish(*numbers)
 
     def wait(self) -> None:

@@ -83,7 +83,8 @@ class Resume(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
-            self.agreement = Agreement()
+            self.agreement = Agreement(wanted=lambda: bool(self._reason(trainer.is_global_zero)))
+            self.watch.converse(self.agreement.early.turn)
             trainer.strategy.writer.owner = self.owner  # type: ignore[attr-defined]
             # Lightning asks all ranks at every step whether one got SIGTERM, and hides what goes wrong with that.
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
@@ -193,7 +194,7 @@ class Resume(L.Callback):
         step, now = trainer.global_step, time.monotonic()
         self._longest, self._passed_at = max(self._longest, now - self._passed_at), now
         due = bool(self.when.every_n_steps) and step % (self.when.every_n_steps or 1) == 0 and step != self._saved_step
-        if not (due or last or self._validated or step >= self.agreement.next_step):
+        if not (due or last or self._validated or self.agreement.due(step)):
             return
         if self._validated and not trainer.strategy.is_writing:  # type: ignore[attr-defined]
             self._written(trainer)  # is the best so far on the disk?

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +19,7 @@ class Peers:
         self._world_size = world_size
         self._heard = ""
         self._answers = self._seen = self._unanswered = 0
+        self.turn: Callable[[Any], None] | None = None  # what else there is to say and to hear, each time
 
     def tell(self, rank: int, host: str, said: str) -> None:
         """This rank has failed; the first to say so is heard."""
@@ -41,6 +43,8 @@ class Peers:
             while not over.wait(LOOK):
                 failed = self._hears.check(["watch/failed"])
                 self._answers += 1
+                if self.turn:
+                    self.turn(self._hears)
                 if failed:
                     told = json.loads(self._hears.get("watch/failed"))
                     said = f"{told['type']}: {told['message']}"
