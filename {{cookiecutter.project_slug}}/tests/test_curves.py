@@ -64,7 +64,14 @@ def test_micro_batches_are_averaged(tmp_path: Path) -> None:
         (0, 2.0, 4.0), (1, 6.0 - 0.5, 12.0),
     ]  # fmt: skip
     halves: list[Any] = [{"loss": torch.tensor(0.5)}, {"loss": torch.tensor(1.5)}]  # Lightning has divided them
-    assert mean(halves)["train/loss"] == 2.0
+    assert mean(halves, 2)["train/loss"] == 2.0
+
+
+def test_the_last_step_of_an_epoch_may_have_fewer_micro_batches(tmp_path: Path) -> None:
+    seen = fitted(tmp_path, [1.0, 3.0, 5.0], log_every_n_steps=1, accumulate_grad_batches=2).seen
+    assert [(step, numbers["train/loss"], numbers["train/double"]) for step, _, numbers in seen] == [
+        (0, 2.0, 4.0), (1, 5.0 - 0.5, 10.0),
+    ]  # fmt: skip
 
 
 def test_ranks_are_averaged(together: Any) -> None:

@@ -40,7 +40,7 @@ def global_batches(num_samples, global_batch_size, ranks, accumulate, epoch=0, s
     for sampler in samplers:
         sampler.set_epoch(epoch)
         if start:
-            sampler.go_to(epoch, start)
+            sampler.go_to(epoch, start * accumulate)
     per_rank = [batches(sampler, epoch) for sampler in samplers]
     left_out = start * accumulate
     assert [len(batches) + left_out for batches in per_rank] == [len(sampler) for sampler in samplers]
@@ -72,7 +72,7 @@ def test_epochs_and_seeds_have_their_own_order_and_repeat_it():
 @pytest.mark.parametrize(("ranks", "accumulate"), LAYOUTS)
 @pytest.mark.parametrize("start", [0, 1, 4, 6])
 def test_a_run_goes_on_in_the_middle_of_an_epoch_in_every_layout(start, ranks, accumulate):
-    """Whoever wrote down the place may have had another layout: it is counted in global batches."""
+    """Whoever wrote down the place may have had another layout: it is converted to micro-batches of this one."""
     rest = global_batches(100, 16, ranks, accumulate, epoch=2, start=start)
     assert rest == global_batches(100, 16, 1, 1, epoch=2)[start:]
 
@@ -82,6 +82,7 @@ def test_the_epoch_after_the_one_that_was_gone_on_in_is_whole():
     sampler.go_to(2, 4)
     sampler.set_epoch(2)  # Lightning says so at the start
     assert (len(batches(sampler, 2)), len(sampler)) == (2, 6)
+    assert batches(sampler, 2) == global_batches_of_one(2)  # again in the same epoch, where a longer loader goes on
     sampler.set_epoch(3)
     assert batches(sampler, 3) == global_batches_of_one(3)
 
@@ -98,7 +99,7 @@ def test_workers_that_fetch_ahead_change_nothing(num_workers):
     workers = dict(num_workers=num_workers, persistent_workers=num_workers > 0)
     loader = ResumableLoader(Numbers(), sampler=sampler, batch_size=None, **workers)
     next(iter(loader))
-    loader.load_state_dict({"epoch": 1, "global_batch": 3})
+    loader.load_state_dict({"epoch": 1, "batches": 3})
     rest = [(epoch, indices.tolist()) for epoch, indices in loader]
     assert rest == [(1, indices) for indices in global_batches_of_one(1)[3:]]
 

@@ -53,10 +53,10 @@ class Curves(L.Callback):
         if (step + 1) % trainer.log_every_n_steps:
             return
         self._micro.append(outputs)
-        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+        if trainer.fit_loop._should_accumulate():  # the last step of an epoch may be made of fewer
             return
         self.write(trainer)
-        means = mean(self._micro)
+        means = mean(self._micro, trainer.accumulate_grad_batches)
         self._micro = []
         if (norm := gradient_norm(pl_module)) is not None:
             means["grad_norm"] = norm
@@ -81,10 +81,10 @@ class Curves(L.Callback):
                 logger.log_metrics(numbers, point.step)
 
 
-def mean(outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Of what the micro-batches of a step returned. Lightning has divided the losses by their number already."""
+def mean(outputs: Sequence[Mapping[str, Tensor]], accumulate: int) -> dict[str, Tensor]:
+    """Of what the micro-batches of a step returned. Lightning has divided the losses by `accumulate` already."""
     names = {name: "train/loss" if name == "loss" else name for name in outputs[0]}
-    share = {name: 1 if name == "loss" else len(outputs) for name in names}
+    share = {name: len(outputs) / accumulate if name == "loss" else len(outputs) for name in names}
     return {
         name: torch.stack([output[key].detach().float() for output in outputs]).sum() / share[key]
         for key, name in names.items()

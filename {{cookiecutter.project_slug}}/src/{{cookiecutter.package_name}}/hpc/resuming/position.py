@@ -1,44 +1,164 @@
-"""Where in its epoch a run is, counted in global batches: the same place for any number of ranks and micro-steps."""
+"""Where in its epoch a run is: counted so that it is the same place for any number of ranks and micro-steps."""
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
+from lightning.fabric.utilities.data import _set_sampler_epoch  # as Lightning does it before each epoch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
-from .sampler import ResumableLoader
+from ..config import Refused
+from .sampler import GlobalBatchSampler, ResumableLoader
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run goes on. Batches are micro-batches of one rank, as Lightning counts them in this layout."""
+
+    epoch: int
+    batches: int  # of this epoch, that are done
+    between_epochs: bool
+    is_fetched: bool  # was the next batch fetched when the run was saved?
+    num_fetched: int  # batches of all epochs, the next one included
+    stepped: int
+    accumulate: int
 
 
 def of(trainer: L.Trainer) -> dict[str, Any]:
     """As it is saved, between two optimizer steps."""
-    loop, accumulate = trainer.fit_loop.epoch_loop, trainer.accumulate_grad_batches
+    loop, epoch = trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_progress.current
+    batches, between_epochs = loop.batch_progress, epoch.completed == epoch.ready
+    is_fetched = not between_epochs and batches.current.ready > batches.current.completed
     return {
         "epoch": trainer.current_epoch,
-        "global_batch": loop.batch_progress.current.completed // accumulate,
-        "accumulate": accumulate,
-        "global_batches": int(trainer.num_training_batches) // accumulate,
+        "batches": 0 if between_epochs else batches.current.completed,
+        "between_epochs": between_epochs,
+        "is_fetched": is_fetched,
+        "num_fetched": batches.total.ready + (not is_fetched),
+        "accumulate": trainer.accumulate_grad_batches,
         "stepped": loop._batches_that_stepped,
         "stopped_early": trainer.should_stop,
+        "batches_per_epoch": _finite(trainer.num_training_batches),
+        "validate_every": _finite(trainer.val_check_batch),
+        "samples": _samples(trainer),
     }
 
 
-def go_to(loops: dict[str, Any], position: dict[str, Any], accumulate: int) -> dict[str, int]:
-    """Set Lightning's counters for a run that may cut its global batches into other micro-steps now; its start."""
+def go_to(loops: dict[str, Any], saved: dict[str, Any], accumulate: int, skipped: int = 0) -> Start:
+    """Set Lightning's counters for a run that may cut its global batches into other micro-steps now.
+
+    Args:
+        loops: of the fit loop, as they were saved; changed in place.
+        saved: what `of` returned then.
+        accumulate: micro-batches of a step now.
+        skipped: optimizer steps whose samples are left out; they may reach into another epoch.
+
+    Raises:
+        Refused: the steps of an epoch cannot be cut in this way.
+    """
+    was, per_epoch, epochs = saved["accumulate"], saved["batches_per_epoch"], 0
+    batches, in_all = saved["batches"], loops["epoch_loop.batch_progress"]["total"]["completed"]
+    if skipped and per_epoch:
+        epochs, steps = divmod(math.ceil(batches / was) + skipped, math.ceil(per_epoch / was))
+        batches, in_all = steps * was, in_all + skipped * was
+    if accumulate != was and (in_all % was or (per_epoch or 0) % was):
+        rule = f"epochs end with an incomplete step, so steps must go on to be made of {was} micro-batches"
+        raise Refused("trainer.accumulate_grad_batches", accumulate, rule, f"trainer.accumulate_grad_batches={was}")
+    between_epochs = saved["between_epochs"] and not skipped
+    batches, in_all = batches * accumulate // was, in_all * accumulate // was
     progress = loops["epoch_loop.batch_progress"]
-    ended = progress["current"]["completed"] // position["accumulate"] >= position["global_batches"]
-    epochs, global_batch = (0, 0) if ended else divmod(position["global_batch"], position["global_batches"])
-    in_all = progress["total"]["completed"] // position["accumulate"]
-    for counter, global_batches in ((progress["current"], global_batch), (progress["total"], in_all)):
-        done = global_batches * accumulate
-        ahead = counter["ready"] - counter["completed"]  # one: the batch that is fetched
-        counter.update(ready=done + ahead, started=done, processed=done, completed=done)
-    for counter in loops["epoch_progress"].values():  # samples that were left out may reach into another epoch
-        counter.update({name: count + epochs for name, count in counter.items()})
-    return {"epoch": position["epoch"] + epochs, "global_batch": global_batch}
+    progress["is_last_batch"] = False
+    _set(progress["current"], batches, batches)
+    _set(progress["total"], in_all, in_all + (not between_epochs))  # else Lightning takes it for the end of an epoch
+    for counter in loops["epoch_progress"].values():
+        begun = counter["completed"] + epochs + (not between_epochs)
+        _set(counter, counter["completed"] + epochs, begun)
+        counter["started"] = begun
+    return Start(
+        epoch=saved["epoch"] + epochs,
+        batches=batches,
+        between_epochs=between_epochs,
+        is_fetched=saved["is_fetched"],
+        num_fetched=(saved["num_fetched"] - 1 + skipped * was) * accumulate // was + 1,
+        stepped=saved["stepped"],
+        accumulate=accumulate,
+    )
 
 
-def start_at(trainer: L.Trainer, start: dict[str, int]) -> None:
+def accumulate(trainer: L.Trainer, epoch: int) -> int:
+    """Micro-batches of a step in this epoch. A schedule says so to the Trainer only when an epoch begins."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, GradientAccumulationScheduler):
+            return callback.get_accumulate_grad_batches(epoch)
+    return trainer.accumulate_grad_batches
+
+
+def check(trainer: L.Trainer, saved: dict[str, Any], start: Start) -> None:
+    """When the loaders are there: is this place the same as the one that was saved? Raises `Refused`."""
+    was, now = saved["accumulate"], start.accumulate
+    per_epoch, validate_every = _finite(trainer.num_training_batches), _finite(trainer.val_check_batch)
+    if per_epoch is not None and start.batches > per_epoch:
+        rule = f"the run has done {start.batches} batches of its epoch, which must have as many; now it has {per_epoch}"
+        raise Refused("trainer.limit_train_batches", trainer.limit_train_batches, rule, "the value that the run had")
+    for key, value, before, after in (
+        ("limit_train_batches", trainer.limit_train_batches, saved["batches_per_epoch"], per_epoch),
+        ("val_check_interval", trainer.val_check_interval, saved["validate_every"], validate_every),
+    ):
+        if now != was and None not in (before, after) and after * was != before * now:
+            rule = f"counts micro-batches, and must mean as many optimizer steps as before: {before} / {was}"
+            fits = before * now % was == 0
+            fix = f"trainer.{key}={before * now // was}" if fits else f"trainer.accumulate_grad_batches={was}"
+            raise Refused(f"trainer.{key}", value, rule, fix)
+    before, after = [[one * k for one in sizes] for sizes, k in ((saved["samples"], was), (_samples(trainer), now))]
+    if before != after:
+        fits = len(before) == len(after) == 1 and before[0] * now % after[0] == 0
+        fix = f"trainer.accumulate_grad_batches={before[0] * now // after[0]}" if fits else "as many devices as before"
+        rule = f"a step must have as many samples as before: {_listed(before)}, not {_listed(after)}"
+        raise Refused("resume", None, rule, fix)
+
+
+def start_at(trainer: L.Trainer, start: Start) -> None:
     """Let the loaders begin there. They have begun already where the schedule asked how many batches there are."""
     loop = trainer.fit_loop
-    for loader in loop._combined_loader.flattened if loop._combined_loader else ():
+    if start.between_epochs:  # an epoch begins, with all that belongs to it
+        for one in (loop, loop.epoch_loop, loop.epoch_loop.val_loop, loop.epoch_loop.automatic_optimization):
+            one._restarting = one._resuming_from_checkpoint = False
+        return
+    combined: Any = loop._combined_loader
+    cycles = combined._mode == "max_size_cycle"  # the shorter ones begin again
+    for loader in combined.flattened:
+        _set_sampler_epoch(loader, start.epoch)
         if isinstance(loader, ResumableLoader):
-            loader.load_state_dict(start)
+            done = start.batches % len(loader) if cycles else min(start.batches, len(loader))
+            loader.load_state_dict({"epoch": start.epoch, "batches": done})
     iter(loop._data_fetcher)  # type: ignore[call-overload]
+    combined._iterator._idx = start.batches
+    if cycles:
+        combined._iterator._consumed = [start.batches >= len(loader) for loader in combined.flattened]
+
+
+def _samples(trainer: L.Trainer) -> list[int]:
+    """Of each loader: how many samples all ranks take from it at a time."""
+    combined = trainer.fit_loop._combined_loader
+    return [_samples_at_once(trainer, loader) for loader in (combined.flattened if combined else ())]
+
+
+def _samples_at_once(trainer: L.Trainer, loader: Any) -> int:
+    sampler = getattr(loader, "sampler", None)
+    if isinstance(sampler, GlobalBatchSampler):
+        return sampler.micro_batch_size * sampler.num_ranks
+    kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
+    return (getattr(loader, "batch_size", None) or 1) * kwargs.get("num_replicas", 1)
+
+
+def _set(counter: dict[str, int], done: int, ready: int) -> None:
+    counter.update(ready=ready, started=done, processed=done, completed=done)
+
+
+def _finite(number: float | None) -> int | None:
+    return int(number) if number is not None and math.isfinite(number) else None
+
+
+def _listed(numbers: list[int]) -> str:
+    return " and ".join(map(str, numbers))

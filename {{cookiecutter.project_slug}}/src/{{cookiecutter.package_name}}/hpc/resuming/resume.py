@@ -21,7 +21,7 @@ from ..running import phases, record
 from ..running.signals import ORPHANED
 from ..running.watch import Stopped, Warned, Watch
 from ..training.parallel import gradient_norm, settle_buckets
-from . import position, randomness
+from . import optimizers, position, randomness
 from .agree import Agreement, Wish
 
 if TYPE_CHECKING:
@@ -73,9 +73,8 @@ class Resume(L.Callback):
         self._save_seconds = UNKNOWN
         self._validated = self._given_up = False
         self._validations = 0
-        self._stepped: int | None = None
-        self._start: dict[str, int] = {}
-        self._random: dict[str, Any] = {}
+        self._saved: dict[str, Any] = {}  # what this attempt goes on from
+        self._start: position.Start | None = None
         self._not_finite: Tensor | None = None
         self._time_given = end - time.time() if end else 0.0
 
@@ -98,25 +97,25 @@ class Resume(L.Callback):
         self.warned.install()  # where there was no sanity check
         settle_buckets(trainer, pl_module)
         if self._start:
+            position.check(trainer, self._saved["position"], self._start)
             position.start_at(trainer, self._start)
-            for schedule in (config.scheduler for config in trainer.lr_scheduler_configs):
-                # An optimizer whose state did not come along would take a step with its first learning rate.
-                for group, lr in zip(schedule.optimizer.param_groups, schedule.get_last_lr(), strict=False):
-                    group["lr"] = lr
+            optimizers.restore(trainer.optimizers, self._saved["scheduled"])
+            if not self._start.is_fetched:
+                self._restore()
         self.agreement.next_step = trainer.global_step
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self.watch.progress(trainer.global_step, "training")
-        if self._stepped is not None:  # Lightning counts on its own when it restarts, once too often
+        if self._start:  # Lightning counts on its own when it restarts, once too often
+            start, self._start = self._start, None
             loop = trainer.fit_loop.epoch_loop
-            loop._batches_that_stepped, self._stepped = self._stepped, None
+            loop._batches_that_stepped, loop.batch_progress.total.ready = start.stepped, start.num_fetched
             trainer.fit_loop._restarting = False  # else this epoch would end without a look at plateaus
-            loop.batch_progress.total.ready = loop.batch_progress.total.completed + 1
-        if self._random:  # here it was saved, too: what comes before, as making loaders, draws numbers
-            randomness.restore(self._random)
-            self._random = {}
+            trainer.accumulate_grad_batches = start.accumulate
+            if start.is_fetched:
+                self._restore()
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self._between_steps(trainer, pl_module)
 
@@ -151,6 +150,12 @@ class Resume(L.Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self.watch.fails(exception)  # at once: what follows may wait for ranks that are gone
 
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not trainer.fit_loop.epoch_loop._num_ready_batches_reached():
+            # `max_steps` ends the run within an epoch. With more steps it goes on there, so this is no end of an epoch
+            # to what is saved.
+            self._between_steps(trainer, pl_module, last=True)
+
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._between_steps(trainer, pl_module, last=True)
         trainer.strategy.writer.wait()  # type: ignore[attr-defined]  # without its end a run is not finished
@@ -159,6 +164,7 @@ class Resume(L.Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["position"] = position.of(trainer)
+        checkpoint["scheduled"] = optimizers.scheduled(trainer.optimizers)
         checkpoint["attempt"] = self.attempt
         checkpoint[MINE] = {"random": randomness.state()}
         checkpoint[NOTE] = {"step": trainer.global_step, "attempt": self.attempt, "epoch": trainer.current_epoch}
@@ -169,11 +175,10 @@ class Resume(L.Callback):
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":
             return
-        saved = checkpoint["position"]
-        saved["global_batch"] += record.skipped(self.run_dir, checkpoint["global_step"], checkpoint["attempt"])
-        self._start = position.go_to(checkpoint["loops"]["fit_loop"], saved, trainer.accumulate_grad_batches)
-        self._stepped = saved["stepped"]
-        self._random = checkpoint[MINE].get("random", {})
+        saved, loops = checkpoint["position"], checkpoint["loops"]["fit_loop"]
+        skipped = record.skipped(self.run_dir, saved["stepped"], checkpoint["attempt"])
+        self._start = position.go_to(loops, saved, position.accumulate(trainer, saved["epoch"]), skipped)
+        self._saved = {key: checkpoint[key] for key in ("position", "scheduled", MINE)}
         self._saved_step = checkpoint["global_step"]
         trainer.should_stop = saved["stopped_early"]
         if trainer.is_global_zero:  # it decides what the best is
@@ -188,12 +193,18 @@ class Resume(L.Callback):
         self._validations = state_dict.get("validations", 0)
         self._best_written = self.best, self.best_step
 
+    def _restore(self) -> None:
+        """Where it was saved, too: what comes before, as making loaders, draws numbers."""
+        if random := self._saved.pop(MINE).get("random"):
+            randomness.restore(random)
+
     # Between two steps
 
     def _between_steps(self, trainer: L.Trainer, pl_module: L.LightningModule, last: bool = False) -> None:
         step, now = trainer.global_step, time.monotonic()
         self._longest, self._passed_at = max(self._longest, now - self._passed_at), now
-        due = bool(self.when.every_n_steps) and step % (self.when.every_n_steps or 1) == 0 and step != self._saved_step
+        every = self.when.every_n_steps  # several optimizers make several steps at once
+        due = bool(every) and step // (every or 1) > self._saved_step // (every or 1)
         if not (due or last or self._validated or self.agreement.due(step)):
             return
         if self._validated and not trainer.strategy.is_writing:  # type: ignore[attr-defined]
@@ -301,6 +312,7 @@ class Resume(L.Callback):
         self._written(trainer)
         why = f"loss or gradient was not finite, seen at step {step}"
         if self.faults.nonfinite == "rollback" and self._saved_step:  # else there is nothing to go back to
-            record.skip(self.run_dir, step, self.attempt) if trainer.is_global_zero else None
+            stepped = trainer.fit_loop.epoch_loop._batches_that_stepped  # `step` counts those of all optimizers
+            record.skip(self.run_dir, stepped, self.attempt) if trainer.is_global_zero else None
             self._leave(trainer, step, "continue", f"{why}: back to the last checkpoint, past these samples")
         self._leave(trainer, step, "failed", why)

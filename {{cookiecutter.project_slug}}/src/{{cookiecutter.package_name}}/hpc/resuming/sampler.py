@@ -39,7 +39,10 @@ class GlobalBatchSampler(DistributedSampler):
             self.epoch, self.start = epoch, 0
 
     def go_to(self, epoch: int, start: int) -> None:
-        """Go on in this epoch with global batch number `start`. The length stays that of a whole epoch."""
+        """Go on in this epoch after `start` micro-batches, once; after that it begins at 0, also in the same epoch.
+
+        The length stays that of a whole epoch.
+        """
         self.epoch, self.start = epoch, start
 
     def __len__(self) -> int:
@@ -50,7 +53,8 @@ class GlobalBatchSampler(DistributedSampler):
         generator = torch.Generator().manual_seed(_key(self.seed, self.epoch))
         order = torch.randperm(self.num_samples, generator=generator).numpy()
         stride = self.micro_batch_size * self.num_ranks
-        for step in range(self.start * self.global_batch_size // stride, len(self)):
+        first, self.start = self.start, 0
+        for step in range(first, len(self)):
             start = step * stride + self.rank * self.micro_batch_size
             yield self.epoch, order[start : start + self.micro_batch_size]
 
@@ -67,7 +71,7 @@ class ResumableLoader(DataLoader):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state and isinstance(self.sampler, GlobalBatchSampler):
-            self.sampler.go_to(state["epoch"], state["global_batch"])
+            self.sampler.go_to(state["epoch"], state["batches"])
 
 
 class EvalBatchSampler(DistributedSampler):
