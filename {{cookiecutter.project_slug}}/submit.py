@@ -41,7 +41,7 @@ def arguments() -> Namespace:
     parser.add_argument("--dry-run", action="store_true", help="print the job script and write nothing")
     parser.add_argument("--parsable", action="store_true", help="print JOBID RUN_DIR and nothing else")
     parser.add_argument("--wait", action="store_true", help="wait for the job and exit with its exit code")
-    parser.add_argument("--render", metavar="DIR", help="write a script per trainer preset, to be given to sbatch")
+    parser.add_argument("--render", metavar="DIR", help="write a script per trainer preset, for sbatch or qsub")
     search.add_options(parser)
     asked = parser.parse_intermixed_args(sys.argv[1:])
     search.refuse_options(asked)
@@ -183,14 +183,15 @@ def hand_over(cfg: DictConfig, folder: Path, asked: Namespace, num_members: int 
     if asked.parsable:
         print(jobs[0], folder)
     else:
-        print(f"job {' '.join(jobs)}\nrun directory {folder}\nlog {scheduler.log(folder, jobs[0], num_members)}")
+        log = scheduler.log(folder, cfg.cluster.scheduler, jobs[0], array=num_members > 1)
+        print(f"job {' '.join(jobs)}\nrun directory {folder}\nlog {log}")
         print(f"asks for at most {size}: {cost}")
     if asked.wait and (code := command.wait()):
         sys.exit(code)
 
 
 def render(folder: Path, asked: Namespace) -> None:
-    """Scripts for `sbatch slurm/ddp_4node.sbatch`: no run directory, and nobody's account unless it is typed."""
+    """Scripts for `sbatch slurm/ddp_4node.sbatch` (or qsub): no run directory, nobody's account unless it is typed."""
     overrides = asked.overrides or ["cluster=slurm"]
     folder.mkdir(parents=True, exist_ok=True)
     for preset in commandline.groups()["trainer"]:

@@ -174,7 +174,7 @@ LAUNCH = "srun --nodes=2 --ntasks-per-node=4 python train.py ..."
     ("config_", "environ", "rule", "fix"),
     [
         (cfg(), JOB, "alone", LAUNCH),  # no srun
-        (cfg(), {"PBS_JOBID": "1"}, "alone", LAUNCH),
+        (cfg(), {"PBS_JOBID": "1"}, "alone", "submit.py ..., or on each node torchrun --nnodes=2 --nproc-per-node=4 "),
         (cfg(), {}, "alone", "python submit.py ..., or trainer.num_nodes=1"),
         (cfg(nodes=1, devices=1), JOB | STEP | TWO_TASKS, "srun started 2", "--nodes=1 --ntasks-per-node=1 "),
         (cfg(nodes=1, devices=2), JOB | STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"},
@@ -239,6 +239,9 @@ def test_too_few_gpus_and_cores_are_told_before_torch(monkeypatch: pytest.Monkey
         with pytest.raises(Refused) as caught:
             probe._enough(known, SRUN, {"CUDA_VISIBLE_DEVICES": visible})
         assert caught.value.key == "trainer.devices" and fix in caught.value.fix
+    with pytest.raises(Refused) as caught:
+        probe._enough(known, SRUN, {"CUDA_VISIBLE_DEVICES": "0", "PBS_JOBID": "17.server"})
+    assert "select" in caught.value.fix and "--g" not in caught.value.rule + caught.value.fix, "Slurm's options"
     monkeypatch.setattr(os, "cpu_count", lambda: 96)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     with pytest.raises(Refused, match="--cpus-per-task=64"):

@@ -8,6 +8,7 @@ import shlex
 import struct
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,31 @@ def test_wait_ends_with_the_code_of_the_job(ends: str, code: int, desk: Desk) ->
     assert desk.type("cluster=slurm", "--wait", "--parsable") == code
     assert desk.noted("sbatch.argv").splitlines()[:2] == ["--parsable", "--wait"]
     assert desk.out.startswith("17 ")
+
+
+def test_the_log_of_an_array_is_where_it_is_told(desk: Desk) -> None:
+    """Slurm writes into the folder of the array, as --output says; the script of PBS into each run directory."""
+    desk.scheduler('case "$0" in *qsub) echo "17[].server";; *) echo 17;; esac')
+    for cluster in ("slurm", "pbs"):
+        assert desk.type(f"cluster={cluster}", "seed=1,2", "--multirun") == 0
+        (told,) = re.findall("(?m)^log (.*)$", desk.out)
+        folder = Path(re.findall("(?m)^run directory (.*)$", desk.out)[0])
+        members = (folder / "members").read_text().splitlines()
+        written = [folder / f"job-17_{number}.log" for number in range(len(members))]
+        if cluster == "pbs":
+            written = [Path(member) / "job-17.log" for member in members]
+            assert '>>"$run_dir/job-$id.log"' in (folder / "job.sh").read_text()
+        else:
+            assert f'--output="{folder}/job-%A_%a.log"' in (folder / "job.sh").read_text()
+        assert len(written) == 2 and all(fnmatch(str(path), told) for path in written), told
+
+
+@pytest.mark.parametrize("value", ["[-l a=b]", '"[-l a=b]"', "-l a=b"])
+def test_the_fix_of_a_list_is_a_list(value: str, desk: Desk) -> None:
+    assert desk.type("cluster=pbs", f"cluster.options={value}", "--dry-run") == 2
+    (fix,) = re.findall(r"""fix: .*?('cluster\.options=.*')$""", desk.err.strip(), re.MULTILINE)
+    assert desk.type("cluster=pbs", *shlex.split(fix), "--dry-run") == 0, desk.err
+    assert "\n#PBS -l a=b\n" in desk.out
 
 
 def test_pbs_gets_a_chain_of_jobs(desk: Desk) -> None:

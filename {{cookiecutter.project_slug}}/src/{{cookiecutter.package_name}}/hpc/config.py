@@ -4,7 +4,9 @@ Imports neither torch nor lightning: it also runs on login nodes, and must answe
 """
 
 import difflib
+import json
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -118,6 +120,13 @@ def load(run_dir: Path) -> DictConfig:
     return cfg
 
 
+def as_list(key: str, text: str) -> str:
+    """How this is typed as a list in a shell: each element in quotes of its own, as Hydra wants it."""
+    elements = text[1:].removesuffix("]").split(",") if text.startswith("[") else [text]
+    quoted = (json.dumps(element.strip(" '\""), ensure_ascii=False) for element in elements)
+    return shlex.quote(f"{key}=[{','.join(quoted)}]")
+
+
 def typed(schema: type[T], node: DictConfig, name: str, *, only_ours: bool = False) -> T:
     """`node` as the dataclass `schema`, its values checked against the annotations.
 
@@ -151,7 +160,10 @@ def typed(schema: type[T], node: DictConfig, name: str, *, only_ours: bool = Fal
             values[key] = blank[key]
         except OmegaConfBaseException:
             kind = getattr(kind, "__name__", str(kind))
-            raise Refused(dotted(name, key), value, f"is of type {kind}", f"{dotted(name, key)}=<{kind}>") from None
+            fix = f"{dotted(name, key)}=<{kind}>"
+            if kind == "list" and isinstance(value, str):
+                fix = as_list(dotted(name, key), value)
+            raise Refused(dotted(name, key), value, f"is of type {kind}", fix) from None
     for field in fields(schema):  # type: ignore[arg-type]
         if field.default is MISSING and field.name not in values:
             raise Refused(

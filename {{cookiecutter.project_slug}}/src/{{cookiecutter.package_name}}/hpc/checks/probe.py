@@ -33,6 +33,8 @@ def placed(cfg: DictConfig, place: Place, environ: Mapping[str, str]) -> None:
     """
     nodes, devices = cfg.trainer.num_nodes, cfg.trainer.devices
     launched = f"srun --nodes={nodes} --ntasks-per-node={devices} python train.py ..."
+    if "PBS_JOBID" in environ:
+        launched = f"python submit.py ..., or on each node torchrun --nnodes={nodes} --nproc-per-node={devices} ..."
     if environ.get("SLURM_HET_SIZE", "1") not in ("", "1"):
         rule = "ranks cannot be numbered across the parts of a heterogeneous job"
         raise Refused("SLURM_HET_SIZE", environ["SLURM_HET_SIZE"], rule, "one part, all nodes alike")
@@ -196,7 +198,7 @@ def _enough(cfg: DictConfig, place: Place, environ: Mapping[str, str]) -> None:
     trainer, cluster = cfg.trainer, cfg.cluster
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if trainer.accelerator == cluster.accelerator and cluster.request and visible is not None:
-        _enough_gpus(trainer.devices, len([name for name in visible.split(",") if name.strip()]))
+        _enough_gpus(trainer.devices, len([name for name in visible.split(",") if name.strip()]), environ)
     cores = len(os.sched_getaffinity(0))
     wanted = min(cluster.cores_per_gpu or 1, os.cpu_count() or 1)
     if place.launcher == "srun" and cores < wanted:
@@ -206,16 +208,19 @@ def _enough(cfg: DictConfig, place: Place, environ: Mapping[str, str]) -> None:
         return
     import torch
 
-    _enough_gpus(trainer.devices, torch.cuda.device_count())
+    _enough_gpus(trainer.devices, torch.cuda.device_count(), environ)
     if "bf16" in trainer.precision and not torch.cuda.is_bf16_supported(including_emulation=False):
         rule = f"{torch.cuda.get_device_name()} has no bfloat16 arithmetic"
         raise Refused("trainer.precision", trainer.precision, rule, "trainer.precision=16-mixed")
 
 
-def _enough_gpus(devices: int, found: int) -> None:
+def _enough_gpus(devices: int, found: int, environ: Mapping[str, str]) -> None:
     if found < devices:
-        rule = f"{found} CUDA devices are visible to this task (each task sees all of its node's: no --gpus-per-task)"
-        fix = f"--gpus-per-node={devices} (or --gres=gpu:{devices}), or trainer.devices={found}"
+        rule = f"{found} CUDA devices are visible to this task"
+        fix = f"ngpus={devices} in the select of the job (cluster.request), or trainer.devices={found}"
+        if "PBS_JOBID" not in environ:
+            rule += " (each task sees all of its node's: no --gpus-per-task)"
+            fix = f"--gpus-per-node={devices} (or --gres=gpu:{devices}), or trainer.devices={found}"
         raise Refused("trainer.devices", devices, rule, fix if found else "trainer=cpu, or ask for GPUs: " + fix)
 
 

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from .. import home, trust
-from ..config import CONFIGS, Refused, flat, meant, nearest, quoted
+from ..config import CONFIGS, Refused, as_list, flat, meant, nearest, quoted
 from . import move
 from .layout import TEXT
 
@@ -53,7 +53,7 @@ def compose(description: str | None, argv: Sequence[str]) -> DictConfig:
     words.add_argument("--multirun", "-m", action="store_true", help=argparse.SUPPRESS)
     asked = words.parse_intermixed_args(argv)
     if asked.multirun:
-        rule = "one process trains one run; under srun, every rank would start all of them"
+        rule = "one process trains one run; under srun or mpiexec, every rank would start all of them"
         raise Refused("--multirun", None, rule, "python submit.py --multirun ..., which makes a job array")
     return composed(asked)
 
@@ -187,9 +187,10 @@ def _explain(error: HydraException, overrides: Sequence[str], configs: Path) -> 
     if isinstance(error, OverrideParseException):
         key, _, value = str(error.override).partition("=")
         quoted = value.replace("\\", "\\\\").replace('"', '\\"')
-        raise Refused(
-            error.override, None, "is not key=value as Hydra reads it", f"""quote the value: '{key}="{quoted}"'"""
-        ) from None
+        fix = f"""'{key}="{quoted}"'"""
+        if value.startswith("[") or key in ("cluster.options", "cluster.setup"):
+            fix = as_list(key, value)
+        raise Refused(error.override, None, "is not key=value as Hydra reads it", f"quote the value: {fix}") from None
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.replace(".yaml", "").rpartition("/")
         choices = groups(configs).get(group, [])

@@ -61,10 +61,12 @@ def submit(folder: Path, cluster: DictConfig, job: Job, wait: bool = False) -> t
             return jobs, command
 
 
-def log(folder: Path, job: str, num_members: int = 1) -> Path:
-    """The file that the job's output goes to."""
+def log(folder: Path, scheduler: str, job: str, *, array: bool) -> Path:
+    """The file that the job's output goes to; of an array, the pattern of those of its members."""
     number = job.split(".")[0].removesuffix("[]")
-    return folder / (f"job-{number}_*.log" if num_members > 1 else f"job-{number}.log")
+    if not array:
+        return folder / f"job-{number}.log"
+    return folder / (f"job-{number}_*.log" if scheduler == "slurm" else f"*/job-{number}.log")
 
 
 def _hand_over(folder: Path, scheduler: str, after: str | None, wait: bool) -> tuple[str, subprocess.Popen[str]]:
