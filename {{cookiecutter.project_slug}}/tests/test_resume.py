@@ -186,3 +186,34 @@ def test_the_end_of_the_jobs_time_is_seen_coming(start: Callable, tmp_path: Path
     assert (run_dir / "verdict").stat().st_mtime < min(map(float, re.findall(r"until (\S+)", said)))
     saved = (run_dir / "checkpoints" / "last.ckpt").resolve()
     assert f"step {int(saved.name[5:])}\n" in (run_dir / "verdict").read_text()
+
+
+LONG = """
+import os, time
+from {{ cookiecutter.package_name }}.hpc.checkpoints import checkpoint
+from {{ cookiecutter.package_name }}.hpc.resuming import resume
+
+resume.QUIET = 2
+make_durable = checkpoint.make_durable
+
+def slow(part):
+    if os.environ.get("RANK") == "1":
+        for number in range(60):
+            time.sleep(0.25)
+            GROWS and (part / "big").write_bytes(bytes(2**20))
+    make_durable(part)
+
+checkpoint.make_durable = slow
+"""
+FEW = ["trainer=ddp", "trainer.devices=2", *COMMON, "trainer.max_steps=2", "faults.hang_minutes=0.1"]
+FEW += ["+trainer.limit_val_batches=0", "+trainer.limit_test_batches=1", "checkpoint.monitor=null"]
+
+
+@pytest.mark.parametrize(("grows", "codes"), [(True, [0, 0]), (False, [86, 86])])
+def test_a_write_is_waited_for_as_long_as_it_goes_on(
+    grows: bool, codes: list[int], start: Callable, tmp_path: Path
+) -> None:
+    """A rank writes for much longer than a step may take; or it says that it does, and nothing moves."""
+    said = start(tmp_path / "run", 2, FEW, patch=LONG.replace("GROWS", str(grows)), code=codes)
+    assert (tmp_path / "run" / "checkpoints" / "step-000000002").exists() is grows
+    assert grows or "waiting for a checkpoint to be written" in said

@@ -1,19 +1,26 @@
 """Writes checkpoints beside the training: a thread per rank that talks to the others over a group of its own."""
 
 import errno
+import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from .. import process
 from ..rundir import Owner
+from ..running import stacks
 from . import checkpoint
 
 T = TypeVar("T")
+LOOK = 1.0  # seconds between two looks at a write that is waited for
+MOVES = 2**20  # bytes that this process must read or write to count as writing; others of its threads do a little
+FOR_EVER = timedelta(days=365)  # a rank that is gone is noticed by others than this group
 
 
 class Unwritten(Exception):
@@ -32,9 +39,10 @@ class Writer:
         several = dist.is_available() and dist.is_initialized()
         self.rank, self.num_ranks = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
         # Not the group that training uses: its collectives would mix with those of this thread.
-        self.group: Any = dist.new_group(backend="gloo") if several else None
+        self.group: Any = dist.new_group(backend="gloo", timeout=FOR_EVER) if several else None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
+        self._thread_id = 0
         self.seconds = 0.0  # that the last one took, from its beginning to its being whole
 
     def begin(self, final: Path) -> Path:
@@ -60,7 +68,7 @@ class Writer:
         """
 
         def run() -> None:
-            began = time.monotonic()
+            self._thread_id, began = threading.get_ident(), time.monotonic()
             self._together(lambda: write(part))
             self._together(lambda: checkpoint.make_durable(part))
             mine = self._together(lambda: checkpoint.sums(part, checkpoint.names(part)[self.rank :: self.num_ranks]))
@@ -76,11 +84,23 @@ class Writer:
 
         self._pending = self._thread.submit(run)
 
-    def wait(self) -> None:
-        """Until nothing is being written. Raises `Unwritten` if that failed."""
+    def wait(self, meanwhile: Callable[[bool], None] = lambda moves: None) -> None:
+        """Until nothing is being written. Raises `Unwritten` if that failed.
+
+        Args:
+            meanwhile: called about once a second: is there a sign that this rank's share of the write goes on?
+        """
         pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        if pending is None:
+            return
+        moved = process.bytes_moved()
+        while wait([pending], LOOK).not_done:
+            now = process.bytes_moved()
+            moves = now - moved >= MOVES
+            moved = now if moves else moved
+            # A rank that has done its share waits for the others, which look after themselves.
+            meanwhile(moves or stacks.in_collective(self._thread_id))
+        pending.result()
 
     @property
     def busy(self) -> bool:

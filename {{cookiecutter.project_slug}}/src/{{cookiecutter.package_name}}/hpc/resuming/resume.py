@@ -31,6 +31,7 @@ PRUNED = "pruned: worse than the median trial"
 END = "the end of the job's time"
 # Of several, the last one is what a run stops for.
 REASONS = ("", "SIGUSR1", "SIGUSR2", "SIGTERM", ORPHANED, END, PRUNED)
+QUIET = 4  # times as long as a step may take, a write may show no sign that it goes on: a disk that is slow to sync
 UNKNOWN = 60.0  # seconds that a save is assumed to take before one was seen
 
 
@@ -158,7 +159,7 @@ class Resume(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._between_steps(trainer, pl_module, last=True)
-        trainer.strategy.writer.wait()  # type: ignore[attr-defined]  # without its end a run is not finished
+        self._wait(trainer)  # without its end a run is not finished
         if self.member:
             self.member.end("fail" if self.best is None else "complete", self.best)
 
@@ -243,12 +244,25 @@ class Resume(L.Callback):
         """Wait for the checkpoint that is being written. One that failed is reported; those before it are there."""
         writer: Any = trainer.strategy.writer  # type: ignore[attr-defined]
         try:
-            writer.wait()
+            self._wait(trainer)
             self._save_seconds = writer.seconds or self._save_seconds
             self.watch.saved |= bool(writer.seconds)
             self._best_written = self.best, self.best_step
         except Unwritten as error:
             self._warn(trainer, self._saved_step, error)
+
+    def _wait(self, trainer: L.Trainer) -> None:
+        """Till nothing is being written, however long that takes as long as it goes on. Raises `Unwritten`."""
+        step, quiet_since = trainer.global_step, time.monotonic()
+
+        def meanwhile(moves: bool) -> None:
+            nonlocal quiet_since
+            now = time.monotonic()
+            quiet_since = now if moves else quiet_since
+            if now - quiet_since < (QUIET - 1) * 60 * self.faults.hang_minutes:
+                self.watch.progress(step, "waiting for a checkpoint to be written")
+
+        trainer.strategy.writer.wait(meanwhile)  # type: ignore[attr-defined]
 
     def _warn(self, trainer: L.Trainer, step: int, error: Unwritten) -> None:
         self.best, self.best_step = self._best_written

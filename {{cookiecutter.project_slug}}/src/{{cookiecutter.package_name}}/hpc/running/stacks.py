@@ -31,6 +31,11 @@ def lock() -> str:
     return ""
 
 
+def in_collective(thread: int) -> bool:
+    """Does this thread talk to other ranks, or wait for them?"""
+    return any(file.endswith("/torch/distributed/distributed_c10d.py") for file, _, _ in _stack(thread))
+
+
 def everywhere() -> str:
     """What all threads do, innermost calls first, the main thread last."""
     text = []
