@@ -22,7 +22,7 @@ def differences(reference: Path, run_dir: Path, draw: dict[str, Any]) -> str:
         found = _steps_moved(reference, run_dir, tolerance)
     else:
         found = next(filter(None, (_steps(reference, run_dir, rank) for rank in range(draw["ranks"]))), "")
-    found = found or _curves(reference, run_dir, tolerance)
+    found = found or _curves(reference, run_dir, tolerance, moved)
     return found or _state(reference, run_dir, tolerance, moved) or _files(reference, run_dir)
 
 
@@ -138,8 +138,17 @@ def curves(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in tags}
 
 
-def _curves(reference: Path, run_dir: Path, tolerance: float) -> str:
+# Of these every layout draws the same points; others show what one rank's micro-batch was.
+OF_ALL_RANKS = re.compile(r"^(train/loss|lr|lr-.*|grad_norm|own/metric|val/.*|test/.*)$")
+
+
+def _curves(reference: Path, run_dir: Path, tolerance: float, moved: bool) -> str:
     wanted, found = curves(reference), curves(run_dir)
+    if moved:  # some are drawn once for each micro-batch
+        wanted, found = (
+            {tag: sorted(dict(points).items()) for tag, points in drawn.items() if OF_ALL_RANKS.match(tag)}
+            for drawn in (wanted, found)
+        )
     for tag in sorted(wanted | found):
         a, b = found.get(tag, []), wanted.get(tag, [])
         if [step for step, _ in a] != [step for step, _ in b]:

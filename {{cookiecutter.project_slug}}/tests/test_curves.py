@@ -74,6 +74,14 @@ def test_the_last_step_of_an_epoch_may_have_fewer_micro_batches(tmp_path: Path) 
     ]  # fmt: skip
 
 
+def test_a_resumed_run_knows_the_rate_of_the_last_step() -> None:
+    """With manual optimization its first batch may make none."""
+    before, after = Curves(), Curves()
+    before._lr = 0.3
+    after.load_state_dict(before.state_dict())
+    assert after._lr == 0.3
+
+
 def test_ranks_are_averaged(together: Any) -> None:
     assert together(_read, 3) == [[2.0, 20.0]] * 3
 

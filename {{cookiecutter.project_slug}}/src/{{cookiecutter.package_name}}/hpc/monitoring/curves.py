@@ -71,6 +71,12 @@ class Curves(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.write(trainer)
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"lr": self._lr}  # with manual optimization the next batch may make no step, and has this one's rate
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._lr = state_dict["lr"]
+
     def write(self, trainer: L.Trainer) -> None:
         """Give what was collected to the loggers and to the progress bar."""
         while self._points:
