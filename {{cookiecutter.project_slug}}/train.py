@@ -93,18 +93,19 @@ def fit_and_test(
         owner=beginning.claim,
     )
     double = strategies.double(cfg.trainer.precision)
-    trainer = config.build(
-        cfg.trainer,
-        logger=logging,
-        callbacks=lean.called([curves.Curves(), going_on, *config.build_each(cfg.callbacks)]),
-        precision=None if double else cfg.trainer.precision,
-        plugins=[record.environment(place), *double],
-        enable_checkpointing=False,  # Lightning's own: neither atomic nor exact
-    )
-    record.config(trainer, cfg)
-    if not cfg.test_only:
-        with record.given_up(trainer, cfg, going_on):
-            trainer.fit(module, data, ckpt_path=found.path if found else None)
+    with record.rejections(going_on):
+        trainer = config.build(
+            cfg.trainer,
+            logger=logging,
+            callbacks=lean.called([curves.Curves(), going_on, *config.build_each(cfg.callbacks)]),
+            precision=None if double else cfg.trainer.precision,
+            plugins=[record.environment(place), *double],
+            enable_checkpointing=False,  # Lightning's own: neither atomic nor exact
+        )
+        record.config(trainer, cfg)
+        if not cfg.test_only:
+            with record.given_up(trainer, cfg, going_on):
+                trainer.fit(module, data, ckpt_path=found.path if found else None)
     tested = dict(trainer.test(module, data, verbose=False)[0])
     record.result(trainer, cfg, going_on.metrics | tested)
     trainer.strategy.barrier()

@@ -52,6 +52,7 @@ def rules(cfg: DictConfig) -> None:
     sections.skipping(cfg)
     _strategy_rules(strategy, trainer, cfg)
     _network_rules(strategy, cfg)
+    _callback_rules(cfg)
     sections.batch(cfg)
     sections.monitor(cfg)
     _bind_targets(cfg.data, "data")
@@ -134,6 +135,27 @@ def _strategy_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> No
     if strategy.name.startswith(("deepspeed", "zero")):
         _deepspeed_rules(strategy, trainer, cfg)
     _finetuning_rules(strategy, world, cfg)
+
+
+# Callbacks of Lightning's that would not do here what they are for: class → rule, fix.
+_SAVES = (
+    "the project itself must write the checkpoints, whole or not at all, as it resumes from them",
+    "callbacks.{}=null; see checkpoint.every_n_steps=, checkpoint.monitor= and checkpoint.keep=",
+)
+_SEARCHES = (
+    "a run must not search for its own settings: it would search again, and find others, each time it is resumed",
+    "callbacks.{}=null; tools/search.py compares runs with different settings",
+)
+NOT_HERE = {"ModelCheckpoint": _SAVES, "OnExceptionCheckpoint": _SAVES}
+NOT_HERE |= {"LearningRateFinder": _SEARCHES, "BatchSizeFinder": _SEARCHES}
+
+
+def _callback_rules(cfg: DictConfig) -> None:
+    for key, node in signatures.targets(OmegaConf.to_container(cfg.callbacks), "callbacks"):
+        name = node["_target_"].rpartition(".")[2]
+        if name in NOT_HERE and node["_target_"].startswith(("lightning.", "pytorch_lightning.")):
+            rule, fix = NOT_HERE[name]
+            raise Refused(key, node["_target_"], rule, fix.format(key.partition(".")[2]))
 
 
 def _finetuning_rules(strategy: Strategy, world: int, cfg: DictConfig) -> None:

@@ -74,6 +74,7 @@ class Resume(L.Callback):
         self._save_seconds = UNKNOWN
         self._validated = self._given_up = False
         self._validations = 0
+        self.trains = False  # a batch has come
         self._saved: dict[str, Any] = {}  # what this attempt goes on from
         self._start: position.Start | None = None
         self._not_finite: Tensor | None = None
@@ -109,6 +110,7 @@ class Resume(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self.watch.progress(trainer.global_step, "training")
+        self.trains = True
         if self._start:  # Lightning counts on its own when it restarts, once too often
             start, self._start = self._start, None
             loop = trainer.fit_loop.epoch_loop
@@ -135,9 +137,10 @@ class Resume(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        if self.when.monitor and self.when.monitor not in metrics:
-            known = ", ".join(name for name in metrics if name.startswith("val/"))
-            raise Refused("checkpoint.monitor", self.when.monitor, f"is logged in validation: {known}", "one of them")
+        if self.when.monitor and self.when.monitor not in (known := _logged(trainer) | metrics.keys()):
+            names = ", ".join(sorted(name for name in known if name.startswith("val/"))) or "none"
+            rule = f"must be a metric that is logged in validation; there are: {names}"
+            raise Refused("checkpoint.monitor", self.when.monitor, rule, "one of them, or checkpoint.monitor=null")
         if trainer.sanity_checking:
             return
         self.metrics, self._validated = metrics, bool(self.when.monitor)
@@ -330,3 +333,15 @@ class Resume(L.Callback):
             record.skip(self.run_dir, stepped, self.attempt) if trainer.is_global_zero else None
             self._leave(trainer, step, "continue", f"{why}: back to the last checkpoint, past these samples")
         self._leave(trainer, step, "failed", why)
+
+
+def _logged(trainer: Any) -> set[str]:
+    """Metrics of a sanity check, by name: those of several loaders Lightning does not hand out before it is over."""
+    results = trainer._results  # the only place where they are
+    if not trainer.sanity_checking or results is None:
+        return set()
+    before, known = results.dataloader_idx, set()
+    for results.dataloader_idx in (None, *range(len(trainer.num_sanity_val_batches))):
+        known |= results.metrics(on_step=False)["callback"].keys()
+    results.dataloader_idx = before
+    return known

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
+from hydra.errors import InstantiationException
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
@@ -19,7 +21,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from .. import rundir
-from ..config import flat, from_environment, frozen
+from ..config import Refused, flat, from_environment, frozen
 from ..jobs import move
 from ..launch import Place
 from . import loggers, snapshot
@@ -120,6 +122,19 @@ def given_up(trainer: L.Trainer, cfg: DictConfig, resume: "Resume") -> Iterator[
         if stopped.outcome == "finished":
             result(trainer, cfg, resume.metrics)
         raise
+
+
+@contextmanager
+def rejections(resume: "Resume") -> Iterator[None]:
+    """What Lightning rejects before the first step is rejected as the project's own rules do: in a sentence."""
+    try:
+        yield
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, InstantiationException) else error
+        if resume.trains or not isinstance(cause, MisconfigurationException):
+            raise
+        rule = f"Lightning rejects this: {' '.join(str(cause).split())}"
+        raise Refused("trainer, callbacks or model", None, rule, "change what it names") from error
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,85 @@
+"""What cannot be done exactly is rejected before the first step, whoever finds it out: in a sentence, no traceback."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from omegaconf import OmegaConf, open_dict
+from torch import Tensor
+
+from {{ cookiecutter.package_name }}.hpc import config
+from {{ cookiecutter.package_name }}.hpc.checks import preflight
+from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline
+from {{ cookiecutter.package_name }}.hpc.resuming import resume
+from {{ cookiecutter.package_name }}.hpc.running import record
+
+
+@pytest.mark.parametrize("name", ["ModelCheckpoint", "OnExceptionCheckpoint", "LearningRateFinder", "BatchSizeFinder"])
+def test_a_callback_that_would_not_do_here_what_it_is_for(name: str) -> None:
+    cfg = commandline.compose_overrides([])
+    preflight.check(cfg)
+    with open_dict(cfg):
+        cfg.callbacks.mine = {"_target_": f"lightning.pytorch.callbacks.{name}"}
+    with pytest.raises(Refused, match="must") as refused:
+        preflight.check(cfg)
+    assert refused.value.key == "callbacks.mine" and "callbacks.mine=null" in refused.value.fix
+
+
+TRAINER = {
+    "_target_": "lightning.pytorch.Trainer", "accelerator": "cpu", "enable_checkpointing": False, "logger": False,
+}  # fmt: skip
+
+
+def test_what_lightning_rejects_before_the_first_step() -> None:
+    def build(trains: bool) -> None:
+        with record.rejections(SimpleNamespace(trains=trains)):  # type: ignore[arg-type]
+            config.build(OmegaConf.create(TRAINER), callbacks=[ModelCheckpoint()])
+
+    with pytest.raises(Refused, match="found `ModelCheckpoint` in callbacks list"):
+        build(trains=False)
+    with pytest.raises(Exception, match="ModelCheckpoint") as failed:  # a failure of training stays one
+        build(trains=True)
+    assert isinstance(failed.value.__cause__, MisconfigurationException)
+
+
+class TwoLoaders(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = torch.nn.Parameter(torch.tensor(0.0))
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return (self.slope * batch).mean()
+
+    def validation_step(self, batch: Tensor, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("val/both", batch.mean())
+        if dataloader_idx == 0:
+            self.log("val/loss", batch.mean(), add_dataloader_idx=False)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([self.slope], lr=0.5)
+
+
+class Look(L.Callback):
+    def __init__(self) -> None:
+        self.seen: list[tuple[bool, set[str]]] = []
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.seen.append((trainer.sanity_checking, resume._logged(trainer) | trainer.callback_metrics.keys()))
+
+
+def test_metrics_of_several_validation_loaders_are_known_in_the_sanity_check(tmp_path: Path) -> None:
+    """There `checkpoint.monitor` is judged."""
+    look, data = Look(), torch.ones(4)
+    trainer = L.Trainer(
+        accelerator="cpu", callbacks=[look], max_epochs=1, enable_progress_bar=False, enable_checkpointing=False,
+        enable_model_summary=False, default_root_dir=tmp_path, logger=False,
+    )  # fmt: skip
+    trainer.fit(TwoLoaders(), data, [data, data])
+    expected = {"val/loss", "val/both/dataloader_idx_0", "val/both/dataloader_idx_1"}
+    assert look.seen == [(True, expected), (False, expected)]
