@@ -1,6 +1,7 @@
 """Train the network that the config describes, then test it: python train.py [group=choice] [key=value]"""
 
 import gc
+import shlex
 import sys
 from datetime import datetime
 from functools import partial
@@ -15,7 +16,7 @@ from omegaconf import DictConfig
 from {{ cookiecutter.package_name }}.hpc import config, launch, rundir
 from {{ cookiecutter.package_name }}.hpc.checks import preflight, probe
 from {{ cookiecutter.package_name }}.hpc.jobs import commandline, job, layout
-from {{ cookiecutter.package_name }}.hpc.running import begin, watch
+from {{ cookiecutter.package_name }}.hpc.running import begin, signals, watch
 
 
 def main(place: launch.Place, warned: watch.Warned) -> None:
@@ -26,8 +27,14 @@ def main(place: launch.Place, warned: watch.Warned) -> None:
     try:
         metrics = train(cfg, place, warned, frozen=commandline.resumes(sys.argv[1:]) is not None)
     except watch.Stopped as stopped:
+        by_hand = stopped.why == signals.INTERRUPTED
         if launch.speaks(place, environ):
             print(f"stopped at step {stopped.step}: {stopped.why}\nrun directory {cfg.run_dir}", flush=True)
+            if stopped.outcome == "continue" and (by_hand or not launch.in_job(environ)):
+                print(f"to go on: python train.py resume={shlex.quote(str(cfg.run_dir))}", flush=True)
+        if launch.is_child(place):  # of a process that Lightning would kill if this one told a failure
+            sys.exit(0)
+        warned.ends_interrupted = by_hand and place.launcher == "none"
         sys.exit({"continue": job.CONTINUE, "finished": 0}.get(stopped.outcome, 1))
     if metrics:
         print(f"run directory {cfg.run_dir}")
@@ -118,5 +125,6 @@ def fit_and_test(
 if __name__ == "__main__":
     told = watch.listen()  # before the heavy imports: a signal that came meanwhile would end the process
     here = launch.place(environ)
+    told.speaks = launch.speaks(here, environ)
     with config.refusals(launch.speaks(here, environ)):
         main(here, told)

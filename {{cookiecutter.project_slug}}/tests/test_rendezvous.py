@@ -1,18 +1,15 @@
 """Ranks find the store of their own launch, whoever else listens on the node, and join no other."""
 
-import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
-from conftest import ENVIRON, PROJECT, free_port
+from conftest import free_port
 
 from {{ cookiecutter.package_name }}.hpc import launch, meeting, rendezvous
 from {{ cookiecutter.package_name }}.hpc.config import Refused
@@ -207,17 +204,3 @@ def test_two_launches_at_once_with_one_name(words: list[str], together: Callable
     for rank, (_, *heard) in enumerate(said):
         assert heard == [[0, words[rank // 2]], [1, words[rank // 2]]]
     assert sorted(port for port, *_ in said) == sorted([said[0][0], said[2][0]] * 2) and said[0][0] != said[2][0]
-
-
-@pytest.mark.slow
-def test_ranks_that_lightning_starts_have_a_port_for_themselves(tmp_path: Path) -> None:
-    """Whatever a shell has left behind; and each hears of the others' failures."""
-    words = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "trainer.max_steps=2"]
-    words += ["trainer.precision=32-true", "callbacks.progress=null", "+trainer.limit_test_batches=1"]
-    with socket.create_server(("", free_port())) as taken:
-        left = {"MASTER_ADDR": "10.255.255.1", "MASTER_PORT": str(taken.getsockname()[1]), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(PROJECT / "train.py"), f"run_dir={tmp_path / 'run'}", *words]
-        done = subprocess.run(command, env=ENVIRON | left, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    events = [json.loads(line) for line in (tmp_path / "run" / "attempts.jsonl").read_text().splitlines()]
-    assert [event["outcome"] for event in events if event["event"] == "end"] == ["finished"]

@@ -1,11 +1,18 @@
 """train.py as a person types it: what is learned, what is recorded, what a checkpoint is good for afterwards."""
 
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import PROJECT, QUIET, scalars
+from conftest import ENVIRON, PROJECT, QUIET, free_port, scalars
 from omegaconf import OmegaConf
 
 from {{ cookiecutter.package_name }}.hpc.checkpoints import checkpoint, inert, weights
@@ -167,6 +174,35 @@ def test_a_run_directory_is_fresh_unless_it_is_asked_for() -> None:
     assert rundir.choose(None, "x", now, batch) == PROJECT / "runs" / "x_77"
     fresh = rundir.choose(None, "x", now, {})
     assert fresh.parent == PROJECT / "runs" and fresh.name.startswith("2030-01-02_03-04-05_x")
+
+
+def test_ctrl_c_stops_all_ranks_between_two_steps_and_says_how_to_go_on(tmp_path: Path) -> None:
+    """Lightning starts the second rank. They have a port for themselves, whatever a shell has left behind."""
+    run_dir = tmp_path / "a run"
+    words = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "trainer.precision=32-true", QUIET]
+    words += ["trainer.max_epochs=10000", "checkpoint.every_n_steps=5", f"run_dir='{run_dir}'"]
+    with socket.create_server(("", free_port())) as taken, (tmp_path / "out").open("wb") as out:
+        left = {"MASTER_ADDR": "10.255.255.1", "MASTER_PORT": str(taken.getsockname()[1]), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(PROJECT / "train.py"), *words]
+        train = subprocess.Popen(command, env=ENVIRON | left, stdout=out, stderr=out, start_new_session=True)
+        try:
+            limit = time.monotonic() + 120
+            while not (run_dir / "checkpoints" / "last.ckpt").exists() and train.poll() is None:
+                assert time.monotonic() < limit, (tmp_path / "out").read_text()
+                time.sleep(0.1)
+            assert train.poll() is None, (tmp_path / "out").read_text()
+            os.killpg(train.pid, signal.SIGINT)  # as a terminal does
+            code = train.wait(60)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(train.pid, signal.SIGKILL)
+    said = (tmp_path / "out").read_text()
+    assert code == -signal.SIGINT and "Traceback" not in said, said
+    assert said.count("Ctrl-C: stops after this step and saves; once more ends at once") == 1
+    step = int(said.split("stopped at step ")[1].split(":")[0])
+    assert said.endswith(f"run directory {run_dir}\nto go on: python train.py resume='{run_dir}'\n")
+    assert (run_dir / "checkpoints" / "last.ckpt").resolve().name == f"step-{step:09}"
+    assert (run_dir / "verdict").read_text() == f"attempt 1\nstep {step}\noutcome continue\nwhy Ctrl-C\n"
 
 
 def test_several_nodes_without_a_job_are_refused(call: Callable) -> None:

@@ -344,6 +344,43 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert ends([process], 5) == [0]
 
 
+def test_the_first_interrupt_is_a_warning_and_the_second_ends_what_is_blocked(start: Start, tmp_path: Path) -> None:
+    then = """
+warned.interruptible(True)
+warned.install()  # as at the beginning of each phase
+warned.speaks = True
+child = os.fork()
+if not child:
+    os.kill(os.getpid(), signal.SIGINT)
+    os._exit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+while warned.signal is None:
+    time.sleep(0.05)
+print(warned.signal, flush=True)
+block_in_c()
+"""
+    (process,) = start(then)
+    assert said(process) == "3"
+    process.send_signal(signal.SIGINT)
+    assert [said(process), said(process)] == ["Ctrl-C", "blocked"]
+    assert "once more ends at once" in (tmp_path / "err0").read_text()
+    process.send_signal(signal.SIGINT)
+    assert ends([process], 2) == [-signal.SIGINT]
+
+
+def test_outside_of_training_an_interrupt_is_what_it_is_to_python(start: Start) -> None:
+    then = """
+warned.interruptible(True)
+warned.interruptible(False)
+print("now", flush=True)
+time.sleep(60)
+"""
+    (process,) = start(then)
+    assert said(process) == "now"
+    process.send_signal(signal.SIGINT)
+    assert ends([process], 4) == [-signal.SIGINT] and process.stdout
+
+
 def errors() -> Iterator[tuple[BaseException, bool]]:
     import torch
     from torch import distributed

@@ -56,6 +56,11 @@ def speaks(place: Place, environ: Mapping[str, str]) -> bool:
     return place.rank == 0 and environ.get("SLURM_PROCID", "0") == "0"
 
 
+def is_child(place: Place) -> bool:
+    """Has Lightning started this process, beside the one that a person started?"""
+    return place.launcher == "none" and place.rank > 0
+
+
 def in_job(environ: Mapping[str, str]) -> bool:
     """Is this process part of a job of Slurm or PBS?"""
     return "SLURM_JOB_ID" in environ or "PBS_JOBID" in environ

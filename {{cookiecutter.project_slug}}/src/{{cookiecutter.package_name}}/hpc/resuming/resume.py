@@ -18,7 +18,7 @@ from ..config import Refused
 from ..jobs.layout import Checkpoint, Faults
 from ..rundir import Owner
 from ..running import phases, record
-from ..running.signals import ORPHANED
+from ..running.signals import INTERRUPTED, ORPHANED
 from ..running.watch import Stopped, Warned, Watch
 from ..training.parallel import gradient_norm, settle_buckets
 from . import optimizers, position, randomness
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PRUNED = "pruned: worse than the median trial"
 END = "the end of the job's time"
 # Of several, the last one is what a run stops for.
-REASONS = ("", "SIGUSR1", "SIGUSR2", "SIGTERM", ORPHANED, END, PRUNED)
+REASONS = ("", "SIGUSR1", "SIGUSR2", INTERRUPTED, "SIGTERM", ORPHANED, END, PRUNED)
 QUIET = 4  # times as long as a step may take, a write may show no sign that it goes on: a disk that is slow to sync
 UNKNOWN = 60.0  # seconds that a save is assumed to take before one was seen
 
@@ -97,6 +97,7 @@ class Resume(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.watch.progress(trainer.global_step, "starting")
         self.warned.install()  # where there was no sanity check
+        self.warned.interruptible(True)
         settle_buckets(trainer, pl_module)
         if self._start:
             position.check(trainer, self._saved["position"], self._start)
@@ -163,6 +164,7 @@ class Resume(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._between_steps(trainer, pl_module, last=True)
         self._wait(trainer)  # without its end a run is not finished
+        self.warned.interruptible(False)
         if self.member:
             self.member.end("fail" if self.best is None else "complete", self.best)
 
