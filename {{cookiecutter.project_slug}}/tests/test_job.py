@@ -196,7 +196,7 @@ class Node:
     """A job's shell: srun, scontrol and env.sh note what they were given."""
 
     def __init__(self, folder: Path) -> None:
-        self.run_dir, self.bin = folder / "my run's", folder / "bin"
+        self.run_dir, self.bin, self.attempt = folder / "my run's", folder / "bin", 0
         (self.run_dir / "code").mkdir(parents=True)
         self.bin.mkdir()
         (self.run_dir / "code" / "env.sh").write_text('echo "env.sh $VENV"\n')
@@ -213,7 +213,9 @@ class Node:
         (self.bin / name).chmod(0o755)
 
     def run(self, work: Job | None = None, outcome: str = "finished", code: int = 0, **environ: str) -> int:
-        verdict = f"printf 'attempt 1\\nstep 5\\noutcome {outcome}\\n' >{shlex.quote(str(self.run_dir))}/verdict"
+        self.attempt += 1
+        said = f"attempt {self.attempt}\\nstep 5\\noutcome {outcome}\\n"
+        verdict = f"printf '{said}' >{shlex.quote(str(self.run_dir))}/verdict"
         environ = {"SLURM_JOB_ID": "17", "SRUN": f"{verdict if outcome else ':'}; exit {code}"} | environ
         environ |= {"PATH": f"{self.bin}:/usr/bin:/bin"}
         script = slurm.text(work or self.work)
@@ -317,9 +319,17 @@ def test_a_run_that_is_finished_is_not_started(node: Node) -> None:
     assert "env.sh" not in node.said
 
 
-def test_the_verdict_of_an_earlier_attempt_does_not_count(node: Node) -> None:
-    (node.run_dir / "verdict").write_text("attempt 1\nstep 5\noutcome failed\n")
-    assert node.run(outcome="", code=2) == 2 and node.noted("srun.argv")
+@pytest.mark.parametrize("word", ["failed", "continue"])
+def test_the_verdict_of_an_earlier_attempt_does_not_count(word: str, node: Node) -> None:
+    """Nor does a start that is refused take it away, as that of a second job of the run is."""
+    (node.run_dir / "verdict").write_text(said := f"attempt 4\nstep 5\noutcome {word}\n")
+    assert node.run(outcome="", code=2) == 2 and node.noted("srun.argv") and not node.noted("requeued")
+    assert (node.run_dir / "verdict").read_text() == said
+    assert node.run(outcome="", code=9) == 0 and node.noted("requeued") == ["17"], "a crash before an attempt has begun"
+
+
+def test_the_verdict_of_another_job_of_the_run_does_not_count(node: Node) -> None:
+    assert node.run(outcome="continue", code=2) == 2 and "refused" in node.said and not node.noted("requeued")
 
 
 def test_ranks_are_started_in_the_environment_of_the_run(node: Node) -> None:

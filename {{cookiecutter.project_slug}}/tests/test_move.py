@@ -432,7 +432,12 @@ def test_a_run_whose_next_job_waits_is_left_alone(desk: Desk) -> None:
     (desk.bin / "qstat").write_text(f"#!{desk.bin / 'bash'}\n{qstat(jobs)}\n")
     (desk.bin / "qstat").chmod(0o755)
     assert desk.type("resume=mine") == 2 and "its job 18 is pending" in desk.err and "qdel 18" in desk.err
-    jobs["18.server"]["Job_Owner"] = "ben@login1"
+    with Path("mine/successors").open("a") as stream:
+        stream.write(f"{time.time():.0f} 19.server\n")
+    jobs["19.server"] = {"job_state": "H"}
+    (desk.bin / "qstat").write_text(f"#!{desk.bin / 'bash'}\n{qstat(jobs)}\n")
+    assert desk.type("resume=mine") == 2 and "qdel 18 19" in desk.err
+    jobs["18.server"]["Job_Owner"] = jobs["19.server"]["Job_Owner"] = "ben@login1"
     (desk.bin / "qstat").write_text(f"#!{desk.bin / 'bash'}\n{qstat(jobs)}\n")
     assert desk.type("resume=mine") == 0, "a job of somebody else has this number"
 

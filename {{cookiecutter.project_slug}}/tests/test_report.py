@@ -376,6 +376,27 @@ def test_the_verdict_is_more_certain_than_the_end_of_the_job(runs: Path, command
     assert only(runs)["state"] == "failed"
 
 
+@pytest.mark.parametrize("number", ["17", "18"])
+def test_a_run_whose_next_start_was_refused(
+    number: str, runs: Path, commands: Path, work: job.Job, clock: Clock
+) -> None:
+    """The verdict of the start before stays; requeued by Slurm under the same number, or submitted once more."""
+    run_dir = runs / "digits"
+    clock(9)
+    submit(run_dir, commands, work)
+    clock(8)
+    end(run_dir, attempt(run_dir, "17"), 5, "continue", {})
+    clock(7)
+    if number == "18":
+        submit(run_dir, commands, work, "echo 18")
+    stub(commands, "squeue", "exit 0")
+    stub(commands, "sacct", f"echo '{number}|FAILED|2:0'")
+    said = "refused: trainer.devices=4\n  rule: 0 CUDA devices are visible\n  fix:  x\n"
+    (run_dir / f"job-{number}.log").write_text(said)
+    assert [only(runs)[key] for key in ("job", "state")] == [number, "failed (exit code 2)"]
+    assert only(runs)["note"] == "refused: trainer.devices=4, rule: 0 CUDA devices are visible"
+
+
 def test_what_was_submitted_last_counts(runs: Path, commands: Path, work: job.Job, clock: Clock) -> None:
     run_dir = runs / "digits"
     clock(60)

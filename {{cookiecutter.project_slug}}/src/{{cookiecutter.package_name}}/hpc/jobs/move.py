@@ -161,10 +161,11 @@ def refuse_queued(run_dir: Path) -> None:
     scheduler = run.submitted.get("scheduler")
     if scheduler not in states.COMMAND or not run.jobs:
         return
-    for job, state in (states.ask(scheduler, run.jobs, {run.owner}) or {}).items():
-        if state.active and job in run.jobs:  # not another member of the array
-            rule = f"its job {job} is {state.word}; two jobs cannot go on with one run"
-            raise Refused("resume", run_dir, rule, f"wait for job {job}, or {CANCEL[scheduler]} {job}")
+    told = states.ask(scheduler, run.jobs, {run.owner}) or {}
+    active = [job for job in run.jobs if job in told and told[job].active]  # not another member of the array
+    if active:
+        rule = f"its job {active[0]} is {told[active[0]].word}; two jobs cannot go on with one run"
+        raise Refused("resume", run_dir, rule, f"wait for job {active[-1]}, or {CANCEL[scheduler]} {' '.join(active)}")
 
 
 def _refuse_other_science(run_dir: Path, old: DictConfig, new: DictConfig) -> None:

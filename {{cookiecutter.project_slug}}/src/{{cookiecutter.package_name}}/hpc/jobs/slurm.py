@@ -160,7 +160,9 @@ def _quote(path: Path | None) -> str:
 
 
 BEGINNING = r"""
-outcome() { sed -n 's/^outcome //p' "$run_dir/verdict" 2>/dev/null || true; }
+verdict() { cat "$run_dir/verdict" 2>/dev/null || true; }
+earlier='' # verdict of the start before this one, which stays until an attempt of this one has begun
+outcome() { [ "$(verdict)" = "$earlier" ] || verdict | sed -n 's/^outcome //p'; }
 newest() { # checkpoint; names sort as their steps do, and one that is not whole ends in .part
     find "$run_dir/checkpoints/" -maxdepth 1 -type d -name 'step-*[0-9]' 2>/dev/null | sort | tail -n 1 || true
 }
@@ -187,7 +189,8 @@ stop() {
 }
 
 [ "$(outcome)" != finished ] || { echo "job $job: the run is finished already" && exit 0; }
-mkdir -p "$run_dir" && rm -f "$run_dir/verdict" # of an attempt before this
+mkdir -p "$run_dir"
+earlier=$(verdict)
 
 stalled=0 before=$(newest) # submitted by hand, a run has all its tries again
 [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] || read -r stalled <"$run_dir/stalled" || true
@@ -213,7 +216,7 @@ count
 case $(outcome) in # exit codes do not come through unchanged, so the ranks leave their common verdict in a file
 finished) exit 0 ;;
 failed) stop "failed (exit code $status); what was asked and why: above and in $run_dir" ;;
-"") [ "$status" -ne 2 ] || stop "refused; what and why is said above" ;;
+*) [ "$status" -ne 2 ] || stop "refused; what and why is said above" ;; # another job of this run may go on
 esac
 case $(standing) in
 cancelled) stop "cancelled" ;;
