@@ -195,8 +195,8 @@ def note(name, text):
     (run_dir / (name + ".part")).write_text(text)
     (run_dir / (name + ".part")).rename(run_dir / name)
 
-def outcome(word):
-    note("verdict", "attempt 1\\nstep 5\\noutcome " + word + "\\n")
+def outcome(word, attempt=1):
+    note("verdict", f"attempt {attempt}\\nstep 5\\noutcome {word}\\n")
 
 def run_module(name, run_name):
     facts = dict(module=name, argv=sys.argv[3:], environ=dict(os.environ), pid=os.getpid(), parent=os.getppid())
@@ -441,6 +441,22 @@ def test_a_job_submits_the_next(cluster: Pbs, job: str) -> None:
     else:
         assert (option, value) == ("-W", "depend=afterany:17.server")
     assert "goes on as job 18.server" in cluster.log()
+
+
+def test_a_run_goes_on_from_job_to_job(cluster: Pbs) -> None:
+    """As PBS starts them: with what -v says, when the job before has ended. Nobody types anything."""
+    saved = "(run_dir / 'checkpoints/step-000000005').mkdir(exist_ok=True, parents=True)\nrank or outcome('continue')\n"
+    starts = {f"{saved}raise Failed(85)": 85, "raise SystemExit(9)": 9, "rank or outcome('finished', 3)": 0}
+    told: dict[str, str] = {}
+    for number, (behaviour, code) in enumerate(starts.items(), 17):
+        cluster.behaviour(behaviour)
+        assert cluster.run(PBS_JOBID=f"{number}.server", **told) in (code, 143), cluster.log(f"job-{number}.log")
+        if code:
+            assert history.read(cluster.run_dir, "digits").job == f"{number + 1}", "it waits"
+            told = dict(word.split("=") for word in cluster.submitted()[-1][2].split(","))
+            assert told["HPC_AFTER"] == f"{number}"
+    assert "the run's verdict is: \n" in cluster.log("job-18.log"), "the verdict of the job before is not its own"
+    assert len(cluster.submitted()) == 2 and "the run's verdict is: finished" in cluster.log("job-19.log")
 
 
 def test_the_next_job_is_noted_where_report_reads_it(cluster: Pbs) -> None:

@@ -298,6 +298,23 @@ def test_a_trial_whose_job_is_over_has_failed(folder: Path, monkeypatch: pytest.
     assert sorted(failed) == ["000", "001", "003", "004"]
 
 
+def test_a_trial_whose_next_job_waits_has_not_failed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With PBS a run goes on in another job, which the one before has queued."""
+    (folder / "submitted.json").write_text(json.dumps({"scheduler": "pbs"}))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    for number in range(3):
+        monkeypatch.setenv("PBS_JOBID", f"29[{number}].server")
+        drawn(folder, number)
+    (folder / "001" / "successors").write_text("1800000000 31.server\n")
+    told = {"29[0]": states.State("running", active=True), "31": states.State("pending", active=True)}
+    told["29[2]"] = states.State("cancelled")
+    asked = []
+    monkeypatch.setattr(states, "ask", lambda scheduler, jobs, owners: asked.append((scheduler, jobs)) or told)
+    study.settle(study.of(folder), folder)
+    assert asked == [("pbs", {"29[0]", "29[1]", "29[2]", "31"})]
+    assert [run for run, state in known(folder).items() if state == TrialState.FAIL] == ["002"]
+
+
 def test_where_no_scheduler_answers_only_a_verdict_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "submitted.json").write_text(json.dumps({"scheduler": "slurm"}))
     monkeypatch.setattr(states, "ask", lambda *_: None)

@@ -104,13 +104,13 @@ def settle(study: optuna.Study, folder: Path) -> None:
     """Trials whose job is over though they have not ended are marked as failed: nobody goes on with them by itself."""
     running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
     scheduler = json.loads(logs.text(folder / "submitted.json") or "{}").get("scheduler")
-    jobs = {trial.user_attrs["job"] for trial in running} - {""}
-    # Not PBS: there the job that goes on is another one, which is known when it has started.
-    told = states.ask("slurm", jobs, {folder.stat().st_uid}) if scheduler == "slurm" and jobs else None
-    for trial in running:
-        run = history.read(folder / trial.user_attrs["run"], trial.user_attrs["run"])
-        job = trial.user_attrs["job"]
-        over = told is not None and job and not (job in told and told[job].active)
+    runs = [history.read(folder / trial.user_attrs["run"], trial.user_attrs["run"]) for trial in running]
+    # With PBS the job that goes on is another one, which is known as soon as it is queued.
+    jobs = [{trial.user_attrs["job"], *run.jobs} - {""} for trial, run in zip(running, runs, strict=True)]
+    known = scheduler in states.COMMAND and any(jobs)
+    told = states.ask(scheduler, set().union(*jobs), {folder.stat().st_uid}) if known else None
+    for trial, run, its in zip(running, runs, jobs, strict=True):
+        over = told is not None and its and not any(job in told and told[job].active for job in its)
         if over or run.verdict == "failed" or history.stalled(run):
             with _reaching():
                 study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
