@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from {{ cookiecutter.package_name }}.hpc import config, rundir
 from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import Refused
-from {{ cookiecutter.package_name }}.hpc.jobs import commandline, job, move, scheduler
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline, job, move, permission, scheduler
 from {{ cookiecutter.package_name }}.hpc.jobs.scripts import describe, refuse_no_training, text, work_dir, write
 from {{ cookiecutter.package_name }}.hpc.running import snapshot
 from {{ cookiecutter.package_name }}.hpc.studies import search, sweep
@@ -69,6 +69,7 @@ def go_on(run_dir: Path, asked: Namespace) -> None:
     move.refuse_queued(run_dir)
     ready(cfg, asked, run_dir / "code")
     rundir.create(run_dir, cfg.group_readable)
+    permission.withdraw(run_dir)  # of a job that was never run
     move.keep(run_dir, cfg, commandline.typed(asked.overrides))
     if moves:
         write(describe(cfg, run_dir=run_dir), cfg, run_dir)

@@ -69,7 +69,7 @@ def fit_and_test(
 
     from {{ cookiecutter.package_name }}.hpc.checkpoints import weights
     from {{ cookiecutter.package_name }}.hpc.monitoring import curves
-    from {{ cookiecutter.package_name }}.hpc.resuming import resume
+    from {{ cookiecutter.package_name }}.hpc.resuming import hyperparameters, resume, same_data
     from {{ cookiecutter.package_name }}.hpc.running import loggers, record
     from {{ cookiecutter.package_name }}.hpc.studies import search
     from {{ cookiecutter.package_name }}.hpc.training import lean, strategies
@@ -99,12 +99,13 @@ def fit_and_test(
         member=search.member(run_dir) if beginning.claim else None,
         owner=beginning.claim,
     )
+    ours = [curves.Curves(), same_data.SameData(run_dir), going_on, hyperparameters.Hyperparameters(cfg.model)]
     double = strategies.double(cfg.trainer.precision)
     with record.rejections(going_on):
         trainer = config.build(
             cfg.trainer,
             logger=logging,
-            callbacks=lean.called([curves.Curves(), going_on, *config.build_each(cfg.callbacks)]),
+            callbacks=lean.called([*ours, *config.build_each(cfg.callbacks)]),
             precision=None if double else cfg.trainer.precision,
             plugins=[record.environment(place), *double],
             enable_checkpointing=False,  # Lightning's own: neither atomic nor exact

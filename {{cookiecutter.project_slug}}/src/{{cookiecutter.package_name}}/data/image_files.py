@@ -3,7 +3,8 @@
 import hashlib
 import os
 import warnings
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 from ..hpc.config import Refused
 
@@ -16,6 +17,7 @@ warnings.filterwarnings("ignore", "Image size .* exceeds limit")
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 SPLITS = ("train", "val", "test")
+SIZED = 20_000  # files whose sizes are asked for: seconds on a parallel file system
 
 Samples = list[tuple[str, int]]  # (file, class number)
 
@@ -43,6 +45,19 @@ def list_images(folder: str | None) -> tuple[list[str], dict[str, Samples]]:
             rule = f"has images for train, val and test; there are none for {split}"
             raise Refused("data.dir", folder, rule, f"more images, or say which: {folder}/{split}/<class>/<image>")
     return classes, splits
+
+
+def describe(folder: str, samples: Samples) -> dict[str, Any]:
+    """By what images are known again, in a copy of the folder, too: names of classes and files, and sizes of some."""
+    root, digest = os.path.expanduser(folder), hashlib.sha256()
+    for file, label in samples:
+        digest.update(b"%d %s\n" % (label, os.fsencode(os.path.relpath(file, root))))
+    num = min(len(samples), SIZED)
+    some = [samples[i * len(samples) // num][0] for i in range(num)]
+    with ThreadPoolExecutor(8) as pool:
+        digest.update(repr(list(pool.map(os.path.getsize, some))).encode())
+    classes = dict.fromkeys(os.path.basename(os.path.dirname(file)) for file, _ in samples)
+    return {"classes": list(classes), "files": digest.hexdigest()[:16]}
 
 
 def decode(file: str, size: int = 1) -> "Image":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .image_files import Samples, fitted, list_images, refuse_few_classes
+from .image_files import Samples, describe, fitted, list_images, refuse_few_classes
 from .loading import DataModule, warp
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as pretrained weights expect
@@ -70,6 +70,9 @@ class Images(Photos):
         if self.num_classes is not None:
             refuse_few_classes(self.num_classes, len(classes))
         return splits
+
+    def describe(self, split: str) -> dict[str, Any]:
+        return describe(self.dir, self.splits[split])
 
     def dataset(self, split: str) -> Dataset:
         return ImageFiles(self.splits[split], self.image_size)

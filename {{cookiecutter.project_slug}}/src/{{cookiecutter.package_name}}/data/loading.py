@@ -19,6 +19,7 @@ from ..hpc.storage.parts import Parts
 from ..hpc.training.loaders import place_of
 from .fetching import Indexed, Loader
 from .files import refuse_few_samples, refuse_large_batch
+from .image_files import SPLITS
 
 
 class DataModule(L.LightningDataModule):
@@ -57,6 +58,7 @@ class DataModule(L.LightningDataModule):
         self.num_ahead = num_ahead
         self.stage, self.node_local = stage, node_local
         self._splits: dict[str, Indexed] = {}
+        self._told = False
 
     def dataset(self, split: str) -> Dataset:
         """The samples of "train", "val" or "test"."""
@@ -77,6 +79,14 @@ class DataModule(L.LightningDataModule):
         """The packed files that can be copied to the node."""
         raise Refused("data.stage", True, "copies files that tools/pack.py made", "data.stage=false, or data=packed")
 
+    def fingerprint(self) -> dict[str, dict[str, Any]]:
+        """By what the data of each split are known again when a run goes on; plain data."""
+        return {split: {"samples": len(self._split(split)), **self.describe(split)} for split in SPLITS}
+
+    def describe(self, split: str) -> dict[str, Any]:
+        """What else than their number tells the samples of a split from others, wherever they lie; plain data."""
+        return {}
+
     def prepare_data(self) -> None:
         """Lightning calls this in one process per node, and the others wait for as long as it takes."""
         for parts in self.to_stage() if self.stage else ():
@@ -92,6 +102,7 @@ class DataModule(L.LightningDataModule):
         refuse_large_batch(self.global_batch_size, len(dataset))
         for split in ("val", "test"):  # before training, not after it
             refuse_few_samples(split, len(self._split(split)), self._place()["num_ranks"])
+        self._tell_one_for_both()
         sampler = GlobalBatchSampler(
             len(dataset), self.global_batch_size, accumulate=self._accumulate(), seed=self.seed, **self._place()
         )
@@ -101,6 +112,7 @@ class DataModule(L.LightningDataModule):
         return self._eval_loader("val")
 
     def test_dataloader(self) -> DataLoader:
+        self._tell_one_for_both()
         return self._eval_loader("test")
 
     def on_after_batch_transfer(
@@ -116,6 +128,13 @@ class DataModule(L.LightningDataModule):
         if self.trainer is not None:  # Lightning converts before the transfer, when images are still uint8
             inputs = self.trainer.precision_plugin.convert_input(inputs)
         return inputs, targets
+
+    def _tell_one_for_both(self) -> None:
+        if self._told or self.trainer is None or not self.trainer.is_global_zero:
+            return
+        self._told = True
+        if (test := self.describe("test")) and test == self.describe("val"):
+            print("note: there are no samples for test alone: it evaluates those of validation once more", flush=True)
 
     def _split(self, split: str) -> Indexed:
         if split not in self._splits:

@@ -1,5 +1,6 @@
 """Images from one file that tools/pack.py made: the same images, in the same order, as from the folder it came from."""
 
+import os
 from functools import cached_property
 from typing import Any
 
@@ -40,6 +41,12 @@ class PackedImages(Photos):
 
     def to_stage(self) -> list[Parts]:
         return [self.packed.parts]
+
+    def describe(self, split: str) -> dict[str, Any]:
+        """As noted when the file was packed, and the size it has: terabytes are not read."""
+        packed = self.packed
+        known = {"classes": list(packed.classes), "images": list(packed.splits[split])}
+        return known | {"checksum": packed.checksum[:16], "bytes": os.path.getsize(self.file)}
 
     def dataset(self, split: str) -> Dataset:
         return PackedSamples(self.packed, split, self.nearest(self.packed.parts))

@@ -14,7 +14,7 @@ from ..hpc.storage.parts import Parts
 from .fetching import tensor
 from .loading import DataModule
 from .text_files import list_text, num_tokens, read_only, refuse_tokens_outside, split_text
-from .token_files import token_parts, vocabulary
+from .token_files import describe, token_parts, vocabulary
 
 # Tests, what is installed beside the library, and tables and manuals in the shape of code.
 NOT_SOURCES = {"test", "tests", "idle_test", "lib2to3", "idlelib", "site-packages", "dist-packages", "__pycache__"}
@@ -57,6 +57,10 @@ class NextToken(DataModule):
         vocab_size = self.vocab_size or told or 0  # 0: the first batch is refused
         known = told is not None and told <= vocab_size  # by the tokenizer that made the file, and its checksums
         return Windows([self.near(file) for file in chosen], windows, self.block_size, None if known else vocab_size)
+
+    def describe(self, split: str) -> dict[str, Any]:
+        chosen, windows = split_text(split, *self.list_files(), self.block_size, self.max_eval_windows)
+        return {"files": describe(chosen), "windows": [windows.start, windows.stop, windows.step]}
 
     def to_stage(self) -> list[Parts]:
         files, val_files = self.list_files()

@@ -69,6 +69,17 @@ def vocabulary(files: Sequence[str]) -> tuple[int | None, float | None]:
     return max(noted["vocab_size"] for noted in known.values()), size / num
 
 
+def describe(files: Sequence[str]) -> str:
+    """By what files are known again, in a copy of their folder, too: names, sizes, checksums of what was packed."""
+    root = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
+    digest = hashlib.sha256()
+    for file in files:
+        noted = notes(file) if is_tokens(file) else None
+        known = [os.path.relpath(os.path.abspath(file), root), os.path.getsize(file), noted and noted["checksum"]]
+        digest.update(repr(known).encode(errors="surrogateescape"))
+    return digest.hexdigest()[:16]
+
+
 def token_parts(file: str) -> Parts:
     """The checksums of a packed token file. Raises `Refused` where there are none."""
     noted = notes(file) if is_tokens(file) else None

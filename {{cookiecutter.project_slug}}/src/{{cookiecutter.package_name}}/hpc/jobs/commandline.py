@@ -74,6 +74,9 @@ def composed(asked: argparse.Namespace) -> DictConfig:
         sys.exit(0)
     if run_dir:
         move.refuse_finished(run_dir, cfg)
+    elif cfg.resume_allow:
+        rule = "names what may change of a run that goes on; this one is new"
+        raise Refused("resume_allow", cfg.resume_allow, rule, "remove it, or resume=<a run directory> as well")
     return cfg
 
 

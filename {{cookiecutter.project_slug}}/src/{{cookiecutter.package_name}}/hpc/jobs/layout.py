@@ -20,6 +20,7 @@ class Run:
     force: bool
     group_readable: bool
     dirty_tree: str
+    resume_allow: list[str]
     checkpoint: Any
     faults: Any
     trainer: Any

@@ -20,12 +20,13 @@ from omegaconf.errors import OmegaConfBaseException
 from .. import config, rundir, states, trust
 from ..config import Refused, flat, frozen
 from ..running import claim, history
+from . import permission
 from .layout import Run
 
 # What may change while a run goes on: where and how it runs. And what these decide through `${...}`, wherever it is.
 MAY_CHANGE = (
     "run_dir", "trainer", "strategy", "cluster", "callbacks", "checkpoint", "faults", "logger", "group_readable",
-    "dirty_tree", "force", "profile", "data.num_workers", "data.num_ahead", "data.stage",
+    "dirty_tree", "force", "profile", "resume_allow", "data.num_workers", "data.num_ahead", "data.stage",
 )  # fmt: skip
 CANCEL = {"slurm": "scancel", "pbs": "qdel"}
 
@@ -113,15 +114,19 @@ def keep(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> None:
         put(path, frozen(cfg))
         return
     _refuse_other_science(run_dir, config.load(run_dir), cfg)
+    if cfg.resume_allow:
+        permission.grant(run_dir, list(cfg.resume_allow))
     if not (lines := changes(run_dir, cfg)):
         return
-    known = said(run_dir, words)
+    known = [word for word in said(run_dir, words) if not _permits(word)]
     sys.stderr.write("".join(f"{line}\n" for line in lines))
+    if cfg.resume_allow:
+        permission.note(run_dir, [line for line in lines if not _may_change(line.partition(":")[0])])
     (run_dir / "verdict").unlink(missing_ok=True)  # it judges the run as it was
     put(run_dir / "overrides.json", json.dumps(known, indent=1))
     older = next(name for k in range(1, 10**6) if not (name := run_dir / f"config-{k}.yaml").exists())
     put(older, path.read_text(encoding="utf-8"))
-    put(path, frozen(cfg))
+    put(path, frozen(OmegaConf.merge(cfg, {permission.KEY: []})))  # type: ignore[arg-type]
 
 
 def put(path: Path, text: str) -> None:
@@ -134,7 +139,8 @@ def put(path: Path, text: str) -> None:
 def changes(run_dir: Path, cfg: DictConfig) -> list[str]:
     """`key: old -> new`, a line for each value that differs from the run's config.yaml."""
     before, after = _leaves(config.load(run_dir)), _leaves(cfg)
-    return [f"{key}: {_typed(before, key)} -> {_typed(after, key)}" for key in _differ(before, after)]
+    differ = [key for key in _differ(before, after) if key != permission.KEY]
+    return [f"{key}: {_typed(before, key)} -> {_typed(after, key)}" for key in differ]
 
 
 def refuse_finished(run_dir: Path, cfg: DictConfig) -> None:
@@ -176,8 +182,9 @@ def _refuse_other_science(run_dir: Path, old: DictConfig, new: DictConfig) -> No
     raw = flat(new)
     key = min(differ, key=lambda key: "${" in str(raw.get(key)))  # what is written before what follows from it
     its, asked = _typed(before, key), _typed(after, key)
-    rule = f"the run has {its}, and goes on with the same science or not at all"
-    fix = f"{key}={its}, or a new run from its weights: {key}={asked} ckpt={run_dir}/checkpoints/last.ckpt"
+    rule = f"the run has {its}; it must go on with the same science, but for what you name in {permission.KEY}"
+    mean = "" if key in permission.NEVER else f"{key}={asked} {permission.KEY}=[{key}] if you mean it, or "
+    fix = f"{key}={its}, or {mean}a new run from its weights: {key}={asked} ckpt={run_dir}/checkpoints/last.ckpt"
     raise Refused(key, asked, rule, fix)
 
 
@@ -185,11 +192,12 @@ def _as_it_ran(old: DictConfig, new: DictConfig) -> DictConfig:
     """The new config, but for what may change: so what follows from that is as it was, too."""
     cfg = new.copy()
     with open_dict(cfg):
-        for key in MAY_CHANGE:
+        for key in (*MAY_CHANGE, *permission.keys(old, new)):
             above, _, last = key.rpartition(".")
             here, there = (OmegaConf.select(some, above) if above else some for some in (cfg, old))
-            here.pop(last, None)
-            if last in there:
+            if here is not None:
+                here.pop(last, None)
+            if here is not None and there is not None and last in there:
                 here[last] = there[last]
     return cfg
 
@@ -200,6 +208,10 @@ def _leaves(cfg: DictConfig) -> dict[str, Any]:
         return flat(OmegaConf.create(frozen(cfg)))
     except OmegaConfBaseException as error:
         raise Refused(error.full_key or "resume", None, str(error).splitlines()[0], "see --cfg job") from None
+
+
+def _permits(word: str) -> bool:
+    return word.partition("=")[0].lstrip("+") == permission.KEY
 
 
 def _may_change(key: str) -> bool:

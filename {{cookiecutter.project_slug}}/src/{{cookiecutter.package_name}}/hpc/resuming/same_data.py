@@ -1,0 +1,82 @@
+"""A run goes on with the data that it began with: their number, names and sizes are kept in each checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+from ..config import Refused
+from ..jobs import permission
+
+SHOWN = 5  # of two long lists, what differs
+
+
+class SameData(L.Callback):
+    """Rejects data that have changed since the checkpoint, unless `resume_allow=[data]` was typed for this resume.
+
+    What was accepted once is the run's data from then on, also for a start from a checkpoint before that.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.before: dict[str, Any] = {}
+        self.data: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"data": self.data}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.before = state_dict["data"]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        refusal = None
+        if trainer.is_global_zero:  # one process looks at the files
+            self.data = described(trainer)
+            refusal = self._judge()
+        if refusal := trainer.strategy.broadcast(refusal):
+            raise Refused(*refusal)
+
+    def _judge(self) -> tuple[str, str, str, str] | None:
+        lines = differences(self.before, self.data)
+        accepted = permission.noted(self.run_dir, permission.DATA)
+        is_accepted = bool(accepted) and not differences(accepted[-1], self.data)
+        if lines and not is_accepted:
+            if permission.DATA not in permission.granted(self.run_dir):
+                rule = f"a run must go on with the data that it began with; {'; '.join(lines)}"
+                fix = f"the data as they were, or, if you mean the change, resume={self.run_dir} resume_allow=[data]"
+                return "data", "changed", rule, fix
+            print("\n".join(["data changed, as resume_allow=[data] permits:", *lines]), flush=True)
+            permission.note(self.run_dir, lines, data=self.data)
+        permission.withdraw(self.run_dir)
+        return None
+
+
+def described(trainer: Any) -> dict[str, Any]:
+    """Plain data for each split: what `fingerprint()` of the DataModule says, else how many samples there are."""
+    if hasattr(trainer.datamodule, "fingerprint"):
+        return trainer.datamodule.fingerprint()
+    found: dict[str, Any] = {}
+    for split, loop in (("train", trainer.fit_loop), ("val", trainer.fit_loop.epoch_loop.val_loop)):
+        loaders = loop._combined_loader.flattened if loop._combined_loader else ()
+        for number, dataset in enumerate(getattr(loader, "dataset", None) for loader in loaders):
+            if hasattr(dataset, "__len__"):
+                found[f"{split}[{number}]" if number else split] = {"samples": len(dataset)}  # type: ignore[arg-type]
+    return found
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """`split: fact was -> is`, of the splits that both know."""
+    return [
+        f"{split}: {fact} {_difference(old, now[split].get(fact))}"
+        for split in before
+        if split in now
+        for fact, old in before[split].items()
+        if now[split].get(fact) != old
+    ]
+
+
+def _difference(old: Any, new: Any) -> str:
+    if not (isinstance(old, list) and isinstance(new, list)):
+        return f"{old} -> {new}"
+    gone, come = ([str(one) for one in some if one not in other] for some, other in ((old, new), (new, old)))
+    return f"{', '.join(gone[:SHOWN]) or '-'} -> {', '.join(come[:SHOWN]) or '-'}"
