@@ -130,7 +130,7 @@ Classifier.test_step = test_step
 """
 
 
-def tested(start: Callable[..., str], run_dir: Path, ranks: int, *words: str) -> dict[str, float]:
+def metrics_of(start: Callable[..., str], run_dir: Path, ranks: int, *words: str) -> dict[str, float]:
     common = ["+trainer.limit_val_batches=0", "trainer.max_steps=1", f"trainer.devices={ranks}"]
     start(run_dir, ranks, [*WORDS, *common, *words], patch=LOGS)
     return json.loads((run_dir / "attempts.jsonl").read_text().splitlines()[-1])["metrics"]
@@ -138,13 +138,13 @@ def tested(start: Callable[..., str], run_dir: Path, ranks: int, *words: str) ->
 
 @pytest.mark.slow
 def test_metrics_are_the_same_in_every_layout(start: Callable[..., str], tmp_path: Path) -> None:
-    one = tested(start, tmp_path / "one", 1)
+    one = metrics_of(start, tmp_path / "one", 1)
     assert len(one) == 3
     for ranks, strategy in ((2, "ddp"), (4, "ddp"), (2, "fsdp")):
-        found = tested(start, tmp_path / f"{strategy}-{ranks}", ranks, f"strategy={strategy}")
+        found = metrics_of(start, tmp_path / f"{strategy}-{ranks}", ranks, f"strategy={strategy}")
         assert found == pytest.approx(one, rel=0, abs=1e-9)
     words = ["strategy=deepspeed_zero3", "trainer.precision=32-true", "model.network.widths=[8,8,16]"]
-    alone, shared = (tested(start, tmp_path / f"zero-{ranks}", ranks, *words) for ranks in (1, 2))
+    alone, shared = (metrics_of(start, tmp_path / f"zero-{ranks}", ranks, *words) for ranks in (1, 2))
     assert shared == pytest.approx(alone, rel=0, abs=1e-5)
 
 

@@ -57,7 +57,8 @@ def described(trainer: Any) -> dict[str, Any]:
         return trainer.datamodule.fingerprint()
     found: dict[str, Any] = {}
     for split, loop in (("train", trainer.fit_loop), ("val", trainer.fit_loop.epoch_loop.val_loop)):
-        loaders = loop._combined_loader.flattened if loop._combined_loader else ()
+        combined = loop._combined_loader  # has no length before it is iterated
+        loaders = combined.flattened if combined is not None else ()
         for number, dataset in enumerate(getattr(loader, "dataset", None) for loader in loaders):
             if hasattr(dataset, "__len__"):
                 found[f"{split}[{number}]" if number else split] = {"samples": len(dataset)}  # type: ignore[arg-type]
