@@ -2,6 +2,7 @@
 # make test    all tests: the template's own, and those of a baked project
 # make chaos   the fault run: FAULTS=100 SEED=1; OUT=README.md puts the table there
 # make twins   COUNT=500 SEED=1: runs drawn at random, interrupted and resumed, compared with ones that went through
+# make neighbours   ROUNDS=100 SEED=1: runs, packing, installing and submitting at once; none may harm another
 # make bench   what a step, a start, a save and a batch cost, and how right plan.py is, into benchmarks/results.json, README.md and docs/speed.png
 # make bench-gpu   large networks on one GPU, into benchmarks/results.json and README.md: PY=python3, whose packages it uses;
 #              FORK=, where PY has no cookiecutter, a folder that benchmarks/fork.py has made
@@ -18,8 +19,9 @@ PY ?= python3
 FAULTS ?= 100
 SEED ?= 1
 COUNT ?= 50
+ROUNDS ?= 100
 
-.PHONY: demo test chaos twins bench bench-gpu check clean system env
+.PHONY: demo test chaos twins neighbours bench bench-gpu check clean system env
 
 demo: env
 	rm -rf build/demo
@@ -38,6 +40,9 @@ chaos: env
 
 twins: env
 	.venv/bin/python tests/drawn_runs.py --count $(COUNT) --seed $(SEED)
+
+neighbours: env
+	.venv/bin/python tests/drawn_neighbours.py --rounds $(ROUNDS) --seed $(SEED)
 
 bench: env
 	for name in steps startup loading checkpoints knobs monitor published memory; do \

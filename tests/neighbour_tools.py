@@ -1,0 +1,237 @@
+"""Scenes of drawn_neighbours.py around a training, several at once: pack, install, compile, submit, ask a study."""
+
+import json
+import shlex
+import signal
+import sys
+from itertools import chain
+from pathlib import Path
+from random import Random
+
+from neighbour_ground import Command, Ground
+from neighbour_rounds import Rounds, Scene
+from neighbour_trains import THEIRS
+
+OURS = "from my_research.hpc.running import snapshot; snapshot.refuse_incomplete = lambda *_: None"
+
+
+def packed(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
+    """Several pack into one file, of the same text or of other: one does, the others are told; it is whole."""
+    folder = ground.folder / name
+    ground.protect(folder, ["text.npy.part", "other.npy", ".other.npy.journal"])
+    out = folder / "text.npy"
+    commands = []
+    for number in range(rng.choice([2, 3])):
+        texts = shared.data / rng.choice(["texts", "texts", "other texts"])
+        command = Command(f"{name}-{number}", ["tools/pack.py", f"data.files={texts}", f"out={out}"])
+        command.late = rng.choice([0.0, rng.uniform(0, 0.3)])
+        commands.append(command)
+    if rng.random() < 0.4:
+        commands[0].hit, commands[0].at = (
+            rng.choice([signal.SIGKILL, signal.SIGINT, signal.SIGTERM]),
+            rng.uniform(0, 0.4),
+        )
+    yield commands
+    for command in commands:
+        ground.expect(command, 0, 2, *([-command.hit, 1, 130] if command.hit else []))
+    right = [command for command in commands if command.code == 0]
+    if not right and not commands[0].hit:
+        ground.harm("ended otherwise", f"nobody packed: {commands[0].said()[-900:]}")
+    if len(right) > 1:
+        ground.harm("two in one directory", f"{len(right)} packed into {out}: {right[1].said()[-900:]}")
+    if not right:
+        again = Command(f"{name}-again", [*commands[0].words])
+        yield [again]
+        for path in folder.glob(".text.npy.*"):  # begun with other text: the person removes it, as told
+            if again.code == 2 and "was begun with other files" in again.said():
+                path.unlink()
+        if again.code == 2:
+            again = Command(f"{name}-anew", [*commands[0].words])
+            yield [again]
+        ground.expect(again, 0)
+        right = [again]
+    texts = right[0].words[1].partition("=")[2]
+    wanted = shared.data / f"{Path(texts).name}.npy"
+    if out.read_bytes() != wanted.read_bytes():
+        ground.harm("other results", f"{out} is not what {texts} gives")
+    if left := [path.name for path in folder.glob(".text.npy.*")]:
+        ground.harm("left a file", f"{left} beside {out}")
+
+
+def cached(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
+    """Processes that compile at one place of a node and keep what they made in one archive."""
+    folder = ground.folder / name
+    ground.protect(folder / "shared", ["other.tar"])
+    ground.protect(folder / "node" / "compiled-1", ["other/kernel.so"])
+    commands = []
+    for number in range(rng.choice([3, 4])):
+        command = Command(
+            f"{name}-{number}", ["train.py"], late=rng.uniform(0, 0.2), patch=COMPILES.format(folder=folder)
+        )
+        commands.append(command)
+    if rng.random() < 0.4:
+        commands[0].hit, commands[0].at = signal.SIGKILL, 99
+        commands[0].patch = commands[0].patch.replace("KILLED = False", "KILLED = True")
+    yield commands
+    for command in commands:
+        ground.expect(command, *([-command.hit] if command.hit else [0]))
+    again = Command(f"{name}-again", ["train.py"], patch=COMPILES.format(folder=folder))
+    yield [again]
+    if ground.expect(again, 0) and "compiled-1" not in again.said() and "kernels" not in again.said():
+        ground.harm("other results", f"the cache is lost: {again.said()}")
+
+
+# What a run does with its compiled code, without the compiler.
+COMPILES = """
+import os, random, sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from torch import device, nn
+from my_research.hpc.training.compiled import CompileCache
+KILLED = False
+folder = Path("{folder}")
+cache = CompileCache(str(folder / "shared"), True, str(folder / "node"))
+strategy = SimpleNamespace(root_device=device("cpu"))
+trainer = SimpleNamespace(strategy=strategy, precision="32-true", default_root_dir=str(folder), is_global_zero=True)
+cache.setup(trainer, SimpleNamespace(network=nn.Linear(2, 2)), "fit")
+for number in range(8):
+    aside = cache.place / f"tmp-{{os.getpid()}}-{{number}}"
+    aside.mkdir(parents=True)
+    (aside / "kernel.so").write_text("code" * 500)
+    if KILLED and number == 4:
+        os.kill(os.getpid(), 9)
+    try:
+        aside.rename(cache.place / f"kernel-{{number}}")
+    except OSError:
+        (aside / "kernel.so").unlink()
+        aside.rmdir()
+    cache.on_save_checkpoint(trainer, None, {{}})
+    time.sleep(random.random() / 100)
+cache.on_train_end(trainer, None)
+whole = [path for path in cache.place.glob("kernel-*/kernel.so") if path.read_text() == "code" * 500]
+assert len(whole) == 8, sorted(cache.place.rglob("*"))
+print("kernels", len(whole))
+sys.exit(0)
+"""
+
+
+def installed(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
+    """Several source env.sh at once, an installer among them is killed: what is made is complete, and made once."""
+    folder = ground.folder / name
+    folder.mkdir(parents=True)
+    stub, log, venv = folder / "python", folder / "log", folder / "venv"
+    stub.write_text(PYTHON.format(log=log, python=shlex.quote(sys.executable), stub=stub))
+    stub.chmod(0o755)
+    ground.protect(folder, ["other.lock/owner", "venv-other/pyvenv.cfg"])
+    script = f"source {shlex.quote(str(shared.project))}/env.sh && type -P python"
+    environ = {"PYTHON": str(stub), "VENV": str(venv)}
+    commands = [Command(f"{name}-{number}", ["bash", "--norc", "-c", script], environ=environ) for number in range(4)]
+    for command in commands[1:]:
+        command.late = rng.uniform(0, 0.5)
+    if rng.random() < 0.5:
+        commands[0].hit, commands[0].at = rng.choice([signal.SIGKILL, signal.SIGTERM]), rng.uniform(0.1, 1.0)
+        commands[0].words = ["bash", "--norc", "-c", "source " + shlex.quote(str(shared.project)) + "/env.sh"]
+        commands[0].patch = ""
+    yield commands
+    for command in commands[1:]:
+        if ground.expect(command, 0) and command.said().splitlines()[-1:] != [f"{venv}/bin/python"]:
+            ground.harm("ended otherwise", f"{command.name}: {command.said()[-900:]}")
+    lines = log.read_text().splitlines() if log.exists() else []
+    if "two at once" in lines:
+        ground.harm("two in one directory", f"two installed at once into {venv}")
+    if (whole := lines.count("installed")) != 1 and not commands[0].hit:
+        ground.harm("copied twice", f"installed {whole} times")
+    if left := [path.name for path in folder.glob("venv.lock*")]:
+        ground.harm("left a file", f"{left} beside {venv}")
+
+
+# Stands for Python, as in test_env.py: pip takes a moment, and notices if it is not alone.
+PYTHON = """#!/bin/bash
+case "$*" in
+  *version_info*) exit 0 ;;
+  "-m venv "*) mkdir -p "$3/bin" && touch "$3/pyvenv.cfg" && cp "$0" "$3/bin/python" &&
+      printf 'VIRTUAL_ENV=%s; PATH=%s/bin:$PATH' "$3" "$3" >"$3/bin/activate" ;;
+  "-m pip --version") [ "$0" != {stub} ] ;;
+  "-m pip install"*)
+    cat >/dev/null
+    mkdir {log}.busy 2>/dev/null || echo "two at once" >>{log}
+    trap 'rmdir {log}.busy' EXIT
+    sleep 0.4
+    echo installed >>{log} ;;
+  *signatures) exit 0 ;;
+  *) exec {python} "$@" ;;
+esac
+"""
+
+
+def studied(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
+    """Members of one search ask their study at once, some twice, one is killed: every member has its own trial."""
+    environ = {"PATH": f"{shared.bin}:/usr/bin:/bin"}
+    words = [
+        "submit.py",
+        "cluster=slurm",
+        "trainer=ddp",
+        "model.optimizer.lr=interval(0.001,0.1)",
+        "--search",
+        "random",
+    ]
+    start = Command(
+        f"{name}-submit", [*words, "--trials", "4", "--parsable", f"name={name}"], environ=environ, patch=OURS
+    )
+    yield [start]
+    if not ground.expect(start, 0):
+        return
+    folder = Path(start.said().split(" ", 1)[1].strip().splitlines()[-1])
+    members = [folder / f"{number:03}" for number in range(4)]
+    asks = [Command(f"{name}-{member.name}", ["tools/search.py", "--ask", str(member)]) for member in members]
+    if rng.random() < 0.3:
+        asks[0].hit, asks[0].at = signal.SIGKILL, rng.uniform(0, 0.5)
+    look = Command(f"{name}-look", ["tools/search.py", str(folder)], late=rng.uniform(0, 0.5))
+    yield [*asks, look]
+    again = [Command(f"{name}-again", ["tools/search.py", "--ask", str(members[0])])] if asks[0].hit else []
+    if again:
+        yield again
+    for command in [*asks, look, *again]:
+        ground.expect(command, 0, *([-signal.SIGKILL] if command.hit else []))
+    lines = (folder / "journal.jsonl").read_bytes().splitlines()
+    trials = [json.loads(line) for line in lines]
+    named = [trial["user_attrs"]["run"] for trial in trials if trial.get("user_attrs")]
+    if sorted(named) != [member.name for member in members]:
+        ground.harm("other results", f"trials of {named} in {folder}")
+    rates = {(member / "overrides.json").read_text() for member in members}
+    if len(rates) != len(members):
+        ground.harm("other results", f"{len(rates)} values for {len(members)} members of {folder}")
+
+
+def submitted(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
+    """Sweeps and runs submitted in the same second; two of them into one directory, of which one is told."""
+    environ = {"PATH": f"{shared.bin}:/usr/bin:/bin"}
+    run_dir = ground.folder / name / "run"
+    ground.protect(run_dir.parent, THEIRS)
+    common = ["submit.py", "cluster=slurm", "trainer=ddp", f"name={name}", "--parsable"]
+    sweeps = [
+        Command(f"{name}-sweep-{k}", [*common, "seed=1,2", "--multirun"], environ=environ, patch=OURS) for k in (0, 1)
+    ]
+    both = [
+        Command(f"{name}-{seed}", [*common, f"run_dir={run_dir}", f"seed={seed}"], environ=environ, patch=OURS)
+        for seed in (1, 2)
+    ]
+    dry = Command(f"{name}-dry", [*common[:3], "--dry-run"], environ=environ, late=rng.uniform(0, 0.3))
+    plan = Command(f"{name}-plan", ["plan.py", "cluster=slurm", "trainer=ddp"], late=rng.uniform(0, 0.3))
+    chosen = rng.sample([sweeps, both], rng.choice([1, 2]))
+    yield [*chain(*chosen), dry, *rng.choice([[], [plan]])]
+    ground.expect(dry, 0)
+    if plan.codes:
+        ground.expect(plan, 0, 2)
+    if sweeps in chosen:
+        folders = {command.said().split(" ", 1)[-1].strip() for command in sweeps if ground.expect(command, 0)}
+        if len(folders) != 2 or not all((Path(folder) / "members").exists() for folder in folders):
+            ground.harm("two in one directory", f"sweeps in {folders}")
+    if both in chosen:
+        codes = sorted(command.code for command in both)
+        if codes != [0, 2]:
+            ground.harm("two in one directory", f"submitted twice into {run_dir}: {codes}: {both[1].said()[-600:]}")
+        winner = next((command for command in both if command.code == 0), both[0])
+        seed = winner.words[-1].partition("=")[2]
+        if (run_dir / "config.yaml").exists() and f"\nseed: {seed}\n" not in (run_dir / "config.yaml").read_text():
+            ground.harm("other results", f"{run_dir} has another's config.yaml")

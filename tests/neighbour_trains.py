@@ -1,0 +1,143 @@
+"""Scenes of drawn_neighbours.py in which networks are trained at once."""
+
+import re
+import signal
+from pathlib import Path
+from random import Random
+
+from neighbour_ground import Command, Ground
+from neighbour_rounds import Rounds, Scene, allocation, draw_hit, finished
+
+THEIRS = [
+    "notes.txt", "events.out.tfevents.1.other", "other/tensorboard/events.out.tfevents.2.other", "other/x.lock",
+    "other/checkpoints/step-000000004/manifest.json", "other/config.yaml.part", "other/.room-other-1",
+]  # fmt: skip
+
+
+def nested(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
+    """Run directories inside each other and beside each other, and files of others among them."""
+    parent, environ = ground.folder / name, allocation(rng)
+    ground.protect(parent, THEIRS)
+    places = rng.sample([parent, parent / "a", parent / "a" / "b", parent / "a b", parent / "tensorboard" / "x"], 3)
+    ground.protect(parent / "a", THEIRS[:3])
+    runs = []
+    for number, place in enumerate(places):
+        sort = rng.choice(["digits", "seed 2"])
+        command = shared.train(sort, f"{name}-{number}", ground, place, environ)
+        draw_hit(rng, command)
+        runs.append((sort, command, place))
+    beside = Command(f"{name}-report", ["report.py", str(parent)], late=rng.uniform(0.2, 2))
+    yield [*[command for _, command, _ in runs], beside]
+    ground.expect(beside, 0)
+    yield from finished(shared, ground, runs)
+
+
+def one_directory(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
+    """Several want one directory: one has it, the others are told."""
+    run_dir, environ = ground.folder / name / "run", allocation(rng)
+    ground.protect(run_dir.parent, THEIRS)
+    commands = [
+        shared.train("digits", f"{name}-{number}", ground, run_dir, environ) for number in range(rng.choice([2, 3]))
+    ]
+    for command in commands[1:]:
+        command.late = rng.choice([0.0, rng.uniform(0, 1.5)])
+    yield commands
+    right = [command for command in commands if command.code == 0]
+    if len(right) != 1:
+        ground.harm("two in one directory", f"{[command.code for command in commands]}: {commands[0].said()[-900:]}")
+    for command in commands:
+        told = re.search(r"writes into it|is finished", command.said())
+        if ground.expect(command, 0, 2) and command.code == 2 and not told:
+            ground.harm("ended otherwise", f"{command.name}: {command.said()[-900:]}")
+    shared.compare("digits", run_dir, ground, name)
+
+
+def one_name(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
+    """The same name in the same second, no directory given: each finds one of its own, or is told."""
+    environ = allocation(rng)
+    unique = f"{ground.folder.name}-{name}"
+    commands = [shared.train("digits", unique, ground, None, environ) for _ in range(2)]
+    for number, command in enumerate(commands):
+        command.name = f"{name}-{number}"
+    yield commands
+    made = [Path(found[1]) for command in commands if (found := re.search(r"(?m)^run directory (.+)$", command.said()))]
+    for command in commands:
+        if ground.expect(command, 0, 2) and command.code == 2 and "writes into it" not in command.said():
+            ground.harm("ended otherwise", f"{command.name}: {command.said()[-900:]}")
+    if not made or len(set(made)) != len(made):
+        ground.harm("two in one directory", f"{made}")
+    for run_dir in made:
+        shared.compare("digits", run_dir, ground, name)
+
+
+def ports(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
+    """Runs of two ranks in one job, whose ports follow from the same facts; a stranger listens on some of them."""
+    from my_research.hpc import launch, rendezvous
+
+    job = {"PBS_JOBID": f"{rng.randrange(1000, 9999)}.server"}
+    derived = rendezvous.Launch.of(launch.Place("mpiexec (MPICH)", 0, 2, 0, 2), job).ports
+    for port in derived[: rng.choice([0, 0, 1, 2])]:
+        ground.occupy(port)
+    yield from two_each(rng, shared, ground, name, job)
+
+
+def nodes(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
+    """Runs of two ranks on the same two nodes, in one job."""
+    job = {"PBS_JOBID": f"{rng.randrange(1000, 9999)}.server", "MASTER_ADDR": "n1"}
+    there = tuple(shared.slurm.machines[node].pid for node in ("n1", "n2"))
+    yield from two_each(rng, shared, ground, name, job, there)
+
+
+def two_each(
+    rng: Random, shared: Rounds, ground: Ground, name: str, job: dict[str, str], there: tuple[int, ...] = ()
+) -> Scene:
+    runs = []
+    for number in range(2):
+        run_dir = ground.folder / name / str(number)
+        command = shared.train("two ranks", f"{name}-{number}", ground, run_dir, job)
+        command.nodes = there
+        if there:
+            command.words += ["trainer.num_nodes=2", "trainer.devices=1", "cluster.max_nodes=2"]
+        draw_hit(rng, command, 0.2)
+        runs.append(("two ranks", command, run_dir))
+    yield [command for _, command, _ in runs]
+    yield from finished(shared, ground, runs)
+
+
+def staged(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
+    """Runs that copy one packed file to one node; one of them may be killed in the middle of it."""
+    ground.protect(ground.folder / "node", ["data-1-other/images.h5", "data-1-other/images.h5.other-1.part"])
+    runs = []
+    for number in range(rng.choice([2, 3])):
+        run_dir = ground.folder / name / str(number)
+        command = shared.train("packed", f"{name}-{number}", ground, run_dir, {})
+        command.patch = SLOW_COPY
+        draw_hit(rng, command, 0.1)
+        runs.append(("packed", command, run_dir))
+    killed = shared.train("packed", f"{name}-killed", ground, ground.folder / name / "killed", {})
+    killed.hit, killed.at = signal.SIGKILL, 99
+    killed.patch = KILLED_IN_THE_COPY
+    yield [*[command for _, command, _ in runs], *rng.choice([[], [killed]])]
+    yield from finished(shared, ground, runs)
+    for copy in (ground.folder / "node").glob("data-*/images.h5"):
+        if "other" not in copy.parent.name and copy.read_bytes() != (shared.data / "images.h5").read_bytes():
+            ground.harm("other results", f"{copy} is not what was packed")
+    copies = sum(command.said().count("copying ") for _, command, _ in runs) + killed.said().count("copying ")
+    if copies > 1 + killed.said().count("copying "):
+        ground.harm("copied twice", f"{copies} copies of one file on one node")
+
+
+# A large file, to which a disk gives its time.
+SLOW_COPY = """
+import shutil, time
+copyfile = shutil.copyfile
+shutil.copyfile = lambda *places: (time.sleep(0.5), copyfile(*places))
+"""
+KILLED_IN_THE_COPY = """
+import os, signal, shutil
+def half(source, target):
+    with open(source, "rb") as there, open(target, "wb") as here:
+        here.write(there.read(100))
+    os.kill(os.getpid(), signal.SIGKILL)
+shutil.copyfile = half
+"""
