@@ -118,6 +118,7 @@ def scenes() -> "dict[str, Callable[[random.Random, Rounds, Ground, str], Scene]
     return {
         "nested directories": neighbour_trains.nested,
         "one directory": neighbour_trains.one_directory,
+        "one resume": neighbour_trains.one_resume,
         "one name": neighbour_trains.one_name,
         "one port": neighbour_trains.ports,
         "two nodes": neighbour_trains.nodes,

@@ -11,6 +11,7 @@ from neighbour_rounds import Rounds, Scene, allocation, draw_hit, finished
 THEIRS = [
     "notes.txt", "events.out.tfevents.1.other", "other/tensorboard/events.out.tfevents.2.other", "other/x.lock",
     "other/checkpoints/step-000000004/manifest.json", "other/config.yaml.part", "other/.room-other-1",
+    "checkpoints/backup/last.ckpt", "checkpoints/notes.txt", "tensorboard/mine/events.out.tfevents.3.other",
 ]  # fmt: skip
 
 
@@ -18,13 +19,14 @@ def nested(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
     """Run directories inside each other and beside each other, and files of others among them."""
     parent, environ = ground.folder / name, allocation(rng)
     ground.protect(parent, THEIRS)
-    places = rng.sample([parent, parent / "a", parent / "a" / "b", parent / "a b", parent / "tensorboard" / "x"], 3)
+    inside = ["", "a", "a/b", "a b", "tensorboard/x", "checkpoints/x"]
+    places = [parent / name for name in rng.sample(inside, 3)]
     ground.protect(parent / "a", THEIRS[:3])
     runs = []
     for number, place in enumerate(places):
         sort = rng.choice(["digits", "seed 2"])
         command = shared.train(sort, f"{name}-{number}", ground, place, environ)
-        draw_hit(rng, command)
+        draw_hit(rng, command, 0.4)
         runs.append((sort, command, place))
     beside = Command(f"{name}-report", ["report.py", str(parent)], late=rng.uniform(0.2, 2))
     yield [*[command for _, command, _ in runs], beside]
@@ -33,22 +35,35 @@ def nested(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
 
 
 def one_directory(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
-    """Several want one directory: one has it, the others are told."""
+    """Several want one directory, for one run or for different ones: one has it, the others are told."""
     run_dir, environ = ground.folder / name / "run", allocation(rng)
     ground.protect(run_dir.parent, THEIRS)
-    commands = [
-        shared.train("digits", f"{name}-{number}", ground, run_dir, environ) for number in range(rng.choice([2, 3]))
+    runs = []
+    for number in range(rng.choice([2, 3])):
+        sort = rng.choice(["digits", "digits", "seed 2"])
+        command = shared.train(sort, f"{name}-{number}", ground, run_dir, environ)
+        command.late = rng.choice([0.0, rng.uniform(0, 1.5)]) if number else 0.0
+        runs.append((sort, command))
+    yield [command for _, command in runs]
+    _one_wins(ground, [command for _, command in runs])
+    for sort in {sort for sort, command in runs if command.code == 0}:
+        shared.compare(sort, run_dir, ground, name)
+
+
+def one_resume(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
+    """A run is killed; several go on with it at once: one does, the others are told."""
+    run_dir, environ = ground.folder / name / "run", allocation(rng)
+    ground.protect(run_dir.parent, THEIRS)
+    first = shared.train("digits", f"{name}-first", ground, run_dir, environ)
+    first.hit, first.at = rng.choice([signal.SIGKILL, signal.SIGUSR1]), rng.randrange(1, 6)
+    yield [first]
+    again = [
+        Command(f"{name}-{k}", ["train.py", f"resume={run_dir}"], environ=environ) for k in range(rng.choice([2, 3]))
     ]
-    for command in commands[1:]:
+    for command in again[1:]:
         command.late = rng.choice([0.0, rng.uniform(0, 1.5)])
-    yield commands
-    right = [command for command in commands if command.code == 0]
-    if len(right) != 1:
-        ground.harm("two in one directory", f"{[command.code for command in commands]}: {commands[0].said()[-900:]}")
-    for command in commands:
-        told = re.search(r"writes into it|is finished", command.said())
-        if ground.expect(command, 0, 2) and command.code == 2 and not told:
-            ground.harm("ended otherwise", f"{command.name}: {command.said()[-900:]}")
+    yield again
+    _one_wins(ground, again)
     shared.compare("digits", run_dir, ground, name)
 
 
@@ -61,13 +76,26 @@ def one_name(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
         command.name = f"{name}-{number}"
     yield commands
     made = [Path(found[1]) for command in commands if (found := re.search(r"(?m)^run directory (.+)$", command.said()))]
-    for command in commands:
-        if ground.expect(command, 0, 2) and command.code == 2 and "writes into it" not in command.said():
-            ground.harm("ended otherwise", f"{command.name}: {command.said()[-900:]}")
+    _told(ground, commands)
     if not made or len(set(made)) != len(made):
         ground.harm("two in one directory", f"{made}")
     for run_dir in made:
         shared.compare("digits", run_dir, ground, name)
+
+
+def _one_wins(ground: Ground, commands: list[Command]) -> None:
+    _told(ground, commands)
+    codes = [command.code for command in commands]
+    if codes.count(0) != 1:
+        ground.harm("two in one directory", f"{codes}: {commands[0].said()[-900:]}")
+
+
+def _told(ground: Ground, commands: list[Command]) -> None:
+    """Each ended right, or says who has the directory."""
+    for command in commands:
+        told = re.search(r"writes into it|is finished|the same science|has another config", command.said())
+        if ground.expect(command, 0, 2) and command.code == 2 and not told:
+            ground.harm("ended otherwise", f"{command.name}: {command.said()[-900:]}")
 
 
 def ports(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
