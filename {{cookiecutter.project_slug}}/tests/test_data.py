@@ -324,6 +324,19 @@ def test_what_a_dataset_draws_takes_nothing_from_the_run():
     assert next_ones() == expected
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterator_takes_no_random_number_from_the_run(workers):
+    """A resumed run makes iterators that the uninterrupted one made long before."""
+    import torch
+
+    from {{ cookiecutter.package_name }}.data.digits import Digits
+
+    loader = Digits(global_batch_size=64, num_workers=workers).train_dataloader()
+    before = torch.get_rng_state()
+    next(iter(loader))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 # Digits
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import scalars
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from omegaconf import OmegaConf
 
+from {{ cookiecutter.package_name }}.hpc.checkpoints.checkpoint import Checkpoint
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.running import loggers, record
 
@@ -121,6 +123,19 @@ def test_a_logger_without_a_version_keeps_its_folder(tmp_path: Path) -> None:
     (tmp_path / "table" / "version_1").mkdir()
     (again,) = loggers.build_all(cfg, None, [{"log_dirs": ["table/version_1"]}])
     assert again.log_dir == logger.log_dir
+
+
+def test_a_resumed_run_hides_no_point_from_before(tmp_path: Path) -> None:
+    """With manual optimization the steps that a checkpoint counts are not those by which curves are numbered."""
+    node = {"_target_": "lightning.pytorch.loggers.TensorBoardLogger", "save_dir": str(tmp_path), "name": "tensorboard"}
+    cfg = configured(tmp_path, {**node, "version": ""})
+    saved = Checkpoint(tmp_path, step=6, attempt=1, files={}, note={"stepped": 12})
+    for found, steps in ((None, range(12)), (saved, range(12, 14))):
+        (logger,) = loggers.build_all(cfg, found, [])
+        for step in steps:
+            logger.log_metrics({"loss": float(step)}, step)
+        logger.finalize("success")
+    assert scalars(tmp_path, "loss") == list(range(14))
 
 
 @pytest.mark.parametrize("logger", [3, "tensorboard", [{"save_dir": "x"}]])

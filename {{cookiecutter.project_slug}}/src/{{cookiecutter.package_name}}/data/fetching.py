@@ -28,9 +28,8 @@ class Loader(ResumableLoader):
     device = 0  # the GPU that they are for
 
     def __iter__(self) -> Any:
-        batches = super().__iter__()  # draws a seed for the workers, also where there are none
         if self.num_workers:
-            return batches
+            return super().__iter__()
         return ahead(self._batches(), self.num_ahead) if self.num_ahead else self._batches()
 
     def _batches(self) -> Iterator[Any]:

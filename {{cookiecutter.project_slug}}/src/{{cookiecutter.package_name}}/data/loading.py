@@ -157,6 +157,9 @@ class DataModule(L.LightningDataModule):
             pin_memory=torch.cuda.is_available(),
             persistent_workers=workers > 0,
             worker_init_fn=deaf,  # warnings are for the ranks
+            # An iterator draws a seed for its workers, and a resumed run makes other iterators: not from what
+            # training draws its numbers from.
+            generator=torch.Generator().manual_seed(self.seed),
         )
         if not (workers or dataset.draws) and torch.cuda.is_available():
             loader.num_ahead, loader.device = self.num_ahead, torch.cuda.current_device()

@@ -175,6 +175,8 @@ class Resume(L.Callback):
         checkpoint[MINE] = {"random": randomness.state()}
         checkpoint[NOTE] = {"step": trainer.global_step, "attempt": self.attempt, "epoch": trainer.current_epoch}
         checkpoint[AFTERWARDS] = partial(self._tidy, is_best=self.best_step == trainer.global_step)
+        # As curves are numbered: `step` counts the steps of all optimizers.
+        checkpoint[NOTE]["stepped"] = trainer.fit_loop.epoch_loop._batches_that_stepped
         if trainer.is_global_zero:
             checkpoint[NOTE]["logs"] = record.flushed(trainer)
 
