@@ -58,7 +58,7 @@ def test_a_loader_that_fetches_ahead_gives_the_same_also_from_the_middle(tmp_pat
     loader.num_ahead = 2
     for start in (0, 5):
         for one in (alone, loader):
-            one.load_state_dict({"epoch": 1, "global_batch": start})
+            one.load_state_dict({"epoch": 1, "batches": start})
         for expected, found in zip(alone, loader, strict=True):
             assert all(a.equal(b) for a, b in zip(expected, found, strict=True))
 

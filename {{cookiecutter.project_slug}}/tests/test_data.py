@@ -288,7 +288,7 @@ def drawn(dataset, epoch=0, start=0, num_workers=0, num_ranks=1, seed=1):
     for rank in range(num_ranks):
         data._place = lambda rank=rank: {"rank": rank, "num_ranks": num_ranks}
         loader = data.train_dataloader()
-        loader.load_state_dict({"epoch": epoch, "global_batch": start})
+        loader.load_state_dict({"epoch": epoch, "batches": start})
         for numbers, _, indices in loader:
             found |= dict(zip(indices.tolist(), numbers.tolist(), strict=True))
     return found
