@@ -32,8 +32,8 @@ NUMBERS = list(range(50))
 # In place of the shipped DataModule, in each rank: what every sample was asked for is noted.
 STOCK = """
 import os, lightning as L, torch
-from torch.utils.data import DataLoader, Dataset
-from {{ cookiecutter.package_name }}.data import digits
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from {{ cookiecutter.package_name }}.data import digits, text
 
 class Noted(Dataset):
     def __init__(self, split, num):
@@ -45,14 +45,22 @@ class Noted(Dataset):
     def __getitem__(self, index):
         with open(f"FOLDER/{self.split}-{os.environ['PMI_RANK']}", "a") as stream:
             stream.write(f"{index}\\n")
-        image = torch.randn(1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(index))
-        return image, index % 10
+        if STREAM is None:
+            tokens = torch.arange(index, index + 9)
+            return tokens[:-1], tokens[1:]
+        return torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(index)), index % 10
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from (Noted("train", 50)[index] for index in range(50))
 
 class Stock(L.LightningDataModule):
-    def __init__(self, global_batch_size, seed, num_classes):
+    def __init__(self, **options):
         super().__init__()
 
     def train_dataloader(self):
+        if STREAM:
+            return DataLoader(Stream(), batch_size=8)
         return DataLoader(Noted("train", 50), batch_size=8, shuffle=True)
 
     def val_dataloader(self):
@@ -61,7 +69,7 @@ class Stock(L.LightningDataModule):
     def test_dataloader(self):
         return DataLoader(Noted("test", 37), batch_size=8)
 
-digits.Digits = Stock
+digits.Digits = text.StandardLibrary = Stock
 from {{ cookiecutter.package_name }}.module import Classifier
 Classifier.validation_step = lambda self, batch, batch_idx, dataloader_idx=0: self._evaluate("val", batch)
 """
@@ -99,12 +107,17 @@ def everything(per_rank: list[list[list[Any]]]) -> list[Any]:
     return list(chain.from_iterable(chain.from_iterable(per_rank)))
 
 
+def stock(folder: Path, stream: bool | None = False) -> str:
+    """`stream`: of images, or else a dataset of them; None: a dataset of tokens."""
+    return STOCK.replace("FOLDER", str(folder)).replace("STREAM", str(stream))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed_zero2"])
 def test_ranks_of_a_run_get_samples_of_their_own(strategy: str, start: Callable[..., str], tmp_path: Path) -> None:
-    stock = STOCK.replace("FOLDER", str(tmp_path))
     words = [*WORDS, f"strategy={strategy}", "trainer.devices=2", "trainer.max_epochs=2"]
-    said = start(tmp_path / "run", 2, words, patch=stock)
+    words += ["trainer.precision=32-true"] if "deepspeed" in strategy else []
+    said = start(tmp_path / "run", 2, words, patch=stock(tmp_path))
     train = noted(tmp_path, "train")
     assert Counter(chain(*train)) == dict.fromkeys(range(50), 2)  # two epochs
     epochs = [[samples[:25], samples[25:]] for samples in train]
@@ -114,6 +127,22 @@ def test_ranks_of_a_run_get_samples_of_their_own(strategy: str, start: Callable[
         assert Counter(chain(*noted(tmp_path, split))) == dict.fromkeys(range(num), 2)
     assert sorted(chain(*noted(tmp_path, "test"))) == list(range(37))
     assert said.count("50 samples are shared out among 2 ranks, 8 in a batch of each") == 1
+
+
+@pytest.mark.slow
+def test_ranks_of_a_tensor_parallel_run_get_the_same_samples(start: Callable[..., str], tmp_path: Path) -> None:
+    words = ["model=gpt_tiny", "strategy=tensor_parallel", "trainer.devices=2", "trainer.max_epochs=2"]
+    start(tmp_path / "run", 2, [*WORDS, *words], patch=stock(tmp_path, None))
+    for split, num in (("train", 50), ("val", 21), ("test", 37)):
+        first, second = noted(tmp_path, split)
+        assert first == second and sorted(first[:num]) == list(range(num))
+
+
+@pytest.mark.slow
+def test_a_run_that_could_not_go_on_does_not_begin(start: Callable[..., str], tmp_path: Path) -> None:
+    said = start(tmp_path / "run", 1, WORDS, patch=stock(tmp_path, True), code=2)
+    assert "refused: data=DataLoader over Stream (train)" in said and "must go on at the same sample" in said
+    assert not noted(tmp_path, "train")
 
 
 # A metric as one logs it who knows Lightning alone: a mean over each batch, and batches differ in size.
