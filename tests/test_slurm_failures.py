@@ -257,8 +257,14 @@ def test_a_script_by_hand_keeps_its_run_after_a_requeue(desk):
     run_dir = desk.project / "runs" / f"requeued_{job}"
     wait_for(lambda: (run_dir / "rank-1.json").exists(), 60, "both ranks train")
     desk.slurm.call("scontrol", "requeue", job)
+    # Not before: four steps take less time than Slurm.
+    wait_for(lambda: desk.slurm.show(job)["Restarts"] == "1", 60, "the first attempt is over")
     (run_dir / "go").touch()
     assert desk.ended(job).state == "COMPLETED"
+    desk.slurm.call("scontrol", "requeue", job)  # as when a node fails between the end of the run and that of the job
+    wait_for(lambda: desk.slurm.show(job)["Restarts"] == "2", 60, "it is started once more")
+    ended = desk.ended(job)
+    assert ended.state == "COMPLETED" and "the run is finished already" in ended.log, ended.log
     assert [path.name for path in (desk.project / "runs").glob("requeued*")] == [run_dir.name]
 
 

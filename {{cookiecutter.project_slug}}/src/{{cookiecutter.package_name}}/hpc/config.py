@@ -41,11 +41,19 @@ class Refused(Exception):
         return type(self), (self.key, self.value, self.rule, self.fix, self.alone)
 
 
+class Finished(Refused):
+    """Nothing is left to do: for a job that the scheduler has started again this is no mistake."""
+
+
 @contextmanager
 def refusals(speaks: bool = True) -> Iterator[None]:
     """Print a refusal on stderr and leave with exit code 2, no traceback. Of ranks that all know it, one speaks."""
     try:
         yield
+    except Finished as finished:
+        if speaks or finished.alone:
+            print(f"{finished.rule} already\nrun directory {finished.value}", flush=True)
+        sys.exit(0)
     except Refused as refused:
         if speaks or refused.alone:
             sys.stderr.write(f"refused: {refused}\n")  # at once: other ranks and srun write into the same log

@@ -5,8 +5,9 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +29,7 @@ def choose(asked: str | None, name: str, now: datetime, environ: Mapping[str, st
     """The run's directory: the one asked for, the one a parent process chose, the job's, or a fresh name under runs/.
 
     Chosen once: a clock that each rank read for itself would give each rank a directory of its own. A job's is the same
-    after a requeue. `step`: the number of the srun within its job; a second one is a run of its own.
+    after a requeue; `reserve` tells its runs apart. `step`: the number of the srun within its job.
     """
     if asked:
         return home.expand(asked).absolute()
@@ -37,6 +38,25 @@ def choose(asked: str | None, name: str, now: datetime, environ: Mapping[str, st
     if "SLURM_PROCID" in environ or environ.get("PBS_ENVIRONMENT") == "PBS_BATCH":
         return PROJECT / "runs" / f"{name}_{launch.job_id(environ)}{'' if step == '0' else '.' + step}"
     return PROJECT / "runs" / f"{now:%Y-%m-%d_%H-%M-%S}_{name}_{os.getpid()}"
+
+
+def reserve(path: Path, group_readable: bool, goes_on: Callable[[Path], bool]) -> Path:
+    """Make a directory that nobody has: this one, or -2, -3 behind its name. Or the first that `goes_on` says is ours.
+
+    A job may start several runs, one after the other or at once, as a person does in the shell that srun gives.
+    """
+    os.umask(0o027 if group_readable else 0o077)
+    for number in count(1):
+        candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        try:
+            candidate.mkdir(parents=True)
+        except FileExistsError:
+            if not (candidate.is_dir() and goes_on(candidate)):
+                continue
+        except OSError:
+            pass  # what is wrong is told when it is to be written
+        return candidate
+    raise AssertionError("count() has no end")
 
 
 def create(path: Path, group_readable: bool = False, there: bool = False, room: int = ROOM) -> None:

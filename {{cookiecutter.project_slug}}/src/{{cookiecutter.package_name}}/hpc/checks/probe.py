@@ -15,8 +15,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from .. import launch, meeting, rundir
-from ..config import PROJECT, Refused
-from ..jobs import move
+from ..config import PROJECT, Finished, Refused
+from ..jobs import commandline, move
 from ..launch import Place
 from ..running import begin
 from . import preflight
@@ -65,13 +65,12 @@ def together(
         Refused: on every rank, with the message of the first that has one.
     """
     mine = facts(cfg, place, environ, look=place.local_rank == 0 or not frozen)
+    chosen = bool(cfg.run_dir) or rundir.CHOSEN in environ  # by a person, or by what started this
     if place.launcher == "none":  # alone, or one of those that Lightning starts on this machine
         agree([mine])
-        cfg.run_dir = str(fresh)
-        rundir.create(fresh, cfg.group_readable)
-        move.refuse_finished(fresh, cfg)
+        run_dir = _made(cfg, fresh, chosen, environ)
         begun = begin.BEGUN in environ
-        beginning = begin.alone(fresh, mine["host"], environ)
+        beginning = begin.alone(run_dir, mine["host"], environ)
         return replace(beginning, store=_store_on_this_machine(cfg, begun, environ))
     launch.settle(place, cfg.cluster.master_addr_suffix, environ)
     seconds = cfg.cluster.rendezvous_seconds
@@ -85,8 +84,10 @@ def together(
         others = [fact["address"] for fact in known if fact["host"] != mine["host"]]
         environ.setdefault("GLOO_SOCKET_IFNAME", interface(own_address(others[0])) or "")
     for topic, makes in {"run_dir made": True, "run_dir seen": False}.items():
-        seen = {"host": mine["host"], "refused": _in_run_dir(cfg, place, makes)}
-        agree(meeting.exchange(store, place, topic, seen, seconds))
+        seen = {"host": mine["host"], **_in_run_dir(cfg, place, makes, chosen, environ)}
+        heard = meeting.exchange(store, place, topic, seen, seconds)
+        agree(heard)
+        cfg.run_dir = heard[0]["run_dir"]
     hosts = list(dict.fromkeys(fact["host"] for fact in known))
     return begin.together(Path(cfg.run_dir), place, hosts, store, max(seconds, READING), environ)
 
@@ -131,6 +132,8 @@ def agree(known: list[dict[str, Any]]) -> None:
     for fact in known:
         if fact.get("refused"):
             key, value, rule, fix = fact["refused"]
+            if fact.get("finished"):
+                raise Finished(key, value, rule, fix)
             raise Refused(key, value, f"on {fact['host']}: {rule}" if len(known) > 1 else rule, fix)
     fixes = {
         "config": "no ${oc.env:...} or clock in what ranks must share; python submit.py freezes the config",
@@ -224,17 +227,28 @@ def _enough_gpus(devices: int, found: int, environ: Mapping[str, str]) -> None:
         raise Refused("trainer.devices", devices, rule, fix if found else "trainer=cpu, or ask for GPUs: " + fix)
 
 
-def _in_run_dir(cfg: DictConfig, place: Place, makes: bool) -> list[str | None] | None:
+def _in_run_dir(cfg: DictConfig, place: Place, makes: bool, chosen: bool, environ: Mapping[str, str]) -> dict[str, Any]:
     """Rank 0 makes the directory; after that, one process per node shows that it can write there."""
-    if place.local_rank or makes != (place.rank == 0):
-        return None
+    known: dict[str, Any] = {"refused": None}
     try:
-        rundir.create(Path(cfg.run_dir), cfg.group_readable, there=not makes)
-        if makes:
-            move.refuse_finished(Path(cfg.run_dir), cfg)
+        if makes and place.rank == 0:
+            _made(cfg, Path(cfg.run_dir), chosen, environ)
+        elif not makes and place.rank and not place.local_rank:
+            rundir.create(Path(cfg.run_dir), cfg.group_readable, there=True)
     except Refused as refused:
-        return begin.told(refused)
-    return None
+        known = {"refused": begin.told(refused), "finished": isinstance(refused, Finished)}
+    return known | {"run_dir": cfg.run_dir}
+
+
+def _made(cfg: DictConfig, path: Path, chosen: bool, environ: Mapping[str, str]) -> Path:
+    """The run directory, there and writable. Raises `Refused`."""
+    if not chosen:
+        words, who = commandline.typed(sys.argv[1:]), begin.who(environ)
+        path = rundir.reserve(path, cfg.group_readable, lambda there: move.goes_on(there, words, who, environ))
+    cfg.run_dir = str(path)
+    rundir.create(path, cfg.group_readable)
+    move.refuse_finished(path, cfg)
+    return path
 
 
 def _code_sum() -> int:

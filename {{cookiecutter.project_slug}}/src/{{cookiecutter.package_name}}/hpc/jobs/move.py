@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from .. import config, rundir, states, trust
-from ..config import Refused, flat, frozen
+from .. import config, launch, rundir, states, trust
+from ..config import Finished, Refused, flat, frozen
 from ..running import claim, history
 from . import permission
 from .layout import Run
@@ -158,7 +158,34 @@ def refuse_finished(run_dir: Path, cfg: DictConfig) -> None:
     if _limit(old.get("max_steps")) < float("inf"):
         more = f"trainer.max_steps=<more than {old.max_steps}>"
     fix = f"resume={run_dir} {more}, or a new run from its weights: ckpt={run_dir}/checkpoints/last.ckpt"
-    raise Refused("resume", run_dir, "the run is finished", fix)
+    again = _whole(os.environ.get("SLURM_RESTART_COUNT")) or _is_of_this_batch_job(run_dir, os.environ)
+    raise (Finished if again else Refused)("resume", run_dir, "the run is finished", fix)
+
+
+def goes_on(run_dir: Path, words: Sequence[str], who: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
+    """Is there a run of this job that the scheduler has started again, and not another one that the job started?
+
+    Args:
+        who: this process, as its claim would name it.
+    """
+    # PBS does not tell a job that it was started again: there the same words are the same run.
+    again = claim.of_earlier_start(run_dir, who) or _is_of_this_batch_job(run_dir, environ)
+    try:
+        return again and json.loads((run_dir / "overrides.json").read_text(encoding="utf-8")) == list(words)
+    except FileNotFoundError:  # it came to nothing before
+        return again
+    except (OSError, ValueError):
+        return False
+
+
+def _is_of_this_batch_job(run_dir: Path, environ: Mapping[str, str]) -> bool:
+    """Of PBS."""
+    job, batch = launch.job_id(environ), environ.get("PBS_ENVIRONMENT") == "PBS_BATCH"
+    return batch and any(event.get("job") == job for event in rundir.events(run_dir))
+
+
+def _whole(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0
 
 
 def refuse_queued(run_dir: Path) -> None:

@@ -3,7 +3,7 @@
 import os
 import shlex
 import socket
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,7 @@ def alone(run_dir: Path, host: str, environ: MutableMapping[str, str]) -> Beginn
     if BEGUN in environ:
         attempt, _, path = environ[BEGUN].partition(" ")
         return Beginning([host], int(attempt), checkpoint.read(Path(path)) if path else None)
-    mine = claim.take(run_dir, _who(environ))
+    mine = claim.take(run_dir, who(environ))
     with _given_back(mine):
         newest = None
         for candidate in _candidates(run_dir):
@@ -61,7 +61,7 @@ def together(
     said: dict[str, Any] = {"refused": None}
     if place.rank == 0:
         try:
-            mine = claim.take(run_dir, _who(environ))
+            mine = claim.take(run_dir, who(environ))
             candidates = [str(found.path) for found in _candidates(run_dir)]
             said |= {"attempt": mine.attempt, "candidates": candidates, "reached": _reached(run_dir)}
         except Refused as refused:
@@ -99,7 +99,8 @@ def _given_back(mine: Claim | None) -> Iterator[None]:
         raise
 
 
-def _who(environ: MutableMapping[str, str]) -> dict[str, Any]:
+def who(environ: Mapping[str, str]) -> dict[str, Any]:
+    """This process, as its claim names it."""
     restart = environ.get("SLURM_RESTART_COUNT", "0")
     return {"job": launch.job_id(environ), "restart": restart, "host": socket.gethostname(), "pid": os.getpid()}
 

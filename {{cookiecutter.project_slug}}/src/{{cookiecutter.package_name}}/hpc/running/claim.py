@@ -107,6 +107,16 @@ def newest(run_dir: Path) -> int:
     return max((int(found[1]) for name in names if (found := re.fullmatch(r"(\d{6,})\.json", name))), default=0)
 
 
+def of_earlier_start(run_dir: Path, who: Mapping[str, Any]) -> bool:
+    """Has this job claimed the directory last, before the scheduler started it again?"""
+    return _earlier_start(_read(run_dir / "claims", newest(run_dir)), who)
+
+
+def _earlier_start(claim: Mapping[str, Any], who: Mapping[str, Any]) -> bool:
+    same = bool(claim.get("job")) and claim.get("job") == who.get("job")
+    return same and _whole(claim.get("restart")) < _whole(who.get("restart"))
+
+
 def _lives(run_dir: Path, attempt: int, who: Mapping[str, Any], seconds: float) -> bool:
     """Does this attempt's heartbeat change within so many seconds? It may end meanwhile."""
     path = run_dir / "claims" / f"{attempt:06}.beat"
@@ -125,8 +135,7 @@ def _ended(run_dir: Path, attempt: int, who: Mapping[str, Any]) -> bool:
     claim = _read(run_dir / "claims", attempt)
     if claim.get("released"):
         return True
-    again = _whole(claim.get("restart")) < _whole(who.get("restart"))
-    if again and claim.get("job") and claim["job"] == who.get("job"):
+    if _earlier_start(claim, who):
         return True  # the scheduler starts a job again when it takes the former start for dead
     theirs, mine = claim.get("process"), process.identity(os.getpid())
     if not theirs or not mine or (claim.get("host"), theirs[:2]) != (who.get("host"), mine[:2]):
