@@ -15,6 +15,7 @@ from PIL import Image
 from test_data import built, make_images
 from test_move import compose, run, started  # noqa: F401
 
+from {{ cookiecutter.package_name }}.data import token_files
 from {{ cookiecutter.package_name }}.hpc import config
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.jobs import commandline, move, permission
@@ -103,7 +104,7 @@ def test_text_is_known_by_names_and_sizes(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "text", tmp_path / "copy")
     assert of("copy") == before
     (tmp_path / "copy" / "b").rename(tmp_path / "copy" / "c")
-    assert [line.split()[1] for line in same_data.differences(before, of("copy"))] == ["files"] * 3
+    assert same_data.differences(before, of("copy")) == [f"{split}: files differ" for split in before]
     (tmp_path / "text" / "b").write_bytes(bytes(range(100)) * 21)
     assert "train: samples" in " ".join(same_data.differences(before, of("text")))
 
@@ -118,6 +119,18 @@ def test_of_a_stock_dataset_the_number_is_compared() -> None:
     assert same_data.differences(described(50), described(50)) == []
     assert same_data.differences(described(50), described(51)) == ["train: samples 50 -> 51"]
     assert same_data.differences({"val": {"samples": 3}}, described(51)) == []  # what only one start looked at
+
+
+@pytest.mark.parametrize("checksum", ["one", "other"])
+def test_tokens_are_known_by_what_was_noted_when_they_were_packed(
+    checksum: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = {"checksum": "one", "tokens": 100, "vocab_size": 64, "bytes_per_token": 1.0, "tokenizer": "t"}
+    monkeypatch.setattr(token_files, "notes", lambda file: noted)
+    np.save(tmp_path / "tokens.npy", np.arange(100))
+    before = token_files.describe([str(tmp_path / "tokens.npy")])
+    noted["checksum"] = checksum
+    assert (token_files.describe([str(tmp_path / "tokens.npy")]) == before) == (checksum == "one")
 
 
 @pytest.mark.parametrize("has_test", [True, False])

@@ -21,6 +21,7 @@ class SameData(L.Callback):
         self.run_dir = run_dir
         self.before: dict[str, Any] = {}
         self.data: dict[str, Any] = {}
+        self.has_changed = False  # since the checkpoint, and that was meant
 
     def state_dict(self) -> dict[str, Any]:
         return {"data": self.data}
@@ -29,20 +30,22 @@ class SameData(L.Callback):
         self.before = state_dict["data"]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        refusal = None
+        refusal, lines = None, []
         if trainer.is_global_zero:  # one process looks at the files
             self.data = described(trainer)
-            refusal = self._judge()
-        if refusal := trainer.strategy.broadcast(refusal):
+            lines = differences(self.before, self.data)
+            refusal = self._judge(lines)
+        refusal, self.has_changed = trainer.strategy.broadcast((refusal, bool(lines)))
+        if refusal:
             raise Refused(*refusal)
 
-    def _judge(self) -> tuple[str, str, str, str] | None:
-        lines = differences(self.before, self.data)
+    def _judge(self, lines: list[str]) -> tuple[str, str, str, str] | None:
         accepted = permission.noted(self.run_dir, permission.DATA)
         is_accepted = bool(accepted) and not differences(accepted[-1], self.data)
         if lines and not is_accepted:
             if permission.DATA not in permission.granted(self.run_dir):
-                rule = f"a run must go on with the data that it began with; {'; '.join(lines)}"
+                more = f"; {len(lines) - SHOWN} more" * (len(lines) > SHOWN)
+                rule = f"a run must go on with the data that it began with; {'; '.join(lines[:SHOWN])}{more}"
                 fix = f"the data as they were, or, if you mean the change, resume={self.run_dir} resume_allow=[data]"
                 return "data", "changed", rule, fix
             print("\n".join(["data changed, as resume_allow=[data] permits:", *lines]), flush=True)
@@ -68,7 +71,7 @@ def described(trainer: Any) -> dict[str, Any]:
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """`split: fact was -> is`, of the splits that both know."""
     return [
-        f"{split}: {fact} {_difference(old, now[split].get(fact))}"
+        f"{split}: {_difference(fact, old, now[split].get(fact))}"
         for split in before
         if split in now
         for fact, old in before[split].items()
@@ -76,8 +79,10 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     ]
 
 
-def _difference(old: Any, new: Any) -> str:
+def _difference(fact: str, old: Any, new: Any) -> str:
+    if isinstance(old, str) and isinstance(new, str):
+        return f"{fact} differ"  # a checksum tells nobody more
     if not (isinstance(old, list) and isinstance(new, list)):
-        return f"{old} -> {new}"
+        return f"{fact} {old} -> {new}"
     gone, come = ([str(one) for one in some if one not in other] for some, other in ((old, new), (new, old)))
-    return f"{', '.join(gone[:SHOWN]) or '-'} -> {', '.join(come[:SHOWN]) or '-'}"
+    return f"{fact} {', '.join(gone[:SHOWN]) or '-'} -> {', '.join(come[:SHOWN]) or '-'}"
