@@ -114,7 +114,16 @@ class Ground:
 
     def run(self, commands: Sequence[Command]) -> None:
         """All of them at once, until the last has ended. What does not end is killed, and that is harm."""
-        begun, alive = time.monotonic(), {}
+        alive: dict[int, Command] = {}
+        try:
+            self._await(commands, alive)
+        except BaseException:  # Ctrl-C, say
+            for pid in [*alive, self.bystander]:
+                os.kill(pid, signal.SIGKILL)
+            raise
+
+    def _await(self, commands: Sequence[Command], alive: dict[int, Command]) -> None:
+        begun = time.monotonic()
         waiting = sorted(commands, key=lambda command: command.late)
         hits = [command for command in commands if command.hit and not command.steps]
         while waiting or alive:
