@@ -139,11 +139,15 @@ def begin_array(cfg: DictConfig, folder: Path, run_dirs: list[Path], asked: Name
     ready(cfg, asked, config.PROJECT)
     snapshot.refuse(cfg.dirty_tree)
     rundir.create(folder, cfg.group_readable)
+    try:
+        with (folder / "members").open("x", encoding="utf-8") as members:
+            members.writelines(f"{run_dir}\n" for run_dir in run_dirs)
+    except FileExistsError:  # a process of the same number on another node, in the same second
+        raise Refused("run_dir", folder, "another array was begun in it just now", "submit again") from None
     snapshot.take(folder)
     for run_dir in run_dirs:
         rundir.create(run_dir, cfg.group_readable, room=0)
         (run_dir / "code").symlink_to(folder / "code")
-    (folder / "members").write_text("".join(f"{run_dir}\n" for run_dir in run_dirs), encoding="utf-8")
 
 
 def checked(cfg: DictConfig, words: Sequence[str] | None) -> DictConfig:

@@ -73,6 +73,15 @@ def test_room_is_asked_for_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> 
     assert [size for size in synced if size >= rundir.ROOM] == [rundir.ROOM]
 
 
+def test_two_sweeps_never_share_a_folder(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two containers may have the same process numbers, in the same second."""
+    monkeypatch.setattr(rundir, "choose", lambda *_: desk.project / "runs" / "sweep")
+    assert desk.type("cluster=slurm", "seed=1,2", "--multirun") == 0
+    assert desk.type("cluster=slurm", "seed=3,4", "--multirun") == 2
+    assert "submit again" in desk.err and desk.noted("sbatch.argv").count("job.sh") == 1
+    assert len((desk.project / "runs" / "sweep" / "members").read_text().splitlines()) == 2
+
+
 def test_a_sweep_is_one_array(desk: Desk) -> None:
     desk.scheduler("echo 17")
     typed = ["cluster=slurm", "trainer=ddp", "seed=1,2,3", "--multirun", "--at-once", "2"]
