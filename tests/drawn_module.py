@@ -183,6 +183,7 @@ class Drawn(L.LightningModule):
         self._evaluate("sanity" if self.trainer.sanity_checking else "val", name, batch, batch_idx, dataloader_idx)
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        passes("test_step", self.trainer)
         self._evaluate("test", "test/loss", batch, batch_idx)
 
     def _evaluate(self, what: str, name: str, batch: Any, batch_idx: int, loader: int = 0) -> None:

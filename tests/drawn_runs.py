@@ -55,6 +55,14 @@ def brief(drawn: dict[str, Any]) -> dict[str, Any]:
     return shorter
 
 
+def whole(shorter: dict[str, Any]) -> dict[str, Any]:
+    """The draw of which `brief` has left something out."""
+    empty: dict[str, Any] = {key: [] for key in ("words", "first_words", "then_words", "strikes", "moves")}
+    drawn = {**empty, "tolerance": 0.0, **shorter}
+    drawn["callbacks"] = dict.fromkeys(("progress", "samples", "monitor", "throughput")) | drawn["callbacks"]
+    return drawn
+
+
 def shrunk(project: Path, folder: Path, drawn: dict[str, Any], name: str) -> dict[str, Any]:
     """The draw with as little in it as makes the same kind of failure."""
     kind = twin(project, folder, name, drawn).kind
@@ -123,11 +131,11 @@ def main() -> int:
     project = asked.project or baked(folder)
     prepare(project)
     if asked.shrink:
-        drawn = json.loads(asked.draw.read_text()) if asked.draw else draw(asked.seed, asked.only)
+        drawn = whole(json.loads(asked.draw.read_text())) if asked.draw else draw(asked.seed, asked.only)
         print(json.dumps(shrunk(project, folder / "shrunk", drawn, f"shrunk_{os.getpid()}"), indent=1))
         return 0
     if asked.draw:
-        outcome = twin(project, folder / "drawn", "drawn", json.loads(asked.draw.read_text()))
+        outcome = twin(project, folder / "drawn", "drawn", whole(json.loads(asked.draw.read_text())))
         print(f"{outcome.kind} {outcome.said}\n{folder}")
         return int(outcome.kind in ("different", "hung"))
     numbers = [asked.only] if asked.only is not None else list(range(asked.first, asked.first + asked.count))

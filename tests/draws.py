@@ -3,23 +3,13 @@
 Not hypothesis: a twin takes seconds, and each must be known by its number alone, whichever others were drawn.
 """
 
-import random
 from typing import Any
 
-CALLBACKS = "lightning.pytorch.callbacks."
+from draws_model import Dice, callbacks, module
+
 WARNINGS = ("SIGUSR1", "SIGUSR2", "SIGTERM", "clock")
 STRATEGIES = ("ddp", "ddp", "ddp", "fsdp", "fsdp", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3")
 ENDS = ("SIGKILL", "raise", "SIGINT")
-
-
-class Dice(random.Random):
-    """With the two throws that are needed."""
-
-    def chance(self, share: float) -> bool:
-        return self.random() < share
-
-    def one(self, *values: Any) -> Any:
-        return self.choice(values)
 
 
 def draw(seed: int, number: int) -> dict[str, Any]:
@@ -40,7 +30,7 @@ def draw(seed: int, number: int) -> dict[str, Any]:
     batches = limits(dice, drawn, steps, accumulate)
     validates = validation(dice, words, batches)
     words += clipping(dice, manual)
-    words += saves(dice, validates)
+    words += [*saves(dice, validates), *loggers(dice)]
     module(dice, drawn, validates, manual, accumulate, moves)
     callbacks(dice, drawn, validates, manual, accumulate, moves)
     drawn["strikes"] = [strike(dice, drawn, steps * accumulate) for _ in range(dice.one(1, 1, 2, 2, 3))]
@@ -133,6 +123,17 @@ def limits(dice: Dice, drawn: dict[str, Any], steps: int, accumulate: int) -> in
     return batches
 
 
+BOARD = "{_target_:lightning.pytorch.loggers.TensorBoardLogger,save_dir:${run_dir},name:tensorboard,version:''}"
+TABLE = "{_target_:lightning.pytorch.loggers.CSVLogger,save_dir:${run_dir},name:table,version:''"
+
+
+def loggers(dice: Dice) -> list[str]:
+    """TensorBoard, as train.yaml has it; or a table beside it."""
+    if not dice.chance(0.08):
+        return []
+    return ["~logger", f"+logger=[{BOARD},{TABLE},flush_logs_every_n_steps:{dice.one(1, 3, 100)}}}]"]
+
+
 def saves(dice: Dice, validates: bool) -> list[str]:
     every, keep = dice.one("null", 1, 2, 3, 5), dice.one(1, 2, 3)
     monitor = "val/loss" if validates and dice.chance(0.7) else "null"
@@ -140,114 +141,14 @@ def saves(dice: Dice, validates: bool) -> list[str]:
     return [*words, f"checkpoint.mode={dice.one('min', 'min', 'max')}", "faults.retries=20"]
 
 
-def module(dice: Dice, drawn: dict[str, Any], validates: bool, manual: bool, accumulate: int, moves: bool) -> None:
-    network = {"_target_": "my_research.drawn.Network"}
-    if not moves:
-        several = (
-            drawn["data"]["global_batch_size"] > drawn["ranks"] * accumulate
-        )  # batch norm cannot do with one sample
-        network |= {"dropout": dice.one(0.0, 0.0, 0.2), "norm": several and dice.chance(0.25)}
-    model: dict[str, Any] = {"_target_": "my_research.drawn.Drawn", "network": network, "manual": manual}
-    model["optimizers"] = [optimizer(dice, moves) for _ in range(2 if manual else 1)]
-    model["every"] = dice.one(1, 2) if manual else 1
-    for wanted in model["optimizers"]:
-        wanted["schedulers"] = [scheduler(dice, validates) for _ in range(dice.one(0, 1, 1, 1, 2))]
-    model["logs"] = dice.one(None, "step", "epoch", "both", "metric")
-    sharded = drawn["strategy"] != "single"
-    model["own_clip"] = sharded or dice.chance(0.3)
-    if sharded or moves:
-        shared = {"_partial_": True, "_target_": "my_research.hpc.training.parallel.parallelize"}
-        model["parallelize"] = {**shared, "precision": "${trainer.precision}"}
-    drawn["model"] = model
-
-
-def optimizer(dice: Dice, moves: bool) -> dict[str, Any]:
-    name = dice.one("SGD", "SGD", "Adam", "AdamW", "AdamW", "RMSprop", "Adagrad", "NAdam", "Adamax")
-    wanted: dict[str, Any] = {"name": name, "lr": dice.one(0.1, 0.03) if name == "SGD" else 0.01}
-    if name == "SGD" and dice.chance(0.7):
-        wanted |= {"momentum": 0.9, "nesterov": dice.chance(0.3)}
-    if name in ("Adam", "AdamW") and dice.chance(0.3):
-        wanted["amsgrad"] = True
-    return wanted
-
-
-def scheduler(dice: Dice, validates: bool) -> dict[str, Any]:
-    config: dict[str, Any] = {"interval": dice.one("step", "step", "epoch")}
-    if dice.chance(0.2):
-        config["frequency"] = dice.one(2, 3)
-    plain = [
-        {"name": "StepLR", "step_size": dice.one(1, 3), "gamma": 0.7},
-        {"name": "ExponentialLR", "gamma": 0.9},
-        {"name": "CosineAnnealingLR", "T_max": dice.one(7, 20)},
-        {"name": "CosineAnnealingWarmRestarts", "T_0": dice.one(3, 5)},
-        {"name": "LinearLR", "total_iters": 6},
-        {"name": "PolynomialLR", "total_iters": 40},
-        {"name": "MultiStepLR", "milestones": [3, 9], "gamma": 0.5},
-        {"name": "LambdaLR"},
-    ]
-    if dice.chance(0.25):
-        composed = [
-            {"name": "OneCycleLR", "max_lr": 0.1, "total_steps": 200},
-            {"name": "CyclicLR", "base_lr": 0.001, "max_lr": 0.1, "step_size_up": 3, "cycle_momentum": False},
-            {"name": "SequentialLR", "parts": dice.sample(plain, 2), "milestones": [dice.one(2, 5)]},
-            {"name": "ChainedScheduler", "parts": dice.sample(plain, 2)},
-        ]
-        return {**dice.choice(composed), "config": config}
-    if validates and dice.chance(0.15):
-        config = {"interval": "epoch", "monitor": "val/loss", "strict": False}
-        return {
-            "name": "ReduceLROnPlateau",
-            "patience": 0,
-            "threshold": dice.one(0.0, 10.0),
-            "factor": 0.5,
-            "config": config,
-        }
-    return {**dice.choice(plain), "config": config}
-
-
-def callbacks(dice: Dice, drawn: dict[str, Any], validates: bool, manual: bool, accumulate: int, moves: bool) -> None:
-    chosen: dict[str, Any] = {"progress": None, "samples": None, "monitor": None}
-    if not dice.chance(0.15):
-        chosen["throughput"] = None
-    known = {
-        "rates": (
-            {"_target_": CALLBACKS + "LearningRateMonitor", "logging_interval": dice.one("step", "epoch", None)},
-            0.2,
-        ),
-        "lambda": ({"_target_": "my_research.drawn.lambda_callback"}, 0.1),
-        "timer": ({"_target_": CALLBACKS + "Timer", "duration": "00:02:00:00"}, 0.07),
-        "summary": ({"_target_": CALLBACKS + "ModelSummary", "max_depth": 2}, 0.05),
-        "spikes": ({"_target_": CALLBACKS + "OnExceptionCheckpoint", "dirpath": "${run_dir}/exception"}, 0.02),
-        "checkpoint": ({"_target_": CALLBACKS + "ModelCheckpoint", "monitor": "val/loss"}, 0.02),
-        "finder": ({"_target_": CALLBACKS + "LearningRateFinder", "num_training_steps": 5}, 0.02),
-        "batches": ({"_target_": CALLBACKS + "BatchSizeFinder", "max_trials": 1}, 0.01),
-        "pruning": ({"_target_": CALLBACKS + "ModelPruning", "pruning_fn": "l1_unstructured", "amount": 0.1}, 0.02),
-    }
-    if validates:
-        stopping = {"monitor": "val/loss", "patience": dice.one(1, 2, 3), "min_delta": dice.one(0.0, 10.0)}
-        known["stop"] = ({"_target_": CALLBACKS + "EarlyStopping", **stopping}, 0.15)
-    if not moves and drawn["strategy"] in ("single", "ddp"):
-        swa = {"swa_lrs": 0.01, "swa_epoch_start": dice.one(1, 0.5), "annealing_epochs": dice.one(1, 2)}
-        known["swa"] = ({"_target_": CALLBACKS + "StochasticWeightAveraging", **swa}, 0.0 if manual else 0.06)
-        ema = {"decay": 0.8, "update_every_n_steps": dice.one(1, 2), "update_starting_at_step": dice.one(None, 5)}
-        known["ema"] = ({"_target_": CALLBACKS + "EMAWeightAveraging", **ema}, 0.08)
-        known["averaging"] = ({"_target_": "my_research.drawn.weight_averaging"}, 0.04)
-    if not manual and accumulate == 1 and not moves and "deepspeed" not in drawn["strategy"]:
-        scheduling = {0: 1, 1: dice.one(2, 3), **({2: 1} if dice.chance(0.3) else {})}
-        known["accumulation"] = (
-            {"_target_": CALLBACKS + "GradientAccumulationScheduler", "scheduling": scheduling},
-            0.05,
-        )
-    chosen |= {name: node for name, (node, share) in known.items() if dice.chance(share)}
-    drawn["callbacks"] = chosen
-
-
 def strike(dice: Dice, drawn: dict[str, Any], batches: int) -> dict[str, Any]:
     """What happens where, the how-manieth time a rank comes by there."""
     how = dice.choice(WARNINGS if dice.chance(0.6) else ENDS)
-    places = ["training_step"] * 4 + ["validation_step"] + ["on_train_epoch_end"]
+    places = ["training_step"] * 6 + ["validation_step"] * 2 + ["on_train_epoch_end"] * 2 + ["test_step"]
     where = dice.choice([*places, *["save"] * 3] if how == "SIGKILL" else places)
-    most = {"training_step": 2 * batches, "validation_step": 4, "on_train_epoch_end": 2, "save": 30}[where]
+    most = {"training_step": 2 * batches, "validation_step": 4, "on_train_epoch_end": 2, "test_step": 2, "save": 30}[
+        where
+    ]
     rank = 0 if how == "clock" else dice.randrange(drawn["ranks"])
     return {"how": how, "where": where, "count": dice.randint(1, most), "rank": rank}
 

@@ -1,5 +1,6 @@
 """What differs first between a run and its twin that was interrupted: steps, curves, the last checkpoint, files."""
 
+import csv
 import json
 import re
 from collections import defaultdict
@@ -9,7 +10,7 @@ from typing import Any
 EXACT, CLOSE, COARSE = 0.0, 1e-9, 1e-4
 # Seconds, and which attempt it was: what no twin shares.
 # Of validations that did not come to their end Lightning counts batches, and asks nowhere how many.
-OWN = re.compile(r"attempt|'Timer|time_elapsed|seconds|perf/|node/|val_loop\.batch_progress.*total")
+OWN = re.compile(r"attempt|'Timer|time_elapsed|seconds|perf/|node/|val_loop\.batch_progress")
 UNLIKE_FILES = re.compile(
     r"\.log$|^claims/|^attempts\.jsonl$|^config-\d+\.yaml$|^overrides\.json$|^monitor/|^logs/|^errors/"
 )
@@ -48,6 +49,8 @@ def _steps(reference: Path, run_dir: Path, rank: int) -> str:
         if begin is None:
             due = _place(wanted[min(reached, len(wanted) - 1)])
             return f"start {number + 1} begins at {_place(done[0])}, where {due} should come"
+        if number and begin < reached and _stopped(run_dir, number - 1):
+            return f"start {number + 1} repeats {_place(done[0])}, which was done when the run was stopped"
         for line, other in zip(done, wanted[begin:], strict=False):
             if found := _unlike(line, other):
                 return f"start {number + 1}, {found}"
@@ -60,6 +63,11 @@ def _steps(reference: Path, run_dir: Path, rank: int) -> str:
     return next((found for a, b in zip(last, tested, strict=False) if (found := _unlike(a, b))), "") or (
         "" if len(last) == len(tested) else f"{len(last)} batches tested instead of {len(tested)}"
     )
+
+
+def _stopped(run_dir: Path, number: int) -> bool:
+    """Did this start end by agreement, with all that was done saved?"""
+    return set(json.loads(run_dir.with_name(f"{run_dir.name}.codes-{number:02}").read_text())) == {85}
 
 
 def _place(line: dict[str, Any]) -> str:
@@ -83,6 +91,8 @@ def _steps_moved(reference: Path, run_dir: Path, tolerance: float) -> str:
     reached = 0
     for number, steps in enumerate(_merged(run_dir)):
         begun = min(steps, default=reached)
+        if number and steps and begun < reached and _stopped(run_dir, number - 1):
+            return f"start {number + 1} repeats step {begun}, which was done when the run was stopped"
         if begun > reached:
             return f"start {number + 1} begins at step {begun} instead of {reached}"
         for step, (samples, loss, rates) in sorted(steps.items()):
@@ -156,15 +166,24 @@ def _curves(reference: Path, run_dir: Path, tolerance: float, moved: bool) -> st
         for (step, value), (_, other) in zip(a, b, strict=True):
             if not _near([value], [other], max(tolerance, 1e-6) if tolerance else 0.0):  # curves are in fp32
                 return f"curve {tag} at step {step}: {value} instead of {other}"
-    return _tables(reference, run_dir)
+    return "" if moved else _tables(reference, run_dir)
 
 
 def _tables(reference: Path, run_dir: Path) -> str:
-    for file in sorted(reference.rglob("metrics.csv")):
-        other = run_dir / file.relative_to(reference)
-        if not other.exists() or other.read_text() != file.read_text():
-            return f"{file.relative_to(reference)} is another table"
-    return ""
+    """What CSVLogger wrote, row by row, whatever the columns' order and how many rows a step has."""
+    wanted, found = _rows(reference), _rows(run_dir)
+    odd = sorted(wanted ^ found)
+    return f"metrics.csv: {odd[0]} is in one table only" if odd else ""
+
+
+def _rows(run_dir: Path) -> set[str]:
+    rows = [row for file in sorted(run_dir.rglob("metrics.csv")) for row in csv.DictReader(file.open())]
+    return {
+        f"step {row['step']} {key} {value}"
+        for row in rows
+        for key, value in row.items()
+        if value and not OWN.search(key)
+    }
 
 
 def state(run_dir: Path, tensors_only: bool) -> dict[str, Any]:
@@ -218,6 +237,8 @@ def _files(reference: Path, run_dir: Path) -> str:
     wanted, found = _names(reference), _names(run_dir)
     if odd := sorted(wanted ^ found):
         return f"the file {odd[0]} is in one run directory only"
+    if "outcome finished" not in (run_dir / "verdict").read_text():
+        return "the verdict is not: finished"
     for link in ("last.ckpt", "best.ckpt"):
         a, b = (path / "checkpoints" / link for path in (run_dir, reference))
         if a.is_symlink() and (not a.exists() or a.readlink() != b.readlink()):

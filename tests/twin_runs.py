@@ -27,6 +27,8 @@ LIBRARIES = (
 )  # fmt: skip
 # Ranks agree at every step, not once a second, so that a run of a second stops where it is told to.
 AT_ONCE = "from my_research.hpc.resuming import agree; agree.ABOUT = 0\n"
+# On the command line no `_target_` may be typed; train.yaml's own `logger` can be replaced nowhere else.
+TYPED = "import re; from my_research.hpc.jobs import commandline; commandline.CODE_KEYS = re.compile('(?!)')\n"
 PLAIN = ["trainer.log_every_n_steps=1", "+trainer.enable_progress_bar=false", "+trainer.enable_model_summary=false"]
 KEPT_ENVIRONMENT = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV")
 
@@ -70,7 +72,8 @@ def twin(project: Path, folder: Path, name: str, draw: dict[str, Any], patch: st
         run = Run(project, folder / "twin", draw, patch)
         run.interrupted(words)
         found = differences(reference.run_dir, run.run_dir, draw)
-        outcome = Outcome("different", found) if found else Outcome("same")
+        moves = "; ".join(f"move rejected: {said}" for said in run.rejected_moves)
+        outcome = Outcome("different", found) if found else Outcome("same", moves)
     except TimeoutError as error:
         outcome = Outcome("hung", str(error))
     except Unlike as error:
@@ -99,6 +102,7 @@ class Run:
         self.project, self.run_dir, self.draw, self.patch = project, run_dir, draw, patch
         self.starts = 0
         self.codes: list[int] = []
+        self.rejected_moves: list[str] = []
         self.log = run_dir.with_suffix(".log")
 
     def interrupted(self, words: list[str]) -> None:
@@ -107,9 +111,13 @@ class Run:
         first = [*words, *self.draw["first_words"]]  # extension: an earlier end
         for number, strike in enumerate([*self.draw["strikes"], None]):
             moved = strike_before(self.draw, number)
-            ranks = moved.get("ranks", ranks)
+            before, ranks = ranks, moved.get("ranks", ranks)
             typed = first if number == 0 else moved.get("words", [])
             self.start(typed, strike, ranks)
+            if moved and self.codes == [REJECTED] * ranks:  # not so: then as before
+                self.rejected_moves.append(self.last_words())
+                ranks = before
+                self.start([], strike, ranks)
             self.must_end_as(strike, ranks)
             if self.codes == [0] * ranks:
                 break  # also where the strike would have come too late
@@ -129,7 +137,7 @@ class Run:
         environ |= {"TWIN_TRACE": str(self.run_dir.with_name(f"{self.run_dir.name}-{self.starts:02}"))}
         environ |= {"TWIN_STRIKE": json.dumps(strike)} if strike else {}
         environ |= {"HPC_JOB_END": str(time.time() + 3600)} if strike and strike["how"] == "clock" else {}
-        patch = AT_ONCE + (self.patch if key == "resume" else "")
+        patch = AT_ONCE + TYPED * any("_target_" in word for word in words) + (self.patch if key == "resume" else "")
         with self.log.open("a") as stream:
             stream.write(f"--- {key}={self.run_dir} {' '.join(words)} {strike or ''}\n")
         arguments = [f"{key}={self.run_dir}", *words]
@@ -137,6 +145,7 @@ class Run:
         pids = [fork(self.project, self.log, arguments, environ | place, patch) for place in places]
         self.starts += 1
         self.codes = wait(pids)
+        self.run_dir.with_name(f"{self.run_dir.name}.codes-{self.starts - 1:02}").write_text(json.dumps(self.codes))
         return self.codes
 
     def must_end_as(self, strike: dict[str, Any] | None, ranks: int) -> None:
