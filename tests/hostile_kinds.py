@@ -1,0 +1,297 @@
+"""Cases for drawn_inputs.py: what is typed, set or lying about, and the program that meets it."""
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hostile_values as values
+import yaml
+
+
+@dataclass
+class Ground:
+    """Where a case takes place. `open`: there files may be written; everywhere else nothing may change."""
+
+    folder: Path
+    base: Path  # run, search, images, text: sound ones to copy
+
+    @property
+    def canary(self) -> Path:
+        return self.folder / "canary"
+
+    @property
+    def open(self) -> Path:
+        return self.folder / "open"
+
+    def copy(self, name: str) -> Path:
+        shutil.copytree(self.base / name, self.open / name, symlinks=True)
+        return self.open / name
+
+
+@dataclass
+class Case:
+    """A program and its words. `setup` changes this process before: monkeypatches, so to say."""
+
+    program: str
+    words: list[str]
+    environ: dict[str, str] = field(default_factory=dict)
+    configs: Path | None = None  # instead of the project's own
+    personal: Path | None = None  # clusters.yaml
+    inspect: str = ""  # what is done with what is printed: bash
+
+
+Draw = Callable[[random.Random, Ground], Case]
+LEAVES: list[str] = []  # dotted keys of the config, filled in by drawn_inputs.py
+GROUPS: dict[str, list[str]] = {}
+
+
+def overrides(rng: random.Random, ground: Ground) -> Case:
+    """Values, keys and whole words of the command line."""
+    words = []
+    for _ in range(rng.randrange(1, 4)):
+        key, value = rng.choice(LEAVES), values.text(rng, ground.canary)
+        form = rng.random()
+        if form < 0.75:
+            words.append(f"{rng.choice(['', '', '', '+', '++', '~'])}{key}={value}")
+        elif form < 0.85:
+            words.append(f"{value}={rng.choice(values.NUMBERS)}")
+        elif form < 0.95:
+            words.append(f"{rng.choice(list(GROUPS))}={value}")
+        else:
+            words.append(value)
+    program, first = rng.choice([("train.py", "--cfg=job"), ("train.py", ""), ("submit.py", "--dry-run"), ("submit.py", "--dry-run")])
+    more = ["cluster=slurm", "cluster.account=a"] if program == "submit.py" else []
+    if program == "submit.py" and rng.random() < 0.4:
+        more[0] = "cluster=pbs"
+    return Case(program, [*filter(None, [first]), *more, *words], inspect="bash" if program == "submit.py" else "")
+
+
+def cluster_values(rng: random.Random, ground: Ground) -> Case:
+    """Values of a cluster's file, where they end up in a job script. What is bash by its meaning is left alone."""
+    keys = ["account", "partition", "qos", "constraint", "time", "max_time", "gpus_per_node", "cores_per_gpu", "request",
+            "memory_gb", "interface", "master_addr_suffix", "chain", "login_host", "name", "max_nodes"]  # fmt: skip
+    content: dict[str, Any] = {"defaults": ["slurm" if rng.random() < 0.5 else "pbs"], "account": "a"}
+    for key in rng.sample(keys, rng.randrange(1, 4)):
+        content[key] = values.data(rng, ground.canary)
+    if rng.random() < 0.4:
+        content["env"] = {values.text(rng, ground.canary): values.data(rng, ground.canary)}
+        content["env"] |= {"KEY": values.text(rng, ground.canary)}
+    if rng.random() < 0.2:
+        content["options"] = [values.data(rng, ground.canary)]
+    configs = _configs(ground)
+    _yaml(configs / "cluster/hostile.yaml", content, rng)
+    return Case("submit.py", ["--dry-run", "cluster=hostile"], configs=configs, inspect="bash")
+
+
+def config_files(rng: random.Random, ground: Ground) -> Case:
+    """A file of any group, and what it merges into."""
+    configs = _configs(ground)
+    files = sorted(file for file in configs.rglob("*.yaml") if file.parent.name != "cluster" or file.stem == "base")
+    file = rng.choice(files)
+    if rng.random() < 0.25:
+        what = values.damage(rng, file, ground.canary, ground.folder / "victim")
+    else:
+        content = yaml.safe_load(file.read_text()) or {}
+        _yaml(file, values.changed(rng, content, ground.canary), rng)
+        what = "changed"
+    group = [f"{file.parent.name}={file.stem}"] if file.parent != configs and file.stem != "base" else []
+    del what
+    return Case(rng.choice(["train.py", "submit.py"]), ["--cfg=job", *group] if rng.random() < 0.3 else group, configs=configs)
+
+
+def personal(rng: random.Random, ground: Ground) -> Case:
+    """clusters.yaml of this person."""
+    file = ground.folder / "open" / "clusters.yaml"
+    content: Any = {"slurm": {"account": "mine", "partition": "p", "env": {"A": "b"}}, "local": {"time": "1:00:00"}}
+    file.write_text(yaml.safe_dump(content))
+    if rng.random() < 0.6:
+        _yaml(file, values.changed(rng, content, ground.canary), rng)
+    else:
+        values.damage(rng, file, ground.canary, ground.folder / "victim")
+    return Case("submit.py", ["--dry-run", "cluster=slurm"], personal=file, inspect="bash")
+
+
+LAUNCH = {
+    "srun": ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS",
+             "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST", "SLURM_NODEID", "SLURMD_NODENAME"],
+    "torchrun": ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"],
+    "mpich": ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "MASTER_ADDR", "MASTER_PORT"],
+    "openmpi": [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")],
+    "pals": ["PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"],
+    "pbs": ["PBS_JOBID", "PBS_ENVIRONMENT", "PBS_NODEFILE", "PBS_O_WORKDIR", "PBS_ARRAY_INDEX"],
+    "array": ["SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT", "SLURM_PROCID"],
+}  # fmt: skip
+OTHERS = ["HPC_RUN_DIR", "HPC_JOB_END", "HPC_BEGUN", "HPC_AFTER", "VENV", "CUDA_VISIBLE_DEVICES", "SLURM_HET_SIZE", "NODE_RANK",
+          "LOCAL_RANK", "SLURM_CPUS_PER_TASK", "SLURM_RESTART_COUNT", "HOME", "TMPDIR", "COLUMNS", "TERM", "LANG", "USER", "PATH",
+          "XDG_CONFIG_HOME", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME"]  # fmt: skip
+
+
+def environment(rng: random.Random, ground: Ground) -> Case:
+    """Variables that launchers and schedulers set."""
+    environ = {name: rng.choice(["0", "1", "1", "2"]) for name in LAUNCH[rng.choice(list(LAUNCH))]}
+    for name in rng.sample([*environ, *OTHERS], rng.randrange(1, 4)):
+        environ[name] = values.text(rng, ground.canary)
+        if rng.random() < 0.15:
+            environ.pop(name)
+    words = rng.choice([[], ["cluster=slurm", "trainer.devices=1"], ["trainer.num_nodes=1", "trainer.devices=1"]])
+    program = rng.choice(["train.py", "train.py", "submit.py", "tunnel"])
+    return Case(program, ["--dry-run", "cluster=slurm"] if program == "submit.py" else words, environ)
+
+
+READERS = ["report.py", "report.py", "folder", "train.py", "submit.py", "plan.py", "load", "export", "board"]
+
+
+def run_directories(rng: random.Random, ground: Ground) -> Case:
+    """A run directory of which files are damaged, replaced, linked elsewhere or strangely named."""
+    run = ground.copy("run")
+    files = sorted(path for path in run.rglob("*") if path.is_file() and not path.is_symlink())
+    files = [path for path in files if "code" not in path.parts and "checkpoints" not in path.parts]
+    for _ in range(rng.randrange(1, 4)):
+        file = rng.choice(files)
+        if file.is_file() and not file.is_symlink():
+            values.damage(rng, file, ground.canary, ground.folder / "victim")
+    if rng.random() < 0.2:
+        _named(rng, ground, run)
+    if rng.random() < 0.1:
+        (run / "report.html").symlink_to(ground.folder / "victim")
+    return _reader(rng, ground, run)
+
+
+def _reader(rng: random.Random, ground: Ground, run: Path) -> Case:
+    program = rng.choice(READERS)
+    words = {
+        "report.py": [str(run)], "folder": [str(run.parent)], "load": [str(run)], "board": [str(run)],
+        "export": [str(run), str(ground.open / "out.safetensors"), *rng.choice([[], ["--best"], ["--step", "2"]])],
+    }.get(program, [f"resume={run}", *rng.choice([[], [], ["trainer.max_epochs=30"], ["seed=3"]])])  # fmt: skip
+    if program == "submit.py":
+        words.append("--dry-run")
+    return Case({"folder": "report.py", "export": "tools/export.py", "board": "tools/board.py"}.get(program, program), words)
+
+
+def _named(rng: random.Random, ground: Ground, run: Path) -> None:
+    """A file or folder with a name that nobody expects."""
+    folder = rng.choice([run, *(path for path in run.iterdir() if path.is_dir() and not path.is_symlink())])
+    name = values.text(rng, ground.canary).replace("/", "_")[:200] or "x"
+    name = rng.choice([name, f"step-{name}", f"events.out.tfevents.{name}", f"node-{name}", f"job-{name}.log", f"{name}.json"])
+    if name in (".", ".."):
+        return
+    path = folder / os.fsdecode(os.fsencode(name[:80])[:250])
+    if not path.exists():
+        path.mkdir() if rng.random() < 0.3 else path.write_bytes(values.junk(rng, ground.canary))
+
+
+def checkpoints(rng: random.Random, ground: Ground) -> Case:
+    """Files of a checkpoint: manifest, .metadata, meta.pt, ranks', tensors."""
+    run = ground.copy("run")
+    files = sorted(path for path in (run / "checkpoints").rglob("*") if path.is_file() and not path.is_symlink())
+    for _ in range(rng.randrange(1, 3)):
+        file = rng.choice(files)
+        if file.is_file() and not file.is_symlink():
+            values.damage(rng, file, ground.canary, ground.folder / "victim")
+    program = rng.choice(["load", "export", "train.py", "weights", "begin", "begin"])
+    words = {"load": [str(run)], "export": [str(run), str(ground.open / "out.safetensors")], "begin": [str(run)],
+             "weights": [str(run / "checkpoints/last.ckpt")], "train.py": [f"resume={run}"]}[program]  # fmt: skip
+    return Case({"export": "tools/export.py"}.get(program, program), words)
+
+
+def searches(rng: random.Random, ground: Ground) -> Case:
+    """The folder of a search: search.json, journal, submitted.json, members."""
+    folder = ground.copy("search")
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for _ in range(rng.randrange(1, 3)):
+        file = rng.choice(files)
+        if file.is_file() and not file.is_symlink():
+            values.damage(rng, file, ground.canary, ground.folder / "victim")
+    return rng.choice([Case("tools/search.py", [str(folder)]), Case("tools/search.py", [str(folder)]),
+                       Case("tools/search.py", ["--ask", str(folder / "001")]), Case("report.py", [str(folder)])])  # fmt: skip
+
+
+def events(rng: random.Random, ground: Ground) -> Case:
+    """TensorBoard's files cut at any byte of the last records, or with a record that lies."""
+    run = ground.copy("run")
+    file = rng.choice(sorted(run.rglob("events.out.tfevents.*")))
+    size = file.stat().st_size
+    if rng.random() < 0.6:
+        os.truncate(file, max(0, size - rng.randrange(200)))
+    else:
+        with file.open("r+b") as stream:
+            stream.seek(max(0, size - rng.randrange(400)))
+            stream.write(rng.randbytes(rng.randrange(1, 24)))
+    return Case("report.py", [str(run)])
+
+
+def samples(rng: random.Random, ground: Ground) -> Case:
+    """What a node's monitor has left: cells, heads, lines."""
+    run = ground.copy("run")
+    file = rng.choice(sorted((run / "monitor").rglob("*.*")))
+    lines = file.read_text(errors="replace").splitlines() or [""]
+    for _ in range(rng.randrange(1, 4)):
+        at = rng.randrange(len(lines))
+        cells = lines[at].split(",")
+        cells[rng.randrange(len(cells))] = values.text(rng, ground.canary, zero=True)
+        lines[at] = ",".join(cells)
+    file.write_bytes("\n".join(lines).encode(errors="surrogateescape"))
+    return Case("report.py", [str(run)])
+
+
+def data_files(rng: random.Random, ground: Ground) -> Case:
+    """Folders of images and of text whose files and names are not what they should be."""
+    kind = rng.choice(["images", "text"])
+    folder = ground.copy(kind)
+    for _ in range(rng.randrange(1, 4)):
+        file = rng.choice(sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()) or [folder / "x"])
+        name = os.fsdecode(os.fsencode(values.text(rng, ground.canary).replace("/", "_")[:60]))
+        if rng.random() < 0.4 and name not in ("", ".", ".."):
+            file.rename(file.with_name(f"{name}{file.suffix}"))
+        elif file.exists():
+            values.damage(rng, file, ground.canary, ground.folder / "victim")
+    given = [f"data.dir={folder}"] if kind == "images" else [f"data.files={folder}/*"]
+    if rng.random() < 0.2:
+        given = [given[0].partition("=")[0] + "=" + values.text(rng, ground.canary)]
+    choice = ["model=resnet18", "data.image_size=32"] if kind == "images" else ["model=gpt_tiny", "data.block_size=16"]
+    out = ground.open / ("out.h5" if kind == "images" else "out.npy")
+    size = ["data.image_size=8"] if kind == "images" else []
+    return rng.choice([Case("check", [f"data={kind}", *choice, *given]), Case("tools/pack.py", [f"out={out}", *given, *size])])
+
+
+def words_of_tools(rng: random.Random, ground: Ground) -> Case:
+    """Arguments of the tools and of report.py."""
+    program = rng.choice(["report.py", "tools/board.py", "tools/export.py", "tools/pack.py", "tools/search.py", "load", "weights"])
+    count = {"load": 1, "weights": 1}.get(program, rng.randrange(1, 4))
+    words = [values.text(rng, ground.canary) for _ in range(count)]
+    if program == "tools/pack.py":
+        keys = ["out", "tokenizer", "data.files", "data.dir", "data.vocab_size", "data.image_size", "--verify"]
+        words = [f"{rng.choice(keys)}={word}" for word in words]
+    if program == "tools/board.py" and rng.random() < 0.5:
+        words = [f"{rng.choice(['cluster', 'cluster.login_host', 'cluster.name'])}={word}" for word in words]
+    return Case(program, words)
+
+
+def answers(rng: random.Random, ground: Ground) -> Case:
+    """What is answered to cookiecutter."""
+    keys = ["project_name", "project_slug", "package_name", "description", "author", "license", "cluster", "account"]
+    return Case("bake", [f"{key}={values.text(rng, ground.canary)}" for key in rng.sample(keys, rng.randrange(1, 3))])
+
+
+KINDS: dict[str, tuple[Draw, float]] = {  # and how often
+    "overrides": (overrides, 3), "cluster values": (cluster_values, 2), "config files": (config_files, 2),
+    "personal clusters.yaml": (personal, 1), "environment": (environment, 2), "run directories": (run_directories, 5),
+    "checkpoints": (checkpoints, 2), "searches": (searches, 1.5), "events files": (events, 1), "monitor files": (samples, 1),
+    "data files": (data_files, 1.5), "words of tools": (words_of_tools, 1.5), "cookiecutter answers": (answers, 0.7),
+}  # fmt: skip
+
+
+def _configs(ground: Ground) -> Path:
+    return Path(shutil.copytree(ground.base / "configs", ground.folder / "open" / "configs"))
+
+
+def _yaml(file: Path, content: Any, rng: random.Random) -> None:
+    try:
+        words = yaml.safe_dump(content, allow_unicode=rng.random() < 0.5, sort_keys=False)
+    except (yaml.YAMLError, ValueError):
+        words = "{}"
+    file.write_bytes(words.encode(errors="surrogateescape"))

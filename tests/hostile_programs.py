@@ -1,0 +1,218 @@
+"""The programs of a baked project as drawn_inputs.py starts them, in a process that has imported what they need."""
+
+import importlib
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import hostile_kinds
+
+PACKAGE = "my_research"
+LIBRARIES = ["hydra", "omegaconf", "yaml", "torch", "lightning", "optuna", "h5py", "tensorboard.compat.proto.event_pb2", "PIL.Image",
+             "torch.distributed.checkpoint", "lightning.pytorch.callbacks", "torchmetrics", "cookiecutter.main", "tqdm",
+             "sklearn.datasets"]  # fmt: skip
+MODULES = ["config", "trust", "trained", "checks.preflight", "checks.probe", "jobs.commandline", "jobs.move", "jobs.scripts",
+           "reporting.report", "reporting.onepage", "reporting.board", "reporting.tunnel", "studies.search", "studies.study",
+           "studies.trials", "studies.sweep", "running.begin", "running.record", "checkpoints.weights", "planning.traces",
+           "planning.fitting", "resuming.resume", "training.strategies"]  # fmt: skip
+
+
+def prepare(base: Path, project: Path, words: list[str]) -> None:
+    """Import, and make a run, a search, images and text that are sound."""
+    base.mkdir()
+    run_dir = base / "run"
+    command = [sys.executable, str(project / "train.py"), f"run_dir={run_dir}", *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=project)
+    assert done.returncode == 0, done.stderr
+    (run_dir / "submitted.json").write_text(json.dumps({
+        "time": 1.0, "cluster": "slurm", "scheduler": "slurm", "argv": [], "name": "digits", "nodes": 1, "gpus_per_node": 0,
+        "seconds": 3600, "job": "17", "jobs": ["17"], "error": None,
+    }))  # fmt: skip
+    (run_dir / "job.sh").write_text("#!/bin/bash\ncd /tmp\npython \"$code/train.py\"\n")
+    (run_dir / "job-17.log").write_text("0: epoch 1\nTraceback (most recent call last):\n  File x\nValueError: y\n")
+    (run_dir / "skipped.jsonl").write_text('{"step": 2, "attempt": 1}\n')
+    (run_dir / "stalled").write_text("1\n")
+    (run_dir / "errors/1").mkdir(parents=True, exist_ok=True)
+    (run_dir / "errors/1/rank-0.log").write_text("ValueError: x\n")
+    (run_dir / "code").mkdir()
+    (run_dir / "code/train.py").write_text("")
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    for module in MODULES:
+        importlib.import_module(f"{PACKAGE}.hpc.{module}")
+    shutil.copytree(project / "configs", base / "configs")
+    from my_research.hpc import config
+    from my_research.hpc.jobs import commandline
+
+    hostile_kinds.LEAVES[:] = sorted(config.flat(commandline.compose_overrides([])))
+    hostile_kinds.GROUPS |= commandline.groups()
+    _search(base / "search")
+    _data(base)
+    for module in ("train", "submit"):  # parsed once
+        importlib.import_module(module)
+
+
+def _search(folder: Path) -> None:
+    from my_research.hpc.studies import search, study
+
+    words = ["model.optimizer.lr=interval(0.001,0.1)"]
+    for number in range(3):
+        (folder / f"{number:03}").mkdir(parents=True)
+    search.save(folder, search.Search("random", 3, 1, "val/loss", "min", words))
+    (folder / "submitted.json").write_text('{"time": 1.0, "scheduler": "slurm", "job": "18", "jobs": ["18"], "error": null}')
+    for number in range(2):
+        study.ask(folder / f"{number:03}")
+        study.member(folder / f"{number:03}").report(0, 0.5)
+        study.member(folder / f"{number:03}").end("complete", 0.5)
+    (folder / "members").write_text("".join(f"{folder}/{number:03}\n" for number in range(3)))
+
+
+def _data(base: Path) -> None:
+    from PIL import Image
+
+    for number in range(4):
+        folder = base / "images" / f"class{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 8), (number * 40, 0, 0)).save(folder / f"{number}.png")
+    (base / "text").mkdir()
+    for number in range(3):
+        (base / "text" / f"{number}.txt").write_text("to be or not to be " * 40)
+
+
+def enter(case: Any, project: Path) -> None:
+    """Start a program as a shell would."""
+    from my_research.hpc import config, trust
+    from my_research.hpc.jobs import commandline
+
+    if case.configs:
+        for module in (config, commandline, trust):
+            module.CONFIGS = case.configs
+        trust.TRUSTED = case.configs / "trusted.yaml"
+    if case.personal:
+        commandline.PERSONAL = case.personal
+    sys.argv = [case.program, *case.words]
+    own = {"train.py": train, "load": load, "weights": weights, "begin": begin, "check": check, "bake": bake, "tunnel": tunnel}
+    if case.program in own:
+        own[case.program](project)
+        return
+    _harmless()
+    runpy.run_path(str(project / case.program), run_name="__main__")
+
+
+def _harmless() -> None:
+    """No TensorBoard is started, and nothing is traced."""
+    from my_research.hpc.planning import traces
+    from my_research.hpc.reporting import board
+
+    def ends(*_: Any, **__: Any) -> Any:
+        sys.exit(0)
+
+    traces.of = ends
+    board.Board = ends
+
+
+def train(project: Path) -> None:
+    """train.py up to where ranks would meet."""
+    import train as program
+    from my_research.hpc import config, launch, rundir
+
+    def looked_at(cfg: Any, place: Any, warned: Any, frozen: bool = False) -> dict[str, float]:
+        from datetime import datetime
+
+        from my_research.hpc.checks import probe
+
+        run_dir = rundir.choose(cfg.run_dir, cfg.name, datetime.now(), os.environ, place.step or "0")
+        probe.agree([probe.facts(cfg, place, os.environ)])
+        if place.launcher != "none":
+            launch.settle(place, cfg.cluster.master_addr_suffix, os.environ)
+            launch.cores(place.local_world_size or 1, os.environ)
+        config.build(cfg.model)
+        print(ascii(str(run_dir)))
+        return {}
+
+    program.train = looked_at
+    with config.refusals():
+        here = launch.place(os.environ)
+    with config.refusals(launch.speaks(here, os.environ)):
+        program.main(here, program.watch.listen())
+
+
+def load(project: Path) -> None:
+    from my_research.hpc import config, trained
+
+    with config.refusals():
+        trained.load(sys.argv[1])
+
+
+def weights(project: Path) -> None:
+    from my_research.hpc import config
+    from my_research.hpc.checkpoints import weights
+
+    with config.refusals():
+        weights.read(sys.argv[1])
+
+
+def begin(project: Path) -> None:
+    """What rank 0 does with a run directory before training: find the checkpoint, and read it as plain data."""
+    from my_research.hpc import config
+    from my_research.hpc.checkpoints import inert
+    from my_research.hpc.jobs import commandline
+    from my_research.hpc.running import begin, record
+
+    run_dir = Path(sys.argv[1])
+    with config.refusals():
+        cfg = commandline.resumed(run_dir, [])
+        beginning = begin.alone(run_dir, "host", {})
+        if found := beginning.checkpoint:
+            record.cut(run_dir, found.note.get("logs", {}))
+            record.skipped(run_dir, found.step, beginning.attempt)
+            with inert.refusals(found.path, "resume"):
+                inert.plain(found.path / "meta.pt")
+                inert.plain(found.path / "rank-0.pt")
+        config.build(cfg.model)
+        beginning.claim.release()
+
+
+def check(project: Path) -> None:
+    from my_research.hpc import config
+    from my_research.hpc.checks import preflight
+    from my_research.hpc.jobs import commandline
+
+    with config.refusals():
+        cfg = commandline.compose(None, sys.argv[1:])
+        preflight.check(cfg)
+        config.build(cfg.data)
+
+
+def tunnel(project: Path) -> None:
+    from my_research.hpc.reporting import tunnel
+
+    print("\n".join(tunnel.lines(6006, "me", tunnel.here(os.environ), None, os.environ)))
+
+
+def bake(project: Path) -> None:
+    """The hook that looks at the answers, and no more: what it accepts is baked by test_bake.py."""
+    from cookiecutter.environment import StrictEnvironment
+
+    template = Path(__file__).resolve().parents[1]
+    answers = json.loads((template / "cookiecutter.json").read_text())
+    answers = {key: value[0] if isinstance(value, list) else value for key, value in answers.items()}
+    plain = {key: value for key, value in answers.items() if isinstance(value, str) and "{" not in value}
+    given = dict(word.split("=", 1) for word in sys.argv[1:])
+    known = {"project_slug": "my-research", "package_name": "my_research"} | plain | given
+    text = StrictEnvironment(context={"cookiecutter": {}}).from_string(
+        (template / "hooks/pre_gen_project.py").read_text()
+    ).render(cookiecutter={**answers, **known})  # fmt: skip
+    os.mkdir("baked")
+    os.chdir("baked")
+    try:
+        exec(compile(text, "pre_gen_project.py", "exec"), {"__name__": "__main__"})
+    except SystemExit as ended:
+        if ended.code:
+            sys.stderr.write(str(ended.code) + "\n")
+            sys.exit(2)

@@ -1,0 +1,162 @@
+"""What a hostile world types, sets and leaves in files: drawn by drawn_inputs.py. CANARY stands for a file's path."""
+
+import json
+import os
+import pickle
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ESCAPES = ["\x1b[31mred\x1b[0m", "\x1b]0;owned\x07", "\x9b31m", "\x08\x08", "\u202egnp.exe", "\u2066x", "\x7f", "a\rb"]
+INJECTIONS = [
+    "$(>CANARY)", "`>CANARY`", "; >CANARY", "'; >CANARY; '", '"; >CANARY; "', "\n>CANARY\n", "x\n#SBATCH --uid=0",
+    "$(>CANARY)x", "\\$(>CANARY)", "'$(>CANARY)'", "| >CANARY", "& >CANARY &", "!!python/object/apply:os.mkdir [CANARY]",
+    "__import__('os').mkdir('CANARY')", "{0.__class__}", "{gpus.__class__}", "{gpus:>999999999}", "{", "}", "%n%s",
+]  # fmt: skip
+REFERENCES = [
+    "${seed}", "${oc.env:HOME}", "${oc.env:NOPE}", "${oc.env:NOPE,x}", "${oc.create:'{a: 1}'}", "${name}", "${run_dir}",
+    "${x", "${}", "${${seed}}", "${layout:__class__}", "${oc.decode:'[1,2'}", "${oc.dict.keys:trainer}", "${nope:1}", "???",
+]  # fmt: skip
+WORDS = [
+    "", " ", "\t", "null", "~", "true", "yes", "no", "on", "0123", "0189", "1e5", "1_000", "0x1f", "1:30:00", "12.10", "None",
+    "[]", "[1,2", "{a: 1}", "{}", "[[[[]]]]", "*a", "&a b", "- a", "a: b", "<b>", "<script>alert(1)</script>", "CON", "-rf",
+    "--help", "@file", "=", "a=b", "a,b", "a b", "'", '"', "\\", "\\\\", "?", "*", "[a-z]", "%j", "é", "日本", "😀", "#", "://",
+    "../../../../etc/passwd", "/etc/passwd", "~nobody/x", "file:///etc/passwd", "s3://b/x", "localhost:6000", "A" * 3000,
+    "\udcff\udcfe", "/dev/zero", "/dev/full", "/proc/self/mem", ".", "..", "/", "a/b", "NAN", "os.system", "_target_",
+]  # fmt: skip
+NUMBERS = ["0", "-1", "1", "2", "3", "7", "1.5", "-0.0", "nan", ".nan", "inf", "-inf", "1e400", "1e-400", "9" * 30, "1e308", "65536"]
+TEXTS = [*ESCAPES, *INJECTIONS, *REFERENCES, *WORDS, *NUMBERS]
+DATA: list[Callable[[], Any]] = [
+    lambda: None, lambda: True, lambda: False, lambda: 0, lambda: -1, lambda: 1, lambda: 10**30, lambda: -(10**30), lambda: 2**63,
+    lambda: 1e308, lambda: float("nan"), lambda: float("inf"), lambda: -0.0, lambda: 1.5, lambda: [], lambda: {}, lambda: [[]],
+    lambda: {"": {}}, lambda: [None], lambda: ["x"] * 50, lambda: {"step": "x"}, lambda: 10**400,
+]  # fmt: skip
+
+
+def text(rng: random.Random, canary: Path, *, zero: bool = False) -> str:
+    """One value; without zero bytes, which no argument and no variable of the environment can hold, unless `zero`."""
+    pool = rng.choice([TEXTS, ESCAPES, INJECTIONS, REFERENCES, WORDS, NUMBERS])
+    value = rng.choice(pool)
+    if rng.random() < 0.1:
+        value += rng.choice(TEXTS)
+    if zero and rng.random() < 0.05:
+        value += "\0"
+    return value.replace("CANARY", str(canary))
+
+
+def data(rng: random.Random, canary: Path) -> Any:
+    """A value of any type, as JSON or YAML may hold it."""
+    return rng.choice(DATA)() if rng.random() < 0.6 else text(rng, canary, zero=True)
+
+
+def changed(rng: random.Random, content: Any, canary: Path) -> Any:
+    """Content of a JSON or YAML file with something in it replaced, removed, added or renamed."""
+    if not isinstance(content, dict | list) or not content or rng.random() < 0.15:
+        return data(rng, canary)
+    key = rng.choice(list(content) if isinstance(content, dict) else range(len(content)))
+    deed = rng.random()
+    if isinstance(content, dict) and deed < 0.1:
+        return {other: value for other, value in content.items() if other != key}
+    if isinstance(content, dict) and deed < 0.2:
+        return content | {text(rng, canary): data(rng, canary)}
+    if isinstance(content, list) and deed < 0.1:
+        return [*content, data(rng, canary)]
+    new = changed(rng, content[key], canary)
+    if isinstance(content, dict):
+        return content | {key: new}
+    return [new if place == key else value for place, value in enumerate(content)]
+
+
+class Bomb:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.canary),)
+
+
+LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)
+)
+
+
+def junk(rng: random.Random, canary: Path) -> bytes:
+    """A whole file that is not what it should be."""
+    return rng.choice(
+        [
+            lambda: b"",
+            lambda: b"\n",
+            lambda: b"\0" * 100,
+            lambda: b"\xff\xfe\x00x",
+            lambda: rng.randbytes(rng.randrange(1, 300)),
+            lambda: b"[" * 100_000,
+            lambda: b'{"a":' * 50_000,
+            lambda: ("- " * 5000).encode(),
+            lambda: LAUGHS.encode(),
+            lambda: pickle.dumps(Bomb(canary)),
+            lambda: f"!!python/object/apply:os.mkdir [{canary}]\n".encode(),
+            lambda: json.dumps(data(rng, canary)).encode(),
+            lambda: text(rng, canary, zero=True).encode(errors="surrogateescape"),
+            lambda: b"9" * 5000,
+            lambda: b"x" * 2_000_000,
+            lambda: b"\x1b[2J\x1b]0;owned\x07\n" * 3,
+        ]
+    )()
+
+
+def damage(rng: random.Random, file: Path, canary: Path, victim: Path) -> str:
+    """Do something to a file of a run directory; in a word, what."""
+    deeds: dict[str, Callable[[], Any]] = {
+        "replaced": lambda: file.write_bytes(junk(rng, canary)),
+        "cut": lambda: os.truncate(file, rng.randrange(file.stat().st_size + 1)),
+        "flipped": lambda: _flip(rng, file),
+        "changed": lambda: _change(rng, file, canary),
+        "line": lambda: _line(rng, file, canary),
+        "removed": file.unlink,
+        "folder": lambda: (file.unlink(), file.mkdir()),
+        "link": lambda: (file.unlink(), file.symlink_to(rng.choice([victim, file, "/etc/passwd", "/dev/zero", "/nowhere"]))),
+        "fifo": lambda: (file.unlink(), os.mkfifo(file)),
+        "sparse": lambda: os.truncate(file, 300 * 2**20),
+    }
+    weights = [3, 3, 2, 12, 4, 1, 1, 2, 1, 0.3]
+    [deed] = rng.choices(list(deeds), weights)
+    deeds[deed]()
+    return deed
+
+
+def _flip(rng: random.Random, file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    for _ in range(rng.randrange(1, 5)):
+        if content:
+            content[rng.randrange(len(content))] = rng.randrange(256)
+    file.write_bytes(content)
+
+
+def _change(rng: random.Random, file: Path, canary: Path) -> None:
+    """Of JSON, JSON lines and YAML one value; of other text one word."""
+    import yaml
+
+    words = file.read_bytes().decode(errors="surrogateescape")
+    try:
+        if file.suffix == ".yaml":
+            new = yaml.safe_dump(changed(rng, yaml.safe_load(words), canary), allow_unicode=rng.random() < 0.5)
+        elif file.suffix in (".json", ".jsonl") or file.parent.name == "claims":
+            lines = words.splitlines() if file.suffix == ".jsonl" else [words]
+            at = rng.randrange(len(lines))
+            lines[at] = json.dumps(changed(rng, json.loads(lines[at]), canary), ensure_ascii=rng.random() < 0.5)
+            new = "\n".join(lines) + "\n"
+        else:
+            parts = words.split(" ")
+            parts[rng.randrange(len(parts))] = text(rng, canary, zero=True)
+            new = " ".join(parts)
+    except (ValueError, yaml.YAMLError, IndexError, RecursionError):
+        new = text(rng, canary, zero=True)
+    file.write_bytes(new.encode(errors="surrogateescape"))
+
+
+def _line(rng: random.Random, file: Path, canary: Path) -> None:
+    with file.open("ab") as stream:
+        stream.write(text(rng, canary, zero=True).encode(errors="surrogateescape") + rng.choice([b"", b"\n"]))
