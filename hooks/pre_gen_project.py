@@ -144,7 +144,7 @@ def suggest(name, joint):
 
 
 def refused(key, value, rule, fix):
-    return f"  {key} = {json.dumps(value, ensure_ascii=False)} {rule}.\n      Fix: {fix}"
+    return f"  {key} = {json.dumps(value, ensure_ascii=not value.isprintable())} {rule}.\n      Fix: {fix}"
 
 
 if __name__ == "__main__":

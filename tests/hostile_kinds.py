@@ -76,7 +76,7 @@ def cluster_values(rng: random.Random, ground: Ground) -> Case:
             "memory_gb", "interface", "master_addr_suffix", "chain", "login_host", "name", "max_nodes"]  # fmt: skip
     content: dict[str, Any] = {"defaults": ["slurm" if rng.random() < 0.5 else "pbs"], "account": "a"}
     for key in rng.sample(keys, rng.randrange(1, 4)):
-        content[key] = values.data(rng, ground.canary)
+        content[key] = values.text(rng, ground.canary) if rng.random() < 0.7 else values.data(rng, ground.canary)
     if rng.random() < 0.4:
         content["env"] = {values.text(rng, ground.canary): values.data(rng, ground.canary)}
         content["env"] |= {"KEY": values.text(rng, ground.canary)}

@@ -169,7 +169,6 @@ def begin(project: Path) -> None:
         cfg = commandline.resumed(run_dir, [])
         beginning = begin.alone(run_dir, "host", {})
         if found := beginning.checkpoint:
-            record.cut(run_dir, found.note.get("logs", {}))
             record.skipped(run_dir, found.step, beginning.attempt)
             with inert.refusals(found.path, "resume"):
                 inert.plain(found.path / "meta.pt")
@@ -205,9 +204,10 @@ def bake(project: Path) -> None:
     plain = {key: value for key, value in answers.items() if isinstance(value, str) and "{" not in value}
     given = dict(word.split("=", 1) for word in sys.argv[1:])
     known = {"project_slug": "my-research", "package_name": "my_research"} | plain | given
+    inner = {"_template": str(template), "_output_dir": os.getcwd(), "_repo_dir": str(template), "_checkout": None}
     text = StrictEnvironment(context={"cookiecutter": {}}).from_string(
         (template / "hooks/pre_gen_project.py").read_text()
-    ).render(cookiecutter={**answers, **known})  # fmt: skip
+    ).render(cookiecutter={**answers, **known, **inner})  # fmt: skip
     os.mkdir("baked")
     os.chdir("baked")
     try:

@@ -18,7 +18,7 @@ from {{ cookiecutter.package_name }}.hpc.running import history
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = config.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     runs = "run directories, or folders of them; default: runs/"
     parser.add_argument("places", nargs="*", type=Path, metavar="RUN_DIR_OR_FOLDER", help=runs)
     asked = parser.parse_args().places

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
 from omegaconf import DictConfig
 
-from {{ cookiecutter.package_name }}.hpc import config, rundir
+from {{ cookiecutter.package_name }}.hpc import config, files, rundir
 from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.jobs import commandline, job, move, permission, scheduler
@@ -63,7 +63,7 @@ def go_on(run_dir: Path, asked: Namespace) -> None:
         refuse_too_big(cfg, move.said(run_dir, commandline.typed(asked.overrides)))
     if asked.dry_run:
         sys.stderr.write("".join(f"{line}\n" for line in moves))
-        script = (run_dir / "job.sh").read_text(encoding="utf-8")
+        script = files.text(run_dir / "job.sh", errors="surrogateescape")
         print(text(describe(cfg, run_dir=run_dir), cfg) if moves else script, end="")
         return
     move.refuse_queued(run_dir)

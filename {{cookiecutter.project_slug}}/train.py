@@ -125,7 +125,8 @@ def fit_and_test(
 
 if __name__ == "__main__":
     told = watch.listen()  # before the heavy imports: a signal that came meanwhile would end the process
-    here = launch.place(environ)
+    with config.refusals():
+        here = launch.place(environ)
     told.speaks = launch.speaks(here, environ)
     with config.refusals(launch.speaks(here, environ)):
         main(here, told)

@@ -22,7 +22,7 @@ CLUSTER = re.compile(r"cluster(\.\w+)?=")  # all other words are paths, which ma
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = config.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="RUN_DIR_OR_FOLDER | cluster=NAME")
     words = parser.parse_args().words
     overrides = [word for word in words if CLUSTER.match(word)]

@@ -99,7 +99,8 @@ def start_here(cfg: DictConfig, words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    told = watch.listen() if launch.place(os.environ).launcher != "none" else watch.Warned()
-    here = launch.place(os.environ)
+    with config.refusals():
+        here = launch.place(os.environ)
+    told = watch.listen() if here.launcher != "none" else watch.Warned()
     with config.refusals(launch.speaks(here, os.environ)):
         main(here, told)

@@ -29,7 +29,7 @@ DTYPES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = config.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN_DIR", help="a run directory, or a checkpoint")
     parser.add_argument("out", type=Path, metavar="OUT.safetensors")
     which = parser.add_mutually_exclusive_group()

@@ -35,7 +35,7 @@ SUFFIX = {"images": ".h5", "text": ".npy"}
 def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # pyright: ignore  # names of files need not be UTF-8
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = config.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="key=value", help="out=, tokenizer=, and keys of configs/data")
     parser.add_argument("--verify", metavar="FILE", help="a file that this program made")
     asked = parser.parse_args()

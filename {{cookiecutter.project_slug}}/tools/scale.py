@@ -43,7 +43,7 @@ PATIENCE = 600  # seconds for plan.py, which traces a large network once
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = config.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words = "nodes=, scaling=, lr=, steps=, out=, and whatever submit.py takes"
     parser.add_argument("words", nargs="*", metavar="key=value", help=words)
     parser.add_argument("--dry-run", action="store_true", help="print the points and the first job, and write nothing")

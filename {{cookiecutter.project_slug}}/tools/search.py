@@ -17,7 +17,7 @@ from {{ cookiecutter.package_name }}.hpc.studies import search
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = config.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="what submit.py --search has named")
     parser.add_argument("--ask", action="store_true", help="FOLDER is a run's: ask for its values, write its config")
     asked = parser.parse_args()

@@ -103,7 +103,9 @@ def refuse_tokens_outside(vocab_size: int, smallest: int, largest: int, file: st
 
 
 def _expand(key: str, patterns: Any) -> list[str]:
-    patterns = [patterns] if isinstance(patterns, str) else list(patterns or [])
+    patterns = [patterns] if isinstance(patterns, str) else patterns or []
+    if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise Refused(key, patterns, "must be a path or a list of paths", f"{key}=<a path, a folder or a glob>")
     files: list[str] = []
     for pattern in patterns:
         path = os.path.expanduser(pattern)

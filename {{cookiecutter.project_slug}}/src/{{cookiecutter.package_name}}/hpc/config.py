@@ -3,8 +3,11 @@
 Imports neither torch nor lightning: it also runs on login nodes, and must answer at once.
 """
 
+import argparse
 import difflib
+import io
 import json
+import math
 import re
 import shlex
 import sys
@@ -12,12 +15,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from omegaconf import DictConfig, OmegaConf
+import yaml
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers.oc import env
 from yaml import YAMLError
+
+from . import files
 
 PROJECT = Path(__file__).resolve().parents[3]
 CONFIGS = PROJECT / "configs"
@@ -27,14 +33,32 @@ PACKAGE = __name__.split(".")[0]
 T = TypeVar("T")
 
 
+# Control characters, which a terminal obeys, but for line feed and tab; and marks that turn the direction of text.
+UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str, also: str = "") -> str:
+    """Text that may come from anywhere, for a terminal: what it would obey is written out, as `\\x1b`."""
+    for mark in also:
+        text = text.replace(mark, ascii(mark)[1:-1])
+    return UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """Names what is wrong with a command line without sending it to the terminal raw."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message, "\n"))
+
+
 class Refused(Exception):
     """A mistake told before anything is written: what was asked, the rule, the fix to type."""
 
     def __init__(self, key: str, value: object, rule: str, fix: str, alone: bool = False) -> None:
         self.key, self.value, self.rule, self.fix = key, value, rule, fix
         self.alone = alone  # only this rank knows
-        asked = key if value is None else f"{key}={value}"
-        super().__init__(f"{asked}\n  rule: {rule}\n  fix:  {fix}")
+        asked = printable(key if value is None else f"{key}={value}", "\n")
+        super().__init__(f"{asked}\n  rule: {printable(rule)}\n  fix:  {printable(fix)}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Cross process borders whole: a data worker's refusal reaches the screen as it was raised."""
@@ -52,12 +76,18 @@ def refusals(speaks: bool = True) -> Iterator[None]:
         yield
     except Finished as finished:
         if speaks or finished.alone:
-            print(f"{finished.rule} already\nrun directory {finished.value}", flush=True)
+            print(f"{finished.rule} already\nrun directory {printable(str(finished.value))}", flush=True)
         sys.exit(0)
-    except Refused as refused:
+    except (Refused, OmegaConfBaseException) as error:
+        refused = error if isinstance(error, Refused) else unusable(error)
         if speaks or refused.alone:
             sys.stderr.write(f"refused: {refused}\n")  # at once: other ranks and srun write into the same log
         sys.exit(2)
+
+
+def unusable(error: OmegaConfBaseException) -> Refused:
+    """A value of the config that is asked for, and is not there or cannot be resolved."""
+    return Refused(error.full_key or "config", None, f"must have a value: {reason(error)}", "see --cfg job")
 
 
 def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
@@ -107,6 +137,33 @@ def _reference(name: str, *default: str | None) -> str:
     return f"${{oc.env:{','.join(words)}}}"
 
 
+# What reading YAML that somebody else wrote can raise.
+UNREADABLE = (OSError, ValueError, TypeError, AttributeError, RecursionError, YAMLError, OmegaConfBaseException)
+LARGEST = 100_000  # nodes of a YAML file; ours have some hundred
+
+
+def yaml_config(path: Path) -> DictConfig | ListConfig:
+    """A YAML file that may come from anywhere. Raises one of `UNREADABLE`."""
+    text = files.text(path)
+    if "&" in text and (most := _nodes(yaml.compose(text, yaml.SafeLoader), {})) > LARGEST:
+        raise ValueError(f"its aliases stand for {most:.0e} values")
+    return OmegaConf.load(io.StringIO(text))
+
+
+def _nodes(node: Any, known: dict[int, float]) -> float:
+    """How many there are when each alias is replaced by what it stands for."""
+    if id(node) not in known:
+        known[id(node)] = math.inf  # an alias of what it is in
+        inside = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else [pair])]
+        known[id(node)] = 1 + sum(_nodes(part, known) for part in inside if isinstance(part, yaml.Node))
+    return known[id(node)]
+
+
+def reason(error: BaseException) -> str:
+    """An error in one line."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
 def load(run_dir: Path) -> DictConfig:
     """The frozen config of a run. Raises `Refused` where there is none that can be read."""
     path = run_dir / "config.yaml"
@@ -118,11 +175,11 @@ def load(run_dir: Path) -> DictConfig:
         rule = "holds no config.yaml: no run was started here, or it is half-deleted; of a sweep, name one of its runs"
         raise Refused("resume", run_dir, rule, other, alone=True)
     try:
-        cfg = OmegaConf.load(path)
+        cfg = yaml_config(path)
         if not isinstance(cfg, DictConfig) or not cfg:
             raise ValueError("no keys")
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-        rule = f"{path} is damaged: {str(error).splitlines()[0]}"
+    except UNREADABLE as error:
+        rule = f"{path} is damaged: {reason(error)}"
         raise Refused("resume", run_dir, rule, other, alone=True) from None
     OmegaConf.set_struct(cfg, True)
     return cfg

@@ -41,14 +41,15 @@ class Place:
 def place(environ: Mapping[str, str]) -> Place:
     """Read the launcher's variables. torchrun and mpiexec are asked before srun, which may have started them."""
     for launcher, names in LAUNCHERS.items():
-        told = all(environ.get(name, "").isdigit() for name in names)
+        told = all(_is_number(environ.get(name, "")) for name in names)
         if told and (launcher != "torchrun" or "TORCHELASTIC_RUN_ID" in environ):
             rank, size, local_rank, local_size = (int(environ[name]) for name in names)
             return Place(launcher, rank, size, local_rank, local_size, environ.get("MASTER_ADDR", ""))
-    if "SLURM_STEP_ID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "").isdigit():
+    if "SLURM_STEP_ID" in environ and _is_number(environ.get("SLURM_STEP_NUM_TASKS", "")):
         return _srun(environ)
     # Lightning's own children and processes that were placed by hand: only a message wants to know the rank.
-    return Place("none", int(environ.get("LOCAL_RANK", 0)) + int(environ.get("NODE_RANK", 0)), 1, 0, 1)
+    ranks = [environ.get(name, "") for name in ("LOCAL_RANK", "NODE_RANK")]
+    return Place("none", sum(int(rank) for rank in ranks if _is_number(rank)), 1, 0, 1)
 
 
 def speaks(place: Place, environ: Mapping[str, str]) -> bool:
@@ -70,7 +71,7 @@ def cores(ranks_on_node: int, environ: Mapping[str, str]) -> int:
     """CPUs that this process may keep busy: its own where srun gave each task some, else its share of the node's."""
     allowed = len(os.sched_getaffinity(0))
     own = environ.get("SLURM_CPUS_PER_TASK", "") if place(environ).launcher == "srun" else ""
-    return min(allowed, int(own)) if own.isdigit() else max(1, allowed // ranks_on_node)
+    return min(allowed, int(own)) if _is_number(own) else max(1, allowed // ranks_on_node)
 
 
 def job_id(environ: Mapping[str, str]) -> str:
@@ -107,8 +108,20 @@ def settle(place: Place, suffix: str, environ: MutableMapping[str, str]) -> None
     )
 
 
+def _is_number(text: str) -> bool:
+    return re.fullmatch("[0-9]{1,9}", text) is not None
+
+
 def _srun(environ: Mapping[str, str]) -> Place:
-    """A process of a step. The step's own variables, as the job's may have been inherited or describe more nodes."""
+    """A process of a step. The step's own variables, as the job's may have been inherited or describe more nodes.
+
+    Raises:
+        Refused: srun sets them all, and one is missing or no number.
+    """
+    for name in ("SLURM_PROCID", "SLURM_LOCALID"):
+        if not _is_number(environ.get(name, "")):
+            rule = "must be a number in a step of srun, which sets it for each task"
+            raise Refused(name, environ.get(name), rule, "unset SLURM_STEP_ID, or srun python train.py ...")
     per_node = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     return Place(
         "srun",

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from .files import opened
+
 TAIL = 4 * 2**20  # bytes of a log that are read
 LABEL = re.compile(r"(?:\s*(\d+): ?)?(?:\[rank\d+\]: ?)?")  # before each line: srun's, and torch's
 # After this line of a log comes another attempt of the same job.
@@ -37,7 +39,7 @@ def first_error(run_dir: Path, job: str | None) -> str:
 def text(path: Path) -> str:
     """The end of a text file; nothing where there is none."""
     try:
-        with path.open("rb") as stream:
+        with opened(path) as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL))
             return stream.read().decode(errors="replace")
     except OSError:

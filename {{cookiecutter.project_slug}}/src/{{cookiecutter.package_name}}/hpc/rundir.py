@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-from . import home, launch
+from . import files, home, launch
 from .config import PROJECT, Refused
 
 # Set by the process that chose the directory for those it starts: they must not choose again.
@@ -152,13 +152,13 @@ def starts(path: Path) -> list[dict[str, Any]]:
 def notes(file: Path) -> list[dict[str, Any]]:
     """The lines of a file that `note` has written; one that a crash cut short is left out."""
     try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = files.text(file, errors="replace").splitlines()
     except OSError:
         return []
     known = []
     for line in lines:
         try:
-            event = json.loads(line)
+            event = files.parsed(line)
         except ValueError:
             continue
         known += [event] if isinstance(event, dict) else []

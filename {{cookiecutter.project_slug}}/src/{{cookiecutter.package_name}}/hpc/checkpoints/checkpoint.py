@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Refused
+from ..files import opened, parsed, text
 
 VERSION = 1  # of the layout of a checkpoint folder
 MANIFEST = "manifest.json"
@@ -139,7 +140,7 @@ def known(run_dir: Path, starts: Sequence[Mapping[str, Any]] = ()) -> list[Check
 def read(path: Path) -> Checkpoint | None:
     """What a folder's manifest says; None where none can be read. Raises `Refused` for a newer version."""
     try:
-        note = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        note = parsed(text(path / MANIFEST))
         version = int(note.pop("version"))
         if version > VERSION:  # before anything else, which it may say otherwise
             rule = f"was written by a newer version of this project (its checkpoints: {version}, known here: {VERSION})"
@@ -195,7 +196,7 @@ def _overtaken(checkpoint: Checkpoint, starts: Sequence[Mapping[str, Any]]) -> b
 
 def _sum(path: Path) -> tuple[int, int]:
     size = crc = 0
-    with path.open("rb") as stream:
+    with opened(path) as stream:
         while chunk := stream.read(CHUNK):
             size, crc = size + len(chunk), zlib.crc32(chunk, crc)
     return size, crc

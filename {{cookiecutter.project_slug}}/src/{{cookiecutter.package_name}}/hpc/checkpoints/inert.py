@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
+from .. import files
 from ..config import Refused
 
 FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
@@ -94,7 +95,7 @@ def described(folder: Path) -> metadata.Metadata:
         pickle.UnpicklingError: it names more than data, or files outside of the folder.
         Exception: it is damaged, which can fail anywhere.
     """
-    with (folder / ".metadata").open("rb") as stream:
+    with files.opened(folder / ".metadata") as stream:
         found = _Metadata(stream).load()
     if not isinstance(found, metadata.Metadata):
         raise pickle.UnpicklingError("describes no checkpoint")
@@ -147,7 +148,7 @@ def plain(file: Path) -> Any:
         pickle.UnpicklingError: it names more than data.
         Exception: it is damaged, which can fail anywhere.
     """
-    with file.open("rb") as stream:
+    with files.opened(file) as stream:
         mapped = stream.read(2) == b"PK"  # a zip archive; files of old torch versions cannot be mapped
     inert: list[Any] = [(_Record, name) for name in DEEPSPEED]
     with torch.serialization.safe_globals([*inert, (lambda *_: _Record(), "builtins.getattr")]):

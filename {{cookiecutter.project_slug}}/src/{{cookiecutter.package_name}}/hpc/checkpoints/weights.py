@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from .. import files
 from ..config import Refused
 from . import inert, zero
 
@@ -155,7 +156,7 @@ def _assembled(
     """One tensor from its chunks, keyed by the place of their first element in it."""
     whole, filled = torch.empty(shape, dtype=dtype), 0
     for corner, place in chunks.items():
-        with (folder / place.relative_path).open("rb") as stream:
+        with files.opened(folder / place.relative_path) as stream:
             stream.seek(place.offset)
             part = torch.load(io.BytesIO(stream.read(place.length)), map_location="cpu", weights_only=True)
         whole[tuple(slice(start, start + length) for start, length in zip(corner, part.shape, strict=True))] = part

@@ -17,20 +17,33 @@ from hydra import initialize_config_dir
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from .. import home, trust
-from ..config import CONFIGS, Refused, as_list, flat, meant, nearest, quoted
+from ..config import (
+    CONFIGS,
+    UNREADABLE,
+    ArgumentParser,
+    Refused,
+    as_list,
+    flat,
+    meant,
+    nearest,
+    quoted,
+    reason,
+    yaml_config,
+)
 from . import move
 from .layout import TEXT
 
 # Keys that decide what code runs. They are written in files of configs/, never typed on a command line.
 CODE_KEYS = re.compile(r"(?<!\w)_(target|partial|args|check)_(?!\w)")
+# What is asked for before anything is checked.
+GROUPS = ("cluster", "strategy", "trainer", "data", "model")
 # One user's accounts and partitions, for every project made from the template.
 PERSONAL = home.expand(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "hpc-ml-template" / "clusters.yaml"
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(ArgumentParser):
     """Looks through the folders of configs/ when help is asked for, and not on every rank of a job."""
 
     def format_help(self) -> str:
@@ -123,8 +136,16 @@ def compose_overrides(overrides: Sequence[str], personal: bool = True, configs: 
         raise Refused(error.full_key or "config", None, str(error).splitlines()[0], "see --cfg job") from None
     except HydraException as error:
         _explain(error, overrides, configs)
+    except Exception as error:  # a file that is no config can fail anywhere in Hydra
+        rule = f"must compose to one config: {type(error).__name__}: {reason(error)}"
+        asked = " ".join(overrides) or f"{configs}/train.yaml"
+        raise Refused(asked, None, rule, f"correct the file below {configs}") from None
+    for group in GROUPS:
+        if not isinstance(OmegaConf.select(cfg, group, default=None), DictConfig):
+            rule = f"must be a group of keys; {configs} and what is typed make it something else"
+            raise Refused(group, None, rule, f"a file of configs/{group} with keys")
     typed_here = {override.partition("=")[0].lstrip("+") for override in overrides}
-    for key, value in _personal(str(cfg.cluster.name)).items() if personal else ():
+    for key, value in _personal(str(OmegaConf.select(cfg, "cluster.name"))).items() if personal else ():
         if key not in cfg.cluster:
             raise Refused(f"{PERSONAL}: {key}", None, "is no key of configs/cluster", meant(key, map(str, cfg.cluster)))
         if f"cluster.{key}" not in typed_here:
@@ -159,9 +180,9 @@ def _personal(cluster: str) -> dict[str, Any]:
     if not PERSONAL.is_file():
         return {}
     try:
-        return dict((OmegaConf.to_container(OmegaConf.load(PERSONAL)).get(cluster) or {}).items())  # type: ignore
-    except (OSError, YAMLError, OmegaConfBaseException, AttributeError, UnicodeDecodeError) as error:
-        rule = f"is YAML, cluster names with keys of configs/cluster: {str(error).splitlines()[0]}"
+        return dict((OmegaConf.to_container(yaml_config(PERSONAL)).get(cluster) or {}).items())  # type: ignore
+    except UNREADABLE as error:
+        rule = f"is YAML, cluster names with keys of configs/cluster: {reason(error)}"
         raise Refused(str(PERSONAL), None, rule, f"{cluster}: {{account: ...}}") from None
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from .. import config, launch, rundir, states, trust
+from .. import config, files, launch, rundir, states, trust
 from ..config import Finished, Refused, flat, frozen
 from ..running import claim, history
 from . import permission
@@ -59,7 +59,7 @@ def said(run_dir: Path, words: Sequence[str]) -> list[str]:
     """
     path = run_dir / "overrides.json"
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        saved = files.parsed(files.text(path))
         if not isinstance(saved, list) or not all(isinstance(word, str) for word in saved):
             raise ValueError("no list of words")
     except (OSError, ValueError) as error:
@@ -125,7 +125,7 @@ def keep(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> None:
     (run_dir / "verdict").unlink(missing_ok=True)  # it judges the run as it was
     put(run_dir / "overrides.json", json.dumps(known, indent=1))
     older = next(name for k in range(1, 10**6) if not (name := run_dir / f"config-{k}.yaml").exists())
-    put(older, path.read_text(encoding="utf-8"))
+    put(older, files.text(path))
     put(path, frozen(OmegaConf.merge(cfg, {permission.KEY: []})))  # type: ignore[arg-type]
 
 
@@ -146,7 +146,7 @@ def changes(run_dir: Path, cfg: DictConfig) -> list[str]:
 def refuse_finished(run_dir: Path, cfg: DictConfig) -> None:
     """Raises `Refused` where the run has come to its end, and this config does not set a later one."""
     try:
-        verdict = (run_dir / "verdict").read_text(encoding="utf-8")
+        verdict = files.text(run_dir / "verdict", errors="replace")
     except OSError:
         return
     old, new = config.load(run_dir).trainer, cfg.trainer

@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from .. import files
 from ..config import Refused
 from ..studies import search
 from . import job, pbs, slurm
@@ -36,7 +37,7 @@ def write(work: job.Job, cfg: DictConfig, folder: Path) -> None:
 
 def work_dir(run_dir: Path) -> Path:
     """Where relative paths of a submitted run count from, as its job script says; here, if that place is gone."""
-    found = re.search(r"(?m)^(?:cd |work_dir=)(.+)$", (run_dir / "job.sh").read_text(encoding="utf-8"))
+    found = re.search(r"(?m)^(?:cd |work_dir=)(.+)$", files.text(run_dir / "job.sh", errors="surrogateescape"))
     place = Path(shlex.split(found[1])[0]) if found else Path.cwd()
     return place if place.is_dir() else Path.cwd()
 
@@ -44,6 +45,6 @@ def work_dir(run_dir: Path) -> Path:
 def refuse_no_training(run_dir: Path) -> None:
     """Raises `Refused` where the ranks of a submitted run start another program than train.py."""
     scripts = [path for name in ("job.sh", "node.sh") if (path := run_dir / name).is_file()]
-    if not any("/train.py" in path.read_text(encoding="utf-8") for path in scripts):
+    if not any("/train.py" in files.text(path, errors="surrogateescape") for path in scripts):
         rule = "trains nothing, so that it cannot go on elsewhere"
         raise Refused("resume", run_dir, rule, f"resume={run_dir} alone; or the tool that made it, with these words")

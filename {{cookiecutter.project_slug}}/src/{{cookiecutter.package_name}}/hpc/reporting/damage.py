@@ -1,6 +1,5 @@
 """What a run directory lacks, or holds damaged: each said in a few words, so that nobody takes a gap for a result."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import yaml
 
 from .. import logs
+from ..files import parsed
 from ..running import history
 from ..running.history import Run
 from . import usage
@@ -44,7 +44,7 @@ def config(run_dir: Path) -> tuple[str, dict[str, Any], list[str]]:
 def made_by(run_dir: Path) -> tuple[dict[str, Any], list[str]]:
     path = run_dir / "made_by.json"
     try:
-        found = json.loads(logs.text(path))
+        found = parsed(logs.text(path))
     except (ValueError, RecursionError):
         found = None
     return (found, []) if isinstance(found, dict) else ({}, ["made_by.json is damaged"] if path.exists() else [])

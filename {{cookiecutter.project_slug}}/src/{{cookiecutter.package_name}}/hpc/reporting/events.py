@@ -8,6 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import IO, Any
 
+from ..files import opened
 from ..monitoring.samplefiles import masked
 
 LARGEST = 2**16  # bytes of a record; what is larger, as pictures and histograms, is passed over unread
@@ -89,7 +90,7 @@ def _add(curves: dict[str, Curve], read: Curves, event: Any) -> None:
 
 def _events(file: Path, event: Any) -> Iterator[Any]:
     """None for one that is damaged."""
-    with file.open("rb") as stream:
+    with opened(file) as stream:
         for data in _records(stream):
             try:
                 yield None if data is None else event.FromString(data)

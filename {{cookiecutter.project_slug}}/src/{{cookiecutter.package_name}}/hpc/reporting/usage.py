@@ -1,16 +1,17 @@
 """What the nodes did while a run was on: monitor/ of its directory, as the samplers wrote it. Imports no torch."""
 
-import json
 import math
 import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
 
+from ..files import opened, parsed
 from ..logs import text
 
 BYTES = 32 * 2**20  # of all nodes' samples that are read, some 3 s; of more, samples that lie evenly
@@ -87,7 +88,7 @@ def read(file: Path, every: int = 1) -> tuple[Node, int]:
     """One node's table, of its lines one in `every`, and how many of these are damaged."""
     node, damaged = Node(file.stem), 0
     try:
-        with file.open(encoding="utf-8", errors="replace") as stream:
+        with TextIOWrapper(opened(file), encoding="utf-8", errors="replace") as stream:
             names = stream.readline().rstrip("\n").split(",")
             if names[:2] != ["time", "attempt"]:
                 return node, 1
@@ -125,7 +126,7 @@ def _noted(run_dir: Path) -> list[Phase | None]:
 
 def _phase(line: str) -> Phase | None:
     try:
-        note = json.loads(line)
+        note = parsed(line)
         begin, end, step = float(note["begin"]), float(note["end"]), int(note.get("step") or 0)
         phase = Phase(str(note["what"]), begin, end, int(note["attempt"]), step)
     except (ValueError, KeyError, TypeError, OverflowError, AttributeError):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..files import opened
 from .stacks import WAITS
 
 TAIL = 2**20  # bytes of such a file that are read
@@ -85,7 +86,7 @@ def read(run_dir: Path, attempt: int) -> list[Cause]:
 
 def _read(path: Path) -> Cause | None:
     try:
-        with path.open("rb") as stream:
+        with opened(path) as stream:
             text = stream.read(TAIL).decode(errors="replace")
     except OSError:
         return None

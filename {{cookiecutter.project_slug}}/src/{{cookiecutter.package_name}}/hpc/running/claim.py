@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .. import process, rundir
+from .. import files, process, rundir
 from ..config import Refused
 
 BEAT = 2.0  # seconds between two beats
@@ -179,7 +179,7 @@ def _held(run_dir: Path, attempt: int) -> Refused:
 def _read(folder: Path, attempt: int) -> dict[str, Any]:
     """A claim; one that is damaged says nothing."""
     try:
-        claim = json.loads(_text(_file(folder, attempt)) or "{}")
+        claim = files.parsed(_text(_file(folder, attempt)) or "{}")
     except ValueError:
         return {}
     if not isinstance(claim, dict):
@@ -202,7 +202,7 @@ def _file(folder: Path, attempt: int) -> Path:
 def _text(path: Path) -> str | None:
     """Read through an open of its own: that is when NFS asks the server."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return files.text(path, errors="replace")
     except OSError:
         return None
 

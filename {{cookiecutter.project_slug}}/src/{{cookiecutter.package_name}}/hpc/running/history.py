@@ -1,6 +1,5 @@
 """What runs have left in their directories, read again: attempts, errors, scalars. Asks nobody; imports no torch."""
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import logs, rundir
+from ..files import parsed
 from ..logs import text
 from . import causes, claim, reached, signs
 
@@ -222,7 +222,7 @@ def _attempts(path: Path) -> list[Attempt]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        note = json.loads(text(path))
+        note = parsed(text(path))
     except ValueError:
         return {}
     return note if _sound(note, jobs=list) else {}

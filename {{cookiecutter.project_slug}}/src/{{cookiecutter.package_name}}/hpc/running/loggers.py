@@ -109,7 +109,9 @@ def _files(logger: Logger, below: set[Path]) -> list[Path]:
     own = Path(logger.log_dir)
     if isinstance(logger, CSVLogger):
         return [file for file in [own / ROWS] if file.exists()]
-    return sorted(file for folder in {own, *below} if folder.is_relative_to(own) for file in folder.glob(EVENTS))
+    # Resolved: what a checkpoint has noted may lead out of the folder again.
+    folders = {folder.resolve() for folder in (own, *below)}
+    return sorted(file for folder in folders if folder.is_relative_to(own.resolve()) for file in folder.glob(EVENTS))
 
 
 def _of_add_scalars(logger: Logger) -> set[Path]:

@@ -1,11 +1,11 @@
 """When an attempt was last alive, by what it alone writes: other files are touched by the next start, too."""
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
 
 from .. import logs
+from ..files import parsed
 from . import causes
 
 SILENT = 60  # seconds without a beat, of which there is one each 2 s: a file server shows some of them late
@@ -33,7 +33,7 @@ def beat(run_dir: Path, attempt: int) -> float:
 def _phases(run_dir: Path, attempt: int) -> Iterator[float]:
     for line in logs.text(run_dir / "monitor" / "phases.jsonl").splitlines():
         try:
-            note = json.loads(line)
+            note = parsed(line)
             if note["attempt"] == attempt:
                 yield float(note["end"])
         except (ValueError, KeyError, TypeError, OverflowError):

@@ -9,6 +9,8 @@ from typing import Any
 
 from optuna.storages.journal import BaseJournalBackend, JournalFileOpenLock
 
+from ..files import opened, parsed
+
 PATIENCE = 30  # seconds
 
 
@@ -45,7 +47,7 @@ class Journal(BaseJournalBackend):
         number = max(known for known in self._places if known <= log_number_from)
         if not self.path.exists():
             return
-        with self.path.open("rb") as stream:
+        with opened(self.path) as stream:
             place, before = self._places[number]
             stream.seek(place)
             for self.line, line in enumerate(stream, before + 1):
@@ -59,7 +61,7 @@ class Journal(BaseJournalBackend):
 def _read(line: bytes) -> dict[str, Any] | None:
     """None: it is not whole, yet or for ever."""
     try:
-        log = json.loads(line)
+        log = parsed(line)
     except ValueError:
         return None
     return log if isinstance(log, dict) else None

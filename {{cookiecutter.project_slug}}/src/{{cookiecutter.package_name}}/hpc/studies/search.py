@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
+from .. import files
 from ..config import Refused
 from ..jobs.commandline import compose_overrides
 from ..jobs.move import put
@@ -107,7 +108,7 @@ def save(folder: Path, search: Search) -> None:
 def load(folder: Path) -> Search:
     """Raises `Refused` where there is no search that this code can read."""
     try:
-        return Search(**json.loads((folder / FILE).read_text(encoding="utf-8")))
+        return Search(**files.parsed(files.text(folder / FILE)))
     except (OSError, ValueError, TypeError) as error:
         why = f"it holds no {FILE}" if isinstance(error, FileNotFoundError) else f"{FILE} is damaged: {error}"
         if isinstance(error, PermissionError):

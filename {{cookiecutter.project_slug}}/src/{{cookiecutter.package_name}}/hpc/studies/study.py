@@ -1,6 +1,5 @@
 """The study of a search, in Optuna's terms: who asks it gets values, who reports to it is told when to give up."""
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from .. import launch, logs, states
 from ..config import Refused
+from ..files import parsed
 from ..running import history
 from . import search, space
 from .journal import Journal
@@ -100,10 +100,18 @@ def trial_of(study: optuna.Study, name: str) -> Trial:
     return trial
 
 
+def _scheduler(folder: Path) -> str | None:
+    try:
+        note = parsed(logs.text(folder / "submitted.json") or "{}")
+    except ValueError:
+        return None
+    return note.get("scheduler") if isinstance(note, dict) else None
+
+
 def settle(study: optuna.Study, folder: Path) -> None:
     """Trials whose job is over though they have not ended are marked as failed: nobody goes on with them by itself."""
     running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    scheduler = json.loads(logs.text(folder / "submitted.json") or "{}").get("scheduler")
+    scheduler = _scheduler(folder)
     runs = [history.read(folder / trial.user_attrs["run"], trial.user_attrs["run"]) for trial in running]
     # With PBS the job that goes on is another one, which is known as soon as it is queued.
     jobs = [{trial.user_attrs["job"], *run.jobs} - {""} for trial, run in zip(running, runs, strict=True)]

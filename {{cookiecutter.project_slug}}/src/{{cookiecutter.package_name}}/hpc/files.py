@@ -1,0 +1,36 @@
+"""Reading what lies in a run directory, which others may have made or damaged. Only regular files are read."""
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import IO, Any
+
+MOST = 2**28  # bytes of a text: none of ours is larger
+
+
+def opened(path: str | Path) -> IO[bytes]:
+    """A file to read. A pipe would be waited for, and a device may have no end: both raise `OSError`."""
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "must be a regular file", str(path))
+    return os.fdopen(number, "rb")
+
+
+def text(path: Path, errors: str = "strict") -> str:
+    """The whole of a UTF-8 text. Raises `OSError`, `UnicodeDecodeError`."""
+    with opened(path) as stream:
+        content = stream.read(MOST + 1)
+    if len(content) > MOST:
+        raise OSError(errno.EFBIG, f"must be at most {MOST >> 20} MB", str(path))
+    return content.decode(errors=errors)
+
+
+def parsed(words: str | bytes) -> Any:
+    """JSON. Raises `ValueError` for whatever is none, also where it is nested too deeply."""
+    try:
+        return json.loads(words)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
