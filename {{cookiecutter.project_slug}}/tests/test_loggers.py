@@ -152,3 +152,17 @@ def test_a_line_of_skipped_samples_that_a_crash_cut_short_is_left_out(tmp_path: 
     assert record.skipped(tmp_path, 10, 1) == 2
     record.skip(tmp_path, 14, 2)
     assert record.skipped(tmp_path, 10, 1) == 6
+
+
+def test_nothing_outside_of_a_run_is_cut(tmp_path: Path) -> None:
+    """Neither where a checkpoint's note leads out of the folder, nor where the logger's own folder lies elsewhere."""
+    others = tmp_path / "others"
+    others.mkdir()
+    for name in ("events.out.tfevents.1", "events.out.tfevents.2"):
+        (others / name).write_bytes(b"precious")
+    (tmp_path / "run/tensorboard").mkdir(parents=True)
+    within = TensorBoardLogger(tmp_path / "run", name="tensorboard", version="")
+    loggers.cut(tmp_path / "run", [within], {"tensorboard/../../others/events.out.tfevents.1": 3})
+    elsewhere = TensorBoardLogger(tmp_path, name="others", version="")
+    loggers.cut(tmp_path / "run", [elsewhere], {"../others/events.out.tfevents.1": 3})
+    assert [file.read_bytes() for file in others.iterdir()] == [b"precious"] * 2

@@ -147,6 +147,8 @@ def read(path: Path) -> Checkpoint | None:
             raise Refused("resume", path, rule, "run the code that wrote it")
         step, attempt = int(note.pop("step")), int(note.pop("attempt"))
         files = {str(name): (int(size), int(crc)) for name, (size, crc) in note.pop("files").items()}
+        if "logs" in note:
+            note["logs"] = {str(name): int(position) for name, position in note["logs"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
     return Checkpoint(path, step, attempt, files, note)

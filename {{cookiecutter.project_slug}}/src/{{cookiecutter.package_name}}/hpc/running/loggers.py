@@ -84,7 +84,8 @@ def positions(run_dir: Path, loggers: Sequence[Logger]) -> dict[str, int]:
 def cut(run_dir: Path, loggers: Sequence[Logger], reached: Mapping[str, int]) -> None:
     """Take away what was logged after a checkpoint: the steps that follow it will be logged again.
 
-    Only in the loggers' own folders, and so not what the nodes did meanwhile, which no step repeats.
+    Only in the loggers' own folders, and so not what the nodes did meanwhile, which no step repeats; and only in the
+    run directory, whose config may have been written by somebody else.
 
     Args:
         reached: `positions` at the checkpoint; of a run that begins anew, those at its first start.
@@ -96,6 +97,8 @@ def cut(run_dir: Path, loggers: Sequence[Logger], reached: Mapping[str, int]) ->
             continue
         for file in _files(logger, noted):
             position = reached.get(os.path.relpath(file, run_dir))
+            if not file.resolve().is_relative_to(run_dir.resolve()):
+                continue
             if position is None:
                 file.unlink()
             elif file.stat().st_size > position:
@@ -110,8 +113,8 @@ def _files(logger: Logger, below: set[Path]) -> list[Path]:
     if isinstance(logger, CSVLogger):
         return [file for file in [own / ROWS] if file.exists()]
     # Resolved: what a checkpoint has noted may lead out of the folder again.
-    folders = {folder.resolve() for folder in (own, *below)}
-    return sorted(file for folder in folders if folder.is_relative_to(own.resolve()) for file in folder.glob(EVENTS))
+    folders = {folder for folder in (own, *below) if folder.resolve().is_relative_to(own.resolve())}
+    return sorted(file for folder in folders for file in folder.glob(EVENTS))
 
 
 def _of_add_scalars(logger: Logger) -> set[Path]:
