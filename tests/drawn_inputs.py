@@ -11,7 +11,6 @@ import os
 import random
 import re
 import resource
-import runpy
 import shutil
 import signal
 import subprocess
@@ -29,8 +28,15 @@ BASH = shutil.which("bash") or "bash"
 MEMORY = 6 * 2**30  # bytes of addresses for one case
 # All but line feed, tab and what a progress bar needs.
 RAW = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-SOUND = ["trainer.max_steps=3", "+trainer.limit_test_batches=1", "+trainer.limit_val_batches=1", "callbacks.progress=null",
-         "checkpoint.every_n_steps=2", "callbacks.monitor.every_seconds=1", "checkpoint.monitor=null"]  # fmt: skip
+SOUND = [
+    "trainer.max_steps=3",
+    "+trainer.limit_test_batches=1",
+    "+trainer.limit_val_batches=1",
+    "callbacks.progress=null",
+    "checkpoint.every_n_steps=2",
+    "callbacks.monitor.every_seconds=1",
+    "checkpoint.monitor=null",
+]
 
 
 def main() -> int:
@@ -78,11 +84,23 @@ def campaign(asked: argparse.Namespace, place: Path, project: Path) -> list[str]
     for kind in kinds.KINDS:
         if any(counts[kind, outcome] for outcome in outcomes):
             print(f"{kind}: " + ", ".join(f"{counts[kind, outcome]} {outcome}" for outcome in outcomes))
-    print(f"{sum(counts.values())} inputs: " + ", ".join(f"{sum(n for (_, o), n in counts.items() if o == outcome)} {outcome}" for outcome in outcomes))
+    print(
+        f"{sum(counts.values())} inputs: "
+        + ", ".join(f"{sum(n for (_, o), n in counts.items() if o == outcome)} {outcome}" for outcome in outcomes)
+    )
     return wrong
 
 
-FAILURES = ["traceback", "exit code", "hung", "executed", "written outside", "escape code", "no sentence", "damaged script"]
+FAILURES = [
+    "traceback",
+    "exit code",
+    "hung",
+    "executed",
+    "written outside",
+    "escape code",
+    "no sentence",
+    "damaged script",
+]
 
 
 def one(kind: str, rng: random.Random, place: Path, project: Path, patch: str) -> tuple[str, str]:
@@ -101,7 +119,9 @@ def one(kind: str, rng: random.Random, place: Path, project: Path, patch: str) -
     printed = [(folder / name).read_bytes().decode(errors="surrogateescape") for name in ("out", "err")]
     for name in ("out", "err"):
         (folder / name).unlink()
-    told = f"  {case.program} {case.words} {case.environ or ''}\n  " + "\n  ".join((repr(line) for line in "\n".join(printed).splitlines()[-18:]))
+    told = f"  {case.program} {case.words} {case.environ or ''}\n  " + "\n  ".join(
+        repr(line) for line in "\n".join(printed).splitlines()[-18:]
+    )
     after = looked_at(place, project)
     if ground.canary.exists():
         return "executed", told
@@ -131,7 +151,13 @@ def script(text: str, ground: Any) -> str:
         return ""  # --cfg, --help
     if subprocess.run([BASH, "-n", str(file)], capture_output=True).returncode or "--uid" in text.replace("\\n", ""):
         return "damaged script"
-    environ = {"PATH": "/nowhere", "SLURM_JOB_ID": "1", "PBS_JOBID": "1.s", "PBS_NODEFILE": str(file), "PBS_O_WORKDIR": "/nowhere"}
+    environ = {
+        "PATH": "/nowhere",
+        "SLURM_JOB_ID": "1",
+        "PBS_JOBID": "1.s",
+        "PBS_NODEFILE": str(file),
+        "PBS_O_WORKDIR": "/nowhere",
+    }
     with contextlib.suppress(subprocess.TimeoutExpired):
         subprocess.run([BASH, str(file)], env=environ, cwd=ground.open, capture_output=True, timeout=1.5)
     return "executed" if ground.canary.exists() else ""
@@ -147,7 +173,11 @@ def looked_at(place: Path, project: Path) -> dict[str, tuple[int, ...]]:
             folders[:] = [name for name in folders if name not in ("base", "__pycache__", "out", "err")]
             for name in [*folders, *names]:
                 facts = os.lstat(os.path.join(folder, name))
-                seen[os.path.join(folder, name)] = (facts.st_mode, facts.st_size, facts.st_mtime_ns if name in names else 0)
+                seen[os.path.join(folder, name)] = (
+                    facts.st_mode,
+                    facts.st_size,
+                    facts.st_mtime_ns if name in names else 0,
+                )
     return seen
 
 
@@ -202,12 +232,16 @@ def waited(pid: int) -> int | None:
 def prepared(place: Path, project: Path | None) -> Path:
     """A baked project, its libraries imported, and sound things to damage."""
     os.environ |= {"OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": os.devnull, "PYTHONDONTWRITEBYTECODE": "1"}
-    for name in [name for name in os.environ if name.startswith(("SLURM_", "PBS_", "HPC_", "MASTER_", "PMI", "COLUMNS"))]:
+    for name in [
+        name for name in os.environ if name.startswith(("SLURM_", "PBS_", "HPC_", "MASTER_", "PMI", "COLUMNS"))
+    ]:
         del os.environ[name]
     if project is None:
         from cookiecutter.main import cookiecutter
 
-        project = Path(cookiecutter(str(HERE.parent), no_input=True, output_dir=str(place / "baked"), default_config=True))
+        project = Path(
+            cookiecutter(str(HERE.parent), no_input=True, output_dir=str(place / "baked"), default_config=True)
+        )
     sys.path[:0] = [str(project), str(project / "src"), str(HERE)]
     sys.dont_write_bytecode = True
     import hostile_programs

@@ -63,7 +63,9 @@ def overrides(rng: random.Random, ground: Ground) -> Case:
             words.append(f"{rng.choice(list(GROUPS))}={value}")
         else:
             words.append(value)
-    program, first = rng.choice([("train.py", "--cfg=job"), ("train.py", ""), ("submit.py", "--dry-run"), ("submit.py", "--dry-run")])
+    program, first = rng.choice(
+        [("train.py", "--cfg=job"), ("train.py", ""), ("submit.py", "--dry-run"), ("submit.py", "--dry-run")]
+    )
     more = ["cluster=slurm", "cluster.account=a"] if program == "submit.py" else []
     if program == "submit.py" and rng.random() < 0.4:
         more[0] = "cluster=pbs"
@@ -72,8 +74,24 @@ def overrides(rng: random.Random, ground: Ground) -> Case:
 
 def cluster_values(rng: random.Random, ground: Ground) -> Case:
     """Values of a cluster's file, where they end up in a job script. What is bash by its meaning is left alone."""
-    keys = ["account", "partition", "qos", "constraint", "time", "max_time", "gpus_per_node", "cores_per_gpu", "request",
-            "memory_gb", "interface", "master_addr_suffix", "chain", "login_host", "name", "max_nodes"]  # fmt: skip
+    keys = [
+        "account",
+        "partition",
+        "qos",
+        "constraint",
+        "time",
+        "max_time",
+        "gpus_per_node",
+        "cores_per_gpu",
+        "request",
+        "memory_gb",
+        "interface",
+        "master_addr_suffix",
+        "chain",
+        "login_host",
+        "name",
+        "max_nodes",
+    ]
     content: dict[str, Any] = {"defaults": ["slurm" if rng.random() < 0.5 else "pbs"], "account": "a"}
     for key in rng.sample(keys, rng.randrange(1, 4)):
         content[key] = values.text(rng, ground.canary) if rng.random() < 0.7 else values.data(rng, ground.canary)
@@ -100,7 +118,9 @@ def config_files(rng: random.Random, ground: Ground) -> Case:
         what = "changed"
     group = [f"{file.parent.name}={file.stem}"] if file.parent != configs and file.stem != "base" else []
     del what
-    return Case(rng.choice(["train.py", "submit.py"]), ["--cfg=job", *group] if rng.random() < 0.3 else group, configs=configs)
+    return Case(
+        rng.choice(["train.py", "submit.py"]), ["--cfg=job", *group] if rng.random() < 0.3 else group, configs=configs
+    )
 
 
 def personal(rng: random.Random, ground: Ground) -> Case:
@@ -116,18 +136,57 @@ def personal(rng: random.Random, ground: Ground) -> Case:
 
 
 LAUNCH = {
-    "srun": ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS",
-             "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST", "SLURM_NODEID", "SLURMD_NODENAME"],
-    "torchrun": ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"],
+    "srun": [
+        "SLURM_JOB_ID",
+        "SLURM_STEP_ID",
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_STEP_TASKS_PER_NODE",
+        "SLURM_STEP_NODELIST",
+        "SLURM_NODEID",
+        "SLURMD_NODENAME",
+    ],
+    "torchrun": [
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "TORCHELASTIC_RUN_ID",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ],
     "mpich": ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "MASTER_ADDR", "MASTER_PORT"],
     "openmpi": [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")],
     "pals": ["PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"],
     "pbs": ["PBS_JOBID", "PBS_ENVIRONMENT", "PBS_NODEFILE", "PBS_O_WORKDIR", "PBS_ARRAY_INDEX"],
     "array": ["SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT", "SLURM_PROCID"],
-}  # fmt: skip
-OTHERS = ["HPC_RUN_DIR", "HPC_JOB_END", "HPC_BEGUN", "HPC_AFTER", "VENV", "CUDA_VISIBLE_DEVICES", "SLURM_HET_SIZE", "NODE_RANK",
-          "LOCAL_RANK", "SLURM_CPUS_PER_TASK", "SLURM_RESTART_COUNT", "HOME", "TMPDIR", "COLUMNS", "TERM", "LANG", "USER", "PATH",
-          "XDG_CONFIG_HOME", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME"]  # fmt: skip
+}
+OTHERS = [
+    "HPC_RUN_DIR",
+    "HPC_JOB_END",
+    "HPC_BEGUN",
+    "HPC_AFTER",
+    "VENV",
+    "CUDA_VISIBLE_DEVICES",
+    "SLURM_HET_SIZE",
+    "NODE_RANK",
+    "LOCAL_RANK",
+    "SLURM_CPUS_PER_TASK",
+    "SLURM_RESTART_COUNT",
+    "HOME",
+    "TMPDIR",
+    "COLUMNS",
+    "TERM",
+    "LANG",
+    "USER",
+    "PATH",
+    "XDG_CONFIG_HOME",
+    "OMP_NUM_THREADS",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "GLOO_SOCKET_IFNAME",
+]
 
 
 def environment(rng: random.Random, ground: Ground) -> Case:
@@ -164,19 +223,26 @@ def run_directories(rng: random.Random, ground: Ground) -> Case:
 def _reader(rng: random.Random, ground: Ground, run: Path) -> Case:
     program = rng.choice(READERS)
     words = {
-        "report.py": [str(run)], "folder": [str(run.parent)], "load": [str(run)], "board": [str(run)],
+        "report.py": [str(run)],
+        "folder": [str(run.parent)],
+        "load": [str(run)],
+        "board": [str(run)],
         "export": [str(run), str(ground.open / "out.safetensors"), *rng.choice([[], ["--best"], ["--step", "2"]])],
-    }.get(program, [f"resume={run}", *rng.choice([[], [], ["trainer.max_epochs=30"], ["seed=3"]])])  # fmt: skip
+    }.get(program, [f"resume={run}", *rng.choice([[], [], ["trainer.max_epochs=30"], ["seed=3"]])])
     if program == "submit.py":
         words.append("--dry-run")
-    return Case({"folder": "report.py", "export": "tools/export.py", "board": "tools/board.py"}.get(program, program), words)
+    return Case(
+        {"folder": "report.py", "export": "tools/export.py", "board": "tools/board.py"}.get(program, program), words
+    )
 
 
 def _named(rng: random.Random, ground: Ground, run: Path) -> None:
     """A file or folder with a name that nobody expects."""
     folder = rng.choice([run, *(path for path in run.iterdir() if path.is_dir() and not path.is_symlink())])
     name = values.text(rng, ground.canary).replace("/", "_")[:200] or "x"
-    name = rng.choice([name, f"step-{name}", f"events.out.tfevents.{name}", f"node-{name}", f"job-{name}.log", f"{name}.json"])
+    name = rng.choice(
+        [name, f"step-{name}", f"events.out.tfevents.{name}", f"node-{name}", f"job-{name}.log", f"{name}.json"]
+    )
     if name in (".", ".."):
         return
     path = folder / os.fsdecode(os.fsencode(name[:80])[:250])
@@ -193,8 +259,13 @@ def checkpoints(rng: random.Random, ground: Ground) -> Case:
         if file.is_file() and not file.is_symlink():
             values.damage(rng, file, ground.canary, ground.folder / "victim")
     program = rng.choice(["load", "export", "train.py", "weights", "begin", "begin"])
-    words = {"load": [str(run)], "export": [str(run), str(ground.open / "out.safetensors")], "begin": [str(run)],
-             "weights": [str(run / "checkpoints/last.ckpt")], "train.py": [f"resume={run}"]}[program]  # fmt: skip
+    words = {
+        "load": [str(run)],
+        "export": [str(run), str(ground.open / "out.safetensors")],
+        "begin": [str(run)],
+        "weights": [str(run / "checkpoints/last.ckpt")],
+        "train.py": [f"resume={run}"],
+    }[program]
     return Case({"export": "tools/export.py"}.get(program, program), words)
 
 
@@ -206,8 +277,14 @@ def searches(rng: random.Random, ground: Ground) -> Case:
         file = rng.choice(files)
         if file.is_file() and not file.is_symlink():
             values.damage(rng, file, ground.canary, ground.folder / "victim")
-    return rng.choice([Case("tools/search.py", [str(folder)]), Case("tools/search.py", [str(folder)]),
-                       Case("tools/search.py", ["--ask", str(folder / "001")]), Case("report.py", [str(folder)])])  # fmt: skip
+    return rng.choice(
+        [
+            Case("tools/search.py", [str(folder)]),
+            Case("tools/search.py", [str(folder)]),
+            Case("tools/search.py", ["--ask", str(folder / "001")]),
+            Case("report.py", [str(folder)]),
+        ]
+    )
 
 
 def events(rng: random.Random, ground: Ground) -> Case:
@@ -243,7 +320,9 @@ def data_files(rng: random.Random, ground: Ground) -> Case:
     kind = rng.choice(["images", "text"])
     folder = ground.copy(kind)
     for _ in range(rng.randrange(1, 4)):
-        file = rng.choice(sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()) or [folder / "x"])
+        file = rng.choice(
+            sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()) or [folder / "x"]
+        )
         name = os.fsdecode(os.fsencode(values.text(rng, ground.canary).replace("/", "_")[:60]))
         if rng.random() < 0.4 and name not in ("", ".", ".."):
             file.rename(file.with_name(f"{name}{file.suffix}"))
@@ -255,12 +334,16 @@ def data_files(rng: random.Random, ground: Ground) -> Case:
     choice = ["model=resnet18", "data.image_size=32"] if kind == "images" else ["model=gpt_tiny", "data.block_size=16"]
     out = ground.open / ("out.h5" if kind == "images" else "out.npy")
     size = ["data.image_size=8"] if kind == "images" else []
-    return rng.choice([Case("check", [f"data={kind}", *choice, *given]), Case("tools/pack.py", [f"out={out}", *given, *size])])
+    return rng.choice(
+        [Case("check", [f"data={kind}", *choice, *given]), Case("tools/pack.py", [f"out={out}", *given, *size])]
+    )
 
 
 def words_of_tools(rng: random.Random, ground: Ground) -> Case:
     """Arguments of the tools and of report.py."""
-    program = rng.choice(["report.py", "tools/board.py", "tools/export.py", "tools/pack.py", "tools/search.py", "load", "weights"])
+    program = rng.choice(
+        ["report.py", "tools/board.py", "tools/export.py", "tools/pack.py", "tools/search.py", "load", "weights"]
+    )
     count = {"load": 1, "weights": 1}.get(program, rng.randrange(1, 4))
     words = [values.text(rng, ground.canary) for _ in range(count)]
     if program == "tools/pack.py":
@@ -278,11 +361,20 @@ def answers(rng: random.Random, ground: Ground) -> Case:
 
 
 KINDS: dict[str, tuple[Draw, float]] = {  # and how often
-    "overrides": (overrides, 3), "cluster values": (cluster_values, 2), "config files": (config_files, 2),
-    "personal clusters.yaml": (personal, 1), "environment": (environment, 2), "run directories": (run_directories, 5),
-    "checkpoints": (checkpoints, 2), "searches": (searches, 1.5), "events files": (events, 1), "monitor files": (samples, 1),
-    "data files": (data_files, 1.5), "words of tools": (words_of_tools, 1.5), "cookiecutter answers": (answers, 0.7),
-}  # fmt: skip
+    "overrides": (overrides, 3),
+    "cluster values": (cluster_values, 2),
+    "config files": (config_files, 2),
+    "personal clusters.yaml": (personal, 1),
+    "environment": (environment, 2),
+    "run directories": (run_directories, 5),
+    "checkpoints": (checkpoints, 2),
+    "searches": (searches, 1.5),
+    "events files": (events, 1),
+    "monitor files": (samples, 1),
+    "data files": (data_files, 1.5),
+    "words of tools": (words_of_tools, 1.5),
+    "cookiecutter answers": (answers, 0.7),
+}
 
 
 def _configs(ground: Ground) -> Path:

@@ -13,13 +13,48 @@ from typing import Any
 import hostile_kinds
 
 PACKAGE = "my_research"
-LIBRARIES = ["hydra", "omegaconf", "yaml", "torch", "lightning", "optuna", "h5py", "tensorboard.compat.proto.event_pb2", "PIL.Image",
-             "torch.distributed.checkpoint", "lightning.pytorch.callbacks", "torchmetrics", "cookiecutter.main", "tqdm",
-             "sklearn.datasets"]  # fmt: skip
-MODULES = ["config", "trust", "trained", "checks.preflight", "checks.probe", "jobs.commandline", "jobs.move", "jobs.scripts",
-           "reporting.report", "reporting.onepage", "reporting.board", "reporting.tunnel", "studies.search", "studies.study",
-           "studies.trials", "studies.sweep", "running.begin", "running.record", "checkpoints.weights", "planning.traces",
-           "planning.fitting", "resuming.resume", "training.strategies"]  # fmt: skip
+LIBRARIES = [
+    "hydra",
+    "omegaconf",
+    "yaml",
+    "torch",
+    "lightning",
+    "optuna",
+    "h5py",
+    "tensorboard.compat.proto.event_pb2",
+    "PIL.Image",
+    "torch.distributed.checkpoint",
+    "lightning.pytorch.callbacks",
+    "torchmetrics",
+    "cookiecutter.main",
+    "tqdm",
+    "sklearn.datasets",
+]
+MODULES = [
+    "config",
+    "trust",
+    "trained",
+    "checks.preflight",
+    "checks.probe",
+    "jobs.commandline",
+    "jobs.move",
+    "jobs.scripts",
+    "reporting.report",
+    "reporting.onepage",
+    "reporting.board",
+    "reporting.tunnel",
+    "studies.search",
+    "studies.study",
+    "studies.trials",
+    "studies.sweep",
+    "running.begin",
+    "running.record",
+    "checkpoints.weights",
+    "planning.traces",
+    "planning.fitting",
+    "resuming.resume",
+    "training.strategies",
+]
 
 
 def prepare(base: Path, project: Path, words: list[str]) -> None:
@@ -29,11 +64,24 @@ def prepare(base: Path, project: Path, words: list[str]) -> None:
     command = [sys.executable, str(project / "train.py"), f"run_dir={run_dir}", *words]
     done = subprocess.run(command, capture_output=True, text=True, cwd=project)
     assert done.returncode == 0, done.stderr
-    (run_dir / "submitted.json").write_text(json.dumps({
-        "time": 1.0, "cluster": "slurm", "scheduler": "slurm", "argv": [], "name": "digits", "nodes": 1, "gpus_per_node": 0,
-        "seconds": 3600, "job": "17", "jobs": ["17"], "error": None,
-    }))  # fmt: skip
-    (run_dir / "job.sh").write_text("#!/bin/bash\ncd /tmp\npython \"$code/train.py\"\n")
+    (run_dir / "submitted.json").write_text(
+        json.dumps(
+            {
+                "time": 1.0,
+                "cluster": "slurm",
+                "scheduler": "slurm",
+                "argv": [],
+                "name": "digits",
+                "nodes": 1,
+                "gpus_per_node": 0,
+                "seconds": 3600,
+                "job": "17",
+                "jobs": ["17"],
+                "error": None,
+            }
+        )
+    )
+    (run_dir / "job.sh").write_text('#!/bin/bash\ncd /tmp\npython "$code/train.py"\n')
     (run_dir / "job-17.log").write_text("0: epoch 1\nTraceback (most recent call last):\n  File x\nValueError: y\n")
     (run_dir / "skipped.jsonl").write_text('{"step": 2, "attempt": 1}\n')
     (run_dir / "stalled").write_text("1\n")
@@ -64,7 +112,9 @@ def _search(folder: Path) -> None:
     for number in range(3):
         (folder / f"{number:03}").mkdir(parents=True)
     search.save(folder, search.Search("random", 3, 1, "val/loss", "min", words))
-    (folder / "submitted.json").write_text('{"time": 1.0, "scheduler": "slurm", "job": "18", "jobs": ["18"], "error": null}')
+    (folder / "submitted.json").write_text(
+        '{"time": 1.0, "scheduler": "slurm", "job": "18", "jobs": ["18"], "error": null}'
+    )
     for number in range(2):
         study.ask(folder / f"{number:03}")
         study.member(folder / f"{number:03}").report(0, 0.5)
@@ -96,7 +146,15 @@ def enter(case: Any, project: Path) -> None:
     if case.personal:
         commandline.PERSONAL = case.personal
     sys.argv = [case.program, *case.words]
-    own = {"train.py": train, "load": load, "weights": weights, "begin": begin, "check": check, "bake": bake, "tunnel": tunnel}
+    own = {
+        "train.py": train,
+        "load": load,
+        "weights": weights,
+        "begin": begin,
+        "check": check,
+        "bake": bake,
+        "tunnel": tunnel,
+    }
     if case.program in own:
         own[case.program](project)
         return
@@ -162,13 +220,14 @@ def begin(project: Path) -> None:
     from my_research.hpc import config
     from my_research.hpc.checkpoints import inert
     from my_research.hpc.jobs import commandline
-    from my_research.hpc.running import begin, record
+    from my_research.hpc.running import begin, loggers, record
 
     run_dir = Path(sys.argv[1])
     with config.refusals():
         cfg = commandline.resumed(run_dir, [])
         beginning = begin.alone(run_dir, "host", {})
         if found := beginning.checkpoint:
+            loggers.cut(run_dir, [config.build(cfg.logger)], found.note.get("logs", {}))
             record.skipped(run_dir, found.step, beginning.attempt)
             with inert.refusals(found.path, "resume"):
                 inert.plain(found.path / "meta.pt")
@@ -205,9 +264,11 @@ def bake(project: Path) -> None:
     given = dict(word.split("=", 1) for word in sys.argv[1:])
     known = {"project_slug": "my-research", "package_name": "my_research"} | plain | given
     inner = {"_template": str(template), "_output_dir": os.getcwd(), "_repo_dir": str(template), "_checkout": None}
-    text = StrictEnvironment(context={"cookiecutter": {}}).from_string(
-        (template / "hooks/pre_gen_project.py").read_text()
-    ).render(cookiecutter={**answers, **known, **inner})  # fmt: skip
+    text = (
+        StrictEnvironment(context={"cookiecutter": {}})
+        .from_string((template / "hooks/pre_gen_project.py").read_text())
+        .render(cookiecutter={**answers, **known, **inner})
+    )
     os.mkdir("baked")
     os.chdir("baked")
     try:

@@ -13,9 +13,10 @@ MOST = 2**28  # bytes of a text: none of ours is larger
 def opened(path: str | Path) -> IO[bytes]:
     """A file to read. A pipe would be waited for, and a device may have no end: both raise `OSError`."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(number).st_mode):
+    if not stat.S_ISREG(kind := os.fstat(number).st_mode):
         os.close(number)
-        raise OSError(errno.EINVAL, "must be a regular file", str(path))
+        is_folder = stat.S_ISDIR(kind)
+        raise OSError(errno.EINVAL, "is a directory" if is_folder else "must be a regular file", str(path))
     return os.fdopen(number, "rb")
 
 
