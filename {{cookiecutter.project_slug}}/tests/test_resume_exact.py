@@ -1,5 +1,6 @@
 """What Lightning can do besides is gone on with exactly, too: each run is compared with one that was never stopped."""
 
+import ast
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,6 +23,101 @@ def configure_optimizers(self):
 
 Classifier.configure_optimizers = configure_optimizers
 """
+LOGGED = """
+import torch
+from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector as Connector
+from torchmetrics import MaxMetric, MeanMetric
+from {{ cookiecutter.package_name }}.module import Classifier
+
+made, stepped, ended = Classifier.__init__, Classifier.training_step, Connector.update_train_epoch_metrics
+
+def __init__(self, *args, **kwargs):
+    made(self, *args, **kwargs)
+    self.mean, self.largest = MeanMetric().set_dtype(torch.float64), MaxMetric()
+    self.mean.reset()
+
+def on_train_epoch_start(self):
+    self.log("train/begun", float(self.trainer.global_step), sync_dist=True)
+
+def training_step(self, batch, batch_idx):
+    loss = stepped(self, batch, batch_idx)
+    self.log("train/mean", loss, on_step=True, on_epoch=True, sync_dist=True)
+    self.log("train/most", loss, on_step=False, on_epoch=True, sync_dist=True, reduce_fx="max")
+    self.log("train/sum", loss, on_step=False, on_epoch=True, sync_dist=True, reduce_fx="sum")
+    if batch_idx in (1, 2):
+        self.log("train/early", loss, on_step=True, on_epoch=True, sync_dist=True)
+    self.mean.update(loss, weight=len(batch[0]))
+    self.largest.update(loss)
+    self.log("train/metric", self.mean, on_step=False, on_epoch=True)
+    self.log("train/largest", self.largest, on_step=False, on_epoch=True)
+    return loss
+
+def update_train_epoch_metrics(self):
+    with open(f"{self.trainer.default_root_dir}/epochs-{self.trainer.global_rank}", "a") as stream:
+        print({name: float(value) for name, value in self.metrics["log"].items()}, file=stream)
+    ended(self)
+
+Classifier.__init__, Classifier.training_step = __init__, training_step
+Classifier.on_train_epoch_start = on_train_epoch_start
+Connector.update_train_epoch_metrics = update_train_epoch_metrics
+"""
+# In place of the shipped DataModule, one as it stands in Lightning's documentation. Each sample draws random numbers.
+STOCK = """
+import lightning as L, torch
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch.utils.data import DataLoader, Dataset, Sampler
+from {{ cookiecutter.package_name }}.data import digits
+from {{ cookiecutter.package_name }}.module import Classifier
+
+class Noisy(Dataset):
+    def __init__(self, num):
+        self.num = num
+
+    def __len__(self):
+        return self.num
+
+    def __getitem__(self, index):
+        return torch.full((1, 8, 8), index / 10) + torch.rand(1, 8, 8), index % 10
+
+class Moody(Sampler):
+    def __iter__(self):
+        yield from (int(torch.randint(50, ())) for _ in range(50))
+
+    def __len__(self):
+        return 50
+
+class Stock(L.LightningDataModule):
+    def __init__(self, global_batch_size, seed, num_classes):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(5)
+
+    def train_dataloader(self):
+        return LOADERS
+
+    def val_dataloader(self):
+        return DataLoader(Noisy(16), batch_size=8)
+
+    test_dataloader = val_dataloader
+
+step = Classifier.training_step
+
+def training_step(self, batch, batch_idx):
+    if isinstance(batch, list) and isinstance(batch[0], list):
+        there = [part for part in batch if part is not None]
+        batch = [torch.cat(parts) for parts in zip(*there)]
+    return step(self, batch, batch_idx)
+
+Classifier.training_step = training_step
+digits.Digits = Stock
+"""
+
+
+def stock(loaders: str) -> str:
+    return STOCK.replace("LOADERS", loaders)
+
+
+TWO = "[DataLoader(Noisy(50), 8, shuffle=True, generator=self.generator), DataLoader(Noisy(20), 8, shuffle=True)]"
+PLAIN = ["callbacks.throughput=null", "callbacks.samples=null"]  # which look into a batch
 ACCUMULATE = "+callbacks.accumulate._target_=lightning.pytorch.callbacks.GradientAccumulationScheduler"
 # Words, code, and the steps that are done when it is stopped.
 CASES: dict[str, tuple[list[str], str, list[int]]] = {
@@ -36,6 +132,16 @@ CASES: dict[str, tuple[list[str], str, list[int]]] = {
         [2, 4, 5],
     ),
     "two schedules of one optimizer": (["data.global_batch_size=128"], TWO_SCHEDULES, [5, 12]),
+    "a plain DataLoader": ([], stock("DataLoader(Noisy(50), batch_size=8, shuffle=True)"), [1, 9]),
+    "workers that draw random numbers": (
+        [],
+        stock("DataLoader(Noisy(50), 8, shuffle=True, num_workers=2, persistent_workers=True)"),
+        [4, 9],
+    ),
+    "two loaders, one of which begins again": (PLAIN, stock(TWO), [2, 5, 7]),
+    "two loaders, one of which ends early": (PLAIN, stock(f"CombinedLoader({TWO}, 'max_size')"), [2, 5]),
+    "loaders of each epoch": ([*PLAIN, "+trainer.reload_dataloaders_every_n_epochs=1"], stock(TWO), [2, 9]),
+    "what an epoch sums up": (["data.global_batch_size=128"], LOGGED, [1, 4, 12]),
 }
 
 
@@ -62,3 +168,46 @@ def test_a_run_of_so_many_steps_goes_on_where_it_ended(steps: int, start: Callab
     start(tmp_path / "run", 1, [*words, f"trainer.max_steps={steps}"], patch=TWO_SCHEDULES)
     start(tmp_path / "run", 1, ["trainer.max_steps=12"], patch=TWO_SCHEDULES)
     assert_same(tmp_path / "run", tmp_path / "reference")
+
+
+# No batch norm, whose statistics are each rank's own; numbers that do not depend on who adds them up.
+TEXT = [*COMMON, "experiment=text", "trainer=cpu", "trainer.precision=64-true", "trainer.max_epochs=2"]
+TEXT += ["model.network.width=16", "model.network.num_layers=1", "data.global_batch_size=8", "trainer.max_steps=-1"]
+TEXT += ["+trainer.limit_train_batches=6", "+trainer.limit_test_batches=1", "+trainer.limit_val_batches=0"]
+TEXT += ["checkpoint.monitor=null", "trainer.val_check_interval=1.0"]
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (3, 2)])
+def test_what_an_epoch_sums_up_does_not_depend_on_how_many_ranks_do(
+    before: int, after: int, start: Callable, tmp_path: Path
+) -> None:
+    size = f"data.global_batch_size={4 * before * after}"
+    start(tmp_path / "reference", 1, [*TEXT, size], patch=LOGGED)
+    words = {ranks: [f"strategy={'ddp' if ranks > 1 else 'single'}", f"trainer.devices={ranks}"] for ranks in (1, 2, 3)}
+    start(tmp_path / "run", before, [*TEXT, size, *words[before]], 4, LOGGED)
+    start(tmp_path / "run", after, words[after], patch=LOGGED)
+    mine, its = (
+        [ast.literal_eval(line) for line in (tmp_path / name / "epochs-0").read_text().splitlines()]
+        for name in ("run", "reference")
+    )
+    assert len(mine) == len(its) == 2
+    for here, there in zip(mine, its, strict=True):
+        unlike = {"train/sum", "train/most", "train/largest"}  # of smaller batches
+        assert {**here, **dict.fromkeys(unlike, 0)} == pytest.approx({**there, **dict.fromkeys(unlike, 0)}, abs=1e-9)
+        assert unlike < here.keys()
+
+
+REFUSED = {
+    "a sampler that draws numbers all the time": (
+        [],
+        stock("DataLoader(Noisy(50), batch_size=8, sampler=Moody())"),
+        "Moody must give the same samples for the same random numbers",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_repeated_is_rejected(what: str, start: Callable, tmp_path: Path) -> None:
+    words, patch, rule = REFUSED[what]
+    start(tmp_path / "run", 1, [*WORDS, *words], 3, patch=patch)
+    assert rule in start(tmp_path / "run", 1, [], patch=patch, code=2)

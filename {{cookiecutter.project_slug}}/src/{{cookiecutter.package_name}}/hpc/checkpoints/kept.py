@@ -163,12 +163,9 @@ class Kept:
 
     def _rest(self, path: Path) -> dict[str, Any]:
         """All but the tensors; under MINE what the rank of this number kept, if there was one. Raises `Refused`."""
-        own = path / RANK.format(self.global_rank)
         with inert.refusals(path, "resume"):
             rest = torch.load(path / REST, weights_only=True, map_location="cpu")
-        with inert.refusals(own, "resume", alone=True):
-            rest[MINE] = torch.load(own, weights_only=True, map_location="cpu") if own.exists() else {}
-        return rest
+        return rest | {MINE: own_state(path, self.global_rank)}
 
     @property
     def _fitting(self) -> bool:
@@ -178,6 +175,13 @@ class Kept:
         if self._writer is not None:
             self._writer.wait()
         super().teardown()  # type: ignore[misc]
+
+
+def own_state(path: Path, rank: int) -> dict[str, Any]:
+    """What a rank kept for itself; {} if there was no such rank. Raises `Refused`."""
+    own = path / RANK.format(rank)
+    with inert.refusals(own, "resume", alone=True):
+        return torch.load(own, weights_only=True, map_location="cpu") if own.exists() else {}
 
 
 def _unfreeze(module: Any) -> bool:

@@ -42,6 +42,8 @@ def of(trainer: L.Trainer) -> dict[str, Any]:
         "batches_per_epoch": _finite(trainer.num_training_batches),
         "validate_every": _finite(trainer.val_check_batch),
         "samples": _samples(trainer),
+        "world_size": trainer.world_size,
+        "num_ranks": _num_ranks(trainer),
     }
 
 
@@ -97,6 +99,10 @@ def accumulate(trainer: L.Trainer, epoch: int) -> int:
 def check(trainer: L.Trainer, saved: dict[str, Any], start: Start) -> None:
     """When the loaders are there: is this place the same as the one that was saved? Raises `Refused`."""
     was, now = saved["accumulate"], start.accumulate
+    between_one_and_many = (saved["num_ranks"] == 1) != (_num_ranks(trainer) == 1)
+    if start.batches and between_one_and_many and not all(map(_is_ours, _loaders(trainer))):
+        rule = "within an epoch, one rank goes through a plain DataLoader in another order than several ranks do"
+        raise Refused("trainer.devices", trainer.num_devices, rule, "as many devices as before")
     per_epoch, validate_every = _finite(trainer.num_training_batches), _finite(trainer.val_check_batch)
     if per_epoch is not None and start.batches > per_epoch:
         rule = f"the run has done {start.batches} batches of its epoch, which must have as many; now it has {per_epoch}"
@@ -140,16 +146,26 @@ def start_at(trainer: L.Trainer, start: Start) -> None:
 
 def _samples(trainer: L.Trainer) -> list[int]:
     """Of each loader: how many samples all ranks take from it at a time."""
+    return [
+        loader.sampler.micro_batch_size * loader.sampler.num_ranks
+        if _is_ours(loader)
+        else (getattr(loader, "batch_size", None) or 1) * _num_ranks(trainer)
+        for loader in _loaders(trainer)
+    ]
+
+
+def _loaders(trainer: L.Trainer) -> list[Any]:
     combined = trainer.fit_loop._combined_loader
-    return [_samples_at_once(trainer, loader) for loader in (combined.flattened if combined else ())]
+    return combined.flattened if combined else []
 
 
-def _samples_at_once(trainer: L.Trainer, loader: Any) -> int:
-    sampler = getattr(loader, "sampler", None)
-    if isinstance(sampler, GlobalBatchSampler):
-        return sampler.micro_batch_size * sampler.num_ranks
-    kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
-    return (getattr(loader, "batch_size", None) or 1) * kwargs.get("num_replicas", 1)
+def _is_ours(loader: Any) -> bool:
+    return isinstance(getattr(loader, "sampler", None), GlobalBatchSampler)
+
+
+def _num_ranks(trainer: L.Trainer) -> int:
+    """Ranks that get different samples."""
+    return (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
 
 
 def _set(counter: dict[str, int], done: int, ready: int) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoints import checkpoint
-from ..checkpoints.kept import AFTERWARDS, MINE, NOTE
+from ..checkpoints.kept import AFTERWARDS, NOTE
 from ..checkpoints.writer import Unwritten
 from ..config import Refused
 from ..jobs.layout import Checkpoint, Faults
@@ -21,8 +21,9 @@ from ..running import phases, record
 from ..running.signals import INTERRUPTED, ORPHANED
 from ..running.watch import Stopped, Warned, Watch
 from ..training.parallel import gradient_norm, settle_buckets
-from . import optimizers, position, randomness
+from . import continuation, limits, replay
 from .agree import Agreement, Wish
+from .continuation import Continuation
 
 if TYPE_CHECKING:
     from ..studies.study import Member
@@ -75,8 +76,7 @@ class Resume(L.Callback):
         self._validated = self._given_up = False
         self._validations = 0
         self.trains = False  # a batch has come
-        self._saved: dict[str, Any] = {}  # what this attempt goes on from
-        self._start: position.Start | None = None
+        self._continuation: Continuation | None = None  # till it has gone on
         self._not_finite: Tensor | None = None
         self._time_given = end - time.time() if end else 0.0
 
@@ -99,27 +99,24 @@ class Resume(L.Callback):
         self.warned.install()  # where there was no sanity check
         self.warned.interruptible(True)
         settle_buckets(trainer, pl_module)
-        if self._start:
-            position.check(trainer, self._saved["position"], self._start)
-            position.start_at(trainer, self._start)
-            optimizers.restore(trainer.optimizers, self._saved["scheduled"])
-            if not self._start.is_fetched:
-                self._restore()
+        limits.check(trainer)
+        if self._continuation:
+            said = trainer.global_step, "passing over batches that are done"
+            self._continuation.on_train_start(trainer, pl_module, lambda: self.watch.progress(*said))
         self.agreement.next_step = trainer.global_step
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if replay.note(trainer) and trainer.current_epoch == 0:  # iterators of other epochs are made after this
+            iter(trainer.fit_loop._data_fetcher)  # type: ignore[call-overload]
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self.watch.progress(trainer.global_step, "training")
         self.trains = True
-        if self._start:  # Lightning counts on its own when it restarts, once too often
-            start, self._start = self._start, None
-            loop = trainer.fit_loop.epoch_loop
-            loop._batches_that_stepped, loop.batch_progress.total.ready = start.stepped, start.num_fetched
-            trainer.fit_loop._restarting = False  # else this epoch would end without a look at plateaus
-            trainer.accumulate_grad_batches = start.accumulate
-            if start.is_fetched:
-                self._restore()
+        if self._continuation:
+            self._continuation.on_first_batch(trainer, pl_module)
+            self._continuation = None
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self._between_steps(trainer, pl_module)
 
@@ -169,10 +166,8 @@ class Resume(L.Callback):
             self.member.end("fail" if self.best is None else "complete", self.best)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["position"] = position.of(trainer)
-        checkpoint["scheduled"] = optimizers.scheduled(trainer.optimizers)
+        checkpoint |= continuation.saved(trainer, pl_module)
         checkpoint["attempt"] = self.attempt
-        checkpoint[MINE] = {"random": randomness.state()}
         checkpoint[NOTE] = {"step": trainer.global_step, "attempt": self.attempt, "epoch": trainer.current_epoch}
         checkpoint[AFTERWARDS] = partial(self._tidy, is_best=self.best_step == trainer.global_step)
         # As curves are numbered: `step` counts the steps of all optimizers.
@@ -183,12 +178,11 @@ class Resume(L.Callback):
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":
             return
-        saved, loops = checkpoint["position"], checkpoint["loops"]["fit_loop"]
-        skipped = record.skipped(self.run_dir, saved["stepped"], checkpoint["attempt"])
-        self._start = position.go_to(loops, saved, position.accumulate(trainer, saved["epoch"]), skipped)
-        self._saved = {key: checkpoint[key] for key in ("position", "scheduled", MINE)}
+        place = checkpoint["position"]
+        skipped = record.skipped(self.run_dir, place["stepped"], checkpoint["attempt"])
+        self._continuation = Continuation(trainer, checkpoint, skipped)
         self._saved_step = checkpoint["global_step"]
-        trainer.should_stop = saved["stopped_early"]
+        trainer.should_stop = place["stopped_early"]
         if trainer.is_global_zero:  # it decides what the best is
             self._settle(Path(str(trainer.ckpt_path)), checkpoint["callbacks"][self.state_key])
 
@@ -200,11 +194,6 @@ class Resume(L.Callback):
         self.best, self.best_step, self.metrics = (state_dict[key] for key in ("best", "best_step", "metrics"))
         self._validations = state_dict.get("validations", 0)
         self._best_written = self.best, self.best_step
-
-    def _restore(self) -> None:
-        """Where it was saved, too: what comes before, as making loaders, draws numbers."""
-        if random := self._saved.pop(MINE).get("random"):
-            randomness.restore(random)
 
     # Between two steps
 

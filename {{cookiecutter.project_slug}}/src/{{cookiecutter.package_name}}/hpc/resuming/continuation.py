@@ -1,0 +1,84 @@
+"""What a run goes on from: saved between two steps, restored when training starts and when its first batch is there."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+from ..checkpoints.kept import MINE, own_state
+from . import epoch_metrics, optimizers, position, randomness, replay
+
+
+def saved(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
+    """What Lightning does not save, for a checkpoint; below MINE what is this rank's own."""
+    place = position.of(trainer)
+    return {
+        "position": place,
+        "scheduled": optimizers.scheduled(trainer.optimizers),
+        MINE: {
+            "random": randomness.state(),
+            "epoch": epoch_metrics.state(trainer, module),
+            "loaders": replay.places(trainer, place["is_fetched"], place["between_epochs"]),
+        },
+    }
+
+
+class Continuation:
+    """Restores what `saved` returned.
+
+    Args:
+        checkpoint: Lightning's counters in it are changed in place.
+        skipped: optimizer steps whose samples are left out.
+
+    Raises:
+        Refused: the run cannot go on there in this layout.
+    """
+
+    def __init__(self, trainer: L.Trainer, checkpoint: dict[str, Any], skipped: int) -> None:
+        self.place, self.scheduled = checkpoint["position"], checkpoint["scheduled"]
+        accumulate = position.accumulate(trainer, self.place["epoch"])
+        self.start = position.go_to(checkpoint["loops"]["fit_loop"], self.place, accumulate, skipped)
+        self.is_own = self.place["world_size"] == trainer.world_size
+        self.folder, self.own = Path(str(trainer.ckpt_path)), checkpoint[MINE]
+
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule, tick: Callable[[], object]) -> None:
+        """Go to the place. `tick` is called for each batch that is passed over. Raises `Refused`."""
+        position.check(trainer, self.place, self.start)
+        is_same_epoch = self.start.epoch == self.place["epoch"]
+        loaders = (self.own or own_state(self.folder, 0))["loaders"] if is_same_epoch else []
+        replay.prepare(trainer, loaders)
+        position.start_at(trainer, self.start)
+        if not self.start.between_epochs:
+            is_same = self.is_own and self.start.batches == self.place["batches"]
+            replay.skip(trainer, loaders, self._batches, tick, is_same=is_same)
+        optimizers.restore(trainer.optimizers, self.scheduled)
+        if not self.start.is_fetched:
+            self._restore(trainer, module)
+
+    def on_first_batch(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Lightning counts on its own when it restarts, once too often."""
+        start, loop = self.start, trainer.fit_loop.epoch_loop
+        loop._batches_that_stepped, loop.batch_progress.total.ready = start.stepped, start.num_fetched
+        trainer.fit_loop._restarting = False  # else this epoch would end without a look at plateaus
+        trainer.accumulate_grad_batches = start.accumulate
+        trainer._logger_connector._first_loop_iter = start.batches == 0  # the first one of an epoch clears its sums
+        if start.is_fetched:
+            self._restore(trainer, module)
+
+    def _restore(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Where it was saved, too: what comes before, as making loaders, draws numbers."""
+        if self.start.epoch == self.place["epoch"]:
+            ranks = range(self.place["world_size"] if trainer.is_global_zero else 1)
+            states = [self.own] if self.is_own else [own_state(self.folder, rank) for rank in ranks]
+            epoch_metrics.restore(trainer, module, [state["epoch"] for state in states], is_own=self.is_own)
+        if "random" in self.own:
+            randomness.restore(self.own["random"])
+
+    def _batches(self, done: int | None) -> int:
+        """How many batches of a loader are done: of one that ends early and begins again, in its present pass."""
+        start, place = self.start, self.place
+        if done is None or start.epoch != place["epoch"]:
+            return start.batches
+        more = start.batches - place["batches"] * start.accumulate // place["accumulate"]  # those that are left out
+        return done * start.accumulate // place["accumulate"] + more
