@@ -34,9 +34,9 @@ made, stepped, ended = Classifier.__init__, Classifier.training_step, Connector.
 def __init__(self, *args, **kwargs):
     made(self, *args, **kwargs)
     self.mean, self.largest = MeanMetric().set_dtype(torch.float64), MaxMetric()
-    self.mean.reset()
 
 def on_train_epoch_start(self):
+    self.mean.set_dtype(torch.float64)  # or else the first values are rounded to single precision
     self.log("train/begun", float(self.trainer.global_step), sync_dist=True)
 
 def training_step(self, batch, batch_idx):

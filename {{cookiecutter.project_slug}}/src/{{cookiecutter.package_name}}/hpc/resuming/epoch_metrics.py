@@ -42,6 +42,7 @@ def state(trainer: L.Trainer, module: nn.Module) -> dict[str, Any]:
     return {
         "logged": {key: _logged(result) for key, result in results.items()},
         "metrics": {name: _summed(metric) for name, metric in _metrics(module) if metric._update_count},
+        "dtypes": {name: metric._dtype for name, metric in _metrics(module)},
         "callback_metrics": _on_host(trainer._logger_connector._callback_metrics),
     }
 
@@ -70,6 +71,8 @@ def restore(trainer: L.Trainer, module: nn.Module, ranks: list[dict[str, Any]], 
     results.unchecked = set(merged["logged"])
     for key, one in merged["logged"].items():
         results[key] = _restored(one, metrics, trainer.strategy.reduce).to(device)
+    for name, dtype in merged["dtypes"].items():
+        metrics[name]._dtype = dtype  # Lightning changes it with the first values, in double precision
     trainer._logger_connector._callback_metrics = {
         name: value.to(device) for name, value in merged["callback_metrics"].items()
     }
