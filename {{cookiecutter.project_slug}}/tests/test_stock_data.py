@@ -145,6 +145,14 @@ def test_a_run_that_could_not_go_on_does_not_begin(start: Callable[..., str], tm
     assert not noted(tmp_path, "train")
 
 
+@pytest.mark.slow
+def test_a_test_that_cannot_be_shared_out_is_told_before_training(start: Callable[..., str], tmp_path: Path) -> None:
+    patch = stock(tmp_path).replace('Noted("test", 37)', 'Noted("test", 1)')
+    said = start(tmp_path / "run", 2, [*WORDS, "strategy=ddp", "trainer.devices=2"], patch=patch, code=2)
+    assert "DataLoader over Noted (test)" in said and "each of the 2 ranks must get a batch; there are 1" in said
+    assert not noted(tmp_path, "train")
+
+
 # A metric as one logs it who knows Lightning alone: a mean over each batch, and batches differ in size.
 LOGS = """
 from {{ cookiecutter.package_name }}.module import Classifier

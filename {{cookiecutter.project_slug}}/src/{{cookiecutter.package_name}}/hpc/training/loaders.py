@@ -9,6 +9,7 @@ from copy import copy
 from typing import Any
 
 from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
@@ -33,11 +34,28 @@ class SharesData:
 
     def process_dataloader(self, dataloader: object) -> object:
         trainer = self.lightning_module.trainer
-        loader, said = shared(dataloader, trainer.state.stage, alone=trainer.world_size == 1, **place_of(self))
+        alone, stage = trainer.world_size == 1, trainer.state.stage
+        loader, said = shared(dataloader, stage, alone=alone, **place_of(self))
+        if stage == RunningStage.TRAINING and not alone:
+            self._look_ahead(trainer)
         if said and said not in self._said and trainer.is_global_zero:
             self._said += (said,)
             print(said, flush=True)
         return loader
+
+    def _look_ahead(self, trainer: Any) -> None:
+        """What cannot be evaluated is told before training, as far as its loaders can be made by then."""
+        limits = {"val": trainer.limit_val_batches, "test": trainer.limit_test_batches}
+        for split in (split for split, limit in limits.items() if limit and trainer.datamodule is not None):
+            try:
+                loaders = CombinedLoader(getattr(trainer.datamodule, f"{split}_dataloader")()).flattened
+            except Refused:
+                raise
+            except Exception:  # the researcher's setup("test") comes first
+                continue
+            stage, place = (RunningStage.TESTING if split == "test" else RunningStage.VALIDATING), place_of(self)
+            for loader in loaders:
+                shared(loader, stage, rank=place["rank"], num_ranks=place["num_ranks"])
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """As Lightning does it, which counts samples in whole numbers, and would cut their mean over ranks to one."""
