@@ -198,6 +198,10 @@ class Ground:
             return pid
         code = 1
         try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # this process has handlers of its own
+            signal.signal(
+                signal.SIGINT, signal.default_int_handler
+            )  # and so ignores it where a shell has put it behind
             stream = os.open(command.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(stream, 1)
             os.dup2(stream, 2)
