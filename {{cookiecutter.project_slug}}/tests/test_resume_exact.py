@@ -132,6 +132,7 @@ CASES: dict[str, tuple[list[str], str, list[int]]] = {
         [2, 4, 5],
     ),
     "two schedules of one optimizer": (["data.global_batch_size=128"], TWO_SCHEDULES, [5, 12]),
+    "the same batches in every epoch": (["+trainer.overfit_batches=3", "trainer.max_epochs=3"], "", [4]),
     "a plain DataLoader": ([], stock("DataLoader(Noisy(50), batch_size=8, shuffle=True)"), [1, 9]),
     "workers that draw random numbers": (
         [],

@@ -4,11 +4,12 @@ from itertools import chain
 
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, SequentialSampler
 
 from {{ cookiecutter.package_name }}.hpc.resuming.sampler import (
     EvalBatchSampler,
     GlobalBatchSampler,
+    RepeatedBatchSampler,
     ResumableLoader,
     uniform,
 )
@@ -85,6 +86,13 @@ def test_the_epoch_after_the_one_that_was_gone_on_in_is_whole():
     assert batches(sampler, 2) == global_batches_of_one(2)  # again in the same epoch, where a longer loader goes on
     sampler.set_epoch(3)
     assert batches(sampler, 3) == global_batches_of_one(3)
+
+
+def test_with_overfit_batches_each_epoch_repeats_the_first():
+    sampler = RepeatedBatchSampler(100, 16, rank=0, num_ranks=1, accumulate=1, seed=1)
+    assert isinstance(sampler, SequentialSampler)  # or else Lightning replaces it
+    sampler.set_epoch(3)
+    assert batches(sampler, 3) == global_batches_of_one(0)
 
 
 class Numbers(Dataset):

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..hpc import launch
 from ..hpc.config import Refused
-from ..hpc.resuming.sampler import EvalBatchSampler, GlobalBatchSampler, uniform
+from ..hpc.resuming.sampler import EvalBatchSampler, GlobalBatchSampler, RepeatedBatchSampler, uniform
 from ..hpc.running.signals import deaf
 from ..hpc.storage import staging
 from ..hpc.storage.parts import Parts
@@ -103,7 +103,8 @@ class DataModule(L.LightningDataModule):
         for split in ("val", "test"):  # before training, not after it
             refuse_few_samples(split, len(self._split(split)), self._place()["num_ranks"])
         self._tell_one_for_both()
-        sampler = GlobalBatchSampler(
+        overfits = self.trainer is not None and self.trainer.overfit_batches > 0
+        sampler = (RepeatedBatchSampler if overfits else GlobalBatchSampler)(
             len(dataset), self.global_batch_size, accumulate=self._accumulate(), seed=self.seed, **self._place()
         )
         return self._loader(dataset, sampler)

@@ -107,11 +107,12 @@ def check(trainer: L.Trainer, saved: dict[str, Any], start: Start) -> None:
     if per_epoch is not None and start.batches > per_epoch:
         rule = f"the run has done {start.batches} batches of its epoch, which must have as many; now it has {per_epoch}"
         raise Refused("trainer.limit_train_batches", trainer.limit_train_batches, rule, "the value that the run had")
+    is_moved = (was, saved["num_ranks"]) != (now, _num_ranks(trainer))
     for key, value, before, after in (
         ("limit_train_batches", trainer.limit_train_batches, saved["batches_per_epoch"], per_epoch),
         ("val_check_interval", trainer.val_check_interval, saved["validate_every"], validate_every),
     ):
-        if now != was and None not in (before, after) and after * was != before * now:
+        if is_moved and None not in (before, after) and after * was != before * now:
             rule = f"counts micro-batches, and must mean as many optimizer steps as before: {before} / {was}"
             fits = before * now % was == 0
             fix = f"trainer.{key}={before * now // was}" if fits else f"trainer.accumulate_grad_batches={was}"

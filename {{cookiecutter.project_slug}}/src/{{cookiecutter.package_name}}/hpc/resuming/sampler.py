@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler, Sampler
+from torch.utils.data import DataLoader, DistributedSampler, Sampler, SequentialSampler
 
 from . import randomness
 
@@ -21,6 +21,8 @@ class GlobalBatchSampler(DistributedSampler):
     Global batch `k` is `order[k * global_batch_size : (k + 1) * global_batch_size]` whatever the layout. It is cut
     into `accumulate` micro-steps and each of those into one micro-batch per rank. An incomplete last batch is left out.
     """
+
+    repeats = False  # the order of epoch 0 in every epoch
 
     def __init__(
         self, num_samples: int, global_batch_size: int, *, rank: int, num_ranks: int, accumulate: int, seed: int
@@ -50,13 +52,22 @@ class GlobalBatchSampler(DistributedSampler):
         return self.num_samples // self.global_batch_size * micro_steps
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        generator = torch.Generator().manual_seed(_key(self.seed, self.epoch))
+        generator = torch.Generator().manual_seed(_key(self.seed, 0 if self.repeats else self.epoch))
         order = torch.randperm(self.num_samples, generator=generator).numpy()
         stride = self.micro_batch_size * self.num_ranks
         first, self.start = self.start, 0
         for step in range(first, len(self)):
             start = step * stride + self.rank * self.micro_batch_size
             yield self.epoch, order[start : start + self.micro_batch_size]
+
+
+class RepeatedBatchSampler(GlobalBatchSampler, SequentialSampler):
+    """The same batches in every epoch, for `trainer.overfit_batches`.
+
+    Lightning replaces what is no SequentialSampler then, by a sampler of single indices.
+    """
+
+    repeats = True
 
 
 class ResumableLoader(DataLoader):
@@ -74,7 +85,7 @@ class ResumableLoader(DataLoader):
             self.sampler.go_to(state["epoch"], state["batches"])
 
 
-class EvalBatchSampler(DistributedSampler):
+class EvalBatchSampler(DistributedSampler, SequentialSampler):
     """Every sample once over all ranks, in order, in equally many batches on each rank; epoch 0. See `shares`."""
 
     def __init__(self, num_samples: int, batch_size: int, *, rank: int, num_ranks: int) -> None:
