@@ -13,7 +13,7 @@ import torch
 from conftest import scalars
 from PIL import Image
 from test_data import built, make_images
-from test_move import compose, run, started  # noqa: F401
+from test_move import compose, moving, run  # noqa: F401
 
 from {{ cookiecutter.package_name }}.data import token_files
 from {{ cookiecutter.package_name }}.hpc import config
@@ -196,6 +196,18 @@ def test_a_permission_waits_for_its_job(run: Path) -> None:  # noqa: F811
     assert permission.granted(run) == ["data"]
     permission.withdraw(run)
     assert permission.granted(run) == []
+
+
+def test_submit_takes_a_permission_for_one_job(moving: Any) -> None:  # noqa: F811
+    mine = Path("mine")
+    (mine / "attempts.jsonl").touch()
+    assert moving.type("resume=mine", f"{LR}=0.1") == 2 and f"resume_allow=[{LR}]" in moving.err
+    assert moving.type("resume=mine", f"{LR}=0.1", f"resume_allow=[{LR},data]") == 0
+    assert config.load(mine).model.optimizer.lr == 0.1 and events(mine)[0]["changes"] == [f"{LR}: 0.003 -> 0.1"]
+    assert permission.granted(mine) == [LR, "data"]
+    moving.scheduler("echo 19")
+    assert moving.type("resume=mine") == 0  # the job before it was cancelled
+    assert permission.granted(mine) == []
 
 
 # They take effect
