@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from lightning import LightningModule
 
 from . import home
-from .checkpoints import weights
+from .checkpoints import checkpoint, weights
 from .config import build
 from .jobs import move
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def load(run_dir: str | Path) -> "tuple[LightningModule, DataModule]":
     """The module of a run of any strategy, on the CPU, ready to predict, and the data as the run had them.
 
-    It has the weights of the best checkpoint; of the last one, where none was the best.
+    It has the weights of the best checkpoint; of the last one, where none was the best or where the run has averaged
+    its weights at the end: those were tested.
 
     Raises:
         Refused: there is no such run, it has no whole checkpoint, or this code has another network.
@@ -26,5 +27,7 @@ def load(run_dir: str | Path) -> "tuple[LightningModule, DataModule]":
     cfg = move.load(run_dir)
     best, last = (run_dir / "checkpoints" / name for name in ("best.ckpt", "last.ckpt"))
     module = build(cfg.model)
-    weights.load(module, best if best.exists() else last)
+    newest = checkpoint.read(last)
+    averaged = newest is not None and newest.note.get("averaged")
+    weights.load(module, best if best.exists() and not averaged else last)
     return module.eval().requires_grad_(False), build(cfg.data)

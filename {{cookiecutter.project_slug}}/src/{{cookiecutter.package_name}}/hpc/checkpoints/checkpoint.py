@@ -23,7 +23,8 @@ MANIFEST = "manifest.json"
 PART = ".part"
 OLD = f".old{PART}"  # how the name of a folder ends that is no checkpoint any more
 # What may be removed. A folder `checkpoints` may hold others' files, too: step-500, step-1.ckpt.part.
-OURS = re.compile(r"step-\d{9,}((\.old)?\.part)?")
+OURS = re.compile(r"step-\d{9,}(-averaged)?((\.old)?\.part)?")
+AVERAGED = "-averaged"
 LAST, BEST = "last.ckpt", "best.ckpt"  # links to checkpoints beside them
 CHUNK = 16 * 2**20  # bytes read at once for a checksum
 
@@ -39,9 +40,9 @@ class Checkpoint:
     note: dict[str, Any]  # what else was noted: strategy, world size, seconds to write
 
 
-def place(run_dir: Path, step: int) -> Path:
-    """Where the checkpoint of a step belongs."""
-    return run_dir / "checkpoints" / f"step-{step:09d}"
+def place(run_dir: Path, step: int, averaged: bool = False) -> Path:
+    """Where the checkpoint of a step belongs; `averaged`: of the weights that were made of those of all steps."""
+    return run_dir / "checkpoints" / f"step-{step:09d}{AVERAGED * averaged}"
 
 
 def aside(final: Path) -> Path:
@@ -134,7 +135,7 @@ def known(run_dir: Path, starts: Sequence[Mapping[str, Any]] = ()) -> list[Check
     """
     found = [read(path) for path in run_dir.glob("checkpoints/step-*") if not path.name.endswith(PART)]
     there = [checkpoint for checkpoint in found if checkpoint and not _overtaken(checkpoint, starts)]
-    return sorted(there, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt), reverse=True)
+    return sorted(there, key=lambda found: (found.step, found.attempt, found.note.get("averaged", False)), reverse=True)
 
 
 def read(path: Path) -> Checkpoint | None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks.finetuning import BaseFinetuning
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
@@ -35,6 +36,8 @@ from .writer import Writer
 REST, RANK = "meta.pt", "rank-{}.pt"
 # Keys of a checkpoint that are not for Lightning: each rank's own state, and what the manifest says.
 MINE, NOTE, AFTERWARDS = "this_rank", "manifest", "afterwards"
+VALIDATED = "validated"  # weights to be saved as the module's, where those have been averaged once more since
+NEWER = "averaged_since"  # these, then
 
 
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
@@ -80,6 +83,9 @@ class Kept:
 
     def _opened(self, checkpoint: dict[str, Any], filepath: Any) -> tuple[Path, Any, dict[str, Any], Any]:
         note = {"step": checkpoint["global_step"], "attempt": 0} | checkpoint.pop(NOTE, {})
+        if VALIDATED in checkpoint:
+            checkpoint[NEWER] = checkpoint["state_dict"]
+            checkpoint["state_dict"] = checkpoint.pop(VALIDATED)
         note |= {"strategy": type(self).__name__, "world_size": self.world_size, **self._noted()}
         return Path(self.broadcast(filepath)), checkpoint.pop(MINE, {}), note, checkpoint.pop(AFTERWARDS, None)
 
@@ -114,7 +120,8 @@ class Kept:
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        return True
+        """Only where it must be: a callback may need in `on_fit_start` what it had saved."""
+        return not isinstance(self, SingleDeviceStrategy | DDPStrategy)
 
     @property
     def lightning_restore_optimizer(self) -> bool:
@@ -134,7 +141,7 @@ class Kept:
             load_tensors(state, storage_reader=Reader(path))
         set_model_state_dict(self.lightning_module, state["state_dict"])
         self._restored_from = path
-        return rest
+        return {"state_dict": rest.pop(NEWER, state["state_dict"])} | rest  # for callbacks that average weights
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         if self._restored_from is None:

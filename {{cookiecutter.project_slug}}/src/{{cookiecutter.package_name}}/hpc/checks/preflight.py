@@ -163,6 +163,9 @@ def _finetuning_rules(strategy: Strategy, world: int, cfg: DictConfig) -> None:
         if node["_target_"].endswith("Finetuning") and (world > 1 or strategy.name not in ("single", "ddp")):
             rule = "trains on one device without shards: what is frozen at the start is never averaged or sharded"
             raise Refused(key, None, rule, "trainer=gpu (or cpu), or callbacks=default")
+        if node["_target_"].endswith("WeightAveraging") and strategy.name not in ("single", "ddp"):
+            rule = f"weights are averaged whole: the strategy must be single or ddp, not {strategy.name}"
+            raise Refused(key, None, rule, f"strategy=ddp, or {key}=null")
 
 
 def _deepspeed_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> None:

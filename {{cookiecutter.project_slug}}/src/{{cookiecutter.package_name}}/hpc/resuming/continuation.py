@@ -61,7 +61,8 @@ class Continuation:
         start, loop = self.start, trainer.fit_loop.epoch_loop
         loop._batches_that_stepped, loop.batch_progress.total.ready = start.stepped, start.num_fetched
         trainer.fit_loop._restarting = False  # else this epoch would end without a look at plateaus
-        trainer.accumulate_grad_batches = start.accumulate
+        if not start.between_epochs:  # what belongs to the beginning of an epoch is done then
+            trainer.accumulate_grad_batches = start.accumulate
         trainer._logger_connector._first_loop_iter = start.batches == 0  # the first one of an epoch clears its sums
         if start.is_fetched:
             self._restore(trainer, module)

@@ -27,8 +27,10 @@ class Start:
 
 def of(trainer: L.Trainer) -> dict[str, Any]:
     """As it is saved, between two optimizer steps."""
-    loop, epoch = trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_progress.current
-    batches, between_epochs = loop.batch_progress, epoch.completed == epoch.ready
+    loop = trainer.fit_loop.epoch_loop
+    epoch: Any = trainer.fit_loop.epoch_progress.current
+    # An epoch that is ready begins, and the one before it has ended, as far as what is saved is concerned.
+    batches, between_epochs = loop.batch_progress, epoch.completed == epoch.ready or epoch.started < epoch.ready
     is_fetched = not between_epochs and batches.current.ready > batches.current.completed
     return {
         "epoch": trainer.current_epoch,

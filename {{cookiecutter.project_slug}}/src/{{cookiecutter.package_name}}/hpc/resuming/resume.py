@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoints import checkpoint
-from ..checkpoints.kept import AFTERWARDS, NOTE
+from ..checkpoints.kept import AFTERWARDS, NOTE, VALIDATED
 from ..checkpoints.writer import Unwritten
 from ..config import Refused
 from ..jobs.layout import Checkpoint, Faults
@@ -20,6 +20,7 @@ from ..rundir import Owner
 from ..running import phases, record
 from ..running.signals import INTERRUPTED, ORPHANED
 from ..running.watch import Stopped, Warned, Watch
+from ..training import averaging
 from ..training.parallel import gradient_norm, settle_buckets
 from . import continuation, limits, replay
 from .agree import Agreement, Wish
@@ -67,13 +68,16 @@ class Resume(L.Callback):
         self.member, self.owner = member, owner
         self.metrics: dict[str, float] = {}  # of the last validation
         self.best: float | None = None
-        self.best_step: int | None = None
-        self._best_written: tuple[float | None, int | None] = None, None  # the same, of what best.ckpt leads to
+        self.best_folder: str | None = None
+        self._best_written: tuple[float | None, str | None] = None, None  # the same, of what best.ckpt leads to
         self._saved_step = 0  # what holds nothing but a beginning is not saved
         self._saved_at = self._passed_at = time.monotonic()
         self._longest = 0.0  # seconds between two places where a run can stop
         self._save_seconds = UNKNOWN
-        self._validated = self._given_up = False
+        self._validated = self._given_up = self._trained = self._takes_statistics = False
+        self._average: dict[str, Tensor] | None = None  # that was validated, where it has changed since
+        self._updates = 0  # of averages, when last saved
+        self._averaged = False  # are the weights those of the end, put in place of the last ones?
         self._validations = 0
         self.trains = False  # a batch has come
         self._continuation: Continuation | None = None  # till it has gone on
@@ -84,6 +88,7 @@ class Resume(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
+            averaging.refuse_shards(trainer)
             self.agreement = Agreement(wanted=lambda: bool(self._reason(trainer.is_global_zero)))
             self.watch.converse(self.agreement.early.turn)
             trainer.strategy.writer.owner = self.owner  # type: ignore[attr-defined]
@@ -100,12 +105,19 @@ class Resume(L.Callback):
         self.warned.interruptible(True)
         settle_buckets(trainer, pl_module)
         limits.check(trainer)
+        self._trained, self._updates = True, averaging.updates(trainer)
         if self._continuation:
+            averaging.refuse_end(self._averaged)
             said = trainer.global_step, "passing over batches that are done"
             self._continuation.on_train_start(trainer, pl_module, lambda: self.watch.progress(*said))
+            averaging.go_on(trainer, pl_module)
         self.agreement.next_step = trainer.global_step
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if averaging.takes_statistics(trainer):
+            self._between_steps(trainer, pl_module, last=True)  # this epoch puts the average in place
+            self._takes_statistics = True
+            pl_module.zero_grad()  # Lightning ends it with a step of the optimizer, with the gradients that are left
         if replay.note(trainer) and trainer.current_epoch == 0:  # iterators of other epochs are made after this
             iter(trainer.fit_loop._data_fetcher)  # type: ignore[call-overload]
 
@@ -117,7 +129,7 @@ class Resume(L.Callback):
         if self._continuation:
             self._continuation.on_first_batch(trainer, pl_module)
             self._continuation = None
-        if batch_idx % trainer.accumulate_grad_batches == 0:
+        if batch_idx % trainer.accumulate_grad_batches == 0 and not self._takes_statistics:
             self._between_steps(trainer, pl_module)
 
     def on_train_batch_end(
@@ -153,32 +165,46 @@ class Resume(L.Callback):
         self.watch.fails(exception)  # at once: what follows may wait for ranks that are gone
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._validated:
+            self._average = averaging.about_to_change(trainer)
         if not trainer.fit_loop.epoch_loop._num_ready_batches_reached():
             # `max_steps` ends the run within an epoch. With more steps it goes on there, so this is no end of an epoch
             # to what is saved.
             self._between_steps(trainer, pl_module, last=True)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._between_steps(trainer, pl_module, last=True)
+        if not self._takes_statistics:
+            self._between_steps(trainer, pl_module, last=True)
+        self._end_averaging(trainer, pl_module)
         self._wait(trainer)  # without its end a run is not finished
         self.warned.interruptible(False)
         if self.member:
             self.member.end("fail" if self.best is None else "complete", self.best)
 
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._continuation and not self._trained and not self._averaged:  # it was stopped in the test, say
+            self._end_averaging(trainer, pl_module)
+            self._wait(trainer)
+
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint |= continuation.saved(trainer, pl_module)
         checkpoint["attempt"] = self.attempt
+        checkpoint["averaged"] = self._averaged
         checkpoint[NOTE] = {"step": trainer.global_step, "attempt": self.attempt, "epoch": trainer.current_epoch}
-        checkpoint[AFTERWARDS] = partial(self._tidy, is_best=self.best_step == trainer.global_step)
         # As curves are numbered: `step` counts the steps of all optimizers.
         checkpoint[NOTE]["stepped"] = trainer.fit_loop.epoch_loop._batches_that_stepped
+        checkpoint[NOTE]["averaged"] = checkpoint["averaged"]
+        checkpoint[AFTERWARDS] = partial(self._tidy, best=self.best_folder)
+        if self._average is not None:
+            checkpoint[VALIDATED] = self._average
         if trainer.is_global_zero:
             checkpoint[NOTE]["logs"] = record.flushed(trainer)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":
             return
-        place = checkpoint["position"]
+        averaging.refuse_other_callbacks(trainer, checkpoint)
+        place, self._averaged = checkpoint["position"], checkpoint["averaged"]
         skipped = record.skipped(self.run_dir, place["stepped"], checkpoint["attempt"])
         self._continuation = Continuation(trainer, checkpoint, skipped)
         self._saved_step = checkpoint["global_step"]
@@ -187,13 +213,13 @@ class Resume(L.Callback):
             self._settle(Path(str(trainer.ckpt_path)), checkpoint["callbacks"][self.state_key])
 
     def state_dict(self) -> dict[str, Any]:
-        kept = {"best": self.best, "best_step": self.best_step, "metrics": self.metrics}
+        kept = {"best": self.best, "best_folder": self.best_folder, "metrics": self.metrics}
         return kept | {"validations": self._validations}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best, self.best_step, self.metrics = (state_dict[key] for key in ("best", "best_step", "metrics"))
+        self.best, self.best_folder, self.metrics = (state_dict[key] for key in ("best", "best_folder", "metrics"))
         self._validations = state_dict.get("validations", 0)
-        self._best_written = self.best, self.best_step
+        self._best_written = self.best, self.best_folder
 
     # Between two steps
 
@@ -223,16 +249,20 @@ class Resume(L.Callback):
             why = REASONS[wish.stop]
             self._leave(trainer, step, "finished" if why == PRUNED else "continue", why)
 
-    def _save(self, trainer: L.Trainer, step: int, is_best: bool) -> None:
+    def _save(self, trainer: L.Trainer, step: int, is_best: bool, averaged: bool = False) -> None:
         begin = time.time()
         self._written(trainer)
+        final = checkpoint.place(self.run_dir, step, averaged)
         if is_best:
-            self.best, self.best_step = self.metrics[self.when.monitor or ""], step
+            self.best, self.best_folder = self.metrics[self.when.monitor or ""], final.name
+        else:
+            self._average = None
         try:
-            trainer.save_checkpoint(checkpoint.place(self.run_dir, step), weights_only=False)
+            trainer.save_checkpoint(final, weights_only=False)
         except Unwritten as error:
             self._warn(trainer, step, error)
         self._saved_step, self._saved_at = step, time.monotonic()
+        self._average, self._updates = None, averaging.updates(trainer) if self._average is None else -1
         if trainer.is_global_zero:
             phases.note(self.run_dir, self.attempt, "checkpoint", begin, step)
 
@@ -243,7 +273,7 @@ class Resume(L.Callback):
             self._wait(trainer)
             self._save_seconds = writer.seconds or self._save_seconds
             self.watch.saved |= bool(writer.seconds)
-            self._best_written = self.best, self.best_step
+            self._best_written = self.best, self.best_folder
         except Unwritten as error:
             self._warn(trainer, self._saved_step, error)
 
@@ -261,24 +291,30 @@ class Resume(L.Callback):
         trainer.strategy.writer.wait(meanwhile)  # type: ignore[attr-defined]
 
     def _warn(self, trainer: L.Trainer, step: int, error: Unwritten) -> None:
-        self.best, self.best_step = self._best_written
+        self.best, self.best_folder = self._best_written
         if trainer.is_global_zero:
             print(f"warning: the checkpoint of step {step} was not written: {error}", flush=True)
 
-    def _tidy(self, final: Path, is_best: bool) -> None:
+    def _tidy(self, final: Path, best: str | None) -> None:
         """A checkpoint is whole: name it, and remove what it makes superfluous. On the thread that has written it."""
         checkpoint.point(final.with_name(checkpoint.LAST), final)
-        if is_best:
+        if final.name == best:
             checkpoint.point(final.with_name(checkpoint.BEST), final)
         checkpoint.prune(final, self.when.keep)
 
     def _settle(self, found: Path, state: dict[str, Any]) -> None:
         """Let both links lead where this checkpoint's state says. A best one that is gone is the best no more."""
-        step = state["best_step"]
-        best = None if step is None else checkpoint.place(self.run_dir, step)
+        best = found.with_name(state["best_folder"]) if state["best_folder"] else None
         if not checkpoint.settle(found, best) and best:
             print(f"warning: the best checkpoint, {best}, is gone; the next validation names a new one", flush=True)
-            state.update(best=None, best_step=None)
+            state.update(best=None, best_folder=None)
+
+    def _end_averaging(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """What is tested is saved: an average that has changed, or taken the place of weights, since the last save."""
+        changed = self._trained and self._updates != averaging.updates(trainer)
+        self._averaged = averaging.end(trainer, pl_module, trained=self._trained) or changed
+        if self._averaged:
+            self._save(trainer, trainer.global_step, is_best=self._is_best(), averaged=True)
 
     def _leave(self, trainer: L.Trainer, step: int, outcome: str, why: str) -> None:
         if trainer.is_global_zero:

@@ -20,7 +20,7 @@ def scalars(folder: Path) -> tuple[int | None, dict[str, float]]:
 
 def saved(run_dir: Path) -> int | None:
     """The step of the newest checkpoint."""
-    found = (re.fullmatch(r"step-(\d+)", path.name) for path in run_dir.glob("checkpoints/step-*"))
+    found = (re.fullmatch(r"step-(\d+)(-averaged)?", path.name) for path in run_dir.glob("checkpoints/step-*"))
     return max((int(name[1]) for name in found if name), default=None)
 
 

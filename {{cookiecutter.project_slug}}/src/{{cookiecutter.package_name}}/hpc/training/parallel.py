@@ -103,7 +103,8 @@ def clip_gradients(module: L.LightningModule, optimizer: Optimizer, max_norm: fl
         return norm
     groups = _by_mesh(p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
     norms = [get_total_norm([p.grad for p in group if p.grad is not None]) for group in groups]
-    norm = torch.stack([_whole(norm) for norm in norms]).norm()
+    # There are none in the epoch that StochasticWeightAveraging adds for batch norm.
+    norm = torch.stack([_whole(norm) for norm in norms]).norm() if norms else torch.zeros((), device=module.device)
     if max_norm:
         for group in groups:
             clip_grads_with_norm_(group, max_norm, norm)

@@ -24,6 +24,7 @@ from ..checkpoints import inert, universal
 from ..checkpoints.checkpoint import read as read_manifest
 from ..checkpoints.kept import Kept
 from ..checkpoints.universal import TAG
+from . import averaging
 from .loaders import SharesData
 
 
@@ -55,7 +56,7 @@ class DDP(SharesData, Kept, DDPStrategy):
         return super()._written(checkpoint, part)
 
     def _share_buffers(self) -> None:
-        for buffer in self.lightning_module.buffers():
+        for buffer in (*self.lightning_module.buffers(), *averaging.buffers(self.lightning_module.trainer)):
             broadcast(buffer, 0)
 
 
