@@ -5,6 +5,7 @@ import functools
 import glob
 import hashlib
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..hpc.config import Refused
@@ -104,7 +105,7 @@ def refuse_tokens_outside(vocab_size: int, smallest: int, largest: int, file: st
 
 def _expand(key: str, patterns: Any) -> list[str]:
     patterns = [patterns] if isinstance(patterns, str) else patterns or []
-    if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) for pattern in patterns):
+    if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str) for pattern in patterns):
         raise Refused(key, patterns, "must be a path or a list of paths", f"{key}=<a path, a folder or a glob>")
     files: list[str] = []
     for pattern in patterns:
