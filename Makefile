@@ -3,6 +3,7 @@
 # make chaos   the fault run: FAULTS=100 SEED=1; OUT=README.md puts the table there
 # make twins   COUNT=500 SEED=1: runs drawn at random, interrupted and resumed, compared with ones that went through
 # make neighbours   ROUNDS=100 SEED=1: runs, packing, installing and submitting at once; none may harm another
+# make hostile   COUNT=5000 SEED=1: what others type, set and leave in files, drawn; each is right, or one sentence
 # make bench   what a step, a start, a save and a batch cost, and how right plan.py is, into benchmarks/results.json, README.md and docs/speed.png
 # make bench-gpu   large networks on one GPU, into benchmarks/results.json and README.md: PY=python3, whose packages it uses;
 #              FORK=, where PY has no cookiecutter, a folder that benchmarks/fork.py has made
@@ -21,7 +22,7 @@ SEED ?= 1
 COUNT ?= 50
 ROUNDS ?= 100
 
-.PHONY: demo test chaos twins neighbours bench bench-gpu check clean system env
+.PHONY: demo test chaos twins neighbours hostile bench bench-gpu check clean system env
 
 demo: env
 	rm -rf build/demo
@@ -43,6 +44,9 @@ twins: env
 
 neighbours: env
 	.venv/bin/python tests/drawn_neighbours.py --rounds $(ROUNDS) --seed $(SEED)
+
+hostile: env
+	.venv/bin/python tests/drawn_inputs.py --count $(COUNT) --seed $(SEED)
 
 bench: env
 	for name in steps startup loading checkpoints knobs monitor published memory; do \

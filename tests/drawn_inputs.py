@@ -7,6 +7,7 @@ no traceback, no hang, nothing executed, nothing written elsewhere, no escape co
 
 import argparse
 import contextlib
+import gc
 import os
 import random
 import re
@@ -47,6 +48,7 @@ def main() -> int:
     parser.add_argument("--kind", action="append", help="only these")
     parser.add_argument("--seconds", type=float, default=1e9, help="no new case after that")
     parser.add_argument("--project", type=Path, help="a baked project; default: bake one")
+    parser.add_argument("--patience", type=float, default=PATIENCE, help="seconds for one case")
     parser.add_argument("--show", action="store_true", help="what each case was, and what it printed")
     parser.add_argument("--patch", default="", help="code that is executed before each case: a negative control")
     asked = parser.parse_args()
@@ -72,7 +74,7 @@ def campaign(asked: argparse.Namespace, place: Path, project: Path) -> list[str]
         [kind] = rng.choices(list(kinds.KINDS), [weight for _, weight in kinds.KINDS.values()])
         if kind not in chosen:
             kind = chosen[number % len(chosen)]
-        outcome, told = one(kind, rng, place, project, asked.patch)
+        outcome, told = one(kind, rng, place, project, asked.patch, asked.patience, number)
         counts[kind, outcome] += 1
         if asked.show:
             print(f"{number} {kind}: {outcome}\n{told}")
@@ -103,7 +105,9 @@ FAILURES = [
 ]
 
 
-def one(kind: str, rng: random.Random, place: Path, project: Path, patch: str) -> tuple[str, str]:
+def one(
+    kind: str, rng: random.Random, place: Path, project: Path, patch: str, patience: float, number: int
+) -> tuple[str, str]:
     """A case, from its drawing to its verdict: what became of it, and the end of what it printed."""
     import hostile_kinds as kinds
 
@@ -114,8 +118,7 @@ def one(kind: str, rng: random.Random, place: Path, project: Path, patch: str) -
     ground = kinds.Ground(folder, place / "base")
     case = kinds.KINDS[kind][0](rng, ground)
     before = looked_at(place, project)
-    process = forked(case, ground, project, patch)
-    code = waited(process)
+    code = waited(forked(case, ground, project, patch, number), patience)
     printed = [(folder / name).read_bytes().decode(errors="surrogateescape") for name in ("out", "err")]
     for name in ("out", "err"):
         (folder / name).unlink()
@@ -181,14 +184,14 @@ def looked_at(place: Path, project: Path) -> dict[str, tuple[int, ...]]:
     return seen
 
 
-def forked(case: Any, ground: Any, project: Path, patch: str) -> int:
+def forked(case: Any, ground: Any, project: Path, patch: str, number: int) -> int:
     if pid := os.fork():
         return pid
     code = 1
     try:
         os.setsid()
-        for number, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(ground.folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        for stream, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(ground.folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -199,7 +202,7 @@ def forked(case: Any, ground: Any, project: Path, patch: str) -> int:
         os.chdir(ground.open)
         import hostile_programs
 
-        exec(patch, {})
+        exec(patch, {"number": number, "folder": ground.folder})
         hostile_programs.enter(case, project)
         code = 0
     except SystemExit as ended:
@@ -215,9 +218,9 @@ def forked(case: Any, ground: Any, project: Path, patch: str) -> int:
         os._exit(code)
 
 
-def waited(pid: int) -> int | None:
+def waited(pid: int, patience: float) -> int | None:
     """Its exit code; None: it did not end in time. What it started ends with it."""
-    limit, status = time.monotonic() + PATIENCE, None
+    limit, status = time.monotonic() + patience, None
     while status is None and time.monotonic() < limit:
         done, told = os.waitpid(pid, os.WNOHANG)
         status = told if done else time.sleep(0.002)
@@ -247,6 +250,8 @@ def prepared(place: Path, project: Path | None) -> Path:
     import hostile_programs
 
     hostile_programs.prepare(place / "base", project, SOUND)
+    gc.collect()
+    gc.freeze()  # no child copies what it only looks through
     return project
 
 
