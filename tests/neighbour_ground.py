@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 LIMIT = 150.0  # seconds for what runs at once; a step takes milliseconds, and the machine may have more to do
-GONE = 10.0  # seconds after its end in which what a command has started is gone, too
+GONE = 30.0  # seconds after its end in which what a command has started is gone, too: a sampler writes its last row
 PR_SET_CHILD_SUBREAPER = 36
 BYSTANDERS: set[int] = set()  # processes
 # Of the environment, nothing of a surrounding job: what a round says counts.
@@ -188,7 +188,8 @@ class Ground:
         for path in self.folder.rglob("*"):
             temporary = path.name.endswith((".part", ".lock", ".new")) or path.name.startswith((".room", ".verdict-"))
             theirs = any(path == other or path in other.parents for other in self._others)
-            if temporary and not theirs and not any(pid in path.name for pid in killed):
+            sampler = path.parent.name == "monitor"  # it ends with its run, wherever it is
+            if temporary and not theirs and not sampler and not any(pid in path.name for pid in killed):
                 self.harm("left a file", str(path))
 
     def _fork(self, command: Command, rank: int) -> int:
@@ -199,9 +200,7 @@ class Ground:
         code = 1
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # this process has handlers of its own
-            signal.signal(
-                signal.SIGINT, signal.default_int_handler
-            )  # and so ignores it where a shell has put it behind
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where a shell has put it behind
             stream = os.open(command.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(stream, 1)
             os.dup2(stream, 2)
