@@ -73,6 +73,18 @@ digits.Digits = text.StandardLibrary = Stock
 from {{ cookiecutter.package_name }}.module import Classifier
 Classifier.validation_step = lambda self, batch, batch_idx, dataloader_idx=0: self._evaluate("val", batch)
 """
+# Batches are fetched ahead, also such as are not trained on before a run is stopped.
+TRAINED = """
+numbers = {float(Noted("none", 60)[index][0].sum()): index for index in range(60)}
+before = Classifier.training_step
+
+def training_step(self, batch, batch_idx):
+    with open(f"FOLDER/trained-{os.environ['PMI_RANK']}", "a") as stream:
+        stream.writelines(f"{numbers[float(image.float().sum())]}\\n" for image in batch[0])
+    return before(self, batch, batch_idx)
+
+Classifier.training_step = training_step
+"""
 WORDS = [
     "trainer.accelerator=cpu",
     "trainer.precision=64-true",
@@ -127,6 +139,23 @@ def test_ranks_of_a_run_get_samples_of_their_own(strategy: str, start: Callable[
         assert Counter(chain(*noted(tmp_path, split))) == dict.fromkeys(range(num), 2)
     assert sorted(chain(*noted(tmp_path, "test"))) == list(range(37))
     assert said.count("50 samples are shared out among 2 ranks, 8 in a batch of each") == 1
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_at_its_place_and_with_more_samples_if_that_is_meant(
+    start: Callable[..., str], tmp_path: Path
+) -> None:
+    words = [*WORDS, "strategy=ddp", "trainer.devices=2", "trainer.max_epochs=2"]
+    patch = stock(tmp_path) + TRAINED.replace("FOLDER", str(tmp_path))
+    start(tmp_path / "run", 2, words, stop_at=2, patch=patch)
+    start(tmp_path / "run", 2, [], stop_at=6, patch=patch)
+    more = patch.replace('Noted("train", 50)', 'Noted("train", 60)')
+    assert "train: samples 50 -> 60" in start(tmp_path / "run", 2, [], patch=more, code=2)
+    start(tmp_path / "run", 2, ["resume_allow=[data]"], patch=more)
+    trained = noted(tmp_path, "trained")
+    assert sorted(chain(*(samples[:25] for samples in trained))) == list(range(50))
+    assert [len(samples) for samples in trained] == [25 + 30, 25 + 30]
+    assert len(set(chain(*(samples[41:] for samples in trained)))) == 28  # in the new order, from that place on
 
 
 @pytest.mark.slow

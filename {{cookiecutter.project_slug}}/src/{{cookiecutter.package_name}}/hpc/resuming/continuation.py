@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 
 from ..checkpoints.kept import MINE, own_state
-from . import epoch_metrics, optimizers, position, randomness, replay
+from . import epoch_metrics, optimizers, position, randomness, replay, same_data
 
 
 def saved(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
@@ -51,6 +51,7 @@ class Continuation:
         position.start_at(trainer, self.start)
         if not self.start.between_epochs:
             is_same = self.is_own and self.start.batches == self.place["batches"]
+            is_same = is_same and not same_data.have_changed(trainer)
             replay.skip(trainer, loaders, self._batches, tick, is_same=is_same)
         optimizers.restore(trainer.optimizers, self.scheduled)
         if not self.start.is_fetched:

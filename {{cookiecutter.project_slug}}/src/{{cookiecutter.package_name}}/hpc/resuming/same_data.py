@@ -54,6 +54,11 @@ class SameData(L.Callback):
         return None
 
 
+def have_changed(trainer: Any) -> bool:
+    """Does the run go on with other data, as somebody means it to?"""
+    return any(isinstance(callback, SameData) and callback.has_changed for callback in trainer.callbacks)
+
+
 def described(trainer: Any) -> dict[str, Any]:
     """Plain data for each split: what `fingerprint()` of the DataModule says, else how many samples there are."""
     if hasattr(trainer.datamodule, "fingerprint"):
