@@ -41,6 +41,14 @@ def test_ports_are_common_to_the_ranks_of_one_launch_alone(monkeypatch: pytest.M
     assert of(SIXTH, SLURM_JOB_ID="17").words != one.words
 
 
+def test_ranks_in_wrappers_of_their_own_have_an_exported_port_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = []
+    for parent in (17, 18):
+        monkeypatch.setattr(rendezvous.os, "getppid", lambda parent=parent: parent)
+        keys.append((of(HERE[0]).key, of(HERE[1], MASTER_PORT="5").key))
+    assert keys[0][0] != keys[1][0] and keys[0][1] == keys[1][1]
+
+
 @pytest.mark.parametrize("port", ["abc", "0", "65536", "-1", "", " 5"])
 def test_an_exported_port_that_is_none_is_refused(port: str) -> None:
     if port:

@@ -44,9 +44,11 @@ class Launch:
     def of(cls, place: Place, environ: Mapping[str, str]) -> Self:
         """This process's. Raises `Refused` where MASTER_PORT is exported and is not a port."""
         # Not the job number alone: several launches in one job, and attempts after a requeue, must be told apart.
-        # Where there is no job, ranks of one node have the process in common that started them.
-        job = launch.job_id(environ) or (os.getppid() if place.local_world_size == place.world_size else "")
+        # Where there is no job, what a person has exported must do, or else the process that started all ranks here: a
+        # wrapper around each rank would be another process for each.
         asked = environ.get("MASTER_PORT")
+        alike = place.local_world_size == place.world_size and not asked
+        job = launch.job_id(environ) or (os.getppid() if alike else "")
         key = f"{os.getuid()}.{job}.{place.step}.{environ.get('SLURM_RESTART_COUNT', 0)}.{place.world_size}.{asked}"
         first = [_port(asked)] if asked else []
         derived = [10000 + zlib.crc32(f"{key}.{number}".encode()) % 20000 for number in range(NUM_PORTS)]
