@@ -3,6 +3,8 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import QUIET, scalars
@@ -109,3 +111,28 @@ def test_what_ddp_does_not_send_each_step_is_the_same_where_it_counts(start: Cal
     assert all(had == has for rank, had, has in shared if rank == "0")
     by_rank = {rank: [has for other, _, has in shared if other == rank] for rank in "01"}
     assert by_rank["0"] == by_rank["1"] and len(set(by_rank["0"])) > 1
+
+
+def test_what_training_changes_meanwhile_is_written_as_it_was(tmp_path: Path) -> None:
+    """fp16's loss scaler is an object that every step of DeepSpeed changes."""
+    import torch
+
+    from {{ cookiecutter.package_name }}.hpc.training.strategies import DeepSpeed
+
+    scaler, weight = SimpleNamespace(cur_scale=2.0), torch.ones(2)
+
+    class Engine:
+        checkpoint_engine: Any
+
+        def save_checkpoint(self, part: Path, **_: Any) -> None:
+            state = {"loss_scaler": scaler, "weight": weight, "shape": torch.Size([2])}
+            self.checkpoint_engine.save(state, str(part / "file.pt"))
+
+    strategy = DeepSpeed.__new__(DeepSpeed)
+    strategy._model = Engine()  # type: ignore[assignment]
+    write = strategy._written({"state_dict": {}, "optimizer_states": []}, tmp_path)
+    scaler.cur_scale = 99.0
+    weight.zero_()
+    write(tmp_path)
+    written = torch.load(tmp_path / "file.pt", weights_only=False)
+    assert (written["loss_scaler"].cur_scale, written["weight"].tolist()) == (2.0, [1.0, 1.0])

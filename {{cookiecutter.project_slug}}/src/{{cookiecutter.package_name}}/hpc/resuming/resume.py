@@ -11,7 +11,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from ..checkpoints import checkpoint
+from ..checkpoints import checkpoint, plain
 from ..checkpoints.kept import AFTERWARDS, NOTE, VALIDATED
 from ..checkpoints.writer import Unwritten
 from ..config import Refused
@@ -105,6 +105,7 @@ class Resume(L.Callback):
         self.warned.interruptible(True)
         settle_buckets(trainer, pl_module)
         limits.check(trainer)
+        plain.rehearse(trainer, pl_module, self)
         self._trained, self._updates = True, averaging.updates(trainer)
         if self._continuation:
             averaging.refuse_end(self._averaged)

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.distributed import broadcast
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map
 
 from ..checkpoints import inert, universal
 from ..checkpoints.checkpoint import read as read_manifest
@@ -94,15 +95,9 @@ class DeepSpeed(SharesData, Kept, DeepSpeedStrategy):
 
         copies: dict[str, Any] = {}
 
-        def copy(tensor: Tensor) -> Tensor:
-            return tensor.detach().to("cpu", copy=True)
-
-        def is_size(node: Any) -> bool:
-            return isinstance(node, torch.Size)
-
         class Copying(TorchCheckpointEngine):
             def save(self, state_dict: Any, path: str) -> None:
-                copies[path] = tree_map_only(Tensor, copy, state_dict, is_leaf=is_size)
+                copies[path] = copied(state_dict)
 
         for key in ("state_dict", "optimizer_states"):
             checkpoint.pop(key)
@@ -146,6 +141,15 @@ class DeepSpeed(SharesData, Kept, DeepSpeedStrategy):
                     path, tag=TAG, load_optimizer_states=self._fitting, load_lr_scheduler_states=False
                 )
         return rest
+
+
+def copied(state: Any) -> Any:
+    """Of what DeepSpeed saves: its tensors on the CPU, and everything else as it is now, fp16's loss scaler, say."""
+
+    def copy(leaf: Any) -> Any:
+        return leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else deepcopy(leaf)
+
+    return tree_map(copy, state, is_leaf=lambda node: isinstance(node, torch.Size))
 
 
 def double(precision: str) -> list[DoublePrecision]:

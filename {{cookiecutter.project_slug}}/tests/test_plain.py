@@ -1,0 +1,48 @@
+"""What a checkpoint cannot hold is said before the first step, by its name; hyperparameters are no reason to end."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from {{ cookiecutter.package_name }}.hpc.checkpoints import checkpoint
+
+pytestmark = pytest.mark.slow
+
+WORDS = ["trainer=cpu", "trainer.max_steps=2", "+trainer.limit_val_batches=0", "+trainer.limit_test_batches=1"]
+WORDS += ["checkpoint.monitor=null", "callbacks.progress=null", "callbacks.monitor=null"]
+NOT_PLAIN = {
+    "callbacks (Throughput": """
+from {{ cookiecutter.package_name }}.hpc.monitoring.throughput import Throughput
+Throughput.state_dict = lambda self: {"where": __import__("pathlib").Path("x")}
+""",
+    "on_save_checkpoint or state_dict (where": """
+from {{ cookiecutter.package_name }}.module import Classifier
+Classifier.on_save_checkpoint = lambda self, checkpoint: checkpoint.update(where=__import__("pathlib").Path("x"))
+""",
+}
+HYPERPARAMETERS = """
+from {{ cookiecutter.package_name }}.module import Classifier
+
+before = Classifier.__init__
+
+def __init__(self, network, optimizer, **more):
+    before(self, network, optimizer, **more)
+    self.save_hyperparameters({"network": network, "width": 7})
+
+Classifier.__init__ = __init__
+"""
+
+
+@pytest.mark.parametrize("who", NOT_PLAIN)
+def test_it_is_said_before_the_first_step(who: str, start: Callable, tmp_path: Path) -> None:
+    said = start(tmp_path / "run", 1, WORDS, patch=NOT_PLAIN[who], code=2)
+    assert who in said and "must hold plain data only" in said and "Traceback" not in said
+    assert not checkpoint.known(tmp_path / "run")
+    assert "it must not hold a pathlib" in said
+
+
+def test_hyperparameters_are_left_out_where_they_are_no_data(start: Callable, tmp_path: Path) -> None:
+    said = start(tmp_path / "run", 1, WORDS, 1, HYPERPARAMETERS)
+    assert "hyperparameters that are no plain data are not saved: network" in said
+    start(tmp_path / "run", 1, [], patch=HYPERPARAMETERS)
