@@ -1,5 +1,6 @@
 """What the rounds of drawn_neighbours.py share: data, runs made alone to compare with, allocations, what hits a run."""
 
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -78,7 +79,8 @@ class Rounds:
     def reference(self, sort: str) -> Path:
         """The same run, made alone."""
         if sort not in self._alone:
-            ground = Ground(self.folder / f"alone-{sort}".replace(" ", "-"), self.project)
+            name = f"alone-{sort}-{os.getpid()}".replace(" ", "-")  # a control is a process of its own
+            ground = Ground(self.folder / name, self.project)
             (ground.folder / "node").mkdir()
             ground.run([self.train(sort, "alone", ground, ground.folder / "run", {})])
             _require_right(ground)
