@@ -18,7 +18,7 @@ from typing import Any
 
 from cookiecutter.main import cookiecutter
 from draws import draw
-from twin_runs import Outcome, prepare, twin
+from twin_runs import Outcome, die_with_parent, prepare, twin
 
 HERE = Path(__file__).resolve().parent
 KINDS = ("same", "different", "hung", "rejected")
@@ -27,7 +27,7 @@ KINDS = ("same", "different", "hung", "rejected")
 def campaign(project: Path, folder: Path, seed: int, numbers: list[int], jobs: int) -> list[tuple[int, Outcome]]:
     """Run these twins, `jobs` at a time; tell of each that is not the same as it ends."""
     done = []
-    with ProcessPoolExecutor(jobs, mp_context=get_context("fork")) as pool:
+    with ProcessPoolExecutor(jobs, get_context("fork"), die_with_parent) as pool:
         asked = {
             pool.submit(twin, project, folder / f"{number}", f"twin_{number}", draw(seed, number)): number
             for number in numbers

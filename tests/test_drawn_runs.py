@@ -2,6 +2,7 @@
 
 import re
 
+import drawn_runs
 import pytest
 import twin_runs
 from draws import draw
@@ -9,6 +10,7 @@ from draws import draw
 pytestmark = pytest.mark.slow
 
 SEED, COUNT = 1, 10
+FAILED = ("different", "hung")
 BROKEN = {
     "random numbers": "from my_research.hpc.resuming import randomness; randomness.restore = lambda state: None",
     "position": "from my_research.hpc.resuming import position; position.start_at = lambda trainer, start: None",
@@ -37,6 +39,13 @@ def prepared(bake):
     project = bake(cluster="local")
     twin_runs.prepare(project)
     return project
+
+
+def test_an_interrupted_run_is_the_one_that_went_through(prepared, tmp_path):
+    done = drawn_runs.campaign(prepared, tmp_path, SEED, list(range(COUNT)), jobs=2)
+    failed = [drawn_runs.told(SEED, number, outcome) for number, outcome in done if outcome.kind in FAILED]
+    assert not failed, "\n".join(failed)
+    assert sum(outcome.kind == "same" for _, outcome in done) > COUNT / 2, drawn_runs.summary(done)
 
 
 def test_what_is_not_restored_is_found(prepared, tmp_path):

@@ -1,6 +1,7 @@
 """Two runs of one draw: one goes through, its twin is interrupted and resumed. Forked from a process that has imported
 the libraries once; each rank executes the train.py of a baked project with words that a person could type."""
 
+import ctypes
 import importlib
 import json
 import os
@@ -195,6 +196,12 @@ def placed(rank: int, ranks: int, port: int) -> dict[str, str]:
     return {name: str(value) for name, value in {**place, "MASTER_PORT": port}.items()}
 
 
+def die_with_parent() -> None:
+    """A campaign that is interrupted leaves no process behind."""
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def fork(project: Path, log: Path, words: list[str], environ: dict[str, str], patch: str) -> int:
     """One rank; its process id."""
     sys.stdout.flush()
@@ -202,6 +209,7 @@ def fork(project: Path, log: Path, words: list[str], environ: dict[str, str], pa
         return pid
     code = 1
     try:
+        die_with_parent()
         stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(stream, 1)
