@@ -1,6 +1,7 @@
 """Twins by machine, a few of them. `make twins COUNT=500 SEED=1` draws more."""
 
 import re
+from typing import Any
 
 import drawn_runs
 import pytest
@@ -17,7 +18,7 @@ BROKEN = {
     "optimizer": "from my_research.hpc.checkpoints.kept import Kept; Kept.load_optimizer_state_dict = lambda *_: None",
 }
 # One device, dropout, momentum; stopped by a signal in the second epoch.
-PLAIN = {
+PLAIN: dict[str, Any] = {
     "strategy": "single", "ranks": 1, "first_words": [], "then_words": [], "moves": [], "tolerance": 0.0,
     "words": ["trainer.max_epochs=3", "trainer.gradient_clip_val=null", "checkpoint.monitor=val/loss"],
     "strikes": [{"how": "SIGUSR1", "where": "training_step", "count": 7, "rank": 0}],
@@ -55,6 +56,40 @@ def test_what_is_not_restored_is_found(prepared, tmp_path):
         outcome = twin_runs.twin(prepared, tmp_path / f"{number}", f"broken_{number}", PLAIN, patch)
         assert outcome.kind == "different", what
         assert re.match("start 2", outcome.said), f"{what}: {outcome.said}"
+
+
+def changed(model: dict[str, Any], words: list[str], strikes: list[dict[str, Any]]) -> dict[str, Any]:
+    return {**PLAIN, "model": {**PLAIN["model"], **model}, "words": [*PLAIN["words"], *words], "strikes": strikes}
+
+
+def struck(where: str, count: int, how: str = "SIGUSR1") -> dict[str, Any]:
+    return {"how": how, "where": where, "count": count, "rank": 0}
+
+
+SGD = {"name": "SGD", "lr": 0.1, "momentum": 0.9, "schedulers": []}
+# What twins have found, drawn small.
+FOUND = {
+    "gradients that are accumulated by hand": changed(
+        {"manual": True, "every": 2, "optimizers": [SGD, SGD]}, [], [struck("training_step", 3)]
+    ),
+    "workers that stay, and drop-out": {
+        **changed({}, [], [struck("validation_step", 1)]),
+        "data": {**PLAIN["data"], "num_workers": 1},
+    },
+    "points of two optimizers": changed(
+        {"manual": True, "optimizers": [SGD, SGD], "logs": "step"}, [], [struck("training_step", 6)]
+    ),
+    "several validation loaders, and a monitor": {
+        **changed({}, [], [struck("training_step", 2, "SIGKILL")]),
+        "data": {**PLAIN["data"], "sizes": {**PLAIN["data"]["sizes"], "other": 3}},
+    },
+}
+
+
+@pytest.mark.parametrize("what", FOUND)
+def test_what_was_found_stays_cured(what, prepared, tmp_path):
+    outcome = twin_runs.twin(prepared, tmp_path / "run", "found", FOUND[what])
+    assert outcome.kind == "same", outcome.said
 
 
 def test_a_run_that_does_not_end_is_found(prepared, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from typing import Any
 EXACT, CLOSE, COARSE = 0.0, 1e-9, 1e-4
 # Seconds, and which attempt it was: what no twin shares.
 # Of validations that did not come to their end Lightning counts batches, and asks nowhere how many.
-OWN = re.compile(r"attempt|'Timer|time_elapsed|seconds|perf/|node/|val_loop\.batch_progress")
+OWN = re.compile(r"attempt|'Timer|time_elapsed|seconds|fp32_flat_groups|perf/|node/|val_loop\.batch_progress")
 UNLIKE_FILES = re.compile(
     r"\.log$|^claims/|^attempts\.jsonl$|^config-\d+\.yaml$|^overrides\.json$|^monitor/|^logs/|^errors/"
 )
@@ -49,7 +49,9 @@ def _steps(reference: Path, run_dir: Path, rank: int) -> str:
         if begin is None:
             due = _place(wanted[min(reached, len(wanted) - 1)])
             return f"start {number + 1} begins at {_place(done[0])}, where {due} should come"
-        if number and begin < reached and _stopped(run_dir, number - 1):
+        # Of a step that is not done its batches may come again.
+        again = begin < reached and wanted[reached - 1]["step"] > done[0]["step"]
+        if number and again and _stopped(run_dir, number - 1):
             return f"start {number + 1} repeats {_place(done[0])}, which was done when the run was stopped"
         for line, other in zip(done, wanted[begin:], strict=False):
             if found := _unlike(line, other):
@@ -252,4 +254,5 @@ def _names(run_dir: Path) -> set[str]:
     last = (run_dir / "checkpoints" / "last.ckpt").resolve().name
     kept = {name for name in names if not UNLIKE_FILES.search(name)}
     kept = {name for name in kept if not name.startswith("checkpoints/step-") or f"/{last}/" in name}
-    return {re.sub(r"tfevents\..*", "tfevents", re.sub(r"\.distcp$", "", name)) for name in kept}
+    # Which rank writes how many files of tensors, torch decides.
+    return {re.sub(r"tfevents\..*", "tfevents", name) for name in kept if not name.endswith(".distcp")}

@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 
 from ..checkpoints.kept import MINE, own_state
-from . import epoch_metrics, optimizers, position, randomness, replay, same_data
+from . import epoch_metrics, gradients, optimizers, position, randomness, replay, same_data
 
 
 def saved(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
@@ -19,6 +19,7 @@ def saved(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
         MINE: {
             "random": randomness.state(),
             "epoch": epoch_metrics.state(trainer, module),
+            "gradients": gradients.state(module),
             "loaders": replay.places(trainer, place["is_fetched"], place["between_epochs"]),
         },
     }
@@ -64,6 +65,8 @@ class Continuation:
         trainer.fit_loop._restarting = False  # else this epoch would end without a look at plateaus
         if not start.between_epochs:  # what belongs to the beginning of an epoch is done then
             trainer.accumulate_grad_batches = start.accumulate
+        # Of other ranks rank 0's: they share what they have averaged.
+        gradients.restore(module, (self.own if self.is_own else own_state(self.folder, 0)).get("gradients", {}))
         trainer._logger_connector._first_loop_iter = start.batches == 0  # the first one of an epoch clears its sums
         if start.is_fetched:
             self._restore(trainer, module)
