@@ -5,6 +5,7 @@ newest last.
 """
 
 import argparse
+import os
 import signal
 import sys
 from io import TextIOWrapper
@@ -23,17 +24,18 @@ def main() -> None:
     parser.add_argument("places", nargs="*", type=Path, metavar="RUN_DIR_OR_FOLDER", help=runs)
     asked = parser.parse_args().places
     for place in asked:
-        if not place.is_dir():
-            rule = "is a file" if place.exists() else "there is no such directory"
+        if not os.path.isdir(place):  # False, too, where no file can have this name
+            rule = "is a file" if os.path.lexists(place) else "there is no such directory"
             raise config.Refused(str(place), None, rule, "python report.py RUN_DIR, or nothing for runs/")
     places = asked or [config.PROJECT / "runs"]
     found = history.find(places[0]) if len(places) == 1 else []
     if len(found) == 1 and found[0].path == places[0]:
         from {{ cookiecutter.package_name }}.hpc.reporting import onepage  # what draws is not needed for a table
 
-        print("\n".join(onepage.made(found[0])))
+        lines = onepage.made(found[0])
     else:
-        print("\n".join(report.lines(places)))
+        lines = report.lines(places)
+    print("\n".join(map(config.printable, lines)))
 
 
 if __name__ == "__main__":

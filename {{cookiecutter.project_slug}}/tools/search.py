@@ -5,11 +5,15 @@ Its trials, the best first, and the command line of the best one. In a job, befo
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from {{ cookiecutter.package_name }}.hpc import config
+from omegaconf.errors import OmegaConfBaseException
+
+from {{ cookiecutter.package_name }}.hpc import config, trust
 from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.jobs import commandline, move
@@ -27,7 +31,9 @@ def main() -> None:
     refuse_without_optuna()
     from {{ cookiecutter.package_name }}.hpc.studies import trials
 
-    print("\n".join(trials.lines(asked.folder.absolute())))
+    with damaged(asked.folder):
+        lines = trials.lines(asked.folder.absolute())
+    print("\n".join(map(config.printable, lines)))
 
 
 def ask(run_dir: Path) -> None:
@@ -36,12 +42,26 @@ def ask(run_dir: Path) -> None:
     refuse_without_optuna()
     from {{ cookiecutter.package_name }}.hpc.studies import study
 
-    words = study.ask(run_dir)
+    with damaged(run_dir.parent):
+        words = study.ask(run_dir)
     cfg = commandline.compose_overrides(words)
+    trust.refuse(cfg, run_dir)  # the words come from the folder
     cfg.run_dir = str(run_dir)
     preflight.check(cfg)
     move.keep(run_dir, cfg, words)
-    print(f"{run_dir.name}: {' '.join(words)}", flush=True)
+    print(config.printable(f"{run_dir.name}: {' '.join(words)}"), flush=True)
+
+
+@contextmanager
+def damaged(folder: Path) -> Iterator[None]:
+    """Around what reads a study: what is no journal can fail anywhere in Optuna."""
+    try:
+        yield
+    except (Refused, OmegaConfBaseException):
+        raise
+    except Exception as error:
+        rule = f"its study cannot be read: {type(error).__name__}: {config.reason(error)}"
+        raise Refused("SEARCH", folder, rule, "another folder; its runs are sound: python report.py FOLDER") from error
 
 
 def refuse_without_optuna() -> None:

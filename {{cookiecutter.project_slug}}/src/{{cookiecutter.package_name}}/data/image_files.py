@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from ..hpc.config import Refused
+from ..hpc.files import opened
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,7 +71,7 @@ def decode(file: str, size: int = 1) -> "Image":
     from PIL import Image
 
     try:
-        with Image.open(file) as image:
+        with opened(file) as stream, Image.open(stream) as image:
             if Image.MAX_IMAGE_PIXELS and image.width * image.height > Image.MAX_IMAGE_PIXELS:
                 raise Image.DecompressionBombError(f"{image.width} x {image.height}")
             image.draft(image.mode, (size, size))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..hpc.config import Refused
+from ..hpc.files import opened
 
 if TYPE_CHECKING:
     import numpy as np
@@ -140,9 +141,9 @@ def _content(key: str, file: str) -> tuple[int, int] | None:
         rule = "is a whole file; this one is from a packing that was interrupted"
         raise Refused(key, file, rule, "the same tools/pack.py again, then the file that it makes")
     try:
-        with open(file, "rb") as opened:
-            found = os.fstat(opened.fileno())
-            return (found.st_dev, found.st_ino) if opened.read(1) else None
+        with opened(file) as stream:
+            found = os.fstat(stream.fileno())
+            return (found.st_dev, found.st_ino) if stream.read(1) else None
     except OSError as error:
         fix = "remove this link" if error.errno == errno.ELOOP else f"chmod +r {file}, or leave it out"
         raise Refused(key, file, f"can be read; {error.strerror}", fix) from None

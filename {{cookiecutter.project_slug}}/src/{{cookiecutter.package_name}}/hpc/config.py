@@ -5,6 +5,7 @@ Imports neither torch nor lightning: it also runs on login nodes, and must answe
 
 import argparse
 import difflib
+import errno
 import io
 import json
 import math
@@ -82,6 +83,12 @@ def refusals(speaks: bool = True) -> Iterator[None]:
         refused = error if isinstance(error, Refused) else unusable(error)
         if speaks or refused.alone:
             sys.stderr.write(f"refused: {refused}\n")  # at once: other ranks and srun write into the same log
+        sys.exit(2)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        refused = Refused(f"{str(error.filename)[:60]}...", None, "must be shorter to be a file", "another name")
+        sys.stderr.write(f"refused: {refused}\n")
         sys.exit(2)
 
 

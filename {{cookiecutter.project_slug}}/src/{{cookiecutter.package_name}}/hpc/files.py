@@ -20,6 +20,12 @@ def opened(path: str | Path) -> IO[bytes]:
     return os.fdopen(number, "rb")
 
 
+def appended(path: Path) -> IO[bytes]:
+    """A file to read and to add to, which is made where there is none; no link, which could lead anywhere."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o666), "a+b")
+
+
 def text(path: Path, errors: str = "strict") -> str:
     """The whole of a UTF-8 text. Raises `OSError`, `UnicodeDecodeError`."""
     with opened(path) as stream:

@@ -167,7 +167,7 @@ def notes(file: Path) -> list[dict[str, Any]]:
 
 def note(file: Path, event: dict[str, Any]) -> None:
     """Add a line. Raises `OSError`."""
-    with file.open("a+b") as stream:
+    with files.appended(file) as stream:
         whole = not stream.tell() or os.pread(stream.fileno(), 1, stream.tell() - 1) == b"\n"  # no crash cut it short
         stream.write(("" if whole else "\n").encode() + json.dumps(event).encode() + b"\n")
 

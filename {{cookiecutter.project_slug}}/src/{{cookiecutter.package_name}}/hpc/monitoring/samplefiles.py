@@ -45,7 +45,7 @@ class Table:
             aside = self.path.with_suffix(".part")
             aside.write_text("\n".join(padded) + "\n", encoding="utf-8")
             aside.replace(self.path)
-        file = os.open(self.path, os.O_RDWR | os.O_APPEND)
+        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
         if (size := os.fstat(file).st_size) and os.pread(file, 1, size - 1) != b"\n":  # a crash cut the last line
             append(file, b"\n")
         return file

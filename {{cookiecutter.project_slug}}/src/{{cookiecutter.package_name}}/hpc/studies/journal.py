@@ -9,7 +9,7 @@ from typing import Any
 
 from optuna.storages.journal import BaseJournalBackend, JournalFileOpenLock
 
-from ..files import opened, parsed
+from ..files import appended, opened, parsed
 
 PATIENCE = 30  # seconds
 
@@ -33,7 +33,7 @@ class Journal(BaseJournalBackend):
         text = "".join(json.dumps(log) + "\n" for log in logs).encode()
         self.lock.acquire()
         try:
-            with self.path.open("a+b") as stream:
+            with appended(self.path) as stream:
                 stream.seek(max(stream.seek(0, os.SEEK_END) - 1, 0))
                 whole = stream.read() in (b"", b"\n")
                 stream.write(text if whole else b"\n" + text)

@@ -108,7 +108,13 @@ def save(folder: Path, search: Search) -> None:
 def load(folder: Path) -> Search:
     """Raises `Refused` where there is no search that this code can read."""
     try:
-        return Search(**files.parsed(files.text(folder / FILE)))
+        asked = Search(**files.parsed(files.text(folder / FILE)))
+        texts = isinstance(asked.words, list) and all(isinstance(word, str) for word in (asked.metric, *asked.words))
+        if not texts or not all(isinstance(number, int) for number in (asked.trials, asked.seed)):
+            raise ValueError("its values are of other types")
+        if asked.sampler not in SAMPLERS or asked.mode not in ("min", "max"):
+            raise ValueError("it names another sampler or mode")
+        return asked
     except (OSError, ValueError, TypeError) as error:
         why = f"it holds no {FILE}" if isinstance(error, FileNotFoundError) else f"{FILE} is damaged: {error}"
         if isinstance(error, PermissionError):
