@@ -12,7 +12,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "device").symlink_to("/dev/zero")
     for path in (tmp_path / "pipe", tmp_path / "device", tmp_path):
-        with pytest.raises(OSError, match="regular file|directory"):
+        with pytest.raises(OSError, match=r"regular file|directory"):
             files.text(path)
 
 
