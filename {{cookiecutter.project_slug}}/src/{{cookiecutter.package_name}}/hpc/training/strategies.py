@@ -120,6 +120,10 @@ class DeepSpeed(SharesData, Kept, DeepSpeedStrategy):
         return {}
 
     @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        return True  # its engine loads, which is made then
+
+    @property
     def lightning_restore_optimizer(self) -> bool:
         return False
 
