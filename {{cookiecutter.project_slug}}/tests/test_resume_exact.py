@@ -117,7 +117,50 @@ def stock(loaders: str) -> str:
 
 
 TWO = "[DataLoader(Noisy(50), 8, shuffle=True, generator=self.generator), DataLoader(Noisy(20), 8, shuffle=True)]"
+MANUAL = """
+from {{ cookiecutter.package_name }}.module import Classifier
+
+made, step = Classifier.__init__, Classifier.training_step
+
+def __init__(self, *args, **kwargs):
+    made(self, *args, **kwargs)
+    self.automatic_optimization = False
+
+def training_step(self, batch, batch_idx):
+    head, others = self.optimizers()
+    loss = step(self, batch, batch_idx)
+    self.manual_backward(loss / 3)
+    head.step()
+    head.zero_grad()
+    if (batch_idx + 1) % 3 == 0:
+        others.step()
+        others.zero_grad()
+    return loss
+
+def configure_optimizers(self):
+    return self.make_optimizer(self.network.head.parameters()), self.make_optimizer(self.backbone.parameters())
+
+Classifier.__init__, Classifier.training_step = __init__, training_step
+Classifier.configure_optimizers = configure_optimizers
+"""
 PLAIN = ["callbacks.throughput=null", "callbacks.samples=null"]  # which look into a batch
+PLATEAU = """
+import torch
+from {{ cookiecutter.package_name }}.module import Classifier
+
+def configure_optimizers(self):
+    optimizer = self.make_optimizer(self.parameters())
+    every = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": every, "monitor": "val/loss", "frequency": 1}}
+
+Classifier.configure_optimizers = configure_optimizers
+"""
+LBFGS = """
+import torch
+from {{ cookiecutter.package_name }}.module import Classifier
+
+Classifier.configure_optimizers = lambda self: torch.optim.LBFGS(self.parameters())
+"""
 ACCUMULATE = "+callbacks.accumulate._target_=lightning.pytorch.callbacks.GradientAccumulationScheduler"
 # Words, code, and the steps that are done when it is stopped.
 CASES: dict[str, tuple[list[str], str, list[int]]] = {
@@ -132,6 +175,16 @@ CASES: dict[str, tuple[list[str], str, list[int]]] = {
         [2, 4, 5],
     ),
     "two schedules of one optimizer": (["data.global_batch_size=128"], TWO_SCHEDULES, [5, 12]),
+    "a plateau of an earlier validation": (
+        ["data.global_batch_size=128", "+trainer.val_check_interval=4", "+trainer.check_val_every_n_epoch=null"],
+        PLATEAU,
+        [8, 9, 15],
+    ),
+    "gradients that manual optimization accumulates": (
+        ["trainer.gradient_clip_val=null", "data.global_batch_size=128"],
+        MANUAL,
+        [5, 18],
+    ),
     "the same batches in every epoch": (["+trainer.overfit_batches=3", "trainer.max_epochs=3"], "", [4]),
     "a plain DataLoader": ([], stock("DataLoader(Noisy(50), batch_size=8, shuffle=True)"), [1, 9]),
     "workers that draw random numbers": (
@@ -212,3 +265,16 @@ def test_what_cannot_be_repeated_is_rejected(what: str, start: Callable, tmp_pat
     words, patch, rule = REFUSED[what]
     start(tmp_path / "run", 1, [*WORDS, *words], 3, patch=patch)
     assert rule in start(tmp_path / "run", 1, [], patch=patch, code=2)
+
+
+NEVER = {
+    "LBFGS": (["trainer.gradient_clip_val=null"], LBFGS, "an optimizer must keep its state by parameter"),
+    "the clock": (["+trainer.val_check_interval=00:00:10:00"], PLATEAU, "validation must follow a number of batches"),
+}
+
+
+@pytest.mark.parametrize("what", NEVER)
+def test_what_could_not_go_on_is_rejected_before_the_first_step(what: str, start: Callable, tmp_path: Path) -> None:
+    words, patch, rule = NEVER[what]
+    said = start(tmp_path / "run", 1, [*WORDS, *words], patch=patch, code=2)
+    assert rule in said and not list(tmp_path.glob("run/checkpoints/step-*"))

@@ -103,7 +103,7 @@ class DataModule(L.LightningDataModule):
         for split in ("val", "test"):  # before training, not after it
             refuse_few_samples(split, len(self._split(split)), self._place()["num_ranks"])
         self._tell_one_for_both()
-        overfits = self.trainer is not None and self.trainer.overfit_batches > 0
+        overfits = getattr(self.trainer, "overfit_batches", 0) > 0
         sampler = (RepeatedBatchSampler if overfits else GlobalBatchSampler)(
             len(dataset), self.global_batch_size, accumulate=self._accumulate(), seed=self.seed, **self._place()
         )

@@ -35,7 +35,7 @@ RULES: list[tuple[Ask, str, Ask, str, str]] = [
     (
         lambda trainer: getattr(trainer, "_val_check_time_interval", None) is not None,
         "trainer.val_check_interval",
-        lambda trainer: trainer.val_check_interval,  # type: ignore[attr-defined]
+        lambda trainer: f"{trainer._val_check_time_interval:.0f} seconds",  # type: ignore[attr-defined]
         "validation must follow a number of batches, not the clock, which does not repeat itself",
         "trainer.val_check_interval=<batches, or a fraction of an epoch>",
     ),
