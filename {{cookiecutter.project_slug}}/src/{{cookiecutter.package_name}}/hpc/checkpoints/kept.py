@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks.finetuning import BaseFinetuning
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
@@ -120,7 +120,8 @@ class Kept:
     @property
     def restore_checkpoint_after_setup(self) -> bool:
         """Only where it must be: a callback may need in `on_fit_start` what it had saved."""
-        return not isinstance(self, SingleDeviceStrategy | DDPStrategy)
+        whole = isinstance(self, SingleDeviceStrategy | DDPStrategy) and not isinstance(self, DeepSpeedStrategy)
+        return not whole  # DeepSpeed's is a DDPStrategy, too
 
     @property
     def lightning_restore_optimizer(self) -> bool:

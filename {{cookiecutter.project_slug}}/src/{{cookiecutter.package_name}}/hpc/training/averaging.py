@@ -8,7 +8,6 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
 from ..config import Refused
@@ -17,7 +16,7 @@ from ..config import Refused
 def refuse_shards(trainer: L.Trainer) -> None:
     """Raises `Refused` where weights are to be averaged that no rank has whole."""
     averaging = [*_swa(trainer), *_moving(trainer)]
-    if averaging and not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+    if averaging and trainer.strategy.restore_checkpoint_after_setup:  # weights that are whole are there before
         rule = f"{type(averaging[0]).__name__} averages whole weights: the strategy must be single or ddp"
         raise Refused("callbacks", None, rule, "strategy=ddp, or training without this callback")
 
