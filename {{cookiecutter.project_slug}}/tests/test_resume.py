@@ -135,6 +135,26 @@ def test_what_has_a_state_keeps_it(what: str, start: Callable, tmp_path: Path) -
     assert_same(tmp_path / "run", tmp_path / "reference")
 
 
+# On a CPU Lightning takes bf16 where fp16 is asked for.
+SCALED = """
+import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
+from {{ cookiecutter.package_name }}.hpc.training import strategies
+
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**9, growth_interval=2)
+strategies.double = lambda precision: [MixedPrecision("16-mixed", "cpu", scaler)]
+"""
+
+
+def test_the_loss_scale_of_fp16_goes_on(start: Callable, tmp_path: Path) -> None:
+    words = ["trainer=cpu", *COMMON, "trainer.max_steps=3", "data.global_batch_size=16", "checkpoint.monitor=null"]
+    words += ["+trainer.limit_val_batches=0", "+trainer.limit_test_batches=1"]
+    start(tmp_path / "reference", 1, words, patch=SCALED)
+    for step in (2, None):
+        start(tmp_path / "run", 1, words if step else [], step, SCALED)
+    assert_same(tmp_path / "run", tmp_path / "reference")
+
+
 @pytest.fixture(scope="module")
 def dropout(start: Callable, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("runs") / "dropout"
