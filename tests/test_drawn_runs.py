@@ -79,6 +79,7 @@ FOUND = {
     "points of two optimizers": changed(
         {"manual": True, "optimizers": [SGD, SGD], "logs": "step"}, [], [struck("training_step", 6)]
     ),
+    "double precision": changed({}, ["trainer.precision=64-true"], [struck("training_step", 7)]),
     "several validation loaders, and a monitor": {
         **changed({}, [], [struck("training_step", 2, "SIGKILL")]),
         "data": {**PLAIN["data"], "sizes": {**PLAIN["data"]["sizes"], "other": 3}},

@@ -254,5 +254,7 @@ def _names(run_dir: Path) -> set[str]:
     last = (run_dir / "checkpoints" / "last.ckpt").resolve().name
     kept = {name for name in names if not UNLIKE_FILES.search(name)}
     kept = {name for name in kept if not name.startswith("checkpoints/step-") or f"/{last}/" in name}
-    # Which rank writes how many files of tensors, torch decides.
-    return {re.sub(r"tfevents\..*", "tfevents", name) for name in kept if not name.endswith(".distcp")}
+    # How many ranks wrote the last checkpoint, and how many files of tensors each of them, is the layout's.
+    return {
+        re.sub(r"tfevents\..*", "tfevents", name) for name in kept if not re.search(r"\.distcp$|rank-\d+\.pt$", name)
+    }

@@ -46,6 +46,7 @@ class Kept:
     lightning_module: Any
     optimizers: Any
     broadcast: Any
+    precision_plugin: Any
     global_rank: int
     world_size: int
     _writer: Writer | None = None
@@ -135,6 +136,8 @@ class Kept:
             weights.load(self.lightning_module, path)
             self._begins_anew(path)
             return rest | {"optimizer_states": []}
+        if not self.restore_checkpoint_after_setup:  # Lightning converts to the run's precision only later
+            self.precision_plugin.convert_module(self.lightning_module)
         weights.refuse_other_model(self.lightning_module, path)
         state = {"state_dict": get_model_state_dict(self.lightning_module)}
         with inert.refusals(path, "resume"):
