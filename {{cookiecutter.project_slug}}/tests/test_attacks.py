@@ -67,12 +67,15 @@ def test_a_run_of_another_model(resume: Callable) -> None:
     assert "network.stem.0.weight (16, 1, 3, 3) instead of (24, 1, 3, 3)" in resume(change)
 
 
-def test_a_run_of_a_newer_version(resume: Callable) -> None:
+@pytest.mark.parametrize(
+    ("version", "rule"), [(99, "newer version"), (1, "the version that wrote its checkpoint")], ids=["newer", "older"]
+)
+def test_a_run_of_another_version(version: int, rule: str, resume: Callable) -> None:
     def change(run_dir: Path) -> None:
         path = last(run_dir) / checkpoint.MANIFEST
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 99}))
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"version": version}))
 
-    assert "newer version" in resume(change)
+    assert rule in resume(change)
 
 
 @pytest.mark.parametrize("gone", ["meta.pt", ".metadata", "__0_0.distcp", checkpoint.MANIFEST, "."])

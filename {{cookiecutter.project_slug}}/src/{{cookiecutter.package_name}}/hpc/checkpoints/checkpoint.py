@@ -18,7 +18,7 @@ from typing import Any
 from ..config import Refused
 from ..files import opened, parsed, text
 
-VERSION = 1  # of the layout of a checkpoint folder
+VERSION = 2  # of what a checkpoint holds; weights are read from older ones, too
 MANIFEST = "manifest.json"
 PART = ".part"
 OLD = f".old{PART}"  # how the name of a folder ends that is no checkpoint any more
@@ -38,6 +38,7 @@ class Checkpoint:
     attempt: int  # the attempt that wrote it
     files: dict[str, tuple[int, int]]  # name: bytes, CRC-32
     note: dict[str, Any]  # what else was noted: strategy, world size, seconds to write
+    version: int = VERSION
 
 
 def place(run_dir: Path, step: int, averaged: bool = False) -> Path:
@@ -152,7 +153,7 @@ def read(path: Path) -> Checkpoint | None:
             note["logs"] = {str(name): int(position) for name, position in note["logs"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
-    return Checkpoint(path, step, attempt, files, note)
+    return Checkpoint(path, step, attempt, files, note, version)
 
 
 def flaw(checkpoint: Checkpoint, rank: int = 0, num_ranks: int = 1) -> str:

@@ -111,7 +111,13 @@ def _candidates(run_dir: Path) -> Sequence[Checkpoint]:
     for path in _written(run_dir):
         if not checkpoint.read(path):
             _flawed(path, f"{checkpoint.MANIFEST} cannot be read")
-    return checkpoint.known(run_dir, [event for event in rundir.events(run_dir) if event.get("event") == "start"])
+    starts = [event for event in rundir.events(run_dir) if event.get("event") == "start"]
+    known = checkpoint.known(run_dir, starts)
+    if known and known[0].version < checkpoint.VERSION:
+        rule = "a run must go on with the version that wrote its checkpoint: an older one kept other state"
+        fix = f"run the code that wrote it, or begin a new run from its weights: ckpt={known[0].path}"
+        raise Refused("resume", run_dir, rule, fix)
+    return known
 
 
 def _written(run_dir: Path) -> list[Path]:
