@@ -367,7 +367,7 @@ def test_a_record_that_is_damaged_is_left_out(run_dir: Path) -> None:
 
 def test_an_events_file_that_is_a_directory(run_dir: Path) -> None:
     (run_dir / "tensorboard" / "events.out.tfevents.2").mkdir()
-    assert missing(run_dir) == ["events.out.tfevents.2 cannot be read: Is a directory"]
+    assert missing(run_dir) == ["events.out.tfevents.2 cannot be read: is a directory"]
 
 
 def test_a_curve_that_is_no_number_any_more_says_so(run_dir: Path) -> None:

@@ -88,7 +88,7 @@ def read(path: Path, name: str) -> Run:
     waiting = _successors(path, attempts)
     jobs += [number for number in waiting if number not in jobs]
     if waiting and max(waiting.values()) >= max(submitted.get("time", 0), attempts[-1].start if attempts else 0):
-        job = max(waiting, key=lambda number: waiting[number])
+        job = max(reversed(waiting), key=lambda number: waiting[number])  # of one second, the last
     said = text(path / "verdict")
     verdict, why = (found[1] if (found := re.search(rf"(?m)^{key} (.+)$", said)) else "" for key in ("outcome", "why"))
     return Run(path, name, path.stat().st_uid, attempts, verdict or None, why, submitted, jobs, job, member or 0)
