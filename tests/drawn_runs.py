@@ -121,7 +121,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="the number of the first twin")
-    parser.add_argument("--only", type=int, help="the twin of this number")
+    parser.add_argument("--only", type=int, nargs="+", help="the twins of these numbers")
     parser.add_argument("--draw", type=Path, help="a draw in JSON, as a failure prints it")
     parser.add_argument("--shrink", action="store_true", help="with --only or --draw")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
@@ -131,14 +131,14 @@ def main() -> int:
     project = asked.project or baked(folder)
     prepare(project)
     if asked.shrink:
-        drawn = whole(json.loads(asked.draw.read_text())) if asked.draw else draw(asked.seed, asked.only)
+        drawn = whole(json.loads(asked.draw.read_text())) if asked.draw else draw(asked.seed, asked.only[0])
         print(json.dumps(shrunk(project, folder / "shrunk", drawn, f"shrunk_{os.getpid()}"), indent=1))
         return 0
     if asked.draw:
         outcome = twin(project, folder / "drawn", "drawn", whole(json.loads(asked.draw.read_text())))
         print(f"{outcome.kind} {outcome.said}\n{folder}")
         return int(outcome.kind in ("different", "hung"))
-    numbers = [asked.only] if asked.only is not None else list(range(asked.first, asked.first + asked.count))
+    numbers = asked.only or list(range(asked.first, asked.first + asked.count))
     done = campaign(project, folder, asked.seed, numbers, asked.jobs)
     print(
         summary(done),

@@ -69,7 +69,7 @@ def scheduler(dice: Dice, validates: bool) -> dict[str, Any]:
     ]
     if dice.chance(0.25):
         composed = [
-            {"name": "OneCycleLR", "max_lr": 0.1, "total_steps": 200},
+            {"name": "OneCycleLR", "max_lr": 0.1, "total_steps": 200, "cycle_momentum": False},
             {"name": "CyclicLR", "base_lr": 0.001, "max_lr": 0.1, "step_size_up": 3, "cycle_momentum": False},
             {"name": "SequentialLR", "parts": dice.sample(plain, 2), "milestones": [dice.one(2, 5)]},
             {"name": "ChainedScheduler", "parts": dice.sample(plain, 2)},

@@ -7,7 +7,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-EXACT, CLOSE, COARSE = 0.0, 1e-9, 1e-4
 # Seconds, and which attempt it was: what no twin shares.
 # Of validations that did not come to their end Lightning counts batches, and asks nowhere how many.
 OWN = re.compile(r"attempt|'Timer|time_elapsed|seconds|fp32_flat_groups|perf/|node/|val_loop\.batch_progress")
@@ -174,8 +173,7 @@ def _curves(reference: Path, run_dir: Path, tolerance: float, moved: bool) -> st
 def _tables(reference: Path, run_dir: Path) -> str:
     """What CSVLogger wrote, row by row, whatever the columns' order and how many rows a step has."""
     wanted, found = _rows(reference), _rows(run_dir)
-    odd = sorted(wanted ^ found)
-    return f"metrics.csv: {odd[0]} is in one table only" if odd else ""
+    return f"metrics.csv: {min(odd)} is in one table only" if (odd := wanted ^ found) else ""
 
 
 def _rows(run_dir: Path) -> set[str]:
@@ -224,12 +222,14 @@ def _state(reference: Path, run_dir: Path, tolerance: float, moved: bool) -> str
     for key, value in wanted.items():
         other = found[key]
         if isinstance(value, torch.Tensor):
-            alike = value.shape == other.shape and (
+            alike = (value.shape, value.dtype) == (other.shape, other.dtype) and (
                 torch.equal(value, other) or torch.allclose(value, other, rtol=0, atol=tolerance, equal_nan=True)
             )
             if not alike:
-                gap = float((value.double() - other.double()).abs().max()) if value.shape == other.shape else "shape"
-                return f"last.ckpt: {key} differs by {gap}"
+                kinds = [f"{tuple(one.shape)} {one.dtype}" for one in (other, value)]
+                if kinds[0] != kinds[1]:
+                    return f"last.ckpt: {key} is {kinds[0]} instead of {kinds[1]}"
+                return f"last.ckpt: {key} differs by {float((value.double() - other.double()).abs().max())}"
         elif repr(value) != repr(other):
             return f"last.ckpt: {key} is {str(other)[:80]} instead of {str(value)[:80]}"
     return ""

@@ -71,7 +71,8 @@ def twin(project: Path, folder: Path, name: str, draw: dict[str, Any], patch: st
             return Outcome("rejected", reference.last_words(), time.monotonic() - began)
         reference.must_end([0] * draw["ranks"])
         run = Run(project, folder / "twin", draw, patch)
-        run.interrupted(words)
+        if rejected := run.interrupted(words):
+            return Outcome("rejected", rejected, time.monotonic() - began)
         found = differences(reference.run_dir, run.run_dir, draw)
         moves = "; ".join(f"move rejected: {said}" for said in run.rejected_moves)
         outcome = Outcome("different", found) if found else Outcome("same", moves)
@@ -106,8 +107,8 @@ class Run:
         self.rejected_moves: list[str] = []
         self.log = run_dir.with_suffix(".log")
 
-    def interrupted(self, words: list[str]) -> None:
-        """Start, and start again after each strike, until the run has come to its end."""
+    def interrupted(self, words: list[str]) -> str:
+        """Start, and start again after each strike, until the run has come to its end. Why it cannot be extended."""
         ranks = self.draw["ranks"]
         first = [*words, *self.draw["first_words"]]  # extension: an earlier end
         for number, strike in enumerate([*self.draw["strikes"], None]):
@@ -123,8 +124,10 @@ class Run:
             if self.codes == [0] * ranks:
                 break  # also where the strike would have come too late
         if self.draw["first_words"]:
-            self.start(self.draw["then_words"], None, ranks)
+            if self.start(self.draw["then_words"], None, ranks) == [REJECTED] * ranks:
+                return self.last_words()
             self.must_end([0] * ranks)
+        return ""
 
     def start(self, words: list[str], strike: dict[str, Any] | None, ranks: int | None = None) -> list[int]:
         """One start of all ranks; their exit codes. Raises TimeoutError."""
@@ -138,7 +141,11 @@ class Run:
         environ |= {"TWIN_TRACE": str(self.run_dir.with_name(f"{self.run_dir.name}-{self.starts:02}"))}
         environ |= {"TWIN_STRIKE": json.dumps(strike)} if strike else {}
         environ |= {"HPC_JOB_END": str(time.time() + 3600)} if strike and strike["how"] == "clock" else {}
-        patch = AT_ONCE + TYPED * any("_target_" in word for word in words) + (self.patch if key == "resume" else "")
+        patch = (
+            AT_ONCE
+            + TYPED * any("_target_" in word for word in self.draw["words"])
+            + (self.patch if key == "resume" else "")
+        )
         with self.log.open("a") as stream:
             stream.write(f"--- {key}={self.run_dir} {' '.join(words)} {strike or ''}\n")
         arguments = [f"{key}={self.run_dir}", *words]
