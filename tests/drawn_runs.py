@@ -18,7 +18,8 @@ from typing import Any
 
 from cookiecutter.main import cookiecutter
 from draws import draw
-from twin_runs import Outcome, die_with_parent, prepare, twin
+from forked import die_with_parent
+from twin_runs import Outcome, prepare, twin
 
 HERE = Path(__file__).resolve().parent
 KINDS = ("same", "different", "hung", "rejected")

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import drawn_runs
+import forked
 import pytest
 import twin_runs
 from draws import draw
@@ -94,7 +95,7 @@ def test_what_was_found_stays_cured(what, prepared, tmp_path):
 
 
 def test_a_run_that_does_not_end_is_found(prepared, tmp_path, monkeypatch):
-    monkeypatch.setattr(twin_runs, "LIMIT", 8.0)
+    monkeypatch.setattr(forked, "LIMIT", 8.0)
     patch = "import time; from my_research.hpc.resuming import position; position.start_at = lambda *_: time.sleep(60)"
     assert twin_runs.twin(prepared, tmp_path / "run", "hanging", PLAIN, patch).kind == "hung"
 

@@ -1,15 +1,13 @@
 """What differs first between a run and its twin that was interrupted: steps, curves, the last checkpoint, files."""
 
-import csv
 import json
 import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-# Seconds, and which attempt it was: what no twin shares.
-# Of validations that did not come to their end Lightning counts batches, and asks nowhere how many.
-OWN = re.compile(r"attempt|'Timer|time_elapsed|seconds|fp32_flat_groups|perf/|node/|val_loop\.batch_progress")
+from twin_curves import OWN, curves_differ, near
+
 UNLIKE_FILES = re.compile(
     r"\.log$|^claims/|^attempts\.jsonl$|^config-\d+\.yaml$|^overrides\.json$|^monitor/|^logs/|^errors/"
 )
@@ -22,7 +20,7 @@ def differences(reference: Path, run_dir: Path, draw: dict[str, Any]) -> str:
         found = _steps_moved(reference, run_dir, tolerance)
     else:
         found = next(filter(None, (_steps(reference, run_dir, rank) for rank in range(draw["ranks"]))), "")
-    found = found or _curves(reference, run_dir, tolerance, moved)
+    found = found or curves_differ(reference, run_dir, tolerance, moved)
     return found or _state(reference, run_dir, tolerance, moved) or _files(reference, run_dir)
 
 
@@ -103,9 +101,9 @@ def _steps_moved(reference: Path, run_dir: Path, tolerance: float) -> str:
                 break  # it was killed in the middle of it
             if samples != wanted[step][0]:
                 return f"start {number + 1}, samples at step {step}: {samples} instead of {wanted[step][0]}"
-            if not _near(rates, wanted[step][2], tolerance):
+            if not near(rates, wanted[step][2], tolerance):
                 return f"start {number + 1}, rates at step {step}: {rates} instead of {wanted[step][2]}"
-            if not _near([loss], [wanted[step][1]], tolerance):
+            if not near([loss], [wanted[step][1]], tolerance):
                 return f"start {number + 1}, loss at step {step}: {loss} instead of {wanted[step][1]}"
             reached = max(reached, step + 1)
     return f"ends before step {reached}" if reached <= max(wanted) else ""
@@ -130,60 +128,7 @@ def _together(lines: list[dict[str, Any]]) -> tuple[list[int], float, list[float
     return samples, sum(line["loss"] for line in lines) / len(lines), lines[0]["rates"]
 
 
-def _near(values: list[float], others: list[float], tolerance: float) -> bool:
-    return len(values) == len(others) and all(
-        repr(a) == repr(b) or abs(a - b) <= tolerance * max(1.0, abs(b)) for a, b in zip(values, others, strict=True)
-    )
-
-
 # What lies in the run directory
-
-
-def curves(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every scalar that TensorBoard shows, but for what depends on time and hardware."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    board = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
-    board.Reload()
-    tags = [tag for tag in board.Tags()["scalars"] if not OWN.search(tag)]
-    return {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in tags}
-
-
-# Of these every layout draws the same points; others show what one rank's micro-batch was.
-OF_ALL_RANKS = re.compile(r"^(train/loss|lr|lr-.*|grad_norm|own/metric|val/.*|test/.*)$")
-
-
-def _curves(reference: Path, run_dir: Path, tolerance: float, moved: bool) -> str:
-    wanted, found = curves(reference), curves(run_dir)
-    if moved:  # some are drawn once for each micro-batch
-        wanted, found = (
-            {tag: sorted(dict(points).items()) for tag, points in drawn.items() if OF_ALL_RANKS.match(tag)}
-            for drawn in (wanted, found)
-        )
-    for tag in sorted(wanted | found):
-        a, b = found.get(tag, []), wanted.get(tag, [])
-        if [step for step, _ in a] != [step for step, _ in b]:
-            return f"curve {tag}: steps {[step for step, _ in a]} instead of {[step for step, _ in b]}"
-        for (step, value), (_, other) in zip(a, b, strict=True):
-            if not _near([value], [other], max(tolerance, 1e-6) if tolerance else 0.0):  # curves are in fp32
-                return f"curve {tag} at step {step}: {value} instead of {other}"
-    return "" if moved else _tables(reference, run_dir)
-
-
-def _tables(reference: Path, run_dir: Path) -> str:
-    """What CSVLogger wrote, row by row, whatever the columns' order and how many rows a step has."""
-    wanted, found = _rows(reference), _rows(run_dir)
-    return f"metrics.csv: {min(odd)} is in one table only" if (odd := wanted ^ found) else ""
-
-
-def _rows(run_dir: Path) -> set[str]:
-    rows = [row for file in sorted(run_dir.rglob("metrics.csv")) for row in csv.DictReader(file.open())]
-    return {
-        f"step {row['step']} {key} {value}"
-        for row in rows
-        for key, value in row.items()
-        if value and not OWN.search(key)
-    }
 
 
 def state(run_dir: Path, tensors_only: bool) -> dict[str, Any]:

@@ -1,0 +1,62 @@
+"""What differs first between what two runs have logged."""
+
+import csv
+import re
+from pathlib import Path
+
+# Seconds, and which attempt it was: what no twin shares.
+# Of validations that did not come to their end Lightning counts batches, and asks nowhere how many.
+OWN = re.compile(r"attempt|'Timer|time_elapsed|seconds|fp32_flat_groups|perf/|node/|val_loop\.batch_progress")
+
+
+def near(values: list[float], others: list[float], tolerance: float) -> bool:
+    return len(values) == len(others) and all(
+        repr(a) == repr(b) or abs(a - b) <= tolerance * max(1.0, abs(b)) for a, b in zip(values, others, strict=True)
+    )
+
+
+def curves(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
+    """Every scalar that TensorBoard shows, but for what depends on time and hardware."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
+    board.Reload()
+    tags = [tag for tag in board.Tags()["scalars"] if not OWN.search(tag)]
+    return {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in tags}
+
+
+# Of these every layout draws the same points; others show what one rank's micro-batch was.
+OF_ALL_RANKS = re.compile(r"^(train/loss|lr|lr-.*|grad_norm|own/metric|val/.*|test/.*)$")
+
+
+def curves_differ(reference: Path, run_dir: Path, tolerance: float, moved: bool) -> str:
+    wanted, found = curves(reference), curves(run_dir)
+    if moved:  # some are drawn once for each micro-batch
+        wanted, found = (
+            {tag: sorted(dict(points).items()) for tag, points in drawn.items() if OF_ALL_RANKS.match(tag)}
+            for drawn in (wanted, found)
+        )
+    for tag in sorted(wanted | found):
+        a, b = found.get(tag, []), wanted.get(tag, [])
+        if [step for step, _ in a] != [step for step, _ in b]:
+            return f"curve {tag}: steps {[step for step, _ in a]} instead of {[step for step, _ in b]}"
+        for (step, value), (_, other) in zip(a, b, strict=True):
+            if not near([value], [other], max(tolerance, 1e-6) if tolerance else 0.0):  # curves are in fp32
+                return f"curve {tag} at step {step}: {value} instead of {other}"
+    return "" if moved else _tables(reference, run_dir)
+
+
+def _tables(reference: Path, run_dir: Path) -> str:
+    """What CSVLogger wrote, row by row, whatever the columns' order and how many rows a step has."""
+    wanted, found = _rows(reference), _rows(run_dir)
+    return f"metrics.csv: {min(odd)} is in one table only" if (odd := wanted ^ found) else ""
+
+
+def _rows(run_dir: Path) -> set[str]:
+    rows = [row for file in sorted(run_dir.rglob("metrics.csv")) for row in csv.DictReader(file.open())]
+    return {
+        f"step {row['step']} {key} {value}"
+        for row in rows
+        for key, value in row.items()
+        if value and not OWN.search(key)
+    }
