@@ -158,7 +158,7 @@ class Drawn(L.LightningModule):
         if not self.automatic_optimization:
             self._step_by_hand(loss, batch_idx)
         if self.logs == "metric":
-            self.mean.update(loss.detach())
+            self.mean.update(loss.detach(), weight=len(numbers))
             self.log("own/metric", self.mean, on_step=False, on_epoch=True)
         elif self.logs:
             self.log("own/loss", loss.detach(), on_step=self.logs != "epoch", on_epoch=self.logs != "step")

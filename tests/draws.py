@@ -157,6 +157,9 @@ def move(dice: Dice, drawn: dict[str, Any], accumulate: int) -> dict[str, Any]:
     """Other ranks, another strategy, another way of accumulating: the same global batches."""
     ranks, strategy = dice.one(("single", 1), ("ddp", 1), ("ddp", 2), ("fsdp", 2), ("ddp", 4))[::-1]
     shares = [count for count in (1, 2, 3) if 12 % (count * ranks) == 0]
-    accumulate = accumulate if dice.chance(0.5) and accumulate in shares else dice.choice(shares)
+    # What counts micro-batches would mean other steps.
+    counts = any("val_check_interval" in word or "limit_train_batches" in word for word in drawn["words"])
+    again = accumulate in shares and (dice.chance(0.5) or counts)
+    accumulate = accumulate if again else dice.choice(shares)
     words = [f"strategy={strategy}", f"trainer.devices={ranks}", f"trainer.accumulate_grad_batches={accumulate}"]
     return {"ranks": ranks, "words": words}

@@ -81,6 +81,11 @@ FOUND = {
         {"manual": True, "optimizers": [SGD, SGD], "logs": "step"}, [], [struck("training_step", 6)]
     ),
     "double precision": changed({}, ["trainer.precision=64-true"], [struck("training_step", 7)]),
+    "what an optimizer keeps in a precision of its own": changed(
+        {"optimizers": [{"name": "NAdam", "lr": 0.01, "schedulers": []}], "logs": "epoch"},
+        ["trainer.precision=64-true"],
+        [struck("training_step", 7)],
+    ),
     "several validation loaders, and a monitor": {
         **changed({}, [], [struck("training_step", 2, "SIGKILL")]),
         "data": {**PLAIN["data"], "sizes": {**PLAIN["data"]["sizes"], "other": 3}},

@@ -35,7 +35,7 @@ def attempts(run_dir: Path, rank: int) -> list[list[dict[str, Any]]]:
 def _steps(reference: Path, run_dir: Path, rank: int) -> str:
     (whole,) = attempts(reference, rank)
     wanted = [line for line in whole if line["what"] in ("train", "val", "validated")]
-    reached = 0
+    reached = ended = 0
     last: list[dict[str, Any]] = []
     for number, lines in enumerate(attempts(run_dir, rank)):
         done = [line for line in lines if line["what"] in ("train", "val", "validated")]
@@ -47,7 +47,7 @@ def _steps(reference: Path, run_dir: Path, rank: int) -> str:
             due = _place(wanted[min(reached, len(wanted) - 1)])
             return f"start {number + 1} begins at {_place(done[0])}, where {due} should come"
         # Of a step that is not done its batches may come again.
-        again = begin < reached and wanted[reached - 1]["step"] > done[0]["step"]
+        again = begin < ended and wanted[ended - 1]["step"] > done[0]["step"]
         if number and again and _stopped(run_dir, number - 1):
             return f"start {number + 1} repeats {_place(done[0])}, which was done when the run was stopped"
         for line, other in zip(done, wanted[begin:], strict=False):
@@ -55,7 +55,8 @@ def _steps(reference: Path, run_dir: Path, rank: int) -> str:
                 return f"start {number + 1}, {found}"
         if len(done) > len(wanted) - begin:
             return f"start {number + 1} goes on beyond the end: {_place(done[len(wanted) - begin])}"
-        reached = max(reached, begin + len(done))
+        ended = begin + len(done)
+        reached = max(reached, ended)
     if reached < len(wanted):
         return f"ends before {_place(wanted[reached])}"
     tested = [line for line in whole if line["what"] == "test"]
@@ -87,10 +88,10 @@ def _unlike(line: dict[str, Any], other: dict[str, Any]) -> str:
 def _steps_moved(reference: Path, run_dir: Path, tolerance: float) -> str:
     """By global steps, whichever rank did what."""
     (wanted,) = _merged(reference)
-    reached = 0
+    reached = ended = 0
     for number, steps in enumerate(_merged(run_dir)):
         begun = min(steps, default=reached)
-        if number and steps and begun < reached and _stopped(run_dir, number - 1):
+        if number and steps and begun < ended and _stopped(run_dir, number - 1):
             return f"start {number + 1} repeats step {begun}, which was done when the run was stopped"
         if begun > reached:
             return f"start {number + 1} begins at step {begun} instead of {reached}"
@@ -105,7 +106,8 @@ def _steps_moved(reference: Path, run_dir: Path, tolerance: float) -> str:
                 return f"start {number + 1}, rates at step {step}: {rates} instead of {wanted[step][2]}"
             if not near([loss], [wanted[step][1]], tolerance):
                 return f"start {number + 1}, loss at step {step}: {loss} instead of {wanted[step][1]}"
-            reached = max(reached, step + 1)
+            ended = step + 1
+        reached = max(reached, ended)
     return f"ends before step {reached}" if reached <= max(wanted) else ""
 
 

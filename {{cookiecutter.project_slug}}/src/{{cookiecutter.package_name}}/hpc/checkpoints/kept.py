@@ -14,7 +14,9 @@ from lightning.pytorch.callbacks.finetuning import BaseFinetuning
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -156,12 +158,23 @@ class Kept:
             state: Any = get_optimizer_state_dict(self.lightning_module, optimizer)["state"]
             if released:  # after the last step, it may be: then it has no state yet
                 state = {key: of for key, of in state.items() if any(f"{name}.state.{key}.{k}" in there for k in of)}
+            dtypes = {
+                key.removeprefix(f"{name}.state."): entry.properties.dtype
+                for key, entry in there.items()
+                if key.startswith(f"{name}.state.") and isinstance(entry, TensorStorageMetadata)
+            }
+            state = {
+                key: {k: _as(value, dtypes.get(f"{key}.{k}")) for k, value in of.items()} for key, of in state.items()
+            }
             tensors = {name: {"state": state}}
             with inert.refusals(self._restored_from, "resume"):
                 load_tensors(tensors, storage_reader=Reader(self._restored_from))
             loaded = {**tensors[name], "param_groups": checkpoint["optimizer_states"][number]}
             options = StateDictOptions(strict=not released)
             set_optimizer_state_dict(self.lightning_module, optimizer, loaded, options=options)
+            names = {parameter: key for key, parameter in self.lightning_module.named_parameters()}
+            for parameter, of in optimizer.state.items():  # torch has cast all of it to the parameter's dtype
+                of.update({k: _as(value, dtypes.get(f"{names.get(parameter)}.{k}")) for k, value in of.items()})
 
     def _begins_anew(self, path: Path) -> None:
         if self._fitting and self.global_rank == 0:
@@ -203,6 +216,10 @@ def _unfreeze(module: Any) -> bool:
             for parameter in group["params"]:
                 parameter.requires_grad_(True)
     return bool(tuning)
+
+
+def _as(value: Any, dtype: torch.dtype | None) -> Any:
+    return value.to(dtype) if isinstance(value, Tensor) and dtype is not None else value
 
 
 def _plain(optimizer: Any) -> Optimizer:

@@ -131,6 +131,7 @@ def _restored(one: dict[str, Any], metrics: dict[str, Metric], reduce: Callable[
     result = _ResultMetric(meta, one["is_tensor"])
     for name, value in one["sums"].items():
         setattr(result, name, value.clone())
+        result._defaults[name] = result._defaults[name].to(value.dtype)  # of the next epoch, too  # type: ignore
     if not result.is_tensor:
         result.value = metrics[one["how"]["metric_attribute"]]
     result.has_reset, result._update_count, result._forward_cache = one["has_reset"], one["updates"], one["last"]
