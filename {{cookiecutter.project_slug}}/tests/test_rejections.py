@@ -20,7 +20,9 @@ from {{ cookiecutter.package_name }}.hpc.resuming import resume
 from {{ cookiecutter.package_name }}.hpc.running import record
 
 
-@pytest.mark.parametrize("name", ["ModelCheckpoint", "OnExceptionCheckpoint", "LearningRateFinder", "BatchSizeFinder"])
+@pytest.mark.parametrize(
+    "name", ["ModelCheckpoint", "OnExceptionCheckpoint", "LearningRateFinder", "BatchSizeFinder", "ModelPruning"]
+)
 def test_a_callback_that_would_not_do_here_what_it_is_for(name: str) -> None:
     cfg = commandline.compose_overrides([])
     preflight.check(cfg)

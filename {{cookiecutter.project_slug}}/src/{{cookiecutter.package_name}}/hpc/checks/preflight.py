@@ -146,7 +146,11 @@ _SEARCHES = (
     "a run must not search for its own settings: it would search again, and find others, each time it is resumed",
     "callbacks.{}=null; tools/search.py compares runs with different settings",
 )
-NOT_HERE = {"ModelCheckpoint": _SAVES, "OnExceptionCheckpoint": _SAVES}
+_RENAMES = (
+    "parameters must keep their names while a run lasts: pruning replaces them, so an interrupted run could not go on",
+    "callbacks.{}=null; prune a trained network, of the run's best checkpoint",
+)
+NOT_HERE = {"ModelPruning": _RENAMES, "ModelCheckpoint": _SAVES, "OnExceptionCheckpoint": _SAVES}
 NOT_HERE |= {"LearningRateFinder": _SEARCHES, "BatchSizeFinder": _SEARCHES}
 
 
