@@ -85,8 +85,9 @@ def fit_and_test(
     if cfg.ckpt and not found:
         weights.load(module, cfg.ckpt)
     logging = loggers.build_all(cfg, found, rundir.starts(run_dir))
+    take_back = None
     if beginning.claim:  # as on rank 0; after what may be refused, so that a refusal leaves no run behind
-        record.begin(cfg, place, beginning, logging, commandline.typed(sys.argv[1:]))
+        take_back = record.begin(cfg, place, beginning, logging, commandline.typed(sys.argv[1:]))
     going_on = resume.Resume(
         run_dir,
         beginning.attempt,
@@ -101,7 +102,7 @@ def fit_and_test(
     )
     ours = [curves.Curves(), same_data.SameData(run_dir), going_on, hyperparameters.Hyperparameters(cfg.model)]
     double = strategies.double(cfg.trainer.precision)
-    with record.rejections(going_on):
+    with record.rejections(going_on, take_back):
         trainer = config.build(
             cfg.trainer,
             logger=logging,

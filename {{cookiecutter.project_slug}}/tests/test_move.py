@@ -214,6 +214,17 @@ def test_a_move_is_kept(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {path.name for path in run.iterdir()} == names  # and no verdict on what the run was before
 
 
+def test_a_move_that_turns_out_to_be_impossible_is_taken_back(run: Path) -> None:
+    """Some of it is seen only when training starts; the run must go on as it was, whoever starts it again."""
+    before = {name: (run / name).read_text() for name in ("config.yaml", "overrides.json")}
+    take_back = move.keep(run, compose(run, "trainer.num_nodes=2"), ["trainer.num_nodes=2"])
+    assert take_back is not None and compose(run).trainer.num_nodes == 2
+    take_back()
+    assert {name: (run / name).read_text() for name in before} == before
+    assert not list(run.glob("config-*"))
+    assert move.keep(run, compose(run), []) is None  # nothing has changed
+
+
 def test_processes_that_rank_0_starts_may_read_what_it_has_kept(run: Path) -> None:
     words = ["+data.num_workers=2", "~callbacks.progress"]  # which Hydra refuses the second time
     cfg = compose(run, *words)

@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -100,10 +100,11 @@ def begin(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> None:
     put(run_dir / "overrides.json", json.dumps(list(words), indent=1))
 
 
-def keep(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> None:
+def keep(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> Callable[[], None] | None:
     """Leave config.yaml and overrides.json as this config and these words say; of a moved run, tell what changes.
 
     One process calls it. Where nothing changes nothing is written; what is replaced stays as config-1.yaml, and so on.
+    What is returned takes a move back that turns out to be impossible: the run goes on as it was.
 
     Raises:
         Refused: the directory holds a run of other science.
@@ -112,21 +113,29 @@ def keep(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> None:
     if not path.exists():
         put(run_dir / "overrides.json", json.dumps(list(words), indent=1))
         put(path, frozen(cfg))
-        return
+        return None
     _refuse_other_science(run_dir, config.load(run_dir), cfg)
     if cfg.resume_allow:
         permission.grant(run_dir, list(cfg.resume_allow))
     if not (lines := changes(run_dir, cfg)):
-        return
+        return None
     known = [word for word in said(run_dir, words) if not _permits(word)]
     sys.stderr.write("".join(f"{line}\n" for line in lines))
     if cfg.resume_allow:
         permission.note(run_dir, [line for line in lines if not _may_change(line.partition(":")[0])])
     (run_dir / "verdict").unlink(missing_ok=True)  # it judges the run as it was
+    before = {file: files.text(file) for file in (run_dir / "overrides.json", path)}
     put(run_dir / "overrides.json", json.dumps(known, indent=1))
     older = next(name for k in range(1, 10**6) if not (name := run_dir / f"config-{k}.yaml").exists())
-    put(older, files.text(path))
+    put(older, before[path])
     put(path, frozen(OmegaConf.merge(cfg, {permission.KEY: []})))  # type: ignore[arg-type]
+
+    def take_back() -> None:
+        for file, text in before.items():
+            put(file, text)
+        older.unlink(missing_ok=True)
+
+    return take_back
 
 
 def put(path: Path, text: str) -> None:

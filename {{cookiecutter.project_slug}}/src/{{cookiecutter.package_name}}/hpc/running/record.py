@@ -1,7 +1,7 @@
 """What is written beside the scalars: the resolved config, hyperparameters with their result, histograms."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,12 @@ if TYPE_CHECKING:
     from ..resuming.resume import Resume
 
 
-def begin(cfg: DictConfig, place: Place, beginning: Beginning, logging: Sequence[Logger], words: Sequence[str]) -> None:
+def begin(
+    cfg: DictConfig, place: Place, beginning: Beginning, logging: Sequence[Logger], words: Sequence[str]
+) -> Callable[[], None] | None:
     """On rank 0, before anything is logged: note the attempt, and keep what made the run: config, code, versions.
+
+    What is returned takes back what has changed in the config of a run that goes on.
 
     Args:
         logging: the run's loggers.
@@ -44,7 +48,7 @@ def begin(cfg: DictConfig, place: Place, beginning: Beginning, logging: Sequence
     others = starts[0].get("logs", {}) if starts else loggers.positions(run_dir, logging)
     if not (run_dir / "config.yaml").exists():
         snapshot.made_by(run_dir)
-    move.keep(run_dir, cfg, words)
+    take_back = move.keep(run_dir, cfg, words)
     loggers.cut(run_dir, logging, found.note.get("logs", {}) if found else others)
     rundir.start(
         run_dir,
@@ -58,6 +62,7 @@ def begin(cfg: DictConfig, place: Place, beginning: Beginning, logging: Sequence
         log_dirs=loggers.folders(run_dir, logging),
         logs=others,
     )
+    return take_back
 
 
 @rank_zero_only
@@ -125,13 +130,20 @@ def given_up(trainer: L.Trainer, cfg: DictConfig, resume: "Resume") -> Iterator[
 
 
 @contextmanager
-def rejections(resume: "Resume") -> Iterator[None]:
-    """What Lightning rejects before the first step is rejected as the project's own rules do: in a sentence."""
+def rejections(resume: "Resume", take_back: Callable[[], None] | None = None) -> Iterator[None]:
+    """What Lightning rejects before the first step is rejected as the project's own rules do: in a sentence.
+
+    Args:
+        take_back: what to do when this start is rejected; see `begin`.
+    """
     try:
         yield
     except Exception as error:
         cause = error.__cause__ if isinstance(error, InstantiationException) else error
-        if resume.trains or not isinstance(cause, MisconfigurationException):
+        rejected = not resume.trains and isinstance(cause, MisconfigurationException | Refused)
+        if rejected and take_back:
+            take_back()
+        if not rejected or isinstance(cause, Refused):
             raise
         rule = f"Lightning rejects this: {' '.join(str(cause).split())}"
         raise Refused("trainer, callbacks or model", None, rule, "change what it names") from error

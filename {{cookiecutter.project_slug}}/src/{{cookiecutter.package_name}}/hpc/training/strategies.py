@@ -17,6 +17,7 @@ from lightning.pytorch.strategies import (
 )
 from torch import Tensor
 from torch.distributed import broadcast
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
@@ -34,17 +35,14 @@ class Single(SharesData, Kept, SingleDeviceStrategy):
     """One device."""
 
 
-class DDP(SharesData, Kept, DDPStrategy):
-    """Every rank holds the whole model.
+class SharesBuffers:
+    """For a strategy of several ranks: one set of buffers (batch norm's statistics) where they count.
 
-    Buffers (batch norm's statistics) are each rank's own while it trains, and become rank 0's where they count: in an
-    evaluation and in a checkpoint.
+    They are each rank's own while it trains, and become rank 0's in an evaluation and in a checkpoint, which holds one
+    set of them.
     """
 
-    def __init__(self, forward_sync_buffers: bool = False, **options: Any) -> None:
-        new, old = "forward_sync_buffers", "broadcast_buffers"  # the same in older versions of torch
-        known = inspect.signature(DistributedDataParallel).parameters
-        super().__init__(**{new if new in known else old: forward_sync_buffers}, **options)
+    lightning_module: Any
 
     def on_validation_start(self) -> None:
         self._share_buffers()
@@ -52,20 +50,30 @@ class DDP(SharesData, Kept, DDPStrategy):
     def on_test_start(self) -> None:
         self._share_buffers()
 
-    def _written(self, checkpoint: dict[str, Any], part: Path) -> Any:
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         self._share_buffers()
-        return super()._written(checkpoint, part)
+        super().save_checkpoint(checkpoint, filepath, storage_options)  # type: ignore[misc]
 
     def _share_buffers(self) -> None:
         for buffer in (*self.lightning_module.buffers(), *averaging.buffers(self.lightning_module.trainer)):
-            broadcast(buffer, 0)
+            if not isinstance(buffer, DTensor):  # whose ranks hold parts of it, or copies that stay alike
+                broadcast(buffer, 0)
 
 
-class FSDP(SharesData, Kept, ModelParallelStrategy):
+class DDP(SharesBuffers, SharesData, Kept, DDPStrategy):
+    """Every rank holds the whole model."""
+
+    def __init__(self, forward_sync_buffers: bool = False, **options: Any) -> None:
+        new, old = "forward_sync_buffers", "broadcast_buffers"  # the same in older versions of torch
+        known = inspect.signature(DistributedDataParallel).parameters
+        super().__init__(**{new if new in known else old: forward_sync_buffers}, **options)
+
+
+class FSDP(SharesBuffers, SharesData, Kept, ModelParallelStrategy):
     """FSDP2 and tensor parallelism, as the module's `configure_model` does them."""
 
 
-class DeepSpeed(SharesData, Kept, DeepSpeedStrategy):
+class DeepSpeed(SharesBuffers, SharesData, Kept, DeepSpeedStrategy):
     """ZeRO. On CPU the same, with the check for CUDA lifted: a laptop and the tests train with the real thing."""
 
     def __init__(self, **options: Any) -> None:
