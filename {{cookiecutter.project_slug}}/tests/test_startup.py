@@ -1,6 +1,7 @@
 """What a start costs, in what can be counted on any machine: libraries imported, files of the project read."""
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -73,13 +74,17 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+# Compiled modules that an earlier run has left would be read in the place of the sources.
+FROM_SOURCES = {"PYTHONPYCACHEPREFIX": os.devnull, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
 @pytest.mark.parametrize("typed", LIGHT, ids=" ".join)
 def test_an_answer_needs_no_heavy_library_reads_nothing_twice_and_writes_nothing(
     typed: list[str], tmp_path: Path
 ) -> None:
     before = {path for path in PROJECT.rglob("*") if "__pycache__" not in str(path)}
     verb, *arguments = typed
-    done = python(PROBE, json.dumps([str(PROJECT), str(PROJECT / verb), *arguments]), cwd=tmp_path)
+    done = python(PROBE, json.dumps([str(PROJECT), str(PROJECT / verb), *arguments]), cwd=tmp_path, **FROM_SOURCES)
     code, imported, opened = json.loads(done.stdout.splitlines()[-1])
     assert code == (0 if arguments[0].startswith("--") else 2), done.stderr
     assert libraries(imported) <= COMPOSING
@@ -105,9 +110,9 @@ def test_a_first_step_needs_only_what_is_used(tmp_path: Path) -> None:
     assert found["collections"] < 200 and found["collects"]
 
 
-def python(code: str, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def python(code: str, *arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, cwd=cwd, env=ENVIRON, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=cwd, env=ENVIRON | environ, capture_output=True, text=True, timeout=120)
 
 
 def libraries(modules: Iterable[str]) -> set[str]:

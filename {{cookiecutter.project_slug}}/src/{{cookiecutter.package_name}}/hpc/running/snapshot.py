@@ -62,7 +62,7 @@ def files() -> list[str]:
         return [name for name in (*tracked, *others) if (PROJECT / name).is_file()]
     found = []
     for folder, folders, names in os.walk(PROJECT):
-        left_out = LEFT_OUT if Path(folder) == PROJECT else {"__pycache__"}
+        left_out = {"__pycache__"} | (LEFT_OUT if Path(folder) == PROJECT else set())
         kept = [name for name in folders if not name.startswith(".") and name not in left_out]
         folders[:] = [name for name in kept if not _holds_results(Path(folder, name))]
         found += [os.path.relpath(os.path.join(folder, name), PROJECT) for name in names if not name.startswith(".")]
