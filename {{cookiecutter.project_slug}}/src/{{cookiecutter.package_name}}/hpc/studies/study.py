@@ -100,12 +100,13 @@ def trial_of(study: optuna.Study, name: str) -> Trial:
     return trial
 
 
-def _scheduler(folder: Path) -> str | None:
+def _scheduler(folder: Path) -> str:
+    """The scheduler that the search was submitted to; "" where that is not known."""
     try:
         note = parsed(logs.text(folder / "submitted.json") or "{}")
     except ValueError:
-        return None
-    return note.get("scheduler") if isinstance(note, dict) else None
+        return ""
+    return str(note.get("scheduler", "")) if isinstance(note, dict) else ""
 
 
 def settle(study: optuna.Study, folder: Path) -> None:
