@@ -57,6 +57,16 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
 CPU = "trainer=cpu"
 
 
+def test_a_process_that_begins_two_within_a_second_names_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rundir, "PROJECT", tmp_path)
+    now = datetime.now()
+    first = rundir.choose(None, "sweep", now, {})
+    for _ in range(3):
+        rundir.create(rundir.choose(None, "sweep", now, {}), room=0)
+        monkeypatch.delenv(rundir.CHOSEN)
+    assert sorted((tmp_path / "runs").iterdir()) == [first, *(first.with_name(f"{first.name}-{n}") for n in (2, 3))]
+
+
 def test_each_run_of_an_interactive_shell_has_a_directory_of_its_own(start: Start) -> None:
     dirs = [start(CPU, f"seed={seed}", **SHELL).name for seed in (1, 2, 2)]
     assert dirs == ["digits_17", "digits_17-2", "digits_17-3"]

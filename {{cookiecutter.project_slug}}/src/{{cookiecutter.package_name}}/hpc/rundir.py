@@ -5,7 +5,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -37,7 +37,15 @@ def choose(asked: str | None, name: str, now: datetime, environ: Mapping[str, st
         return Path(environ[CHOSEN])
     if "SLURM_PROCID" in environ or environ.get("PBS_ENVIRONMENT") == "PBS_BATCH":
         return PROJECT / "runs" / f"{name}_{launch.job_id(environ)}{'' if step == '0' else '.' + step}"
-    return PROJECT / "runs" / f"{now:%Y-%m-%d_%H-%M-%S}_{name}_{os.getpid()}"
+    fresh = PROJECT / "runs" / f"{now:%Y-%m-%d_%H-%M-%S}_{name}_{os.getpid()}"
+    return next(path for path in _numbered(fresh) if not path.exists())  # one process may begin two within a second
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    """The path itself, then path-2, path-3, ..., without end."""
+    yield path
+    for number in count(2):
+        yield path.with_name(f"{path.name}-{number}")
 
 
 def reserve(path: Path, group_readable: bool, goes_on: Callable[[Path], bool]) -> Path:
@@ -46,8 +54,7 @@ def reserve(path: Path, group_readable: bool, goes_on: Callable[[Path], bool]) -
     A job may start several runs, one after the other or at once, as a person does in the shell that srun gives.
     """
     os.umask(0o027 if group_readable else 0o077)
-    for number in count(1):
-        candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
+    for candidate in _numbered(path):
         try:
             candidate.mkdir(parents=True)
         except FileExistsError:
@@ -56,7 +63,7 @@ def reserve(path: Path, group_readable: bool, goes_on: Callable[[Path], bool]) -
         except OSError:
             pass  # what is wrong is told when it is to be written
         return candidate
-    raise AssertionError("count() has no end")
+    raise AssertionError("there is always a further number")
 
 
 def create(path: Path, group_readable: bool = False, there: bool = False, room: int = ROOM) -> None:
