@@ -59,6 +59,8 @@ CPU = "trainer=cpu"
 
 def test_a_process_that_begins_two_within_a_second_names_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rundir, "PROJECT", tmp_path)
+    monkeypatch.setenv(rundir.CHOSEN, "")  # so that what `create` sets is taken back
+    monkeypatch.delenv(rundir.CHOSEN)
     now = datetime.now()
     first = rundir.choose(None, "sweep", now, {})
     for _ in range(3):
