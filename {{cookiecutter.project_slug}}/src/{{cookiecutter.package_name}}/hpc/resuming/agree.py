@@ -29,13 +29,15 @@ class Agreement:
 
     Args:
         wanted: does this rank want to be asked as soon as possible?
+        beside: another agreement of the same ranks, which counts something else.
     """
 
-    def __init__(self, wanted: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, wanted: Callable[[], bool] = lambda: False, beside: "Agreement | None" = None) -> None:
         several = dist.is_available() and dist.is_initialized()
+        ranks = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
         # On the host, whatever the devices do: asking waits for no kernel.
-        self.group: Any = dist.new_group(backend="gloo") if several else None
-        self.early = Early(wanted, *((dist.get_rank(), dist.get_world_size()) if several else (0, 1)))
+        self.group: Any = beside.group if beside else dist.new_group(backend="gloo") if several else None
+        self.early = Early(wanted, *ranks, name="beside" if beside else "early")
         self.next_step = 0
         self._every = 1
         self._asked = (0, time.monotonic())

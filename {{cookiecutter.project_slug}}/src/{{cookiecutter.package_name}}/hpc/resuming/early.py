@@ -20,10 +20,11 @@ class Early:
     Args:
         wanted: does this rank want an agreement as soon as possible? Asked by both threads.
         rank, num_ranks: of those that agree.
+        name: of this agreement among those of a run.
     """
 
-    def __init__(self, wanted: Callable[[], bool], rank: int, num_ranks: int) -> None:
-        self.wanted, self.rank, self.num_ranks = wanted, rank, num_ranks
+    def __init__(self, wanted: Callable[[], bool], rank: int, num_ranks: int, name: str = "early") -> None:
+        self.wanted, self.rank, self.num_ranks, self.name = wanted, rank, num_ranks, name
         self._changed = threading.Condition()
         self._agreements = 0  # as many on every rank
         self._passed = -1  # the last step that this rank has reached, and does not wait at
@@ -78,7 +79,7 @@ class Early:
         self._called = False
 
     def _key(self, what: object) -> str:
-        return f"early/{self._agreement}/{what}"
+        return f"{self.name}/{self._agreement}/{what}"
 
     def _hear(self, store: Any, message: bytes) -> None:
         number, self._heard = self._heard, self._heard + 1

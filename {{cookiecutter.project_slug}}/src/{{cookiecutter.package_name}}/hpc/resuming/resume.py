@@ -25,6 +25,7 @@ from ..training.parallel import gradient_norm, settle_buckets
 from . import continuation, limits, replay
 from .agree import Agreement, Wish
 from .continuation import Continuation
+from .redone import Redone, validation_follows
 
 if TYPE_CHECKING:
     from ..studies.study import Member
@@ -42,6 +43,7 @@ class Resume(L.Callback):
 
     All of it happens when a batch is fetched and nothing is done with it: then the step before it, and what follows a
     step (validation, logging, the end of an epoch), lie behind. In the middle of a gradient accumulation it waits.
+    Within a validation and the like it stops, too, but saves nothing there (redone.py).
 
     Args:
         end: unix time when the scheduler ends the job; None: nobody does.
@@ -71,6 +73,7 @@ class Resume(L.Callback):
         self.best_folder: str | None = None
         self._best_written: tuple[float | None, str | None] = None, None  # the same, of what best.ckpt leads to
         self._saved_step = 0  # what holds nothing but a beginning is not saved
+        self._begun_step = 0  # the last one that began
         self._saved_at = self._passed_at = time.monotonic()
         self._longest = 0.0  # seconds between two places where a run can stop
         self._save_seconds = UNKNOWN
@@ -89,8 +92,12 @@ class Resume(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
             averaging.refuse_shards(trainer)
+        if stage == "fit" or not hasattr(self, "redone"):  # a test has those of its training
             self.agreement = Agreement(wanted=lambda: bool(self._reason(trainer.is_global_zero)))
-            self.watch.converse(self.agreement.early.turn)
+            self.redone = Redone(self.agreement, lambda: self._told_to_stop(trainer.is_global_zero))
+            turns = self.agreement.early.turn, self.redone.agreement.early.turn
+            self.watch.converse(lambda store: [turn(store) for turn in turns])
+        if stage == "fit":
             trainer.strategy.writer.owner = self.owner  # type: ignore[attr-defined]
             # Lightning asks all ranks at every step whether one got SIGTERM, and hides what goes wrong with that.
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
@@ -118,6 +125,7 @@ class Resume(L.Callback):
         if averaging.takes_statistics(trainer):
             self._between_steps(trainer, pl_module, last=True)  # this epoch puts the average in place
             self._takes_statistics = True
+            self.redone.begin()
             pl_module.zero_grad()  # Lightning ends it with a step of the optimizer, with the gradients that are left
         if replay.note(trainer) and trainer.current_epoch == 0:  # iterators of other epochs are made after this
             iter(trainer.fit_loop._data_fetcher)  # type: ignore[call-overload]
@@ -130,7 +138,9 @@ class Resume(L.Callback):
         if self._continuation:
             self._continuation.on_first_batch(trainer, pl_module)
             self._continuation = None
-        if batch_idx % trainer.accumulate_grad_batches == 0 and not self._takes_statistics:
+        if self._takes_statistics:
+            self._within_redone(trainer)
+        elif batch_idx % trainer.accumulate_grad_batches == 0:
             self._between_steps(trainer, pl_module)
 
     def on_train_batch_end(
@@ -139,6 +149,15 @@ class Resume(L.Callback):
         if isinstance(outputs, dict) and self.faults.nonfinite != "skip":
             bad = ~torch.isfinite(outputs["loss"])
             self._not_finite = bad if self._not_finite is None else self._not_finite | bad
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.redone.begin()
+
+    def on_validation_batch_start(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
+        self._within_redone(trainer)
+
+    def on_test_batch_start(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
+        self._within_redone(trainer)
 
     def on_validation_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
         self.watch.progress(trainer.global_step, "validating")
@@ -152,6 +171,7 @@ class Resume(L.Callback):
             names = ", ".join(sorted(name for name in known if name.startswith("val/"))) or "none"
             rule = f"must be a metric that is logged in validation; there are: {names}"
             raise Refused("checkpoint.monitor", self.when.monitor, rule, "one of them, or checkpoint.monitor=null")
+        self.redone.validated(trainer)
         if trainer.sanity_checking:
             return
         self.metrics, self._validated = metrics, bool(self.when.monitor)
@@ -161,6 +181,7 @@ class Resume(L.Callback):
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.warned.install()
+        self.redone.begin()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self.watch.fails(exception)  # at once: what follows may wait for ranks that are gone
@@ -226,16 +247,21 @@ class Resume(L.Callback):
 
     def _between_steps(self, trainer: L.Trainer, pl_module: L.LightningModule, last: bool = False) -> None:
         step, now = trainer.global_step, time.monotonic()
-        self._longest, self._passed_at = max(self._longest, now - self._passed_at), now
+        self._pass(now)
+        self._begun_step = step
+        follows = not last and validation_follows(trainer)
         every = self.when.every_n_steps  # several optimizers make several steps at once
         due = bool(every) and step // (every or 1) > self._saved_step // (every or 1)
-        if not (due or last or self._validated or self.agreement.due(step)):
+        if not (due or last or follows or self._validated or self.agreement.due(step)):
             return
         if self._validated and not trainer.strategy.is_writing:  # type: ignore[attr-defined]
             self._written(trainer)  # is the best so far on the disk?
         mine = Wish(
             stop=self._reason(trainer.is_global_zero),
-            save=due or last or (trainer.is_global_zero and self._minutes_are_over(trainer, now)),
+            save=due
+            or last
+            or (follows and self.redone.is_long())
+            or (trainer.is_global_zero and self._minutes_are_over(trainer, now)),
             best=trainer.is_global_zero and self._is_best(),
             not_finite=self._is_not_finite(trainer, pl_module),
         )
@@ -249,6 +275,20 @@ class Resume(L.Callback):
             self._written(trainer)
             why = REASONS[wish.stop]
             self._leave(trainer, step, "finished" if why == PRUNED else "continue", why)
+
+    def _pass(self, now: float) -> None:
+        """Here the run can stop."""
+        self._longest, self._passed_at = max(self._longest, now - self._passed_at), now
+
+    def _within_redone(self, trainer: L.Trainer) -> None:
+        """Stop here, if all ranks do, where nothing is lost that has been done since the last checkpoint but this."""
+        is_training = not (trainer.sanity_checking or trainer.testing)
+        if is_training and self._saved_step != self._begun_step:
+            return
+        self._pass(time.monotonic())
+        if reason := self.redone.stop():
+            self._written(trainer)
+            self._leave(trainer, self._saved_step, "continue", REASONS[reason])
 
     def _save(self, trainer: L.Trainer, step: int, is_best: bool, averaged: bool = False) -> None:
         begin = time.time()
@@ -328,8 +368,9 @@ class Resume(L.Callback):
     # What this rank wants
 
     def _reason(self, is_global_zero: bool) -> int:
-        if self._given_up:
-            return REASONS.index(PRUNED)
+        return REASONS.index(PRUNED) if self._given_up else self._told_to_stop(is_global_zero)
+
+    def _told_to_stop(self, is_global_zero: bool) -> int:
         if self.warned.signal:
             return REASONS.index(self.warned.signal)
         if not (self.end and is_global_zero):  # one clock decides

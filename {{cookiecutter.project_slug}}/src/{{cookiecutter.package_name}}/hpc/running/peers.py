@@ -19,7 +19,7 @@ class Peers:
         self._world_size = world_size
         self._heard = ""
         self._answers = self._seen = self._unanswered = 0
-        self.turn: Callable[[Any], None] | None = None  # what else there is to say and to hear, each time
+        self.turn: Callable[[Any], object] | None = None  # what else there is to say and to hear, each time
 
     def tell(self, rank: int, host: str, said: str) -> None:
         """This rank has failed; the first to say so is heard."""

@@ -76,7 +76,7 @@ class Watch:
         """The main thread moves on: to be called at every micro-step, and now and then where there are no steps."""
         self._at = (step, doing)
 
-    def converse(self, turn: Callable[[Any], None]) -> None:
+    def converse(self, turn: Callable[[Any], object]) -> None:
         """Let the thread that hears the others do this as well, with the store, about once a second."""
         if self._peers:
             self._peers.turn = turn
