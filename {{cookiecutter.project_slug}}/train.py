@@ -101,6 +101,7 @@ def fit_and_test(
         owner=beginning.claim,
     )
     ours = [curves.Curves(), same_data.SameData(run_dir), going_on, hyperparameters.Hyperparameters(cfg.model)]
+    strategies.outlast(60 * cfg.faults.hang_minutes)
     double = strategies.double(cfg.trainer.precision)
     with record.rejections(going_on, take_back):
         trainer = config.build(

@@ -1,5 +1,6 @@
 """Every strategy trains the same run: two real processes against one, and each checkpoint evaluated from one."""
 
+import ast
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -136,3 +137,30 @@ def test_what_training_changes_meanwhile_is_written_as_it_was(tmp_path: Path) ->
     write(tmp_path)
     written = torch.load(tmp_path / "file.pt", weights_only=False)
     assert (written["loss_scaler"].cur_scale, written["weight"].tolist()) == (2.0, [1.0, 1.0])
+
+
+TIMEOUTS = """
+import torch
+from torch.distributed import distributed_c10d as c10d
+from {{ cookiecutter.package_name }}.hpc.resuming.resume import Resume
+
+before = Resume.on_train_batch_end
+
+def on_train_batch_end(self, trainer, *args, **kwargs):
+    before(self, trainer, *args, **kwargs)
+    backends = [group._get_backend(torch.device("cpu")) for group in c10d._world.pg_map]
+    print("waits", [backend.options._timeout.total_seconds() / 60 for backend in backends], "minutes")
+
+Resume.on_train_batch_end = on_train_batch_end
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "tensor_parallel", "deepspeed_zero2"])
+def test_no_group_gives_up_before_the_watch_does(strategy: str, start: Callable, tmp_path: Path) -> None:
+    words = ["trainer=ddp", f"strategy={strategy}", "trainer.devices=2", "trainer.accelerator=cpu", "experiment=text"]
+    words += ["trainer.precision=32-true", "callbacks.progress=null", "checkpoint.monitor=null", "trainer.max_steps=1"]
+    words += ["model.network.width=32", "model.network.num_layers=1", "data.global_batch_size=2"]
+    words += ["+trainer.limit_val_batches=0", "+trainer.limit_test_batches=1", "faults.hang_minutes=50"]
+    said = start(tmp_path / "run", 2, words, patch=TIMEOUTS)
+    waits = [ast.literal_eval(found) for found in re.findall(r"waits (\[.*?\]) minutes", said)]
+    assert len(waits) == 2 and all(len(groups) > 1 and min(groups) > 100 for groups in waits), waits

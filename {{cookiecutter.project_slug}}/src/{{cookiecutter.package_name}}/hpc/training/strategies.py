@@ -3,6 +3,8 @@
 import inspect
 import os
 from copy import deepcopy
+from datetime import timedelta
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from lightning.pytorch.strategies import (
     SingleDeviceStrategy,
 )
 from torch import Tensor
-from torch.distributed import broadcast
+from torch.distributed import broadcast, distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -25,9 +27,22 @@ from torch.utils._pytree import tree_map
 from ..checkpoints import inert, universal
 from ..checkpoints.checkpoint import read as read_manifest
 from ..checkpoints.kept import Kept
+from ..checkpoints.writer import FOR_EVER
 from ..checkpoints.universal import TAG
 from . import averaging
 from .loaders import SharesData
+
+
+def outlast(hang_seconds: float) -> None:
+    """Let the process groups made from now on wait longer than the watch does, which tells what each rank does.
+
+    Torch's own limits are 10 and 30 minutes. Groups that libraries make, those of a mesh, say, take these defaults.
+    """
+    limit = min(timedelta(seconds=2 * hang_seconds + 60), FOR_EVER)  # the watch waits twice as long for the first step
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        default = getattr(distributed_c10d, name)
+        if default is not None:  # torch is built without NCCL
+            setattr(distributed_c10d, name, max(default, limit))
 
 
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
@@ -43,6 +58,10 @@ class SharesBuffers:
     """
 
     lightning_module: Any
+
+    def __init__(self, **options: Any) -> None:
+        # Lightning has read torch's default when it was imported, and passes it on.
+        super().__init__(**{"timeout": distributed_c10d.default_pg_timeout} | options)
 
     def on_validation_start(self) -> None:
         self._share_buffers()
@@ -71,6 +90,10 @@ class DDP(SharesBuffers, SharesData, Kept, DDPStrategy):
 
 class FSDP(SharesBuffers, SharesData, Kept, ModelParallelStrategy):
     """FSDP2 and tensor parallelism, as the module's `configure_model` does them."""
+
+    @wraps(ModelParallelStrategy.__init__)  # what is typed is checked against its arguments
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
 
 
 class DeepSpeed(SharesBuffers, SharesData, Kept, DeepSpeedStrategy):
