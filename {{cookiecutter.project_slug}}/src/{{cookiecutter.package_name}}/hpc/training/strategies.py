@@ -27,8 +27,8 @@ from torch.utils._pytree import tree_map
 from ..checkpoints import inert, universal
 from ..checkpoints.checkpoint import read as read_manifest
 from ..checkpoints.kept import Kept
-from ..checkpoints.writer import FOR_EVER
 from ..checkpoints.universal import TAG
+from ..checkpoints.writer import FOR_EVER
 from . import averaging
 from .loaders import SharesData
 
