@@ -102,6 +102,8 @@ FAILURES = [
     "escape code",
     "no sentence",
     "damaged script",
+    "rejected late",
+    "not as asked",
 ]
 
 
@@ -109,13 +111,15 @@ def one(
     kind: str, rng: random.Random, place: Path, project: Path, patch: str, patience: float, number: int
 ) -> tuple[str, str]:
     """A case, from its drawing to its verdict: what became of it, and the end of what it printed."""
+    import hostile_ground
     import hostile_kinds as kinds
+    import hostile_training
 
     folder = place / "case"
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "open" / "home").mkdir(parents=True)
     (folder / "victim").write_text("precious")
-    ground = kinds.Ground(folder, place / "base")
+    ground = hostile_ground.Ground(folder, place / "base")
     case = kinds.KINDS[kind][0](rng, ground)
     before = looked_at(place, project)
     code = waited(forked(case, ground, project, patch, number), patience)
@@ -136,10 +140,12 @@ def one(
         return "traceback", told
     if any(RAW.search(text) for text in printed):
         return "escape code", told
+    if case.inspect == "run" and code in (0, 1, 2) and (flaw := hostile_training.judged(code, ground, printed[1])):
+        return flaw, told
     silent = kind == "environment" and not printed[1]  # of ranks that know the same, one speaks
     if code == 2 and not silent and not re.search(r"refused: |usage: |Nothing was generated", printed[1]):
         return "no sentence", told
-    if code not in (0, 2):
+    if code not in (0, 2) and case.inspect != "run":
         return "exit code", f"  exit code {code}\n{told}"
     if code == 0 and case.inspect == "bash" and (flaw := script(printed[0], ground)):
         return flaw, told

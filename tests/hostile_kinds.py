@@ -1,50 +1,16 @@
-"""Cases for drawn_inputs.py: what is typed, set or lying about, and the program that meets it."""
+"""Cases for drawn_inputs.py: what is typed, set or written in a config, and the program that meets it."""
 
-import os
 import random
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import hostile_folders as folders
+import hostile_training
 import hostile_values as values
 import yaml
+from hostile_ground import Case, Draw, Ground
 
-
-@dataclass
-class Ground:
-    """Where a case takes place. `open`: there files may be written; everywhere else nothing may change."""
-
-    folder: Path
-    base: Path  # run, search, images, text: sound ones to copy
-
-    @property
-    def canary(self) -> Path:
-        return self.folder / "canary"
-
-    @property
-    def open(self) -> Path:
-        return self.folder / "open"
-
-    def copy(self, name: str) -> Path:
-        shutil.copytree(self.base / name, self.open / name, symlinks=True)
-        return self.open / name
-
-
-@dataclass
-class Case:
-    """A program and its words. `setup` changes this process before: monkeypatches, so to say."""
-
-    program: str
-    words: list[str]
-    environ: dict[str, str] = field(default_factory=dict)
-    configs: Path | None = None  # instead of the project's own
-    personal: Path | None = None  # clusters.yaml
-    inspect: str = ""  # what is done with what is printed: bash
-
-
-Draw = Callable[[random.Random, Ground], Case]
 LEAVES: list[str] = []  # dotted keys of the config, filled in by drawn_inputs.py
 GROUPS: dict[str, list[str]] = {}
 
@@ -201,144 +167,6 @@ def environment(rng: random.Random, ground: Ground) -> Case:
     return Case(program, ["--dry-run", "cluster=slurm"] if program == "submit.py" else words, environ)
 
 
-READERS = ["report.py", "report.py", "folder", "train.py", "submit.py", "plan.py", "load", "export", "board"]
-
-
-def run_directories(rng: random.Random, ground: Ground) -> Case:
-    """A run directory of which files are damaged, replaced, linked elsewhere or strangely named."""
-    run = ground.copy("run")
-    files = sorted(path for path in run.rglob("*") if path.is_file() and not path.is_symlink())
-    files = [path for path in files if "code" not in path.parts and "checkpoints" not in path.parts]
-    for _ in range(rng.randrange(1, 4)):
-        file = rng.choice(files)
-        if file.is_file() and not file.is_symlink():
-            values.damage(rng, file, ground.canary, ground.folder / "victim")
-    if rng.random() < 0.2:
-        _named(rng, ground, run)
-    if rng.random() < 0.1:
-        (run / "report.html").symlink_to(ground.folder / "victim")
-    return _reader(rng, ground, run)
-
-
-def _reader(rng: random.Random, ground: Ground, run: Path) -> Case:
-    program = rng.choice(READERS)
-    words = {
-        "report.py": [str(run)],
-        "folder": [str(run.parent)],
-        "load": [str(run)],
-        "board": [str(run)],
-        "export": [str(run), str(ground.open / "out.safetensors"), *rng.choice([[], ["--best"], ["--step", "2"]])],
-    }.get(program, [f"resume={run}", *rng.choice([[], [], ["trainer.max_epochs=30"], ["seed=3"]])])
-    if program == "submit.py":
-        words.append("--dry-run")
-    return Case(
-        {"folder": "report.py", "export": "tools/export.py", "board": "tools/board.py"}.get(program, program), words
-    )
-
-
-def _named(rng: random.Random, ground: Ground, run: Path) -> None:
-    """A file or folder with a name that nobody expects."""
-    folder = rng.choice([run, *(path for path in run.iterdir() if path.is_dir() and not path.is_symlink())])
-    name = values.text(rng, ground.canary).replace("/", "_")[:200] or "x"
-    name = rng.choice(
-        [name, f"step-{name}", f"events.out.tfevents.{name}", f"node-{name}", f"job-{name}.log", f"{name}.json"]
-    )
-    if name in (".", ".."):
-        return
-    path = folder / os.fsdecode(os.fsencode(name[:80])[:250])
-    if not path.exists():
-        path.mkdir() if rng.random() < 0.3 else path.write_bytes(values.junk(rng, ground.canary))
-
-
-def checkpoints(rng: random.Random, ground: Ground) -> Case:
-    """Files of a checkpoint: manifest, .metadata, meta.pt, ranks', tensors."""
-    run = ground.copy("run")
-    files = sorted(path for path in (run / "checkpoints").rglob("*") if path.is_file() and not path.is_symlink())
-    for _ in range(rng.randrange(1, 3)):
-        file = rng.choice(files)
-        if file.is_file() and not file.is_symlink():
-            values.damage(rng, file, ground.canary, ground.folder / "victim")
-    program = rng.choice(["load", "export", "train.py", "weights", "begin", "begin"])
-    words = {
-        "load": [str(run)],
-        "export": [str(run), str(ground.open / "out.safetensors")],
-        "begin": [str(run)],
-        "weights": [str(run / "checkpoints/last.ckpt")],
-        "train.py": [f"resume={run}"],
-    }[program]
-    return Case({"export": "tools/export.py"}.get(program, program), words)
-
-
-def searches(rng: random.Random, ground: Ground) -> Case:
-    """The folder of a search: search.json, journal, submitted.json, members."""
-    folder = ground.copy("search")
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    for _ in range(rng.randrange(1, 3)):
-        file = rng.choice(files)
-        if file.is_file() and not file.is_symlink():
-            values.damage(rng, file, ground.canary, ground.folder / "victim")
-    return rng.choice(
-        [
-            Case("tools/search.py", [str(folder)]),
-            Case("tools/search.py", [str(folder)]),
-            Case("tools/search.py", ["--ask", str(folder / "001")]),
-            Case("report.py", [str(folder)]),
-        ]
-    )
-
-
-def events(rng: random.Random, ground: Ground) -> Case:
-    """TensorBoard's files cut at any byte of the last records, or with a record that lies."""
-    run = ground.copy("run")
-    file = rng.choice(sorted(run.rglob("events.out.tfevents.*")))
-    size = file.stat().st_size
-    if rng.random() < 0.6:
-        os.truncate(file, max(0, size - rng.randrange(200)))
-    else:
-        with file.open("r+b") as stream:
-            stream.seek(max(0, size - rng.randrange(400)))
-            stream.write(rng.randbytes(rng.randrange(1, 24)))
-    return Case("report.py", [str(run)])
-
-
-def samples(rng: random.Random, ground: Ground) -> Case:
-    """What a node's monitor has left: cells, heads, lines."""
-    run = ground.copy("run")
-    file = rng.choice(sorted((run / "monitor").rglob("*.*")))
-    lines = file.read_text(errors="replace").splitlines() or [""]
-    for _ in range(rng.randrange(1, 4)):
-        at = rng.randrange(len(lines))
-        cells = lines[at].split(",")
-        cells[rng.randrange(len(cells))] = values.text(rng, ground.canary, zero=True)
-        lines[at] = ",".join(cells)
-    file.write_bytes("\n".join(lines).encode(errors="surrogateescape"))
-    return Case("report.py", [str(run)])
-
-
-def data_files(rng: random.Random, ground: Ground) -> Case:
-    """Folders of images and of text whose files and names are not what they should be."""
-    kind = rng.choice(["images", "text"])
-    folder = ground.copy(kind)
-    for _ in range(rng.randrange(1, 4)):
-        file = rng.choice(
-            sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()) or [folder / "x"]
-        )
-        name = os.fsdecode(os.fsencode(values.text(rng, ground.canary).replace("/", "_")[:60]))
-        if rng.random() < 0.4 and name not in ("", ".", ".."):
-            file.rename(file.with_name(f"{name}{file.suffix}"))
-        elif file.exists():
-            values.damage(rng, file, ground.canary, ground.folder / "victim")
-    given = [f"data.dir={folder}"] if kind == "images" else [f"data.files={folder}/*"]
-    if rng.random() < 0.2:
-        given = [given[0].partition("=")[0] + "=" + values.text(rng, ground.canary)]
-    choice = ["model=resnet18", "data.image_size=32"] if kind == "images" else ["model=gpt_tiny", "data.block_size=16"]
-    out = ground.open / ("out.h5" if kind == "images" else "out.npy")
-    size = ["data.image_size=8"] if kind == "images" else []
-    return rng.choice(
-        [Case("check", [f"data={kind}", *choice, *given]), Case("tools/pack.py", [f"out={out}", *given, *size])]
-    )
-
-
 def words_of_tools(rng: random.Random, ground: Ground) -> Case:
     """Arguments of the tools and of report.py."""
     program = rng.choice(
@@ -360,23 +188,6 @@ def answers(rng: random.Random, ground: Ground) -> Case:
     return Case("bake", [f"{key}={values.text(rng, ground.canary)}" for key in rng.sample(keys, rng.randrange(1, 3))])
 
 
-KINDS: dict[str, tuple[Draw, float]] = {  # and how often
-    "overrides": (overrides, 3),
-    "cluster values": (cluster_values, 2),
-    "config files": (config_files, 2),
-    "personal clusters.yaml": (personal, 1),
-    "environment": (environment, 2),
-    "run directories": (run_directories, 5),
-    "checkpoints": (checkpoints, 2),
-    "searches": (searches, 1.5),
-    "events files": (events, 1),
-    "monitor files": (samples, 1),
-    "data files": (data_files, 1.5),
-    "words of tools": (words_of_tools, 1.5),
-    "cookiecutter answers": (answers, 0.7),
-}
-
-
 def _configs(ground: Ground) -> Path:
     return Path(shutil.copytree(ground.base / "configs", ground.folder / "open" / "configs"))
 
@@ -387,3 +198,21 @@ def _yaml(file: Path, content: Any, rng: random.Random) -> None:
     except (yaml.YAMLError, ValueError):
         words = "{}"
     file.write_bytes(words.encode(errors="surrogateescape"))
+
+
+KINDS: dict[str, tuple[Draw, float]] = {  # and how often
+    "overrides": (overrides, 3),
+    "cluster values": (cluster_values, 2),
+    "config files": (config_files, 2),
+    "personal clusters.yaml": (personal, 1),
+    "environment": (environment, 2),
+    "run directories": (folders.run_directories, 5),
+    "checkpoints": (folders.checkpoints, 2),
+    "searches": (folders.searches, 1.5),
+    "events files": (folders.events, 1),
+    "monitor files": (folders.samples, 1),
+    "data files": (folders.data_files, 1.5),
+    "training": (hostile_training.training, 1.5),
+    "words of tools": (words_of_tools, 1.5),
+    "cookiecutter answers": (answers, 0.7),
+}

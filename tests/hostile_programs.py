@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import hostile_kinds
+import hostile_training
 
 PACKAGE = "my_research"
 LIBRARIES = [
@@ -125,10 +126,10 @@ def _search(folder: Path) -> None:
 def _data(base: Path) -> None:
     from PIL import Image
 
-    for number in range(4):
+    for number in range(20):
         folder = base / "images" / f"class{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (9, 8), (number * 40, 0, 0)).save(folder / f"{number}.png")
+        Image.new("RGB", (9, 8), (number * 12, 0, 0)).save(folder / f"{number}.png")
     (base / "text").mkdir()
     for number in range(3):
         (base / "text" / f"{number}.txt").write_text("to be or not to be " * 40)
@@ -147,6 +148,7 @@ def enter(case: Any, project: Path) -> None:
         commandline.PERSONAL = case.personal
     sys.argv = [case.program, *case.words]
     own = {
+        "training": hostile_training.enter,
         "train.py": train,
         "load": load,
         "weights": weights,

@@ -1,5 +1,6 @@
 """What cannot be done exactly is rejected before the first step, whoever finds it out: in a sentence, no traceback."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +49,44 @@ def test_what_lightning_rejects_before_the_first_step() -> None:
     with pytest.raises(Exception, match="ModelCheckpoint") as failed:  # a failure of training stays one
         build(trains=True)
     assert isinstance(failed.value.__cause__, MisconfigurationException)
+
+
+ADAMW = {"_target_": "torch.optim.AdamW", "_partial_": True}
+TAKEN = {
+    "a partial object": lambda: config.build({**ADAMW, "betas": 7})([torch.zeros(1, requires_grad=True)]),
+    "an argument twice": lambda: config.build({**ADAMW, "params": [1]})([torch.zeros(1, requires_grad=True)]),
+    "options that exclude each other": lambda: config.build({**ADAMW, "fused": True, "foreach": True})(
+        [torch.zeros(1, requires_grad=True)]
+    ),
+    "an object": lambda: config.build({"_target_": "torch.nn.Linear", "in_features": "many", "out_features": 1}),
+}
+
+
+@pytest.mark.parametrize("build", TAKEN.values(), ids=TAKEN)
+def test_values_that_a_library_does_not_take(build: Callable[[], Any]) -> None:
+    taken_back = []
+    with (
+        pytest.raises(Refused, match="must be such as are taken"),
+        record.rejections(SimpleNamespace(trains=False), lambda: taken_back.append(True)),  # type: ignore[arg-type]
+    ):
+        build()
+    assert taken_back == [True]
+
+
+def test_what_fails_in_the_projects_own_code_keeps_its_traceback() -> None:
+    node = {"_target_": "{{ cookiecutter.package_name }}.module.warmup_then_cosine", "step": "x", "warmup_steps": 1}
+    with pytest.raises(Exception, match="not supported between") as failed:
+        config.build({**node, "total_steps": 1})
+    assert not isinstance(failed.value, Refused)
+
+
+@pytest.mark.parametrize("words", [{"options": ["--x\0"]}, {"options": ["--x\x1b[2J"]}, {"env": {"A": "x\x07"}}])
+def test_control_characters_do_not_reach_a_job_script(words: dict[str, Any]) -> None:
+    cfg = commandline.compose_overrides(["cluster=slurm", "trainer=ddp"])
+    OmegaConf.update(cfg, "cluster", words, force_add=True)
+    with pytest.raises(Refused) as refused:
+        preflight.job(cfg)
+    assert refused.value.key.startswith("cluster")
 
 
 class TwoLoaders(L.LightningModule):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, NoReturn, TypeVar
 
 import yaml
@@ -248,10 +249,40 @@ def typed(schema: type[T], node: DictConfig, name: str, *, only_ours: bool = Fal
 
 
 def build(node: Any, **kwargs: Any) -> Any:
-    """Objects for a config node: the only caller of Hydra's instantiate."""
+    """Objects for a config node: the only caller of Hydra's instantiate.
+
+    Raises:
+        Refused: a library does not take the values that the config gives it.
+    """
+    from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
-    return instantiate(without_checks(node), _convert_="all", **kwargs)
+    try:
+        return instantiate(without_checks(node), _convert_="all", **kwargs)
+    except InstantiationException as error:
+        refuse_arguments(error)
+        raise
+
+
+def refuse_arguments(error: BaseException) -> None:
+    """Raises `Refused` where a library that the config names does not take the values that the config gives it.
+
+    What fails within the project's own code does so for its author, with a traceback.
+    """
+    from hydra.errors import InstantiationException
+
+    cause = error.__cause__ if isinstance(error, InstantiationException) else error
+    if not isinstance(cause, TypeError | ValueError) and type(cause) is not RuntimeError:  # no want of memory, say
+        return
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(cause.__traceback__)]
+    calls = [number for number, module in enumerate(modules) if module.split(".")[0] == "hydra"]
+    called = modules[calls[-1] + 1 :] if calls else [PACKAGE]  # nothing: the call itself does not fit
+    if called and called[0].split(".")[0] == PACKAGE and not called[0].startswith(f"{PACKAGE}.hpc."):
+        return
+    by = f" by {called[0]}" if called else ""
+    key = found[1] if (found := re.search(r"full_key: (\S+)", str(error))) else "config"
+    rule = f"the values must be such as are taken{by}: {type(cause).__name__}: {reason(cause)}"
+    raise Refused(key, None, rule, "correct them; --cfg job shows the whole config") from error
 
 
 def build_each(group: DictConfig) -> list[Any]:

@@ -16,13 +16,14 @@ def optimizer(node: DictConfig, cfg: DictConfig) -> None:
 
 def gpt(node: DictConfig, cfg: DictConfig) -> None:
     """The `_check_` of GPT configs."""
-    for key in ("num_layers", "num_heads", "width", "vocab_size", "block_size"):
-        if (size := node[key]) is not None and size < 1:  # None: data will say it
-            raise Refused(
-                f"model.network.{key}", size, "is at least 1", f"model.network.{key}=<a whole number above 0>"
-            )
+    for key in ("num_layers", "num_heads", "width", "vocab_size", "block_size", "vocab_multiple"):
+        _at_least_one(key, node.get(key))
+    if not 0 <= (dropout := node.get("dropout") or 0) <= 1:
+        rule = "must be a share of the numbers, from 0 to 1"
+        raise Refused("model.network.dropout", dropout, rule, "model.network.dropout=0.1")
     if node.width % node.num_heads:
-        fix = f"model.network.num_heads={max(h for h in range(1, node.num_heads + 1) if node.width % h == 0)}"
+        most = min(node.num_heads, node.width)
+        fix = f"model.network.num_heads={max(h for h in range(1, most + 1) if node.width % h == 0)}"
         raise Refused("model.network.num_heads", node.num_heads, f"divides the width, {node.width}", fix)
     if node.width // node.num_heads % 2:
         rule = f"leaves heads of an even size, for rotary positions; the width is {node.width}"
@@ -31,3 +32,30 @@ def gpt(node: DictConfig, cfg: DictConfig) -> None:
     if node.num_heads % ranks:
         fix = f"strategy.tensor_parallel_size={max(r for r in range(1, ranks + 1) if node.num_heads % r == 0)}"
         raise Refused("strategy.tensor_parallel_size", ranks, f"divides the {node.num_heads} attention heads", fix)
+
+
+def resnet(node: DictConfig, cfg: DictConfig) -> None:
+    """The `_check_` of ResNet configs."""
+    for key in ("num_classes", "in_channels", "image_size"):
+        _at_least_one(key, node.get(key))
+    for key in ("depths", "widths"):
+        for size in node[key]:
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                rule = "must be a list of whole numbers above 0, one for each stage"
+                raise Refused(f"model.network.{key}", node[key], rule, f"model.network.{key}=[2,2]")
+    if not node.depths or len(node.depths) != len(node.widths):
+        rule = f"must have a number for each stage, as model.network.widths has {len(node.widths)}"
+        fix = "model.network.depths=[2,2] model.network.widths=[8,16]"
+        raise Refused("model.network.depths", node.depths, rule, fix)
+    if (norm := node.get("norm", "group")) not in ("group", "batch"):
+        raise Refused("model.network.norm", norm, "must be group or batch", "model.network.norm=group")
+    for width in node.widths if norm == "group" else ():
+        if width % (groups := min(32, max(1, width // 8))):
+            rule = f"must be divisible by the number of groups of channels that are normalized ({groups} for {width})"
+            fix = "a multiple of 8 below 256, of 32 above; or model.network.norm=batch"
+            raise Refused("model.network.widths", width, rule, fix)
+
+
+def _at_least_one(key: str, size: int | None) -> None:
+    if size is not None and size < 1:  # None: data will say it
+        raise Refused(f"model.network.{key}", size, "is at least 1", f"model.network.{key}=<a whole number above 0>")

@@ -109,7 +109,9 @@ def files(cfg: DictConfig) -> None:
     """
     if cfg.ckpt and not home.expand(cfg.ckpt).exists():
         raise Refused("ckpt", cfg.ckpt, "there is no such file or folder", "ckpt=<checkpoint of a run>")
-    _ask_nodes(cfg, cfg)
+    for key, node in signatures.targets(OmegaConf.to_container(cfg, resolve=True)):
+        signatures.bind(key, {name: value for name, value in node.items() if value is not None}, complete=False)
+    _ask_nodes(cfg, cfg)  # which may count on the types of what is there
     whole = cfg.copy()
     whole.run_dir = cfg.run_dir or "runs"  # chosen later, but a path
     _bind_targets(whole)
@@ -155,6 +157,12 @@ NOT_HERE |= {"LearningRateFinder": _SEARCHES, "BatchSizeFinder": _SEARCHES}
 
 
 def _callback_rules(cfg: DictConfig) -> None:
+    if not isinstance(cfg.callbacks, DictConfig):
+        raise Refused("callbacks", cfg.callbacks, "must be named callbacks", "callbacks=default")
+    for name, node in cfg.callbacks.items():
+        if node and not (isinstance(node, DictConfig) and "_target_" in node):
+            rule = "a callback must be a node with a _target_, or null"
+            raise Refused(f"callbacks.{name}", node, rule, f"callbacks.{name}=null")
     for key, node in signatures.targets(OmegaConf.to_container(cfg.callbacks), "callbacks"):
         name = node["_target_"].rpartition(".")[2]
         if name in NOT_HERE and node["_target_"].startswith(("lightning.", "pytorch_lightning.")):
@@ -220,4 +228,5 @@ def _ask_nodes(node: Any, cfg: DictConfig) -> None:
 
 
 def _divisors(number: int, near: int) -> int:
-    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - near))
+    most = min(number, 4096)  # more are no devices of a node
+    return min((d for d in range(1, most + 1) if number % d == 0), key=lambda d: abs(d - near))

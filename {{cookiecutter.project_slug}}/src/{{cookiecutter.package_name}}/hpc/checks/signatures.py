@@ -54,8 +54,8 @@ def targets(node: Any, prefix: str = "") -> Iterator[tuple[str, dict]]:
             yield from targets(value, f"{prefix}.{i}")
 
 
-def bind(key: str, node: dict) -> None:
-    """Check the keys of one `_target_` node, and plain values, against its signature.
+def bind(key: str, node: dict, *, complete: bool = True) -> None:
+    """Check the keys of one `_target_` node, and plain values, against its signature; if `complete`, that none lacks.
 
     Raises:
         Refused: unknown or missing arguments, or a value that is plainly of another type.
@@ -71,7 +71,7 @@ def bind(key: str, node: dict) -> None:
         if (wanted := found.parameters.get(name, "")) and not fits(value, wanted):
             raise Refused(f"{key}.{name}", value, f"is of type {wanted}", f"{key}.{name}=<{wanted}>")
     missing = [name for name in found.required if name not in given]
-    if missing and not node.get("_partial_"):
+    if complete and missing and not node.get("_partial_"):
         raise Refused(f"{key}.{missing[0]}", None, f"{node['_target_']} needs it", f"{key}.{missing[0]}=...")
 
 

@@ -8,7 +8,7 @@ import re
 
 from omegaconf import DictConfig, OmegaConf
 
-from ..config import Refused, nearest
+from ..config import UNSEEN, Refused, nearest
 from .job import clock, walltime
 from .layout import Checkpoint, Cluster, Faults, Run, Strategy, Trainer, layout
 
@@ -51,6 +51,7 @@ def faults(node: Faults, strategy: Strategy) -> None:
         rule = f"strategy={strategy.name} cannot skip an update: DeepSpeed owns the optimizer step"
         raise Refused("faults.nonfinite", "skip", rule, "faults.nonfinite=stop, or rollback")
     positive("faults.hang_minutes", node.hang_minutes)
+    at_most("faults.hang_minutes", node.hang_minutes, 60 * 24 * 365)  # timers take no more than some hundred years
     at_least("faults.retries", node.retries, 1)
 
 
@@ -73,10 +74,11 @@ def cluster(cluster: Cluster, cfg: DictConfig) -> None:
             raise Refused(f"cluster.{key}", repr(getattr(cluster, key)), rule, f"cluster.{key}=<{key}>")
     login_host(cluster.login_host)
     for line in (*cluster.options, *cluster.setup, cluster.launcher, cluster.container or ""):
-        if "\n" in line:
+        if UNSEEN.search(line) or "\n" in line:
             raise Refused("cluster", repr(line), "options and setup are single lines", "one list entry per line")
     for key, value in cluster.env.items():
-        if not re.fullmatch(r"[A-Za-z_]\w*", str(key)) or re.search(r'["`\\\n]|\$\(', str(value)):
+        damages = re.search(r'["`\\\n]|\$\(', str(value)) or UNSEEN.search(str(value))
+        if not re.fullmatch(r"[A-Za-z_]\w*", str(key)) or damages:
             rule = "is NAME: value; the value stands between double quotes in the job script, $VARIABLES are filled in"
             raise Refused(f"cluster.env.{key}", repr(value), rule, "leave out quotes, backslashes and commands")
     asked = walltime("cluster.time", cluster.time)
@@ -156,6 +158,11 @@ def one_of(key: str, value: str, choices: list[str]) -> None:
 def at_least(key: str, value: float, least: int) -> None:
     if value < least:
         raise Refused(key, value, f"is at least {least}", f"{key}={max(least, 1)}")
+
+
+def at_most(key: str, value: float, most: int) -> None:
+    if value > most:
+        raise Refused(key, value, f"must be at most {most}", f"{key}={most}")
 
 
 def positive(key: str, value: float) -> None:

@@ -21,7 +21,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from .. import rundir
-from ..config import Refused, flat, from_environment, frozen
+from ..config import Refused, flat, from_environment, frozen, refuse_arguments
 from ..jobs import move
 from ..launch import Place
 from . import loggers, snapshot
@@ -137,16 +137,27 @@ def rejections(resume: "Resume", take_back: Callable[[], None] | None = None) ->
         take_back: what to do when this start is rejected; see `begin`.
     """
     try:
-        yield
-    except Exception as error:
-        cause = error.__cause__ if isinstance(error, InstantiationException) else error
-        rejected = not resume.trains and isinstance(cause, MisconfigurationException | Refused)
-        if rejected and take_back:
-            take_back()
-        if not rejected or isinstance(cause, Refused):
+        try:
+            yield
+        except Exception as error:
+            if not resume.trains:
+                _reject(error)
             raise
+    except Refused:
+        if not resume.trains and take_back:
+            take_back()
+        raise
+
+
+def _reject(error: Exception) -> None:
+    """Raises `Refused` where this is no failure of the project's own code."""
+    refuse_arguments(error)
+    cause = error.__cause__ if isinstance(error, InstantiationException) else error
+    if isinstance(cause, MisconfigurationException):
         rule = f"Lightning rejects this: {' '.join(str(cause).split())}"
         raise Refused("trainer, callbacks or model", None, rule, "change what it names") from error
+    if isinstance(cause, Refused) and cause is not error:
+        raise cause
 
 
 def _text(value: Any) -> str:

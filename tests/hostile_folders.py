@@ -1,0 +1,145 @@
+"""Cases for drawn_inputs.py: folders that others made or damaged, and the program that reads them."""
+
+import os
+import random
+from pathlib import Path
+
+import hostile_values as values
+from hostile_ground import Case, Ground
+
+READERS = ["report.py", "report.py", "folder", "train.py", "submit.py", "plan.py", "load", "export", "board"]
+
+
+def run_directories(rng: random.Random, ground: Ground) -> Case:
+    """A run directory of which files are damaged, replaced, linked elsewhere or strangely named."""
+    run = ground.copy("run")
+    files = sorted(path for path in run.rglob("*") if path.is_file() and not path.is_symlink())
+    files = [path for path in files if "code" not in path.parts and "checkpoints" not in path.parts]
+    for _ in range(rng.randrange(1, 4)):
+        file = rng.choice(files)
+        if file.is_file() and not file.is_symlink():
+            values.damage(rng, file, ground.canary, ground.folder / "victim")
+    if rng.random() < 0.2:
+        _named(rng, ground, run)
+    if rng.random() < 0.1:
+        (run / "report.html").symlink_to(ground.folder / "victim")
+    return _reader(rng, ground, run)
+
+
+def _reader(rng: random.Random, ground: Ground, run: Path) -> Case:
+    program = rng.choice(READERS)
+    words = {
+        "report.py": [str(run)],
+        "folder": [str(run.parent)],
+        "load": [str(run)],
+        "board": [str(run)],
+        "export": [str(run), str(ground.open / "out.safetensors"), *rng.choice([[], ["--best"], ["--step", "2"]])],
+    }.get(program, [f"resume={run}", *rng.choice([[], [], ["trainer.max_epochs=30"], ["seed=3"]])])
+    if program == "submit.py":
+        words.append("--dry-run")
+    return Case(
+        {"folder": "report.py", "export": "tools/export.py", "board": "tools/board.py"}.get(program, program), words
+    )
+
+
+def _named(rng: random.Random, ground: Ground, run: Path) -> None:
+    """A file or folder with a name that nobody expects."""
+    folder = rng.choice([run, *(path for path in run.iterdir() if path.is_dir() and not path.is_symlink())])
+    name = values.text(rng, ground.canary).replace("/", "_")[:200] or "x"
+    name = rng.choice(
+        [name, f"step-{name}", f"events.out.tfevents.{name}", f"node-{name}", f"job-{name}.log", f"{name}.json"]
+    )
+    if name in (".", ".."):
+        return
+    path = folder / os.fsdecode(os.fsencode(name[:80])[:250])
+    if not path.exists():
+        path.mkdir() if rng.random() < 0.3 else path.write_bytes(values.junk(rng, ground.canary))
+
+
+def checkpoints(rng: random.Random, ground: Ground) -> Case:
+    """Files of a checkpoint: manifest, .metadata, meta.pt, ranks', tensors."""
+    run = ground.copy("run")
+    files = sorted(path for path in (run / "checkpoints").rglob("*") if path.is_file() and not path.is_symlink())
+    for _ in range(rng.randrange(1, 3)):
+        file = rng.choice(files)
+        if file.is_file() and not file.is_symlink():
+            values.damage(rng, file, ground.canary, ground.folder / "victim")
+    program = rng.choice(["load", "export", "train.py", "weights", "begin", "begin"])
+    words = {
+        "load": [str(run)],
+        "export": [str(run), str(ground.open / "out.safetensors")],
+        "begin": [str(run)],
+        "weights": [str(run / "checkpoints/last.ckpt")],
+        "train.py": [f"resume={run}"],
+    }[program]
+    return Case({"export": "tools/export.py"}.get(program, program), words)
+
+
+def searches(rng: random.Random, ground: Ground) -> Case:
+    """The folder of a search: search.json, journal, submitted.json, members."""
+    folder = ground.copy("search")
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for _ in range(rng.randrange(1, 3)):
+        file = rng.choice(files)
+        if file.is_file() and not file.is_symlink():
+            values.damage(rng, file, ground.canary, ground.folder / "victim")
+    return rng.choice(
+        [
+            Case("tools/search.py", [str(folder)]),
+            Case("tools/search.py", [str(folder)]),
+            Case("tools/search.py", ["--ask", str(folder / "001")]),
+            Case("report.py", [str(folder)]),
+        ]
+    )
+
+
+def events(rng: random.Random, ground: Ground) -> Case:
+    """TensorBoard's files cut at any byte of the last records, or with a record that lies."""
+    run = ground.copy("run")
+    file = rng.choice(sorted(run.rglob("events.out.tfevents.*")))
+    size = file.stat().st_size
+    if rng.random() < 0.6:
+        os.truncate(file, max(0, size - rng.randrange(200)))
+    else:
+        with file.open("r+b") as stream:
+            stream.seek(max(0, size - rng.randrange(400)))
+            stream.write(rng.randbytes(rng.randrange(1, 24)))
+    return Case("report.py", [str(run)])
+
+
+def samples(rng: random.Random, ground: Ground) -> Case:
+    """What a node's monitor has left: cells, heads, lines."""
+    run = ground.copy("run")
+    file = rng.choice(sorted((run / "monitor").rglob("*.*")))
+    lines = file.read_text(errors="replace").splitlines() or [""]
+    for _ in range(rng.randrange(1, 4)):
+        at = rng.randrange(len(lines))
+        cells = lines[at].split(",")
+        cells[rng.randrange(len(cells))] = values.text(rng, ground.canary, zero=True)
+        lines[at] = ",".join(cells)
+    file.write_bytes("\n".join(lines).encode(errors="surrogateescape"))
+    return Case("report.py", [str(run)])
+
+
+def data_files(rng: random.Random, ground: Ground) -> Case:
+    """Folders of images and of text whose files and names are not what they should be."""
+    kind = rng.choice(["images", "text"])
+    folder = ground.copy(kind)
+    for _ in range(rng.randrange(1, 4)):
+        file = rng.choice(
+            sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()) or [folder / "x"]
+        )
+        name = os.fsdecode(os.fsencode(values.text(rng, ground.canary).replace("/", "_")[:60]))
+        if rng.random() < 0.4 and name not in ("", ".", ".."):
+            file.rename(file.with_name(f"{name}{file.suffix}"))
+        elif file.exists():
+            values.damage(rng, file, ground.canary, ground.folder / "victim")
+    given = [f"data.dir={folder}"] if kind == "images" else [f"data.files={folder}/*"]
+    if rng.random() < 0.2:
+        given = [given[0].partition("=")[0] + "=" + values.text(rng, ground.canary)]
+    choice = ["model=resnet18", "data.image_size=32"] if kind == "images" else ["model=gpt_tiny", "data.block_size=16"]
+    out = ground.open / ("out.h5" if kind == "images" else "out.npy")
+    size = ["data.image_size=8"] if kind == "images" else []
+    return rng.choice(
+        [Case("check", [f"data={kind}", *choice, *given]), Case("tools/pack.py", [f"out={out}", *given, *size])]
+    )

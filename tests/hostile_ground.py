@@ -1,0 +1,42 @@
+"""Where a case of drawn_inputs.py takes place, and what a case is."""
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Ground:
+    """Where a case takes place. `open`: there files may be written; everywhere else nothing may change."""
+
+    folder: Path
+    base: Path  # run, search, images, text: sound ones to copy
+
+    @property
+    def canary(self) -> Path:
+        return self.folder / "canary"
+
+    @property
+    def open(self) -> Path:
+        return self.folder / "open"
+
+    def copy(self, name: str) -> Path:
+        shutil.copytree(self.base / name, self.open / name, symlinks=True)
+        return self.open / name
+
+
+@dataclass
+class Case:
+    """A program and its words. `setup` changes this process before: monkeypatches, so to say."""
+
+    program: str
+    words: list[str]
+    environ: dict[str, str] = field(default_factory=dict)
+    configs: Path | None = None  # instead of the project's own
+    personal: Path | None = None  # clusters.yaml
+    inspect: str = ""  # what is done with what is printed: bash
+
+
+Draw = Callable[[random.Random, Ground], Case]

@@ -1,0 +1,177 @@
+"""The kind of hostile input in which a network is really trained: odd values beside sound ones, for drawn_inputs.py.
+
+Either it trains as it was asked to and ends with 0, or one sentence and exit code 2 come before the first step.
+"""
+
+import json
+import math
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import hostile_values as values
+from hostile_ground import Case, Ground
+
+ENOUGH = 60  # steps, after which a run that was given no end near is left: it trains
+STEPPED = "stepped"  # a file of as many bytes as batches were trained with
+SMALL = {
+    "trainer.max_steps": "2", "+trainer.limit_train_batches": "4", "+trainer.limit_val_batches": "1",
+    "+trainer.limit_test_batches": "1", "trainer.log_every_n_steps": "1", "callbacks.progress": "null",
+    "callbacks.monitor": "null", "callbacks.samples": "null", "data.global_batch_size": "8",
+}  # fmt: skip
+MODELS = {
+    "digits": {"model.network.depths": "[1]", "model.network.widths": "[8]"},
+    "text": {"data": "text", "data.files": "TEXT/*", "data.block_size": "16", "model": "gpt_tiny",
+             "model.network.num_layers": "1", "model.network.num_heads": "2", "model.network.width": "8"},
+    "images": {"data": "images", "data.dir": "IMAGES", "data.image_size": "8", "data.global_batch_size": "1",
+               "data.num_workers": "0", "model": "resnet18", "model.network.depths": "[1]",
+               "model.network.widths": "[8]"},
+}  # fmt: skip
+SECTIONS = {"trainer": 6, "model": 5, "data": 4, "callbacks": 4, "checkpoint": 2, "faults": 2, "strategy": 1.5,
+            "logger": 1.5, "": 1.5}  # fmt: skip
+ODD: dict[str, list[str]] = {
+    "int": ["0", "1", "2", "3", "5", "-1", "-2", "7", "1.5", "0.5", "1.0", "1000", "9" * 30],
+    "float": ["0", "0.0", "0.5", "1", "1.0", "-0.5", "-1", "2.5", "1e-9", "1e9", "1e30", "1e400", "nan", "inf", "-inf",
+              "-0.0"],
+    "bool": ["true", "false", "null", "0", "1", "yes", "'no'", "'false'"],
+    "list": ["[]", "[1]", "[2,2]", "[0]", "[-1]", "[1,2,3]", "[0.9,0.9]", "[0.9,1.0]", "[null]", "[a,b]", "[[1]]",
+             "[1.5]", "[0.9]", "[8,8]", "[inf,0]"],
+    "word": ["null", "''", "' '", "auto", "cpu", "gpu", "mean", "val/loss", "test/loss", "train/loss", "nope", "min",
+             "32", "64", "16-mixed", "bf16-mixed", "64-true", "simple", "advanced", "warn", "value", "norm", "batch",
+             "group", "00:00:00:01", "1:00:00", "../x", "a/b", "/", ".", "é", "runs"],
+    "other": ["{}", "{a: 1}", "{days: 1}", "{seconds: 1}", "{_x_: 1}", "${seed}", "${trainer.max_steps}", "${data}",
+              "${trainer}", "${oc.env:HOME}", "${oc.env:NOPE,3}", "${layout:world_size}", "???", "[{a: 1}]"],
+}  # fmt: skip
+
+
+def training(rng: random.Random, ground: Ground) -> Case:
+    """A small run, of which one to three values are odd."""
+    model = rng.choice(["digits", "digits", "text", "images"])
+    words = SMALL | MODELS[model]
+    words = {
+        key: value.replace("TEXT", f"{ground.base}/text").replace("IMAGES", f"{ground.base}/images")
+        for key, value in words.items()
+    }
+    known = known_keys(model, [f"{key}={value}" for key, value in words.items()])
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        [section] = rng.choices(list(SECTIONS), list(SECTIONS.values()))
+        key, now = rng.choice([(key, now) for key, now in known.items() if section_of(key) == section])
+        for other in (key.lstrip("+"), "+" + key.lstrip("+")):
+            words.pop(other, None)
+        words[key] = odd(rng, now, ground)
+        if key.endswith("num_workers") and len(words[key]) > 3:
+            words[key] = "3"  # not a thousand processes
+    run_dir = ground.open / "run"
+    return Case("training", [f"run_dir={run_dir}", *(f"{key}={value}" for key, value in words.items())], inspect="run")
+
+
+def section_of(key: str) -> str:
+    name, dot, _ = key.lstrip("+").partition(".")
+    return name if dot else ""
+
+
+def odd(rng: random.Random, now: Any, ground: Ground) -> str:
+    """A value as it is typed: most often of the type that stands there."""
+    from my_research.hpc.config import quoted
+
+    kind = {int: "int", float: "float", bool: "bool", list: "list", str: "word"}.get(type(now), "")
+    if not kind or rng.random() < 0.2:
+        kind = rng.choice(list(ODD))
+    if kind in NEAR and rng.random() < 0.6:
+        return rng.choice(NEAR[kind])
+    if rng.random() < 0.1:
+        return "'" + quoted(values.text(rng, ground.canary)) + "'"
+    return rng.choice(ODD[kind])
+
+
+# Values that could be meant: what takes them has to do what they say.
+NEAR = {
+    "int": ["1", "2", "3", "4", "5", "7", "0", "-1"],
+    "float": ["0.5", "1", "0.1", "0", "2.5", "1e-9", "1e9"],
+    "bool": ["true", "false"],
+    "list": ["[0.9,0.9]", "[1,1]", "[8,8]", "[0]", "[8]"],
+}
+KEYS: dict[str, dict[str, Any]] = {}
+
+
+def known_keys(model: str, words: list[str]) -> dict[str, Any]:
+    """What can be typed for such a run: the config's keys, and the further arguments of what it builds."""
+    if model in KEYS:
+        return KEYS[model]
+    from my_research.hpc import config
+    from my_research.hpc.checks import signatures
+    from my_research.hpc.jobs import commandline
+    from omegaconf import OmegaConf
+
+    cfg = commandline.compose_overrides(words)
+    flat = config.flat(cfg)
+    known = {key: value for key, value in flat.items() if not commandline.CODE_KEYS.search(key)}
+    for name, node in signatures.targets(OmegaConf.to_container(cfg)):
+        for parameter, kind in signatures.signature(node["_target_"]).parameters.items():
+            if parameter not in node and f"{name}.{parameter}" not in known:
+                example = next((now for word, now in EXAMPLES.items() if word in kind), "")
+                known[f"+{name}.{parameter}"] = example
+    left_out = ("run_dir", "cluster.", "callbacks.progress", "trainer.default_root_dir", "trainer.devices")
+    KEYS[model] = {key: value for key, value in known.items() if not key.lstrip("+").startswith(left_out)}
+    return KEYS[model]
+
+
+EXAMPLES: dict[str, Any] = {"bool": True, "float": 0.1, "int": 1, "list": [1], "tuple": [1], "str": "x"}
+
+
+def enter(project: Path) -> None:
+    """train.py itself. Each batch that it trains with adds a byte to a file; what would train on is left then."""
+    import train as program
+    from my_research.hpc import config, launch
+    from my_research.module import Classifier
+
+    folder = Path.cwd()
+    before = Classifier.training_step
+    count = 0
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        nonlocal count
+        count += 1
+        with (folder / STEPPED).open("ab") as file:
+            file.write(b".")
+        if count > ENOUGH:
+            sys.stderr.flush()
+            os._exit(0)
+        return before(self, batch, batch_idx)
+
+    Classifier.training_step = training_step  # type: ignore[method-assign]
+
+    with config.refusals():
+        here = launch.place(os.environ)
+    with config.refusals(launch.speaks(here, os.environ)):
+        program.main(here, program.watch.listen())
+
+
+def judged(code: int, ground: Ground, said: str) -> str:
+    """What is wrong with such a run; nothing: it was right, or rejected in time."""
+    steps = (ground.open / STEPPED).stat().st_size if (ground.open / STEPPED).exists() else 0
+    if code == 2:
+        return "rejected late" if steps else ""
+    if steps > ENOUGH:
+        return ""
+    run_dir = ground.open / "run"
+    events = [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
+    end = events[-1]
+    if code == 1:
+        return "" if steps and "Traceback" not in said and "not a finite" in said else "exit code"
+    return "" if end.get("outcome") == "finished" and not unlike(run_dir, end["step"], steps) else "not as asked"
+
+
+def unlike(run_dir: Path, step: int, batches: int) -> str:
+    """Where the run is not what was typed."""
+    from my_research.hpc import config
+
+    cfg = config.yaml_config(run_dir / "config.yaml")
+    asked = int(cfg.trainer.max_steps)
+    if asked >= 0 and step > asked:
+        return f"{step} steps instead of {asked}"
+    if step and not math.isclose(batches / step, cfg.trainer.accumulate_grad_batches, rel_tol=0.999):
+        return f"{batches} batches in {step} steps"
+    return ""
