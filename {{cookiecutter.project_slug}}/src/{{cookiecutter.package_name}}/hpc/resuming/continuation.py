@@ -45,15 +45,15 @@ class Continuation:
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule, tick: Callable[[], object]) -> None:
         """Go to the place. `tick` is called for each batch that is passed over. Raises `Refused`."""
-        position.check(trainer, self.place, self.start)
+        other_data = same_data.have_changed(trainer)
+        position.check(trainer, self.place, self.start, other_data=other_data)
         is_same_epoch = self.start.epoch == self.place["epoch"]
         loaders = (self.own or own_state(self.folder, 0))["loaders"] if is_same_epoch else []
         replay.prepare(trainer, loaders)
         position.start_at(trainer, self.start)
         if not self.start.between_epochs:
             is_same = self.is_own and self.start.batches == self.place["batches"]
-            is_same = is_same and not same_data.have_changed(trainer)
-            replay.skip(trainer, loaders, self._batches, tick, is_same=is_same)
+            replay.skip(trainer, loaders, self._batches, tick, is_same=is_same and not other_data)
         optimizers.restore(trainer.optimizers, self.scheduled)
         if not self.start.is_fetched:
             self._restore(trainer, module)

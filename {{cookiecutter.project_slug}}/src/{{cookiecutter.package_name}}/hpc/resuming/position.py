@@ -98,22 +98,31 @@ def accumulate(trainer: L.Trainer, epoch: int) -> int:
     return trainer.accumulate_grad_batches
 
 
-def check(trainer: L.Trainer, saved: dict[str, Any], start: Start) -> None:
-    """When the loaders are there: is this place the same as the one that was saved? Raises `Refused`."""
+def check(trainer: L.Trainer, saved: dict[str, Any], start: Start, *, other_data: bool = False) -> None:
+    """When the loaders are there: is this place the same as the one that was saved? Raises `Refused`.
+
+    Args:
+        other_data: the data have changed since, and that is meant.
+    """
     was, now = saved["accumulate"], start.accumulate
     between_one_and_many = (saved["num_ranks"] == 1) != (_num_ranks(trainer) == 1)
     if start.batches and between_one_and_many and not all(map(_is_ours, _loaders(trainer))):
         rule = "within an epoch, one rank goes through a plain DataLoader in another order than several ranks do"
         raise Refused("trainer.devices", trainer.num_devices, rule, "as many devices as before")
     per_epoch, validate_every = _finite(trainer.num_training_batches), _finite(trainer.val_check_batch)
-    if per_epoch is not None and start.batches > per_epoch:
-        rule = f"the run has done {start.batches} batches of its epoch, which must have as many; now it has {per_epoch}"
+    if per_epoch is not None and start.batches >= per_epoch:
+        rule = f"the run has done {start.batches} batches of its epoch, which must have more; now it has {per_epoch}"
+        if other_data:
+            fix = "the data as they were until this epoch has ended, or a new run from its weights: ckpt=<its last.ckpt>"
+            raise Refused("data", "changed", rule, fix)
         raise Refused("trainer.limit_train_batches", trainer.limit_train_batches, rule, "the value that the run had")
     is_moved = (was, saved["num_ranks"]) != (now, _num_ranks(trainer))
     for key, value, before, after in (
         ("limit_train_batches", trainer.limit_train_batches, saved["batches_per_epoch"], per_epoch),
         ("val_check_interval", trainer.val_check_interval, saved["validate_every"], validate_every),
     ):
+        if other_data and value != after:
+            continue  # it follows from how many batches there are now
         if is_moved and None not in (before, after) and after * was != before * now:
             rule = f"counts micro-batches, and must mean as many optimizer steps as before: {before} / {was}"
             fits = before * now % was == 0

@@ -1,0 +1,153 @@
+"""Where a run goes on when its steps are cut into other micro-batches, limits are typed anew, or its data have changed.
+
+Limits and intervals of validation count micro-batches of one rank: so many optimizer steps as before are meant.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.resuming import position
+
+
+def trainer(
+    *, per_epoch: float, every: float, ranks: int, micro_batch: int, limit: float | None = None, interval: float = 1.0
+) -> Any:
+    """As far as `check` looks at one. Without a limit an epoch is all that there is."""
+    loaders = SimpleNamespace(flattened=[SimpleNamespace(batch_size=micro_batch)])
+    return SimpleNamespace(
+        num_training_batches=per_epoch,
+        val_check_batch=every,
+        limit_train_batches=1.0 if limit is None else limit,
+        val_check_interval=interval,
+        num_devices=ranks,
+        strategy=SimpleNamespace(distributed_sampler_kwargs={"num_replicas": ranks}),
+        fit_loop=SimpleNamespace(_combined_loader=loaders),
+    )
+
+
+def going_on(
+    was: int, now: int, then: dict[str, Any], here: dict[str, Any], batches: int = 0, *, other_data: bool = False
+) -> None:
+    """Go on after so many micro-batches of an epoch, in steps of `was` and now of `now` micro-batches.
+
+    then: per_epoch, every, and ranks and micro_batch if they are not 2 and 4; here: the same, and what is typed.
+    """
+    then, here = ({"ranks": 2, "micro_batch": 4} | facts for facts in (then, here))
+    saved = {"accumulate": was, "num_ranks": then["ranks"], "samples": [then["ranks"] * then["micro_batch"]]}
+    saved |= {"batches_per_epoch": then["per_epoch"], "validate_every": then["every"], "batches": batches}
+    saved |= {"epoch": 0, "between_epochs": batches == 0, "is_fetched": True, "num_fetched": batches + 1, "stepped": 0}
+    counter = {"ready": 0, "started": 0, "processed": 0, "completed": 0}
+    loops = {
+        "epoch_loop.batch_progress": {"total": counter | {"completed": batches}, "current": dict(counter)},
+        "epoch_progress": {"total": dict(counter), "current": dict(counter)},
+    }
+    position.check(trainer(**here), saved, position.go_to(loops, saved, now), other_data=other_data)
+
+
+FEWER = {"per_epoch": 12, "every": 12}
+SAME = {
+    "nothing is changed": (2, 2, FEWER, FEWER),
+    "steps of half as many micro-batches twice as large": (2, 1, FEWER, {"per_epoch": 6, "every": 6, "micro_batch": 8}),
+    "of twice as many half as large": (2, 4, FEWER, {"per_epoch": 24, "every": 24, "micro_batch": 2}),
+    "half as many ranks": (2, 4, FEWER, {"per_epoch": 24, "every": 24, "ranks": 1}),
+    "limit and interval are converted": (
+        3,
+        6,
+        {"per_epoch": 9, "every": 6},
+        {"per_epoch": 18, "every": 12, "limit": 18, "interval": 12, "micro_batch": 2},
+    ),
+    "in the middle of an epoch": (2, 4, FEWER, {"per_epoch": 24, "every": 24, "micro_batch": 2}, 8),
+    "a longer epoch, in the same layout": (2, 2, FEWER, {"per_epoch": 20, "every": 20, "limit": 20}, 8),
+    "another interval, in the same layout": (2, 2, FEWER, {"per_epoch": 12, "every": 4, "interval": 4}, 8),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_it_is_the_same_place(case: str) -> None:
+    going_on(*SAME[case])
+
+
+# Words, then key and fix of the rejection.
+REFUSED = {
+    "a limit that counts other micro-batches": (
+        (2, 4, FEWER, {"per_epoch": 12, "every": 12, "limit": 12, "micro_batch": 2}),
+        "trainer.limit_train_batches",
+        "trainer.limit_train_batches=24",
+    ),
+    "a limit on fewer ranks": (
+        (2, 4, FEWER, {"per_epoch": 12, "every": 12, "limit": 12, "ranks": 1}),
+        "trainer.limit_train_batches",
+        "trainer.limit_train_batches=24",
+    ),
+    "an interval that counts other micro-batches": (
+        (2, 4, {"per_epoch": 12, "every": 6}, {"per_epoch": 24, "every": 6, "interval": 6, "micro_batch": 2}),
+        "trainer.val_check_interval",
+        "trainer.val_check_interval=12",
+    ),
+    "a limit that is no whole number of micro-batches now": (
+        (2, 1, {"per_epoch": 12, "every": 3}, {"per_epoch": 6, "every": 3, "interval": 3, "micro_batch": 8}),
+        "trainer.val_check_interval",
+        "trainer.accumulate_grad_batches=2",
+    ),
+    "an epoch that ends with an incomplete step": (
+        (3, 6, {"per_epoch": 10, "every": 10}, {"per_epoch": 20, "every": 20, "micro_batch": 2}),
+        "trainer.accumulate_grad_batches",
+        "trainer.accumulate_grad_batches=3",
+    ),
+    "a place behind the end of the epoch": (
+        (2, 2, FEWER, {"per_epoch": 4, "every": 4, "limit": 4}, 8),
+        "trainer.limit_train_batches",
+        "the value that the run had",
+    ),
+    "a place at the end of the epoch": (
+        (2, 2, FEWER, {"per_epoch": 8, "every": 8, "limit": 8}, 8),
+        "trainer.limit_train_batches",
+        "the value that the run had",
+    ),
+    "steps of more samples": (
+        (2, 2, FEWER, {"per_epoch": 12, "every": 12, "ranks": 4}),
+        "resume",
+        "trainer.accumulate_grad_batches=1",
+    ),
+    "steps of samples that cannot be cut so": (
+        (1, 1, FEWER, {"per_epoch": 12, "every": 12, "micro_batch": 6}),
+        "resume",
+        "as many devices as before",
+    ),
+    "from one rank to several within an epoch": (
+        (1, 1, FEWER | {"ranks": 1, "micro_batch": 8}, FEWER, 4),
+        "trainer.devices",
+        "as many devices as before",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_is_another_place(case: str) -> None:
+    words, key, fix = REFUSED[case]
+    with pytest.raises(Refused) as caught:
+        going_on(*words)
+    assert (caught.value.key, caught.value.fix) == (key, fix)
+
+
+# Data that have changed, as it was meant
+
+
+def test_an_epoch_that_other_data_have_shortened_is_no_wrong_limit() -> None:
+    for batches in (6, 8):
+        with pytest.raises(Refused) as caught:
+            going_on(2, 2, FEWER, {"per_epoch": 6, "every": 6}, batches, other_data=True)
+        assert (caught.value.key, "now it has 6" in caught.value.rule) == ("data", True)
+        assert "data as they were until this epoch has ended" in caught.value.fix
+    going_on(2, 2, FEWER, {"per_epoch": 6, "every": 6}, 4, other_data=True)
+    going_on(2, 2, FEWER, {"per_epoch": 6, "every": 6}, other_data=True)
+
+
+def test_of_other_data_only_what_is_typed_counts_micro_batches() -> None:
+    fewer = {"per_epoch": 20, "every": 20, "micro_batch": 2}  # twice the micro-batches of 10
+    going_on(2, 4, FEWER, fewer, other_data=True)
+    with pytest.raises(Refused, match=r"trainer\.limit_train_batches=24"):
+        going_on(2, 4, FEWER, fewer | {"per_epoch": 12, "every": 12, "limit": 12}, other_data=True)
