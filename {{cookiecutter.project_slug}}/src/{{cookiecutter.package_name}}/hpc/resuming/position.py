@@ -113,7 +113,7 @@ def check(trainer: L.Trainer, saved: dict[str, Any], start: Start, *, other_data
     if per_epoch is not None and start.batches >= per_epoch:
         rule = f"the run has done {start.batches} batches of its epoch, which must have more; now it has {per_epoch}"
         if other_data:
-            fix = "the data as they were until this epoch has ended, or a new run from its weights: ckpt=<its last.ckpt>"
+            fix = "the data as they were until this epoch has ended, or a new run from its weights: ckpt=<last.ckpt>"
             raise Refused("data", "changed", rule, fix)
         raise Refused("trainer.limit_train_batches", trainer.limit_train_batches, rule, "the value that the run had")
     is_moved = (was, saved["num_ranks"]) != (now, _num_ranks(trainer))
