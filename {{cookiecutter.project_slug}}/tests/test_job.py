@@ -293,6 +293,15 @@ def test_starts_without_a_newer_checkpoint_are_counted(node: Node) -> None:
     assert len(node.noted("requeued")) == 7
 
 
+@pytest.mark.parametrize("left", ["a[$(touch executed)]", "1 2", "", "08", "-5", "9" * 30])
+def test_a_damaged_count_of_starts_counts_from_none_and_is_not_executed(node: Node, left: str) -> None:
+    (node.run_dir / "stalled").write_text(left)
+    shows = "JobState=RUNNING Restarts=1 x"
+    assert node.run(SRUN="exit 9", SHOW=shows, SLURM_RESTART_COUNT="1") in (0, 9)
+    assert int((node.run_dir / "stalled").read_text()) == (9 if left == "08" else 1)
+    assert not list(node.run_dir.parent.rglob("executed")) and not Path("executed").exists()
+
+
 def test_when_the_job_ends_is_told_to_the_ranks(node: Node) -> None:
     def end(**environ: str) -> str | None:
         assert node.run(**environ) == 0

@@ -516,6 +516,14 @@ def test_crashes_without_progress_end_the_run(cluster: Pbs) -> None:
     assert cluster.run() in (9, 143) and len(cluster.submitted()) == 3, "somebody who submits it again means it"
 
 
+def test_a_damaged_count_of_starts_counts_from_none_and_is_not_executed(cluster: Pbs) -> None:
+    cluster.behaviour("raise SystemExit(9)")
+    (cluster.run_dir / "stalled").write_text("a[$(touch executed)]\n")
+    assert cluster.run(HPC_AFTER="16") in (9, 143)
+    assert (cluster.run_dir / "stalled").read_text() == "1\n"
+    assert not list(cluster.work.rglob("executed"))
+
+
 def test_progress_counts_anew(cluster: Pbs) -> None:
     (cluster.run_dir / "stalled").write_text("2\n")
     (cluster.work / "scratch").mkdir()

@@ -148,7 +148,8 @@ outcome() { # of this start; the verdict of the one before stays until an attemp
 # The starts in a row that brought no newer checkpoint than they found; a job that a person submitted begins anew.
 stalled=0 before=$(newest)
 [ -z "${HPC_AFTER:-}" ] || { read -r stalled <"$run_dir/stalled" && echo "job.sh: goes on after job $HPC_AFTER"; }
-stalled=$((stalled + 1))
+[[ $stalled =~ ^[0-9]{1,9}$ ]] || stalled=0 # a damaged file; bash would execute what stands in it
+stalled=$((10#$stalled + 1))
 count() {
     [[ $(newest) > $before ]] && stalled=0
     echo "$stalled" >"$run_dir/stalled"

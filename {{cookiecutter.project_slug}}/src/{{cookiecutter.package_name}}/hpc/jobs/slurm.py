@@ -194,7 +194,8 @@ earlier=$(verdict)
 
 stalled=0 before=$(newest) # submitted by hand, a run has all its tries again
 [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] || read -r stalled <"$run_dir/stalled" || true
-stalled=$((stalled + 1))
+[[ $stalled =~ ^[0-9]{1,9}$ ]] || stalled=0 # a damaged file; bash would execute what stands in it
+stalled=$((10#$stalled + 1))
 count
 
 # When Slurm ends the job, in unix seconds. Before 23.02 it does not say so by itself.
