@@ -28,11 +28,12 @@ def draw(seed: int, number: int) -> dict[str, Any]:
     steps = data(dice, drawn, accumulate, moves)
     words += [f"trainer.accumulate_grad_batches={accumulate}"]
     batches = limits(dice, drawn, steps, accumulate)
-    validates = validation(dice, words, batches)
-    words += clipping(dice, manual)
+    validates = validation(dice, drawn, batches)
+    words += clipping(dice, drawn["strategy"], manual)
     words += [*saves(dice, validates), *loggers(dice)]
     module(dice, drawn, validates, manual, accumulate, moves)
-    callbacks(dice, drawn, validates, manual, accumulate, moves)
+    is_short = first_end(drawn) < -(-batches // accumulate)
+    callbacks(dice, drawn, validates, manual, accumulate, moves, is_short)
     drawn["strikes"] = [strike(dice, drawn, steps * accumulate) for _ in range(dice.one(1, 1, 2, 2, 3))]
     if moves:
         drawn["moves"] = [move(dice, drawn, accumulate) for _ in drawn["strikes"]]
@@ -54,27 +55,30 @@ def data(dice: Dice, drawn: dict[str, Any], accumulate: int, moves: bool) -> int
     steps = dice.randint(3, 8)
     sizes = {
         "train": steps * size + dice.one(0, 0, 1, size - 1),
-        "val": dice.randint(3, 14),
-        "test": dice.randint(2, 6),
+        "val": dice.randint(4, 14),  # each of 4 ranks must have one
+        "test": dice.randint(4, 7),
     }
-    sizes |= {"other": dice.randint(3, 8)} if dice.chance(0.2) else {}
+    sizes |= {"other": dice.randint(4, 8)} if dice.chance(0.2) else {}
     drawn["data"] = {"_target_": "my_research.drawn.Data", "sizes": sizes, "global_batch_size": size}
     drawn["data"] |= {"seed": "${seed}", "num_workers": dice.one(0, 0, 0, 0, 1), "noisy": dice.chance(0.2)}
     if dice.chance(0.05):
         drawn["data"] |= {"_target_": "my_research.drawn.Stock", "shuffle": dice.chance(0.7)}
         del drawn["data"]["seed"]
     if dice.chance(0.1):
-        drawn["words"].append(f"+trainer.reload_dataloaders_every_n_epochs={dice.one(1, 2)}")
+        drawn["words"].append("+trainer.reload_dataloaders_every_n_epochs=1")
     return steps
 
 
-def validation(dice: Dice, words: list[str], batches: int) -> bool:
+def validation(dice: Dice, drawn: dict[str, Any], batches: int) -> bool:
     """When it validates; whether it does so at all."""
+    words, sizes = drawn["words"], drawn["data"]["sizes"]
+    is_one_batch = min(sizes["val"], sizes.get("other", 99)) < 2 * drawn["data"]["global_batch_size"]
     if dice.chance(0.05):
         words.append("+trainer.limit_val_batches=0")
         return False
     if dice.chance(0.25):
-        words.append(f"+trainer.limit_val_batches={dice.one(1, 2, 0.5, 1.0)}")
+        limit = dice.one(1, 2, 0.5, 1.0)
+        words.append(f"+trainer.limit_val_batches={1.0 if is_one_batch and limit == 0.5 else limit}")
     if dice.chance(0.35):
         interval = dice.one(dice.randint(1, batches), dice.one(0.25, 0.34, 0.5, 1.0))
         words.append(f"+trainer.val_check_interval={interval}")
@@ -90,9 +94,9 @@ def validation(dice: Dice, words: list[str], batches: int) -> bool:
     return True
 
 
-def clipping(dice: Dice, manual: bool) -> list[str]:
+def clipping(dice: Dice, strategy: str, manual: bool) -> list[str]:
     value = "null" if manual else dice.one("null", "null", 0.5, 0.05)
-    algorithm = dice.chance(0.1) and value != "null"
+    algorithm = dice.chance(0.2) and value != "null" and "deepspeed" not in strategy
     return [f"trainer.gradient_clip_val={value}", *["+trainer.gradient_clip_algorithm=value"] * algorithm]
 
 
@@ -121,6 +125,12 @@ def limits(dice: Dice, drawn: dict[str, Any], steps: int, accumulate: int) -> in
     if dice.chance(0.07):
         words.append(f"+trainer.min_epochs={epochs}")
     return batches
+
+
+def first_end(drawn: dict[str, Any]) -> float:
+    """The smallest number of steps after which it ends."""
+    ends = [word.partition("max_steps=")[2] for word in (*drawn["words"], *drawn["first_words"])]
+    return min((int(end) for end in ends if end), default=float("inf"))
 
 
 BOARD = "{_target_:lightning.pytorch.loggers.TensorBoardLogger,save_dir:${run_dir},name:tensorboard,version:''}"

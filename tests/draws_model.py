@@ -21,15 +21,14 @@ class Dice(random.Random):
 def module(dice: Dice, drawn: dict[str, Any], validates: bool, manual: bool, accumulate: int, moves: bool) -> None:
     network = {"_target_": "my_research.drawn.Network"}
     if not moves:
-        several = (
-            drawn["data"]["global_batch_size"] > drawn["ranks"] * accumulate
-        )  # batch norm cannot do with one sample
-        network |= {"dropout": dice.one(0.0, 0.0, 0.2), "norm": several and dice.chance(0.25)}
+        network |= {"dropout": dice.one(0.0, 0.0, 0.2), "norm": dice.chance(0.3) and can_norm(drawn, accumulate)}
     model: dict[str, Any] = {"_target_": "my_research.drawn.Drawn", "network": network, "manual": manual}
-    model["optimizers"] = [optimizer(dice, moves) for _ in range(2 if manual else 1)]
+    deepspeed = "deepspeed" in drawn["strategy"]
+    model["optimizers"] = [optimizer(dice, deepspeed) for _ in range(2 if manual else 1)]
     model["every"] = dice.one(1, 2) if manual else 1
     for wanted in model["optimizers"]:
-        wanted["schedulers"] = [scheduler(dice, validates) for _ in range(dice.one(0, 1, 1, 1, 2))]
+        num = dice.one(0, 1, 1, 1, 2)
+        wanted["schedulers"] = [scheduler(dice, validates) for _ in range(min(num, 1) if deepspeed else num)]
     model["logs"] = dice.one(None, "step", "epoch", "both", "metric")
     if model["logs"] and not manual and dice.chance(0.1):
         config = {"monitor": MONITORS[model["logs"]], "interval": "epoch"}
@@ -43,8 +42,17 @@ def module(dice: Dice, drawn: dict[str, Any], validates: bool, manual: bool, acc
     drawn["model"] = model
 
 
-def optimizer(dice: Dice, moves: bool) -> dict[str, Any]:
-    name = dice.one("SGD", "SGD", "Adam", "AdamW", "AdamW", "RMSprop", "Adagrad", "NAdam", "Adamax")
+def can_norm(drawn: dict[str, Any], accumulate: int) -> bool:
+    """Batch norm cannot do with one sample, nor, on a CPU, with DeepSpeed in bf16."""
+    size = drawn["data"]["global_batch_size"] // (drawn["ranks"] * accumulate)
+    is_mixed = "deepspeed" in drawn["strategy"] and "trainer.precision=bf16-mixed" in drawn["words"]
+    has_rest = "Stock" in drawn["data"]["_target_"] and drawn["data"]["sizes"]["train"] % size == 1
+    return size > 1 and not has_rest and not is_mixed
+
+
+def optimizer(dice: Dice, deepspeed: bool) -> dict[str, Any]:
+    names = ["SGD", "SGD", "Adam", "AdamW", "AdamW", "RMSprop", "NAdam", "Adamax"]
+    name = dice.choice(names if deepspeed else [*names, "Adagrad"])
     wanted: dict[str, Any] = {"name": name, "lr": dice.one(0.1, 0.03) if name == "SGD" else 0.01}
     if name == "SGD" and dice.chance(0.7):
         wanted |= {"momentum": 0.9, "nesterov": dice.chance(0.3)}
@@ -87,7 +95,10 @@ def scheduler(dice: Dice, validates: bool) -> dict[str, Any]:
     return {**dice.choice(plain), "config": config}
 
 
-def callbacks(dice: Dice, drawn: dict[str, Any], validates: bool, manual: bool, accumulate: int, moves: bool) -> None:
+def callbacks(
+    dice: Dice, drawn: dict[str, Any], validates: bool, manual: bool, accumulate: int, moves: bool, is_short: bool
+) -> None:
+    """`is_short`: it may end before its first validation, which Lightning's EarlyStopping cannot do without."""
     chosen: dict[str, Any] = {"progress": None, "samples": None, "monitor": None}
     if not dice.chance(0.15):
         chosen["throughput"] = None
@@ -99,14 +110,15 @@ def callbacks(dice: Dice, drawn: dict[str, Any], validates: bool, manual: bool, 
         "lambda": ({"_target_": "my_research.drawn.lambda_callback"}, 0.1),
         "timer": ({"_target_": CALLBACKS + "Timer", "duration": "00:02:00:00"}, 0.07),
         "summary": ({"_target_": CALLBACKS + "ModelSummary", "max_depth": 2}, 0.05),
-        "spikes": ({"_target_": CALLBACKS + "OnExceptionCheckpoint", "dirpath": "${run_dir}/exception"}, 0.02),
-        "checkpoint": ({"_target_": CALLBACKS + "ModelCheckpoint", "monitor": "val/loss"}, 0.02),
-        "finder": ({"_target_": CALLBACKS + "LearningRateFinder", "num_training_steps": 5}, 0.02),
-        "batches": ({"_target_": CALLBACKS + "BatchSizeFinder", "max_trials": 1}, 0.01),
-        "pruning": ({"_target_": CALLBACKS + "ModelPruning", "pruning_fn": "l1_unstructured", "amount": 0.1}, 0.02),
+        "spikes": ({"_target_": CALLBACKS + "OnExceptionCheckpoint", "dirpath": "${run_dir}/exception"}, 0.002),
+        "checkpoint": ({"_target_": CALLBACKS + "ModelCheckpoint", "monitor": "val/loss"}, 0.002),
+        "finder": ({"_target_": CALLBACKS + "LearningRateFinder", "num_training_steps": 5}, 0.002),
+        "batches": ({"_target_": CALLBACKS + "BatchSizeFinder", "max_trials": 1}, 0.002),
+        "pruning": ({"_target_": CALLBACKS + "ModelPruning", "pruning_fn": "l1_unstructured", "amount": 0.1}, 0.002),
     }
     if validates:
         stopping = {"monitor": "val/loss", "patience": dice.one(1, 2, 3), "min_delta": dice.one(0.0, 10.0)}
+        stopping |= {"strict": False} if is_short else {}
         known["stop"] = ({"_target_": CALLBACKS + "EarlyStopping", **stopping}, 0.15)
     if drawn["model"]["logs"]:
         stopping = {"monitor": MONITORS[drawn["model"]["logs"]], "patience": 1, "min_delta": dice.one(0.0, 10.0)}
@@ -125,4 +137,6 @@ def callbacks(dice: Dice, drawn: dict[str, Any], validates: bool, manual: bool, 
             0.05,
         )
     chosen |= {name: node for name, (node, share) in known.items() if dice.chance(share)}
+    for name in [name for name in ("swa", "ema", "averaging") if name in chosen][1:]:  # only one may average weights
+        del chosen[name]
     drawn["callbacks"] = chosen

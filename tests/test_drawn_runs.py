@@ -67,6 +67,17 @@ def struck(where: str, count: int, how: str = "SIGUSR1") -> dict[str, Any]:
     return {"how": how, "where": where, "count": count, "rank": 0}
 
 
+STOPPED_LATE = [struck("training_step", 7)]
+NETWORK = PLAIN["model"]["network"]
+SHARED = {
+    "own_clip": True,
+    "parallelize": {
+        "_partial_": True,
+        "_target_": "my_research.hpc.training.parallel.parallelize",
+        "precision": "${trainer.precision}",
+    },
+}
+STOCK = {"_target_": "my_research.drawn.Stock", "sizes": PLAIN["data"]["sizes"], "global_batch_size": 4}
 SGD = {"name": "SGD", "lr": 0.1, "momentum": 0.9, "schedulers": []}
 # What twins have found, drawn small.
 FOUND = {
@@ -90,6 +101,18 @@ FOUND = {
         **changed({}, [], [struck("training_step", 2, "SIGKILL")]),
         "data": {**PLAIN["data"], "sizes": {**PLAIN["data"]["sizes"], "other": 3}},
     },
+    "batch norm of features, on two ranks": {
+        **changed({"network": {**NETWORK, "norm": True}, **SHARED}, [], [struck("training_step", 7)]),
+        "strategy": "ddp",
+        "ranks": 2,
+    },
+    "stock data whose validation begins later": {
+        **changed({}, ["+trainer.check_val_every_n_epoch=2", "+trainer.num_sanity_val_steps=0"], STOPPED_LATE),
+        "data": STOCK,
+    },
+    "gradients that are clipped by value": changed(
+        {}, ["trainer.gradient_clip_val=0.05", "+trainer.gradient_clip_algorithm=value"], STOPPED_LATE
+    ),
 }
 
 
@@ -105,10 +128,30 @@ def test_a_run_that_does_not_end_is_found(prepared, tmp_path, monkeypatch):
     assert twin_runs.twin(prepared, tmp_path / "run", "hanging", PLAIN, patch).kind == "hung"
 
 
-def test_what_is_rejected_is_told_apart(prepared, tmp_path):
-    drawn = {**PLAIN, "words": [*PLAIN["words"], "trainer.accumulate_grad_batches=3"]}
-    outcome = twin_runs.twin(prepared, tmp_path / "run", "rejected", drawn)
-    assert outcome.kind == "rejected" and "accumulate_grad_batches" in outcome.said
+# What cannot be done, and a word of the message.
+DEEPSPEED = {"strategy": "deepspeed_zero1", "ranks": 2}
+REJECTED = {
+    "accumulate_grad_batches": changed({}, ["trainer.accumulate_grad_batches=3"], STOPPED_LATE),
+    "replaces Adagrad": {**changed({"optimizers": [{"name": "Adagrad", "lr": 0.01}], **SHARED}, [], []), **DEEPSPEED},
+    "statistics of one precision": {
+        **changed({"network": {**NETWORK, "norm": True}, **SHARED}, ["trainer.precision=bf16-mixed"], []),
+        **DEEPSPEED,
+    },
+    "only one callback must average": {
+        **PLAIN,
+        "callbacks": PLAIN["callbacks"]
+        | {
+            "ema": {"_target_": "lightning.pytorch.callbacks.EMAWeightAveraging"},
+            "averaging": {"_target_": "my_research.drawn.weight_averaging"},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("said", REJECTED)
+def test_what_is_rejected_is_told_apart(said, prepared, tmp_path):
+    outcome = twin_runs.twin(prepared, tmp_path / "run", "rejected", REJECTED[said])
+    assert outcome.kind == "rejected" and said in outcome.said
 
 
 def test_a_draw_follows_from_its_seed_and_number():

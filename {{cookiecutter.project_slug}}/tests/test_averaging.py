@@ -6,12 +6,16 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging, WeightAveraging
 from test_resume import COMMON, TYPED, assert_same
 
 from {{ cookiecutter.package_name }}.hpc import trained
 from {{ cookiecutter.package_name }}.hpc.checkpoints import checkpoint, weights
+from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.training import averaging
 
 pytestmark = pytest.mark.slow
 
@@ -101,6 +105,13 @@ def test_what_was_tested_is_saved(name: str, references: Callable, start: Callab
     if "stochastic" in name:  # the best is of the weights before they were averaged, or one of these
         module, _ = trained.load(reference)
         assert all(torch.equal(module.state_dict()[key], value) for key, value in weights.read(last).items())
+
+
+def test_two_averages_are_refused() -> None:
+    two = [WeightAveraging(), EMAWeightAveraging()]
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=two)
+    with pytest.raises(Refused, match="only one callback must average the weights"):
+        averaging.refuse(trainer)
 
 
 @pytest.mark.parametrize("name", ["moving", "moving, at the end of an epoch", "stochastic"])

@@ -90,7 +90,12 @@ REFUSALS = [
     (["trainer.devices=two"], "trainer.devices", "int"),
     (["trainer.max_epochs=x"], "trainer.max_epochs", "int | None"),
     (["trainer.gradient_clip_val=-1"], "trainer.gradient_clip_val", "at least 0"),
-    (["+trainer.gradient_clip_algorithm=value"], "trainer.gradient_clip_algorithm", "norm"),
+    (["+trainer.gradient_clip_algorithm=none"], "trainer.gradient_clip_algorithm", "norm"),
+    (
+        ["+trainer.gradient_clip_algorithm=value", "strategy=deepspeed_zero1"],
+        "trainer.gradient_clip_algorithm",
+        "must clip them by their norm",
+    ),
     (["seed=x"], "seed", "int"),
     (["model.optimizer.lr=fast"], "model.optimizer.lr", "float"),
     (["model.optimizer.lr=-1"], "model.optimizer.lr", "above 0"),

@@ -65,6 +65,24 @@ def test_gradients_are_clipped_to_the_norm_that_is_reported(network: GPT) -> Non
     torch.testing.assert_close(after, torch.tensor(1e-3), rtol=1e-2, atol=0)
 
 
+def test_gradients_are_clipped_by_value_as_lightning_does_it(network: GPT) -> None:
+    import lightning as L
+
+    module = L.LightningModule()
+    module.network = network
+    options = {"gradient_clip_algorithm": "value", "gradient_clip_val": 1e-3}
+    module._trainer = L.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", **options)
+    optimizer, batch = torch.optim.SGD(network.parameters()), torch.randint(0, 11, (2, 8))
+    gradients(network, batch)
+    clip_gradients(module, optimizer, 1e-3)
+    ours = [p.grad.clone() for p in network.parameters()]
+    network.zero_grad()
+    gradients(network, batch)
+    assert any(not torch.equal(p.grad, own) for p, own in zip(network.parameters(), ours, strict=True))
+    module.clip_gradients(optimizer, 1e-3, "value")
+    assert all(torch.equal(p.grad, own) for p, own in zip(network.parameters(), ours, strict=True))
+
+
 def test_a_step_is_skipped_without_waiting_for_the_device() -> None:
     """Tensors without values: whoever looked at one, to decide, would fail."""
     from torch._subclasses import FakeTensorMode

@@ -189,6 +189,10 @@ def _deepspeed_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> N
         raise Refused(
             "trainer.precision", trainer.precision, "DeepSpeed trains in 32 or 16 bit", "trainer.precision=32-true"
         )
+    if trainer.gradient_clip_algorithm == "value" and trainer.gradient_clip_val:
+        rule = "DeepSpeed, which clips gradients itself, must clip them by their norm"
+        fix = "trainer.gradient_clip_algorithm=norm, or strategy=ddp or fsdp"
+        raise Refused("trainer.gradient_clip_algorithm", "value", rule, fix)
     if strategy.compile and cfg.strategy.lightning.stage == 3:
         rule = "ZeRO-3 gathers parameters in hooks that a compiled block would not run"
         raise Refused("strategy.compile", True, rule, "strategy.compile=false, or strategy=fsdp")

@@ -111,7 +111,7 @@ def trainer(trainer: Trainer, cluster: Cluster) -> None:
         at_least(f"trainer.{key}", getattr(trainer, key), 1)
     at_least("trainer.max_steps", trainer.max_steps, -1)
     at_least("trainer.gradient_clip_val", trainer.gradient_clip_val or 0, 0)
-    one_of("trainer.gradient_clip_algorithm", trainer.gradient_clip_algorithm or "norm", ["norm"])
+    one_of("trainer.gradient_clip_algorithm", trainer.gradient_clip_algorithm or "norm", ["norm", "value"])
     if cluster.max_nodes and trainer.num_nodes > cluster.max_nodes:
         rule = f"cluster={cluster.name} has {cluster.max_nodes} node{'s' * (cluster.max_nodes > 1)}"
         raise Refused(

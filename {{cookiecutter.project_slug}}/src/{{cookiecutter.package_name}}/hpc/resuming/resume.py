@@ -91,7 +91,7 @@ class Resume(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
-            averaging.refuse_shards(trainer)
+            averaging.refuse(trainer)
         if stage == "fit" or not hasattr(self, "redone"):  # a test has those of its training
             self.agreement = Agreement(wanted=lambda: bool(self._reason(trainer.is_global_zero)))
             self.redone = Redone(self.agreement, lambda: self._told_to_stop(trainer.is_global_zero))

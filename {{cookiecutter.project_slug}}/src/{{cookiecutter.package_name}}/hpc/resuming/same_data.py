@@ -31,6 +31,7 @@ class SameData(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         refusal, lines = None, []
+        _make_validation_loaders(trainer)
         if trainer.is_global_zero:  # one process looks at the files
             self.data = described(trainer)
             lines = differences(self.before, self.data)
@@ -57,6 +58,16 @@ class SameData(L.Callback):
 def have_changed(trainer: Any) -> bool:
     """Does the run go on with other data, as somebody means it to?"""
     return any(isinstance(callback, SameData) and callback.has_changed for callback in trainer.callbacks)
+
+
+def _make_validation_loaders(trainer: Any) -> None:
+    """As Lightning does it where the first epoch is one that validates: whether they are known must not depend on where
+    a run goes on.
+    """
+    if trainer.val_dataloaders is None:
+        trainer.validating = True
+        trainer.fit_loop.epoch_loop.val_loop.setup_data()
+        trainer.training = True
 
 
 def described(trainer: Any) -> dict[str, Any]:

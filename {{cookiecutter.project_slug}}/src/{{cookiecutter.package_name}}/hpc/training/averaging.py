@@ -13,9 +13,12 @@ from torch import Tensor
 from ..config import Refused
 
 
-def refuse_shards(trainer: L.Trainer) -> None:
-    """Raises `Refused` where weights are to be averaged that no rank has whole."""
+def refuse(trainer: L.Trainer) -> None:
+    """Raises `Refused` where several callbacks average weights, or weights are averaged that no rank has whole."""
     averaging = [*_swa(trainer), *_moving(trainer)]
+    if len(averaging) > 1:  # each swaps what another has put in place, and training would go on from an average
+        names = " and ".join(type(callback).__name__ for callback in averaging)
+        raise Refused("callbacks", names, "only one callback must average the weights", "one of them")
     if averaging and trainer.strategy.restore_checkpoint_after_setup:  # weights that are whole are there before
         rule = f"{type(averaging[0]).__name__} averages whole weights: the strategy must be single or ddp"
         raise Refused("callbacks", None, rule, "strategy=ddp, or training without this callback")

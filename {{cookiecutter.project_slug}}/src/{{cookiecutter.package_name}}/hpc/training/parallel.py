@@ -11,13 +11,14 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
@@ -93,9 +94,10 @@ def _shard(network: Any, mesh: DeviceMesh, precision: str, keep_last: bool) -> N
     fully_shard(network, mesh=mesh, mp_policy=policy)
 
 
-def clip_gradients(module: L.LightningModule, optimizer: Optimizer, max_norm: float | None) -> Tensor:
-    """The global norm of all gradients, scalar; gradients are scaled down to `max_norm` where it is larger.
+def clip_gradients(module: L.LightningModule, optimizer: Optimizer, clip_val: float | None) -> Tensor:
+    """The global norm of all gradients, scalar; gradients are scaled down to `clip_val` where it is larger.
 
+    With `trainer.gradient_clip_algorithm=value` each of their numbers is cut to [-clip_val, clip_val] instead.
     DeepSpeed owns its gradients and clips them itself (by `trainer.gradient_clip_val` too); what it reports is the norm
     of the step before.
     """
@@ -105,9 +107,9 @@ def clip_gradients(module: L.LightningModule, optimizer: Optimizer, max_norm: fl
     norms = [get_total_norm([p.grad for p in group if p.grad is not None]) for group in groups]
     # There are none in the epoch that StochasticWeightAveraging adds for batch norm.
     norm = torch.stack([_whole(norm) for norm in norms]).norm() if norms else torch.zeros((), device=module.device)
-    if max_norm:
-        for group in groups:
-            clip_grads_with_norm_(group, max_norm, norm)
+    by_value = module.trainer.gradient_clip_algorithm == GradClipAlgorithmType.VALUE
+    for group in groups if clip_val else ():
+        clip_grad_value_(group, clip_val) if by_value else clip_grads_with_norm_(group, clip_val, norm)
     if getattr(module, "skip_not_finite", False):
         for optimizer in module.trainer.optimizers:
             _skip(optimizer, ~torch.isfinite(norm))
@@ -144,7 +146,8 @@ def settle_buckets(trainer: L.Trainer, module: Any) -> None:
         return
     kept = [buffer.clone() for buffer in module.buffers()]
     with torch.random.fork_rng([module.device] if module.device.type == "cuda" else []):
-        inputs = trainer.precision_plugin.convert_input(module.network.example_input(1).to(module.device))
+        example = module.network.example_input(2).to(module.device)  # batch norm cannot train on a single sample
+        inputs = trainer.precision_plugin.convert_input(example)
         with trainer.precision_plugin.forward_context():
             outputs = ddp(inputs)
         outputs.float().sum().backward()

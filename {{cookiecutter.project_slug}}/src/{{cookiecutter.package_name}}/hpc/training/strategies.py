@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import (
     ModelParallelStrategy,
     SingleDeviceStrategy,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import broadcast, distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -29,6 +29,7 @@ from ..checkpoints.checkpoint import read as read_manifest
 from ..checkpoints.kept import Kept
 from ..checkpoints.universal import TAG
 from ..checkpoints.writer import FOR_EVER
+from ..config import Refused
 from . import averaging
 from .loaders import SharesData
 
@@ -106,6 +107,18 @@ class DeepSpeed(SharesBuffers, SharesData, Kept, DeepSpeedStrategy):
         assert isinstance(self.config, dict)
         self.config["zero_force_ds_cpu_optimizer"] = False
 
+    def setup(self, trainer: Any) -> None:
+        super().setup(trainer)
+        optimizer = getattr(self.deepspeed_engine.optimizer, "optimizer", None)
+        if isinstance(optimizer, torch.optim.Adagrad):  # it is another object than the one that schedules change
+            rule = "under DeepSpeed, which replaces Adagrad by one of its own, an optimizer must be one that schedules and "
+            rule += "parameter groups have an effect on"
+            raise Refused("model.optimizer", "Adagrad", rule, "another optimizer, or strategy=ddp or fsdp")
+        if isinstance(self.accelerator, CPUAccelerator) and any(map(_mixes_dtypes, self.lightning_module.modules())):
+            rule = "on CPU, batch norm must have weights and statistics of one precision; DeepSpeed keeps statistics in fp32"
+            fix = "trainer.precision=32-true, or another norm, as torch.nn.GroupNorm"
+            raise Refused("trainer.precision", trainer.precision, rule, fix)
+
     def setup_environment(self) -> None:
         if not isinstance(self.accelerator, CPUAccelerator):
             return super().setup_environment()
@@ -176,6 +189,13 @@ class DeepSpeed(SharesBuffers, SharesData, Kept, DeepSpeedStrategy):
                     path, tag=TAG, load_optimizer_states=self._fitting, load_lr_scheduler_states=False
                 )
         return rest
+
+
+def _mixes_dtypes(part: nn.Module) -> bool:
+    is_norm = isinstance(part, nn.modules.batchnorm._BatchNorm)  # the one class that all batch norms share
+    if not is_norm or part.weight is None or part.running_mean is None:
+        return False
+    return part.weight.dtype != part.running_mean.dtype
 
 
 def copied(state: Any) -> Any:
