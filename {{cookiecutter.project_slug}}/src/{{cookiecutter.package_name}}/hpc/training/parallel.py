@@ -108,8 +108,9 @@ def clip_gradients(module: L.LightningModule, optimizer: Optimizer, clip_val: fl
     # There are none in the epoch that StochasticWeightAveraging adds for batch norm.
     norm = torch.stack([_whole(norm) for norm in norms]).norm() if norms else torch.zeros((), device=module.device)
     by_value = module.trainer.gradient_clip_algorithm == GradClipAlgorithmType.VALUE
-    for group in groups if clip_val else ():
-        clip_grad_value_(group, clip_val) if by_value else clip_grads_with_norm_(group, clip_val, norm)
+    if clip_val:
+        for group in groups:
+            clip_grad_value_(group, clip_val) if by_value else clip_grads_with_norm_(group, clip_val, norm)
     if getattr(module, "skip_not_finite", False):
         for optimizer in module.trainer.optimizers:
             _skip(optimizer, ~torch.isfinite(norm))

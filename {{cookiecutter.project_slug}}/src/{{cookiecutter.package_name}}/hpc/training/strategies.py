@@ -111,11 +111,12 @@ class DeepSpeed(SharesBuffers, SharesData, Kept, DeepSpeedStrategy):
         super().setup(trainer)
         optimizer = getattr(self.deepspeed_engine.optimizer, "optimizer", None)
         if isinstance(optimizer, torch.optim.Adagrad):  # it is another object than the one that schedules change
-            rule = "under DeepSpeed, which replaces Adagrad by one of its own, an optimizer must be one that schedules and "
-            rule += "parameter groups have an effect on"
+            rule = "schedules and parameter groups must have an effect; DeepSpeed replaces Adagrad by one of its own, "
+            rule += "on which they have none"
             raise Refused("model.optimizer", "Adagrad", rule, "another optimizer, or strategy=ddp or fsdp")
         if isinstance(self.accelerator, CPUAccelerator) and any(map(_mixes_dtypes, self.lightning_module.modules())):
-            rule = "on CPU, batch norm must have weights and statistics of one precision; DeepSpeed keeps statistics in fp32"
+            rule = "on CPU, batch norm must have weights and statistics of one precision; DeepSpeed keeps the latter "
+            rule += "in fp32"
             fix = "trainer.precision=32-true, or another norm, as torch.nn.GroupNorm"
             raise Refused("trainer.precision", trainer.precision, rule, fix)
 
