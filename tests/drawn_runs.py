@@ -61,6 +61,8 @@ def whole(shorter: dict[str, Any]) -> dict[str, Any]:
     empty: dict[str, Any] = {key: [] for key in ("words", "first_words", "then_words", "strikes", "moves")}
     drawn = {**empty, "tolerance": 0.0, **shorter}
     drawn["callbacks"] = dict.fromkeys(("progress", "samples", "monitor", "throughput")) | drawn["callbacks"]
+    if (schedule := drawn["callbacks"].get("accumulation")) is not None:  # numbers are words in JSON
+        schedule["scheduling"] = {int(epoch): count for epoch, count in schedule["scheduling"].items()}
     return drawn
 
 

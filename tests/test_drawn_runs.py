@@ -110,6 +110,19 @@ FOUND = {
         **changed({}, ["+trainer.check_val_every_n_epoch=2", "+trainer.num_sanity_val_steps=0"], STOPPED_LATE),
         "data": STOCK,
     },
+    "a test of a run that ended within an epoch": changed(
+        {"logs": "epoch"}, ["trainer.max_steps=7"], [struck("test_step", 1, "SIGKILL")]
+    ),
+    "a test after a schedule of accumulation": {
+        **changed({}, [], [struck("test_step", 1, "SIGKILL")]),
+        "callbacks": PLAIN["callbacks"]
+        | {
+            "accumulation": {
+                "_target_": "lightning.pytorch.callbacks.GradientAccumulationScheduler",
+                "scheduling": {0: 1, 1: 2},
+            }
+        },
+    },
     "gradients that are clipped by value": changed(
         {}, ["trainer.gradient_clip_val=0.05", "+trainer.gradient_clip_algorithm=value"], STOPPED_LATE
     ),

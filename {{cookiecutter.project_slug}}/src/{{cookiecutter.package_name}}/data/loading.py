@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
@@ -173,6 +174,10 @@ class DataModule(L.LightningDataModule):
         return max(1, launch.cores(ranks, os.environ) - 1)
 
     def _accumulate(self) -> int:
+        """Micro-batches that a global batch is cut into. A schedule of accumulation adds up whole global batches."""
+        callbacks = getattr(self.trainer, "callbacks", [])
+        if any(isinstance(callback, GradientAccumulationScheduler) for callback in callbacks):
+            return 1  # as Lightning wants accumulate_grad_batches to be beside it
         return self.trainer.accumulate_grad_batches if self.trainer is not None else 1
 
     def _place(self) -> dict[str, int]:

@@ -71,6 +71,14 @@ class Continuation:
         if start.is_fetched:
             self._restore(trainer, module)
 
+    def on_nothing_left(self, trainer: L.Trainer) -> None:
+        """All steps were done: let the test see what it would have seen right after them."""
+        last = self.start.epoch - self.start.between_epochs
+        trainer.accumulate_grad_batches = position.accumulate(trainer, last)
+        if not self.start.between_epochs:
+            trainer.fit_loop.epoch_progress.increment_processed()
+            trainer.fit_loop.epoch_progress.increment_completed()
+
     def _restore(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Where it was saved, too: what comes before, as making loaders, draws numbers."""
         if self.start.epoch == self.place["epoch"]:

@@ -197,6 +197,8 @@ class Resume(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not self._takes_statistics:
             self._between_steps(trainer, pl_module, last=True)
+        if not trainer.fit_loop.epoch_loop._num_ready_batches_reached():
+            record.trained(trainer, self.attempt)
         self._end_averaging(trainer, pl_module)
         self._wait(trainer)  # without its end a run is not finished
         self.warned.interruptible(False)
@@ -204,7 +206,10 @@ class Resume(L.Callback):
             self.member.end("fail" if self.best is None else "complete", self.best)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._continuation and not self._trained and not self._averaged:  # it was stopped in the test, say
+        if not self._continuation or self._trained:
+            return
+        self._continuation.on_nothing_left(trainer)  # it was stopped in the test, say
+        if not self._averaged:
             self._end_averaging(trainer, pl_module)
             self._wait(trainer)
 

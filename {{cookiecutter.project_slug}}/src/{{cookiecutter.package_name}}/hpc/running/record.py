@@ -1,6 +1,7 @@
 """What is written beside the scalars: the resolved config, hyperparameters with their result, histograms."""
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from .. import rundir
+from ..checkpoints.checkpoint import Checkpoint
 from ..config import Refused, flat, from_environment, frozen, refuse_arguments
 from ..jobs import move
 from ..launch import Place
@@ -49,7 +51,7 @@ def begin(
     if not (run_dir / "config.yaml").exists():
         snapshot.made_by(run_dir)
     take_back = move.keep(run_dir, cfg, words)
-    loggers.cut(run_dir, logging, found.note.get("logs", {}) if found else others)
+    loggers.cut(run_dir, logging, _logged(cfg, found, words) if found else others)
     rundir.start(
         run_dir,
         beginning.attempt,
@@ -63,6 +65,29 @@ def begin(
         logs=others,
     )
     return take_back
+
+
+def _logged(cfg: DictConfig, found: Checkpoint, words: Sequence[str]) -> dict[str, int]:
+    """How far the logs have come at a checkpoint; at the end of training, where that was `trained` and nothing is left.
+
+    Args:
+        words: with one of the Trainer's, training may go on.
+    """
+    extended = any(word.lstrip("+~").startswith("trainer") for word in words)
+    if not extended or 0 <= (cfg.trainer.max_steps or -1) <= found.step:
+        for event in rundir.events(Path(cfg.run_dir)):
+            place = event.get("event"), event.get("attempt"), event.get("step")
+            if place == ("trained", found.attempt, found.step):
+                return event["logs"]
+    return found.note.get("logs", {})
+
+
+@rank_zero_only
+def trained(trainer: L.Trainer, attempt: int) -> None:
+    """Note how far the logs are when training ends within an epoch: its values are logged after the last save."""
+    run_dir = Path(trainer.default_root_dir)
+    facts = {"event": "trained", "time": time.time(), "attempt": attempt, "step": trainer.global_step}
+    rundir.note(run_dir / "attempts.jsonl", facts | {"logs": flushed(trainer)})
 
 
 @rank_zero_only
