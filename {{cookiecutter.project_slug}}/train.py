@@ -70,7 +70,7 @@ def fit_and_test(
     from {{ cookiecutter.package_name }}.hpc.checkpoints import weights
     from {{ cookiecutter.package_name }}.hpc.monitoring import curves
     from {{ cookiecutter.package_name }}.hpc.resuming import hyperparameters, resume, same_data
-    from {{ cookiecutter.package_name }}.hpc.running import loggers, record
+    from {{ cookiecutter.package_name }}.hpc.running import copying, loggers, record
     from {{ cookiecutter.package_name }}.hpc.studies import search
     from {{ cookiecutter.package_name }}.hpc.training import lean, strategies
 
@@ -101,6 +101,7 @@ def fit_and_test(
         owner=beginning.claim,
     )
     ours = [curves.Curves(), same_data.SameData(run_dir), going_on, hyperparameters.Hyperparameters(cfg.model)]
+    copying.Copying(watching, found.step if found else 0)
     strategies.outlast(60 * cfg.faults.hang_minutes)
     double = strategies.double(cfg.trainer.precision)
     with record.rejections(going_on, take_back):

@@ -1,7 +1,11 @@
 """Packed files on the node's own storage: copied once per node, whole, and only where there is room."""
 
+import fcntl
 import multiprocessing
+import os
 import stat
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +17,7 @@ from test_pack import batches, pack_images, pack_text, write_texts
 
 from {{ cookiecutter.package_name }}.data import files, packed_files
 from {{ cookiecutter.package_name }}.hpc.config import Refused
-from {{ cookiecutter.package_name }}.hpc.storage import staging
+from {{ cookiecutter.package_name }}.hpc.storage import private, staging
 
 
 @pytest.fixture(autouse=True)
@@ -157,3 +161,78 @@ def test_of_two_ranks_one_copies_and_both_train(tmp_path, images, local, start):
     words += ["data.global_batch_size=4", "model=resnet18", "model.network.depths=[1]", "model.network.widths=[8]"]
     words += ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "trainer.max_steps=2"]
     assert start(tmp_path / "run", 2, words).count("copying") == 1
+
+
+# A wait is no hang as long as the copy goes on
+
+
+@pytest.mark.parametrize("sign", ["size", "time", "none"])
+def test_a_copy_of_a_neighbour_is_waited_for_as_long_as_it_goes_on(sign, images, local, monkeypatch):
+    parts = packed_files.read(images).parts
+    folder = private.make(Path(staging.copy_of(parts, local)).parent)
+    theirs, seen, held = folder / "images.h5.elsewhere-1.part", [], os.open(folder, os.O_RDONLY)
+    monkeypatch.setattr(staging, "LOOK", 0.02)
+    monkeypatch.setattr(staging, "moves", lambda: seen.append(threading.current_thread()))
+    fcntl.flock(held, fcntl.LOCK_EX)
+    theirs.write_bytes(b"x")
+    waiting = threading.Thread(target=staging.stage, args=(parts, local))
+    waiting.start()
+    limit = time.monotonic() + (0.5 if sign == "none" else 20)
+    while len(seen) < 5 and time.monotonic() < limit:
+        if sign == "size":
+            theirs.write_bytes(theirs.read_bytes() + b"x")
+        elif sign == "time":
+            os.utime(theirs)
+        time.sleep(0.03)
+    num = len(seen)
+    os.close(held)
+    waiting.join(20)
+    assert not waiting.is_alive() and Path(staging.copy_of(parts, local)).is_file()
+    assert num >= 5 if sign != "none" else num == 0
+
+
+def test_one_that_verifies_its_copy_shows_that_it_does(images, local, monkeypatch):
+    verify, seen = staging.verify, []
+
+    def long(parts, key, at_most=None):
+        limit = time.monotonic() + 20
+        while not at_most and len(seen) < 5 and time.monotonic() < limit:
+            Path(images).read_bytes()
+            time.sleep(0.01)
+        return verify(parts, key, at_most)
+
+    monkeypatch.setattr(staging, "verify", long)
+    monkeypatch.setattr(staging, "LOOK", 0.02)
+    monkeypatch.setattr(staging, "MOVES", 100)
+    monkeypatch.setattr(staging, "moves", lambda: seen.append(1))
+    staging.stage(packed_files.read(images).parts, local)
+    assert len(seen) >= 5
+
+
+SLOW = """
+import os, time
+from pathlib import Path
+from {{ cookiecutter.package_name }}.hpc.storage import staging
+
+def copies(source, target):
+    whole = Path(source).read_bytes()
+    for number in range(48):
+        time.sleep(0.25)
+        GROWS and Path(target).write_bytes(whole[: len(whole) * number // 48])
+    Path(target).write_bytes(whole)
+
+staging.shutil.copyfile = copies
+"""
+WORDS = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "trainer.precision=32-true", "data=packed"]
+WORDS += ["callbacks.progress=null", "trainer.max_steps=1", "checkpoint.monitor=null", "+trainer.limit_val_batches=0"]
+WORDS += ["+trainer.limit_test_batches=1", "data.global_batch_size=4", "data.stage=true", "model.network.in_channels=3"]
+WORDS += ["callbacks.samples=null"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("grows", "code"), [(True, 0), (False, 86)])
+def test_ranks_wait_for_a_copy_as_long_as_it_goes_on(grows, code, images, local, start, tmp_path):
+    """It takes longer than a rank may do nothing."""
+    words = [*WORDS, f"data.file={images}", f"cluster.node_local={tmp_path}/local", "faults.hang_minutes=0.05"]
+    said = start(tmp_path / "run", 2, words, patch=SLOW.replace("GROWS", str(grows)), code=code)
+    assert grows or "Hang" in said

@@ -6,18 +6,23 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from .. import process
 from ..config import Refused
 from . import private
 from .parts import Parts, verify
 
 LOOKED_AT = 8  # parts of a copy that is there already
 WITHOUT = "or data.stage=false"
+MOVES = 1 << 20  # bytes that a process that verifies has read since the last look
+LOOK = 1.0  # seconds between two looks at copies that are being made
+moves: Callable[[], object] = lambda: None  # called at each look if a copy goes on, made here or by a neighbour
 
 
 def refuse_nowhere(stage: bool, node_local: str | None) -> None:
@@ -55,7 +60,8 @@ def stage(parts: Parts, node_local: str) -> str:
     size = os.path.getsize(parts.file)
     try:
         if not _is_whole(parts, copy, size):
-            with _alone(private.make(Path(copy).parent)):
+            folder = private.make(Path(copy).parent)
+            with _looked_at(folder), _alone(folder):
                 if not _is_whole(parts, copy, size):
                     _refuse_without_room(size, node_local)
                     sys.stderr.write(f"{socket.gethostname()}: copying {parts.file} ({size / 1e9:.3g} GB) to {copy}\n")
@@ -90,6 +96,46 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+@contextmanager
+def _looked_at(folder: Path) -> Iterator[None]:
+    """Meanwhile tell `moves` that a copy in this folder goes on, as far as one can see."""
+    over = threading.Event()
+
+    def look() -> None:
+        before, moved = _parts(folder), process.bytes_moved()
+        while not over.wait(LOOK):
+            with suppress(OSError):
+                if process.bytes_moved() - moved >= MOVES:  # to verify a copy changes nothing that neighbours could see
+                    moved = process.bytes_moved()
+                    for mine in folder.glob(f"*{_aside()}"):
+                        os.utime(mine)
+                if (now := _parts(folder)) != before:
+                    before = now
+                    moves()
+
+    thread = threading.Thread(target=look, daemon=True, name="staging: look")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(2 * LOOK)
+
+
+def _parts(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of the copies that are being made."""
+    found = {}
+    for path in folder.glob("*.part"):
+        with suppress(FileNotFoundError):
+            found[path.name] = path.stat().st_size, path.stat().st_mtime_ns
+    return found
+
+
+def _aside() -> str:
+    """How the name of a copy ends that this process makes."""
+    return f".{socket.gethostname()}-{os.getpid()}.part"
+
+
 def _refuse_without_room(size: int, node_local: str) -> None:
     free = shutil.disk_usage(place(node_local)).free
     if free < size:
@@ -100,7 +146,7 @@ def _refuse_without_room(size: int, node_local: str) -> None:
 
 def _copy(parts: Parts, copy: str) -> None:
     """Aside, verified, then renamed: what bears the name is whole."""
-    aside = f"{copy}.{socket.gethostname()}-{os.getpid()}.part"
+    aside = f"{copy}{_aside()}"
     try:
         shutil.copyfile(parts.file, aside)
         verify(replace(parts, file=aside), "data.stage")
