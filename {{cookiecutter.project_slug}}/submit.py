@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from subprocess import Popen
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
@@ -66,14 +67,16 @@ def go_on(run_dir: Path, asked: Namespace) -> None:
         script = files.text(run_dir / "job.sh", errors="surrogateescape")
         print(text(describe(cfg, run_dir=run_dir), cfg) if moves else script, end="")
         return
-    move.refuse_queued(run_dir)
-    ready(cfg, asked, run_dir / "code")
-    rundir.create(run_dir, cfg.group_readable)
-    permission.withdraw(run_dir)  # of a job that was never run
-    move.keep(run_dir, cfg, commandline.typed(asked.overrides))
-    if moves:
-        write(describe(cfg, run_dir=run_dir), cfg, run_dir)
-    hand_over(cfg, run_dir, asked)
+    with move.alone(run_dir):
+        move.refuse_queued(run_dir)
+        ready(cfg, asked, run_dir / "code")
+        rundir.create(run_dir, cfg.group_readable)
+        permission.withdraw(run_dir)  # of a job that was never run
+        move.keep(run_dir, cfg, commandline.typed(asked.overrides))
+        if moves:
+            write(describe(cfg, run_dir=run_dir), cfg, run_dir)
+        command = hand_over(cfg, run_dir, asked)
+    await_end(command, asked)
 
 
 def submit(asked: Namespace, program: str = "train.py") -> Path:
@@ -92,7 +95,7 @@ def submit(asked: Namespace, program: str = "train.py") -> Path:
     move.begin(run_dir, cfg, asked.overrides)
     snapshot.take(run_dir)
     write(work, cfg, run_dir)
-    hand_over(cfg, run_dir, asked)
+    await_end(hand_over(cfg, run_dir, asked), asked)
     return run_dir
 
 
@@ -111,7 +114,7 @@ def submit_sweep(asked: Namespace) -> None:
         move.keep(Path(cfg.run_dir), cfg, words)
         write(describe(cfg, run_dir=Path(cfg.run_dir)), cfg, Path(cfg.run_dir))  # for submit.py resume=, alone
     write(jobs[0], first, folder)
-    hand_over(first, folder, asked, len(members))
+    await_end(hand_over(first, folder, asked, len(members)), asked)
 
 
 def submit_search(asked: Namespace) -> None:
@@ -131,7 +134,7 @@ def submit_search(asked: Namespace) -> None:
     for run_dir in run_dirs:
         write(describe(cfgs[0], run_dir=run_dir), cfgs[0], run_dir)
     write(jobs[0], cfgs[0], folder)
-    hand_over(cfgs[0], folder, asked, asked.trials)
+    await_end(hand_over(cfgs[0], folder, asked, asked.trials), asked)
 
 
 def begin_array(cfg: DictConfig, folder: Path, run_dirs: list[Path], asked: Namespace) -> None:
@@ -178,7 +181,8 @@ def ready(cfg: DictConfig, asked: Namespace, code: Path) -> None:
             snapshot.pack_environment(Path(sys.prefix))
 
 
-def hand_over(cfg: DictConfig, folder: Path, asked: Namespace, num_members: int = 1) -> None:
+def hand_over(cfg: DictConfig, folder: Path, asked: Namespace, num_members: int = 1) -> Popen[str]:
+    """Queue the job and tell of it; with --wait the command ends when the job does."""
     work = describe(cfg, run_dir=folder)
     cost = f"{work.gpu_hours * num_members:g} GPU-hours" if work.gpus_per_node else "no GPU"
     size = f"{work.nodes} nodes x {work.tasks_per_node} tasks, {job.clock(work.seconds)}"
@@ -191,6 +195,11 @@ def hand_over(cfg: DictConfig, folder: Path, asked: Namespace, num_members: int 
         log = scheduler.log(folder, cfg.cluster.scheduler, jobs[0], array=num_members > 1)
         print(f"job {' '.join(jobs)}\nrun directory {folder}\nlog {log}")
         print(f"asks for at most {size}: {cost}")
+    return command
+
+
+def await_end(command: Popen[str], asked: Namespace) -> None:
+    """With --wait, end as the job does."""
     if asked.wait and (code := command.wait()):
         sys.exit(code)
 

@@ -367,6 +367,22 @@ def test_submit_moves(moving: Desk) -> None:
     assert not Path("mine/config-2.yaml").exists()
 
 
+def test_of_two_that_go_on_with_a_run_at_once_one_queues_a_job(moving: Desk) -> None:
+    moving.scheduler("for k in {1..200}; do [ -e go ] && break; sleep 0.05; done; echo 19")
+    before = moving.noted("sbatch.argv").count("job.sh")
+    if (first := os.fork()) == 0:
+        os._exit(moving.type("resume=mine"))
+    limit = time.monotonic() + 30
+    while moving.noted("sbatch.argv").count("job.sh") == before:
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+    assert moving.type("resume=mine") == 2 and "another submit.py hands a job of this run over" in moving.err
+    Path("go").touch()
+    assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == 0
+    assert moving.noted("sbatch.argv").count("job.sh") == before + 1
+    assert moving.type("resume=mine") == 0  # this scheduler does not say that the job is there
+
+
 def test_to_pbs_with_the_script_of_its_nodes(moving: Desk) -> None:
     assert moving.type("resume=mine", "cluster=pbs", "trainer.num_nodes=2") == 0
     assert (

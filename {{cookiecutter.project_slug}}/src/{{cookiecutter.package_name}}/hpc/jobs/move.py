@@ -4,12 +4,14 @@ Knows configs and run directories, not torch. What was typed for a run lies in i
 words and new ones are composed again, and the result may differ from config.yaml only where `MAY_CHANGE` says so.
 """
 
+import fcntl
 import json
 import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -195,6 +197,30 @@ def _is_of_this_batch_job(run_dir: Path, environ: Mapping[str, str]) -> bool:
 
 def _whole(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0
+
+
+@contextmanager
+def alone(run_dir: Path) -> Iterator[None]:
+    """Of several `submit.py resume=` of one run at once, one asks the scheduler and hands the job over.
+
+    Where nothing can be written, or the storage knows no locks, each goes on; the former is told in another place.
+
+    Raises:
+        Refused: another one is at it.
+    """
+    with ExitStack() as held:
+        try:
+            # It is never replaced by another file. A member of an array has none yet.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            lock = os.open(run_dir / "submitted.json", flags, 0o640)
+            held.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel gives it back, however this process ends
+        except BlockingIOError:
+            rule = "another submit.py hands a job of this run over just now; two jobs cannot go on with one run"
+            raise Refused("resume", run_dir, rule, f"wait a moment, then: python report.py {run_dir}") from None
+        except OSError:
+            pass
+        yield
 
 
 def refuse_queued(run_dir: Path) -> None:

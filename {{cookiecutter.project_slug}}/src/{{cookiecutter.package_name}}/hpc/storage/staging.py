@@ -22,7 +22,7 @@ LOOKED_AT = 8  # parts of a copy that is there already
 WITHOUT = "or data.stage=false"
 MOVES = 1 << 20  # bytes that a process that verifies has read since the last look
 LOOK = 1.0  # seconds between two looks at copies that are being made
-moves: Callable[[], object] = lambda: None  # called at each look if a copy goes on, made here or by a neighbour
+moves: Callable[[], object] | None = None  # called at each look if a copy goes on, made here or by a neighbour
 
 
 def refuse_nowhere(stage: bool, node_local: str | None) -> None:
@@ -109,9 +109,9 @@ def _looked_at(folder: Path) -> Iterator[None]:
                     moved = process.bytes_moved()
                     for mine in folder.glob(f"*{_aside()}"):
                         os.utime(mine)
-                if (now := _parts(folder)) != before:
-                    before = now
+                if (now := _parts(folder)) != before and moves:
                     moves()
+                before = now
 
     thread = threading.Thread(target=look, daemon=True, name="staging: look")
     thread.start()
