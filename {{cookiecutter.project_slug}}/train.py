@@ -36,7 +36,7 @@ def main(place: launch.Place, warned: watch.Warned) -> None:
             sys.exit(0)
         warned.ends_interrupted = by_hand and place.launcher == "none"
         sys.exit({"continue": job.CONTINUE, "finished": 0}.get(stopped.outcome, 1))
-    if metrics:
+    if launch.speaks(place, environ):
         print(f"run directory {cfg.run_dir}")
     for name, value in metrics.items():
         print(f"{name} {value:.4f}")
@@ -117,7 +117,7 @@ def fit_and_test(
         if not cfg.test_only:
             with record.given_up(trainer, cfg, going_on):
                 trainer.fit(module, data, ckpt_path=found.path if found else None)
-    tested = dict(trainer.test(module, data, verbose=False)[0])
+        tested = record.tested(trainer, module, data, must=cfg.test_only)
     record.result(trainer, cfg, going_on.metrics | tested)
     trainer.strategy.barrier()
     if beginning.claim:

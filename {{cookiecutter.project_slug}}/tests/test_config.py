@@ -132,6 +132,7 @@ REFUSALS = [
     (["data=text", "data.files=/nowhere", "model=gpt_tiny"], "data.files", "/nowhere"),
     (["ckpt=/nowhere"], "ckpt", "no such file"),
     (["run_dir=s3://b/x"], "run_dir", "must be a directory of a file system"),
+    (["run_dir='$HOME/x'"], "run_dir", "must be spelled out"),
     ([*TEXT, "model.network.in_channels=1"], "model.network.in_channels", "model.network.num_heads=..."),
     (["model=resnet18", "data=images", "model.network.in_channels=1"], "model.network.in_channels", "+model.netw"),
     (["trainer.limit_val_batches=1"], "trainer.limit_val_batches", "+trainer.limit_val_batches=..."),

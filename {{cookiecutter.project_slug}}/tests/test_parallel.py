@@ -4,12 +4,15 @@ import copy
 from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from torch import nn
 
-from {{ cookiecutter.package_name }}.hpc.training.parallel import clip_gradients, parallelize
+from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.training.parallel import clip_gradients, parallelize, refuse_without_skip
 from {{ cookiecutter.package_name }}.models.gpt import GPT
+from {{ cookiecutter.package_name }}.module import Classifier
 
 
 @pytest.fixture
@@ -97,3 +100,14 @@ def test_a_step_is_skipped_without_waiting_for_the_device() -> None:
         clip_gradients(module, optimizer, 1.0)
         assert optimizer.found_inf.shape == ()  # type: ignore[attr-defined]
         optimizer.step()
+
+
+class ByHand(Classifier):
+    automatic_optimization = False
+
+
+def test_a_module_that_would_skip_no_step_is_rejected(network: GPT) -> None:
+    refuse_without_skip(Classifier(network, torch.optim.AdamW))
+    for module in (L.LightningModule(), ByHand(network, torch.optim.AdamW)):
+        with pytest.raises(Refused, match="must leave steps out itself"):
+            refuse_without_skip(module)

@@ -12,12 +12,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from {{ cookiecutter.package_name }}.hpc import config
 from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.jobs import commandline
-from {{ cookiecutter.package_name }}.hpc.resuming import resume
+from {{ cookiecutter.package_name }}.hpc.resuming import limits, resume
 from {{ cookiecutter.package_name }}.hpc.running import record
 
 
@@ -32,6 +33,28 @@ def test_a_callback_that_would_not_do_here_what_it_is_for(name: str) -> None:
     with pytest.raises(Refused, match="must") as refused:
         preflight.check(cfg)
     assert refused.value.key == "callbacks.mine" and "callbacks.mine=null" in refused.value.fix
+
+
+class Derived(ModelCheckpoint):
+    pass
+
+
+def test_such_a_callback_that_the_module_brings() -> None:
+    limits.refuse_callbacks(SimpleNamespace(callbacks=[L.Callback()]))  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="the project itself must write") as refused:
+        limits.refuse_callbacks(SimpleNamespace(callbacks=[L.Callback(), Derived()]))  # type: ignore[arg-type]
+    assert refused.value.value == "Derived" and "configure_callbacks" in refused.value.fix
+
+
+def test_a_run_with_checkpoints_no_longer_needs_the_one_it_began_with(tmp_path: Path) -> None:
+    cfg = commandline.compose_overrides([f"ckpt={tmp_path}/gone", f"run_dir={tmp_path}/run"])
+    with pytest.raises(Refused, match="no such file"):
+        preflight.files(cfg)
+    (tmp_path / "run/checkpoints/last.ckpt").mkdir(parents=True)
+    preflight.files(cfg)
+    cfg.test_only = True  # that reads it each time
+    with pytest.raises(Refused, match="no such file"):
+        preflight.files(cfg)
 
 
 TRAINER = {
@@ -124,3 +147,41 @@ def test_metrics_of_several_validation_loaders_are_known_in_the_sanity_check(tmp
     trainer.fit(TwoLoaders(), data, [data, data])
     expected = {"val/loss", "val/both/dataloader_idx_0", "val/both/dataloader_idx_1"}
     assert look.seen == [(True, expected), (False, expected)]
+
+
+class Untested(L.LightningModule):
+    pass
+
+
+class Tested(Untested):
+    def test_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("test/mean", batch.mean())
+
+
+class WithTest(L.LightningDataModule):
+    def test_dataloader(self) -> DataLoader:
+        return DataLoader(torch.ones(4))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("module", "data", "limit", "words"),
+    [
+        (Tested, WithTest, 1.0, ""),
+        (Tested, WithTest, 0, "there are no batches"),
+        (Untested, WithTest, 1.0, "there is no test_step"),
+        (Tested, L.LightningDataModule, 1.0, "there is no test_dataloader"),
+        (Untested, L.LightningDataModule, 1.0, "there is no test_step and no test_dataloader"),
+    ],
+)
+def test_what_is_trained_is_done_without_a_test(
+    module: Any, data: Any, limit: float, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = L.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, limit_test_batches=limit,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    assert record.tested(trainer, module(), data(), must=False) == ({} if words else {"test/mean": 1.0})
+    assert f"note: nothing is tested: {words}\n" in capsys.readouterr().out if words else True
+    if "is no" in words:
+        with pytest.raises(MisconfigurationException):
+            record.tested(trainer, module(), data(), must=True)

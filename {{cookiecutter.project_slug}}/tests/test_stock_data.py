@@ -326,6 +326,15 @@ def test_one_process_gets_what_the_researcher_brings(loader: Any) -> None:
         assert loaders.shared(loader, stage, rank=0, num_ranks=1, alone=True) == (loader, "")
 
 
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("loader", [DataLoader([]), plain(batch_size=64, drop_last=True)])  # type: ignore[arg-type]
+def test_no_batch_to_train_on_is_rejected(loader: DataLoader, alone: bool) -> None:
+    with pytest.raises(Refused, match="must have a batch"):
+        loaders.shared(loader, TRAIN, rank=0, num_ranks=1 if alone else 2, alone=alone)
+    if alone:
+        assert loaders.shared(loader, VAL, rank=0, num_ranks=1, alone=True) == (loader, "")
+
+
 def test_ranks_of_a_tensor_parallel_group_get_the_same_samples() -> None:
     group = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": 1, "rank": 0})
     place = loaders.place_of(group)

@@ -107,7 +107,7 @@ def files(cfg: DictConfig) -> None:
     Raises:
         Refused: the first thing that is not.
     """
-    if cfg.ckpt and not home.expand(cfg.ckpt).exists():
+    if cfg.ckpt and not (_goes_on(cfg) or home.expand(cfg.ckpt).exists()):
         raise Refused("ckpt", cfg.ckpt, "there is no such file or folder", "ckpt=<checkpoint of a run>")
     for key, node in signatures.targets(OmegaConf.to_container(cfg, resolve=True)):
         signatures.bind(key, {name: value for name, value in node.items() if value is not None}, complete=False)
@@ -115,6 +115,12 @@ def files(cfg: DictConfig) -> None:
     whole = cfg.copy()
     whole.run_dir = cfg.run_dir or "runs"  # chosen later, but a path
     _bind_targets(whole)
+
+
+def _goes_on(cfg: DictConfig) -> bool:
+    """Has the run a checkpoint of its own, so that it no longer needs the one it began with?"""
+    own = home.expand(cfg.run_dir) / "checkpoints/last.ckpt" if cfg.run_dir else None
+    return own is not None and own.exists() and not cfg.test_only
 
 
 def _strategy_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> None:

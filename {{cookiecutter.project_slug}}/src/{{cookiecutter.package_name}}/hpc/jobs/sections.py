@@ -28,6 +28,9 @@ def run(run: Run) -> None:
     one_of("matmul_precision", run.matmul_precision, ["highest", "high", "medium"])
     if run.run_dir and re.search(r"[\x00-\x1f]", run.run_dir):
         raise Refused("run_dir", repr(run.run_dir), "is a path of one line", "run_dir=<a directory>")
+    if run.run_dir and "$" in run.run_dir:
+        rule = "must be spelled out: a variable of the shell would be filled in by some writers and not by others"
+        raise Refused("run_dir", run.run_dir, rule, "run_dir=${oc.env:NAME}/... in a file of configs/")
     if run.run_dir and (scheme := re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", run.run_dir)):
         rule = f"must be a directory of a file system, not an address ({scheme[0]})"
         raise Refused("run_dir", run.run_dir, rule, "run_dir=<a directory>, copied there after the run")

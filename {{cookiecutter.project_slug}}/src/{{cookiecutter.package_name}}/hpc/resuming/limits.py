@@ -6,7 +6,17 @@ import lightning as L
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from torch.optim import LBFGS
 
+from ..checks.preflight import NOT_HERE
 from ..config import Refused
+
+
+def refuse_callbacks(trainer: L.Trainer) -> None:
+    """Raises `Refused` for callbacks that a module brings, or that are derived, as preflight does for the config's."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for kind in type(callback).__mro__:
+            if kind.__name__ in NOT_HERE and kind.__module__.startswith(("lightning.", "pytorch_lightning.")):
+                fix = "leave it out of callbacks= and of the module's configure_callbacks"
+                raise Refused("callbacks", type(callback).__name__, NOT_HERE[kind.__name__][0], fix)
 
 
 def check(trainer: L.Trainer) -> None:

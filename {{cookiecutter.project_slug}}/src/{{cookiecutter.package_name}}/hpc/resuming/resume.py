@@ -21,7 +21,7 @@ from ..running import phases, record
 from ..running.signals import INTERRUPTED, ORPHANED
 from ..running.watch import Stopped, Warned, Watch
 from ..training import averaging
-from ..training.parallel import gradient_norm, settle_buckets
+from ..training.parallel import gradient_norm, refuse_without_skip, settle_buckets
 from . import continuation, limits, replay
 from .agree import Agreement, Wish
 from .continuation import Continuation
@@ -92,6 +92,9 @@ class Resume(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
             averaging.refuse(trainer)
+            limits.refuse_callbacks(trainer)
+            if self.faults.nonfinite == "skip":
+                refuse_without_skip(pl_module)
         if stage == "fit" or not hasattr(self, "redone"):  # a test has those of its training
             self.agreement = Agreement(wanted=lambda: bool(self._reason(trainer.is_global_zero)))
             self.redone = Redone(self.agreement, lambda: self._told_to_stop(trainer.is_global_zero))
@@ -237,6 +240,8 @@ class Resume(L.Callback):
         self._saved_step = checkpoint["global_step"]
         trainer.should_stop = place["stopped_early"]
         if trainer.is_global_zero:  # it decides what the best is
+            if trainer.should_stop:
+                print("note: this run was stopped early, by a callback: it does not train any further", flush=True)
             self._settle(Path(str(trainer.ckpt_path)), checkpoint["callbacks"][self.state_key])
 
     def state_dict(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -183,6 +184,19 @@ def _reject(error: Exception) -> None:
         raise Refused("trainer, callbacks or model", None, rule, "change what it names") from error
     if isinstance(cause, Refused) and cause is not error:
         raise cause
+
+
+def tested(
+    trainer: L.Trainer, module: L.LightningModule, data: L.LightningDataModule, *, must: bool
+) -> dict[str, float]:
+    """The metrics of a test. Where there is nothing to test, training is done all the same; `must`: there was none."""
+    owners = {"test_step": (module,), "test_dataloader": (data, module)}
+    lacks = [name for name, some in owners.items() if not any(is_overridden(name, one) for one in some)]
+    metrics = [] if lacks and not must else trainer.test(module, data, verbose=False)
+    if not metrics and trainer.is_global_zero:
+        why = f"there is no {' and no '.join(lacks)}" if lacks else "there are no batches"
+        print(f"note: nothing is tested: {why}", flush=True)
+    return dict(metrics[0]) if metrics else {}
 
 
 def _text(value: Any) -> str:

@@ -8,6 +8,7 @@ import os
 from copy import copy
 from typing import Any
 
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import Tensor
@@ -113,6 +114,8 @@ def _refuse_without_place(loader: Any) -> None:
         what = "a stream" if is_stream else "a loader with a state_dict()" if hasattr(loader, "state_dict") else "this"
         rule = f"an interrupted run must go on at the same sample; with {what} it would begin at the first one again"
         raise _refused("train", loader, rule, PLAIN)
+    if sized_len(loader) == 0:
+        raise _refused("train", loader, "it must have a batch to train on", "more samples, or drop_last=False")
 
 
 def _place_aware(loader: DataLoader) -> Any:

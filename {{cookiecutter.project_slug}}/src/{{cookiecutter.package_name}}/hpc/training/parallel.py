@@ -12,6 +12,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.utilities import GradClipAlgorithmType
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -128,6 +129,14 @@ def _skip(optimizer: Any, bad: Tensor) -> None:
     if not all(group.get("fused") for group in optimizer.param_groups):
         raise Refused("faults.nonfinite", "skip", SKIPS, f"{type(optimizer).__name__}(..., fused=True)")
     optimizer.found_inf = bad.float()  # as torch.amp.GradScaler does it
+
+
+def refuse_without_skip(module: L.LightningModule) -> None:
+    """Raises `Refused` where Lightning clips the gradients of a module, or nobody does: no step would be left out."""
+    if not (module.automatic_optimization and is_overridden("configure_gradient_clipping", module)):
+        name = type(module).__name__
+        rule = f"{name} must leave steps out itself: its configure_gradient_clipping must call clip_gradients"
+        raise Refused("faults.nonfinite", "skip", rule, f"faults.nonfinite=stop or rollback, or that method in {name}")
 
 
 def gradient_norm(module: L.LightningModule) -> Tensor | None:
