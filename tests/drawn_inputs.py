@@ -138,8 +138,8 @@ def one(
         return "hung", told
     if "Traceback (most recent call last)" in printed[1]:
         return "traceback", told
-    if any(RAW.search(text) for text in printed):
-        return "escape code", told
+    if raw := [line for text in printed for line in text.split("\n") if RAW.search(line)]:
+        return "escape code", f"{told}\n  {raw}"
     if case.inspect == "run" and code in (0, 1, 2) and (flaw := hostile_training.judged(code, ground, printed[1])):
         return flaw, told
     silent = kind == "environment" and not printed[1]  # of ranks that know the same, one speaks
@@ -147,28 +147,57 @@ def one(
         return "no sentence", told
     if code not in (0, 2) and case.inspect != "run":
         return "exit code", f"  exit code {code}\n{told}"
-    if code == 0 and case.inspect == "bash" and (flaw := script(printed[0], ground)):
-        return flaw, told
+    if code == 0 and case.inspect == "bash":
+        flaw = script(printed[0], ground, case.scripted)
+        if before != looked_at(place, project):
+            flaw = "written outside"
+        if flaw:
+            return flaw, f"{told}\n  {case.scripted}\n{printed[0]}"
     return ("right" if code == 0 else "rejected"), told
 
 
-def script(text: str, ground: Any) -> str:
-    """A job script is bash, asks only for what it should, and what was typed is no code in it."""
+# In place of what a job script would start: nothing of a scheduler, no waiting, no environment.
+STUBS = """
+source() { :; }; sleep() { read -rt 0.01 <>/dev/zero || :; }; module() { :; }
+for name in srun scontrol squeue sacct sbatch qsub qstat pbsdsh mpiexec aprun ip; do eval "$name() { :; }"; done
+"""
+
+
+def script(text: str, ground: Any, environ: dict[str, str]) -> str:
+    """A job script is bash, asks only for what it should, and nothing that was typed or set is code in it."""
     file = ground.open / "job.sh"
     file.write_text(text)
     if not text.startswith("#!/bin/bash"):
         return ""  # --cfg, --help
     if subprocess.run([BASH, "-n", str(file)], capture_output=True).returncode or "--uid" in text.replace("\\n", ""):
         return "damaged script"
-    environ = {
-        "PATH": "/nowhere",
+    (ground.open / "stubs").write_text(STUBS)
+    (ground.open / "nodes").write_text("n1\n")
+    sound = {
+        "PATH": "/usr/bin:/bin",
+        "BASH_ENV": str(ground.open / "stubs"),
+        "HOME": str(ground.open / "home"),
+        "TMPDIR": str(ground.open),
         "SLURM_JOB_ID": "1",
+        "SLURM_JOB_NUM_NODES": "1",
         "PBS_JOBID": "1.s",
-        "PBS_NODEFILE": str(file),
-        "PBS_O_WORKDIR": "/nowhere",
+        "PBS_NODEFILE": str(ground.open / "nodes"),
+        "PBS_O_WORKDIR": str(ground.open),
     }
+    bash = subprocess.Popen(
+        [BASH, str(file)],
+        env=sound | environ,
+        cwd=ground.open,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run([BASH, str(file)], env=environ, cwd=ground.open, capture_output=True, timeout=1.5)
+        bash.wait(1.0)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(bash.pid, signal.SIGKILL)
+    bash.wait()
     return "executed" if ground.canary.exists() else ""
 
 

@@ -36,7 +36,8 @@ class Case:
     environ: dict[str, str] = field(default_factory=dict)
     configs: Path | None = None  # instead of the project's own
     personal: Path | None = None  # clusters.yaml
-    inspect: str = ""  # what is done with what is printed: bash
+    inspect: str = ""  # what is looked at: a job script that is printed (bash), what a training left (run)
+    scripted: dict[str, str] = field(default_factory=dict)  # the environment of a job script
 
 
 Draw = Callable[[random.Random, Ground], Case]

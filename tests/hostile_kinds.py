@@ -20,55 +20,84 @@ def overrides(rng: random.Random, ground: Ground) -> Case:
     words = []
     for _ in range(rng.randrange(1, 4)):
         key, value = rng.choice(LEAVES), values.text(rng, ground.canary)
-        form = rng.random()
-        if form < 0.75:
-            words.append(f"{rng.choice(['', '', '', '+', '++', '~'])}{key}={value}")
-        elif form < 0.85:
-            words.append(f"{value}={rng.choice(values.NUMBERS)}")
-        elif form < 0.95:
-            words.append(f"{rng.choice(list(GROUPS))}={value}")
-        else:
-            words.append(value)
+        sign, above = rng.choice(["", "", "", "+", "++", "~"]), key.rpartition(".")[0] or key
+        form = rng.choices(range(8), [5, 4, 1, 1, 1, 1, 1, 0.5])[0]
+        words.append(
+            [
+                f"{sign}{key}={value}",
+                f"{sign}{key}={hostile_training.odd(rng, rng.choice([1, 0.5, True, [1], 'x']), ground)}",
+                f"{value}={rng.choice(values.NUMBERS)}",
+                f"{sign}{rng.choice(list(GROUPS))}{rng.choice(['', '@x', '@_global_'])}={value}",
+                f"~{rng.choice([key, above])}",
+                f"{sign}{above}={value}",
+                rng.choice(HYDRAS).replace("VALUE", value),
+                value,
+            ][form]
+        )
     program, first = rng.choice(
         [("train.py", "--cfg=job"), ("train.py", ""), ("submit.py", "--dry-run"), ("submit.py", "--dry-run")]
     )
     more = ["cluster=slurm", "cluster.account=a"] if program == "submit.py" else []
     if program == "submit.py" and rng.random() < 0.4:
         more[0] = "cluster=pbs"
-    return Case(program, [*filter(None, [first]), *more, *words], inspect="bash" if program == "submit.py" else "")
+    if program == "submit.py":
+        more.append(f"run_dir={ground.open}/run")
+    case = Case(program, [*filter(None, [first]), *more, *words], inspect="bash" if program == "submit.py" else "")
+    case.scripted = scripted(rng, ground)
+    return case
+
+
+def scripted(rng: random.Random, ground: Ground) -> dict[str, str]:
+    """The environment in which a job script starts; what a scheduler or a person left there may be anything."""
+    if rng.random() < 0.3:
+        return {}
+    return {name: values.text(rng, ground.canary) for name in rng.sample(IN_JOBS, rng.randrange(1, 4))}
+
+
+IN_JOBS = [
+    "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_JOB_END_TIME",
+    "SLURM_JOB_NODELIST", "SLURM_SUBMIT_DIR", "PBS_JOBID", "PBS_NODEFILE", "PBS_O_WORKDIR", "PBS_ARRAY_INDEX",
+    "PBS_JOBNAME", "HPC_AFTER", "HPC_RUN_DIR", "HPC_JOB_END", "HOME", "TMPDIR", "USER", "VENV", "LANG", "HOSTNAME",
+    "IFS", "CDPATH", "MASTER_PORT", "SCRATCH", "status", "stalled", "retries", "job", "end",
+]  # fmt: skip
+
+
+# What Hydra itself would take, or keys of its own.
+HYDRAS = [
+    "hydra.run.dir=VALUE", "hydra.searchpath=[file://VALUE]", "hydra/launcher=VALUE", "hydra.job.chdir=true",
+    "--config-dir=VALUE", "--config-name=VALUE", "-cd", "--info", "--multirun", "-m", "--resolve", "--package=VALUE",
+    "+hydra.callbacks={x: VALUE}", "resume=VALUE", "run_dir=VALUE", "name=VALUE", "ckpt=VALUE", "experiment=VALUE",
+]  # fmt: skip
+# What a person could mean, some of it rare.
+CLUSTER: dict[str, list[Any]] = {
+    "account": ["a+b.c@d", "p_1", "0123"], "partition": ["a,b", "gpu"], "qos": ["normal", None],
+    "constraint": ["a&b|c", None],
+    "time": ["1-00", "0:00:01", "90", "00:30:00"], "max_time": [None, "2-00:00:00"], "gpus_per_node": [1, 4, 8],
+    "cores_per_gpu": [None, 1, 128], "request": [None, "--gres=gpu:{gpus}", "ncpus={cores}:ngpus={gpus}"],
+    "memory_gb": [None, 0, 1, 10**6], "interface": ["ib0", None], "master_addr_suffix": ["", "-ib", ".x"],
+    "chain": [1, 3], "login_host": ["a.b", None], "max_nodes": [None, 4], "exclusive": [True, False],
+    "node_local": [None, "$TMPDIR", "/a b"], "cache": ["~/x", "$SCRATCH/é"], "rendezvous_seconds": [1, 300],
+    "setup": [[], ["true", ": 'a b'"]], "launcher": ["srun", "srun --mpi=none"], "container": [None, "env A=b"],
+    "stage_env": [False, True], "env": [{}, {"A": "$HOME/x"}, {"A": "a b", "B": "'*' & | ; < é"}],
+}  # fmt: skip
 
 
 def cluster_values(rng: random.Random, ground: Ground) -> Case:
     """Values of a cluster's file, where they end up in a job script. What is bash by its meaning is left alone."""
-    keys = [
-        "account",
-        "partition",
-        "qos",
-        "constraint",
-        "time",
-        "max_time",
-        "gpus_per_node",
-        "cores_per_gpu",
-        "request",
-        "memory_gb",
-        "interface",
-        "master_addr_suffix",
-        "chain",
-        "login_host",
-        "name",
-        "max_nodes",
-    ]
     content: dict[str, Any] = {"defaults": ["slurm" if rng.random() < 0.5 else "pbs"], "account": "a"}
-    for key in rng.sample(keys, rng.randrange(1, 4)):
+    content |= {key: rng.choice(CLUSTER[key]) for key in rng.sample(list(CLUSTER), rng.randrange(8))}
+    bash = ("node_local", "cache", "setup", "launcher", "container", "env")
+    for key in rng.sample([key for key in CLUSTER if key not in bash], rng.choice([0, 1, 1, 1, 2])):
         content[key] = values.text(rng, ground.canary) if rng.random() < 0.7 else values.data(rng, ground.canary)
-    if rng.random() < 0.4:
-        content["env"] = {values.text(rng, ground.canary): values.data(rng, ground.canary)}
-        content["env"] |= {"KEY": values.text(rng, ground.canary)}
+    if rng.random() < 0.3:
+        name = rng.choice(["KEY", "KEY", values.text(rng, ground.canary)])
+        content["env"] = {name: values.text(rng, ground.canary)}
     if rng.random() < 0.2:
         content["options"] = [values.data(rng, ground.canary)]
     configs = _configs(ground)
     _yaml(configs / "cluster/hostile.yaml", content, rng)
-    return Case("submit.py", ["--dry-run", "cluster=hostile"], configs=configs, inspect="bash")
+    words = ["--dry-run", "cluster=hostile", f"run_dir={ground.open}/run"]
+    return Case("submit.py", words, configs=configs, inspect="bash", scripted=scripted(rng, ground))
 
 
 def config_files(rng: random.Random, ground: Ground) -> Case:
@@ -98,7 +127,8 @@ def personal(rng: random.Random, ground: Ground) -> Case:
         _yaml(file, values.changed(rng, content, ground.canary), rng)
     else:
         values.damage(rng, file, ground.canary, ground.folder / "victim")
-    return Case("submit.py", ["--dry-run", "cluster=slurm"], personal=file, inspect="bash")
+    words = ["--dry-run", "cluster=slurm", f"run_dir={ground.open}/run"]
+    return Case("submit.py", words, personal=file, inspect="bash")
 
 
 LAUNCH = {

@@ -10,6 +10,12 @@ from typing import Any
 
 ESCAPES = ["\x1b[31mred\x1b[0m", "\x1b]0;owned\x07", "\x9b31m", "\x08\x08", "\u202egnp.exe", "\u2066x", "\x7f", "a\rb"]
 INJECTIONS = [
+    "a[$(>CANARY)]",
+    "${x:-$(>CANARY)}",
+    "%(>CANARY)",
+    "${oc.env:HOME,'$(>CANARY)'}",
+    "}; >CANARY; {",
+    "EOF\n>CANARY\nEOF",
     "$(>CANARY)",
     "`>CANARY`",
     "; >CANARY",
@@ -47,6 +53,38 @@ REFERENCES = [
     "${oc.dict.keys:trainer}",
     "${nope:1}",
     "???",
+]
+GRAMMAR = [  # of Hydra's overrides
+    "choice(1,2)",
+    "range(1,3)",
+    "interval(0,1)",
+    "glob(*)",
+    "sort(3,1)",
+    "shuffle(1,2)",
+    "int('3')",
+    "float(nan)",
+    "str([1])",
+    "bool(x)",
+    "json_str({a:1})",
+    "extend_list(1)",
+    "tag(a,choice(1,2))",
+    "{a:{b:[1,{c:2}]}}",
+    "{a:1,}",
+    "[1,,2]",
+    "[",
+    "{a",
+    "'",
+    "'a",
+    '"a',
+    "\\'",
+    "a:b",
+    "1,2",
+    "a b",
+    "${",
+    "@x",
+    ":",
+    "1e",
+    "\\,",
 ]
 WORDS = [
     "",
@@ -136,7 +174,7 @@ NUMBERS = [
     "1e308",
     "65536",
 ]
-TEXTS = [*ESCAPES, *INJECTIONS, *REFERENCES, *WORDS, *NUMBERS]
+TEXTS = [*ESCAPES, *INJECTIONS, *REFERENCES, *GRAMMAR, *WORDS, *NUMBERS]
 DATA: list[Callable[[], Any]] = [
     lambda: None,
     lambda: True,
@@ -165,7 +203,7 @@ DATA: list[Callable[[], Any]] = [
 
 def text(rng: random.Random, canary: Path, *, zero: bool = False) -> str:
     """One value; without zero bytes, which no argument and no variable of the environment can hold, unless `zero`."""
-    pool = rng.choice([TEXTS, ESCAPES, INJECTIONS, REFERENCES, WORDS, NUMBERS])
+    pool = rng.choice([TEXTS, ESCAPES, INJECTIONS, REFERENCES, GRAMMAR, WORDS, NUMBERS])
     value = rng.choice(pool)
     if rng.random() < 0.1:
         value += rng.choice(TEXTS)

@@ -103,7 +103,18 @@ def test_what_fails_in_the_projects_own_code_keeps_its_traceback() -> None:
     assert not isinstance(failed.value, Refused)
 
 
-@pytest.mark.parametrize("words", [{"options": ["--x\0"]}, {"options": ["--x\x1b[2J"]}, {"env": {"A": "x\x07"}}])
+CONTROL = [
+    {"options": ["--x\0"]},
+    {"options": ["--x\x1b[2J"]},
+    {"options": [[]]},
+    {"env": {"A": "x\x07"}},
+    {"request": "--gres=gpu:1\ntouch executed"},
+    {"request": "\x1b[31m"},
+    {"master_addr_suffix": "\nx"},
+]
+
+
+@pytest.mark.parametrize("words", CONTROL)
 def test_control_characters_do_not_reach_a_job_script(words: dict[str, Any]) -> None:
     cfg = commandline.compose_overrides(["cluster=slurm", "trainer=ddp"])
     OmegaConf.update(cfg, "cluster", words, force_add=True)

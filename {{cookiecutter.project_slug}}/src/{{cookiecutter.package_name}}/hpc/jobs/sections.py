@@ -76,9 +76,12 @@ def cluster(cluster: Cluster, cfg: DictConfig) -> None:
             rule = "is one word as the scheduler lists it, without quotes"
             raise Refused(f"cluster.{key}", repr(getattr(cluster, key)), rule, f"cluster.{key}=<{key}>")
     login_host(cluster.login_host)
-    for line in (*cluster.options, *cluster.setup, cluster.launcher, cluster.container or ""):
-        if UNSEEN.search(line) or "\n" in line:
-            raise Refused("cluster", repr(line), "options and setup are single lines", "one list entry per line")
+    lines = [("options", line) for line in cluster.options] + [("setup", line) for line in cluster.setup]
+    words = ("request", "launcher", "container", "node_local", "cache", "master_addr_suffix")
+    for key, line in [*lines, *((word, getattr(cluster, word) or "") for word in words)]:
+        if not isinstance(line, str) or UNSEEN.search(line) or "\n" in line:
+            rule = "must be text of one line, without control characters; options and setup are lists of such lines"
+            raise Refused(f"cluster.{key}", repr(line), rule, "one list entry per line")
     for key, value in cluster.env.items():
         damages = re.search(r'["`\\\n]|\$\(', str(value)) or UNSEEN.search(str(value))
         if not re.fullmatch(r"[A-Za-z_]\w*", str(key)) or damages:
