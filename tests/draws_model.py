@@ -30,6 +30,8 @@ def module(dice: Dice, drawn: dict[str, Any], validates: bool, manual: bool, acc
         num = dice.one(0, 1, 1, 1, 2)
         wanted["schedulers"] = [scheduler(dice, validates) for _ in range(min(num, 1) if deepspeed else num)]
     model["logs"] = dice.one(None, "step", "epoch", "both", "metric")
+    if moves and model["logs"]:
+        model["logs"] = "metric"  # the only one that is of all ranks, so that what watches it does the same anywhere
     if model["logs"] and not manual and dice.chance(0.1):
         config = {"monitor": MONITORS[model["logs"]], "interval": "epoch"}
         plateau = {"name": "ReduceLROnPlateau", "patience": 0, "threshold": dice.one(0.0, 10.0), "factor": 0.5}

@@ -110,6 +110,11 @@ FOUND = {
         **changed({}, ["+trainer.check_val_every_n_epoch=2", "+trainer.num_sanity_val_steps=0"], STOPPED_LATE),
         "data": STOCK,
     },
+    "an extension, from an epoch's end": {
+        **changed({}, [], []),
+        "first_words": ["trainer.max_epochs=2"],
+        "then_words": ["trainer.max_epochs=3"],
+    },
     "a test of a run that ended within an epoch": changed(
         {"logs": "epoch"}, ["trainer.max_steps=7"], [struck("test_step", 1, "SIGKILL")]
     ),

@@ -10,6 +10,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, WeightAveraging
+from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from test_resume import COMMON, TYPED, assert_same
 
 from {{ cookiecutter.package_name }}.hpc import trained
@@ -112,6 +113,38 @@ def test_two_averages_are_refused() -> None:
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=two)
     with pytest.raises(Refused, match="only one callback must average the weights"):
         averaging.refuse(trainer)
+
+
+class Doubles(BoringModel):
+    """Notes its weights before and after each validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[torch.Tensor] = []
+
+    def on_train_batch_end(self, *_: object) -> None:
+        self.seen.append(self.layer.weight.detach().clone())
+
+    on_train_epoch_end = on_train_batch_end
+
+
+class Prepares(L.Callback):
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        averaging.prepare(trainer, pl_module)
+
+
+def test_in_double_precision_a_validation_leaves_the_weights_as_they_are() -> None:
+    callbacks = [Prepares(), EMAWeightAveraging()]
+    trainer = L.Trainer(
+        accelerator="cpu", precision="64-true", max_steps=3, limit_val_batches=1, num_sanity_val_steps=0,
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=callbacks,
+    )  # fmt: skip
+    module = Doubles()
+    module.train_dataloader = lambda: torch.utils.data.DataLoader(RandomDataset(32, 3))  # type: ignore[method-assign]
+    trainer.fit(module)
+    before, after = module.seen[-2:]
+    assert before.dtype == torch.float64 and torch.equal(before, after)
 
 
 @pytest.mark.parametrize("name", ["moving", "moving, at the end of an epoch", "stochastic"])

@@ -95,6 +95,7 @@ class Resume(L.Callback):
             limits.refuse_callbacks(trainer)
             if self.faults.nonfinite == "skip":
                 refuse_without_skip(pl_module)
+            averaging.prepare(trainer, pl_module)
         if stage == "fit" or not hasattr(self, "redone"):  # a test has those of its training
             self.agreement = Agreement(wanted=lambda: bool(self._reason(trainer.is_global_zero)))
             self.redone = Redone(self.agreement, lambda: self._told_to_stop(trainer.is_global_zero))
@@ -233,6 +234,7 @@ class Resume(L.Callback):
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":
             return
+        trainer.num_sanity_val_steps = 0  # Lightning would make one where a run goes on between two epochs
         averaging.refuse_other_callbacks(trainer, checkpoint)
         place, self._averaged = checkpoint["position"], checkpoint["averaged"]
         skipped = record.skipped(self.run_dir, place["stepped"], checkpoint["attempt"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.plugins.precision import DoublePrecision
 from torch import Tensor
 
 from ..config import Refused
@@ -22,6 +23,12 @@ def refuse(trainer: L.Trainer) -> None:
     if averaging and trainer.strategy.restore_checkpoint_after_setup:  # weights that are whole are there before
         rule = f"{type(averaging[0]).__name__} averages whole weights: the strategy must be single or ddp"
         raise Refused("callbacks", None, rule, "strategy=ddp, or training without this callback")
+
+
+def prepare(trainer: L.Trainer, module: L.LightningModule) -> None:
+    """Before callbacks copy the module: Lightning converts it later, and an average in fp32 would round fp64 weights."""
+    if [*_swa(trainer), *_moving(trainer)] and isinstance(trainer.precision_plugin, DoublePrecision):
+        trainer.precision_plugin.convert_module(module)
 
 
 def refuse_other_callbacks(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
