@@ -26,7 +26,7 @@ def refuse(trainer: L.Trainer) -> None:
 
 
 def prepare(trainer: L.Trainer, module: L.LightningModule) -> None:
-    """Before callbacks copy the module: Lightning converts it later, and an average in fp32 would round fp64 weights."""
+    """Before callbacks copy the module: Lightning converts it later, and averages in fp32 would round fp64 weights."""
     if [*_swa(trainer), *_moving(trainer)] and isinstance(trainer.precision_plugin, DoublePrecision):
         trainer.precision_plugin.convert_module(module)
 
