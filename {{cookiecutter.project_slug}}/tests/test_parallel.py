@@ -94,7 +94,7 @@ def test_a_step_is_skipped_without_waiting_for_the_device() -> None:
         module: Any = nn.Module()
         module.network = GPT(num_layers=1, num_heads=2, width=16, vocab_size=11, block_size=8)
         optimizer = torch.optim.AdamW(module.parameters(), fused=True)
-        module.trainer = SimpleNamespace(model=None, optimizers=[optimizer])
+        module.trainer = SimpleNamespace(model=None, optimizers=[optimizer], gradient_clip_algorithm=None)
         module.skip_not_finite = True
         gradients(module.network, torch.randint(0, 11, (2, 8)))
         clip_gradients(module, optimizer, 1.0)
