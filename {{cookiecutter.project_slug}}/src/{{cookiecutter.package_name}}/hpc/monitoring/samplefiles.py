@@ -36,7 +36,9 @@ class Table:
     def _opened(self) -> int:
         """The header is that of all starts together: with other GPUs there may be more columns than before."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines() if self.path.exists() else []
+        content = self.path.read_bytes() if self.path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]  # a crash may have cut the last line, whose numbers would be others
+        lines = whole.decode(errors="replace").splitlines()
         there = lines[0].split(",") if lines else []
         more = [column for column in self.columns if column not in there]
         self.columns = [*there, *more]
@@ -46,8 +48,8 @@ class Table:
             aside.write_text("\n".join(padded) + "\n", encoding="utf-8")
             aside.replace(self.path)
         file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
-        if (size := os.fstat(file).st_size) and os.pread(file, 1, size - 1) != b"\n":  # a crash cut the last line
-            append(file, b"\n")
+        if not more and len(whole) < len(content):
+            os.ftruncate(file, len(whole))
         return file
 
 
