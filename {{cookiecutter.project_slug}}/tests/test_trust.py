@@ -43,6 +43,7 @@ def node(target: object, **more: object) -> dict[str, object]:
 
 
 TOUCH = "touch {canary}"
+PIPES, PICKLES = "torch.utils.data.datapipes.iter", ["{folder}/bomb.pickle"]
 HOSTILE: dict[str, dict[str, object]] = {
     "a function of the project": node(f"{PACKAGE}.hpc.states.call", _args_=["touch", "{canary}"]),
     "a module that a module imports": node(f"{PACKAGE}.hpc.states.subprocess.run", args=["touch", "{canary}"]),
@@ -71,6 +72,26 @@ HOSTILE: dict[str, dict[str, object]] = {
     "computed": node("${oc.env:SHELL}"),
     "referred to": node("${name}"),
     "made of text": {"inner": "${oc.create:'{\"_tar\\x67et_\": os.system}'}"},
+    "made of text by a resolver whose name is computed": {
+        "word": "create",
+        "inner": "${oc.${model.word}:'{\"_tar\\x67et_\": os.system}'}",
+    },
+    "pickles that a pipe of torch decodes": node(
+        "torch.nn.ModuleList",
+        modules=node(
+            f"{PIPES}.RoutedDecoder",
+            _args_=[node(f"{PIPES}.FileOpener", mode="rb", datapipe=node(f"{PIPES}.IterableWrapper", iterable=PICKLES))],
+        ),
+    ),
+    "a logger that deletes what lies there": node(
+        "lightning.pytorch.loggers.csv_logs.ExperimentWriter", log_dir="{folder}"
+    ),
+    "a logger that nobody names": node("lightning.pytorch.loggers.CSVLogger", save_dir="{folder}"),
+    "a demo that downloads": node("lightning.pytorch.demos.WikiText2", data_dir="{folder}", download=False),
+    "a metric that downloads": node("torchmetrics.text.BERTScore", model_name_or_path="{folder}"),
+    "the same by another way": node("torchmetrics.text.bert.BERTScore", model_name_or_path="{folder}"),
+    "a class of no concern": node("lightning.pytorch.callbacks.progress.rich_progress._RichProgressTheme"),
+    "a class of hpc, reached through another module": node(f"{PACKAGE}.data.loading.GlobalBatchSampler"),
     "a number": node(7),
     "a list": node(["os", "system"]),
     "nothing": node(""),
@@ -93,6 +114,8 @@ def filled(value: Any, folder: Path) -> Any:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_nothing_of_a_run_directory_is_executed(name: str, place: str, run: Path, tmp_path: Path) -> None:
     (tmp_path / "hubconf.py").write_text(f"import os\nos.system('touch {tmp_path}/canary')\n")
+    (tmp_path / "bomb.pickle").write_bytes(b"cos\nsystem\n(S'touch %b/canary'\ntR." % str(tmp_path).encode())
+    (tmp_path / "metrics.csv").write_text("precious")
     hostile = filled(HOSTILE[name], tmp_path)
 
     def change(content: dict[str, Any]) -> None:
@@ -106,6 +129,7 @@ def test_nothing_of_a_run_directory_is_executed(name: str, place: str, run: Path
     with pytest.raises(Refused) as loaded:
         trained.load(run)
     assert "\x1b" not in f"{resumed.value}{loaded.value}"
+    assert (tmp_path / "metrics.csv").exists() and "trust" in loaded.value.fix  # and not as it was built
     assert not (tmp_path / "canary").exists()
 
 

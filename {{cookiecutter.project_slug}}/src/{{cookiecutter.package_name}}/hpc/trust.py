@@ -19,15 +19,25 @@ from .config import CONFIGS, PACKAGE, PROJECT, Refused, dotted
 TRUSTED = CONFIGS / "trusted.yaml"
 # Below trusted packages, but these start programs or execute what they read, whatever trusted.yaml says.
 NEVER = (
-    "lightning.fabric.cli", "lightning.pytorch.cli", "torch._dynamo", "torch._inductor", "torch.distributed.elastic",
+    "lightning.data", "lightning.fabric.cli", "lightning.pytorch.cli", "lightning.pytorch.demos",
+    "lightning.pytorch.serve", "torch._dynamo", "torch._inductor", "torch.distributed.elastic",
     "torch.distributed.launch", "torch.distributed.launcher", "torch.distributed.run", "torch.export", "torch.fx",
     "torch.hub", "torch.jit", "torch.load", "torch.multiprocessing", "torch.onnx", "torch.ops", "torch.package",
     "torch.serialization", "torch.testing", "torch.utils.benchmark", "torch.utils.cpp_extension",
-    "torch.utils.model_zoo",
+    "torch.utils.data.datapipes", "torch.utils.model_zoo",
 )  # fmt: skip
-# Resolvers that make nodes of text: such a node would be seen only when it is built. All others lead to nodes that are
-# looked at where they stand.
-MAKERS = re.compile(r"\$\{\s*oc\.(create|decode)\b")
+# These write, delete, read or download files as soon as they are made: a file of configs/ must name the very class.
+NAMED_ONLY = (
+    "lightning.fabric", "lightning.pytorch.loggers", "lightning.pytorch.profilers", "lightning.pytorch.utilities",
+    "torchmetrics.audio.dnsmos", "torchmetrics.audio.nisqa", "torchmetrics.functional", "torchmetrics.image.arniqa",
+    "torchmetrics.image.dists", "torchmetrics.image.fid", "torchmetrics.image.inception", "torchmetrics.image.kid",
+    "torchmetrics.image.lpip", "torchmetrics.image.mifid", "torchmetrics.image.perceptual_path_length",
+    "torchmetrics.multimodal", "torchmetrics.text.bert", "torchmetrics.text.infolm", "torchmetrics.text.rouge",
+    "torchmetrics.text.sacre_bleu", f"{PACKAGE}.hpc",
+)  # fmt: skip
+# Resolvers that make nodes of text, or whose names are computed: such a node would be seen only when it is built. All
+# others lead to nodes that are looked at where they stand.
+MAKERS = re.compile(r"\$\{\s*(oc\.(create|decode)\b|[^:{}]*\$\{)")
 NAMED = re.compile(r"""(?m)^[ \t]*(?:-[ \t]+)?["']?_(target|check)_["']?[ \t]*:[ \t]*["']?([\w.]+)""")
 
 
@@ -44,7 +54,7 @@ def refuse(cfg: DictConfig, run_dir: Path) -> None:
     for key, value in _written(OmegaConf.to_container(cfg, resolve=False)):
         kind = key.rpartition(".")[2]
         if isinstance(value, str) and MAKERS.search(value):
-            rule = "must not make nodes of text: this comes from a run directory"
+            rule = "must not make nodes of text or compute names: this comes from a run directory"
             raise Refused(key, ascii(value), rule, _fix(run_dir), alone=True)
         if kind in ("_target_", "_check_") and (rule := _flaw(value, kind)):
             raise Refused(key, ascii(value), rule, _fix(run_dir, value), alone=True)
@@ -60,7 +70,7 @@ def _flaw(value: Any, kind: str) -> str:
         return "must not start programs or execute what it reads: this comes from a run directory"
     if value in named()[kind]:
         return ""
-    if kind == "_check_" or _below(value, (f"{PACKAGE}.hpc",)):
+    if kind == "_check_" or _below(value, NAMED_ONLY) or "._" in value:
         return "must be named by a file of configs/: this comes from a run directory"
     module, _, name = value.rpartition(".")
     try:  # Not as Hydra locates it, through any attribute: torch.nn.parallel.distributed.os is no module of torch.
@@ -69,8 +79,11 @@ def _flaw(value: Any, kind: str) -> str:
         return f"cannot be imported: {type(error).__name__}"
     if not isinstance(found, type):
         return "must be a class, or named by a file of configs/: this comes from a run directory"
-    if not _below(found.__module__, prefixes()) or _below(f"{found.__module__}.{found.__name__}", NEVER):
+    defined = f"{found.__module__}.{found.__name__}"
+    if not _below(found.__module__, prefixes()) or _below(defined, NEVER):
         return f"must be defined in a trusted package, and {found.__module__} is none: this comes from a run directory"
+    if _below(defined, NAMED_ONLY):
+        return f"must be named by a file of configs/, as {defined} may read or write files: this comes from a run directory"
     return ""
 
 
