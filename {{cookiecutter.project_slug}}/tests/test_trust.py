@@ -43,7 +43,8 @@ def node(target: object, **more: object) -> dict[str, object]:
 
 
 TOUCH = "touch {canary}"
-PIPES, PICKLES = "torch.utils.data.datapipes.iter", ["{folder}/bomb.pickle"]
+PIPES = "torch.utils.data.datapipes.iter"
+PICKLES = node(f"{PIPES}.IterableWrapper", iterable=["{folder}/bomb.pickle"])
 HOSTILE: dict[str, dict[str, object]] = {
     "a function of the project": node(f"{PACKAGE}.hpc.states.call", _args_=["touch", "{canary}"]),
     "a module that a module imports": node(f"{PACKAGE}.hpc.states.subprocess.run", args=["touch", "{canary}"]),
@@ -80,7 +81,7 @@ HOSTILE: dict[str, dict[str, object]] = {
         "torch.nn.ModuleList",
         modules=node(
             f"{PIPES}.RoutedDecoder",
-            _args_=[node(f"{PIPES}.FileOpener", mode="rb", datapipe=node(f"{PIPES}.IterableWrapper", iterable=PICKLES))],
+            _args_=[node(f"{PIPES}.FileOpener", mode="rb", datapipe=PICKLES)],
         ),
     ),
     "a logger that deletes what lies there": node(

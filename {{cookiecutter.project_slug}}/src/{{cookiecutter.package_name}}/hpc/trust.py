@@ -83,7 +83,7 @@ def _flaw(value: Any, kind: str) -> str:
     if not _below(found.__module__, prefixes()) or _below(defined, NEVER):
         return f"must be defined in a trusted package, and {found.__module__} is none: this comes from a run directory"
     if _below(defined, NAMED_ONLY):
-        return f"must be named by a file of configs/, as {defined} may read or write files: this comes from a run directory"
+        return f"must be named by a file of configs/, as {defined} may touch files: this comes from a run directory"
     return ""
 
 
