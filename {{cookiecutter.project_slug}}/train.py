@@ -52,6 +52,7 @@ def train(cfg: DictConfig, place: launch.Place, warned: watch.Warned, frozen: bo
     environ.setdefault("GOMP_SPINCOUNT", "1000")
     environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # nothing in a checkpoint is ever executed, whoever loads it
     warned.parent = getppid() if place.launcher != "none" else None
+    begin.apart(place, environ)
     directory = rundir.choose(cfg.run_dir, cfg.name, datetime.now(), environ, place.step or "0")
     beginning = probe.together(cfg, place, directory, frozen, environ)  # torch from here on
     run_dir, hang_seconds = Path(cfg.run_dir), 60 * cfg.faults.hang_minutes

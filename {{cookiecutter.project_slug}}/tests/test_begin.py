@@ -197,3 +197,12 @@ def test_a_line_that_a_crash_cut_short_is_passed_over(start: Begin, tmp_path: Pa
         stream.write(json.dumps({"event": "start", "attempt": 2, "from_step": 99})[:-5])
     written(tmp_path, 10, attempt=1)
     assert went_on(start(tmp_path))[1] == 10
+
+
+def test_a_run_that_a_run_starts_is_none_of_its_ranks() -> None:
+    """As a hook does that evaluates a checkpoint in a process of its own: all of the environment is inherited."""
+    inherited = {begin.BEGUN: "1 /run/checkpoints/step-000000001", rundir.CHOSEN: "/run"}
+    for rank, kept in (("0", {}), ("1", inherited)):  # Lightning gives its children ranks from 1 on
+        environ = {**inherited, "LOCAL_RANK": rank}
+        begin.apart(launch.place(environ), environ)
+        assert environ == {**kept, "LOCAL_RANK": rank}

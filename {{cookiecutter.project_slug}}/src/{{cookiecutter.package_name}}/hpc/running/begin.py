@@ -32,6 +32,13 @@ class Beginning:
     store: Any = None  # serves the ranks as long as rank 0 holds it
 
 
+def apart(place: Place, environ: MutableMapping[str, str]) -> None:
+    """A run that another one has started, by a hook of somebody's, say, is none of its ranks: it begins by itself."""
+    if BEGUN in environ and not launch.is_child(place):
+        for inherited in (BEGUN, rundir.CHOSEN):
+            environ.pop(inherited, None)
+
+
 def alone(run_dir: Path, host: str, environ: MutableMapping[str, str]) -> Beginning:
     """For one process, or the one that will start others. Raises `Refused`."""
     if BEGUN in environ:
