@@ -104,7 +104,7 @@ class Run:
         self.log = run_dir.with_suffix(".log")
 
     def interrupted(self, words: list[str]) -> str:
-        """Start, and start again after each strike, until the run has come to its end. Why it cannot be extended."""
+        """Start, and start again after each strike, until the run has come to its end. Why it is rejected, else ""."""
         ranks = self.draw["ranks"]
         first = [*words, *self.draw["first_words"]]  # extension: an earlier end
         for number, strike in enumerate([*self.draw["strikes"], None]):
@@ -112,6 +112,8 @@ class Run:
             before, ranks = ranks, moved.get("ranks", ranks)
             typed = first if number == 0 else moved.get("words", [])
             self.start(typed, strike, ranks)
+            if number == 0 and self.codes == [REJECTED] * ranks and not self.trained():
+                return self.last_words()  # with an earlier end it cannot be done
             if moved and self.codes == [REJECTED] * ranks:  # not so: then as before
                 self.rejected_moves.append(self.last_words())
                 ranks = before

@@ -1,6 +1,7 @@
 """What cannot be done exactly is rejected before the first step, whoever finds it out: in a sentence, no traceback."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor
@@ -196,3 +197,31 @@ def test_what_is_trained_is_done_without_a_test(
     if "is no" in words:
         with pytest.raises(MisconfigurationException):
             record.tested(trainer, module(), data(), must=True)
+
+
+UNTIL_VALIDATED = "a validation must come before"
+
+
+@pytest.mark.parametrize(
+    ("facts", "options", "told"),
+    [
+        ({"max_steps": 4}, {}, UNTIL_VALIDATED),  # an epoch has 10 batches, two of them make a step
+        ({"max_steps": 5}, {}, ""),
+        ({"max_steps": 4}, {"strict": False}, ""),
+        ({"max_steps": 4}, {"check_on_train_epoch_end": False}, ""),
+        ({"max_steps": 4}, {"monitor": "train/loss"}, ""),
+        ({"max_steps": 4, "val_check_batch": 8}, {"check_on_train_epoch_end": True}, ""),
+        ({"check_val_every_n_epoch": 2}, {"check_on_train_epoch_end": True}, UNTIL_VALIDATED),
+        ({"check_val_every_n_epoch": 2}, {}, ""),
+        ({"num_training_batches": float("inf"), "val_check_batch": float("inf"), "max_steps": 4}, {}, ""),
+    ],
+)
+def test_early_stopping_needs_a_validation(facts: dict[str, Any], options: dict[str, Any], told: str) -> None:
+    usual = {"max_steps": -1, "num_training_batches": 10, "val_check_batch": 10, "accumulate_grad_batches": 2}
+    callback = EarlyStopping(**({"monitor": "val/loss"} | options))
+    trainer: Any = SimpleNamespace(**(usual | {"check_val_every_n_epoch": 1} | facts), val_check_interval=1.0)
+    trainer.callbacks = [callback]
+    callback.setup(trainer, None, "fit")  # type: ignore[arg-type]
+    limits.refuse_unvalidated(trainer, set())  # without a sanity check it is not known
+    with pytest.raises(Refused, match=told) if told else nullcontext():
+        limits.refuse_unvalidated(trainer, {"val/loss"})

@@ -1,13 +1,17 @@
 """What a run cannot go on with exactly after an interruption, rejected before its first step."""
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from torch.optim import LBFGS
 
 from ..checks.preflight import NOT_HERE
 from ..config import Refused
+from .position import accumulate
 
 
 def refuse_callbacks(trainer: L.Trainer) -> None:
@@ -24,6 +28,25 @@ def check(trainer: L.Trainer) -> None:
     for is_broken, key, value, rule, fix in RULES:
         if is_broken(trainer):
             raise Refused(key, value(trainer), f"{rule}, so that an interrupted run can go on exactly", fix)
+
+
+def refuse_unvalidated(trainer: Any, metrics: set[str]) -> None:
+    """Raises `Refused` where EarlyStopping would ask, at the end of an epoch, for a metric of a validation to come.
+
+    Args:
+        metrics: those that validation logs, as far as a sanity check has shown.
+    """
+    first = min(trainer.num_training_batches, trainer.val_check_batch) / accumulate(trainer, 0)
+    ends_before = 0 <= trainer.max_steps < math.ceil(first) if math.isfinite(first) else False
+    if not ends_before and (trainer.check_val_every_n_epoch or 1) == 1:
+        return
+    for callback in trainer.callbacks:
+        # Lightning decides in `setup` when it asks, and says so nowhere else.
+        asks = isinstance(callback, EarlyStopping) and callback.strict and callback._check_on_train_epoch_end
+        if asks and callback.monitor in metrics:
+            rule = f"EarlyStopping asks for {callback.monitor} at the end of the first epoch: a validation must come before"
+            fix = "strict=false for this callback, or a smaller trainer.val_check_interval"
+            raise Refused("callbacks", f"EarlyStopping(monitor={callback.monitor})", rule, fix)
 
 
 Ask = Callable[[L.Trainer], object]

@@ -82,6 +82,7 @@ class Resume(L.Callback):
         self._updates = 0  # of averages, when last saved
         self._averaged = False  # are the weights those of the end, put in place of the last ones?
         self._validations = 0
+        self._shown: set[str] = set()  # metrics that a sanity check has logged
         self.trains = False  # a batch has come
         self._continuation: Continuation | None = None  # till it has gone on
         self._not_finite: Tensor | None = None
@@ -116,6 +117,7 @@ class Resume(L.Callback):
         self.warned.interruptible(True)
         settle_buckets(trainer, pl_module)
         limits.check(trainer)
+        limits.refuse_unvalidated(trainer, self._shown)
         plain.rehearse(trainer, pl_module, self)
         self._trained, self._updates = True, averaging.updates(trainer)
         if self._continuation:
@@ -171,12 +173,14 @@ class Resume(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        if self.when.monitor and self.when.monitor not in (known := _logged(trainer) | metrics.keys()):
+        known = _logged(trainer) | metrics.keys()
+        if self.when.monitor and self.when.monitor not in known:
             names = ", ".join(sorted(name for name in known if name.startswith("val/"))) or "none"
             rule = f"must be a metric that is logged in validation; there are: {names}"
             raise Refused("checkpoint.monitor", self.when.monitor, rule, "one of them, or checkpoint.monitor=null")
         self.redone.validated(trainer)
         if trainer.sanity_checking:
+            self._shown = known
             return
         self.metrics, self._validated = metrics, bool(self.when.monitor)
         if self.member and self.when.monitor:
