@@ -44,7 +44,7 @@ def refuse_unvalidated(trainer: Any, metrics: set[str]) -> None:
         # Lightning decides in `setup` when it asks, and says so nowhere else.
         asks = isinstance(callback, EarlyStopping) and callback.strict and callback._check_on_train_epoch_end
         if asks and callback.monitor in metrics:
-            rule = f"EarlyStopping asks for {callback.monitor} at the end of the first epoch: a validation must come before"
+            rule = f"it asks for {callback.monitor} at the end of the first epoch: a validation must come before"
             fix = "strict=false for this callback, or a smaller trainer.val_check_interval"
             raise Refused("callbacks", f"EarlyStopping(monitor={callback.monitor})", rule, fix)
 
