@@ -214,7 +214,8 @@ class Drawn(L.LightningModule):
         for part, wanted in zip(parts, self.wanted, strict=True):
             wanted = dict(wanted)
             name, wishes = wanted.pop("name"), wanted.pop("schedulers", [])
-            made.append(getattr(torch.optim, name)(part.parameters(), **wanted))  # type: ignore[union-attr]
+            trained = [parameter for parameter in part.parameters() if parameter.requires_grad]  # type: ignore[union-attr]
+            made.append(getattr(torch.optim, name)(trained, **wanted))
             schedules += [{"scheduler": schedule(made[-1], **wish), **wish["config"]} for wish in wishes]
         return made, schedules
 

@@ -157,6 +157,10 @@ def summary(done: list[tuple[int, Outcome]]) -> str:
     lines = [f"{len(done)} twins: " + ", ".join(f"{counts[kind]} {kind}" for kind in KINDS)]
     messages = Counter(outcome.said for _, outcome in done if outcome.kind == "rejected")
     lines += [f"  rejected {count} times: {said}" for said, count in messages.most_common()]
+    strikes = [strike for _, outcome in done for strike in outcome.strikes]
+    drawn, struck = Counter(name for name, _ in strikes), Counter(name for name, came in strikes if came)
+    if drawn:
+        lines.append("  struck: " + ", ".join(f"{name} {struck[name]} of {drawn[name]}" for name in sorted(drawn)))
     failed = [str(number) for number, outcome in done if outcome.kind in ("different", "hung")]
     return "\n".join([*lines, *[f"  different or hung: {' '.join(failed)}"] * bool(failed)])
 

@@ -124,6 +124,10 @@ def limits(dice: Dice, drawn: dict[str, Any], steps: int, accumulate: int) -> in
         drawn["then_words"] = [f"trainer.max_epochs={epochs}"]
     if dice.chance(0.07):
         words.append(f"+trainer.min_epochs={epochs}")
+    if dice.chance(0.05):
+        words.append(f"+trainer.min_steps={total}")
+    if dice.chance(0.1):
+        words.append(f"+trainer.limit_test_batches={dice.one(1, 2, 1.0)}")
     return batches
 
 

@@ -136,8 +136,13 @@ def callbacks(
         scheduling = {0: 1, 1: dice.one(2, 3), **({2: 1} if dice.chance(0.3) else {})}
         known["accumulation"] = (
             {"_target_": CALLBACKS + "GradientAccumulationScheduler", "scheduling": scheduling},
-            0.05,
+            0.1,
         )
+    first = drawn["model"]["optimizers"][0]
+    if not manual and not moves and drawn["strategy"] == "single" and not first["schedulers"]:
+        # A schedule, and Adagrad, are made for the groups of parameters that there are at first.
+        node = {"_target_": CALLBACKS + "BackboneFinetuning", "unfreeze_backbone_at_epoch": dice.one(1, 1, 2)}
+        known["finetuning"] = (node, 0.0 if first["name"] == "Adagrad" else 0.25)
     chosen |= {name: node for name, (node, share) in known.items() if dice.chance(share)}
     for name in [name for name in ("swa", "ema", "averaging") if name in chosen][1:]:  # only one may average weights
         del chosen[name]

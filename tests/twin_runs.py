@@ -37,6 +37,7 @@ class Outcome:
     kind: str
     said: str = ""
     seconds: float = 0.0
+    strikes: tuple[tuple[str, bool], ...] = ()  # how and where, and whether the run came by there
 
 
 class Unlike(Exception):
@@ -61,12 +62,12 @@ def twin(project: Path, folder: Path, name: str, draw: dict[str, Any], patch: st
     words = configured(project, name, draw)
     if "deepspeed" in draw["strategy"]:
         importlib.import_module("deepspeed")
+    run = Run(project, folder / "twin", draw, patch)
     try:
         reference = Run(project, folder / "reference", draw)
         if reference.start(words, None) == [REJECTED] * draw["ranks"] and not reference.trained():
             return Outcome("rejected", reference.last_words(), time.monotonic() - began)
         reference.must_end([0] * draw["ranks"])
-        run = Run(project, folder / "twin", draw, patch)
         if rejected := run.interrupted(words):
             return Outcome("rejected", rejected, time.monotonic() - began)
         found = differences(reference.run_dir, run.run_dir, draw)
@@ -81,7 +82,7 @@ def twin(project: Path, folder: Path, name: str, draw: dict[str, Any], patch: st
             file.unlink()
     if outcome.kind == "same":
         shutil.rmtree(folder)
-    return Outcome(outcome.kind, outcome.said, time.monotonic() - began)
+    return Outcome(outcome.kind, outcome.said, time.monotonic() - began, tuple(run.strikes))
 
 
 def configured(project: Path, name: str, draw: dict[str, Any]) -> list[str]:
@@ -90,6 +91,9 @@ def configured(project: Path, name: str, draw: dict[str, Any]) -> list[str]:
     for group, content in files.items():
         (project / "configs" / group / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     chosen = [f"{group}={name}" for group in files]
+    if any("CSVLogger" in word for word in draw["words"]):  # in some file of configs/ a person would have named it
+        named = {"logger": [{"_target_": "lightning.pytorch.loggers.CSVLogger"}]}
+        (project / "configs" / "experiment" / f"{name}.yaml").write_text(yaml.safe_dump(named))
     return [*chosen, f"strategy={draw['strategy']}", f"trainer.devices={draw['ranks']}", *PLAIN, *draw["words"]]
 
 
@@ -101,6 +105,7 @@ class Run:
         self.starts = 0
         self.codes: list[int] = []
         self.rejected_moves: list[str] = []
+        self.strikes: list[tuple[str, bool]] = []
         self.log = run_dir.with_suffix(".log")
 
     def interrupted(self, words: list[str]) -> str:
@@ -118,6 +123,8 @@ class Run:
                 self.rejected_moves.append(self.last_words())
                 ranks = before
                 self.start([], strike, ranks)
+            if strike:
+                self.strikes.append((f"{strike['how']} in {strike['where']}", self.was_struck()))
             self.must_end_as(strike, ranks)
             if self.codes == [0] * ranks:
                 break  # also where the strike would have come too late
