@@ -140,7 +140,11 @@ def one(
         return "traceback", told
     if raw := [line for text in printed for line in text.split("\n") if RAW.search(line)]:
         return "escape code", f"{told}\n  {raw}"
-    if case.inspect == "run" and code in (0, 1, 2) and (flaw := hostile_training.judged(code, ground, printed[1])):
+    if (
+        case.inspect == "run"
+        and code in (0, 1, 2)
+        and (flaw := hostile_training.judged(case, code, ground, "".join(printed)))
+    ):
         return flaw, told
     silent = kind == "environment" and not printed[1]  # of ranks that know the same, one speaks
     if code == 2 and not silent and not re.search(r"refused: |usage: |Nothing was generated", printed[1]):

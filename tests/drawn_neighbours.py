@@ -71,7 +71,7 @@ def one_round(shared: "Rounds", number: int, seed: int, names: list[str], counts
     from neighbour_ground import Ground
 
     known = scenes()
-    chosen = draw(random.Random(f"{seed}/{number}"), names)
+    chosen = draw(random.Random(f"{seed}/{number}"), names, seed + number)
     ground = Ground(shared.rounds / f"round-{number}", shared.project)
     (ground.folder / "node").mkdir()
     left = {
@@ -101,14 +101,14 @@ def one_round(shared: "Rounds", number: int, seed: int, names: list[str], counts
     return []
 
 
-def draw(rng: random.Random, names: list[str]) -> list[str]:
-    """Scenes of a round: one that trains, and two that do other things."""
+def draw(rng: random.Random, names: list[str], turn: int) -> list[str]:
+    """Scenes of a round: one that trains, each in its turn, so that few rounds have most; and two of other things."""
     import neighbour_trains
 
     known = scenes()
     trains = [name for name in names if known[name].__module__ == neighbour_trains.__name__]
     others = [name for name in names if name not in trains]
-    return [*rng.sample(trains, min(1, len(trains))), *rng.sample(others, min(2, len(others)))]
+    return [*(trains[turn % len(trains) :][:1] if trains else []), *rng.sample(others, min(2, len(others)))]
 
 
 def scenes() -> "dict[str, Callable[[random.Random, Rounds, Ground, str], Scene]]":

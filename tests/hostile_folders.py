@@ -4,6 +4,7 @@ import os
 import random
 from pathlib import Path
 
+import hostile_training
 import hostile_values as values
 from hostile_ground import Case, Ground
 
@@ -54,6 +55,20 @@ def _named(rng: random.Random, ground: Ground, run: Path) -> None:
     path = folder / os.fsdecode(os.fsencode(name[:80])[:250])
     if not path.exists():
         path.mkdir() if rng.random() < 0.3 else path.write_bytes(values.junk(rng, ground.canary))
+
+
+def names(rng: random.Random, ground: Ground) -> Case:
+    """A run directory and a machine with names that nobody expects: a sound run in it is read, goes on, or begins."""
+    name = os.fsdecode(os.fsencode(values.text(rng, ground.canary).replace("/", "_"))[:200])
+    run = ground.open / (rng.choice(["", "", "-", "--help", "a\n", "'", " "]) + name).strip("\0")
+    if run.name in (".", "..") or run == ground.open or run.exists():
+        run = ground.open / "a b"
+    if rng.random() < 0.4 and "${" not in run.name:
+        case = hostile_training.sound(ground, run)
+    else:
+        case = _reader(rng, ground, ground.copy("run").rename(run))
+    case.host = rng.choice(["", "n1", values.text(rng, ground.canary)[:64]])
+    return case
 
 
 def checkpoints(rng: random.Random, ground: Ground) -> Case:

@@ -37,6 +37,8 @@ class Case:
     configs: Path | None = None  # instead of the project's own
     personal: Path | None = None  # clusters.yaml
     inspect: str = ""  # what is looked at: a job script that is printed (bash), what a training left (run)
+    run_dir: Path | None = None  # where it trains
+    host: str = ""  # how this machine calls itself
     scripted: dict[str, str] = field(default_factory=dict)  # the environment of a job script
 
 

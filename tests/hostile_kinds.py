@@ -236,6 +236,7 @@ KINDS: dict[str, tuple[Draw, float]] = {  # and how often
     "config files": (config_files, 2),
     "personal clusters.yaml": (personal, 1),
     "environment": (environment, 2),
+    "names of runs and hosts": (folders.names, 1.5),
     "run directories": (folders.run_directories, 5),
     "checkpoints": (folders.checkpoints, 2),
     "searches": (folders.searches, 1.5),

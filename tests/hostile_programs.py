@@ -5,6 +5,7 @@ import json
 import os
 import runpy
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -146,6 +147,8 @@ def enter(case: Any, project: Path) -> None:
         trust.TRUSTED = case.configs / "trusted.yaml"
     if case.personal:
         commandline.PERSONAL = case.personal
+    if case.host:
+        socket.gethostname = lambda: case.host  # as os.uname and the kernel would have it
     sys.argv = [case.program, *case.words]
     own = {
         "training": hostile_training.enter,

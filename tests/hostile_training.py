@@ -64,7 +64,19 @@ def training(rng: random.Random, ground: Ground) -> Case:
         if key.endswith("num_workers") and len(words[key]) > 3:
             words[key] = "3"  # not a thousand processes
     run_dir = ground.open / "run"
-    return Case("training", [f"run_dir={run_dir}", *(f"{key}={value}" for key, value in words.items())], inspect="run")
+    typed = [f"run_dir={run_dir}", *(f"{key}={value}" for key, value in words.items())]
+    return Case("training", typed, inspect="run", run_dir=run_dir)
+
+
+def sound(ground: Ground, run_dir: Path) -> Case:
+    """A small run in this directory, with nothing odd about it; its node is watched."""
+    from my_research.hpc.config import quoted
+
+    words = {key: value for key, value in (SMALL | MODELS["digits"]).items() if key != "callbacks.monitor"}
+    typed = f"run_dir='{quoted(str(run_dir))}'"
+    return Case(
+        "training", [typed, *(f"{key}={value}" for key, value in words.items())], inspect="run", run_dir=run_dir
+    )
 
 
 def section_of(key: str) -> str:
@@ -114,6 +126,7 @@ def known_keys(model: str, words: list[str]) -> dict[str, Any]:
                 example = next((now for word, now in EXAMPLES.items() if word in kind), "")
                 known[f"+{name}.{parameter}"] = example
     left_out = ("run_dir", "cluster.", "callbacks.progress", "trainer.default_root_dir", "trainer.devices")
+    left_out += ("strategy.lightning.", "model.network.in_channels")  # objects; what does not fit other networks either
     KEYS[model] = {key: value for key, value in known.items() if not key.lstrip("+").startswith(left_out)}
     return KEYS[model]
 
@@ -149,18 +162,18 @@ def enter(project: Path) -> None:
         program.main(here, program.watch.listen())
 
 
-def judged(code: int, ground: Ground, said: str) -> str:
+def judged(case: Case, code: int, ground: Ground, said: str) -> str:
     """What is wrong with such a run; nothing: it was right, or rejected in time."""
     steps = (ground.open / STEPPED).stat().st_size if (ground.open / STEPPED).exists() else 0
     if code == 2:
         return "rejected late" if steps else ""
     if steps > ENOUGH:
         return ""
-    run_dir = ground.open / "run"
+    run_dir = case.run_dir
     events = [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
     end = events[-1]
     if code == 1:
-        return "" if steps and "Traceback" not in said and "not a finite" in said else "exit code"
+        return "" if steps and "Traceback" not in said and "was not finite" in said else "exit code"
     return "" if end.get("outcome") == "finished" and not unlike(run_dir, end["step"], steps) else "not as asked"
 
 

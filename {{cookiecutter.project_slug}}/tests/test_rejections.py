@@ -82,6 +82,7 @@ TAKEN = {
     "options that exclude each other": lambda: config.build({**ADAMW, "fused": True, "foreach": True})(
         [torch.zeros(1, requires_grad=True)]
     ),
+    "a time": lambda: config.build(OmegaConf.create({**TRAINER, "max_time": 0.5})),
     "an object": lambda: config.build({"_target_": "torch.nn.Linear", "in_features": "many", "out_features": 1}),
 }
 
@@ -95,6 +96,20 @@ def test_values_that_a_library_does_not_take(build: Callable[[], Any]) -> None:
     ):
         build()
     assert taken_back == [True]
+
+
+def test_what_data_reject_while_they_are_built() -> None:
+    node = {"_target_": "{{ cookiecutter.package_name }}.data.digits.Digits", "num_classes": 3, "global_batch_size": 8}
+    with pytest.raises(Refused, match="at least 10"):
+        config.build(node)
+
+
+@pytest.mark.parametrize("name", ["\x7f", "a\tb", "\u202egnp.exe", "\x9b31m"])
+def test_a_run_directory_is_named_as_it_can_be_shown(name: str) -> None:
+    cfg = commandline.compose_overrides([])
+    cfg.run_dir = f"runs/{name}"
+    with pytest.raises(Refused, match="is a path of one line"):
+        preflight.rules(cfg)
 
 
 def test_what_fails_in_the_projects_own_code_keeps_its_traceback() -> None:

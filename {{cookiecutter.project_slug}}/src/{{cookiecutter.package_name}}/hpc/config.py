@@ -264,6 +264,10 @@ def build(node: Any, **kwargs: Any) -> Any:
         raise
 
 
+# What constructors raise for values that they cannot use.
+NOT_TAKEN = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+
+
 def refuse_arguments(error: BaseException) -> None:
     """Raises `Refused` where a library that the config names does not take the values that the config gives it.
 
@@ -272,7 +276,9 @@ def refuse_arguments(error: BaseException) -> None:
     from hydra.errors import InstantiationException
 
     cause = error.__cause__ if isinstance(error, InstantiationException) else error
-    if not isinstance(cause, TypeError | ValueError) and type(cause) is not RuntimeError:  # no want of memory, say
+    if isinstance(cause, Refused) and cause is not error:  # by what was to be built
+        raise cause
+    if not isinstance(cause, NOT_TAKEN) and type(cause) is not RuntimeError:  # no want of memory, say
         return
     modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(cause.__traceback__)]
     calls = [number for number, module in enumerate(modules) if module.split(".")[0] == "hydra"]

@@ -26,7 +26,7 @@ def run(run: Run) -> None:
         raise Refused("name", repr(name), rule, f"name={other if other not in ('', name) else 'my_run'}"[:100])
     one_of("dirty_tree", run.dirty_tree, ["snapshot", "refuse"])
     one_of("matmul_precision", run.matmul_precision, ["highest", "high", "medium"])
-    if run.run_dir and re.search(r"[\x00-\x1f]", run.run_dir):
+    if run.run_dir and (UNSEEN.search(run.run_dir) or re.search(r"[\t\n]", run.run_dir)):
         raise Refused("run_dir", repr(run.run_dir), "is a path of one line", "run_dir=<a directory>")
     if run.run_dir and "$" in run.run_dir:
         rule = "must be spelled out: a variable of the shell would be filled in by some writers and not by others"

@@ -182,8 +182,6 @@ def _reject(error: Exception) -> None:
     if isinstance(cause, MisconfigurationException):
         rule = f"Lightning rejects this: {' '.join(str(cause).split())}"
         raise Refused("trainer, callbacks or model", None, rule, "change what it names") from error
-    if isinstance(cause, Refused) and cause is not error:
-        raise cause
 
 
 def tested(
