@@ -89,3 +89,38 @@ def test_a_best_one_that_is_gone_is_the_best_no_more(start: Callable, tmp_path: 
     gone.rename(tmp_path / "elsewhere")
     said = start(run_dir, 1, [], patch=patch([1.0, 3.0, 4.0]))
     assert "is gone" in said and best(run_dir) == 4
+
+
+SAVES = """
+import os
+from {{ cookiecutter.package_name }}.module import Classifier
+
+def on_train_epoch_end(self):
+    for name in ("mine.ckpt", "epoch-%d.ckpt" % self.current_epoch):
+        self.trainer.save_checkpoint("{folder}/" + name)
+        assert os.path.exists("{folder}/" + name + "/manifest.json"), "it is not there yet"
+
+Classifier.on_train_epoch_end = on_train_epoch_end
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_checkpoint_that_a_researcher_saves_leaves_all_beside_it_alone(
+    start: Callable, ranks: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "shared"
+    others = [folder / "step-000000001", folder / "step-000000002"]
+    for other in others:
+        other.mkdir(parents=True)
+        (other / "weights").write_text("somebody's")
+    (folder / "last.ckpt").write_text("somebody's")
+    words = WORDS if ranks == 1 else [*WORDS, "strategy=ddp", "trainer.devices=2"]
+    start(tmp_path / "run", ranks, words, patch=SAVES.format(folder=folder))
+    assert all((other / "weights").read_text() == "somebody's" for other in others)
+    assert not (folder / "last.ckpt").is_symlink() and (folder / "last.ckpt").read_text() == "somebody's"
+    saved = ["epoch-0.ckpt", "epoch-1.ckpt", "epoch-2.ckpt", "mine.ckpt"]
+    assert set(os.listdir(folder)) == {*saved, "last.ckpt", *(other.name for other in others)}
+    for name in saved:
+        found = checkpoint.read(folder / name)
+        assert found and checkpoint.flaw(found) == "", name
+    assert best(tmp_path / "run") == 6

@@ -82,6 +82,8 @@ class Kept:
                 (part / REST).write_bytes(rest)
 
         self.writer.finish(part, final, note, everything, afterwards)
+        if afterwards is None:  # asked for by the researcher, who expects it to be there now
+            self.writer.wait()
 
     def _opened(self, checkpoint: dict[str, Any], filepath: Any) -> tuple[Path, Any, dict[str, Any], Any]:
         note = {"step": checkpoint["global_step"], "attempt": 0} | checkpoint.pop(NOTE, {})

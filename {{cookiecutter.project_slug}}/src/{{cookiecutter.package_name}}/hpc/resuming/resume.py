@@ -77,7 +77,7 @@ class Resume(L.Callback):
         self._saved_at = self._passed_at = time.monotonic()
         self._longest = 0.0  # seconds between two places where a run can stop
         self._save_seconds = UNKNOWN
-        self._validated = self._given_up = self._trained = self._takes_statistics = False
+        self._saves = self._validated = self._given_up = self._trained = self._takes_statistics = False
         self._average: dict[str, Tensor] | None = None  # that was validated, where it has changed since
         self._updates = 0  # of averages, when last saved
         self._averaged = False  # are the weights those of the end, put in place of the last ones?
@@ -229,7 +229,10 @@ class Resume(L.Callback):
         # As curves are numbered: `step` counts the steps of all optimizers.
         checkpoint[NOTE]["stepped"] = trainer.fit_loop.epoch_loop._batches_that_stepped
         checkpoint[NOTE]["averaged"] = checkpoint["averaged"]
-        checkpoint[AFTERWARDS] = partial(self._tidy, best=self.best_folder)
+        if self._saves:
+            checkpoint[AFTERWARDS] = partial(self._tidy, best=self.best_folder)
+        else:  # one that the researcher asks for, in a folder where nothing is ours
+            self._written(trainer)
         if self._average is not None:
             checkpoint[VALIDATED] = self._average
         if trainer.is_global_zero:
@@ -314,10 +317,13 @@ class Resume(L.Callback):
             self.best, self.best_folder = self.metrics[self.when.monitor or ""], final.name
         else:
             self._average = None
+        self._saves = True
         try:
             trainer.save_checkpoint(final, weights_only=False)
         except Unwritten as error:
             self._warn(trainer, step, error)
+        finally:
+            self._saves = False
         self._saved_step, self._saved_at = step, time.monotonic()
         self._average, self._updates = None, averaging.updates(trainer) if self._average is None else -1
         if trainer.is_global_zero:
