@@ -22,6 +22,7 @@ class Wish:
     save: int = 0
     best: int = 0
     not_finite: int = 0
+    redo: int = 0  # a validation follows that is not waited for when the run is to stop
 
 
 class Agreement:

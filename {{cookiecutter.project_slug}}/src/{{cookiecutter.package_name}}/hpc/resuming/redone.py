@@ -26,7 +26,7 @@ class Redone:
         self.agreement = Agreement(lambda: bool(reason()), beside=steps)
         self._batches = 0
         self._began = 0.0
-        self._seconds: float | None = None  # that a validation takes; None: that is not known yet
+        self.long: bool | None = None  # is a validation too long to be waited for? None: that is not known yet
 
     def begin(self) -> None:
         """The ranks agree at the next batch."""
@@ -41,13 +41,10 @@ class Redone:
 
     def validated(self, trainer: Any) -> None:
         """A validation is over, or a sanity check, which tells how long one will take."""
-        self._seconds = time.monotonic() - self._began
+        seconds = time.monotonic() - self._began
         if trainer.sanity_checking:
-            self._seconds *= sum(trainer.num_val_batches) / sum(trainer.num_sanity_val_batches)
-
-    def is_long(self) -> bool:
-        """Is a validation too long to be waited for, as far as this rank knows?"""
-        return self._seconds is None or self._seconds > LONG
+            seconds *= sum(trainer.num_val_batches) / sum(trainer.num_sanity_val_batches)
+        self.long = seconds > LONG
 
 
 def validation_follows(trainer: Any) -> bool:

@@ -73,7 +73,7 @@ class Resume(L.Callback):
         self.best_folder: str | None = None
         self._best_written: tuple[float | None, str | None] = None, None  # the same, of what best.ckpt leads to
         self._saved_step = 0  # what holds nothing but a beginning is not saved
-        self._begun_step = 0  # the last one that began
+        self._redo = False  # was this step saved before it began, for what follows and is redone after a stop?
         self._saved_at = self._passed_at = time.monotonic()
         self._longest = 0.0  # seconds between two places where a run can stop
         self._save_seconds = UNKNOWN
@@ -130,7 +130,7 @@ class Resume(L.Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if averaging.takes_statistics(trainer):
             self._between_steps(trainer, pl_module, last=True)  # this epoch puts the average in place
-            self._takes_statistics = True
+            self._takes_statistics = self._redo = True
             self.redone.begin()
             pl_module.zero_grad()  # Lightning ends it with a step of the optimizer, with the gradients that are left
         if replay.note(trainer) and trainer.current_epoch == 0:  # iterators of other epochs are made after this
@@ -255,11 +255,11 @@ class Resume(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         kept = {"best": self.best, "best_folder": self.best_folder, "metrics": self.metrics}
-        return kept | {"validations": self._validations}
+        return kept | {"validations": self._validations, "long": self.redone.long}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best, self.best_folder, self.metrics = (state_dict[key] for key in ("best", "best_folder", "metrics"))
-        self._validations = state_dict.get("validations", 0)
+        self._validations, self.redone.long = state_dict.get("validations", 0), state_dict.get("long")
         self._best_written = self.best, self.best_folder
 
     # Between two steps
@@ -267,7 +267,7 @@ class Resume(L.Callback):
     def _between_steps(self, trainer: L.Trainer, pl_module: L.LightningModule, last: bool = False) -> None:
         step, now = trainer.global_step, time.monotonic()
         self._pass(now)
-        self._begun_step = step
+        self._redo = False
         follows = not last and validation_follows(trainer)
         every = self.when.every_n_steps  # several optimizers make several steps at once
         due = bool(every) and step // (every or 1) > self._saved_step // (every or 1)
@@ -277,18 +277,16 @@ class Resume(L.Callback):
             self._written(trainer)  # is the best so far on the disk?
         mine = Wish(
             stop=self._reason(trainer.is_global_zero),
-            save=due
-            or last
-            or (follows and self.redone.is_long())
-            or (trainer.is_global_zero and self._minutes_are_over(trainer, now)),
+            save=due or last or (trainer.is_global_zero and self._minutes_are_over(trainer, now)),
             best=trainer.is_global_zero and self._is_best(),
             not_finite=self._is_not_finite(trainer, pl_module),
+            redo=follows and self.redone.long is not False,
         )
         wish = self.agreement.ask(step, mine)
-        self._validated = False
+        self._validated, self._redo = False, bool(wish.redo)
         if wish.not_finite:
             self._give_up(trainer, step)
-        if (wish.save or wish.best or wish.stop) and (step != self._saved_step or wish.best):
+        if (wish.save or wish.best or wish.stop or wish.redo) and (step != self._saved_step or wish.best):
             self._save(trainer, step, is_best=bool(wish.best))
         if wish.stop and not last:
             self._written(trainer)
@@ -300,9 +298,8 @@ class Resume(L.Callback):
         self._longest, self._passed_at = max(self._longest, now - self._passed_at), now
 
     def _within_redone(self, trainer: L.Trainer) -> None:
-        """Stop here, if all ranks do, where nothing is lost that has been done since the last checkpoint but this."""
-        is_training = not (trainer.sanity_checking or trainer.testing)
-        if is_training and self._saved_step != self._begun_step:
+        """Stop here, if all ranks do, where nothing but this and one step is done since the last checkpoint."""
+        if not (self._redo or trainer.sanity_checking or trainer.testing):
             return
         self._pass(time.monotonic())
         if reason := self.redone.stop():
