@@ -159,8 +159,8 @@ def strike(dice: Dice, drawn: dict[str, Any], batches: int) -> dict[str, Any]:
     """What happens where, the how-manieth time a rank comes by there."""
     how = dice.choice(WARNINGS if dice.chance(0.6) else ENDS)
     places = ["training_step"] * 6 + ["validation_step"] * 2 + ["on_train_epoch_end"] * 2 + ["test_step"]
-    where = dice.choice([*places, *["save"] * 3] if how == "SIGKILL" else places)
-    most = {"training_step": 2 * batches, "validation_step": 4, "on_train_epoch_end": 2, "test_step": 2, "save": 30}[
+    where = dice.choice([*places, *["save"] * 6] if how == "SIGKILL" else places)
+    most = {"training_step": 2 * batches, "validation_step": 4, "on_train_epoch_end": 2, "test_step": 2, "save": 20}[
         where
     ]
     rank = 0 if how == "clock" else dice.randrange(drawn["ranks"])
