@@ -105,6 +105,8 @@ def limits(dice: Dice, drawn: dict[str, Any], steps: int, accumulate: int) -> in
     batches, words = steps * accumulate, drawn["words"]
     if dice.chance(0.2):
         limit = dice.one(dice.randint(2, batches), 0.5, 0.8)
+        if "deepspeed" in drawn["strategy"]:  # an epoch has whole steps
+            limit = dice.randint(1, steps) * accumulate
         words.append(f"+trainer.limit_train_batches={limit}")
         batches = limit if isinstance(limit, int) else int(batches * limit)
         steps = -(-batches // accumulate)

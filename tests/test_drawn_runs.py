@@ -155,6 +155,10 @@ REJECTED = {
         **changed({"network": {**NETWORK, "norm": True}, **SHARED}, ["trainer.precision=bf16-mixed"], []),
         **DEEPSPEED,
     },
+    "the batches of an epoch must be divisible by it": {
+        **changed(SHARED, ["trainer.accumulate_grad_batches=2", "+trainer.limit_train_batches=3"], []),
+        **DEEPSPEED,
+    },
     "only one callback must average": {
         **PLAIN,
         "callbacks": PLAIN["callbacks"]

@@ -7,6 +7,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
+from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch.optim import LBFGS
 
 from ..checks.preflight import NOT_HERE
@@ -49,6 +50,11 @@ def refuse_unvalidated(trainer: Any, metrics: set[str]) -> None:
             raise Refused("callbacks", f"EarlyStopping(monitor={callback.monitor})", rule, fix)
 
 
+def _has_rest(trainer: L.Trainer) -> bool:
+    num = trainer.num_training_batches
+    return math.isfinite(num) and num % trainer.accumulate_grad_batches != 0
+
+
 Ask = Callable[[L.Trainer], object]
 RULES: list[tuple[Ask, str, Ask, str, str]] = [
     (
@@ -71,6 +77,13 @@ RULES: list[tuple[Ask, str, Ask, str, str]] = [
         lambda trainer: f"{trainer._val_check_time_interval:.0f} seconds",  # type: ignore[attr-defined]
         "validation must follow a number of batches, not the clock, which does not repeat itself",
         "trainer.val_check_interval=<batches, or a fraction of an epoch>",
+    ),
+    (  # gradients of a lone micro-batch would go into the next epoch's first step, and are not saved
+        lambda trainer: isinstance(trainer.strategy, DeepSpeedStrategy) and _has_rest(trainer),
+        "trainer.accumulate_grad_batches",
+        lambda trainer: trainer.accumulate_grad_batches,
+        "under DeepSpeed, which counts micro-batches over epochs, the batches of an epoch must be divisible by it",
+        "trainer.limit_train_batches=<a multiple of it>",
     ),
     (
         lambda trainer: any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers),
