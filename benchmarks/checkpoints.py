@@ -105,6 +105,7 @@ def saves(rank: int, project: Path) -> list[dict[str, Any]]:
     """How long a save holds up training, over a bare copy of the same tensors, and over the whole writing."""
     import lightning
     from my_research.hpc.checkpoints import checkpoint
+    from my_research.hpc.checkpoints.kept import AFTERWARDS
     from my_research.hpc.training import strategies
 
     stalls, copies, wholes = [], [], []
@@ -121,6 +122,9 @@ def saves(rank: int, project: Path) -> list[dict[str, Any]]:
             return torch.optim.AdamW(self.parameters())
 
     class Saving(lightning.Callback):
+        def on_save_checkpoint(self, trainer: Any, module: Any, saved: dict[str, Any]) -> None:
+            saved[AFTERWARDS] = Path.exists  # without something to do afterwards, a save is waited for
+
         def on_train_batch_end(self, trainer: Any, module: Any, *others: Any) -> None:
             held = [state for one in trainer.optimizers[0].state.values() for state in one.values()]
             tensors = [*module.parameters(), *held]
