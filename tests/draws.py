@@ -64,6 +64,8 @@ def data(dice: Dice, drawn: dict[str, Any], accumulate: int, moves: bool) -> int
     if dice.chance(0.05):
         drawn["data"] |= {"_target_": "my_research.drawn.Stock", "shuffle": dice.chance(0.7)}
         del drawn["data"]["seed"]
+        if moves:  # the rest of an epoch is shared out otherwise among other numbers of ranks
+            sizes["train"] = steps * size
     if dice.chance(0.1):
         drawn["words"].append("+trainer.reload_dataloaders_every_n_epochs=1")
     return steps

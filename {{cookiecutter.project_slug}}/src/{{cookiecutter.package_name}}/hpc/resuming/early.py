@@ -27,7 +27,7 @@ class Early:
         self.wanted, self.rank, self.num_ranks, self.name = wanted, rank, num_ranks, name
         self._changed = threading.Condition()
         self._agreements = 0  # as many on every rank
-        self._passed = -1  # the last step that this rank has reached, and does not wait at
+        self._passed = -1  # the last step that this rank has reached
         self._promised: int | None = None
         self._confirmed = False
         self._reset()
@@ -38,6 +38,9 @@ class Early:
         """This rank is at this step. Do all ranks agree here? Waits where it has promised to."""
         if self.num_ranks == 1:
             return self.wanted()
+        self._passed = step
+        if self._promised is None:  # no lock at every step: this comes after that, and in `_hear` it is the reverse
+            return False
         with self._changed:
             while (here := self.look(step)) is None:
                 self._changed.wait()
@@ -45,10 +48,10 @@ class Early:
 
     def look(self, step: int) -> bool | None:
         """As `reach`, but None where it would wait."""
-        if self._promised is not None and step >= self._promised:
-            return True if self._confirmed else None
         self._passed = step
-        return False
+        if self._promised is None or step < self._promised:
+            return False
+        return True if self._confirmed else None
 
     def agreed(self, step: int) -> None:
         """All ranks have agreed at this step; what was said before is void."""
@@ -82,15 +85,17 @@ class Early:
         return f"{self.name}/{self._agreement}/{what}"
 
     def _hear(self, store: Any, message: bytes) -> None:
-        number, self._heard = self._heard, self._heard + 1
+        number, self._heard, passed = self._heard, self._heard + 1, -1
         with self._changed:
             if self._agreement != self._agreements:
                 return  # there was one meanwhile, in which all said what they want
-            passed = self._passed
             if message == CONFIRMED:
                 self._confirmed = True
-            elif passed < int(message):
-                self._promised = int(message)
+            else:
+                before, self._promised = self._promised, int(message)
+                passed = self._passed  # only now: a step that is reached meanwhile sees the promise
+                if passed >= int(message):
+                    self._promised = before
             self._changed.notify()
         if message != CONFIRMED:
             if passed >= int(message):

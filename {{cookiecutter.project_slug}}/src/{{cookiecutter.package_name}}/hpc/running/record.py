@@ -77,7 +77,7 @@ def _logged(cfg: DictConfig, found: Checkpoint, words: Sequence[str]) -> dict[st
     extended = any(word.lstrip("+~").startswith("trainer") for word in words)
     if not extended or 0 <= (cfg.trainer.max_steps or -1) <= found.step:
         for event in rundir.events(Path(cfg.run_dir)):
-            place = event.get("event"), event.get("attempt"), event.get("step")
+            place = event.get("event"), event.get("attempt"), event.get("trained_step")
             if place == ("trained", found.attempt, found.step):
                 return event["logs"]
     return found.note.get("logs", {})
@@ -87,7 +87,8 @@ def _logged(cfg: DictConfig, found: Checkpoint, words: Sequence[str]) -> dict[st
 def trained(trainer: L.Trainer, attempt: int) -> None:
     """Note how far the logs are when training ends within an epoch: its values are logged after the last save."""
     run_dir = Path(trainer.default_root_dir)
-    facts = {"event": "trained", "time": time.time(), "attempt": attempt, "step": trainer.global_step}
+    facts = {"event": "trained", "time": time.time(), "attempt": attempt}
+    facts["trained_step"] = trainer.global_step  # not yet `step`: that one is in a checkpoint
     rundir.note(run_dir / "attempts.jsonl", facts | {"logs": flushed(trainer)})
 
 
