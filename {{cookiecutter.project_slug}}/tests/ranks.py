@@ -47,6 +47,8 @@ def fork(
         stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(stream, 1)
         os.dup2(stream, 2)
+        # Whole lines, or those of two ranks run into each other.
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
         place = {"PMI_RANK": rank, "PMI_SIZE": ranks, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": ranks}
         os.environ |= {name: str(value) for name, value in {**place, "MASTER_PORT": port}.items()}
         os.chdir(PROJECT)

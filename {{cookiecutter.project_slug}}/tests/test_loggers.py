@@ -26,8 +26,15 @@ WORDS = [
     "callbacks.progress=null",
     "callbacks.monitor=null",
 ]
-# On the command line no `_target_` may be typed: here it may.
-TYPED = "import re; from {{ cookiecutter.package_name }}.hpc.jobs import commandline; commandline.CODE_KEYS = re.compile('(?!)')"
+# On the command line no `_target_` may be typed: here it may, and is then as good as one in a file of configs/.
+TYPED = """
+import re
+from {{ cookiecutter.package_name }}.hpc import trust
+from {{ cookiecutter.package_name }}.hpc.jobs import commandline
+
+commandline.CODE_KEYS = re.compile("(?!)")
+trust.NAMED_ONLY = ()
+"""
 BOARD = "{_target_:lightning.pytorch.loggers.TensorBoardLogger,save_dir:${run_dir},name:tensorboard,version:''}"
 TABLE = "{_target_:lightning.pytorch.loggers.CSVLogger,save_dir:${run_dir},name:table,flush_logs_every_n_steps:3}"
 
@@ -47,8 +54,8 @@ def test_a_table_beside_tensorboard_holds_the_rows_of_the_uninterrupted_run(star
     words = [*WORDS, "~logger", f"+logger=[{BOARD},{TABLE}]"]
     start(tmp_path / "reference", 1, words, patch=TYPED)
     start(tmp_path / "run", 1, words, 2, TYPED)  # no validation yet: the table has fewer columns
-    start(tmp_path / "run", 1, [], 5)
-    start(tmp_path / "run", 1, [])
+    start(tmp_path / "run", 1, [], 5, TYPED)
+    start(tmp_path / "run", 1, [], patch=TYPED)
     (expected,) = tables(tmp_path / "reference")
     assert tables(tmp_path / "run") == [expected] and len([row for row in expected if "train/loss" in str(row)]) == 8
     assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
