@@ -118,6 +118,9 @@ FOUND = {
     "a test of a run that ended within an epoch": changed(
         {"logs": "epoch"}, ["trainer.max_steps=7"], [struck("test_step", 1, "SIGKILL")]
     ),
+    "an epoch that `max_steps` cuts, struck as it ends": changed(
+        {"logs": "epoch"}, ["trainer.max_steps=7"], [struck("on_train_epoch_end", 2, "raise")]
+    ),
     "a test after a schedule of accumulation": {
         **changed({}, [], [struck("test_step", 1, "SIGKILL")]),
         "callbacks": PLAIN["callbacks"]

@@ -50,7 +50,7 @@ def _steps(reference: Path, run_dir: Path, rank: int) -> str:
             return f"start {number + 1} goes on at {_place(done[0])}, and makes a sanity check before it"
         # Of a step that is not done its batches may come again.
         again = begin < ended and wanted[ended - 1]["step"] > done[0]["step"]
-        if number and again and _stopped(run_dir, number - 1) and not _redone(wanted, begin, ended):
+        if number and again and _stopped(run_dir, number - 1) and not _redone(whole, wanted[begin:ended]):
             return f"start {number + 1} repeats {_place(done[0])}, which was done when the run was stopped"
         for line, other in zip(done, wanted[begin:], strict=False):
             if found := _unlike(line, other):
@@ -67,10 +67,12 @@ def _steps(reference: Path, run_dir: Path, rank: int) -> str:
     )
 
 
-def _redone(wanted: list[dict[str, Any]], begin: int, ended: int) -> bool:
-    """Is what comes again the one step before a validation? Of a stop within that nothing is saved."""
-    steps = {line["step"] for line in wanted[begin:ended] if line["what"] == "train"}
-    return len(steps) == 1 and "val" in [line["what"] for line in wanted[ended - 1 : ended + 1]]
+def _redone(whole: list[dict[str, Any]], again: list[dict[str, Any]]) -> bool:
+    """Is it the one step before the first validation? Of a stop within a validation whose time nobody knows, only what
+    precedes that step is saved."""
+    before = [line["what"] for line in whole[: whole.index(again[0])]]
+    steps = {line["step"] for line in again if line["what"] == "train"}
+    return len(steps) == 1 and not {"sanity", "validated"} & set(before)
 
 
 def _stopped(run_dir: Path, number: int) -> bool:
@@ -96,12 +98,12 @@ def _unlike(line: dict[str, Any], other: dict[str, Any]) -> str:
 def _steps_moved(reference: Path, run_dir: Path, tolerance: float) -> str:
     """By global steps, whichever rank did what."""
     (wanted,) = _merged(reference)
-    validated = {line["step"] for line in attempts(reference, 0)[0] if line["what"] == "val"}
+    first = attempts(reference, 0)[0]
     reached = ended = 0
     for number, steps in enumerate(_merged(run_dir)):
         begun = min(steps, default=reached)
-        again = begun < ended - (ended in validated)  # of a stop within a validation nothing is saved
-        if number and steps and again and _stopped(run_dir, number - 1):
+        again = [line for line in first if begun <= line["step"] < ended]
+        if number and steps and again and _stopped(run_dir, number - 1) and not _redone(first, again):
             return f"start {number + 1} repeats step {begun}, which was done when the run was stopped"
         if begun > reached:
             return f"start {number + 1} begins at step {begun} instead of {reached}"

@@ -49,6 +49,23 @@ def test_the_next_waits_for_the_one_before(tmp_path: Path) -> None:
     assert whole(tmp_path) == [2, 1]
 
 
+def test_what_is_held_is_written_when_it_is_released_or_waited_for_and_never_once_it_is_dropped(tmp_path: Path) -> None:
+    writer = Writer()
+    writer.hold()
+    save(writer, tmp_path, 1)
+    assert not writer.busy
+    save(writer, tmp_path, 2)  # waits for the one before
+    assert whole(tmp_path) == [1]
+    writer.release()
+    writer.wait()
+    assert whole(tmp_path) == [2, 1]
+    writer.hold()
+    save(writer, tmp_path, 3)
+    writer.drop()
+    writer.wait()
+    assert whole(tmp_path) == [2, 1]
+
+
 def test_what_is_done_afterwards_finds_it_whole(tmp_path: Path) -> None:
     writer, final, seen = Writer(), checkpoint.place(tmp_path, 1), []
     writer.finish(

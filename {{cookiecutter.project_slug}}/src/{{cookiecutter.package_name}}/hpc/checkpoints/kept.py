@@ -198,6 +198,7 @@ class Kept:
 
     def teardown(self) -> None:
         if self._writer is not None:
+            self._writer.drop()
             self._writer.wait()
         super().teardown()  # type: ignore[misc]
 

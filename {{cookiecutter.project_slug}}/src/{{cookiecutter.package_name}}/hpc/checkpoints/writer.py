@@ -43,6 +43,8 @@ class Writer:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
         self._thread_id = 0
+        self._held: Callable[[], None] | None = None  # what is written when it is released, or waited for
+        self._holds = False
         self.seconds = 0.0  # that the last one took, from its beginning to its being whole
 
     def begin(self, final: Path) -> Path:
@@ -82,7 +84,26 @@ class Writer:
             if afterwards and self._own():
                 afterwards(final)
 
-        self._pending = self._thread.submit(run)
+        self._held = run
+        if not self._holds:
+            self._begin_held()
+
+    def hold(self) -> None:
+        """What is finished from now on is written only when it is released: what precedes it is not over yet."""
+        self._holds = True
+
+    def release(self) -> None:
+        """Write what was held."""
+        self._holds = False
+        self._begin_held()
+
+    def drop(self) -> None:
+        """Never write what is held."""
+        self._held = None
+
+    def _begin_held(self) -> None:
+        if self._held:
+            self._pending, self._held = self._thread.submit(self._held), None
 
     def wait(self, meanwhile: Callable[[bool], None] = lambda moves: None) -> None:
         """Until nothing is being written. Raises `Unwritten` if that failed.
@@ -90,6 +111,7 @@ class Writer:
         Args:
             meanwhile: called about once a second: is there a sign that this rank's share of the write goes on?
         """
+        self._begin_held()
         pending, self._pending = self._pending, None
         if pending is None:
             return

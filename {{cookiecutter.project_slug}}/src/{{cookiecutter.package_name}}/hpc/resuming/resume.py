@@ -199,14 +199,17 @@ class Resume(L.Callback):
             self._average = averaging.about_to_change(trainer)
         if not trainer.fit_loop.epoch_loop._num_ready_batches_reached():
             # `max_steps` ends the run within an epoch. With more steps it goes on there, so this is no end of an epoch
-            # to what is saved.
+            # to what is saved. Nor does that count before its values are logged: a run that is struck here does a few
+            # steps again, as Lightning ends no epoch of which nothing is left to do.
+            trainer.strategy.writer.hold()  # type: ignore[attr-defined]
             self._between_steps(trainer, pl_module, last=True)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not self._takes_statistics:
-            self._between_steps(trainer, pl_module, last=True)
         if not trainer.fit_loop.epoch_loop._num_ready_batches_reached():
             record.trained(trainer, self.attempt)
+        trainer.strategy.writer.release()  # type: ignore[attr-defined]
+        if not self._takes_statistics:
+            self._between_steps(trainer, pl_module, last=True)
         self._end_averaging(trainer, pl_module)
         self._wait(trainer)  # without its end a run is not finished
         self.warned.interruptible(False)
