@@ -87,7 +87,8 @@ class Stock(L.LightningDataModule):
 
     def loader(self, split: str) -> DataLoader:
         trainer: Any = self.trainer
-        size = self.global_batch_size // (trainer.world_size * trainer.accumulate_grad_batches)
+        shares = trainer.world_size * trainer.accumulate_grad_batches  # a schedule may have changed that by the test
+        size = max(1, self.global_batch_size // shares)
         made = samples(split, self.sizes[split])
         dataset = Noisy(made) if self.noisy and split == "train" else made
         return DataLoader(dataset, batch_size=size, shuffle=self.shuffle and split == "train", **self.loading)

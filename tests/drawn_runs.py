@@ -81,9 +81,12 @@ def shrunk(project: Path, folder: Path, drawn: dict[str, Any], name: str) -> dic
 
 
 def simpler(drawn: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Draws that lack one thing."""
+    """Draws that lack one thing. An extension must end where its twin does."""
+    ends = {word.partition("=")[0] for word in drawn["then_words"]}
     for key in ("words", "strikes"):
         for index in range(len(drawn[key])):
+            if key == "words" and drawn[key][index].partition("=")[0] in ends:
+                continue
             candidate = deepcopy(drawn)
             del candidate[key][index]
             if key == "strikes" and candidate["moves"]:

@@ -118,6 +118,26 @@ FOUND = {
     "a test of a run that ended within an epoch": changed(
         {"logs": "epoch"}, ["trainer.max_steps=7"], [struck("test_step", 1, "SIGKILL")]
     ),
+    "an extension, right after a validation within an epoch": {
+        **changed({}, ["trainer.max_steps=8", "+trainer.val_check_interval=2"], []),
+        "data": {**STOCK, "shuffle": True},
+        "first_words": ["trainer.max_steps=4"],
+        "then_words": ["trainer.max_steps=8"],
+    },
+    "an extension of what was stopped early within an epoch": {
+        **changed({"logs": "epoch"}, ["+trainer.val_check_interval=2"], []),
+        "callbacks": PLAIN["callbacks"]
+        | {
+            "stop": {
+                "_target_": "lightning.pytorch.callbacks.EarlyStopping",
+                "monitor": "val/loss",
+                "patience": 1,
+                "min_delta": 10.0,
+            }
+        },
+        "first_words": ["trainer.max_epochs=2"],
+        "then_words": ["trainer.max_epochs=3"],
+    },
     "an epoch that `max_steps` cuts, struck as it ends": changed(
         {"logs": "epoch"}, ["trainer.max_steps=7"], [struck("on_train_epoch_end", 2, "raise")]
     ),

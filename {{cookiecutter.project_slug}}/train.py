@@ -52,6 +52,7 @@ def train(cfg: DictConfig, place: launch.Place, warned: watch.Warned, frozen: bo
     environ.setdefault("GOMP_SPINCOUNT", "1000")
     environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # nothing in a checkpoint is ever executed, whoever loads it
     warned.parent = getppid() if place.launcher != "none" else None
+    end = launch.job_end(environ)
     begin.apart(place, environ)
     directory = rundir.choose(cfg.run_dir, cfg.name, datetime.now(), environ, place.step or "0")
     beginning = probe.together(cfg, place, directory, frozen, environ)  # torch from here on
@@ -59,11 +60,16 @@ def train(cfg: DictConfig, place: launch.Place, warned: watch.Warned, frozen: bo
     claim, attempt, store = beginning.claim, beginning.attempt, beginning.store
     ranks = cfg.trainer.num_nodes * cfg.trainer.devices
     with watch.Watch(run_dir, claim, attempt, place.rank, ranks, store, hang_seconds, warned) as watching:
-        return fit_and_test(cfg, place, beginning, watching, warned)
+        return fit_and_test(cfg, place, beginning, watching, warned, end)
 
 
 def fit_and_test(
-    cfg: DictConfig, place: launch.Place, beginning: begin.Beginning, watching: watch.Watch, warned: watch.Warned
+    cfg: DictConfig,
+    place: launch.Place,
+    beginning: begin.Beginning,
+    watching: watch.Watch,
+    warned: watch.Warned,
+    end: float | None,
 ) -> dict[str, float]:
     import lightning
     import torch
@@ -96,7 +102,7 @@ def fit_and_test(
         config.typed(layout.Faults, cfg.faults, "faults"),
         watching,
         warned,
-        end=float(environ.get("HPC_JOB_END") or 0) or None,
+        end=end,
         leave=partial(rundir.end, run_dir, beginning.claim, beginning.attempt),
         member=search.member(run_dir) if beginning.claim else None,
         owner=beginning.claim,

@@ -232,6 +232,17 @@ def test_the_complaint_of_one_node_is_everybodys() -> None:
         probe.agree([ALIKE[0], ALIKE[1] | {"refused": ["ckpt", "/x", "there is no such file", "another"]}])
 
 
+def test_the_end_of_a_job_is_a_time_or_refused() -> None:
+    assert [launch.job_end(environ) for environ in ({}, {"HPC_JOB_END": "0"}, {"HPC_JOB_END": "17e8"})] == [
+        None,
+        None,
+        17e8,
+    ]
+    for told in ("abc", "nan", "inf", "1 2"):
+        with pytest.raises(Refused, match="must be a unix time"):
+            launch.job_end({"HPC_JOB_END": told})
+
+
 def test_too_few_gpus_and_cores_are_told_before_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     known = cfg()
     known.cluster.update({"request": "--gres=gpu:{gpus}", "cores_per_gpu": 64})

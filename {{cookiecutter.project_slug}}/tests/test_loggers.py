@@ -152,6 +152,19 @@ def test_what_is_no_logger_is_refused(logger: Any, tmp_path: Path) -> None:
     assert loggers.build_all(configured(tmp_path, None), None, []) == []
 
 
+def test_a_table_outside_of_the_run_directory_is_refused(tmp_path: Path) -> None:
+    """A run that goes on cuts its table, where another run may have written meanwhile."""
+    node = {
+        "_target_": "lightning.pytorch.loggers.CSVLogger",
+        "save_dir": str(tmp_path),
+        "name": "table",
+        "version": "",
+    }
+    with pytest.raises(Refused, match="must lie in the run directory"):
+        loggers.build_all(configured(tmp_path / "run", [node]), None, [])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_line_of_skipped_samples_that_a_crash_cut_short_is_left_out(tmp_path: Path) -> None:
     record.skip(tmp_path, 12, 1)
     with (tmp_path / "skipped.jsonl").open("a") as stream:

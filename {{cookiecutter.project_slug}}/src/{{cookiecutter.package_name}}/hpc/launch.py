@@ -1,5 +1,6 @@
 """Where this process stands among the ranks, read from what its launcher left in the environment. No torch."""
 
+import math
 import os
 import re
 import socket
@@ -72,6 +73,18 @@ def cores(ranks_on_node: int, environ: Mapping[str, str]) -> int:
     allowed = len(os.sched_getaffinity(0))
     own = environ.get("SLURM_CPUS_PER_TASK", "") if place(environ).launcher == "srun" else ""
     return min(allowed, int(own)) if _is_number(own) else max(1, allowed // ranks_on_node)
+
+
+def job_end(environ: Mapping[str, str]) -> float | None:
+    """Unix time when the scheduler ends the job, as its script tells; None: nobody does. Raises `Refused`."""
+    told = environ.get("HPC_JOB_END") or "0"
+    try:
+        end = float(told)
+    except ValueError:
+        end = math.nan
+    if not math.isfinite(end):
+        raise Refused("HPC_JOB_END", ascii(told), "must be a unix time in seconds", "unset HPC_JOB_END")
+    return end or None
 
 
 def job_id(environ: Mapping[str, str]) -> str:

@@ -57,6 +57,11 @@ class Continuation:
         optimizers.restore(trainer.optimizers, self.scheduled)
         if not self.start.is_fetched:
             self._restore(trainer, module)
+        # Where a validation was just done, Lightning counts it by this, which makes an iterator of its data.
+        validation = trainer.fit_loop.epoch_loop.val_loop
+        validation.increment_progress_to_evaluation_end = _without_draws(  # type: ignore[method-assign]
+            validation.increment_progress_to_evaluation_end
+        )
 
     def on_first_batch(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Lightning counts on its own when it restarts, once too often."""
@@ -95,3 +100,12 @@ class Continuation:
             return start.batches
         more = start.batches - place["batches"] * start.accumulate // place["accumulate"]  # those that are left out
         return done * start.accumulate // place["accumulate"] + more
+
+
+def _without_draws(act: Callable[[], None]) -> Callable[[], None]:
+    def acted() -> None:
+        before = randomness.state()
+        act()
+        randomness.restore(before)
+
+    return acted

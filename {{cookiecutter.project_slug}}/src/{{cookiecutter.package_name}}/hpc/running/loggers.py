@@ -23,7 +23,7 @@ def build_all(cfg: DictConfig, found: Checkpoint | None, starts: Sequence[Mappin
         starts: the start events of the run's earlier attempts.
 
     Raises:
-        Refused: `logger` is something else.
+        Refused: `logger` is something else, or a table lies outside the run directory.
     """
     nodes = cfg.logger
     if isinstance(nodes, ListConfig):
@@ -37,7 +37,13 @@ def build_all(cfg: DictConfig, found: Checkpoint | None, starts: Sequence[Mappin
         rule = "each logger must be a node with a _target_; logger must be one, a list of them, or named ones"
         raise Refused("logger", wrong[0], rule, "see `logger` in configs/train.yaml")
     before = [Path(cfg.run_dir, folder) for start in starts for folder in start.get("log_dirs", [])]
-    return [_build(node, found, before) for node in nodes]
+    loggers = [_build(node, found, before) for node in nodes]
+    home = Path(cfg.run_dir).resolve()
+    for logger in loggers:
+        if isinstance(logger, CSVLogger) and not Path(logger.log_dir).resolve().is_relative_to(home):
+            rule = "must lie in the run directory: a run that goes on cuts it, and others may write there"
+            raise Refused("logger.save_dir", logger.root_dir, rule, "save_dir: ${run_dir} in the logger's node")
+    return loggers
 
 
 def _build(node: DictConfig, found: Checkpoint | None, before: Sequence[Path]) -> Any:

@@ -75,11 +75,11 @@ def _logged(cfg: DictConfig, found: Checkpoint, words: Sequence[str]) -> dict[st
         words: with one of the Trainer's, training may go on.
     """
     extended = any(word.lstrip("+~").startswith("trainer") for word in words)
-    if not extended or 0 <= (cfg.trainer.max_steps or -1) <= found.step:
-        for event in rundir.events(Path(cfg.run_dir)):
-            place = event.get("event"), event.get("attempt"), event.get("trained_step")
-            if place == ("trained", found.attempt, found.step):
-                return event["logs"]
+    goes_on = extended and not 0 <= (cfg.trainer.max_steps or -1) <= found.step
+    for event in rundir.events(Path(cfg.run_dir)):
+        place = event.get("event"), event.get("attempt"), event.get("trained_step")
+        if place == ("trained", found.attempt, found.step) and (event.get("stopped_early") or not goes_on):
+            return event["logs"]
     return found.note.get("logs", {})
 
 
@@ -89,6 +89,7 @@ def trained(trainer: L.Trainer, attempt: int) -> None:
     run_dir = Path(trainer.default_root_dir)
     facts = {"event": "trained", "time": time.time(), "attempt": attempt}
     facts["trained_step"] = trainer.global_step  # not yet `step`: that one is in a checkpoint
+    facts["stopped_early"] = trainer.should_stop  # for good, by a callback
     rundir.note(run_dir / "attempts.jsonl", facts | {"logs": flushed(trainer)})
 
 
