@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from {{ cookiecutter.package_name }}.hpc.monitoring.curves import Curves, mean, sent
+from {{ cookiecutter.package_name }}.hpc.monitoring.curves import Curves, mean, scalars, sent
 
 
 class Logger(L.pytorch.loggers.CSVLogger):
@@ -35,13 +36,13 @@ class Line(L.LightningModule):
         return torch.optim.SGD([self.slope], lr=0.5)
 
 
-def fitted(folder: Path, batches: list[float], **options: Any) -> Logger:
+def fitted(folder: Path, batches: list[float], module: L.LightningModule | None = None, **options: Any) -> Logger:
     logger = Logger(folder)
     logger.trainer = L.Trainer(
         accelerator="cpu", logger=logger, callbacks=[Curves()], max_epochs=1, enable_progress_bar=False,
         enable_checkpointing=False, enable_model_summary=False, default_root_dir=folder, **options,
     )  # fmt: skip
-    logger.trainer.fit(Line(), torch.tensor(batches))
+    logger.trainer.fit(module or Line(), torch.tensor(batches))
     return logger
 
 
@@ -72,6 +73,54 @@ def test_the_last_step_of_an_epoch_may_have_fewer_micro_batches(tmp_path: Path) 
     assert [(step, numbers["train/loss"], numbers["train/double"]) for step, _, numbers in seen] == [
         (0, 2.0, 4.0), (1, 5.0 - 0.5, 10.0),
     ]  # fmt: skip
+
+
+class Anything(Line):
+    """Returns what Lightning takes, and what callbacks of a researcher's may want."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        classes = torch.arange(4)
+        more = {"preds": classes, "name": "a", "none": None, "list": [1.0], "net": self, 3: batch, "z": torch.ones(1)}
+        numbers = {"half": 0.5, "count": torch.tensor(3), "scalar": (self.slope + 2.0)}
+        return {"loss": super().training_step(batch, batch_idx)["loss"], **more, **numbers}
+
+
+class Skips(Line):
+    """Passes over every second batch."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) if batch_idx % 2 else None
+
+
+class Manual(Line):
+    """As Lightning's example of a GAN: optimizes by hand and returns nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        self.manual_backward(self.slope + batch.mean())
+        self.optimizers().step()  # type: ignore[union-attr]
+
+
+def test_only_scalars_make_curves_and_the_rest_is_left_alone(tmp_path: Path) -> None:
+    (_, _, numbers), *_ = fitted(tmp_path, [1.0, 1.0], Anything(), log_every_n_steps=1).seen
+    assert numbers == {"train/loss": 1.0, "half": 0.5, "count": 3.0, "scalar": 2.0, "lr": 0.5}
+
+
+def test_a_loss_of_one_number_may_have_any_shape(tmp_path: Path) -> None:
+    assert scalars({"loss": torch.ones(1, 1)}, torch.device("cpu"))["loss"].shape == ()
+    assert scalars({"loss": torch.ones(2)}, torch.device("cpu")) == {} == scalars(None, torch.device("cpu"))
+
+
+@pytest.mark.filterwarnings("ignore:.*returned `None`")
+def test_a_step_that_returns_nothing_has_no_point(tmp_path: Path) -> None:
+    seen = fitted(tmp_path / "skips", [0.0, 1.0, 2.0, 3.0], Skips(), log_every_n_steps=1).seen
+    assert [(step, numbers["train/double"]) for step, _, numbers in seen] == [(1, 2.0), (3, 6.0)]
+    seen = fitted(tmp_path / "two", [0.0, 1.0, 2.0, 3.0], Skips(), log_every_n_steps=1, accumulate_grad_batches=2).seen
+    assert [numbers["train/double"] for _, _, numbers in seen] == [2.0, 6.0]
+    assert fitted(tmp_path / "manual", [0.0, 1.0], Manual(), log_every_n_steps=1).seen == []
 
 
 def test_a_resumed_run_knows_the_rate_of_the_last_step() -> None:

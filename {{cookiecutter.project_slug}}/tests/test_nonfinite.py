@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from conftest import scalars
 
 from {{ cookiecutter.package_name }}.hpc.checkpoints import weights
 from {{ cookiecutter.package_name }}.hpc.reporting import report
+from {{ cookiecutter.package_name }}.hpc.resuming.resume import Resume
 from {{ cookiecutter.package_name }}.hpc.running import history
 
 pytestmark = pytest.mark.slow
@@ -121,3 +124,15 @@ def test_an_optimizer_that_is_not_fused_is_refused(start: Callable, tmp_path: Pa
     # Of a model of one's own, whose optimizer the config does not show, it is seen at the first step.
     hidden = "from {{ cookiecutter.package_name }}.hpc.jobs import sections; sections.skipping = lambda cfg: None"
     assert "fused=True" in start(tmp_path / "run", 2, words, patch=hidden, code=2)
+
+
+def test_a_step_without_a_loss_is_not_judged() -> None:
+    """A training_step may return nothing; one that optimizes by hand may return any loss."""
+    watching: Any = SimpleNamespace(faults=SimpleNamespace(nonfinite="stop"), _not_finite=None)
+    for outputs in (None, {}, {"loss": "none"}):
+        Resume.on_train_batch_end(watching, None, None, outputs)  # type: ignore[arg-type]
+    assert watching._not_finite is None
+    Resume.on_train_batch_end(watching, None, None, {"loss": torch.ones(2)})  # type: ignore[arg-type]
+    assert not watching._not_finite
+    Resume.on_train_batch_end(watching, None, None, {"loss": torch.tensor([1.0, float("nan")])})  # type: ignore[arg-type]
+    assert watching._not_finite

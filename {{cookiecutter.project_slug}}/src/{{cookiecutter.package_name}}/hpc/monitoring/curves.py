@@ -1,8 +1,9 @@
 """The curves of training, written without waiting: what the device computes is read when it has long been there."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import lightning as L
@@ -52,12 +53,14 @@ class Curves(L.Callback):
         step = trainer.fit_loop.epoch_loop._batches_that_stepped  # as Lightning numbers what it logs
         if (step + 1) % trainer.log_every_n_steps:
             return
-        self._micro.append(outputs)
+        self._micro.append(scalars(outputs, trainer.strategy.root_device))
         if trainer.fit_loop._should_accumulate():  # the last step of an epoch may be made of fewer
             return
         self.write(trainer)
         means = mean(self._micro, trainer.accumulate_grad_batches)
         self._micro = []
+        if not means:  # training_step has returned nothing
+            return
         if (norm := gradient_norm(pl_module)) is not None:
             means["grad_norm"] = norm
         self._points.append(sent(step, means, {"lr": self._lr}))
@@ -82,19 +85,40 @@ class Curves(L.Callback):
         while self._points:
             point = self._points.popleft()
             numbers = point.read()
-            trainer.progress_bar_metrics["train/loss"] = numbers["train/loss"]
+            if "train/loss" in numbers:
+                trainer.progress_bar_metrics["train/loss"] = numbers["train/loss"]
             for logger in trainer.loggers:
                 logger.log_metrics(numbers, point.step)
 
 
+def scalars(outputs: Mapping[Any, Any] | None, device: torch.device) -> dict[str, Tensor]:
+    """What makes a curve, of all that `training_step` has returned: its loss, scalar tensors and numbers."""
+    found = {}
+    for name, value in (outputs or {}).items():
+        if isinstance(value, Tensor):
+            # Predictions for a batch of one are no scalar. A loss of one number may have any shape.
+            if value.is_complex() or (value.numel() != 1 if name == "loss" else value.ndim):
+                continue
+            value = value.detach().float().reshape(())
+        elif not isinstance(value, Real):
+            continue
+        if isinstance(name, str):
+            on_device = isinstance(value, Tensor) and value.device == device
+            found[name] = value if on_device else torch.full((), float(value), device=device)  # without a wait
+    return found
+
+
 def mean(outputs: Sequence[Mapping[str, Tensor]], accumulate: int) -> dict[str, Tensor]:
     """Of what the micro-batches of a step returned. Lightning has divided the losses by `accumulate` already."""
-    names = {name: "train/loss" if name == "loss" else name for name in outputs[0]}
-    share = {name: len(outputs) / accumulate if name == "loss" else len(outputs) for name in names}
-    return {
-        name: torch.stack([output[key].detach().float() for output in outputs]).sum() / share[key]
-        for key, name in names.items()
-    }
+    values: dict[str, list[Tensor]] = defaultdict(list)
+    for output in outputs:
+        for name, value in output.items():
+            values[name].append(value)
+    means = {}
+    for name, those in values.items():
+        share = len(those) / accumulate if name == "loss" else len(those)
+        means["train/loss" if name == "loss" else name] = torch.stack(those).sum() / share
+    return means
 
 
 def sent(step: int, numbers: dict[str, Tensor], plain: dict[str, float]) -> Point:

@@ -152,8 +152,9 @@ class Resume(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *batch: Any, **number: Any
     ) -> None:
-        if isinstance(outputs, dict) and self.faults.nonfinite != "skip":
-            bad = ~torch.isfinite(outputs["loss"])
+        loss = outputs.get("loss") if isinstance(outputs, dict) else None  # a training_step may return none
+        if isinstance(loss, Tensor) and self.faults.nonfinite != "skip":
+            bad = ~torch.isfinite(loss).all() if loss.ndim else ~torch.isfinite(loss)
             self._not_finite = bad if self._not_finite is None else self._not_finite | bad
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
