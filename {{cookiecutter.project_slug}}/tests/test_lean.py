@@ -2,6 +2,7 @@
 
 import lightning as L
 import pytest
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from {{ cookiecutter.package_name }}.hpc.training import lean
@@ -37,6 +38,16 @@ def test_only_a_callbacks_own_functions_are_left() -> None:
     assert callable(starts.on_train_batch_start) and callable(inherits.on_train_batch_end)
     assert [name for name in lean.EACH_STEP if getattr(starts, name) is None] == list(lean.EACH_STEP[1:])
     assert inherits.on_train_batch_start is None and callable(inherits.on_validation_end)
+
+
+def test_functions_that_a_callback_was_given_are_left() -> None:
+    def noted(*_: object) -> None: ...
+
+    (callback,) = lean.called([LambdaCallback(on_train_batch_end=noted, on_before_zero_grad=noted)])
+    assert [name for name in lean.EACH_STEP if getattr(callback, name) is noted] == [
+        "on_train_batch_end",
+        "on_before_zero_grad",
+    ]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -32,8 +32,8 @@ def leave_out_hparams(checkpoint: dict[str, Any]) -> list[str]:
     for key in ("hyper_parameters", "datamodule_hyper_parameters"):
         values = checkpoint.get(key)
         if isinstance(values, dict):
-            left += [name for name, value in values.items() if not _is_plain(value)]
-            checkpoint[key] = {name: value for name, value in values.items() if _is_plain(value)}
+            left += [name for name, value in values.items() if not is_plain(value)]
+            checkpoint[key] = {name: value for name, value in values.items() if is_plain(value)}
         elif key in checkpoint:  # a config of OmegaConf's
             left.append(key)
             del checkpoint[key]
@@ -86,9 +86,10 @@ def _flaw(content: bytes) -> str:
     return ""
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Can a checkpoint hold it?"""
     if type(value) is dict:
-        return all(_is_plain(key) and _is_plain(one) for key, one in value.items())
+        return all(is_plain(key) and is_plain(one) for key, one in value.items())
     if type(value) in (list, tuple, set):
-        return all(map(_is_plain, value))
+        return all(map(is_plain, value))
     return type(value) in PLAIN

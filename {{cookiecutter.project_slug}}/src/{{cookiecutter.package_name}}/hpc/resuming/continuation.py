@@ -7,10 +7,10 @@ from typing import Any
 import lightning as L
 
 from ..checkpoints.kept import MINE, own_state
-from . import epoch_metrics, gradients, optimizers, position, randomness, replay, same_data
+from . import attributes, epoch_metrics, gradients, optimizers, position, randomness, replay, same_data
 
 
-def saved(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
+def saved(trainer: L.Trainer, module: L.LightningModule, built: attributes.Built) -> dict[str, Any]:
     """What Lightning does not save, for a checkpoint; below MINE what is this rank's own."""
     place = position.of(trainer)
     return {
@@ -20,6 +20,7 @@ def saved(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
             "random": randomness.state(),
             "epoch": epoch_metrics.state(trainer, module),
             "gradients": gradients.state(module),
+            "attributes": attributes.changed(trainer, module, built),
             "loaders": replay.places(trainer, place["is_fetched"], place["between_epochs"]),
         },
     }
@@ -63,6 +64,10 @@ class Continuation:
             validation.increment_progress_to_evaluation_end
         )
 
+    def on_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Before what the module does there."""
+        attributes.restore(trainer, module, self._of_rank().get("attributes", []))
+
     def on_first_batch(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Lightning counts on its own when it restarts, once too often."""
         start, loop = self.start, trainer.fit_loop.epoch_loop
@@ -70,8 +75,9 @@ class Continuation:
         trainer.fit_loop._restarting = False  # else this epoch would end without a look at plateaus
         if not start.between_epochs:  # what belongs to the beginning of an epoch is done then
             trainer.accumulate_grad_batches = start.accumulate
+            attributes.restore(trainer, module, self._of_rank().get("attributes", []))
         # Of other ranks rank 0's: they share what they have averaged.
-        gradients.restore(module, (self.own if self.is_own else own_state(self.folder, 0)).get("gradients", {}))
+        gradients.restore(module, self._of_rank().get("gradients", {}))
         trainer._logger_connector._first_loop_iter = start.batches == 0  # the first one of an epoch clears its sums
         if start.is_fetched:
             self._restore(trainer, module)
@@ -83,6 +89,9 @@ class Continuation:
         if not self.start.between_epochs:
             trainer.fit_loop.epoch_progress.increment_processed()
             trainer.fit_loop.epoch_progress.increment_completed()
+
+    def _of_rank(self) -> dict[str, Any]:
+        return self.own if self.is_own else own_state(self.folder, 0)
 
     def _restore(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Where it was saved, too: what comes before, as making loaders, draws numbers."""

@@ -18,6 +18,8 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities.data import dim_zero_cat, dim_zero_max, dim_zero_min, dim_zero_sum
+from torchmetrics.wrappers import MetricTracker
+from torchmetrics.wrappers.abstract import WrapperMetric
 
 from ..config import Refused
 
@@ -41,7 +43,7 @@ def state(trainer: L.Trainer, module: nn.Module) -> dict[str, Any]:
     results = trainer.fit_loop.epoch_loop._results
     return {
         "logged": {key: _logged(result) for key, result in results.items()},
-        "metrics": {name: _summed(metric) for name, metric in _metrics(module) if metric._update_count},
+        "metrics": {name: _summed(metric) for name, metric in _metrics(module) if _has_seen(metric)},
         "dtypes": {name: metric._dtype for name, metric in _metrics(module)},
         "callback_metrics": _on_host(trainer._logger_connector._callback_metrics),
     }
@@ -63,7 +65,13 @@ def restore(trainer: L.Trainer, module: nn.Module, ranks: list[dict[str, Any]], 
         merged = _merged(module, merged, other)
     if not (is_own or trainer.is_global_zero):
         merged = {**merged, "metrics": {}, "logged": {key: _at_nothing(one) for key, one in merged["logged"].items()}}
+    for tracker, tracked in ((path, part) for path, part in module.named_modules() if isinstance(part, MetricTracker)):
+        while f"{tracker}.{len(tracked)}" in merged["dtypes"]:
+            tracked.increment()  # it has made one for each epoch
     metrics, device = dict(_metrics(module)), trainer.strategy.root_device
+    if new := merged["dtypes"].keys() - metrics:
+        rule = f"metrics must be made before training begins, as a run that goes on lacks {min(new)}"
+        raise Refused("resume", None, rule, "make it in __init__ of the module", alone=True)
     for name, summed in merged["metrics"].items():
         _restore_metric(metrics[name], summed)
     results: Any = trainer.fit_loop.epoch_loop._results
@@ -96,6 +104,11 @@ def _metrics(module: nn.Module) -> Iterator[tuple[str, Metric]]:
         if isinstance(part, MetricCollection):
             part.items(keep_base=True, copy_state=False)  # metrics of one group share the sums of its first one
     return ((name, part) for name, part in module.named_modules() if isinstance(part, Metric))
+
+
+def _has_seen(metric: Metric) -> bool:
+    """Has it anything summed up? A wrapper does not count its updates."""
+    return bool(metric._update_count) or isinstance(metric, WrapperMetric)
 
 
 def _summed(metric: Metric) -> dict[str, Any]:

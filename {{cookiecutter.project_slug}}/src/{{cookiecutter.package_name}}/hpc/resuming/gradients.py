@@ -1,4 +1,4 @@
-"""Gradients of manual optimization: accumulated by hand and not used yet, they are part of where a run is.
+"""Gradients that are accumulated by hand and not used yet: they are part of where a run is.
 
 Which of them the module will still use only the module knows, so all that are there are kept.
 """
@@ -7,14 +7,15 @@ from collections.abc import Mapping
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def state(module: L.LightningModule) -> dict[str, Tensor]:
-    """Return this rank's gradients on the host, sharded ones whole. With automatic optimization there are none."""
-    if module.automatic_optimization:  # a run is saved between two steps
-        return {}
+    """Return this rank's gradients on the host, sharded ones whole; {} where Lightning makes them zero at each step."""
+    if module.automatic_optimization and not is_overridden("optimizer_zero_grad", module):
+        return {}  # a run is saved between two steps
     gradients = {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
     return {name: _whole(gradient).detach().to("cpu", copy=True) for name, gradient in gradients.items()}
 

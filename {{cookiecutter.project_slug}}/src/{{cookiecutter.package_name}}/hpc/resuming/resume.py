@@ -22,7 +22,7 @@ from ..running.signals import INTERRUPTED, ORPHANED
 from ..running.watch import Stopped, Warned, Watch
 from ..training import averaging
 from ..training.parallel import gradient_norm, refuse_without_skip, settle_buckets
-from . import continuation, limits, replay
+from . import attributes, continuation, limits, replay
 from .agree import Agreement, Wish
 from .continuation import Continuation
 from .redone import Redone, validation_follows
@@ -85,6 +85,7 @@ class Resume(L.Callback):
         self._shown: set[str] = set()  # metrics that a sanity check has logged
         self.trains = False  # a batch has come
         self._continuation: Continuation | None = None  # till it has gone on
+        self._built: attributes.Built = {}
         self._not_finite: Tensor | None = None
         self._time_given = end - time.time() if end else 0.0
 
@@ -115,6 +116,7 @@ class Resume(L.Callback):
         self.watch.progress(trainer.global_step, "starting")
         self.warned.install()  # where there was no sanity check
         self.warned.interruptible(True)
+        self._built = attributes.built(trainer, pl_module)
         settle_buckets(trainer, pl_module)
         limits.check(trainer)
         limits.refuse_unvalidated(trainer, self._shown)
@@ -128,6 +130,8 @@ class Resume(L.Callback):
         self.agreement.next_step = trainer.global_step
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._continuation:
+            self._continuation.on_epoch_start(trainer, pl_module)
         if averaging.takes_statistics(trainer):
             self._between_steps(trainer, pl_module, last=True)  # this epoch puts the average in place
             self._takes_statistics = self._redo = True
@@ -226,7 +230,7 @@ class Resume(L.Callback):
             self._wait(trainer)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint |= continuation.saved(trainer, pl_module)
+        checkpoint |= continuation.saved(trainer, pl_module, self._built)
         checkpoint["attempt"] = self.attempt
         checkpoint["averaged"] = self._averaged
         checkpoint[NOTE] = {"step": trainer.global_step, "attempt": self.attempt, "epoch": trainer.current_epoch}

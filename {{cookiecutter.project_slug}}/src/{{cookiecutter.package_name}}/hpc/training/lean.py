@@ -53,7 +53,7 @@ def called(callbacks: Sequence[L.Callback]) -> list[L.Callback]:
     """The same callbacks, without those functions that do nothing at each step."""
     for callback in callbacks:
         for name, empty in EMPTY.items():
-            if getattr(type(callback), name) is empty:
+            if getattr(type(callback), name) is empty and name not in vars(callback):  # LambdaCallback has its own
                 drop(callback, name)
     return list(callbacks)
 
