@@ -39,8 +39,8 @@ class Line(L.LightningModule):
 def fitted(folder: Path, batches: list[float], module: L.LightningModule | None = None, **options: Any) -> Logger:
     logger = Logger(folder)
     logger.trainer = L.Trainer(
-        accelerator="cpu", logger=logger, callbacks=[Curves()], max_epochs=1, enable_progress_bar=False,
-        enable_checkpointing=False, enable_model_summary=False, default_root_dir=folder, **options,
+        accelerator="cpu", logger=logger, enable_progress_bar=False, enable_checkpointing=False,
+        enable_model_summary=False, default_root_dir=folder, **{"callbacks": [Curves()], "max_epochs": 1} | options,
     )  # fmt: skip
     logger.trainer.fit(module or Line(), torch.tensor(batches))
     return logger
@@ -121,6 +121,62 @@ def test_a_step_that_returns_nothing_has_no_point(tmp_path: Path) -> None:
     seen = fitted(tmp_path / "two", [0.0, 1.0, 2.0, 3.0], Skips(), log_every_n_steps=1, accumulate_grad_batches=2).seen
     assert [numbers["train/double"] for _, _, numbers in seen] == [2.0, 6.0]
     assert fitted(tmp_path / "manual", [0.0, 1.0], Manual(), log_every_n_steps=1).seen == []
+
+
+class Logs(Line):
+    """Gives names of its own that are drawn of every run, at the places where researchers do."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        self.log("train/loss", 7.0, on_step=False, on_epoch=True)
+        self.log("train/double", 8.0, on_step=True, on_epoch=True)  # as train/double_step and train/double_epoch
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, *batch: Any) -> None:
+        self.log("lr", 42.0)
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train/half", 9.0)
+
+
+def test_a_name_that_the_module_logs_is_left_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = fitted(tmp_path, [1.0, 2.0], Logs(), log_every_n_steps=1).seen
+    values = {name: [numbers[name] for *_, numbers in seen if name in numbers] for name in ("train/loss", "lr")}
+    assert values == {"train/loss": [7.0], "lr": [42.0, 42.0]}
+    assert [numbers["train/double"] for *_, numbers in seen if "train/double" in numbers] == [2.0, 4.0]
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note:")]
+    assert notes == ["note: the module logs lr, train/loss itself: these curves have its values alone from step 0 on"]
+
+
+class Late(Line):
+    """Gives a name for the first time when an epoch ends."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        return {**super().training_step(batch, batch_idx), "train/own": batch.mean()}
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train/own", 9.0)
+
+
+def test_what_is_left_out_does_not_depend_on_checkpoints(tmp_path: Path) -> None:
+    """Neither on when one is saved, nor on whether it is gone on from."""
+    options: Any = {"max_epochs": 2, "log_every_n_steps": 2}
+    curves, checkpoint = Curves(), {}
+
+    class Saves(L.Callback):
+        def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *batch: Any) -> None:
+            curves.on_save_checkpoint(trainer, pl_module, checkpoint)
+
+    def points(logger: Logger) -> list[tuple[int, float]]:
+        return sorted((step, numbers["train/own"]) for step, _, numbers in logger.seen if "train/own" in numbers)
+
+    whole = points(fitted(tmp_path / "whole", [1.0, 2.0, 3.0], Late(), **options))
+    assert whole == [(1, 2.0), (2, 9.0), (5, 9.0)]
+    saves = fitted(tmp_path / "saves", [1.0, 2.0, 3.0], Late(), callbacks=[curves, Saves()], **options)
+    assert points(saves) == whole
+    resumed = Curves()
+    resumed.on_load_checkpoint(saves.trainer, saves.trainer.lightning_module, checkpoint)
+    seen = fitted(tmp_path / "resumed", [1.0, 2.0], Late(), callbacks=[resumed], log_every_n_steps=1)
+    assert points(seen) == [(1, 9.0)]  # no longer known to Lightning, and left out from the first step on
 
 
 def test_a_resumed_run_knows_the_rate_of_the_last_step() -> None:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ..training.parallel import gradient_norm
 
 
-@dataclass(frozen=True)
+@dataclass
 class Point:
     """The numbers of one step, on their way to the host."""
 
@@ -24,12 +24,14 @@ class Point:
     values: Tensor  # sums over the ranks
     plain: dict[str, float]  # what the host knew already
     wait: Callable[[], object] | None  # till they are there; None: they are
+    left_out: set[str] | None = None  # names that are the module's own; None: not asked yet
 
     def read(self) -> dict[str, float]:
         if self.wait is not None:
             self.wait()
         means = self.values / (dist.get_world_size() if dist.is_initialized() else 1)
-        return self.plain | dict(zip(self.names, means.tolist(), strict=True))
+        numbers = self.plain | dict(zip(self.names, means.tolist(), strict=True))
+        return {name: number for name, number in numbers.items() if name not in (self.left_out or ())}
 
 
 class Curves(L.Callback):
@@ -37,12 +39,15 @@ class Curves(L.Callback):
 
     Every `trainer.log_every_n_steps` steps. Each point is written when the next one is made, or before a validation, a
     checkpoint and the end: no step waits for a kernel or for another rank, and only these steps exchange numbers.
+    A name that the module logs itself is left to it.
     """
 
     def __init__(self) -> None:
         self._points: deque[Point] = deque()
         self._micro: list[dict[str, Tensor]] = []  # of the step's micro-batches
         self._lr = 0.0
+        self._logged: set[str] = set()  # by the module, in an earlier process
+        self._told: set[str] = set()  # names that were printed as left out
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         self._lr = optimizer.param_groups[0]["lr"]
@@ -65,30 +70,71 @@ class Curves(L.Callback):
             means["grad_norm"] = norm
         self._points.append(sent(step, means, {"lr": self._lr}))
 
+    def on_train_batch_start(self, trainer: L.Trainer, *batch: Any) -> None:
+        self._leave_out(trainer)
+
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.write(trainer)
 
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._leave_out(trainer)
+
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self.write(trainer)
+        checkpoint["logged"] = sorted(self._logged | logged(trainer))
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._logged = set(checkpoint.get("logged", ()))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.write(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"lr": self._lr}  # with manual optimization the next batch may make no step, and has this one's rate
+        # With manual optimization the next batch may make no step, and has this one's rate.
+        return {"lr": self._lr, "told": sorted(self._told)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._lr = state_dict["lr"]
+        self._lr, self._told = state_dict["lr"], set(state_dict.get("told", ()))
 
     def write(self, trainer: L.Trainer) -> None:
         """Give what was collected to the loggers and to the progress bar."""
+        self._leave_out(trainer)
         while self._points:
             point = self._points.popleft()
-            numbers = point.read()
+            if not (numbers := point.read()):
+                continue
             if "train/loss" in numbers:
                 trainer.progress_bar_metrics["train/loss"] = numbers["train/loss"]
             for logger in trainer.loggers:
                 logger.log_metrics(numbers, point.step)
+
+    def _leave_out(self, trainer: Any) -> None:
+        """Leave out of the last point what the module logs itself.
+
+        Called right after its step: later, this would depend on when the point is written, which a checkpoint decides.
+        """
+        if not self._points or self._points[-1].left_out is not None:
+            return
+        point = self._points[-1]
+        point.left_out = {*point.names, *point.plain} & (self._logged | logged(trainer))
+        if (new := point.left_out - self._told) and trainer.is_global_zero:
+            names = ", ".join(sorted(new))
+            curves = f"these curves have its values alone from step {point.step} on"
+            print(f"note: the module logs {names} itself: {curves}", flush=True)
+        self._told |= new
+
+
+def logged(trainer: Any) -> set[str]:
+    """Names that loggers get of what `self.log` was given so far, in training and in validation."""
+    loop = trainer.fit_loop.epoch_loop
+    # Private, but what is logged once an epoch is known nowhere else before its end.
+    return {
+        results._forked_name(result, on_step)[1]
+        for results in (loop._results, loop.val_loop._results)
+        for result in results.values()
+        for on_step in (True, False)
+        if result.meta.logger
+    }
 
 
 def scalars(outputs: Mapping[Any, Any] | None, device: torch.device) -> dict[str, Tensor]:
