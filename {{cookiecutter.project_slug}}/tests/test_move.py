@@ -156,6 +156,19 @@ def test_science_stays(word: str, key: str, words: str, run: Path) -> None:
         assert f"ckpt={run}/checkpoints/last.ckpt" in caught.value.fix
 
 
+@pytest.mark.parametrize("batches", ["true", "1", "5"])
+def test_a_run_that_goes_on_is_not_tried(batches: str, run: Path) -> None:
+    """Lightning would end it after these batches, and it would be finished for good."""
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    with pytest.raises(Refused, match="must stay off while a run goes on") as caught:
+        compose(run, f"+trainer.fast_dev_run={batches}")
+    assert caught.value.key == "trainer.fast_dev_run" and f"without resume={run}" in caught.value.fix
+    assert not compose(run, "+trainer.fast_dev_run=false").trainer.fast_dev_run
+    with pytest.raises(Refused, match="must stay off"):  # without resume=
+        move.keep(run, commandline.compose_overrides([*SLURM, "+trainer.fast_dev_run=true", f"run_dir={run}"]), [])
+    assert {path: path.read_bytes() for path in run.iterdir()} == before
+
+
 def test_an_edited_file_cannot_slip_in(run: Path, configs: Path) -> None:
     edit(configs / "trainer" / "base.yaml", "log_every_n_steps: 10", "log_every_n_steps: 7")
     assert move.changes(run, compose(run, "trainer.num_nodes=2"))[-1] == "trainer.log_every_n_steps: 10 -> 7"

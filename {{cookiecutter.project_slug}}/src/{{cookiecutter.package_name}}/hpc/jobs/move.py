@@ -82,6 +82,7 @@ def moved(run_dir: Path, old: DictConfig, new: DictConfig) -> DictConfig:
         if value is None and OmegaConf.select(new, f"{key.rpartition('.')[0]}._check_"):
             OmegaConf.update(new, key, OmegaConf.select(old, key))
     _refuse_other_science(run_dir, old, new)
+    _refuse_trial(run_dir, old, new)
     new.run_dir = str(run_dir)
     return new
 
@@ -116,7 +117,9 @@ def keep(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> Callable[[], N
         put(run_dir / "overrides.json", json.dumps(list(words), indent=1))
         put(path, frozen(cfg))
         return None
-    _refuse_other_science(run_dir, config.load(run_dir), cfg)
+    old = config.load(run_dir)
+    _refuse_other_science(run_dir, old, cfg)
+    _refuse_trial(run_dir, old, cfg)
     if cfg.resume_allow:
         permission.grant(run_dir, list(cfg.resume_allow))
     if not (lines := changes(run_dir, cfg)):
@@ -248,6 +251,16 @@ def _refuse_other_science(run_dir: Path, old: DictConfig, new: DictConfig) -> No
     mean = "" if key in permission.NEVER else f"{key}={asked} {permission.KEY}=[{key}] if you mean it, or "
     fix = f"{key}={its}, or {mean}a new run from its weights: {key}={asked} ckpt={run_dir}/checkpoints/last.ckpt"
     raise Refused(key, asked, rule, fix)
+
+
+def _refuse_trial(run_dir: Path, old: DictConfig, new: DictConfig) -> None:
+    """Raises `Refused` where a few batches are asked for to try a run: Lightning would take them for its end."""
+    key = "fast_dev_run"
+    before, asked = old.trainer.get(key), new.trainer.get(key)
+    if asked and asked != before:
+        rule = "must stay off while a run goes on: it tries a few batches, and the run would be finished then"
+        fix = f"a new run, so without resume={run_dir}; or resume={run_dir} without trainer.{key}"
+        raise Refused(f"trainer.{key}", asked, rule, fix)
 
 
 def _as_it_ran(old: DictConfig, new: DictConfig) -> DictConfig:

@@ -70,7 +70,9 @@ class Curves(L.Callback):
             means["grad_norm"] = norm
         self._points.append(sent(step, means, {"lr": self._lr}))
 
-    def on_train_batch_start(self, trainer: L.Trainer, *batch: Any) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         self._leave_out(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
