@@ -112,6 +112,8 @@ class Drawn(L.LightningModule):
         logs: "step", "epoch", "both" or "metric": how a training metric is logged; None: not at all.
         every: with manual optimization, batches between two steps.
         own_clip: the gradients are clipped by the project's function, not by Lightning's.
+        keeps: what a researcher's module keeps beside its weights: what is set as an epoch begins, what is gathered
+            until it ends, a buffer that is not saved, one that counts batches as they come.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class Drawn(L.LightningModule):
         every: int = 1,
         logs: str | None = None,
         own_clip: bool = False,
+        keeps: bool = False,
         parallelize: Any = None,
     ) -> None:
         super().__init__()
@@ -130,6 +133,9 @@ class Drawn(L.LightningModule):
         self.automatic_optimization = not manual
         self.parallelize, self.own_clip = parallelize, own_clip
         self.mean = MeanMetric()
+        self.keeps, self.temperature, self.outputs = keeps, 1.0, []
+        self.register_buffer("smooth", torch.zeros(()), persistent=False)
+        self.register_buffer("transferred", torch.zeros(()))
 
     @property
     def backbone(self) -> nn.Module:
@@ -150,10 +156,23 @@ class Drawn(L.LightningModule):
         else:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
+    def on_train_epoch_start(self) -> None:
+        if self.keeps:
+            self.temperature = 1 / (1 + self.current_epoch)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if self.keeps and self.training:
+            self.transferred += 1
+        return batch
+
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
         passes("training_step", self.trainer)
         inputs, numbers = batch
         loss = F.cross_entropy(self.network(inputs), numbers % CLASSES)
+        if self.keeps:
+            loss = self.temperature * loss * (1 + self.smooth)
+            self.smooth = (0.9 * self.smooth + 0.1 * loss.detach()).to(self.smooth)
+            self.outputs.append(loss.detach())
         rates = [group["lr"] for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
         self._write("train", batch_idx, numbers, loss, rates=[float(rate) for rate in rates])
         if not self.automatic_optimization:
@@ -208,6 +227,10 @@ class Drawn(L.LightningModule):
 
     def on_train_epoch_end(self) -> None:
         passes("on_train_epoch_end", self.trainer)
+        if self.keeps:
+            self.log("own/kept", torch.stack(self.outputs).mean())
+            self.log("own/transferred", self.transferred.clone())
+            self.outputs.clear()
 
     def configure_optimizers(self) -> Any:
         parts = [self.network] if len(self.wanted) == 1 else [self.network.blocks, self.network.head]

@@ -33,6 +33,7 @@ def __init__(self, *args, **kwargs):
     made(self, *args, **kwargs)
     self.temperature = 1.0
     self.register_buffer("smooth", torch.zeros(()), persistent=False)
+    self.register_buffer("transferred", torch.zeros(()))
     self.last, self.least = Running(MeanMetric(), 3), MinMaxMetric(MeanMetric())
     self.tracked = MetricTracker(MaxMetric(), maximize=True)
     next(self.network.parameters()).requires_grad_(False)
@@ -46,7 +47,13 @@ def on_train_epoch_start(self):
     if self.current_epoch == 1:
         next(self.network.parameters()).requires_grad_(True)
 
+def on_after_batch_transfer(self, batch, dataloader_idx):
+    if self.training:
+        self.transferred += 1
+    return batch
+
 def training_step(self, batch, batch_idx):
+    self.log("own/transferred", self.transferred.clone())
     loss = stepped(self, batch, batch_idx)
     self.smooth = 0.9 * self.smooth + 0.1 * loss.detach()
     self.outputs.append(loss)
@@ -62,8 +69,9 @@ def on_train_epoch_end(self):
     self.log("own/outputs", torch.stack(self.outputs).mean())
     self.outputs.clear()
 
-for hook in (__init__, on_train_start, on_train_epoch_start, training_step, on_train_epoch_end):
-    setattr(Classifier, hook.__name__, hook)
+Classifier.__init__, Classifier.on_train_start = __init__, on_train_start
+Classifier.on_train_epoch_start, Classifier.on_train_epoch_end = on_train_epoch_start, on_train_epoch_end
+Classifier.on_after_batch_transfer, Classifier.training_step = on_after_batch_transfer, training_step
 """
 # Lightning makes them zero at each step; this module does so at every third one.
 GATHERS = """

@@ -36,6 +36,16 @@ def test_a_callback_that_would_not_do_here_what_it_is_for(name: str) -> None:
     assert refused.value.key == "callbacks.mine" and "callbacks.mine=null" in refused.value.fix
 
 
+@pytest.mark.parametrize("key", ["logger", "callbacks", "plugins", "enable_checkpointing"])
+def test_what_the_trainer_would_be_given_twice(key: str) -> None:
+    cfg = commandline.compose_overrides([])
+    with open_dict(cfg):
+        cfg.trainer[key] = False if key == "logger" else [{"_target_": "lightning.Callback"}]
+    with pytest.raises(Refused, match="must be left out") as refused:
+        preflight.check(cfg)
+    assert refused.value.key == f"trainer.{key}"
+
+
 class Derived(ModelCheckpoint):
     pass
 

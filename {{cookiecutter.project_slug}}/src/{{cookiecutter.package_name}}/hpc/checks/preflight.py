@@ -46,6 +46,7 @@ def rules(cfg: DictConfig) -> None:
     cluster = cluster_in_bash(cfg)
     sections.run(run)
     sections.trainer(trainer, cluster)
+    sections.built_here(cfg.trainer)
     sections.cluster(cluster, cfg)
     sections.checkpoint(typed(Checkpoint, cfg.checkpoint, "checkpoint"))
     sections.faults(typed(Faults, cfg.faults, "faults"), strategy)

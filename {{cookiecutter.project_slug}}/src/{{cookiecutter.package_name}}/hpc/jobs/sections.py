@@ -13,6 +13,12 @@ from .job import clock, walltime
 from .layout import Checkpoint, Cluster, Faults, Run, Strategy, Trainer, layout
 
 SKIPS = "an update is skipped on the device, without waiting for it, by an optimizer that is fused"
+BUILT_HERE = {
+    "logger": "logger= (a logger, a list of them, or null)",
+    "callbacks": "a node for each below callbacks, in a file of configs/callbacks/",
+    "plugins": "trainer.precision= and strategy=",
+    "enable_checkpointing": "checkpoint.every_n_steps=, checkpoint.monitor= and checkpoint.keep=",
+}
 PRECISIONS = ["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true"]
 
 
@@ -132,6 +138,14 @@ def trainer(trainer: Trainer, cluster: Cluster) -> None:
         raise Refused(
             "trainer.precision", trainer.precision, "CPUs train in 32, 64 or bf16", "trainer.precision=bf16-mixed"
         )
+
+
+def built_here(trainer: DictConfig) -> None:
+    """What train.py gives the Trainer itself: a second one would be left out."""
+    for key, fix in BUILT_HERE.items():
+        if key in trainer:
+            rule = "must be left out, as train.py builds it from another part of the config"
+            raise Refused(f"trainer.{key}", ascii(trainer[key]), rule, fix)
 
 
 def monitor(cfg: DictConfig) -> None:

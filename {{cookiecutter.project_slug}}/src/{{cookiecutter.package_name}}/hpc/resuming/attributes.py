@@ -19,6 +19,7 @@ from torchmetrics import Metric
 from ..checkpoints.plain import is_plain
 from ..config import PACKAGE
 
+OURS = {"gradient_norm", "skip_not_finite"}  # what this project itself leaves on a module
 Built = dict[tuple[str, str], tuple[Any, Any]]  # of an owner and a name: what tells a change, and the value
 
 
@@ -55,7 +56,7 @@ def _kept(trainer: L.Trainer, module: L.LightningModule) -> Iterator[tuple[tuple
         if isinstance(it, nn.Parameter):
             yield (owner, "requires_grad"), it.requires_grad
             continue
-        without = _of_libraries(it)
+        without = _of_libraries(it) | OURS
         for name, value in vars(it).items():
             # ds_: what DeepSpeed notes of the step.
             if name in without or name.startswith("ds_") or not is_plain(value):

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 
 from ..checkpoints.kept import MINE, own_state
 from . import attributes, epoch_metrics, gradients, optimizers, position, randomness, replay, same_data
@@ -43,6 +45,11 @@ class Continuation:
         self.start = position.go_to(checkpoint["loops"]["fit_loop"], self.place, accumulate, skipped)
         self.is_own = self.place["world_size"] == trainer.world_size
         self.folder, self.own = Path(str(trainer.ckpt_path)), checkpoint[MINE]
+        self.of_data = checkpoint.get(type(getattr(trainer, "datamodule", None)).__qualname__)
+        self.buffers: dict[str, Tensor] = {}  # as they were saved
+        if self.start.epoch != self.place["epoch"] and trainer.is_global_zero:
+            left = "a validation, and what schedules and callbacks do there"
+            print(f"note: the end of epoch {self.place['epoch']} is among what is left out: {left}", flush=True)
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule, tick: Callable[[], object]) -> None:
         """Go to the place. `tick` is called for each batch that is passed over. Raises `Refused`."""
@@ -58,6 +65,9 @@ class Continuation:
         optimizers.restore(trainer.optimizers, self.scheduled)
         if not self.start.is_fetched:
             self._restore(trainer, module)
+        if self.start.is_fetched and _transfers(module):
+            saved = module.state_dict(keep_vars=True).keys()
+            self.buffers = {name: buffer.clone() for name, buffer in module.named_buffers() if name in saved}
         # Where a validation was just done, Lightning counts it by this, which makes an iterator of its data.
         validation = trainer.fit_loop.epoch_loop.val_loop
         validation.increment_progress_to_evaluation_end = _without_draws(  # type: ignore[method-assign]
@@ -73,6 +83,7 @@ class Continuation:
         start, loop = self.start, trainer.fit_loop.epoch_loop
         loop._batches_that_stepped, loop.batch_progress.total.ready = start.stepped, start.num_fetched
         trainer.fit_loop._restarting = False  # else this epoch would end without a look at plateaus
+        self._untransfer(trainer, module)
         if not start.between_epochs:  # what belongs to the beginning of an epoch is done then
             trainer.accumulate_grad_batches = start.accumulate
             attributes.restore(trainer, module, self._of_rank().get("attributes", []))
@@ -81,6 +92,14 @@ class Continuation:
         trainer._logger_connector._first_loop_iter = start.batches == 0  # the first one of an epoch clears its sums
         if start.is_fetched:
             self._restore(trainer, module)
+
+    def _untransfer(self, trainer: Any, module: L.LightningModule) -> None:
+        """When it was saved, the batch that comes first had already been transferred: what that changed was saved."""
+        for name, buffer in module.named_buffers():
+            if name in self.buffers:
+                buffer.copy_(self.buffers[name])
+        if self.start.is_fetched and self.of_data is not None and _transfers(trainer.datamodule):
+            trainer.datamodule.load_state_dict(self.of_data)
 
     def on_nothing_left(self, trainer: L.Trainer) -> None:
         """All steps were done: let the test see what it would have seen right after them."""
@@ -109,6 +128,12 @@ class Continuation:
             return start.batches
         more = start.batches - place["batches"] * start.accumulate // place["accumulate"]  # those that are left out
         return done * start.accumulate // place["accumulate"] + more
+
+
+def _transfers(owner: L.LightningModule | L.LightningDataModule) -> bool:
+    """Does a researcher's own code take part in bringing a batch to the device?"""
+    hooks = ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device")
+    return any(is_overridden(hook, owner) for hook in hooks)
 
 
 def _without_draws(act: Callable[[], None]) -> Callable[[], None]:

@@ -86,6 +86,13 @@ RULES: list[tuple[Ask, str, Ask, str, str]] = [
         "trainer.limit_train_batches=<a multiple of it>",
     ),
     (
+        lambda trainer: not trainer.lightning_module.strict_loading,
+        "model",
+        lambda trainer: f"{type(trainer.lightning_module).__name__}.strict_loading=False",
+        "strict_loading must be True: a checkpoint must hold all weights, frozen ones, too",
+        "self.strict_loading = True, and a state_dict without gaps",
+    ),
+    (
         lambda trainer: any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers),
         "model.optimizer",
         lambda trainer: "LBFGS",
