@@ -32,7 +32,7 @@ validated, publish = Resume.on_validation_end, checkpoint.publish
 
 def on_validation_end(self, trainer, module):
     validated(self, trainer, module)
-    self.metrics["val/loss"] = LOSSES[trainer.current_epoch]
+    self.metrics["{metric}"] = LOSSES[trainer.current_epoch]
 
 def named(part, final, files, note):
     if note["step"] == {step}:
@@ -45,8 +45,8 @@ checkpoint.publish = named
 FULL = 'raise OSError(28, "No space left on device")'
 
 
-def patch(losses: list[float], step: int | None = None, happens: str = "pass") -> str:
-    return PATCH.format(losses=losses, step=step, happens=happens)
+def patch(losses: list[float], step: int | None = None, happens: str = "pass", metric: str = "val/loss") -> str:
+    return PATCH.format(losses=losses, step=step, happens=happens, metric=metric)
 
 
 def best(run_dir: Path) -> int:
@@ -89,6 +89,20 @@ def test_a_best_one_that_is_gone_is_the_best_no_more(start: Callable, tmp_path: 
     gone.rename(tmp_path / "elsewhere")
     said = start(run_dir, 1, [], patch=patch([1.0, 3.0, 4.0]))
     assert "is gone" in said and best(run_dir) == 4
+
+
+def test_a_run_that_goes_on_with_another_metric_names_its_best_anew(start: Callable, tmp_path: Path) -> None:
+    run_dir, accuracy = tmp_path / "run", patch([0.9, 0.5, 0.4], metric="val/accuracy")
+    words = [word.replace("train_batches=2", "train_batches=3") for word in WORDS]
+    start(run_dir, 1, words, 4, patch=patch([3.0]))
+    said = start(run_dir, 1, ["checkpoint.monitor=train/loss"], code=2)  # before any step
+    assert "must be a metric that is logged in validation; there are: val/accuracy, val/loss" in said
+    assert "  monitor: val/loss\n" in (run_dir / "config.yaml").read_text()
+    said = start(run_dir, 1, ["checkpoint.monitor=val/accuracy", "checkpoint.mode=max"], 5, patch=accuracy)
+    note = "best.ckpt is the best one by val/loss (min); the next validation names a new one, by val/accuracy (max)"
+    assert said.count(f"note: {note}\n") == 1 and best(run_dir) == 3  # till then
+    said = start(run_dir, 1, [], patch=accuracy)
+    assert note not in said and best(run_dir) == 6
 
 
 SAVES = """

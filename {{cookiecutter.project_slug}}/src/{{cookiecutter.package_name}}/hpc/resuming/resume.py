@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,7 +82,7 @@ class Resume(L.Callback):
         self._updates = 0  # of averages, when last saved
         self._averaged = False  # are the weights those of the end, put in place of the last ones?
         self._validations = 0
-        self._shown: set[str] = set()  # metrics that a sanity check has logged
+        self._shown: set[str] = set()  # metrics that validation has logged so far
         self.trains = False  # a batch has come
         self._continuation: Continuation | None = None  # till it has gone on
         self._built: attributes.Built = {}
@@ -119,7 +119,7 @@ class Resume(L.Callback):
         self._built = attributes.built(trainer, pl_module)
         settle_buckets(trainer, pl_module)
         limits.check(trainer)
-        limits.refuse_unvalidated(trainer, self._shown)
+        limits.refuse_unvalidated(trainer, set() if self._continuation else self._shown)
         plain.rehearse(trainer, pl_module, self)
         self._trained, self._updates = True, averaging.updates(trainer)
         if self._continuation:
@@ -178,14 +178,10 @@ class Resume(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        known = _logged(trainer) | metrics.keys()
-        if self.when.monitor and self.when.monitor not in known:
-            names = ", ".join(sorted(name for name in known if name.startswith("val/"))) or "none"
-            rule = f"must be a metric that is logged in validation; there are: {names}"
-            raise Refused("checkpoint.monitor", self.when.monitor, rule, "one of them, or checkpoint.monitor=null")
+        self._shown |= _logged(trainer)
+        self._refuse_monitor(metrics.keys() | (self._shown if trainer.sanity_checking else set()))
         self.redone.validated(trainer)
         if trainer.sanity_checking:
-            self._shown = known
             return
         self.metrics, self._validated = metrics, bool(self.when.monitor)
         if self.member and self.when.monitor:
@@ -255,18 +251,25 @@ class Resume(L.Callback):
         skipped = record.skipped(self.run_dir, place["stepped"], checkpoint["attempt"])
         self._continuation = Continuation(trainer, checkpoint, skipped)
         self._saved_step = checkpoint["global_step"]
+        state = checkpoint["callbacks"][self.state_key]
+        if self._goes_by_another(state) and state.get("shown"):  # at once: no sanity check tells it
+            self._refuse_monitor(set(state["shown"]))
         trainer.should_stop = place["stopped_early"]
         if trainer.is_global_zero:  # it decides what the best is
             if trainer.should_stop:
                 print("note: this run was stopped early, by a callback: it does not train any further", flush=True)
-            self._settle(Path(str(trainer.ckpt_path)), checkpoint["callbacks"][self.state_key])
+            self._settle(Path(str(trainer.ckpt_path)), state)
 
     def state_dict(self) -> dict[str, Any]:
         kept = {"best": self.best, "best_folder": self.best_folder, "metrics": self.metrics}
+        kept |= {"monitor": self.when.monitor, "mode": self.when.mode, "shown": sorted(self._shown)}
         return kept | {"validations": self._validations, "long": self.redone.long}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best, self.best_folder, self.metrics = (state_dict[key] for key in ("best", "best_folder", "metrics"))
+        if self._goes_by_another(state_dict):
+            self.best = None  # nothing to compare with; best.ckpt stays till a validation names a new one
+        self._shown = set(state_dict.get("shown", ()))
         self._validations, self.redone.long = state_dict.get("validations", 0), state_dict.get("long")
         self._best_written = self.best, self.best_folder
 
@@ -376,6 +379,22 @@ class Resume(L.Callback):
         if not checkpoint.settle(found, best) and best:
             print(f"warning: the best checkpoint, {best}, is gone; the next validation names a new one", flush=True)
             state.update(best=None, best_folder=None)
+        elif best and state["best"] is not None and self._goes_by_another(state):
+            follows = f"the next validation names a new one, by {self.when.monitor} ({self.when.mode})"
+            follows = follows if self.when.monitor else "with checkpoint.monitor=null there will be no other"
+            print(f"note: best.ckpt is the best one by {state['monitor']} ({state['mode']}); {follows}", flush=True)
+
+    def _goes_by_another(self, state: dict[str, Any]) -> bool:
+        """Was another metric, or the other extreme of it, what made the best one of a checkpoint?"""
+        mine = {"monitor": self.when.monitor, "mode": self.when.mode}
+        return mine != {key: state.get(key, value) for key, value in mine.items()}
+
+    def _refuse_monitor(self, known: Set[str]) -> None:
+        """Raises `Refused` where the metric that names the best is not among those that are `known`."""
+        if self.when.monitor and self.when.monitor not in known:
+            names = ", ".join(sorted(name for name in known if name.startswith("val/"))) or "none"
+            rule = f"must be a metric that is logged in validation; there are: {names}"
+            raise Refused("checkpoint.monitor", self.when.monitor, rule, "one of them, or checkpoint.monitor=null")
 
     def _end_averaging(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """What is tested is saved: an average that has changed, or taken the place of weights, since the last save."""
@@ -434,12 +453,7 @@ class Resume(L.Callback):
 
 
 def _logged(trainer: Any) -> set[str]:
-    """Metrics of a sanity check, by name: those of several loaders Lightning does not hand out before it is over."""
+    """Metrics of a validation, by name: in a sanity check Lightning does not hand them out."""
     results = trainer._results  # the only place where they are
-    if not trainer.sanity_checking or results is None:
-        return set()
-    before, known = results.dataloader_idx, set()
-    for results.dataloader_idx in (None, *range(len(trainer.num_sanity_val_batches))):
-        known |= results.metrics(on_step=False)["callback"].keys()
-    results.dataloader_idx = before
-    return known
+    epoch = [result for result in results.values() if result.meta.on_epoch]
+    return {name for result in epoch for name in results._forked_name(result, on_step=False)}
