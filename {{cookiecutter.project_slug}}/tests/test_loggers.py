@@ -174,6 +174,16 @@ def test_a_line_of_skipped_samples_that_a_crash_cut_short_is_left_out(tmp_path: 
     assert record.skipped(tmp_path, 10, 1) == 6
 
 
+def test_a_clock_that_is_behind_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    board = TensorBoardLogger(tmp_path, name="tensorboard", version="")
+    loggers.warn_of_clock([board], 1000.0)
+    placed(tmp_path, "tensorboard/events.out.tfevents.1060.host.1.0")
+    loggers.warn_of_clock([board], 1061.0)
+    assert capsys.readouterr().out == ""
+    loggers.warn_of_clock([board], 1000.0)
+    assert "clock is at least 60 s behind" in capsys.readouterr().out
+
+
 def test_nothing_outside_of_a_run_is_cut(tmp_path: Path) -> None:
     """Neither where a checkpoint's note leads out of the folder, nor where the logger's own folder lies elsewhere."""
     others = tmp_path / "others"

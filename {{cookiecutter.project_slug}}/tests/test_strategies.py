@@ -23,14 +23,14 @@ ONLY = {"digits": [], "text": ["experiment=text", "data.max_eval_windows=64"]}
 # Says what the buffers add up to before ranks share them, and afterwards.
 STATISTICS = """
 from {{ cookiecutter.package_name }}.hpc.training.strategies import DDP
-share = DDP._share_buffers
+share = DDP.share_buffers
 def saying(self):
     def total():
         return sum(buffer.double().sum().item() for buffer in self.lightning_module.buffers())
     had = total()
     share(self)
     print(f"rank {self.global_rank} had {had!r} has {total()!r}", flush=True)
-DDP._share_buffers = saying
+DDP.share_buffers = saying
 """
 # Sharded weights into another kind of sharding
 MOVES = [("deepspeed_zero3", "fsdp"), ("fsdp", "deepspeed_zero3"), ("tensor_parallel", "ddp")]

@@ -20,6 +20,7 @@ from ..checkpoints.plain import is_plain
 from ..config import PACKAGE
 
 OURS = {"gradient_norm", "skip_not_finite"}  # what this project itself leaves on a module
+DEEPSPEED = ("ds_", "applied_pre_backward")  # what it notes of a step on each part
 Built = dict[tuple[str, str], tuple[Any, Any]]  # of an owner and a name: what tells a change, and the value
 
 
@@ -58,8 +59,7 @@ def _kept(trainer: L.Trainer, module: L.LightningModule) -> Iterator[tuple[tuple
             continue
         without = _of_libraries(it) | OURS
         for name, value in vars(it).items():
-            # ds_: what DeepSpeed notes of the step.
-            if name in without or name.startswith("ds_") or not is_plain(value):
+            if name in without or name.startswith(DEEPSPEED) or not is_plain(value):
                 continue
             if not any(_storage(one) in weights for one in tree_leaves(value) if isinstance(one, Tensor)):
                 yield (owner, name), value  # else it is another view of a weight

@@ -9,12 +9,15 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from ..checkpoints.kept import MINE, own_state
+from ..training.strategies import SharesBuffers
 from . import attributes, epoch_metrics, gradients, optimizers, position, randomness, replay, same_data
 
 
 def saved(trainer: L.Trainer, module: L.LightningModule, built: attributes.Built) -> dict[str, Any]:
     """What Lightning does not save, for a checkpoint; below MINE what is this rank's own."""
     place = position.of(trainer)
+    if isinstance(trainer.strategy, SharesBuffers):
+        trainer.strategy.share_buffers()  # before it is noted what there is
     return {
         "position": place,
         "scheduled": optimizers.scheduled(trainer.optimizers),

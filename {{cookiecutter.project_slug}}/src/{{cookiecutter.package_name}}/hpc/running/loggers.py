@@ -87,6 +87,15 @@ def positions(run_dir: Path, loggers: Sequence[Logger]) -> dict[str, int]:
     return found
 
 
+def warn_of_clock(loggers: Sequence[Logger], now: float) -> None:
+    """TensorBoard reads event files in the order of the times in their names, and drops what does not follow."""
+    names = [file.name.split(".")[3] for logger in loggers for file in _files(logger, set()) if file.name != ROWS]
+    latest = max((int(name) for name in names if name.isdigit()), default=0)
+    if latest > now:
+        said = "TensorBoard will not show what is logged from here on; report.py will"
+        print(f"warning: this node's clock is at least {latest - now:.0f} s behind an earlier one: {said}", flush=True)
+
+
 def cut(run_dir: Path, loggers: Sequence[Logger], reached: Mapping[str, int]) -> None:
     """Take away what was logged after a checkpoint: the steps that follow it will be logged again.
 

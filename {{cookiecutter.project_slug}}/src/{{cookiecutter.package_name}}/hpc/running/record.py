@@ -53,6 +53,7 @@ def begin(
         snapshot.made_by(run_dir)
     take_back = move.keep(run_dir, cfg, words)
     loggers.cut(run_dir, logging, _logged(cfg, found, words) if found else others)
+    loggers.warn_of_clock(logging, time.time())
     rundir.start(
         run_dir,
         beginning.attempt,

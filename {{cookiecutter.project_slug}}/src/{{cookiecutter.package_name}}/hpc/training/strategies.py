@@ -65,16 +65,17 @@ class SharesBuffers:
         super().__init__(**{"timeout": distributed_c10d.default_pg_timeout} | options)
 
     def on_validation_start(self) -> None:
-        self._share_buffers()
+        self.share_buffers()
 
     def on_test_start(self) -> None:
-        self._share_buffers()
+        self.share_buffers()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        self._share_buffers()
+        self.share_buffers()
         super().save_checkpoint(checkpoint, filepath, storage_options)  # type: ignore[misc]
 
-    def _share_buffers(self) -> None:
+    def share_buffers(self) -> None:
+        """Rank 0's, on all ranks."""
         for buffer in (*self.lightning_module.buffers(), *averaging.buffers(self.lightning_module.trainer)):
             if not isinstance(buffer, DTensor):  # whose ranks hold parts of it, or copies that stay alike
                 broadcast(buffer, 0)
