@@ -155,6 +155,11 @@ def configure_optimizers(self):
 
 Classifier.configure_optimizers = configure_optimizers
 """
+GAPS = """
+from {{ cookiecutter.package_name }}.module import Classifier
+
+Classifier.strict_loading = False
+"""
 LBFGS = """
 import torch
 from {{ cookiecutter.package_name }}.module import Classifier
@@ -268,6 +273,7 @@ def test_what_cannot_be_repeated_is_rejected(what: str, start: Callable, tmp_pat
 
 
 NEVER = {
+    "strict_loading": ([], GAPS, "a checkpoint must hold all weights"),
     "LBFGS": (["trainer.gradient_clip_val=null"], LBFGS, "an optimizer must keep its state by parameter"),
     "the clock": (["+trainer.val_check_interval=00:00:10:00"], PLATEAU, "validation must follow a number of batches"),
 }
