@@ -10,6 +10,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor
@@ -44,6 +45,16 @@ def test_what_the_trainer_would_be_given_twice(key: str) -> None:
     with pytest.raises(Refused, match="must be left out") as refused:
         preflight.check(cfg)
     assert refused.value.key == f"trainer.{key}"
+
+
+def test_what_lightning_finds_wrong_with_the_data_is_a_sentence() -> None:
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = L.Trainer(accelerator="cpu", max_epochs=1, val_check_interval=1000, **options)  # type: ignore[arg-type]
+    with pytest.raises(Refused, match=r"rejects this: `val_check_interval`"):  # noqa: SIM117
+        with record.rejections(SimpleNamespace(trains=False)):  # type: ignore[arg-type]
+            trainer.fit(BoringModel())
+    with pytest.raises(ValueError, match="mine"), record.rejections(SimpleNamespace(trains=False)):  # type: ignore
+        raise ValueError("mine")
 
 
 class Derived(ModelCheckpoint):

@@ -2,6 +2,7 @@
 
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,7 +91,7 @@ def trained(trainer: L.Trainer, attempt: int) -> None:
     run_dir = Path(trainer.default_root_dir)
     facts = {"event": "trained", "time": time.time(), "attempt": attempt}
     facts["trained_step"] = trainer.global_step  # not yet `step`: that one is in a checkpoint
-    facts["stopped_early"] = trainer.should_stop  # for good, by a callback
+    facts["stopped_early"] = trainer.should_stop and trainer.fit_loop._can_stop_early  # for good, by a callback
     rundir.note(run_dir / "attempts.jsonl", facts | {"logs": flushed(trainer)})
 
 
@@ -182,9 +183,15 @@ def _reject(error: Exception) -> None:
     """Raises `Refused` where this is no failure of the project's own code."""
     refuse_arguments(error)
     cause = error.__cause__ if isinstance(error, InstantiationException) else error
-    if isinstance(cause, MisconfigurationException):
+    if isinstance(cause, MisconfigurationException) or (isinstance(cause, ValueError) and _is_lightnings(cause)):
         rule = f"Lightning rejects this: {' '.join(str(cause).split())}"
         raise Refused("trainer, callbacks or model", None, rule, "change what it names") from error
+
+
+def _is_lightnings(error: BaseException) -> bool:
+    """Did Lightning itself raise it?"""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return bool(frames) and frames[-1][0].f_globals.get("__name__", "").startswith("lightning.pytorch.")
 
 
 def tested(
