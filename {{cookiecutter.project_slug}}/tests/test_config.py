@@ -89,6 +89,8 @@ REFUSALS = [
     (["trainer=ddp", "cluster=slurm", "trainer.devices=5"], "trainer.devices", "4 GPUs"),
     (["trainer.devices=two"], "trainer.devices", "int"),
     (["trainer.max_epochs=x"], "trainer.max_epochs", "int | None"),
+    (["trainer.log_every_n_steps=0"], "trainer.log_every_n_steps", "at least 1"),
+    (["+trainer.check_val_every_n_epoch=0"], "trainer.check_val_every_n_epoch", "at least 1"),
     (["trainer.gradient_clip_val=-1"], "trainer.gradient_clip_val", "at least 0"),
     (["+trainer.gradient_clip_algorithm=none"], "trainer.gradient_clip_algorithm", "norm"),
     (

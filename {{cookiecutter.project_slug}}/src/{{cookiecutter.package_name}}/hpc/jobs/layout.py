@@ -101,7 +101,9 @@ class Trainer:
     accumulate_grad_batches: int
     gradient_clip_val: float | None
     max_steps: int
+    log_every_n_steps: int
     gradient_clip_algorithm: str | None = None
+    check_val_every_n_epoch: int | None = 1
 
 
 @dataclass

@@ -119,8 +119,10 @@ def trainer(trainer: Trainer, cluster: Cluster) -> None:
     if trainer.devices is None:
         rule = f"cluster={cluster.name} does not say how many GPUs a node has"
         raise Refused("trainer.devices", "null", rule, "trainer.devices=<devices per node>")
-    for key in ("num_nodes", "devices", "accumulate_grad_batches"):
+    for key in ("num_nodes", "devices", "accumulate_grad_batches", "log_every_n_steps"):
         at_least(f"trainer.{key}", getattr(trainer, key), 1)
+    if trainer.check_val_every_n_epoch is not None:
+        at_least("trainer.check_val_every_n_epoch", trainer.check_val_every_n_epoch, 1)
     at_least("trainer.max_steps", trainer.max_steps, -1)
     at_least("trainer.gradient_clip_val", trainer.gradient_clip_val or 0, 0)
     one_of("trainer.gradient_clip_algorithm", trainer.gradient_clip_algorithm or "norm", ["norm", "value"])
