@@ -1,11 +1,15 @@
 """What a module, its data and callbacks keep in attributes that nobody saves: a run that goes on has it, too."""
 
+import io
+import random
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelSummary
@@ -116,11 +120,13 @@ class Own(L.Callback):
     stage = 0
 
 
-def trained(module: Whole, *callbacks: L.Callback) -> Any:
+def trained(module: Whole, *callbacks: L.Callback, datasets: tuple = (), is_global_zero: bool = False) -> Any:
+    loaders = [SimpleNamespace(dataset=dataset) for dataset in datasets]
     return SimpleNamespace(
         datamodule=None,
+        fit_loop=SimpleNamespace(_combined_loader=SimpleNamespace(flattened=loaders)),
         callbacks=list(callbacks),
-        is_global_zero=False,
+        is_global_zero=is_global_zero,
         strategy=SimpleNamespace(root_device=torch.device("cpu")),
     )
 
@@ -150,3 +156,67 @@ def test_what_has_changed_is_kept_and_nothing_else() -> None:
     assert (again.part.table[1], again.part.weight.requires_grad, other.stage, again.part.width) == (7, False, 2, 5)
     assert again.running._num_vals_seen == 1
     attributes.restore(trained(again), again, [("callback Gone 1", "stage", 3)])
+
+
+class Memory:
+    """An object of the fork's own."""
+
+    def __init__(self) -> None:
+        self.seen: deque = deque(maxlen=3)
+
+
+Memory.__module__ = "{{ cookiecutter.package_name }}.memory"
+
+
+def test_arrays_generators_containers_and_own_objects_are_kept(capfd: pytest.CaptureFixture) -> None:
+    def made() -> Any:
+        module: Any = Whole()
+        module.memory, module.prototypes, module.counts = Memory(), np.zeros((2, 3)), Counter()
+        module.generators = [np.random.default_rng(1), torch.Generator().manual_seed(1), random.Random(1)]
+        module.rng = np.random.default_rng(2)
+        module.by_class, module.rate, module.odd = defaultdict(list), np.float32(0.5), defaultdict(lambda: 0)
+        return module
+
+    module = made()
+    trainer = trained(module)
+    before = attributes.built(trainer, module)
+    assert attributes.changed(trainer, module, before) == []
+    module.memory.seen.extend(range(5))
+    module.prototypes[1] += 2
+    module.counts.update("aab")
+    module.by_class[3].append(np.int64(7))
+    module.rate *= 2
+    module.odd[1] = 2
+    module.rng.normal(size=5)
+    numpys, torchs, pythons = module.generators
+    _ = numpys.normal(size=5), torch.rand(5, generator=torchs), pythons.random()
+    stream = io.BytesIO()
+    torch.save(attributes.changed(trainer, module, before), stream)
+    state = torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
+
+    again = made()
+    shared = again.rng
+    attributes.restore(trained(again, is_global_zero=True), again, state)
+    assert (list(again.memory.seen), again.memory.seen.maxlen) == ([2, 3, 4], 3)
+    assert (again.prototypes == module.prototypes).all() and again.counts == Counter("aab")
+    assert again.by_class == {3: [7]} and again.by_class.default_factory is list
+    assert (again.rate, type(again.rate)) == (1, np.float32)
+    assert shared is again.rng and shared.normal() == module.rng.normal()
+    assert again.generators[0].normal() == numpys.normal() and again.generators[2].random() == pythons.random()
+    assert torch.equal(torch.rand(2, generator=again.generators[1]), torch.rand(2, generator=torchs))
+    assert again.odd == {}
+    told = capfd.readouterr().out.splitlines()
+    assert "attributes begin anew, as a checkpoint does not hold them: odd;" in told[1] and "odd" not in told[0]
+
+
+def test_what_a_dataset_has_changed_is_told(capfd: pytest.CaptureFixture) -> None:
+    dataset, module = SimpleNamespace(stage=0, size=3, rng=np.random.default_rng(1)), Whole()
+    trainer = trained(module, datasets=(dataset,), is_global_zero=True)
+    before = attributes.built(trainer, module)
+    dataset.stage = 2
+    dataset.rng.normal()
+    state = attributes.changed(trainer, module, before)
+    dataset.stage = 0
+    attributes.restore(trainer, module, state)
+    assert "begin anew, as a checkpoint does not hold them: stage, rng;" in capfd.readouterr().out
+    assert dataset.stage == 0

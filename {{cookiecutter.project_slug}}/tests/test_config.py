@@ -99,6 +99,8 @@ REFUSALS = [
         "must clip them by their norm",
     ),
     (["seed=x"], "seed", "int"),
+    (["seed=-2"], "seed", "from 0 to 4294967295"),
+    (["logger.version='\u2066x'"], "logger.version", "no control characters"),
     (["model.optimizer.lr=fast"], "model.optimizer.lr", "float"),
     (["model.optimizer.lr=-1"], "model.optimizer.lr", "above 0"),
     (["model.optimizer.lr=0"], "model.optimizer.lr", "above 0"),

@@ -14,22 +14,14 @@ from lightning.pytorch.callbacks.finetuning import BaseFinetuning
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.optim import Optimizer
 
-from . import inert, plain, weights
+from . import inert, optimizer_states, plain, weights
 from .inert import Reader
 from .writer import Writer
 
@@ -100,11 +92,12 @@ class Kept:
     def _written(self, checkpoint: dict[str, Any], part: Path) -> Any:
         """Take the tensors out of the checkpoint; how their copy is written."""
         tensors: dict[str, Any] = {"state_dict": checkpoint.pop("state_dict")}
-        groups = []
-        for number, state in enumerate(checkpoint.pop("optimizer_states", [])):
-            tensors[f"optimizer_{number}"] = {"state": state["state"]}
-            groups.append(state["param_groups"])
-        checkpoint["optimizer_states"] = groups
+        others = []
+        for number, saved in enumerate(checkpoint.pop("optimizer_states", [])):
+            of_tensors, rest = optimizer_states.parts(saved["state"])
+            tensors[f"optimizer_{number}"] = {"state": of_tensors}
+            others.append(saved | {"state": rest})
+        checkpoint["optimizer_states"] = others
         if self._stager is None:
             self._stager = BlockingAsyncStager(cache_staged_state_dict=False)
         copied = self._stager.stage(tensors)
@@ -119,8 +112,7 @@ class Kept:
         return get_model_state_dict(self.lightning_module)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Named as the parameters are, not numbered: another strategy numbers otherwise."""
-        return get_optimizer_state_dict(self.lightning_module, _plain(optimizer))
+        return optimizer_states.named(self.lightning_module, _plain(optimizer))
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
@@ -153,30 +145,10 @@ class Kept:
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         if self._restored_from is None:
             return
-        released = _unfreeze(self.lightning_module)
-        there = inert.described(self._restored_from).state_dict_metadata
+        _unfreeze(self.lightning_module)
         for number, optimizer in enumerate(map(_plain, self.optimizers)):
-            name = f"optimizer_{number}"
-            state: Any = get_optimizer_state_dict(self.lightning_module, optimizer)["state"]
-            if released:  # after the last step, it may be: then it has no state yet
-                state = {key: of for key, of in state.items() if any(f"{name}.state.{key}.{k}" in there for k in of)}
-            dtypes = {
-                key.removeprefix(f"{name}.state."): entry.properties.dtype
-                for key, entry in there.items()
-                if key.startswith(f"{name}.state.") and isinstance(entry, TensorStorageMetadata)
-            }
-            state = {
-                key: {k: _as(value, dtypes.get(f"{key}.{k}")) for k, value in of.items()} for key, of in state.items()
-            }
-            tensors = {name: {"state": state}}
-            with inert.refusals(self._restored_from, "resume"):
-                load_tensors(tensors, storage_reader=Reader(self._restored_from))
-            loaded = {**tensors[name], "param_groups": checkpoint["optimizer_states"][number]}
-            options = StateDictOptions(strict=not released)
-            set_optimizer_state_dict(self.lightning_module, optimizer, loaded, options=options)
-            names = {parameter: key for key, parameter in self.lightning_module.named_parameters()}
-            for parameter, of in optimizer.state.items():  # torch has cast all of it to the parameter's dtype
-                of.update({k: _as(value, dtypes.get(f"{names.get(parameter)}.{k}")) for k, value in of.items()})
+            saved = checkpoint["optimizer_states"][number]
+            optimizer_states.restore(self.lightning_module, optimizer, number, saved, self._restored_from)
 
     def _begins_anew(self, path: Path) -> None:
         if self._fitting and self.global_rank == 0:
@@ -210,19 +182,13 @@ def own_state(path: Path, rank: int) -> dict[str, Any]:
         return torch.load(own, weights_only=True, map_location="cpu") if own.exists() else {}
 
 
-def _unfreeze(module: Any) -> bool:
-    """Is there fine-tuning? What it had released is so again: it froze the network before it heard of that."""
-    tuning = [callback for callback in module.trainer.callbacks if isinstance(callback, BaseFinetuning)]
-    for callback in tuning:
+def _unfreeze(module: Any) -> None:
+    """What fine-tuning had released is so again: it froze the network before it heard of that."""
+    for callback in [callback for callback in module.trainer.callbacks if isinstance(callback, BaseFinetuning)]:
         callback.on_fit_start(module.trainer, module)
         for group in [group for optimizer in module.trainer.optimizers for group in optimizer.param_groups]:
             for parameter in group["params"]:
                 parameter.requires_grad_(True)
-    return bool(tuning)
-
-
-def _as(value: Any, dtype: torch.dtype | None) -> Any:
-    return value.to(dtype) if isinstance(value, Tensor) and dtype is not None else value
 
 
 def _plain(optimizer: Any) -> Optimizer:

@@ -56,6 +56,7 @@ def rules(cfg: DictConfig) -> None:
     _callback_rules(cfg)
     sections.batch(cfg)
     sections.monitor(cfg)
+    sections.loggers(cfg)
     _bind_targets(cfg.data, "data")
 
 

@@ -8,7 +8,7 @@ import re
 
 from omegaconf import DictConfig, OmegaConf
 
-from ..config import UNSEEN, Refused, nearest
+from ..config import UNSEEN, Refused, flat, nearest
 from .job import clock, walltime
 from .layout import Checkpoint, Cluster, Faults, Run, Strategy, Trainer, layout
 
@@ -30,6 +30,9 @@ def run(run: Run) -> None:
         other = re.sub(r"[^A-Za-z0-9._+-]+", "_", name).strip("._+-")
         rule = "is up to 100 letters, digits and . _ + -, a letter or digit first (and not bash or interactive)"
         raise Refused("name", repr(name), rule, f"name={other if other not in ('', name) else 'my_run'}"[:100])
+    if not 0 <= run.seed < 2**32:
+        rule = "must be from 0 to 4294967295, as numpy's seeds are"
+        raise Refused("seed", run.seed, rule, f"seed={abs(run.seed) % 2**32}")
     one_of("dirty_tree", run.dirty_tree, ["snapshot", "refuse"])
     one_of("matmul_precision", run.matmul_precision, ["highest", "high", "medium"])
     if run.run_dir and (UNSEEN.search(run.run_dir) or re.search(r"[\t\n]", run.run_dir)):
@@ -156,6 +159,13 @@ def monitor(cfg: DictConfig) -> None:
     if isinstance(seconds := OmegaConf.select(cfg, key), int | float):  # else it is told with other arguments
         positive(key, seconds)
         at_least(key, seconds, 1)
+
+
+def loggers(cfg: DictConfig) -> None:
+    """Their words name folders, and stand in the progress bar."""
+    for key, value in flat(cfg).items():
+        if key.startswith("logger") and isinstance(value, str) and UNSEEN.search(value):
+            raise Refused(key, repr(value), "must have no control characters", f"{key}={UNSEEN.sub('', value)}")
 
 
 def batch(cfg: DictConfig) -> None:

@@ -1,9 +1,11 @@
 """Learning rates and the like that were changed in the config of a run that goes on.
 
 A checkpoint restores an optimizer as it was, with its old learning rate. So what the config made of optimizers and
-schedules at first is kept, too: where it makes something else of them now, that counts.
+schedules at first is kept, too: where it makes something else of them now, that counts. So it does for schedules that
+are made for the length of a training which has become another.
 """
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,32 +25,59 @@ class Hyperparameters(L.Callback):
         values = flat(OmegaConf.create(frozen(model)))
         self.config = {key: str(value) for key, value in values.items() if key.split(".")[0] != OURS}
         self.made: list[Any] = []
+        self.length: list[int | None] = []
         self.before: dict[str, Any] = {}
+        self.arguments: list[tuple[L.Callback, dict[str, Any]]] = []
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Before a checkpoint restores callbacks: EarlyStopping would have its old patience again."""
+        self.arguments = [(one, _arguments(one)) for one in _of_lightning(trainer)]
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Before a checkpoint restores them."""
         self.made = [[_plain(one) for one in part] for part in _parts(trainer)]
+        self.length = [trainer.max_epochs, trainer.max_steps]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"config": self.config, "made": self.made}
+        return {"config": self.config, "made": self.made, "length": self.length}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.before = state_dict
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not self.before or self.before["config"] == self.config:  # an edit of code alone changes nothing
+        for callback, values in self.arguments:
+            vars(callback).update(values)
+        before = self.before
+        if not before:
             return
-        before, lines = self.before["made"], []
-        if list(map(len, before)) != list(map(len, self.made)):
+        if before["config"] != self.config:
+            self._change(trainer, "changed, as resume_allow permits:", _parts(trainer), before["made"], self.made)
+        elif before["length"] != self.length:  # an edit of code alone changes nothing
+            made = before["made"][-1:], self.made[-1:]
+            self._change(trainer, "changed, as training is now of another length:", [_schedules(trainer)], *made)
+
+    def _change(self, trainer: L.Trainer, why: str, parts: list[list[Any]], before: list[Any], made: list[Any]) -> None:
+        lines: list[str] = []
+        if list(map(len, before)) != list(map(len, made)):
             rule = "optimizers must have as many groups of parameters as before, if values of the model are to change"
             raise Refused("resume_allow", None, rule, "one resume for the other layout, then one for the values")
-        for part, was, now in zip(_parts(trainer), before, self.made, strict=True):
+        for part, was, now in zip(parts, before, made, strict=True):
             for number, (one, old, new) in enumerate(zip(part, was, now, strict=False)):
                 lines += [f"{type(one).__name__} {number}: {line}" for line in _change(one, old, new)]
         for schedule in _schedules(trainer):
             schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]
         if lines and trainer.is_global_zero:
-            print("\n".join(["changed, as resume_allow permits:", *lines]), flush=True)
+            print("\n".join([why, *lines]), flush=True)
+
+
+def _of_lightning(trainer: Any) -> list[L.Callback]:
+    return [one for one in trainer.callbacks if type(one).__module__.startswith("lightning.")]
+
+
+def _arguments(callback: L.Callback) -> dict[str, Any]:
+    """Those that it was made with and saves all the same."""
+    saved = callback.state_dict().keys() & inspect.signature(type(callback)).parameters.keys()
+    return {name: vars(callback)[name] for name in saved if name in vars(callback)}
 
 
 def _parts(trainer: Any) -> list[list[Any]]:
@@ -83,6 +112,9 @@ def _number(value: Any) -> Any:
     if isinstance(value, list | tuple):
         numbers = [_number(one) for one in value]
         return None if None in numbers else numbers
+    if isinstance(value, dict):  # a phase of OneCycleLR, say
+        content = {key: one if isinstance(one, str) else _number(one) for key, one in value.items()}
+        return None if None in content.values() else content
     return value if isinstance(value, bool | int | float) else None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
-from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
 from torch.optim import LBFGS
 
 from ..checks.preflight import NOT_HERE
@@ -55,6 +55,25 @@ def _has_rest(trainer: L.Trainer) -> bool:
     return math.isfinite(num) and num % trainer.accumulate_grad_batches != 0
 
 
+def _kept_beside(trainer: L.Trainer) -> str:
+    """An optimizer that wraps another one, say, and what it keeps besides."""
+    if isinstance(trainer.strategy, DeepSpeedStrategy):  # which saves all of its own
+        return ""
+    known = {"state", "param_groups"}
+    kept = {type(one).__name__: sorted(one.state_dict().keys() - known) for one in trainer.optimizers}
+    return "; ".join(f"{name} ({', '.join(keys)})" for name, keys in kept.items() if keys)
+
+
+def _foreign(trainer: L.Trainer) -> str:
+    """How many parameters nobody would save."""
+    if isinstance(trainer.strategy, DeepSpeedStrategy | ModelParallelStrategy):  # theirs are other tensors by now
+        return ""
+    own = set(trainer.lightning_module.parameters())
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    num = sum(parameter not in own for group in groups for parameter in group["params"])
+    return f"{num} parameters that are none of the model's" if num else ""
+
+
 Ask = Callable[[L.Trainer], object]
 RULES: list[tuple[Ask, str, Ask, str, str]] = [
     (
@@ -98,5 +117,19 @@ RULES: list[tuple[Ask, str, Ask, str, str]] = [
         lambda trainer: "LBFGS",
         "an optimizer must keep its state by parameter",
         "another optimizer",
+    ),
+    (
+        lambda trainer: _kept_beside(trainer),
+        "model.optimizer",
+        lambda trainer: _kept_beside(trainer),
+        "an optimizer must keep its state by parameter, in `state` alone",
+        "another optimizer",
+    ),
+    (
+        lambda trainer: _foreign(trainer),
+        "model.optimizer",
+        lambda trainer: _foreign(trainer),
+        "an optimizer must have parameters of the model only",
+        "self.NAME = the part that the parameters belong to, in the model's __init__",
     ),
 ]

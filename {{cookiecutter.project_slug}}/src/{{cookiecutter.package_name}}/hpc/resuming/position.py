@@ -168,7 +168,7 @@ def _samples(trainer: L.Trainer) -> list[int]:
 
 def _loaders(trainer: L.Trainer) -> list[Any]:
     combined = trainer.fit_loop._combined_loader
-    return combined.flattened if combined else []
+    return combined.flattened if combined is not None else []
 
 
 def _is_ours(loader: Any) -> bool:

@@ -7,16 +7,18 @@ that another process draws the same ones, passes over the batches that are done,
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
-import torch
 from torch.utils.data import DataLoader, Sampler
 
 from ..config import Refused
-from . import randomness
+from . import forms, randomness
 from .sampler import GlobalBatchSampler
 
+OUTLIVED = "persistent_workers=False, as random numbers of workers that outlive an epoch could not be repeated by a run"
+OUTLIVED += " that goes on"
 PLAIN = "a torch.utils.data.DataLoader"
 
 
@@ -26,8 +28,9 @@ class NotedBatches(Sampler[Any]):
     A loader draws the seed of its workers when an iterator is made, and the order of its samples with the first batch.
     """
 
-    def __init__(self, batches: Any, generators: list[torch.Generator]) -> None:
-        self.batches, self.generators = batches, generators
+    def __init__(self, batches: Any, samplers: list[Any]) -> None:
+        self.batches, self.samplers = batches, samplers
+        self.marks = [{name: forms.mark(value) for name, value in forms.data_of(one).items()} for one in samplers]
         self.made: dict[str, Any] | None = None  # random state when the iterator was made
         self.begun: dict[str, Any] | None = None  # and before its first batch
         self.before: Any = None  # and before the last one: without workers, making it may draw numbers
@@ -71,13 +74,38 @@ class NotedBatches(Sampler[Any]):
         return {"made": self.made, "begun": self.begun, "batches": num, "sum": self.sums[num]}
 
     def _random(self) -> dict[str, Any]:
-        return {"all": randomness.state(), "own": [generator.get_state() for generator in self.generators]}
+        return {"all": randomness.state(), "own": self.own()}
 
     def _restore(self, state: dict[str, Any] | None) -> None:
         if state is not None:
             randomness.restore(state["all"])
-            for generator, own in zip(self.generators, state["own"], strict=False):
-                generator.set_state(own)
+            self.restore(state["own"])
+
+    def own(self) -> list[dict[str, Any]]:
+        """What samplers draw or count with: their generators, and what has changed since they were made."""
+        found: list[dict[str, Any]] = []
+        for sampler, marks in zip(self.samplers, self.marks, strict=True):
+            kept = {
+                name: forms.kept(value)
+                for name, value in forms.data_of(sampler).items()
+                if forms.is_generator(value) or forms.mark(value) != marks.get(name)
+            }
+            found.append({name: form for name, form in kept.items() if form != forms.NOT_KEPT})
+        return found
+
+    def restore(self, own: list[dict[str, Any]]) -> None:
+        """Let the samplers be what they were when `own` was asked."""
+        for sampler, state in zip(self.samplers, own, strict=False):
+            for name, form in state.items():
+                forms.put(sampler, name, forms.unplain(form))
+
+
+def outlives(loader: Any) -> bool:
+    """Would its workers outlive an epoch? From now on they do not."""
+    was = getattr(loader, "persistent_workers", False)
+    if was:
+        vars(loader)["persistent_workers"] = False
+    return was
 
 
 def note(trainer: L.Trainer) -> bool:
@@ -89,16 +117,13 @@ def note(trainer: L.Trainer) -> bool:
     known = NotedBatches | GlobalBatchSampler
     new = [loader for loader in combined.flattened if not isinstance(_batches(loader), known)]
     for loader in new:
-        if not isinstance(loader, DataLoader):
+        if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
             rule = "an interrupted run must find its place in the data again, and of this it is not known"
-            raise Refused("data", type(loader).__name__, rule, PLAIN)
+            raise Refused("data", f"{type(loader).__name__}, with an __iter__ of its own", rule, PLAIN)
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        vars(loader)[name] = NotedBatches(_batches(loader), _generators(loader))  # a DataLoader lets nobody set it
-        if loader.persistent_workers:
-            vars(loader)["persistent_workers"] = False
-            if trainer.is_global_zero:
-                said = "train: persistent_workers=False, as random numbers of workers"
-                print(f"{said} that outlive an epoch could not be repeated by a run that goes on", flush=True)
+        vars(loader)[name] = NotedBatches(_batches(loader), _samplers(loader))  # a DataLoader lets nobody set it
+        if outlives(loader) and trainer.is_global_zero:
+            print(f"train: {OUTLIVED}", flush=True)
     if new:
         combined.reset()  # also workers that are there already
     return bool(new)
@@ -118,7 +143,7 @@ def places(trainer: L.Trainer, is_fetched: bool, between_epochs: bool) -> list[d
         if not isinstance(batches, NotedBatches):
             found.append({})
         elif between_epochs:
-            found.append({"own": [generator.get_state() for generator in batches.generators]})
+            found.append({"own": batches.own()})
         else:
             cycles = combined._mode == "max_size_cycle"
             num = iterator._num_yielded - is_fetched if cycles else min(iterator._num_yielded, done)
@@ -135,8 +160,7 @@ def prepare(trainer: L.Trainer, found: list[dict[str, Any]]) -> None:
         batches = _batches(loader)
         if isinstance(batches, NotedBatches):
             batches.again = {key: place[key] for key in ("made", "begun") if key in place}
-            for generator, own in zip(batches.generators, place.get("own", ()), strict=False):
-                generator.set_state(own)
+            batches.restore(place.get("own", []))
 
 
 def skip(
@@ -183,12 +207,13 @@ def _batches(loader: Any) -> Any:
     return getattr(loader, "_index_sampler", None)
 
 
-def _generators(loader: DataLoader) -> list[torch.Generator]:
-    """Those that a researcher has made for this loader."""
-    owners, found = [loader, loader.sampler, loader.batch_sampler], {}
-    owners += [getattr(owner, "sampler", None) for owner in owners]
-    for owner in owners:
-        generator = getattr(owner, "generator", None)
-        if isinstance(generator, torch.Generator):
-            found[id(generator)] = generator
-    return list(found.values())
+def _samplers(loader: DataLoader) -> list[Any]:
+    """What chooses samples: samplers, those that they are made of, and the loader's generator."""
+    found: list[Any] = []
+    next_ones: list[Any] = [loader.batch_sampler, loader.sampler]
+    while next_ones:
+        one = next_ones.pop(0)
+        if hasattr(one, "__dict__") and all(one is not other for other in found):
+            found.append(one)
+            next_ones += [getattr(one, name, None) for name in ("sampler", "batch_sampler")]
+    return [*found, SimpleNamespace(generator=loader.generator)]

@@ -85,7 +85,7 @@ class Resume(L.Callback):
         self._shown: set[str] = set()  # metrics that validation has logged so far
         self.trains = False  # a batch has come
         self._continuation: Continuation | None = None  # till it has gone on
-        self._built: attributes.Built = {}
+        self._built: attributes.Built | None = None
         self._not_finite: Tensor | None = None
         self._time_given = end - time.time() if end else 0.0
 
@@ -116,7 +116,6 @@ class Resume(L.Callback):
         self.watch.progress(trainer.global_step, "starting")
         self.warned.install()  # where there was no sanity check
         self.warned.interruptible(True)
-        self._built = attributes.built(trainer, pl_module)
         settle_buckets(trainer, pl_module)
         limits.check(trainer)
         limits.refuse_unvalidated(trainer, set() if self._continuation else self._shown)
@@ -130,6 +129,7 @@ class Resume(L.Callback):
         self.agreement.next_step = trainer.global_step
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._note_built(trainer, pl_module)
         if self._continuation:
             self._continuation.on_epoch_start(trainer, pl_module)
         if averaging.takes_statistics(trainer):
@@ -145,6 +145,7 @@ class Resume(L.Callback):
     ) -> None:
         self.watch.progress(trainer.global_step, "training")
         self.trains = True
+        self._note_built(trainer, pl_module)
         if self._continuation:
             self._continuation.on_first_batch(trainer, pl_module)
             self._continuation = None
@@ -152,6 +153,11 @@ class Resume(L.Callback):
             self._within_redone(trainer)
         elif batch_idx % trainer.accumulate_grad_batches == 0:
             self._between_steps(trainer, pl_module)
+
+    def _note_built(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Once, and after what the module's own `on_train_start` makes, as of how long this training is."""
+        if self._built is None:
+            self._built = attributes.built(trainer, module)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *batch: Any, **number: Any
@@ -226,7 +232,7 @@ class Resume(L.Callback):
             self._wait(trainer)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint |= continuation.saved(trainer, pl_module, self._built)
+        checkpoint |= continuation.saved(trainer, pl_module, self._built or {})
         checkpoint["attempt"] = self.attempt
         checkpoint["averaged"] = self._averaged
         checkpoint[NOTE] = {"step": trainer.global_step, "attempt": self.attempt, "epoch": trainer.current_epoch}

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from ..config import Refused
+from ..resuming import replay
 from ..resuming.sampler import EvalBatchSampler, GlobalBatchSampler, SharedBatches, shares
 
 ALONE = "one device: trainer=gpu or trainer=cpu"
@@ -39,10 +40,17 @@ class SharesData:
         loader, said = shared(dataloader, stage, alone=alone, **place_of(self))
         if stage == RunningStage.TRAINING and not alone:
             self._look_ahead(trainer)
+        self._say(said, trainer)
+        is_validated = stage in (RunningStage.SANITY_CHECKING, RunningStage.VALIDATING)
+        is_ours = isinstance(getattr(loader, "sampler", None), EvalBatchSampler)  # draws from a generator of its own
+        if is_validated and not is_ours and replay.outlives(loader):
+            self._say(f"val: {replay.OUTLIVED}", trainer)
+        return loader
+
+    def _say(self, said: str, trainer: Any) -> None:
         if said and said not in self._said and trainer.is_global_zero:
             self._said += (said,)
             print(said, flush=True)
-        return loader
 
     def _look_ahead(self, trainer: Any) -> None:
         """What cannot be evaluated is told before training, as far as its loaders can be made by then."""

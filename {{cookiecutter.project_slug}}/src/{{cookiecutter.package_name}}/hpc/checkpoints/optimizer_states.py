@@ -1,0 +1,117 @@
+"""Optimizers' states, named as the parameters are, as another strategy numbers these otherwise.
+
+torch.distributed.checkpoint.state_dict makes a state that is missing by a step of the optimizer. That changes weights
+where a learning rate of 0 does not keep them (decoupled weight decay), fails where a step wants a closure, and makes
+states for parameters that have none as they had no gradient so far. So here a checkpoint says which states there are.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from ..config import Refused
+from . import inert
+
+State = dict[str, dict[str, Any]]  # what an optimizer keeps of a parameter, by the parameter's name and its own
+
+
+def named(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """As `optimizer.state_dict()`, with names in place of numbers."""
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    return {
+        "state": {names[parameter]: dict(state) for parameter, state in optimizer.state.items()},
+        "param_groups": [
+            group | {"params": [names[one] for one in group["params"]]} for group in optimizer.param_groups
+        ],
+    }
+
+
+def parts(state: State) -> tuple[State, State]:
+    """The tensors, and the rest."""
+    tensors = {name: {key: one for key, one in of.items() if isinstance(one, Tensor)} for name, of in state.items()}
+    rest = {name: {key: one for key, one in of.items() if not isinstance(one, Tensor)} for name, of in state.items()}
+    return tensors, {name: of for name, of in rest.items() if of}
+
+
+def restore(module: nn.Module, optimizer: Optimizer, number: int, saved: Mapping[str, Any], path: Path) -> None:
+    """Give an optimizer the state that it had.
+
+    Args:
+        number: which of the run's optimizers it is.
+        saved: what `named` has returned, without the tensors.
+        path: the checkpoint, which has these.
+
+    Raises:
+        Refused: the checkpoint is damaged, or has groups of parameters that the module lacks.
+    """
+    parameters = dict(module.named_parameters())
+    _grow(optimizer, saved["param_groups"], parameters)
+    state = _tensors(parameters, f"optimizer_{number}", path)
+    dtypes = {(name, key): one.dtype for name, of in state.items() for key, one in of.items()}
+    for name, of in saved["state"].items():
+        state.setdefault(name, {}).update(of)
+    _load(optimizer, {parameters[name]: of for name, of in state.items()}, _groups(optimizer, saved, parameters))
+    for name in state:  # torch has cast all of it to the parameter's dtype
+        own = optimizer.state[parameters[name]]
+        own.update({key: one.to(dtypes[name, key]) for key, one in own.items() if (name, key) in dtypes})
+
+
+def _grow(optimizer: Optimizer, groups: list[dict[str, Any]], parameters: Mapping[str, nn.Parameter]) -> None:
+    """Groups that were added while the run trained are added here, too."""
+    known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    for group in groups:
+        if unknown := [name for name in group["params"] if name not in parameters]:
+            rule = "an optimizer's groups must be of parameters that the model has"
+            raise Refused("model.optimizer", ", ".join(unknown[:3]), rule, "the model that the run had")
+        those = [parameters[name] for name in group["params"]]
+        if those and known.isdisjoint(those):
+            optimizer.add_param_group(group | {"params": those})
+
+
+def _tensors(parameters: Mapping[str, nn.Parameter], optimizer: str, path: Path) -> State:
+    found: State = {}
+    for full, entry in inert.described(path).state_dict_metadata.items():
+        if not full.startswith(f"{optimizer}.state.") or not isinstance(entry, TensorStorageMetadata):
+            continue
+        of = full.removeprefix(f"{optimizer}.state.")
+        name = max((name for name in parameters if of.startswith(f"{name}.")), key=len)
+        found.setdefault(name, {})[of.removeprefix(f"{name}.")] = _empty(parameters[name], entry)
+    with inert.refusals(path, "resume"):
+        load_tensors({optimizer: {"state": found}}, storage_reader=inert.Reader(path))
+    return found
+
+
+def _empty(parameter: nn.Parameter, entry: TensorStorageMetadata) -> Tensor:
+    """Shared out as the optimizer would have made it: like the parameter, or of another shape."""
+    dtype = entry.properties.dtype
+    if entry.size == parameter.shape:
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    if isinstance(parameter, DTensor) and entry.size.numel() > 1:
+        return parameter.detach().new_empty(entry.size, dtype=dtype)
+    return torch.empty(entry.size, dtype=dtype)
+
+
+def _groups(optimizer: Optimizer, saved: Mapping[str, Any], parameters: Mapping[str, nn.Parameter]) -> list[dict]:
+    """For each group of now what was set for its first parameter."""
+    of = {parameters[name]: group for group in saved["param_groups"] for name in group["params"]}
+    return [of[now["params"][0]] if now["params"] and now["params"][0] in of else now for now in optimizer.param_groups]
+
+
+def _load(optimizer: Optimizer, state: Mapping[nn.Parameter, Any], groups: list[dict]) -> None:
+    """torch moves each state to where its parameter is, and numbers parameters."""
+    order = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = {parameter: number for number, parameter in enumerate(order)}
+    shares = [[numbers[one] for one in group["params"]] for group in optimizer.param_groups]
+    optimizer.load_state_dict(
+        {
+            "state": {numbers[parameter]: dict(of) for parameter, of in state.items()},
+            "param_groups": [group | {"params": share} for group, share in zip(groups, shares, strict=True)],
+        }
+    )
