@@ -96,6 +96,13 @@ def test_the_default_place_is_beside_env_sh(place):
     assert (code, out.strip()) == (0, f"{plain}/.venv/bin/python"), err
 
 
+def test_sets_of_words_have_one_order_in_every_python(place):
+    script = 'source "$ENV" && echo "$PYTHONHASHSEED" && bash -c "echo \\$PYTHONHASHSEED"'
+    code, out, err = place.bash(f"unset PYTHONHASHSEED; {script}")
+    assert (code, out.split()) == (0, ["0", "0"]), err
+    assert place.bash(script, PYTHONHASHSEED="7")[1].split() == ["7", "7"]
+
+
 def test_a_relative_venv_counts_from_where_it_is_sourced(place):
     code, out, err = place.bash('source "$ENV" && type -P python', VENV="here")
     assert (code, out.strip()) == (0, f"{place.folder}/here/bin/python"), err

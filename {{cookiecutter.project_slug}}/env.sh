@@ -146,6 +146,9 @@ END
         _env_say "the Python that $venv was made with is gone: load its module, or remove $venv and source again"
         return 1
     fi
+    # Python draws the order of sets of words anew in each process: a run that goes on would have other labels where they
+    # are numbered by list(set(names)).
+    export PYTHONHASHSEED=${PYTHONHASHSEED:-0}
     # Sourced again: nothing to do, and what was put on PATH since then stays.
     [ "${VIRTUAL_ENV:-}" = "$venv" ] && [ "$(type -P python)" = "$venv/bin/python" ] || source "$venv/bin/activate"
 }

@@ -347,7 +347,7 @@ def test_each_node_runs_torchrun_as_told(cluster: Pbs) -> None:
         assert seen["cwd"] == str(cluster.work)
         environ = seen["environ"]
         assert environ["OMP_NUM_THREADS"] == "8" and environ["PYTHONUNBUFFERED"] == environ["PYTHONFAULTHANDLER"] == "1"
-        assert environ["PYTHONDONTWRITEBYTECODE"] == "1"
+        assert environ["PYTHONDONTWRITEBYTECODE"] == "1" and environ["PYTHONHASHSEED"] == "0"
         assert environ["NCCL_DEBUG"] == "WARN" and environ["VENV"] == str(cluster.venv) and environ["USER"]
         assert environ["PATH"].startswith(f"{cluster.venv}/bin:") and str(cluster.bin) not in environ["PATH"]
         assert "CUDA_VISIBLE_DEVICES" not in environ

@@ -1,11 +1,17 @@
 """What a checkpoint cannot hold is said before the first step, by its name; hyperparameters are no reason to end."""
 
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import lightning as L
 import pytest
+import torch
 
-from {{ cookiecutter.package_name }}.hpc.checkpoints import checkpoint
+from {{ cookiecutter.package_name }}.hpc.checkpoints import checkpoint, plain
+from {{ cookiecutter.package_name }}.hpc.config import Refused
 
 pytestmark = pytest.mark.slow
 
@@ -46,3 +52,14 @@ def test_hyperparameters_are_left_out_where_they_are_no_data(start: Callable, tm
     said = start(tmp_path / "run", 1, WORDS, 1, HYPERPARAMETERS)
     assert "hyperparameters that are no plain data are not saved: network" in said
     start(tmp_path / "run", 1, [], patch=HYPERPARAMETERS)
+
+
+def test_the_state_of_a_schedule_is_no_data(tmp_path: Path) -> None:
+    """It is rehearsed with the rest, before the first step."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    trainer: Any = SimpleNamespace(callbacks=[], lr_scheduler_configs=[SimpleNamespace(scheduler=schedule)])
+    plain.rehearse(trainer, L.LightningModule())
+    vars(schedule)["seen"] = deque([1.0])
+    with pytest.raises(Refused, match=r"(?s)lr_schedulers.*collections\.deque"):
+        plain.rehearse(trainer, L.LightningModule())

@@ -353,6 +353,16 @@ def test_ranks_find_the_code_compiled_and_compile_nothing_themselves(desk: Desk)
     assert re.search(r"(?m)^export .*\bPYTHONDONTWRITEBYTECODE=1\b", Path("mine/job.sh").read_text())
 
 
+@pytest.mark.parametrize("cluster", ["slurm", "pbs"])
+def test_sets_of_words_have_one_order_in_all_ranks_and_attempts(cluster: str, desk: Desk) -> None:
+    desk.type(f"cluster={cluster}", "cluster.account=a", "run_dir=mine")
+    script = next(path for name in ("node.sh", "job.sh") if (path := Path("mine", name)).exists()).read_text()
+    (line,) = (line for line in script.splitlines() if "PYTHONHASHSEED" in line)
+    ask = f"{line}\n{sys.executable} -c 'print(list(set(map(str, range(9)))))'"
+    orders = [subprocess.check_output(["bash", "-c", ask], env={}) for _ in range(2)]
+    assert orders[0] == orders[1]
+
+
 def test_without_git_the_snapshot_leaves_out_what_is_no_code(desk: Desk) -> None:
     assert desk.type("cluster=slurm", "run_dir=mine") == 0
     assert copied(Path("mine")) == sorted(FILES)

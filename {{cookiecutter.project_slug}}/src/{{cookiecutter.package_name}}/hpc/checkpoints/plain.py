@@ -51,6 +51,7 @@ def rehearse(trainer: Any, module: L.LightningModule, *without: L.Callback) -> N
     checkpoint: dict[str, Any] = {"state_dict": {}}
     with suppress(Exception):  # a hook may ask for what only training makes: it is heard at the first save
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=True)
+    checkpoint["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
     checkpoint["callbacks"] = {}
     for callback in trainer.callbacks:
         with suppress(Exception):

@@ -13,6 +13,7 @@ from .layout import Cluster
 CONTINUE = 85
 # For the ranks' Python: print at once, stacks on a crash; bytecode is made on submitting, not by every rank anew.
 PYTHON = "PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONDONTWRITEBYTECODE=1"
+HASHES = "export PYTHONHASHSEED=${PYTHONHASHSEED:-0}  # else list(set(names)) has another order in each process"
 REFUSED = "`"  # no value of cluster.env may hold one
 TIME = "D-HH:MM:SS, H:MM:SS, D-HH:MM, D-HH or whole minutes"
 

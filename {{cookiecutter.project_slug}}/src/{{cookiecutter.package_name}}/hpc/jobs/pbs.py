@@ -9,7 +9,7 @@ import re
 import shlex
 from pathlib import Path
 
-from .job import CONTINUE, PYTHON, Job, clock
+from .job import CONTINUE, HASHES, PYTHON, Job, clock
 
 # Fields that are a directive of their own while they are set. A server without a resource qos refuses it by name.
 DIRECTIVES = {"account": "-A {}", "partition": "-q {}", "qos": "-l qos={}", "umask": "-W umask={}"}
@@ -53,7 +53,7 @@ def node_text(job: Job) -> str:
         python += [f'local here="{job.node_local}/env-$id"']
         python += ['mkdir -p "$here" && tar -xf "$VENV.tar" -C "$here" && export PATH="$here/bin:$PATH"']
     # PBS has set OMP_NUM_THREADS to the cores of the node.
-    environment = [f"export OMP_NUM_THREADS={job.cores_per_task or 1} {PYTHON}"]
+    environment = [f"export OMP_NUM_THREADS={job.cores_per_task or 1} {PYTHON}", HASHES]
     if job.interface:
         environment += [f"export NCCL_SOCKET_IFNAME={job.interface} GLOO_SOCKET_IFNAME={job.interface}"]
     for name, value in job.env.items():  # in double quotes, as a value may name other variables

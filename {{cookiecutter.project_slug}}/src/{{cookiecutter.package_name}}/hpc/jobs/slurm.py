@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from .job import PYTHON, Job, clock
+from .job import HASHES, PYTHON, Job, clock
 
 # Field -> directive. A field that is None or 0 is not asked for.
 DIRECTIVES = {
@@ -80,7 +80,7 @@ def _surroundings(job: Job) -> list[str]:
     if not job.container:
         lines += [f"export VENV={_quote(job.venv)}"] if job.venv else []
         lines += [f"CLUSTER='' source {_in_code(job, 'env.sh')}  # what the cluster's file sets up is done above"]
-    lines += ["", f"export OMP_NUM_THREADS={job.cores_per_task or 1} {PYTHON}"]
+    lines += ["", f"export OMP_NUM_THREADS={job.cores_per_task or 1} {PYTHON}", HASHES]
     lines += ["export MASTER_PORT=$((10000 + RANDOM % 20000))  # of this attempt; the address follows from the nodes"]
     if job.interface:
         lines += [f"export NCCL_SOCKET_IFNAME={job.interface} GLOO_SOCKET_IFNAME={job.interface}"]
