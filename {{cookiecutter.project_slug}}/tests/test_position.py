@@ -13,7 +13,14 @@ from {{ cookiecutter.package_name }}.hpc.resuming import position
 
 
 def trainer(
-    *, per_epoch: float, every: float, ranks: int, micro_batch: int, limit: float | None = None, interval: float = 1.0
+    *,
+    per_epoch: float,
+    every: float,
+    ranks: int,
+    micro_batch: int,
+    limit: float | None = None,
+    interval: float = 1.0,
+    evaluated: float = 1.0,
 ) -> Any:
     """As far as `check` looks at one. Without a limit an epoch is all that there is."""
     loaders = SimpleNamespace(flattened=[SimpleNamespace(batch_size=micro_batch)])
@@ -22,6 +29,8 @@ def trainer(
         val_check_batch=every,
         limit_train_batches=1.0 if limit is None else limit,
         val_check_interval=interval,
+        limit_val_batches=evaluated,
+        limit_test_batches=1.0,
         num_devices=ranks,
         strategy=SimpleNamespace(distributed_sampler_kwargs={"num_replicas": ranks}),
         fit_loop=SimpleNamespace(_combined_loader=loaders),
@@ -33,12 +42,14 @@ def going_on(
 ) -> None:
     """Go on after so many micro-batches of an epoch, in steps of `was` and now of `now` micro-batches.
 
-    then: per_epoch, every, and ranks and micro_batch if they are not 2 and 4; here: the same, and what is typed.
+    then: per_epoch, every, evaluated, and ranks and micro_batch if they are not 2 and 4; here: the same, and what is
+    typed.
     """
     then, here = ({"ranks": 2, "micro_batch": 4} | facts for facts in (then, here))
     saved = {"accumulate": was, "num_ranks": then["ranks"], "samples": [then["ranks"] * then["micro_batch"]]}
     saved |= {"batches_per_epoch": then["per_epoch"], "validate_every": then["every"], "batches": batches}
     saved |= {"epoch": 0, "between_epochs": batches == 0, "is_fetched": True, "num_fetched": batches + 1, "stepped": 0}
+    saved |= {"limits": {"limit_val_batches": then.get("evaluated", 1.0), "limit_test_batches": 1.0}}
     counter = {"ready": 0, "started": 0, "processed": 0, "completed": 0}
     loops = {
         "epoch_loop.batch_progress": {"total": counter | {"completed": batches}, "current": dict(counter)},
@@ -48,6 +59,7 @@ def going_on(
 
 
 FEWER = {"per_epoch": 12, "every": 12}
+HALF = {"per_epoch": 24, "every": 24, "micro_batch": 2}  # in steps of 4
 SAME = {
     "nothing is changed": (2, 2, FEWER, FEWER),
     "steps of half as many micro-batches twice as large": (2, 1, FEWER, {"per_epoch": 6, "every": 6, "micro_batch": 8}),
@@ -59,6 +71,9 @@ SAME = {
         {"per_epoch": 9, "every": 6},
         {"per_epoch": 18, "every": 12, "limit": 18, "interval": 12, "micro_batch": 2},
     ),
+    "as many samples are validated": (2, 4, FEWER | {"evaluated": 3}, HALF | {"evaluated": 6}),
+    "a limit of validation is lifted": (2, 4, FEWER | {"evaluated": 3}, HALF),
+    "a limit of validation, in the same layout": (2, 2, FEWER | {"evaluated": 3}, FEWER | {"evaluated": 0.5}),
     "in the middle of an epoch": (2, 4, FEWER, {"per_epoch": 24, "every": 24, "micro_batch": 2}, 8),
     "a longer epoch, in the same layout": (2, 2, FEWER, {"per_epoch": 20, "every": 20, "limit": 20}, 8),
     "another interval, in the same layout": (2, 2, FEWER, {"per_epoch": 12, "every": 4, "interval": 4}, 8),
@@ -116,6 +131,16 @@ REFUSED = {
         (1, 1, FEWER, {"per_epoch": 12, "every": 12, "micro_batch": 6}),
         "resume",
         "as many devices as before",
+    ),
+    "fewer samples are validated": (
+        (2, 4, FEWER | {"evaluated": 3}, HALF | {"evaluated": 3}),
+        "trainer.limit_val_batches",
+        "trainer.limit_val_batches=6, or trainer.limit_val_batches=1.0 for all of them",
+    ),
+    "a share of the batches of validation, which are others": (
+        (2, 4, FEWER | {"evaluated": 0.5}, HALF | {"evaluated": 0.5}),
+        "trainer.limit_val_batches",
+        "the layout as before, or trainer.limit_val_batches=1.0 for all of them",
     ),
     "from one rank to several within an epoch": (
         (1, 1, FEWER | {"ranks": 1, "micro_batch": 8}, FEWER, 4),

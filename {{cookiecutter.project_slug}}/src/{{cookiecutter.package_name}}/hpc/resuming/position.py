@@ -11,6 +11,8 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from ..config import Refused
 from .sampler import GlobalBatchSampler, ResumableLoader
 
+EVALUATIONS = ("limit_val_batches", "limit_test_batches")
+
 
 @dataclass(frozen=True)
 class Start:
@@ -46,6 +48,7 @@ def of(trainer: L.Trainer) -> dict[str, Any]:
         "samples": _samples(trainer),
         "world_size": trainer.world_size,
         "num_ranks": _num_ranks(trainer),
+        "limits": {key: getattr(trainer, key) for key in EVALUATIONS},
     }
 
 
@@ -134,6 +137,23 @@ def check(trainer: L.Trainer, saved: dict[str, Any], start: Start, *, other_data
         fix = f"trainer.accumulate_grad_batches={before[0] * now // after[0]}" if fits else "as many devices as before"
         rule = f"a step must have as many samples as before: {_listed(before)}, not {_listed(after)}"
         raise Refused("resume", None, rule, fix)
+    if is_moved:
+        _check_evaluations(trainer, saved, now)
+
+
+def _check_evaluations(trainer: L.Trainer, saved: dict[str, Any], now: int) -> None:
+    """Are as many samples evaluated, cut into other batches? A limit that is lifted counts none."""
+    was = saved["accumulate"]
+    for key, before in saved["limits"].items():
+        limit = getattr(trainer, key)
+        if limit == 0 or (isinstance(limit, float) and limit == 1.0):  # an int is a number of batches
+            continue
+        is_count = isinstance(limit, int) and isinstance(before, int)
+        if is_count and limit * was == before * now:
+            continue
+        rule = "counts the batches of one rank, which are others now: as many samples as before must be evaluated"
+        fix = f"trainer.{key}={before * now // was}" if is_count and before * now % was == 0 else "the layout as before"
+        raise Refused(f"trainer.{key}", limit, rule, f"{fix}, or trainer.{key}=1.0 for all of them")
 
 
 def start_at(trainer: L.Trainer, start: Start) -> None:
