@@ -27,8 +27,8 @@ def draw(seed: int, number: int) -> dict[str, Any]:
     words += precision(dice, drawn, moves)
     steps = data(dice, drawn, accumulate, moves)
     words += [f"trainer.accumulate_grad_batches={accumulate}"]
-    batches = limits(dice, drawn, steps, accumulate)
-    validates = validation(dice, drawn, batches)
+    batches = limits(dice, drawn, steps, accumulate, moves)
+    validates = validation(dice, drawn, batches, moves)
     words += clipping(dice, drawn["strategy"], manual)
     words += [*saves(dice, validates), *loggers(dice)]
     module(dice, drawn, validates, manual, accumulate, moves)
@@ -71,7 +71,7 @@ def data(dice: Dice, drawn: dict[str, Any], accumulate: int, moves: bool) -> int
     return steps
 
 
-def validation(dice: Dice, drawn: dict[str, Any], batches: int) -> bool:
+def validation(dice: Dice, drawn: dict[str, Any], batches: int, moves: bool) -> bool:
     """When it validates; whether it does so at all."""
     words, sizes = drawn["words"], drawn["data"]["sizes"]
     is_one_batch = min(sizes["val"], sizes.get("other", 99)) < 2 * drawn["data"]["global_batch_size"]
@@ -80,7 +80,8 @@ def validation(dice: Dice, drawn: dict[str, Any], batches: int) -> bool:
         return False
     if dice.chance(0.25):
         limit = dice.one(1, 2, 0.5, 1.0)
-        words.append(f"+trainer.limit_val_batches={1.0 if is_one_batch and limit == 0.5 else limit}")
+        # Batches of other ranks are others, which a run that has saved something refuses; one that begins anew cannot.
+        words.append(f"+trainer.limit_val_batches={1.0 if moves or (is_one_batch and limit == 0.5) else limit}")
     if dice.chance(0.35):
         interval = dice.one(dice.randint(1, batches), dice.one(0.25, 0.34, 0.5, 1.0))
         words.append(f"+trainer.val_check_interval={interval}")
@@ -102,7 +103,7 @@ def clipping(dice: Dice, strategy: str, manual: bool) -> list[str]:
     return [f"trainer.gradient_clip_val={value}", *["+trainer.gradient_clip_algorithm=value"] * algorithm]
 
 
-def limits(dice: Dice, drawn: dict[str, Any], steps: int, accumulate: int) -> int:
+def limits(dice: Dice, drawn: dict[str, Any], steps: int, accumulate: int, moves: bool) -> int:
     """The end, and how much of an epoch is used: so many batches."""
     batches, words = steps * accumulate, drawn["words"]
     if dice.chance(0.2):
@@ -131,7 +132,8 @@ def limits(dice: Dice, drawn: dict[str, Any], steps: int, accumulate: int) -> in
     if dice.chance(0.05):
         words.append(f"+trainer.min_steps={total}")
     if dice.chance(0.1):
-        words.append(f"+trainer.limit_test_batches={dice.one(1, 2, 1.0)}")
+        limit = dice.one(1, 2, 1.0)
+        words.append(f"+trainer.limit_test_batches={1.0 if moves else limit}")
     return batches
 
 

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.resuming import position
+from {{ cookiecutter.package_name }}.hpc.resuming.sampler import EvalBatchSampler
 
 
 def trainer(
@@ -21,8 +23,17 @@ def trainer(
     limit: float | None = None,
     interval: float = 1.0,
     evaluated: float = 1.0,
+    num_val: int = 0,
 ) -> Any:
-    """As far as `check` looks at one. Without a limit an epoch is all that there is."""
+    """As far as `check` looks at one. Without a limit an epoch is all that there is.
+
+    num_val: samples of a validation whose loader is there by now.
+    """
+    sampler = EvalBatchSampler(num_val, micro_batch, rank=0, num_ranks=ranks)
+    some = len(sampler) * evaluated if isinstance(evaluated, float) else min(evaluated, len(sampler))
+    loader = DataLoader(range(num_val), batch_size=None, sampler=sampler)  # type: ignore[arg-type]
+    validated = SimpleNamespace(flattened=[loader]) if num_val else None
+    validation = SimpleNamespace(_combined_loader=validated, max_batches=[int(some)])
     loaders = SimpleNamespace(flattened=[SimpleNamespace(batch_size=micro_batch)])
     return SimpleNamespace(
         num_training_batches=per_epoch,
@@ -33,7 +44,7 @@ def trainer(
         limit_test_batches=1.0,
         num_devices=ranks,
         strategy=SimpleNamespace(distributed_sampler_kwargs={"num_replicas": ranks}),
-        fit_loop=SimpleNamespace(_combined_loader=loaders),
+        fit_loop=SimpleNamespace(_combined_loader=loaders, epoch_loop=SimpleNamespace(val_loop=validation)),
     )
 
 
@@ -42,14 +53,15 @@ def going_on(
 ) -> None:
     """Go on after so many micro-batches of an epoch, in steps of `was` and now of `now` micro-batches.
 
-    then: per_epoch, every, evaluated, and ranks and micro_batch if they are not 2 and 4; here: the same, and what is
-    typed.
+    then: per_epoch, every, evaluated, num_val, and ranks and micro_batch if they are not 2 and 4; here: the same, and
+    what is typed.
     """
     then, here = ({"ranks": 2, "micro_batch": 4} | facts for facts in (then, here))
     saved = {"accumulate": was, "num_ranks": then["ranks"], "samples": [then["ranks"] * then["micro_batch"]]}
     saved |= {"batches_per_epoch": then["per_epoch"], "validate_every": then["every"], "batches": batches}
     saved |= {"epoch": 0, "between_epochs": batches == 0, "is_fetched": True, "num_fetched": batches + 1, "stepped": 0}
     saved |= {"limits": {"limit_val_batches": then.get("evaluated", 1.0), "limit_test_batches": 1.0}}
+    saved["validated"] = position._validated(trainer(**then))
     counter = {"ready": 0, "started": 0, "processed": 0, "completed": 0}
     loops = {
         "epoch_loop.batch_progress": {"total": counter | {"completed": batches}, "current": dict(counter)},
@@ -72,6 +84,12 @@ SAME = {
         {"per_epoch": 18, "every": 12, "limit": 18, "interval": 12, "micro_batch": 2},
     ),
     "as many samples are validated": (2, 4, FEWER | {"evaluated": 3}, HALF | {"evaluated": 6}),
+    "as many samples are validated, as is seen": (
+        (2, 4, FEWER | {"evaluated": 0.5, "num_val": 80}, HALF | {"evaluated": 0.5, "num_val": 80})
+    ),
+    "all samples are validated, whatever the limit": (
+        (2, 4, FEWER | {"evaluated": 9, "num_val": 16}, HALF | {"evaluated": 9, "num_val": 16})
+    ),
     "a limit of validation is lifted": (2, 4, FEWER | {"evaluated": 3}, HALF),
     "a limit of validation, in the same layout": (2, 2, FEWER | {"evaluated": 3}, FEWER | {"evaluated": 0.5}),
     "in the middle of an epoch": (2, 4, FEWER, {"per_epoch": 24, "every": 24, "micro_batch": 2}, 8),
@@ -136,6 +154,14 @@ REFUSED = {
         (2, 4, FEWER | {"evaluated": 3}, HALF | {"evaluated": 3}),
         "trainer.limit_val_batches",
         "trainer.limit_val_batches=6, or trainer.limit_val_batches=1.0 for all of them",
+    ),
+    "a last batch of all ranks that is larger now": (  # 17: two of 8 and one of 1, or two of which one has 9
+        (
+            *(1, 1, FEWER | {"ranks": 1, "micro_batch": 8, "evaluated": 2, "num_val": 17}),
+            FEWER | {"evaluated": 2, "num_val": 17},
+        ),
+        "trainer.limit_val_batches",
+        "the layout as before, or trainer.limit_val_batches=1.0 for all of them",
     ),
     "a share of the batches of validation, which are others": (
         (2, 4, FEWER | {"evaluated": 0.5}, HALF | {"evaluated": 0.5}),

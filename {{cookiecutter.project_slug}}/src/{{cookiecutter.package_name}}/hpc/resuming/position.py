@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
-from lightning.fabric.utilities.data import _set_sampler_epoch  # as Lightning does it before each epoch
+from lightning.fabric.utilities.data import _set_sampler_epoch, sized_len  # the first as before each epoch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from ..config import Refused
@@ -49,6 +49,7 @@ def of(trainer: L.Trainer) -> dict[str, Any]:
         "world_size": trainer.world_size,
         "num_ranks": _num_ranks(trainer),
         "limits": {key: getattr(trainer, key) for key in EVALUATIONS},
+        "validated": _validated(trainer),
     }
 
 
@@ -143,16 +144,20 @@ def check(trainer: L.Trainer, saved: dict[str, Any], start: Start, *, other_data
 
 def _check_evaluations(trainer: L.Trainer, saved: dict[str, Any], now: int) -> None:
     """Are as many samples evaluated, cut into other batches? A limit that is lifted counts none."""
-    was = saved["accumulate"]
+    was, taken = saved["accumulate"], (saved["validated"], _validated(trainer))
     for key, before in saved["limits"].items():
         limit = getattr(trainer, key)
         if limit == 0 or (isinstance(limit, float) and limit == 1.0):  # an int is a number of batches
             continue
         is_count = isinstance(limit, int) and isinstance(before, int)
-        if is_count and limit * was == before * now:
+        is_same = is_count and limit * was == before * now
+        if key == "limit_val_batches" and None not in taken:
+            is_same = taken[0] == taken[1]
+        if is_same:
             continue
         rule = "counts the batches of one rank, which are others now: as many samples as before must be evaluated"
-        fix = f"trainer.{key}={before * now // was}" if is_count and before * now % was == 0 else "the layout as before"
+        fits = is_count and before * now % was == 0 and before * now // was != limit
+        fix = f"trainer.{key}={before * now // was}" if fits else "the layout as before"
         raise Refused(f"trainer.{key}", limit, rule, f"{fix}, or trainer.{key}=1.0 for all of them")
 
 
@@ -184,6 +189,18 @@ def _samples(trainer: L.Trainer) -> list[int]:
         else (getattr(loader, "batch_size", None) or 1) * _num_ranks(trainer)
         for loader in _loaders(trainer)
     ]
+
+
+def _validated(trainer: L.Trainer) -> list[int] | None:
+    """Of each loader of validation: how many samples all ranks take from it, 0: all; None: there are no loaders yet."""
+    loop, found = trainer.fit_loop.epoch_loop.val_loop, []
+    if loop._combined_loader is None:
+        return None
+    for loader, num in zip(loop._combined_loader.flattened, loop.max_batches, strict=True):
+        parts, length = getattr(getattr(loader, "sampler", None), "parts", None), sized_len(loader)
+        size = len(parts[0]) if parts else getattr(loader, "batch_size", None) or 1  # the last part may be larger
+        found.append(0 if num >= (math.inf if length is None else length) else int(num) * size * _num_ranks(trainer))
+    return found
 
 
 def _loaders(trainer: L.Trainer) -> list[Any]:
