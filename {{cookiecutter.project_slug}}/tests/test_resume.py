@@ -118,8 +118,15 @@ STOPPING = [
     "+callbacks.stop.min_delta=10",
     "+callbacks.stop.patience=1",
 ]
+FINETUNED = ["callbacks=finetune", "callbacks.finetune.unfreeze_backbone_at_epoch=1"]
+ALL = """
+from {{ cookiecutter.package_name }}.module import Classifier
+
+Classifier.configure_optimizers = lambda self: self.make_optimizer(self.parameters())
+"""
 OTHERS = {
-    "finetuning": (["callbacks=finetune", "callbacks.finetune.unfreeze_backbone_at_epoch=1"], ""),
+    "finetuning": (FINETUNED, ""),
+    "finetuning, where the optimizer has what is frozen": (FINETUNED, ALL),
     "early stopping": (STOPPING, TYPED),
     "plateau": ([], PLATEAU),
 }

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from test_resume import COMMON, TYPED, assert_same, scalars
+from test_resume import COMMON, STOPPING, TYPED, assert_same, scalars
 
 pytestmark = pytest.mark.slow
 
@@ -63,21 +63,21 @@ Connector.update_train_epoch_metrics = update_train_epoch_metrics
 """
 # In place of the shipped DataModule, one as it stands in Lightning's documentation. Each sample draws random numbers.
 STOCK = """
-import lightning as L, torch
+import lightning as L, numpy as np, torch
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader, Dataset, Sampler
 from {{ cookiecutter.package_name }}.data import digits
 from {{ cookiecutter.package_name }}.module import Classifier
 
 class Noisy(Dataset):
-    def __init__(self, num):
-        self.num = num
+    def __init__(self, num, stage=0):
+        self.num, self.stage = num, stage
 
     def __len__(self):
         return self.num
 
     def __getitem__(self, index):
-        return torch.full((1, 8, 8), index / 10) + torch.rand(1, 8, 8), index % 10
+        return torch.full((1, 8, 8), index / 10 + self.stage) + torch.rand(1, 8, 8), index % 10
 
 class Moody(Sampler):
     def __iter__(self):
@@ -86,18 +86,31 @@ class Moody(Sampler):
     def __len__(self):
         return 50
 
+class Counting(Sampler):
+    def __init__(self):
+        self.passes, self.generator = 0, np.random.default_rng(3)
+
+    def __iter__(self):
+        self.passes += 1
+        return iter(self.generator.permutation(50)[:: 1 + self.passes % 2].tolist())
+
+    def __len__(self):
+        return 25
+
 class Stock(L.LightningDataModule):
     def __init__(self, global_batch_size, seed, num_classes):
         super().__init__()
         self.generator = torch.Generator().manual_seed(5)
+        self.stage = 0
 
     def train_dataloader(self):
         return LOADERS
 
     def val_dataloader(self):
-        return DataLoader(Noisy(16), batch_size=8)
+        return EVALUATED
 
-    test_dataloader = val_dataloader
+    def test_dataloader(self):
+        return DataLoader(Noisy(16), batch_size=8)
 
 step = Classifier.training_step
 
@@ -112,8 +125,8 @@ digits.Digits = Stock
 """
 
 
-def stock(loaders: str) -> str:
-    return STOCK.replace("LOADERS", loaders)
+def stock(loaders: str, evaluated: str = "DataLoader(Noisy(16), batch_size=8)", more: str = "") -> str:
+    return STOCK.replace("LOADERS", loaders).replace("EVALUATED", evaluated) + more
 
 
 TWO = "[DataLoader(Noisy(50), 8, shuffle=True, generator=self.generator), DataLoader(Noisy(20), 8, shuffle=True)]"
@@ -142,6 +155,89 @@ def configure_optimizers(self):
 
 Classifier.__init__, Classifier.training_step = __init__, training_step
 Classifier.configure_optimizers = configure_optimizers
+"""
+SHUFFLED = "DataLoader(Noisy(50), 8, shuffle=True)"
+STAGED = """
+def on_train_epoch_end(self):
+    self.trainer.datamodule.stage += 1
+
+Classifier.on_train_epoch_end = on_train_epoch_end
+"""
+ADDED = """
+from {{ cookiecutter.package_name }}.module import Classifier
+
+def configure_optimizers(self):
+    return self.make_optimizer(self.network.head.parameters())
+
+def on_train_epoch_start(self):
+    if self.current_epoch == 1:
+        self.trainer.optimizers[0].add_param_group({"params": list(self.backbone.parameters()), "lr": 1e-3})
+
+Classifier.configure_optimizers, Classifier.on_train_epoch_start = configure_optimizers, on_train_epoch_start
+"""
+# Some parameters have no gradient, and the decay of weights is not scaled by the learning rate.
+ODD_OPTIMIZER = """
+import torch
+from {{ cookiecutter.package_name }}.module import Classifier
+
+class Odd(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure):
+        loss = closure()
+        for parameter in self.param_groups[0]["params"]:
+            parameter.mul_(0.99)
+            if parameter.grad is not None:
+                state = self.state[parameter]
+                state.setdefault("words", ["a"]).append("b")
+                state["mean"] = 0.9 * state.get("mean", torch.zeros(())) + 0.1 * parameter.grad.mean()
+                parameter.sub_(0.01 * (parameter.grad + state["mean"] * len(state["words"])))
+        return loss
+
+made = Classifier.__init__
+
+def __init__(self, *args, **kwargs):
+    made(self, *args, **kwargs)
+    self.spare = torch.nn.Linear(2, 2)
+
+def configure_optimizers(self):
+    return Odd(self.parameters())
+
+def configure_gradient_clipping(self, *args, **kwargs):
+    pass
+
+Classifier.__init__, Classifier.configure_optimizers = __init__, configure_optimizers
+Classifier.configure_gradient_clipping = configure_gradient_clipping
+"""
+# A callback of one's own averages the network and counts with a metric; a part of the network is compiled.
+AVERAGED = """
+from copy import deepcopy
+import torch
+from torchmetrics import MeanMetric
+from {{ cookiecutter.package_name }} import samples
+from {{ cookiecutter.package_name }}.module import Classifier
+
+made = Classifier.__init__
+
+def __init__(self, *args, **kwargs):
+    made(self, *args, **kwargs)
+    self.network.head = torch.compile(self.network.head, backend="eager")
+    self.metrics = {"mean": MeanMetric()}
+
+def on_fit_start(self, trainer, pl_module):
+    self.average = deepcopy(pl_module.network)
+
+def on_train_batch_end(self, trainer, pl_module, outputs, *batch):
+    for mine, its in zip(self.average.parameters(), pl_module.network.parameters()):
+        mine.data.lerp_(its.data, 0.1)
+    pl_module.metrics["mean"].update(outputs["loss"])
+    pl_module.log("own/average", sum(one.abs().sum() for one in self.average.parameters()))
+    pl_module.log("own/mean", pl_module.metrics["mean"].compute())
+
+Classifier.__init__ = __init__
+samples.Samples.on_fit_start, samples.Samples.on_train_batch_end = on_fit_start, on_train_batch_end
 """
 PLAIN = ["callbacks.throughput=null", "callbacks.samples=null"]  # which look into a batch
 PLATEAU = """
@@ -200,6 +296,25 @@ CASES: dict[str, tuple[list[str], str, list[int]]] = {
     "two loaders, one of which begins again": (PLAIN, stock(TWO), [2, 5, 7]),
     "two loaders, one of which ends early": (PLAIN, stock(f"CombinedLoader({TWO}, 'max_size')"), [2, 5]),
     "loaders of each epoch": ([*PLAIN, "+trainer.reload_dataloaders_every_n_epochs=1"], stock(TWO), [2, 9]),
+    "a sampler that counts and draws by itself": (PLAIN, stock("DataLoader(Noisy(50), 8, sampler=Counting())"), [2, 5]),
+    "a part of what could be validated": (
+        PLAIN,
+        stock(SHUFFLED, "DataLoader(Noisy(16), 8, shuffle=True, generator=self.generator)"),
+        [3, 9],
+    ),
+    "workers of a validation that would outlive it": (
+        PLAIN,
+        stock(SHUFFLED, "DataLoader(Noisy(16), 8, num_workers=1, persistent_workers=True)"),
+        [9],
+    ),
+    "data that a stage makes": (
+        [*PLAIN, "+trainer.reload_dataloaders_every_n_epochs=1", "trainer.max_epochs=3"],
+        stock("DataLoader(Noisy(50, self.stage), 8, shuffle=True)", more=STAGED),
+        [9, 13],
+    ),
+    "parameters that are added while it trains": (["trainer.gradient_clip_val=null"], ADDED, [25]),
+    "an optimizer that does more than its learning rate says": ([], ODD_OPTIMIZER, [5, 20]),
+    "an average in a callback, and a part that is compiled": (PLAIN, AVERAGED, [5]),
     "what an epoch sums up": (["data.global_batch_size=128"], LOGGED, [1, 4, 12]),
 }
 
@@ -272,11 +387,89 @@ def test_what_cannot_be_repeated_is_rejected(what: str, start: Callable, tmp_pat
     assert rule in start(tmp_path / "run", 1, [], patch=patch, code=2)
 
 
+LOOKAHEAD = """
+import torch
+from {{ cookiecutter.package_name }}.module import Classifier
+
+class Lookahead(torch.optim.SGD):
+    def state_dict(self):
+        return super().state_dict() | {"slow_state": {}}
+
+Classifier.configure_optimizers = lambda self: Lookahead(self.parameters(), 0.1)
+"""
+FOREIGN = """
+import torch
+from {{ cookiecutter.package_name }}.module import Classifier
+
+outside = torch.nn.Parameter(torch.ones(2))
+Classifier.configure_optimizers = lambda self: self.make_optimizer([*self.parameters(), outside])
+"""
+AUGMENTED = """
+class Augmented(DataLoader):
+    def __iter__(self):
+        yield from super().__iter__()
+"""
 NEVER = {
     "strict_loading": ([], GAPS, "a checkpoint must hold all weights"),
+    "an optimizer around another": (["trainer.gradient_clip_val=null"], LOOKAHEAD, "in `state` alone"),
+    "parameters that are none of the model's": ([], FOREIGN, "an optimizer must have parameters of the model only"),
+    "a loader that changes its batches": (
+        PLAIN,
+        stock("Augmented(Noisy(50), 8)", more=AUGMENTED),
+        "must find its place in the data again",
+    ),
     "LBFGS": (["trainer.gradient_clip_val=null"], LBFGS, "an optimizer must keep its state by parameter"),
     "the clock": (["+trainer.val_check_interval=00:00:10:00"], PLATEAU, "validation must follow a number of batches"),
 }
+
+
+ANNEALED = """
+import torch
+from {{ cookiecutter.package_name }}.module import Classifier
+
+step = Classifier.training_step
+
+def configure_optimizers(self):
+    optimizer, total = self.make_optimizer(self.parameters()), int(self.trainer.estimated_stepping_batches)
+    made = SCHEDULE
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": made, "interval": "step"}}
+
+def on_train_start(self):
+    self.total = self.trainer.estimated_stepping_batches
+
+def training_step(self, batch, batch_idx):
+    self.log("own/left", 1 - self.global_step / self.total)
+    return step(self, batch, batch_idx)
+
+Classifier.configure_optimizers, Classifier.on_train_start = configure_optimizers, on_train_start
+Classifier.training_step = training_step
+"""
+SCHEDULES = {
+    "CosineAnnealingLR": "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total)",
+    "OneCycleLR": "torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total)",
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_what_follows_the_length_of_training_follows_the_new_one(
+    schedule: str, start: Callable, tmp_path: Path
+) -> None:
+    patch = ANNEALED.replace("SCHEDULE", SCHEDULES[schedule])
+    start(tmp_path / "run", 1, [*WORDS, "trainer.max_epochs=1"], 10, patch=patch)
+    said = start(tmp_path / "run", 1, ["trainer.max_epochs=2"], patch=patch)
+    points = scalars(tmp_path / "run")
+    steps = len(points["lr"])
+    assert "training is now of another length" in said and f"-> {steps}" in said
+    after = [value for step, value in points["lr"] if step > 10]
+    assert after[-1] < 0.01 * max(after) and (schedule == "OneCycleLR" or after == sorted(after, reverse=True))
+    assert [round(value * steps) for step, value in points["own/left"] if step > 10] == list(range(steps - 11, 0, -1))
+
+
+def test_a_callback_has_the_arguments_that_are_typed_now(start: Callable, tmp_path: Path) -> None:
+    words = [*WORDS, *STOPPING, "trainer.max_epochs=5", "+trainer.limit_train_batches=3"]
+    start(tmp_path / "run", 1, words, 4, TYPED)
+    start(tmp_path / "run", 1, ["callbacks.stop.patience=9"], patch=TYPED)
+    assert len(scalars(tmp_path / "run")["train/loss"]) == 15
 
 
 @pytest.mark.parametrize("what", NEVER)

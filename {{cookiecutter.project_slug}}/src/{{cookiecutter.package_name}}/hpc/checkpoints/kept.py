@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.callbacks.finetuning import BaseFinetuning
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -145,7 +144,6 @@ class Kept:
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         if self._restored_from is None:
             return
-        _unfreeze(self.lightning_module)
         for number, optimizer in enumerate(map(_plain, self.optimizers)):
             saved = checkpoint["optimizer_states"][number]
             optimizer_states.restore(self.lightning_module, optimizer, number, saved, self._restored_from)
@@ -180,15 +178,6 @@ def own_state(path: Path, rank: int) -> dict[str, Any]:
     own = path / RANK.format(rank)
     with inert.refusals(own, "resume", alone=True):
         return torch.load(own, weights_only=True, map_location="cpu") if own.exists() else {}
-
-
-def _unfreeze(module: Any) -> None:
-    """What fine-tuning had released is so again: it froze the network before it heard of that."""
-    for callback in [callback for callback in module.trainer.callbacks if isinstance(callback, BaseFinetuning)]:
-        callback.on_fit_start(module.trainer, module)
-        for group in [group for optimizer in module.trainer.optimizers for group in optimizer.param_groups]:
-            for parameter in group["params"]:
-                parameter.requires_grad_(True)
 
 
 def _plain(optimizer: Any) -> Optimizer:

@@ -17,20 +17,17 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ..config import Refused
-from . import inert
+from . import inert, weights
 
 State = dict[str, dict[str, Any]]  # what an optimizer keeps of a parameter, by the parameter's name and its own
 
 
 def named(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """As `optimizer.state_dict()`, with names in place of numbers."""
-    names = {parameter: name for name, parameter in module.named_parameters()}
-    return {
-        "state": {names[parameter]: dict(state) for parameter, state in optimizer.state.items()},
-        "param_groups": [
-            group | {"params": [names[one] for one in group["params"]]} for group in optimizer.param_groups
-        ],
-    }
+    names: dict[Any, str] = {parameter: weights.bare(name) for name, parameter in module.named_parameters()}
+    state: dict[Any, Any] = optimizer.state
+    groups = [group | {"params": [names[one] for one in group["params"]]} for group in optimizer.param_groups]
+    return {"state": {names[one]: dict(of) for one, of in state.items()}, "param_groups": groups}
 
 
 def parts(state: State) -> tuple[State, State]:
@@ -51,7 +48,7 @@ def restore(module: nn.Module, optimizer: Optimizer, number: int, saved: Mapping
     Raises:
         Refused: the checkpoint is damaged, or has groups of parameters that the module lacks.
     """
-    parameters = dict(module.named_parameters())
+    parameters = {weights.bare(name): parameter for name, parameter in module.named_parameters()}
     _grow(optimizer, saved["param_groups"], parameters)
     state = _tensors(parameters, f"optimizer_{number}", path)
     dtypes = {(name, key): one.dtype for name, of in state.items() for key, one in of.items()}

@@ -53,7 +53,7 @@ def load(module: nn.Module, path: str | Path) -> None:
         Refused: `path` is no readable checkpoint, or its keys and shapes are not those of `module.state_dict()`.
         ValueError: the module has no memory yet (meta device).
     """
-    wanted = {key: value for key, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
+    wanted = _wanted(module)
     if any(value.is_meta for value in wanted.values()):
         raise ValueError("weights cannot be copied into a module on the meta device: materialize it first")
     refuse_other_model(module, path, "ckpt")
@@ -64,9 +64,19 @@ def load(module: nn.Module, path: str | Path) -> None:
 
 def refuse_other_model(module: nn.Module, path: str | Path, key: str = "resume") -> None:
     """Raises `Refused` where a checkpoint has not the keys and shapes of `module.state_dict()`, sharded or not."""
-    wanted = {key: value for key, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)}
+    wanted = _wanted(module)
     if misfits := _misfits(tensors(path), wanted):
         raise Refused(key, path, misfits, "compose the model that the checkpoint was trained with")
+
+
+def bare(name: str) -> str:
+    """Of a weight, without what torch.compile puts before the names in a part of a network."""
+    return name.replace("_orig_mod.", "")
+
+
+def _wanted(module: nn.Module) -> dict[str, Tensor]:
+    state = module.state_dict(keep_vars=True).items()
+    return {bare(key): value for key, value in state if isinstance(value, Tensor)}
 
 
 def read(path: str | Path) -> dict[str, Tensor]:

@@ -24,7 +24,8 @@ from . import forms
 OURS = {"gradient_norm", "skip_not_finite"}  # what this project itself leaves on a module
 DEEPSPEED = ("ds_", "applied_pre_backward")  # what it notes of a step on each part
 HERE = f"{PACKAGE}.hpc."
-DATASET = "dataset "
+DATA, DATASET = "data", "dataset "
+Changed = Sequence[tuple[str, str, Any]]  # owner, name, plain form
 Built = dict[tuple[str, str], tuple[Any, Any]]  # of an owner and a name: what tells a change, and the value
 
 
@@ -45,7 +46,7 @@ def changed(trainer: L.Trainer, module: L.LightningModule, before: Built) -> lis
     return found
 
 
-def restore(trainer: L.Trainer, module: L.LightningModule, state: Sequence[tuple[str, str, Any]]) -> None:
+def restore(trainer: L.Trainer, module: L.LightningModule, state: Changed) -> None:
     """Set what `changed` returned, as far as this run has such owners, and tell so."""
     owners, kept, lost = dict(_owners(trainer, module)), dict[str, None](), dict[str, None]()
     for owner, name, form in state:
@@ -53,9 +54,7 @@ def restore(trainer: L.Trainer, module: L.LightningModule, state: Sequence[tuple
             continue
         (lost if form == forms.NOT_KEPT else kept)[name] = None
         if form != forms.NOT_KEPT:
-            device = trainer.strategy.root_device if isinstance(owners[owner], nn.Module) else "cpu"
-            value = tree_map_only(Tensor, lambda one, device=device: one.to(device), forms.unplain(form))
-            forms.put(owners[owner], name, value)
+            _put(trainer, owners[owner], name, form)
     if kept and trainer.is_global_zero:
         print(f"train: attributes go on with the values that they had: {', '.join(kept)}", flush=True)
     if lost and trainer.is_global_zero:
@@ -63,28 +62,58 @@ def restore(trainer: L.Trainer, module: L.LightningModule, state: Sequence[tuple
         print(f"warning: {said}: {', '.join(lost)}; a state_dict() of your module or data can", flush=True)
 
 
+def restore_data(trainer: L.Trainer, state: Changed) -> Built:
+    """Before loaders are made, what their DataModule makes them of. `restore` comes later.
+
+    Returns:
+        What was there before, for `built`.
+    """
+    data, before = getattr(trainer, "datamodule", None), {}
+    for owner, name, form in state:
+        if owner == DATA and data is not None and form != forms.NOT_KEPT:
+            if hasattr(data, name):
+                value = getattr(data, name)
+                before[owner, name] = forms.mark(value), value
+            _put(trainer, data, name, form)
+    return before
+
+
+def _put(trainer: L.Trainer, owner: Any, name: str, form: Any) -> None:
+    device = trainer.strategy.root_device if isinstance(owner, nn.Module) else "cpu"
+    forms.put(owner, name, tree_map_only(Tensor, lambda one: one.to(device), forms.unplain(form)))
+
+
 def _all(trainer: L.Trainer, module: L.LightningModule) -> Iterator[tuple[tuple[str, str], Any]]:
     """Attributes, each below its owner's name and its own."""
     weights = {_storage(one) for one in (*module.parameters(), *module.buffers())} - {0}
+    own = {id(part) for part in module.modules()}
     for owner, it in _owners(trainer, module):
         if isinstance(it, nn.Parameter):
             yield (owner, "requires_grad"), it.requires_grad
             continue
-        without = _of_libraries(it) | OURS
+        without = _of_libraries(it, is_saved=id(it) in own) | OURS
         for name, value in forms.data_of(it).items():
             if name in without or name.startswith(DEEPSPEED):
                 continue
             if not any(_storage(one) in weights for one in tree_leaves(value) if isinstance(one, Tensor)):
                 yield (owner, name), value  # else it is another view of a weight
-        for name in getattr(it, "_non_persistent_buffers_set", ()):  # torch tells it nowhere else
-            yield (owner, name), it._buffers[name]
+        if isinstance(it, nn.Module):
+            of_weights = {} if id(it) in own else {**it._parameters, **it._buffers}
+            names = it._non_persistent_buffers_set  # torch tells it nowhere else
+            of_weights |= {name: it._buffers[name] for name in names}
+            yield from (((owner, name), one) for name, one in of_weights.items())
 
 
 def _owners(trainer: L.Trainer, module: L.LightningModule) -> Iterator[tuple[str, Any]]:
-    """Whatever keeps attributes, with a name for it; also objects of the fork's own classes below these."""
-    seen: set[int] = set()
+    """Whatever keeps attributes, with a name for it.
+
+    Also what is found in attributes: objects of the fork's own classes, and parts of networks that no checkpoint has,
+    such as an average in a callback.
+    """
+    seen = {id(part) for part in module.modules()}
     for name, it in _holders(trainer, module):
-        yield from _with_own(name, it, seen)
+        yield name, it
+        yield from _inside(name, it, seen)
 
 
 def _holders(trainer: L.Trainer, module: L.LightningModule) -> Iterator[tuple[str, Any]]:
@@ -93,9 +122,11 @@ def _holders(trainer: L.Trainer, module: L.LightningModule) -> Iterator[tuple[st
     yield from ((f"parameter {name}", parameter) for name, parameter in module.named_parameters())
     data: Any = getattr(trainer, "datamodule", None)
     if data is not None:
-        yield "data", data
-    for number, loader in enumerate(trainer.fit_loop._combined_loader.flattened):  # type: ignore[union-attr]
-        yield f"{DATASET}{number}", getattr(loader, "dataset", None)
+        yield DATA, data
+    loaders = trainer.fit_loop._combined_loader
+    for number, loader in enumerate(loaders.flattened if loaders is not None else []):
+        if hasattr(dataset := getattr(loader, "dataset", None), "__dict__"):
+            yield f"{DATASET}{number}", dataset
     known = Counter[str]()
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         kind = type(callback)
@@ -104,26 +135,42 @@ def _holders(trainer: L.Trainer, module: L.LightningModule) -> Iterator[tuple[st
             yield f"callback {kind.__qualname__} {known[kind.__qualname__]}", callback
 
 
-def _with_own(name: str, it: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    if id(it) in seen or not hasattr(it, "__dict__"):
-        return
-    seen.add(id(it))
-    yield name, it
-    for attribute, value in list(vars(it).items()):
-        module = type(value).__module__ or ""
-        is_own = module.startswith(f"{PACKAGE}.") and not module.startswith(HERE)
-        if is_own and not isinstance(value, nn.Module | Dataset | L.LightningDataModule | L.Callback):
-            yield from _with_own(f"{name}.{attribute}", value, seen)
+def _inside(owner: str, it: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    without = _of_libraries(it, is_saved=True)
+    attributes = [(name, value) for name, value in getattr(it, "__dict__", {}).items() if name not in without]
+    for name, value in [(name, one) for name, values in attributes for one in _entries(values)]:
+        if id(value) in seen or not (isinstance(value, nn.Module) or _is_own(value)):
+            continue
+        seen.add(id(value))
+        parts = value.named_modules() if isinstance(value, nn.Module) else [("", value)]
+        for place, part in parts:
+            seen.add(id(part))
+            inner = f"{owner}.{name}.{place}"
+            yield inner, part
+            yield from _inside(inner, part, seen)
+
+
+def _entries(value: Any) -> list[Any]:
+    """A value, or what is in it; of a list that is long no networks are expected."""
+    if type(value) is dict:
+        return list(value.values())
+    return list(value[:100]) if type(value) in (list, tuple) else [value]
+
+
+def _is_own(value: Any) -> bool:
+    module = type(value).__module__ or ""
+    known = isinstance(value, Dataset | L.LightningDataModule | L.Callback)
+    return module.startswith(f"{PACKAGE}.") and not module.startswith(HERE) and hasattr(value, "__dict__") and not known
 
 
 def _storage(tensor: Tensor) -> int:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage().data_ptr()
 
 
-def _of_libraries(owner: Any) -> Set[str]:
+def _of_libraries(owner: Any, *, is_saved: bool) -> Set[str]:
     """Attributes that a library keeps on any such object; `training` is the researcher's as well."""
-    if isinstance(owner, Metric):  # its sums are kept with the epoch's
-        return _BARE["metric"]() | owner._defaults.keys()
+    if isinstance(owner, Metric):  # its sums are kept with the epoch's, if it is a part of the module
+        return _BARE["metric"]() | owner._defaults.keys() if is_saved else _BARE["metric"]() - {"_update_count"}
     for kind, name in ((L.LightningModule, "module"), (nn.Module, "part"), (L.LightningDataModule, "data")):
         if isinstance(owner, kind):
             return _BARE[name]()

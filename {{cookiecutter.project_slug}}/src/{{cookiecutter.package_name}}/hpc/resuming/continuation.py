@@ -26,6 +26,7 @@ def saved(trainer: L.Trainer, module: L.LightningModule, built: attributes.Built
             "epoch": epoch_metrics.state(trainer, module),
             "gradients": gradients.state(module),
             "attributes": attributes.changed(trainer, module, built),
+            "evaluation": replay.of_evaluation(trainer),
             "loaders": replay.places(trainer, place["is_fetched"], place["between_epochs"]),
         },
     }
@@ -50,6 +51,7 @@ class Continuation:
         self.folder, self.own = Path(str(trainer.ckpt_path)), checkpoint[MINE]
         self.of_data = checkpoint.get(type(getattr(trainer, "datamodule", None)).__qualname__)
         self.buffers: dict[str, Tensor] = {}  # as they were saved
+        self.built = attributes.restore_data(trainer, self._of_rank().get("attributes", []))
         if self.start.epoch != self.place["epoch"] and trainer.is_global_zero:
             left = "a validation, and what schedules and callbacks do there"
             print(f"note: the end of epoch {self.place['epoch']} is among what is left out: {left}", flush=True)
@@ -103,6 +105,10 @@ class Continuation:
                 buffer.copy_(self.buffers[name])
         if self.start.is_fetched and self.of_data is not None and _transfers(trainer.datamodule):
             trainer.datamodule.load_state_dict(self.of_data)
+
+    def evaluation(self) -> list[Any]:
+        """What the loaders of a validation draw with."""
+        return self._of_rank().get("evaluation", [])
 
     def on_nothing_left(self, trainer: L.Trainer) -> None:
         """All steps were done: let the test see what it would have seen right after them."""

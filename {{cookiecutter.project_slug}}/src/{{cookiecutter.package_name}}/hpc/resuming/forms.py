@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..checkpoints.plain import PLAIN, is_plain
@@ -91,7 +91,9 @@ def put(owner: Any, name: str, value: Any) -> None:
     """Set an attribute. Where one of this kind is there it takes the content, as others may have it, too."""
     now = getattr(owner, name, None)
     fill = IN_PLACE.get(type(now))
-    if fill and type(now) is type(value) and _shape(now) == _shape(value):
+    if isinstance(now, nn.Parameter):
+        now.data.copy_(value)
+    elif fill and type(now) is type(value) and _shape(now) == _shape(value):
         fill(now, value)
     else:
         setattr(owner, name, value)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from ..config import Refused
 from . import forms, randomness
-from .sampler import GlobalBatchSampler
+from .sampler import EvalBatchSampler, GlobalBatchSampler
 
 OUTLIVED = "persistent_workers=False, as random numbers of workers that outlive an epoch could not be repeated by a run"
 OUTLIVED += " that goes on"
@@ -201,6 +201,43 @@ def skip(
         if loader.num_workers != place.get("workers", loader.num_workers) and trainer.is_global_zero:
             said = f"train: {place['workers']} -> {loader.num_workers} workers"
             print(f"{said}: random numbers that they draw are others from here on", flush=True)
+
+
+def of_evaluation(trainer: L.Trainer) -> list[Any]:
+    """The generators that the loaders of a validation draw with, as plain data."""
+    return [forms.plain(generator) for _, _, generator in _of_evaluation_alone(trainer)]
+
+
+def restore_evaluation(trainer: L.Trainer, saved: list[Any]) -> None:
+    """Go on with what `of_evaluation` returned, when a validation begins."""
+    found = _of_evaluation_alone(trainer) if saved else []
+    for (sampler, name, _), form in zip(found, saved, strict=False):
+        forms.put(sampler, name, forms.unplain(form))
+    if found:  # workers have drawn with the others
+        iter(trainer.fit_loop.epoch_loop.val_loop._data_fetcher)  # type: ignore[call-overload]
+
+
+def _of_evaluation_alone(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
+    """Whose they are, under which name; not those that training draws with as well."""
+    of_training = {id(generator) for _, _, generator in _generators(trainer.fit_loop._combined_loader)}
+    found = _generators(trainer.fit_loop.epoch_loop.val_loop._combined_loader)
+    return [place for place in found if id(place[2]) not in of_training]
+
+
+def _generators(combined: Any) -> list[tuple[Any, str, Any]]:
+    loaders = combined.flattened if combined is not None else []
+    samplers = [
+        sampler
+        for loader in loaders
+        if isinstance(loader, DataLoader) and not isinstance(loader.sampler, GlobalBatchSampler | EvalBatchSampler)
+        for sampler in _samplers(loader)
+    ]
+    return [
+        (sampler, name, value)
+        for sampler in samplers
+        for name, value in forms.data_of(sampler).items()
+        if forms.is_generator(value)
+    ]
 
 
 def _batches(loader: Any) -> Any:

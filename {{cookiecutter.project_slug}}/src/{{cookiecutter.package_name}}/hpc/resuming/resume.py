@@ -86,6 +86,7 @@ class Resume(L.Callback):
         self.trains = False  # a batch has come
         self._continuation: Continuation | None = None  # till it has gone on
         self._built: attributes.Built | None = None
+        self._evaluation: list[Any] = []  # what its loaders go on with, till they do
         self._not_finite: Tensor | None = None
         self._time_given = end - time.time() if end else 0.0
 
@@ -155,9 +156,10 @@ class Resume(L.Callback):
             self._between_steps(trainer, pl_module)
 
     def _note_built(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Once, and after what the module's own `on_train_start` makes, as of how long this training is."""
+        """Once, and after the module's own `on_train_start`, which may depend on how long this training is."""
         if self._built is None:
-            self._built = attributes.built(trainer, module)
+            set_since = self._continuation.built if self._continuation else {}
+            self._built = attributes.built(trainer, module) | set_since
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *batch: Any, **number: Any
@@ -169,6 +171,8 @@ class Resume(L.Callback):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.redone.begin()
+        replay.restore_evaluation(trainer, self._evaluation)
+        self._evaluation = []
 
     def on_validation_batch_start(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
         self._within_redone(trainer)
@@ -256,6 +260,7 @@ class Resume(L.Callback):
         place, self._averaged = checkpoint["position"], checkpoint["averaged"]
         skipped = record.skipped(self.run_dir, place["stepped"], checkpoint["attempt"])
         self._continuation = Continuation(trainer, checkpoint, skipped)
+        self._evaluation = self._continuation.evaluation()
         self._saved_step = checkpoint["global_step"]
         state = checkpoint["callbacks"][self.state_key]
         if self._goes_by_another(state) and state.get("shown"):  # at once: no sanity check tells it
