@@ -174,6 +174,37 @@ def test_a_run_that_could_not_go_on_does_not_begin(start: Callable[..., str], tm
     assert not noted(tmp_path, "train")
 
 
+# A sampler that draws from a generator that nobody has seeded.
+UNSEEDED = """
+import numpy
+from torch.utils.data import Sampler
+
+class Unseeded(Sampler):
+    def __init__(self, num):
+        self.num = num
+
+    def __len__(self):
+        return self.num
+
+    def __iter__(self):
+        return iter(numpy.random.default_rng().permutation(self.num).tolist())
+
+Stock.SPLIT_dataloader = lambda self: DataLoader(Noted("SPLIT", 20), batch_size=4, sampler=Unseeded(20))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_ranks_that_draw_orders_of_their_own_do_not_train(
+    split: str, start: Callable[..., str], tmp_path: Path
+) -> None:
+    patch = stock(tmp_path) + UNSEEDED.replace("SPLIT", split) + TRAINED.replace("FOLDER", str(tmp_path))
+    words = [word for word in WORDS if "sanity" not in word]  # so that it is validated before the first step
+    said = start(tmp_path / "run", 2, [*words, "strategy=ddp", "trainer.devices=2"], patch=patch, code=2)
+    assert "Unseeded must give all ranks the same order of samples" in said and "Traceback" not in said
+    assert not noted(tmp_path, "trained")
+
+
 @pytest.mark.slow
 def test_a_test_that_cannot_be_shared_out_is_told_before_training(start: Callable[..., str], tmp_path: Path) -> None:
     patch = stock(tmp_path).replace('Noted("test", 37)', 'Noted("test", 1)')

@@ -21,6 +21,7 @@ from ..running import phases, record
 from ..running.signals import INTERRUPTED, ORPHANED
 from ..running.watch import Stopped, Warned, Watch
 from ..training import averaging
+from ..training.loaders import refuse_other_orders
 from ..training.parallel import gradient_norm, refuse_without_skip, settle_buckets
 from . import attributes, continuation, limits, replay
 from .agree import Agreement, Wish
@@ -145,6 +146,8 @@ class Resume(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self.watch.progress(trainer.global_step, "training")
+        if batch_idx == 0 or not self.trains:
+            refuse_other_orders(trainer.train_dataloader, self.agreement.group)
         self.trains = True
         self._note_built(trainer, pl_module)
         if self._continuation:
@@ -174,10 +177,18 @@ class Resume(L.Callback):
         replay.restore_evaluation(trainer, self._evaluation)
         self._evaluation = []
 
-    def on_validation_batch_start(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if batch_idx == 0:
+            refuse_other_orders(trainer.val_dataloaders, self.agreement.group)
         self._within_redone(trainer)
 
-    def on_test_batch_start(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
+    def on_test_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if batch_idx == 0:
+            refuse_other_orders(trainer.test_dataloaders, self.agreement.group)
         self._within_redone(trainer)
 
     def on_validation_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:

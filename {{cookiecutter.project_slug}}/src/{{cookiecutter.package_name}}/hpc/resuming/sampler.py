@@ -1,5 +1,6 @@
 """One global order of samples, and random numbers tied to a sample: neither depends on how many ranks there are."""
 
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -128,6 +129,8 @@ class SharedBatches(Sampler[list[Any]]):
 
     def __init__(self, sampler: Any, parts: list[range], *, seed: int) -> None:
         self.sampler, self.parts, self.seed, self.epoch = sampler, parts, seed, 0
+        self.checksum: int | None = None  # of the first order that is drawn
+        self.is_compared = False  # with those of other ranks
 
     def set_epoch(self, epoch: int) -> None:
         """Lightning calls this before each epoch."""
@@ -142,6 +145,8 @@ class SharedBatches(Sampler[list[Any]]):
         with isolate_rng(include_cuda=False):
             randomness.begin(_key(self.seed, self.epoch) % (1 << 32))
             order = list(self.sampler)
+        if self.checksum is None:
+            self.checksum = zlib.crc32(repr(order).encode())
         for part in self.parts:
             yield order[part.start : part.stop]
 

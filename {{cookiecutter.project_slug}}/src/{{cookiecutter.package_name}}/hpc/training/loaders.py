@@ -8,10 +8,13 @@ import os
 from copy import copy
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from ..config import Refused
@@ -113,6 +116,30 @@ def shared(loader: Any, stage: RunningStage, *, rank: int, num_ranks: int, alone
     parts = shares(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
     said = f"{split}: {num_samples} samples are shared out among {num_ranks} ranks, {batch_size} in a batch of each"
     return _with_batches(loader, SharedBatches(order, parts, seed=_seed())), said
+
+
+def refuse_other_orders(loaders: Any, group: Any) -> None:
+    """Compare the first order that each loader has drawn. To be called on all ranks, after a loader's first batch.
+
+    Args:
+        group: of all ranks, on the host; None: there is one rank.
+
+    Raises:
+        Refused: on all ranks, where each took its part of another order: some samples would come twice, others never.
+    """
+    given = [getattr(loader, "batch_sampler", None) for loader in tree_leaves(loaders)] if group else []
+    shared = [batches.batches if isinstance(batches, replay.NotedBatches) else batches for batches in given]
+    for batches in (batches for batches in shared if isinstance(batches, SharedBatches) and not batches.is_compared):
+        if batches.checksum is None:
+            continue
+        batches.is_compared = True
+        both = torch.tensor([batches.checksum, -batches.checksum])
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
+        if both.sum():
+            name = type(batches.sampler).__name__
+            rule = f"{name} must give all ranks the same order of samples, of which each gets its part; "
+            rule += "it gives each rank another one"
+            raise Refused("data", name, rule, f"shuffle=True in place of it, or a fixed seed in {name}")
 
 
 def _refuse_without_place(loader: Any) -> None:
