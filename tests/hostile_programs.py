@@ -223,6 +223,7 @@ def weights(project: Path) -> None:
 def begin(project: Path) -> None:
     """What rank 0 does with a run directory before training: find the checkpoint, and read it as plain data."""
     from my_research.hpc import config
+    from my_research.hpc import rundir
     from my_research.hpc.checkpoints import inert
     from my_research.hpc.jobs import commandline
     from my_research.hpc.running import begin, loggers, record
@@ -232,7 +233,7 @@ def begin(project: Path) -> None:
         cfg = commandline.resumed(run_dir, [])
         beginning = begin.alone(run_dir, "host", {})
         if found := beginning.checkpoint:
-            loggers.cut(run_dir, [config.build(cfg.logger)], found.note.get("logs", {}))
+            loggers.cut(run_dir, [config.build(cfg.logger)], found.note.get("logs", {}), rundir.events(run_dir))
             record.skipped(run_dir, found.step, beginning.attempt)
             with inert.refusals(found.path, "resume"):
                 inert.plain(found.path / "meta.pt")

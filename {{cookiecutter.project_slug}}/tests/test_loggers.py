@@ -10,6 +10,7 @@ import pytest
 from conftest import scalars
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from omegaconf import OmegaConf
+from torch.utils.tensorboard import SummaryWriter
 
 from {{ cookiecutter.package_name }}.hpc.checkpoints.checkpoint import Checkpoint
 from {{ cookiecutter.package_name }}.hpc.config import Refused
@@ -86,14 +87,49 @@ def placed(folder: Path, name: str, size: int = 100) -> Path:
     return file
 
 
+# Two attempts of a run, the second of which was killed.
+ATTEMPTS = [
+    {"event": "start", "attempt": 1, "time": 100.5, "writer": "n1.cluster.7"},
+    {"event": "end", "attempt": 1, "time": 200.5},
+    {"event": "start", "attempt": 2, "time": 300.5, "writer": "n2.7"},
+]
+EVENTS = "events.out.tfevents"
+
+
 def test_going_on_cuts_the_curves_of_training_not_those_of_nodes(tmp_path: Path) -> None:
-    names = "events.out.tfevents.1", "events.out.tfevents.2", "loss_train/events.out.tfevents.3"
+    names = f"{EVENTS}.100.n1.cluster.7.0", f"{EVENTS}.999.n2.7.1", f"loss_train/{EVENTS}.150.n1.cluster.7.1"
     first, since, scalars = (placed(tmp_path / "tensorboard", name) for name in names)
-    node = placed(tmp_path / "tensorboard" / "node-n1", "events.out.tfevents.4")
+    node = placed(tmp_path / "tensorboard" / "node-n1", f"{EVENTS}.150.n1.cluster.7.0")
     board = TensorBoardLogger(tmp_path, "tensorboard", "")
-    reached = {"tensorboard/events.out.tfevents.1": 40, "tensorboard/loss_train/events.out.tfevents.3": 30}
-    loggers.cut(tmp_path, [board], reached)
+    reached = {f"tensorboard/{names[0]}": 40, f"tensorboard/{names[2]}": 30}
+    loggers.cut(tmp_path, [board], reached, ATTEMPTS)
     assert (first.stat().st_size, since.exists(), scalars.stat().st_size, node.stat().st_size) == (40, False, 30, 100)
+
+
+def test_what_no_attempt_has_written_stays_as_it_is(tmp_path: Path) -> None:
+    """Curves of an evaluation afterwards, say: of another process or host, or of a process of the same number later."""
+    names = [f"{EVENTS}.{end}" for end in ("150.n1.cluster.8.0", "150.n1.7.0", "400.n1.cluster.7.0", "150.n2.7.0", "1")]
+    files = [placed(tmp_path / "tensorboard", name) for name in names]
+    board = TensorBoardLogger(tmp_path, "tensorboard", "")
+    reached = {f"tensorboard/{names[0]}": 40, f"tensorboard/{names[2]}": 40}  # was there when it was saved
+    for noted in (ATTEMPTS, [{"event": "start", "attempt": [], "time": "x", "writer": None}, {"event": "start"}]):
+        loggers.cut(tmp_path, [board], reached, noted)
+        assert [file.stat().st_size for file in files] == [100] * len(files)
+
+
+@pytest.mark.slow
+def test_curves_that_were_added_to_a_run_stay_when_it_goes_on(start: Callable, tmp_path: Path) -> None:
+    words = [*WORDS, "trainer.max_epochs=1", "+trainer.num_sanity_val_steps=0", "+trainer.limit_test_batches=1"]
+    start(tmp_path / "run", 1, list(dict.fromkeys(words)), 2)
+    folder = tmp_path / "run" / "tensorboard"
+    before = set(folder.iterdir())
+    with SummaryWriter(folder) as board:
+        board.add_scalar("eval/robustness", 0.5, 2)
+    (added,) = set(folder.iterdir()) - before
+    content = added.read_bytes()
+    start(tmp_path / "run", 1, [])
+    assert added.exists() and added.read_bytes() == content
+    assert len(scalars(tmp_path / "run", "train/loss")) == 4
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2])
@@ -110,7 +146,7 @@ def test_a_table_goes_on_after_its_first_rows(rows: int, killed: bool, tmp_path:
         file.with_name(".metrics.csv.part").write_text(kept)
         file.unlink()
     again = CSVLogger(tmp_path, "table", "")
-    loggers.cut(tmp_path, [again], {"table/metrics.csv": rows})
+    loggers.cut(tmp_path, [again], {"table/metrics.csv": rows}, [])
     again.log_metrics({"loss": 7.0, "other": 1.0}, 9)
     again.save()
     steps = [row["step"] for row in csv.DictReader(file.open())]
@@ -188,11 +224,12 @@ def test_nothing_outside_of_a_run_is_cut(tmp_path: Path) -> None:
     """Neither where a checkpoint's note leads out of the folder, nor where the logger's own folder lies elsewhere."""
     others = tmp_path / "others"
     others.mkdir()
-    for name in ("events.out.tfevents.1", "events.out.tfevents.2"):
+    names = [f"{EVENTS}.{number}.n2.7.0" for number in (300, 301)]
+    for name in names:
         (others / name).write_bytes(b"precious")
     (tmp_path / "run/tensorboard").mkdir(parents=True)
     within = TensorBoardLogger(tmp_path / "run", name="tensorboard", version="")
-    loggers.cut(tmp_path / "run", [within], {"tensorboard/../../others/events.out.tfevents.1": 3})
+    loggers.cut(tmp_path / "run", [within], {f"tensorboard/../../others/{names[0]}": 3}, ATTEMPTS)
     elsewhere = TensorBoardLogger(tmp_path, name="others", version="")
-    loggers.cut(tmp_path / "run", [elsewhere], {"../others/events.out.tfevents.1": 3})
+    loggers.cut(tmp_path / "run", [elsewhere], {f"../others/{names[0]}": 3}, ATTEMPTS)
     assert [file.read_bytes() for file in others.iterdir()] == [b"precious"] * 2

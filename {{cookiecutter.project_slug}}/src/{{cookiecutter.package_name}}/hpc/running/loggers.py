@@ -1,7 +1,9 @@
 """The loggers of a run. One that goes on writes on where its checkpoint was; nobody else's file is touched."""
 
 import csv
+import math
 import os
+import socket
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +15,8 @@ from omegaconf import DictConfig, ListConfig
 from ..checkpoints.checkpoint import Checkpoint
 from ..config import Refused, build
 
-EVENTS, ROWS = "events.out.tfevents.*", "metrics.csv"  # the files of TensorBoardLogger and of CSVLogger
+EVENTS, ROWS = "events.out.tfevents.", "metrics.csv"  # the files of TensorBoardLogger and of CSVLogger
+SKEW = 2  # seconds: names hold whole ones
 
 
 def build_all(cfg: DictConfig, found: Checkpoint | None, starts: Sequence[Mapping[str, Any]]) -> list[Logger]:
@@ -96,14 +99,23 @@ def warn_of_clock(loggers: Sequence[Logger], now: float) -> None:
         print(f"warning: this node's clock is at least {latest - now:.0f} s behind an earlier one: {said}", flush=True)
 
 
-def cut(run_dir: Path, loggers: Sequence[Logger], reached: Mapping[str, int]) -> None:
+def writer() -> str:
+    """This process, as it stands in the names of TensorBoard's files."""
+    return f"{socket.gethostname()}.{os.getpid()}"
+
+
+def cut(
+    run_dir: Path, loggers: Sequence[Logger], reached: Mapping[str, int], events: Sequence[Mapping[str, Any]]
+) -> None:
     """Take away what was logged after a checkpoint: the steps that follow it will be logged again.
 
     Only in the loggers' own folders, and so not what the nodes did meanwhile, which no step repeats; and only in the
-    run directory, whose config may have been written by somebody else.
+    run directory, whose config may have been written by somebody else. Event files that a researcher has written there,
+    with curves of a later evaluation, say, stay as they are.
 
     Args:
         reached: `positions` at the checkpoint; of a run that begins anew, those at its first start.
+        events: what the run's attempts have noted.
     """
     noted = {(run_dir / name).parent for name in reached}
     for logger in loggers:
@@ -112,12 +124,25 @@ def cut(run_dir: Path, loggers: Sequence[Logger], reached: Mapping[str, int]) ->
             continue
         for file in _files(logger, noted):
             position = reached.get(os.path.relpath(file, run_dir))
-            if not file.resolve().is_relative_to(run_dir.resolve()):
+            if not (file.resolve().is_relative_to(run_dir.resolve()) and _is_of_attempt(file.name, events)):
                 continue
             if position is None:
                 file.unlink()
             elif file.stat().st_size > position:
                 os.truncate(file, position)
+
+
+def _is_of_attempt(name: str, events: Sequence[Mapping[str, Any]]) -> bool:
+    """Has an attempt written it? events.out.tfevents.TIME.HOST.PROCESS.NUMBER: other jobs have the same process ids."""
+    time, _, rest = name.removeprefix(EVENTS).partition(".")
+    ends = {str(event.get("attempt")): event.get("time") for event in events if event.get("event") == "end"}
+    for start in events:
+        begun, ended = start.get("time"), ends.get(str(start.get("attempt")), math.inf)
+        if not (time.isdecimal() and isinstance(begun, int | float) and isinstance(ended, int | float)):
+            continue
+        if rest.startswith(f"{start.get('writer')}.") and begun - SKEW <= int(time) <= ended + SKEW:
+            return True
+    return False
 
 
 def _files(logger: Logger, below: set[Path]) -> list[Path]:
@@ -129,7 +154,7 @@ def _files(logger: Logger, below: set[Path]) -> list[Path]:
         return [file for file in [own / ROWS] if file.exists()]
     # Resolved: what a checkpoint has noted may lead out of the folder again.
     folders = {folder for folder in (own, *below) if folder.resolve().is_relative_to(own.resolve())}
-    return sorted(file for folder in folders for file in folder.glob(EVENTS))
+    return sorted(file for folder in folders for file in folder.glob(f"{EVENTS}*"))
 
 
 def _of_add_scalars(logger: Logger) -> set[Path]:

@@ -53,7 +53,7 @@ def begin(
     if not (run_dir / "config.yaml").exists():
         snapshot.made_by(run_dir)
     take_back = move.keep(run_dir, cfg, words)
-    loggers.cut(run_dir, logging, _logged(cfg, found, words) if found else others)
+    loggers.cut(run_dir, logging, _logged(cfg, found, words) if found else others, rundir.events(run_dir))
     loggers.warn_of_clock(logging, time.time())
     rundir.start(
         run_dir,
@@ -65,6 +65,7 @@ def begin(
         world_size=cfg.trainer.num_nodes * cfg.trainer.devices,
         gpus_per_node=0 if cfg.trainer.accelerator == "cpu" else cfg.trainer.devices,
         log_dirs=loggers.folders(run_dir, logging),
+        writer=loggers.writer(),
         logs=others,
     )
     return take_back
