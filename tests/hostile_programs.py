@@ -222,8 +222,7 @@ def weights(project: Path) -> None:
 
 def begin(project: Path) -> None:
     """What rank 0 does with a run directory before training: find the checkpoint, and read it as plain data."""
-    from my_research.hpc import config
-    from my_research.hpc import rundir
+    from my_research.hpc import config, rundir
     from my_research.hpc.checkpoints import inert
     from my_research.hpc.jobs import commandline
     from my_research.hpc.running import begin, loggers, record
