@@ -113,7 +113,8 @@ class Drawn(L.LightningModule):
         every: with manual optimization, batches between two steps.
         own_clip: the gradients are clipped by the project's function, not by Lightning's.
         keeps: what a researcher's module keeps beside its weights: what is set as an epoch begins, what is gathered
-            until it ends, a buffer that is not saved, one that counts batches as they come.
+            until it ends, a buffer that is not saved and one that is, each rank's own; one that counts batches as they
+            come.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class Drawn(L.LightningModule):
         self.mean = MeanMetric()
         self.keeps, self.temperature, self.outputs = keeps, 1.0, []
         self.register_buffer("smooth", torch.zeros(()), persistent=False)
+        self.register_buffer("lasting", torch.zeros(()))
         self.register_buffer("transferred", torch.zeros(()))
 
     @property
@@ -170,8 +172,9 @@ class Drawn(L.LightningModule):
         inputs, numbers = batch
         loss = F.cross_entropy(self.network(inputs), numbers % CLASSES)
         if self.keeps:
-            loss = self.temperature * loss * (1 + self.smooth)
+            loss = self.temperature * loss * (1 + self.smooth + self.lasting)
             self.smooth = (0.9 * self.smooth + 0.1 * loss.detach()).to(self.smooth)
+            self.lasting.copy_(self.smooth)
             self.outputs.append(loss.detach())
         rates = [group["lr"] for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
         self._write("train", batch_idx, numbers, loss, rates=[float(rate) for rate in rates])

@@ -106,6 +106,11 @@ FOUND = {
         "strategy": "ddp",
         "ranks": 2,
     },
+    "buffers of two ranks, each its own": {
+        **changed({"keeps": True, **SHARED}, [], [struck("training_step", 7)]),
+        "strategy": "ddp",
+        "ranks": 2,
+    },
     "stock data whose validation begins later": {
         **changed({}, ["+trainer.check_val_every_n_epoch=2", "+trainer.num_sanity_val_steps=0"], STOPPED_LATE),
         "data": STOCK,

@@ -7,7 +7,7 @@ cannot be kept is told when the run goes on.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import cache
 from typing import Any
 
@@ -34,7 +34,7 @@ def built(trainer: L.Trainer, module: L.LightningModule) -> Built:
     return {place: (forms.mark(value), value) for place, value in _all(trainer, module)}
 
 
-def changed(trainer: L.Trainer, module: L.LightningModule, before: Built) -> list[tuple[str, str, Any]]:
+def changed(trainer: L.Trainer, module: L.LightningModule, before: Built) -> Changed:
     """Owner, name and plain form of what is there now and was not in `built`, or was another; tensors on the host.
 
     `forms.NOT_KEPT` in place of what has no plain form, or what data workers have in copies of their own.
@@ -43,6 +43,15 @@ def changed(trainer: L.Trainer, module: L.LightningModule, before: Built) -> lis
     for (owner, name), value in _all(trainer, module):
         if before.get((owner, name), nothing)[0] != forms.mark(value):
             found.append((owner, name, forms.kept(value) if not owner.startswith(DATASET) else forms.NOT_KEPT))
+    return found
+
+
+def of_buffers(own: Mapping[str, Tensor]) -> Changed:
+    """As `changed` returns what there is: buffers of this rank in place of those that the checkpoint has."""
+    found = []
+    for full, buffer in own.items():
+        part, _, name = full.rpartition(".")
+        found.append((f"module {part}", name, forms.kept(buffer)))
     return found
 
 

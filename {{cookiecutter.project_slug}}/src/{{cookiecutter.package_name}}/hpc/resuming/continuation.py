@@ -16,8 +16,7 @@ from . import attributes, epoch_metrics, gradients, optimizers, position, random
 def saved(trainer: L.Trainer, module: L.LightningModule, built: attributes.Built) -> dict[str, Any]:
     """What Lightning does not save, for a checkpoint; below MINE what is this rank's own."""
     place = position.of(trainer)
-    if isinstance(trainer.strategy, SharesBuffers):
-        trainer.strategy.share_buffers()  # before it is noted what there is
+    buffers = trainer.strategy.own_buffers() if isinstance(trainer.strategy, SharesBuffers) else {}
     return {
         "position": place,
         "scheduled": optimizers.scheduled(trainer.optimizers),
@@ -25,7 +24,7 @@ def saved(trainer: L.Trainer, module: L.LightningModule, built: attributes.Built
             "random": randomness.state(),
             "epoch": epoch_metrics.state(trainer, module),
             "gradients": gradients.state(module),
-            "attributes": attributes.changed(trainer, module, built),
+            "attributes": [*attributes.changed(trainer, module, built), *attributes.of_buffers(buffers)],
             "evaluation": replay.of_evaluation(trainer),
             "loaders": replay.places(trainer, place["is_fetched"], place["between_epochs"]),
         },

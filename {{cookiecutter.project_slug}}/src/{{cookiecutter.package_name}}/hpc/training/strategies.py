@@ -54,8 +54,8 @@ class Single(SharesData, Kept, SingleDeviceStrategy):
 class SharesBuffers:
     """For a strategy of several ranks: one set of buffers (batch norm's statistics) where they count.
 
-    They are each rank's own while it trains, and become rank 0's in an evaluation and in a checkpoint, which holds one
-    set of them.
+    They are each rank's own while it trains, and become rank 0's in an evaluation. A checkpoint holds one set of them,
+    rank 0's, and what other ranks had beside: saving changes nothing.
     """
 
     lightning_module: Any
@@ -71,14 +71,32 @@ class SharesBuffers:
         self.share_buffers()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        self.share_buffers()
+        own = self.share_buffers()
         super().save_checkpoint(checkpoint, filepath, storage_options)  # type: ignore[misc]
+        _put_back(own)
 
-    def share_buffers(self) -> None:
-        """Rank 0's, on all ranks."""
+    def own_buffers(self) -> dict[str, Tensor]:
+        """Those of the module that are not as rank 0's are, by their names."""
+        names = {id(buffer): name for name, buffer in self.lightning_module.named_buffers()}
+        own = self.share_buffers()
+        _put_back(own)
+        return {names[id(buffer)]: value for buffer, value in own if id(buffer) in names}
+
+    def share_buffers(self) -> list[tuple[Tensor, Tensor]]:
+        """Rank 0's, on all ranks; those that have changed, and what they were."""
+        own = []
         for buffer in (*self.lightning_module.buffers(), *averaging.buffers(self.lightning_module.trainer)):
             if not isinstance(buffer, DTensor):  # whose ranks hold parts of it, or copies that stay alike
+                before = buffer.clone()
                 broadcast(buffer, 0)
+                if not torch.equal(before, buffer):
+                    own.append((buffer, before))
+        return own
+
+
+def _put_back(own: list[tuple[Tensor, Tensor]]) -> None:
+    for buffer, value in own:
+        buffer.copy_(value)
 
 
 class DDP(SharesBuffers, SharesData, Kept, DDPStrategy):
