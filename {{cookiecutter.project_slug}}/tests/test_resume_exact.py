@@ -175,7 +175,7 @@ def on_train_epoch_start(self):
 
 Classifier.configure_optimizers, Classifier.on_train_epoch_start = configure_optimizers, on_train_epoch_start
 """
-# Some parameters have no gradient, and the decay of weights is not scaled by the learning rate.
+# Some parameters have no gradient, the decay of weights is not scaled by the learning rate, another does the steps.
 ODD_OPTIMIZER = """
 import torch
 from {{ cookiecutter.package_name }}.module import Classifier
@@ -183,6 +183,8 @@ from {{ cookiecutter.package_name }}.module import Classifier
 class Odd(torch.optim.Optimizer):
     def __init__(self, parameters):
         super().__init__(parameters, {"lr": 0.01})
+        self.inner = torch.optim.SGD(self.param_groups, 0.01, momentum=0.9)
+        self.param_groups = self.inner.param_groups
 
     @torch.no_grad()
     def step(self, closure):
@@ -193,7 +195,8 @@ class Odd(torch.optim.Optimizer):
                 state = self.state[parameter]
                 state.setdefault("words", ["a"]).append("b")
                 state["mean"] = 0.9 * state.get("mean", torch.zeros(())) + 0.1 * parameter.grad.mean()
-                parameter.sub_(0.01 * (parameter.grad + state["mean"] * len(state["words"])))
+                parameter.grad.add_(state["mean"] * len(state["words"]))
+        self.inner.step()
         return loss
 
 made = Classifier.__init__

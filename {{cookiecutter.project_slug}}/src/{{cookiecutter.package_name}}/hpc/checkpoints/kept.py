@@ -93,9 +93,9 @@ class Kept:
         tensors: dict[str, Any] = {"state_dict": checkpoint.pop("state_dict")}
         others = []
         for number, saved in enumerate(checkpoint.pop("optimizer_states", [])):
-            of_tensors, rest = optimizer_states.parts(saved["state"])
-            tensors[f"optimizer_{number}"] = {"state": of_tensors}
-            others.append(saved | {"state": rest})
+            of_tensors, rest = optimizer_states.split(f"optimizer_{number}", saved)
+            tensors |= of_tensors
+            others.append(rest)
         checkpoint["optimizer_states"] = others
         if self._stager is None:
             self._stager = BlockingAsyncStager(cache_staged_state_dict=False)
@@ -146,7 +146,8 @@ class Kept:
             return
         for number, optimizer in enumerate(map(_plain, self.optimizers)):
             saved = checkpoint["optimizer_states"][number]
-            optimizer_states.restore(self.lightning_module, optimizer, number, saved, self._restored_from)
+            name = f"optimizer_{number}"
+            optimizer_states.restore(self.lightning_module, optimizer, name, saved, self._restored_from)
 
     def _begins_anew(self, path: Path) -> None:
         if self._fitting and self.global_rank == 0:

@@ -23,41 +23,66 @@ State = dict[str, dict[str, Any]]  # what an optimizer keeps of a parameter, by 
 
 
 def named(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """As `optimizer.state_dict()`, with names in place of numbers."""
+    """As `optimizer.state_dict()`, with names in place of numbers; also of optimizers that it has in itself."""
     names: dict[Any, str] = {parameter: weights.bare(name) for name, parameter in module.named_parameters()}
     state: dict[Any, Any] = optimizer.state
-    groups = [group | {"params": [names[one] for one in group["params"]]} for group in optimizer.param_groups]
-    return {"state": {names[one]: dict(of) for one, of in state.items()}, "param_groups": groups}
+    return {
+        "state": {names[one]: dict(of) for one, of in state.items()},
+        "param_groups": [
+            group | {"params": [names[one] for one in group["params"]]} for group in optimizer.param_groups
+        ],
+        "inner": [named(module, one) for one in _inner(optimizer)],
+    }
 
 
-def parts(state: State) -> tuple[State, State]:
-    """The tensors, and the rest."""
-    tensors = {name: {key: one for key, one in of.items() if isinstance(one, Tensor)} for name, of in state.items()}
-    rest = {name: {key: one for key, one in of.items() if not isinstance(one, Tensor)} for name, of in state.items()}
-    return tensors, {name: of for name, of in rest.items() if of}
+def split(name: str, saved: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `named` has returned: the tensors, by the name of their optimizer, and the rest."""
+    state, inner = saved["state"], []
+    of_tensors = {
+        one: {key: value for key, value in of.items() if isinstance(value, Tensor)} for one, of in state.items()
+    }
+    rest = {one: {key: value for key, value in of.items() if key not in of_tensors[one]} for one, of in state.items()}
+    tensors: dict[str, Any] = {name: {"state": of_tensors}}
+    for number, one in enumerate(saved["inner"]):
+        its, others = split(f"{name}_{number}", one)
+        tensors |= its
+        inner.append(others)
+    return tensors, {**saved, "state": {one: of for one, of in rest.items() if of}, "inner": inner}
 
 
-def restore(module: nn.Module, optimizer: Optimizer, number: int, saved: Mapping[str, Any], path: Path) -> None:
+def restore(module: nn.Module, optimizer: Optimizer, name: str, saved: Mapping[str, Any], path: Path) -> None:
     """Give an optimizer the state that it had.
 
     Args:
-        number: which of the run's optimizers it is.
-        saved: what `named` has returned, without the tensors.
-        path: the checkpoint, which has these.
+        name: which of the run's optimizers it is.
+        saved: the rest, see `split`.
+        path: the checkpoint, which has the tensors.
 
     Raises:
         Refused: the checkpoint is damaged, or has groups of parameters that the module lacks.
     """
     parameters = {weights.bare(name): parameter for name, parameter in module.named_parameters()}
     _grow(optimizer, saved["param_groups"], parameters)
-    state = _tensors(parameters, f"optimizer_{number}", path)
-    dtypes = {(name, key): one.dtype for name, of in state.items() for key, one in of.items()}
-    for name, of in saved["state"].items():
-        state.setdefault(name, {}).update(of)
-    _load(optimizer, {parameters[name]: of for name, of in state.items()}, _groups(optimizer, saved, parameters))
-    for name in state:  # torch has cast all of it to the parameter's dtype
-        own = optimizer.state[parameters[name]]
-        own.update({key: one.to(dtypes[name, key]) for key, one in own.items() if (name, key) in dtypes})
+    state = _tensors(parameters, name, path)
+    dtypes = {(one, key): value.dtype for one, of in state.items() for key, value in of.items()}
+    for one, of in saved["state"].items():
+        state.setdefault(one, {}).update(of)
+    _load(optimizer, {parameters[one]: of for one, of in state.items()}, _groups(optimizer, saved, parameters))
+    for one in state:  # torch has cast all of it to the parameter's dtype
+        own = optimizer.state[parameters[one]]
+        own.update({key: value.to(dtypes[one, key]) for key, value in own.items() if (one, key) in dtypes})
+    for number, (one, its) in enumerate(zip(_inner(optimizer), saved["inner"], strict=False)):
+        groups = one.param_groups  # it may share them with the one that it is in
+        restore(module, one, f"{name}_{number}", its, path)
+        for group, new in zip(groups, one.param_groups, strict=True):
+            group.update(new)
+        one.param_groups = groups
+
+
+def _inner(optimizer: Optimizer) -> list[Optimizer]:
+    """Such as SAM has, which takes two steps."""
+    inside = [one for one in vars(optimizer).values() if isinstance(one, Optimizer)]
+    return [one for one in inside if one.state is not optimizer.state]
 
 
 def _grow(optimizer: Optimizer, groups: list[dict[str, Any]], parameters: Mapping[str, nn.Parameter]) -> None:

@@ -105,8 +105,8 @@ class Continuation:
         if self.start.is_fetched and self.of_data is not None and _transfers(trainer.datamodule):
             trainer.datamodule.load_state_dict(self.of_data)
 
-    def evaluation(self) -> list[Any]:
-        """What the loaders of a validation draw with."""
+    def evaluation(self) -> list[list[Any]]:
+        """What each loader of a validation draws with."""
         return self._of_rank().get("evaluation", [])
 
     def on_nothing_left(self, trainer: L.Trainer) -> None:

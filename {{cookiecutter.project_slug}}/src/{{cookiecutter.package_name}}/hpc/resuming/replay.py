@@ -203,41 +203,31 @@ def skip(
             print(f"{said}: random numbers that they draw are others from here on", flush=True)
 
 
-def of_evaluation(trainer: L.Trainer) -> list[Any]:
-    """The generators that the loaders of a validation draw with, as plain data."""
-    return [forms.plain(generator) for _, _, generator in _of_evaluation_alone(trainer)]
-
-
-def restore_evaluation(trainer: L.Trainer, saved: list[Any]) -> None:
-    """Go on with what `of_evaluation` returned, when a validation begins."""
-    found = _of_evaluation_alone(trainer) if saved else []
-    for (sampler, name, _), form in zip(found, saved, strict=False):
-        forms.put(sampler, name, forms.unplain(form))
-    if found:  # workers have drawn with the others
-        iter(trainer.fit_loop.epoch_loop.val_loop._data_fetcher)  # type: ignore[call-overload]
-
-
-def _of_evaluation_alone(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
-    """Whose they are, under which name; not those that training draws with as well."""
-    of_training = {id(generator) for _, _, generator in _generators(trainer.fit_loop._combined_loader)}
-    found = _generators(trainer.fit_loop.epoch_loop.val_loop._combined_loader)
-    return [place for place in found if id(place[2]) not in of_training]
-
-
-def _generators(combined: Any) -> list[tuple[Any, str, Any]]:
+def of_evaluation(trainer: L.Trainer) -> list[list[Any]]:
+    """The generators that each loader of a validation draws with, and training does not, as plain data."""
+    combined = trainer.fit_loop.epoch_loop.val_loop._combined_loader
     loaders = combined.flattened if combined is not None else []
-    samplers = [
-        sampler
-        for loader in loaders
-        if isinstance(loader, DataLoader) and not isinstance(loader.sampler, GlobalBatchSampler | EvalBatchSampler)
-        for sampler in _samplers(loader)
-    ]
-    return [
-        (sampler, name, value)
-        for sampler in samplers
-        for name, value in forms.data_of(sampler).items()
-        if forms.is_generator(value)
-    ]
+    return [[forms.plain(generator) for _, _, generator in _generators_alone(trainer, one)] for one in loaders]
+
+
+def restore_evaluation(trainer: L.Trainer, loader: Any, saved: list[Any]) -> None:
+    """Before an iterator of a loader is made: what `of_evaluation` returned for it."""
+    for (sampler, name, _), form in zip(_generators_alone(trainer, loader), saved, strict=False):
+        forms.put(sampler, name, forms.unplain(form))
+
+
+def _generators_alone(trainer: L.Trainer, loader: Any) -> list[tuple[Any, str, Any]]:
+    loaders: list[Any] = trainer.fit_loop._combined_loader.flattened  # type: ignore[union-attr]
+    of_training = {id(generator) for one in loaders for *_, generator in _generators(one)}
+    return [place for place in _generators(loader) if id(place[2]) not in of_training]
+
+
+def _generators(loader: Any) -> list[tuple[Any, str, Any]]:
+    """Whose they are, under which name."""
+    ours = isinstance(getattr(loader, "sampler", None), GlobalBatchSampler | EvalBatchSampler)
+    samplers = [] if ours or not isinstance(loader, DataLoader) else _samplers(loader)
+    data = [(sampler, name, value) for sampler in samplers for name, value in forms.data_of(sampler).items()]
+    return [place for place in data if forms.is_generator(place[2])]
 
 
 def _batches(loader: Any) -> Any:

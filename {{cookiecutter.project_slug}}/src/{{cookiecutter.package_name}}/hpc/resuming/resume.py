@@ -87,7 +87,6 @@ class Resume(L.Callback):
         self.trains = False  # a batch has come
         self._continuation: Continuation | None = None  # till it has gone on
         self._built: attributes.Built | None = None
-        self._evaluation: list[Any] = []  # what its loaders go on with, till they do
         self._not_finite: Tensor | None = None
         self._time_given = end - time.time() if end else 0.0
 
@@ -174,8 +173,6 @@ class Resume(L.Callback):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.redone.begin()
-        replay.restore_evaluation(trainer, self._evaluation)
-        self._evaluation = []
 
     def on_validation_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -271,7 +268,7 @@ class Resume(L.Callback):
         place, self._averaged = checkpoint["position"], checkpoint["averaged"]
         skipped = record.skipped(self.run_dir, place["stepped"], checkpoint["attempt"])
         self._continuation = Continuation(trainer, checkpoint, skipped)
-        self._evaluation = self._continuation.evaluation()
+        trainer.strategy.evaluation = self._continuation.evaluation()  # type: ignore[attr-defined]
         self._saved_step = checkpoint["global_step"]
         state = checkpoint["callbacks"][self.state_key]
         if self._goes_by_another(state) and state.get("shown"):  # at once: no sanity check tells it

@@ -5,6 +5,7 @@ What cannot be shared out is rejected: ranks that all trained on the same sample
 """
 
 import os
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -35,6 +36,7 @@ class SharesData:
     """For a strategy: shares out the loaders that Lightning hands to it."""
 
     lightning_module: Any
+    evaluation: Sequence[list[Any]] = ()  # what loaders of a validation go on with, till they are made
     _said: tuple[str, ...] = ()
 
     def process_dataloader(self, dataloader: object) -> object:
@@ -48,6 +50,9 @@ class SharesData:
         is_ours = isinstance(getattr(loader, "sampler", None), EvalBatchSampler)  # draws from a generator of its own
         if is_validated and not is_ours and replay.outlives(loader):
             self._say(f"val: {replay.OUTLIVED}", trainer)
+        if is_validated and self.evaluation:
+            replay.restore_evaluation(trainer, loader, self.evaluation[0])
+            self.evaluation = self.evaluation[1:]
         return loader
 
     def _say(self, said: str, trainer: Any) -> None:
