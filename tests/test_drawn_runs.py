@@ -111,6 +111,18 @@ FOUND = {
         "strategy": "ddp",
         "ranks": 2,
     },
+    "an epoch of statistics, after weights were averaged": {
+        **changed({"network": {**NETWORK, "norm": True}}, [], [struck("validation_step", 5)]),
+        "callbacks": PLAIN["callbacks"]
+        | {
+            "swa": {
+                "_target_": "lightning.pytorch.callbacks.StochasticWeightAveraging",
+                "swa_lrs": 0.01,
+                "swa_epoch_start": 1,
+                "annealing_epochs": 2,
+            }
+        },
+    },
     "stock data whose validation begins later": {
         **changed({}, ["+trainer.check_val_every_n_epoch=2", "+trainer.num_sanity_val_steps=0"], STOPPED_LATE),
         "data": STOCK,

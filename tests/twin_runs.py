@@ -126,8 +126,8 @@ class Run:
             if strike:
                 self.strikes.append((f"{strike['how']} in {strike['where']}", self.was_struck()))
             self.must_end_as(strike, ranks)
-            if self.codes == [0] * ranks:
-                break  # also where the strike would have come too late
+            if self.codes == [0] * ranks or self.is_finished():
+                break  # also where the strike would have come too late, or struck what follows the end
         if self.draw["first_words"]:
             if self.start(self.draw["then_words"], None, ranks) == [REJECTED] * ranks:
                 return self.last_words()
@@ -180,6 +180,10 @@ class Run:
 
     def was_struck(self) -> bool:
         return any('"struck"' in file.read_text() for file in self.written())
+
+    def is_finished(self) -> bool:
+        verdict = self.run_dir / "verdict"
+        return verdict.exists() and "outcome finished" in verdict.read_text()
 
     def trained(self) -> bool:
         return any('"train"' in file.read_text() for file in self.written())

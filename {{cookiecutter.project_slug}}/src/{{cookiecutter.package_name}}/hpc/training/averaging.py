@@ -41,13 +41,20 @@ def refuse_other_callbacks(trainer: L.Trainer, checkpoint: dict[str, Any]) -> No
 
 
 def go_on(trainer: L.Trainer, module: L.LightningModule) -> None:
-    """In the middle of an epoch Lightning does not call what sets up stochastic averaging."""
+    """In the middle of an epoch Lightning does not call what sets up stochastic averaging, nor in that of statistics."""
+    statistics = takes_statistics(trainer)
     for swa in _swa(trainer):
-        if swa._scheduler_state is None or not swa.swa_start <= trainer.current_epoch <= swa.swa_end:
+        is_averaging = swa.swa_start <= trainer.current_epoch <= swa.swa_end
+        if swa._scheduler_state is None or not (is_averaging or statistics):
             continue
         (optimizer,) = trainer.optimizers
         groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        before = swa._max_epochs, swa._latest_update_epoch
+        if statistics:  # as if this were one more epoch to be averaged, which has been
+            swa._max_epochs, swa._latest_update_epoch = before[0] + 1, trainer.current_epoch
         swa.on_train_epoch_start(trainer, module)
+        if statistics:
+            swa._max_epochs, swa._latest_update_epoch = before
         for group, restored in zip(optimizer.param_groups, groups, strict=True):
             group.update(restored)  # making the schedule has set a learning rate
 
