@@ -41,7 +41,7 @@ def refuse_other_callbacks(trainer: L.Trainer, checkpoint: dict[str, Any]) -> No
 
 
 def go_on(trainer: L.Trainer, module: L.LightningModule) -> None:
-    """In the middle of an epoch Lightning does not call what sets up stochastic averaging, nor in that of statistics."""
+    """In the middle of an epoch Lightning does not call what sets up stochastic averaging, nor in the last one."""
     statistics = takes_statistics(trainer)
     for swa in _swa(trainer):
         is_averaging = swa.swa_start <= trainer.current_epoch <= swa.swa_end
