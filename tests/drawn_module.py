@@ -113,8 +113,8 @@ class Drawn(L.LightningModule):
         every: with manual optimization, batches between two steps.
         own_clip: the gradients are clipped by the project's function, not by Lightning's.
         keeps: what a researcher's module keeps beside its weights: what is set as an epoch begins, what is gathered
-            until it ends, a buffer that is not saved and one that is, each rank's own; one that counts batches as they
-            come.
+            until it ends, a buffer that is not saved and one that is, both of which the loss reads; one that counts
+            batches as they come.
     """
 
     def __init__(

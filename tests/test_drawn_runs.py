@@ -106,7 +106,7 @@ FOUND = {
         "strategy": "ddp",
         "ranks": 2,
     },
-    "buffers of two ranks, each its own": {
+    "buffers that two ranks train with": {
         **changed({"keeps": True, **SHARED}, [], [struck("training_step", 7)]),
         "strategy": "ddp",
         "ranks": 2,

@@ -115,6 +115,54 @@ def test_what_ddp_does_not_send_each_step_is_the_same_where_it_counts(start: Cal
     assert by_rank["0"] == by_rank["1"] and len(set(by_rank["0"])) > 1
 
 
+# A buffer that training changes and reads, as a codebook, a queue or a centre.
+CENTRE = """
+import torch
+from {{ cookiecutter.package_name }}.module import Classifier
+
+made, before = Classifier.__init__, Classifier.training_step
+
+def __init__(self, *args, **options):
+    made(self, *args, **options)
+    self.register_buffer("centre", torch.zeros(()))
+
+def training_step(self, batch, batch_idx):
+    loss = before(self, batch, batch_idx)
+    scaled = loss * (1 + self.centre)
+    self.centre.mul_(0.5).add_(loss.detach())
+    return scaled
+
+Classifier.__init__, Classifier.training_step = __init__, training_step
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_training_does_not_depend_on_when_buffers_are_saved(strategy: str, start: Callable, tmp_path: Path) -> None:
+    words = [f"strategy={strategy}", "trainer.devices=2", "trainer.accelerator=cpu", "trainer.precision=32-true"]
+    words += ["trainer.max_steps=7", "trainer.log_every_n_steps=1", "checkpoint.monitor=null", QUIET]
+    words += ["+trainer.limit_val_batches=0", "+trainer.limit_test_batches=1"]
+    said = start(tmp_path / "reference", 2, words, patch=CENTRE)
+    assert said.count("all ranks take rank 0's buffers before each step, as training may read them: centre") == 1
+    start(tmp_path / "run", 2, [*words, "checkpoint.every_n_steps=3"], 5, patch=CENTRE)
+    start(tmp_path / "run", 2, [], patch=CENTRE)
+    expected = scalars(tmp_path / "reference", "train/loss")
+    assert scalars(tmp_path / "run", "train/loss") == expected and len(expected) == 7
+
+
+def test_batch_norm_costs_no_step_anything() -> None:
+    import torch
+    from torch import nn
+    from torchmetrics import AUROC
+
+    from {{ cookiecutter.package_name }}.hpc.training.buffers import read_in_training
+
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.SyncBatchNorm(2), AUROC("binary", thresholds=5))
+    assert read_in_training(network) == {}
+    network[1].register_buffer("queue", torch.zeros(2))
+    network.register_buffer("centre", None)
+    assert list(read_in_training(network)) == ["centre", "1.queue"]
+
+
 def test_what_training_changes_meanwhile_is_written_as_it_was(tmp_path: Path) -> None:
     """fp16's loss scaler is an object that every step of DeepSpeed changes."""
     import torch

@@ -23,6 +23,7 @@ from ..running.watch import Stopped, Warned, Watch
 from ..training import averaging
 from ..training.loaders import refuse_other_orders
 from ..training.parallel import gradient_norm, refuse_without_skip, settle_buckets
+from ..training.strategies import SharesBuffers
 from . import attributes, continuation, limits, replay
 from .agree import Agreement, Wish
 from .continuation import Continuation
@@ -155,6 +156,8 @@ class Resume(L.Callback):
         if self._takes_statistics:
             self._within_redone(trainer)
         elif batch_idx % trainer.accumulate_grad_batches == 0:
+            if isinstance(trainer.strategy, SharesBuffers):
+                trainer.strategy.before_step()
             self._between_steps(trainer, pl_module)
 
     def _note_built(self, trainer: L.Trainer, module: L.LightningModule) -> None:

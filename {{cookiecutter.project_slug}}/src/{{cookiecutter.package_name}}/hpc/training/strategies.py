@@ -31,6 +31,7 @@ from ..checkpoints.universal import TAG
 from ..checkpoints.writer import FOR_EVER
 from ..config import Refused
 from . import averaging
+from .buffers import Followed
 from .loaders import SharesData
 
 
@@ -54,15 +55,24 @@ class Single(SharesData, Kept, SingleDeviceStrategy):
 class SharesBuffers:
     """For a strategy of several ranks: one set of buffers (batch norm's statistics) where they count.
 
-    They are each rank's own while it trains, and become rank 0's in an evaluation. A checkpoint holds one set of them,
+    Those that training may read become rank 0's before each step, as plain Lightning has it. The others, batch norm's,
+    are each rank's own while it trains, and become rank 0's in an evaluation. A checkpoint holds one set of them,
     rank 0's, and what other ranks had beside: saving changes nothing.
     """
 
     lightning_module: Any
+    shares_each_step = True
+    _followed: Followed | None = None
 
     def __init__(self, **options: Any) -> None:
         # Lightning has read torch's default when it was imported, and passes it on.
         super().__init__(**{"timeout": distributed_c10d.default_pg_timeout} | options)
+
+    def before_step(self) -> None:
+        """Called on all ranks before each step of training."""
+        if self.shares_each_step:
+            self._followed = self._followed or Followed(self.lightning_module)
+            self._followed.share()
 
     def on_validation_start(self) -> None:
         self.share_buffers()
@@ -100,12 +110,17 @@ def _put_back(own: list[tuple[Tensor, Tensor]]) -> None:
 
 
 class DDP(SharesBuffers, SharesData, Kept, DDPStrategy):
-    """Every rank holds the whole model."""
+    """Every rank holds the whole model.
 
-    def __init__(self, forward_sync_buffers: bool = False, **options: Any) -> None:
+    Args:
+        forward_sync_buffers: as in DistributedDataParallel; None: those that training may read, before each step.
+    """
+
+    def __init__(self, forward_sync_buffers: bool | None = None, **options: Any) -> None:
         new, old = "forward_sync_buffers", "broadcast_buffers"  # the same in older versions of torch
         known = inspect.signature(DistributedDataParallel).parameters
-        super().__init__(**{new if new in known else old: forward_sync_buffers}, **options)
+        super().__init__(**{new if new in known else old: bool(forward_sync_buffers)}, **options)
+        self.shares_each_step = forward_sync_buffers is None
 
 
 class FSDP(SharesBuffers, SharesData, Kept, ModelParallelStrategy):
