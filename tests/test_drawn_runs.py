@@ -195,6 +195,11 @@ REJECTED = {
         **changed({"network": {**NETWORK, "norm": True}, **SHARED}, ["trainer.precision=bf16-mixed"], []),
         **DEEPSPEED,
     },
+    "FSDP2 gathers the former in bf16": {
+        **changed({"network": {**NETWORK, "norm": True}, **SHARED}, ["trainer.precision=bf16-mixed"], []),
+        "strategy": "fsdp",
+        "ranks": 2,
+    },
     "the batches of an epoch must be divisible by it": {
         **changed(SHARED, ["trainer.accumulate_grad_batches=2", "+trainer.limit_train_batches=3"], []),
         **DEEPSPEED,

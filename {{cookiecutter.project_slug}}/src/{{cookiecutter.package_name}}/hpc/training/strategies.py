@@ -34,6 +34,8 @@ from . import averaging
 from .buffers import Followed
 from .loaders import SharesData
 
+BATCH_NORM = nn.modules.batchnorm._BatchNorm  # the one class that all batch norms share
+
 
 def outlast(hang_seconds: float) -> None:
     """Let the process groups made from now on wait longer than the watch does, which tells what each rank does.
@@ -130,6 +132,12 @@ class FSDP(SharesBuffers, SharesData, Kept, ModelParallelStrategy):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
 
+    def setup(self, trainer: Any) -> None:
+        super().setup(trainer)
+        norms = (part for part in self.lightning_module.modules() if isinstance(part, BATCH_NORM))
+        if trainer.precision == "bf16-mixed" and any(isinstance(norm.weight, DTensor) for norm in norms):
+            _refuse_two_precisions(self, "FSDP2 gathers the former in bf16")
+
 
 class DeepSpeed(SharesBuffers, SharesData, Kept, DeepSpeedStrategy):
     """ZeRO. On CPU the same, with the check for CUDA lifted: a laptop and the tests train with the real thing."""
@@ -148,11 +156,8 @@ class DeepSpeed(SharesBuffers, SharesData, Kept, DeepSpeedStrategy):
             rule = "schedules and parameter groups must have an effect; DeepSpeed replaces Adagrad by one of its own, "
             rule += "on which they have none"
             raise Refused("model.optimizer", "Adagrad", rule, "another optimizer, or strategy=ddp or fsdp")
-        if isinstance(self.accelerator, CPUAccelerator) and any(map(_mixes_dtypes, self.lightning_module.modules())):
-            rule = "on CPU, batch norm must have weights and statistics of one precision; DeepSpeed keeps the latter "
-            rule += "in fp32"
-            fix = "trainer.precision=32-true, or another norm, as torch.nn.GroupNorm"
-            raise Refused("trainer.precision", trainer.precision, rule, fix)
+        if any(map(_mixes_dtypes, self.lightning_module.modules())):
+            _refuse_two_precisions(self, "DeepSpeed keeps the latter in fp32")
 
     def setup_environment(self) -> None:
         if not isinstance(self.accelerator, CPUAccelerator):
@@ -227,10 +232,16 @@ class DeepSpeed(SharesBuffers, SharesData, Kept, DeepSpeedStrategy):
 
 
 def _mixes_dtypes(part: nn.Module) -> bool:
-    is_norm = isinstance(part, nn.modules.batchnorm._BatchNorm)  # the one class that all batch norms share
-    if not is_norm or part.weight is None or part.running_mean is None:
+    if not isinstance(part, BATCH_NORM) or part.weight is None or part.running_mean is None:
         return False
     return part.weight.dtype != part.running_mean.dtype
+
+
+def _refuse_two_precisions(strategy: Any, why: str) -> None:
+    if isinstance(strategy.accelerator, CPUAccelerator):
+        rule = f"on CPU, batch norm must have weights and statistics of one precision; {why}"
+        fix = "trainer.precision=32-true, or another norm, as torch.nn.GroupNorm"
+        raise Refused("trainer.precision", strategy.precision_plugin.precision, rule, fix)
 
 
 def copied(state: Any) -> Any:
