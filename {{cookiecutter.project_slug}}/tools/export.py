@@ -43,7 +43,7 @@ def main() -> None:
     from {{ cookiecutter.package_name }}.hpc.checkpoints import weights  # torch from here on
 
     size = write(weights.tensors(path), words.out, described(words.run, path))
-    print(f"{words.out}: {size} bytes from {path}")
+    print(config.printable(f"{words.out}: {size} bytes from {path}"))
 
 
 def chosen(run: Path, step: int | None = None, best: bool = False) -> Path:

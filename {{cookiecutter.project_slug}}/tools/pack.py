@@ -113,7 +113,7 @@ def pack_images(data: Any, out: str) -> None:
         packing.finished(out)
     what = f"{len(samples)} images of {size} x {size} pixels in {len(classes)} classes"
     report(out, [file for file, _ in samples], what, checksum)
-    print(f"python train.py data=packed data.file={shlex.quote(out)} model=resnet18 trainer=gpu")
+    print(config.printable(f"python train.py data=packed data.file={shlex.quote(out)} model=resnet18 trainer=gpu"))
 
 
 def pack_text(data: Any, out: str, tokenizer: str) -> None:
@@ -146,7 +146,7 @@ def pack_text(data: Any, out: str, tokenizer: str) -> None:
         packing.finished(out)
     what = f"{noted['tokens']} tokens, vocabulary {noted['vocab_size']}, {noted['bytes_per_token']:.3f} bytes per token"
     report(out, files, what, noted["checksum"])
-    print(f"python train.py data=text data.files={shlex.quote(out)} model=gpt_124m trainer=gpu")
+    print(config.printable(f"python train.py data=text data.files={shlex.quote(out)} model=gpt_124m trainer=gpu"))
 
 
 def vocabulary(
@@ -192,7 +192,7 @@ def progress(work: Callable[[int], Any], left: Sequence[int], title: str) -> Ite
 def refuse_unreadable(bad: Sequence[Refused]) -> None:
     """All of them at once: what is written anew in its place costs no more than its part."""
     for refused in bad[1:]:
-        print(f"{refused.key}={refused.value}: {refused.rule}", file=sys.stderr)
+        print(config.printable(f"{refused.key}={refused.value}: {refused.rule}"), file=sys.stderr)
     if bad:
         more = f" ({len(bad) - 1} more are named above)" if len(bad) > 1 else ""
         raise Refused(bad[0].key, bad[0].value, bad[0].rule + more, bad[0].fix)
@@ -224,7 +224,8 @@ def refuse_without_room(out: str, size: int) -> None:
 def report(out: str, files: Sequence[str], what: str, checksum: str) -> None:
     before = len(files) + len({os.path.dirname(file) for file in files})
     after = sum(os.path.exists(out + more) for more in ("", ".json", ".tokenizer.json"))
-    print(f"{out}: {what}, {os.path.getsize(out) / 1e6:.4g} MB, checksum {checksum[:16]}")
+    size = f"{os.path.getsize(out) / 1e6:.4g} MB"
+    print(config.printable(f"{out}: {what}, {size}, checksum {checksum[:16]}"))
     print(f"inodes: {before} before (files and their folders), {after} after")
 
 
@@ -235,7 +236,7 @@ def verify(file: str) -> None:
         raise Refused("--verify", file, "is a file that this program made", "--verify FILE.h5, or FILE.npy")
     found = packed_files.read(file).parts if packed else token_files.token_parts(file)
     num = parts.verify(found, "data.file" if packed else "data.files")
-    print(f"{file}: as it was packed ({num} parts, checksum {found.checksum[:16]})")
+    print(config.printable(f"{file}: as it was packed ({num} parts, checksum {found.checksum[:16]})"))
 
 
 if __name__ == "__main__":
