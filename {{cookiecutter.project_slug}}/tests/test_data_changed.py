@@ -231,7 +231,7 @@ def test_a_changed_learning_rate_takes_effect(
 class Trainer:
     """As far as `Hyperparameters` looks at one."""
 
-    is_global_zero = True
+    is_global_zero, max_epochs, max_steps = True, 3, -1
 
     def __init__(self, lr: float, kind: Callable[[Any], Any], weight_decay: float = 0.1) -> None:
         weights = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
@@ -277,6 +277,15 @@ def test_other_values_change_and_an_edit_of_the_code_changes_nothing() -> None:
         resumed(old, new, 3, changed=changed)
         assert [group["weight_decay"] for group in new.optimizers[0].param_groups] == [0.3 if changed else 0.1] * 2
         assert new.steps(5) == old.steps(5)
+
+
+def test_a_longer_training_leaves_schedules_alone_that_do_not_follow_its_length() -> None:
+    """Of two schedules of one optimizer one may not have stepped since the other has set the rate."""
+    old, new = Trainer(0.1, KINDS["exponential"]), Trainer(0.1, KINDS["exponential"])
+    new.max_steps = 40
+    old.schedule._last_lr = [0.5, 0.5]
+    resumed(old, new, 0, changed=False)
+    assert new.schedule.get_last_lr() == [0.5, 0.5]
 
 
 def resumed(old: Any, new: Any, stop: int, *, changed: bool) -> None:

@@ -64,7 +64,7 @@ class Hyperparameters(L.Callback):
         for part, was, now in zip(parts, before, made, strict=True):
             for number, (one, old, new) in enumerate(zip(part, was, now, strict=False)):
                 lines += [f"{type(one).__name__} {number}: {line}" for line in _change(one, old, new)]
-        for schedule in _schedules(trainer):
+        for schedule in _schedules(trainer) if lines else ():
             schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]
         if lines and trainer.is_global_zero:
             print("\n".join([why, *lines]), flush=True)
