@@ -244,3 +244,34 @@ def test_a_write_is_waited_for_as_long_as_it_goes_on(
     said = start(tmp_path / "run", 2, FEW, patch=LONG.replace("GROWS", str(grows)), code=codes)
     assert (tmp_path / "run" / "checkpoints" / "step-000000002").exists() is grows
     assert grows or "waiting for a checkpoint to be written" in said
+
+
+# A part that the loss uses and `forward` does not.
+PRIOR = """
+import torch
+from {{ cookiecutter.package_name }}.module import Classifier
+
+made, step = Classifier.__init__, Classifier.training_step
+
+def __init__(self, *args, **kwargs):
+    made(self, *args, **kwargs)
+    self.prior = torch.nn.Linear(1, 1)
+
+def training_step(self, batch, batch_idx):
+    return step(self, batch, batch_idx) + self.prior(torch.ones(1, 1, device=self.device)).square().sum()
+
+def configure_optimizers(self):
+    return self.make_optimizer(self.parameters())
+
+Classifier.__init__, Classifier.training_step = __init__, training_step
+Classifier.configure_optimizers = configure_optimizers
+"""
+
+
+def test_ddp_trains_what_only_the_loss_uses(start: Callable, tmp_path: Path) -> None:
+    words = ["trainer=ddp", *COMMON, "trainer.devices=2", "trainer.max_steps=4", "data.global_batch_size=16"]
+    start(tmp_path / "reference", 2, words, patch=PRIOR)
+    start(tmp_path / "run", 2, words, 1, PRIOR)
+    start(tmp_path / "run", 2, [], patch=PRIOR)
+    assert_same(tmp_path / "run", tmp_path / "reference")
+    assert "optimizer_0.state.prior.weight.exp_avg" in state(tmp_path / "run")

@@ -159,8 +159,10 @@ def settle_buckets(trainer: L.Trainer, module: Any) -> None:
         example = module.network.example_input(2).to(module.device)  # batch norm cannot train on a single sample
         inputs = trainer.precision_plugin.convert_input(example)
         with trainer.precision_plugin.forward_context():
-            outputs = ddp(inputs)
-        outputs.float().sum().backward()
+            loss = ddp(inputs).float().sum()
+        if not (ddp.find_unused_parameters or ddp.static_graph):  # it waits for those, too, that only a loss uses
+            loss = loss + sum(0 * parameter.sum() for parameter in module.parameters() if parameter.requires_grad)
+        loss.backward()
     ddp.zero_grad(set_to_none=True)
     with torch.no_grad():
         for buffer, value in zip(module.buffers(), kept, strict=True):
