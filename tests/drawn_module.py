@@ -1,8 +1,11 @@
 """What the twins add to a baked project, as src/my_research/drawn.py: a tiny module and data that record each step."""
 
+from collections import deque
+from copy import deepcopy
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from my_research.data.loading import DataModule
@@ -104,6 +107,15 @@ class Stock(L.LightningDataModule):
         return self.loader("test")
 
 
+class Recent:
+    """An object of the fork's own."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.losses: deque[float] = deque(maxlen=3)
+        self.mean = np.zeros(1)
+        self.average = deepcopy(network.head)
+
+
 class Drawn(L.LightningModule):
     """One optimizer, or (`manual`) one for the blocks and one for the head.
 
@@ -114,7 +126,8 @@ class Drawn(L.LightningModule):
         own_clip: the gradients are clipped by the project's function, not by Lightning's.
         keeps: what a researcher's module keeps beside its weights: what is set as an epoch begins, what is gathered
             until it ends, a buffer that is not saved and one that is, both of which the loss reads; one that counts
-            batches as they come.
+            batches as they come; a generator of its own, and numbers in an object of its own class. On one device also
+            an average that is no part of it, and a parameter without a gradient.
     """
 
     def __init__(
@@ -135,6 +148,9 @@ class Drawn(L.LightningModule):
         self.parallelize, self.own_clip = parallelize, own_clip
         self.mean = MeanMetric()
         self.keeps, self.temperature, self.outputs = keeps, 1.0, []
+        self.generator, self.recent = np.random.default_rng(5), Recent(network)
+        if keeps and parallelize is None:
+            self.spare = nn.Parameter(torch.zeros(2))
         self.register_buffer("smooth", torch.zeros(()), persistent=False)
         self.register_buffer("lasting", torch.zeros(()))
         self.register_buffer("transferred", torch.zeros(()))
@@ -172,7 +188,7 @@ class Drawn(L.LightningModule):
         inputs, numbers = batch
         loss = F.cross_entropy(self.network(inputs), numbers % CLASSES)
         if self.keeps:
-            loss = self.temperature * loss * (1 + self.smooth + self.lasting)
+            loss = self.temperature * loss * (1 + self.smooth + self.lasting) * self._from_what_was(inputs)
             self.smooth = (0.9 * self.smooth + 0.1 * loss.detach()).to(self.smooth)
             self.lasting.copy_(self.smooth)
             self.outputs.append(loss.detach())
@@ -186,6 +202,18 @@ class Drawn(L.LightningModule):
         elif self.logs:
             self.log("own/loss", loss.detach(), on_step=self.logs != "epoch", on_epoch=self.logs != "step")
         return loss
+
+    def _from_what_was(self, inputs: Tensor) -> float:
+        """A factor near 1 that depends on all that is kept."""
+        recent, head = self.recent, self.network.head
+        with torch.no_grad():
+            if self.parallelize is None:  # of one device: else the head may be cut by then
+                for mine, its in zip(recent.average.parameters(), head.parameters(), strict=True):
+                    mine.lerp_(its.to(mine), 0.1)
+            average = float(sum(one.sum() for one in recent.average.parameters()))
+        recent.losses.append(average)
+        recent.mean += 0.1 * (np.mean(recent.losses) - recent.mean)
+        return 1 + 0.01 * float(self.generator.random() + np.tanh(recent.mean[0]))
 
     def _step_by_hand(self, loss: Tensor, batch_idx: int) -> None:
         optimizers, schedules = self.optimizers(), self.lr_schedulers()
@@ -242,6 +270,7 @@ class Drawn(L.LightningModule):
             wanted = dict(wanted)
             name, wishes = wanted.pop("name"), wanted.pop("schedulers", [])
             trained = [parameter for parameter in part.parameters() if parameter.requires_grad]  # type: ignore[union-attr]
+            trained += [self.spare] if hasattr(self, "spare") and not made else []
             made.append(getattr(torch.optim, name)(trained, **wanted))
             schedules += [{"scheduler": schedule(made[-1], **wish), **wish["config"]} for wish in wishes]
         return made, schedules
