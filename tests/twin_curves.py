@@ -6,7 +6,10 @@ from pathlib import Path
 
 # Seconds, and which attempt it was: what no twin shares.
 # Of validations that did not come to their end Lightning counts batches, and asks nowhere how many.
-OWN = re.compile(r"attempt|'Timer|time_elapsed|seconds|fp32_flat_groups|perf/|node/|val_loop\.batch_progress")
+# How long training was to be when it was saved: an extension of a run that was stopped early saves no more.
+OWN = re.compile(
+    r"attempt|'Timer|time_elapsed|seconds|fp32_flat_groups|perf/|node/|val_loop\.batch_progress|'Hyperparameters.*length"
+)
 
 
 def near(values: list[float], others: list[float], tolerance: float) -> bool:
