@@ -1,5 +1,6 @@
 """A run that is stopped and goes on ends as one that was never stopped: bit for bit."""
 
+import json
 import random
 import re
 from collections.abc import Callable
@@ -80,6 +81,10 @@ def assert_same(run_dir: Path, reference: Path) -> None:
     assert mine.keys() == its.keys()
     assert not [name for name in its if not torch.equal(mine[name], its[name])]
     assert scalars(run_dir) == scalars(reference)
+    lasts = [path / "checkpoints" / "last.ckpt" for path in (run_dir, reference)]
+    sums = [json.loads((last / "manifest.json").read_text())["files"] for last in lasts]
+    tensors = [{name: one for name, one in files.items() if name.endswith(".distcp")} for files in sums]
+    assert tensors[0] == tensors[1]  # byte for byte
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

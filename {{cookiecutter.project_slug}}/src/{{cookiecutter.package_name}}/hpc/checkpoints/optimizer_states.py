@@ -26,11 +26,11 @@ def named(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """As `optimizer.state_dict()`, with names in place of numbers; also of optimizers that it has in itself."""
     names: dict[Any, str] = {parameter: weights.bare(name) for name, parameter in module.named_parameters()}
     state: dict[Any, Any] = optimizer.state
+    groups = [group | {"params": [names[one] for one in group["params"]]} for group in optimizer.param_groups]
     return {
-        "state": {names[one]: dict(of) for one, of in state.items()},
-        "param_groups": [
-            group | {"params": [names[one] for one in group["params"]]} for group in optimizer.param_groups
-        ],
+        # In an order that is the same after a resume, so that the same state is the same bytes.
+        "state": {name: dict(sorted(state[one].items())) for one, name in names.items() if one in state},
+        "param_groups": groups,
         "inner": [named(module, one) for one in _inner(optimizer)],
     }
 
