@@ -18,7 +18,7 @@ from torch import nn
 from torchmetrics import MeanMetric
 from torchmetrics.wrappers import Running
 
-from {{ cookiecutter.package_name }}.hpc.resuming import attributes
+from {{ cookiecutter.package_name }}.hpc.resuming import attributes, forms
 
 WORDS = [*COMMON, "+trainer.limit_val_batches=1", "+trainer.limit_test_batches=1", "+trainer.limit_train_batches=5"]
 WORDS += ["trainer=cpu", "trainer.max_epochs=3"]
@@ -220,3 +220,12 @@ def test_what_a_dataset_has_changed_is_told(capfd: pytest.CaptureFixture) -> Non
     attributes.restore(trainer, module, state)
     assert "begin anew, as a checkpoint does not hold them: stage, rng;" in capfd.readouterr().out
     assert dataset.stage == 0
+
+
+def test_one_entry_of_many_is_a_change_and_so_is_what_a_full_deque_has_lost() -> None:
+    losses, memory, bank = [0.0] * 50_000, deque(range(200_000), maxlen=200_000), np.zeros((50_000, 2))
+    before = [forms.mark(one) for one in (losses, memory, bank)]
+    assert before == [forms.mark(one) for one in (losses, memory, bank)]
+    losses[3], bank[7, 1] = 1.0, 1.0
+    memory.append(-1)
+    assert not any(was == forms.mark(one) for was, one in zip(before, (losses, memory, bank), strict=True))

@@ -5,6 +5,7 @@ import random
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..checkpoints.plain import PLAIN, is_plain
 
 KIND, NOT_KEPT = "of kind", "not kept"
-MOST_ENTRIES = 10_000  # of what is longer some entries are looked at
+MOST_ENTRIES, MOST_BYTES = 100_000, 2**26  # of a longer container, or a larger array, some entries are looked at
 FACTORIES = {factory.__name__: factory for factory in (int, float, list, dict, set, str)}
 BITS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 CONTAINERS = (dict, list, tuple, set, deque, Counter, OrderedDict, defaultdict)
@@ -74,15 +75,13 @@ def mark(value: Any) -> Any:
     if isinstance(value, Tensor):
         return id(value), None if value.is_inference() else value._version
     if isinstance(value, np.ndarray):
-        some = value[:: max(1, len(value) // MOST_ENTRIES)] if value.ndim else value
+        some = value if value.nbytes <= MOST_BYTES else value[:: max(1, len(value) // MOST_ENTRIES)]
         return value.shape, zlib.crc32(some.tobytes())
     if isinstance(value, GENERATORS):
         leaves = tree_leaves(plain(value))
         return [zlib.crc32(leaf.numpy().tobytes()) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     if type(value) in CONTAINERS:
-        content = value.items() if isinstance(value, dict) else value
-        if len(value) > MOST_ENTRIES:
-            content = value[:: len(value) // MOST_ENTRIES] if type(value) in (list, tuple) else ()
+        content = islice(value.items() if isinstance(value, dict) else value, 0, None, 1 + len(value) // MOST_ENTRIES)
         return [type(value), len(value), *map(mark, content)]
     return type(value), repr(value) if holds_data(value) else None  # of an object nothing is seen
 
