@@ -10,16 +10,14 @@ import statistics
 import subprocess
 import sys
 import time
-from bisect import bisect
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 STEPS, WARM_UP = int(os.environ.get("TURN_STEPS", 0)), int(os.environ.get("TURN_WARM_UP", 0))
 METER = os.environ.get("TURN_METER", "")
-STEP = "a step begins"
 _done = -WARM_UP
+_counts: list[int] = []  # collectives of each step of a turn, if they are counted
 _end: Callable[[], float] | None = None
 
 
@@ -34,8 +32,7 @@ def turn() -> None:
         if not os.read(int(os.environ["TURN_GO"]), 1):
             os._exit(0)
         _end = METERS[METER]()
-    if "collectives" in METER and _done >= 0:
-        _mark()
+    _counts.append(0)
     _done += 1
 
 
@@ -66,34 +63,36 @@ def calls() -> Callable[[], float]:
 
 
 def collectives(of_steps: Callable[[list[int]], float]) -> Callable[[], float]:
-    """What ranks do together, counted by steps."""
-    import torch
+    """What ranks do together, counted by steps, in the thread that trains."""
+    # Not by torch's profiler, which now and then ends the process where it reads what it has recorded.
+    from torch.distributed.tensor import DTensor
+    from torch.utils._python_dispatch import TorchDispatchMode
 
-    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-    profile.start()
+    class Counted(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if any(issubclass(kind, DTensor) for kind in types):
+                return NotImplemented  # it first asks for what its own operation is made of
+            exchanges = not func.__name__.startswith(("wait_", "_wrap_"))
+            if func.namespace in ("c10d", "_c10d_functional") and exchanges:
+                _counts[-1] += 1
+            return func(*args, **(kwargs or {}))
+
+    _counts.clear()
+    mode = Counted()
+    mode.__enter__()
 
     def end() -> float:
-        profile.stop()
-        events = sorted(profile.events(), key=lambda event: event.time_range.start)
-        begins = [event.time_range.start for event in events if event.name == STEP]
-        made = Counter(bisect(begins, event.time_range.start) for event in events if event.name.startswith("c10d::"))
-        return of_steps([made[step] for step in range(1, STEPS + 1)])
+        mode.__exit__(None, None, None)
+        return of_steps(_counts)
 
     return end
-
-
-def _mark() -> None:
-    import torch
-
-    with torch.profiler.record_function(STEP):
-        pass
 
 
 METERS: dict[str, Callable[[], Callable[[], float]]] = {
     "seconds": seconds,
     "processor": processor,
     "calls": calls,
-    "collectives": partial(collectives, statistics.median),
+    "collectives": partial(collectives, min),  # of a step in which ranks do not also agree, about once a second
     "collectives, mean": partial(collectives, statistics.fmean),
 }
 
