@@ -111,8 +111,12 @@ FOUND = {
         "strategy": "ddp",
         "ranks": 2,
     },
-    "an epoch of statistics, after weights were averaged": {
-        **changed({"network": {**NETWORK, "norm": True}}, [], [struck("validation_step", 5)]),
+    "an epoch of statistics, after weights were averaged and gradients cut": {
+        **changed(
+            {"network": {**NETWORK, "norm": True}},
+            ["trainer.gradient_clip_val=0.05", "+trainer.gradient_clip_algorithm=value"],
+            [struck("validation_step", 5)],
+        ),
         "callbacks": PLAIN["callbacks"]
         | {
             "swa": {

@@ -139,6 +139,7 @@ class Resume(L.Callback):
             self._takes_statistics = self._redo = True
             self.redone.begin()
             pl_module.zero_grad()  # Lightning ends it with a step of the optimizer, with the gradients that are left
+            trainer.gradient_clip_val = None  # torch does not cut the values of no gradients
         if replay.note(trainer) and trainer.current_epoch == 0:  # iterators of other epochs are made after this
             iter(trainer.fit_loop._data_fetcher)  # type: ignore[call-overload]
 
