@@ -1,6 +1,7 @@
 """What limits a run: which numbers give which sentence, and that every override can be typed."""
 
 import re
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -109,6 +110,15 @@ def test_a_run_that_nothing_limits_is_told_so() -> None:
     assert findings(numbers(), config(GPU)) == [
         "Nothing that is measured here limits the run: 97 % of a step is computing."
     ]
+
+
+@pytest.mark.parametrize("other", [{}, {"gpu_percent": 40.0}])
+def test_of_a_wait_that_was_not_measured_nothing_is_concluded(other: dict[str, Any]) -> None:
+    told = replace(numbers(**other), step={"step": 0.1, "compute": 0.034})
+    (sentence,) = findings(told, config(GPU))
+    assert "66 % of a step is not computing" in sentence and "not measured" in sentence and "`" not in sentence
+    almost = replace(numbers(), step={"step": 0.1, "compute": 0.097})
+    assert findings(almost, config(GPU)) == findings(numbers(), config(GPU))
 
 
 def test_of_a_run_without_a_step_nothing_is_said() -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_curves import fitted
 from test_node import table, until
 
 from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.monitoring.monitor import Monitor
 from {{ cookiecutter.package_name }}.hpc.running import phases
 
 WORDS = [
@@ -42,6 +44,15 @@ def sampled(self):
 
 before, Resume.on_train_batch_start = Resume.on_train_batch_start, on_train_batch_start
 """
+
+
+def test_the_first_step_may_be_the_whole_epoch(tmp_path: Path) -> None:
+    """Of an epoch with fewer batches than a step has, that is the only step."""
+    beside = Monitor(str(tmp_path), 1)
+    beside.attempt = 1  # without a sampler
+    (tmp_path / "monitor").mkdir()
+    fitted(tmp_path, [1.0, 2.0], callbacks=[beside], accumulate_grad_batches=3, max_epochs=2)
+    assert [note["step"] for note in noted(tmp_path) if note["what"] == "start"] == [1]
 
 
 def noted(run_dir: Path) -> list[dict]:

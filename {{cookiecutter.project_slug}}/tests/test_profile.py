@@ -5,11 +5,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from torch._C._autograd import DeviceType
 
-from {{ cookiecutter.package_name }}.hpc.monitoring.profile import covered, intervals, split, told
+from {{ cookiecutter.package_name }}.hpc.monitoring.profile import Profile, covered, intervals, split, told
 
 WORDS = ["trainer.accelerator=cpu", "trainer.max_steps=8", "+trainer.limit_test_batches=1", "callbacks.progress=null"]
 SECOND = 1e6  # microseconds
@@ -31,6 +32,30 @@ def test_shares_of_the_time() -> None:
     assert told(shares, 0.1) == said
     # Data that come while kernels run are not waited for.
     assert split([(0, 10 * SECOND)], [], seconds=10, waiting=5)["data"] == 0
+    # Where nobody has measured the wait, what is left may be either.
+    unknown = split(kernels, communication, seconds=10, waiting=None)
+    assert told(unknown, 0.1).endswith("communication 20%, host or data 40%; communication behind kernels 10%")
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_what_is_recorded_where_a_batch_makes_several_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    recorder, recorded = Profile(str(tmp_path), True, after=3, steps=3, ranks=[0]), []
+
+    def begin(trainer: Any) -> None:
+        recorder._step, recorder._profiler = trainer.global_step, object()
+
+    def end(trainer: Any) -> None:
+        recorder._profiler = recorder._profiler and recorded.append((recorder._step, trainer.global_step))
+
+    monkeypatch.setattr(recorder, "_begin", begin)
+    monkeypatch.setattr(recorder, "_end", end)
+    for step in range(0, 20, at_once):
+        trainer: Any = SimpleNamespace(global_step=step, global_rank=0, accumulate_grad_batches=1)
+        for _ in range(3 - at_once):  # with manual optimization not every batch makes a step
+            recorder.on_train_batch_start(trainer, None, None, 0)  # type: ignore[arg-type]
+    assert recorded == [(3, 6)] if at_once == 1 else recorded == [(4, 8)]
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])

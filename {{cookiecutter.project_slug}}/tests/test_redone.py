@@ -107,6 +107,8 @@ def trainer(every: float | None, accumulate: int, spans_epochs: bool = False, **
         (trainer(1, 1, batch=0), True),
         (trainer(7, 1, True, batch=3, total=13), True),
         (trainer(7, 1, True, batch=6, total=16), False),
+        (trainer(12, 4, True, batch=8, total=8), False),  # the epoch ends with a step of two batches
+        (trainer(12, 4, True, batch=0, total=10), True),
         (trainer(10, 1, batch=9, checks=False), False),
         (trainer(float("inf"), 2, batch=8), True),
         (trainer(float("inf"), 2, batch=6), False),

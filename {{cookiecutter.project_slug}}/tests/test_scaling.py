@@ -230,7 +230,14 @@ def test_no_part_of_a_step_lies_below_0() -> None:
 # What a run has measured
 
 
-def leave(run_dir: Path, times: Sequence[float], batch: int = 64, unit: str = "samples", every: int = 10) -> None:
+def leave(
+    run_dir: Path,
+    times: Sequence[float],
+    batch: int = 64,
+    unit: str = "samples",
+    every: int = 10,
+    parts: Sequence[str] = windows.PARTS,
+) -> None:
     """The curves of a run, as its loggers write them: step times of windows, whose points lie a minute apart."""
     from torch.utils.tensorboard.writer import SummaryWriter
 
@@ -239,9 +246,10 @@ def leave(run_dir: Path, times: Sequence[float], batch: int = 64, unit: str = "s
             for number, seconds in list(enumerate(times))[part::2]:
                 step, when = every * (number + 1) - 1, BEGAN + 60 * number
                 numbers = {"step": seconds, "compute": 0.7 * seconds, "data": 0.1 * seconds, "other": 0.2 * seconds}
-                for name, value in numbers.items():
-                    writer.add_scalar(f"perf/{name}_seconds", value, step, walltime=when)
-                writer.add_scalar(f"perf/{unit}_per_second", batch / seconds, step, walltime=when)
+                for name in parts:
+                    writer.add_scalar(f"perf/{name}_seconds", numbers[name], step, walltime=when)
+                if unit:
+                    writer.add_scalar(f"perf/{unit}_per_second", batch / seconds, step, walltime=when)
             if part:
                 writer.add_scalar("test/accuracy", 0.9, every * len(times))
                 writer.add_scalar("test/loss", 0.4, every * len(times))
@@ -266,6 +274,23 @@ def test_each_number_is_one_of_the_events_files(tmp_path: Path, times: list[floa
 def test_a_run_without_two_windows_has_measured_nothing(tmp_path: Path) -> None:
     assert windows.read(tmp_path) is None
     leave(tmp_path, [9.0])
+    assert windows.read(tmp_path) is None
+
+
+def test_a_wait_that_was_not_measured_is_no_number(tmp_path: Path) -> None:
+    leave(tmp_path, [9.0, 0.3, 0.3], parts=("step", "compute"))
+    numbers = windows.read(tmp_path)
+    assert numbers and numbers.compute == pytest.approx(0.21) and numbers.data is numbers.other is None
+    strong = scaling_study.read([*DDP, "nodes=1,2"])
+    rows = scaling.rows(points("nodes=1,2"), {1: numbers, 2: found(0.05, 0.039, 1280.0)}, {})
+    titles, first, _ = scaling.table(rows)
+    assert [first[titles.index(part)] for part in ("step", "compute", "data", "other")] == ["300", "210", "-", "-"]
+    data = [series for series in scaling.charts(strong, rows)[-1].series if series.name == "data"]
+    assert {nodes for series in data for nodes, _ in series.points} == {2}
+
+
+def test_a_run_whose_rate_is_not_known_has_measured_nothing(tmp_path: Path) -> None:
+    leave(tmp_path, [9.0, 0.3, 0.3], unit="")
     assert windows.read(tmp_path) is None
 
 

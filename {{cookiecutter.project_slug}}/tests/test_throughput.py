@@ -1,13 +1,22 @@
 """How fast a run says it is, and what it takes for a network's FLOPs and a device's peak."""
 
+from pathlib import Path
 from time import perf_counter
+from typing import Any
 
+import lightning as L
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.profilers import SimpleProfiler
+from torch import Tensor
+from torch.utils.data import DataLoader
 
+from {{ cookiecutter.package_name }}.hpc.monitoring import throughput
 from {{ cookiecutter.package_name }}.hpc.monitoring.flops import training_flops
-from {{ cookiecutter.package_name }}.hpc.monitoring.throughput import Window, speed
+from {{ cookiecutter.package_name }}.hpc.monitoring.throughput import Throughput, Window, speed
 from {{ cookiecutter.package_name }}.hpc.planning.hardware import peak
+from {{ cookiecutter.package_name }}.hpc.training.lean import Clock
 from {{ cookiecutter.package_name }}.models.gpt import GPT
 from {{ cookiecutter.package_name }}.models.resnet import ResNet
 
@@ -88,3 +97,109 @@ def test_moments_are_read_once() -> None:
 
     start = now(torch.device("cpu"))
     assert 0 <= between(start, now(torch.device("cpu"))) <= perf_counter() - start
+
+
+# In training
+
+
+class Network(torch.nn.Linear):
+    def example_input(self, batch_size: int) -> Tensor:
+        return torch.zeros(batch_size, self.in_features)
+
+
+class Module(L.LightningModule):
+    def __init__(self, network: torch.nn.Module | None = None) -> None:
+        super().__init__()
+        self.network = network or Network(3, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.network(torch.ones(1, 3)).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def points(folder: Path, batches: list[Any], module: L.LightningModule | None = None, **options: Any) -> dict:
+    """What was logged at each step, from that after the first one on."""
+    logger, seen = CSVLogger(folder), {}
+    logger.log_metrics = lambda metrics, step=None: seen.update({step: dict(metrics)})
+    trainer = L.Trainer(
+        accelerator="cpu", logger=logger, enable_progress_bar=False, enable_checkpointing=False,
+        enable_model_summary=False, default_root_dir=folder,
+        **{"callbacks": [Throughput()], "max_epochs": 1, "log_every_n_steps": 1, "profiler": Clock()} | options,
+    )  # fmt: skip
+    trainer.fit(module or Module(), DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
+    return seen
+
+
+PAIR = (torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_an_epoch_may_end_with_a_step_of_fewer_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    made = []
+    monkeypatch.setattr(throughput, "speed", lambda window, *more: made.append(window) or speed(window, *more))
+    seen = points(tmp_path, [PAIR] * 8, accumulate_grad_batches=3, max_epochs=3, log_every_n_steps=every)
+    expected = {1: [(step, 1, 2 if step % 3 == 2 else 3) for step in range(1, 9)], 3: [(2, 2, 5), (5, 3, 8), (8, 3, 8)]}
+    found = [(step, one.steps, len(one.spans)) for step, one in zip(seen, made, strict=True)]
+    assert found == expected[every]
+
+
+@pytest.mark.parametrize("profiler", [None, SimpleProfiler(), Clock()])
+def test_a_wait_that_nobody_has_measured_is_left_out(
+    tmp_path: Path, profiler: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = points(tmp_path, [PAIR] * 3, profiler=profiler)
+    parts = {name.removesuffix("_seconds") for numbers in seen.values() for name in numbers if "_seconds" in name}
+    said = [line for line in capsys.readouterr().out.splitlines() if "perf/data_seconds" in line]
+    if isinstance(profiler, Clock):
+        assert parts == {"perf/step", "perf/compute", "perf/data", "perf/other"} and not said
+    else:
+        assert parts == {"perf/step", "perf/compute"}
+        (line,) = said
+        assert "trainer.profiler" in line
+
+
+ROWS, IDS, PIXELS = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 5, 5, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("batch", "unit", "flops"),
+    [
+        (PAIR, "samples", True),
+        ([ROWS], "samples", True),
+        ((IDS, IDS), "tokens", True),
+        (ROWS, "samples", True),
+        ({"inputs": ROWS, "targets": IDS}, "samples", True),
+        ({"input_ids": IDS}, "tokens", True),
+        (({"inputs": ROWS}, IDS), "samples", True),
+        ((PIXELS, IDS), "samples", False),  # integers, but no text
+        ((IDS[:, 0], ROWS), "samples", False),
+        ({"temperature": torch.tensor(1.0), "name": "x", "inputs": ROWS}, "samples", True),
+        ({"name": "x"}, None, False),
+        (torch.tensor(1.0), None, False),
+        ("x", None, False),
+        ((), None, False),
+    ],
+)
+def test_a_batch_may_have_any_shape(tmp_path: Path, batch: Any, unit: str | None, flops: bool) -> None:
+    seen = points(tmp_path, [batch] * 3)
+    assert list(seen) == [1, 2] and all(numbers["perf/step_seconds"] > 0 for numbers in seen.values())
+    for numbers in seen.values():
+        rates = {f"perf/{unit}_per_second", f"perf/{unit}_per_second_per_device"} if unit else set()
+        assert {name for name in numbers if "_per_second" in name} == rates
+        assert ("perf/tflops" in numbers) == flops
+    if unit:
+        assert all(
+            numbers[f"perf/{unit}_per_second"] * numbers["perf/step_seconds"]
+            == pytest.approx(6 if unit == "tokens" else 2)
+            for numbers in seen.values()
+        )
+
+
+def test_of_a_network_without_an_example_no_flops_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = points(tmp_path, [PAIR] * 3, Module(torch.nn.Linear(3, 1)))
+    assert all("perf/tflops" not in numbers and "perf/samples_per_second" in numbers for numbers in seen.values())
+    assert "example_input" in capsys.readouterr().out

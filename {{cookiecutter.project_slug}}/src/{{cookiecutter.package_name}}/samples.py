@@ -30,7 +30,10 @@ class Samples(L.Callback):
     ) -> None:
         if batch_idx > 0 or trainer.sanity_checking:
             return
-        inputs, targets = batch[0][: self.num], batch[1][: self.num]
+        pair = batch[:2] if isinstance(batch, tuple | list) else ()
+        if len(pair) < 2 or not all(isinstance(one, Tensor) and one.ndim for one in pair):
+            return
+        inputs, targets = pair[0][: self.num], pair[1][: self.num]
         images, text = inputs.ndim == 4 and inputs.shape[1] in (1, 3), inputs.ndim == 2 and targets.ndim == 2
         if not (images or text):
             return  # nothing one could show

@@ -46,7 +46,7 @@ class Monitor(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+        if not trainer.fit_loop._should_accumulate():  # an epoch may end with fewer batches than a step has
             lean.drop(self, "on_train_batch_end")  # the first step is done: compiled, loaded
             self._begin["start"] = process.began()
             self._note(trainer, "start")

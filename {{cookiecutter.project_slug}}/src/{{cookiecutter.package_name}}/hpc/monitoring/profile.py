@@ -31,8 +31,10 @@ class Profile(L.Callback):
         self.folder, self.enabled = Path(run_dir) / "profile", enabled
         self.after, self.steps, self.ranks, self.memory = after, steps, ranks, memory
         self._first: int | None = None
+        self._step: int | None = None  # where the recording began
         self._profiler: Any = None
-        self._began = self._waited = 0.0
+        self._began = 0.0
+        self._waited: float | None = None  # for data; None: nobody measures it
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if self.memory and trainer.strategy.root_device.type != "cuda":
@@ -45,10 +47,10 @@ class Profile(L.Callback):
         if batch_idx % trainer.accumulate_grad_batches or trainer.global_rank not in self.ranks:
             return
         self._first = trainer.global_step if self._first is None else self._first
-        passed = trainer.global_step - self._first - self.after
-        if passed == 0:
+        # With several optimizers a batch may make several steps, and with manual optimization none.
+        if self._step is None and trainer.global_step >= self._first + self.after:
             self._begin(trainer)
-        elif passed == self.steps:
+        elif self._step is not None and trainer.global_step >= self._step + self.steps:
             self._end(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -64,10 +66,11 @@ class Profile(L.Callback):
         self._step, self._began, self._waited = trainer.global_step, perf_counter(), waited(trainer)
 
     def _end(self, trainer: L.Trainer) -> None:
-        if self._profiler is None:
+        if self._profiler is None or self._step is None:
             return
         _settle(trainer)
-        seconds, waiting = perf_counter() - self._began, waited(trainer) - self._waited
+        seconds, so_far = perf_counter() - self._began, waited(trainer)
+        waiting = None if so_far is None or self._waited is None else so_far - self._waited
         recorded, self._profiler = self._profiler, None
         recorded.stop()
         self.folder.mkdir(exist_ok=True)
@@ -103,12 +106,22 @@ def intervals(events: Iterable[Any], on_gpu: bool) -> tuple[list[Interval], list
     return kernels, communication
 
 
-def split(kernels: list[Interval], communication: list[Interval], seconds: float, waiting: float) -> dict[str, float]:
-    """Shares of the time: kernels; communication that no kernel hides, and hidden; waiting for data; the host."""
+def split(
+    kernels: list[Interval], communication: list[Interval], seconds: float, waiting: float | None
+) -> dict[str, float]:
+    """Shares of the time: kernels; communication that no kernel hides, and hidden; waiting for data; the host.
+
+    Where nobody has measured the wait, it is a part of what is left: "host or data".
+    """
     busy, at_all = covered(kernels), covered(kernels + communication)
     exposed = at_all - busy
-    data = max(0.0, min(waiting, seconds - at_all))
-    parts = {"kernels": busy, "communication": exposed, "data": data, "host": max(0.0, seconds - at_all - data)}
+    left = max(0.0, seconds - at_all)
+    parts = {"kernels": busy, "communication": exposed}
+    if waiting is None:
+        parts["host or data"] = left
+    else:
+        data = min(max(0.0, waiting), left)
+        parts |= {"data": data, "host": left - data}
     return {part: value / seconds for part, value in (parts | {"hidden": covered(communication) - exposed}).items()}
 
 
@@ -123,7 +136,7 @@ def covered(intervals: list[Interval]) -> float:
 
 def told(shares: dict[str, float], seconds: float) -> str:
     """One line."""
-    parts = ", ".join(f"{part} {shares[part]:.0%}" for part in ("kernels", "communication", "data", "host"))
+    parts = ", ".join(f"{part} {share:.0%}" for part, share in shares.items() if part != "hidden")
     hidden = f"; communication behind kernels {shares['hidden']:.0%}" if shares["hidden"] > 0.005 else ""
     return f"{1000 * seconds:.1f} ms a step: {parts}{hidden}"
 

@@ -7,6 +7,7 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ..planning.hardware import peak
 from .flops import training_flops
@@ -17,19 +18,32 @@ class Window:
     """The steps from one point of the curves to the next, as rank 0 saw them. Times in seconds."""
 
     began: float
-    waited: float  # for data: what the clock showed at the beginning, at the end what has come on top
+    # For data: what the clock showed at the beginning, at the end what has come on top; None: nobody measures it.
+    waited: float | None
     steps: int = 0
     examples: int = 0
-    unit: str = "samples"
-    count: int = 0  # in that unit
+    count: int = 0  # samples or tokens
+    units: set[str] = field(default_factory=set)  # of the batches
+    shapes: set[torch.Size] = field(default_factory=set)  # of a sample, of which there should be one
     spans: list[tuple[Any, Any]] = field(default_factory=list)  # when the device began and ended a batch
     ended: float = 0.0
 
-    def add(self, inputs: Tensor) -> None:
+    def add(self, batch: Any) -> None:
+        """Count by its first tensor. Integers are taken for tokens where they have two dimensions: samples and time."""
+        inputs = first_tensor(batch)
+        if inputs is None:
+            self.units.add("")
+            return
+        is_text = inputs.dtype == torch.int64 and inputs.ndim == 2
         self.examples += len(inputs)
-        if inputs.dtype == torch.int64:
-            self.unit = "tokens"
-        self.count += inputs.numel() if self.unit == "tokens" else len(inputs)
+        self.count += inputs.numel() if is_text else len(inputs)
+        self.units.add("tokens" if is_text else "samples")
+        self.shapes.add(inputs.shape[1:])
+
+    @property
+    def unit(self) -> str:
+        """samples or tokens; empty where not all batches can be counted alike."""
+        return next(iter(self.units)) if len(self.units) == 1 else ""
 
 
 class Throughput(L.Callback):
@@ -37,7 +51,7 @@ class Throughput(L.Callback):
 
     perf/samples_per_second (of text: tokens) of all devices, and _per_device; perf/tflops per device, and perf/mfu, its
     share of the peak; perf/step_seconds and what they go into: compute (on a GPU: it is busy with a batch), data (the
-    wait for a batch, unless a GPU computed meanwhile) and other.
+    wait for a batch, unless a GPU computed meanwhile) and other. What is not known of a run is left out.
 
     Lightning's ThroughputMonitor waits for the device at every batch, and knows neither the FLOPs nor this split.
     """
@@ -47,13 +61,22 @@ class Throughput(L.Callback):
         self._last: tuple[int, Window] | None = None  # its steps may still run on the device
         self._since: Any = None
         self._paused = 0.0
-        self._flops: float = 0
+        self._flops: float | None = None
+        self._example: torch.Size | None = None  # the shape that the FLOPs are counted for
         self._peak: float | None = None
 
-    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage != "fit" or not trainer.is_global_zero:
             return
-        self._flops = training_flops(pl_module.network)
+        if waited(trainer) is None:
+            name = type(trainer.profiler).__name__
+            print(f"no perf/data_seconds: trainer.profiler is {name}, which does not measure it; "
+                  "that of configs/trainer/base.yaml does", flush=True)  # fmt: skip
+        network: Any = getattr(pl_module, "network", None)
+        if not hasattr(network, "example_input"):
+            print("no perf/tflops: the module has no `network` with example_input(batch_size)", flush=True)
+            return
+        self._flops, self._example = training_flops(network), network.example_input(1).shape[1:]
         device, tf32 = trainer.strategy.root_device, torch.get_float32_matmul_precision() != "highest"
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         self._peak = peak(name, str(trainer.precision), tf32)
@@ -70,17 +93,17 @@ class Throughput(L.Callback):
     ) -> None:
         if not trainer.is_global_zero:
             return
-        last_of_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        last_of_step = not trainer.fit_loop._should_accumulate()  # as Lightning decides: an epoch may end with fewer
         if (window := self._window) is None:  # what the first step compiles and allocates is not its speed
             self._window = Window(perf_counter(), waited(trainer)) if last_of_step else None
             return
         window.spans.append((self._since, now(pl_module.device)))
-        window.add(batch[0])
+        window.add(batch)
         window.steps += last_of_step
         step = trainer.fit_loop.epoch_loop._batches_that_stepped
         if last_of_step and (step + 1) % trainer.log_every_n_steps == 0:
             window.ended, so_far = perf_counter(), waited(trainer)
-            window.waited = so_far - window.waited
+            window.waited = None if so_far is None else so_far - (window.waited or 0.0)
             self._window = Window(window.ended, so_far)
             self._write(trainer)
             self._last = (step, window)
@@ -103,36 +126,49 @@ class Throughput(L.Callback):
             return
         (step, window), self._last = self._last, None
         replicas = (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
+        if self._flops and window.shapes != {self._example}:
+            shapes = ", ".join(str(list(shape)) for shape in window.shapes) or "not known"
+            print(f"no perf/tflops: they are counted for the network's example_input of shape "
+                  f"{list(self._example or ())} per sample; in the batches it is {shapes}", flush=True)  # fmt: skip
+            self._flops = None
         numbers = speed(window, replicas, trainer.world_size, self._flops, self._peak)
-        rate = f"{window.unit}_per_second"
-        trainer.progress_bar_metrics[f"{window.unit}/s"] = numbers[f"perf/{rate}"]
+        if unit := window.unit:
+            trainer.progress_bar_metrics[f"{unit}/s"] = numbers[f"perf/{unit}_per_second"]
         if "perf/mfu" in numbers:
             trainer.progress_bar_metrics["mfu"] = numbers["perf/mfu"]
         for logger in trainer.loggers:
             logger.log_metrics(numbers, step)
 
 
-def speed(window: Window, replicas: int, world_size: int, flops: float, peak: float | None) -> dict[str, float]:
-    """The curves' numbers.
+def speed(window: Window, replicas: int, world_size: int, flops: float | None, peak: float | None) -> dict[str, float]:
+    """The curves' numbers, of which those that are not known are left out.
 
     Args:
         replicas: ranks that get different samples.
-        flops: of an example, forward and backward.
+        flops: of an example, forward and backward, None: unknown.
         peak: FLOP/s of a device, None: unknown.
     """
     seconds = window.ended - window.began
     compute = sum(between(*span) for span in window.spans)
-    data = max(0.0, min(window.waited, seconds - compute))
-    rate = window.count * replicas / seconds
-    flops_per_second = flops * window.examples * replicas / world_size / seconds
-    split = {"step": seconds, "compute": compute, "data": data, "other": max(0.0, seconds - compute - data)}
-    return {
-        f"perf/{window.unit}_per_second": rate,
-        f"perf/{window.unit}_per_second_per_device": rate / world_size,
-        "perf/tflops": flops_per_second / 1e12,
-        **({"perf/mfu": flops_per_second / peak} if peak else {}),
-        **{f"perf/{part}_seconds": value / window.steps for part, value in split.items()},
-    }
+    split, numbers, unit = {"step": seconds, "compute": compute}, {}, window.unit
+    if window.waited is not None:
+        data = max(0.0, min(window.waited, seconds - compute))
+        split |= {"data": data, "other": max(0.0, seconds - compute - data)}
+    if unit:
+        rate = window.count * replicas / seconds
+        numbers |= {f"perf/{unit}_per_second": rate, f"perf/{unit}_per_second_per_device": rate / world_size}
+    if unit and flops is not None:
+        flops_per_second = flops * window.examples * replicas / world_size / seconds
+        numbers["perf/tflops"] = flops_per_second / 1e12
+        numbers |= {"perf/mfu": flops_per_second / peak} if peak else {}
+    return numbers | {f"perf/{part}_seconds": value / window.steps for part, value in split.items()}
+
+
+def first_tensor(batch: Any) -> Tensor | None:
+    """The first one in a batch of any structure that has a dimension of samples; None: there is none."""
+    if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor) and batch[0].ndim:
+        return batch[0]  # nearly every batch, at less cost
+    return next((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim), None)
 
 
 def now(device: torch.device) -> Any:
@@ -152,6 +188,6 @@ def between(start: Any, end: Any) -> float:
     return start.elapsed_time(end) / 1000
 
 
-def waited(trainer: Any) -> float:
-    """Seconds that training has waited for data so far; 0 where `trainer.profiler` is another than our clock."""
-    return getattr(trainer.profiler, "waited", 0.0)
+def waited(trainer: Any) -> float | None:
+    """Seconds that training has waited for data so far; None where `trainer.profiler` is another than our clock."""
+    return getattr(trainer.profiler, "waited", None)

@@ -63,6 +63,14 @@ def _data(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
+def _unmeasured(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
+    rest = 1 - numbers.share("compute")
+    if not numbers.step.get("step") or "compute" not in numbers.step or "data" in numbers.step or rest < 0.1:
+        return
+    says = f"{percent(rest)} of a step is not computing; how much of it is waiting for data was not measured."
+    yield Finding(rest, says, None, "The trainer.profiler of configs/trainer/base.yaml measures it.")
+
+
 def _validation(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
     share = numbers.share("validation")
     if share >= 0.1:
@@ -117,7 +125,7 @@ def _memory(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _idle(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
     busy, host = numbers.gpu_percent, numbers.share("other")
-    if busy is not None and busy < 80 and numbers.share("data") < 0.1:
+    if busy is not None and busy < 80 and "data" in numbers.step and numbers.share("data") < 0.1:
         says = f"The GPUs are busy {percent(busy / 100)} of the training time, and data are not what they wait for."
         yield Finding(1 - busy / 100, says, *_fewer_launches(config))
     elif busy is None and host >= 0.2 and _accelerated(config):
@@ -172,7 +180,7 @@ def _communication(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Find
         )
 
 
-RULES = (_data, _validation, _checkpoints, _start, _communication, _idle, _arithmetic, _processor, _memory)
+RULES = (_data, _unmeasured, _validation, _checkpoints, _start, _communication, _idle, _arithmetic, _processor, _memory)
 
 
 def _larger(config: Mapping[str, Any]) -> tuple[str | None, str]:

@@ -66,10 +66,8 @@ def step(curves: Curves) -> list[Chart]:
     ]
     whole = dict(curves.points.get("perf/step_seconds", []))
     waits = [(x, 100 * y / whole[x]) for x, y in curves.points.get("perf/data_seconds", []) if whole.get(x)]
-    return [
-        Chart("a step's parts", "step", "milliseconds", series, from_zero=True),
-        Chart("waiting for data", "step", "% of a step", [Series("data", waits)], from_zero=True),
-    ]
+    shares = Chart("waiting for data", "step", "% of a step", [Series("data", waits)], from_zero=True)
+    return [Chart("a step's parts", "step", "milliseconds", series, from_zero=True), *([shares] if waits else [])]
 
 
 def use(nodes: Sequence[Node], phases: Sequence[Phase], spans: Sequence[Span]) -> list[Chart]:

@@ -52,11 +52,14 @@ def validation_follows(trainer: Any) -> bool:
 
     As Lightning's loop decides it after each micro-batch. A validation that `should_stop` brings is not foreseen.
     """
-    loop, accumulate = trainer.fit_loop.epoch_loop, trainer.accumulate_grad_batches
+    loop = trainer.fit_loop.epoch_loop
     if not loop._should_check_val_epoch():
         return False
     every = trainer.val_check_batch
     if every == float("inf"):  # the loader has no length
-        return loop.batch_progress.is_last_batch or loop.batch_idx + accumulate >= trainer.num_training_batches
+        last = loop.batch_idx + trainer.accumulate_grad_batches >= trainer.num_training_batches
+        return loop.batch_progress.is_last_batch or last
+    # The last step of an epoch may be made of fewer batches.
+    batches = min(trainer.accumulate_grad_batches, trainer.num_training_batches - loop.batch_idx)
     done = loop.total_batch_idx if trainer.check_val_every_n_epoch is None else loop.batch_idx
-    return (done // every + 1) * every <= done + accumulate
+    return (done // every + 1) * every <= done + batches

@@ -41,8 +41,8 @@ class Row:
     slow_step_seconds: float
     planned_step_seconds: float | None
     compute_seconds: float
-    data_seconds: float
-    other_seconds: float
+    data_seconds: float | None
+    other_seconds: float | None
     excess_seconds: float
     gpu_percent: float | None
     metric: str
@@ -108,7 +108,8 @@ def table(found: Sequence[Row]) -> list[list[str]]:
 def _cells(row: Row) -> list[str]:
     sizes = [row.nodes, row.devices, row.global_batch_size, row.learning_rate]
     rates = [row.rate_per_second, row.planned_rate_per_second]
-    small = [100 * row.efficiency, *(1000 * getattr(row, f"{part}_seconds") for part in TIMES), row.gpu_percent]
+    times = [getattr(row, f"{part}_seconds") for part in TIMES]
+    small = [100 * row.efficiency, *(None if time is None else 1000 * time for time in times), row.gpu_percent]
     return [*map(digits, [*sizes, *rates]), *(digits(value, 3) for value in small), digits(row.value)]
 
 
@@ -156,7 +157,10 @@ def charts(study: Study, found: Sequence[Row]) -> list[Chart]:
         shares += _joined("planned", share)
     shares.append(Series("ideal", [(nodes, 100) for nodes in devices], "dashes"))
     # An excess may lie below 0 by the noise of two measurements: as part of a time it is 0 then.
-    times = {part: {row.nodes: max(1000 * getattr(row, f"{part}_seconds"), 0) for row in found} for part in TIMES}
+    times = {
+        part: {row.nodes: max(1000 * time, 0) for row in found if (time := getattr(row, f"{part}_seconds")) is not None}
+        for part in TIMES
+    }
     parts = [series for part in TIMES for series in _joined(part, times[part])]
     title = f"{study.scaling.capitalize()} scaling"
     return [

@@ -19,8 +19,8 @@ class Measured:
     rate: float  # in that unit, per second, of all devices
     step: float
     compute: float
-    data: float
-    other: float
+    data: float | None  # None, as is other: nobody has measured it
+    other: float | None
     fast: float  # step times at the borders of the middle half of the windows
     slow: float
     windows: int
@@ -30,16 +30,18 @@ class Measured:
 
 
 def read(run_dir: Path) -> Measured | None:
-    """None: the run has not trained long enough to leave two points of perf/step_seconds."""
+    """None: the run has not trained long enough to leave two points of perf/step_seconds, or none of its rate."""
     curves = events.read(run_dir / "tensorboard")
     windows = curves.points.get("perf/step_seconds", [])[1:]  # the first one is warm-up
     if not windows:
         return None
     ordered, quarter = sorted(seconds for _, seconds in windows), len(windows) // 4
     chosen = next(step for step, seconds in windows if seconds == median_low(ordered))
-    step, compute, data, other = (dict(curves.points[f"perf/{part}_seconds"])[chosen] for part in PARTS)
-    unit = next(unit for unit in ("tokens", "samples") if f"perf/{unit}_per_second" in curves.points)
-    rate = dict(curves.points[f"perf/{unit}_per_second"])[chosen]
+    step, compute, data, other = (dict(curves.points.get(f"perf/{part}_seconds", ())).get(chosen) for part in PARTS)
+    unit = next((unit for unit in ("tokens", "samples") if f"perf/{unit}_per_second" in curves.points), "")
+    rate = dict(curves.points.get(f"perf/{unit}_per_second", ())).get(chosen)
+    if step is None or compute is None or rate is None:
+        return None
     fast, slow = ordered[quarter], ordered[-1 - quarter]
     metric, value = last_metric(curves)
     use = gpu_percent(run_dir)
