@@ -172,6 +172,27 @@ FOUND = {
             }
         },
     },
+    "a schedule of accumulation, stopped early at an epoch's end": {
+        **changed({}, [], [struck("on_train_epoch_end", 2)]),
+        "callbacks": PLAIN["callbacks"]
+        | {
+            "stop": {
+                "_target_": "lightning.pytorch.callbacks.EarlyStopping",
+                "monitor": "val/loss",
+                "patience": 1,
+                "min_delta": 10.0,
+                "check_on_train_epoch_end": True,
+            },
+            "accumulation": {
+                "_target_": "lightning.pytorch.callbacks.GradientAccumulationScheduler",
+                "scheduling": {0: 1, 1: 4, 2: 1},
+            },
+        },
+    },
+    "datasets that are made anew in each epoch": {
+        **changed({}, ["+trainer.reload_dataloaders_every_n_epochs=1"], [struck("training_step", 15)]),
+        "data": STOCK,
+    },
     "gradients that are clipped by value": changed(
         {}, ["trainer.gradient_clip_val=0.05", "+trainer.gradient_clip_algorithm=value"], STOPPED_LATE
     ),

@@ -37,10 +37,15 @@ def built(trainer: L.Trainer, module: L.LightningModule) -> Built:
 def changed(trainer: L.Trainer, module: L.LightningModule, before: Built) -> Changed:
     """Owner, name and plain form of what is there now and was not in `built`, or was another; tensors on the host.
 
-    `forms.NOT_KEPT` in place of what has no plain form, or what data workers have in copies of their own.
+    `forms.NOT_KEPT` in place of what has no plain form, or what data workers have in copies of their own. A dataset that
+    was made since, as loaders are reloaded, has changed nothing.
     """
     found, nothing = [], (object(), None)
-    for (owner, name), value in _all(trainer, module):
+    now = list(_all(trainer, module))
+    made_since = {owner for (owner, name), value in now if not name and before.get((owner, ""), nothing)[1] is not value}
+    for (owner, name), value in now:
+        if owner in made_since:
+            continue
         if before.get((owner, name), nothing)[0] != forms.mark(value):
             found.append((owner, name, forms.kept(value) if not owner.startswith(DATASET) else forms.NOT_KEPT))
     return found
@@ -100,6 +105,8 @@ def _all(trainer: L.Trainer, module: L.LightningModule) -> Iterator[tuple[tuple[
         if isinstance(it, nn.Parameter):
             yield (owner, "requires_grad"), it.requires_grad
             continue
+        if owner.startswith(DATASET):
+            yield (owner, ""), it
         without = _of_libraries(it, is_saved=id(it) in own) | OURS
         for name, value in forms.data_of(it).items():
             if name in without or name.startswith(DEEPSPEED):

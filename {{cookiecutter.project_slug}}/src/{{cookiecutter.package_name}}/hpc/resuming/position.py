@@ -40,7 +40,7 @@ def of(trainer: L.Trainer) -> dict[str, Any]:
         "between_epochs": between_epochs,
         "is_fetched": is_fetched,
         "num_fetched": batches.total.ready + (not is_fetched),
-        "accumulate": trainer.accumulate_grad_batches,
+        "accumulate": accumulate(trainer, trainer.current_epoch),  # between epochs that is the next one
         "stepped": loop._batches_that_stepped,
         "stopped_early": trainer.should_stop,
         "batches_per_epoch": _finite(trainer.num_training_batches),
