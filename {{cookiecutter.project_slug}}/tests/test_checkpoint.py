@@ -266,6 +266,30 @@ def test_the_links_lead_where_the_run_that_goes_on_knows_them(best: int | None, 
     assert links(tmp_path) == {"last.ckpt": "step-000000020"} | leads
 
 
+@pytest.mark.parametrize("left_out", [None, "step-000000010"])
+def test_a_copy_of_what_a_link_leads_to_is_a_checkpoint(left_out: str | None, tmp_path: Path) -> None:
+    """As scp -r and cp -rL copy a run."""
+    there = tmp_path / "run/checkpoints"
+    for step, name in ((10, checkpoint.BEST), (20, checkpoint.LAST)):
+        checkpoint.point(there / name, written(tmp_path / "run", step))
+    copied = tmp_path / "copied/checkpoints"
+    shutil.copytree(there, copied, ignore=shutil.ignore_patterns(left_out or ""))
+    assert not links(tmp_path / "copied")
+    best, newest = (checkpoint.place(tmp_path / "copied", step) for step in (10, 20))
+    assert checkpoint.settle(newest, best)
+    assert links(tmp_path / "copied") == {"best.ckpt": "step-000000010", "last.ckpt": "step-000000020"}
+    assert all(not checkpoint.flaw(found) for found in checkpoint.known(tmp_path / "copied"))
+    assert len(folders(tmp_path / "copied")) == 4
+
+
+def test_another_checkpoint_in_the_place_of_a_link_stays(tmp_path: Path) -> None:
+    final = written(tmp_path / "run", 20)
+    (part := checkpoint.aside(checkpoint.place(tmp_path / "other", 20))).joinpath("weights").write_text("precious")
+    checkpoint.publish(part, other := final.with_name(checkpoint.BEST), {"weights": (8, 0)}, {"step": 20, "attempt": 3})
+    checkpoint.settle(final, None)
+    assert (other / "weights").read_text() == "precious"
+
+
 # -- Killed at every single moment --
 
 

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shutil
 import subprocess
 import sys
 import time
@@ -83,6 +84,13 @@ def test_the_file_holds_the_weights(run: Path, words: list, step: int, tmp_path:
         "format": "pt", "run": "moons", "step": str(step), "checkpoint": f"step-{step:09d}"
     }  # fmt: skip
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+def test_the_best_one_of_a_copied_run(run: Path, tmp_path: Path) -> None:
+    """scp -r makes a folder of the link."""
+    shutil.copytree(run, tmp_path / "moons")
+    done(tmp_path / "moons", tmp_path / "w", "--best")
+    assert_same(load_file(tmp_path / "w"), weights_of(5))
 
 
 def test_tensors_begin_at_multiples_of_their_size(run: Path, tmp_path: Path) -> None:

@@ -117,6 +117,15 @@ def test_what_no_attempt_has_written_stays_as_it_is(tmp_path: Path) -> None:
         assert [file.stat().st_size for file in files] == [100] * len(files)
 
 
+def test_what_an_attempt_writes_that_woke_up_too_late_is_taken_away(tmp_path: Path) -> None:
+    names = [f"{EVENTS}.{end}" for end in ("150.n1.cluster.7.0", "310.n2.7.0", "150.n1.8.0")]
+    hung, own, added = (placed(tmp_path / "tensorboard", name) for name in names)
+    reached = {f"tensorboard/{hung.name}": 60, f"tensorboard/{added.name}": 50}
+    attempts = [*ATTEMPTS[:2], {**ATTEMPTS[2], "reached": reached}]
+    loggers.cut_again(tmp_path, [TensorBoardLogger(tmp_path, "tensorboard", "")], attempts)
+    assert [file.stat().st_size for file in (hung, own, added)] == [60, 100, 100]
+
+
 @pytest.mark.slow
 def test_curves_that_were_added_to_a_run_stay_when_it_goes_on(start: Callable, tmp_path: Path) -> None:
     words = [*WORDS, "trainer.max_epochs=1", "+trainer.num_sanity_val_steps=0", "+trainer.limit_test_batches=1"]

@@ -60,8 +60,8 @@ def chosen(run: Path, step: int | None = None, best: bool = False) -> Path:
         return _whole(own) if own else run
     there = checkpoint.known(run, [event for event in rundir.events(run) if event.get("event") == "start"])
     if best:
-        target = (run / "checkpoints" / "best.ckpt").resolve()
-        there = [found for found in there if found.path.resolve() == target]
+        named = checkpoint.read(run / "checkpoints" / "best.ckpt")  # a folder, where a run was copied with what links name
+        there = [found for found in there if named and found.files == named.files and found.step == named.step]
     elif step is not None:
         steps = ", ".join(str(found.step) for found in there) or "none"
         there = [found for found in there if found.step == step]

@@ -114,6 +114,8 @@ def settle(newest: Path, best: Path | None) -> bool:
 
     They lead elsewhere where a process died between a checkpoint and its links, or where later checkpoints are damaged.
     """
+    _unfollow(newest.with_name(LAST))
+    _unfollow(newest.with_name(BEST))
     there = best is not None and read(best) is not None
     with suppress(OSError):  # the next checkpoint will say what is wrong with this disk
         point(newest.with_name(LAST), newest)
@@ -122,6 +124,22 @@ def settle(newest: Path, best: Path | None) -> bool:
         elif newest.with_name(BEST).is_symlink():
             newest.with_name(BEST).unlink()
     return there
+
+
+def _unfollow(link: Path) -> None:
+    """Who copied this run has copied what a link leads to (`scp -r`): that is a checkpoint, and gets its own name."""
+    copied = None if link.is_symlink() else read(link)
+    if copied is None:
+        return
+    final = place(link.parent.parent, copied.step, bool(copied.note.get("averaged")))
+    if (there := read(final)) and there.files != copied.files:
+        return  # whatever it is
+    old = final.with_name(final.name + OLD)
+    with suppress(OSError):  # another process, which starts the same run, was first
+        shutil.rmtree(old, ignore_errors=True)
+        link.rename(old)
+        recover(link.parent)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def known(run_dir: Path, starts: Sequence[Mapping[str, Any]] = ()) -> list[Checkpoint]:

@@ -5,7 +5,7 @@ import math
 import os
 import socket
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,19 +117,33 @@ def cut(
         reached: `positions` at the checkpoint; of a run that begins anew, those at its first start.
         events: what the run's attempts have noted.
     """
-    noted = {(run_dir / name).parent for name in reached}
     for logger in loggers:
         if isinstance(logger, CSVLogger):
             _go_on_after(logger, reached.get(os.path.relpath(Path(logger.log_dir, ROWS), run_dir), 0))
-            continue
-        for file in _files(logger, noted):
-            position = reached.get(os.path.relpath(file, run_dir))
-            if not (file.resolve().is_relative_to(run_dir.resolve()) and _is_of_attempt(file.name, events)):
-                continue
-            if position is None:
-                file.unlink()
-            elif file.stat().st_size > position:
-                os.truncate(file, position)
+    for file, position in _of_attempts(run_dir, loggers, reached, events):
+        if position is None:
+            file.unlink()
+        elif file.stat().st_size > position:
+            os.truncate(file, position)
+
+
+def cut_again(run_dir: Path, loggers: Sequence[Logger], events: Sequence[Mapping[str, Any]]) -> None:
+    """Take away what an attempt that hung has written since a later one has gone on: it woke up with lines to write."""
+    reached = [event.get("reached", {}) for event in events if event.get("event") == "start"]
+    for file, position in _of_attempts(run_dir, loggers, reached[-1] if reached else {}, events):
+        if position is not None and file.stat().st_size > position:
+            os.truncate(file, position)
+
+
+def _of_attempts(
+    run_dir: Path, loggers: Sequence[Logger], reached: Mapping[str, int], events: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[Path, int | None]]:
+    """TensorBoard's files that attempts of this run have written, and where `reached` says that each had come."""
+    noted = {(run_dir / name).parent for name in reached}
+    for logger in loggers:
+        for file in _files(logger, noted) if not isinstance(logger, CSVLogger) else ():
+            if file.resolve().is_relative_to(run_dir.resolve()) and _is_of_attempt(file.name, events):
+                yield file, reached.get(os.path.relpath(file, run_dir))
 
 
 def _is_of_attempt(name: str, events: Sequence[Mapping[str, Any]]) -> bool:

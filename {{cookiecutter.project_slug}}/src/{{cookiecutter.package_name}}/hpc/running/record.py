@@ -67,6 +67,7 @@ def begin(
         log_dirs=loggers.folders(run_dir, logging),
         writer=loggers.writer(),
         logs=others,
+        reached=loggers.positions(run_dir, logging),
     )
     return take_back
 
@@ -215,8 +216,10 @@ def _text(value: Any) -> str:
 
 def flushed(trainer: L.Trainer) -> dict[str, int]:
     """Make what was logged durable; how far each file has come, where a run that goes on from here can cut it."""
+    run_dir = Path(trainer.default_root_dir)
     loggers.flush(trainer.loggers)
-    return loggers.positions(Path(trainer.default_root_dir), trainer.loggers)
+    loggers.cut_again(run_dir, trainer.loggers, rundir.events(run_dir))
+    return loggers.positions(run_dir, trainer.loggers)
 
 
 def skip(run_dir: Path, step: int, attempt: int) -> None:
