@@ -42,7 +42,9 @@ def changed(trainer: L.Trainer, module: L.LightningModule, before: Built) -> Cha
     """
     found, nothing = [], (object(), None)
     now = list(_all(trainer, module))
-    made_since = {owner for (owner, name), value in now if not name and before.get((owner, ""), nothing)[1] is not value}
+    made_since = {
+        owner for (owner, name), value in now if not name and before.get((owner, ""), nothing)[1] is not value
+    }
     for (owner, name), value in now:
         if owner in made_since:
             continue
