@@ -54,6 +54,8 @@ def told(cfg: DictConfig, made: Plan, own: dict[str, Any], words: list[str], not
     kept = campaign.checkpoint(made.trace, made.setup)
     changes = fitting.ways_out(cfg, words, made) if made.fits is False and not own.keys() & asked.PIPED else []
     notes += [*planned.notes(made, cfg.cluster, steps, finish), *without_way_out(made, own, changes)]
+    if finish and cfg.trainer.max_steps > 0 and cfg.trainer.max_epochs not in (None, -1):
+        notes.append(f"trainer.max_epochs={cfg.trainer.max_epochs} ends the run earlier if these are fewer steps")
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` has read enough: no traceback
     if as_json:
         print(json.dumps(planned.as_dict(made, finish, kept, changes, notes), indent=1))

@@ -1,5 +1,6 @@
 """Every shipped choice composes and is accepted; what cannot be meant is refused in words, before torch is imported."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -195,6 +196,25 @@ def test_a_mistake_in_an_experiment_file_is_refused(bad: str, tmp_path: Path, mo
     monkeypatch.setattr(commandline, "CONFIGS", tmp_path / "configs")
     with pytest.raises(Refused):
         accept("experiment=mine")
+
+
+def test_an_experiment_file_is_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    shutil.copytree(config.CONFIGS, tmp_path / "configs")
+    said = {
+        "seed": 7, "name": "mine", "matmul_precision": "highest", "group_readable": True,
+        "checkpoint": {"monitor": "val/accuracy", "mode": "max", "keep": 5}, "faults": {"nonfinite": "rollback"},
+        "logger": {"name": "other"}, "trainer": {"max_epochs": 3}, "data": {"num_workers": 1},
+        "callbacks": {"progress": {"refresh_rate": 7}}, "cluster": {"account": "abc"},
+    }  # fmt: skip
+    (tmp_path / "configs/experiment/mine.yaml").write_text(f"# @package _global_\n{json.dumps(said)}\n")
+    (tmp_path / "clusters.yaml").write_text("slurm: {account: other, time: '3:00:00'}\n")
+    monkeypatch.setattr(commandline, "CONFIGS", tmp_path / "configs")
+    monkeypatch.setattr(commandline, "PERSONAL", tmp_path / "clusters.yaml")
+    cfg = commandline.compose_overrides(["experiment=mine", "cluster=slurm", "seed=8"])
+    assert cfg.seed == 8 and cfg.cluster.time == "3:00:00"
+    assert OmegaConf.merge(cfg, {**said, "seed": 8}) == cfg
 
 
 def test_an_unknown_target_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -480,3 +480,21 @@ def test_what_could_not_go_on_is_rejected_before_the_first_step(what: str, start
     words, patch, rule = NEVER[what]
     said = start(tmp_path / "run", 1, [*WORDS, *words], patch=patch, code=2)
     assert rule in said and not list(tmp_path.glob("run/checkpoints/step-*"))
+
+
+@pytest.mark.parametrize(("word", "place"), [("trainer.max_steps=2", "step 4"), ("trainer.max_epochs=1", "epoch 2")])
+def test_an_end_that_lies_behind_is_rejected(word: str, place: str, start: Callable, tmp_path: Path) -> None:
+    """Lightning would call the run finished."""
+    words = [*WORDS, "trainer.max_epochs=3", "+trainer.limit_train_batches=3"]
+    start(tmp_path / "run", 1, words, 4)
+    config = (tmp_path / "run/config.yaml").read_text()
+    assert f"the run has reached {place}, and must not end before it" in start(tmp_path / "run", 1, [word], code=2)
+    assert (tmp_path / "run/config.yaml").read_text() == config
+
+
+def test_who_is_turned_away_leaves_the_verdict_of_the_run(start: Callable, call: Callable, tmp_path: Path) -> None:
+    start(tmp_path / "run", 1, WORDS, 3)
+    verdict = (tmp_path / "run/verdict").read_text()
+    done = call(f"run_dir={tmp_path / 'run'}", *WORDS, "seed=8")
+    assert done.returncode == 2 and "refused: seed=8" in done.stderr
+    assert (tmp_path / "run/verdict").read_text() == verdict and "outcome continue" in verdict

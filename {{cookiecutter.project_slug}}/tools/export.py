@@ -60,7 +60,7 @@ def chosen(run: Path, step: int | None = None, best: bool = False) -> Path:
         return _whole(own) if own else run
     there = checkpoint.known(run, [event for event in rundir.events(run) if event.get("event") == "start"])
     if best:
-        named = checkpoint.read(run / "checkpoints" / "best.ckpt")  # a folder, where a run was copied with what links name
+        named = checkpoint.read(run / "checkpoints" / "best.ckpt")  # a folder, where links were followed in a copy
         there = [found for found in there if named and found.files == named.files and found.step == named.step]
     elif step is not None:
         steps = ", ".join(str(found.step) for found in there) or "none"

@@ -76,7 +76,7 @@ def create(path: Path, group_readable: bool = False, there: bool = False, room: 
     Raises:
         Refused: it cannot be written, is not shared between nodes, or there is no room.
     """
-    os.umask(0o027 if group_readable else 0o077)
+    permit(group_readable)
     try:
         if not there:
             path.mkdir(parents=True, exist_ok=True)
@@ -89,6 +89,11 @@ def create(path: Path, group_readable: bool = False, there: bool = False, room: 
         rule = f"{what}: {error.strerror}"
         raise Refused("run_dir", path, rule, "run_dir=<a directory>, or make room (files count, too)") from None
     os.environ[CHOSEN] = str(path)
+
+
+def permit(group_readable: bool) -> None:
+    """Who may read what this process writes from now on: its user, and the group if that was asked for."""
+    os.umask(0o027 if group_readable else 0o077)
 
 
 def refuse_used(path: Path) -> None:

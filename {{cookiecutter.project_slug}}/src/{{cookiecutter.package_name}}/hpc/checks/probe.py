@@ -235,6 +235,7 @@ def _in_run_dir(cfg: DictConfig, place: Place, makes: bool, chosen: bool, enviro
             _made(cfg, Path(cfg.run_dir), chosen, environ)
         elif not makes and place.rank and not place.local_rank:
             rundir.create(Path(cfg.run_dir), cfg.group_readable, there=True)
+        rundir.permit(cfg.group_readable)
     except Refused as refused:
         known = {"refused": begin.told(refused), "finished": isinstance(refused, Finished)}
     return known | {"run_dir": cfg.run_dir}
@@ -248,6 +249,7 @@ def _made(cfg: DictConfig, path: Path, chosen: bool, environ: Mapping[str, str])
     cfg.run_dir = str(path)
     rundir.create(path, cfg.group_readable)
     move.refuse_finished(path, cfg)
+    move.refuse_other(path, cfg)  # before there is an attempt, whose failure would be the run's
     return path
 
 

@@ -144,11 +144,11 @@ def compose_overrides(overrides: Sequence[str], personal: bool = True, configs: 
         if not isinstance(OmegaConf.select(cfg, group, default=None), DictConfig):
             rule = f"must be a group of keys; {configs} and what is typed make it something else"
             raise Refused(group, None, rule, f"a file of configs/{group} with keys")
-    typed_here = {override.partition("=")[0].lstrip("+") for override in overrides}
+    said = {override.partition("=")[0].lstrip("+") for override in overrides} | _of_experiment(overrides, configs)
     for key, value in _personal(str(OmegaConf.select(cfg, "cluster.name"))).items() if personal else ():
         if key not in cfg.cluster:
             raise Refused(f"{PERSONAL}: {key}", None, "is no key of configs/cluster", meant(key, map(str, cfg.cluster)))
-        if f"cluster.{key}" not in typed_here:
+        if f"cluster.{key}" not in said:
             cfg.cluster[key] = value
     return cfg
 
@@ -184,6 +184,13 @@ def _personal(cluster: str) -> dict[str, Any]:
     except UNREADABLE as error:
         rule = f"is YAML, cluster names with keys of configs/cluster: {reason(error)}"
         raise Refused(str(PERSONAL), None, rule, f"{cluster}: {{account: ...}}") from None
+
+
+def _of_experiment(overrides: Sequence[str], configs: Path) -> set[str]:
+    """The keys `cluster.*` that the chosen file of configs/experiment/ sets."""
+    chosen = [override.partition("=")[2] for override in overrides if override.lstrip("+").startswith("experiment=")]
+    file = configs / "experiment" / f"{chosen[-1]}.yaml" if chosen else configs / "experiment"
+    return {f"cluster.{key}" for key in yaml_config(file).get("cluster") or {}} if file.is_file() else set()
 
 
 def _refuse_code(override: str) -> None:

@@ -117,9 +117,7 @@ def keep(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> Callable[[], N
         put(run_dir / "overrides.json", json.dumps(list(words), indent=1))
         put(path, frozen(cfg))
         return None
-    old = config.load(run_dir)
-    _refuse_other_science(run_dir, old, cfg)
-    _refuse_trial(run_dir, old, cfg)
+    refuse_other(run_dir, cfg)
     if cfg.resume_allow:
         permission.grant(run_dir, list(cfg.resume_allow))
     if not (lines := changes(run_dir, cfg)):
@@ -155,6 +153,14 @@ def changes(run_dir: Path, cfg: DictConfig) -> list[str]:
     before, after = _leaves(config.load(run_dir)), _leaves(cfg)
     differ = [key for key in _differ(before, after) if key != permission.KEY]
     return [f"{key}: {_typed(before, key)} -> {_typed(after, key)}" for key in differ]
+
+
+def refuse_other(run_dir: Path, cfg: DictConfig) -> None:
+    """Raises `Refused` where there is a run of other science."""
+    if (run_dir / "config.yaml").exists():
+        old = config.load(run_dir)
+        _refuse_other_science(run_dir, old, cfg)
+        _refuse_trial(run_dir, old, cfg)
 
 
 def refuse_finished(run_dir: Path, cfg: DictConfig) -> None:

@@ -37,8 +37,8 @@ def built(trainer: L.Trainer, module: L.LightningModule) -> Built:
 def changed(trainer: L.Trainer, module: L.LightningModule, before: Built) -> Changed:
     """Owner, name and plain form of what is there now and was not in `built`, or was another; tensors on the host.
 
-    `forms.NOT_KEPT` in place of what has no plain form, or what data workers have in copies of their own. A dataset that
-    was made since, as loaders are reloaded, has changed nothing.
+    `forms.NOT_KEPT` in place of what has no plain form, or what data workers have in copies of their own. A dataset
+    that was made since, as loaders are reloaded, has changed nothing.
     """
     found, nothing = [], (object(), None)
     now = list(_all(trainer, module))

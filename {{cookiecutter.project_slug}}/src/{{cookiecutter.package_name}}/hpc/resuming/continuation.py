@@ -44,6 +44,7 @@ class Continuation:
 
     def __init__(self, trainer: L.Trainer, checkpoint: dict[str, Any], skipped: int) -> None:
         self.place, self.scheduled = checkpoint["position"], checkpoint["scheduled"]
+        position.refuse_end_behind(trainer, self.place, checkpoint["global_step"])
         accumulate = position.accumulate(trainer, self.place["epoch"])
         self.start = position.go_to(checkpoint["loops"]["fit_loop"], self.place, accumulate, skipped)
         self.is_own = self.place["world_size"] == trainer.world_size

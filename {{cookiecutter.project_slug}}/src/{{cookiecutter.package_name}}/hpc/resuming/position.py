@@ -94,6 +94,20 @@ def go_to(loops: dict[str, Any], saved: dict[str, Any], accumulate: int, skipped
     )
 
 
+def refuse_end_behind(trainer: L.Trainer, saved: dict[str, Any], steps: int) -> None:
+    """Raises `Refused` where training was to have ended before this place: Lightning would take it for finished.
+
+    Args:
+        steps: of the optimizer, that are done.
+    """
+    epochs = saved["epoch"] + (saved["batches"] > 0 and not saved["between_epochs"])
+    ends = {"step": (trainer.max_steps, steps), "epoch": (trainer.max_epochs, epochs)}
+    for unit, (end, done) in ends.items():
+        if end is not None and -1 < end < done:
+            rule = f"the run has reached {unit} {done}, and must not end before it"
+            raise Refused(f"trainer.max_{unit}s", end, rule, f"trainer.max_{unit}s={done}, or more")
+
+
 def accumulate(trainer: L.Trainer, epoch: int) -> int:
     """Micro-batches of a step in this epoch. A schedule says so to the Trainer only when an epoch begins."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
