@@ -33,6 +33,7 @@ from {{ cookiecutter.package_name }}.hpc.reporting import (
     usage,
 )
 from {{ cookiecutter.package_name }}.hpc.running import causes, history
+from {{ cookiecutter.package_name }}.hpc.studies import windows
 
 BEGAN = 1_790_000_000.0
 WORDS = ["trainer=ddp", "cluster=juwels_booster", "cluster.gpu=A100", "trainer.devices=2", "trainer.num_nodes=2"]
@@ -388,6 +389,31 @@ def test_a_curve_that_is_no_number_any_more_says_so(run_dir: Path) -> None:
     assert "of a step" in read.under("Where the time goes"), "the other steps were timed"
     (loss, *_) = pictures.curves(events.read(run_dir / "tensorboard"))
     assert "120" in re.findall(r">(\d+)</text>", chart.svg(loss)), "the axis goes on to the last step"
+
+
+@pytest.mark.parametrize("place", ["tensorboard/x", "tensorboard/version_3", "logs/mine", "."])
+def test_curves_are_found_where_the_loggers_have_written(place: str, run_dir: Path) -> None:
+    (file,) = (run_dir / "tensorboard").iterdir()
+    (run_dir / place).mkdir(parents=True, exist_ok=True)
+    file.rename(run_dir / place / file.name)
+    rundir.start(run_dir, 3, {}, log_dirs=["table", place])  # not known to have ended, so that its curves are asked
+    assert "No curve" not in reported(run_dir)[0].under("Curves")
+    assert history.progress(history.read(run_dir, "x"))[0] == 100
+    measured = windows.read(run_dir)
+    assert measured and measured.rate == 320
+
+
+def test_a_note_of_where_curves_lie_leads_nowhere_else(run_dir: Path, tmp_path: Path) -> None:
+    (file,) = (run_dir / "tensorboard").iterdir()
+    (tmp_path / "other").mkdir()
+    (run_dir / "link").symlink_to(tmp_path / "other")
+    file.rename(tmp_path / "other" / file.name)
+    (run_dir / "loop").symlink_to("loop")
+    names = ["../other", str(tmp_path / "other"), "link", "loop", "x/../../other", "\0", "\ud800", "x" * 999, 7]
+    rundir.start(run_dir, 3, {}, log_dirs=names)
+    rundir.start(run_dir, 4, {}, log_dirs="link")
+    assert reported(run_dir)[0].under("Curves") == "No curve is in the events files."
+    assert rundir.log_dirs(run_dir) == [run_dir / "tensorboard"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00", b"\xff" * 64, b"\x05" + b"\x00" * 11 + b"\xff" * 9])

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,7 @@ from .config import PROJECT, Refused
 
 # Set by the process that chose the directory for those it starts: they must not choose again.
 CHOSEN = "HPC_RUN_DIR"
+LOGS = 16  # folders of loggers that are looked into
 ROOM = 16 * 2**20  # bytes that must be free to begin with
 
 
@@ -159,6 +161,19 @@ def events(path: Path) -> list[dict[str, Any]]:
 def starts(path: Path) -> list[dict[str, Any]]:
     """The start events of a run's attempts, in their order."""
     return [event for event in events(path) if event.get("event") == "start"]
+
+
+def log_dirs(path: Path) -> list[Path]:
+    """The folders with curves: tensorboard/, and what the attempts noted last. None lies outside the run directory."""
+    noted = [start["log_dirs"] for start in starts(path) if isinstance(start.get("log_dirs"), list)]
+    names = dict.fromkeys(name for those in reversed(noted) for name in those if isinstance(name, str))
+    found = {path / "tensorboard": None}
+    for name in list(names)[:LOGS]:
+        with suppress(OSError, ValueError, RuntimeError):  # no name that a folder may have, or a link to itself
+            folder = path.resolve() / name
+            if folder.is_dir() and folder.resolve().is_relative_to(path.resolve()):
+                found[path / folder.resolve().relative_to(path.resolve())] = None
+    return list(found)
 
 
 def notes(file: Path) -> list[dict[str, Any]]:

@@ -49,9 +49,10 @@ class Curves:
         return sum(values) / len(values) if values else None
 
 
-def read(folder: Path) -> Curves:
-    """What the events files of this folder hold, not those of the folders in it."""
-    files, read = sorted(folder.glob("events.out.tfevents.*")), Curves()  # their names begin with the time
+def read(*folders: Path) -> Curves:
+    """What the events files of these folders hold, not those of the folders in them."""
+    files, read = [file for folder in folders for file in folder.glob("events.out.tfevents.*")], Curves()
+    files.sort(key=lambda file: file.name)  # their names begin with the time
     try:
         from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
     except ImportError:

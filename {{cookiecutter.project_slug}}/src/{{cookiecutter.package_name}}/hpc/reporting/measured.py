@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .. import logs
+from .. import logs, rundir
 from ..running import history
 from ..running.history import Attempt, Run
 from . import accounts, damage, events, report, usage
@@ -44,7 +44,7 @@ class Measured:
 def measure(run: Run) -> Measured:
     """Read all of a run directory; what cannot be read is missing, and said so."""
     row = report.one(run)
-    curves, phases = events.read(run.path / "tensorboard"), usage.phases(run.path)
+    curves, phases = events.read(*rundir.log_dirs(run.path)), usage.phases(run.path)
     nodes, notes = usage.nodes(run.path)
     goes_on = row.state in report.ACTIVE - {"running?"} and row.job == (run.attempts[-1].job if run.attempts else None)
     spans = attempts(run, phases, goes_on)

@@ -116,7 +116,7 @@ def progress(run: Run) -> tuple[int | None, str]:
     step = last.get("step")
     if not run.attempts or (tested and run.attempts[-1].end):
         return step, _one(tested)
-    newest, validated = reached.scalars(run.path / "tensorboard")
+    newest, validated = reached.scalars(*rundir.log_dirs(run.path))
     made = max((made for made in (newest, reached.saved(run.path)) if made is not None), default=step)
     return step if run.attempts[-1].end else made, _one(tested or validated)
 

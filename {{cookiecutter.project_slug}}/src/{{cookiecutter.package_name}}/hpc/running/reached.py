@@ -5,9 +5,10 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def scalars(folder: Path) -> tuple[int | None, dict[str, float]]:
+def scalars(*folders: Path) -> tuple[int | None, dict[str, float]]:
     """The step of the newest scalars, and the newest validation metrics, from TensorBoard's files."""
-    files = sorted(folder.glob("events.out.tfevents.*"), reverse=True)  # their names begin with the time
+    files = [file for folder in folders for file in folder.glob("events.out.tfevents.*")]
+    files.sort(key=lambda file: file.name, reverse=True)  # their names begin with the time
     step, validated = None, {}
     for file in files:
         steps, values = _events(file)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
 
+from .. import rundir
 from ..reporting import events, usage
 from ..reporting.events import Curves
 
@@ -31,7 +32,7 @@ class Measured:
 
 def read(run_dir: Path) -> Measured | None:
     """None: the run has not trained long enough to leave two points of perf/step_seconds, or none of its rate."""
-    curves = events.read(run_dir / "tensorboard")
+    curves = events.read(*rundir.log_dirs(run_dir))
     windows = curves.points.get("perf/step_seconds", [])[1:]  # the first one is warm-up
     if not windows:
         return None
