@@ -190,6 +190,7 @@ def test_what_was_left_behind_is_removed_before_the_next_is_written(tmp_path: Pa
     written(tmp_path, 5)
     for step in (10, 20):
         (checkpoint.aside(checkpoint.place(tmp_path, step)) / "left").write_text("behind")
+    (tmp_path / "checkpoints" / "step-000000005.universal-a_1.part").mkdir()  # converted for other ranks
     part = checkpoint.aside(checkpoint.place(tmp_path, 10))
     assert list(part.iterdir()) == [] and folders(tmp_path) == ["step-000000005", "step-000000010.part"]
     written(tmp_path, 10)

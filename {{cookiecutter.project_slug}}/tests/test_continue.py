@@ -2,8 +2,13 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from test_weights import deepspeed_by_hand
+
+from {{ cookiecutter.package_name }}.hpc.checkpoints import universal
 
 pytestmark = pytest.mark.slow
 
@@ -99,6 +104,51 @@ def test_deepspeed_on_fewer_ranks_and_on_more(stage: int, ranks: list[int], star
         start(tmp_path / "run", devices, [*words, f"trainer.devices={devices}"], stop, EXACT)
         words = []
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "reference"), rel=0, abs=1e-4)
+
+
+MOMENTUM = """
+import torch
+from {{ cookiecutter.package_name }}.module import Classifier
+
+Classifier.configure_optimizers = lambda self: torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+"""
+
+
+def test_deepspeed_moves_no_other_states_than_adams(start: Callable, tmp_path: Path) -> None:
+    words = [*ZERO, "strategy=deepspeed_zero3", "trainer.max_steps=8", "trainer.devices=1"]
+    start(tmp_path / "run", 1, words, 4, MOMENTUM)
+    files = sorted((tmp_path / "run" / "checkpoints").rglob("*"))
+    said = start(tmp_path / "run", 2, ["trainer.devices=2"], patch=MOMENTUM, code=2)
+    assert said.count("there must be 1 as before, not 2: this optimizer keeps momentum_buffer") == 1
+    assert "Traceback" not in said and sorted((tmp_path / "run" / "checkpoints").rglob("*")) == files
+    start(tmp_path / "run", 1, ["trainer.devices=1"], patch=MOMENTUM)
+
+
+@pytest.mark.parametrize("fails", ["converting", "loading"])
+def test_what_is_converted_for_other_ranks_is_gone_where_that_fails(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converter = pytest.importorskip("deepspeed.checkpoint.ds_to_universal")
+    folder = deepspeed_by_hand(tmp_path)
+    (tmp_path / "run.universal-left.part").mkdir()  # by a process that was killed
+    files = sorted(folder.rglob("*"))
+
+    def convert(options: Any) -> None:
+        Path(options.output_folder).mkdir()
+        if fails == "converting":
+            raise KeyError("exp_avg")
+
+    def load(path: Path, **options: Any) -> None:
+        assert (path / universal.TAG).is_dir()
+        raise KeyError("max_exp_avg_sq")
+
+    alone = SimpleNamespace(get_rank=lambda: 0, broadcast_object_list=lambda objects: None, barrier=lambda: None)
+    monkeypatch.setattr(universal, "dist", alone)
+    monkeypatch.setattr(converter, "main", convert)
+    engine = SimpleNamespace(_config=SimpleNamespace(), load_checkpoint=load)
+    with pytest.raises(KeyError):
+        universal.load(engine, folder)
+    assert sorted(folder.rglob("*")) == files and list(tmp_path.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize("moves", ["ddp deepspeed_zero3", "deepspeed_zero2 ddp"])

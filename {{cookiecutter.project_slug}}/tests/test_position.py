@@ -7,11 +7,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
 
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.resuming import position
-from {{ cookiecutter.package_name }}.hpc.resuming.sampler import EvalBatchSampler
+from {{ cookiecutter.package_name }}.hpc.resuming.sampler import EvalBatchSampler, SharedBatches
+
+NUMBERS = range(50)
 
 
 def trainer(
@@ -24,6 +34,7 @@ def trainer(
     interval: float = 1.0,
     evaluated: float = 1.0,
     num_val: int = 0,
+    schedule: dict[int, int] | None = None,
 ) -> Any:
     """As far as `check` looks at one. Without a limit an epoch is all that there is.
 
@@ -43,6 +54,7 @@ def trainer(
         limit_val_batches=evaluated,
         limit_test_batches=1.0,
         num_devices=ranks,
+        callbacks=[GradientAccumulationScheduler(schedule)] if schedule else [],
         strategy=SimpleNamespace(distributed_sampler_kwargs={"num_replicas": ranks}),
         fit_loop=SimpleNamespace(_combined_loader=loaders, epoch_loop=SimpleNamespace(val_loop=validation)),
     )
@@ -142,12 +154,42 @@ REFUSED = {
     ),
     "steps of more samples": (
         (2, 2, FEWER, {"per_epoch": 12, "every": 12, "ranks": 4}),
-        "resume",
+        "trainer.devices",
         "trainer.accumulate_grad_batches=1",
     ),
-    "steps of samples that cannot be cut so": (
+    "batches of a rank that are as large on fewer ranks": (
+        (1, 1, FEWER, {"per_epoch": 24, "every": 24, "ranks": 1}),
+        "trainer.devices",
+        "trainer.accumulate_grad_batches=2",
+    ),
+    "steps of more samples in the middle of an epoch": (
+        (2, 2, FEWER, {"per_epoch": 6, "every": 6, "ranks": 4}, 8),
+        "trainer.devices",
+        "trainer.accumulate_grad_batches=1",
+    ),
+    "steps of more micro-batches": (
+        (1, 2, FEWER, FEWER, 4),
+        "trainer.accumulate_grad_batches",
+        "trainer.accumulate_grad_batches=1",
+    ),
+    "a schedule of micro-batches that is new": (
+        (1, 2, FEWER, FEWER | {"schedule": {0: 2}}, 6),
+        "callbacks",
+        "a schedule that has 1 in this epoch, as before",
+    ),
+    "larger batches": (
         (1, 1, FEWER, {"per_epoch": 12, "every": 12, "micro_batch": 6}),
-        "resume",
+        "data",
+        "batches as large as before",
+    ),
+    "a limit as before, of smaller micro-batches": (
+        (2, 4, FEWER | {"limit": 12}, {"per_epoch": 12, "every": 12, "limit": 12, "micro_batch": 2}, 8),
+        "trainer.limit_train_batches",
+        "trainer.limit_train_batches=24",
+    ),
+    "an epoch whose last step is incomplete on fewer ranks": (  # 50 samples
+        (1, 2, {"per_epoch": 7, "every": 7}, {"per_epoch": 13, "every": 13, "ranks": 1}),
+        "trainer.devices",
         "as many devices as before",
     ),
     "fewer samples are validated": (
@@ -182,6 +224,21 @@ def test_it_is_another_place(case: str) -> None:
     with pytest.raises(Refused) as caught:
         going_on(*words)
     assert (caught.value.key, caught.value.fix) == (key, fix)
+
+
+@pytest.mark.parametrize("was", [1, 2])
+def test_another_order_is_told_where_a_run_moves_between_one_rank_and_several(was: int) -> None:
+    def note(order: Any, now: int) -> str:
+        there = trainer(per_epoch=6, every=6, ranks=now, micro_batch=4)
+        batches = SharedBatches(order, [], seed=1) if now > 1 else BatchSampler(order, 4, drop_last=False)
+        there.fit_loop._combined_loader.flattened = [SimpleNamespace(batch_sampler=batches)]
+        return position.other_order(there, {"num_ranks": was})
+
+    now = 3 - was
+    before = "than on one rank" if was == 1 else "than on several ranks"
+    assert before in note(RandomSampler(NUMBERS), now) and before in note(SubsetRandomSampler(NUMBERS), now)
+    assert not note(RandomSampler(NUMBERS), was) and not note(SequentialSampler(NUMBERS), now)
+    assert not note(DistributedSampler(NUMBERS, now, 0), now)  # type: ignore[arg-type]
 
 
 # Data that have changed, as it was meant

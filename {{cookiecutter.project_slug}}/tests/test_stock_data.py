@@ -159,6 +159,21 @@ def test_a_run_goes_on_at_its_place_and_with_more_samples_if_that_is_meant(
 
 
 @pytest.mark.slow
+def test_a_run_that_moves_to_one_rank_is_told_what_to_type_and_of_its_new_order(
+    start: Callable[..., str], tmp_path: Path
+) -> None:
+    patch = stock(tmp_path).replace('Noted("train", 50)', 'Noted("train", 48)')
+    start(tmp_path / "run", 2, [*WORDS, "strategy=ddp", "trainer.devices=2", "trainer.max_epochs=1"], patch=patch)
+    words = ["strategy=single", "trainer.devices=1", "trainer.max_epochs=2"]
+    said = start(tmp_path / "run", 1, words, patch=patch, code=2)
+    assert "trainer.devices=1\n" in said and "as many samples as before: 16, not 8" in said
+    fix = "trainer.accumulate_grad_batches=2"
+    assert f"fix:  {fix}\n" in said
+    said = start(tmp_path / "run", 1, [*words, fix], patch=patch)
+    assert said.count("samples come in another order than on several ranks") == 1
+
+
+@pytest.mark.slow
 def test_ranks_of_a_tensor_parallel_run_get_the_same_samples(start: Callable[..., str], tmp_path: Path) -> None:
     words = ["model=gpt_tiny", "strategy=tensor_parallel", "trainer.devices=2", "trainer.max_epochs=2"]
     start(tmp_path / "run", 2, [*WORDS, *words], patch=stock(tmp_path, None))

@@ -23,7 +23,7 @@ MANIFEST = "manifest.json"
 PART = ".part"
 OLD = f".old{PART}"  # how the name of a folder ends that is no checkpoint any more
 # What may be removed. A folder `checkpoints` may hold others' files, too: step-500, step-1.ckpt.part.
-OURS = re.compile(r"step-\d{9,}(-averaged)?((\.old)?\.part)?")
+OURS = re.compile(r"step-\d{9,}(-averaged)?((\.old|\.universal-\w+)?\.part)?")
 AVERAGED = "-averaged"
 LAST, BEST = "last.ckpt", "best.ckpt"  # links to checkpoints beside them
 CHUNK = 16 * 2**20  # bytes read at once for a checksum

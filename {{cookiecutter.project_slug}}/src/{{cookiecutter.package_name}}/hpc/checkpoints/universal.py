@@ -8,7 +8,8 @@ import os
 import shutil
 import tempfile
 from argparse import Namespace
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,34 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..config import Refused
 from . import inert, weights
+from .checkpoint import PART
 
 TAG = "checkpoint"  # the folder that Lightning has DeepSpeed write into
+CONVERTED = {"exp_avg", "exp_avg_sq"}  # the states of a parameter that its converter knows, beside the count of steps
+
+
+def states(engine: Any) -> list[str]:
+    """Return the names of what the engine's optimizer keeps for parameters."""
+    optimizer = getattr(engine.optimizer, "optimizer", None)  # there is none in a test
+    return sorted({name for kept in optimizer.state.values() for name in kept}) if optimizer else []
+
+
+def refuse_other_states(names: Sequence[str] | None, devices: int, ranks: tuple[int, int], checkpoint: Path) -> None:
+    """Raise `Refused` for states that would not arrive at another number of ranks.
+
+    Args:
+        names: what `states` returned when the checkpoint was saved; None: it was not noted.
+        devices: of a node, as they are typed now.
+        ranks: how many there were, and are now.
+    """
+    if names is None or set(names) - {"step"} == CONVERTED:
+        return
+    were, are = ranks
+    rule = f"DeepSpeed moves only the states of Adam ({', '.join(sorted(CONVERTED))}) to another number of ranks, so "
+    rule += f"there must be {were} as before, not {are}: this optimizer keeps {', '.join(names) or 'none'}"
+    raise Refused("trainer.devices", devices, rule, f"{were} ranks, or a new run from its weights: ckpt={checkpoint}")
 
 
 def load(engine: Any, checkpoint: Path) -> dict[str, Any]:
@@ -26,8 +52,8 @@ def load(engine: Any, checkpoint: Path) -> dict[str, Any]:
 
     Args:
         engine: the DeepSpeedEngine, of the ZeRO stage that saved the checkpoint.
-        checkpoint: folder of DeepSpeedStrategy. Rank 0 needs space in it for the weights and the optimizer states once
-            more, until all ranks have read them.
+        checkpoint: folder of DeepSpeedStrategy. Rank 0 needs space beside it for the weights and the optimizer states
+            once more, until all ranks have read them.
 
     Returns:
         What the strategy saved besides: `client_state` of `engine.load_checkpoint`.
@@ -35,29 +61,47 @@ def load(engine: Any, checkpoint: Path) -> dict[str, Any]:
     Raises:
         Refused: a file names more than data.
     """
-    with inert.refusals(checkpoint), inert.allowing_deepspeed():
-        folder = [convert(checkpoint) if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(folder)
-        assert folder[0]
+    with inert.refusals(checkpoint), inert.allowing_deepspeed(), _converted(checkpoint) as folder:
         engine._config.load_universal_checkpoint = True
         try:
-            _, client_state = engine.load_checkpoint(folder[0], tag=TAG, load_lr_scheduler_states=False)
+            _, client_state = engine.load_checkpoint(folder, tag=TAG, load_lr_scheduler_states=False)
         finally:
             engine._config.load_universal_checkpoint = False
-        _groups(engine.optimizer.optimizer, folder[0])
+        _groups(engine.optimizer.optimizer, folder)
     _untrained(engine.module, checkpoint)
-    dist.barrier()
-    if dist.get_rank() == 0:
-        shutil.rmtree(folder[0])
     return client_state
 
 
-def convert(checkpoint: Path) -> Path:
-    """Write the universal checkpoint into a new folder below `checkpoint`; call it from one process."""
+@contextmanager
+def _converted(checkpoint: Path) -> Iterator[Path]:
+    """The universal checkpoint, until all ranks have read it; they call it together."""
+    is_first = dist.get_rank() == 0
+    folder = [_new_folder(checkpoint.resolve()) if is_first else None]
+    try:
+        if folder[0]:
+            convert(checkpoint, folder[0])
+        dist.broadcast_object_list(folder)
+        assert folder[0]
+        yield folder[0]
+        dist.barrier()
+    finally:
+        if is_first and folder[0]:
+            shutil.rmtree(folder[0], ignore_errors=True)
+
+
+def _new_folder(checkpoint: Path) -> Path:
+    """Beside the checkpoint: where this process is killed, the next one that saves or converts removes it by name."""
+    prefix = f"{checkpoint.name}.universal-"
+    for left in checkpoint.parent.glob(f"{prefix}*{PART}"):
+        shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=prefix, suffix=PART, dir=checkpoint.parent))
+
+
+def convert(checkpoint: Path, folder: Path) -> None:
+    """Write the universal checkpoint into an empty folder; call it from one process."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from deepspeed.checkpoint import ds_to_universal
 
-    folder = Path(tempfile.mkdtemp(prefix="universal-", dir=checkpoint))
     options = Namespace(input_folder=str(checkpoint / TAG), output_folder=str(folder / TAG))
     # More workers would be forks of a process that has threads and a GPU. The missing state is that of other kinds of
     # parallelism.
@@ -65,7 +109,6 @@ def convert(checkpoint: Path) -> Path:
     vars(options).update(inject_missing_state=True, strict=True)
     with open(os.devnull, "w") as silence, redirect_stdout(silence), redirect_stderr(silence):
         ds_to_universal.main(options)
-    return folder
 
 
 def _groups(optimizer: torch.optim.Optimizer, folder: Path) -> None:

@@ -60,6 +60,8 @@ class Continuation:
         """Go to the place. `tick` is called for each batch that is passed over. Raises `Refused`."""
         other_data = same_data.have_changed(trainer)
         position.check(trainer, self.place, self.start, other_data=other_data)
+        if (note := position.other_order(trainer, self.place)) and trainer.is_global_zero:
+            print(note, flush=True)
         is_same_epoch = self.start.epoch == self.place["epoch"]
         loaders = (self.own or own_state(self.folder, 0))["loaders"] if is_same_epoch else []
         replay.prepare(trainer, loaders)

@@ -7,6 +7,7 @@ from typing import Any
 import lightning as L
 from lightning.fabric.utilities.data import _set_sampler_epoch, sized_len  # the first as before each epoch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from torch.utils.data import DistributedSampler, SequentialSampler
 
 from ..config import Refused
 from .sampler import GlobalBatchSampler, ResumableLoader
@@ -110,10 +111,13 @@ def refuse_end_behind(trainer: L.Trainer, saved: dict[str, Any], steps: int) -> 
 
 def accumulate(trainer: L.Trainer, epoch: int) -> int:
     """Micro-batches of a step in this epoch. A schedule says so to the Trainer only when an epoch begins."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, GradientAccumulationScheduler):
-            return callback.get_accumulate_grad_batches(epoch)
-    return trainer.accumulate_grad_batches
+    schedule = _schedule(trainer)
+    return schedule.get_accumulate_grad_batches(epoch) if schedule else trainer.accumulate_grad_batches
+
+
+def _schedule(trainer: L.Trainer) -> GradientAccumulationScheduler | None:
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return next((callback for callback in callbacks if isinstance(callback, GradientAccumulationScheduler)), None)
 
 
 def check(trainer: L.Trainer, saved: dict[str, Any], start: Start, *, other_data: bool = False) -> None:
@@ -123,17 +127,11 @@ def check(trainer: L.Trainer, saved: dict[str, Any], start: Start, *, other_data
         other_data: the data have changed since, and that is meant.
     """
     was, now = saved["accumulate"], start.accumulate
-    between_one_and_many = (saved["num_ranks"] == 1) != (_num_ranks(trainer) == 1)
-    if start.batches and between_one_and_many and not all(map(_is_ours, _loaders(trainer))):
+    if start.batches and _between_one_and_many(trainer, saved) and not all(map(_is_ours, _loaders(trainer))):
         rule = "within an epoch, one rank goes through a plain DataLoader in another order than several ranks do"
         raise Refused("trainer.devices", trainer.num_devices, rule, "as many devices as before")
+    _check_samples(trainer, saved, now)  # before numbers of batches, which follow from it
     per_epoch, validate_every = _finite(trainer.num_training_batches), _finite(trainer.val_check_batch)
-    if per_epoch is not None and start.batches >= per_epoch:
-        rule = f"the run has done {start.batches} batches of its epoch, which must have more; now it has {per_epoch}"
-        if other_data:
-            fix = "the data as they were until this epoch has ended, or a new run from its weights: ckpt=<last.ckpt>"
-            raise Refused("data", "changed", rule, fix)
-        raise Refused("trainer.limit_train_batches", trainer.limit_train_batches, rule, "the value that the run had")
     is_moved = (was, saved["num_ranks"]) != (now, _num_ranks(trainer))
     for key, value, before, after in (
         ("limit_train_batches", trainer.limit_train_batches, saved["batches_per_epoch"], per_epoch),
@@ -142,18 +140,62 @@ def check(trainer: L.Trainer, saved: dict[str, Any], start: Start, *, other_data
         if other_data and value != after:
             continue  # it follows from how many batches there are now
         if is_moved and None not in (before, after) and after * was != before * now:
+            if isinstance(value, float) and value == 1.0 and after * was < before * now:  # there are no more
+                key, value, fix = _layout(trainer, saved, now)
+                rule = f"an epoch must have as many batches of a rank as before, {before} in steps of {was}; "
+                raise Refused(key, value, f"{rule}now there are {after}, in steps of {now}", fix)
             rule = f"counts micro-batches, and must mean as many optimizer steps as before: {before} / {was}"
             fits = before * now % was == 0
             fix = f"trainer.{key}={before * now // was}" if fits else f"trainer.accumulate_grad_batches={was}"
             raise Refused(f"trainer.{key}", value, rule, fix)
-    before, after = [[one * k for one in sizes] for sizes, k in ((saved["samples"], was), (_samples(trainer), now))]
-    if before != after:
-        fits = len(before) == len(after) == 1 and before[0] * now % after[0] == 0
-        fix = f"trainer.accumulate_grad_batches={before[0] * now // after[0]}" if fits else "as many devices as before"
-        rule = f"a step must have as many samples as before: {_listed(before)}, not {_listed(after)}"
-        raise Refused("resume", None, rule, fix)
+    if per_epoch is not None and start.batches >= per_epoch:
+        rule = f"the run has done {start.batches} batches of its epoch, which must have more; now it has {per_epoch}"
+        if other_data:
+            fix = "the data as they were until this epoch has ended, or a new run from its weights: ckpt=<last.ckpt>"
+            raise Refused("data", "changed", rule, fix)
+        raise Refused("trainer.limit_train_batches", trainer.limit_train_batches, rule, "the value that the run had")
     if is_moved:
         _check_evaluations(trainer, saved, now)
+
+
+def other_order(trainer: L.Trainer, saved: dict[str, Any]) -> str:
+    """Return what to tell where the samples come in another order now; "" where they do not."""
+    batches = [getattr(loader, "batch_sampler", None) for loader in _loaders(trainer)]  # None: those of this project
+    orders = [getattr(one, "sampler", None) for one in batches]  # the researcher's own
+    kept = SequentialSampler | DistributedSampler | None  # the same order on any number of ranks
+    if not _between_one_and_many(trainer, saved) or all(isinstance(order, kept) for order in orders):
+        return ""
+    before = "several ranks" if saved["num_ranks"] > 1 else "one rank"
+    said = f"from here on samples come in another order than on {before}, each still once in an epoch"
+    return f"note: train: {said}: one rank draws the order of a DataLoader as Lightning does, several by seed and epoch"
+
+
+def _between_one_and_many(trainer: L.Trainer, saved: dict[str, Any]) -> bool:
+    return (saved["num_ranks"] == 1) != (_num_ranks(trainer) == 1)
+
+
+def _check_samples(trainer: L.Trainer, saved: dict[str, Any], now: int) -> None:
+    was = saved["accumulate"]
+    before, after = [[one * k for one in sizes] for sizes, k in ((saved["samples"], was), (_samples(trainer), now))]
+    if before == after:
+        return
+    key, value, fix = _layout(trainer, saved, now)
+    if len(before) == len(after) == 1 and before[0] * now % after[0] == 0 and not _schedule(trainer):
+        fix = f"trainer.accumulate_grad_batches={before[0] * now // after[0]}"
+    rule = f"a step must have as many samples as before: {_listed(before)}, not {_listed(after)}"
+    raise Refused(key, value, rule, fix)
+
+
+def _layout(trainer: L.Trainer, saved: dict[str, Any], now: int) -> tuple[str, object, str]:
+    """Return the key by which a step is cut otherwise than before, its value, and how to have it as before."""
+    was = saved["accumulate"]
+    if saved["num_ranks"] != _num_ranks(trainer):
+        return "trainer.devices", trainer.num_devices, "as many devices as before"
+    if was == now:
+        return "data", None, "batches as large as before"
+    if schedule := _schedule(trainer):
+        return "callbacks", type(schedule).__name__, f"a schedule that has {was} in this epoch, as before"
+    return "trainer.accumulate_grad_batches", now, f"trainer.accumulate_grad_batches={was}"
 
 
 def _check_evaluations(trainer: L.Trainer, saved: dict[str, Any], now: int) -> None:

@@ -195,7 +195,11 @@ class DeepSpeed(SharesBuffers, SharesData, Kept, DeepSpeedStrategy):
         return write
 
     def _noted(self) -> dict[str, Any]:
-        return {"stage": self.config["zero_optimization"]["stage"]}  # type: ignore[index]
+        return {"stage": self._stage, "states": universal.states(self.deepspeed_engine)}
+
+    @property
+    def _stage(self) -> int:
+        return self.config["zero_optimization"]["stage"]  # type: ignore[index]
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         return {}
@@ -217,11 +221,13 @@ class DeepSpeed(SharesBuffers, SharesData, Kept, DeepSpeedStrategy):
         engine: Any = self.deepspeed_engine
         saved = read_manifest(path)
         note = saved.note if saved else {}
-        if note.get("stage") != self._noted()["stage"]:
+        if note.get("stage") != self._stage:
             universal.fill(engine, path)
             self._begins_anew(path)
             return rest
         if self._fitting and note["world_size"] != self.world_size:
+            devices, ranks = self.lightning_module.trainer.num_devices, (note["world_size"], self.world_size)
+            universal.refuse_other_states(note.get("states"), devices, ranks, path)
             universal.load(engine, path)
         else:
             with inert.refusals(path, "resume"), inert.allowing_deepspeed():
