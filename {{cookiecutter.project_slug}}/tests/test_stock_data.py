@@ -16,6 +16,7 @@ from torch.utils.data import (
     DataLoader,
     DistributedSampler,
     IterableDataset,
+    RandomSampler,
     Sampler,
     SubsetRandomSampler,
     TensorDataset,
@@ -278,6 +279,17 @@ def test_each_sample_once_in_an_order_that_follows_from_seed_and_epoch(num_ranks
     assert max(len(batch) for batches in first for batch in batches) <= 9
     assert everything(loaded(plain(batch_size=8), VAL, num_ranks)) != NUMBERS  # each rank a part of it
     assert sorted(everything(loaded(plain(batch_size=8), VAL, num_ranks))) == NUMBERS
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_batch_sampler_without_a_rank_is_shared_out_with_its_order_and_its_batches(drop_last: bool) -> None:
+    generator = torch.Generator()
+    given = BatchSampler(RandomSampler(NUMBERS, generator=generator), 8, drop_last)
+    drawn = []
+    for loader in (plain(batch_sampler=given), plain(batch_size=8, sampler=given.sampler, drop_last=drop_last)):
+        generator.manual_seed(1)
+        drawn.append(loaded(loader, TRAIN, 2))
+    assert drawn[0] == drawn[1] and everything(drawn[0])[:8] != NUMBERS[:8]
 
 
 def test_an_incomplete_batch_is_left_out_where_the_loader_says_so() -> None:

@@ -108,12 +108,13 @@ def shared(loader: Any, stage: RunningStage, *, rank: int, num_ranks: int, alone
             rule = f"evaluation must count each of the {len(loader.dataset)} samples once; "  # type: ignore[arg-type]
             rule += f"{type(own).__name__} gives {own.num_replicas} * {len(own)}"
             raise _refused(split, loader, rule, "the same loader without a sampler: it is shared out exactly")
-    if type(loader.batch_sampler) is not BatchSampler or not hasattr(loader.sampler, "__len__"):
+    batches: Any = loader.batch_sampler  # a loader that was given one knows neither its order nor how large batches are
+    if type(batches) is not BatchSampler or not hasattr(batches.sampler, "__len__"):
         rule = f"each of the {num_ranks} ranks must get samples of its own; how to share out this sampler is not known"
         raise _refused(split, loader, rule, f"a DistributedSampler (with `rank` and `num_replicas`), or {PLAIN}")
-    order: Any = SequentialSampler(loader.dataset) if own else loader.sampler  # type: ignore[arg-type]
-    num_samples, batch_size = len(order), int(loader.batch_size or 1)
-    if loader.drop_last:  # of an evaluation as many as one process would leave out
+    order: Any = SequentialSampler(loader.dataset) if own else batches.sampler  # type: ignore[arg-type]
+    num_samples, batch_size = len(order), batches.batch_size
+    if batches.drop_last:  # of an evaluation as many as one process would leave out
         num_samples -= num_samples % (batch_size * num_ranks if training else batch_size)
     if num_samples < num_ranks:
         rule = f"each of the {num_ranks} ranks must get a batch; there are {len(order)} samples"
