@@ -172,6 +172,21 @@ FOUND = {
             }
         },
     },
+    "a metric in the progress bar, of two ranks that stop early within an epoch": {
+        **changed({"logs": "metric", **SHARED}, ["+trainer.val_check_interval=2"], []),
+        "strategy": "ddp",
+        "ranks": 2,
+        "callbacks": PLAIN["callbacks"]
+        | {
+            "throughput": {"_target_": "my_research.hpc.monitoring.throughput.Throughput"},
+            "stop": {
+                "_target_": "lightning.pytorch.callbacks.EarlyStopping",
+                "monitor": "val/loss",
+                "patience": 2,
+                "min_delta": 10.0,
+            },
+        },
+    },
     "a schedule of accumulation, stopped early at an epoch's end": {
         **changed({}, [], [struck("on_train_epoch_end", 2)]),
         "callbacks": PLAIN["callbacks"]

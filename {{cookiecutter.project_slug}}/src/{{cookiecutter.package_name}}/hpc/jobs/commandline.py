@@ -190,7 +190,8 @@ def _of_experiment(overrides: Sequence[str], configs: Path) -> set[str]:
     """The keys `cluster.*` that the chosen file of configs/experiment/ sets."""
     chosen = [override.partition("=")[2] for override in overrides if override.lstrip("+").startswith("experiment=")]
     file = configs / "experiment" / f"{chosen[-1]}.yaml" if chosen else configs / "experiment"
-    return {f"cluster.{key}" for key in yaml_config(file).get("cluster") or {}} if file.is_file() else set()
+    said = OmegaConf.select(yaml_config(file), "cluster") if file.is_file() else None
+    return {f"cluster.{key}" for key in said or {}}
 
 
 def _refuse_code(override: str) -> None:

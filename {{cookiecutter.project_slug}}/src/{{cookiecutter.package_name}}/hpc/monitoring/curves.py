@@ -106,7 +106,7 @@ class Curves(L.Callback):
             if not (numbers := point.read()):
                 continue
             if "train/loss" in numbers:
-                trainer.progress_bar_metrics["train/loss"] = numbers["train/loss"]
+                show(trainer, {"train/loss": numbers["train/loss"]})
             for logger in trainer.loggers:
                 logger.log_metrics(numbers, point.step)
 
@@ -124,6 +124,15 @@ class Curves(L.Callback):
             curves = f"these curves have its values alone from step {point.step} on"
             print(f"note: the module logs {names} itself: {curves}", flush=True)
         self._told |= new
+
+
+def show(trainer: Any, numbers: Mapping[str, float]) -> None:
+    """Give numbers to the progress bar.
+
+    Not through `trainer.progress_bar_metrics`: at the end of an epoch that has all ranks compute what was logged, and
+    this may be called by one of them alone.
+    """
+    trainer._logger_connector._progress_bar_metrics.update(numbers)
 
 
 def logged(trainer: Any) -> set[str]:

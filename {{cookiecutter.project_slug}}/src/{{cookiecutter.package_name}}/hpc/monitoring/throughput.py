@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ..planning.hardware import peak
+from .curves import show
 from .flops import training_flops
 
 
@@ -132,10 +133,8 @@ class Throughput(L.Callback):
                   f"{list(self._example or ())} per sample; in the batches it is {shapes}", flush=True)  # fmt: skip
             self._flops = None
         numbers = speed(window, replicas, trainer.world_size, self._flops, self._peak)
-        if unit := window.unit:
-            trainer.progress_bar_metrics[f"{unit}/s"] = numbers[f"perf/{unit}_per_second"]
-        if "perf/mfu" in numbers:
-            trainer.progress_bar_metrics["mfu"] = numbers["perf/mfu"]
+        shown = {f"{window.unit}/s": f"perf/{window.unit}_per_second", "mfu": "perf/mfu"}
+        show(trainer, {short: numbers[name] for short, name in shown.items() if name in numbers})
         for logger in trainer.loggers:
             logger.log_metrics(numbers, step)
 
