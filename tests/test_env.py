@@ -251,6 +251,37 @@ def test_modules_of_the_cluster_come_first(place):
     assert code == 1 and "failed, from configs/cluster/mine.yaml: no_such_command --x" in err
 
 
+def test_setup_is_read_however_its_lines_are_written(place):
+    file = place.project / "configs" / "cluster" / "mine.yaml"
+    file.write_text(
+        """setup:
+  - export ONE=1  # why
+
+  # the next one
+  - "export TWO=\\"a # b\\""
+  - 'export THREE="it''s"'
+    - export FOUR=4
+- export FIVE=5
+other: 1
+"""
+    )
+    code, out, err = place.bash('source "$ENV" && echo "$ONE $TWO $THREE $FOUR $FIVE"', CLUSTER="mine")
+    assert (code, out.strip()) == (0, "1 a # b it's 4 5"), err
+    for text in ('setup: ["module load a"]\n', "setup:\n  - |\n    module load a\n"):
+        file.write_text(text)
+        code, _, err = place.bash('source "$ENV"', CLUSTER="mine")
+        assert code == 1 and "must be a list" in err
+
+
+def test_an_environment_may_be_reached_by_another_name(place):
+    assert place.bash('source "$ENV"')[0] == 0
+    (place.folder / "link").symlink_to(place.venv)
+    around = f"{place.folder}/../{place.folder.name}/{place.venv.name}"
+    for other in (str(place.folder / "link"), f"{place.venv}/", around):
+        code, out, err = place.bash('source "$ENV" && echo "$VIRTUAL_ENV"', VENV=other)
+        assert (code, out.strip()) == (0, str(place.venv)), err
+
+
 def test_a_job_installs_nothing(place):
     code, _, err = place.bash('source "$ENV"', SLURM_JOB_ID="7")
     assert code == 1 and "a job installs nothing" in err

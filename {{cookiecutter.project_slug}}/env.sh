@@ -21,9 +21,31 @@ with open(sys.argv[1], "rb") as file:
 print(*project["dependencies"], *sum(project["optional-dependencies"].values(), []), sep="\n")
 '
 
-# The lines of a cluster's `setup`. Its list has one `  - line` each, for there may be no Python yet to read YAML with.
+# The lines of a cluster's `setup`: a list of `- line` each, quoted or not, for there may be no Python yet to read YAML
+# with. What is written otherwise is not passed over in silence.
 _env_setup() {
-    awk '/^setup:/ { on = 1; next } on && /^  - / { sub(/^  - /, ""); sub(/ +#.*/, ""); print; next } { on = 0 }' "$1"
+    awk -v quote="'" '
+        /^setup:/ {
+            on = 1
+            sub(/^setup:/, ""); sub(/ #.*/, ""); gsub(/[ \t\r]/, "")
+            if ($0 != "" && $0 != "[]" && $0 != "null" && $0 != "~") exit 3
+            next
+        }
+        !on || /^ *(#.*)?\r?$/ { next }
+        !/^ *- / { on = 0; next }
+        {
+            sub(/^ *- +/, ""); sub(/ *\r?$/, "")
+            first = substr($0, 1, 1)
+            if (first == "\"" || first == quote) {
+                sub(/ +#[^"]*$/, "")
+                if (length($0) < 2 || substr($0, length($0)) != first) exit 3
+                $0 = substr($0, 2, length($0) - 2)
+                if (first == quote) gsub(quote quote, quote)
+                else { if (/\\[^"\\]/) exit 3; gsub(/\\"/, "\""); gsub(/\\\\/, "\\") }
+            } else if (first ~ /[|>&*!]/) exit 3
+            else sub(/ +#.*/, "")
+            print
+        }' "$1"
 }
 
 # A lock for file systems of all kinds: making a directory succeeds once. It names its owner, so that what a killed
@@ -113,20 +135,30 @@ _env_install() (
 )
 
 _env_main() {
-    local here venv marker checksum cluster line
+    local here venv marker checksum cluster line setup='' own made
     here=$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd) || return 1
     cluster=${CLUSTER-{{ cookiecutter.cluster }}}
     if [ -n "$cluster" ] && [ ! -r "$here/configs/cluster/$cluster.yaml" ]; then
         _env_say "CLUSTER=$cluster is no file of $here/configs/cluster"
         return 1
     fi
+    if [ -n "$cluster" ] && ! setup=$(_env_setup "$here/configs/cluster/$cluster.yaml"); then
+        _env_say "setup in configs/cluster/$cluster.yaml must be a list with one '  - line' for each line"
+        return 1
+    fi
     while read -r line <&3; do
         eval "$line" || { _env_say "failed, from configs/cluster/$cluster.yaml: $line"; return 1; }
     done 3<<END
-$([ -z "$cluster" ] || _env_setup "$here/configs/cluster/$cluster.yaml")
+${setup:-}
 END
+    own=${XDG_CONFIG_HOME:-${HOME:-}/.config}/hpc-ml-template/clusters.yaml
+    if [ -n "$cluster" ] && grep -q "^$cluster:.*setup:\|^  *setup:" -- "$own" 2>/dev/null; then
+        _env_say "setup in $own is for jobs; here only configs/cluster/$cluster.yaml is run"
+    fi
     venv=${VENV:-$here/.venv}
     case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
+    made=$(cut -d ' ' -f 3- -- "$venv/.complete-{{ cookiecutter.package_name }}" 2>/dev/null) || made=''
+    [ -z "$made" ] || [ ! "$made" -ef "$venv" ] || venv=$made # the same place by another name
     # One mark per project, as projects may share an environment. It names the place, as an environment cannot be moved.
     marker=$venv/.complete-{{ cookiecutter.package_name }}
     checksum=$(cat -- "$here/pyproject.toml" "$here/constraints.txt" | cksum) || return 1

@@ -5,7 +5,8 @@ import gc
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from subprocess import Popen
@@ -91,10 +92,11 @@ def submit(asked: Namespace, program: str = "train.py") -> Path:
     ready(cfg, asked, config.PROJECT)
     snapshot.refuse(cfg.dirty_tree)
     rundir.refuse_used(run_dir)
-    rundir.create(run_dir, cfg.group_readable)
-    move.begin(run_dir, cfg, asked.overrides)
-    snapshot.take(run_dir)
-    write(work, cfg, run_dir)
+    with room(run_dir):
+        rundir.create(run_dir, cfg.group_readable)
+        move.begin(run_dir, cfg, asked.overrides)
+        snapshot.take(run_dir)
+        write(work, cfg, run_dir)
     await_end(hand_over(cfg, run_dir, asked), asked)
     return run_dir
 
@@ -109,11 +111,12 @@ def submit_sweep(asked: Namespace) -> None:
     if asked.dry_run:
         print(text(jobs[0], first), end="")
         return
-    begin_array(first, folder, [Path(cfg.run_dir) for cfg, _ in members], asked)
-    for cfg, words in members:
-        move.keep(Path(cfg.run_dir), cfg, words)
-        write(describe(cfg, run_dir=Path(cfg.run_dir)), cfg, Path(cfg.run_dir))  # for submit.py resume=, alone
-    write(jobs[0], first, folder)
+    with room(folder):
+        begin_array(first, folder, [Path(cfg.run_dir) for cfg, _ in members], asked)
+        for cfg, words in members:
+            move.keep(Path(cfg.run_dir), cfg, words)
+            write(describe(cfg, run_dir=Path(cfg.run_dir)), cfg, Path(cfg.run_dir))  # for submit.py resume=, alone
+        write(jobs[0], first, folder)
     await_end(hand_over(first, folder, asked, len(members)), asked)
 
 
@@ -129,12 +132,24 @@ def submit_search(asked: Namespace) -> None:
         print(text(jobs[0], cfgs[0]), end="")
         return
     run_dirs = search.run_dirs(folder, asked.trials)
-    begin_array(cfgs[0], folder, run_dirs, asked)
-    search.save(folder, plan)
-    for run_dir in run_dirs:
-        write(describe(cfgs[0], run_dir=run_dir), cfgs[0], run_dir)
-    write(jobs[0], cfgs[0], folder)
+    with room(folder):
+        begin_array(cfgs[0], folder, run_dirs, asked)
+        search.save(folder, plan)
+        for run_dir in run_dirs:
+            write(describe(cfgs[0], run_dir=run_dir), cfgs[0], run_dir)
+        write(jobs[0], cfgs[0], folder)
     await_end(hand_over(cfgs[0], folder, asked, asked.trials), asked)
+
+
+@contextmanager
+def room(run_dir: Path) -> Iterator[None]:
+    """Whatever of a job cannot be written leaves no run behind. Raises `Refused`."""
+    try:
+        yield
+    except OSError as error:
+        (run_dir / "config.yaml").unlink(missing_ok=True)
+        rule = f"must have room for the code and the script of a job: {error.strerror or error}"
+        raise Refused("run_dir", run_dir, rule, "make room (quotas count files, too), then submit again") from None
 
 
 def begin_array(cfg: DictConfig, folder: Path, run_dirs: list[Path], asked: Namespace) -> None:
@@ -184,10 +199,13 @@ def ready(cfg: DictConfig, asked: Namespace, code: Path) -> None:
 def hand_over(cfg: DictConfig, folder: Path, asked: Namespace, num_members: int = 1) -> Popen[str]:
     """Queue the job and tell of it; with --wait the command ends when the job does."""
     work = describe(cfg, run_dir=folder)
-    cost = f"{work.gpu_hours * num_members:g} GPU-hours" if work.gpus_per_node else "no GPU"
+    num_jobs = num_members * (work.chain if cfg.cluster.scheduler == "pbs" else 1)
+    cost = f"{work.gpu_hours * num_jobs:g} GPU-hours" if work.gpus_per_node else "no GPU"
     size = f"{work.nodes} nodes x {work.tasks_per_node} tasks, {job.clock(work.seconds)}"
     if num_members > 1:
         size = f"{num_members} runs of {size} each"
+    elif num_jobs > 1:
+        size = f"{num_jobs} jobs, one after the other, of {size} each"
     jobs, command = scheduler.submit(folder, cfg.cluster, work, wait=asked.wait)
     if asked.parsable:
         print(jobs[0], folder)
@@ -207,15 +225,25 @@ def await_end(command: Popen[str], asked: Namespace) -> None:
 def render(folder: Path, asked: Namespace) -> None:
     """Scripts for `sbatch slurm/ddp_4node.sbatch` (or qsub): no run directory, nobody's account unless it is typed."""
     overrides = asked.overrides or ["cluster=slurm"]
-    folder.mkdir(parents=True, exist_ok=True)
+    if asked.dry_run:
+        raise Refused("--render", folder, "writes a script per preset; --dry-run writes nothing", "one of them")
+    if word := next((word for word in overrides if word.startswith("trainer=")), None):
+        raise Refused(word, None, "--render writes a script for each preset of the trainer", "leave it out")
+    scripts = {}
     for preset in commandline.groups()["trainer"]:
         if preset == "cpu":
             continue
         typed = (f"trainer={preset}", *overrides)
         cfg = commandline.compose_overrides(["cluster.account=null", *typed], personal=False)
+        if cfg.run_dir:
+            rule = "is of each job's own: such a script is submitted many times"
+            raise Refused("run_dir", cfg.run_dir, rule, "leave it out, or submit.py without --render")
         preflight.rules(cfg)
-        file = folder / f"{preset}.{'pbs' if cfg.cluster.scheduler == 'pbs' else 'sbatch'}"
-        file.write_text(text(job.of(cfg, typed), cfg), encoding="utf-8")
+        name = f"{preset}.{'pbs' if cfg.cluster.scheduler == 'pbs' else 'sbatch'}"
+        scripts[folder / name] = text(job.of(cfg, typed), cfg)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, script in scripts.items():
+        file.write_text(script, encoding="utf-8")
         print(file)
 
 

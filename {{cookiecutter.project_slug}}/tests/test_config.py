@@ -215,6 +215,10 @@ def test_an_experiment_file_is_obeyed(tmp_path: Path, monkeypatch: pytest.Monkey
     cfg = commandline.compose_overrides(["experiment=mine", "cluster=slurm", "seed=8"])
     assert cfg.seed == 8 and cfg.cluster.time == "3:00:00"
     assert OmegaConf.merge(cfg, {**said, "seed": 8}) == cfg
+    (tmp_path / "configs/experiment/child.yaml").write_text("# @package _global_\ndefaults: [mine]\nseed: 9\n")
+    for words in (["experiment=child"], ["experiment=mine.yaml"], ["experiment=[mine,child]"]):
+        cluster = commandline.compose_overrides([*words, "cluster=slurm"]).cluster
+        assert (cluster.account, cluster.time) == ("abc", "3:00:00")
 
 
 def test_an_unknown_target_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

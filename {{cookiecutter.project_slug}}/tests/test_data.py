@@ -82,7 +82,7 @@ def test_a_good_folder_tells_its_number_of_classes(tmp_path):
 
 def test_a_hash_splits_and_an_image_stays_where_it_is(tmp_path):
     folder = make_images(tmp_path / "images", num=100)
-    _, before = image_files.list_images(str(folder))
+    _, before, _ = image_files.list_images(str(folder))
     listed = [file for samples in before.values() for file, _ in samples]
     assert len(listed) == len(set(listed)) == 200
     shares = {split: len(samples) / len(listed) for split, samples in before.items()}
@@ -91,14 +91,14 @@ def test_a_hash_splits_and_an_image_stays_where_it_is(tmp_path):
     assert cats == {30, 33, 34, 40, 56, 58, 81, 95}  # in every process, on every machine
     for i in range(20):
         Image.new("RGB", (4, 4)).save(folder / "cat" / f"0 new {i}.png")
-    _, after = image_files.list_images(str(folder))
+    _, after, _ = image_files.list_images(str(folder))
     assert all(set(before[split]) <= set(after[split]) for split in before)
 
 
 def test_folders_of_splits_are_taken_as_they_are(tmp_path):
     for split, num in (("train", 6), ("val", 3)):
         make_images(tmp_path / split, num=num)
-    classes, splits = image_files.list_images(str(tmp_path))
+    classes, splits, told = image_files.list_images(str(tmp_path))
     assert classes == ["cat", "dog"]
     assert len(splits["train"]) == 12
     assert splits["val"] == splits["test"]
@@ -106,6 +106,22 @@ def test_folders_of_splits_are_taken_as_they_are(tmp_path):
     make_images(tmp_path / "test", classes=("cat", "horse"), num=1)
     with pytest.raises(Refused, match="dog, horse"):
         image_files.list_images(str(tmp_path))
+
+
+def test_what_is_left_out_of_a_folder_of_images_is_told(tmp_path, capsys):
+    folder = make_images(tmp_path / "images")
+    assert image_files.list_images(str(folder))[2] == ""
+    (folder / "cat" / "more").mkdir()
+    for name in ("cat/1.bmp", "dog/2.BMP", "dog/notes", "cat/.hidden"):
+        (folder / name).write_bytes(b"")
+    images = node("images", dir=str(folder), global_batch_size=1)
+    files.image_folder(images, images)
+    told = "left out are 2 files of .bmp, folders in a class's folder, files of no suffix; an image is .jpg, .jpeg, .png"
+    assert told in capsys.readouterr().err
+    for split in ("train", "val"):
+        make_images(tmp_path / "splits" / split, num=3)
+    make_images(tmp_path / "splits" / "testing", num=3)
+    assert "the folder testing/" in image_files.list_images(str(tmp_path / "splits"))[2]
 
 
 def test_folders_that_cannot_be_meant_are_refused(tmp_path):
@@ -163,8 +179,14 @@ def test_a_file_counts_once_also_through_links(tmp_path):
     (folder / os.fsdecode(b"caf\xe9 \xff.txt")).write_text("some text")
     (folder / "текст.txt").write_text("another text")
     (folder / "around").symlink_to(folder)  # a glob with ** goes round and round, forty times
-    listed, _ = text_files.list_text(f"{folder}/**/*.txt")
-    assert sorted(map(os.path.basename, listed)) == sorted(name for name in os.listdir(folder) if name != "around")
+    for files in (f"{folder}/**/*.txt", str(folder)):
+        listed, _ = text_files.list_text(files)
+        assert sorted(map(os.path.basename, listed)) == sorted(name for name in os.listdir(folder) if name != "around")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "a.txt").write_text("text elsewhere")
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    assert f"{folder}/linked/a.txt" in text_files.list_text(str(folder))[0]
+    (folder / "linked").unlink()
     (tmp_path / "link").symlink_to(folder / "текст.txt")
     with pytest.raises(Refused, match="what validates is not trained on"):
         text_files.list_text(str(folder), str(tmp_path / "link"))

@@ -118,14 +118,52 @@ def test_what_was_interrupted_is_refused_and_then_goes_on(tmp_path, capsys):
         one.write_bytes(good)
     first = packed_files.read(str(part), unfinished=True)
     packed_first = image_of(tmp_path / "images", 0)
-    kept = packed_first.read_bytes()
-    packed_first.write_bytes(b"is not read again")
+    kept, state = packed_first.read_bytes(), packed_first.stat()
+    packed_first.write_bytes(b"is not read again".ljust(state.st_size))
+    os.utime(packed_first, ns=(state.st_atime_ns, state.st_mtime_ns))
     pack_images(folder, out)
     packed_first.write_bytes(kept)
     assert first.offset == packed_files.read(str(out)).offset and leftovers(tmp_path) == []
     done("--verify", out)
     of_folder = built("images", dir=str(folder), image_size=PIXELS, num_workers=0)
     assert batches(built("packed", file=str(out))) == batches(of_folder)
+
+
+def of_other_content(folder):
+    """Each file with as many bytes as before."""
+    for file in folder.rglob("*.*"):
+        before = file.stat().st_size
+        file.write_bytes(file.read_bytes()[::-1]) if file.suffix == ".txt" else Image.new("RGB", (9, 9)).save(file)
+        with file.open("ab") as stream:
+            stream.write(b" " * (before - file.stat().st_size))  # what follows an image is not read
+
+
+@pytest.mark.parametrize("make", [make_images, write_texts])
+def test_what_has_changed_since_it_was_packed_is_packed_again(tmp_path, make, monkeypatch):
+    folder, suffix = make(tmp_path / "files"), ".h5" if make is make_images else ".npy"
+    out, whole = tmp_path / f"out{suffix}", tmp_path / f"whole{suffix}"
+    words = [f"data.dir={folder}", f"data.image_size={PIXELS}"] if make is make_images else [f"data.files={folder}"]
+
+    def interrupted(*asked):
+        results = in_order(*asked)
+        for _ in range(3):
+            yield next(results)
+        results.close()
+        raise KeyboardInterrupt
+
+    in_order = packing.in_order
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "in_order", interrupted)
+        assert "interrupted" in said(*words, f"out={out}")
+    of_other_content(folder)
+    for file in (out, whole):
+        done(*words, f"out={file}")
+    checksums = [
+        packed_files.read(str(file)).parts.checksum if suffix == ".h5" else token_files.notes(str(file))["checksum"]
+        for file in (out, whole)
+    ]
+    assert checksums[0] == checksums[1]
+    done("--verify", out)
 
 
 def image_of(folder, index):
@@ -306,7 +344,11 @@ def test_what_cannot_be_meant_is_refused(tmp_path, monkeypatch):
     (tmp_path / "there.h5").touch()
     assert "is there already" in said(images, f"out={tmp_path}/there.h5")
     assert "leave it out" in said(images, f"out={tmp_path}/x.h5", "trainer=gpu")
-    assert "image_size=" in said(images, f"out={tmp_path}/x.h5", "data.imagesize=8")
+    assert "data.image_size" in said(images, f"out={tmp_path}/x.h5", "data.imagesize=8")
+    assert "takes data.files" in said(text, f"out={tmp_path}/x.npy", f"data.val_files={texts}/1.txt")
+    assert "takes data.dir" in said(images, f"out={tmp_path}/x.h5", "tokenizer=bpe")
+    assert "typed once" in said(text, f"out={tmp_path}/x.npy", f"out={tmp_path}/y.npy")
+    assert "tokenizer=bpe as well" in said(text, f"out={tmp_path}/x.npy", "data.vocab_size=300")
     assert "data.vocab_size=32768" in said(text, f"out={tmp_path}/x.npy", "tokenizer=bpe")
     assert "tokenizer=bytes" in said(text, f"out={tmp_path}/x.npy", f"tokenizer={tmp_path}/none.json")
     assert "is the tokenizer.json" in said(text, f"out={tmp_path}/y.npy", f"tokenizer={texts}/1.txt")
@@ -317,7 +359,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path, monkeypatch):
 
 def test_two_at_once_do_not_write_into_one_file(tmp_path):
     folder, out = make_images(tmp_path / "images"), tmp_path / "images.h5"
-    with packing.journal(str(out), "of another process"):
+    with packing.journal(str(out), "of another process", lambda number: []):
         assert "by another process" in said(f"data.dir={folder}", f"out={out}")
 
 

@@ -644,6 +644,13 @@ def test_a_check_of_the_network_is_told_by_its_table(tmp_path: Path, monkeypatch
 # -- Bounds --
 
 
+def test_a_mean_rate_is_all_samples_over_all_seconds() -> None:
+    """Two windows of as many steps each, one of which took nine times as long."""
+    seconds, rates = [(9, 0.1), (19, 0.9)], [(9, 900.0), (19, 100.0)]
+    assert events.Curves({"perf/step_seconds": seconds, "rate": rates}).rate("rate") == pytest.approx(2 * 90 / 1.0)
+    assert events.Curves({"rate": rates}).rate("rate") == pytest.approx(500.0)
+
+
 def test_a_long_curve_is_read_with_a_bounded_number_of_points() -> None:
     curve = events.Curve()
     for step in range(50_000):

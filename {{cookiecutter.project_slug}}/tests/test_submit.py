@@ -1,5 +1,6 @@
 """submit.py as a person types it: what is handed over, what is written, what is refused before."""
 
+import errno
 import importlib.util
 import json
 import os
@@ -78,6 +79,48 @@ def test_parsable_is_one_line(desk: Desk) -> None:
     assert "5 hours left" in desk.err  # what a site says is not swallowed
 
 
+@pytest.mark.parametrize(("cluster", "answer", "job"), [("slurm", "18;c1", "18"), ("pbs", "18.pbs1", "18.pbs1")])
+def test_what_a_site_prints_before_the_number_is_none(cluster: str, answer: str, job: str, desk: Desk) -> None:
+    desk.scheduler(f'echo "-----"; echo "Welcome, 3 hours left"; echo "{answer}"')
+    assert desk.type(f"cluster={cluster}", "cluster.account=a", "--parsable") == 0
+    assert desk.out.split()[0] == job and desk.submitted()["job"] == job and "Welcome" in desk.err
+    desk.scheduler('echo "Welcome"')
+    assert desk.type(f"cluster={cluster}", "cluster.account=a", "run_dir=mine") == 2
+    assert "no message" in desk.err
+
+
+def test_a_chain_tells_what_all_its_jobs_may_cost(desk: Desk) -> None:
+    assert desk.type("cluster=pbs", "cluster.account=a", "cluster.chain=3", "cluster.time=1:00:00", "trainer=ddp") == 0
+    assert "asks for at most 3 jobs, one after the other, of 1 nodes x 4 tasks, 01:00:00 each: 12 GPU-hours" in desk.out
+    assert desk.type("cluster=slurm", "cluster.chain=3") == 2 and "cluster.chain=1" in desk.err
+
+
+@pytest.mark.parametrize(
+    ("cluster", "option", "fix"),
+    [
+        ("slurm", "--nodes=8", "trainer.num_nodes="), ("slurm", "-N8", "trainer.num_nodes="),
+        ("slurm", "--time 4:00:00", "cluster.time="), ("slurm", "--array=0-3", "--multirun"),
+        ("slurm", "--no-requeue", "faults.retries="), ("pbs", "-l walltime=4:00:00", "cluster.time="),
+        ("slurm", "--mem-per-cpu=1G", ""), ("slurm", "--gres=lscratch:10", ""), ("pbs", "-l filesystems=home", ""),
+    ],
+)  # fmt: skip
+def test_what_a_script_says_already_is_no_option(cluster: str, option: str, fix: str, desk: Desk) -> None:
+    code = desk.type(f"cluster={cluster}", "cluster.account=a", f'cluster.options=["{option}"]', "--dry-run")
+    assert code == (2 if fix else 0), desk.err
+    assert fix in desk.err
+
+
+def test_where_nothing_more_can_be_written_no_run_is_left(desk: Desk) -> None:
+    def full(*words: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with desk.set.context() as patch:
+        patch.setattr(snapshot.shutil, "copy2", full)
+        assert desk.type("cluster=slurm", "run_dir=mine") == 2
+    assert "No space left" in desk.err and "make room" in desk.err
+    assert desk.type("cluster=slurm", "run_dir=mine") == 0, desk.err
+
+
 def test_a_dry_run_writes_nothing_and_needs_no_scheduler(desk: Desk, tmp_path: Path) -> None:
     (desk.bin / "sbatch").unlink()
     (desk.venv / f".complete-{PACKAGE}").unlink()
@@ -86,6 +129,34 @@ def test_a_dry_run_writes_nothing_and_needs_no_scheduler(desk: Desk, tmp_path: P
         assert desk.type("cluster=slurm", "--dry-run", *more) == 0
         assert desk.out.startswith("#!/bin/bash\n") and "#SBATCH --nodes=1\n" in desk.out
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_this_shell_has_for_sbatch_is_told(desk: Desk) -> None:
+    desk.set.setenv("SBATCH_ACCOUNT", "grant")
+    desk.set.setenv("SBATCH_RESERVATION", "course")
+    assert desk.type("cluster=slurm") == 0
+    assert "SBATCH_ACCOUNT=grant of this shell is not passed on; the job gets it by cluster.account=grant" in desk.err
+    assert "gets it by 'cluster.options=[\"--reservation=course\"]'" in desk.err and "SBATCH_" not in desk.noted("sbatch.env")
+    assert desk.type("cluster=slurm", "cluster.account=grant", 'cluster.options=["--reservation=course"]') == 0, desk.err
+    assert "SBATCH_" not in desk.err
+    desk.set.setenv("SLURM_JOB_ID", "16")  # submitted in a job: these may be that job's
+    assert desk.type("cluster=slurm") == 0 and "SBATCH_" not in desk.err
+
+
+@pytest.mark.parametrize("word", ["hydra.run.dir=x", "+hydra.job.chdir=true", "hydra/launcher=x", "~hydra"])
+def test_words_that_hydra_would_take_elsewhere_are_refused(word: str, desk: Desk) -> None:
+    assert desk.type("cluster=slurm", word) == 2
+    assert "Hydra's launcher" in desk.err and "run_dir=<folder>" in desk.err and desk.runs() == []
+
+
+def test_words_after_a_job_script_are_refused(desk: Desk) -> None:
+    for cluster, job_id in (("slurm", "SLURM_JOB_ID"), ("pbs", "PBS_JOBID")):
+        desk.type(f"cluster={cluster}", "cluster.account=a", f"run_dir={cluster}")
+        environ = {job_id: "17", "PBS_NODEFILE": os.devnull, "PATH": os.environ["PATH"]}
+        ran = subprocess.run(
+            ["bash", f"{cluster}/job.sh", "seed=2"], env=environ, capture_output=True, text=True, timeout=60
+        )
+        assert ran.returncode == 2 and "not used: seed=2" in ran.stderr, ran.stderr
 
 
 @pytest.mark.parametrize(("ends", "code"), [("exit 0", 0), ("exit 7", 7)])
@@ -385,6 +456,34 @@ def test_what_runs_have_left_beside_the_code_is_no_code(tracks: str, desk: Desk)
     assert copied(desk.project / "my runs" / "2") == sorted([*FILES, *code, *kept])
 
 
+@pytest.mark.parametrize("tracks", ["git", "nobody"])
+def test_what_is_code_in_a_folder_of_its_own_is_copied_and_links_lead_on(tracks: str, desk: Desk, tmp_path: Path) -> None:
+    library, elsewhere = tmp_path / "library", tmp_path / "elsewhere"
+    for folder in (library, elsewhere):
+        (folder / "part").mkdir(parents=True)
+        (folder / "part" / "a.py").write_text("")
+    git(library, "init", "-q")
+    git(library, "add", ".")
+    git(library, "commit", "-qm", "one")
+    (desk.project / "src" / "linked").symlink_to("p/build")
+    (desk.project / "src" / "shared").symlink_to(elsewhere)
+    git(tmp_path, "clone", "-q", str(library), str(desk.project / "src" / "cloned"))
+    if tracks == "git":
+        git(desk.project, "init", "-q")
+        git(desk.project, "add", "train.py")
+        with desk.set.context() as patch:
+            patch.setenv("PATH", os.defpath)  # this one is a script
+            allowed = ("-c", "protocol.file.allow=always")
+            git(desk.project, *allowed, "submodule", "add", "-q", str(library), "src/its module")
+    assert desk.type("cluster=slurm", "run_dir=mine") == 0, desk.err
+    assert "note: src/shared leads out of the project" in desk.err and "src/linked" not in desk.err
+    code = Path("mine/code/src")
+    there = [code / "cloned/part/a.py", code / "linked/runs/a.py", code / "shared/part/a.py"]
+    there += [code / "its module/part/a.py"] if tracks == "git" else []
+    assert all(file.is_file() for file in there), there
+    assert (code / "linked").resolve() == (code / "p/build").resolve()
+
+
 @pytest.mark.parametrize("tracked", [False, True])
 def test_a_file_that_goes_away_while_it_is_copied(tracked: bool, desk: Desk) -> None:
     git(desk.project, "init", "-q")
@@ -409,6 +508,12 @@ def test_a_repository_above_that_ignores_the_project_is_not_asked(desk: Desk, tm
     git(tmp_path, "init", "-q")
     assert desk.type("cluster=slurm", "run_dir=mine") == 0
     assert copied(Path("mine")) == sorted(FILES)
+
+
+def test_a_repository_that_git_refuses_is_told(desk: Desk) -> None:
+    git(desk.project, "init", "-q")
+    (desk.project / ".git" / "HEAD").write_text("no more")
+    assert desk.type("cluster=slurm") == 2 and "safe.directory" in desk.err and desk.runs() == []
 
 
 def test_only_committed_code_where_that_is_the_rule(desk: Desk, tmp_path: Path) -> None:
@@ -449,11 +554,23 @@ def personal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_values_of_the_user_are_taken_unless_others_are_typed(personal: Path) -> None:
     personal.write_text('juwels_booster: {account: mine, time: "2:00:00", env: {A: "1"}}\nlumi_g: {account: other}\n')
     cluster = commandline.compose_overrides(["cluster=juwels_booster"]).cluster
-    assert (cluster.account, cluster.time, cluster.partition, cluster.env) == ("mine", "2:00:00", "booster", {"A": "1"})
+    assert (cluster.account, cluster.time, cluster.partition, cluster.env.A) == ("mine", "2:00:00", "booster", "1")
     for typed in ("cluster.account=typed", "++cluster.account=typed"):
         cluster = commandline.compose_overrides(["cluster=juwels_booster", typed]).cluster
         assert (cluster.account, cluster.time) == ("typed", "2:00:00")
     assert commandline.compose_overrides(["cluster=slurm"]).cluster.account != "mine"
+
+
+def test_the_users_environment_is_added_to_the_clusters(personal: Path) -> None:
+    personal.write_text("lumi_g: {env: {WANDB_MODE: offline, NCCL_DEBUG: WARN}}")
+    shipped = commandline.compose_overrides(["cluster=lumi_g"], personal=False).cluster.env
+    assert commandline.compose_overrides(["cluster=lumi_g"]).cluster.env == {
+        **shipped,
+        "WANDB_MODE": "offline",
+        "NCCL_DEBUG": "WARN",
+    }
+    typed = commandline.compose_overrides(["cluster=lumi_g", "+cluster.env.NCCL_DEBUG=INFO"]).cluster.env
+    assert typed == {**shipped, "WANDB_MODE": "offline", "NCCL_DEBUG": "INFO"}
 
 
 @pytest.mark.parametrize(

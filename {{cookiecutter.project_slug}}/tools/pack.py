@@ -30,6 +30,7 @@ from {{ cookiecutter.package_name }}.hpc.jobs import commandline
 from {{ cookiecutter.package_name }}.hpc.storage import packing, parts
 
 SUFFIX = {"images": ".h5", "text": ".npy"}
+USED = {"images": ("data.dir", "data.image_size", "out"), "text": ("data.files", "data.vocab_size", "tokenizer", "out")}
 
 
 def main() -> None:
@@ -41,13 +42,11 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.verify:
         return verify(os.path.abspath(asked.verify))
+    refuse_in_a_job(asked.words)
+    kind = "text" if any(word.startswith("data.files=") for word in asked.words) else "images"
+    refuse_unused(asked.words, kind)
     own = dict(word.split("=", 1) for word in asked.words if word.startswith(("out=", "tokenizer=")))
     words = [word for word in asked.words if word.partition("=")[0] not in own]
-    refuse_in_a_job(asked.words)
-    kind = "text" if any(word.startswith("data.files=") for word in words) else "images"
-    for word in words:
-        if not word.startswith("data"):
-            raise Refused(word, None, "is out=, tokenizer= or a key of configs/data", "leave it out")
     data = commandline.compose_overrides([f"data={kind}", *words]).data
     out = place(own.get("out"), SUFFIX[kind])
     try:
@@ -68,6 +67,19 @@ def refuse_in_a_job(words: Sequence[str]) -> None:
         raise Refused("tools/pack.py", None, rule, f"on a login node: python tools/pack.py {command}")
 
 
+def refuse_unused(words: Sequence[str], kind: str) -> None:
+    """What packing would pass over: files for validation, say, are packed by themselves, into another out=."""
+    keys = [word.partition("=")[0].lstrip("+") for word in words]
+    for word, key in zip(words, keys, strict=True):
+        if key not in USED[kind]:
+            raise Refused(word, None, f"packing of {kind} takes {', '.join(USED[kind])}", "leave it out")
+        if keys.count(key) > 1:
+            raise Refused(word, None, "is typed once", f"one {key}=")
+    if "data.vocab_size" in keys and not any(word.startswith("tokenizer=") for word in words):
+        rule = "is what a BPE learns, or the least that a tokenizer must have; bytes are 256"
+        raise Refused("data.vocab_size", None, rule, "tokenizer=bpe as well, or leave it out")
+
+
 def place(out: str | None, suffix: str) -> str:
     """Where the file will be."""
     if not out:
@@ -83,7 +95,9 @@ def place(out: str | None, suffix: str) -> str:
 
 
 def pack_images(data: Any, out: str) -> None:
-    classes, splits = image_files.list_images(data.dir)
+    classes, splits, left_out = image_files.list_images(data.dir)
+    if left_out:
+        print(config.printable(f"note: {left_out}"), file=sys.stderr)
     folder, size = os.path.expanduser(data.dir), data.image_size
     samples, ranges = [], {}
     for split, chosen in splits.items():
@@ -94,22 +108,27 @@ def pack_images(data: Any, out: str) -> None:
             samples += chosen
     names = [os.fsencode(os.path.relpath(file, folder)) for file, _ in samples]
     refuse_without_room(out, len(samples) * 3 * size**2)
-    with packing.journal(out, plan("images", size, ranges, names)) as (done, note):
+    per_part = packed_files.images_per_part(size)
+
+    def of_part(number: int) -> list[str]:
+        return [file for file, _ in samples[number * per_part : (number + 1) * per_part]]
+
+    with packing.journal(out, plan("images", size, ranges, names), of_part) as (done, note):
         part = packing.beside(out)[0]
         if not os.path.exists(part):
             labels, words = [label for _, label in samples], [os.fsencode(name) for name in classes]
             packed_files.create(f"{part}.new", names, labels, words, ranges, size)
             os.replace(f"{part}.new", part)
         shape = packed_files.read(part, unfinished=True)
-        crcs, bad = dict(done), []
-        left = [number for number in range(len(shape.crcs)) if number not in crcs]
-        for number, crc, unreadable in progress(partial(packed_files.put_part, samples, shape), left, "packing images"):
+        left, bad = [number for number in range(len(shape.crcs)) if number not in done], []
+        work = partial(packing.with_state, partial(packed_files.put_part, samples, shape), of_part)
+        for state, (number, crc, unreadable) in progress(work, left, "packing images"):
             bad += unreadable
             if not unreadable:
-                crcs[number] = crc
-                note([number, crc])
+                done[number] = crc
+                note(number, state, crc)
         refuse_unreadable(bad)
-        checksum = packed_files.finish(part, [crcs[number] for number in range(len(crcs))])
+        checksum = packed_files.finish(part, [done[number] for number in range(len(done))])
         packing.finished(out)
     what = f"{len(samples)} images of {size} x {size} pixels in {len(classes)} classes"
     report(out, [file for file, _ in samples], what, checksum)
@@ -123,7 +142,12 @@ def pack_text(data: Any, out: str, tokenizer: str) -> None:
     files = text_files.by_hash(files)  # the last are those that evaluation gets: some of everything
     every = tokenizing.parts(files)
     spec = tokenizer if tokenizer in ("bytes", "bpe") else read(tokenizer)
-    with packing.journal(out, plan("text", spec, data.vocab_size, every)) as (done, note):
+
+    def of_part(number: int) -> list[str]:
+        return [file for file, _, _ in every[number]]
+
+    with packing.journal(out, plan("text", spec, data.vocab_size, every), of_part) as (known, note):
+        done = [known[number] for number in range(len(known))]
         if spec != "bytes" and not done:
             checks = progress(partial(tokenizing.unreadable, every), range(len(every)), "looking through text")
             refuse_unreadable([refused for found in checks for refused in found])
@@ -137,11 +161,12 @@ def pack_text(data: Any, out: str, tokenizer: str) -> None:
             stream.truncate(start + sum(size for size, _, _ in done))  # what was written, but not noted
             at = stream.seek(0, os.SEEK_END)
         with open(packing.beside(out)[0], "r+b", buffering=0) as stream:
-            for tokens, length in progress(work, range(len(done), len(every)), "packing text"):
+            work = partial(packing.with_state, work, of_part)
+            for state, (tokens, length) in progress(work, range(len(done), len(every)), "packing text"):
                 packing.put(stream.fileno(), memoryview(tokens), at)
                 at += len(tokens)
                 done.append([len(tokens), zlib.crc32(tokens), length])
-                note(done[-1])
+                note(len(done) - 1, state, done[-1])
             token_files.finish(stream.fileno(), out, noted, done)
         packing.finished(out)
     what = f"{noted['tokens']} tokens, vocabulary {noted['vocab_size']}, {noted['bytes_per_token']:.3f} bytes per token"

@@ -3,12 +3,15 @@
 `image_folder`, `packed_images` and `text_files` are the `_check_` of configs/data/images.yaml, packed.yaml, text.yaml.
 """
 
+import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from omegaconf import DictConfig
 
-from ..hpc.config import Refused
+from ..hpc.config import Refused, printable
+from ..hpc.launch import place
 from ..hpc.storage.parts import verify
 from ..hpc.storage.staging import refuse_nowhere
 from . import packed_files
@@ -23,7 +26,9 @@ CHECKED_TOKENS = 1_000_000  # at each end of a token file; of many files less ea
 
 def image_folder(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
     """Refuse a `data.dir` that cannot be trained on; up to 2000 images, spread evenly, are decoded to know."""
-    classes, splits = list_images(node.get("dir"))
+    classes, splits, left_out = list_images(node.get("dir"))
+    if left_out and place(os.environ).rank == 0:
+        print(printable(f"note: {left_out}"), file=sys.stderr, flush=True)
     if node.num_classes is not None:
         refuse_few_classes(node.num_classes, len(classes))
     refuse_large_batch(node.global_batch_size, len(splits["train"]))

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import warnings
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,8 @@ SIZED = 20_000  # files whose sizes are asked for: seconds on a parallel file sy
 Samples = list[tuple[str, int]]  # (file, class number)
 
 
-def list_images(folder: str | None) -> tuple[list[str], dict[str, Samples]]:
-    """Class names in order, and the samples of "train", "val" and "test".
+def list_images(folder: str | None) -> tuple[list[str], dict[str, Samples], str]:
+    """Class names in order, the samples of "train", "val" and "test", and what to tell of what is left out, if any.
 
     The folder holds `<class>/*.{jpg,jpeg,png}`: a hash of `<class>/<name>` deals them out 80/10/10, so that an image
     stays where it is when others are added. Or `{train,val,test}/<class>/*`, where "test" is "val" when it is missing.
@@ -37,15 +38,15 @@ def list_images(folder: str | None) -> tuple[list[str], dict[str, Samples]]:
         rule = "is a folder" if os.path.exists(folder) else "is a folder; there is none of this name"
         raise Refused("data.dir", folder, rule, "data.dir=<a folder that holds one folder of images per class>")
     if not _subfolders(os.path.join(folder, "train")):
-        classes, samples = _list_classes(folder)
+        classes, samples, others = _list_classes(folder)
         splits = {split: [one for one in samples if _dealt(one[0], folder) == split] for split in SPLITS}
     else:
-        classes, splits = _list_splits(folder)
+        classes, splits, others = _list_splits(folder)
     for split, samples in splits.items():
         if not samples:
             rule = f"has images for train, val and test; there are none for {split}"
             raise Refused("data.dir", folder, rule, f"more images, or say which: {folder}/{split}/<class>/<image>")
-    return classes, splits
+    return classes, splits, _told(folder, others)
 
 
 def describe(folder: str, samples: Samples) -> dict[str, Any]:
@@ -105,32 +106,49 @@ def refuse_few_classes(num_classes: int, found: int) -> None:
         raise Refused("data.num_classes", num_classes, f"data.dir holds {found} classes", "data.num_classes=null")
 
 
-def _list_splits(folder: str) -> tuple[list[str], dict[str, Samples]]:
+def _list_splits(folder: str) -> tuple[list[str], dict[str, Samples], Counter[str]]:
     found = [split for split in SPLITS if os.path.isdir(os.path.join(folder, split))]
     listed = {split: _list_classes(os.path.join(folder, split)) for split in found}
     classes = listed["train"][0]
-    for split, (others, _) in listed.items():
-        if odd := sorted(set(others) ^ set(classes)):
+    others = Counter(f"the folder {name}/" for name in _subfolders(folder) if name not in SPLITS)
+    for split, (its_classes, _, more) in listed.items():
+        others.update(more)
+        if odd := sorted(set(its_classes) ^ set(classes)):
             rule = f"train/ and {split}/ hold the same class folders; only one of them has {', '.join(odd[:5])}"
             raise Refused("data.dir", folder, rule, "add the missing folders, or remove the others")
     splits = {split: listed[split][1] if split in listed else [] for split in SPLITS}
-    return classes, splits if "test" in listed else splits | {"test": splits["val"]}
+    return classes, splits if "test" in listed else splits | {"test": splits["val"]}, others
 
 
-def _list_classes(folder: str) -> tuple[list[str], Samples]:
+def _list_classes(folder: str) -> tuple[list[str], Samples, Counter[str]]:
+    """Classes, samples, and how much there is of what else."""
     classes = _subfolders(folder)
     if not classes:
         fix = "sort the images into one folder per class"
         raise Refused("data.dir", folder, "holds one folder per class; it has no folders", fix)
     samples: Samples = []
+    others: Counter[str] = Counter()
     for label, name in enumerate(classes):
         below = _entries(os.path.join(folder, name))
         files = sorted(entry.path for entry in below if entry.name.lower().endswith(SUFFIXES))
+        others.update(_kind(entry) for entry in below if not entry.name.lower().endswith(SUFFIXES))
         if not files:
             rule = f"every class folder holds images ({', '.join(SUFFIXES)}); this one has none"
             raise Refused("data.dir", os.path.join(folder, name), rule, "remove the folder, or add images")
         samples += [(file, label) for file in files]
-    return classes, samples
+    return classes, samples, others
+
+
+def _kind(entry: "os.DirEntry[str]") -> str:
+    suffix = os.path.splitext(entry.name)[1].lower()
+    return "folders in a class's folder" if os.path.isdir(entry.path) else f"files of {suffix}" if suffix else "files of no suffix"
+
+
+def _told(folder: str, others: Counter[str]) -> str:
+    if not others:
+        return ""
+    what = ", ".join(f"{number} {kind}" if number > 1 else kind for kind, number in others.most_common(5))
+    return f"{folder}: left out are {what}; an image is {', '.join(SUFFIXES)}, in the folder of its class"
 
 
 def _subfolders(folder: str) -> list[str]:

@@ -66,7 +66,7 @@ class Images(Photos):
 
     @cached_property
     def splits(self) -> dict[str, Samples]:
-        classes, splits = list_images(self.dir)
+        classes, splits, _ = list_images(self.dir)
         if self.num_classes is not None:
             refuse_few_classes(self.num_classes, len(classes))
         return splits

@@ -58,6 +58,10 @@ class Packed:
         return Parts(self.file, self.offset, sizes, self.crcs, self.checksum)
 
 
+def images_per_part(image_size: int) -> int:
+    return max(1, min(1024, PART // (3 * image_size**2)))
+
+
 def create(
     file: str, names: Sequence[bytes], labels: Sequence[int], classes: Sequence[bytes], splits: Any, image_size: int
 ) -> None:
@@ -65,7 +69,7 @@ def create(
     import h5py
     import numpy as np
 
-    part = max(1, min(1024, PART // (3 * image_size**2)))
+    part = images_per_part(image_size)
     made: Any
     with _os_errors(), h5py.File(file, "w", alignment_threshold=PAGE, alignment_interval=PAGE) as made:
         made["names"] = np.array(names, dtype="S")

@@ -128,8 +128,12 @@ def _expand(key: str, patterns: Any) -> list[str]:
 
 
 def _files_below(folder: str) -> list[str]:
-    found = []
-    for root, folders, names in os.walk(folder):
+    found, seen = [], set()
+    for root, folders, names in os.walk(folder, followlinks=True):
+        if (place := os.path.realpath(root)) in seen:  # a link may lead back
+            folders.clear()
+            continue
+        seen.add(place)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [os.path.join(root, name) for name in sorted(names) if not name.startswith(".")]
     return found

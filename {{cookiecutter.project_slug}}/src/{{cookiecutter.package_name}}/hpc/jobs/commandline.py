@@ -7,7 +7,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from .. import home, trust
@@ -37,6 +37,7 @@ from .layout import TEXT
 
 # Keys that decide what code runs. They are written in files of configs/, never typed on a command line.
 CODE_KEYS = re.compile(r"(?<!\w)_(target|partial|args|check)_(?!\w)")
+HYDRAS = re.compile(r"[+~]*hydra\b(?!\.searchpath\b)")  # of its words only that one changes a config
 # What is asked for before anything is checked.
 GROUPS = ("cluster", "strategy", "trainer", "data", "model")
 # One user's accounts and partitions, for every project made from the template.
@@ -128,10 +129,13 @@ def compose_overrides(overrides: Sequence[str], personal: bool = True, configs: 
     """The config for these overrides and, if `personal`, this user's own values for the cluster. Raises `Refused`."""
     configs = configs or CONFIGS
     for override in overrides:
-        _refuse_code(override)
+        _refuse_unused(override)
     try:
         with initialize_config_dir(str(configs), version_base="1.3"):
-            cfg = hydra_compose("train", [_literal(override) for override in overrides])
+            cfg = hydra_compose("train", [_literal(override) for override in overrides], return_hydra_config=True)
+            cluster = cfg.hydra.runtime.choices.get("cluster")
+            with open_dict(cfg):
+                del cfg["hydra"]
     except OmegaConfBaseException as error:
         raise Refused(error.full_key or "config", None, str(error).splitlines()[0], "see --cfg job") from None
     except HydraException as error:
@@ -144,12 +148,10 @@ def compose_overrides(overrides: Sequence[str], personal: bool = True, configs: 
         if not isinstance(OmegaConf.select(cfg, group, default=None), DictConfig):
             rule = f"must be a group of keys; {configs} and what is typed make it something else"
             raise Refused(group, None, rule, f"a file of configs/{group} with keys")
-    said = {override.partition("=")[0].lstrip("+") for override in overrides} | _of_experiment(overrides, configs)
-    for key, value in _personal(str(OmegaConf.select(cfg, "cluster.name"))).items() if personal else ():
-        if key not in cfg.cluster:
-            raise Refused(f"{PERSONAL}: {key}", None, "is no key of configs/cluster", meant(key, map(str, cfg.cluster)))
-        if f"cluster.{key}" not in said:
-            cfg.cluster[key] = value
+    if personal and (own := _personal(str(OmegaConf.select(cfg, "cluster.name")))):
+        with initialize_config_dir(str(configs), version_base="1.3"):
+            usual = hydra_compose("train", [f"cluster={cluster}"]).cluster
+        _take_personal(own, cfg.cluster, usual, {override.partition("=")[0].lstrip("+~") for override in overrides})
     return cfg
 
 
@@ -175,6 +177,27 @@ def _literal(override: str) -> str:
     return f"{key}='{quoted(value)}'"
 
 
+def _take_personal(own: dict[str, Any], cluster: DictConfig, usual: DictConfig, typed: Set[str]) -> None:
+    """Let a user's own values take the place of the cluster's, but not of what is typed or an experiment says.
+
+    Args:
+        usual: the cluster where nothing but itself is chosen.
+    """
+    now, before = (OmegaConf.to_container(node, resolve=False) for node in (cluster, usual))
+    assert isinstance(now, dict) and isinstance(before, dict)
+    for key, value in own.items():
+        if key not in now:
+            raise Refused(f"{PERSONAL}: {key}", None, "is no key of configs/cluster", meant(key, map(str, cluster)))
+        if f"cluster.{key}" in typed:
+            continue
+        if isinstance(value, dict) and isinstance(now[key], dict):  # env: name by name, as Hydra does it
+            known = {name for name in value if now[key].get(name) == (before.get(key) or {}).get(name)}
+            with open_dict(cluster[key]):
+                cluster[key].update({name: value[name] for name in known if f"cluster.{key}.{name}" not in typed})
+        elif now[key] == before.get(key):
+            cluster[key] = value
+
+
 def _personal(cluster: str) -> dict[str, Any]:
     """What this user's own file says of a cluster: account, partition and the like."""
     if not PERSONAL.is_file():
@@ -186,17 +209,12 @@ def _personal(cluster: str) -> dict[str, Any]:
         raise Refused(str(PERSONAL), None, rule, f"{cluster}: {{account: ...}}") from None
 
 
-def _of_experiment(overrides: Sequence[str], configs: Path) -> set[str]:
-    """The keys `cluster.*` that the chosen file of configs/experiment/ sets."""
-    chosen = [override.partition("=")[2] for override in overrides if override.lstrip("+").startswith("experiment=")]
-    file = configs / "experiment" / f"{chosen[-1]}.yaml" if chosen else configs / "experiment"
-    said = OmegaConf.select(yaml_config(file), "cluster") if file.is_file() else None
-    return {f"cluster.{key}" for key in said or {}}
-
-
-def _refuse_code(override: str) -> None:
+def _refuse_unused(override: str) -> None:
     if CODE_KEYS.search(override):
         raise Refused(override, None, "what code runs is written in a file, not typed", f"add a file below {CONFIGS}")
+    if HYDRAS.match(override):
+        rule = "is a word for Hydra's launcher, which does not start these programs: it would change nothing"
+        raise Refused(override, None, rule, "run_dir=<folder> says where a run lies; submit.py --multirun makes several")
 
 
 def _fix(key: str, overrides: Sequence[str], configs: Path) -> str:

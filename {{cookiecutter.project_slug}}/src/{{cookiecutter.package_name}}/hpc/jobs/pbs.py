@@ -113,6 +113,7 @@ def _quote(path: Path | str | None, otherwise: str = "$PBS_O_WORKDIR") -> str:
 CHECK = r"""
 refuse() { echo "job.sh: error: $*" >&2; exit 2; }
 [ -n "${PBS_JOBID:-}" ] && [ -r "${PBS_NODEFILE:-}" ] || refuse "this is no PBS job: start it by qsub, not by bash"
+[ $# = 0 ] || refuse "words after the script are not used: $*; type them to submit.py"
 id=${PBS_JOBID%%[!0-9]*} # of 29[1].server, say
 """
 
@@ -166,7 +167,7 @@ submit_next() {
     local after=(-W "depend=afterany:$PBS_JOBID")
     case $PBS_JOBID in *\[*) after=(-a "$(date -d '+2 minutes' +%Y%m%d%H%M.%S)") ;; esac
     next=$(PATH=$PATH:${PBS_O_PATH:-} qsub -v "HPC_AFTER=$id${failed:+,HPC_FAILED=$failed}" "${after[@]}" \
-        "$run_dir/job.sh" 2>"$attempt/qsub") || next=''
+        "$run_dir/job.sh" 2>"$attempt/qsub" | grep -E '^[0-9]+(\[\])?(\.[^ ]+)?$') || next='' # sites print more
     cat -- "$attempt/qsub"
     if [ -n "$next" ]; then
         echo "$(date +%s) $next" >>"$run_dir/successors" # report.py and submit.py resume= ask for it

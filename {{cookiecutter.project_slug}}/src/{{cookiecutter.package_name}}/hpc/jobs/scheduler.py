@@ -8,12 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from ..config import Refused
+from ..config import Refused, as_list, printable
 from .job import Job
 
 COMMAND = {"slurm": "sbatch", "pbs": "qsub"}
@@ -23,6 +24,9 @@ LEAKS = re.compile(
     r"|(MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK)$"
 )
 KEPT = {"SLURM_CONF", "PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "PBS_DEFAULT"}  # where the scheduler is
+# What sbatch would take from the shell that it is called in, and the keys of configs/cluster that say the same.
+ASKED = {"ACCOUNT": "account", "PARTITION": "partition", "QOS": "qos", "CONSTRAINT": "constraint", "TIMELIMIT": "time"}
+NUMBER = re.compile(r"\d+(;\S+|(\[\])?(\.\S+)?)")  # 17;cluster of sbatch --parsable, 29[].server of qsub
 SLOW = 10  # seconds after which a person wants to know what is being waited for
 
 
@@ -44,6 +48,8 @@ def submit(folder: Path, cluster: DictConfig, job: Job, wait: bool = False) -> t
         Refused: the scheduler's own message; it has not queued the job.
     """
     scheduler = cluster.scheduler
+    for told in not_taken(os.environ, cluster):
+        print(told, file=sys.stderr)
     asked = {key: getattr(job, key) for key in ("name", "nodes", "gpus_per_node", "seconds")}
     note = {"time": time.time(), "cluster": cluster.name, "scheduler": scheduler, "argv": sys.argv[1:], **asked}
     _write(folder, note | {"job": None, "jobs": [], "error": "not submitted"})
@@ -59,6 +65,22 @@ def submit(folder: Path, cluster: DictConfig, job: Job, wait: bool = False) -> t
         _write(folder, note | {"job": jobs[0], "jobs": jobs, "error": None})
         if scheduler != "pbs" or len(jobs) == job.chain:
             return jobs, command
+
+
+def not_taken(environ: Mapping[str, str], cluster: DictConfig) -> list[str]:
+    """What this shell has for sbatch, as many sites tell people to write into .bashrc: a job follows from its config."""
+    if cluster.scheduler != "slurm" or "SLURM_JOB_ID" in environ:  # in a job it is that job's
+        return []
+    found = []
+    for variable, value in sorted(environ.items()):
+        name = variable.removeprefix("SBATCH_") if variable != "SLURM_CLUSTERS" else "CLUSTERS"
+        if name == variable or not value:
+            continue
+        key, option = ASKED.get(name), f"--{name.lower().replace('_', '-')}={value}"
+        if value != cluster.get(key) if key else option not in cluster.options:
+            fix = f"cluster.{key}={value}" if key else as_list("cluster.options", option)
+            found.append(printable(f"note: {variable}={value} of this shell is not passed on; the job gets it by {fix}"))
+    return found
 
 
 def log(folder: Path, scheduler: str, job: str, *, array: bool) -> Path:
@@ -86,7 +108,7 @@ def _hand_over(folder: Path, scheduler: str, after: str | None, wait: bool) -> t
     impatient = threading.Timer(SLOW, print, [f"waiting for {COMMAND[scheduler]} to answer ..."], {"file": sys.stderr})
     impatient.start()
     assert command.stdout and command.stderr
-    answer = command.stdout.readline().strip()
+    answer = _number(command.stdout)
     impatient.cancel()
     if not answer or (not wait and command.wait()):
         said = " ".join(command.stderr.read().split()) or f"exit code {command.wait()}, no message"
@@ -95,6 +117,15 @@ def _hand_over(folder: Path, scheduler: str, after: str | None, wait: bool) -> t
     if not wait:
         sys.stderr.write(command.stderr.read())  # what a site has to say of a job that it takes
     return answer.split(";")[0], command
+
+
+def _number(said: Iterable[str]) -> str:
+    """The line with the job's number; sites put others before it, which no option turns off."""
+    for line in map(str.strip, said):
+        if NUMBER.fullmatch(line):
+            return line
+        print(printable(line), file=sys.stderr)
+    return ""
 
 
 def _write(folder: Path, note: dict[str, Any]) -> None:

@@ -19,6 +19,35 @@ BUILT_HERE = {
     "plugins": "trainer.precision= and strategy=",
     "enable_checkpointing": "checkpoint.every_n_steps=, checkpoint.monitor= and checkpoint.keep=",
 }
+# Options that job scripts have by themselves, as patterns, and the key that says each.
+WRITTEN = {
+    "slurm": {
+        "--nodes|-N": "trainer.num_nodes=",
+        "--ntasks|-n|--ntasks-per-node|--gpus|-G|--gpus-per-node": "trainer.devices=",
+        "--cpus-per-task|-c": "cluster.cores_per_gpu=",
+        "--time|-t": "cluster.time=",
+        "--mem": "cluster.memory_gb=",
+        "--account|-A": "cluster.account=",
+        "--partition|-p": "cluster.partition=",
+        "--qos|-q": "cluster.qos=",
+        "--constraint|-C": "cluster.constraint=",
+        "--job-name|-J": "name=",
+        "--array|-a": "submit.py --multirun",
+        "--output|-o|--open-mode": "run_dir=",
+        "--requeue|--no-requeue": "faults.retries=",
+        "--signal": "checkpoint.every_minutes=",
+    },
+    "pbs": {
+        "-l *select": "trainer.num_nodes=, trainer.devices=",
+        "-l *walltime": "cluster.time=",
+        "-A": "cluster.account=",
+        "-q": "cluster.partition=",
+        "-N": "name=",
+        "-J": "submit.py --multirun",
+        "-o|-j|-k|-e": "run_dir=",
+        "-r": "faults.retries=",
+    },
+}
 PRECISIONS = ["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true"]
 
 
@@ -91,6 +120,7 @@ def cluster(cluster: Cluster, cfg: DictConfig) -> None:
         if not isinstance(line, str) or UNSEEN.search(line) or "\n" in line:
             rule = "must be text of one line, without control characters; options and setup are lists of such lines"
             raise Refused(f"cluster.{key}", repr(line), rule, "one list entry per line")
+    options(cluster)
     for key, value in cluster.env.items():
         damages = re.search(r'["`\\\n]|\$\(', str(value)) or UNSEEN.search(str(value))
         if not re.fullmatch(r"[A-Za-z_]\w*", str(key)) or damages:
@@ -102,10 +132,23 @@ def cluster(cluster: Cluster, cfg: DictConfig) -> None:
         raise Refused("cluster.time", cluster.time, rule, f"cluster.time={clock(most)}")
     for key in ("chain", "rendezvous_seconds"):
         at_least(f"cluster.{key}", getattr(cluster, key), 1)
+    if cluster.scheduler == "slurm" and cluster.chain > 1:
+        rule = "is for PBS: Slurm itself starts a job again that has not finished its run"
+        raise Refused("cluster.chain", cluster.chain, rule, "cluster.chain=1")
     workers, cores = OmegaConf.select(cfg, "data.num_workers") or 0, cluster.cores_per_gpu
     if cluster.scheduler and cores and workers > cores:
         rule = f"a task on {cluster.name} has {cores} cores (cluster.cores_per_gpu)"
         raise Refused("data.num_workers", workers, rule, f"data.num_workers={max(cores - 1, 1)}")
+
+
+def options(cluster: Cluster) -> None:
+    """One that a job script already has would win over it as the later one, and nothing else would know of it."""
+    for line in cluster.options:
+        written = WRITTEN.get(cluster.scheduler or "", {})
+        for words, key in written.items():
+            if any(re.match(word if len(word) == 2 else rf"{word}(?![\w-])", line) for word in words.split("|")):
+                rule = "is what the job script already says; the later one would win, and nothing else would know of it"
+                raise Refused("cluster.options", line, rule, f"{key}, and without this option")
 
 
 def login_host(host: str | None) -> None:

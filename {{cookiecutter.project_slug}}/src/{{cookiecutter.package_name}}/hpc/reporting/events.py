@@ -48,6 +48,13 @@ class Curves:
         values = [value for _, value in self.points.get(tag, []) if isfinite(value)]
         return sum(values) / len(values) if values else None
 
+    def rate(self, tag: str) -> float | None:
+        """Of something per second over all windows of steps, each as long as it took; None where nothing is known."""
+        seconds = dict(self.points.get("perf/step_seconds", []))
+        known = [(value, seconds.get(step, 0.0)) for step, value in self.points.get(tag, []) if isfinite(value)]
+        whole = sum(took for _, took in known)
+        return sum(value * took for value, took in known) / whole if whole > 0 else self.mean(tag)
+
 
 def read(*folders: Path) -> Curves:
     """What the events files of these folders hold, not those of the folders in them."""

@@ -79,7 +79,7 @@ def numbers(
         wall=wall,
         times={name: sum(phase.what == what for phase in phases) for what, name in WALL.items()},
         step={part: seconds for part, seconds in step.items() if seconds is not None and seconds >= 0},
-        mfu=curves.mean("perf/mfu"),
+        mfu=curves.rate("perf/mfu"),
         communication=int(shared[1]) / 100 if shared else None,
         gpu_percent=_known(usage.mean(percents)),
         gpu_memory_gb=max(memory, default=None),

@@ -81,7 +81,7 @@ def _figures(charts: list[Chart], otherwise: str) -> list[Block]:
 
 def _throughput(measured: Measured) -> list[Block]:
     curves = measured.curves
-    means = [(label, curves.mean(tag), curves.points.get(tag, [])) for tag, label in pictures.rates(curves)]
+    means = [(label, curves.rate(tag), curves.points.get(tag, [])) for tag, label in pictures.rates(curves)]
     rows = [
         [
             label,

@@ -11,7 +11,7 @@ import sys
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-from ..config import PACKAGE, PROJECT, Refused
+from ..config import PACKAGE, PROJECT, Refused, printable
 
 MOST = 100 * 2**20  # bytes; code is smaller, data lie elsewhere
 LEFT_OUT = {"runs", "outputs", "build"}  # of the project's own folders, where there is no git to ask
@@ -22,6 +22,10 @@ RESULTS = ("made_by.json", "attempts.jsonl", "study.json")
 def refuse(dirty_tree: str) -> None:
     """Raises `Refused` where the tree is dirty and `dirty_tree` is "refuse", or where it is too large to be code."""
     changes = _git("status", "--porcelain", "--", ".")
+    if changes is None and any((folder / ".git").exists() for folder in (PROJECT, *PROJECT.parents)):
+        rule = "git must tell what belongs to the code, and what is ignored; it does not: `git status` fails here"
+        fix = f"what git itself says: git -C {PROJECT} status; of another owner: git config --global --add safe.directory"
+        raise Refused("code", PROJECT, rule, f"{fix} {PROJECT}")
     if dirty_tree == "refuse" and (changes is None or changes):
         changed = ", ".join(line[3:] for line in (changes or "").splitlines()[:5])
         why = "git does not know this project" if changes is None else f"changed: {changed}"
@@ -45,7 +49,10 @@ def take(run_dir: Path) -> Path:
         target = run_dir / "code" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            shutil.copy2(PROJECT / name, target)
+            if (PROJECT / name).is_dir():
+                _link(PROJECT / name, target)
+            else:
+                shutil.copy2(PROJECT / name, target)
         except FileNotFoundError:
             if _git("ls-files", "--error-unmatch", "--", name) is not None:
                 rule = "went away while the code was copied, and git tracks it"
@@ -55,18 +62,47 @@ def take(run_dir: Path) -> Path:
 
 
 def files() -> list[str]:
-    """The project's files, relative to it: those that git tracks or would track, but for what runs have left."""
-    tracked = _listed("--cached")
+    """The project's files, relative to it: those that git tracks or would track, but for what runs have left.
+
+    Also those of submodules and of clones inside it, of which git tells the folder only. Folders that are links are
+    listed as links: what they lead to may be data.
+    """
+    tracked = _listed("--cached", "--recurse-submodules") or _listed("--cached")  # git knows that word since 2.11
     others = _without_results(_listed("--others", "--exclude-standard"))
-    if "train.py" in (*tracked, *others):  # not so in a folder that a repository above ignores
-        return [name for name in (*tracked, *others) if (PROJECT / name).is_file()]
+    if "train.py" not in (*tracked, *others):  # in a folder that a repository above ignores
+        return _below(PROJECT)
     found = []
-    for folder, folders, names in os.walk(PROJECT):
+    for name in (*tracked, *others):
+        if (path := PROJECT / name).is_file() or path.is_symlink():
+            found += [name] if path.exists() else []
+        elif path.is_dir():
+            found += _below(path)
+    return found
+
+
+def _below(top: Path) -> list[str]:
+    """Where there is no git to ask."""
+    found = []
+    for folder, folders, names in os.walk(top):
         left_out = {"__pycache__"} | (LEFT_OUT if Path(folder) == PROJECT else set())
         kept = [name for name in folders if not name.startswith(".") and name not in left_out]
         folders[:] = [name for name in kept if not _holds_results(Path(folder, name))]
-        found += [os.path.relpath(os.path.join(folder, name), PROJECT) for name in names if not name.startswith(".")]
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        shown = [name for name in names if not name.startswith(".")]
+        found += [os.path.relpath(os.path.join(folder, name), PROJECT) for name in [*shown, *links]]
     return found
+
+
+def _link(link: Path, copy: Path) -> None:
+    """Let the copy of a link lead to the same place, or within the project to the copy of what is there."""
+    place, home = link.resolve(), PROJECT.resolve()
+    if place.is_relative_to(home):
+        place = Path(os.path.relpath(place, link.parent.resolve()))
+    else:
+        said = f"note: {link.relative_to(PROJECT)} leads out of the project: the job uses {place}, and no copy of it"
+        print(printable(said), file=sys.stderr)
+    copy.unlink(missing_ok=True)
+    copy.symlink_to(place)
 
 
 def _listed(*options: str) -> list[str]:

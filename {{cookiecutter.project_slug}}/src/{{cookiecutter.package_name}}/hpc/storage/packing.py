@@ -1,20 +1,22 @@
 """Packing in parts: done in processes, noted in a journal once they are on the disk, so that a second call goes on.
 
 Beside `out` lie, until it is whole, `.out.part`, what is there of it, and `.out.journal`: a line that says what is
-packed and how, then one for each part that is done. No torch here, and no threads, as processes are forked.
+packed and how, then one for each part that is done. No torch here, and no threads while processes are forked.
 """
 
 import errno
 import fcntl
+import hashlib
 import json
 import multiprocessing
 import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from typing import IO, Any
 
 from .. import launch
@@ -30,8 +32,13 @@ def beside(out: str) -> tuple[str, str]:
 
 
 @contextmanager
-def journal(out: str, plan: str) -> Iterator[tuple[list[Any], Callable[[Any], None]]]:
-    """(what was noted of the parts that are done, a function that notes the next one).
+def journal(
+    out: str, plan: str, files: Callable[[int], Iterable[str]]
+) -> Iterator[tuple[dict[int, Any], Callable[[int, str, Any], None]]]:
+    """(what was noted of the parts that are done, a function that notes one: its number, state and result).
+
+    Args:
+        files: of a part. One whose files have changed since is to be done again, and so are those after it.
 
     Raises:
         Refused: another process packs into this file, or an interrupted one had other files or settings.
@@ -44,24 +51,44 @@ def journal(out: str, plan: str) -> Iterator[tuple[list[Any], Callable[[Any], No
                 os.unlink(path)
             raise Refused("out", out, "has just been packed by another process", f"use it, or: rm '{out}'")
         stream.seek(0)
-        lines = stream.read().split("\n")
-        whole = [json.loads(line) for line in lines[:-1]]  # after the last newline: what a crash cut short
-        if whole and whole[0] != plan:
+        lines = stream.read().split("\n")[:-1]  # after the last newline: what a crash cut short
+        if lines and json.loads(lines[0]) != plan:
             rule = "was begun with other files or settings, and not finished"
             raise Refused("out", out, rule, f"the same command as then, or: rm '{part}' '{path}'")
         if not os.path.exists(part):
-            lines, whole = [], []  # what they tell of is gone
-        stream.truncate(len("".join(f"{line}\n" for line in lines[:-1]).encode()))
+            lines = []  # what they tell of is gone
+        done = {number: (state, result) for number, state, result in map(json.loads, lines[1:])}
+        current = dict(takewhile(lambda one: one[1][0] == state_of(files(one[0])), done.items()))
+        stream.truncate(len("".join(f"{line}\n" for line in lines[: 1 + len(current)]).encode()))
 
-        def note(result: Any) -> None:
-            stream.write(json.dumps(result) + "\n")
+        def note(*entry: Any) -> None:
+            stream.write(json.dumps(entry) + "\n")
             stream.flush()
 
-        if not whole:
+        if not lines:
             with suppress(FileNotFoundError):
                 os.unlink(part)
-            note(plan)
-        yield whole[1:], note
+            stream.write(json.dumps(plan) + "\n")
+        yield {number: result for number, (_, result) in current.items()}, note
+
+
+def state_of(files: Iterable[str]) -> str:
+    """By what it shows that files have changed: their sizes and the times of their last change."""
+    with ThreadPoolExecutor(8) as pool:  # a parallel file system takes its time for each
+        return hashlib.sha256(repr(list(pool.map(_size_and_time, files))).encode()).hexdigest()[:16]
+
+
+def _size_and_time(file: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None  # who reads it will name it
+    return found.st_size, found.st_mtime_ns
+
+
+def with_state(work: Work, files: Callable[[int], Iterable[str]], number: int) -> tuple[str, Any]:
+    """The state of a part's files, and then what `work` makes of them."""
+    return state_of(files(number)), work(number)
 
 
 def finished(out: str) -> None:
