@@ -98,7 +98,7 @@ def test_a_hash_splits_and_an_image_stays_where_it_is(tmp_path):
 def test_folders_of_splits_are_taken_as_they_are(tmp_path):
     for split, num in (("train", 6), ("val", 3)):
         make_images(tmp_path / split, num=num)
-    classes, splits, told = image_files.list_images(str(tmp_path))
+    classes, splits, _ = image_files.list_images(str(tmp_path))
     assert classes == ["cat", "dog"]
     assert len(splits["train"]) == 12
     assert splits["val"] == splits["test"]
@@ -116,7 +116,7 @@ def test_what_is_left_out_of_a_folder_of_images_is_told(tmp_path, capsys):
         (folder / name).write_bytes(b"")
     images = node("images", dir=str(folder), global_batch_size=1)
     files.image_folder(images, images)
-    told = "left out are 2 files of .bmp, folders in a class's folder, files of no suffix; an image is .jpg, .jpeg, .png"
+    told = "left out are 2 files of .bmp, folders in a class's folder, files of no suffix; an image is .jpg, .jpeg"
     assert told in capsys.readouterr().err
     for split in ("train", "val"):
         make_images(tmp_path / "splits" / split, num=3)
@@ -179,8 +179,8 @@ def test_a_file_counts_once_also_through_links(tmp_path):
     (folder / os.fsdecode(b"caf\xe9 \xff.txt")).write_text("some text")
     (folder / "текст.txt").write_text("another text")
     (folder / "around").symlink_to(folder)  # a glob with ** goes round and round, forty times
-    for files in (f"{folder}/**/*.txt", str(folder)):
-        listed, _ = text_files.list_text(files)
+    for pattern in (f"{folder}/**/*.txt", str(folder)):
+        listed, _ = text_files.list_text(pattern)
         assert sorted(map(os.path.basename, listed)) == sorted(name for name in os.listdir(folder) if name != "around")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "a.txt").write_text("text elsewhere")

@@ -136,8 +136,9 @@ def test_what_this_shell_has_for_sbatch_is_told(desk: Desk) -> None:
     desk.set.setenv("SBATCH_RESERVATION", "course")
     assert desk.type("cluster=slurm") == 0
     assert "SBATCH_ACCOUNT=grant of this shell is not passed on; the job gets it by cluster.account=grant" in desk.err
-    assert "gets it by 'cluster.options=[\"--reservation=course\"]'" in desk.err and "SBATCH_" not in desk.noted("sbatch.env")
-    assert desk.type("cluster=slurm", "cluster.account=grant", 'cluster.options=["--reservation=course"]') == 0, desk.err
+    option = 'cluster.options=["--reservation=course"]'
+    assert f"gets it by '{option}'" in desk.err and "SBATCH_" not in desk.noted("sbatch.env")
+    assert desk.type("cluster=slurm", "cluster.account=grant", option) == 0, desk.err
     assert "SBATCH_" not in desk.err
     desk.set.setenv("SLURM_JOB_ID", "16")  # submitted in a job: these may be that job's
     assert desk.type("cluster=slurm") == 0 and "SBATCH_" not in desk.err
@@ -457,7 +458,7 @@ def test_what_runs_have_left_beside_the_code_is_no_code(tracks: str, desk: Desk)
 
 
 @pytest.mark.parametrize("tracks", ["git", "nobody"])
-def test_what_is_code_in_a_folder_of_its_own_is_copied_and_links_lead_on(tracks: str, desk: Desk, tmp_path: Path) -> None:
+def test_code_in_folders_of_its_own_is_copied_and_links_lead_on(tracks: str, desk: Desk, tmp_path: Path) -> None:
     library, elsewhere = tmp_path / "library", tmp_path / "elsewhere"
     for folder in (library, elsewhere):
         (folder / "part").mkdir(parents=True)

@@ -141,7 +141,9 @@ def _list_classes(folder: str) -> tuple[list[str], Samples, Counter[str]]:
 
 def _kind(entry: "os.DirEntry[str]") -> str:
     suffix = os.path.splitext(entry.name)[1].lower()
-    return "folders in a class's folder" if os.path.isdir(entry.path) else f"files of {suffix}" if suffix else "files of no suffix"
+    if os.path.isdir(entry.path):
+        return "folders in a class's folder"
+    return f"files of {suffix or 'no suffix'}"
 
 
 def _told(folder: str, others: Counter[str]) -> str:

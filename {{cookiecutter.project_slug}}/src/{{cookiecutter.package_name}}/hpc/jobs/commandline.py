@@ -214,7 +214,7 @@ def _refuse_unused(override: str) -> None:
         raise Refused(override, None, "what code runs is written in a file, not typed", f"add a file below {CONFIGS}")
     if HYDRAS.match(override):
         rule = "is a word for Hydra's launcher, which does not start these programs: it would change nothing"
-        raise Refused(override, None, rule, "run_dir=<folder> says where a run lies; submit.py --multirun makes several")
+        raise Refused(override, None, rule, "run_dir=<folder> for where a run lies; submit.py --multirun for several")
 
 
 def _fix(key: str, overrides: Sequence[str], configs: Path) -> str:

@@ -68,7 +68,7 @@ def submit(folder: Path, cluster: DictConfig, job: Job, wait: bool = False) -> t
 
 
 def not_taken(environ: Mapping[str, str], cluster: DictConfig) -> list[str]:
-    """What this shell has for sbatch, as many sites tell people to write into .bashrc: a job follows from its config."""
+    """What this shell has for sbatch, as many sites tell people to write into .bashrc: jobs follow from configs."""
     if cluster.scheduler != "slurm" or "SLURM_JOB_ID" in environ:  # in a job it is that job's
         return []
     found = []
@@ -79,7 +79,8 @@ def not_taken(environ: Mapping[str, str], cluster: DictConfig) -> list[str]:
         key, option = ASKED.get(name), f"--{name.lower().replace('_', '-')}={value}"
         if value != cluster.get(key) if key else option not in cluster.options:
             fix = f"cluster.{key}={value}" if key else as_list("cluster.options", option)
-            found.append(printable(f"note: {variable}={value} of this shell is not passed on; the job gets it by {fix}"))
+            said = f"note: {variable}={value} of this shell is not passed on; the job gets it by {fix}"
+            found.append(printable(said))
     return found
 
 

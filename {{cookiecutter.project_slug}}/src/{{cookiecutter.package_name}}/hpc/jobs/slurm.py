@@ -68,7 +68,7 @@ def _surroundings(job: Job) -> list[str]:
         "set -eo pipefail  # not -u: the module command of some sites trips over it",
         f"umask {job.umask}",
         ': "${SLURM_JOB_ID:?there is no allocation here: sbatch this file, or run it with bash inside salloc}"',
-        '[ $# = 0 ] || { echo "job script: error: words after it are not used: $*; type them to submit.py" >&2; exit 2; }',
+        '[ $# = 0 ] || { echo "job.sh: error: words after it are not used: $*; type them to submit.py" >&2; exit 2; }',
         "",
         "# Nothing of the shell that submitted this steers the ranks; srun passes on all that is set from here on.",
         "unset RANK WORLD_SIZE LOCAL_RANK NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT PYTHONPATH HPC_JOB_END",
