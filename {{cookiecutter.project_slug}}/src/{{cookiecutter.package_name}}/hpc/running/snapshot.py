@@ -24,7 +24,7 @@ def refuse(dirty_tree: str) -> None:
     changes = _git("status", "--porcelain", "--", ".")
     if changes is None and any((folder / ".git").exists() for folder in (PROJECT, *PROJECT.parents)):
         rule = "git must tell what belongs to the code, and what is ignored; it does not: `git status` fails here"
-        fix = f"what `git -C {PROJECT} status` says; git config --global --add safe.directory {PROJECT}, of another owner"
+        fix = f"see `git -C {PROJECT} status`; of another owner: git config --global --add safe.directory {PROJECT}"
         raise Refused("code", PROJECT, rule, fix)
     if dirty_tree == "refuse" and (changes is None or changes):
         changed = ", ".join(line[3:] for line in (changes or "").splitlines()[:5])
