@@ -280,3 +280,36 @@ def test_ddp_trains_what_only_the_loss_uses(start: Callable, tmp_path: Path) -> 
     start(tmp_path / "run", 2, [], patch=PRIOR)
     assert_same(tmp_path / "run", tmp_path / "reference")
     assert "optimizer_0.state.prior.weight.exp_avg" in state(tmp_path / "run")
+
+
+# A network that counts its calls in training, and keeps the first batch that it sees.
+BY_FIRST_BATCH = """
+import json, os, torch
+from {{ cookiecutter.package_name }}.module import Classifier
+
+forward = Classifier.forward
+
+def called(self, inputs):
+    if self.training:
+        self.calls = getattr(self, "calls", 0) + 1
+        self.first = getattr(self, "first", None) or [inputs.double().sum().item(), torch.rand(()).item()]
+    return forward(self, inputs)
+
+def on_train_end(self):
+    print(f"seen by rank {os.environ['RANK']}: {self.calls} {json.dumps(self.first)}", flush=True)
+
+Classifier.forward, Classifier.on_train_end = called, on_train_end
+"""
+
+
+def test_before_the_first_batch_a_module_is_called_with_nothing(start: Callable, tmp_path: Path) -> None:
+    """Whatever sets itself up by it must see the data; what ranks draw is the same with speeds measured as without."""
+    words = ["trainer=ddp", *COMMON, "trainer.devices=2", "trainer.max_steps=3", "data.global_batch_size=16"]
+    noisy = "from {{ cookiecutter.package_name }}.models.resnet import ResNet\nimport torch\n"
+    noisy += "ResNet.example_input = lambda self, num: torch.randn(num, 1, 8, 8)\n"
+    seen = []
+    for more in ([], ["callbacks.throughput=null"]):
+        said = start(tmp_path / f"run-{len(seen)}", 2, [*words, *more], patch=BY_FIRST_BATCH + noisy)
+        seen.append(sorted(line for line in said.splitlines() if line.startswith("seen by rank")))
+    assert seen[0] == seen[1] and len(seen[0]) == 2
+    assert all(": 3 [" in line for line in seen[0]), seen

@@ -199,6 +199,34 @@ def test_a_batch_may_have_any_shape(tmp_path: Path, batch: Any, unit: str | None
         )
 
 
+class SetsItselfUp(Network):
+    """By the first batch that it sees, as a codebook does; its example is drawn."""
+
+    ready = False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.ready = True
+        return super().forward(inputs)
+
+    def example_input(self, batch_size: int) -> Tensor:
+        return torch.rand(batch_size, self.in_features)
+
+
+class CannotBeTraced(Network):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) if inputs.sum() > 0 else inputs  # a meta tensor has no value
+
+
+def test_counting_operations_leaves_the_network_and_random_numbers_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer: Any = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    for network, told in ((SetsItselfUp(3, 1), ""), (CannotBeTraced(3, 1), "cannot be counted")):
+        before = torch.get_rng_state()
+        Throughput().setup(trainer, Module(network), "fit")
+        assert torch.equal(before, torch.get_rng_state())
+        assert not getattr(network, "ready", False)
+        assert told in capsys.readouterr().out
+
+
 def test_of_a_network_without_an_example_no_flops_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen = points(tmp_path, [PAIR] * 3, Module(torch.nn.Linear(3, 1)))
     assert all("perf/tflops" not in numbers and "perf/samples_per_second" in numbers for numbers in seen.values())

@@ -1,10 +1,10 @@
 """A look at what the network predicts: some validation images, or a line of text, in TensorBoard."""
 
+from functools import partial
 from typing import Any
 
 import lightning as L
 import numpy as np
-import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
@@ -13,12 +13,27 @@ LINE = 14  # pixels of the text above it
 
 
 class Samples(L.Callback):
-    """The first `num` samples of the first validation batch, with prediction and truth, after each validation."""
+    """The first `num` samples of the first validation batch, with prediction and truth, after each validation.
+
+    Predictions are what the module's own forward returned as the batch was validated; it is not called once more, as it
+    may draw random numbers or count.
+    """
 
     def __init__(self, num: int = 16) -> None:
         self.num = num
+        self._hook: Any = None
+        self._logits: Tensor | None = None
 
-    @torch.no_grad()
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if batch_idx == dataloader_idx == 0 and not trainer.sanity_checking and shown(batch):
+            self._hook = pl_module.register_forward_hook(partial(self._look, targets=batch[1]))
+
+    def _look(self, module: Any, inputs: Any, output: Any, targets: Tensor) -> None:
+        if self._logits is None and isinstance(output, Tensor) and output.shape[:-1] == targets.shape:
+            self._logits = output[: self.num].detach()
+
     def on_validation_batch_end(
         self,
         trainer: L.Trainer,
@@ -28,25 +43,30 @@ class Samples(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if batch_idx > 0 or trainer.sanity_checking:
+        if self._hook is None:
             return
-        pair = batch[:2] if isinstance(batch, tuple | list) else ()
-        if len(pair) < 2 or not all(isinstance(one, Tensor) and one.ndim for one in pair):
-            return
-        inputs, targets = pair[0][: self.num], pair[1][: self.num]
-        images, text = inputs.ndim == 4 and inputs.shape[1] in (1, 3), inputs.ndim == 2 and targets.ndim == 2
-        if not (images or text):
-            return  # nothing one could show
-        predicted = pl_module(inputs).argmax(dim=-1).cpu()  # on every rank: a sharded network needs them all
+        self._hook.remove()
+        logits, self._hook, self._logits = self._logits, None, None
         boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        if not (trainer.is_global_zero and boards):
+        if logits is None or not (trainer.is_global_zero and boards):
             return
+        predicted, targets = logits.argmax(dim=-1).cpu(), batch[1][: self.num].cpu()
         board = boards[0].experiment
-        if images:
-            sheet = contact_sheet(inputs.float().cpu(), predicted.tolist(), targets.tolist())
+        if shown(batch) == "images":
+            sheet = contact_sheet(batch[0][: self.num].float().cpu(), predicted.tolist(), targets.tolist())
             board.add_image("val/samples", sheet, trainer.global_step, dataformats="HWC")
         else:
-            board.add_text("val/samples", text_table(predicted, targets.cpu()), trainer.global_step)
+            board.add_text("val/samples", text_table(predicted, targets), trainer.global_step)
+
+
+def shown(batch: Any) -> str:
+    """How a batch can be shown: "images" (n, 1 or 3, height, width) with classes (n,), "text" (n, length), or ""."""
+    pair = batch[:2] if isinstance(batch, tuple | list) else ()
+    if len(pair) < 2 or not all(isinstance(one, Tensor) for one in pair):
+        return ""
+    inputs, targets = pair
+    images = inputs.ndim == 4 and inputs.shape[1] in (1, 3) and targets.ndim == 1
+    return "images" if images else "text" if inputs.ndim == targets.ndim == 2 else ""
 
 
 def contact_sheet(images: Tensor, predicted: list[int], truth: list[int], columns: int = 4) -> np.ndarray:

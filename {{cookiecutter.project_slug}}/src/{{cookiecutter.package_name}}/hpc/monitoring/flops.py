@@ -1,9 +1,10 @@
 """What a network computes for an example, found without a device and without memory."""
 
+from copy import deepcopy
 from typing import Any
 
 import torch
-from torch.func import functional_call
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 
@@ -15,19 +16,15 @@ def training_flops(network: Any) -> int:
     ask before it is switched on.
 
     Args:
-        network: with `example_input(batch_size)`; neither it nor the random numbers are changed.
+        network: with `example_input(batch_size)`. Its forward is called on a copy without content: it may set itself up
+            by the first batch that it sees.
     """
-    content = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    hollow = {
-        name: torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
-        for name, tensor in content.items()
-    }
-    inputs, training = network.example_input(1).to("meta"), network.training
+    content = [*network.parameters(), *network.buffers()]
+    hollow = {id(one): torch.empty_like(one, device="meta", requires_grad=one.requires_grad) for one in content}
+    for parameter in network.parameters():
+        hollow[id(parameter)] = nn.Parameter(hollow[id(parameter)], parameter.requires_grad)
+    copy = deepcopy(network, hollow).eval()  # dropout draws no numbers, batch norm takes one example
     counter = FlopCounterMode(display=False)
-    network.eval()  # dropout draws no numbers, batch norm takes one example
-    try:
-        with counter:
-            functional_call(network, hollow, (inputs,)).sum().backward()
-    finally:
-        network.train(training)
+    with counter:
+        copy(network.example_input(1).to("meta")).sum().backward()
     return counter.get_total_flops()

@@ -6,9 +6,11 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from ..config import reason
 from ..planning.hardware import peak
 from .curves import show
 from .flops import training_flops
@@ -77,7 +79,12 @@ class Throughput(L.Callback):
         if not hasattr(network, "example_input"):
             print("no perf/tflops: the module has no `network` with example_input(batch_size)", flush=True)
             return
-        self._flops, self._example = training_flops(network), network.example_input(1).shape[1:]
+        try:
+            with isolate_rng(include_cuda=False):  # this rank alone asks
+                self._flops, self._example = training_flops(network), network.example_input(1).shape[1:]
+        except Exception as error:  # of the network's own
+            print(f"no perf/tflops: they cannot be counted: {type(error).__name__}: {reason(error)}", flush=True)
+            return
         device, tf32 = trainer.strategy.root_device, torch.get_float32_matmul_precision() != "highest"
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         self._peak = peak(name, str(trainer.precision), tf32)

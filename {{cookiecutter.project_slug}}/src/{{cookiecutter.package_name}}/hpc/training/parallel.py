@@ -145,26 +145,27 @@ def gradient_norm(module: L.LightningModule) -> Tensor | None:
     return getattr(module, "gradient_norm", None) if norm is None else norm
 
 
-def settle_buckets(trainer: L.Trainer, module: Any) -> None:
+def settle_buckets(trainer: L.Trainer, module: L.LightningModule) -> None:
     """Let DDP choose the buckets it sums gradients in, by one backward whose gradients are thrown away.
 
     It chooses anew after the first backward, so a run that goes on would sum its first step in another order than the
-    run it continues. Called at each start, before the state of random numbers is restored.
+    run it continues. The module's own forward is not called: it may draw random numbers, count, or set itself up by
+    the first batch that it sees.
     """
     ddp: Any = trainer.strategy.model
     if not isinstance(ddp, DistributedDataParallel):
         return
-    kept = [buffer.clone() for buffer in module.buffers()]
-    with torch.random.fork_rng([module.device] if module.device.type == "cuda" else []):
-        example = module.network.example_input(2).to(module.device)  # batch norm cannot train on a single sample
-        inputs = trainer.precision_plugin.convert_input(example)
-        with trainer.precision_plugin.forward_context():
-            loss = ddp(inputs).float().sum()
-        if not (ddp.find_unused_parameters or ddp.static_graph):  # it waits for those, too, that only a loss uses
-            loss = loss + sum(0 * parameter.sum() for parameter in module.parameters() if parameter.requires_grad)
-        loss.backward()
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    kept, forward = [buffer.clone() for buffer in module.buffers()], vars(module).get("forward")
+    module.forward = lambda: sum(0 * parameter.sum() for parameter in trained)  # type: ignore[assignment]
+    try:
+        ddp().backward()
+    finally:
+        del module.forward
+        if forward is not None:
+            module.forward = forward
     ddp.zero_grad(set_to_none=True)
-    with torch.no_grad():
+    with torch.no_grad():  # DDP has sent rank 0's
         for buffer, value in zip(module.buffers(), kept, strict=True):
             buffer.copy_(value)
 
