@@ -107,6 +107,18 @@ def test_of_many_at_once_each_has_its_own(tmp_path: Path) -> None:
     assert len(set(made)) == 24 and all(path.is_dir() and path.stat().st_mode & 0o777 == 0o700 for path in made)
 
 
+def test_files_of_others_are_not_replaced(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "paper").mkdir()
+    (tmp_path / "paper" / "verdict").write_text("they like it")
+    for folder, words in {tmp_path / "paper": "verdict", rundir.PROJECT: "the project's folder"}.items():
+        with pytest.raises(config.Refused, match=words):
+            start(CPU, f"run_dir={folder}")
+    assert (tmp_path / "paper" / "verdict").read_text() == "they like it"
+    run_dir = start(CPU, f"run_dir={tmp_path / 'mine'}", outcome="continue")
+    (run_dir / "config.yaml").unlink()  # as an attempt leaves it that failed before it had begun
+    assert start(CPU, f"run_dir={run_dir}") == run_dir
+
+
 def test_what_is_no_run_of_this_job_is_left_alone(start: Start, tmp_path: Path) -> None:
     (tmp_path / "runs" / "digits_17").mkdir(parents=True)
     (tmp_path / "runs" / "digits_17-2").write_text("a file")

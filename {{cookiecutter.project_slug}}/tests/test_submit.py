@@ -333,6 +333,30 @@ def test_a_directory_that_holds_a_run_is_not_used_again(desk: Desk) -> None:
     assert "submit.py resume=" in desk.err and Path("mine/job.sh").read_text() == before
 
 
+@pytest.mark.parametrize("theirs", ["code/train.py", "job.sh", "verdict", "checkpoints/model.pt"])
+def test_files_of_others_are_not_replaced(theirs: str, desk: Desk) -> None:
+    file = Path("paper", theirs)
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    Path("paper/notes.txt").write_text("mine")
+    assert desk.type("cluster=slurm", "run_dir=paper") == 2
+    assert file.parts[1] in desk.err and "run_dir=<a new directory>" in desk.err
+    assert file.read_text() == "mine" and len(list(Path("paper").iterdir())) == 2
+    assert desk.noted("sbatch.argv") == ""
+
+
+def test_a_folder_with_other_names_in_it_holds_a_run(desk: Desk) -> None:
+    Path("mine").mkdir()
+    Path("mine/notes.txt").write_text("mine")
+    assert desk.type("cluster=slurm", "run_dir=mine") == 0, desk.err
+
+
+def test_the_project_is_no_run(desk: Desk) -> None:
+    for folder in (desk.project, desk.project.parent):
+        assert desk.type("cluster=slurm", f"run_dir={folder}") == 2 and "the project's folder" in desk.err
+        assert not (folder / "config.yaml").exists()
+
+
 # -- Going on --
 
 

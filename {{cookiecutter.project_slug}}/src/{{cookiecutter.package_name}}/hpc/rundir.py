@@ -5,7 +5,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from itertools import count
@@ -19,6 +19,10 @@ from .config import PROJECT, Refused
 CHOSEN = "HPC_RUN_DIR"
 LOGS = 16  # folders of loggers that are looked into
 ROOM = 16 * 2**20  # bytes that must be free to begin with
+# What a training replaces, and what a job does as well. Of a start that came to nothing `OURS` are left, too.
+TRAINING = ("made_by.json", "code.diff", "attempts.jsonl", "verdict")
+JOB = (*TRAINING, "code", "job.sh", "node.sh", "submitted.json", "checkpoints", "stalled", "successors")
+OURS = ("claims", "overrides.json")
 
 
 class Owner(Protocol):
@@ -99,10 +103,23 @@ def permit(group_readable: bool) -> None:
 
 
 def refuse_used(path: Path) -> None:
-    """Raises `Refused` where there is a run already."""
+    """Raises `Refused` where there is a run already, or what a job would replace."""
     if (path / "config.yaml").exists():
         rule = "there is a run in it, and two cannot share a directory"
         raise Refused("run_dir", path, rule, f"python submit.py resume={path}, or another run_dir=")
+    refuse_others(path, JOB)
+
+
+def refuse_others(path: Path, names: Iterable[str]) -> None:
+    """Raises `Refused` where a new run would lie around the project, or on files of these names that are not its own."""
+    fix = "run_dir=<a new directory>"
+    if (place := path.resolve()) in (home := PROJECT.resolve(), *home.parents):
+        rule = "must not be the project's folder, or one above it: the code of a run lies beside its results"
+        raise Refused("run_dir", path, rule, fix)
+    there = [name for name in names if os.path.lexists(place / name)]
+    if there and not any((place / name).exists() for name in OURS):
+        rule = f"must not hold files that a run would replace; there are {', '.join(there)}, and not of a run"
+        raise Refused("run_dir", path, rule, fix)
 
 
 def start(path: Path, attempt: int, environ: Mapping[str, str], from_step: int = 0, **facts: Any) -> None:

@@ -247,6 +247,8 @@ def _made(cfg: DictConfig, path: Path, chosen: bool, environ: Mapping[str, str])
         words, who = commandline.typed(sys.argv[1:]), begin.who(environ)
         path = rundir.reserve(path, cfg.group_readable, lambda there: move.goes_on(there, words, who, environ))
     cfg.run_dir = str(path)
+    if not (path / "config.yaml").exists():
+        rundir.refuse_others(path, rundir.TRAINING)
     rundir.create(path, cfg.group_readable)
     move.refuse_finished(path, cfg)
     move.refuse_other(path, cfg)  # before there is an attempt, whose failure would be the run's
