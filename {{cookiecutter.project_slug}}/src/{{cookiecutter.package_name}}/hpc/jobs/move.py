@@ -169,10 +169,10 @@ def refuse_finished(run_dir: Path, cfg: DictConfig) -> None:
         verdict = files.text(run_dir / "verdict", errors="replace")
     except OSError:
         return
+    if not re.search(r"(?m)^outcome finished$", verdict):
+        return  # it may have failed before there was a config
     old, new = config.load(run_dir).trainer, cfg.trainer
-    if not re.search(r"(?m)^outcome finished$", verdict) or any(
-        _limit(new.get(key)) > _limit(old.get(key)) for key in ("max_epochs", "max_steps")
-    ):
+    if any(_limit(new.get(key)) > _limit(old.get(key)) for key in ("max_epochs", "max_steps")):
         return
     more = f"trainer.max_epochs=<more than {old.get('max_epochs')}>"
     if _limit(old.get("max_steps")) < float("inf"):
