@@ -241,6 +241,24 @@ def test_the_verdict_of_the_ranks_decides_not_their_exit_code(node: Node) -> Non
     assert node.noted("requeued") == ["17"]
 
 
+def test_the_script_of_a_copy_does_not_go_on_with_the_original(node: Node, tmp_path: Path) -> None:
+    copy = tmp_path / "its copy"
+    shutil.copytree(node.run_dir, copy)
+    for run_dir in (node.run_dir, copy):
+        (run_dir / "job.sh").write_text("")
+    (tmp_path / "link").symlink_to(node.run_dir)
+    shows = "JobState=RUNNING Restarts=0 x\n   Command={}/job.sh\n   WorkDir=/"
+    assert node.run(SHOW=shows.format(copy)) == 2 and not node.noted("srun.argv")
+    typed = re.search("goes on by: (.*)", node.said)
+    assert typed and shlex.split(typed[1]) == ["python", "submit.py", f"resume={copy}"]
+    for allowed in (node.run_dir, tmp_path / "link", tmp_path):  # the last one is no run directory
+        assert node.run(SHOW=shows.format(allowed), outcome="continue") == 0, node.said
+    (copy / "job.sh").write_text(slurm.text(node.work))
+    environ = {"SLURM_JOB_ID": "17", "PATH": f"{node.bin}:/usr/bin:/bin"}
+    by_hand = subprocess.run(["bash", "job.sh"], cwd=copy, env=environ, capture_output=True, text=True)
+    assert by_hand.returncode == 2 and str(node.run_dir) in by_hand.stderr
+
+
 @pytest.mark.parametrize("code", [0, 1, 85, 137])
 def test_without_a_verdict_it_starts_again(node: Node, code: int) -> None:
     assert node.run(outcome="", code=code) == 0 and node.noted("requeued") == ["17"]

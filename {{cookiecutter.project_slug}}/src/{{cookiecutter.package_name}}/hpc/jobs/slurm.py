@@ -92,8 +92,10 @@ def _surroundings(job: Job) -> list[str]:
 def _places(job: Job) -> list[str]:
     """Where the run lives, where relative paths count from, Slurm's name for this job, and how a person starts it."""
     number = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if job.members else "$SLURM_JOB_ID"
-    lines = [f"cd {_quote(job.work_dir)}"] if job.work_dir else []
-    lines += [f"job={number} retries={job.retries}"]
+    lines = [f"job={number} retries={job.retries}"]
+    if folder := job.members.parent if job.members else job.run_dir:
+        lines += [f"folder={_quote(folder)}", *ELSEWHERE.strip().splitlines()]
+    lines += [f"cd {_quote(job.work_dir)}"] if job.work_dir else []
     if not (job.run_dir or job.members):
         lines += [f"export HPC_RUN_DIR=$PWD/runs/{job.name}_$SLURM_JOB_ID  # the same in all ranks and attempts"]
         return [*lines, "run_dir=$HPC_RUN_DIR", 'to_go_on="scontrol requeue $job"']
@@ -159,6 +161,17 @@ def _in_code(job: Job, name: str) -> str:
 def _quote(path: Path | None) -> str:
     return shlex.quote(str(path))
 
+
+ELSEWHERE = r"""
+# A copy of this folder has a copy of this script, which would go on with the run here. Slurm runs a copy of its own.
+script=$(scontrol show job "$SLURM_JOB_ID" 2>/dev/null | sed -n 's/^ *Command=//p' || true)
+[ "${0##*/}" != job.sh ] || script=$(realpath "$0")
+if [[ $script = */job.sh && -e ${script%/*}/code && ! $script -ef $folder/job.sh ]]; then
+    echo "job $job: error: this script is of the run in $folder, not of the one beside it in ${script%/*};" \
+        "that one goes on by: python submit.py resume=$(printf %q "${script%/*}")" >&2
+    exit 2
+fi
+"""
 
 BEGINNING = r"""
 verdict() { cat "$run_dir/verdict" 2>/dev/null || true; }
