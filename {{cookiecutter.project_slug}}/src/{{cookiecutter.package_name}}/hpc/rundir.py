@@ -111,7 +111,7 @@ def refuse_used(path: Path) -> None:
 
 
 def refuse_others(path: Path, names: Iterable[str]) -> None:
-    """Raises `Refused` where a new run would lie around the project, or on files of these names that no run has made."""
+    """Raises `Refused` where a new run would lie around the project, or on files of these names that no run made."""
     fix = "run_dir=<a new directory>"
     if (place := path.resolve()) in (home := PROJECT.resolve(), *home.parents):
         rule = "must not be the project's folder, or one above it: the code of a run lies beside its results"
