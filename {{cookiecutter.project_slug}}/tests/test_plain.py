@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 from {{ cookiecutter.package_name }}.hpc.checkpoints import checkpoint, plain
 from {{ cookiecutter.package_name }}.hpc.config import Refused
@@ -63,3 +64,16 @@ def test_the_state_of_a_schedule_is_no_data(tmp_path: Path) -> None:
     vars(schedule)["seen"] = deque([1.0])
     with pytest.raises(Refused, match=r"(?s)lr_schedulers.*collections\.deque"):
         plain.rehearse(trainer, L.LightningModule())
+
+
+def sharded(rank: int) -> str:
+    own = distribute_tensor(torch.ones(2), init_device_mesh("cpu", (1,)), [Shard(0)])
+    plain.refuse_sharded({"state": torch.ones(2), "this": [own.full_tensor()]})
+    with pytest.raises(Refused) as refused:
+        plain.refuse_sharded({"state": torch.ones(2), "average": [{"weight": own}]})
+    return str(refused.value)
+
+
+def test_a_part_of_a_tensor_is_not_saved_for_all_ranks(together: Callable) -> None:
+    (said,) = together(sharded, 1)
+    assert "on_save_checkpoint or state_dict (average)" in said and "must hold whole tensors" in said

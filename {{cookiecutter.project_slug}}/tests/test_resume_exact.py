@@ -189,8 +189,10 @@ class Odd(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure):
         loss = closure()
+        self.steps = 1 + getattr(self, "steps", 0)
+        self.state["steps"] = self.state.get("steps", torch.zeros(1)) + 1
         for parameter in self.param_groups[0]["params"]:
-            parameter.mul_(0.99)
+            parameter.mul_(0.99 + 0.0001 * (self.steps + self.state["steps"] % 7))
             if parameter.grad is not None:
                 state = self.state[parameter]
                 state.setdefault("words", ["a"]).append("b")
@@ -265,6 +267,42 @@ from {{ cookiecutter.package_name }}.module import Classifier
 
 Classifier.configure_optimizers = lambda self: torch.optim.LBFGS(self.parameters())
 """
+# What is saved as the module's weights is their average; a callback keeps what it was given, and changes nothing.
+HOOKED = """
+from {{ cookiecutter.package_name }} import samples
+from {{ cookiecutter.package_name }}.module import Classifier
+
+def on_train_batch_end(self, *batch):
+    weights = self.network.head.state_dict()
+    before = getattr(self, "average", weights)
+    self.average = {name: before[name].lerp(value, 0.1) for name, value in weights.items()}
+
+def on_save_checkpoint(self, checkpoint):
+    checkpoint["trained"] = dict(checkpoint["state_dict"])
+    checkpoint["state_dict"] |= {f"network.head.{name}": value for name, value in getattr(self, "average", {}).items()}
+
+def on_load_checkpoint(self, checkpoint):
+    checkpoint["state_dict"] = checkpoint.pop("trained")
+
+def given(self, trainer, pl_module, checkpoint):
+    self.given = checkpoint["state_dict"]["network.head.weight"]
+    self.was = self.given.clone()
+
+def on_train_end(self, trainer, pl_module):
+    assert not hasattr(self, "given") or (self.given == self.was).all()
+
+Classifier.on_train_batch_end = on_train_batch_end
+Classifier.on_save_checkpoint, Classifier.on_load_checkpoint = on_save_checkpoint, on_load_checkpoint
+samples.Samples.on_load_checkpoint, samples.Samples.on_train_end = given, on_train_end
+"""
+CLIPPED = """
+from {{ cookiecutter.package_name }}.module import Classifier
+
+def on_train_epoch_start(self):
+    self.trainer.gradient_clip_val = 0.1 / (1 + self.current_epoch)
+
+Classifier.on_train_epoch_start = on_train_epoch_start
+"""
 ACCUMULATE = "+callbacks.accumulate._target_=lightning.pytorch.callbacks.GradientAccumulationScheduler"
 # Words, code, and the steps that are done when it is stopped.
 CASES: dict[str, tuple[list[str], str, list[int]]] = {
@@ -318,6 +356,8 @@ CASES: dict[str, tuple[list[str], str, list[int]]] = {
     "parameters that are added while it trains": (["trainer.gradient_clip_val=null"], ADDED, [25]),
     "an optimizer that does more than its learning rate says": ([], ODD_OPTIMIZER, [5, 20]),
     "an average in a callback, and a part that is compiled": (PLAIN, AVERAGED, [5]),
+    "a value of the Trainer that a hook sets": (["data.global_batch_size=128"], CLIPPED, [5, 9]),
+    "weights that a hook replaces": (["data.global_batch_size=128"], HOOKED, [5]),
     "what an epoch sums up": (["data.global_batch_size=128"], LOGGED, [1, 4, 12]),
 }
 
@@ -420,6 +460,11 @@ NEVER = {
         PLAIN,
         stock("Augmented(Noisy(50), 8)", more=AUGMENTED),
         "must find its place in the data again",
+    ),
+    "weights that a hook replaces, of which a rank has a part": (
+        ["strategy=fsdp", "trainer.devices=1"],
+        HOOKED.replace('checkpoint["trained"] = ', ""),
+        "on_save_checkpoint must leave the weights in state_dict as they are",
     ),
     "LBFGS": (["trainer.gradient_clip_val=null"], LBFGS, "an optimizer must keep its state by parameter"),
     "the clock": (["+trainer.val_check_interval=00:00:10:00"], PLATEAU, "validation must follow a number of batches"),

@@ -7,6 +7,7 @@ it, on any number of devices. DeepSpeed writes its own files. Everything else, p
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.optim import Optimizer
 
-from . import inert, optimizer_states, plain, weights
+from . import hooked, inert, optimizer_states, plain, weights
 from .inert import Reader
 from .writer import Writer
 
@@ -45,6 +46,7 @@ class Kept:
     _writer: Writer | None = None
     _stager: BlockingAsyncStager | None = None
     _restored_from: Path | None = None
+    _given: Mapping[str, Any] | None = MappingProxyType({})  # weights that are loaded, as hooks get them; None: not yet
 
     @property
     def writer(self) -> Writer:
@@ -61,9 +63,11 @@ class Kept:
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Copy the state and begin to write it; `writer.wait()` waits. Raises `Unwritten`."""
         final, mine, note, afterwards = self._opened(checkpoint, filepath)
+        hooked.refuse_saved(self.lightning_module.trainer, checkpoint["state_dict"])
         plain.leave_out_hparams(checkpoint)
         part = self.writer.begin(final)
         write = self._written(checkpoint, part)
+        plain.refuse_sharded(checkpoint)
         rest, own, rank = plain.to_bytes(checkpoint), plain.to_bytes(mine), self.global_rank
 
         def everything(part: Path) -> None:
@@ -124,22 +128,26 @@ class Kept:
         return True
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """The weights into the module; the rest is returned. Raises `Refused`."""
+        """The weights into the module, unless hooks see them before; the rest is returned. Raises `Refused`."""
         path = Path(checkpoint_path)
         rest = self._rest(path)
         if not (path / ".metadata").exists():  # DeepSpeed's
             weights.load(self.lightning_module, path)
             self._begins_anew(path)
             return rest | {"optimizer_states": []}
+        self._restored_from = path
         if not self.restore_checkpoint_after_setup:  # Lightning converts to the run's precision only later
             self.precision_plugin.convert_module(self.lightning_module)
+            if hooked.are_seen(self.lightning_module.trainer):
+                self._given = None
+                return {"state_dict": hooked.read(self.lightning_module, path)} | rest
         weights.refuse_other_model(self.lightning_module, path)
         state = {"state_dict": get_model_state_dict(self.lightning_module)}
         with inert.refusals(path, "resume"):
             load_tensors(state, storage_reader=Reader(path))
         set_model_state_dict(self.lightning_module, state["state_dict"])
-        self._restored_from = path
-        return {"state_dict": rest.pop(NEWER, state["state_dict"])} | rest  # for callbacks that average weights
+        self._given = dict(state["state_dict"])
+        return state | rest
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         if self._restored_from is None:
@@ -154,8 +162,16 @@ class Kept:
             said = f"{path}: weights go from one strategy to the other, the optimizer's state does not"
             print(f"warning: {said}", flush=True)
 
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Done by `load_checkpoint`."""
+    def load_model_state_dict(self, checkpoint: dict[str, Any], strict: bool = True) -> None:
+        """What the module's hook has left, where `load_checkpoint` has not done it. Raises `Refused`."""
+        state = checkpoint.get("state_dict", {})
+        if self._given is None:
+            hooked.load(self.lightning_module, state)
+        else:
+            hooked.refuse_loaded(self.lightning_module, self._given, state)
+        self._given = MappingProxyType({})
+        if NEWER in checkpoint:  # for callbacks that average weights
+            checkpoint["state_dict"] = checkpoint.pop(NEWER)
 
     def _rest(self, path: Path) -> dict[str, Any]:
         """All but the tensors; under MINE what the rank of this number kept, if there was one. Raises `Refused`."""

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..config import Refused
 from . import inert, weights
@@ -26,10 +27,13 @@ def named(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """As `optimizer.state_dict()`, with names in place of numbers; also of optimizers that it has in itself."""
     names: dict[Any, str] = {parameter: weights.bare(name) for name, parameter in module.named_parameters()}
     state: dict[Any, Any] = optimizer.state
+    beside = {key: value for key, value in state.items() if not isinstance(key, Tensor)}  # a number of steps, say
     groups = [group | {"params": [names[one] for one in group["params"]]} for group in optimizer.param_groups]
     return {
         # In an order that is the same after a resume, so that the same state is the same bytes.
         "state": {name: dict(sorted(state[one].items())) for one, name in names.items() if one in state},
+        "beside": beside,
+        "on_device": [key for key, value in beside.items() if not _is_on_host(value)],
         "param_groups": groups,
         "inner": [named(module, one) for one in _inner(optimizer)],
     }
@@ -67,7 +71,8 @@ def restore(module: nn.Module, optimizer: Optimizer, name: str, saved: Mapping[s
     dtypes = {(one, key): value.dtype for one, of in state.items() for key, value in of.items()}
     for one, of in saved["state"].items():
         state.setdefault(one, {}).update(of)
-    _load(optimizer, {parameters[one]: of for one, of in state.items()}, _groups(optimizer, saved, parameters))
+    groups = _groups(optimizer, saved, parameters)
+    _load(optimizer, {parameters[one]: of for one, of in state.items()}, groups, _beside(saved, parameters))
     for one in state:  # torch has cast all of it to the parameter's dtype
         own = optimizer.state[parameters[one]]
         own.update({key: value.to(dtypes[one, key]) for key, value in own.items() if (one, key) in dtypes})
@@ -126,14 +131,29 @@ def _groups(optimizer: Optimizer, saved: Mapping[str, Any], parameters: Mapping[
     return [of[now["params"][0]] if now["params"] and now["params"][0] in of else now for now in optimizer.param_groups]
 
 
-def _load(optimizer: Optimizer, state: Mapping[nn.Parameter, Any], groups: list[dict]) -> None:
+def _beside(saved: Mapping[str, Any], parameters: Mapping[str, nn.Parameter]) -> dict[Any, Any]:
+    """What belongs to no parameter, where it was: on the host, or where parameters are."""
+    device = next(iter(parameters.values())).device
+    return {
+        key: tree_map_only(Tensor, lambda one: one.to(device), value) if key in saved["on_device"] else value
+        for key, value in saved["beside"].items()
+    }
+
+
+def _is_on_host(value: Any) -> bool:
+    return all(one.device.type == "cpu" for one in tree_leaves(value) if isinstance(one, Tensor))
+
+
+def _load(
+    optimizer: Optimizer, state: Mapping[nn.Parameter, Any], groups: list[dict], beside: dict[Any, Any]
+) -> None:
     """torch moves each state to where its parameter is, and numbers parameters."""
     order = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = {parameter: number for number, parameter in enumerate(order)}
     shares = [[numbers[one] for one in group["params"]] for group in optimizer.param_groups]
     optimizer.load_state_dict(
         {
-            "state": {numbers[parameter]: dict(of) for parameter, of in state.items()},
+            "state": {numbers[parameter]: dict(of) for parameter, of in state.items()} | beside,
             "param_groups": [group | {"params": share} for group, share in zip(groups, shares, strict=True)],
         }
     )

@@ -8,9 +8,11 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..config import Refused
+from . import hooked
 
 FIX = "return numbers, words, tensors, and lists and dicts of them"
 PLAIN = (type(None), bool, int, float, complex, str, bytes, Tensor, torch.Size, torch.dtype, torch.device)
@@ -24,6 +26,14 @@ def to_bytes(state: Any) -> bytes:
         rule = f"a checkpoint must hold plain data only, so that nothing in it is ever executed: {why}"
         raise Refused(name, None, rule, FIX)
     return content
+
+
+def refuse_sharded(checkpoint: dict[str, Any]) -> None:
+    """Raises `Refused` where what rank 0 saves for all ranks holds its part of a tensor."""
+    for name, part in _parts(checkpoint).items():
+        if any(isinstance(leaf, DTensor) for leaf in tree_leaves(part)):
+            rule = "a checkpoint must hold whole tensors beside the weights, of which each rank saves its part"
+            raise Refused(name, None, rule, "tensor.full_tensor(), or an attribute of the module in place of it")
 
 
 def leave_out_hparams(checkpoint: dict[str, Any]) -> list[str]:
@@ -61,7 +71,9 @@ def rehearse(trainer: Any, module: L.LightningModule, *without: L.Callback) -> N
                 callback.on_save_checkpoint(trainer, module, checkpoint)
     if (left := leave_out_hparams(checkpoint)) and trainer.is_global_zero:
         print(f"warning: hyperparameters that are no plain data are not saved: {', '.join(left)}", flush=True)
-    checkpoint.pop("state_dict", None)
+    if saved := checkpoint.pop("state_dict", None):
+        hooked.refuse_saved(trainer, saved)
+    refuse_sharded(checkpoint)
     to_bytes(tree_map_only(Tensor, lambda tensor: torch.empty(0), checkpoint))
 
 

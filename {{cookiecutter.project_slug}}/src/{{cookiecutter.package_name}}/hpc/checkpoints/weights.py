@@ -64,14 +64,18 @@ def load(module: nn.Module, path: str | Path) -> None:
 
 def refuse_other_model(module: nn.Module, path: str | Path, key: str = "resume") -> None:
     """Raises `Refused` where a checkpoint has not the keys and shapes of `module.state_dict()`, sharded or not."""
-    wanted = _wanted(module)
-    if misfits := _misfits(tensors(path), wanted):
-        raise Refused(key, path, misfits, "compose the model that the checkpoint was trained with")
+    if said := misfits(tensors(path), module):
+        raise Refused(key, path, said, "compose the model that the checkpoint was trained with")
 
 
 def bare(name: str) -> str:
     """Of a weight, without what torch.compile puts before the names in a part of a network."""
     return name.replace("_orig_mod.", "")
+
+
+def storage(tensor: Tensor) -> int:
+    """Where this rank's part of a tensor lies in memory; 0 where it has none."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage().data_ptr()
 
 
 def _wanted(module: nn.Module) -> dict[str, Tensor]:
@@ -183,8 +187,9 @@ def _cut(value: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def _misfits(found: Mapping[str, Saved], wanted: Mapping[str, Tensor]) -> str:
-    """What keeps `found` from filling `wanted`, in one sentence; empty when it fits."""
+def misfits(found: Mapping[str, Saved] | Mapping[str, Tensor], module: nn.Module) -> str:
+    """What keeps `found` from filling the weights of a module, in one sentence; empty when it fits."""
+    wanted = _wanted(module)
     both = [key for key in wanted if key in found]
     filled = {id(wanted[key]) for key in both}
     # A parameter that ZeRO-3 has cut shows its whole shape in `ds_shape`.

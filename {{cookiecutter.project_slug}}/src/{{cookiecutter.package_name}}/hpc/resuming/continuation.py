@@ -10,10 +10,12 @@ from torch import Tensor
 
 from ..checkpoints.kept import MINE, own_state
 from ..training.strategies import SharesBuffers
-from . import attributes, epoch_metrics, gradients, optimizers, position, randomness, replay, same_data
+from . import attributes, epoch_metrics, gradients, optimizers, position, randomness, replay, same_data, settings
 
 
-def saved(trainer: L.Trainer, module: L.LightningModule, built: attributes.Built) -> dict[str, Any]:
+def saved(
+    trainer: L.Trainer, module: L.LightningModule, built: attributes.Built, was_set: settings.Built
+) -> dict[str, Any]:
     """What Lightning does not save, for a checkpoint; below MINE what is this rank's own."""
     place = position.of(trainer)
     buffers = trainer.strategy.own_buffers() if isinstance(trainer.strategy, SharesBuffers) else {}
@@ -25,6 +27,7 @@ def saved(trainer: L.Trainer, module: L.LightningModule, built: attributes.Built
             "epoch": epoch_metrics.state(trainer, module),
             "gradients": gradients.state(module),
             "attributes": [*attributes.changed(trainer, module, built), *attributes.of_buffers(buffers)],
+            "settings": settings.changed(trainer, was_set),
             "evaluation": replay.of_evaluation(trainer),
             "loaders": replay.places(trainer, place["is_fetched"], place["between_epochs"]),
         },
@@ -83,7 +86,9 @@ class Continuation:
 
     def on_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Before what the module does there."""
-        attributes.restore(trainer, module, self._of_rank().get("attributes", []))
+        own = self._of_rank()
+        attributes.restore(trainer, module, own.get("attributes", []))
+        settings.restore(trainer, own.get("settings", []))
 
     def on_first_batch(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Lightning counts on its own when it restarts, once too often."""
@@ -93,7 +98,7 @@ class Continuation:
         self._untransfer(trainer, module)
         if not start.between_epochs:  # what belongs to the beginning of an epoch is done then
             trainer.accumulate_grad_batches = start.accumulate
-            attributes.restore(trainer, module, self._of_rank().get("attributes", []))
+            self.on_epoch_start(trainer, module)
         # Of other ranks rank 0's: they share what they have averaged.
         gradients.restore(module, self._of_rank().get("gradients", {}))
         trainer._logger_connector._first_loop_iter = start.batches == 0  # the first one of an epoch clears its sums

@@ -24,7 +24,7 @@ from ..training import averaging
 from ..training.loaders import refuse_other_orders
 from ..training.parallel import gradient_norm, refuse_without_skip, settle_buckets
 from ..training.strategies import SharesBuffers
-from . import attributes, continuation, limits, replay
+from . import attributes, continuation, limits, replay, settings
 from .agree import Agreement, Wish
 from .continuation import Continuation
 from .redone import Redone, validation_follows
@@ -88,6 +88,7 @@ class Resume(L.Callback):
         self.trains = False  # a batch has come
         self._continuation: Continuation | None = None  # till it has gone on
         self._built: attributes.Built | None = None
+        self._was_set: settings.Built = {}
         self._not_finite: Tensor | None = None
         self._time_given = end - time.time() if end else 0.0
 
@@ -166,6 +167,7 @@ class Resume(L.Callback):
         if self._built is None:
             set_since = self._continuation.built if self._continuation else {}
             self._built = attributes.built(trainer, module) | set_since
+            self._was_set = settings.built(trainer)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *batch: Any, **number: Any
@@ -248,7 +250,7 @@ class Resume(L.Callback):
             self._wait(trainer)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint |= continuation.saved(trainer, pl_module, self._built or {})
+        checkpoint |= continuation.saved(trainer, pl_module, self._built or {}, self._was_set)
         checkpoint["attempt"] = self.attempt
         checkpoint["averaged"] = self._averaged
         checkpoint[NOTE] = {"step": trainer.global_step, "attempt": self.attempt, "epoch": trainer.current_epoch}
