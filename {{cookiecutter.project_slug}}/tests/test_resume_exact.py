@@ -65,7 +65,7 @@ Connector.update_train_epoch_metrics = update_train_epoch_metrics
 STOCK = """
 import lightning as L, numpy as np, torch
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, random_split
 from {{ cookiecutter.package_name }}.data import digits
 from {{ cookiecutter.package_name }}.module import Classifier
 
@@ -303,6 +303,19 @@ def on_train_epoch_start(self):
 
 Classifier.on_train_epoch_start = on_train_epoch_start
 """
+SHOWN = """
+from {{ cookiecutter.package_name }}.module import Classifier
+
+step = Classifier.training_step
+
+def training_step(self, batch, batch_idx):
+    values = [*self.trainer.logged_metrics.values(), *self.trainer.progress_bar_metrics.values()]
+    return step(self, batch, batch_idx) * (1 + 0.01 * float(sum(values)))
+
+Classifier.training_step = training_step
+"""
+DRAWN = "Subset(Noisy(64), torch.randperm(64)[:NUM].tolist())"
+SPLIT = "random_split(Noisy(80), [50, 30], self.generator)[0]"
 ACCUMULATE = "+callbacks.accumulate._target_=lightning.pytorch.callbacks.GradientAccumulationScheduler"
 # Words, code, and the steps that are done when it is stopped.
 CASES: dict[str, tuple[list[str], str, list[int]]] = {
@@ -356,6 +369,17 @@ CASES: dict[str, tuple[list[str], str, list[int]]] = {
     "parameters that are added while it trains": (["trainer.gradient_clip_val=null"], ADDED, [25]),
     "an optimizer that does more than its learning rate says": ([], ODD_OPTIMIZER, [5, 20]),
     "an average in a callback, and a part that is compiled": (PLAIN, AVERAGED, [5]),
+    "a part of the data that is drawn as loaders are made": (
+        PLAIN,
+        stock(f"DataLoader({SPLIT}, 8, shuffle=True)", f"DataLoader({DRAWN.replace('NUM', '16')}, 8)"),
+        [2, 9],
+    ),
+    "another part in each epoch": (
+        [*PLAIN, "+trainer.reload_dataloaders_every_n_epochs=1", "trainer.max_epochs=3"],
+        stock(f"DataLoader({DRAWN.replace('NUM', '40')}, 8)", f"DataLoader({DRAWN.replace('NUM', '16')}, 8)"),
+        [2, 7, 12],
+    ),
+    "values that the Trainer shows": ([*PLAIN, "data.global_batch_size=128"], SHOWN, [5, 10]),
     "a value of the Trainer that a hook sets": (["data.global_batch_size=128"], CLIPPED, [5, 9]),
     "weights that a hook replaces": (["data.global_batch_size=128"], HOOKED, [5]),
     "what an epoch sums up": (["data.global_batch_size=128"], LOGGED, [1, 4, 12]),

@@ -144,9 +144,7 @@ def _is_on_host(value: Any) -> bool:
     return all(one.device.type == "cpu" for one in tree_leaves(value) if isinstance(one, Tensor))
 
 
-def _load(
-    optimizer: Optimizer, state: Mapping[nn.Parameter, Any], groups: list[dict], beside: dict[Any, Any]
-) -> None:
+def _load(optimizer: Optimizer, state: Mapping[nn.Parameter, Any], groups: list[dict], beside: dict[Any, Any]) -> None:
     """torch moves each state to where its parameter is, and numbers parameters."""
     order = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = {parameter: number for number, parameter in enumerate(order)}

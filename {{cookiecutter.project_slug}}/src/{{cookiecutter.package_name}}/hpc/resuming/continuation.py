@@ -113,6 +113,14 @@ class Continuation:
         if self.start.is_fetched and self.of_data is not None and _transfers(trainer.datamodule):
             trainer.datamodule.load_state_dict(self.of_data)
 
+    def made_loaders(self, trainer: L.Trainer) -> dict[str, Any]:
+        """What `MadeLoaders` noted of loaders that are still those of the place where this goes on."""
+        made, start = self._of_rank().get("made_loaders", {}), self.start
+        anew = trainer.reload_dataloaders_every_n_epochs and (  # type: ignore[attr-defined]
+            start.between_epochs or start.epoch != self.place["epoch"]
+        )
+        return {split: note for split, note in made.items() if split != "train" or not anew}
+
     def evaluation(self) -> list[list[Any]]:
         """What each loader of a validation draws with."""
         return self._of_rank().get("evaluation", [])

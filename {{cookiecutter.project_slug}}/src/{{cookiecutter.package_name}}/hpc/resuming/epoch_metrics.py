@@ -26,6 +26,7 @@ from ..config import Refused
 # How a value was logged, as Lightning notes it.
 HOW = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx")
 HOW += ("dataloader_idx", "metric_attribute")
+SHOWN = ("callback_metrics", "logged_metrics", "progress_bar_metrics")  # what the Trainer shows of the last values
 MERGE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     dim_zero_sum: torch.add,
     dim_zero_max: torch.maximum,
@@ -45,7 +46,7 @@ def state(trainer: L.Trainer, module: nn.Module) -> dict[str, Any]:
         "logged": {key: _logged(result) for key, result in results.items()},
         "metrics": {name: _summed(metric) for name, metric in _metrics(module) if _has_seen(metric)},
         "dtypes": {name: metric._dtype for name, metric in _metrics(module)},
-        "callback_metrics": _on_host(trainer._logger_connector._callback_metrics),
+        "shown": {name: _on_host(getattr(trainer._logger_connector, f"_{name}")) for name in SHOWN},
     }
 
 
@@ -81,9 +82,9 @@ def restore(trainer: L.Trainer, module: nn.Module, ranks: list[dict[str, Any]], 
         results[key] = _restored(one, metrics, trainer.strategy.reduce).to(device)
     for name, dtype in merged["dtypes"].items():
         metrics[name]._dtype = dtype  # Lightning changes it with the first values, in double precision
-    trainer._logger_connector._callback_metrics = {
-        name: value.to(device) for name, value in merged["callback_metrics"].items()
-    }
+    for name in SHOWN:
+        shown = merged["shown"][name].items()
+        setattr(trainer._logger_connector, f"_{name}", {key: _to(value, device) for key, value in shown})
 
 
 class Results(_ResultCollection):
@@ -186,9 +187,15 @@ def _merged_metric(path: str, metric: Metric, a: dict[str, Any], b: dict[str, An
 
 
 def _on_host(value: Any) -> Any:
-    """Tensors copied, also those in lists and dicts; None for anything else."""
+    """Tensors copied, also those in lists and dicts; numbers; None for anything else."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, list):
         return [_on_host(one) for one in value]
+    if isinstance(value, int | float):
+        return value
     return {name: _on_host(one) for name, one in value.items()} if isinstance(value, dict) else None
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoints import checkpoint, plain
-from ..checkpoints.kept import AFTERWARDS, NOTE, VALIDATED
+from ..checkpoints.kept import AFTERWARDS, MINE, NOTE, VALIDATED
 from ..checkpoints.writer import Unwritten
 from ..config import Refused
 from ..jobs.layout import Checkpoint, Faults
@@ -27,6 +27,7 @@ from ..training.strategies import SharesBuffers
 from . import attributes, continuation, limits, replay, settings
 from .agree import Agreement, Wish
 from .continuation import Continuation
+from .made_loaders import MadeLoaders
 from .redone import Redone, validation_follows
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class Resume(L.Callback):
             turns = self.agreement.early.turn, self.redone.agreement.early.turn
             self.watch.converse(lambda store: [turn(store) for turn in turns])
         if stage == "fit":
+            self._loaders = MadeLoaders(trainer)
             trainer.strategy.writer.owner = self.owner  # type: ignore[attr-defined]
             # Lightning asks all ranks at every step whether one got SIGTERM, and hides what goes wrong with that.
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
@@ -251,6 +253,7 @@ class Resume(L.Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint |= continuation.saved(trainer, pl_module, self._built or {}, self._was_set)
+        checkpoint[MINE]["made_loaders"] = self._loaders.state()
         checkpoint["attempt"] = self.attempt
         checkpoint["averaged"] = self._averaged
         checkpoint[NOTE] = {"step": trainer.global_step, "attempt": self.attempt, "epoch": trainer.current_epoch}
@@ -274,6 +277,7 @@ class Resume(L.Callback):
         place, self._averaged = checkpoint["position"], checkpoint["averaged"]
         skipped = record.skipped(self.run_dir, place["stepped"], checkpoint["attempt"])
         self._continuation = Continuation(trainer, checkpoint, skipped)
+        self._loaders.again = self._continuation.made_loaders(trainer)
         trainer.strategy.evaluation = self._continuation.evaluation()  # type: ignore[attr-defined]
         self._saved_step = checkpoint["global_step"]
         state = checkpoint["callbacks"][self.state_key]
