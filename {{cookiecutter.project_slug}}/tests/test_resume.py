@@ -313,3 +313,16 @@ def test_before_the_first_batch_a_module_is_called_with_nothing(start: Callable,
         seen.append(sorted(line for line in said.splitlines() if line.startswith("seen by rank")))
     assert seen[0] == seen[1] and len(seen[0]) == 2
     assert all(": 3 [" in line for line in seen[0]), seen
+
+
+def test_other_code_than_the_runs_is_told(start: Callable, tmp_path: Path) -> None:
+    run_dir, changed = tmp_path / "my run", "from {{ cookiecutter.package_name }}.hpc.running import snapshot\n"
+    changed += "snapshot.checksum = lambda code: '0' * 8\n"
+    words = [*COMMON, "trainer.max_steps=4", "+trainer.limit_val_batches=0", "+trainer.limit_test_batches=1"]
+    assert "note: the code" not in start(run_dir, 1, [*words, "checkpoint.monitor=null"], 1)
+    assert "note: the code" not in start(run_dir, 1, [], 2)
+    assert "has changed since the last attempt" in start(run_dir, 1, [], 3, changed)
+    assert [len(event["code"]) for event in rundir.starts(run_dir)] == [8] * 3
+    (run_dir / "code" / "src").mkdir(parents=True)  # as of a run that was submitted
+    (run_dir / "code" / "train.py").write_text("")
+    assert f"with its own: python '{run_dir}/code/train.py' 'resume={run_dir}'" in start(run_dir, 1, [])

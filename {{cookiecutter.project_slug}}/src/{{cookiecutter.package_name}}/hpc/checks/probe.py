@@ -18,7 +18,7 @@ from .. import launch, meeting, rundir
 from ..config import PROJECT, Finished, Refused
 from ..jobs import commandline, move
 from ..launch import Place
-from ..running import begin
+from ..running import begin, snapshot
 from . import preflight
 
 READING = 1800  # seconds that ranks may take to look through a checkpoint's files
@@ -118,7 +118,7 @@ def facts(cfg: DictConfig, place: Place, environ: Mapping[str, str], look: bool 
         return known  # there is nobody to differ from
     known["config"] = f"{zlib.crc32(repr(OmegaConf.to_container(cfg, resolve=True)).encode()):08x}"
     if place.local_rank == 0:
-        known["code"] = f"{_code_sum():08x}"
+        known["code"] = snapshot.checksum(PROJECT)
         known["versions"] = f"Python {sys.version.split()[0]}, " + ", ".join(map(_version, PACKAGES))
     return known
 
@@ -253,14 +253,6 @@ def _made(cfg: DictConfig, path: Path, chosen: bool, environ: Mapping[str, str])
     move.refuse_finished(path, cfg)
     move.refuse_other(path, cfg)  # before there is an attempt, whose failure would be the run's
     return path
-
-
-def _code_sum() -> int:
-    """A checksum of the sources, the same wherever the same code lies."""
-    total = 0
-    for path in sorted([PROJECT / "train.py", *(PROJECT / "src").rglob("*.py")]):
-        total = zlib.crc32(path.read_bytes(), zlib.crc32(str(path.relative_to(PROJECT)).encode(), total))
-    return total
 
 
 def _version(package: str) -> str:

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from .. import rundir
 from ..checkpoints.checkpoint import Checkpoint
-from ..config import Refused, flat, from_environment, frozen, refuse_arguments
+from ..config import PROJECT, Refused, flat, from_environment, frozen, refuse_arguments
 from ..jobs import move
 from ..launch import Place
 from . import loggers, snapshot
@@ -53,6 +53,8 @@ def begin(
     if not (run_dir / "config.yaml").exists():
         snapshot.made_by(run_dir)
     take_back = move.keep(run_dir, cfg, words)
+    code = snapshot.checksum(PROJECT)
+    snapshot.tell_other_code(run_dir, code, starts[-1].get("code") if starts else None)
     loggers.cut(run_dir, logging, _logged(cfg, found, words) if found else others, rundir.events(run_dir))
     loggers.warn_of_clock(logging, time.time())
     rundir.start(
@@ -60,6 +62,7 @@ def begin(
         beginning.attempt,
         os.environ,
         from_step=found.step if found else 0,
+        code=code,
         launcher=place.launcher,
         hosts=beginning.hosts,
         world_size=cfg.trainer.num_nodes * cfg.trainer.devices,
