@@ -190,6 +190,10 @@ def test_a_file_counts_once_also_through_links(tmp_path):
     (tmp_path / "link").symlink_to(folder / "текст.txt")
     with pytest.raises(Refused, match="what validates is not trained on"):
         text_files.list_text(str(folder), str(tmp_path / "link"))
+    for refused_files in ([str(folder / "текст.txt")] * 2, str(tmp_path / "more.txt.GZ")):
+        (tmp_path / "more.txt.GZ").write_bytes(b"x")
+        with pytest.raises(Refused, match=r"twice|must be text"):
+            text_files.list_text(refused_files)
     (folder / "loop").symlink_to("loop")
     with pytest.raises(Refused, match=r"levels of symbolic links"):
         text_files.list_text(str(folder))

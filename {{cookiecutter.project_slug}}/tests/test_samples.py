@@ -60,12 +60,13 @@ class Draws(L.LightningModule):
     ],
 )
 def test_the_modules_forward_is_not_called_for_a_picture(makes: Any, pictures: int, tmp_path: Path) -> None:
-    images = [(torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 2, 3]))] * 2
+    images: Any = [(torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 2, 3]))] * 2
     seen = []
-    for callbacks in ([], [Samples(3)]):
+    for number in (0, 1):
         torch.manual_seed(1)
         module = Draws(makes)
-        logger = TensorBoardLogger(tmp_path, version=len(callbacks))
+        callbacks: list[L.Callback] = [Samples(3)] * number
+        logger = TensorBoardLogger(tmp_path, version=number)
         trainer = L.Trainer(
             accelerator="cpu", callbacks=callbacks, logger=logger, enable_progress_bar=False, enable_checkpointing=False
         )

@@ -71,6 +71,11 @@ def test_hyperparameters_hold_references(monkeypatch: pytest.MonkeyPatch) -> Non
     record.hide(cfg, module, lightning.LightningDataModule())
     for kept in (module.hparams, module.hparams_initial):
         assert dict(kept) == {"token": "${oc.env:KEY}", "more": {"deep": ["${oc.env:KEY}", 1]}}
+    words = ["+cluster.env.A='https://me:${oc.env:KEY}@host'", "cluster.setup=['${oc.env:KEY} x']"]
+    cfg = commandline.compose_overrides(words)
+    module = Module(f"https://me:{SECRET}@host", {"list": [f"{SECRET} x"]})
+    record.hide(cfg, module)
+    assert SECRET not in str((module.hparams, module.hparams_initial))
 
 
 @pytest.mark.slow

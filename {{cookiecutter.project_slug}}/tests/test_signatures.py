@@ -47,6 +47,19 @@ class Own(Base):
     assert set(read.parameters) == {"size"} and read.required == ["size"]
 
 
+def test_a_base_class_may_come_with_everything_of_another_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ast
+
+    texts = {
+        "one": "from .two import *\nfrom somewhere import *\nclass Own(Base): ...\nclass Other(Unknown): ...",
+        "two": "from .three import *",
+        "three": "class Base:\n    def __init__(self, size: int): ...",
+    }
+    monkeypatch.setattr(sources, "_tree", lambda module: ast.parse(texts[module.rpartition(".")[2]]))
+    assert signature(f"{signatures.PACKAGE}.one.Own").required == ["size"]
+    assert signature(f"{signatures.PACKAGE}.one.Other").accepts_any
+
+
 def test_a_library_is_imported_once_and_then_remembered(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signatures, "CACHE", tmp_path / "signatures.json")
     signatures._stored.cache_clear()

@@ -535,6 +535,23 @@ def test_a_repository_above_that_ignores_the_project_is_not_asked(desk: Desk, tm
     assert copied(Path("mine")) == sorted(FILES)
 
 
+def test_an_environment_is_packed_anew_where_it_has_changed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    (desk.bin / "tar").symlink_to("/bin/tar")
+    packages = desk.venv / "lib" / "python3.11" / "site-packages"
+    packages.mkdir(parents=True)
+    (desk.venv / "bin").mkdir()
+    sizes = []
+    for name in ("one", "one", "two"):
+        (packages / name).mkdir(exist_ok=True)
+        if name == "two":  # as pip leaves it
+            later = packages.stat().st_mtime + 5
+            os.utime(packages, (later, later))
+        snapshot.pack_environment(desk.venv)
+        listed = subprocess.run(["tar", "-tf", f"{desk.venv}.tar"], capture_output=True, text=True, check=True).stdout
+        sizes.append("site-packages/two/" in listed)
+    assert sizes == [False, False, True]
+
+
 def test_a_repository_that_git_refuses_is_told(desk: Desk) -> None:
     git(desk.project, "init", "-q")
     (desk.project / ".git" / "HEAD").write_text("no more")

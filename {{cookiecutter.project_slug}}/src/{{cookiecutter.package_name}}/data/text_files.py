@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 TOKEN_SUFFIXES = (".npy", ".bin")  # any other file is text, read as bytes
+NO_TEXT = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".tar", ".parquet", ".arrow", ".h5", ".pdf", ".pt")
 TWENTIETHS = {"train": (0, 18), "val": (18, 19), "test": (19, 20)}
 
 
@@ -26,6 +27,7 @@ def list_text(files: Any, val_files: Any = None) -> tuple[list[str], list[str]]:
     """
     train = _expand("data.files", files)
     val = _expand("data.val_files", val_files) if val_files else []
+    refuse_no_text(train + val)
     for file in train + val:
         if is_tokens(file) != is_tokens(train[0]):
             rule = f"either all files hold tokens ({', '.join(TOKEN_SUFFIXES)}) or none does; {train[0]} is not like it"
@@ -108,6 +110,8 @@ def _expand(key: str, patterns: Any) -> list[str]:
     patterns = [patterns] if isinstance(patterns, str) else patterns or []
     if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str) for pattern in patterns):
         raise Refused(key, patterns, "must be a path or a list of paths", f"{key}=<a path, a folder or a glob>")
+    if twice := next((pattern for pattern in patterns if patterns.count(pattern) > 1), None):
+        raise Refused(key, twice, "is named twice, and each file is read once", "each once, or copies")
     files: list[str] = []
     for pattern in patterns:
         path = os.path.expanduser(pattern)
@@ -125,6 +129,13 @@ def _expand(key: str, patterns: Any) -> list[str]:
     if not files:
         raise Refused(key, patterns, "names files with content; there are none", f"{key}=<a path, a folder or a glob>")
     return files
+
+
+def refuse_no_text(files: Sequence[str]) -> None:
+    """Raises `Refused` for a file that would be read as bytes, and holds other things than text."""
+    if found := [file for file in files if file.lower().endswith(NO_TEXT)]:
+        rule = f"must be text, tokens ({', '.join(TOKEN_SUFFIXES)}), or bytes of your own under another name"
+        raise Refused("data.files", found[0], rule, "unpack it, or choose with a pattern: data.files='folder/*.txt'")
 
 
 def _files_below(folder: str) -> list[str]:

@@ -126,7 +126,7 @@ def references(written: Callable[..., Any]) -> Iterator[None]:
 
 
 def from_environment(cfg: DictConfig) -> dict[str, str]:
-    """The values that `${oc.env:NAME}` has given to this config, each with the reference that gave it."""
+    """What `${oc.env:NAME}` has given to this config, by itself or in a longer text, and how each is written."""
     known: dict[str, str] = {}
 
     def note(name: str, *default: str | None) -> Any:
@@ -135,8 +135,19 @@ def from_environment(cfg: DictConfig) -> dict[str, str]:
         return value
 
     with references(note):
-        OmegaConf.to_container(cfg, resolve=True)
-    return known
+        values = OmegaConf.to_container(cfg, resolve=True)
+    with references(_reference):
+        written = OmegaConf.to_container(cfg, resolve=True)
+    return dict(_texts(values, written)) | known
+
+
+def _texts(values: Any, written: Any) -> Iterator[tuple[str, str]]:
+    """Texts of one container that are others at the same place of the second."""
+    if isinstance(values, dict | list):
+        for key in values if isinstance(values, dict) else range(len(values)):
+            yield from _texts(values[key], written[key])
+    elif isinstance(values, str) and values != written:
+        yield values, written
 
 
 def _reference(name: str, *default: str | None) -> str:

@@ -82,12 +82,12 @@ def _base(module: str, node: ast.ClassDef, library: Callable[[str], Signature], 
 
 def _base_called(base: str, module: str, library: Callable[[str], Signature], *, follow: bool) -> Signature | None:
     first, *rest = base.split(".")
-    if _find(module, first) is not None:
-        return read(f"{module}.{base}", library)
+    if (place := _where(module, first)) is not None:
+        return read(f"{place}.{base}", library)
     target = ".".join([_imports(module).get(first, first), *rest])
     if target.split(".")[0] == PACKAGE:
         return read(target, library)
-    return library(target) if follow else None  # it may cost an import
+    return library(target) if follow and "." in target else None  # it may cost an import
 
 
 def _from_arguments(arguments: ast.arguments, skip: int) -> Signature:
@@ -126,6 +126,23 @@ def _find(module: str, name: str) -> ast.ClassDef | ast.FunctionDef | None:
     return next((n for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == name), None)
 
 
+def _where(module: str, name: str) -> str | None:
+    """The module of ours that defines a name of this one: itself, or one of which it imports everything."""
+    if _find(module, name) is not None:
+        return module
+    for node in _tree(module).body:
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            source = _source(module, node)
+            if source.split(".")[0] == PACKAGE and (place := _where(source, name)) is not None:
+                return place
+    return None
+
+
+def _source(module: str, node: ast.ImportFrom) -> str:
+    package = module.split(".")[: -node.level] if node.level else []
+    return ".".join([*package, *([node.module] if node.module else [])])
+
+
 def _imports(module: str) -> dict[str, str]:
     """Names a module imports, each with the dotted name it stands for."""
     names: dict[str, str] = {}
@@ -135,7 +152,5 @@ def _imports(module: str) -> dict[str, str]:
                 a.asname or a.name.split(".")[0]: a.name if a.asname else a.name.split(".")[0] for a in node.names
             }
         elif isinstance(node, ast.ImportFrom):
-            package = module.split(".")[: -node.level] if node.level else []
-            source = ".".join([*package, *([node.module] if node.module else [])])
-            names |= {a.asname or a.name: f"{source}.{a.name}" for a in node.names}
+            names |= {a.asname or a.name: f"{_source(module, node)}.{a.name}" for a in node.names}
     return names

@@ -21,13 +21,29 @@ Point = tuple[float, float]  # step, value
 
 @dataclass
 class Curve:
-    """Values by step; a step that was made twice counts as it was made last. Thinned evenly while it grows."""
+    """Values by step; a step that was made twice counts as it was made last.
+
+    Thinned evenly while it grows, but for the lowest, the highest and the last one.
+    """
 
     values: dict[int, float] = field(default_factory=dict)
+    low: Point | None = None
+    high: Point | None = None
+    last: Point | None = None
     seen: int = 0
     every: int = 1
 
+    def points(self) -> list[Point]:
+        kept = [point for point in (self.low, self.high, self.last) if point]
+        return sorted((self.values | dict(kept)).items())  # type: ignore[arg-type]
+
     def add(self, step: int, value: float) -> None:
+        if self.last and step <= self.last[0]:  # made again, after a checkpoint
+            self.low, self.high = (one if one and one[0] < step else None for one in (self.low, self.high))
+        self.last = (step, value)
+        if isfinite(value):
+            self.low = min(self.low or self.last, self.last, key=lambda point: point[1])
+            self.high = max(self.high or self.last, self.last, key=lambda point: point[1])
         if self.seen % self.every == 0:
             self.values[step] = value
         self.seen += 1
@@ -84,7 +100,7 @@ def read(*folders: Path) -> Curves:
             read.notes.append(f"{file.name}: {damaged} damaged record{'s' if damaged > 1 else ''} left out")
         if left == 0:
             break
-    read.points = {tag: sorted(curve.values.items()) for tag, curve in sorted(curves.items())}
+    read.points = {tag: curve.points() for tag, curve in sorted(curves.items())}
     return read
 
 

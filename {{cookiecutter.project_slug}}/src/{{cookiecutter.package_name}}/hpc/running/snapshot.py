@@ -150,7 +150,7 @@ def refuse_incomplete(venv: Path, code: Path) -> None:
 
 
 def pack_environment(venv: Path) -> None:
-    """Keep `<venv>.tar` beside the environment, for jobs that unpack it on each node; renewed when env.sh changed it.
+    """Keep `<venv>.tar` beside the environment, for jobs that unpack it on each node; renewed when it has changed.
 
     A virtual environment works wherever it is unpacked, as long as the Python that it was made with is there.
 
@@ -158,8 +158,8 @@ def pack_environment(venv: Path) -> None:
         Refused: it cannot be written there.
     """
     packed, aside = Path(f"{venv}.tar"), Path(f"{venv}.tar.{os.getpid()}")
-    complete = (venv / f".complete-{PACKAGE}").stat()
-    if packed.exists() and packed.stat().st_mtime >= complete.st_mtime:
+    changed = [venv / f".complete-{PACKAGE}", venv / "bin", *venv.glob("lib/python*/site-packages")]  # by pip, too
+    if packed.exists() and packed.stat().st_mtime >= max(path.stat().st_mtime for path in changed):
         return
     print(f"packing {venv} into {packed} (once) ...", file=sys.stderr)
     done = subprocess.run(["tar", "-cf", str(aside), "-C", str(venv), "."], stderr=subprocess.PIPE, text=True)
