@@ -656,6 +656,7 @@ def test_a_long_curve_is_read_with_a_bounded_number_of_points() -> None:
     for step in range(50_000):
         curve.add(step, float(step))
     assert curve.points()[-1] == (49_999, 49_999.0)
+    curve.add(50_000, 1.0)
     curve.add(50_001, 1e9)
     curve.add(50_002, 2.0)
     assert (50_001, 1e9) in curve.points() and curve.points()[-1] == (50_002, 2.0)
