@@ -55,10 +55,20 @@ class Parser(ArgumentParser):
 def parser(description: str | None) -> argparse.ArgumentParser:
     """What every verb understands: overrides, `--help`, `--cfg job`."""
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="a config group or a key of the config")
+    words = "a config group or a key of the config"
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=words, type=_with_value)
     parser.add_argument("--cfg", choices=["job"], help="print the composed config and exit")
     parser.add_argument("--resolve", action="store_true", help="with --cfg: show values instead of ${...}")
     return parser
+
+
+def _with_value(word: str) -> str:
+    """The word. Raises `Refused` where nothing stands behind `key=`, which would mean none: `ckpt=$UNSET`, say."""
+    key, equals, value = word.partition("=")
+    if equals and not value:
+        fix = "resume=<a run directory>" if key == "resume" else f"{key}=null for none, '{key}=\"\"' for an empty text"
+        raise Refused(word, None, "must have a value: is a variable of the shell not set?", fix)
+    return word
 
 
 def compose(description: str | None, argv: Sequence[str]) -> DictConfig:
