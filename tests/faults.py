@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -126,7 +127,8 @@ def fill_disk(run: Run, pick: int) -> None:
                     raise TimeoutError("no save has failed on a full disk")
                 state = os.statvfs(run.disk)
                 if (more := state.f_bavail * state.f_frsize - size // 2) > 0:  # an older checkpoint was removed
-                    os.posix_fallocate(stream.fileno(), stream.seek(0, os.SEEK_END), more)
+                    with suppress(OSError):  # a save was faster: less than that is free by now
+                        os.posix_fallocate(stream.fileno(), stream.seek(0, os.SEEK_END), more)
                 time.sleep(0.02)
     finally:
         filler.unlink()

@@ -86,6 +86,9 @@ def test_a_read_only_environment_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("value", "annotation", "answer"),
     [
+        ({"_target_": "torch.optim.SGD"}, "Callable[[Any], Optimizer]", True),
+        ("x", "Callable[[Any], Optimizer]", False),
+        (None, "nn.Module", False),
         (3, "int", True),
         (3.5, "int", False),
         (3, "float", True),
@@ -100,7 +103,7 @@ def test_a_read_only_environment_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
         ("x", "Literal['auto'] | int", True),
         ("auto", "int | str", True),
         ("x", "", True),
-        ("x", "Callable[..., int]", True),
+        ("x", "Callable[..., int]", False),
     ],
 )
 def test_values_are_judged_only_where_it_can_be_told(value: object, annotation: str, answer: bool) -> None:

@@ -27,6 +27,9 @@ class Classifier(Module):
         parallelize: (network, device mesh, loss) → None; what the strategy does to them, as the config says.
         warmup_steps: optimizer steps of linear warm-up before the cosine decay to zero.
         bytes_per_token: for text, how many bytes a target stands for: reports bits per byte instead of accuracy.
+
+    Raises:
+        ValueError: `warmup_steps` is below 0.
     """
 
     def __init__(
@@ -39,6 +42,8 @@ class Classifier(Module):
         bytes_per_token: float | None = None,
     ) -> None:
         super().__init__()
+        if warmup_steps < 0:
+            raise ValueError(f"warmup_steps must be at least 0, not {warmup_steps}")
         self.network = network
         self.loss = nn.CrossEntropyLoss()
         self.make_optimizer = optimizer

@@ -77,6 +77,8 @@ def bind(key: str, node: dict, *, complete: bool = True) -> None:
 
 def fits(value: object, annotation: str) -> bool:
     """Whether a config value can be what an annotation asks for; True whenever that cannot be told."""
+    if re.fullmatch(r"Callable(\[.*\])?|(torch\.)?nn\.Module", annotation):
+        return isinstance(value, dict)  # a node
     annotation = re.sub(r"list\[\w+\]", "list", annotation)
     if not annotation or "[" in annotation:
         return True

@@ -74,7 +74,11 @@ def choices(override: str) -> list[str]:
         rule = "is no list of values; a search draws from an interval"
         raise Refused(override, None, rule, "--search random --trials 20")
     key = override.partition("=")[0]
-    values = list(word.sweep_string_iterator())
+    try:
+        values = list(word.sweep_string_iterator())
+    except HydraException as error:  # glob(*) is for the choices of a group
+        rule = f"must list the values of a sweep: {error}"
+        raise Refused(override, None, rule, "the values themselves, with commas between") from None
     if key in TEXT:  # compose takes these as they are typed, Hydra puts backslashes before colons and spaces
         values = [value if value[:1] in ("'", '"') else re.sub(r"\\(.)", r"\1", value) for value in values]
     return [f"{key}={value}" for value in values]
