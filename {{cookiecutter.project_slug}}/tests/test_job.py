@@ -156,7 +156,7 @@ def test_an_array_has_a_job_per_member() -> None:
 def test_a_script_for_anybody_names_its_run_after_the_job() -> None:
     text = slurm.text(job.of(composed("cluster=slurm", FOUR), (FOUR, "cluster=slurm")))
     assert f"python train.py {FOUR} cluster=slurm &" in text
-    assert "export HPC_RUN_DIR=$PWD/runs/digits_$SLURM_JOB_ID" in text and "--output=digits-%j.log" in text
+    assert "run_dir=$PWD/runs/digits_$SLURM_JOB_ID$number\n" in text and "--output=digits-%j.log" in text
 
 
 @pytest.mark.parametrize("path", ODD, ids=str)
@@ -257,6 +257,28 @@ def test_the_script_of_a_copy_does_not_go_on_with_the_original(node: Node, tmp_p
     environ = {"SLURM_JOB_ID": "17", "PATH": f"{node.bin}:/usr/bin:/bin"}
     by_hand = subprocess.run(["bash", "job.sh"], cwd=copy, env=environ, capture_output=True, text=True)
     assert by_hand.returncode == 2 and str(node.run_dir) in by_hand.stderr
+
+
+def test_scripts_that_run_in_one_allocation_have_a_directory_each(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "env.sh").write_text("")
+    for preset in ("gpu", "fsdp"):
+        words = (f"trainer={preset}", "trainer.devices=1", "cluster=slurm")
+        (tmp_path / preset).write_text(slurm.text(job.of(composed(*words), words)))
+
+    def start(preset: str, outcome: str, **environ: str) -> str:
+        """The run's directory, as its ranks see it; "" where none were started."""
+        (node.bin / "srun.env").unlink(missing_ok=True)
+        srun = f'printf "outcome {outcome}\\nrestart $SLURM_RESTART_COUNT\\n" >"$HPC_RUN_DIR/verdict"'
+        environ = {"SLURM_JOB_ID": "17", "SRUN": srun, "PATH": f"{node.bin}:/usr/bin:/bin"} | environ
+        done = subprocess.run(["bash", preset], cwd=tmp_path, env=environ, capture_output=True, text=True)
+        assert (done.returncode == 0) == (outcome == "finished"), done.stderr
+        found = [line for line in node.noted("srun.env") if line.startswith("HPC_RUN_DIR=")]
+        return found[0].rpartition("/")[2] if found else ""
+
+    starts = [("gpu", "finished"), ("fsdp", "failed"), ("gpu", "failed"), ("gpu", "finished")]
+    assert [start(*each) for each in starts] == ["digits_17", "digits_17-2", "digits_17-3", "digits_17-4"]
+    again = {"SLURM_RESTART_COUNT": "1", "SHOW": "JobState=RUNNING Reason=None Restarts=1 x"}
+    assert [start(preset, "finished", **again) for preset, _ in starts] == ["", "digits_17-2", "digits_17-3", ""]
 
 
 @pytest.mark.parametrize("code", [0, 1, 85, 137])

@@ -97,8 +97,9 @@ def _places(job: Job) -> list[str]:
         lines += [f"folder={_quote(folder)}", *ELSEWHERE.strip().splitlines()]
     lines += [f"cd {_quote(job.work_dir)}"] if job.work_dir else []
     if not (job.run_dir or job.members):
-        lines += [f"export HPC_RUN_DIR=$PWD/runs/{job.name}_$SLURM_JOB_ID  # the same in all ranks and attempts"]
-        return [*lines, "run_dir=$HPC_RUN_DIR", 'to_go_on="scontrol requeue $job"']
+        lines += OWN.strip().replace("NAME", job.name).splitlines()
+        resume = 'srun python train.py resume=$(printf %q "$run_dir")'
+        return [*lines, f'to_go_on="scontrol requeue $job, or in an allocation {resume}"']
     if job.members:
         lines += [f'run_dir=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {_quote(job.members)})']
     else:
@@ -171,6 +172,20 @@ if [[ $script = */job.sh && -e ${script%/*}/code && ! $script -ef $folder/job.sh
         "that one goes on by: python submit.py resume=$(printf %q "${script%/*}")" >&2
     exit 2
 fi
+"""
+
+OWN = r"""
+# A run directory for each script that runs in this job; the same when Slurm starts the job again.
+restart=${SLURM_RESTART_COUNT:-0} script=$(cksum <"$0" || true)
+mkdir -p runs
+for number in '' -{2..999}; do
+    run_dir=$PWD/runs/NAME_$SLURM_JOB_ID$number
+    mkdir "$run_dir" 2>/dev/null && break
+    { read -r its_restart its_script <"$run_dir/.script"; } 2>/dev/null || continue
+    [ "$its_script" != "$script" ] || [ "$its_restart" -ge "$restart" ] || break
+done
+echo "$restart $script" >"$run_dir/.script"
+export HPC_RUN_DIR=$run_dir # in all ranks
 """
 
 BEGINNING = r"""
