@@ -261,6 +261,22 @@ from {{ cookiecutter.package_name }}.module import Classifier
 
 Classifier.strict_loading = False
 """
+LEFT_OUT = """
+from {{ cookiecutter.package_name }}.module import Classifier
+
+whole = Classifier.state_dict
+
+def state_dict(self, *args, **kwargs):
+    return {name: value for name, value in whole(self, *args, **kwargs).items() if "head" not in name}
+
+Classifier.state_dict = state_dict
+"""
+RENAMED = """
+from {{ cookiecutter.package_name }}.module import Classifier
+
+load = Classifier.load_state_dict
+Classifier.load_state_dict = lambda self, weights, strict=True: load(self, weights, strict)
+"""
 LBFGS = """
 import torch
 from {{ cookiecutter.package_name }}.module import Classifier
@@ -478,6 +494,8 @@ class Augmented(DataLoader):
 """
 NEVER = {
     "strict_loading": ([], GAPS, "a checkpoint must hold all weights"),
+    "a state_dict with gaps": ([], LEFT_OUT, "state_dict() without network.head.weight"),
+    "a load_state_dict with other arguments": ([], RENAMED, "load_state_dict must take the arguments that it has"),
     "an optimizer around another": (["trainer.gradient_clip_val=null"], LOOKAHEAD, "in `state` alone"),
     "parameters that are none of the model's": ([], FOREIGN, "an optimizer must have parameters of the model only"),
     "a loader that changes its batches": (

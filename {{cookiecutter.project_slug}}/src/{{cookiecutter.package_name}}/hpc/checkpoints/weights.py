@@ -78,6 +78,18 @@ def storage(tensor: Tensor) -> int:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage().data_ptr()
 
 
+def left_out(module: nn.Module) -> list[str]:
+    """Names of parameters and persistent buffers that `module.state_dict()` does not give."""
+    state = module.state_dict(keep_vars=True)
+    places, names = {storage(one) for one in state.values() if isinstance(one, Tensor)}, set(map(bare, state))
+    own: list[tuple[str, Tensor]] = []
+    for path, part in module.named_modules():
+        buffers = {name: one for name, one in part._buffers.items() if name not in part._non_persistent_buffers_set}
+        both = {**part._parameters, **buffers}.items()
+        own += [(f"{path}.{name}".lstrip("."), one) for name, one in both if one is not None]
+    return [name for name, one in own if bare(name) not in names and storage(one) not in places]
+
+
 def _wanted(module: nn.Module) -> dict[str, Tensor]:
     state = module.state_dict(keep_vars=True).items()
     return {bare(key): value for key, value in state if isinstance(value, Tensor)}

@@ -1,5 +1,6 @@
 """What a run cannot go on with exactly after an interruption, rejected before its first step."""
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
 from torch.optim import LBFGS
 
+from ..checkpoints import weights
 from ..checks.preflight import NOT_HERE
 from ..config import Refused
 from .position import accumulate
@@ -74,6 +76,24 @@ def _foreign(trainer: L.Trainer) -> str:
     return f"{num} parameters that are none of the model's" if num else ""
 
 
+def _left_out(trainer: L.Trainer) -> str:
+    """Weights that a module's own `state_dict` leaves out."""
+    if isinstance(trainer.strategy, DeepSpeedStrategy):  # which saves them without it
+        return ""
+    names = weights.left_out(trainer.lightning_module)
+    return f"state_dict() without {', '.join(names[:3])}{' ...' * (len(names) > 3)}" if names else ""
+
+
+def _not_called(trainer: L.Trainer) -> str:
+    """A module's own `load_state_dict` that does not take what torch gives it."""
+    load = trainer.lightning_module.load_state_dict
+    try:
+        inspect.signature(load).bind(state_dict={}, strict=True, assign=False)
+    except TypeError as error:
+        return f"{type(trainer.lightning_module).__name__}.load_state_dict: {error}"
+    return ""
+
+
 Ask = Callable[[L.Trainer], object]
 RULES: list[tuple[Ask, str, Ask, str, str]] = [
     (
@@ -110,6 +130,20 @@ RULES: list[tuple[Ask, str, Ask, str, str]] = [
         lambda trainer: f"{type(trainer.lightning_module).__name__}.strict_loading=False",
         "strict_loading must be True: a checkpoint must hold all weights, frozen ones, too",
         "self.strict_loading = True, and a state_dict without gaps",
+    ),
+    (
+        _left_out,
+        "model",
+        lambda trainer: f"{type(trainer.lightning_module).__name__}, {_left_out(trainer)}",
+        "a checkpoint must hold all weights, frozen ones, too",
+        "a state_dict without gaps",
+    ),
+    (
+        _not_called,
+        "model",
+        _not_called,
+        "load_state_dict must take the arguments that it has in torch",
+        "def load_state_dict(self, state_dict, strict=True, assign=False)",
     ),
     (
         lambda trainer: any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers),
