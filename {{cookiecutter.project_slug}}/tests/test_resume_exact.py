@@ -330,6 +330,7 @@ def training_step(self, batch, batch_idx):
 
 Classifier.training_step = training_step
 """
+ALL = "Classifier.configure_optimizers = lambda self: self.make_optimizer(self.parameters())"  # asks for no length
 DRAWN = "Subset(Noisy(64), torch.randperm(64)[:NUM].tolist())"
 SPLIT = "random_split(Noisy(80), [50, 30], self.generator)[0]"
 ACCUMULATE = "+callbacks.accumulate._target_=lightning.pytorch.callbacks.GradientAccumulationScheduler"
@@ -387,7 +388,7 @@ CASES: dict[str, tuple[list[str], str, list[int]]] = {
     "an average in a callback, and a part that is compiled": (PLAIN, AVERAGED, [5]),
     "a part of the data that is drawn as loaders are made": (
         PLAIN,
-        stock(f"DataLoader({SPLIT}, 8, shuffle=True)", f"DataLoader({DRAWN.replace('NUM', '16')}, 8)"),
+        stock(f"DataLoader({SPLIT}, 8, shuffle=True)", f"DataLoader({DRAWN.replace('NUM', '16')}, 8)", ALL),
         [2, 9],
     ),
     "another part in each epoch": (
@@ -415,6 +416,47 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(what: str, start: Callabl
     assert_same(tmp_path / "run", tmp_path / "reference")
     points = scalars(tmp_path / "run")["train/loss"]
     assert [step for step, _ in points] == list(range(len(points)))
+
+
+# What training and its end change of a module, and a test that is interrupted once.
+ENDED = """
+import os, signal
+import torch
+from pathlib import Path
+from {{ cookiecutter.package_name }}.module import Classifier
+
+made = Classifier.__init__
+
+def __init__(self, *args, **kwargs):
+    made(self, *args, **kwargs)
+    self.warmth = 1.0
+
+def forward(self, inputs):
+    return self.network(inputs) * self.warmth
+
+def on_train_batch_end(self, *batch):
+    self.warmth *= 1.1
+
+def on_train_end(self):
+    with torch.no_grad():
+        self.network.head.weight.mul_(0.5)
+
+def on_test_start(self):
+    if not (once := Path(self.trainer.default_root_dir) / "once").exists():
+        once.touch()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+Classifier.__init__, Classifier.forward, Classifier.on_train_end = __init__, forward, on_train_end
+Classifier.on_train_batch_end = on_train_batch_end
+"""
+
+
+def test_a_run_that_is_stopped_in_its_test_tests_what_was_trained(start: Callable, tmp_path: Path) -> None:
+    words = [*WORDS, "+trainer.limit_train_batches=2"]
+    start(tmp_path / "reference", 1, words, patch=ENDED)
+    start(tmp_path / "run", 1, words, patch=f"{ENDED}Classifier.on_test_start = on_test_start", code=85)
+    start(tmp_path / "run", 1, [], patch=ENDED)
+    assert scalars(tmp_path / "run") == scalars(tmp_path / "reference")
 
 
 @pytest.mark.parametrize("steps", [6, 9])

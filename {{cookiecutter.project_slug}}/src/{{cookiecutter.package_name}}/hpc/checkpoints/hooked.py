@@ -22,10 +22,14 @@ WHOLE = "strategy=single or ddp, or weights that the module keeps in attributes"
 
 def are_seen(trainer: L.Trainer) -> bool:
     """Has the module a hook that is given what is loaded, or a callback that the researcher brings?"""
-    libraries = ("lightning.", f"{PACKAGE}.hpc.")
+    return any(is_overridden("on_load_checkpoint", one) for one in (trainer.lightning_module, *own_callbacks(trainer)))
+
+
+def own_callbacks(trainer: L.Trainer) -> list[Any]:
+    """Return those that neither Lightning nor this project has."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    own = [callback for callback in callbacks if not type(callback).__module__.startswith(libraries)]
-    return any(is_overridden("on_load_checkpoint", one) for one in (trainer.lightning_module, *own))
+    libraries = ("lightning.", f"{PACKAGE}.hpc.")
+    return [callback for callback in callbacks if not type(callback).__module__.startswith(libraries)]
 
 
 def read(module: nn.Module, path: Path) -> dict[str, Any]:

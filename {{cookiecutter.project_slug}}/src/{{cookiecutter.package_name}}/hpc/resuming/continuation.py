@@ -8,7 +8,9 @@ import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
+from ..checkpoints.hooked import own_callbacks
 from ..checkpoints.kept import MINE, own_state
+from ..training import averaging
 from ..training.strategies import SharesBuffers
 from . import attributes, epoch_metrics, gradients, optimizers, position, randomness, replay, same_data, settings
 
@@ -125,8 +127,9 @@ class Continuation:
         """What each loader of a validation draws with."""
         return self._of_rank().get("evaluation", [])
 
-    def on_nothing_left(self, trainer: L.Trainer) -> None:
+    def on_nothing_left(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """All steps were done: let the test see what it would have seen right after them."""
+        attributes.restore(trainer, module, self._of_rank().get("attributes", []))
         last = self.start.epoch - self.start.between_epochs
         trainer.accumulate_grad_batches = position.accumulate(trainer, last)
         if not self.start.between_epochs:
@@ -152,6 +155,14 @@ class Continuation:
             return start.batches
         more = start.batches - place["batches"] * start.accumulate // place["accumulate"]  # those that are left out
         return done * start.accumulate // place["accumulate"] + more
+
+
+def end_training(trainer: L.Trainer, module: L.LightningModule) -> None:
+    """Call what Lightning does not, where no step was left. It may change weights, after the last checkpoint."""
+    for callback in own_callbacks(trainer):
+        if not isinstance(callback, averaging.KINDS):  # whose average is in place
+            callback.on_train_end(trainer, module)
+    module.on_train_end()
 
 
 def _transfers(owner: L.LightningModule | L.LightningDataModule) -> bool:

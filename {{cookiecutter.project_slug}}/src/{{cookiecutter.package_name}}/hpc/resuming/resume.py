@@ -246,10 +246,11 @@ class Resume(L.Callback):
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not self._continuation or self._trained:
             return
-        self._continuation.on_nothing_left(trainer)  # it was stopped in the test, say
+        self._continuation.on_nothing_left(trainer, pl_module)  # it was stopped in the test, say
         if not self._averaged:
             self._end_averaging(trainer, pl_module)
             self._wait(trainer)
+        continuation.end_training(trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint |= continuation.saved(trainer, pl_module, self._built or {}, self._was_set)

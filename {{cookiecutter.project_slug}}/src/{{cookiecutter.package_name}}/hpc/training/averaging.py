@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ..config import Refused
 
+KINDS = (StochasticWeightAveraging, WeightAveraging)
+
 
 def refuse(trainer: L.Trainer) -> None:
     """Raises `Refused` where several callbacks average weights, or weights are averaged that no rank has whole."""
