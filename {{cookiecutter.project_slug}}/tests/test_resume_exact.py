@@ -330,6 +330,16 @@ def training_step(self, batch, batch_idx):
 
 Classifier.training_step = training_step
 """
+# What a module writes into a sampler: the next epoch's samples follow from it.
+HARD = """
+from torch.utils.data import WeightedRandomSampler
+
+def on_train_batch_end(self, outputs, batch, batch_idx):
+    self.trainer.train_dataloader.sampler.weights[batch_idx * 7 : batch_idx * 7 + 5] = 0.01 * (1 + batch_idx)
+
+Classifier.on_train_batch_end = on_train_batch_end
+"""
+WEIGHTED = "WeightedRandomSampler(torch.ones(50), 50)"
 ALL = "Classifier.configure_optimizers = lambda self: self.make_optimizer(self.parameters())"  # asks for no length
 DRAWN = "Subset(Noisy(64), torch.randperm(64)[:NUM].tolist())"
 SPLIT = "random_split(Noisy(80), [50, 30], self.generator)[0]"
@@ -390,6 +400,11 @@ CASES: dict[str, tuple[list[str], str, list[int]]] = {
         PLAIN,
         stock(f"DataLoader({SPLIT}, 8, shuffle=True)", f"DataLoader({DRAWN.replace('NUM', '16')}, 8)", ALL),
         [2, 9],
+    ),
+    "a sampler that the module writes into": (
+        PLAIN,
+        stock(f"DataLoader(Noisy(50), 8, sampler={WEIGHTED})", more=HARD),
+        [3, 9],
     ),
     "another part in each epoch": (
         [*PLAIN, "+trainer.reload_dataloaders_every_n_epochs=1", "trainer.max_epochs=3"],

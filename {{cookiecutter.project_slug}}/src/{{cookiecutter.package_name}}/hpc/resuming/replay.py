@@ -30,13 +30,14 @@ class NotedBatches(Sampler[Any]):
 
     def __init__(self, batches: Any, samplers: list[Any]) -> None:
         self.batches, self.samplers = batches, samplers
-        self.marks = [{name: forms.mark(value) for name, value in forms.data_of(one).items()} for one in samplers]
+        self.marks = self._marks()
         self.made: dict[str, Any] | None = None  # random state when the iterator was made
         self.begun: dict[str, Any] | None = None  # and before its first batch
         self.before: Any = None  # and before the last one: without workers, making it may draw numbers
         self.sums = [0]  # of the first n batches
         self.again: dict[str, Any] = {}  # what `place` returned, of a pass that is to be repeated
         self.next: Any = None  # random state for the batch that comes next
+        self.repeated: list[dict[str, Any]] = []  # marks of what the samplers were as the pass was begun once more
 
     def __getattr__(self, name: str) -> Any:
         if name == "batches":  # of a copy that is being made
@@ -56,7 +57,7 @@ class NotedBatches(Sampler[Any]):
     def _pass(self) -> Iterator[Any]:
         if self.again:
             self._restore(self.again.get("begun"))
-            self.again = {}
+            self.again, self.repeated = {}, self._marks()
         self.begun, self.sums = self._random(), [0]
         sums, batches = self.sums, iter(self.batches)  # an iterator that was given up may still read on
         while True:
@@ -71,7 +72,22 @@ class NotedBatches(Sampler[Any]):
 
     def place(self, num: int) -> dict[str, Any]:
         """Return where this pass is after so many batches."""
-        return {"made": self.made, "begun": self.begun, "batches": num, "sum": self.sums[num]}
+        return {"made": self.made, "begun": self.begun, "batches": num, "sum": self.sums[num], "now": self.own()}
+
+    def put_from_outside(self, now: list[dict[str, Any]]) -> None:
+        """Give the samplers what a module, say, had written into them: the next pass begins with it.
+
+        Args:
+            now: what `own` returned within the pass that has been repeated, which makes its own changes again.
+        """
+        for sampler, state, begun, marks in zip(self.samplers, now, self.repeated, self._marks(), strict=False):
+            outside = {name: form for name, form in state.items() if name in begun and begun[name] == marks[name]}
+            self._put(
+                sampler, {name: form for name, form in outside.items() if not forms.is_generator(vars(sampler)[name])}
+            )
+
+    def _marks(self) -> list[dict[str, Any]]:
+        return [{name: forms.mark(value) for name, value in forms.data_of(one).items()} for one in self.samplers]
 
     def _random(self) -> dict[str, Any]:
         return {"all": randomness.state(), "own": self.own()}
@@ -96,8 +112,11 @@ class NotedBatches(Sampler[Any]):
     def restore(self, own: list[dict[str, Any]]) -> None:
         """Let the samplers be what they were when `own` was asked."""
         for sampler, state in zip(self.samplers, own, strict=False):
-            for name, form in state.items():
-                forms.put(sampler, name, forms.unplain(form))
+            self._put(sampler, state)
+
+    def _put(self, sampler: Any, state: dict[str, Any]) -> None:
+        for name, form in state.items():
+            forms.put(sampler, name, forms.unplain(form))
 
 
 def outlives(loader: Any) -> bool:
@@ -193,6 +212,7 @@ def skip(
         for _ in range(many):
             next(iterator) if loader.num_workers else iterator._next_index()
             tick()
+        batches.put_from_outside(place.get("now", []))
         iterator._num_yielded, batches.next = many, place.get("next") if not loader.num_workers else None
         if is_same and place["sum"] != batches.sums[many]:
             sampler = getattr(batches.batches, "sampler", batches.batches)
