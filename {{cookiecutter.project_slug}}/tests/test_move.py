@@ -380,6 +380,16 @@ def test_submit_moves(moving: Desk) -> None:
     assert not Path("mine/config-2.yaml").exists()
 
 
+def test_a_group_is_let_in_and_shut_out(moving: Desk) -> None:
+    Path("mine/code/link").symlink_to(moving.project)
+    before = moving.project.stat().st_mode
+    for readable, expected in (("true", {0o750, 0o640}), ("false", {0o700, 0o600})):
+        assert moving.type("resume=mine", f"group_readable={readable}") == 0
+        written = [path for path in Path("mine").iterdir() if path.is_file()]
+        assert {path.stat().st_mode & 0o777 for path in (Path("mine"), *written)} == expected
+    assert Path("mine/code/train.py").stat().st_mode & 0o777 == 0o600 and moving.project.stat().st_mode == before
+
+
 def test_of_two_that_go_on_with_a_run_at_once_one_queues_a_job(moving: Desk) -> None:
     moving.scheduler("for k in {1..200}; do [ -e go ] && break; sleep 0.05; done; echo 19")
     before = moving.noted("sbatch.argv").count("job.sh")

@@ -72,6 +72,16 @@ def test_nobody_else_can_read_a_run_unless_that_is_wanted(desk: Desk) -> None:
     assert "umask 027\n" in Path("ours/job.sh").read_text()
 
 
+def test_a_group_that_may_read_a_run_can_come_to_it(desk: Desk) -> None:
+    assert desk.type("cluster=slurm", "run_dir=deep/mine") == 0
+    assert mode(Path("deep")) == "755"  # as the umask of this person says
+    Path("deep").chmod(0o700)
+    desk.set.delenv("HPC_RUN_DIR")  # of the run before
+    assert desk.type("cluster=slurm", "run_dir=deep/ours", "group_readable=true") == 0
+    assert f"your group cannot enter {Path('deep').absolute()}: chmod g+x {Path('deep').absolute()}\n" in desk.err
+    assert mode(Path("deep")) == "700"
+
+
 def test_parsable_is_one_line(desk: Desk) -> None:
     desk.scheduler('echo "sbatch: the account has 5 hours left" >&2; echo "17;cluster"')
     assert desk.type("cluster=slurm", "--parsable") == 0

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-from . import files, home, launch
+from . import files, group, home, launch
 from .config import PROJECT, Refused
 
 # Set by the process that chose the directory for those it starts: they must not choose again.
@@ -59,7 +59,9 @@ def reserve(path: Path, group_readable: bool, goes_on: Callable[[Path], bool]) -
 
     A job may start several runs, one after the other or at once, as a person does in the shell that srun gives.
     """
-    os.umask(0o027 if group_readable else 0o077)
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)  # it is no run's: as this person makes folders
+    permit(group_readable)
     for candidate in _numbered(path):
         try:
             candidate.mkdir(parents=True)
@@ -82,10 +84,12 @@ def create(path: Path, group_readable: bool = False, there: bool = False, room: 
     Raises:
         Refused: it cannot be written, is not shared between nodes, or there is no room.
     """
-    permit(group_readable)
     try:
         if not there:
-            path.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)  # it is no run's: as this person makes folders
+        permit(group_readable)
+        if not there:
+            path.mkdir(exist_ok=True)
         elif not path.is_dir():
             rule = f"rank 0 has made it on another node; {socket.gethostname()} does not see it"
             raise Refused("run_dir", path, rule, "run_dir=<on a file system that all nodes share>")
@@ -94,6 +98,8 @@ def create(path: Path, group_readable: bool = False, there: bool = False, room: 
         what = "no room left" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "must be a directory one can write"
         rule = f"{what}: {error.strerror}"
         raise Refused("run_dir", path, rule, "run_dir=<a directory>, or make room (files count, too)") from None
+    if group_readable and CHOSEN not in os.environ:  # once, and not by each process
+        group.tell_closed(path)
     os.environ[CHOSEN] = str(path)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from .. import config, files, launch, rundir, states, trust
+from .. import config, files, group, launch, rundir, states, trust
 from ..config import Finished, Refused, flat, frozen
 from ..running import claim, history
 from . import permission
@@ -132,8 +132,13 @@ def keep(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> Callable[[], N
     older = next(name for k in range(1, 10**6) if not (name := run_dir / f"config-{k}.yaml").exists())
     put(older, before[path])
     put(path, frozen(OmegaConf.merge(cfg, {permission.KEY: []})))  # type: ignore[arg-type]
+    reads = any(line.startswith("group_readable:") for line in lines)
+    if reads:
+        group.let_in(run_dir, cfg.group_readable)
 
     def take_back() -> None:
+        if reads:
+            group.let_in(run_dir, not cfg.group_readable)
         for file, text in before.items():
             put(file, text)
         older.unlink(missing_ok=True)
