@@ -80,6 +80,7 @@ class Desk:
         self.scheduler("echo 17")
         for name in [name for name in os.environ if scheduler.LEAKS.match(name)]:
             monkeypatch.delenv(name)
+        monkeypatch.delenv("PYTHONPATH", raising=False)
         monkeypatch.setenv("HPC_RUN_DIR", "")  # so that what a run sets is taken back
         monkeypatch.delenv("HPC_RUN_DIR")
         monkeypatch.setenv("PATH", str(self.bin))

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import struct
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import PROJECT
 from desk import FILES, Desk
 from omegaconf import OmegaConf
 
@@ -152,6 +154,16 @@ def test_what_this_shell_has_for_sbatch_is_told(desk: Desk) -> None:
     assert "SBATCH_" not in desk.err
     desk.set.setenv("SLURM_JOB_ID", "16")  # submitted in a job: these may be that job's
     assert desk.type("cluster=slurm") == 0 and "SBATCH_" not in desk.err
+
+
+@pytest.mark.parametrize("cluster", ["slurm", "pbs"])
+def test_where_this_shell_imports_from_is_told(cluster: str, desk: Desk) -> None:
+    desk.set.setenv("PYTHONPATH", "/home/me/its lib:/opt")
+    assert desk.type(f"cluster={cluster}") == 0
+    (word,) = re.findall("PYTHONPATH=/home/me/its lib:/opt of this shell is not passed on; .* by (.*)\n", desk.err)
+    assert desk.type(f"cluster={cluster}", *shlex.split(word), "run_dir=mine") == 0 and "PYTHONPATH" not in desk.err
+    scripts = "".join(path.read_text() for path in Path("mine").glob("*.sh"))
+    assert 'export PYTHONPATH="/home/me/its lib:/opt"\n' in scripts
 
 
 @pytest.mark.parametrize("word", ["hydra.run.dir=x", "+hydra.job.chdir=true", "hydra/launcher=x", "~hydra"])
@@ -573,9 +585,14 @@ def test_a_repository_that_git_refuses_is_told(desk: Desk) -> None:
 
 def test_only_committed_code_where_that_is_the_rule(desk: Desk, tmp_path: Path) -> None:
     assert desk.type("cluster=slurm", "dirty_tree=refuse") == 2 and "git does not know" in desk.err
+    (desk.project / ".gitignore").write_text((PROJECT / ".gitignore").read_text())
+    scratch = tmp_path.parent / f"{tmp_path.name}-scratch"
+    shutil.move(desk.project / "runs", scratch)
     git(tmp_path, "init", "-q")  # of several projects
     git(tmp_path, "add", "my project")
     git(tmp_path, "commit", "-qm", "one")
+    for name in ("runs", ".venv"):
+        (desk.project / name).symlink_to(scratch)
     (tmp_path / "another project").write_text("")
     assert desk.type("cluster=slurm", "dirty_tree=refuse") == 0, desk.err
     desk.write("train.py", "# changed\n")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from ..config import Refused, as_list, printable
+from ..config import Refused, as_list, printable, quoted
 from .job import Job
 
 COMMAND = {"slurm": "sbatch", "pbs": "qsub"}
@@ -68,10 +69,13 @@ def submit(folder: Path, cluster: DictConfig, job: Job, wait: bool = False) -> t
 
 
 def not_taken(environ: Mapping[str, str], cluster: DictConfig) -> list[str]:
-    """What this shell has for sbatch, as many sites tell people to write into .bashrc: jobs follow from configs."""
-    if cluster.scheduler != "slurm" or "SLURM_JOB_ID" in environ:  # in a job it is that job's
-        return []
+    """What .bashrc has for Python and, as many sites tell people to write, for sbatch: jobs follow from configs."""
     found = []
+    if (path := environ.get("PYTHONPATH")) and "PYTHONPATH" not in cluster.env:  # imports were checked with it
+        word = shlex.quote(f"+cluster.env.PYTHONPATH='{quoted(path)}'")
+        found.append(printable(f"note: PYTHONPATH={path} of this shell is not passed on; the job gets it by {word}"))
+    if cluster.scheduler != "slurm" or "SLURM_JOB_ID" in environ:  # in a job it is that job's
+        return found
     for variable, value in sorted(environ.items()):
         name = variable.removeprefix("SBATCH_") if variable != "SLURM_CLUSTERS" else "CLUSTERS"
         if name == variable or not value:
