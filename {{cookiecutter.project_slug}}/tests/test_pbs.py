@@ -693,6 +693,8 @@ def test_a_script_submitted_by_hand_makes_its_directory(cluster: Pbs) -> None:
     run_dir = cluster.work / "runs" / "digits_17"
     seen = cluster.seen(1, run_dir)
     assert seen["argv"][-3:] == [f"{cluster.work}/train.py", *given] and seen["cwd"] == str(cluster.work)
+    (run_dir / "seen-1").unlink()
+    assert cluster.run(job, PBS_ENVIRONMENT="PBS_INTERACTIVE") == 2 and not (run_dir / "seen-1").exists()
 
 
 def test_a_script_submitted_by_hand_goes_on_by_itself(cluster: Pbs) -> None:

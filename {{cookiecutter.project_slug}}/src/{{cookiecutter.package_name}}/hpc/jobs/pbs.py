@@ -120,6 +120,8 @@ id=${PBS_JOBID%%[!0-9]*} # of 29[1].server, say
 # A script that is submitted by hand: this line becomes the places of the first job in the copy that goes on.
 ELSEWHERE = "# The first job runs there; the copy of this script that it makes says where that was."
 BY_HAND = rf"""
+[ "${{PBS_ENVIRONMENT:-}}" != PBS_INTERACTIVE ] || [ ! -e "$run_dir" ] || [ "$0" -ef "$run_dir/job.sh" ] ||
+    refuse "this job has a run already; to go on with it: bash $(printf %q "$run_dir/job.sh"); for another one: qsub"
 mkdir -p -- "$run_dir"
 [ -e "$run_dir/job.sh" ] || # PBS's own copy of this script goes away with the job
     said=$(printf 'work_dir=%q\nrun_dir=%q' "$work_dir" "$run_dir") \
