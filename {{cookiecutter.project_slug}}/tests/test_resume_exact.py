@@ -468,7 +468,8 @@ Classifier.on_train_batch_end = on_train_batch_end
 
 def test_a_run_that_is_stopped_in_its_test_tests_what_was_trained(start: Callable, tmp_path: Path) -> None:
     words = [*WORDS, "+trainer.limit_train_batches=2"]
-    start(tmp_path / "reference", 1, words, patch=ENDED)
+    said = start(tmp_path / "reference", 1, words, patch=ENDED)
+    assert "on_train_end has changed weights: what is tested now is not in last.ckpt" in said
     start(tmp_path / "run", 1, words, patch=f"{ENDED}Classifier.on_test_start = on_test_start", code=85)
     start(tmp_path / "run", 1, [], patch=ENDED)
     assert scalars(tmp_path / "run") == scalars(tmp_path / "reference")

@@ -5,7 +5,7 @@ network and cut as it suits whoever wrote them (torch.distributed.checkpoint), s
 it, on any number of devices. DeepSpeed writes its own files. Everything else, plain data, lies in files beside them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -43,6 +43,7 @@ class Kept:
     precision_plugin: Any
     global_rank: int
     world_size: int
+    when_ended: Callable[[], object] = staticmethod(lambda: None)
     _writer: Writer | None = None
     _stager: BlockingAsyncStager | None = None
     _restored_from: Path | None = None
@@ -182,6 +183,11 @@ class Kept:
     @property
     def _fitting(self) -> bool:
         return self.lightning_module is not None and self.lightning_module.trainer.state.fn == TrainerFn.FITTING
+
+    def on_train_end(self) -> None:
+        """Called after the callbacks' and the module's own."""
+        super().on_train_end()  # type: ignore[misc]
+        self.when_ended()
 
     def teardown(self) -> None:
         if self._writer is not None:

@@ -90,6 +90,13 @@ def left_out(module: nn.Module) -> list[str]:
     return [name for name, one in own if bare(name) not in names and storage(one) not in places]
 
 
+def sums(module: nn.Module) -> Tensor:
+    """The sum of each parameter and buffer, or of this rank's part of it: another one where it was changed."""
+    parts = [*module.parameters(), *module.buffers()]
+    local = [one.to_local() if isinstance(one, DTensor) else one for one in parts]
+    return torch.stack([one.detach().double().sum().nan_to_num() for one in local])
+
+
 def _wanted(module: nn.Module) -> dict[str, Tensor]:
     state = module.state_dict(keep_vars=True).items()
     return {bare(key): value for key, value in state if isinstance(value, Tensor)}

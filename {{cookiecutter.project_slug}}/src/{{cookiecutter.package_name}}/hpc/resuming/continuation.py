@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
+from ..checkpoints import weights
 from ..checkpoints.hooked import own_callbacks
 from ..checkpoints.kept import MINE, own_state
 from ..training import averaging
@@ -155,6 +157,19 @@ class Continuation:
             return start.batches
         more = start.batches - place["batches"] * start.accumulate // place["accumulate"]  # those that are left out
         return done * start.accumulate // place["accumulate"] + more
+
+
+def tells_changes(trainer: L.Trainer, module: L.LightningModule) -> Callable[[], None]:
+    """Return what tells that weights are others than now, when the last checkpoint has been made of them."""
+    before, callbacks = weights.sums(module), trainer.callbacks  # type: ignore[attr-defined]
+    averages = any(isinstance(callback, averaging.KINDS) for callback in callbacks)  # which is in it
+
+    def tell() -> None:
+        if trainer.is_global_zero and not (averages or torch.equal(before, weights.sums(module))):
+            said = "on_train_end has changed weights: what is tested now is not in last.ckpt, which has those before it"
+            print(f"note: {said}", flush=True)
+
+    return tell
 
 
 def end_training(trainer: L.Trainer, module: L.LightningModule) -> None:

@@ -238,6 +238,7 @@ class Resume(L.Callback):
         if not self._takes_statistics:
             self._between_steps(trainer, pl_module, last=True)
         self._end_averaging(trainer, pl_module)
+        trainer.strategy.when_ended = continuation.tells_changes(trainer, pl_module)  # type: ignore[attr-defined]
         self._wait(trainer)  # without its end a run is not finished
         self.warned.interruptible(False)
         if self.member:
