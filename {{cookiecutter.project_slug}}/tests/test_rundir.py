@@ -114,6 +114,10 @@ def test_files_of_others_are_not_replaced(start: Start, tmp_path: Path) -> None:
         with pytest.raises(config.Refused, match=words):
             start(CPU, f"run_dir={folder}")
     assert (tmp_path / "paper" / "verdict").read_text() == "they like it"
+    for folder in (tmp_path / "scratch", tmp_path / "linked"):
+        folder.mkdir()
+    (tmp_path / "linked" / "checkpoints").symlink_to(tmp_path / "scratch")
+    start(CPU, f"run_dir={tmp_path / 'linked'}")  # nothing is in that folder
     run_dir = start(CPU, f"run_dir={tmp_path / 'mine'}", outcome="continue")
     (run_dir / "config.yaml").unlink()  # as an attempt leaves it that failed before it had begun
     assert start(CPU, f"run_dir={run_dir}") == run_dir

@@ -122,10 +122,15 @@ def refuse_others(path: Path, names: Iterable[str]) -> None:
     if (place := path.resolve()) in (home := PROJECT.resolve(), *home.parents):
         rule = "must not be the project's folder, or one above it: the code of a run lies beside its results"
         raise Refused("run_dir", path, rule, fix)
-    there = [name for name in names if os.path.lexists(place / name)]
+    there = [name for name in names if os.path.lexists(place / name) and not _is_empty_folder(place / name)]
     if there and not any((place / name).exists() for name in OURS):
         rule = f"must not hold files that a run would replace; there are {', '.join(there)}, and not of a run"
         raise Refused("run_dir", path, rule, fix)
+
+
+def _is_empty_folder(path: Path) -> bool:
+    """Or a link to one: `checkpoints`, say, on another file system."""
+    return path.is_dir() and not any(path.iterdir())
 
 
 def start(path: Path, attempt: int, environ: Mapping[str, str], from_step: int = 0, **facts: Any) -> None:

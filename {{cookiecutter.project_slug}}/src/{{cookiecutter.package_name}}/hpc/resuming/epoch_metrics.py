@@ -4,7 +4,7 @@ Each rank keeps its own sums. Where another number of ranks goes on, rank 0 take
 the others begin at nothing, so that a value over all ranks is the same.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import lightning as L
@@ -27,6 +27,7 @@ from ..config import Refused
 HOW = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx")
 HOW += ("dataloader_idx", "metric_attribute")
 SHOWN = ("callback_metrics", "logged_metrics", "progress_bar_metrics")  # what the Trainer shows of the last values
+SPEEDS = ("samples/s", "tokens/s", "mfu")  # of them: what callbacks.throughput has measured in this attempt
 MERGE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     dim_zero_sum: torch.add,
     dim_zero_max: torch.maximum,
@@ -46,8 +47,12 @@ def state(trainer: L.Trainer, module: nn.Module) -> dict[str, Any]:
         "logged": {key: _logged(result) for key, result in results.items()},
         "metrics": {name: _summed(metric) for name, metric in _metrics(module) if _has_seen(metric)},
         "dtypes": {name: metric._dtype for name, metric in _metrics(module)},
-        "shown": {name: _on_host(getattr(trainer._logger_connector, f"_{name}")) for name in SHOWN},
+        "shown": {name: _on_host(_logged_only(getattr(trainer._logger_connector, f"_{name}"))) for name in SHOWN},
     }
+
+
+def _logged_only(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in SPEEDS}
 
 
 def restore(trainer: L.Trainer, module: nn.Module, ranks: list[dict[str, Any]], *, is_own: bool) -> None:
