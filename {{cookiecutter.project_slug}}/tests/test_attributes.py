@@ -1,12 +1,16 @@
 """What a module, its data and callbacks keep in attributes that nobody saves: a run that goes on has it, too."""
 
+import enum
 import io
+import itertools
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import numpy as np
@@ -18,7 +22,7 @@ from torch import nn
 from torchmetrics import MeanMetric
 from torchmetrics.wrappers import Running
 
-from {{ cookiecutter.package_name }}.hpc.resuming import attributes, forms
+from {{ cookiecutter.package_name }}.hpc.resuming import attributes, continuation, marks, randomness
 
 WORDS = [*COMMON, "+trainer.limit_val_batches=1", "+trainer.limit_test_batches=1", "+trainer.limit_train_batches=5"]
 WORDS += ["trainer=cpu", "trainer.max_epochs=3"]
@@ -126,6 +130,8 @@ def trained(module: Whole, *callbacks: L.Callback, datasets: tuple = (), is_glob
         datamodule=None,
         fit_loop=SimpleNamespace(_combined_loader=SimpleNamespace(flattened=loaders)),
         callbacks=list(callbacks),
+        optimizers=[],
+        lr_scheduler_configs=[],
         is_global_zero=is_global_zero,
         strategy=SimpleNamespace(root_device=torch.device("cpu")),
     )
@@ -146,6 +152,7 @@ def test_what_has_changed_is_kept_and_nothing_else() -> None:
     kept = attributes.changed(trainer, module, before)
     assert {(owner, name) for owner, name, _ in kept} == {
         ("module part", "table"),
+        ("module part", "odd"),
         ("parameter part.weight", "requires_grad"),
         ("callback Own 1", "stage"),
         ("module running", "_num_vals_seen"),
@@ -224,8 +231,154 @@ def test_what_a_dataset_has_changed_is_told(capfd: pytest.CaptureFixture) -> Non
 
 def test_one_entry_of_many_is_a_change_and_so_is_what_a_full_deque_has_lost() -> None:
     losses, memory, bank = [0.0] * 50_000, deque(range(200_000), maxlen=200_000), np.zeros((50_000, 2))
-    before = [forms.mark(one) for one in (losses, memory, bank)]
-    assert before == [forms.mark(one) for one in (losses, memory, bank)]
+    before = [marks.mark(one) for one in (losses, memory, bank)]
+    assert before == [marks.mark(one) for one in (losses, memory, bank)]
     losses[3], bank[7, 1] = 1.0, 1.0
     memory.append(-1)
-    assert not any(was == forms.mark(one) for was, one in zip(before, (losses, memory, bank), strict=True))
+    assert not any(was == marks.mark(one) for was, one in zip(before, (losses, memory, bank), strict=True))
+
+
+class Phase(enum.Enum):
+    WARM, MAIN = 1, 2
+
+
+class Pair(NamedTuple):
+    rate: float
+    num: int
+
+
+@dataclass(slots=True)
+class Slotted:
+    rate: float = 1.0
+
+
+class Bank(list): ...
+
+
+class Table(dict): ...
+
+
+for kind in (Slotted, Bank, Table):
+    kind.__module__ = Memory.__module__
+
+
+def carried(module: Any, again: Any, before: Any, *callbacks: Any, now: Any = ()) -> None:
+    """From one run to another, as a checkpoint does it."""
+    stream = io.BytesIO()
+    torch.save(attributes.changed(trained(module, *callbacks), module, before), stream)
+    state = torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
+    attributes.restore(trained(again, *now, is_global_zero=True), again, state)
+
+
+def odd() -> Any:
+    module: Any = Whole()
+    module.phase, module.pair, module.space, module.slotted = Phase.WARM, Pair(1.0, 0), SimpleNamespace(a=1), Slotted()
+    module.bank, module.table, module.count = Bank(), Table(a=1), Counter()
+    module.meters, module.by_name = [Memory(), Memory(), Memory()], {"a": Memory(), 2: [Memory(), Memory()], "n": 0}
+    module.centre, module.seen = torch.zeros(2), torch.zeros(2)
+    module.rate = 0.5
+    module.save_hyperparameters({"temperature": 1.0, "width": 3})
+    module.own = torch.optim.Adam(module.part.parameters(), 0.1)
+    module.schedules = [torch.optim.lr_scheduler.StepLR(module.own, 2, gamma) for gamma in (0.5, 0.1)]
+    return module
+
+
+def test_values_of_every_kind_go_on_and_each_object_has_its_own() -> None:
+    module, again = odd(), odd()
+    before = attributes.built(trained(module), module)
+    module.phase, module.pair, module.space.a, module.slotted.rate = Phase.MAIN, Pair(0.5, 3), 2, 0.5
+    module.bank.append(1.5)
+    module.table["a"] = 7
+    module.count[np.int64(3)] += 2
+    module.meters.append(Memory())
+    for number, memory in enumerate([*module.meters, module.by_name["a"], *module.by_name[2]]):
+        memory.seen.append(number)
+    module.by_name["n"] = 9
+    module.centre.data.add_(1)
+    module.seen.numpy()[1] = 4
+    module.hparams.temperature = 0.5
+    module.part.weight.sum().backward()
+    module.own.step()
+    module.schedules[1].step()
+    again.hparams.width, bank = 5, again.bank  # otherwise, on purpose
+    carried(module, again, before)
+    assert (again.phase, again.pair, again.space.a, again.slotted.rate) == (Phase.MAIN, (0.5, 3), 2, 0.5)
+    assert (Phase.WARM.value, Phase.WARM.name, type(again.pair)) == (1, "WARM", Pair)
+    assert again.bank is bank and (list(bank), again.table["a"], again.count[3]) == ([1.5], 7, 2)
+    memories = [*again.meters, again.by_name["a"], *again.by_name[2]]
+    assert [list(memory.seen) for memory in memories] == [[number] for number in range(7)]
+    assert again.by_name["n"] == 9 and again.centre.tolist() == [1, 1] and again.seen.tolist() == [0, 4]
+    assert (again.hparams.temperature, again.hparams.width) == (0.5, 5)
+    assert again.own.state_dict()["state"][0]["exp_avg"].tolist() == pytest.approx([0.1, 0.1])
+    assert [schedule.last_epoch for schedule in again.schedules] == [0, 1]
+
+
+def test_what_cannot_go_on_is_told(capfd: pytest.CaptureFixture) -> None:
+    def made() -> Any:
+        module: Any = Whole()
+        module.numbers, module.unused, module.act = itertools.count(), itertools.count(), torch.relu
+        module.batches, module.late, module.later = (one for one in "abc"), None, None
+        return module
+
+    module, again = made(), made()
+    before = attributes.built(trained(module), module)
+    next(module.numbers)
+    module.late, module.act = Memory(), torch.tanh
+    module.later = torch.optim.SGD(module.parameters(), 0.1)
+    carried(module, again, before)
+    anew, unseen = capfd.readouterr().out.splitlines()
+    assert "begin anew, as a checkpoint does not hold them: numbers, act, late, later;" in anew
+    assert "whether training has changed them cannot be seen: batches;" in unseen
+    assert again.late is again.later is None
+
+
+class Averaging(L.Callback):
+    average: Any = None
+
+
+def test_an_average_that_the_first_step_makes_is_there_before_the_first_step() -> None:
+    module, again = Whole(), Whole()
+    callback, its = Averaging(), Averaging()
+    before = attributes.built(trained(module, callback), module)
+    callback.average = deepcopy(module.part).requires_grad_(False)
+    callback.average.weight.data.fill_(5)
+    carried(module, again, before, callback, now=[its])
+    assert its.average.weight.tolist() == [5, 5] and not its.average.weight.requires_grad
+    assert again.part.weight.tolist() == [1, 1] and again.part.weight.requires_grad
+
+
+def test_copies_of_the_first_weights_go_on_and_numbers_that_follow_the_trainer_do_not() -> None:
+    module: Any = Whole()
+    again: Any = Whole()
+    for one in (module, again):
+        one.first, one.total = None, 0
+    before = attributes.built(trained(module), module)
+    module.first, module.total = {"weight": module.part.weight.detach().clone()}, 32
+    carried(module, again, attributes.built(trained(module), module, before))
+    assert again.first["weight"].tolist() == [1, 1] and again.total == 0
+
+
+def test_on_train_start_draws_what_it_drew_when_the_run_began() -> None:
+    class Drawing(Whole):
+        def on_train_start(self) -> None:
+            drawn.append(torch.rand(()).item())
+
+    module, drawn = Drawing(), []
+    began = randomness.state()
+    first, then = torch.rand(()).item(), randomness.state()
+    continuation.drawing_from(began, module)
+    module.on_train_start()
+    assert drawn == [first] and torch.equal(randomness.state()["torch"], then["torch"])
+    assert "on_train_start" not in vars(module)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.bool, torch.complex128, torch.uint8])
+def test_a_mark_sees_one_element_of_a_tensor_and_its_place(kind: torch.dtype) -> None:
+    tensor = torch.zeros(3, 5, 7).to(kind)
+    found = [marks.mark(tensor)]
+    for place in range(20):
+        tensor.data.zero_()
+        tensor.data.view(-1)[place] = 1
+        found.append(marks.mark(tensor.transpose(0, 1)))
+    assert len(set(found)) == 21
+    assert marks.mark(tensor) == marks.mark(tensor.clone()) and marks.mark(torch.empty(0)) == marks.mark(torch.empty(0))

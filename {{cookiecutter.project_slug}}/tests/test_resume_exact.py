@@ -245,6 +245,43 @@ Classifier.__init__ = __init__
 samples.Samples.on_fit_start, samples.Samples.on_train_batch_end = on_fit_start, on_train_batch_end
 """
 PLAIN = ["callbacks.throughput=null", "callbacks.samples=null"]  # which look into a batch
+# Copied and drawn as training starts, counted in validations, drawn and counted by who collates the samples.
+STARTED = """
+class Collating:
+    __module__ = "{{ cookiecutter.package_name }}.collating"
+
+    def __init__(self):
+        self.generator, self.seen = np.random.default_rng(1), 0
+
+    def __call__(self, samples):
+        self.seen += 1
+        images, labels = torch.utils.data.default_collate(samples)
+        return [images * (1 + self.seen / 9) + self.generator.normal(), labels]
+
+made, begun = Classifier.__init__, Classifier.training_step
+
+def __init__(self, *args, **kwargs):
+    made(self, *args, **kwargs)
+    self.validations = 0
+
+def on_fit_start(self):
+    self.first = next(self.parameters()).detach().clone()
+
+def on_train_start(self):
+    self.drawn = torch.rand(()).item()
+
+def on_validation_start(self):
+    self.validations += 1
+
+def training_step(self, batch, batch_idx):
+    far = (next(self.parameters()) - self.first).square().sum()
+    self.log("own/validations", float(self.validations))
+    return begun(self, batch, batch_idx) * (1 + self.drawn) + far
+
+Classifier.__init__, Classifier.training_step = __init__, training_step
+Classifier.on_fit_start, Classifier.on_train_start = on_fit_start, on_train_start
+Classifier.on_validation_start = on_validation_start
+"""
 PLATEAU = """
 import torch
 from {{ cookiecutter.package_name }}.module import Classifier
@@ -414,6 +451,11 @@ CASES: dict[str, tuple[list[str], str, list[int]]] = {
     "values that the Trainer shows": (["data.global_batch_size=128"], SHOWN, [10]),
     "a value of the Trainer that a hook sets": (["data.global_batch_size=128"], CLIPPED, [5, 9]),
     "weights that a hook replaces": (["data.global_batch_size=128"], HOOKED, [5]),
+    "what hooks copy, draw and count, and who collates": (
+        PLAIN,
+        stock("DataLoader(Noisy(50), 8, shuffle=True, collate_fn=Collating())", more=STARTED),
+        [3, 9],
+    ),
     "what an epoch sums up": (["data.global_batch_size=128"], LOGGED, [1, 4, 12]),
 }
 

@@ -18,9 +18,13 @@ from . import attributes, epoch_metrics, gradients, optimizers, position, random
 
 
 def saved(
-    trainer: L.Trainer, module: L.LightningModule, built: attributes.Built, was_set: settings.Built
+    trainer: L.Trainer, module: L.LightningModule, built: attributes.Built, was_set: settings.Built, began: Any
 ) -> dict[str, Any]:
-    """What Lightning does not save, for a checkpoint; below MINE what is this rank's own."""
+    """What Lightning does not save, for a checkpoint; below MINE what is this rank's own.
+
+    Args:
+        began: random state with which the module's own `on_train_start` was called.
+    """
     place = position.of(trainer)
     buffers = trainer.strategy.own_buffers() if isinstance(trainer.strategy, SharesBuffers) else {}
     return {
@@ -28,6 +32,7 @@ def saved(
         "scheduled": optimizers.scheduled(trainer.optimizers),
         MINE: {
             "random": randomness.state(),
+            "began": began,
             "epoch": epoch_metrics.state(trainer, module),
             "gradients": gradients.state(module),
             "attributes": [*attributes.changed(trainer, module, built), *attributes.of_buffers(buffers)],
@@ -58,7 +63,8 @@ class Continuation:
         self.folder, self.own = Path(str(trainer.ckpt_path)), checkpoint[MINE]
         self.of_data = checkpoint.get(type(getattr(trainer, "datamodule", None)).__qualname__)
         self.buffers: dict[str, Tensor] = {}  # as they were saved
-        self.built = attributes.restore_data(trainer, self._of_rank().get("attributes", []))
+        self.began = self._of_rank().get("began")
+        self.built = self._restore_data(trainer)  # before loaders are made of it
         if self.start.epoch != self.place["epoch"] and trainer.is_global_zero:
             left = "a validation, and what schedules and callbacks do there"
             print(f"note: the end of epoch {self.place['epoch']} is among what is left out: {left}", flush=True)
@@ -76,6 +82,7 @@ class Continuation:
         if not self.start.between_epochs:
             is_same = self.is_own and self.start.batches == self.place["batches"]
             replay.skip(trainer, loaders, self._batches, tick, is_same=is_same and not other_data)
+            self.built = self._restore_data(trainer) | self.built  # also what collates
         optimizers.restore(trainer.optimizers, self.scheduled)
         if not self.start.is_fetched:
             self._restore(trainer, module)
@@ -138,6 +145,9 @@ class Continuation:
             trainer.fit_loop.epoch_progress.increment_processed()
             trainer.fit_loop.epoch_progress.increment_completed()
 
+    def _restore_data(self, trainer: L.Trainer) -> attributes.Built:
+        return attributes.restore_data(trainer, trainer.lightning_module, self._of_rank().get("attributes", []))
+
     def _of_rank(self) -> dict[str, Any]:
         return self.own if self.is_own else own_state(self.folder, 0)
 
@@ -178,6 +188,19 @@ def end_training(trainer: L.Trainer, module: L.LightningModule) -> None:
         if not isinstance(callback, averaging.KINDS):  # whose average is in place
             callback.on_train_end(trainer, module)
     module.on_train_end()
+
+
+def drawing_from(state: dict[str, Any], module: L.LightningModule) -> None:
+    """Let callbacks and the module draw in `on_train_start` what they drew when the run began; then go on as before."""
+    before, act = randomness.state(), module.on_train_start
+
+    def acted() -> None:
+        vars(module).pop("on_train_start")
+        act()
+        randomness.restore(before)
+
+    randomness.restore(state)
+    module.on_train_start = acted  # type: ignore[method-assign]
 
 
 def _transfers(owner: L.LightningModule | L.LightningDataModule) -> bool:

@@ -1,54 +1,69 @@
 """Plain data for what a checkpoint cannot hold as it is, and what a researcher keeps all the same: numpy's arrays and
-numbers, the containers of `collections`, and random number generators."""
+numbers, the containers of `collections`, random number generators, members of an Enum, and where an object stands."""
 
 import random
-import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from enum import Enum
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from ..checkpoints.plain import PLAIN, is_plain
+from .marks import Names
 
-KIND, NOT_KEPT = "of kind", "not kept"
-MOST_ENTRIES, MOST_BYTES = 100_000, 2**26  # of a longer container, or a larger array, some entries are looked at
+KIND, NOT_KEPT, NOT_SEEN = "of kind", "not kept", "not seen"
 FACTORIES = {factory.__name__: factory for factory in (int, float, list, dict, set, str)}
 BITS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 CONTAINERS = (dict, list, tuple, set, deque, Counter, OrderedDict, defaultdict)
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+Find = Callable[[str], Any]  # an object by its name; raises `LookupError`
 
 
 def holds_data(value: Any) -> bool:
     """Is it of a kind that may have a plain form? Whether it has one depends on what is in it."""
-    return type(value) in (*PLAIN, *CONTAINERS, *KINDS) or isinstance(value, np.generic)
+    return type(value) in (*PLAIN, *CONTAINERS, *KINDS) or isinstance(value, np.generic | Enum)
 
 
-def plain(value: Any) -> Any:
-    """The value itself, or plain data in its place. Raises `TypeError` where there is none."""
+def plain(value: Any, names: Names | None = None) -> Any:
+    """The value itself, or plain data in its place. Raises `TypeError` where there is none.
+
+    Args:
+        names: of objects that this run has built, and that are found again by their name.
+    """
     kind = type(value)
+    if names and (name := names.get(value)) is not None:
+        return {KIND: "object", "parts": [name]}
+    if kind is dict and all(type(key) in PLAIN for key in value) and KIND not in value:
+        return {key: plain(one, names) for key, one in value.items()}
     if kind is dict:
-        return {key: plain(one) for key, one in value.items()}
+        return {KIND: "dict", "parts": [[[plain(key, names), plain(one, names)] for key, one in value.items()]]}
     if kind in (list, tuple):
-        return kind(map(plain, value))
-    if kind in KINDS:
+        return kind(plain(one, names) for one in value)
+    if isinstance(value, Enum):
+        return {KIND: "member", "parts": [_class(kind), value.name]}
+    if isinstance(value, tuple) and hasattr(kind, "_make"):
+        return {KIND: "named tuple", "parts": [_class(kind), plain(list(value), names)]}
+    if kind in KINDS and not (kind is set and is_plain(value)):
         name, parts, _ = KINDS[kind]
-        return {KIND: name, "parts": plain(parts(value))}
+        return {KIND: name, "parts": plain(parts(value), names)}
     if isinstance(value, np.generic):
         return {KIND: "number", "parts": [value.dtype.str, plain(value.item())]}
+    if isinstance(value, nn.Parameter) and kind is nn.Parameter:
+        return value.detach()
     if is_plain(value):
         return value
     raise TypeError(f"a {kind.__qualname__} has no plain form")
 
 
-def kept(value: Any) -> Any:
+def kept(value: Any, names: Names | None = None) -> Any:
     """The plain form of a value, its tensors on the host; NOT_KEPT where there is none."""
     try:
-        return plain(tree_map_only(Tensor, lambda one: one.detach().to("cpu", copy=True), value))
+        return tree_map_only(Tensor, lambda one: one.detach().to("cpu", copy=True), plain(value, names))
     except TypeError:
         return NOT_KEPT
 
@@ -57,12 +72,16 @@ def is_generator(value: Any) -> bool:
     return isinstance(value, GENERATORS)
 
 
-def unplain(form: Any) -> Any:
-    """The value that `plain` was given, made anew."""
+def unplain(form: Any, make: Mapping[str, Callable[..., Any]] | None = None) -> Any:
+    """The value that `plain` was given, made anew. Raises `LookupError` where this run lacks what it is made of.
+
+    Args:
+        make: how further kinds are made.
+    """
     if isinstance(form, dict):
-        content = {key: unplain(one) for key, one in form.items()}
-        return MAKERS[content[KIND]](*content["parts"]) if KIND in form else content
-    return type(form)(map(unplain, form)) if type(form) in (list, tuple) else form
+        content = {key: unplain(one, make) for key, one in form.items()}
+        return {**MAKERS, **(make or {})}[content[KIND]](*content["parts"]) if KIND in form else content
+    return type(form)(unplain(one, make) for one in form) if type(form) in (list, tuple) else form
 
 
 def data_of(owner: Any) -> dict[str, Any]:
@@ -70,38 +89,46 @@ def data_of(owner: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(owner).items() if holds_data(value)}
 
 
-def mark(value: Any) -> Any:
-    """Equal for the same value. A tensor is another one when it was written to; its content is not looked at."""
-    if isinstance(value, Tensor):
-        return id(value), None if value.is_inference() else value._version
-    if isinstance(value, np.ndarray):
-        some = value if value.nbytes <= MOST_BYTES else value[:: max(1, len(value) // MOST_ENTRIES)]
-        return value.shape, zlib.crc32(some.tobytes())
-    if isinstance(value, GENERATORS):
-        leaves = tree_leaves(plain(value))
-        return [zlib.crc32(leaf.numpy().tobytes()) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    if type(value) in CONTAINERS:
-        content = islice(value.items() if isinstance(value, dict) else value, 0, None, 1 + len(value) // MOST_ENTRIES)
-        return [type(value), len(value), *map(mark, content)]
-    return type(value), repr(value) if holds_data(value) else None  # of an object nothing is seen
+def put(owner: Any, name: str, form: Any, *, find: Find | None = None, device: Any = "cpu") -> None:
+    """Set an attribute. Where one of this kind is there it takes the content, as others may have it, too.
 
-
-def put(owner: Any, name: str, value: Any) -> None:
-    """Set an attribute. Where one of this kind is there it takes the content, as others may have it, too."""
+    Classes are those of what is there: none is looked up by a name. Raises `LookupError` where one is missing.
+    """
     now = getattr(owner, name, None)
+    classes: dict[str, Any] = {_class(kind): kind for kind in _classes(now)}
+    make = {
+        "object": find or {}.__getitem__,
+        "member": lambda kind, member: classes[kind][member],
+        "named tuple": lambda kind, values: classes[kind]._make(values),
+    }
+    value = tree_map_only(Tensor, lambda one: one.to(device), unplain(form, make))
     fill = IN_PLACE.get(type(now))
-    if isinstance(now, nn.Parameter):
-        now.data.copy_(value)
-    elif fill and type(now) is type(value) and _shape(now) == _shape(value):
-        fill(now, value)
-    else:
+    is_alike = fill and type(value) in (type(now), Tensor) and _shape(now) == _shape(value)
+    with suppress(RuntimeError, ValueError):  # one that cannot be written to, or only as a whole
+        if fill and is_alike and value is not now:
+            fill(now, value)
+            return
+    if value is not now:
         setattr(owner, name, value)
+
+
+def _class(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _classes(value: Any, depth: int = 0) -> Iterator[type]:
+    """Of members of an Enum and of named tuples."""
+    if isinstance(value, Enum) or (isinstance(value, tuple) and hasattr(value, "_make")):
+        yield type(value)
+    if isinstance(value, dict | list | tuple | set | deque) and depth < 10:
+        for one in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from _classes(one, depth + 1)
 
 
 def _shape(value: Any) -> Any:
     """Of those that take only what has the same; a tensor of a graph takes nothing."""
     if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.requires_grad, value.is_inference()
+        return value.shape, value.dtype, value.is_leaf, value.is_inference()
     return (value.shape, value.dtype) if isinstance(value, np.ndarray) else None
 
 
@@ -150,6 +177,8 @@ def _set(generator: Any, state: Any) -> Any:
 Form = tuple[str, Callable[[Any], list[Any]], Callable[..., Any]]  # its name, of what it is made, and how
 KINDS: dict[type, Form] = {
     np.ndarray: ("array", _array, lambda tensor: tensor.numpy()),
+    set: ("set", lambda it: [list(it)], set),
+    frozenset: ("frozenset", lambda it: [list(it)], frozenset),
     deque: ("deque", lambda it: [list(it), it.maxlen], deque),
     Counter: ("Counter", lambda it: [dict(it)], Counter),
     OrderedDict: ("OrderedDict", lambda it: [list(it.items())], OrderedDict),
@@ -167,9 +196,13 @@ KINDS: dict[type, Form] = {
         lambda device, state: _set(torch.Generator(device), state),
     ),
 }
-MAKERS = {name: make for name, _, make in KINDS.values()} | {"number": lambda kind, item: np.dtype(kind).type(item)}
+MAKERS: dict[str, Callable[..., Any]] = {name: make for name, _, make in KINDS.values()} | {
+    "dict": dict,
+    "number": lambda kind, item: np.dtype(kind).type(item),
+}
 IN_PLACE: dict[type, Callable[[Any, Any], object]] = {
-    Tensor: lambda now, value: now.copy_(value),
+    Tensor: lambda now, value: now.data.copy_(value),
+    nn.Parameter: lambda now, value: now.data.copy_(value),
     np.ndarray: np.copyto,
     list: _fill_list,
     deque: _fill_deque,

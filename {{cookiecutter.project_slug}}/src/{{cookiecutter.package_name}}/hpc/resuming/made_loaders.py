@@ -57,4 +57,4 @@ class MadeLoaders:
         if "random" in drawn:
             randomness.restore(drawn["random"])
         for name, form in drawn["own"].items():
-            forms.put(self.trainer.datamodule, name, forms.unplain(form))  # type: ignore[attr-defined]
+            forms.put(self.trainer.datamodule, name, form)  # type: ignore[attr-defined]

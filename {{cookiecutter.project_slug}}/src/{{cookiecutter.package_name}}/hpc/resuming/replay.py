@@ -14,7 +14,8 @@ import lightning as L
 from torch.utils.data import DataLoader, Sampler
 
 from ..config import Refused
-from . import forms, randomness
+from . import forms, marks, randomness
+from .fetched import Fetched
 from .sampler import EvalBatchSampler, GlobalBatchSampler
 
 OUTLIVED = "persistent_workers=False, as random numbers of workers that outlive an epoch could not be repeated by a run"
@@ -28,15 +29,14 @@ class NotedBatches(Sampler[Any]):
     A loader draws the seed of its workers when an iterator is made, and the order of its samples with the first batch.
     """
 
-    def __init__(self, batches: Any, samplers: list[Any]) -> None:
+    def __init__(self, batches: Any, samplers: list[Any], fetched: Fetched) -> None:
         self.batches, self.samplers = batches, samplers
         self.marks = self._marks()
         self.made: dict[str, Any] | None = None  # random state when the iterator was made
         self.begun: dict[str, Any] | None = None  # and before its first batch
-        self.before: Any = None  # and before the last one: without workers, making it may draw numbers
         self.sums = [0]  # of the first n batches
         self.again: dict[str, Any] = {}  # what `place` returned, of a pass that is to be repeated
-        self.next: Any = None  # random state for the batch that comes next
+        self.fetched = fetched
         self.repeated: list[dict[str, Any]] = []  # marks of what the samplers were as the pass was begun once more
 
     def __getattr__(self, name: str) -> Any:
@@ -59,12 +59,10 @@ class NotedBatches(Sampler[Any]):
             self._restore(self.again.get("begun"))
             self.again, self.repeated = {}, self._marks()
         self.begun, self.sums = self._random(), [0]
+        self.fetched.begin()
         sums, batches = self.sums, iter(self.batches)  # an iterator that was given up may still read on
         while True:
-            if self.next is not None:
-                randomness.restore(self.next)
-                self.next = None
-            self.before = randomness.of_host()
+            self.fetched.before()
             if (indices := next(batches, None)) is None:
                 return
             sums.append(zlib.crc32(repr(indices).encode(), sums[-1]))
@@ -80,14 +78,14 @@ class NotedBatches(Sampler[Any]):
         Args:
             now: what `own` returned within the pass that has been repeated, which makes its own changes again.
         """
-        for sampler, state, begun, marks in zip(self.samplers, now, self.repeated, self._marks(), strict=False):
-            outside = {name: form for name, form in state.items() if name in begun and begun[name] == marks[name]}
+        for sampler, state, begun, present in zip(self.samplers, now, self.repeated, self._marks(), strict=False):
+            outside = {name: form for name, form in state.items() if name in begun and begun[name] == present[name]}
             self._put(
                 sampler, {name: form for name, form in outside.items() if not forms.is_generator(vars(sampler)[name])}
             )
 
     def _marks(self) -> list[dict[str, Any]]:
-        return [{name: forms.mark(value) for name, value in forms.data_of(one).items()} for one in self.samplers]
+        return [{name: marks.mark(value) for name, value in forms.data_of(one).items()} for one in self.samplers]
 
     def _random(self) -> dict[str, Any]:
         return {"all": randomness.state(), "own": self.own()}
@@ -100,11 +98,11 @@ class NotedBatches(Sampler[Any]):
     def own(self) -> list[dict[str, Any]]:
         """What samplers draw or count with: their generators, and what has changed since they were made."""
         found: list[dict[str, Any]] = []
-        for sampler, marks in zip(self.samplers, self.marks, strict=True):
+        for sampler, before in zip(self.samplers, self.marks, strict=True):
             kept = {
                 name: forms.kept(value)
                 for name, value in forms.data_of(sampler).items()
-                if forms.is_generator(value) or forms.mark(value) != marks.get(name)
+                if forms.is_generator(value) or marks.mark(value) != before.get(name)
             }
             found.append({name: form for name, form in kept.items() if form != forms.NOT_KEPT})
         return found
@@ -116,7 +114,7 @@ class NotedBatches(Sampler[Any]):
 
     def _put(self, sampler: Any, state: dict[str, Any]) -> None:
         for name, form in state.items():
-            forms.put(sampler, name, forms.unplain(form))
+            forms.put(sampler, name, form)
 
 
 def outlives(loader: Any) -> bool:
@@ -140,7 +138,7 @@ def note(trainer: L.Trainer) -> bool:
             rule = "an interrupted run must find its place in the data again, and of this it is not known"
             raise Refused("data", f"{type(loader).__name__}, with an __iter__ of its own", rule, PLAIN)
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        vars(loader)[name] = NotedBatches(_batches(loader), _samplers(loader))  # a DataLoader lets nobody set it
+        vars(loader)[name] = NotedBatches(_batches(loader), _samplers(loader), Fetched(trainer))  # nobody may set it
         if outlives(loader) and trainer.is_global_zero:
             print(f"train: {OUTLIVED}", flush=True)
     if new:
@@ -166,7 +164,7 @@ def places(trainer: L.Trainer, is_fetched: bool, between_epochs: bool) -> list[d
         else:
             cycles = combined._mode == "max_size_cycle"
             num = iterator._num_yielded - is_fetched if cycles else min(iterator._num_yielded, done)
-            before = randomness.state(batches.before) if is_fetched and not loader.num_workers else None
+            before = batches.fetched.state() if is_fetched and not loader.num_workers else None
             found.append(batches.place(num) | {"workers": loader.num_workers, "next": before})
     return found
 
@@ -213,7 +211,7 @@ def skip(
             next(iterator) if loader.num_workers else iterator._next_index()
             tick()
         batches.put_from_outside(place.get("now", []))
-        iterator._num_yielded, batches.next = many, place.get("next") if not loader.num_workers else None
+        iterator._num_yielded, batches.fetched.again = many, place.get("next") if not loader.num_workers else None
         if is_same and place["sum"] != batches.sums[many]:
             sampler = getattr(batches.batches, "sampler", batches.batches)
             rule = f"{type(sampler).__name__} must give the same samples for the same random numbers"
@@ -233,7 +231,7 @@ def of_evaluation(trainer: L.Trainer) -> list[list[Any]]:
 def restore_evaluation(trainer: L.Trainer, loader: Any, saved: list[Any]) -> None:
     """Before an iterator of a loader is made: what `of_evaluation` returned for it."""
     for (sampler, name, _), form in zip(_generators_alone(trainer, loader), saved, strict=False):
-        forms.put(sampler, name, forms.unplain(form))
+        forms.put(sampler, name, form)
 
 
 def _generators_alone(trainer: L.Trainer, loader: Any) -> list[tuple[Any, str, Any]]:

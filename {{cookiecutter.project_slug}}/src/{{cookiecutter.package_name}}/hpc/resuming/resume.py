@@ -24,7 +24,7 @@ from ..training import averaging
 from ..training.loaders import refuse_other_orders
 from ..training.parallel import gradient_norm, refuse_without_skip, settle_buckets
 from ..training.strategies import SharesBuffers
-from . import attributes, continuation, limits, replay, settings
+from . import attributes, continuation, limits, randomness, replay, settings
 from .agree import Agreement, Wish
 from .continuation import Continuation
 from .made_loaders import MadeLoaders
@@ -90,6 +90,10 @@ class Resume(L.Callback):
         self._continuation: Continuation | None = None  # till it has gone on
         self._built: attributes.Built | None = None
         self._was_set: settings.Built = {}
+        self._first: attributes.Built | None = None  # before hooks of the fit were called
+        self._before_check: attributes.Built = {}  # of sanity
+        self._checked: set[attributes.Place] = set()  # what that check has changed: a run that goes on makes none
+        self._began: Any = None  # random state with which the module's own on_train_start was called
         self._not_finite: Tensor | None = None
         self._time_given = end - time.time() if end else 0.0
 
@@ -114,8 +118,16 @@ class Resume(L.Callback):
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
             pl_module.skip_not_finite = self.faults.nonfinite == "skip"  # type: ignore[assignment]
 
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._first = attributes.built(trainer, pl_module)
+
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.warned.install()  # again: Lightning puts a handler of its own there, which talks to the other ranks
+        self._before_check = attributes.built(trainer, pl_module)
+
+    def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        now = attributes.built(trainer, pl_module)
+        self._checked = {place for place in now if now[place] != self._before_check.get(place)}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.watch.progress(trainer.global_step, "starting")
@@ -132,6 +144,10 @@ class Resume(L.Callback):
             self._continuation.on_train_start(trainer, pl_module, lambda: self.watch.progress(*said))
             averaging.go_on(trainer, pl_module)
         self.agreement.next_step = trainer.global_step
+        began = self._continuation.began if self._continuation else None
+        self._began = began or randomness.state()
+        if began:
+            continuation.drawing_from(began, pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._note_built(trainer, pl_module)
@@ -168,7 +184,8 @@ class Resume(L.Callback):
         """Once, and after the module's own `on_train_start`, which may depend on how long this training is."""
         if self._built is None:
             set_since = self._continuation.built if self._continuation else {}
-            self._built = attributes.built(trainer, module) | set_since
+            built = attributes.built(trainer, module, self._first)
+            self._built = {place: built[place] for place in built.keys() - self._checked} | set_since
             self._was_set = settings.built(trainer)
 
     def on_train_batch_end(
@@ -254,7 +271,7 @@ class Resume(L.Callback):
         continuation.end_training(trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint |= continuation.saved(trainer, pl_module, self._built or {}, self._was_set)
+        checkpoint |= continuation.saved(trainer, pl_module, self._built or {}, self._was_set, self._began)
         checkpoint[MINE]["made_loaders"] = self._loaders.state()
         checkpoint["attempt"] = self.attempt
         checkpoint["averaged"] = self._averaged

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from ..checkpoints import weights
-from . import forms
+from . import forms, marks
 
 CLIPPING = ("gradient_clip_val", "gradient_clip_algorithm")
 LIMITS = tuple(f"limit_{stage}_batches" for stage in ("train", "val", "test"))
@@ -25,7 +25,7 @@ Changed = list[tuple[str, str, Any, Any]]  # owner, name, plain form when traini
 
 def built(trainer: L.Trainer) -> Built:
     """What is there before training begins."""
-    return {place: (forms.mark(value), forms.kept(value)) for place, value in _all(trainer)}
+    return {place: (marks.mark(value), forms.kept(value)) for place, value in _all(trainer)}
 
 
 def changed(trainer: L.Trainer, before: Built) -> Changed:
@@ -34,7 +34,7 @@ def changed(trainer: L.Trainer, before: Built) -> Changed:
     return [
         (*place, before.get(place, nothing)[1], forms.kept(value))
         for place, value in _all(trainer)
-        if before.get(place, nothing)[0] != forms.mark(value)
+        if before.get(place, nothing)[0] != marks.mark(value)
     ]
 
 
@@ -47,7 +47,7 @@ def restore(trainer: L.Trainer, state: Changed) -> None:
         if form == forms.NOT_KEPT:
             lost.append(f"{owner}.{name}")
         else:
-            forms.put(owners[owner], name, forms.unplain(form))
+            forms.put(owners[owner], name, form)
     if lost and trainer.is_global_zero:
         print(f"warning: these begin anew, as a checkpoint does not hold them: {', '.join(lost)}", flush=True)
 
