@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-from . import files, group, home, launch
+from . import files, home, launch
 from .config import PROJECT, Refused
 
 # Set by the process that chose the directory for those it starts: they must not choose again.
@@ -99,6 +99,8 @@ def create(path: Path, group_readable: bool = False, there: bool = False, room: 
         rule = f"{what}: {error.strerror}"
         raise Refused("run_dir", path, rule, "run_dir=<a directory>, or make room (files count, too)") from None
     if group_readable and CHOSEN not in os.environ:  # once, and not by each process
+        from . import group
+
         group.tell_closed(path)
     os.environ[CHOSEN] = str(path)
 

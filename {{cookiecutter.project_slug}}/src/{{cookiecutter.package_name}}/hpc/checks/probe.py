@@ -14,11 +14,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from .. import launch, meeting, rundir
+from .. import files, launch, meeting, rundir
 from ..config import PROJECT, Finished, Refused
 from ..jobs import commandline, move
 from ..launch import Place
-from ..running import begin, snapshot
+from ..running import begin
 from . import preflight
 
 READING = 1800  # seconds that ranks may take to look through a checkpoint's files
@@ -118,7 +118,7 @@ def facts(cfg: DictConfig, place: Place, environ: Mapping[str, str], look: bool 
         return known  # there is nobody to differ from
     known["config"] = f"{zlib.crc32(repr(OmegaConf.to_container(cfg, resolve=True)).encode()):08x}"
     if place.local_rank == 0:
-        known["code"] = snapshot.checksum(PROJECT)
+        known["code"] = files.checksum(PROJECT)
         known["versions"] = f"Python {sys.version.split()[0]}, " + ", ".join(map(_version, PACKAGES))
     return known
 

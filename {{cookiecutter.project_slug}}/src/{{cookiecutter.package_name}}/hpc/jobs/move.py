@@ -19,7 +19,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from .. import config, files, group, launch, rundir, states, trust
+from .. import config, files, launch, rundir, states, trust
 from ..config import Finished, Refused, flat, frozen
 from ..running import claim, history
 from . import permission
@@ -134,16 +134,22 @@ def keep(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> Callable[[], N
     put(path, frozen(OmegaConf.merge(cfg, {permission.KEY: []})))  # type: ignore[arg-type]
     reads = any(line.startswith("group_readable:") for line in lines)
     if reads:
-        group.let_in(run_dir, cfg.group_readable)
+        _let_group_in(run_dir, cfg.group_readable)
 
     def take_back() -> None:
         if reads:
-            group.let_in(run_dir, not cfg.group_readable)
+            _let_group_in(run_dir, not cfg.group_readable)
         for file, text in before.items():
             put(file, text)
         older.unlink(missing_ok=True)
 
     return take_back
+
+
+def _let_group_in(run_dir: Path, group_readable: bool) -> None:
+    from .. import group  # seldom asked for
+
+    group.let_in(run_dir, group_readable)
 
 
 def put(path: Path, text: str) -> None:

@@ -1,6 +1,8 @@
 """What is written beside the scalars: the resolved config, hyperparameters with their result, histograms."""
 
 import os
+import shlex
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,9 +25,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from .. import rundir
+from .. import files, rundir
 from ..checkpoints.checkpoint import Checkpoint
-from ..config import PROJECT, Refused, flat, from_environment, frozen, refuse_arguments
+from ..config import PROJECT, Refused, flat, from_environment, frozen, printable, refuse_arguments
 from ..jobs import move
 from ..launch import Place
 from . import loggers, snapshot
@@ -53,8 +55,8 @@ def begin(
     if not (run_dir / "config.yaml").exists():
         snapshot.made_by(run_dir)
     take_back = move.keep(run_dir, cfg, words)
-    code = snapshot.checksum(PROJECT)
-    snapshot.tell_other_code(run_dir, code, starts[-1].get("code") if starts else None)
+    code = files.checksum(PROJECT)
+    _tell_other_code(run_dir, code, starts[-1].get("code") if starts else None)
     loggers.cut(run_dir, logging, _logged(cfg, found, words) if found else others, rundir.events(run_dir))
     loggers.warn_of_clock(logging, time.time())
     rundir.start(
@@ -73,6 +75,24 @@ def begin(
         reached=loggers.positions(run_dir, logging),
     )
     return take_back
+
+
+def _tell_other_code(run_dir: Path, code: str, before: object) -> None:
+    """Say so where a run goes on with other sources than those it has.
+
+    Args:
+        code: checksum of the sources that train now.
+        before: that of the last attempt, if it has noted one.
+    """
+    own, note = run_dir / "code", ""
+    if (own / "train.py").is_file() and not own.samefile(PROJECT):
+        if files.checksum(own) != code:
+            how = shlex.join(["python", f"{own}/train.py", f"resume={run_dir}"])
+            note = f"the code of {PROJECT} trains now, which is not that of the run; with its own: {how}"
+    elif before not in (None, code):
+        note = f"the code of {PROJECT} has changed since the last attempt of this run"
+    if note:
+        print(printable(f"note: {note}"), file=sys.stderr, flush=True)
 
 
 def _logged(cfg: DictConfig, found: Checkpoint, words: Sequence[str]) -> dict[str, int]:

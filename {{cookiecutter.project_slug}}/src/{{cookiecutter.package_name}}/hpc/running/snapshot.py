@@ -4,12 +4,10 @@ import compileall
 import json
 import os
 import re
-import shlex
 import shutil
 import socket
 import subprocess
 import sys
-import zlib
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
@@ -168,32 +166,6 @@ def pack_environment(venv: Path) -> None:
         rule = f"packing the environment failed: {(done.stderr.splitlines() or ['tar gave no reason'])[0]}"
         raise Refused("cluster.stage_env", True, rule, f"make room beside {venv}, or cluster.stage_env=false")
     aside.replace(packed)
-
-
-def checksum(code: Path) -> str:
-    """Of the sources, the same wherever the same code lies."""
-    total = 0
-    for path in sorted([code / "train.py", *(code / "src").rglob("*.py")]):
-        total = zlib.crc32(path.read_bytes(), zlib.crc32(str(path.relative_to(code)).encode(), total))
-    return f"{total:08x}"
-
-
-def tell_other_code(run_dir: Path, code: str, before: object) -> None:
-    """Say so where a run goes on with other sources than those it has.
-
-    Args:
-        code: checksum of the sources that train now.
-        before: that of the last attempt, if it has noted one.
-    """
-    own, note = run_dir / "code", ""
-    if (own / "train.py").is_file() and not own.samefile(PROJECT):
-        if checksum(own) != code:
-            how = shlex.join(["python", f"{own}/train.py", f"resume={run_dir}"])
-            note = f"the code of {PROJECT} trains now, which is not that of the run; with its own: {how}"
-    elif before not in (None, code):
-        note = f"the code of {PROJECT} has changed since the last attempt of this run"
-    if note:
-        print(printable(f"note: {note}"), file=sys.stderr, flush=True)
 
 
 def made_by(run_dir: Path) -> None:
