@@ -15,6 +15,7 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.data import AttributeDict
+from lightning.pytorch.callbacks import ProgressBar
 from torch import Tensor, nn
 from torchmetrics import Metric
 
@@ -26,6 +27,7 @@ OURS = {"gradient_norm", "skip_not_finite"}  # what this project itself leaves o
 DEEPSPEED = ("ds_", "applied_pre_backward")  # what it notes of a step on each part
 LIBRARIES = ("torch.", "lightning.", "torchmetrics.", "deepspeed.", "builtins.")
 HERE = f"{PACKAGE}.hpc."
+SIMPLE = {bool, int, float, str, type(None), Tensor}
 DATA, DATASET, COLLATE, SAVED = "DataModule", "dataset ", "collate ", "saved "
 MOST_ENTRIES, DEEPEST = 1000, 10  # a longer or deeper container is one value
 VIEW = "a view of a weight"
@@ -75,8 +77,7 @@ def fields(owner: str, it: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(it, dict | list | set | deque) and not isinstance(it, AttributeDict):
         yield CONTENT, next(kind for kind in (dict, list, set, deque) if isinstance(it, kind))(it)
     without = _of_libraries(it, is_saved=is_saved) | OURS
-    is_librarys = all(f"{kind.__module__}.".startswith(LIBRARIES) for kind in type(it).__mro__)
-    only_data = is_librarys or owner.startswith(DATASET)  # of other kinds they keep what is no affair of training
+    only_data = _is_librarys(type(it)) or owner.startswith(DATASET)  # what else they keep is their own affair
     for name, value in _attributes(it).items():
         if name in without or name.startswith(DEEPSPEED) or (only_data and not forms.holds_data(value)):
             continue
@@ -130,7 +131,7 @@ def attribute(owner: str, name: str) -> str:
 
 
 def _roots(trainer: L.Trainer, module: L.LightningModule) -> Iterator[tuple[str, Any]]:
-    """Callbacks of libraries save themselves what they need."""
+    """Callbacks of libraries save themselves what they need, and what is shown is no state."""
     yield from ((f"{SAVED}optimizer {number}", one) for number, one in enumerate(trainer.optimizers))
     schedules = (config.scheduler for config in trainer.lr_scheduler_configs)
     yield from ((f"{SAVED}schedule {number}", one) for number, one in enumerate(schedules))
@@ -149,19 +150,26 @@ def _roots(trainer: L.Trainer, module: L.LightningModule) -> Iterator[tuple[str,
     known = Counter[str]()
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         kind = type(callback)
-        if not kind.__module__.startswith(("lightning.", HERE)):
+        if not kind.__module__.startswith(("lightning.", HERE)) and not isinstance(callback, ProgressBar):
             known[kind.__qualname__] += 1
             yield f"callback {kind.__qualname__} {known[kind.__qualname__]}", callback
 
 
 def _objects(place: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
     """A value, or those of its entries, that keep attributes."""
+    if type(value) in SIMPLE:
+        return
     if is_holder(value):
         yield f"{place} ({type(value).__qualname__})", value
     elif isinstance(value, dict | list | tuple | deque) and len(value) <= MOST_ENTRIES and depth < DEEPEST:
         for key, one in value.items() if isinstance(value, dict) else enumerate(value):
-            if type(one) not in (int, float, str, Tensor):
+            if type(one) not in SIMPLE:
                 yield from _objects(f"{place}[{key!r}]", one, depth + 1)
+
+
+@cache
+def _is_librarys(kind: type) -> bool:
+    return all(f"{base.__module__}.".startswith(LIBRARIES) for base in kind.__mro__)
 
 
 def is_holder(value: Any) -> bool:
