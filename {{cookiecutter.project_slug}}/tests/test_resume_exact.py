@@ -314,6 +314,12 @@ from {{ cookiecutter.package_name }}.module import Classifier
 load = Classifier.load_state_dict
 Classifier.load_state_dict = lambda self, weights, strict=True: load(self, weights, strict)
 """
+LATE = """
+import torch
+from {{ cookiecutter.package_name }}.module import Classifier
+
+Classifier.on_train_epoch_start = lambda self: self.register_buffer("mask", torch.ones(2))
+"""
 LBFGS = """
 import torch
 from {{ cookiecutter.package_name }}.module import Classifier
@@ -424,6 +430,11 @@ CASES: dict[str, tuple[list[str], str, list[int]]] = {
         PLAIN,
         stock(SHUFFLED, "DataLoader(Noisy(16), 8, num_workers=1, persistent_workers=True)"),
         [9],
+    ),
+    "more data in each epoch": (
+        [*PLAIN, "+trainer.reload_dataloaders_every_n_epochs=1", "trainer.max_epochs=3"],
+        stock("DataLoader(Noisy(40 + 16 * self.trainer.current_epoch), 8, shuffle=True)"),
+        [2, 9],
     ),
     "data that a stage makes": (
         [*PLAIN, "+trainer.reload_dataloaders_every_n_epochs=1", "trainer.max_epochs=3"],
@@ -554,7 +565,20 @@ def test_what_an_epoch_sums_up_does_not_depend_on_how_many_ranks_do(
         assert unlike < here.keys()
 
 
+SWAPPED = """
+import torch
+from {{ cookiecutter.package_name }}.module import Classifier
+
+def configure_optimizers(self):
+    return torch.optim.SGD(self.parameters(), 0.1)
+
+def on_train_epoch_start(self):
+    self.trainer.strategy.optimizers = [torch.optim.Adam(self.parameters(), 0.01)]
+
+Classifier.configure_optimizers, Classifier.on_train_epoch_start = configure_optimizers, on_train_epoch_start
+"""
 REFUSED = {
+    "an optimizer of another kind": ([], SWAPPED, "an optimizer must be of the kind that it was"),
     "a sampler that draws numbers all the time": (
         [],
         stock("DataLoader(Noisy(50), batch_size=8, sampler=Moody())"),
@@ -595,6 +619,7 @@ class Augmented(DataLoader):
 NEVER = {
     "strict_loading": ([], GAPS, "a checkpoint must hold all weights"),
     "a state_dict with gaps": ([], LEFT_OUT, "state_dict() without network.head.weight"),
+    "a buffer that comes late": ([], LATE, "parameters and buffers must be there before training begins"),
     "a load_state_dict with other arguments": ([], RENAMED, "load_state_dict must take the arguments that it has"),
     "an optimizer around another": (["trainer.gradient_clip_val=null"], LOOKAHEAD, "in `state` alone"),
     "parameters that are none of the model's": ([], FOREIGN, "an optimizer must have parameters of the model only"),

@@ -32,6 +32,7 @@ def named(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     return {
         # In an order that is the same after a resume, so that the same state is the same bytes.
         "state": {name: dict(sorted(state[one].items())) for one, name in names.items() if one in state},
+        "kind": type(optimizer).__qualname__,
         "beside": beside,
         "on_device": [key for key, value in beside.items() if not _is_on_host(value)],
         "param_groups": groups,
@@ -63,9 +64,12 @@ def restore(module: nn.Module, optimizer: Optimizer, name: str, saved: Mapping[s
         path: the checkpoint, which has the tensors.
 
     Raises:
-        Refused: the checkpoint is damaged, or has groups of parameters that the module lacks.
+        Refused: the checkpoint is damaged, of another kind of optimizer, or has parameters that the module lacks.
     """
     parameters = {weights.bare(name): parameter for name, parameter in module.named_parameters()}
+    if (kind := type(optimizer).__qualname__) != saved["kind"]:
+        rule = f"an optimizer must be of the kind that it was when the checkpoint was made: {saved['kind']}"
+        raise Refused("model.optimizer", kind, rule, f"{saved['kind']}, made in configure_optimizers, or a new run")
     _grow(optimizer, saved["param_groups"], parameters)
     state = _tensors(parameters, name, path)
     dtypes = {(one, key): value.dtype for one, of in state.items() for key, value in of.items()}

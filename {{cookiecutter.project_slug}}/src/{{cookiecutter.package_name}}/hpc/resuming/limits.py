@@ -52,6 +52,20 @@ def refuse_unvalidated(trainer: Any, metrics: set[str]) -> None:
             raise Refused("callbacks", f"EarlyStopping(monitor={callback.monitor})", rule, fix)
 
 
+def names(trainer: L.Trainer) -> set[str]:
+    """Of the weights that a checkpoint would hold."""
+    return set(trainer.strategy.lightning_module_state_dict())
+
+
+def refuse_others(trainer: L.Trainer, before: set[str]) -> None:
+    """Raises `Refused` where weights have come or gone since a checkpoint would have been loaded."""
+    if others := sorted(names(trainer) ^ before):
+        rule = "parameters and buffers must be there before training begins, or no checkpoint could be loaded; "
+        rule += f"since then these have come or gone: {', '.join(others[:5])}"
+        name = type(trainer.lightning_module).__name__
+        raise Refused("model", name, rule, "make them in __init__, setup or configure_model of the module")
+
+
 def _has_rest(trainer: L.Trainer) -> bool:
     num = trainer.num_training_batches
     return math.isfinite(num) and num % trainer.accumulate_grad_batches != 0

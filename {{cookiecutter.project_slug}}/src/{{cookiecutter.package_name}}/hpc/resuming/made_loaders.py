@@ -33,7 +33,10 @@ class MadeLoaders:
 
     def _noting(self, split: str, loop: Any, set_up: Callable[[], None]) -> Callable[[], None]:
         def set_up_noted() -> None:
-            again, before, loaders = self.again.pop(split, None), self._drawn(), loop._combined_loader
+            before, loaders = self._drawn(), loop._combined_loader
+            # A schedule may ask for the length of training before the epoch is known that goes on.
+            due = split in self.again and self.trainer.current_epoch >= self.again[split]["epoch"]
+            again = self.again.pop(split) if due else None
             if again:
                 self._draw(again)
             set_up()

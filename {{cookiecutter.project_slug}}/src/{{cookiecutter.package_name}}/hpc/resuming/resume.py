@@ -82,6 +82,7 @@ class Resume(L.Callback):
         self._save_seconds = UNKNOWN
         self._saves = self._validated = self._given_up = self._trained = self._takes_statistics = False
         self._average: dict[str, Tensor] | None = None  # that was validated, where it has changed since
+        self._names: set[str] = set()  # of weights
         self._updates = 0  # of averages, when last saved
         self._averaged = False  # are the weights those of the end, put in place of the last ones?
         self._validations = 0
@@ -120,6 +121,7 @@ class Resume(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._first = attributes.built(trainer, pl_module)
+        self._names = limits.names(trainer)
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.warned.install()  # again: Lightning puts a handler of its own there, which talks to the other ranks
@@ -168,6 +170,7 @@ class Resume(L.Callback):
         self.watch.progress(trainer.global_step, "training")
         if batch_idx == 0 or not self.trains:
             refuse_other_orders(trainer.train_dataloader, self.agreement.group)
+            limits.refuse_others(trainer, self._names)
         self.trains = True
         self._note_built(trainer, pl_module)
         if self._continuation:

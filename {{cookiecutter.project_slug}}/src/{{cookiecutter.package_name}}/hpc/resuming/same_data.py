@@ -40,6 +40,11 @@ class SameData(L.Callback):
         if refusal:
             raise Refused(*refusal)
 
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        reloads = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
+        if reloads and trainer.is_global_zero and not hasattr(getattr(trainer, "datamodule", None), "fingerprint"):
+            self.data = described(trainer)  # each epoch may have more than the one before
+
     def _judge(self, lines: list[str]) -> tuple[str, str, str, str] | None:
         accepted = permission.noted(self.run_dir, permission.DATA)
         is_accepted = bool(accepted) and not differences(accepted[-1], self.data)
