@@ -294,6 +294,7 @@ def test_values_of_every_kind_go_on_and_each_object_has_its_own() -> None:
     for number, memory in enumerate([*module.meters, module.by_name["a"], *module.by_name[2]]):
         memory.seen.append(number)
     module.by_name["n"] = 9
+    module.ds_weight, module.gradient_norm = 0.25, 7.0  # of a data set, and of the researcher's own
     module.centre.data.add_(1)
     module.seen.numpy()[1] = 4
     module.hparams.temperature = 0.5
@@ -307,6 +308,7 @@ def test_values_of_every_kind_go_on_and_each_object_has_its_own() -> None:
     assert again.bank is bank and (list(bank), again.table["a"], again.count[3]) == ([1.5], 7, 2)
     memories = [*again.meters, again.by_name["a"], *again.by_name[2]]
     assert [list(memory.seen) for memory in memories] == [[number] for number in range(7)]
+    assert (again.ds_weight, again.gradient_norm) == (0.25, 7.0)
     assert again.by_name["n"] == 9 and again.centre.tolist() == [1, 1] and again.seen.tolist() == [0, 4]
     assert (again.hparams.temperature, again.hparams.width) == (0.5, 5)
     assert again.own.state_dict()["state"][0]["exp_avg"].tolist() == pytest.approx([0.1, 0.1])

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from {{ cookiecutter.package_name }}.hpc.config import Refused
-from {{ cookiecutter.package_name }}.hpc.training.parallel import clip_gradients, parallelize, refuse_without_skip
+from {{ cookiecutter.package_name }}.hpc.training.parallel import SKIPPING, clip_gradients, parallelize, refuse_without_skip
 from {{ cookiecutter.package_name }}.models.gpt import GPT
 from {{ cookiecutter.package_name }}.module import Classifier
 
@@ -95,7 +95,7 @@ def test_a_step_is_skipped_without_waiting_for_the_device() -> None:
         module.network = GPT(num_layers=1, num_heads=2, width=16, vocab_size=11, block_size=8)
         optimizer = torch.optim.AdamW(module.parameters(), fused=True)
         module.trainer = SimpleNamespace(model=None, optimizers=[optimizer], gradient_clip_algorithm=None)
-        module.skip_not_finite = True
+        setattr(module, SKIPPING, True)
         gradients(module.network, torch.randint(0, 11, (2, 8)))
         clip_gradients(module, optimizer, 1.0)
         assert optimizer.found_inf.shape == ()  # type: ignore[attr-defined]

@@ -21,10 +21,11 @@ from torchmetrics import Metric
 
 from ..checkpoints import weights
 from ..config import PACKAGE
+from ..training.parallel import NORM, SKIPPING
 from . import forms, marks
 
-OURS = {"gradient_norm", "skip_not_finite"}  # what this project itself leaves on a module
-DEEPSPEED = ("ds_", "applied_pre_backward")  # what it notes of a step on each part
+OURS = {NORM, SKIPPING}  # what this project itself leaves on a module
+DEEPSPEED = ("ds_", "applied_pre_backward")  # what it notes of a step on each part that it has given a `ds_id`
 LIBRARIES = ("torch.", "lightning.", "torchmetrics.", "deepspeed.", "builtins.")
 HERE = f"{PACKAGE}.hpc."
 SIMPLE = {bool, int, float, str, type(None), Tensor}
@@ -77,9 +78,11 @@ def fields(owner: str, it: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(it, dict | list | set | deque) and not isinstance(it, AttributeDict):
         yield CONTENT, next(kind for kind in (dict, list, set, deque) if isinstance(it, kind))(it)
     without = _of_libraries(it, is_saved=is_saved) | OURS
+    if "ds_id" in _attributes(it):
+        without |= {name for name in _attributes(it) if name.startswith(DEEPSPEED)}
     only_data = _is_librarys(type(it)) or owner.startswith(DATASET)  # what else they keep is their own affair
     for name, value in _attributes(it).items():
-        if name in without or name.startswith(DEEPSPEED) or (only_data and not forms.holds_data(value)):
+        if name in without or (only_data and not forms.holds_data(value)):
             continue
         if isinstance(value, MethodType) and value.__func__ is getattr(type(it), name, None):
             continue  # the class's own, put back by who had put another one there

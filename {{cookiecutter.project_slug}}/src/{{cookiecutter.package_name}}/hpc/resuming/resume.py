@@ -22,7 +22,7 @@ from ..running.signals import INTERRUPTED, ORPHANED
 from ..running.watch import Stopped, Warned, Watch
 from ..training import averaging
 from ..training.loaders import refuse_other_orders
-from ..training.parallel import gradient_norm, refuse_without_skip, settle_buckets
+from ..training.parallel import SKIPPING, gradient_norm, refuse_without_skip, settle_buckets
 from ..training.strategies import SharesBuffers
 from . import attributes, continuation, limits, randomness, replay, settings
 from .agree import Agreement, Wish
@@ -117,7 +117,7 @@ class Resume(L.Callback):
             trainer.strategy.writer.owner = self.owner  # type: ignore[attr-defined]
             # Lightning asks all ranks at every step whether one got SIGTERM, and hides what goes wrong with that.
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
-            pl_module.skip_not_finite = self.faults.nonfinite == "skip"  # type: ignore[assignment]
+            setattr(pl_module, SKIPPING, self.faults.nonfinite == "skip")
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._first = attributes.built(trainer, pl_module)

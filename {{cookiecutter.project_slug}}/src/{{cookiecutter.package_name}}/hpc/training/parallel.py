@@ -26,6 +26,8 @@ from torch.utils.checkpoint import checkpoint
 from ..config import Refused
 from ..jobs.sections import SKIPS
 
+# What is left on a module; a researcher has other names.
+NORM, SKIPPING = "_hpc_gradient_norm", "_hpc_skips_not_finite"
 KINDS = 64  # of blocks that differ in size or code, in training and in evaluation; more than that would not be compiled
 
 
@@ -112,10 +114,10 @@ def clip_gradients(module: L.LightningModule, optimizer: Optimizer, clip_val: fl
     if clip_val:
         for group in groups:
             clip_grad_value_(group, clip_val) if by_value else clip_grads_with_norm_(group, clip_val, norm)
-    if getattr(module, "skip_not_finite", False):
+    if getattr(module, SKIPPING, False):
         for optimizer in module.trainer.optimizers:
             _skip(optimizer, ~torch.isfinite(norm))
-    module.gradient_norm = norm  # type: ignore[assignment]
+    setattr(module, NORM, norm)
     return norm
 
 
@@ -142,7 +144,7 @@ def refuse_without_skip(module: L.LightningModule) -> None:
 def gradient_norm(module: L.LightningModule) -> Tensor | None:
     """The norm of the last step's gradients, scalar; None before the first and for a module that clips by itself."""
     norm = _deepspeed_norm(module)
-    return getattr(module, "gradient_norm", None) if norm is None else norm
+    return getattr(module, NORM, None) if norm is None else norm
 
 
 def settle_buckets(trainer: L.Trainer, module: L.LightningModule) -> None:
