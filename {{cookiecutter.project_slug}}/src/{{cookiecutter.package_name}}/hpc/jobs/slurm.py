@@ -98,8 +98,8 @@ def _places(job: Job) -> list[str]:
     lines += [f"cd {_quote(job.work_dir)}"] if job.work_dir else []
     if not (job.run_dir or job.members):
         lines += OWN.strip().replace("NAME", job.name).splitlines()
-        resume = 'srun python train.py resume=$(printf %q "$run_dir")'
-        return [*lines, f'to_go_on="scontrol requeue $job, or in an allocation {resume}"']
+        lines += ['to_go_on="srun python train.py resume=$(printf %q "$run_dir")"  # in an allocation']
+        return [*lines, '[ "${ENVIRONMENT:-}" != BATCH ] || to_go_on="scontrol requeue $job"']
     if job.members:
         lines += [f'run_dir=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {_quote(job.members)})']
     else:
