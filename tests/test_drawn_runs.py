@@ -208,6 +208,9 @@ FOUND = {
         **changed({}, ["+trainer.reload_dataloaders_every_n_epochs=1"], [struck("training_step", 15)]),
         "data": STOCK,
     },
+    "loaders that are made anew in each epoch, stopped at the end of a validation": changed(
+        {}, ["+trainer.reload_dataloaders_every_n_epochs=1", "trainer.max_steps=5"], [struck("validation_step", 2)]
+    ),
     "gradients that are clipped by value": changed(
         {}, ["trainer.gradient_clip_val=0.05", "+trainer.gradient_clip_algorithm=value"], STOPPED_LATE
     ),

@@ -24,7 +24,7 @@ from ..config import PACKAGE
 from ..training.parallel import NORM, SKIPPING
 from . import forms, marks
 
-OURS = {NORM, SKIPPING}  # what this project itself leaves on a module
+OURS = {NORM, SKIPPING, "_splits", "_told"}  # what this project itself leaves on a module, and its DataModule keeps
 DEEPSPEED = ("ds_", "applied_pre_backward")  # what it notes of a step on each part that it has given a `ds_id`
 LIBRARIES = ("torch.", "lightning.", "torchmetrics.", "deepspeed.", "builtins.")
 HERE = f"{PACKAGE}.hpc."

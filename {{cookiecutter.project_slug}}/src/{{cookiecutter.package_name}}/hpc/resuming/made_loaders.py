@@ -26,6 +26,20 @@ class MadeLoaders:
         for split, loop in self.loops.items():
             # Lightning has no hook there. It asks this whenever new loaders may be needed.
             loop.setup_data = self._noting(split, loop, loop.setup_data)  # type: ignore[method-assign]
+        self._pass_over(self.loops["val"])
+
+    def _pass_over(self, loop: Any) -> None:
+        """Where a run goes on right after a validation Lightning passes over that one: not with new loaders."""
+        pass_over = loop.increment_progress_to_evaluation_end
+
+        def passed_over() -> None:
+            if loop._combined_loader is None:
+                return pass_over()
+            last, loop._last_val_dl_reload_epoch = loop._last_val_dl_reload_epoch, self.trainer.current_epoch
+            pass_over()
+            loop._last_val_dl_reload_epoch = last
+
+        loop.increment_progress_to_evaluation_end = passed_over
 
     def state(self) -> Notes:
         """Of the loaders that are there."""
