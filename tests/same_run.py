@@ -6,6 +6,7 @@ Weights, what the last checkpoint holds of optimizer and random numbers, every s
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def scalars(run_dir: Path, purge: bool) -> dict[str, list[tuple[int, float]]]:
@@ -43,7 +44,42 @@ def differences(reference: Path, run_dir: Path) -> list[str]:
     )
     # meta.pt holds the number of the attempt, .metadata the order in which ranks answered.
     names = {name for name in wanted | sums if name not in ("meta.pt", ".metadata")}
-    return found + [f"{name}: other bytes" for name in sorted(names) if wanted.get(name) != sums.get(name)]
+    unlike = [name for name in sorted(names) if wanted.get(name) != sums.get(name)]
+    return found + [line for name in unlike for line in contents_differ(reference, run_dir, name)]
+
+
+def contents_differ(reference: Path, run_dir: Path, name: str) -> list[str]:
+    """What differs in a file of the last checkpoint.
+
+    What a rank keeps is compared by what it says: a pickle's bytes also tell which equal words were one object.
+    """
+    files = [path / "checkpoints" / "last.ckpt" / name for path in (reference, run_dir)]
+    if not name.startswith("rank-") or not all(file.exists() for file in files):
+        return [f"{name}: other bytes"]
+    wanted, found = map(leaves, files)
+    return [
+        f"{name} {path}: other content"
+        for path in sorted(wanted.keys() | found.keys())
+        if not alike(path, wanted, found)
+    ]
+
+
+def leaves(file: Path) -> dict[str, Any]:
+    import torch
+    from torch.utils._pytree import keystr, tree_flatten_with_path
+
+    return {keystr(path): leaf for path, leaf in tree_flatten_with_path(torch.load(file, weights_only=True))[0]}
+
+
+def alike(path: str, wanted: dict[str, Any], found: dict[str, Any]) -> bool:
+    import torch
+
+    if path not in wanted or path not in found:
+        return False
+    here, there = wanted[path], found[path]
+    if not isinstance(here, torch.Tensor) or not isinstance(there, torch.Tensor):
+        return repr(here) == repr(there)  # NaN equals itself
+    return here.dtype == there.dtype and torch.equal(here, there)
 
 
 if __name__ == "__main__":
