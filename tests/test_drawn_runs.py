@@ -159,6 +159,20 @@ FOUND = {
         "first_words": ["trainer.max_epochs=2"],
         "then_words": ["trainer.max_epochs=3"],
     },
+    "an extension of what `max_steps` ended, where a callback would stop at the epoch's end": {
+        **changed({"logs": "epoch"}, ["trainer.max_steps=16"], []),
+        "callbacks": PLAIN["callbacks"]
+        | {
+            "stop": {
+                "_target_": "lightning.pytorch.callbacks.EarlyStopping",
+                "monitor": "val/loss",
+                "patience": 2,
+                "min_delta": 10.0,
+            }
+        },
+        "first_words": ["trainer.max_steps=13"],
+        "then_words": ["trainer.max_steps=16"],
+    },
     "an epoch that `max_steps` cuts, struck as it ends": changed(
         {"logs": "epoch"}, ["trainer.max_steps=7"], [struck("on_train_epoch_end", 2, "raise")]
     ),

@@ -282,6 +282,8 @@ class Resume(L.Callback):
         # As curves are numbered: `step` counts the steps of all optimizers.
         checkpoint[NOTE]["stepped"] = trainer.fit_loop.epoch_loop._batches_that_stepped
         checkpoint[NOTE]["averaged"] = checkpoint["averaged"]
+        # For good, by a callback. One that looks as an epoch ends may say so only because `max_steps` ended that one.
+        checkpoint[NOTE]["stopped_early"] = trainer.should_stop and trainer.fit_loop._can_stop_early
         if self._saves:
             checkpoint[AFTERWARDS] = partial(self._tidy, best=self.best_folder)
         else:  # one that the researcher asks for, in a folder where nothing is ours

@@ -105,7 +105,7 @@ def _logged(cfg: DictConfig, found: Checkpoint, words: Sequence[str]) -> dict[st
     goes_on = extended and not 0 <= (cfg.trainer.max_steps or -1) <= found.step
     for event in rundir.events(Path(cfg.run_dir)):
         place = event.get("event"), event.get("attempt"), event.get("trained_step")
-        if place == ("trained", found.attempt, found.step) and (event.get("stopped_early") or not goes_on):
+        if place == ("trained", found.attempt, found.step) and (found.note.get("stopped_early") or not goes_on):
             return event["logs"]
     return found.note.get("logs", {})
 
@@ -116,7 +116,6 @@ def trained(trainer: L.Trainer, attempt: int) -> None:
     run_dir = Path(trainer.default_root_dir)
     facts = {"event": "trained", "time": time.time(), "attempt": attempt}
     facts["trained_step"] = trainer.global_step  # not yet `step`: that one is in a checkpoint
-    facts["stopped_early"] = trainer.should_stop and trainer.fit_loop._can_stop_early  # for good, by a callback
     rundir.note(run_dir / "attempts.jsonl", facts | {"logs": flushed(trainer)})
 
 
