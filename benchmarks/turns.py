@@ -6,7 +6,6 @@ A program calls `turn()` once per optimizer step. Who wants figures calls `taken
 import cProfile
 import os
 import pstats
-import statistics
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 STEPS, WARM_UP = int(os.environ.get("TURN_STEPS", 0)), int(os.environ.get("TURN_WARM_UP", 0))
 METER = os.environ.get("TURN_METER", "")
+STEPS_PER_SECOND = 8  # as ranks see it that agree about once a second, where collectives are counted
 _done = -WARM_UP
 _counts: list[int] = []  # collectives of each step of a turn, if they are counted
 _end: Callable[[], float] | None = None
@@ -34,6 +34,11 @@ def turn() -> None:
         _end = METERS[METER]()
     _counts.append(0)
     _done += 1
+
+
+def begun() -> int:
+    """The number of steps that have begun since the end of the warm-up."""
+    return _done
 
 
 # Each begins to measure, and returns what ends it and says the figure of one step.
@@ -92,8 +97,8 @@ METERS: dict[str, Callable[[], Callable[[], float]]] = {
     "seconds": seconds,
     "processor": processor,
     "calls": calls,
-    "collectives": partial(collectives, min),  # of a step in which ranks do not also agree, about once a second
-    "collectives, mean": partial(collectives, statistics.fmean),
+    "collectives": partial(collectives, min),  # of a step in which ranks do not also agree
+    "collectives, sum": partial(collectives, sum),  # of all steps of a turn
 }
 
 
