@@ -8,7 +8,9 @@ from pathlib import Path
 import lightning
 import pytest
 from desk import Desk
+from omegaconf import OmegaConf
 
+from {{ cookiecutter.package_name }}.hpc import config
 from {{ cookiecutter.package_name }}.hpc.checks import preflight
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.jobs import commandline
@@ -76,6 +78,26 @@ def test_hyperparameters_hold_references(monkeypatch: pytest.MonkeyPatch) -> Non
     module = Module(f"https://me:{SECRET}@host", {"list": [f"{SECRET} x"]})
     record.hide(cfg, module)
     assert SECRET not in str((module.hparams, module.hparams_initial))
+
+
+def test_what_is_decoded_stays_a_reference_and_keeps_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"NUMBER": 4, "LIST": [SECRET, 2, 3], "DICT": {"key": f"{SECRET}-2"}}
+    words = {name: "${oc.decode:${oc.env:" + name + "}}" for name in values}
+    for name, value in values.items():
+        monkeypatch.setenv(name, str(value).replace("'", ""))
+    cfg = commandline.compose_overrides([f"+model.{name}='{word}'" for name, word in words.items()])
+    assert SECRET not in config.frozen(cfg)
+    in_job = OmegaConf.to_container(OmegaConf.create(config.frozen(cfg)).model, resolve=True)
+    assert isinstance(in_job, dict) and {name: in_job[name] for name in values} == values
+
+    class Module(lightning.LightningModule):
+        def __init__(self, a: object, b: object) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+    module = Module(values["LIST"], values["DICT"])
+    record.hide(cfg, module)
+    assert dict(module.hparams) == {"a": [words["LIST"], 2, 3], "b": {"key": words["DICT"]}}
 
 
 @pytest.mark.slow

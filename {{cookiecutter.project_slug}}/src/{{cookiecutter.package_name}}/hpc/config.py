@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from omegaconf.resolvers.oc import env
+from omegaconf.resolvers.oc import decode, env
 from yaml import YAMLError
 
 from . import files
@@ -111,8 +111,7 @@ def meant(word: str, known: Iterable[str], prefix: str = "") -> str:
 
 def frozen(cfg: DictConfig) -> str:
     """The config as YAML, resolved, but what comes from the environment stays a reference: it may be a secret."""
-    with references(_reference):
-        return OmegaConf.to_yaml(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True)))
+    return OmegaConf.to_yaml(OmegaConf.create(_as_written(cfg)))
 
 
 @contextmanager
@@ -136,16 +135,28 @@ def from_environment(cfg: DictConfig) -> dict[str, str]:
 
     with references(note):
         values = OmegaConf.to_container(cfg, resolve=True)
+    return dict(_texts(values, _as_written(cfg))) | known
+
+
+def _as_written(cfg: DictConfig) -> Any:
+    """All of it resolved, but for what comes from the environment, by itself or through `${oc.decode:}`."""
+
+    def decoded(text: str | None, _parent_: Any, _node_: Any) -> Any:
+        return f"${{oc.decode:{text}}}" if "${oc.env:" in (text or "") else decode(text, _parent_, _node_)
+
     with references(_reference):
-        written = OmegaConf.to_container(cfg, resolve=True)
-    return dict(_texts(values, written)) | known
+        OmegaConf.register_new_resolver("oc.decode", decoded, replace=True)
+        try:
+            return OmegaConf.to_container(cfg, resolve=True)
+        finally:
+            OmegaConf.register_new_resolver("oc.decode", decode, replace=True)
 
 
 def _texts(values: Any, written: Any) -> Iterator[tuple[str, str]]:
-    """Texts of one container that are others at the same place of the second."""
+    """Texts of one container that are others at the same place of the second, where one text may stand for many."""
     if isinstance(values, dict | list):
         for key in values if isinstance(values, dict) else range(len(values)):
-            yield from _texts(values[key], written[key])
+            yield from _texts(values[key], written if isinstance(written, str) else written[key])
     elif isinstance(values, str) and values != written:
         yield values, written
 
