@@ -8,6 +8,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -20,9 +21,9 @@ from lightning.pytorch.callbacks import ModelSummary
 from test_resume import COMMON, assert_same, scalars
 from torch import nn
 from torchmetrics import MeanMetric
-from torchmetrics.wrappers import Running
+from torchmetrics.wrappers import MetricTracker, Running
 
-from {{ cookiecutter.package_name }}.hpc.resuming import attributes, continuation, marks, randomness
+from {{ cookiecutter.package_name }}.hpc.resuming import attributes, continuation, marks, randomness, structure
 
 WORDS = [*COMMON, "+trainer.limit_val_batches=1", "+trainer.limit_test_batches=1", "+trainer.limit_train_batches=5"]
 WORDS += ["trainer=cpu", "trainer.max_epochs=3"]
@@ -332,6 +333,46 @@ def test_what_cannot_go_on_is_told(capfd: pytest.CaptureFixture) -> None:
     assert "begin anew, as a checkpoint does not hold them: numbers, act, late, later;" in anew
     assert "whether training has changed them cannot be seen: batches;" in unseen
     assert again.late is again.later is None
+
+
+class Layered(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.TransformerEncoderLayer(4, 1, 8), nn.ReLU())
+        self.head, self.tracked = nn.Linear(4, 4), MetricTracker(MeanMetric(), True)
+        self.head.register_forward_hook(looks)
+        self.loss_fn = partial(torch.add, alpha=1)
+
+    def trains(self) -> None:
+        """Change what a checkpoint does not hold."""
+        self.body[0].activation = torch.tanh
+        self.body[1] = nn.Tanh()
+        self.head._forward_hooks.clear()
+        self.body.register_forward_pre_hook(partial(looks, more=1))
+        self.head.weight.register_hook(lambda gradient: 2 * gradient)
+        self.loss_fn = partial(torch.add, alpha=2)
+
+
+def looks(*_: Any, more: int = 0) -> None: ...
+
+
+def test_layers_hooks_and_functions_that_training_has_changed_are_told(capfd: pytest.CaptureFixture) -> None:
+    module, again = Layered(), Layered()
+    before = attributes.built(trained(module), module)
+    module.tracked.increment()
+    module.head.register_full_backward_hook(nn.Module._maybe_warn_non_full_backward_hook)  # a library's own
+    changed = {(owner, name) for owner, name, _ in attributes.changed(trained(module), module, before)}
+    assert not [owner for owner, name in changed if name in (structure.LAYERS, structure.HOOKS)]
+    module.trains()
+    carried(module, again, before)
+    *_, functions, layers = capfd.readouterr().out.splitlines()
+    assert "begin anew, as a checkpoint does not hold them: loss_fn, activation;" in functions
+    told = "body.1, forward pre-hooks of body, forward hooks of head, backward hooks of head.weight"
+    assert f"are those of the beginning, as a checkpoint does not hold them: {told};" in layers
+    again = Layered()
+    again.trains()  # in on_train_start, say
+    carried(module, again, before)
+    assert "those of the beginning" not in capfd.readouterr().out
 
 
 class Averaging(L.Callback):

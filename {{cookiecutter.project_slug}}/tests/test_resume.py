@@ -97,7 +97,7 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(strategy: str, start: Cal
     run_dir, reference = tmp_path / "stopped", tmp_path / "reference"
     start(reference, ranks, words)
     for step in [*stops, None]:
-        start(run_dir, ranks, [] if run_dir.exists() else words, step)
+        assert "that training has changed" not in start(run_dir, ranks, [] if run_dir.exists() else words, step)
     assert_same(run_dir, reference)
     assert [step for step, _ in scalars(run_dir)["train/loss"]] == list(range(STEPS))  # no gap, none twice
     ends = [event["step"] for event in rundir.events(run_dir) if event["event"] == "end"]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from . import forms, holders, marks
+from . import forms, holders, marks, structure
 from .holders import COLLATE, CONTENT, DATA, DATASET
 
 Place = tuple[str, str]  # an owner's name and an attribute's
@@ -27,6 +27,7 @@ TOLD = {
     forms.NOT_KEPT: "attributes begin anew, as a checkpoint does not hold them",
     forms.NOT_SEEN: "attributes begin anew, and whether training has changed them cannot be seen",
 }
+STRUCTURE = "layers and hooks that training has changed are those of the beginning, as a checkpoint does not hold them"
 
 
 def built(trainer: L.Trainer, module: L.LightningModule, before: Built | None = None) -> Built:
@@ -75,11 +76,14 @@ def restore(trainer: L.Trainer, module: L.LightningModule, state: Changed) -> No
     """Set what `changed` returned, as far as this run has such owners, and tell so."""
     there, kept = holders.of_run(trainer, module), dict[str, None]()
     told: dict[str, dict[str, None]] = {form: {} for form in TOLD}
+    missing: list[str] = []
     for owner, name, form in state:
         shown = holders.attribute(owner, name)
         if holders.root(owner) not in there:
             continue
-        if form in (forms.NOT_KEPT, forms.NOT_SEEN):
+        if name in (structure.LAYERS, structure.HOOKS):
+            missing += structure.missing(owner, there[owner], name, form) if owner in there else []
+        elif form in (forms.NOT_KEPT, forms.NOT_SEEN):
             told[form][shown] = None
         elif _put(trainer, there, (owner, name), form, state):
             kept[shown] = None
@@ -91,6 +95,9 @@ def restore(trainer: L.Trainer, module: L.LightningModule, state: Changed) -> No
     for form, names in told.items():
         if names and trainer.is_global_zero:
             print(f"warning: {TOLD[form]}: {', '.join(names)}; a state_dict() of your module or data can", flush=True)
+    if missing and trainer.is_global_zero:
+        fix = "on_train_start must change them in a run that goes on, too, by current_epoch"
+        print(f"warning: {STRUCTURE}: {', '.join(missing)}; {fix}", flush=True)
 
 
 def restore_data(trainer: L.Trainer, module: L.LightningModule, state: Changed) -> Built:

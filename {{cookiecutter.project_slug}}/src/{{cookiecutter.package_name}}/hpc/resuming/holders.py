@@ -9,8 +9,8 @@ itself. Such a name ends with the object's class, so that nothing is ever put in
 from collections import Counter, deque
 from collections.abc import Iterator, Set
 from enum import Enum
-from functools import cache
-from types import MethodType, SimpleNamespace
+from functools import cache, partial
+from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -22,12 +22,13 @@ from torchmetrics import Metric
 from ..checkpoints import weights
 from ..config import PACKAGE
 from ..training.parallel import NORM, SKIPPING
-from . import forms, marks
+from . import forms, marks, structure
 
 OURS = {NORM, SKIPPING, "_splits", "_told"}  # what this project itself leaves on a module, and its DataModule keeps
 DEEPSPEED = ("ds_", "applied_pre_backward")  # what it notes of a step on each part that it has given a `ds_id`
 LIBRARIES = ("torch.", "lightning.", "torchmetrics.", "deepspeed.", "builtins.")
 HERE = f"{PACKAGE}.hpc."
+FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial)
 SIMPLE = {bool, int, float, str, type(None), Tensor}
 DATA, DATASET, COLLATE, SAVED = "DataModule", "dataset ", "collate ", "saved "
 MOST_ENTRIES, DEEPEST = 1000, 10  # a longer or deeper container is one value
@@ -67,6 +68,8 @@ def fields(owner: str, it: Any) -> Iterator[tuple[str, Any]]:
     is_saved = "/" not in owner and owner.startswith(("module ", "parameter "))
     if owner.startswith(SAVED):
         return
+    if is_saved and isinstance(it, nn.Module | nn.Parameter):
+        yield from structure.of(it)
     if isinstance(it, nn.Parameter):
         yield "requires_grad", it.requires_grad
         if not is_saved:
@@ -82,7 +85,8 @@ def fields(owner: str, it: Any) -> Iterator[tuple[str, Any]]:
         without |= {name for name in _attributes(it) if name.startswith(DEEPSPEED)}
     only_data = _is_librarys(type(it)) or owner.startswith(DATASET)  # what else they keep is their own affair
     for name, value in _attributes(it).items():
-        if name in without or (only_data and not forms.holds_data(value)):
+        is_layers = is_saved and isinstance(value, FUNCTIONS) and not isinstance(it, Metric)  # its activation, say
+        if name in without or (only_data and not (is_layers or forms.holds_data(value))):
             continue
         if isinstance(value, MethodType) and value.__func__ is getattr(type(it), name, None):
             continue  # the class's own, put back by who had put another one there
