@@ -152,6 +152,10 @@ def test_what_this_shell_has_for_sbatch_is_told(desk: Desk) -> None:
     assert f"gets it by '{option}'" in desk.err and "SBATCH_" not in desk.noted("sbatch.env")
     assert desk.type("cluster=slurm", "cluster.account=grant", option) == 0, desk.err
     assert "SBATCH_" not in desk.err
+    for variable, key in (("JOB_NAME", "name"), ("MEM_PER_NODE", "cluster.memory_gb"), ("GPUS", "trainer.devices")):
+        desk.set.setenv(f"SBATCH_{variable}", "4")  # an option of this name would be refused
+        assert desk.type("cluster=slurm") == 0
+        assert f"SBATCH_{variable}=4 of this shell is not passed on; {key}= says that" in desk.err
     desk.set.setenv("SLURM_JOB_ID", "16")  # submitted in a job: these may be that job's
     assert desk.type("cluster=slurm") == 0 and "SBATCH_" not in desk.err
 
@@ -517,6 +521,9 @@ def test_code_in_folders_of_its_own_is_copied_and_links_lead_on(tracks: str, des
     git(library, "commit", "-qm", "one")
     (desk.project / "src" / "linked").symlink_to("p/build")
     (desk.project / "src" / "shared").symlink_to(elsewhere)
+    (desk.project / "runs").mkdir(exist_ok=True)
+    (desk.project / "runs" / "table").write_text("")  # no code
+    (desk.project / "src" / "results").symlink_to("../runs")
     git(tmp_path, "clone", "-q", str(library), str(desk.project / "src" / "cloned"))
     if tracks == "git":
         git(desk.project, "init", "-q")
@@ -526,9 +533,11 @@ def test_code_in_folders_of_its_own_is_copied_and_links_lead_on(tracks: str, des
             allowed = ("-c", "protocol.file.allow=always")
             git(desk.project, *allowed, "submodule", "add", "-q", str(library), "src/its module")
     assert desk.type("cluster=slurm", "run_dir=mine") == 0, desk.err
-    assert "note: src/shared leads out of the project" in desk.err and "src/linked" not in desk.err
+    assert all(f"note: src/{name} leads out of the code" in desk.err for name in ("shared", "results"))
+    assert "src/linked" not in desk.err
     code = Path("mine/code/src")
     there = [code / "cloned/part/a.py", code / "linked/runs/a.py", code / "shared/part/a.py"]
+    there += [code / "results/table"]
     there += [code / "its module/part/a.py"] if tracks == "git" else []
     assert all(file.is_file() for file in there), there
     assert (code / "linked").resolve() == (code / "p/build").resolve()
@@ -631,6 +640,15 @@ def test_values_of_the_user_are_taken_unless_others_are_typed(personal: Path) ->
         cluster = commandline.compose_overrides(["cluster=juwels_booster", typed]).cluster
         assert (cluster.account, cluster.time) == ("typed", "2:00:00")
     assert commandline.compose_overrides(["cluster=slurm"]).cluster.account != "mine"
+
+
+def test_values_of_the_user_are_taken_for_a_cluster_of_another_folder(personal: Path, tmp_path: Path) -> None:
+    file = tmp_path / "shared" / "cluster" / "ours.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("defaults: [slurm]\nname: ours\n")
+    personal.write_text("ours: {account: mine}")
+    cfg = commandline.compose_overrides([f"hydra.searchpath=[file://{tmp_path}/shared]", "cluster=ours"])
+    assert cfg.cluster.account == "mine"
 
 
 def test_the_users_environment_is_added_to_the_clusters(personal: Path) -> None:

@@ -94,7 +94,8 @@ def sums(module: nn.Module) -> Tensor:
     """The sum of each parameter and buffer, or of this rank's part of it: another one where it was changed."""
     parts = [*module.parameters(), *module.buffers()]
     local = [one.to_local() if isinstance(one, DTensor) else one for one in parts]
-    return torch.stack([one.detach().double().sum().nan_to_num() for one in local])
+    pieces = [one.detach().flatten().split(2**24) for one in local]  # a whole one in double precision is too large
+    return torch.stack([piece.double().sum().nan_to_num() for some in pieces for piece in some])
 
 
 def _wanted(module: nn.Module) -> dict[str, Tensor]:

@@ -160,7 +160,8 @@ def compose_overrides(overrides: Sequence[str], personal: bool = True, configs: 
             raise Refused(group, None, rule, f"a file of configs/{group} with keys")
     if personal and (own := _personal(str(OmegaConf.select(cfg, "cluster.name")))):
         with initialize_config_dir(str(configs), version_base="1.3"):
-            usual = hydra_compose("train", [f"cluster={cluster}"]).cluster
+            searched = [override for override in overrides if override.lstrip("+").startswith("hydra.searchpath=")]
+            usual = hydra_compose("train", [*searched, f"cluster={cluster}"]).cluster
         _take_personal(own, cfg.cluster, usual, {override.partition("=")[0].lstrip("+~") for override in overrides})
     return cfg
 

@@ -16,6 +16,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from ..config import Refused, as_list, printable, quoted
+from . import sections
 from .job import Job
 
 COMMAND = {"slurm": "sbatch", "pbs": "qsub"}
@@ -27,6 +28,7 @@ LEAKS = re.compile(
 KEPT = {"SLURM_CONF", "PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "PBS_DEFAULT"}  # where the scheduler is
 # What sbatch would take from the shell that it is called in, and the keys of configs/cluster that say the same.
 ASKED = {"ACCOUNT": "account", "PARTITION": "partition", "QOS": "qos", "CONSTRAINT": "constraint", "TIMELIMIT": "time"}
+OPTIONS = {"ARRAY_INX": "array", "MEM_PER_NODE": "mem", "REQ_SWITCH": "switches"}  # variables that are called otherwise
 NUMBER = re.compile(r"\d+(;\S+|(\[\])?(\.\S+)?)")  # 17;cluster of sbatch --parsable, 29[].server of qsub
 SLOW = 10  # seconds after which a person wants to know what is being waited for
 
@@ -80,11 +82,14 @@ def not_taken(environ: Mapping[str, str], cluster: DictConfig) -> list[str]:
         name = variable.removeprefix("SBATCH_") if variable != "SLURM_CLUSTERS" else "CLUSTERS"
         if name == variable or not value:
             continue
-        key, option = ASKED.get(name), f"--{name.lower().replace('_', '-')}={value}"
-        if value != cluster.get(key) if key else option not in cluster.options:
-            fix = f"cluster.{key}={value}" if key else as_list("cluster.options", option)
-            said = f"note: {variable}={value} of this shell is not passed on; the job gets it by {fix}"
-            found.append(printable(said))
+        key, option = ASKED.get(name), f"--{OPTIONS.get(name) or name.lower().replace('_', '-')}={value}"
+        if written := None if key else sections.written_by(option, "slurm"):
+            fix = f"{written} says that"
+        elif value != cluster.get(key) if key else option not in cluster.options:
+            fix = f"the job gets it by {f'cluster.{key}={value}' if key else as_list('cluster.options', option)}"
+        else:
+            continue
+        found.append(printable(f"note: {variable}={value} of this shell is not passed on; {fix}"))
     return found
 
 

@@ -144,11 +144,17 @@ def cluster(cluster: Cluster, cfg: DictConfig) -> None:
 def options(cluster: Cluster) -> None:
     """One that a job script already has would win over it as the later one, and nothing else would know of it."""
     for line in cluster.options:
-        written = WRITTEN.get(cluster.scheduler or "", {})
-        for words, key in written.items():
-            if any(re.match(word if len(word) == 2 else rf"{word}(?![\w-])", line) for word in words.split("|")):
-                rule = "is what the job script already says; the later one would win, and nothing else would know of it"
-                raise Refused("cluster.options", line, rule, f"{key}, and without this option")
+        if key := written_by(line, cluster.scheduler):
+            rule = "is what the job script already says; the later one would win, and nothing else would know of it"
+            raise Refused("cluster.options", line, rule, f"{key}, and without this option")
+
+
+def written_by(option: str, scheduler: str | None) -> str | None:
+    """The key of the config by which job scripts have this option; None where they do not have it."""
+    for words, key in WRITTEN.get(scheduler or "", {}).items():
+        if any(re.match(word if len(word) == 2 else rf"{word}(?![\w-])", option) for word in words.split("|")):
+            return key
+    return None
 
 
 def login_host(host: str | None) -> None:

@@ -79,10 +79,9 @@ class NotedBatches(Sampler[Any]):
             now: what `own` returned within the pass that has been repeated, which makes its own changes again.
         """
         for sampler, state, begun, present in zip(self.samplers, now, self.repeated, self._marks(), strict=False):
-            outside = {name: form for name, form in state.items() if name in begun and begun[name] == present[name]}
-            self._put(
-                sampler, {name: form for name, form in outside.items() if not forms.is_generator(vars(sampler)[name])}
-            )
+            same = {name for name in begun.keys() & present.keys() if begun[name] == present[name]}
+            outside = {name for name in same if not forms.is_generator(vars(sampler)[name])}
+            self._put(sampler, {name: form for name, form in state.items() if name in outside})
 
     def _marks(self) -> list[dict[str, Any]]:
         return [{name: marks.mark(value) for name, value in forms.data_of(one).items()} for one in self.samplers]

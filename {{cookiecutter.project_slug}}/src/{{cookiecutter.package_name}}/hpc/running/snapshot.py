@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
@@ -45,12 +46,13 @@ def take(run_dir: Path) -> Path:
         Refused: a file that git tracks is gone before it is copied; others may come and go.
     """
     made_by(run_dir)  # first: who takes a snapshot meanwhile knows this folder by it
-    for name in files():
+    names = files()
+    for name in names:
         target = run_dir / "code" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             if (PROJECT / name).is_dir():
-                _link(PROJECT / name, target)
+                _link(PROJECT / name, target, names)
             else:
                 shutil.copy2(PROJECT / name, target)
         except FileNotFoundError:
@@ -93,13 +95,13 @@ def _below(top: Path) -> list[str]:
     return found
 
 
-def _link(link: Path, copy: Path) -> None:
-    """Let the copy of a link lead to the same place, or within the project to the copy of what is there."""
+def _link(link: Path, copy: Path, names: Sequence[str]) -> None:
+    """Let the copy of a link lead to the same place, or to the copy of that, if files of these names are there."""
     place, home = link.resolve(), PROJECT.resolve()
-    if place.is_relative_to(home):
+    if place.is_relative_to(home) and any((home / name).is_relative_to(place) for name in names):
         place = Path(os.path.relpath(place, link.parent.resolve()))
     else:
-        said = f"note: {link.relative_to(PROJECT)} leads out of the project: the job uses {place}, and no copy of it"
+        said = f"note: {link.relative_to(PROJECT)} leads out of the code: the job uses {place}, and no copy of it"
         print(printable(said), file=sys.stderr)
     copy.unlink(missing_ok=True)
     copy.symlink_to(place)
