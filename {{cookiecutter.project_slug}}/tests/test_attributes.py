@@ -277,6 +277,7 @@ def odd() -> Any:
     module.bank, module.table, module.count = Bank(), Table(a=1), Counter()
     module.meters, module.by_name = [Memory(), Memory(), Memory()], {"a": Memory(), 2: [Memory(), Memory()], "n": 0}
     module.centre, module.seen = torch.zeros(2), torch.zeros(2)
+    module.of_file = np.zeros(2, ">f4")
     module.rate = 0.5
     module.save_hyperparameters({"temperature": 1.0, "width": 3})
     module.own = torch.optim.Adam(module.part.parameters(), 0.1)
@@ -298,6 +299,7 @@ def test_values_of_every_kind_go_on_and_each_object_has_its_own() -> None:
     module.ds_weight, module.gradient_norm = 0.25, 7.0  # of a data set, and of the researcher's own
     module.centre.data.add_(1)
     module.seen.numpy()[1] = 4
+    module.of_file[1] = 6
     module.hparams.temperature = 0.5
     module.part.weight.sum().backward()
     module.own.step()
@@ -311,6 +313,7 @@ def test_values_of_every_kind_go_on_and_each_object_has_its_own() -> None:
     assert [list(memory.seen) for memory in memories] == [[number] for number in range(7)]
     assert (again.ds_weight, again.gradient_norm) == (0.25, 7.0)
     assert again.by_name["n"] == 9 and again.centre.tolist() == [1, 1] and again.seen.tolist() == [0, 4]
+    assert again.of_file.tolist() == [0, 6]
     assert (again.hparams.temperature, again.hparams.width) == (0.5, 5)
     assert again.own.state_dict()["state"][0]["exp_avg"].tolist() == pytest.approx([0.1, 0.1])
     assert [schedule.last_epoch for schedule in again.schedules] == [0, 1]
@@ -321,16 +324,18 @@ def test_what_cannot_go_on_is_told(capfd: pytest.CaptureFixture) -> None:
         module: Any = Whole()
         module.numbers, module.unused, module.act = itertools.count(), itertools.count(), torch.relu
         module.batches, module.late, module.later = (one for one in "abc"), None, None
+        module.ring = [0]
+        module.ring.append(module.ring)  # leads to itself
         return module
 
     module, again = made(), made()
     before = attributes.built(trained(module), module)
     next(module.numbers)
-    module.late, module.act = Memory(), torch.tanh
+    module.late, module.act, module.ring[0] = Memory(), torch.tanh, 1
     module.later = torch.optim.SGD(module.parameters(), 0.1)
     carried(module, again, before)
     anew, unseen = capfd.readouterr().out.splitlines()
-    assert "begin anew, as a checkpoint does not hold them: numbers, act, late, later;" in anew
+    assert "begin anew, as a checkpoint does not hold them: numbers, act, late, later, ring;" in anew
     assert "whether training has changed them cannot be seen: batches;" in unseen
     assert again.late is again.later is None
 

@@ -64,7 +64,7 @@ def kept(value: Any, names: Names | None = None) -> Any:
     """The plain form of a value, its tensors on the host; NOT_KEPT where there is none."""
     try:
         return tree_map_only(Tensor, lambda one: one.detach().to("cpu", copy=True), plain(value, names))
-    except TypeError:
+    except (TypeError, RecursionError):  # of what leads to itself, too
         return NOT_KEPT
 
 
@@ -153,7 +153,8 @@ def _fill_bits(now: np.random.Generator, value: np.random.Generator) -> None:
 def _array(value: np.ndarray) -> list[Any]:
     if value.dtype.kind not in "biufc":
         raise TypeError(f"an array of {value.dtype} has no plain form")
-    return [torch.from_numpy(value.copy())]
+    native = value.dtype.newbyteorder("=")  # torch takes no other
+    return [torch.from_numpy(value.astype(native, order="C"))]
 
 
 def _defaults(value: defaultdict) -> list[Any]:
