@@ -162,6 +162,23 @@ def test_a_table_goes_on_after_its_first_rows(rows: int, killed: bool, tmp_path:
     assert steps == [*map(str, range(rows)), "9"] and not file.with_name(".metrics.csv.part").exists()
 
 
+def test_an_attempt_that_woke_up_too_late_writes_no_rows(tmp_path: Path) -> None:
+    hung = CSVLogger(tmp_path, "table", "", flush_logs_every_n_steps=1)
+    owners = [True]
+    loggers.fence([hung], lambda: owners[-1])
+    hung.log_metrics({"loss": 1.0}, 0)
+    later = CSVLogger(tmp_path, "table", "")
+    loggers.cut(tmp_path, [later], {"table/metrics.csv": 1}, [])
+    owners.append(False)  # the later attempt has claimed the run
+    hung.log_metrics({"loss": 2.0}, 1)
+    hung.log_metrics({"other": 3.0}, 2)  # by itself this logger would write the whole file anew
+    hung.finalize("success")
+    later.log_metrics({"loss": 4.0}, 1)
+    later.save()
+    table = tmp_path / "table" / "metrics.csv"
+    assert [(row["step"], row["loss"]) for row in csv.DictReader(table.open())] == [("0", "1.0"), ("1", "4.0")]
+
+
 def configured(run_dir: Path, logger: Any) -> Any:
     return OmegaConf.create({"run_dir": str(run_dir), "logger": logger})
 

@@ -282,6 +282,37 @@ Classifier.__init__, Classifier.training_step = __init__, training_step
 Classifier.on_fit_start, Classifier.on_train_start = on_fit_start, on_train_start
 Classifier.on_validation_start = on_validation_start
 """
+# What a hook draws and counts that brings a batch to the device: of the project's DataModule, and of a module.
+TRANSFERRED = """
+import numpy as np, torch
+from {{ cookiecutter.package_name }}.data import digits
+from {{ cookiecutter.package_name }}.module import Classifier
+
+def changed(self, images):
+    if not self.trainer.training:
+        return images
+    self.moved += 1
+    return images + 0.1 * self.moved + self.moving.normal() + torch.rand(()) + np.random.rand()
+
+class Data(digits.Digits):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.moved, self.moving = 0, np.random.default_rng(3)
+
+    def prepare_inputs(self, inputs):
+        return changed(self, super().prepare_inputs(inputs))
+
+before_moving = Classifier.__init__
+
+def __init__(self, *args, **kwargs):
+    before_moving(self, *args, **kwargs)
+    self.moved, self.moving = 0, np.random.default_rng(3)
+
+def on_after_batch_transfer(self, batch, dataloader_idx):
+    return [changed(self, batch[0]), *batch[1:]]
+"""
+OF_DATA = f"{TRANSFERRED}digits.Digits = Data"
+OF_MODULE = f"{TRANSFERRED}Classifier.__init__, Classifier.on_after_batch_transfer = __init__, on_after_batch_transfer"
 PLATEAU = """
 import torch
 from {{ cookiecutter.package_name }}.module import Classifier
@@ -467,6 +498,12 @@ CASES: dict[str, tuple[list[str], str, list[int]]] = {
         stock("DataLoader(Noisy(50), 8, shuffle=True, collate_fn=Collating())", more=STARTED),
         [3, 9],
     ),
+    "what a hook of the data draws as it transfers a batch": (["data.global_batch_size=128"], OF_DATA, [4, 11]),
+    "what a hook of the module draws as it transfers a batch": (
+        PLAIN,
+        stock("DataLoader(Noisy(50), 8, shuffle=True, num_workers=1)", more=OF_MODULE),
+        [3],
+    ),
     "what an epoch sums up": (["data.global_batch_size=128"], LOGGED, [1, 4, 12]),
 }
 
@@ -484,6 +521,15 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(what: str, start: Callabl
     assert_same(tmp_path / "run", tmp_path / "reference")
     points = scalars(tmp_path / "run")["train/loss"]
     assert [step for step, _ in points] == list(range(len(points)))
+
+
+def test_what_making_and_transferring_a_batch_draws_goes_on_on_several_ranks(start: Callable, tmp_path: Path) -> None:
+    patch = stock("DataLoader(Noisy(50), 4, shuffle=True, collate_fn=Collating())", more=STARTED + OF_MODULE)
+    words = [*WORDS, *PLAIN, "strategy=ddp", "trainer.devices=2", "trainer.max_epochs=1"]
+    start(tmp_path / "reference", 2, words, patch=patch)
+    start(tmp_path / "run", 2, words, 3, patch)
+    start(tmp_path / "run", 2, [], patch=patch)
+    assert_same(tmp_path / "run", tmp_path / "reference")
 
 
 # What training and its end change of a module, and a test that is interrupted once.

@@ -100,15 +100,20 @@ def restore(trainer: L.Trainer, module: L.LightningModule, state: Changed) -> No
         print(f"warning: {STRUCTURE}: {', '.join(missing)}; {fix}", flush=True)
 
 
-def restore_data(trainer: L.Trainer, module: L.LightningModule, state: Changed) -> Built:
+def restore_data(
+    trainer: L.Trainer, module: L.LightningModule, state: Changed, among: tuple[str, ...] = (DATA, COLLATE)
+) -> Built:
     """Set what the DataModule has, and what collates samples. Nothing is told: `restore` comes later.
+
+    Args:
+        among: with what the names of owners begin.
 
     Returns:
         What was there before, for `built`.
     """
     names = holders.Names(trainer, module)
-    before = {place: mark for place, _, mark in _all(names, (DATA, COLLATE))}
-    of_data = [entry for entry in state if entry[0].startswith((DATA, COLLATE))]
+    before = {place: mark for place, _, mark in _all(names, among)}
+    of_data = [entry for entry in state if entry[0].startswith(among)]
     for owner, name, form in of_data:
         if holders.root(owner) in names.there and form not in (forms.NOT_KEPT, forms.NOT_SEEN):
             _put(trainer, names.there, (owner, name), form, state)

@@ -6,7 +6,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from ..checkpoints import weights
@@ -15,6 +14,7 @@ from ..checkpoints.kept import MINE, own_state
 from ..training import averaging
 from ..training.strategies import SharesBuffers
 from . import attributes, epoch_metrics, gradients, optimizers, position, randomness, replay, same_data, settings
+from .fetched import transfers
 
 
 def saved(
@@ -86,7 +86,7 @@ class Continuation:
         optimizers.restore(trainer.optimizers, self.scheduled)
         if not self.start.is_fetched:
             self._restore(trainer, module)
-        if self.start.is_fetched and _transfers(module):
+        if self.start.is_fetched and transfers(module):
             saved = module.state_dict(keep_vars=True).keys()
             self.buffers = {name: buffer.clone() for name, buffer in module.named_buffers() if name in saved}
         # Where a validation was just done, Lightning counts it by this, which makes an iterator of its data.
@@ -121,7 +121,7 @@ class Continuation:
         for name, buffer in module.named_buffers():
             if name in self.buffers:
                 buffer.copy_(self.buffers[name])
-        if self.start.is_fetched and self.of_data is not None and _transfers(trainer.datamodule):
+        if self.start.is_fetched and self.of_data is not None and transfers(trainer.datamodule):
             trainer.datamodule.load_state_dict(self.of_data)
 
     def made_loaders(self, trainer: L.Trainer) -> dict[str, Any]:
@@ -131,6 +131,11 @@ class Continuation:
             start.between_epochs or start.epoch != self.place["epoch"]
         )
         return {split: note for split, note in made.items() if split != "train" or not anew}
+
+    def transferred(self) -> dict[str, Any] | None:
+        """What there was before the batch that comes first was brought to the device."""
+        noted = self._of_rank().get("transferred") if self.start.is_fetched else None
+        return noted | {"random": None} if noted and not self.is_own else noted
 
     def evaluation(self) -> list[list[Any]]:
         """What each loader of a validation draws with."""
@@ -201,12 +206,6 @@ def drawing_from(state: dict[str, Any], module: L.LightningModule) -> None:
 
     randomness.restore(state)
     module.on_train_start = acted  # type: ignore[method-assign]
-
-
-def _transfers(owner: L.LightningModule | L.LightningDataModule) -> bool:
-    """Does a researcher's own code take part in bringing a batch to the device?"""
-    hooks = ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device")
-    return any(is_overridden(hook, owner) for hook in hooks)
 
 
 def _without_draws(act: Callable[[], None]) -> Callable[[], None]:

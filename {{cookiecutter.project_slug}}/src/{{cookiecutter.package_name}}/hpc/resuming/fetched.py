@@ -1,22 +1,28 @@
-"""What making a batch changes where no workers do it: random numbers, and in a DataModule a generator or a counter.
+"""What making a batch changes, and bringing it to the device: random numbers, generators and counters in attributes.
 
 A run is saved when a batch was fetched, and fetches it once more when it goes on. Then all of this is put back to where
 it was before that batch.
 """
 
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from . import attributes, forms, holders, marks, randomness
 
+HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device")
 MOST_ENTRIES = 1000  # of a container that is copied before each batch
+MODULE = "module "  # with which names of the module and its parts begin
 
 
 class Fetched:
-    """As it was before the last batch: random numbers, and of the DataModule and of what collates samples numbers,
-    words, generators and small containers."""
+    """As it was before the last batch was made, where no workers do that: random numbers, and of the DataModule and of
+    what collates samples numbers, words, generators and small containers."""
+
+    owners: tuple[str, ...] = (holders.DATA, holders.COLLATE)
 
     def __init__(self, trainer: L.Trainer) -> None:
         self.trainer = trainer
@@ -24,33 +30,70 @@ class Fetched:
         self._watched: list[tuple[str, str, Any]] = []
         self._noted: list[Any] = []
         self._random: Any = None
+        self.built: attributes.Built = {}  # what was there before values were put back
 
     def begin(self) -> None:
         """Before the first batch of an epoch."""
         self._watched = []
         for owner, it in holders.of_run(self.trainer, self.trainer.lightning_module).items():
-            if owner.startswith((holders.DATA, holders.COLLATE)):
+            if owner.startswith(self.owners) and not (owner.startswith(MODULE) and holders.is_librarys(type(it))):
                 names = [name for name, value in holders.fields(owner, it) if name and forms.holds_data(value)]
                 self._watched += [(owner, name, it) for name in names]
 
     def before(self) -> None:
         """Before each batch."""
         if self.again:
-            randomness.restore(self.again["random"])
-            attributes.restore_data(self.trainer, self.trainer.lightning_module, self.again["of_data"])
-            self.again = None
-        self._random = randomness.of_host()
+            if self.again["random"]:
+                randomness.restore(self.again["random"])
+            module, values = self.trainer.lightning_module, self.again["of_data"]
+            self.built, self.again = attributes.restore_data(self.trainer, module, values, self.owners), None
+        self._random = randomness.now()
         self._noted = [_copied(getattr(it, name, None)) for _, name, it in self._watched]
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any] | None:
         """What the last batch has changed, as it was before: plain data."""
         of_data = []
         for (owner, name, it), noted in zip(self._watched, self._noted, strict=False):
             now = getattr(it, name, None)
+            if now is noted:
+                continue
             before = noted if forms.is_generator(now) else forms.kept(noted)
             if before != forms.NOT_KEPT and marks.mark(before) != marks.mark(forms.kept(now)):
                 of_data.append((owner, name, before))
         return {"random": randomness.state(self._random), "of_data": of_data}
+
+
+class Transferred(Fetched):
+    """The same before the last batch of training was brought to the device, also of the module and of its parts."""
+
+    owners = (*Fetched.owners, MODULE)
+
+    def __init__(self, trainer: L.Trainer) -> None:
+        super().__init__(trainer)
+        self._epoch: int | None = None
+        if transfers(trainer.lightning_module) or transfers(getattr(trainer, "datamodule", None)):
+            # Lightning has no hook before its own. It asks this for whose hook to call, first for the first one.
+            selector: Any = trainer._data_connector._datahook_selector
+            selector.get_instance = self._noting(selector.get_instance)
+
+    def _noting(self, get_instance: Callable[[str], Any]) -> Callable[[str], Any]:
+        def noted(hook: str) -> Any:
+            if hook == HOOKS[0] and self.trainer.training:
+                if self._epoch != self.trainer.current_epoch:
+                    self._epoch = self.trainer.current_epoch
+                    self.begin()
+                self.before()
+            return get_instance(hook)
+
+        return noted
+
+    def state(self) -> dict[str, Any] | None:
+        return super().state() if self._random else None
+
+
+def transfers(owner: Any) -> bool:
+    """Does a researcher's own code take part in bringing a batch to the device?"""
+    return owner is not None and any(is_overridden(hook, owner) for hook in HOOKS)
 
 
 def _copied(value: Any) -> Any:

@@ -7,19 +7,20 @@ import numpy as np
 import torch
 
 
-def of_host() -> tuple[Any, Any, Any]:
-    """Of torch, numpy and Python in this process, as they give it: quickly."""
-    return torch.get_rng_state(), np.random.get_state(), random.getstate()
+def now() -> tuple[Any, Any, Any, Any]:
+    """Of torch on the host and on this process's device, numpy and Python, as they give it: quickly."""
+    of_device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    return torch.get_rng_state(), of_device, np.random.get_state(), random.getstate()
 
 
-def state(host: tuple[Any, Any, Any] | None = None) -> dict[str, Any]:
-    """Of torch on the host and on this process's device, of numpy and of Python; or what `of_host` returned."""
-    of_torch, of_numpy, of_python = host or of_host()
+def state(before: tuple[Any, Any, Any, Any] | None = None) -> dict[str, Any]:
+    """The state as plain data: as it is, or as `now` returned it before."""
+    of_torch, of_device, of_numpy, of_python = before or now()
     name, keys, position, has_gauss, gauss = of_numpy
     version, numbers, python_gauss = of_python
     return {
         "torch": of_torch,
-        "cuda": torch.cuda.get_rng_state() if host is None and torch.cuda.is_initialized() else None,
+        "cuda": of_device,
         "numpy": [name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss],
         "python": [version, list(numbers), python_gauss],
     }

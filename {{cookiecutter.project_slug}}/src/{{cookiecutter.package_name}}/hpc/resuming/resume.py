@@ -27,6 +27,7 @@ from ..training.strategies import SharesBuffers
 from . import attributes, continuation, limits, randomness, replay, settings
 from .agree import Agreement, Wish
 from .continuation import Continuation
+from .fetched import Transferred
 from .made_loaders import MadeLoaders
 from .redone import Redone, validation_follows
 
@@ -113,7 +114,7 @@ class Resume(L.Callback):
             turns = self.agreement.early.turn, self.redone.agreement.early.turn
             self.watch.converse(lambda store: [turn(store) for turn in turns])
         if stage == "fit":
-            self._loaders = MadeLoaders(trainer)
+            self._loaders, self._transferred = MadeLoaders(trainer), Transferred(trainer)
             trainer.strategy.writer.owner = self.owner  # type: ignore[attr-defined]
             # Lightning asks all ranks at every step whether one got SIGTERM, and hides what goes wrong with that.
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
@@ -186,7 +187,7 @@ class Resume(L.Callback):
     def _note_built(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Once, and after the module's own `on_train_start`, which may depend on how long this training is."""
         if self._built is None:
-            set_since = self._continuation.built if self._continuation else {}
+            set_since = self._transferred.built | self._continuation.built if self._continuation else {}
             built = attributes.built(trainer, module, self._first)
             self._built = {place: built[place] for place in built.keys() - self._checked} | set_since
             self._was_set = settings.built(trainer)
@@ -275,7 +276,7 @@ class Resume(L.Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint |= continuation.saved(trainer, pl_module, self._built or {}, self._was_set, self._began)
-        checkpoint[MINE]["made_loaders"] = self._loaders.state()
+        checkpoint[MINE] |= {"made_loaders": self._loaders.state(), "transferred": self._transferred.state()}
         checkpoint["attempt"] = self.attempt
         checkpoint["averaged"] = self._averaged
         checkpoint[NOTE] = {"step": trainer.global_step, "attempt": self.attempt, "epoch": trainer.current_epoch}
@@ -302,6 +303,7 @@ class Resume(L.Callback):
         skipped = record.skipped(self.run_dir, place["stepped"], checkpoint["attempt"])
         self._continuation = Continuation(trainer, checkpoint, skipped)
         self._loaders.again = self._continuation.made_loaders(trainer)
+        self._transferred.again = self._continuation.transferred()
         trainer.strategy.evaluation = self._continuation.evaluation()  # type: ignore[attr-defined]
         self._saved_step = checkpoint["global_step"]
         state = checkpoint["callbacks"][self.state_key]

@@ -5,7 +5,8 @@ import math
 import os
 import socket
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,21 @@ def _build(node: DictConfig, found: Checkpoint | None, before: Sequence[Path]) -
 def folders(run_dir: Path, loggers: Sequence[Logger]) -> list[str]:
     """Where they write, as seen from the run directory."""
     return [os.path.relpath(logger.log_dir, run_dir) for logger in loggers if logger.log_dir]
+
+
+def fence(loggers: Sequence[Logger], may_write: Callable[[], bool]) -> None:
+    """Let tables be written only by who may: attempts share one file, into which one that woke up too late would write.
+
+    TensorBoard's files are each attempt's own; `cut_again` takes away what was written there too late.
+    """
+    for logger in loggers:
+        if isinstance(logger, CSVLogger):
+            logger.save = partial(_save_if, may_write, logger.save)  # type: ignore[method-assign]
+
+
+def _save_if(may_write: Callable[[], bool], save: Callable[[], None]) -> None:
+    if may_write():
+        save()
 
 
 def flush(loggers: Sequence[Logger]) -> None:

@@ -59,6 +59,8 @@ def begin(
     _tell_other_code(run_dir, code, starts[-1].get("code") if starts else None)
     loggers.cut(run_dir, logging, _logged(cfg, found, words) if found else others, rundir.events(run_dir))
     loggers.warn_of_clock(logging, time.time())
+    if beginning.claim:
+        loggers.fence(logging, beginning.claim.mine)
     rundir.start(
         run_dir,
         beginning.attempt,
