@@ -324,8 +324,9 @@ def test_what_cannot_go_on_is_told(capfd: pytest.CaptureFixture) -> None:
         module: Any = Whole()
         module.numbers, module.unused, module.act = itertools.count(), itertools.count(), torch.relu
         module.batches, module.late, module.later = (one for one in "abc"), None, None
-        module.ring = [0]
-        module.ring.append(module.ring)  # leads to itself
+        ring: list[Any] = [0]
+        ring.append(ring)  # leads to itself
+        module.ring = ring
         return module
 
     module, again = made(), made()
