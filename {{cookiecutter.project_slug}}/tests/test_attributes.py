@@ -278,6 +278,8 @@ def odd() -> Any:
     module.meters, module.by_name = [Memory(), Memory(), Memory()], {"a": Memory(), 2: [Memory(), Memory()], "n": 0}
     module.centre, module.seen = torch.zeros(2), torch.zeros(2)
     module.of_file = np.zeros(2, ">f4")
+    module.part.register_buffer("scratch", torch.zeros(2), persistent=False)
+    del module.part._buffers["scratch"]  # torch goes on to list its name
     module.rate = 0.5
     module.save_hyperparameters({"temperature": 1.0, "width": 3})
     module.own = torch.optim.Adam(module.part.parameters(), 0.1)

@@ -93,7 +93,8 @@ def fields(owner: str, it: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
     if isinstance(it, nn.Module):
         tensors = {**it._parameters, **it._buffers}
-        yield from ((name, tensors[name]) for name in (it._non_persistent_buffers_set if is_saved else tensors))
+        left = it._non_persistent_buffers_set if is_saved else tensors
+        yield from ((name, tensors[name]) for name in left if name in tensors)
 
 
 class Names:
