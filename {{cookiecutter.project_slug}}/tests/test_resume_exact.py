@@ -292,12 +292,13 @@ def changed(self, images):
     if not self.trainer.training:
         return images
     self.moved += 1
-    return images + 0.1 * self.moved + self.moving.normal() + torch.rand(()) + np.random.rand()
+    self.places[1] += 0.2
+    return images + 0.1 * self.moved + float(self.places[1]) + self.moving.normal() + torch.rand(()) + np.random.rand()
 
 class Data(digits.Digits):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.moved, self.moving = 0, np.random.default_rng(3)
+        self.moved, self.moving, self.places = 0, np.random.default_rng(3), np.zeros(2)
 
     def prepare_inputs(self, inputs):
         return changed(self, super().prepare_inputs(inputs))
@@ -307,6 +308,7 @@ before_moving = Classifier.__init__
 def __init__(self, *args, **kwargs):
     before_moving(self, *args, **kwargs)
     self.moved, self.moving = 0, np.random.default_rng(3)
+    self.register_buffer("places", torch.zeros(2))
 
 def on_after_batch_transfer(self, batch, dataloader_idx):
     return [changed(self, batch[0]), *batch[1:]]

@@ -9,18 +9,20 @@ from copy import copy
 from typing import Any
 
 import lightning as L
+import numpy as np
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 
 from . import attributes, forms, holders, marks, randomness
 
 HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device")
-MOST_ENTRIES = 1000  # of a container that is copied before each batch
+MOST_ENTRIES = 1000  # of a container, array or tensor that is copied before each batch
 MODULE = "module "  # with which names of the module and its parts begin
 
 
 class Fetched:
     """As it was before the last batch was made, where no workers do that: random numbers, and of the DataModule and of
-    what collates samples numbers, words, generators and small containers."""
+    what collates samples numbers, words, generators, small containers, arrays and tensors."""
 
     owners: tuple[str, ...] = (holders.DATA, holders.COLLATE)
 
@@ -38,7 +40,9 @@ class Fetched:
         for owner, it in holders.of_run(self.trainer, self.trainer.lightning_module).items():
             if owner.startswith(self.owners) and not (owner.startswith(MODULE) and holders.is_librarys(type(it))):
                 names = [name for name, value in holders.fields(owner, it) if name and forms.holds_data(value)]
-                self._watched += [(owner, name, it) for name in names]
+                # Also buffers that a checkpoint has: it has them as they are afterwards.
+                buffers = it._buffers if owner.startswith(MODULE) and "/" not in owner else ()
+                self._watched += [(owner, name, it) for name in {**dict.fromkeys(names), **dict.fromkeys(buffers)}]
 
     def before(self) -> None:
         """Before each batch."""
@@ -99,4 +103,8 @@ def transfers(owner: Any) -> bool:
 def _copied(value: Any) -> Any:
     if forms.is_generator(value):
         return forms.plain(value)
+    if isinstance(value, Tensor):
+        return value.detach().clone() if value.numel() <= MOST_ENTRIES else value
+    if isinstance(value, np.ndarray):
+        return value.copy() if value.size <= MOST_ENTRIES else value
     return copy(value) if isinstance(value, forms.CONTAINERS) and len(value) <= MOST_ENTRIES else value
