@@ -295,10 +295,14 @@ def called(self, inputs):
         self.first = getattr(self, "first", None) or [inputs.double().sum().item(), torch.rand(()).item()]
     return forward(self, inputs)
 
+def on_fit_start(self):
+    self.register_forward_pre_hook(lambda module, inputs: setattr(self, "last", inputs[0]))
+
 def on_train_end(self):
     print(f"seen by rank {os.environ['RANK']}: {self.calls} {json.dumps(self.first)}", flush=True)
 
 Classifier.forward, Classifier.on_train_end = called, on_train_end
+Classifier.on_fit_start = on_fit_start
 """
 
 

@@ -28,6 +28,8 @@ from ..jobs.sections import SKIPS
 
 # What is left on a module; a researcher has other names.
 NORM, SKIPPING = "_hpc_gradient_norm", "_hpc_skips_not_finite"
+# Where torch keeps what is called with each forward; it has no other way to go without.
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 KINDS = 64  # of blocks that differ in size or code, in training and in evaluation; more than that would not be compiled
 
 
@@ -151,21 +153,21 @@ def settle_buckets(trainer: L.Trainer, module: L.LightningModule) -> None:
     """Let DDP choose the buckets it sums gradients in, by one backward whose gradients are thrown away.
 
     It chooses anew after the first backward, so a run that goes on would sum its first step in another order than the
-    run it continues. The module's own forward is not called: it may draw random numbers, count, or set itself up by
-    the first batch that it sees.
+    run it continues. The module's own forward and its hooks are not called: they may draw random numbers, count, or set
+    themselves up by the first batch that they see.
     """
     ddp: Any = trainer.strategy.model
     if not isinstance(ddp, DistributedDataParallel):
         return
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    kept, forward = [buffer.clone() for buffer in module.buffers()], vars(module).get("forward")
+    kept, before = [buffer.clone() for buffer in module.buffers()], dict(vars(module))
+    vars(module).update({name: {} for name in HOOKS})
     module.forward = lambda: sum(0 * parameter.sum() for parameter in trained)  # type: ignore[assignment]
     try:
         ddp().backward()
     finally:
         del module.forward
-        if forward is not None:
-            module.forward = forward
+        vars(module).update({name: before[name] for name in ("forward", *HOOKS) if name in before})
     ddp.zero_grad(set_to_none=True)
     with torch.no_grad():  # DDP has sent rank 0's
         for buffer, value in zip(module.buffers(), kept, strict=True):
