@@ -162,13 +162,16 @@ def settle_buckets(trainer: L.Trainer, module: L.LightningModule) -> None:
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     kept, before = [buffer.clone() for buffer in module.buffers()], dict(vars(module))
     vars(module).update({name: {} for name in HOOKS})
+    gradients = [parameter.grad for parameter in trained]
+    ddp.zero_grad(set_to_none=True)
     module.forward = lambda: sum(0 * parameter.sum() for parameter in trained)  # type: ignore[assignment]
     try:
         ddp().backward()
     finally:
         del module.forward
         vars(module).update({name: before[name] for name in ("forward", *HOOKS) if name in before})
-    ddp.zero_grad(set_to_none=True)
+    for parameter, gradient in zip(trained, gradients, strict=True):
+        parameter.grad = gradient
     with torch.no_grad():  # DDP has sent rank 0's
         for buffer, value in zip(module.buffers(), kept, strict=True):
             buffer.copy_(value)

@@ -33,6 +33,8 @@ from ..config import Refused
 from . import averaging
 from .buffers import Followed
 from .loaders import SharesData
+from .parallel import settle_buckets
+from .released import FollowsReleased, shown
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm  # the one class that all batch norms share
 
@@ -111,7 +113,7 @@ def _put_back(own: list[tuple[Tensor, Tensor]]) -> None:
         buffer.copy_(value)
 
 
-class DDP(SharesBuffers, SharesData, Kept, DDPStrategy):
+class DDP(FollowsReleased, SharesBuffers, SharesData, Kept, DDPStrategy):
     """Every rank holds the whole model.
 
     Args:
@@ -124,8 +126,20 @@ class DDP(SharesBuffers, SharesData, Kept, DDPStrategy):
         super().__init__(**{new if new in known else old: bool(forward_sync_buffers)}, **options)
         self.shares_each_step = forward_sync_buffers is None
 
+    def released(self, names: list[str]) -> None:
+        if not self.followed:
+            return
+        # DDP sums the gradients of what was trained when it was made.
+        module, own = self.lightning_module, [(buffer, buffer.clone()) for buffer in self.lightning_module.buffers()]
+        self.model._remove_autograd_hooks()  # type: ignore[union-attr]  # nothing else takes them from the old one
+        self.model = module
+        self.configure_ddp()
+        settle_buckets(module.trainer, module)
+        with torch.no_grad():
+            _put_back(own)  # DDP has sent rank 0's
 
-class FSDP(SharesBuffers, SharesData, Kept, ModelParallelStrategy):
+
+class FSDP(FollowsReleased, SharesBuffers, SharesData, Kept, ModelParallelStrategy):
     """FSDP2 and tensor parallelism, as the module's `configure_model` does them."""
 
     @wraps(ModelParallelStrategy.__init__)  # what is typed is checked against its arguments
@@ -138,8 +152,21 @@ class FSDP(SharesBuffers, SharesData, Kept, ModelParallelStrategy):
         if trainer.precision == "bf16-mixed" and any(isinstance(norm.weight, DTensor) for norm in norms):
             _refuse_two_precisions(self, "FSDP2 gathers the former in bf16")
 
+    def released(self, names: list[str]) -> None:
+        weights = dict(self.lightning_module.named_parameters())
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        updated = {id(weight) for group in groups for weight in group["params"]}  # not the networks within metrics
+        alone = [name for name in names if id(weights[name]) in updated and not _is_sharded(weights[name])]
+        if alone and self.distributed_sampler_kwargs["num_replicas"] > 1:
+            rule = "with strategy=fsdp what is trained must be in a sharded part of the module: nobody averages the "
+            rule += "gradients of others, and each rank would train them on its own samples"
+            part = alone[0].partition(".")[0]
+            place = f'fully_shard(self.{part}, mesh=self.device_mesh["data_parallel"])'
+            fix = f"{place} in configure_model, or strategy=ddp"
+            raise Refused("model", shown(alone), rule, fix)
 
-class DeepSpeed(SharesBuffers, SharesData, Kept, DeepSpeedStrategy):
+
+class DeepSpeed(FollowsReleased, SharesBuffers, SharesData, Kept, DeepSpeedStrategy):
     """ZeRO. On CPU the same, with the check for CUDA lifted: a laptop and the tests train with the real thing."""
 
     def __init__(self, **options: Any) -> None:
@@ -158,6 +185,12 @@ class DeepSpeed(SharesBuffers, SharesData, Kept, DeepSpeedStrategy):
             raise Refused("model.optimizer", "Adagrad", rule, "another optimizer, or strategy=ddp or fsdp")
         if any(map(_mixes_dtypes, self.lightning_module.modules())):
             _refuse_two_precisions(self, "DeepSpeed keeps the latter in fp32")
+
+    def released(self, names: list[str]) -> None:
+        if self.followed:  # ZeRO has shared out what was trained as training began
+            rule = "DeepSpeed never trains what is frozen as training begins and released later"
+            fix = "strategy=ddp or fsdp, or what is released later trained from the beginning"
+            raise Refused("model", shown(names), rule, fix)
 
     def setup_environment(self) -> None:
         if not isinstance(self.accelerator, CPUAccelerator):
@@ -235,6 +268,10 @@ class DeepSpeed(SharesBuffers, SharesData, Kept, DeepSpeedStrategy):
                     path, tag=TAG, load_optimizer_states=self._fitting, load_lr_scheduler_states=False
                 )
         return rest
+
+
+def _is_sharded(weight: Tensor) -> bool:
+    return isinstance(weight, DTensor) and weight.device_mesh.mesh_dim_names != ("tensor_parallel",)
 
 
 def _mixes_dtypes(part: nn.Module) -> bool:
