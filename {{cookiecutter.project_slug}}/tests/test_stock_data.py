@@ -33,6 +33,7 @@ NUMBERS = list(range(50))
 # In place of the shipped DataModule, in each rank: what every sample was asked for is noted.
 STOCK = """
 import os, lightning as L, torch
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from {{ cookiecutter.package_name }}.data import digits, text
 
@@ -65,7 +66,8 @@ class Stock(L.LightningDataModule):
         return DataLoader(Noted("train", 50), batch_size=8, shuffle=True)
 
     def val_dataloader(self):
-        return [DataLoader(Noted("val", 21), batch_size=4), DataLoader(Noted("more", 16), batch_size=4)]
+        loaders = [DataLoader(Noted("val", 21), batch_size=4), DataLoader(Noted("more", 16), batch_size=4)]
+        return CombinedLoader(loaders, "sequential")
 
     def test_dataloader(self):
         return DataLoader(Noted("test", 37), batch_size=8)
@@ -207,6 +209,38 @@ class Unseeded(Sampler):
 
 Stock.SPLIT_dataloader = lambda self: DataLoader(Noted("SPLIT", 20), batch_size=4, sampler=Unseeded(20))
 """
+
+
+# Each rank notes something of the samples that it has seen, and goes by that in the next epoch.
+OWN_WEIGHTS = """
+class Hardest(Sampler):
+    def __init__(self):
+        self.losses = torch.zeros(20)
+
+    def __len__(self):
+        return 20
+
+    def __iter__(self):
+        return iter(torch.argsort(-self.losses, stable=True).tolist())
+
+hardest, noting = Hardest(), Classifier.training_step
+
+def training_step(self, batch, batch_idx):
+    hardest.losses[[numbers[float(image.float().sum())] for image in batch[0]]] += 1 + self.global_rank
+    return noting(self, batch, batch_idx)
+
+Classifier.training_step = training_step
+Stock.train_dataloader = lambda self: DataLoader(Noted("train", 20), batch_size=4, sampler=hardest)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_whose_orders_differ_later_stop_there(start: Callable[..., str], tmp_path: Path) -> None:
+    patch = stock(tmp_path) + UNSEEDED + TRAINED.replace("FOLDER", str(tmp_path)) + OWN_WEIGHTS
+    words = [*WORDS, "trainer.max_epochs=2", "strategy=ddp", "trainer.devices=2"]
+    said = start(tmp_path / "run", 2, words, patch=patch, code=2)
+    assert "Hardest must give all ranks the same order of samples" in said
+    assert sorted(chain(*noted(tmp_path, "trained"))) == list(range(20)), "the first epoch was right"
 
 
 @pytest.mark.slow

@@ -129,12 +129,13 @@ class SharedBatches(Sampler[list[Any]]):
 
     def __init__(self, sampler: Any, parts: list[range], *, seed: int) -> None:
         self.sampler, self.parts, self.seed, self.epoch = sampler, parts, seed, 0
-        self.checksum: int | None = None  # of the first order that is drawn
+        self.checksum: int | None = None  # of the first order that is drawn in this epoch
         self.is_compared = False  # with those of other ranks
 
     def set_epoch(self, epoch: int) -> None:
         """Lightning calls this before each epoch."""
-        self.epoch = epoch
+        if epoch != self.epoch:  # another order, which may follow from what each rank has seen for itself
+            self.epoch, self.checksum, self.is_compared = epoch, None, False
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
 

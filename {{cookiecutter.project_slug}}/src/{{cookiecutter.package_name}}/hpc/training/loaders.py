@@ -65,7 +65,8 @@ class SharesData:
         limits = {"val": trainer.limit_val_batches, "test": trainer.limit_test_batches}
         for split in (split for split, limit in limits.items() if limit and trainer.datamodule is not None):
             try:
-                loaders = CombinedLoader(getattr(trainer.datamodule, f"{split}_dataloader")()).flattened
+                made = getattr(trainer.datamodule, f"{split}_dataloader")()
+                loaders = (made if isinstance(made, CombinedLoader) else CombinedLoader(made)).flattened
             except Refused:
                 raise
             except Exception:  # the researcher's setup("test") comes first
@@ -125,7 +126,7 @@ def shared(loader: Any, stage: RunningStage, *, rank: int, num_ranks: int, alone
 
 
 def refuse_other_orders(loaders: Any, group: Any) -> None:
-    """Compare the first order that each loader has drawn. To be called on all ranks, after a loader's first batch.
+    """Compare the order that each loader has drawn. To be called on all ranks, after its first batch.
 
     Args:
         group: of all ranks, on the host; None: there is one rank.
@@ -145,7 +146,8 @@ def refuse_other_orders(loaders: Any, group: Any) -> None:
             name = type(batches.sampler).__name__
             rule = f"{name} must give all ranks the same order of samples, of which each gets its part; "
             rule += "it gives each rank another one"
-            raise Refused("data", name, rule, f"shuffle=True in place of it, or a fixed seed in {name}")
+            fix = f"shuffle=True in place of it, or in {name} a fixed seed, and what else it goes by alike on all ranks"
+            raise Refused("data", name, rule, fix)
 
 
 def _refuse_without_place(loader: Any) -> None:
