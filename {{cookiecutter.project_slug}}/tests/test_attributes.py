@@ -20,10 +20,11 @@ import torch
 from lightning.pytorch.callbacks import ModelSummary
 from test_resume import COMMON, assert_same, scalars
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torchmetrics import MeanMetric
 from torchmetrics.wrappers import MetricTracker, Running
 
-from {{ cookiecutter.package_name }}.hpc.resuming import attributes, continuation, marks, randomness, structure
+from {{ cookiecutter.package_name }}.hpc.resuming import attributes, continuation, forms, marks, randomness, structure
 
 WORDS = [*COMMON, "+trainer.limit_val_batches=1", "+trainer.limit_test_batches=1", "+trainer.limit_train_batches=5"]
 WORDS += ["trainer=cpu", "trainer.max_epochs=3"]
@@ -433,3 +434,15 @@ def test_a_mark_sees_one_element_of_a_tensor_and_its_place(kind: torch.dtype) ->
         found.append(marks.mark(tensor.transpose(0, 1)))
     assert len(set(found)) == 21
     assert marks.mark(tensor) == marks.mark(tensor.clone()) and marks.mark(torch.empty(0)) == marks.mark(torch.empty(0))
+
+
+def test_a_tensor_goes_on_where_it_was_on_the_host_or_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "is_plain", lambda value: True)  # that of FakeTensorMode is of a class of its own
+    with FakeTensorMode():  # as if there were a GPU
+        kept = forms.kept({"there": torch.ones(2, device="cuda"), "here": [torch.ones(2)]})
+    assert kept["there"][forms.KIND] == forms.ON_DEVICE and isinstance(kept["here"][0], torch.Tensor)
+    assert forms.content(kept["there"]).device.type == "cpu"
+    owner = SimpleNamespace()
+    form = {"there": {forms.KIND: forms.ON_DEVICE, "parts": [torch.ones(2)]}, "here": [torch.ones(2)]}
+    forms.put(owner, "losses", form, device="meta")
+    assert owner.losses["there"].device.type == "meta" and owner.losses["here"][0].device.type == "cpu"

@@ -128,13 +128,12 @@ def _put(trainer: L.Trainer, there: dict[str, Any], place: Place, form: Any, sta
             there.update(_again(wanted, there, state))
         return there[wanted]
 
-    owner, name = place
+    (owner, name), device = place, trainer.strategy.root_device
     try:
         it = there[owner]
         if name == CONTENT:
-            holders.fill(it, forms.unplain(form, {"object": find}))
+            holders.fill(it, forms.unplain(form, {"object": find, forms.ON_DEVICE: lambda one: one.to(device)}))
         else:
-            device = trainer.strategy.root_device if isinstance(it, nn.Module) else "cpu"
             forms.put(it, name, form, find=find, device=device)
     except Exception:  # what this run lacks, and whatever a class of somebody else's raises
         return False
@@ -150,7 +149,7 @@ def _again(wanted: str, there: dict[str, Any], state: Changed) -> dict[str, Any]
         It and what is in it, by their names; nothing where none is alike.
     """
     inside = [entry for entry in state if entry[0].startswith(f"{wanted}/") and entry[1] == CONTENT]
-    weights = {owner: form.shape for owner, _, form in inside if isinstance(form, Tensor)}
+    weights = {owner: one.shape for owner, _, form in inside if isinstance(one := forms.content(form), Tensor)}
     for one in list(there.values()):
         if not wanted.endswith(f" ({type(one).__qualname__})") or not holders.can_be_copied(one):
             continue

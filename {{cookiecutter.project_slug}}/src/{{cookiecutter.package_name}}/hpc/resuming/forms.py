@@ -17,6 +17,7 @@ from ..checkpoints.plain import PLAIN, is_plain
 from .marks import Names
 
 KIND, NOT_KEPT, NOT_SEEN = "of kind", "not kept", "not seen"
+ON_DEVICE = "on device"  # a tensor of the rank's device: saved on the host, and brought back there
 FACTORIES = {factory.__name__: factory for factory in (int, float, list, dict, set, str)}
 BITS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 CONTAINERS = (dict, list, tuple, set, deque, Counter, OrderedDict, defaultdict)
@@ -63,9 +64,14 @@ def plain(value: Any, names: Names | None = None) -> Any:
 def kept(value: Any, names: Names | None = None) -> Any:
     """The plain form of a value, its tensors on the host; NOT_KEPT where there is none."""
     try:
-        return tree_map_only(Tensor, lambda one: one.detach().to("cpu", copy=True), plain(value, names))
+        return tree_map_only(Tensor, _on_host, plain(value, names))
     except (TypeError, RecursionError):  # of what leads to itself, too
         return NOT_KEPT
+
+
+def content(form: Any) -> Any:
+    """Of a tensor's form the tensor, on the host."""
+    return form["parts"][0] if isinstance(form, dict) and form.get(KIND) == ON_DEVICE else form
 
 
 def is_generator(value: Any) -> bool:
@@ -92,6 +98,9 @@ def data_of(owner: Any) -> dict[str, Any]:
 def put(owner: Any, name: str, form: Any, *, find: Find | None = None, device: Any = "cpu") -> None:
     """Set an attribute. Where one of this kind is there it takes the content, as others may have it, too.
 
+    Args:
+        device: of this rank.
+
     Classes are those of what is there: none is looked up by a name. Raises `LookupError` where one is missing.
     """
     now = getattr(owner, name, None)
@@ -100,8 +109,9 @@ def put(owner: Any, name: str, form: Any, *, find: Find | None = None, device: A
         "object": find or {}.__getitem__,
         "member": lambda kind, member: classes[kind][member],
         "named tuple": lambda kind, values: classes[kind]._make(values),
+        ON_DEVICE: lambda tensor: tensor.to(device),
     }
-    value = tree_map_only(Tensor, lambda one: one.to(device), unplain(form, make))
+    value = unplain(form, make)
     fill = IN_PLACE.get(type(now))
     is_alike = fill and type(value) in (type(now), Tensor) and _shape(now) == _shape(value)
     with suppress(RuntimeError, ValueError):  # one that cannot be written to, or only as a whole
@@ -110,6 +120,11 @@ def put(owner: Any, name: str, form: Any, *, find: Find | None = None, device: A
             return
     if value is not now:
         setattr(owner, name, value)
+
+
+def _on_host(tensor: Tensor) -> Any:
+    copied = tensor.detach().to("cpu", copy=True)
+    return copied if tensor.device.type == "cpu" else {KIND: ON_DEVICE, "parts": [copied]}
 
 
 def _class(kind: type) -> str:
@@ -198,6 +213,7 @@ KINDS: dict[type, Form] = {
     ),
 }
 MAKERS: dict[str, Callable[..., Any]] = {name: make for name, _, make in KINDS.values()} | {
+    ON_DEVICE: lambda tensor: tensor,
     "dict": dict,
     "number": lambda kind, item: np.dtype(kind).type(item),
 }
