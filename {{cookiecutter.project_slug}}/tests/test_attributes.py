@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import ModelSummary
 from test_resume import COMMON, assert_same, scalars
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import MeanMetric
 from torchmetrics.wrappers import MetricTracker, Running
 
@@ -434,6 +435,30 @@ def test_a_mark_sees_one_element_of_a_tensor_and_its_place(kind: torch.dtype) ->
         found.append(marks.mark(tensor.transpose(0, 1)))
     assert len(set(found)) == 21
     assert marks.mark(tensor) == marks.mark(tensor.clone()) and marks.mark(torch.empty(0)) == marks.mark(torch.empty(0))
+
+
+class Added(TorchDispatchMode):
+    """How many elements each sum was of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.sum.dim_IntList:
+            self.counts.append(args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_a_device_adds_up_is_added_up_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    bits = torch.arange(103, dtype=torch.int32)
+    square = bits[:100].view(10, 10)
+    wanted = [*square.sum(1), *square.sum(0), *bits[100:]]
+    for most, count in ((2**24, 1), (20, 5)):
+        monkeypatch.setattr(marks, "PIECE", most)
+        with Added() as added:
+            assert marks._sums(bits).tolist() == torch.stack(wanted).tolist()
+        assert added.counts == [100 // count] * 2 * count + [10 * count]
 
 
 def test_a_tensor_goes_on_where_it_was_on_the_host_or_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

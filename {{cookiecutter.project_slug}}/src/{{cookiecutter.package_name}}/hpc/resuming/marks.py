@@ -69,11 +69,20 @@ def of_tensor(tensor: Tensor) -> int:
         for piece in _bits(some).view(-1).split(PIECE):  # copies: a storage that numpy has seen is of fixed size
             checksum = zlib.crc32(piece.clone().numpy().data, checksum)
         return checksum
-    bits = _bits(local).view(-1)
+    return zlib.crc32(_sums(_bits(local).view(-1)).cpu().numpy().data)
+
+
+def _sums(bits: Tensor) -> Tensor:
+    """Of the rows and of the columns of a square that it fills, which tell the places, too; and what is over.
+
+    In pieces: torch makes a copy in 64 bits of what it adds up, and a GPU may be full.
+    """
     side = math.isqrt(bits.numel())
-    square = bits[: side * side].view(side, side)  # the sums of its rows and columns tell the places, too
-    sums = [square.sum(axis, dtype=torch.int64) for axis in (0, 1)]
-    return zlib.crc32(torch.cat([*sums, bits[side * side :].long()]).cpu().numpy().data)
+    square = bits[: side * side].view(side, side)
+    pieces = square.split(max(1, PIECE // max(1, side)))
+    rows = [piece.sum(1, dtype=torch.int64) for piece in pieces]
+    columns = torch.stack([piece.sum(0, dtype=torch.int64) for piece in pieces]).sum(0)
+    return torch.cat([*rows, columns, bits[side * side :].long()])
 
 
 class _Written:
