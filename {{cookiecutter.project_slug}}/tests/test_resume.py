@@ -282,7 +282,7 @@ def test_ddp_trains_what_only_the_loss_uses(start: Callable, tmp_path: Path) -> 
     assert "optimizer_0.state.prior.weight.exp_avg" in state(tmp_path / "run")
 
 
-# A network that counts its calls in training, and keeps the first batch that it sees.
+# A network that counts its calls in training and its gradients, and keeps the first batch that it sees.
 BY_FIRST_BATCH = """
 import json, os, torch
 from {{ cookiecutter.package_name }}.module import Classifier
@@ -297,8 +297,12 @@ def called(self, inputs):
 
 def on_fit_start(self):
     self.register_forward_pre_hook(lambda module, inputs: setattr(self, "last", inputs[0]))
+    self.gradients, weight = [], next(self.parameters())
+    weight.register_hook(lambda gradient: self.gradients.append("gradient"))
+    weight.register_post_accumulate_grad_hook(lambda weight: self.gradients.append("accumulated"))
 
 def on_train_end(self):
+    assert self.gradients == ["gradient", "accumulated"] * 3, self.gradients
     print(f"seen by rank {os.environ['RANK']}: {self.calls} {json.dumps(self.first)}", flush=True)
 
 Classifier.forward, Classifier.on_train_end = called, on_train_end

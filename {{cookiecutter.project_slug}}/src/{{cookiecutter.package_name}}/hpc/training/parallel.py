@@ -5,7 +5,8 @@ DDP, ZeRO and the single device need nothing of this file but the two keys per b
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -28,8 +29,9 @@ from ..jobs.sections import SKIPS
 
 # What is left on a module; a researcher has other names.
 NORM, SKIPPING = "_hpc_gradient_norm", "_hpc_skips_not_finite"
-# Where torch keeps what is called with each forward; it has no other way to go without.
+# Where torch keeps what is called with each forward, and with each gradient; it has no other way to go without.
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+GRADIENT_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 KINDS = 64  # of blocks that differ in size or code, in training and in evaluation; more than that would not be compiled
 
 
@@ -160,21 +162,36 @@ def settle_buckets(trainer: L.Trainer, module: L.LightningModule) -> None:
     if not isinstance(ddp, DistributedDataParallel):
         return
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    kept, before = [buffer.clone() for buffer in module.buffers()], dict(vars(module))
-    vars(module).update({name: {} for name in HOOKS})
+    kept, forward = [buffer.clone() for buffer in module.buffers()], vars(module).get("forward")
     gradients = [parameter.grad for parameter in trained]
     ddp.zero_grad(set_to_none=True)
     module.forward = lambda: sum(0 * parameter.sum() for parameter in trained)  # type: ignore[assignment]
     try:
-        ddp().backward()
+        with _without_hooks(module, trained):
+            ddp().backward()
     finally:
         del module.forward
-        vars(module).update({name: before[name] for name in ("forward", *HOOKS) if name in before})
+        vars(module).update({"forward": forward} if forward else {})
     for parameter, gradient in zip(trained, gradients, strict=True):
         parameter.grad = gradient
     with torch.no_grad():  # DDP has sent rank 0's
         for buffer, value in zip(module.buffers(), kept, strict=True):
             buffer.copy_(value)
+
+
+@contextmanager
+def _without_hooks(module: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """A researcher's, of the module itself and of its parameters: one of them may be an optimizer's step."""
+    hooks = [getattr(module, name) for name in HOOKS]
+    hooks += [getattr(parameter, name) or {} for parameter in parameters for name in GRADIENT_HOOKS]
+    before = [dict(some) for some in hooks]
+    for some in hooks:
+        some.clear()
+    try:
+        yield
+    finally:
+        for some, kept in zip(hooks, before, strict=True):
+            some.update(kept)
 
 
 def _deepspeed_norm(module: L.LightningModule) -> Tensor | None:
