@@ -404,7 +404,13 @@ def training_step(self, batch, batch_idx):
     shown = self.trainer.logged_metrics.get("val/loss", 0) + 2 * self.trainer.progress_bar_metrics.get("val/loss", 0)
     return step(self, batch, batch_idx) * (1 + 0.01 * float(shown))
 
-Classifier.training_step = training_step
+validate = Classifier.validation_step
+
+def validation_step(self, batch, batch_idx):
+    validate(self, batch, batch_idx)
+    self.log("val/each", float(batch_idx), on_step=True, on_epoch=False)  # drawn over the batches of all validations
+
+Classifier.training_step, Classifier.validation_step = training_step, validation_step
 """
 # What a module writes into a sampler: the next epoch's samples follow from it.
 HARD = """
@@ -555,7 +561,7 @@ def on_train_batch_end(self, *batch):
 
 def on_train_end(self):
     with torch.no_grad():
-        self.network.head.weight.mul_(0.5)
+        self.network.head.weight.mul_(float(self.trainer.callback_metrics["val/loss"]))
 
 def on_test_start(self):
     if not (once := Path(self.trainer.default_root_dir) / "once").exists():

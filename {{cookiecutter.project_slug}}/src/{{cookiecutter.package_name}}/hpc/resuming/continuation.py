@@ -142,7 +142,8 @@ class Continuation:
         return self._of_rank().get("evaluation", [])
 
     def on_nothing_left(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """All steps were done: let the test see what it would have seen right after them."""
+        """All steps were done: let callbacks and the test see what they would have seen right after them."""
+        epoch_metrics.show(trainer, self._of_rank()["epoch"])
         attributes.restore(trainer, module, self._of_rank().get("attributes", []))
         last = self.start.epoch - self.start.between_epochs
         trainer.accumulate_grad_batches = position.accumulate(trainer, last)

@@ -42,12 +42,16 @@ MERGE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
 
 def state(trainer: L.Trainer, module: nn.Module) -> dict[str, Any]:
     """Of this rank, as plain data on the host."""
-    results = trainer.fit_loop.epoch_loop._results
+    results, validation = trainer.fit_loop.epoch_loop._results, trainer.fit_loop.epoch_loop.val_loop
+    reloads = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
+    counts = not reloads or validation._last_val_dl_reload_epoch == trainer.current_epoch  # new loaders begin at none
     return {
         "logged": {key: _logged(result) for key, result in results.items()},
         "metrics": {name: _summed(metric) for name, metric in _metrics(module) if _has_seen(metric)},
         "dtypes": {name: metric._dtype for name, metric in _metrics(module)},
         "shown": {name: _on_host(_logged_only(getattr(trainer._logger_connector, f"_{name}"))) for name in SHOWN},
+        # Batches of validations so far, by which the values of each are drawn.
+        "validated": dict(validation._seen_batches_per_dataloader) if counts else {},
     }
 
 
@@ -87,8 +91,15 @@ def restore(trainer: L.Trainer, module: nn.Module, ranks: list[dict[str, Any]], 
         results[key] = _restored(one, metrics, trainer.strategy.reduce).to(device)
     for name, dtype in merged["dtypes"].items():
         metrics[name]._dtype = dtype  # Lightning changes it with the first values, in double precision
+    trainer.fit_loop.epoch_loop.val_loop._seen_batches_per_dataloader.update(merged.get("validated", {}))
+    show(trainer, merged)
+
+
+def show(trainer: L.Trainer, state: dict[str, Any]) -> None:
+    """Let the Trainer show the values that it has shown last."""
+    device = trainer.strategy.root_device
     for name in SHOWN:
-        shown = merged["shown"][name].items()
+        shown = state["shown"][name].items()
         setattr(trainer._logger_connector, f"_{name}", {key: _to(value, device) for key, value in shown})
 
 
