@@ -592,6 +592,15 @@ def test_a_run_of_so_many_steps_goes_on_where_it_ended(steps: int, start: Callab
     assert_same(tmp_path / "run", tmp_path / "reference")
 
 
+def test_a_run_with_new_loaders_in_each_epoch_goes_on_where_it_ended(start: Callable, tmp_path: Path) -> None:
+    words = [*WORDS, *PLAIN, "+trainer.reload_dataloaders_every_n_epochs=1"]
+    patch = stock(f"DataLoader({SPLIT}, batch_size=8, shuffle=True)")
+    start(tmp_path / "reference", 1, [*words, "trainer.max_epochs=3"], patch=patch)
+    start(tmp_path / "run", 1, [*words, "trainer.max_epochs=2"], patch=patch)
+    start(tmp_path / "run", 1, ["trainer.max_epochs=3"], patch=patch)
+    assert_same(tmp_path / "run", tmp_path / "reference")
+
+
 # No batch norm, whose statistics are each rank's own; numbers that do not depend on who adds them up.
 TEXT = [*COMMON, "experiment=text", "trainer=cpu", "trainer.precision=64-true", "trainer.max_epochs=2"]
 TEXT += ["model.network.width=16", "model.network.num_layers=1", "data.global_batch_size=8", "trainer.max_steps=-1"]

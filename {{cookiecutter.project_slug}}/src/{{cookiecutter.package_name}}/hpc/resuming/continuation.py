@@ -89,6 +89,9 @@ class Continuation:
         if self.start.is_fetched and transfers(module):
             saved = module.state_dict(keep_vars=True).keys()
             self.buffers = {name: buffer.clone() for name, buffer in module.named_buffers() if name in saved}
+        if self.start.between_epochs and trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
+            self.built = self._restore_data(trainer) | self.built
+            trainer.fit_loop._last_train_dl_reload_epoch = float("-inf")  # once more, now with the right random numbers
         # Where a validation was just done, Lightning counts it by this, which makes an iterator of its data.
         validation = trainer.fit_loop.epoch_loop.val_loop
         validation.increment_progress_to_evaluation_end = _without_draws(  # type: ignore[method-assign]
@@ -98,7 +101,11 @@ class Continuation:
     def on_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Before what the module does there."""
         own = self._of_rank()
-        attributes.restore(trainer, module, own.get("attributes", []))
+        state = own.get("attributes", [])
+        if self.start.between_epochs and trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
+            of_data = attributes.DATA, attributes.COLLATE  # which are there, and have made loaders since
+            state = [entry for entry in state if not entry[0].startswith(of_data)]
+        attributes.restore(trainer, module, state)
         settings.restore(trainer, own.get("settings", []))
 
     def on_first_batch(self, trainer: L.Trainer, module: L.LightningModule) -> None:
