@@ -32,7 +32,8 @@ def draw(seed: int, number: int) -> dict[str, Any]:
     words += clipping(dice, drawn["strategy"], manual)
     words += [*saves(dice, validates), *loggers(dice)]
     module(dice, drawn, validates, manual, accumulate, moves)
-    is_short = first_end(drawn) < -(-batches // accumulate)
+    counted = len(drawn["model"]["optimizers"])  # a step of each is one to `max_steps`
+    is_short = first_end(drawn) < counted * -(-batches // accumulate)
     callbacks(dice, drawn, validates, manual, accumulate, moves, is_short)
     drawn["strikes"] = [strike(dice, drawn, steps * accumulate) for _ in range(dice.one(1, 1, 2, 2, 3))]
     if moves:
@@ -66,6 +67,7 @@ def data(dice: Dice, drawn: dict[str, Any], accumulate: int, moves: bool) -> int
         del drawn["data"]["seed"]
         if moves:  # the rest of an epoch is shared out otherwise among other numbers of ranks
             sizes["train"] = steps * size
+            drawn["data"] |= {"shuffle": False, "noisy": False}  # one that begins anew draws what so many ranks draw
     if dice.chance(0.1):
         drawn["words"].append("+trainer.reload_dataloaders_every_n_epochs=1")
     return steps

@@ -136,6 +136,9 @@ FOUND = {
         "first_words": ["trainer.max_epochs=2"],
         "then_words": ["trainer.max_epochs=3"],
     },
+    "a test of a run whose two optimizers have made a step more than it was to have": changed(
+        {"manual": True, "optimizers": [SGD, SGD]}, ["trainer.max_steps=5"], [struck("test_step", 1, "raise")]
+    ),
     "a test of a run that ended within an epoch": changed(
         {"logs": "epoch"}, ["trainer.max_steps=7"], [struck("test_step", 1, "SIGKILL")]
     ),

@@ -44,6 +44,7 @@ def of(trainer: L.Trainer) -> dict[str, Any]:
         "accumulate": accumulate(trainer, trainer.current_epoch),  # between epochs that is the next one
         "stepped": loop._batches_that_stepped,
         "stopped_early": trainer.should_stop,
+        "ends": {"step": trainer.max_steps, "epoch": trainer.max_epochs},
         "batches_per_epoch": _finite(trainer.num_training_batches),
         "validate_every": _finite(trainer.val_check_batch),
         "samples": _samples(trainer),
@@ -98,13 +99,15 @@ def go_to(loops: dict[str, Any], saved: dict[str, Any], accumulate: int, skipped
 def refuse_end_behind(trainer: L.Trainer, saved: dict[str, Any], steps: int) -> None:
     """Raises `Refused` where training was to have ended before this place: Lightning would take it for finished.
 
+    Where the end is that of the run itself, its last batch has gone beyond it: several optimizers made a step each.
+
     Args:
         steps: of the optimizer, that are done.
     """
     epochs = saved["epoch"] + (saved["batches"] > 0 and not saved["between_epochs"])
     ends = {"step": (trainer.max_steps, steps), "epoch": (trainer.max_epochs, epochs)}
     for unit, (end, done) in ends.items():
-        if end is not None and -1 < end < done:
+        if end is not None and -1 < end < done and end != saved["ends"][unit]:
             rule = f"the run has reached {unit} {done}, and must not end before it"
             raise Refused(f"trainer.max_{unit}s", end, rule, f"trainer.max_{unit}s={done}, or more")
 
