@@ -2,10 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
 
 from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.training.released import FollowsReleased
 from {{ cookiecutter.package_name }}.hpc.training.strategies import DeepSpeed
 
 # In each rank: the head is frozen till the second epoch. What each has made of it is told at the end.
@@ -31,6 +36,21 @@ def on_train_end(self):
 Classifier.setup, Classifier.on_train_epoch_start = setup, on_train_epoch_start
 Classifier.configure_optimizers, Classifier.on_train_end = configure_optimizers, on_train_end
 """
+# The same, but it is released where a step has begun already; momentum remembers what one rank alone would make of it.
+WITHIN = (
+    FROZEN.replace("lr=0.1", "lr=0.1, momentum=0.9")
+    + """
+before = Classifier.training_step
+
+def training_step(self, *args):
+    if self.global_step == 5:
+        self.network.head.requires_grad_(True)
+    return before(self, *args)
+
+del Classifier.on_train_epoch_start
+Classifier.training_step = training_step
+"""
+)
 # A part of the module beside its network, which configure_model does not shard.
 BESIDE = """
 import torch
@@ -73,6 +93,12 @@ def test_ranks_train_together_what_is_released(strategy: str, start: Callable[..
     assert heads(start(tmp_path / "run", 2, [], patch=FROZEN)) == told
 
 
+def test_ranks_train_together_what_is_released_within_a_step(start: Callable[..., str], tmp_path: Path) -> None:
+    told = heads(start(tmp_path / "run", 2, [*WORDS, "strategy=ddp"], patch=WITHIN))
+    assert len(told) == 2
+    assert len(set(told)) == 1
+
+
 def heads(said: str) -> list[str]:
     return [line for line in said.splitlines() if line.startswith("HEAD")]
 
@@ -86,6 +112,36 @@ def test_what_is_in_no_sharded_part_is_refused(start: Callable[..., str], tmp_pa
 def test_deepspeed_refuses_what_it_would_never_train() -> None:
     strategy = DeepSpeed()
     strategy.released(["head.weight"])  # as training begins
-    strategy.followed = (None,)  # type: ignore[assignment]
+    strategy.alone = {}
     with pytest.raises(Refused, match="never trains what is frozen"):
         strategy.released(["body.weight"])
+
+
+def test_what_was_trained_before_is_not_released_once_more() -> None:
+    """Two networks that are frozen by turns, say: DDP is not made anew at each step, and DeepSpeed refuses nothing."""
+    module = nn.ModuleDict({name: nn.Linear(1, 1, bias=False) for name in ("one", "other", "third")})
+    module["third"].requires_grad_(False)
+    steps = Steps(module)
+    steps.setup(SimpleNamespace(state=SimpleNamespace(fn=TrainerFn.FITTING)))
+    for is_first in (True, False, True, False):
+        module["one"].requires_grad_(is_first)
+        module["other"].requires_grad_(not is_first)
+        steps.training_step()
+    module["third"].requires_grad_(True)
+    steps.training_step()
+    steps.training_step()
+    assert steps.told == [["one.weight", "other.weight"], ["third.weight"]]
+
+
+class Strategy:
+    def setup(self, trainer: Any) -> None: ...
+
+    def training_step(self) -> None: ...
+
+
+class Steps(FollowsReleased, Strategy):
+    def __init__(self, module: nn.Module) -> None:
+        self.lightning_module, self.told = module, list[list[str]]()
+
+    def released(self, names: list[str]) -> None:
+        self.told.append(names)

@@ -16,29 +16,32 @@ class FollowsReleased:
     """For a strategy of several ranks, which decides as it is set up whose gradients they sum."""
 
     lightning_module: Any
-    followed: tuple[nn.Parameter, ...] = ()  # none before training begins
-    _names: tuple[str, ...] = ()
-    _trained: list[bool]
+    alone: dict[str, nn.Parameter] | None = None  # what ranks have not trained together yet; None: training begins
 
     def released(self, names: list[str]) -> None:
-        """Called on all ranks with what is trained as training begins; then before a step that first trains others."""
+        """Called on all ranks with what is trained as training begins; then before a step that first trains others.
+
+        What was trained before, and is frozen and released again, is none of these.
+        """
         raise NotImplementedError
 
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)  # type: ignore[misc]
         if trainer.state.fn == TrainerFn.FITTING:
-            self._trained = []
-            self._follow()
+            weights, self.alone = dict(self.lightning_module.named_parameters()), None
+            self._follow(weights)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        if [parameter.requires_grad for parameter in self.followed] != self._trained:
-            self._follow()
+        self._follow(self.alone or {})
         return super().training_step(*args, **kwargs)  # type: ignore[misc]
 
-    def _follow(self) -> None:
-        names, weights = zip(*self.lightning_module.named_parameters(), strict=True)
-        trained = [weight.requires_grad for weight in weights]
-        before = {name for name, one in zip(self._names, self._trained, strict=False) if one}
-        if new := [name for name, one in zip(names, trained, strict=True) if one and name not in before]:
+    def trained_alone(self) -> list[nn.Parameter]:
+        """What has been released since this step began."""
+        return [weight for weight in (self.alone or {}).values() if weight.requires_grad]
+
+    def _follow(self, alone: dict[str, nn.Parameter]) -> None:
+        if new := [name for name, weight in alone.items() if weight.requires_grad]:
             self.released(new)
-        self._names, self.followed, self._trained = names, weights, trained
+        if new or self.alone is None:
+            left = alone if self.alone is None else self.alone
+            self.alone = {name: weight for name, weight in left.items() if not weight.requires_grad}

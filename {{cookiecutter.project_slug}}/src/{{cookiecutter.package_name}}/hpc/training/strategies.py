@@ -18,7 +18,7 @@ from lightning.pytorch.strategies import (
     SingleDeviceStrategy,
 )
 from torch import Tensor, nn
-from torch.distributed import broadcast, distributed_c10d
+from torch.distributed import all_reduce, broadcast, distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -127,16 +127,33 @@ class DDP(FollowsReleased, SharesBuffers, SharesData, Kept, DDPStrategy):
         self.shares_each_step = forward_sync_buffers is None
 
     def released(self, names: list[str]) -> None:
-        if not self.followed:
+        if self.alone is None:
             return
         # DDP sums the gradients of what was trained when it was made.
         module, own = self.lightning_module, [(buffer, buffer.clone()) for buffer in self.lightning_module.buffers()]
+        frozen = {name: weight for name, weight in module.named_parameters() if not weight.requires_grad}
+        if self.model.find_unused_parameters:  # type: ignore[union-attr]
+            again = [weight for name, weight in frozen.items() if name not in self.alone]  # it may be released again
+        else:  # it would wait for gradients of these
+            again, self.alone = [], self.alone | frozen
         self.model._remove_autograd_hooks()  # type: ignore[union-attr]  # nothing else takes them from the old one
         self.model = module
+        for weight in again:
+            weight.requires_grad = True
         self.configure_ddp()
         settle_buckets(module.trainer, module)
+        for weight in again:
+            weight.requires_grad = False
         with torch.no_grad():
             _put_back(own)  # DDP has sent rank 0's
+
+    def post_backward(self, closure_loss: Tensor) -> None:
+        """DDP knows nothing yet of what was released within this step."""
+        for weight in self.trained_alone():
+            gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad.detach()
+            all_reduce(gradient)
+            weight.grad = gradient / self.world_size
+        super().post_backward(closure_loss)
 
 
 class FSDP(FollowsReleased, SharesBuffers, SharesData, Kept, ModelParallelStrategy):
@@ -187,7 +204,7 @@ class DeepSpeed(FollowsReleased, SharesBuffers, SharesData, Kept, DeepSpeedStrat
             _refuse_two_precisions(self, "DeepSpeed keeps the latter in fp32")
 
     def released(self, names: list[str]) -> None:
-        if self.followed:  # ZeRO has shared out what was trained as training began
+        if self.alone is not None:  # ZeRO has shared out what was trained as training began
             rule = "DeepSpeed never trains what is frozen as training begins and released later"
             fix = "strategy=ddp or fsdp, or what is released later trained from the beginning"
             raise Refused("model", shown(names), rule, fix)
