@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from lightning.pytorch.trainer.states import RunningStage
@@ -25,6 +26,7 @@ from torch.utils.data import (
 
 from {{ cookiecutter.package_name }}.data.loading import DataModule
 from {{ cookiecutter.package_name }}.hpc.config import Refused
+from {{ cookiecutter.package_name }}.hpc.resuming import fetched, replay
 from {{ cookiecutter.package_name }}.hpc.training import loaders
 
 TRAIN, VAL = RunningStage.TRAINING, RunningStage.VALIDATING
@@ -297,6 +299,24 @@ def test_metrics_are_the_same_in_every_layout(start: Callable[..., str], tmp_pat
 
 def plain(**options: Any) -> DataLoader:
     return DataLoader(TensorDataset(torch.arange(50)), collate_fn=collate, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_before_each_batch_only_what_it_may_change_is_noted(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing where workers make it; and no copy of what never changes in itself, of which a module has thousands."""
+    copied: list[Any] = []
+    monkeypatch.setattr(fetched, "_copied", lambda value: copied.append(value) or value)
+    data: Any = L.LightningDataModule()
+    data.seen, data.name, data.history = 0, "name", [1]
+    combined = SimpleNamespace(flattened=[plain(num_workers=workers)], reset=lambda: None)
+    fit_loop = SimpleNamespace(_combined_loader=combined)
+    trainer: Any = SimpleNamespace(fit_loop=fit_loop, datamodule=data, callbacks=[], optimizers=[])
+    trainer.lr_scheduler_configs, trainer.lightning_module, trainer.is_global_zero = [], L.LightningModule(), True
+    replay.note(trainer)
+    passing = iter(combined.flattened[0].batch_sampler)
+    for _ in range(2):
+        next(passing)
+    assert copied == ([] if workers else [[1], [1]])
 
 
 def collate(samples: list[Any]) -> torch.Tensor:

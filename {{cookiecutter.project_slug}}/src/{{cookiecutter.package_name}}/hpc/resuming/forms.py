@@ -20,6 +20,7 @@ KIND, NOT_KEPT, NOT_SEEN = "of kind", "not kept", "not seen"
 ON_DEVICE = "on device"  # a tensor of the rank's device: saved on the host, and brought back there
 FACTORIES = {factory.__name__: factory for factory in (int, float, list, dict, set, str)}
 BITS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+FIXED = {kind for kind in PLAIN if kind is not Tensor}  # whose values never change
 CONTAINERS = (dict, list, tuple, set, deque, Counter, OrderedDict, defaultdict)
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 Find = Callable[[str], Any]  # an object by its name; raises `LookupError`

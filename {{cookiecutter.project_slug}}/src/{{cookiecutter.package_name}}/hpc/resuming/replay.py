@@ -29,7 +29,7 @@ class NotedBatches(Sampler[Any]):
     A loader draws the seed of its workers when an iterator is made, and the order of its samples with the first batch.
     """
 
-    def __init__(self, batches: Any, samplers: list[Any], fetched: Fetched) -> None:
+    def __init__(self, batches: Any, samplers: list[Any], fetched: Fetched | None) -> None:
         self.batches, self.samplers = batches, samplers
         self.marks = self._marks()
         self.made: dict[str, Any] | None = None  # random state when the iterator was made
@@ -59,10 +59,12 @@ class NotedBatches(Sampler[Any]):
             self._restore(self.again.get("begun"))
             self.again, self.repeated = {}, self._marks()
         self.begun, self.sums = self._random(), [0]
-        self.fetched.begin()
+        if self.fetched:
+            self.fetched.begin()
         sums, batches = self.sums, iter(self.batches)  # an iterator that was given up may still read on
         while True:
-            self.fetched.before()
+            if self.fetched:
+                self.fetched.before()
             if (indices := next(batches, None)) is None:
                 return
             sums.append(zlib.crc32(repr(indices).encode(), sums[-1]))
@@ -137,7 +139,8 @@ def note(trainer: L.Trainer) -> bool:
             rule = "an interrupted run must find its place in the data again, and of this it is not known"
             raise Refused("data", f"{type(loader).__name__}, with an __iter__ of its own", rule, PLAIN)
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        vars(loader)[name] = NotedBatches(_batches(loader), _samplers(loader), Fetched(trainer))  # nobody may set it
+        fetched = None if loader.num_workers else Fetched(trainer)  # workers make batches in processes of their own
+        vars(loader)[name] = NotedBatches(_batches(loader), _samplers(loader), fetched)  # nobody may set it
         if outlives(loader) and trainer.is_global_zero:
             print(f"train: {OUTLIVED}", flush=True)
     if new:
@@ -163,7 +166,7 @@ def places(trainer: L.Trainer, is_fetched: bool, between_epochs: bool) -> list[d
         else:
             cycles = combined._mode == "max_size_cycle"
             num = iterator._num_yielded - is_fetched if cycles else min(iterator._num_yielded, done)
-            before = batches.fetched.state() if is_fetched and not loader.num_workers else None
+            before = batches.fetched.state() if is_fetched and batches.fetched else None
             found.append(batches.place(num) | {"workers": loader.num_workers, "next": before})
     return found
 
@@ -210,7 +213,9 @@ def skip(
             next(iterator) if loader.num_workers else iterator._next_index()
             tick()
         batches.put_from_outside(place.get("now", []))
-        iterator._num_yielded, batches.fetched.again = many, place.get("next") if not loader.num_workers else None
+        iterator._num_yielded = many
+        if batches.fetched:
+            batches.fetched.again = place.get("next")
         if is_same and place["sum"] != batches.sums[many]:
             sampler = getattr(batches.batches, "sampler", batches.batches)
             rule = f"{type(sampler).__name__} must give the same samples for the same random numbers"
