@@ -200,8 +200,14 @@ class Drawn(L.LightningModule):
             self.mean.update(loss.detach(), weight=len(numbers))
             self.log("own/metric", self.mean, on_step=False, on_epoch=True)
         elif self.logs:
-            self.log("own/loss", loss.detach(), on_step=self.logs != "epoch", on_epoch=self.logs != "step")
+            each, whole = self.logs != "epoch", self.logs != "step"
+            self.log("own/loss", loss.detach(), on_step=each, on_epoch=whole, sync_dist=self._is_watched())
         return loss
+
+    def _is_watched(self) -> bool:
+        """Does a schedule go by it? It must see the same on all ranks."""
+        schedules = [one for wanted in self.wanted for one in wanted["schedulers"]]
+        return any(str(one.get("config", {}).get("monitor")).startswith("own/loss") for one in schedules)
 
     def _from_what_was(self, inputs: Tensor) -> float:
         """A factor near 1 that depends on all that is kept."""

@@ -8,7 +8,8 @@ from pathlib import Path
 # Of validations that did not come to their end Lightning counts batches, and asks nowhere how many.
 # How long training was to be when it was saved: an extension of a run that was stopped early saves no more.
 OWN = re.compile(
-    r"attempt|'Timer|time_elapsed|seconds|fp32_flat_groups|perf/|node/|val_loop\.batch_progress|'Hyperparameters.*length"
+    r"attempt|'Timer|time_elapsed|seconds|fp32_flat_groups|perf/|node/|val_loop\.batch_progress"
+    r"|'Hyperparameters.*length|\['position'\]\['ends'\]"
 )
 
 

@@ -147,6 +147,30 @@ def test_what_has_a_state_keeps_it(what: str, start: Callable, tmp_path: Path) -
     assert_same(tmp_path / "run", tmp_path / "reference")
 
 
+# A schedule that goes by what each rank sees: it rises on one and falls on the other.
+WATCHED = """
+import os
+from {{ cookiecutter.package_name }}.module import Classifier
+
+stepped = Classifier.training_step
+
+def training_step(self, batch, batch_idx):
+    sign = 1 - 2 * int(os.environ["RANK"])
+    self.log("own/watched", float(sign * self.global_step), sync_dist=SYNC)
+    return stepped(self, batch, batch_idx)
+
+Classifier.training_step = training_step
+""" + PLATEAU.replace("val/loss", "own/watched").replace("threshold=10", "threshold=0")
+
+
+def test_ranks_whose_learning_rates_differ_train_no_further(start: Callable, tmp_path: Path) -> None:
+    words = ["trainer=ddp", *COMMON, "trainer.devices=2", "trainer.max_epochs=4", "data.global_batch_size=128"]
+    start(tmp_path / "mean", 2, words, patch=WATCHED.replace("SYNC", "True"))
+    said = start(tmp_path / "own", 2, words, patch=WATCHED.replace("SYNC", "False"), code=2)
+    assert "all ranks must have the same learning rates" in said and "sync_dist=True in self.log('own/watched'" in said
+    assert "Traceback" not in said
+
+
 # On a CPU Lightning takes bf16 where fp16 is asked for.
 SCALED = """
 import torch

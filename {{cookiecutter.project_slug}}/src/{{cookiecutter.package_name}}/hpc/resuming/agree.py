@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ class Wish:
     best: int = 0
     not_finite: int = 0
     redo: int = 0  # a validation follows that is not waited for when the run is to stop
+    apart: int = 0  # only of all: they have not the same of what they must have alike
 
 
 class Agreement:
@@ -47,10 +48,14 @@ class Agreement:
         """Do all ranks ask at this step? To be called once at each."""
         return step >= self.next_step or self.early.reach(step)
 
-    def ask(self, step: int, wish: Wish) -> Wish:
-        """The wishes of all ranks together, at an optimizer step that they share."""
+    def ask(self, step: int, wish: Wish, alike: int = 0) -> Wish:
+        """The wishes of all ranks together, at an optimizer step that they share.
+
+        Args:
+            alike: checksum of what all ranks must have alike.
+        """
         numbers = [getattr(wish, field.name) for field in fields(Wish)]
-        numbers.append(-self._steps_per(ABOUT, step))
+        numbers += [alike, -alike, -self._steps_per(ABOUT, step)]
         if self.group is not None:
             told = torch.tensor(numbers)
             dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group)
@@ -59,7 +64,8 @@ class Agreement:
         self.next_step = step + self._every
         self._asked = (step, time.monotonic())
         self.early.agreed(step)
-        return Wish(*numbers)
+        *wanted, most, minus_least = numbers
+        return replace(Wish(*wanted), apart=int(most != -minus_least))
 
     def wait(self) -> None:
         """Until all ranks are here."""

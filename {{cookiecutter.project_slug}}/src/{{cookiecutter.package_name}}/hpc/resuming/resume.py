@@ -24,7 +24,7 @@ from ..training import averaging
 from ..training.loaders import refuse_other_orders
 from ..training.parallel import SKIPPING, gradient_norm, refuse_without_skip, settle_buckets
 from ..training.strategies import SharesBuffers
-from . import attributes, continuation, limits, randomness, replay, settings
+from . import attributes, continuation, limits, optimizers, randomness, replay, settings
 from .agree import Agreement, Wish
 from .continuation import Continuation
 from .fetched import Transferred
@@ -276,7 +276,9 @@ class Resume(L.Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint |= continuation.saved(trainer, pl_module, self._built or {}, self._was_set, self._began)
-        checkpoint[MINE] |= {"made_loaders": self._loaders.state(), "transferred": self._transferred.state()}
+        checkpoint[MINE]["made_loaders"] = self._loaders.state()
+        is_fetched = checkpoint["position"]["is_fetched"]
+        checkpoint[MINE]["transferred"] = self._transferred.state() if is_fetched else None
         checkpoint["attempt"] = self.attempt
         checkpoint["averaged"] = self._averaged
         checkpoint[NOTE] = {"step": trainer.global_step, "attempt": self.attempt, "epoch": trainer.current_epoch}
@@ -348,7 +350,9 @@ class Resume(L.Callback):
             not_finite=self._is_not_finite(trainer, pl_module),
             redo=follows and self.redone.long is not False,
         )
-        wish = self.agreement.ask(step, mine)
+        wish = self.agreement.ask(step, mine, 0 if last else optimizers.checksum(trainer.optimizers))
+        if wish.apart:
+            optimizers.refuse_other_rates(trainer)
         self._validated, self._redo = False, bool(wish.redo)
         if wish.not_finite:
             self._give_up(trainer, step)
