@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf, open_dict
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from {{ cookiecutter.package_name }}.hpc import config
@@ -66,6 +66,15 @@ def test_such_a_callback_that_the_module_brings() -> None:
     with pytest.raises(Refused, match="the project itself must write") as refused:
         limits.refuse_callbacks(SimpleNamespace(callbacks=[L.Callback(), Derived()]))  # type: ignore[arg-type]
     assert refused.value.value == "Derived" and "configure_callbacks" in refused.value.fix
+
+
+def test_layers_that_get_their_sizes_from_the_first_batch() -> None:
+    module: Any = L.LightningModule()
+    module.net = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d(affine=False))
+    loops = SimpleNamespace(_combined_loader=None)
+    trainer: Any = SimpleNamespace(datamodule=None, fit_loop=loops, callbacks=[], optimizers=[], lr_scheduler_configs=[])
+    with pytest.raises(Refused, match="model=net.0.weight, net.0.bias, net.1.running_mean, net.1.running_var"):
+        resume.Resume.on_fit_start(SimpleNamespace(), trainer, module)  # type: ignore[arg-type]
 
 
 def test_a_run_with_checkpoints_no_longer_needs_the_one_it_began_with(tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
+from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS
 
 from ..checkpoints import weights
 from ..checks.preflight import NOT_HERE
 from ..config import Refused
+from ..training.released import shown
 from .position import accumulate
 
 
@@ -55,6 +57,15 @@ def refuse_unvalidated(trainer: Any, metrics: set[str]) -> None:
 def names(trainer: L.Trainer) -> set[str]:
     """Of the weights that a checkpoint would hold."""
     return set(trainer.strategy.lightning_module_state_dict())
+
+
+def refuse_lazy(module: L.LightningModule) -> None:
+    """Raises `Refused` where layers get their sizes only from the first batch: into them no checkpoint can be read."""
+    weights = [*module.named_parameters(), *module.named_buffers()]
+    if lazy := [name for name, weight in weights if is_lazy(weight)]:
+        rule = "layers must have their sizes before training begins, or no checkpoint could be loaded"
+        fix = "the layer that is not lazy, as torch.nn.Linear, or an example through the network once in __init__"
+        raise Refused("model", shown(lazy), rule, fix)
 
 
 def refuse_others(trainer: L.Trainer, before: set[str]) -> None:

@@ -121,6 +121,7 @@ class Resume(L.Callback):
             setattr(pl_module, SKIPPING, self.faults.nonfinite == "skip")
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        limits.refuse_lazy(pl_module)
         self._first = attributes.built(trainer, pl_module)
         self._names = limits.names(trainer)
 
