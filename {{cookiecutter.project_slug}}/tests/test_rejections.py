@@ -71,9 +71,9 @@ def test_such_a_callback_that_the_module_brings() -> None:
 def test_layers_that_get_their_sizes_from_the_first_batch() -> None:
     module: Any = L.LightningModule()
     module.net = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d(affine=False))
-    loops = SimpleNamespace(_combined_loader=None)
-    trainer: Any = SimpleNamespace(datamodule=None, fit_loop=loops, callbacks=[], optimizers=[], lr_scheduler_configs=[])
-    with pytest.raises(Refused, match="model=net.0.weight, net.0.bias, net.1.running_mean, net.1.running_var"):
+    trainer: Any = SimpleNamespace(fit_loop=SimpleNamespace(_combined_loader=None), datamodule=None)
+    trainer.callbacks = trainer.optimizers = trainer.lr_scheduler_configs = []
+    with pytest.raises(Refused, match=r"model=net\.0\.weight, net\.0\.bias, net\.1\.running_mean, net\.1\.running_var"):
         resume.Resume.on_fit_start(SimpleNamespace(), trainer, module)  # type: ignore[arg-type]
 
 
