@@ -6,12 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
 from {{ cookiecutter.package_name }}.hpc.config import Refused
 from {{ cookiecutter.package_name }}.hpc.training.released import FollowsReleased
-from {{ cookiecutter.package_name }}.hpc.training.strategies import DeepSpeed
+from {{ cookiecutter.package_name }}.hpc.training.strategies import FSDP, DeepSpeed
 
 # In each rank: the head is frozen till the second epoch. What each has made of it is told at the end.
 FROZEN = """
@@ -107,6 +108,15 @@ def test_what_is_in_no_sharded_part_is_refused(start: Callable[..., str], tmp_pa
     said = start(tmp_path / "run", 2, [*WORDS, "strategy=fsdp"], patch=BESIDE, code=2)
     assert "refused: model=beside.weight, beside.bias" in said
     assert "fully_shard(self.beside" in said
+
+
+def test_what_is_no_part_by_itself_cannot_be_sharded_by_itself() -> None:
+    module = nn.Module()
+    module.scale = nn.Parameter(torch.ones(()))  # of a loss, say
+    optimizers, place = [torch.optim.SGD(module.parameters())], {"num_replicas": 2}
+    strategy: Any = SimpleNamespace(lightning_module=module, optimizers=optimizers, distributed_sampler_kwargs=place)
+    with pytest.raises(Refused, match="scale in a part of the module that configure_model shards, or strategy=ddp"):
+        FSDP.released(strategy, ["scale"])
 
 
 def test_deepspeed_refuses_what_it_would_never_train() -> None:

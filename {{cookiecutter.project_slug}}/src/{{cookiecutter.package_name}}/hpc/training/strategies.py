@@ -177,10 +177,10 @@ class FSDP(FollowsReleased, SharesBuffers, SharesData, Kept, ModelParallelStrate
         if alone and self.distributed_sampler_kwargs["num_replicas"] > 1:
             rule = "with strategy=fsdp what is trained must be in a sharded part of the module: nobody averages the "
             rule += "gradients of others, and each rank would train them on its own samples"
-            part = alone[0].partition(".")[0]
-            place = f'fully_shard(self.{part}, mesh=self.device_mesh["data_parallel"])'
-            fix = f"{place} in configure_model, or strategy=ddp"
-            raise Refused("model", shown(alone), rule, fix)
+            part, is_within, _ = alone[0].partition(".")
+            place = f'fully_shard(self.{part}, mesh=self.device_mesh["data_parallel"]) in configure_model'
+            place = place if is_within else f"{part} in a part of the module that configure_model shards"
+            raise Refused("model", shown(alone), rule, f"{place}, or strategy=ddp")
 
 
 class DeepSpeed(FollowsReleased, SharesBuffers, SharesData, Kept, DeepSpeedStrategy):
