@@ -189,7 +189,8 @@ class Drawn(L.LightningModule):
         loss = F.cross_entropy(self.network(inputs), numbers % CLASSES)
         if self.keeps:
             loss = self.temperature * loss * (1 + self.smooth + self.lasting) * self._from_what_was(inputs)
-            self.smooth = (0.9 * self.smooth + 0.1 * loss.detach()).to(self.smooth)
+            seen = loss.detach().clamp(max=1.0)  # else it grows by itself
+            self.smooth = (0.9 * self.smooth + 0.1 * seen).to(self.smooth)
             self.lasting.copy_(self.smooth)
             self.outputs.append(loss.detach())
         rates = [group["lr"] for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
