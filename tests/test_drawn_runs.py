@@ -136,6 +136,22 @@ FOUND = {
         "first_words": ["trainer.max_epochs=2"],
         "then_words": ["trainer.max_epochs=3"],
     },
+    "a test of what was stopped early between two batches of one step": {
+        **changed(
+            {"logs": "epoch"},
+            ["trainer.accumulate_grad_batches=2", "+trainer.overfit_batches=2", "+trainer.val_check_interval=0.5"],
+            [struck("test_step", 1)],
+        ),
+        "callbacks": PLAIN["callbacks"]
+        | {
+            "stop": {
+                "_target_": "lightning.pytorch.callbacks.EarlyStopping",
+                "monitor": "val/loss",
+                "patience": 2,
+                "min_delta": 10.0,
+            }
+        },
+    },
     "a test of a run whose two optimizers have made a step more than it was to have": changed(
         {"manual": True, "optimizers": [SGD, SGD]}, ["trainer.max_steps=5"], [struck("test_step", 1, "raise")]
     ),

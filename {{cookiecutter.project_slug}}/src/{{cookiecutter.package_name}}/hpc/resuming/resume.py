@@ -285,6 +285,7 @@ class Resume(L.Callback):
         checkpoint[NOTE] = {"step": trainer.global_step, "attempt": self.attempt, "epoch": trainer.current_epoch}
         # As curves are numbered: `step` counts the steps of all optimizers.
         checkpoint[NOTE]["stepped"] = trainer.fit_loop.epoch_loop._batches_that_stepped
+        checkpoint[NOTE]["batches"] = trainer.fit_loop.epoch_loop.batch_progress.total.completed
         checkpoint[NOTE]["averaged"] = checkpoint["averaged"]
         # For good, by a callback. One that looks as an epoch ends may say so only because `max_steps` ended that one.
         checkpoint[NOTE]["stopped_early"] = trainer.should_stop and trainer.fit_loop._can_stop_early

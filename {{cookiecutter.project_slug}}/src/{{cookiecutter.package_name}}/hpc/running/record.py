@@ -106,8 +106,9 @@ def _logged(cfg: DictConfig, found: Checkpoint, words: Sequence[str]) -> dict[st
     extended = any(word.lstrip("+~").startswith("trainer") for word in words)
     goes_on = extended and not 0 <= (cfg.trainer.max_steps or -1) <= found.step
     for event in rundir.events(Path(cfg.run_dir)):
-        place = event.get("event"), event.get("attempt"), event.get("trained_step")
-        if place == ("trained", found.attempt, found.step) and (found.note.get("stopped_early") or not goes_on):
+        place = [event.get(key) for key in ("event", "attempt", "trained_step", "trained_batches")]
+        # A callback may stop training between two batches of one step: then a part of it is done again.
+        if place == ["trained", found.attempt, found.step, found.note.get("batches")] and (found.note.get("stopped_early") or not goes_on):
             return event["logs"]
     return found.note.get("logs", {})
 
@@ -118,6 +119,7 @@ def trained(trainer: L.Trainer, attempt: int) -> None:
     run_dir = Path(trainer.default_root_dir)
     facts = {"event": "trained", "time": time.time(), "attempt": attempt}
     facts["trained_step"] = trainer.global_step  # not yet `step`: that one is in a checkpoint
+    facts["trained_batches"] = trainer.fit_loop.epoch_loop.batch_progress.total.completed
     rundir.note(run_dir / "attempts.jsonl", facts | {"logs": flushed(trainer)})
 
 
