@@ -105,10 +105,10 @@ def _logged(cfg: DictConfig, found: Checkpoint, words: Sequence[str]) -> dict[st
     """
     extended = any(word.lstrip("+~").startswith("trainer") for word in words)
     goes_on = extended and not 0 <= (cfg.trainer.max_steps or -1) <= found.step
-    for event in rundir.events(Path(cfg.run_dir)):
-        place = [event.get(key) for key in ("event", "attempt", "trained_step", "trained_batches")]
-        # A callback may stop training between two batches of one step: then a part of it is done again.
-        if place == ["trained", found.attempt, found.step, found.note.get("batches")] and (found.note.get("stopped_early") or not goes_on):
+    # The batches, too: a callback may stop training between two of one step, of which a part is done again then.
+    place = ["trained", found.attempt, found.step, found.note.get("batches")]
+    for event in rundir.events(Path(cfg.run_dir)) if found.note.get("stopped_early") or not goes_on else ():
+        if place == [event.get(key) for key in ("event", "attempt", "trained_step", "trained_batches")]:
             return event["logs"]
     return found.note.get("logs", {})
 
