@@ -67,6 +67,12 @@ def struck(where: str, count: int, how: str = "SIGUSR1") -> dict[str, Any]:
     return {"how": how, "where": where, "count": count, "rank": 0}
 
 
+def stopping(patience: int) -> dict[str, Any]:
+    """Callbacks, one of which stops training after so many validations."""
+    stop = {"_target_": "lightning.pytorch.callbacks.EarlyStopping", "monitor": "val/loss", "min_delta": 10.0}
+    return PLAIN["callbacks"] | {"stop": {**stop, "patience": patience}}
+
+
 STOPPED_LATE = [struck("training_step", 7)]
 NETWORK = PLAIN["model"]["network"]
 SHARED = {
@@ -142,15 +148,7 @@ FOUND = {
             ["trainer.accumulate_grad_batches=2", "+trainer.overfit_batches=2", "+trainer.val_check_interval=0.5"],
             [struck("test_step", 1)],
         ),
-        "callbacks": PLAIN["callbacks"]
-        | {
-            "stop": {
-                "_target_": "lightning.pytorch.callbacks.EarlyStopping",
-                "monitor": "val/loss",
-                "patience": 2,
-                "min_delta": 10.0,
-            }
-        },
+        "callbacks": stopping(patience=2),
     },
     "a test of a run whose two optimizers have made a step more than it was to have": changed(
         {"manual": True, "optimizers": [SGD, SGD]}, ["trainer.max_steps=5"], [struck("test_step", 1, "raise")]
@@ -166,29 +164,13 @@ FOUND = {
     },
     "an extension of what was stopped early within an epoch": {
         **changed({"logs": "epoch"}, ["+trainer.val_check_interval=2"], []),
-        "callbacks": PLAIN["callbacks"]
-        | {
-            "stop": {
-                "_target_": "lightning.pytorch.callbacks.EarlyStopping",
-                "monitor": "val/loss",
-                "patience": 1,
-                "min_delta": 10.0,
-            }
-        },
+        "callbacks": stopping(patience=1),
         "first_words": ["trainer.max_epochs=2"],
         "then_words": ["trainer.max_epochs=3"],
     },
     "an extension of what `max_steps` ended, where a callback would stop at the epoch's end": {
         **changed({"logs": "epoch"}, ["trainer.max_steps=16"], []),
-        "callbacks": PLAIN["callbacks"]
-        | {
-            "stop": {
-                "_target_": "lightning.pytorch.callbacks.EarlyStopping",
-                "monitor": "val/loss",
-                "patience": 2,
-                "min_delta": 10.0,
-            }
-        },
+        "callbacks": stopping(patience=2),
         "first_words": ["trainer.max_steps=13"],
         "then_words": ["trainer.max_steps=16"],
     },

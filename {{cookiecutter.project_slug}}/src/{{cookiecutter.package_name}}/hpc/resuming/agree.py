@@ -23,7 +23,7 @@ class Wish:
     best: int = 0
     not_finite: int = 0
     redo: int = 0  # a validation follows that is not waited for when the run is to stop
-    apart: int = 0  # only of all: they have not the same of what they must have alike
+    apart: int = 0  # no wish, but found by asking: ranks differ in what they must have alike
 
 
 class Agreement:

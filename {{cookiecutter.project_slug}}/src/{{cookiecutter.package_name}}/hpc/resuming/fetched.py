@@ -40,7 +40,7 @@ class Fetched:
         """Before the first batch of an epoch."""
         self._watched = []
         for owner, it in holders.of_run(self.trainer, self.trainer.lightning_module).items():
-            if owner.startswith(self.owners) and not (owner.startswith(MODULE) and holders.is_librarys(type(it))):
+            if owner.startswith(self.owners) and not (owner.startswith(MODULE) and holders.is_of_library(type(it))):
                 fields = ((name, value) for name, value in holders.fields(owner, it) if name not in NO_ATTRIBUTES)
                 names = [name for name, value in fields if forms.holds_data(value)]
                 # Also buffers that a checkpoint has: it has them as they are afterwards.

@@ -99,10 +99,11 @@ def data_of(owner: Any) -> dict[str, Any]:
 def put(owner: Any, name: str, form: Any, *, find: Find | None = None, device: Any = "cpu") -> None:
     """Set an attribute. Where one of this kind is there it takes the content, as others may have it, too.
 
-    Args:
-        device: of this rank.
-
     Classes are those of what is there: none is looked up by a name. Raises `LookupError` where one is missing.
+
+    Args:
+        find: gives an object of this run by its name.
+        device: of this rank.
     """
     now = getattr(owner, name, None)
     classes: dict[str, Any] = {_class(kind): kind for kind in _classes(now)}

@@ -83,7 +83,7 @@ def fields(owner: str, it: Any) -> Iterator[tuple[str, Any]]:
     without = _of_libraries(it, is_saved=is_saved) | OURS
     if "ds_id" in _attributes(it):
         without |= {name for name in _attributes(it) if name.startswith(DEEPSPEED)}
-    only_data = is_librarys(type(it)) or owner.startswith(DATASET)  # what else they keep is their own affair
+    only_data = is_of_library(type(it)) or owner.startswith(DATASET)  # what else they keep is their own affair
     for name, value in _attributes(it).items():
         is_layers = is_saved and isinstance(value, FUNCTIONS) and not isinstance(it, Metric)  # its activation, say
         if name in without or (only_data and not (is_layers or forms.holds_data(value))):
@@ -176,7 +176,7 @@ def _objects(place: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]
 
 
 @cache
-def is_librarys(kind: type) -> bool:
+def is_of_library(kind: type) -> bool:
     return all(f"{base.__module__}.".startswith(LIBRARIES) for base in kind.__mro__)
 
 
