@@ -13,6 +13,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 CONSTRAINTS := {{cookiecutter.project_slug}}/constraints.txt
+HPC := {{cookiecutter.project_slug}}/src/hpc
 PROJECT := my-research# the default slug in cookiecutter.json
 BAKE := .venv/bin/python -m cookiecutter . --no-input --default-config --output-dir
 
@@ -22,7 +23,7 @@ SEED ?= 1
 COUNT ?= 50
 ROUNDS ?= 100
 
-.PHONY: demo test chaos twins neighbours hostile bench bench-gpu check clean system env
+.PHONY: demo test chaos twins neighbours hostile bench bench-gpu check lint clean system env
 
 demo: env
 	rm -rf build/demo
@@ -31,10 +32,9 @@ demo: env
 	@echo "  export VENV='$(CURDIR)/.venv'; cd build/demo/$(PROJECT); source env.sh; tensorboard --logdir runs"
 	@export VENV="$$PWD/.venv" && cd build/demo/$(PROJECT) && source ./env.sh && python train.py
 
-test: env
-	.venv/bin/python -m ruff check .
-	.venv/bin/python -m ruff format --check .
-	.venv/bin/python -m pytest
+test: env lint
+	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile
+	.venv/bin/python -m pytest --ignore tests/hpc
 
 chaos: env
 	.venv/bin/python tests/chaos.py --faults $(FAULTS) --seed $(SEED) $(if $(OUT),--out $(OUT))
@@ -62,18 +62,27 @@ bench-gpu:
 	$(PY) benchmarks/memory.py --gpu $(if $(FORK),--project '$(FORK)') --out benchmarks/results.json
 	$(PY) benchmarks/table.py benchmarks/results.json --readme README.md
 
-check: env
+check: env lint
+	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m "not slow"
+	.venv/bin/python -m pytest --ignore tests/hpc -m "not slow"
+
+# The last line: which room of hpc may import which.
+lint:
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
-	.venv/bin/python -m pytest -m "not slow"
+	@# A cache in there would be part of the next bake.
+	.venv/bin/python -m ruff check --no-cache '$(HPC)'
+	.venv/bin/python -m ruff format --check --no-cache '$(HPC)'
+	PYTHONPATH='$(CURDIR)/$(HPC)/..' .venv/bin/lint-imports --no-logo
 
 clean:
 	rm -rf .venv .venv.lock build .pytest_cache .ruff_cache
 
 # The environment of a baked project, made by that project's env.sh, and cookiecutter. Quick when it is there.
 env: system
-	@[ -x .venv/bin/cookiecutter ] || { $(PYTHON) -m venv .venv && \
-	    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c '$(CONSTRAINTS)' cookiecutter; }
+	@[ -x .venv/bin/python ] || $(PYTHON) -m venv .venv
+	@[ .venv/.tests -nt tests/requirements.txt ] || { .venv/bin/python -m pip install --quiet \
+	    --disable-pip-version-check -c '$(CONSTRAINTS)' -r tests/requirements.txt && touch .venv/.tests; }
 	@rm -rf build/env && $(BAKE) build/env >/dev/null
 	@export VENV="$$PWD/.venv" && source build/env/$(PROJECT)/env.sh
 

@@ -60,7 +60,7 @@ def _rank(rank: int, benchmark: Callable[..., Any], ranks: int, project: str, ou
 
 def agreements(rank: int, project: Path) -> list[dict[str, Any]]:
     """What agreeing adds to a step: the time in it, over the time of all steps."""
-    from my_research.hpc.resuming.agree import Agreement, Wish
+    from hpc.resume.agreement import Agreement, Wish
 
     agreement, token = Agreement(), torch.zeros(1)
     shares, calls, ratios = [], [], []
@@ -104,9 +104,10 @@ def agreements(rank: int, project: Path) -> list[dict[str, Any]]:
 def saves(rank: int, project: Path) -> list[dict[str, Any]]:
     """How long a save holds up training, over a bare copy of the same tensors, and over the whole writing."""
     import lightning
-    from my_research.hpc.checkpoints import checkpoint
-    from my_research.hpc.checkpoints.kept import AFTERWARDS
-    from my_research.hpc.training import strategies
+
+    from hpc.checkpoint import on_disk as checkpoint
+    from hpc.checkpoint.strategy_state import AFTERWARDS
+    from hpc.training import strategies
 
     stalls, copies, wholes = [], [], []
 

@@ -6,7 +6,7 @@ Operations as PyTorch runs them one by one, in 16 bit; bytes are read and writte
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from my_research.hpc.planning.traced import Linear, Part, Trace, Work
+from hpc.plan.trace_types import Linear, Part, Trace, Work
 
 WIDE = 2  # bytes of a number
 Works = Sequence[Work]

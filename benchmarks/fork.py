@@ -84,7 +84,7 @@ from types import SimpleNamespace
 
 import lightning
 import turns
-from my_research.hpc.resuming import agree
+from hpc.resume import agreement as agree
 
 
 class Turns(lightning.Callback):

@@ -65,18 +65,19 @@ def compared(case: Case, gpu: bool) -> tuple[float, float | None]:
 
     Of a run that should fit and does not, infinitely many were counted.
     """
-    from my_research.hpc import config
-    from my_research.hpc.jobs import commandline
-    from my_research.hpc.planning import setup, trace
-    from my_research.hpc.planning.memory import memory
     from tracked import on_gpu, tracked
+
+    from hpc.config import build, compose
+    from hpc.plan import setup
+    from hpc.plan import tracer as trace
+    from hpc.plan.memory import memory
 
     network, precision, again, batch = case
     words = [f"trainer.precision={precision}", f"data.global_batch_size={batch}"]
     words.append(f"strategy.activation_checkpointing={again}")
-    cfg = commandline.compose_overrides([*NETWORKS[network], *words], personal=False)
-    layout, make, optimize = setup.of(cfg), partial(config.build, cfg.model.network), cfg.model.optimizer
-    planned = memory(trace.trace(make, config.build(optimize), *layout.computes_in), layout).total
+    cfg = compose.compose_overrides([*NETWORKS[network], *words], personal=False)
+    layout, make, optimize = setup.of(cfg), partial(build.build, cfg.model.network), cfg.model.optimizer
+    planned = memory(trace.trace(make, build.build(optimize), *layout.computes_in), layout).total
     if not gpu:
         return planned, tracked(cfg, layout)
     if planned > torch.cuda.mem_get_info()[0]:

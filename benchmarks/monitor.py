@@ -50,7 +50,7 @@ def sampler(project: Path, folder: Path) -> list[dict[str, Any]]:
 
 def cost(project: Path, run_dir: Path, seconds: float, samples: int) -> tuple[float, int]:
     """Seconds of processor time that a sampler took, and how many samples it wrote: the last one at its end."""
-    command = [sys.executable, "-P", "-m", "my_research.hpc.monitoring.node", str(run_dir), "1", str(seconds), "0"]
+    command = [sys.executable, "-P", "-m", "hpc.monitor.sampler", str(run_dir), "1", str(seconds), "0"]
     settings = environ() | {"PYTHONPATH": str(project / "src")}
     process = subprocess.Popen([*command, str(os.getpid())], env=settings, stdin=subprocess.PIPE)
     assert process.stdin

@@ -25,7 +25,7 @@ class Run:
     table: str
     name: str
     network: Any  # decoder.Decoder
-    setup: Any  # my_research.hpc.planning.setup.Setup
+    setup: Any  # hpc.plan.setup.Setup
     gpu: str
     node_gbs: float
     unit: str
@@ -79,7 +79,8 @@ def runs() -> Iterator[Run]:
 
 def _run(table: dict[str, Any], values: Sequence[Any], networks: dict[str, Any]) -> Run:
     from decoder import Decoder
-    from my_research.hpc.planning.setup import Setup
+
+    from hpc.plan.setup import Setup
 
     cells = table["run"] | table["how"] | dict(zip(table["columns"], values, strict=False))
     how, setting = ({field.name for field in fields(kind)} & set(cells) for kind in (Decoder, Setup))
@@ -111,8 +112,8 @@ def predicted(run: Run, adjusted: Any = lambda machine: machine) -> float:
 
 
 def step_seconds(run: Run, adjusted: Any = lambda machine: machine) -> float:
-    from my_research.hpc.planning.hardware import machine
-    from my_research.hpc.planning.steptime import step
+    from hpc.jobs.hardware import machine
+    from hpc.plan.step_time import step
 
     return step(run.network.trace(), run.setup, adjusted(machine(run.gpu, run.node_gbs))).seconds
 

@@ -25,7 +25,7 @@ NCSA OSL-3.0 UPL-1.0 Unlicense Zlib
 
 # Beside a package `x`, `import x` would no longer find these: what lies in the project's root and what tests share, ...
 OURS = "benchmarks configs data docs env notebooks outputs plan report runs slurm src submit test tests tools train"
-OURS += " cases conftest desk"
+OURS += " cases conftest ranks"
 # ... libraries whose import name is not their distribution's name (those of the same name are in constraints.txt), ...
 IMPORT_NAMES = """
 absl antlr4 attr cpuinfo cuda dateutil example functorch google grpc hydra isympy lightning_fabric markdown_it
@@ -73,6 +73,8 @@ def package():
         rule = "is not lower-case words of a-z and 0-9, joined by _, that begin with a letter"
     elif keyword.iskeyword(name) or name in getattr(keyword, "softkwlist", ()):
         rule = "is a keyword of Python"
+    elif name == "hpc":
+        rule = "is the package of the template, which lies beside yours in src/"
     elif name in STANDARD:
         rule = "is a module of Python's standard library, which it would hide"
     elif name in OURS.split():

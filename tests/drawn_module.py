@@ -8,14 +8,15 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
-from my_research.data.loading import DataModule
-from my_research.drawn_trace import passes, write
-from my_research.hpc.training.parallel import clip_gradients
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler, swa_utils
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchmetrics import MeanMetric
+
+from hpc.data.data_module import DataModule
+from hpc.training.parallel import clip_gradients
+from my_research.drawn_trace import passes, write
 
 FEATURES, CLASSES = 4, 3
 SIZES = {"train": 0, "val": 1000, "other": 2000, "test": 3000}  # where the numbers of a split's samples begin

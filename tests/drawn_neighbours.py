@@ -28,18 +28,18 @@ HERE = Path(__file__).resolve().parent
 # A scene, and a cure that is taken away: the machine must find the harm.
 CONTROLS = {
     "one directory": """
-from my_research.hpc.running import claim
+from hpc.run import claim
 claim._lives = lambda *_: False
 claim.Claim.mine = lambda _: True
 """,
     "one staged file": """
 from contextlib import nullcontext
-from my_research.hpc.storage import staging
+from hpc.data import staging
 staging._alone = nullcontext
 """,
     "one submit directory": """
-from my_research.hpc.jobs import move
-move.begin = move.keep
+from hpc.run import frozen_config
+frozen_config.begin = frozen_config.keep
 """,
 }
 TRIES = 6  # rounds in which a control must be found: not every round hits the moment
@@ -177,9 +177,10 @@ def prepared(project: Path, folder: Path, wanted: list[str]) -> Iterator["Rounds
     import torch.distributed.checkpoint
     import torch.utils.tensorboard
     import torchmetrics  # noqa: F401
-    import train  # noqa: F401  # and with it the project's own modules
     from neighbour_ground import BYSTANDERS, adopt
     from neighbour_rounds import Rounds
+
+    import train  # noqa: F401  # and with it the project's own modules
 
     torch.set_num_threads(1)
     logging.getLogger("tensorboard").setLevel(logging.ERROR)  # a run that went on is compared as it was written, too

@@ -40,7 +40,7 @@ def module(dice: Dice, drawn: dict[str, Any], validates: bool, manual: bool, acc
     model["own_clip"] = sharded or dice.chance(0.3)
     model["keeps"] = not moves and dice.chance(0.3)  # each rank its own
     if sharded or moves:
-        shared = {"_partial_": True, "_target_": "my_research.hpc.training.parallel.parallelize"}
+        shared = {"_partial_": True, "_target_": "hpc.training.parallel.parallelize"}
         model["parallelize"] = {**shared, "precision": "${trainer.precision}"}
     drawn["model"] = model
 

@@ -14,7 +14,6 @@ from typing import Any
 import hostile_kinds
 import hostile_training
 
-PACKAGE = "my_research"
 LIBRARIES = [
     "hydra",
     "omegaconf",
@@ -33,29 +32,29 @@ LIBRARIES = [
     "sklearn.datasets",
 ]
 MODULES = [
-    "config",
-    "trust",
-    "trained",
-    "checks.preflight",
-    "checks.probe",
-    "jobs.commandline",
-    "jobs.move",
-    "jobs.scripts",
-    "reporting.report",
-    "reporting.onepage",
-    "reporting.board",
-    "reporting.tunnel",
+    "config.build",
+    "config.preflight",
+    "config.trust",
+    "launch.node_checks",
+    "run.changes",
+    "run.command_line",
+    "submit.scripts",
+    "report.run_table",
+    "report.files",
+    "report.tensorboard",
+    "report.ssh_tunnel",
     "studies.search",
-    "studies.study",
-    "studies.trials",
+    "studies.optuna_study",
+    "studies.trial_table",
     "studies.sweep",
-    "running.begin",
-    "running.record",
-    "checkpoints.weights",
-    "planning.traces",
-    "planning.fitting",
-    "resuming.resume",
+    "training.begin",
+    "training.record",
     "training.strategies",
+    "checkpoint.trained",
+    "checkpoint.weights",
+    "plan.trace_cache",
+    "plan.fit",
+    "resume.resume",
 ]
 
 
@@ -94,13 +93,12 @@ def prepare(base: Path, project: Path, words: list[str]) -> None:
     for library in LIBRARIES:
         importlib.import_module(library)
     for module in MODULES:
-        importlib.import_module(f"{PACKAGE}.hpc.{module}")
+        importlib.import_module(f"hpc.{module}")
     shutil.copytree(project / "configs", base / "configs")
-    from my_research.hpc import config
-    from my_research.hpc.jobs import commandline
+    from hpc.config import compose, typed
 
-    hostile_kinds.LEAVES[:] = sorted(config.flat(commandline.compose_overrides([])))
-    hostile_kinds.GROUPS |= commandline.groups()
+    hostile_kinds.LEAVES[:] = sorted(typed.flat(compose.compose_overrides([])))
+    hostile_kinds.GROUPS |= compose.groups()
     _search(base / "search")
     _data(base)
     for module in ("train", "submit"):  # parsed once
@@ -108,7 +106,8 @@ def prepare(base: Path, project: Path, words: list[str]) -> None:
 
 
 def _search(folder: Path) -> None:
-    from my_research.hpc.studies import search, study
+    from hpc.studies import optuna_study as study
+    from hpc.studies import search
 
     words = ["model.optimizer.lr=interval(0.001,0.1)"]
     for number in range(3):
@@ -138,15 +137,14 @@ def _data(base: Path) -> None:
 
 def enter(case: Any, project: Path) -> None:
     """Start a program as a shell would."""
-    from my_research.hpc import config, trust
-    from my_research.hpc.jobs import commandline
+    from hpc.config import compose, trust
 
     if case.configs:
-        for module in (config, commandline, trust):
+        for module in (compose, trust):
             module.CONFIGS = case.configs
         trust.TRUSTED = case.configs / "trusted.yaml"
     if case.personal:
-        commandline.PERSONAL = case.personal
+        compose.PERSONAL = case.personal
     if case.host:
         socket.gethostname = lambda: case.host  # as os.uname and the kernel would have it
     sys.argv = [case.program, *case.words]
@@ -169,8 +167,8 @@ def enter(case: Any, project: Path) -> None:
 
 def _harmless() -> None:
     """No TensorBoard is started, and nothing is traced."""
-    from my_research.hpc.planning import traces
-    from my_research.hpc.reporting import board
+    from hpc.plan import trace_cache as traces
+    from hpc.report import tensorboard as board
 
     def ends(*_: Any, **__: Any) -> Any:
         sys.exit(0)
@@ -182,78 +180,82 @@ def _harmless() -> None:
 def train(project: Path) -> None:
     """train.py up to where ranks would meet."""
     import train as program
-    from my_research.hpc import config, launch, rundir
+    from hpc.config import build, errors
+    from hpc.launch import placement as launch
+    from hpc.run import directory as rundir
 
     def looked_at(cfg: Any, place: Any, warned: Any, frozen: bool = False) -> dict[str, float]:
         from datetime import datetime
 
-        from my_research.hpc.checks import probe
+        from hpc.launch import node_checks
 
         run_dir = rundir.choose(cfg.run_dir, cfg.name, datetime.now(), os.environ, place.step or "0")
-        probe.agree([probe.facts(cfg, place, os.environ)])
+        node_checks.agree([node_checks.facts(cfg, place, os.environ)])
         if place.launcher != "none":
             launch.settle(place, cfg.cluster.master_addr_suffix, os.environ)
             launch.cores(place.local_world_size or 1, os.environ)
-        config.build(cfg.model)
+        build.build(cfg.model)
         print(ascii(str(run_dir)))
         return {}
 
     program.train = looked_at
-    with config.refusals():
+    with errors.refusals():
         here = launch.place(os.environ)
-    with config.refusals(launch.speaks(here, os.environ)):
-        program.main(here, program.watch.listen())
+    with errors.refusals(launch.speaks(here, os.environ)):
+        program.main(here, program.watchdog.listen())
 
 
 def load(project: Path) -> None:
-    from my_research.hpc import config, trained
+    from hpc.checkpoint import trained
+    from hpc.config import errors
 
-    with config.refusals():
+    with errors.refusals():
         trained.load(sys.argv[1])
 
 
 def weights(project: Path) -> None:
-    from my_research.hpc import config
-    from my_research.hpc.checkpoints import weights
+    from hpc.checkpoint import weights
+    from hpc.config import errors
 
-    with config.refusals():
+    with errors.refusals():
         weights.read(sys.argv[1])
 
 
 def begin(project: Path) -> None:
     """What rank 0 does with a run directory before training: find the checkpoint, and read it as plain data."""
-    from my_research.hpc import config, rundir
-    from my_research.hpc.checkpoints import inert
-    from my_research.hpc.jobs import commandline
-    from my_research.hpc.running import begin, loggers, record
+    from hpc.checkpoint import safe_unpickle as inert
+    from hpc.config import build, errors
+    from hpc.run import command_line
+    from hpc.run import directory as rundir
+    from hpc.training import attempt as begin
+    from hpc.training import loggers, record
 
     run_dir = Path(sys.argv[1])
-    with config.refusals():
-        cfg = commandline.resumed(run_dir, [])
+    with errors.refusals():
+        cfg = command_line.resumed(run_dir, [])
         beginning = begin.alone(run_dir, "host", {})
         if found := beginning.checkpoint:
-            loggers.cut(run_dir, [config.build(cfg.logger)], found.note.get("logs", {}), rundir.events(run_dir))
+            loggers.cut(run_dir, [build.build(cfg.logger)], found.note.get("logs", {}), rundir.events(run_dir))
             record.skipped(run_dir, found.step, beginning.attempt)
             with inert.refusals(found.path, "resume"):
                 inert.plain(found.path / "meta.pt")
                 inert.plain(found.path / "rank-0.pt")
-        config.build(cfg.model)
+        build.build(cfg.model)
         beginning.claim.release()
 
 
 def check(project: Path) -> None:
-    from my_research.hpc import config
-    from my_research.hpc.checks import preflight
-    from my_research.hpc.jobs import commandline
+    from hpc.config import build, errors, preflight
+    from hpc.run import command_line
 
-    with config.refusals():
-        cfg = commandline.compose(None, sys.argv[1:])
+    with errors.refusals():
+        cfg = command_line.compose(None, sys.argv[1:])
         preflight.check(cfg)
-        config.build(cfg.data)
+        build.build(cfg.data)
 
 
 def tunnel(project: Path) -> None:
-    from my_research.hpc.reporting import tunnel
+    from hpc.report import ssh_tunnel as tunnel
 
     print("\n".join(tunnel.lines(6006, "me", tunnel.here(os.environ), None, os.environ)))
 

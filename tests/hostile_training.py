@@ -70,7 +70,7 @@ def training(rng: random.Random, ground: Ground) -> Case:
 
 def sound(ground: Ground, run_dir: Path) -> Case:
     """A small run in this directory, with nothing odd about it; its node is watched."""
-    from my_research.hpc.config import quoted
+    from hpc.config.freezing import quoted
 
     words = {key: value for key, value in (SMALL | MODELS["digits"]).items() if key != "callbacks.monitor"}
     typed = f"run_dir='{quoted(str(run_dir))}'"
@@ -86,7 +86,7 @@ def section_of(key: str) -> str:
 
 def odd(rng: random.Random, now: Any, ground: Ground) -> str:
     """A value as it is typed: most often of the type that stands there."""
-    from my_research.hpc.config import quoted
+    from hpc.config.freezing import quoted
 
     kind = {int: "int", float: "float", bool: "bool", list: "list", str: "word"}.get(type(now), "")
     if not kind or rng.random() < 0.2:
@@ -112,14 +112,13 @@ def known_keys(model: str, words: list[str]) -> dict[str, Any]:
     """What can be typed for such a run: the config's keys, and the further arguments of what it builds."""
     if model in KEYS:
         return KEYS[model]
-    from my_research.hpc import config
-    from my_research.hpc.checks import signatures
-    from my_research.hpc.jobs import commandline
     from omegaconf import OmegaConf
 
-    cfg = commandline.compose_overrides(words)
-    flat = config.flat(cfg)
-    known = {key: value for key, value in flat.items() if not commandline.CODE_KEYS.search(key)}
+    from hpc.config import compose, signatures, typed
+
+    cfg = compose.compose_overrides(words)
+    flat = typed.flat(cfg)
+    known = {key: value for key, value in flat.items() if not compose.CODE_KEYS.search(key)}
     for name, node in signatures.targets(OmegaConf.to_container(cfg)):
         for parameter, kind in signatures.signature(node["_target_"]).parameters.items():
             if parameter not in node and f"{name}.{parameter}" not in known:
@@ -137,7 +136,8 @@ EXAMPLES: dict[str, Any] = {"bool": True, "float": 0.1, "int": 1, "list": [1], "
 def enter(project: Path) -> None:
     """train.py itself. Each batch that it trains with adds a byte to a file; what would train on is left then."""
     import train as program
-    from my_research.hpc import config, launch
+    from hpc.config import errors
+    from hpc.launch import placement as launch
     from my_research.module import Classifier
 
     folder = Path.cwd()
@@ -156,10 +156,10 @@ def enter(project: Path) -> None:
 
     Classifier.training_step = training_step  # type: ignore[method-assign]
 
-    with config.refusals():
+    with errors.refusals():
         here = launch.place(os.environ)
-    with config.refusals(launch.speaks(here, os.environ)):
-        program.main(here, program.watch.listen())
+    with errors.refusals(launch.speaks(here, os.environ)):
+        program.main(here, program.watchdog.listen())
 
 
 def judged(case: Case, code: int, ground: Ground, said: str) -> str:
@@ -179,9 +179,9 @@ def judged(case: Case, code: int, ground: Ground, said: str) -> str:
 
 def unlike(run_dir: Path, step: int, batches: int) -> str:
     """Where the run is not what was typed."""
-    from my_research.hpc import config
+    from hpc.config import yaml_files
 
-    cfg = config.yaml_config(run_dir / "config.yaml")
+    cfg = yaml_files.yaml_config(run_dir / "config.yaml")
     asked = int(cfg.trainer.max_steps)
     if asked >= 0 and step > asked:
         return f"{step} steps instead of {asked}"

@@ -272,7 +272,7 @@ def _enter(pid: int) -> None:
 
 def _hit_itself(number: int, step: int) -> None:
     """Send this process a signal when so many steps are done."""
-    from my_research.hpc.resuming.resume import Resume
+    from hpc.resume.resume import Resume
 
     before = Resume.on_train_batch_end
 

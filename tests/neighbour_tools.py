@@ -12,7 +12,7 @@ from neighbour_ground import Command, Ground
 from neighbour_rounds import Rounds, Scene
 from neighbour_trains import THEIRS
 
-OURS = "from my_research.hpc.running import snapshot; snapshot.refuse_incomplete = lambda *_: None"
+OURS = "from hpc.run import snapshot; snapshot.refuse_incomplete = lambda *_: None"
 
 
 def packed(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
@@ -87,7 +87,7 @@ import os, random, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from torch import device, nn
-from my_research.hpc.training.compiled import CompileCache
+from hpc.training.compile_cache import CompileCache
 KILLED = False
 folder = Path("{folder}")
 cache = CompileCache(str(folder / "shared"), True, str(folder / "node"))

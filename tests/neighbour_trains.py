@@ -100,7 +100,8 @@ def _told(ground: Ground, commands: list[Command]) -> None:
 
 def ports(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
     """Runs of two ranks in one job, whose ports follow from the same facts; a stranger listens on some of them."""
-    from my_research.hpc import launch, rendezvous
+    from hpc.launch import placement as launch
+    from hpc.launch import rendezvous
 
     job = {"PBS_JOBID": f"{rng.randrange(1000, 9999)}.server"}
     derived = rendezvous.Launch.of(launch.Place("mpiexec (MPICH)", 0, 2, 0, 2), job).ports

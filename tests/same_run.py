@@ -22,7 +22,8 @@ def scalars(run_dir: Path, purge: bool) -> dict[str, list[tuple[int, float]]]:
 def differences(reference: Path, run_dir: Path) -> list[str]:
     """One line for each thing that differs."""
     import torch
-    from my_research.hpc.checkpoints import weights
+
+    from hpc.checkpoint import weights
 
     found = []
     for purge in (False, True):

@@ -134,7 +134,7 @@ REFUSED = [
     ({"package_name": "sklearn"}, "is a library"),
     ({"package_name": "pil"}, "is a library"),
     ({"package_name": "tests"}, "file or folder of the project"),
-    ({"package_name": "desk"}, "file or folder of the project"),
+    ({"package_name": "hpc"}, "package of the template"),
     ({"package_name": "train"}, "file or folder of the project"),
     ({"package_name": "_private"}, "package_name=private"),
     ({"package_name": "überbau"}, "is not lower-case words"),
@@ -245,7 +245,7 @@ def test_bakes_from_a_repository_address(template, settings, tmp_path, run):
     (tmp_path / "out").mkdir()
     done = run([*command, "package_name=cloned"], tmp_path / "out")
     assert done.returncode == 0, done.stdout
-    assert (tmp_path / "out" / "my-research" / "src" / "cloned" / "hpc" / "config.py").is_file()
+    assert (tmp_path / "out" / "my-research" / "src" / "cloned" / "module.py").is_file()
 
 
 def test_nothing_typed_was_executed(awkward_project):

@@ -21,11 +21,12 @@ import json, sys
 from pathlib import Path
 sys.path[:0] = ["src", "."]
 import submit
-from my_research.hpc.checks import preflight
-from my_research.hpc.jobs import commandline, pbs
+from hpc.config import preflight
+from hpc.config import compose
+from hpc.jobs import pbs
 scripts, run_dir = {}, Path("/runs/it's 100 % mine")
 for cluster, overrides in json.loads(sys.argv[1]).items():
-    cfg = commandline.compose_overrides([f"cluster={cluster}", "trainer=ddp_4node", *overrides])
+    cfg = compose.compose_overrides([f"cluster={cluster}", "trainer=ddp_4node", *overrides])
     preflight.job(cfg)
     works = {"job": submit.describe(cfg, run_dir=run_dir)}
     cfg.trainer.num_nodes = cfg.trainer.devices = 1

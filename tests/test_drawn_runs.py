@@ -14,9 +14,9 @@ pytestmark = pytest.mark.slow
 SEED, COUNT = 1, 10
 FAILED = ("different", "hung")
 BROKEN = {
-    "random numbers": "from my_research.hpc.resuming import randomness; randomness.restore = lambda state: None",
-    "position": "from my_research.hpc.resuming import position; position.start_at = lambda trainer, start: None",
-    "optimizer": "from my_research.hpc.checkpoints.kept import Kept; Kept.load_optimizer_state_dict = lambda *_: None",
+    "random numbers": "from hpc.state import randomness; randomness.restore = lambda state: None",
+    "position": "from hpc.data import position; position.start_at = lambda trainer, start: None",
+    "optimizer": "from hpc.checkpoint.strategy_state import Kept; Kept.load_optimizer_state_dict = lambda *_: None",
 }
 # One device, dropout, momentum; stopped by a signal in the second epoch.
 PLAIN: dict[str, Any] = {
@@ -79,7 +79,7 @@ SHARED = {
     "own_clip": True,
     "parallelize": {
         "_partial_": True,
-        "_target_": "my_research.hpc.training.parallel.parallelize",
+        "_target_": "hpc.training.parallel.parallelize",
         "precision": "${trainer.precision}",
     },
 }
@@ -193,7 +193,7 @@ FOUND = {
         "ranks": 2,
         "callbacks": PLAIN["callbacks"]
         | {
-            "throughput": {"_target_": "my_research.hpc.monitoring.throughput.Throughput"},
+            "throughput": {"_target_": "hpc.monitor.throughput.Throughput"},
             "stop": {
                 "_target_": "lightning.pytorch.callbacks.EarlyStopping",
                 "monitor": "val/loss",
@@ -240,7 +240,7 @@ def test_what_was_found_stays_cured(what, prepared, tmp_path):
 
 def test_a_run_that_does_not_end_is_found(prepared, tmp_path, monkeypatch):
     monkeypatch.setattr(forked, "LIMIT", 8.0)
-    patch = "import time; from my_research.hpc.resuming import position; position.start_at = lambda *_: time.sleep(60)"
+    patch = "import time; from hpc.data import position; position.start_at = lambda *_: time.sleep(60)"
     assert twin_runs.twin(prepared, tmp_path / "run", "hanging", PLAIN, patch).kind == "hung"
 
 

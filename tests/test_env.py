@@ -75,7 +75,7 @@ def test_first_use_installs_and_activates(place):
     assert code == 0, err
     assert out.split("\n")[:2] == [f"{place.venv}/bin/python", str(place.venv)]
     assert place.asked("--constraint constraints.txt") == 1
-    for wanted in ("torch>=", "deepspeed", "ruff", "my_research.hpc.checks.signatures"):
+    for wanted in ("torch>=", "deepspeed", "ruff", "hpc.config.signatures"):
         assert place.asked(wanted), wanted
     assert not (place.folder / "canary").exists() and not (place.project / "canary").exists()
 

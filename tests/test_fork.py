@@ -49,7 +49,7 @@ import torch
 from sklearn.datasets import load_breast_cancer
 from torch.utils.data import Dataset, TensorDataset
 
-from .loading import DataModule
+from hpc.data.data_module import DataModule
 
 
 class Cancer(DataModule):

@@ -20,7 +20,7 @@ COMPARE = """
 import json, torch
 from functools import partial
 from decoder import Decoder
-from my_research.hpc.planning.trace import trace
+from hpc.plan.tracer import trace
 from my_research.models.gpt import GPT
 DIRECTIONS = "forward", "backward", "again"
 sizes = {"num_layers": 2, "num_heads": 8, "width": 512, "vocab_size": 4096, "block_size": 256}

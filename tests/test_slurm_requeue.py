@@ -41,14 +41,15 @@ def verdict(word):
         (run_dir / "verdict").write_text(f"attempt {start + 1}\\nstep 1\\noutcome {word}\\nwhy test\\n")
 
 def take():
-    from my_research.hpc import config, launch
-    from my_research.hpc.running import claim
+    from hpc.config import errors
+    from hpc.launch import placement as launch
+    from hpc.run import claim
     job, answer = launch.job_id(os.environ), run_dir / f"answer-{os.environ['SLURM_JOB_ID']}-{start}"
     if rank == "0":
         try:
             claim.take(run_dir, dict(job=job, restart=start, host=os.uname().nodename, pid=os.getpid()))
             said = "yes"
-        except config.Refused as refused:
+        except errors.Refused as refused:
             said = "no"
             print(refused, flush=True)
         answer.write_text(said)
@@ -89,10 +90,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, "src")
-from my_research.hpc.jobs import commandline, job, slurm
+from hpc.config import compose
+from hpc.jobs import job, slurm
 root = Path(sys.argv[1])
 words = ["cluster=slurm", "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "faults.retries=2"]
-cfg = commandline.compose_overrides(words)
+cfg = compose.compose_overrides(words)
 places = {"run_dir": root / "RUN", "code": root / "RUN/code", "work_dir": root, "venv": None}
 work = replace(job.of(cfg, **places), cores_per_task=1, memory_gb=1, whole_nodes=False, partition=None, request=None)
 (root / "job.sh").write_text(slurm.text(work))

@@ -147,8 +147,10 @@ def _together(lines: list[dict[str, Any]]) -> tuple[list[int], float, list[float
 
 def state(run_dir: Path, tensors_only: bool) -> dict[str, Any]:
     """Every leaf of the last checkpoint by its path: weights, optimizers, callbacks, loops, what each rank keeps."""
-    from my_research.hpc.checkpoints import inert, weights
     from torch.utils._pytree import keystr, tree_flatten_with_path
+
+    from hpc.checkpoint import safe_unpickle as inert
+    from hpc.checkpoint import weights
 
     last = run_dir / "checkpoints" / "last.ckpt"
     found: dict[str, Any] = {}

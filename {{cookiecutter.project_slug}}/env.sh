@@ -127,7 +127,7 @@ _env_install() (
         return 1
     }
     # What the libraries' classes accept is read once, so that checking a config imports nothing heavy.
-    PYTHONPATH=$here/src "$venv/bin/python" -m {{ cookiecutter.package_name }}.hpc.checks.signatures >&2 || {
+    PYTHONPATH=$here/src "$venv/bin/python" -m hpc.config.signatures >&2 || {
         _env_say "reading the libraries' signatures failed (see above)"
         return 1
     }
@@ -135,7 +135,7 @@ _env_install() (
 )
 
 _env_main() {
-    local here venv marker checksum cluster line setup='' own made
+    local here venv project marker checksum cluster line setup='' own made
     here=$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd) || return 1
     cluster=${CLUSTER-{{ cookiecutter.cluster }}}
     if [ -n "$cluster" ] && [ ! -r "$here/configs/cluster/$cluster.yaml" ]; then
@@ -157,10 +157,11 @@ END
     fi
     venv=${VENV:-$here/.venv}
     case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
-    made=$(cut -d ' ' -f 3- -- "$venv/.complete-{{ cookiecutter.package_name }}" 2>/dev/null) || made=''
+    project=$(sed -n 's/^name = "\(.*\)"$/\1/p' "$here/pyproject.toml")
+    made=$(cut -d ' ' -f 3- -- "$venv/.complete-$project" 2>/dev/null) || made=''
     [ -z "$made" ] || [ ! "$made" -ef "$venv" ] || venv=$made # the same place by another name
     # One mark per project, as projects may share an environment. It names the place, as an environment cannot be moved.
-    marker=$venv/.complete-{{ cookiecutter.package_name }}
+    marker=$venv/.complete-$project
     checksum=$(cat -- "$here/pyproject.toml" "$here/constraints.txt" | cksum) || return 1
     checksum="$checksum $venv"
     if [ "$(cat -- "$marker" 2>/dev/null)" != "$checksum" ]; then

@@ -17,54 +17,55 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
 from omegaconf import DictConfig
 
-from {{ cookiecutter.package_name }}.hpc import config
-from {{ cookiecutter.package_name }}.hpc.charts import chart
-from {{ cookiecutter.package_name }}.hpc.checks import preflight
-from {{ cookiecutter.package_name }}.hpc.config import Refused
-from {{ cookiecutter.package_name }}.hpc.jobs import commandline, job
-from {{ cookiecutter.package_name }}.hpc.planning import asked, campaign, fitting, planned, setup, traces
-from {{ cookiecutter.package_name }}.hpc.planning.plan import Plan, plan
+from hpc.charts import chart
+from hpc.config import compose, errors, preflight, walltime
+from hpc.config.errors import Refused
+from hpc.plan import campaign, fit, plan_text, plan_words, setup, trace_cache
+from hpc.plan.plan import Plan, plan
+from hpc.run import command_line
 
 
 def main() -> None:
-    parser: ArgumentParser = commandline.parser(__doc__)
+    parser: ArgumentParser = compose.parser(__doc__)
     parser.add_argument("--json", action="store_true", help="print the plan for programs")
     typed = parser.parse_intermixed_args(sys.argv[1:])
-    own, typed.overrides = asked.split(typed.overrides)
-    cfg = commandline.composed(typed)
+    own, typed.overrides = plan_words.split(typed.overrides)
+    cfg = command_line.composed(typed)
     preflight.rules(cfg)
     notes = looked_at(cfg)
-    layout = asked.piped(setup.of(cfg), own)
-    where = fitting.machine_of(cfg)
+    layout = plan_words.piped(setup.of(cfg), own)
+    where = fit.machine_of(cfg)
     try:
-        trace = traces.of(cfg, [layout])[0]
-    except traces.NotTraced as error:
+        trace = trace_cache.of(cfg, [layout])[0]
+    except trace_cache.NotTraced as error:
         rule = f"it cannot be run on tensors without content: {error}"
         raise Refused("model.network", None, rule, "change that; submit.py submits it unplanned") from None
-    asked.refuse_uneven(trace, layout)
+    plan_words.refuse_uneven(trace, layout)
     made = plan(trace, layout, where)
     told(cfg, made, own, typed.overrides, notes, typed.json)
 
 
 def told(cfg: DictConfig, made: Plan, own: dict[str, Any], words: list[str], notes: list[str], as_json: bool) -> None:
-    steps = asked.steps(cfg, made.trace, made.setup, own)
+    steps = plan_words.steps(cfg, made.trace, made.setup, own)
     finish = None
     if made.step and steps:
-        finish = campaign.finish(made.step.seconds, steps, made.setup, job.walltime("cluster.time", cfg.cluster.time))
+        finish = campaign.finish(
+            made.step.seconds, steps, made.setup, walltime.walltime("cluster.time", cfg.cluster.time)
+        )
     kept = campaign.checkpoint(made.trace, made.setup)
-    changes = fitting.ways_out(cfg, words, made) if made.fits is False and not own.keys() & asked.PIPED else []
-    notes += [*planned.notes(made, cfg.cluster, steps, finish), *without_way_out(made, own, changes)]
+    changes = fit.ways_out(cfg, words, made) if made.fits is False and not own.keys() & plan_words.PIPED else []
+    notes += [*plan_text.notes(made, cfg.cluster, steps, finish), *without_way_out(made, own, changes)]
     if finish and cfg.trainer.max_steps > 0 and cfg.trainer.max_epochs not in (None, -1):
         notes.append(f"trainer.max_epochs={cfg.trainer.max_epochs} ends the run earlier if these are fewer steps")
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` has read enough: no traceback
     if as_json:
-        print(json.dumps(planned.as_dict(made, finish, kept, changes, notes), indent=1))
+        print(json.dumps(plan_text.as_dict(made, finish, kept, changes, notes), indent=1))
     else:
-        title = planned.title(made, cfg.strategy.name, cfg.cluster.gpu)
-        print("\n".join(planned.lines(made, title, finish, kept, changes, notes)))
+        title = plan_text.title(made, cfg.strategy.name, cfg.cluster.gpu)
+        print("\n".join(plan_text.lines(made, title, finish, kept, changes, notes)))
     if "plot" in own:
         try:
-            chart.png(planned.charts(made), own["plot"])
+            chart.png(plan_text.charts(made), own["plot"])
         except OSError as error:
             raise Refused("plot", own["plot"], f"cannot be written: {error.strerror}", "plot=plan.png") from None
 
@@ -83,12 +84,12 @@ def looked_at(cfg: DictConfig) -> list[str]:
 def without_way_out(made: Plan, own: dict[str, Any], changes: list[str]) -> list[str]:
     if made.fits is not False or changes:
         return []
-    if own.keys() & asked.PIPED:
+    if own.keys() & plan_words.PIPED:
         return ["what would make it fit is told without pipeline= and micro_batch="]
-    return [f"to make it fit: {fitting.NO_WAY}"]
+    return [f"to make it fit: {fit.NO_WAY}"]
 
 
 if __name__ == "__main__":
     gc.disable()  # as in submit.py
-    with config.refusals():
+    with errors.refusals():
         main()

@@ -15,13 +15,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
 from omegaconf import DictConfig
 
-from {{ cookiecutter.package_name }}.hpc import config, files, rundir
-from {{ cookiecutter.package_name }}.hpc.checks import preflight
-from {{ cookiecutter.package_name }}.hpc.config import Refused
-from {{ cookiecutter.package_name }}.hpc.jobs import commandline, job, move, permission, scheduler
-from {{ cookiecutter.package_name }}.hpc.jobs.scripts import describe, refuse_no_training, text, work_dir, write
-from {{ cookiecutter.package_name }}.hpc.running import snapshot
-from {{ cookiecutter.package_name }}.hpc.studies import search, sweep
+from hpc.config import compose, errors, preflight, project, walltime
+from hpc.config.errors import Refused
+from hpc.jobs import job
+from hpc.run import allowed_changes, changes, command_line, directory, frozen_config, snapshot
+from hpc.studies import search, sweep
+from hpc.submit import queued, scheduler
+from hpc.submit.scripts import describe, refuse_no_training, text, work_dir, write
+from hpc.system import files
 
 
 def main() -> None:
@@ -32,14 +33,14 @@ def main() -> None:
         submit_sweep(asked)
     elif asked.search:
         submit_search(asked)
-    elif run_dir := commandline.resumes(asked.overrides):
+    elif run_dir := command_line.resumes(asked.overrides):
         go_on(run_dir, asked)
     else:
         submit(asked)
 
 
 def arguments() -> Namespace:
-    parser = commandline.parser(__doc__)
+    parser = compose.parser(__doc__)
     parser.add_argument("--dry-run", action="store_true", help="print the job script and write nothing")
     parser.add_argument("--parsable", action="store_true", help="print JOBID RUN_DIR and nothing else")
     parser.add_argument("--wait", action="store_true", help="wait for the job and exit with its exit code")
@@ -52,28 +53,28 @@ def arguments() -> Namespace:
 
 def go_on(run_dir: Path, asked: Namespace) -> None:
     """The script that was submitted before, once more; or a new one, where what is typed moves the run."""
-    cfg = commandline.composed(asked)
+    cfg = command_line.composed(asked)
     preflight.job(cfg)
     if not all((run_dir / name).is_file() for name in ("job.sh", "code/train.py")):
         rule = "was not made by submit.py: there is no job.sh with its code in it"
         raise Refused("resume", run_dir, rule, f"python train.py resume={run_dir}, in a job")
-    moves = move.changes(run_dir, cfg)
+    moves = changes.changes(run_dir, cfg)
     if moves:
         refuse_no_training(run_dir)
         os.chdir(work_dir(run_dir))  # its relative paths shall mean what they meant
         preflight.files(cfg)
-        refuse_too_big(cfg, move.said(run_dir, commandline.typed(asked.overrides)))
+        refuse_too_big(cfg, frozen_config.said(run_dir, compose.typed(asked.overrides)))
     if asked.dry_run:
         sys.stderr.write("".join(f"{line}\n" for line in moves))
         script = files.text(run_dir / "job.sh", errors="surrogateescape")
         print(text(describe(cfg, run_dir=run_dir), cfg) if moves else script, end="")
         return
-    with move.alone(run_dir):
-        move.refuse_queued(run_dir)
+    with queued.alone(run_dir):
+        queued.refuse_queued(run_dir)
         ready(cfg, asked, run_dir / "code")
-        rundir.create(run_dir, cfg.group_readable)
-        permission.withdraw(run_dir)  # of a job that was never run
-        move.keep(run_dir, cfg, commandline.typed(asked.overrides))
+        directory.create(run_dir, cfg.group_readable)
+        allowed_changes.withdraw(run_dir)  # of a job that was never run
+        frozen_config.keep(run_dir, cfg, compose.typed(asked.overrides))
         if moves:
             write(describe(cfg, run_dir=run_dir), cfg, run_dir)
         command = hand_over(cfg, run_dir, asked)
@@ -82,19 +83,19 @@ def go_on(run_dir: Path, asked: Namespace) -> None:
 
 def submit(asked: Namespace, program: str = "train.py") -> Path:
     """A job of this program's ranks; its run directory."""
-    cfg = checked(commandline.composed(asked), asked.overrides if program == "train.py" else None)
-    cfg.run_dir = str(rundir.choose(cfg.run_dir, cfg.name, datetime.now(), {}))
+    cfg = checked(command_line.composed(asked), asked.overrides if program == "train.py" else None)
+    cfg.run_dir = str(directory.choose(cfg.run_dir, cfg.name, datetime.now(), {}))
     run_dir = Path(cfg.run_dir)
     work = describe(cfg, run_dir=run_dir, program=program)
     if asked.dry_run:
         print(text(work, cfg), end="")
         return run_dir
-    ready(cfg, asked, config.PROJECT)
+    ready(cfg, asked, project.PROJECT)
     snapshot.refuse(cfg.dirty_tree)
-    rundir.refuse_used(run_dir)
+    directory.refuse_used(run_dir)
     with room(run_dir):
-        rundir.create(run_dir, cfg.group_readable)
-        move.begin(run_dir, cfg, asked.overrides)
+        directory.create(run_dir, cfg.group_readable)
+        frozen_config.begin(run_dir, cfg, asked.overrides)
         snapshot.take(run_dir)
         write(work, cfg, run_dir)
     await_end(hand_over(cfg, run_dir, asked), asked)
@@ -102,7 +103,7 @@ def submit(asked: Namespace, program: str = "train.py") -> Path:
 
 
 def submit_sweep(asked: Namespace) -> None:
-    folder = rundir.choose(None, "sweep", datetime.now(), {})
+    folder = directory.choose(None, "sweep", datetime.now(), {})
     members = sweep.members(asked.overrides, folder)
     array = {"members": folder / "members", "num_members": len(members), "at_once": asked.at_once}
     jobs = [describe(checked(cfg, words), **array) for cfg, words in members]
@@ -114,7 +115,7 @@ def submit_sweep(asked: Namespace) -> None:
     with room(folder):
         begin_array(first, folder, [Path(cfg.run_dir) for cfg, _ in members], asked)
         for cfg, words in members:
-            move.keep(Path(cfg.run_dir), cfg, words)
+            frozen_config.keep(Path(cfg.run_dir), cfg, words)
             write(describe(cfg, run_dir=Path(cfg.run_dir)), cfg, Path(cfg.run_dir))  # for submit.py resume=, alone
         write(jobs[0], first, folder)
     await_end(hand_over(first, folder, asked, len(members)), asked)
@@ -122,7 +123,7 @@ def submit_sweep(asked: Namespace) -> None:
 
 def submit_search(asked: Namespace) -> None:
     """As a sweep, but what its members are is decided when they start: here the corners are looked at."""
-    folder = rundir.choose(None, "search", datetime.now(), {})
+    folder = directory.choose(None, "search", datetime.now(), {})
     cfgs = [checked(cfg, words) for cfg, words in search.corners(asked.overrides, folder)]
     plan = search.plan(asked.search, asked.trials, asked.overrides, cfgs)
     array = {"members": folder / "members", "num_members": asked.trials, "at_once": asked.at_once, "asks": True}
@@ -154,9 +155,9 @@ def room(run_dir: Path) -> Iterator[None]:
 
 def begin_array(cfg: DictConfig, folder: Path, run_dirs: list[Path], asked: Namespace) -> None:
     """The folder of an array: its code, and a directory for each of its runs."""
-    ready(cfg, asked, config.PROJECT)
+    ready(cfg, asked, project.PROJECT)
     snapshot.refuse(cfg.dirty_tree)
-    rundir.create(folder, cfg.group_readable)
+    directory.create(folder, cfg.group_readable)
     try:
         with (folder / "members").open("x", encoding="utf-8") as members:
             members.writelines(f"{run_dir}\n" for run_dir in run_dirs)
@@ -164,7 +165,7 @@ def begin_array(cfg: DictConfig, folder: Path, run_dirs: list[Path], asked: Name
         raise Refused("run_dir", folder, "another array was begun in it just now", "submit again") from None
     snapshot.take(folder)
     for run_dir in run_dirs:
-        rundir.create(run_dir, cfg.group_readable, room=0)
+        directory.create(run_dir, cfg.group_readable, room=0)
         (run_dir / "code").symlink_to(folder / "code")
 
 
@@ -180,7 +181,7 @@ def checked(cfg: DictConfig, words: Sequence[str] | None) -> DictConfig:
 def refuse_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
     """What does not fit on the cluster's GPUs, where its file names them; nothing of the plan is read where not."""
     if cfg.cluster.gpu:
-        from {{ cookiecutter.package_name }}.hpc.planning.fitting import refuse_too_big
+        from hpc.plan.fit import refuse_too_big
 
         refuse_too_big(cfg, words)
 
@@ -201,7 +202,7 @@ def hand_over(cfg: DictConfig, folder: Path, asked: Namespace, num_members: int 
     work = describe(cfg, run_dir=folder)
     num_jobs = num_members * (work.chain if cfg.cluster.scheduler == "pbs" else 1)
     cost = f"{work.gpu_hours * num_jobs:g} GPU-hours" if work.gpus_per_node else "no GPU"
-    size = f"{work.nodes} nodes x {work.tasks_per_node} tasks, {job.clock(work.seconds)}"
+    size = f"{work.nodes} nodes x {work.tasks_per_node} tasks, {walltime.clock(work.seconds)}"
     if num_members > 1:
         size = f"{num_members} runs of {size} each"
     elif num_jobs > 1:
@@ -230,11 +231,11 @@ def render(folder: Path, asked: Namespace) -> None:
     if word := next((word for word in overrides if word.startswith("trainer=")), None):
         raise Refused(word, None, "--render writes a script for each preset of the trainer", "leave it out")
     scripts = {}
-    for preset in commandline.groups()["trainer"]:
+    for preset in compose.groups()["trainer"]:
         if preset == "cpu":
             continue
         typed = (f"trainer={preset}", *overrides)
-        cfg = commandline.compose_overrides(["cluster.account=null", *typed], personal=False)
+        cfg = compose.compose_overrides(["cluster.account=null", *typed], personal=False)
         if cfg.run_dir:
             rule = "is of each job's own: such a script is submitted many times"
             raise Refused("run_dir", cfg.run_dir, rule, "leave it out, or submit.py without --render")
@@ -250,5 +251,5 @@ def render(folder: Path, asked: Namespace) -> None:
 if __name__ == "__main__":
     gc.disable()  # what lives for a third of a second looks for no garbage, at its end neither
     atexit.register(gc.freeze)
-    with config.refusals():
+    with errors.refusals():
         main()

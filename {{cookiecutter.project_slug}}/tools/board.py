@@ -13,27 +13,27 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from {{ cookiecutter.package_name }}.hpc import config, home
-from {{ cookiecutter.package_name }}.hpc.jobs import commandline, sections
-from {{ cookiecutter.package_name }}.hpc.jobs.layout import Cluster
-from {{ cookiecutter.package_name }}.hpc.reporting import board, tunnel
+from hpc.config import compose, errors, project, section_rules, typed
+from hpc.config.sections import Cluster
+from hpc.report import ssh_tunnel, tensorboard
+from hpc.system import home
 
 CLUSTER = re.compile(r"cluster(\.\w+)?=")  # all other words are paths, which may well hold an =
 
 
 def main() -> None:
-    parser = config.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = errors.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="RUN_DIR_OR_FOLDER | cluster=NAME")
     words = parser.parse_args().words
     overrides = [word for word in words if CLUSTER.match(word)]
-    places = [home.expand(word) for word in words if word not in overrides] or [config.PROJECT / "runs"]
-    cluster = config.typed(Cluster, commandline.compose_overrides(overrides).cluster, "cluster")
-    sections.login_host(cluster.login_host)
-    wanted = board.logdir(board.shown(places))
+    places = [home.expand(word) for word in words if word not in overrides] or [project.PROJECT / "runs"]
+    cluster = typed.typed(Cluster, compose.compose_overrides(overrides).cluster, "cluster")
+    section_rules.login_host(cluster.login_host)
+    wanted = tensorboard.logdir(tensorboard.shown(places))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
-        with board.Board(wanted) as serving:
+        with tensorboard.Board(wanted) as serving:
             tell(serving.port, cluster)
             sys.exit(serving.wait() or 1)
     except KeyboardInterrupt:
@@ -41,16 +41,16 @@ def main() -> None:
 
 
 def tell(port: int, cluster: Cluster) -> None:
-    host = tunnel.here(os.environ)
-    lines = tunnel.lines(port, home.user(), host, cluster.login_host, os.environ)
+    host = ssh_tunnel.here(os.environ)
+    lines = ssh_tunnel.lines(port, home.user(), host, cluster.login_host, os.environ)
     print(f"TensorBoard is at http://localhost:{port}/ on {host}. On your own computer type")
     print("".join(f"    {line}\n" for line in lines) + f"and open http://localhost:{port}/ there. Ctrl-C ends it here.")
     if not cluster.login_host:
-        file = f"configs/cluster/{cluster.name}.yaml or {commandline.PERSONAL}"
+        file = f"configs/cluster/{cluster.name}.yaml or {compose.PERSONAL}"
         print(f"(cluster.login_host is not known: where this machine has another name outside, set it in {file})")
     sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    with config.refusals():
+    with errors.refusals():
         main()

@@ -16,43 +16,42 @@ sys.path[:0] = [str(PROJECT / "src"), str(PROJECT)]
 from omegaconf import DictConfig
 
 import submit
-from {{ cookiecutter.package_name }}.hpc import config, launch, logs
-from {{ cookiecutter.package_name }}.hpc.checks import preflight
-from {{ cookiecutter.package_name }}.hpc.config import Refused
-from {{ cookiecutter.package_name }}.hpc.jobs import commandline
-from {{ cookiecutter.package_name }}.hpc.networking import comm
-from {{ cookiecutter.package_name }}.hpc.running import watch
+from hpc.config import compose, errors, preflight
+from hpc.config.errors import Refused
+from hpc.launch import placement
+from hpc.monitor import network_check
+from hpc.run import command_line, job_logs, watchdog
 
 # What differs from a training run, unless it is typed: it is short, and what failed once fails again.
 DEFAULTS = ["name=comm", "cluster.time=0:15:00", "faults.retries=1"]
 
 
-def main(place: launch.Place, warned: watch.Warned) -> None:
+def main(place: placement.Place, warned: watchdog.Warned) -> None:
     asked = arguments()
-    frozen = commandline.resumes(asked.overrides) is not None
+    frozen = command_line.resumes(asked.overrides) is not None
     if not frozen:
         asked.overrides = shared_out([*DEFAULTS, *asked.overrides])
     if place.launcher == "none":
-        cfg = commandline.composed(asked)
+        cfg = command_line.composed(asked)
         refuse_alone(cfg)
         if cfg.cluster.scheduler:
             submitted(asked)
         else:
             start_here(cfg, asked.overrides)
         return
-    cfg = commandline.composed(asked)
+    cfg = command_line.composed(asked)
     preflight.rules(cfg)
     refuse_alone(cfg)
     try:
-        comm.run(cfg, place, warned, commandline.typed(asked.overrides), frozen)
-    except watch.Stopped as stopped:
-        if launch.speaks(place, os.environ):
+        network_check.run(cfg, place, warned, compose.typed(asked.overrides), frozen)
+    except watchdog.Stopped as stopped:
+        if placement.speaks(place, os.environ):
             print(f"stopped: {stopped.why}", flush=True)
         sys.exit(1)
 
 
 def arguments() -> argparse.Namespace:
-    parser = commandline.parser(__doc__)
+    parser = compose.parser(__doc__)
     parser.add_argument("--dry-run", action="store_true", help="print the job script and write nothing")
     parser.add_argument("--wait", action="store_true", help="wait for the job and print its table")
     parser.set_defaults(parsable=False)
@@ -61,7 +60,7 @@ def arguments() -> argparse.Namespace:
 
 def shared_out(words: list[str]) -> list[str]:
     """With a global batch that any number of ranks can share: nothing is trained."""
-    trainer = commandline.compose_overrides(words).trainer
+    trainer = compose.compose_overrides(words).trainer
     if any(word.startswith("data.global_batch_size=") for word in words) or not trainer.devices:
         return words
     size = trainer.num_nodes * trainer.devices * trainer.accumulate_grad_batches
@@ -77,7 +76,7 @@ def refuse_alone(cfg: DictConfig) -> None:
 def submitted(asked: argparse.Namespace) -> None:
     run_dir = submit.submit(asked, program="tools/comm.py")
     if asked.wait and not asked.dry_run:
-        print(logs.text(run_dir / comm.TABLE), end="")
+        print(job_logs.text(run_dir / network_check.TABLE), end="")
 
 
 def start_here(cfg: DictConfig, words: list[str]) -> None:
@@ -99,8 +98,8 @@ def start_here(cfg: DictConfig, words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    with config.refusals():
-        here = launch.place(os.environ)
-    told = watch.listen() if here.launcher != "none" else watch.Warned()
-    with config.refusals(launch.speaks(here, os.environ)):
+    with errors.refusals():
+        here = placement.place(os.environ)
+    told = watchdog.listen() if here.launcher != "none" else watchdog.Warned()
+    with errors.refusals(placement.speaks(here, os.environ)):
         main(here, told)

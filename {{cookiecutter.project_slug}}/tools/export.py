@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from {{ cookiecutter.package_name }}.hpc import config, rundir
-from {{ cookiecutter.package_name }}.hpc.checkpoints import checkpoint
-from {{ cookiecutter.package_name }}.hpc.config import Refused
+from hpc.checkpoint import on_disk
+from hpc.config import errors
+from hpc.config.errors import Refused
+from hpc.run import directory
 
 if TYPE_CHECKING:
-    from {{ cookiecutter.package_name }}.hpc.checkpoints.weights import Saved
+    from hpc.checkpoint.weights import Saved
 
 # The format's names for torch's dtypes, widest first. It has no others that weights come in.
 DTYPES = {
@@ -29,7 +30,7 @@ DTYPES = {
 
 
 def main() -> None:
-    parser = config.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = errors.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN_DIR", help="a run directory, or a checkpoint")
     parser.add_argument("out", type=Path, metavar="OUT.safetensors")
     which = parser.add_mutually_exclusive_group()
@@ -40,10 +41,10 @@ def main() -> None:
     if words.out.exists() and not words.force:
         raise Refused("OUT", words.out, "is there already", "another name, or --force")
     path = chosen(words.run, words.step, words.best)
-    from {{ cookiecutter.package_name }}.hpc.checkpoints import weights  # torch from here on
+    from hpc.checkpoint import weights  # torch from here on
 
     size = write(weights.tensors(path), words.out, described(words.run, path))
-    print(config.printable(f"{words.out}: {size} bytes from {path}"))
+    print(errors.printable(f"{words.out}: {size} bytes from {path}"))
 
 
 def chosen(run: Path, step: int | None = None, best: bool = False) -> Path:
@@ -56,11 +57,11 @@ def chosen(run: Path, step: int | None = None, best: bool = False) -> Path:
         if step is not None or best:
             rule = "is no run directory: --step and --best have nothing to choose from"
             raise Refused("RUN_DIR", run, rule, "a run directory, or a checkpoint alone")
-        own = checkpoint.read(run)
+        own = on_disk.read(run)
         return _whole(own) if own else run
-    there = checkpoint.known(run, [event for event in rundir.events(run) if event.get("event") == "start"])
+    there = on_disk.known(run, [event for event in directory.events(run) if event.get("event") == "start"])
     if best:
-        named = checkpoint.read(run / "checkpoints" / "best.ckpt")  # a folder, where links were followed in a copy
+        named = on_disk.read(run / "checkpoints" / "best.ckpt")  # a folder, where links were followed in a copy
         there = [found for found in there if named and found.files == named.files and found.step == named.step]
     elif step is not None:
         steps = ", ".join(str(found.step) for found in there) or "none"
@@ -78,15 +79,15 @@ def chosen(run: Path, step: int | None = None, best: bool = False) -> Path:
     raise Refused("RUN_DIR", run, rule, "leave --best out" if best else "the directory of a run that saved one")
 
 
-def _whole(found: checkpoint.Checkpoint) -> Path:
-    if flaw := checkpoint.flaw(found):
+def _whole(found: on_disk.Checkpoint) -> Path:
+    if flaw := on_disk.flaw(found):
         raise Refused("RUN_DIR", found.path, flaw, "another checkpoint: --step N")
     return found.path
 
 
 def described(run: Path, path: Path) -> dict[str, str]:
     """What the file says about its origin; `format` is what other programs look for."""
-    known = checkpoint.read(path)
+    known = on_disk.read(path)
     step = {"step": str(known.step)} if known else {}
     return {"format": "pt", "run": run.resolve().name, "checkpoint": path.resolve().name, **step}
 
@@ -144,5 +145,5 @@ def _bytes(saved: "Saved") -> memoryview:
 
 
 if __name__ == "__main__":
-    with config.refusals():
+    with errors.refusals():
         main()

@@ -23,11 +23,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from {{ cookiecutter.package_name }}.data import image_files, packed_files, text_files, token_files, tokenizing
-from {{ cookiecutter.package_name }}.hpc import config, home, launch
-from {{ cookiecutter.package_name }}.hpc.config import Refused
-from {{ cookiecutter.package_name }}.hpc.jobs import commandline
-from {{ cookiecutter.package_name }}.hpc.storage import packing, parts
+from hpc.config import compose, errors
+from hpc.config.errors import Refused
+from hpc.data import file_parts, image_files, packed_files, packing, text_files, token_files, tokenizing
+from hpc.launch import placement
+from hpc.system import home
 
 SUFFIX = {"images": ".h5", "text": ".npy"}
 USED = {"images": ("data.dir", "data.image_size", "out"), "text": ("data.files", "data.vocab_size", "tokenizer", "out")}
@@ -36,7 +36,7 @@ USED = {"images": ("data.dir", "data.image_size", "out"), "text": ("data.files",
 def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # pyright: ignore  # names of files need not be UTF-8
-    parser = config.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = errors.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="key=value", help="out=, tokenizer=, and keys of configs/data")
     parser.add_argument("--verify", metavar="FILE", help="a file that this program made")
     asked = parser.parse_args()
@@ -47,7 +47,7 @@ def main() -> None:
     refuse_unused(asked.words, kind)
     own = dict(word.split("=", 1) for word in asked.words if word.startswith(("out=", "tokenizer=")))
     words = [word for word in asked.words if word.partition("=")[0] not in own]
-    data = commandline.compose_overrides([f"data={kind}", *words]).data
+    data = compose.compose_overrides([f"data={kind}", *words]).data
     out = place(own.get("out"), SUFFIX[kind])
     try:
         pack_images(data, out) if kind == "images" else pack_text(data, out, own.get("tokenizer", "bytes"))
@@ -61,7 +61,7 @@ def main() -> None:
 
 def refuse_in_a_job(words: Sequence[str]) -> None:
     """GPUs that wait for one process to read small files are wasted, and the next job would do it once more."""
-    if launch.in_job(os.environ):
+    if placement.in_job(os.environ):
         rule = "data are prepared once, on a login node; a job trains on what is there"
         command = " ".join(shlex.quote(word) for word in words)
         raise Refused("tools/pack.py", None, rule, f"on a login node: python tools/pack.py {command}")
@@ -97,7 +97,7 @@ def place(out: str | None, suffix: str) -> str:
 def pack_images(data: Any, out: str) -> None:
     classes, splits, left_out = image_files.list_images(data.dir)
     if left_out:
-        print(config.printable(f"note: {left_out}"), file=sys.stderr)
+        print(errors.printable(f"note: {left_out}"), file=sys.stderr)
     folder, size = os.path.expanduser(data.dir), data.image_size
     samples, ranges = [], {}
     for split, chosen in splits.items():
@@ -132,7 +132,7 @@ def pack_images(data: Any, out: str) -> None:
         packing.finished(out)
     what = f"{len(samples)} images of {size} x {size} pixels in {len(classes)} classes"
     report(out, [file for file, _ in samples], what, checksum)
-    print(config.printable(f"python train.py data=packed data.file={shlex.quote(out)} model=resnet18 trainer=gpu"))
+    print(errors.printable(f"python train.py data=packed data.file={shlex.quote(out)} model=resnet18 trainer=gpu"))
 
 
 def pack_text(data: Any, out: str, tokenizer: str) -> None:
@@ -171,7 +171,7 @@ def pack_text(data: Any, out: str, tokenizer: str) -> None:
         packing.finished(out)
     what = f"{noted['tokens']} tokens, vocabulary {noted['vocab_size']}, {noted['bytes_per_token']:.3f} bytes per token"
     report(out, files, what, noted["checksum"])
-    print(config.printable(f"python train.py data=text data.files={shlex.quote(out)} model=gpt_124m trainer=gpu"))
+    print(errors.printable(f"python train.py data=text data.files={shlex.quote(out)} model=gpt_124m trainer=gpu"))
 
 
 def vocabulary(
@@ -217,7 +217,7 @@ def progress(work: Callable[[int], Any], left: Sequence[int], title: str) -> Ite
 def refuse_unreadable(bad: Sequence[Refused]) -> None:
     """All of them at once: what is written anew in its place costs no more than its part."""
     for refused in bad[1:]:
-        print(config.printable(f"{refused.key}={refused.value}: {refused.rule}"), file=sys.stderr)
+        print(errors.printable(f"{refused.key}={refused.value}: {refused.rule}"), file=sys.stderr)
     if bad:
         more = f" ({len(bad) - 1} more are named above)" if len(bad) > 1 else ""
         raise Refused(bad[0].key, bad[0].value, bad[0].rule + more, bad[0].fix)
@@ -250,7 +250,7 @@ def report(out: str, files: Sequence[str], what: str, checksum: str) -> None:
     before = len(files) + len({os.path.dirname(file) for file in files})
     after = sum(os.path.exists(out + more) for more in ("", ".json", ".tokenizer.json"))
     size = f"{os.path.getsize(out) / 1e6:.4g} MB"
-    print(config.printable(f"{out}: {what}, {size}, checksum {checksum[:16]}"))
+    print(errors.printable(f"{out}: {what}, {size}, checksum {checksum[:16]}"))
     print(f"inodes: {before} before (files and their folders), {after} after")
 
 
@@ -260,10 +260,10 @@ def verify(file: str) -> None:
     if not packed and not os.path.exists(f"{file}.json"):
         raise Refused("--verify", file, "is a file that this program made", "--verify FILE.h5, or FILE.npy")
     found = packed_files.read(file).parts if packed else token_files.token_parts(file)
-    num = parts.verify(found, "data.file" if packed else "data.files")
-    print(config.printable(f"{file}: as it was packed ({num} parts, checksum {found.checksum[:16]})"))
+    num = file_parts.verify(found, "data.file" if packed else "data.files")
+    print(errors.printable(f"{file}: as it was packed ({num} parts, checksum {found.checksum[:16]})"))
 
 
 if __name__ == "__main__":
-    with config.refusals():
+    with errors.refusals():
         main()

@@ -24,17 +24,19 @@ from omegaconf import DictConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from {{ cookiecutter.package_name }}.hpc import config, home, rundir
-from {{ cookiecutter.package_name }}.hpc.charts import chart
-from {{ cookiecutter.package_name }}.hpc.checkpoints import checkpoint
-from {{ cookiecutter.package_name }}.hpc.checks import preflight
-from {{ cookiecutter.package_name }}.hpc.config import PROJECT, Refused
-from {{ cookiecutter.package_name }}.hpc.jobs import commandline, job, scheduler
-from {{ cookiecutter.package_name }}.hpc.planning import fitting
-from {{ cookiecutter.package_name }}.hpc.studies import notes, scaling, tries, windows
-from {{ cookiecutter.package_name }}.hpc.studies import scaling_study as studies
-from {{ cookiecutter.package_name }}.hpc.studies.scaling_study import Point, Study
-from {{ cookiecutter.package_name }}.hpc.studies.tries import Try
+from hpc.charts import chart
+from hpc.checkpoint import on_disk
+from hpc.config import compose, errors, preflight
+from hpc.config.errors import Refused
+from hpc.config.project import PROJECT
+from hpc.jobs import job
+from hpc.plan import fit
+from hpc.run import directory
+from hpc.studies import run_rates, scaling_jobs, scaling_notes, scaling_points, scaling_table
+from hpc.studies.scaling_jobs import Try
+from hpc.studies.scaling_points import Point, Study
+from hpc.submit import scheduler
+from hpc.system import home
 
 NOTE = "study.json"  # in the study's folder: what its points have in common
 GRACE = 600  # seconds over the longest walltime, after which nothing is expected any more
@@ -43,7 +45,7 @@ PATIENCE = 600  # seconds for plan.py, which traces a large network once
 
 
 def main() -> None:
-    parser = config.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = errors.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words = "nodes=, scaling=, lr=, steps=, out=, and whatever submit.py takes"
     parser.add_argument("words", nargs="*", metavar="key=value", help=words)
     parser.add_argument("--dry-run", action="store_true", help="print the points and the first job, and write nothing")
@@ -59,14 +61,14 @@ def main() -> None:
 
 def run(asked: argparse.Namespace) -> int:
     """The exit code: 0, done or on its way; 1, a point has failed."""
-    study = studies.read(asked.words)
+    study = scaling_points.read(asked.words)
     points, cfgs = checked(study)
     folder = place(study, cfgs[0])
-    table = "\n".join(scaling.asked(study, points, [job.of(cfg) for cfg in cfgs]))
+    table = "\n".join(scaling_table.asked(study, points, [job.of(cfg) for cfg in cfgs]))
     if asked.dry_run:
         print(table, flush=True)
-        return dry_run([*points[0].words, f"run_dir={tries.directory(folder, points[0].nodes, again=True)}"])
-    missing = tries.missing(folder, points, cfgs[0].cluster.scheduler, asked.again)
+        return dry_run([*points[0].words, f"run_dir={scaling_jobs.directory(folder, points[0].nodes, again=True)}"])
+    missing = scaling_jobs.missing(folder, points, cfgs[0].cluster.scheduler, asked.again)
     if missing:
         scheduler.find(cfgs[0].cluster.scheduler)
     make(folder, study, cfgs[0])
@@ -78,18 +80,18 @@ def run(asked: argparse.Namespace) -> int:
 
 def checked(study: Study) -> tuple[list[Point], list[DictConfig]]:
     """All points and their configs, each of which would run. Raises `Refused`."""
-    first = commandline.compose_overrides(study.first)
+    first = compose.compose_overrides(study.first)
     try:
         preflight.job(first)
     except Refused as refused:
-        if refused.key != studies.BATCH:  # told below, for all points at once
+        if refused.key != scaling_points.BATCH:  # told below, for all points at once
             raise
-    points = studies.points(study, first)
-    cfgs = [commandline.compose_overrides(point.words) for point in points]
+    points = scaling_points.points(study, first)
+    cfgs = [compose.compose_overrides(point.words) for point in points]
     for cfg in cfgs:
         preflight.job(cfg)
     preflight.files(cfgs[0])  # the data of all
-    fitting.refuse_too_big(cfgs[0], points[0].words)  # on more nodes no device holds more
+    fit.refuse_too_big(cfgs[0], points[0].words)  # on more nodes no device holds more
     return points, cfgs
 
 
@@ -100,7 +102,7 @@ def place(study: Study, first: DictConfig) -> Path:
         raise Refused("out", folder, "is a file", "out=<a new folder>")
     note = folder / NOTE
     known = note.read_text(encoding="utf-8") if note.is_file() else None
-    if folder.is_dir() and any(folder.iterdir()) and known != studies.record(study, first):
+    if folder.is_dir() and any(folder.iterdir()) and known != scaling_points.record(study, first):
         rule = "holds something else, or a study of other words or of a config that was changed since"
         raise Refused("out", folder, rule, "out=<a new folder>")
     return folder
@@ -109,10 +111,10 @@ def place(study: Study, first: DictConfig) -> Path:
 def make(folder: Path, study: Study, first: DictConfig) -> None:
     """Raises `Refused` where one cannot write."""
     try:
-        rundir.create(folder, first.group_readable)
+        directory.create(folder, first.group_readable)
     except Refused as refused:  # of a run_dir that nobody has typed
         raise Refused("out", folder, refused.rule, "out=<a folder>, or make room (files count, too)") from None
-    (folder / NOTE).write_text(studies.record(study, first), encoding="utf-8")
+    (folder / NOTE).write_text(scaling_points.record(study, first), encoding="utf-8")
 
 
 def submit(folder: Path, missing: Sequence[Try]) -> None:
@@ -134,9 +136,9 @@ def dry_run(words: Sequence[str]) -> int:
 
 def to_type(folder: Path, one: Try) -> list[str]:
     """For submit.py: the job that was written before, where a full queue, say, refused it; else a new try."""
-    if one.state.word == tries.REFUSED and one.run and (one.run.path / "job.sh").exists():
+    if one.state.word == scaling_jobs.REFUSED and one.run and (one.run.path / "job.sh").exists():
         return [f"resume={one.run.path}"]
-    return [*one.point.words, f"run_dir={tries.directory(folder, one.point.nodes, again=True)}"]
+    return [*one.point.words, f"run_dir={scaling_jobs.directory(folder, one.point.nodes, again=True)}"]
 
 
 def hand_over(words: Sequence[str]) -> tuple[int, str]:
@@ -160,7 +162,7 @@ def wait(folder: Path, points: Sequence[Point], cfgs: Sequence[DictConfig], no_w
     begun = changed = time.monotonic()
     said = ""
     while True:
-        found = tries.look(folder, points, cfgs[0].cluster.scheduler)
+        found = scaling_jobs.look(folder, points, cfgs[0].cluster.scheduler)
         active, now = [one for one in found if one.state.active], time.monotonic()
         words = ", ".join(one.told for one in found)
         if words != said:
@@ -175,14 +177,14 @@ def wait(folder: Path, points: Sequence[Point], cfgs: Sequence[DictConfig], no_w
 def conclude(study: Study, folder: Path, found: Sequence[Try], words: Sequence[str]) -> int:
     """The table and the files, as far as points are done; what is missing, and what to type. The exit code."""
     runs = {one.point.nodes: one.run for one in found if one.run and one.finished}
-    done = {nodes: numbers for nodes, run in runs.items() if (numbers := windows.read(run.path))}
+    done = {nodes: numbers for nodes, run in runs.items() if (numbers := run_rates.read(run.path))}
     if done:
         write(study, folder, found, done)
     for one in found:
         if one.failed and one.run:
             print(f"{one.name} {one.state.word}: {one.state.why}")
             resume = f"python submit.py resume={shlex.quote(str(one.run.path))}"
-            kept = checkpoint.known(one.run.path)
+            kept = on_disk.known(one.run.path)
             print(f"  to go on from its last checkpoint: {resume}" if kept else "  it left no checkpoint to go on from")
         elif one.finished and one.point.nodes not in done:
             print(f"{one.name} finished, but left no curves of perf/ that can be read")
@@ -193,27 +195,27 @@ def conclude(study: Study, folder: Path, found: Sequence[Try], words: Sequence[s
     return 0 if waits or len(done) == len(found) else 1
 
 
-def write(study: Study, folder: Path, found: Sequence[Try], done: dict[int, windows.Measured]) -> None:
+def write(study: Study, folder: Path, found: Sequence[Try], done: dict[int, run_rates.Measured]) -> None:
     points = [one.point for one in found]
     plans = {point.nodes: plan(point.words) for point in points if point.nodes in done}
-    rows = scaling.rows(points, done, plans)
-    cells, below = scaling.table(rows), notes.below(study, points, rows)
-    print("\n".join([*scaling.aligned(cells), *notes.wrapped(below)]))
+    rows = scaling_table.rows(points, done, plans)
+    cells, below = scaling_table.table(rows), scaling_notes.below(study, points, rows)
+    print("\n".join([*scaling_table.aligned(cells), *scaling_notes.wrapped(below)]))
     title = f"{study.scaling.capitalize()} scaling, {study.steps} steps: `{' '.join(study.words)}`"
-    (folder / "scaling.md").write_text(scaling.markdown(title, cells, below), encoding="utf-8")
-    (folder / "scaling.csv").write_text(scaling.as_csv(rows), encoding="utf-8")
-    chart.png(scaling.charts(study, rows), folder / "scaling.png")
+    (folder / "scaling.md").write_text(scaling_table.markdown(title, cells, below), encoding="utf-8")
+    (folder / "scaling.csv").write_text(scaling_table.as_csv(rows), encoding="utf-8")
+    chart.png(scaling_table.charts(study, rows), folder / "scaling.png")
     print(f"{folder}/scaling.csv, scaling.md, scaling.png")
 
 
-def plan(words: Sequence[str]) -> scaling.Plan:
+def plan(words: Sequence[str]) -> scaling_table.Plan:
     """What plan.py predicts for these words, where it can."""
     command = [sys.executable, str(PROJECT / "plan.py"), *words, "--json"]
     try:
         said = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE).stdout)
-        return scaling.Plan(said.get("rate"), (said.get("step") or {}).get("seconds"))
+        return scaling_table.Plan(said.get("rate"), (said.get("step") or {}).get("seconds"))
     except (OSError, ValueError, AttributeError, subprocess.TimeoutExpired):
-        return scaling.Plan()
+        return scaling_table.Plan()
 
 
 def command(words: Sequence[str]) -> str:
@@ -221,5 +223,5 @@ def command(words: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    with config.refusals():
+    with errors.refusals():
         main()

@@ -13,15 +13,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from omegaconf.errors import OmegaConfBaseException
 
-from {{ cookiecutter.package_name }}.hpc import config, trust
-from {{ cookiecutter.package_name }}.hpc.checks import preflight
-from {{ cookiecutter.package_name }}.hpc.config import Refused
-from {{ cookiecutter.package_name }}.hpc.jobs import commandline, move
-from {{ cookiecutter.package_name }}.hpc.studies import search
+from hpc.config import compose, errors, preflight, trust
+from hpc.config.errors import Refused
+from hpc.run import frozen_config
+from hpc.studies import search
 
 
 def main() -> None:
-    parser = config.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = errors.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="what submit.py --search has named")
     parser.add_argument("--ask", action="store_true", help="FOLDER is a run's: ask for its values, write its config")
     asked = parser.parse_args()
@@ -29,27 +28,27 @@ def main() -> None:
         return ask(asked.folder.absolute())
     search.load(asked.folder.absolute())
     refuse_without_optuna()
-    from {{ cookiecutter.package_name }}.hpc.studies import trials
+    from hpc.studies import trial_table
 
     with damaged(asked.folder):
-        lines = trials.lines(asked.folder.absolute())
-    print("\n".join(map(config.printable, lines)))
+        lines = trial_table.lines(asked.folder.absolute())
+    print("\n".join(map(errors.printable, lines)))
 
 
 def ask(run_dir: Path) -> None:
     """Leave the config of a member in its directory, as any run has one."""
     search.load(run_dir.parent)
     refuse_without_optuna()
-    from {{ cookiecutter.package_name }}.hpc.studies import study
+    from hpc.studies import optuna_study
 
     with damaged(run_dir.parent):
-        words = study.ask(run_dir)
-    cfg = commandline.compose_overrides(words)
+        words = optuna_study.ask(run_dir)
+    cfg = compose.compose_overrides(words)
     trust.refuse(cfg, run_dir)  # the words come from the folder
     cfg.run_dir = str(run_dir)
     preflight.check(cfg)
-    move.keep(run_dir, cfg, words)
-    print(config.printable(f"{run_dir.name}: {' '.join(words)}"), flush=True)
+    frozen_config.keep(run_dir, cfg, words)
+    print(errors.printable(f"{run_dir.name}: {' '.join(words)}"), flush=True)
 
 
 @contextmanager
@@ -60,7 +59,7 @@ def damaged(folder: Path) -> Iterator[None]:
     except (Refused, OmegaConfBaseException):
         raise
     except Exception as error:
-        rule = f"its study cannot be read: {type(error).__name__}: {config.reason(error)}"
+        rule = f"its study cannot be read: {type(error).__name__}: {errors.reason(error)}"
         raise Refused("SEARCH", folder, rule, "another folder; its runs are sound: python report.py FOLDER") from error
 
 
@@ -72,5 +71,5 @@ def refuse_without_optuna() -> None:
 
 
 if __name__ == "__main__":
-    with config.refusals():
+    with errors.refusals():
         main()

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MeanMetric
 
-from .hpc.training.lean import Module
-from .hpc.training.parallel import clip_gradients, groups_by_mesh
+from hpc.training.lean import Module
+from hpc.training.parallel import clip_gradients, groups_by_mesh
 
 IGNORED = -100  # cross-entropy's own default: a target that counts for nothing
 

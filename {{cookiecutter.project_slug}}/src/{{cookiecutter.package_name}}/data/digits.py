@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from ..hpc.config import Refused
-from .loading import DataModule, warp
+from hpc.config.errors import Refused
+from hpc.data.data_module import DataModule, warp
 
 # Tenths of each class, in file order. They depend on no seed: every run is tested on the same images.
 TENTHS = {"train": range(0, 7), "val": range(7, 8), "test": range(8, 10)}

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .image_files import Samples, describe, fitted, list_images, refuse_few_classes
-from .loading import DataModule, warp
+from hpc.data.data_module import DataModule, warp
+from hpc.data.image_files import Samples, describe, fitted, list_images, refuse_few_classes
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as pretrained weights expect
 

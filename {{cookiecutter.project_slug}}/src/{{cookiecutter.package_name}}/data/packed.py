@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..hpc.storage.parts import Parts
-from . import packed_files
-from .fetching import buffer
-from .image_files import refuse_few_classes
+from hpc.data import packed_files
+from hpc.data.fetching import buffer
+from hpc.data.file_parts import Parts
+from hpc.data.image_files import refuse_few_classes
+from hpc.data.packed_files import Packed
+
 from .images import Photos
-from .packed_files import Packed
 
 
 class PackedImages(Photos):

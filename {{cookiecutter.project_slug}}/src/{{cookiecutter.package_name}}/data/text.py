@@ -9,12 +9,12 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..hpc.config import Refused
-from ..hpc.storage.parts import Parts
-from .fetching import tensor
-from .loading import DataModule
-from .text_files import list_text, num_tokens, read_only, refuse_tokens_outside, split_text
-from .token_files import describe, token_parts, vocabulary
+from hpc.config.errors import Refused
+from hpc.data.data_module import DataModule
+from hpc.data.fetching import tensor
+from hpc.data.file_parts import Parts
+from hpc.data.text_files import list_text, num_tokens, read_only, refuse_tokens_outside, split_text
+from hpc.data.token_files import describe, token_parts, vocabulary
 
 # Tests, what is installed beside the library, and tables and manuals in the shape of code.
 NOT_SOURCES = {"test", "tests", "idle_test", "lib2to3", "idlelib", "site-packages", "dist-packages", "__pycache__"}

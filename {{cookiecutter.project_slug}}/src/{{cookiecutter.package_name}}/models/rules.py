@@ -4,7 +4,7 @@ import math
 
 from omegaconf import DictConfig
 
-from ..hpc.config import Refused
+from hpc.config.errors import Refused
 
 
 def optimizer(node: DictConfig, cfg: DictConfig) -> None:

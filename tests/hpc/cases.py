@@ -1,0 +1,42 @@
+"""Train the given command lines in this process, one after the other. Started by conftest.py, once per rank."""
+
+import json
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).absolute().parents[1]))
+
+import train
+from hpc.config import compose, preflight
+from hpc.launch import meeting, placement
+from hpc.run import directory, watchdog
+from hpc.training import attempt
+
+
+def main(out: str, cases: dict[str, list[str]]) -> None:
+    warned = watchdog.listen()
+    here, metrics = placement.place(os.environ), {}
+    meet = meeting.meet
+    store = cache(lambda: meet(here, os.environ, 60))  # one for all cases: their process group is one, too
+    for name, overrides in cases.items():
+        meeting.meet = lambda *_, name=name: prefixed(name, store())
+        cfg = compose.compose_overrides(overrides)
+        preflight.check(cfg)
+        metrics[name] = train.train(cfg, here, warned)
+        for key in (directory.CHOSEN, attempt.BEGUN):
+            os.environ.pop(key, None)  # it was this run's
+    if any(metrics.values()):  # rank 0
+        Path(out).write_text(json.dumps(metrics))
+
+
+def prefixed(name: str, store: Any) -> Any:
+    from torch.distributed import PrefixStore
+
+    return PrefixStore(name, store)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]))

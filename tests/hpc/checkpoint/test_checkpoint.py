@@ -1,0 +1,360 @@
+"""A checkpoint is whole or absent, whatever happens while it is written, and what is there is found by its content."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc.checkpoint import on_disk
+from hpc.config.errors import Refused
+
+FILES = {"meta.pt": b"numbers", "__0_0.distcp": bytes(range(256)) * 40, "checkpoint/zero.pt": b"deeper", "empty": b""}
+
+
+def written(run_dir: Path, step: int, attempt: int = 1, **note: Any) -> Path:
+    """A whole checkpoint, as one process writes it."""
+    final = on_disk.place(run_dir, step)
+    part = on_disk.aside(final)
+    for name, content in FILES.items():
+        (part / name).parent.mkdir(exist_ok=True)
+        (part / name).write_bytes(content)
+    on_disk.make_durable(part)
+    files = on_disk.sums(part, on_disk.names(part))
+    on_disk.publish(part, final, files, {"step": step, "attempt": attempt, **note})
+    return final
+
+
+def steps(run_dir: Path, *starts: dict[str, int]) -> list[int]:
+    return [found.step for found in on_disk.known(run_dir, starts)]
+
+
+def folders(run_dir: Path) -> list[str]:
+    return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+
+
+def edit(final: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change what the manifest says."""
+    note = json.loads((final / on_disk.MANIFEST).read_text())
+    change(note)
+    (final / on_disk.MANIFEST).write_text(json.dumps(note))
+
+
+# -- What is known --
+
+
+def test_what_is_published_is_whole(tmp_path: Path) -> None:
+    final = written(tmp_path, 380, attempt=3, strategy="DDP", seconds=0.5)
+    assert folders(tmp_path) == ["step-000000380"]
+    (found,) = on_disk.known(tmp_path)
+    assert (found.path, found.step, found.attempt) == (final, 380, 3)
+    assert found.note == {"strategy": "DDP", "seconds": 0.5}
+    assert set(found.files) == set(FILES) == set(on_disk.names(final))
+    assert on_disk.flaw(found) == ""
+
+
+def test_the_newest_is_known_by_its_manifest_and_not_by_name_or_time(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        written(tmp_path, step)
+    there = tmp_path / "checkpoints"
+    (there / "step-000000030").rename(there / "step-000000005")
+    (there / "step-000000010").rename(there / "step-best so far")
+    for age, path in enumerate(sorted(there.iterdir())):
+        os.utime(path, (1e9 - age, 1e9 - age))
+    assert steps(tmp_path) == [30, 20, 10]
+
+
+def test_of_one_step_that_of_the_later_attempt_is_newer(tmp_path: Path) -> None:
+    first = written(tmp_path, 10, attempt=2)
+    first.rename(first.with_name("step-z"))
+    written(tmp_path, 10, attempt=11)
+    assert [found.attempt for found in on_disk.known(tmp_path)] == [11, 2]
+
+
+def test_what_is_being_written_is_not_there_yet(tmp_path: Path) -> None:
+    final = written(tmp_path, 10)
+    final.rename(final.with_name(final.name + on_disk.PART))
+    on_disk.aside(on_disk.place(tmp_path, 20))
+    assert steps(tmp_path) == []
+
+
+def test_no_folder_at_all_is_no_checkpoint(tmp_path: Path) -> None:
+    assert steps(tmp_path) == [] and steps(tmp_path / "nowhere") == []
+
+
+UNREADABLE = {
+    "missing": None,
+    "empty": b"",
+    "cut short": b'{"version": 1, "step": 10, "att',
+    "no text": b"\xff\xfe\x00\x80",
+    "no object": b"[1, 2]",
+    "no step": b'{"version": 1, "attempt": 1, "files": {}}',
+    "no files": b'{"version": 1, "step": 10, "attempt": 1}',
+    "odd files": b'{"version": 1, "step": 10, "attempt": 1, "files": 3}',
+    "odd sums": b'{"version": 1, "step": 10, "attempt": 1, "files": {"a": [1]}}',
+    "odd step": b'{"version": 1, "step": "x", "attempt": 1, "files": {}}',
+    "endless step": b'{"version": 1, "step": Infinity, "attempt": 1, "files": {}}',
+    "a folder": ...,
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_without_a_manifest_that_can_be_read_it_is_none(what: str, tmp_path: Path) -> None:
+    written(tmp_path, 10)
+    manifest = written(tmp_path, 20) / on_disk.MANIFEST
+    manifest.unlink()
+    content = UNREADABLE[what]
+    if content is ...:
+        manifest.mkdir()
+    elif content is not None:
+        manifest.write_bytes(content)
+    assert steps(tmp_path) == [10] and on_disk.read(manifest.parent) is None
+
+
+@pytest.mark.parametrize("layout", ["alike", "another"])
+def test_one_of_a_newer_version_is_refused_and_not_passed_over(layout: str, tmp_path: Path) -> None:
+    written(tmp_path, 10)
+    newer = written(tmp_path, 20)
+    edit(newer, lambda note: note.update(version=on_disk.VERSION + 1))
+    if layout == "another":
+        edit(newer, lambda note: (note.pop("step"), note.pop("files")))
+    with pytest.raises(Refused, match="newer version") as caught:
+        on_disk.known(tmp_path)
+    assert str(newer) in str(caught.value)
+
+
+def test_what_a_later_attempt_has_overtaken_is_left_out(tmp_path: Path) -> None:
+    starts = [{"attempt": 1, "from_step": 0}, {"attempt": 2, "from_step": 10}, {"attempt": 3, "from_step": 20}]
+    for step, attempt in ((10, 1), (15, 1), (20, 2), (30, 2), (40, 3)):
+        written(tmp_path, step, attempt)
+    assert steps(tmp_path) == [40, 30, 20, 15, 10]
+    assert steps(tmp_path, *starts) == [40, 20, 10]  # 15 by the first, 30 by the second: after others had gone on
+    assert steps(tmp_path, {"attempt": 4}) == []  # which began from nothing
+
+
+# -- Damage --
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def grow(file: Path) -> None:
+    file.write_bytes(file.read_bytes() + b"x")
+
+
+DAMAGE = {
+    "truncated": (truncate, "has 10239 bytes instead of 10240"),
+    "a byte flipped": (flip, "is not what was written"),
+    "grown": (grow, "has 10241 bytes"),
+    "missing": (Path.unlink, "No such file"),
+    "a folder": (lambda file: (file.unlink(), file.mkdir()), "directory"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damage_is_seen_and_named(what: str, tmp_path: Path) -> None:
+    damage, words = DAMAGE[what]
+    final = written(tmp_path, 10)
+    damage(final / "__0_0.distcp")
+    (found,) = on_disk.known(tmp_path)
+    assert on_disk.flaw(found).startswith("__0_0.distcp") and words in on_disk.flaw(found)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_of_several_ranks_one_looks_at_each_file(name: str, tmp_path: Path) -> None:
+    final = written(tmp_path, 10)
+    (found,) = on_disk.known(tmp_path)
+    assert [on_disk.flaw(found, rank, 3) for rank in range(3)] == [""] * 3
+    (final / name).unlink()
+    assert sum(name in on_disk.flaw(found, rank, 3) for rank in range(3)) == 1
+
+
+# -- What is written, named and removed --
+
+
+def test_what_was_left_behind_is_removed_before_the_next_is_written(tmp_path: Path) -> None:
+    """Also that of another step: on a full disk it would take the room that the next one needs."""
+    written(tmp_path, 5)
+    for step in (10, 20):
+        (on_disk.aside(on_disk.place(tmp_path, step)) / "left").write_text("behind")
+    (tmp_path / "checkpoints" / "step-000000005.universal-a_1.part").mkdir()  # converted for other ranks
+    part = on_disk.aside(on_disk.place(tmp_path, 10))
+    assert list(part.iterdir()) == [] and folders(tmp_path) == ["step-000000005", "step-000000010.part"]
+    written(tmp_path, 10)
+    assert steps(tmp_path) == [10, 5]
+
+
+def test_a_stale_or_damaged_one_gives_way_to_the_new(tmp_path: Path) -> None:
+    truncate(written(tmp_path, 10) / "meta.pt")
+    written(tmp_path, 10, attempt=2)
+    (found,) = on_disk.known(tmp_path)
+    assert found.attempt == 2 and on_disk.flaw(found) == "" and folders(tmp_path) == ["step-000000010"]
+
+
+def test_a_link_leads_to_a_checkpoint_also_when_the_run_is_moved(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    link = run_dir / "checkpoints" / "last.ckpt"
+    for step in (10, 20):
+        final = written(run_dir, step)
+        link.with_name(f".last.ckpt{on_disk.PART}").symlink_to("nowhere")  # left by a crash
+        on_disk.point(link, final)
+        assert link.resolve() == final.resolve()
+    assert folders(run_dir) == ["last.ckpt", "step-000000010", "step-000000020"]
+    moved = run_dir.rename(tmp_path / "moved")
+    assert (found := on_disk.read(moved / "checkpoints" / "last.ckpt")) and found.step == 20
+
+
+@pytest.mark.parametrize(
+    ("keep", "best", "left"),
+    [(1, None, [40]), (2, None, [30, 40]), (2, 10, [10, 30, 40]), (2, 40, [30, 40]), (9, None, [10, 20, 30, 40])],
+)
+def test_the_last_ones_and_the_best_are_kept(keep: int, best: int | None, left: list[int], tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40, 50):  # 50: of an attempt that others have overtaken
+        written(tmp_path, step)
+    on_disk.aside(on_disk.place(tmp_path, 25))
+    link = tmp_path / "checkpoints" / on_disk.BEST
+    if best:
+        on_disk.point(link, on_disk.place(tmp_path, best))
+    on_disk.prune(on_disk.place(tmp_path, 40), keep)
+    link.unlink(missing_ok=True)
+    assert folders(tmp_path) == [f"step-{step:09d}" for step in left]
+
+
+def test_what_others_put_there_stays(tmp_path: Path) -> None:
+    """Another program names its own alike."""
+    there = tmp_path / "checkpoints"
+    others = ["step-500", "step-500.part", "step-000000500.pt", "step-1.ckpt.part", "step-000000500.old", "epoch-1"]
+    for name in others:
+        (there / name).mkdir(parents=True)
+        (there / name / "weights").write_text("precious")
+    for step in (10, 20, 30):
+        on_disk.prune(written(tmp_path, step), 1)
+    assert folders(tmp_path) == sorted([*others, "step-000000030"])
+    assert all((there / name / "weights").exists() for name in others)
+
+
+# -- The links after a crash --
+
+
+def links(run_dir: Path) -> dict[str, str]:
+    return {path.name: os.readlink(path) for path in (run_dir / "checkpoints").iterdir() if path.is_symlink()}
+
+
+@pytest.mark.parametrize("best", [10, 20, 30, None])
+def test_the_links_lead_where_the_run_that_goes_on_knows_them(best: int | None, tmp_path: Path) -> None:
+    """It goes on from 20; 30 is damaged, or of an attempt that was overtaken."""
+    for step in (10, 20):
+        written(tmp_path, step)
+    there = tmp_path / "checkpoints"
+    for name in (on_disk.LAST, on_disk.BEST):
+        on_disk.point(there / name, there / "step-000000030")
+    place = on_disk.place(tmp_path, best) if best else None
+    assert on_disk.settle(on_disk.place(tmp_path, 20), place) == (best in (10, 20))
+    leads = {"best.ckpt": f"step-{best:09d}"} if best in (10, 20) else {}
+    assert links(tmp_path) == {"last.ckpt": "step-000000020"} | leads
+
+
+@pytest.mark.parametrize("left_out", [None, "step-000000010"])
+def test_a_copy_of_what_a_link_leads_to_is_a_checkpoint(left_out: str | None, tmp_path: Path) -> None:
+    """As scp -r and cp -rL copy a run."""
+    there = tmp_path / "run/checkpoints"
+    for step, name in ((10, on_disk.BEST), (20, on_disk.LAST)):
+        on_disk.point(there / name, written(tmp_path / "run", step))
+    copied = tmp_path / "copied/checkpoints"
+    shutil.copytree(there, copied, ignore=shutil.ignore_patterns(left_out or ""))
+    assert not links(tmp_path / "copied")
+    best, newest = (on_disk.place(tmp_path / "copied", step) for step in (10, 20))
+    assert on_disk.settle(newest, best)
+    assert links(tmp_path / "copied") == {"best.ckpt": "step-000000010", "last.ckpt": "step-000000020"}
+    assert all(not on_disk.flaw(found) for found in on_disk.known(tmp_path / "copied"))
+    assert len(folders(tmp_path / "copied")) == 4
+
+
+def test_another_checkpoint_in_the_place_of_a_link_stays(tmp_path: Path) -> None:
+    final = written(tmp_path / "run", 20)
+    (part := on_disk.aside(on_disk.place(tmp_path / "other", 20))).joinpath("weights").write_text("precious")
+    on_disk.publish(part, other := final.with_name(on_disk.BEST), {"weights": (8, 0)}, {"step": 20, "attempt": 3})
+    on_disk.settle(final, None)
+    assert (other / "weights").read_text() == "precious"
+
+
+# -- Killed at every single moment --
+
+
+def write(run_dir: Path, step: int, attempt: int) -> None:
+    """As a run does: write, name, prune."""
+    final = written(run_dir, step, attempt)
+    on_disk.point(run_dir / "checkpoints" / "last.ckpt", final)
+    on_disk.prune(final, 1)
+
+
+def die(moment: int) -> None:
+    """From now on: kill -9 just before operation number `moment` on the file system."""
+    count = 0
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal count
+        if event in ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink", "os.scandir"):
+            count += 1
+            if count > moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+def die_at_every_moment(folder: Path, step: int) -> None:
+    """Leave run directories 000, 001, ...: whoever wrote this step there died one operation later than the one before.
+
+    Each had a checkpoint of step 10.
+    """
+    write(folder / "begun", 10, 1)
+    for moment in range(200):
+        run_dir = folder / f"{moment:03}"
+        shutil.copytree(folder / "begun", run_dir, symlinks=True)
+        if not (pid := os.fork()):
+            die(moment)
+            write(run_dir, step, 2)
+            os._exit(0)
+        if os.waitpid(pid, 0)[1] == 0:  # came to its end
+            return
+
+
+@pytest.mark.parametrize("step", [20, 10], ids=["the next step", "the same step again"])
+def test_who_is_killed_at_any_moment_leaves_nothing_that_cannot_be_read(step: int, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")  # whose processes have no threads
+    context.set_forkserver_preload(["torch.distributed"])
+    writer = context.Process(target=die_at_every_moment, args=(tmp_path, step), daemon=True)
+    writer.start()
+    writer.join(60)
+    assert writer.exitcode == 0
+    seen = []
+    for run_dir in sorted(tmp_path.glob("[0-9]*")):
+        whole = on_disk.known(run_dir)
+        named = [path for path in run_dir.glob("checkpoints/step-*") if not path.name.endswith(on_disk.PART)]
+        assert len(whole) == len(named) and not [found for found in whole if on_disk.flaw(found)]
+        seen.append((whole[0].step, whole[0].attempt) if whole else None)
+        on_disk.recover(run_dir / "checkpoints")
+        assert (now := on_disk.known(run_dir)) and not [found for found in now if on_disk.flaw(found)]
+        if whole:
+            link = run_dir / "checkpoints" / "last.ckpt"
+            assert link.resolve() in [found.path.resolve() for found in whole]
+        write(run_dir, step, 3)  # the next start clears up
+        assert folders(run_dir) == ["last.ckpt", f"step-{step:09d}"]
+        assert (found := on_disk.read(run_dir / "checkpoints" / "last.ckpt")) and not on_disk.flaw(found)
+    before, after = seen.count((10, 1)), seen.count((step, 2))
+    between = len(seen) - before - after
+    assert before > 20 and after > 10 and seen == [(10, 1)] * before + [None] * between + [(step, 2)] * after
+    assert between == (step == 10)  # of a step that is written once more: the moment between two renamings

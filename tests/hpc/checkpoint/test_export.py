@@ -1,0 +1,214 @@
+"""One plain file of weights from any checkpoint, with one tensor in memory at a time."""
+
+import json
+import runpy
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from fork import PROJECT
+from safetensors.torch import load_file
+from test_weights import assert_same, deepspeed_by_hand
+from torch import Tensor
+
+from hpc.checkpoint import on_disk, weights
+from hpc.config.errors import Refused
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+COUNT, MEGABYTES = 48, 8  # far more than the buffers that are held, however many tensors there are
+export = runpy.run_path(str(PROJECT / "tools" / "export.py"))
+
+
+def weights_of(step: int) -> dict[str, Tensor]:
+    """Of every type, and not in the order that the file wants."""
+    torch.manual_seed(step)
+    shared = torch.randn(3, 5)
+    state = {"flag": torch.tensor([True, False, True]), "embed": shared, "head": shared, "count": torch.tensor(step)}
+    kinds = (torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8)
+    state |= {str(kind): torch.arange(7).to(kind) for kind in kinds}
+    return state | {"turned": torch.randn(4, 3).t(), "empty": torch.zeros(0, 2), "scalar": torch.randn(())}
+
+
+def sharded(folder: Path, state: dict[str, Tensor]) -> None:
+    dcp.save({"state_dict": state, "optimizer_0": {"lr": 0.1}}, checkpoint_id=folder, no_dist=True)
+
+
+def publish(run: Path, step: int) -> Path:
+    """A whole checkpoint, as a run writes it."""
+    final = on_disk.place(run, step)
+    part = on_disk.aside(final)
+    sharded(part, weights_of(step))
+    note = {"step": step, "attempt": 1, "strategy": "FSDP", "world_size": 1, "seconds": 0.1}
+    on_disk.publish(part, final, on_disk.sums(part, on_disk.names(part)), note)
+    return final
+
+
+def done(*words: object) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["export.py", *map(str, words)])
+        export["main"]()
+
+
+def refused(*words: object) -> str:
+    with pytest.raises(Refused) as found:
+        done(*words)
+    return str(found.value)
+
+
+def header(file: Path) -> dict:
+    with file.open("rb") as stream:
+        return json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with three checkpoints, the first one the best."""
+    run = tmp_path_factory.mktemp("runs") / "moons"
+    steps = [publish(run, step) for step in (5, 9, 12)]
+    on_disk.point(run / "checkpoints" / "best.ckpt", steps[0])
+    return run
+
+
+@pytest.mark.parametrize(("words", "step"), [([], 12), (["--step", 9], 9), (["--best"], 5)])
+def test_the_file_holds_the_weights(run: Path, words: list, step: int, tmp_path: Path) -> None:
+    out = tmp_path / "w.safetensors"
+    done(run, out, *words)
+    assert_same(load_file(out), weights_of(step))
+    assert header(out)["__metadata__"] == {
+        "format": "pt", "run": "moons", "step": str(step), "checkpoint": f"step-{step:09d}"
+    }  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+def test_the_best_one_of_a_copied_run(run: Path, tmp_path: Path) -> None:
+    """scp -r makes a folder of the link."""
+    shutil.copytree(run, tmp_path / "moons")
+    done(tmp_path / "moons", tmp_path / "w", "--best")
+    assert_same(load_file(tmp_path / "w"), weights_of(5))
+
+
+def test_tensors_begin_at_multiples_of_their_size(run: Path, tmp_path: Path) -> None:
+    done(run, tmp_path / "w")
+    start = 8 + int.from_bytes((tmp_path / "w").read_bytes()[:8], "little")
+    for name, entry in header(tmp_path / "w").items():
+        if name != "__metadata__":
+            assert (start + entry["data_offsets"][0]) % weights_of(1)[name].dtype.itemsize == 0, name
+
+
+def test_a_checkpoint_alone(run: Path, tmp_path: Path) -> None:
+    done(run / "checkpoints" / "best.ckpt", tmp_path / "a")
+    assert_same(load_file(tmp_path / "a"), weights_of(5))
+    torch.save({"state_dict": weights_of(3)}, tmp_path / "it.ckpt")
+    done(tmp_path / "it.ckpt", tmp_path / "b")
+    assert_same(load_file(tmp_path / "b"), weights_of(3))
+    folder = deepspeed_by_hand(tmp_path)
+    done(folder, tmp_path / "c")
+    assert_same(load_file(tmp_path / "c"), weights.read(folder))
+    assert "nothing to choose from" in refused(folder, tmp_path / "d", "--step", 3)
+
+
+def test_damaged_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    newest = [publish(tmp_path / "run", step) for step in (1, 2)][1]
+    file = newest / "__0_0.distcp"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    done(tmp_path / "run", tmp_path / "w")
+    assert "step-000000002 is damaged" in capsys.readouterr().err
+    assert_same(load_file(tmp_path / "w"), weights_of(1))
+    assert "not what was written" in refused(tmp_path / "run", tmp_path / "v", "--step", 2)
+    assert "not what was written" in refused(newest, tmp_path / "v")
+    (newest / "manifest.json").unlink()
+    assert "--step=2" in refused(tmp_path / "run", tmp_path / "v", "--step", 2)
+    assert "no best checkpoint" in refused(tmp_path / "run", tmp_path / "v", "--best")
+    assert not (tmp_path / "v").exists()
+
+
+def test_what_is_there_is_not_overwritten(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "w").write_text("mine")
+    assert "--force" in refused(run, tmp_path / "w")
+    assert (tmp_path / "w").read_text() == "mine"
+    done(run, tmp_path / "w", "--force")
+    assert_same(load_file(tmp_path / "w"), weights_of(12))
+
+
+def test_mistakes(run: Path, tmp_path: Path) -> None:
+    assert "does not exist" in refused(tmp_path / "absent", tmp_path / "w")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    assert "no whole checkpoint" in refused(tmp_path / "run", tmp_path / "w")
+    assert "No such file" in refused(run, tmp_path / "absent" / "w")
+    torch.save({"z": torch.zeros(2, dtype=torch.complex64)}, tmp_path / "complex")
+    assert "complex64" in refused(tmp_path / "complex", tmp_path / "w")
+    assert not (tmp_path / "w").exists()
+
+
+def test_the_command(run: Path, tmp_path: Path) -> None:
+    command = [sys.executable, PROJECT / "tools" / "export.py", run, tmp_path / "w"]
+    assert "step-000000012" in subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
+    again = subprocess.run(command, timeout=60, capture_output=True, text=True)
+    assert again.returncode == 2 and again.stderr.startswith("refused: OUT=")
+
+
+def test_help_is_quick() -> None:
+    code = "import sys, runpy; sys.argv = ['export.py', '--help']\ntry: runpy.run_path(%r, run_name='__main__')\n"
+    code += "finally: assert 'torch' not in sys.modules"
+    script = str(PROJECT / "tools" / "export.py")
+    subprocess.run([sys.executable, "-c", code % script], check=True, timeout=60, capture_output=True)
+
+
+def large(form: str, folder: Path) -> Path:
+    """A checkpoint of COUNT tensors of MEGABYTES each."""
+    state = {f"layer.{i}": torch.full((MEGABYTES, 2**18), float(i)) for i in range(COUNT)}
+    if form == "sharded":
+        sharded(folder / "it", state)
+        return folder / "it"
+    if form == "file":
+        torch.save({"state_dict": state}, folder / "it")
+        return folder / "it"
+    path = folder / "it" / "checkpoint"
+    path.mkdir(parents=True)
+    shapes = {name: value.shape for name, value in state.items()}
+    model = {"module": {name: value.bfloat16() for name, value in state.items()}, "param_shapes": [shapes]}
+    torch.save(model | {"shared_params": {}}, path / "mp_rank_00_model_states.pt")
+    for rank, half in enumerate(torch.cat([value.flatten() for value in state.values()]).chunk(2)):
+        optimizer = {"partition_count": [2], "single_partition_of_fp32_groups": [half.clone()]}
+        torch.save({"optimizer_state_dict": optimizer}, path / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+    return folder / "it"
+
+
+def own_memory(*words: object) -> int:
+    """Most megabytes that an export held at once, without mapped files: of these the kernel drops what it needs."""
+    command = [sys.executable, PROJECT / "tools" / "export.py", *map(str, words)]
+    most, ends = 0, time.monotonic() + 120
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None and time.monotonic() < ends:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            most = max([most, *(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))])
+            time.sleep(0.002)
+        process.kill()
+    assert process.returncode == 0
+    return most // 1024
+
+
+@pytest.fixture(scope="module")
+def least(tmp_path_factory: pytest.TempPathFactory) -> int:
+    folder = tmp_path_factory.mktemp("little")
+    torch.save({"w": torch.zeros(1)}, folder / "it")
+    return own_memory(folder / "it", folder / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("form", ["sharded", "file", "zero"])
+def test_memory_is_bounded(form: str, least: int, tmp_path: Path) -> None:
+    most = own_memory(large(form, tmp_path), tmp_path / "b")
+    assert (tmp_path / "b").stat().st_size > COUNT * MEGABYTES * 2**20
+    assert most - least < COUNT * MEGABYTES / 4
+    found = load_file(tmp_path / "b")
+    assert all(bool((found[f"layer.{i}"] == i).all()) for i in range(COUNT))

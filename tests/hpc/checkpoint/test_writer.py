@@ -1,0 +1,220 @@
+"""Checkpoints are written beside the training, by all ranks or by none: real processes that talk over gloo."""
+
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc.checkpoint import on_disk
+from hpc.checkpoint.writer import Unwritten, Writer
+
+BIG = bytes(2**20)
+
+
+def save(writer: Writer, run_dir: Path, step: int, write: Callable[[Path], Any] | None = None) -> None:
+    """Begin to save a step; every rank writes a file of its own."""
+    final = on_disk.place(run_dir, step)
+    mine = write or (lambda part: (part / f"rank-{writer.rank}").write_bytes(bytes([writer.rank]) * 1000))
+    writer.finish(writer.begin(final), final, {"step": step, "attempt": 1}, mine)
+
+
+def whole(run_dir: Path) -> list[int]:
+    """The steps whose checkpoints are."""
+    return [found.step for found in on_disk.known(run_dir) if not on_disk.flaw(found)]
+
+
+def test_training_goes_on_while_it_is_written(tmp_path: Path) -> None:
+    writer, goes_on = Writer(), threading.Event()
+    save(writer, tmp_path, 1, lambda part: goes_on.wait(30) and (part / "file").write_text("slow"))
+    assert writer.busy and on_disk.known(tmp_path) == []
+    time.sleep(0.1)
+    goes_on.set()
+    writer.wait()
+    assert not writer.busy and whole(tmp_path) == [1]
+    assert on_disk.known(tmp_path)[0].note["seconds"] >= 0.1
+
+
+def test_the_next_waits_for_the_one_before(tmp_path: Path) -> None:
+    writer = Writer()
+    save(writer, tmp_path, 1, lambda part: time.sleep(0.3))
+    save(writer, tmp_path, 2)
+    assert whole(tmp_path)[-1] == 1
+    writer.wait()
+    assert whole(tmp_path) == [2, 1]
+
+
+def test_what_is_held_is_written_when_it_is_released_or_waited_for_and_never_once_it_is_dropped(tmp_path: Path) -> None:
+    writer = Writer()
+    writer.hold()
+    save(writer, tmp_path, 1)
+    assert not writer.busy
+    save(writer, tmp_path, 2)  # waits for the one before
+    assert whole(tmp_path) == [1]
+    writer.release()
+    writer.wait()
+    assert whole(tmp_path) == [2, 1]
+    writer.hold()
+    save(writer, tmp_path, 3)
+    writer.drop()
+    writer.wait()
+    assert whole(tmp_path) == [2, 1]
+
+
+def test_what_is_done_afterwards_finds_it_whole(tmp_path: Path) -> None:
+    writer, final, seen = Writer(), on_disk.place(tmp_path, 1), []
+    writer.finish(
+        writer.begin(final),
+        final,
+        {"step": 1, "attempt": 1},
+        lambda part: None,
+        lambda path: seen.append(whole(tmp_path)),
+    )
+    writer.wait()
+    assert seen == [[1]]
+
+
+def every_rank_writes(rank: int, run_dir: str) -> list[str]:
+    writer = Writer()
+    save(writer, Path(run_dir), 1)
+    writer.wait()
+    (found,) = on_disk.known(Path(run_dir))
+    assert not on_disk.flaw(found)
+    return sorted(found.files)
+
+
+def test_a_checkpoint_holds_what_every_rank_has_written(together: Callable, tmp_path: Path) -> None:
+    assert together(every_rank_writes, 3, str(tmp_path)) == [["rank-0", "rank-1", "rank-2"]] * 3
+
+
+def no_room_on_rank_1(rank: int, run_dir: str) -> list[Any]:
+    """The kernel refuses in the middle of a file, as on a full disk."""
+    writer = Writer()
+    save(writer, Path(run_dir), 1)
+    writer.wait()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(BIG) // 2, before[1]))
+    told = []
+    for _ in range(2):  # those that failed do not stand in the way of the next
+        save(writer, Path(run_dir), 2, lambda part: (part / f"rank-{rank}").write_bytes(BIG))
+        try:
+            writer.wait()
+        except Unwritten as error:
+            told.append(str(error))
+        told.append(whole(Path(run_dir)))
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return told
+
+
+def test_an_error_on_one_rank_is_told_on_all_and_leaves_the_earlier_one(together: Callable, tmp_path: Path) -> None:
+    words = "rank 1: OSError: [Errno 27] File too large"
+    assert together(no_room_on_rank_1, 2, str(tmp_path)) == [[words, [1], [2, 1]]] * 2
+
+
+def an_error_that_is_asked_for_late(rank: int, run_dir: str) -> str:
+    def fail(part: Path) -> None:
+        raise RuntimeError("a bad\nday")
+
+    writer = Writer()
+    save(writer, Path(run_dir), 1, fail if rank == 0 else None)
+    try:
+        save(writer, Path(run_dir), 2)
+    except Unwritten as error:
+        return str(error)
+    return "nothing"
+
+
+def test_an_error_comes_at_the_next_save_at_the_latest(together: Callable, tmp_path: Path) -> None:
+    assert together(an_error_that_is_asked_for_late, 2, str(tmp_path)) == ["rank 0: RuntimeError: a bad\nday"] * 2
+    assert whole(tmp_path) == []
+
+
+def torchs_own_word(rank: int, run_dir: str) -> str:
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    def full(part: Path) -> None:
+        raise CheckpointException("", {1: (OSError(28, "No space left on device"), None)})  # type: ignore[dict-item]
+
+    writer = Writer()
+    save(writer, Path(run_dir), 1, full)
+    try:
+        writer.wait()
+    except Unwritten as error:
+        return str(error)
+    return "written"
+
+
+def test_what_torch_makes_of_an_error_is_told_by_its_cause(together: Callable, tmp_path: Path) -> None:
+    for said in together(torchs_own_word, 2, str(tmp_path)):
+        assert "No space left on device" in said and "rank 1" in said
+
+
+def dies_while_it_writes(rank: int, run_dir: str) -> str:
+    writer = Writer()
+    save(writer, Path(run_dir), 1)
+    writer.wait()
+    save(writer, Path(run_dir), 2, lambda part: os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else None)
+    try:
+        writer.wait()
+    except Exception as error:
+        return type(error).__name__
+    return "nothing"
+
+
+def test_what_a_killed_rank_had_a_share_in_is_no_checkpoint(together: Callable, tmp_path: Path) -> None:
+    survivor, killed = together(dies_while_it_writes, 2, str(tmp_path))
+    assert survivor != "nothing" and killed is None
+    assert whole(tmp_path) == [1] and [found.step for found in on_disk.known(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize("what", ["begin", "finish"])
+def test_a_folder_that_cannot_be_made_or_named(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    writer = Writer()
+    save(writer, tmp_path, 1)
+    writer.wait()
+    monkeypatch.setattr(on_disk, "aside" if what == "begin" else "publish", refuse)
+    with pytest.raises(Unwritten, match=r"rank 0: OSError.*No space left"):
+        save(writer, tmp_path, 2)
+        writer.wait()
+    assert whole(tmp_path) == [1]
+
+
+class Overtaken:
+    """The claim of an attempt, until another has taken over."""
+
+    def __init__(self, asked: int) -> None:
+        self.left = asked  # so often it is still ours
+
+    def mine(self) -> bool:
+        self.left -= 1
+        return self.left >= 0
+
+
+@pytest.mark.parametrize("asked", [0, 1, 2])
+def test_who_is_fenced_off_changes_nothing(asked: int, tmp_path: Path) -> None:
+    """Before it begins, before the checkpoint gets its name, before others are removed."""
+    writer, theirs = Writer(), tmp_path / "checkpoints" / "step-000000009.part"
+    for step in (1, 2):
+        save(writer, tmp_path, step)
+        writer.wait()
+    theirs.mkdir()
+    writer.owner = Overtaken(asked)
+    final, said, removed = on_disk.place(tmp_path, 3), "", []
+    try:
+        part = writer.begin(final)
+        writer.finish(part, final, {"step": 3, "attempt": 1}, lambda part: None, removed.append)
+        writer.wait()
+    except Unwritten as error:
+        said = str(error)
+    assert "another attempt has taken over" in said
+    assert whole(tmp_path) == ([3, 2, 1] if asked == 2 else [2, 1]) and removed == []
+    assert theirs.exists() == (asked == 0)

@@ -1,0 +1,259 @@
+"""Every shipped choice composes and is accepted; what cannot be meant is refused in words, before torch is imported."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fork import ENVIRON, PROJECT
+from omegaconf import OmegaConf
+
+from hpc.config import compose, layout, preflight, project
+from hpc.config.errors import Refused
+
+TEXT = ["data=stdlib", "model=gpt_tiny"]
+TWO = ["trainer.accelerator=cpu", "trainer.devices=2"]
+# What a choice needs beside it, as the files of configs/ say in their first lines.
+NEEDS = {
+    "data=images": ["model=resnet18", "data.dir={images}", "data.global_batch_size=8"],
+    "data=text": ["model=gpt_tiny", "data.files={text}"],
+    "data=packed": ["data.file={packed}", "model=resnet18", "data.global_batch_size=8"],
+    "data=stdlib": ["model=gpt_tiny"],
+    "strategy=tensor_parallel": [*TEXT, *TWO],
+    "trainer=ddp": ["cluster=slurm"],
+    "trainer=fsdp": ["cluster=slurm"],
+    "trainer=deepspeed": ["cluster=slurm"],
+}
+NEEDS |= {f"{trainer}_4node": ["cluster=slurm"] for trainer in ("trainer=ddp", "trainer=fsdp", "trainer=deepspeed")}
+NEEDS |= {f"model=resnet{n}": ["data=images", "data.dir={images}", "data.global_batch_size=8"] for n in (18, 50)}
+CHOICES = [f"{group}={choice}" for group, choices in compose.groups().items() for choice in choices]
+
+
+@pytest.fixture(scope="session")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("data")
+    for i in range(60):
+        file = folder / "images" / f"class{i % 2}" / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 7), (i, 0, 0)).save(file)
+    (folder / "text.txt").write_text("to be or not to be " * 10_000)
+    pack = [sys.executable, str(PROJECT / "tools/pack.py"), f"data.dir={folder}/images", f"out={folder}/images.h5"]
+    subprocess.run([*pack, "data.image_size=8"], check=True, env=ENVIRON)
+    return {"images": folder / "images", "text": folder / "text.txt", "packed": folder / "images.h5"}
+
+
+def accept(*overrides: str) -> None:
+    preflight.check(compose.compose_overrides(list(overrides)))
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_is_accepted(choice: str, places: dict) -> None:
+    accept(choice, *(need.format(**places) for need in NEEDS.get(choice, [])))
+
+
+@pytest.mark.parametrize("trainer", ["ddp", "ddp_4node", "fsdp", "fsdp_4node", "deepspeed", "deepspeed_4node"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp", "fsdp", "tensor_parallel", "deepspeed_zero1", "deepspeed_zero3", "zero3_offload"]
+)
+def test_strategy_nodes_and_precision_go_on_top_of_any_trainer(trainer: str, strategy: str) -> None:
+    more = ["trainer.num_nodes=2", "trainer.precision=bf16-true", "data.global_batch_size=64"]
+    cfg = compose.compose_overrides([f"trainer={trainer}", "cluster=slurm", f"strategy={strategy}", *TEXT, *more])
+    preflight.check(cfg)
+    assert (cfg.strategy.name, cfg.trainer.num_nodes, cfg.trainer.devices) == (strategy, 2, 4)
+    shares = layout.layout(cfg)
+    assert shares.world_size == 8
+    assert shares.micro_batch_size == (32 if strategy == "tensor_parallel" else 8)  # by data-parallel size
+
+
+def test_deepspeed_alone_means_zero_2() -> None:
+    assert compose.compose_overrides(["trainer=deepspeed"]).strategy.lightning.stage == 2
+
+
+# overrides → key, and words that the message must have
+REFUSALS = [
+    (["trainer=dpp"], "trainer", "trainer=ddp"),
+    (["trianer=cpu"], "trianer", "trainer=..."),
+    (["trainer.devics=2"], "trainer.devics", "trainer.devices=..."),
+    (["+trainer.max_epoch=2"], "trainer.max_epoch", "trainer.max_epochs=..."),
+    (["+model.network.dephts=[1]"], "model.network.dephts", "model.network.depths=..."),
+    (["experiment=txt"], "experiment", "experiment=text"),
+    (["sead=3"], "sead", "seed=..."),
+    (["trainer.devices=0"], "trainer.devices", "at least 1"),
+    (["trainer.devices=null"], "trainer.devices", "does not say how many GPUs"),
+    (["trainer.num_nodes=-2"], "trainer.num_nodes", "at least 1"),
+    (["trainer.num_nodes=2"], "trainer.num_nodes", "cluster=local has 1 node"),
+    (["trainer=ddp", "cluster=slurm", "trainer.devices=5"], "trainer.devices", "4 GPUs"),
+    (["trainer.devices=two"], "trainer.devices", "int"),
+    (["trainer.max_epochs=x"], "trainer.max_epochs", "int | None"),
+    (["trainer.log_every_n_steps=0"], "trainer.log_every_n_steps", "at least 1"),
+    (["+trainer.check_val_every_n_epoch=0"], "trainer.check_val_every_n_epoch", "at least 1"),
+    (["trainer.gradient_clip_val=-1"], "trainer.gradient_clip_val", "at least 0"),
+    (["+trainer.gradient_clip_algorithm=none"], "trainer.gradient_clip_algorithm", "norm"),
+    (
+        ["+trainer.gradient_clip_algorithm=value", "strategy=deepspeed_zero1"],
+        "trainer.gradient_clip_algorithm",
+        "must clip them by their norm",
+    ),
+    (["seed=x"], "seed", "int"),
+    (["seed=-2"], "seed", "from 0 to 4294967295"),
+    (["logger.version='\u2066x'"], "logger.version", "no control characters"),
+    (["model.optimizer.lr=fast"], "model.optimizer.lr", "float"),
+    (["model.optimizer.lr=-1"], "model.optimizer.lr", "above 0"),
+    (["model.optimizer.lr=0"], "model.optimizer.lr", "above 0"),
+    (["model.optimizer.lr=inf"], "model.optimizer.lr", "above 0"),
+    (["model.optimizer.lr=nan"], "model.optimizer.lr", "above 0"),
+    (["model.network.depths=3"], "model.network.depths", "list[int]"),
+    (["data.global_batch_size=many"], "data.global_batch_size", "int"),
+    (["data.global_batch_size=0"], "data.global_batch_size", "at least 1"),
+    (["strategy=ddp", *TWO, "data.global_batch_size=65"], "data.global_batch_size", "64 or data.global_batch_size=66"),
+    (["trainer.accumulate_grad_batches=3"], "data.global_batch_size", "63 or data.global_batch_size=66"),
+    (["trainer.precision=bf17"], "trainer.precision", "bf16-mixed"),
+    (["trainer.precision=16-mixed"], "trainer.precision", "CPUs"),
+    (["trainer.accelerator=tpu"], "trainer.accelerator", "cpu, gpu"),
+    (["trainer.devices=2"], "trainer.devices", "strategy=ddp"),
+    (["strategy=ddp", "strategy.tensor_parallel_size=2", *TWO], "strategy.tensor_parallel_size", "strategy=fsdp"),
+    (["strategy=fsdp", "strategy.tensor_parallel_size=3", *TWO, *TEXT], "strategy.tensor_parallel_size", "divides"),
+    (["strategy=tensor_parallel", *TWO], "model.network", "tensor_parallel_plan"),
+    (
+        ["strategy=tensor_parallel", *TWO, *TEXT, "model.network.num_heads=1"],
+        "strategy.tensor_parallel_size",
+        "1 attention",
+    ),
+    ([*TEXT, "model.network.num_heads=5"], "model.network.num_heads", "num_heads=4"),
+    (["strategy=fsdp", *TWO, "trainer.precision=16-mixed"], "trainer.precision", "bf16-mixed"),
+    (["strategy=deepspeed_zero3", "strategy.compile=true", *TWO], "strategy.compile", "ZeRO-3"),
+    (["strategy.compile=maybe"], "strategy.compile", "bool"),
+    (["+strategy.shard=true"], "strategy.shard", "tensor_parallel_size"),
+    (["strategy=ddp", *TWO, "callbacks=finetune"], "callbacks.finetune", "one device"),
+    (["strategy=deepspeed_zero2", "callbacks=finetune"], "callbacks.finetune", "without shards"),
+    (["model=gpt_tiny", "data=digits"], "model.network.vocab_size", "do not go together"),
+    (["data=images"], "data.dir", "needs it"),
+    (["data=images", "data.dir=/nowhere", "model=resnet18"], "data.dir", "/nowhere"),
+    (["data=text", "data.files=/nowhere", "model=gpt_tiny"], "data.files", "/nowhere"),
+    (["ckpt=/nowhere"], "ckpt", "no such file"),
+    (["run_dir=s3://b/x"], "run_dir", "must be a directory of a file system"),
+    (["run_dir='$HOME/x'"], "run_dir", "must be spelled out"),
+    ([*TEXT, "model.network.in_channels=1"], "model.network.in_channels", "model.network.num_heads=..."),
+    (["model=resnet18", "data=images", "model.network.in_channels=1"], "model.network.in_channels", "+model.netw"),
+    (["trainer.limit_val_batches=1"], "trainer.limit_val_batches", "+trainer.limit_val_batches=..."),
+    (["test_only=true"], "test_only", "ckpt="),
+    (["checkpoint.keep=0"], "checkpoint.keep", "checkpoint.keep=1"),
+    (["checkpoint.every_minutes=0"], "checkpoint.every_minutes", "above 0"),
+    (["checkpoint.every_minutes=inf"], "checkpoint.every_minutes", "above 0"),
+    (["checkpoint.every_n_steps=-5"], "checkpoint.every_n_steps", "above 0"),
+    (["checkpoint.every_n_steps=0.5"], "checkpoint.every_n_steps", "int | None"),
+    (["checkpoint.mode=maximum"], "checkpoint.mode", "checkpoint.mode=max"),
+    (["+checkpoint.every_hours=1"], "checkpoint.every_hours", "checkpoint.every_minutes=..."),
+    (["cluster.login_host=$(reboot)"], "cluster.login_host", "letters, digits, dots and dashes"),
+    (["cluster.login_host=-oProxyCommand=x"], "cluster.login_host", "letters, digits, dots and dashes"),
+    (["cluster.login_host=ana@login.site"], "cluster.login_host", "without user@"),
+    (["faults.nonfinite=ignore"], "faults.nonfinite", "stop, skip, rollback"),
+    (["faults.nonfinite=skip", "model.optimizer.fused=false"], "faults.nonfinite", "optimizer that is fused"),
+    (["faults.nonfinite=skip", "strategy=deepspeed_zero1"], "faults.nonfinite", "DeepSpeed owns the optimizer step"),
+    (["faults.nonfinite=skip", "strategy=zero3_offload"], "faults.nonfinite", "DeepSpeed owns the optimizer step"),
+    (["faults.hang_minutes=0"], "faults.hang_minutes", "above 0"),
+    (["faults.hang_minutes=null"], "faults.hang_minutes", "float"),
+    (["faults.hang_minutes=1e30"], "faults.hang_minutes", "at most 525600"),
+    (["callbacks.monitor=3"], "callbacks.monitor", "callbacks.monitor=null"),
+    ([*TEXT, "model.network.block_size='no'"], "model.network.block_size", "int"),
+    ([*TEXT, "model.network.num_heads=9000000000000000000000"], "model.network.num_heads", "num_heads=128"),
+    ([*TEXT, "+model.network.dropout=1.5"], "model.network.dropout", "from 0 to 1"),
+    (["data.num_classes=-2"], "model.network.num_classes", "at least 1"),
+    (["model.network.depths=[1,1]"], "model.network.depths", "widths has 3"),
+    (["model.network.depths=[1,1,0]"], "model.network.depths", "above 0"),
+    (["model.network.widths=[16,32,100]"], "model.network.widths", "norm=batch"),
+    (["+model.network.norm=none"], "model.network.norm", "group or batch"),
+    (["faults.retries=0"], "faults.retries", "at least 1"),
+    (["name=a b;$(x)"], "name", "name=a_b_x"),
+    (["model.optimizer.lr=a b;$(x)"], "model.optimizer.lr=a b;$(x)", "'model.optimizer.lr=\"a b;$(x)\"'"),
+    (["model.network._target_=os.system"], "model.network._target_=os.system", "not typed"),
+    (["+model={_target_: os.system}"], "+model={_target_: os.system}", "not typed"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "key", "words"), REFUSALS, ids=[" ".join(case[0]) for case in REFUSALS])
+def test_refusals_name_key_rule_and_fix(overrides: list[str], key: str, words: str) -> None:
+    with pytest.raises(Refused) as caught:
+        accept(*overrides)
+    assert caught.value.key == key
+    assert words in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 20
+
+
+@pytest.mark.parametrize(
+    "bad", ["sead: 3", "trainer: {max_epoch: 3}", "defaults: [{override /data: digit}]", "data: {dri: x}"]
+)
+def test_a_mistake_in_an_experiment_file_is_refused(bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    shutil.copytree(project.CONFIGS, tmp_path / "configs")
+    (tmp_path / "configs/experiment/mine.yaml").write_text(f"# @package _global_\n{bad}\n")
+    monkeypatch.setattr(compose, "CONFIGS", tmp_path / "configs")
+    with pytest.raises(Refused):
+        accept("experiment=mine")
+
+
+def test_an_experiment_file_is_obeyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    shutil.copytree(project.CONFIGS, tmp_path / "configs")
+    said = {
+        "seed": 7, "name": "mine", "matmul_precision": "highest", "group_readable": True,
+        "checkpoint": {"monitor": "val/accuracy", "mode": "max", "keep": 5}, "faults": {"nonfinite": "rollback"},
+        "logger": {"name": "other"}, "trainer": {"max_epochs": 3}, "data": {"num_workers": 1},
+        "callbacks": {"progress": {"refresh_rate": 7}}, "cluster": {"account": "abc"},
+    }  # fmt: skip
+    (tmp_path / "configs/experiment/mine.yaml").write_text(f"# @package _global_\n{json.dumps(said)}\n")
+    (tmp_path / "clusters.yaml").write_text("slurm: {account: other, time: '3:00:00'}\n")
+    monkeypatch.setattr(compose, "CONFIGS", tmp_path / "configs")
+    monkeypatch.setattr(compose, "PERSONAL", tmp_path / "clusters.yaml")
+    cfg = compose.compose_overrides(["experiment=mine", "cluster=slurm", "seed=8"])
+    assert cfg.seed == 8 and cfg.cluster.time == "3:00:00"
+    assert OmegaConf.merge(cfg, {**said, "seed": 8}) == cfg
+    (tmp_path / "configs/experiment/child.yaml").write_text("# @package _global_\ndefaults: [mine]\nseed: 9\n")
+    for words in (["experiment=child"], ["experiment=mine.yaml"], ["experiment=[mine,child]"]):
+        cluster = compose.compose_overrides([*words, "cluster=slurm"]).cluster
+        assert (cluster.account, cluster.time) == ("abc", "3:00:00")
+
+
+def test_an_unknown_target_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for target in ("torch.optim.AdamWW", "nowhere.at.all", "my_research.module.Nothing"):
+        cfg = compose.compose_overrides([])
+        cfg.model.optimizer._target_ = target
+        with pytest.raises(Refused, match="_target_"):
+            preflight.check(cfg)
+
+
+def test_checkpoints_and_faults_as_one_likes() -> None:
+    accept("checkpoint.every_minutes=null", "checkpoint.every_n_steps=100", "checkpoint.keep=1", "checkpoint.mode=max")
+    accept("checkpoint.every_minutes=0.5", "checkpoint.monitor=null", "faults.hang_minutes=0.1", "faults.retries=1")
+    accept("faults.nonfinite=skip")
+    accept("faults.nonfinite=rollback", "strategy=deepspeed_zero1")
+
+
+def test_deepspeed_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    with pytest.raises(Refused, match="pip install deepspeed"):
+        accept("strategy=deepspeed_zero2", *TWO)
+
+
+def test_resolved_config_has_no_open_reference(places: dict) -> None:
+    cfg = compose.compose_overrides(
+        ["data=images", f"data.dir={places['images']}", "model=resnet18", "data.global_batch_size=8"]
+    )
+    preflight.check(cfg)
+    assert cfg.data.num_classes == cfg.model.network.num_classes == 2  # counted, as nobody said it
+    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+
+
+def test_a_callback_may_ask_for_the_run_directory(tmp_path: Path) -> None:
+    """It is chosen after the checks, and a path all the same."""
+    cfg = compose.compose_overrides([])
+    OmegaConf.set_struct(cfg, False)
+    cfg.callbacks.mine = {"_target_": "builtins.open", "file": "${run_dir}"}
+    cfg.logger.save_dir = "${run_dir}/logs"
+    preflight.files(cfg)
+    assert cfg.run_dir is None

@@ -1,0 +1,80 @@
+"""Batches that a thread fetches ahead: the same, in the same order, and nothing is left running."""
+
+import threading
+
+import pytest
+from test_data import built
+
+from hpc.data.data_module import DataModule, Indexed, Loader
+from hpc.data.prefetch import ahead
+
+
+def names():
+    return [thread.name for thread in threading.enumerate()]
+
+
+def test_order_is_kept_and_the_thread_ends():
+    assert list(ahead(range(100), 2)) == list(range(100))
+    assert "batches ahead" not in names()
+
+
+def test_so_many_are_fetched_and_no_more():
+    fetched, taken = [], threading.Semaphore(0)
+
+    def batches():
+        for number in range(10):
+            fetched.append(number)
+            taken.release()
+            yield number
+
+    found = ahead(batches(), 2)
+    assert next(found) == 0
+    for _ in range(4):  # the one that was taken, two that wait, and one that has no place yet
+        assert taken.acquire(timeout=10)
+    assert not taken.acquire(timeout=0.1) and fetched == [0, 1, 2, 3]
+    found.close()  # an epoch that is left in the middle
+    assert len(fetched) < 7
+    assert "batches ahead" not in names()
+
+
+def test_what_fetching_raises_is_raised():
+    def batches():
+        yield 1
+        raise ValueError("in the thread")
+
+    found = ahead(batches(), 2)
+    assert next(found) == 1
+    with pytest.raises(ValueError, match="in the thread"):
+        next(found)
+    assert "batches ahead" not in names()
+
+
+def test_a_loader_that_fetches_ahead_gives_the_same_also_from_the_middle(tmp_path):
+    (tmp_path / "text").write_bytes(bytes(i * i % 251 for i in range(20_000)))
+    data = built("text", files=str(tmp_path / "text"), global_batch_size=16, block_size=64)
+    alone = data.train_dataloader()
+    loader = data.train_dataloader()
+    assert isinstance(loader, Loader) and loader.num_ahead == 0  # no GPU here
+    loader.num_ahead = 2
+    for start in (0, 5):
+        for one in (alone, loader):
+            one.load_state_dict({"epoch": 1, "batches": start})
+        for expected, found in zip(alone, loader, strict=True):
+            assert all(a.equal(b) for a, b in zip(expected, found, strict=True))
+
+
+def test_what_draws_random_numbers_is_not_fetched_by_a_thread(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+    class Drawing(DataModule):
+        def dataset(self, split):
+            return torch.utils.data.Subset([(torch.zeros(1), 0)] * 8, range(8))
+
+    assert Indexed(Drawing(global_batch_size=2).dataset("train"), 1).draws
+    assert Drawing(global_batch_size=2).train_dataloader().num_ahead == 0
+    assert built("digits").train_dataloader().num_ahead == 2
+    assert built("digits", num_ahead=0).train_dataloader().num_ahead == 0
+    assert built("digits", num_workers=1).train_dataloader().num_ahead == 0

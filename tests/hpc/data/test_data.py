@@ -1,0 +1,561 @@
+"""Data: what is refused on the login node (without torch), and what reaches the network."""
+
+import os
+import random
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from PIL import Image
+
+from hpc.config.build import build
+from hpc.config.errors import Refused
+from hpc.config.project import PROJECT
+from hpc.data import file_checks, image_files, text_files
+from my_research.data import text
+
+
+def node(name, **values):
+    """A data node as shipped, with a few values of this test."""
+    shipped = OmegaConf.load(PROJECT / "configs" / "data" / f"{name}.yaml")
+    return OmegaConf.merge(shipped, {"seed": 1, "global_batch_size": 2, "node_local": None, **values})
+
+
+def refused(check, name, **values):
+    """How a check refuses a data node."""
+    data = node(name, **values)
+    with pytest.raises(Refused) as caught:
+        check(data, data)
+    return str(caught.value)
+
+
+def built(name, **values):
+    return build(node(name, **values))
+
+
+def read_all(data):
+    loaders = [data.train_dataloader(), data.val_dataloader(), data.test_dataloader()]
+    return [data.on_after_batch_transfer(batch, 0) for loader in loaders for batch in loader]
+
+
+def refused_while_reading(data):
+    """In words only: as long as somebody held the exception, the workers would be held, too."""
+    try:
+        read_all(data)
+    except Refused as refused:
+        return refused.key, refused.value, refused.fix
+
+
+def make_images(folder, classes=("cat", "dog"), num=40, size=(20, 30)):
+    """PNG and JPEG, colour and grey, of several sizes."""
+    for label, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for i in range(num):
+            pixels = np.full((size[0] + i % 3, size[1] - i % 5, 3), 60 + 50 * label, np.uint8)
+            image = Image.fromarray(pixels)
+            image = image.convert("L") if i % 4 == 0 else image
+            image.save(folder / name / f"{i}.{'png' if i % 2 else 'JPG'}", format="png" if i % 2 else "jpeg")
+    return folder
+
+
+def truncate(file):
+    file.write_bytes(file.read_bytes()[: -file.stat().st_size // 2])
+
+
+# Images
+
+
+def test_checks_need_no_torch():
+    code = "import sys, hpc.data.file_checks; sys.exit('torch' in sys.modules)"
+    env = os.environ | {"PYTHONPATH": str(PROJECT / "src")}
+    assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == 0
+
+
+def test_a_good_folder_tells_its_number_of_classes(tmp_path):
+    images = node("images", dir=str(make_images(tmp_path / "images")))
+    assert file_checks.image_folder(images, images) == {"num_classes": 2}
+    for images.num_classes in (2, 3):
+        assert file_checks.image_folder(images, images) is None
+
+
+def test_a_hash_splits_and_an_image_stays_where_it_is(tmp_path):
+    folder = make_images(tmp_path / "images", num=100)
+    _, before, _ = image_files.list_images(str(folder))
+    listed = [file for samples in before.values() for file, _ in samples]
+    assert len(listed) == len(set(listed)) == 200
+    shares = {split: len(samples) / len(listed) for split, samples in before.items()}
+    assert shares == pytest.approx({"train": 0.8, "val": 0.1, "test": 0.1}, abs=0.05)
+    cats = {int(Path(file).stem) for file, label in before["val"] if label == 0}
+    assert cats == {30, 33, 34, 40, 56, 58, 81, 95}  # in every process, on every machine
+    for i in range(20):
+        Image.new("RGB", (4, 4)).save(folder / "cat" / f"0 new {i}.png")
+    _, after, _ = image_files.list_images(str(folder))
+    assert all(set(before[split]) <= set(after[split]) for split in before)
+
+
+def test_folders_of_splits_are_taken_as_they_are(tmp_path):
+    for split, num in (("train", 6), ("val", 3)):
+        make_images(tmp_path / split, num=num)
+    classes, splits, _ = image_files.list_images(str(tmp_path))
+    assert classes == ["cat", "dog"]
+    assert len(splits["train"]) == 12
+    assert splits["val"] == splits["test"]
+    assert {os.path.basename(os.path.dirname(file)) for file, label in splits["val"] if label == 1} == {"dog"}
+    make_images(tmp_path / "test", classes=("cat", "horse"), num=1)
+    with pytest.raises(Refused, match="dog, horse"):
+        image_files.list_images(str(tmp_path))
+
+
+def test_what_is_left_out_of_a_folder_of_images_is_told(tmp_path, capsys):
+    folder = make_images(tmp_path / "images")
+    assert image_files.list_images(str(folder))[2] == ""
+    (folder / "cat" / "more").mkdir()
+    for name in ("cat/1.bmp", "dog/2.BMP", "dog/notes", "cat/.hidden"):
+        (folder / name).write_bytes(b"")
+    images = node("images", dir=str(folder), global_batch_size=1)
+    file_checks.image_folder(images, images)
+    told = "left out are 2 files of .bmp, folders in a class's folder, files of no suffix; an image is .jpg, .jpeg"
+    assert told in capsys.readouterr().err
+    for split in ("train", "val"):
+        make_images(tmp_path / "splits" / split, num=3)
+    make_images(tmp_path / "splits" / "testing", num=3)
+    assert "the folder testing/" in image_files.list_images(str(tmp_path / "splits"))[2]
+
+
+def test_folders_that_cannot_be_meant_are_refused(tmp_path):
+    def said(**values):
+        return refused(file_checks.image_folder, "images", **({"dir": str(tmp_path)} | values))
+
+    assert "none of this name" in said(dir=str(tmp_path / "no"))
+    assert "one folder per class" in said()
+    (tmp_path / "cat").mkdir()
+    assert f"data.dir={tmp_path / 'cat'}" in said()
+    (tmp_path / "cat" / "notes.txt").touch()
+    (tmp_path / "cat" / "._0.jpg").touch()
+    assert "this one has none" in said()
+    assert "is a folder" in said(dir=str(tmp_path / "cat" / "notes.txt"))
+    Image.new("RGB", (4, 4)).save(tmp_path / "cat" / "0.png")
+    assert "there are none for" in said()
+    make_images(tmp_path / "many", classes=("a", "b", "c"))
+    assert "data.num_classes=2" in said(dir=str(tmp_path / "many"), num_classes=2)
+    assert "data.global_batch_size=999" in said(dir=str(tmp_path / "many"), global_batch_size=999)
+
+
+@pytest.mark.parametrize("damage", ["truncated png", "truncated jpeg", "empty", "text"])
+def test_an_unreadable_image_is_named_by_the_check_and_while_reading(tmp_path, damage):
+    folder = make_images(tmp_path / "images")
+    bad = folder / "dog" / ("1.png" if damage != "truncated jpeg" else "2.JPG")
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(bad)
+    if damage in ("empty", "text"):
+        bad.write_text(damage if damage == "text" else "")
+    else:
+        truncate(bad)
+    images = node("images", dir=str(folder))
+    with pytest.raises(Refused) as caught:
+        file_checks.image_folder(images, images)
+    assert (caught.value.key, caught.value.value) == ("data.dir", str(bad))
+    for num_workers in (0, 1):
+        data = built("images", dir=str(folder), image_size=8, num_workers=num_workers, global_batch_size=1)
+        assert refused_while_reading(data) == ("data.dir", str(bad), caught.value.fix)
+
+
+def test_links_that_lead_nowhere_are_named(tmp_path):
+    folder = make_images(tmp_path / "images")
+    (folder / "dog" / "loop.png").symlink_to("loop.png")
+    assert str(folder / "dog" / "loop.png") in refused(file_checks.image_folder, "images", dir=str(folder))
+    (folder / "dog" / "loop.png").unlink()
+    for target, rule in (("itself", "remove this link"), (".", "this one has none")):
+        (folder / "itself").symlink_to(target)
+        words = refused(file_checks.image_folder, "images", dir=str(folder))
+        assert f"data.dir={folder / 'itself'}" in words and rule in words
+        (folder / "itself").unlink()
+
+
+def test_a_file_counts_once_also_through_links(tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / os.fsdecode(b"caf\xe9 \xff.txt")).write_text("some text")
+    (folder / "текст.txt").write_text("another text")
+    (folder / "around").symlink_to(folder)  # a glob with ** goes round and round, forty times
+    for pattern in (f"{folder}/**/*.txt", str(folder)):
+        listed, _ = text_files.list_text(pattern)
+        assert sorted(map(os.path.basename, listed)) == sorted(name for name in os.listdir(folder) if name != "around")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "a.txt").write_text("text elsewhere")
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    assert f"{folder}/linked/a.txt" in text_files.list_text(str(folder))[0]
+    (folder / "linked").unlink()
+    (tmp_path / "link").symlink_to(folder / "текст.txt")
+    with pytest.raises(Refused, match="what validates is not trained on"):
+        text_files.list_text(str(folder), str(tmp_path / "link"))
+    for refused_files in ([str(folder / "текст.txt")] * 2, str(tmp_path / "more.txt.GZ")):
+        (tmp_path / "more.txt.GZ").write_bytes(b"x")
+        with pytest.raises(Refused, match=r"twice|must be text"):
+            text_files.list_text(refused_files)
+    (folder / "loop").symlink_to("loop")
+    with pytest.raises(Refused, match=r"levels of symbolic links"):
+        text_files.list_text(str(folder))
+
+
+def test_names_in_other_letters_are_dealt_out_as_bytes(tmp_path):
+    for i in range(40):
+        (tmp_path / os.fsdecode(f"{i} ".encode() + b"\xff\xfe")).write_bytes(b"0123456789" * 30)
+    data = built("text", files=str(tmp_path), block_size=8)
+    splits = [data.dataset(split).files for split in ("train", "val", "test")]
+    assert [len(names) for names in splits] == [36, 2, 2]
+
+
+def test_workers_are_as_many_as_the_cores_but_one(tmp_path, monkeypatch):
+    from hpc.launch import placement
+
+    for cores, workers in ((8, 7), (2, 1), (1, 1)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        assert built("images", dir="unused")._num_workers() == workers
+        assert built("images", dir="unused", num_workers=3)._num_workers() == 3
+        assert built("text", files="unused")._num_workers() == 0
+    data = built("images", dir="unused")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)))
+    data.trainer = SimpleNamespace(num_devices=4)
+    assert data._num_workers() == 7  # all ranks of a node share its cores, ...
+    srun = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    assert placement.cores(4, srun | {"SLURM_CPUS_PER_TASK": "16"}) == 16  # ... unless srun says what each may have
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
+    assert placement.cores(4, srun | {"SLURM_CPUS_PER_TASK": "16"}) == 4
+
+
+def test_mixed_images_become_normalised_colour_batches(tmp_path):
+    from my_research.data.images import MEAN, STD
+
+    data = built("images", dir=str(make_images(tmp_path / "images")), image_size=16, num_workers=0)
+    for inputs, targets in read_all(data):
+        assert inputs.shape[1:] == (3, 16, 16)
+        pixels = inputs.mean((2, 3)) * inputs.new_tensor(STD) + inputs.new_tensor(MEAN)
+        known = targets >= 0
+        assert (pixels * 255 - (60 + 50 * targets[:, None]))[known].abs().max() < 5
+
+
+def test_the_centre_is_kept_upright_and_16_bit_grey_is_scaled(tmp_path):
+    from my_research.data.images import ImageFiles
+
+    wide, half = np.zeros((10, 30), np.uint8), np.zeros((10, 10), np.uint8)
+    wide[:, 10:20] = half[:5] = 200
+    deep = np.full((10, 10), 200 << 8, np.uint16)
+    for name, pixels in (("wide", wide), ("deep", deep), ("half", half)):
+        Image.fromarray(pixels).save(tmp_path / f"{name}.png")
+    images = ImageFiles([(str(tmp_path / f"{name}.png"), 3) for name in ("wide", "deep", "half")], 10)
+    for image, label in (images[0], images[1]):
+        assert label == 3
+        assert image.shape == (3, 10, 10)
+        assert image.unique().tolist() == [200]
+    assert (images[2][0][:, :5] == 200).all()
+    assert (images[2][0][:, 5:] == 0).all()
+
+
+def test_image_augmentation_cuts_the_part_that_the_draws_say():
+    import torch
+
+    data = built("images", dir="unused", smallest_crop=1 / 16)
+    image = torch.arange(8.0).expand(1, 3, 8, 8)
+    whole = torch.tensor([[1, 0.5, 0.5, 0.5, 0.9]])
+    torch.testing.assert_close(data.augment(image, whole), image, atol=1e-4, rtol=0)
+    mirrored = torch.tensor([[1, 0.5, 0.5, 0.5, 0.1]])
+    torch.testing.assert_close(data.augment(image, mirrored), image.flip(-1), atol=1e-4, rtol=0)
+    right_quarter = data.augment(image, torch.tensor([[0, 0.5, 1, 0.5, 0.9]]))
+    assert right_quarter[..., :-1].min() > 5.5
+
+
+@pytest.mark.parametrize("name", ["digits", "images"])
+def test_augmentation_belongs_to_the_sample_and_not_to_its_batch(name):
+    import torch
+
+    from hpc.data.sampler import uniform
+
+    data = built(name, **({"dir": "unused"} if name == "images" else {}))
+    images = torch.rand(12, 1 if name == "digits" else 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    draws = uniform(1, 0, torch.arange(12), data.num_draws)
+    together = data.augment(images, draws)
+    alone = torch.cat([data.augment(images[i : i + 1], draws[i : i + 1]) for i in range(12)])
+    assert torch.equal(together, alone)
+    assert (together - images).abs().mean() > 0.01
+
+
+# Random numbers that a dataset draws by itself
+
+
+class Draws:
+    """Without augmentation of ours: as one writes it who knows torch's own examples."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        import torch
+
+        return torch.tensor([random.random(), np.random.rand(), torch.rand(()).item()]), index
+
+
+class DrawsAtOnce(Draws):
+    def __getitems__(self, indices):
+        import torch
+
+        samples = [self[index] for index in indices]
+        return torch.stack([sample for sample, _ in samples]), torch.tensor(indices)
+
+
+def drawn(dataset, epoch=0, start=0, num_workers=0, num_ranks=1, seed=1):
+    """What each sample of an epoch got: its index and three numbers."""
+    from hpc.data.data_module import DataModule
+
+    data = DataModule(global_batch_size=4, seed=seed, num_workers=num_workers)
+    data.dataset = lambda split: dataset
+    found = {}
+    for rank in range(num_ranks):
+        data._place = lambda rank=rank: {"rank": rank, "num_ranks": num_ranks}
+        loader = data.train_dataloader()
+        loader.load_state_dict({"epoch": epoch, "batches": start})
+        for numbers, _, indices in loader:
+            found |= dict(zip(indices.tolist(), numbers.tolist(), strict=True))
+    return found
+
+
+def test_what_a_dataset_draws_belongs_to_the_sample_and_its_epoch():
+    first = drawn(Draws())
+    assert len(first) == 12 and len({number for numbers in first.values() for number in numbers}) == 36
+    assert first == drawn(Draws(), num_workers=2) == drawn(Draws(), num_ranks=2)
+    for other in (drawn(Draws(), epoch=1), drawn(Draws(), seed=2)):
+        assert not {tuple(numbers) for numbers in first.values()} & {tuple(numbers) for numbers in other.values()}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("dataset", [Draws(), DrawsAtOnce()], ids=["one by one", "at once"])
+def test_a_run_that_goes_on_draws_the_same(dataset, num_workers):
+    whole, rest = drawn(dataset, epoch=3), drawn(dataset, epoch=3, start=1, num_workers=num_workers)
+    assert rest == {index: numbers for index, numbers in whole.items() if index in rest} and len(rest) == 8
+
+
+def test_what_a_dataset_draws_takes_nothing_from_the_run():
+    import torch
+
+    from hpc.data.data_module import Indexed
+
+    def next_ones():
+        return random.random(), np.random.rand(), torch.rand(()).item()
+
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = next_ones()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    Indexed(Draws(), seed=1)[0, np.array([3, 4])]
+    assert next_ones() == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterator_takes_no_random_number_from_the_run(workers):
+    """A resumed run makes iterators that the uninterrupted one made long before."""
+    import torch
+
+    from my_research.data.digits import Digits
+
+    loader = Digits(global_batch_size=64, num_workers=workers).train_dataloader()
+    before = torch.get_rng_state()
+    next(iter(loader))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# Digits
+
+
+def test_digits_are_those_of_the_package():
+    from sklearn.datasets import load_digits
+
+    from my_research.data.digits import read
+
+    for ours, theirs in zip(read(), load_digits(return_X_y=True), strict=True):
+        assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs)
+
+
+def test_digits_without_their_package_are_refused(monkeypatch: pytest.MonkeyPatch):
+    from my_research.data import digits
+
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    with pytest.raises(Refused, match="scikit-learn"):
+        digits.read.__wrapped__()  # what has been read is kept
+
+
+def test_digits_are_split_once_and_evenly():
+    from my_research.data.digits import indices_of, read
+
+    _, digits = read()
+    splits = [indices_of(split, digits) for split in ("train", "val", "test")]
+    assert sorted(np.concatenate(splits)) == list(range(len(digits)))
+    for indices, tenths in zip(splits, (7, 1, 2), strict=True):
+        counts = np.bincount(digits[indices], minlength=10)
+        assert abs(counts - np.bincount(digits) * tenths / 10).max() < 3
+
+
+def test_digits_arrive_at_unit_scale_and_light_augmentation_keeps_them_alike():
+    import torch
+
+    data = built("digits", global_batch_size=1257)
+    inputs, targets, indices = next(iter(data.train_dataloader()))
+    prepared = data.prepare_inputs(inputs)
+    assert prepared.shape == (1257, 1, 8, 8)
+    assert prepared.mean().abs() < 0.02
+    assert abs(prepared.std() - 1) < 0.02
+    still = torch.full((1257, data.num_draws), 0.5)
+    torch.testing.assert_close(data.augment(inputs, still), inputs, atol=1e-5, rtol=0)
+    moved = data.augment(inputs, torch.rand(1257, data.num_draws, generator=torch.Generator().manual_seed(0)))
+    assert torch.nn.functional.cosine_similarity(moved.flatten(1), inputs.flatten(1)).mean() > 0.85
+    assert len(targets) == len(indices.unique())
+
+
+def test_training_augments_in_the_precision_of_the_run_and_evaluation_pads_nothing():
+    import torch
+    from lightning.pytorch.plugins.precision import HalfPrecision, Precision
+
+    data = built("digits", global_batch_size=64)
+    evaluated = [data.on_after_batch_transfer(batch, 0) for batch in data.val_dataloader()]
+    batch = next(iter(data.val_dataloader()))
+    data.trainer = SimpleNamespace(training=False, current_epoch=0, precision_plugin=Precision())
+    assert torch.equal(data.on_after_batch_transfer(batch, 0)[0], evaluated[0][0])  # not augmented
+    data.trainer = None
+    targets = torch.cat([targets for _, targets in evaluated])
+    assert torch.equal(targets, data.dataset("val").tensors[1])
+    batch = next(iter(data.train_dataloader()))
+    data.trainer = SimpleNamespace(training=True, current_epoch=0, precision_plugin=HalfPrecision("bf16-true"))
+    first, _ = data.on_after_batch_transfer(batch, 0)
+    data.trainer.current_epoch = 1
+    second, _ = data.on_after_batch_transfer(batch, 0)
+    assert first.dtype == torch.bfloat16
+    assert not torch.equal(first, second)
+
+
+# Text
+
+
+def test_windows_follow_one_another_across_files(tmp_path):
+    for name, content in (("a", b"abcde"), ("b", b"f"), ("c", b""), ("d", b"ghijklmnop")):
+        (tmp_path / f"{name}.txt").write_bytes(content)
+    (tmp_path / "val").write_bytes(b"0123456789")
+    data = built("text", files=f"{tmp_path}/*.txt", val_files=str(tmp_path / "val"), block_size=4)
+    train = data.dataset("train")
+    inputs, targets = train.__getitems__(np.array([2, 0, 1]))
+    assert [bytes(row) for row in inputs.tolist()] == [b"ijkl", b"abcd", b"efgh"]
+    assert [bytes(row) for row in targets.tolist()] == [b"jklm", b"bcde", b"fghi"]
+    assert str(inputs.dtype) == "torch.int64"
+    assert len(train) == 3
+    assert bytes(train[2][0].tolist()) == b"ijkl"
+    assert bytes(data.dataset("test")[1][1].tolist()) == b"5678"
+
+
+@pytest.mark.parametrize("in_memory", [0, 1000], ids=["mapped", "in memory"])
+@pytest.mark.parametrize("dtypes", [["uint16"], ["uint8", "uint64", "int64"]], ids=["one dtype", "several"])
+def test_a_batch_of_windows_is_what_one_by_one_gives(tmp_path, monkeypatch, dtypes, in_memory):
+    from my_research.data.text import Windows
+
+    monkeypatch.setattr(text, "IN_MEMORY", in_memory)
+    random = np.random.default_rng(0)
+    lengths = [1, 40, 3, 2, 100, 7, 1, 1, 60]
+    arrays = [random.integers(0, 200, n).astype(dtypes[i % len(dtypes)]) for i, n in enumerate(lengths)]
+    for i, array in enumerate(arrays):
+        np.save(tmp_path / f"{i}.npy", array)
+    whole = np.concatenate([array.astype(np.int64) for array in arrays])
+    files = [str(tmp_path / f"{i}.npy") for i in range(len(arrays))]
+    every = range(0, (len(whole) - 1) // 5)
+    for windows in (every, every[3:-2], every[::3], every[4:5]):
+        data = Windows(files, windows, 5, 200)
+        chosen = random.permutation(len(windows))
+        inputs, targets = data.__getitems__(chosen)
+        starts = [windows[i] * 5 for i in chosen]
+        assert inputs.tolist() == [whole[start : start + 5].tolist() for start in starts]
+        assert targets.tolist() == [whole[start + 1 : start + 6].tolist() for start in starts]
+        assert inputs.is_contiguous() and str(inputs.dtype) == str(targets.dtype) == "torch.int64"
+    array = arrays[4]
+    array[-1] = 199
+    np.save(files[4], array)
+    text_files.read_only.cache_clear(), text.all_windows_of.cache_clear()
+    for chosen, num in ((files, len(every)), (files[4:5], 19)):
+        with pytest.raises(Refused, match="holds 199"):
+            Windows(chosen, range(num), 5, 199).__getitems__(np.arange(num))
+
+
+def test_few_files_keep_their_last_windows_for_evaluation(tmp_path):
+    (tmp_path / "text").write_bytes(bytes(i % 251 for i in range(1001)))
+    windows = {s: text_files.split_text(s, [str(tmp_path / "text")], [], 10)[1] for s in ("train", "val", "test")}
+    assert windows == {"train": range(90), "val": range(90, 95), "test": range(95, 100)}
+    _, thinned = text_files.split_text("val", [str(tmp_path / "text")], [], 10, max_eval_windows=3)
+    assert list(thinned) == [90, 92, 94]
+
+
+def test_many_files_are_held_out_whole():
+    data = built("stdlib")
+    sources, _ = data.list_files()
+    assert not {"test", "site-packages", "dist-packages"} & {part for file in sources for part in file.split(os.sep)}
+    assert os.path.join(sysconfig.get_paths()["stdlib"], "argparse.py") in sources
+    train, val, test = (data.dataset(split) for split in ("train", "val", "test"))
+    assert sorted(train.files + val.files + test.files) == sorted(sources)
+    assert len({*train.files, *val.files, *test.files}) == len(sources)
+    assert 0.8 < sum(map(os.path.getsize, train.files)) / sum(map(os.path.getsize, sources)) < 0.97
+    assert 300 < len(val) <= 800
+    assert 300 < len(test) <= 800
+    assert len(sources) > 300
+    assert bytes(val[0][0].tolist()) == Path(val.files[0]).read_bytes()[:128]
+
+
+def token_files(folder):
+    tokens = np.arange(3000) % 1000
+    np.save(folder / "train.npy", tokens.astype(np.uint32))
+    tokens[::-1].astype("<u2").tofile(folder / "val.bin")
+    return {"files": str(folder / "train.npy"), "val_files": str(folder / "val.bin"), "block_size": 8}
+
+
+def test_token_files_are_mapped_and_not_loaded(tmp_path):
+    paths = token_files(tmp_path)
+    assert isinstance(text_files.read_only(paths["files"]), np.memmap)
+    assert isinstance(text_files.read_only(paths["val_files"]), np.memmap)
+    data = built("text", vocab_size=1000, **paths)
+    assert data.dataset("train")[125][0].tolist() == list(range(8))
+    assert data.dataset("val")[0][1].tolist() == list(range(998, 990, -1))
+
+
+def test_a_vocabulary_is_larger_than_every_token(tmp_path):
+    paths = token_files(tmp_path)
+    assert "data.vocab_size=50304" in refused(file_checks.text_files, "text", **paths)
+    assert "holds 999" in refused(file_checks.text_files, "text", vocab_size=999, **paths)
+    text = node("text", vocab_size=1000, **paths)
+    assert file_checks.text_files(text, text) == {"vocab_size": None, "bytes_per_token": None}
+    with pytest.raises(Refused, match=r"data\.vocab_size=50304"):
+        read_all(built("text", vocab_size=999, **paths))
+    np.append(np.zeros(30_000), 1000).astype("<u2").tofile(tmp_path / "late.bin")
+    late = {"files": str(tmp_path / "late.bin"), "block_size": 8}
+    assert "late.bin holds 1000" in refused(file_checks.text_files, "text", vocab_size=1000, **late)
+    np.save(tmp_path / "train.npy", -np.arange(3000))
+    text_files.read_only.cache_clear()
+    assert "not negative" in refused(file_checks.text_files, "text", vocab_size=1000, **paths)
+
+
+def test_text_that_cannot_be_meant_is_refused(tmp_path):
+    (tmp_path / "text").write_text("some text " * 50)
+    (tmp_path / "empty").touch()
+    (tmp_path / "broken.npy").write_text("this is no array")
+    np.save(tmp_path / "table.npy", np.zeros((3, 4), np.int64))
+
+    def said(file, **values):
+        return refused(file_checks.text_files, "text", **{"files": str(tmp_path / file), "block_size": 4} | values)
+
+    text = node("text", files=str(tmp_path / "text"), block_size=4)
+    assert file_checks.text_files(text, text) == {"vocab_size": 256, "bytes_per_token": 1.0}
+    assert f"data.files={tmp_path}/no" in said("no*")
+    assert "there are none" in said("empty")
+    assert "there are none" in said("text", files=[])
+    assert "block_size + 1 = 1025" in said("text", block_size=1024)
+    assert "data.vocab_size=256" in said("text", vocab_size=128)
+    assert "cannot be larger" in said("text", global_batch_size=10_000)
+    assert "not like it" in said("", files=[str(tmp_path / "text"), str(tmp_path / "table.npy")])
+    assert "(3, 4)" in said("table.npy")
+    assert "write the file again" in said("broken.npy")
+    assert "what validates is not trained on" in said("text", val_files=str(tmp_path / "t*t"))

@@ -1,0 +1,432 @@
+"""tools/pack.py: many small files become one, the same for training; what goes wrong is named, and nothing is lost."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_data import built, make_images, node, refused
+
+from hpc.config.errors import Refused
+from hpc.config.project import PROJECT
+from hpc.data import file_checks, packed_files, packing, text_files, token_files, tokenizing
+
+pack = runpy.run_path(str(PROJECT / "tools" / "pack.py"))
+PIXELS = 8
+TEXT = "Fünf große Flöße treiben vorbei.\n\n  Das sechste nicht.\n"
+
+
+@pytest.fixture(autouse=True)
+def outside_of_jobs(monkeypatch):
+    for name in ("SLURM_JOB_ID", "PBS_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(packed_files, "PART", 10 * 3 * PIXELS**2)  # ten images a part
+    monkeypatch.setattr(tokenizing, "PIECE", 200)
+    monkeypatch.setattr(tokenizing, "PART", 400)
+
+
+def done(*words):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["pack.py", *map(str, words)])
+        pack["main"]()
+
+
+def said(*words):
+    with pytest.raises(Refused) as caught:
+        done(*words)
+    return str(caught.value)
+
+
+def pack_images(folder, out, *words):
+    done(f"data.dir={folder}", f"out={out}", f"data.image_size={PIXELS}", *words)
+
+
+def pack_text(folder, out, *words):
+    done(f"data.files={folder}", f"out={out}", *words)
+
+
+def write_texts(folder, num=12):
+    folder.mkdir()
+    for i in range(num):
+        (folder / f"{i}.txt").write_text(TEXT * (i + 1))
+    return folder
+
+
+def batches(data):
+    """What every split's loader gives, as plain lists."""
+    loaders = data.train_dataloader(), data.val_dataloader(), data.test_dataloader()
+    return [[one.tolist() for one in batch] for loader in loaders for batch in loader]
+
+
+def leftovers(folder):
+    return sorted(name for name in os.listdir(folder) if name.startswith(".") or name.endswith(".part"))
+
+
+# Images
+
+
+@pytest.mark.parametrize("layout", ["dealt by a hash", "folders of splits"])
+def test_training_gets_the_same_images_in_the_same_order(tmp_path, capsys, layout):
+    folder = tmp_path / "images"
+    for split in ("",) if layout == "dealt by a hash" else ("train", "val"):
+        made = make_images(folder / split, classes=("кот", "dog"), num=30)
+        (made / "dog" / "1.png").rename(made / "dog" / os.fsdecode(b"caf\xe9.png"))
+        (made / "dog").rename(made / os.fsdecode(b"d\xf6g"))
+    pack_images(folder, tmp_path / "images.h5")
+    printed = capsys.readouterr().out
+    before = "62 before" if layout == "dealt by a hash" else "124 before"
+    assert f"{before} (files and their folders), 1 after" in printed
+    assert leftovers(tmp_path) == []
+    of_folder = built("images", dir=str(folder), image_size=PIXELS, num_workers=0, global_batch_size=7)
+    packed = built("packed", file=str(tmp_path / "images.h5"), global_batch_size=7)
+    assert batches(packed) == batches(of_folder)
+    data = node("packed", file=str(tmp_path / "images.h5"))
+    assert file_checks.packed_images(data, data) == {"num_classes": 2, "image_size": PIXELS}
+    read = packed_files.read(data.file)
+    assert [os.fsencode(name) for name in read.classes] == [b"d\xf6g", "кот".encode()]
+
+
+def test_a_batch_is_read_through_a_map_and_not_loaded(tmp_path):
+    pack_images(make_images(tmp_path / "images"), tmp_path / "images.h5")
+    read = packed_files.read(str(tmp_path / "images.h5"))
+    pixels = packed_files.pixels(read.file, read.offset, len(read.labels), read.image_bytes)
+    assert isinstance(pixels.base, np.memmap) and read.offset % packed_files.PAGE == 0
+
+
+def test_what_was_interrupted_is_refused_and_then_goes_on(tmp_path, capsys):
+    folder, out = make_images(tmp_path / "images"), tmp_path / "images.h5"
+    bad = [folder / "dog" / f"{i}.png" for i in (37, 39)]
+    good = bad[0].read_bytes()
+    for one in bad:
+        one.write_bytes(good[: len(good) // 2])
+    words = said(f"data.dir={folder}", f"out={out}", f"data.image_size={PIXELS}") + capsys.readouterr().err
+    assert all(str(one) in words for one in bad) and "1 more" in words
+    part, journal = (Path(path) for path in packing.beside(str(out)))
+    noted = journal.read_text().splitlines()
+    assert len(noted) in (7, 8) and not out.exists()  # the plan, and eight parts but for one or two
+    assert "python tools/pack.py" in refused(file_checks.packed_images, "packed", file=str(out))
+    assert "packed to the end" in refused(file_checks.packed_images, "packed", file=str(part))
+    with journal.open("a") as stream:
+        stream.write("12345")  # a crash in the middle of a line
+    assert "other files or settings" in said(f"data.dir={folder}", f"out={out}", "data.image_size=9")
+    for one in bad:
+        one.write_bytes(good)
+    first = packed_files.read(str(part), unfinished=True)
+    packed_first = image_of(tmp_path / "images", 0)
+    kept, state = packed_first.read_bytes(), packed_first.stat()
+    packed_first.write_bytes(b"is not read again".ljust(state.st_size))
+    os.utime(packed_first, ns=(state.st_atime_ns, state.st_mtime_ns))
+    pack_images(folder, out)
+    packed_first.write_bytes(kept)
+    assert first.offset == packed_files.read(str(out)).offset and leftovers(tmp_path) == []
+    done("--verify", out)
+    of_folder = built("images", dir=str(folder), image_size=PIXELS, num_workers=0)
+    assert batches(built("packed", file=str(out))) == batches(of_folder)
+
+
+def of_other_content(folder):
+    """Each file with as many bytes as before."""
+    for file in folder.rglob("*.*"):
+        before = file.stat().st_size
+        file.write_bytes(file.read_bytes()[::-1]) if file.suffix == ".txt" else Image.new("RGB", (9, 9)).save(file)
+        with file.open("ab") as stream:
+            stream.write(b" " * (before - file.stat().st_size))  # what follows an image is not read
+
+
+@pytest.mark.parametrize("make", [make_images, write_texts])
+def test_what_has_changed_since_it_was_packed_is_packed_again(tmp_path, make, monkeypatch):
+    folder, suffix = make(tmp_path / "files"), ".h5" if make is make_images else ".npy"
+    out, whole = tmp_path / f"out{suffix}", tmp_path / f"whole{suffix}"
+    words = [f"data.dir={folder}", f"data.image_size={PIXELS}"] if make is make_images else [f"data.files={folder}"]
+
+    def interrupted(*asked):
+        results = in_order(*asked)
+        for _ in range(3):
+            yield next(results)
+        results.close()
+        raise KeyboardInterrupt
+
+    in_order = packing.in_order
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "in_order", interrupted)
+        assert "interrupted" in said(*words, f"out={out}")
+    of_other_content(folder)
+    for file in (out, whole):
+        done(*words, f"out={file}")
+    checksums = [
+        packed_files.read(str(file)).parts.checksum if suffix == ".h5" else token_files.notes(str(file))["checksum"]
+        for file in (out, whole)
+    ]
+    assert checksums[0] == checksums[1]
+    done("--verify", out)
+
+
+def image_of(folder, index):
+    """The file of a training image."""
+    from hpc.data.image_files import list_images
+
+    return Path(list_images(str(folder))[1]["train"][index][0])
+
+
+def test_without_its_unfinished_file_a_journal_counts_for_nothing(tmp_path):
+    folder, out = make_images(tmp_path / "images"), tmp_path / "images.h5"
+    bad = folder / "dog" / "39.png"
+    good = bad.read_bytes()
+    bad.write_bytes(b"")
+    said(f"data.dir={folder}", f"out={out}", f"data.image_size={PIXELS}")
+    Path(packing.beside(str(out))[0]).unlink()
+    bad.write_bytes(good)
+    pack_images(folder, out)
+    done("--verify", out)
+
+
+def test_a_process_that_is_killed_is_told_of(tmp_path, monkeypatch):
+    folder, out = make_images(tmp_path / "images"), tmp_path / "images.h5"
+    monkeypatch.setattr(packed_files, "put_part", lambda *_: os.kill(os.getpid(), 9))
+    assert "was killed" in said(f"data.dir={folder}", f"out={out}", f"data.image_size={PIXELS}")
+    monkeypatch.undo()
+    pack_images(folder, out)
+
+
+@pytest.mark.parametrize("damage", ["a pixel", "a label", "the end"])
+def test_a_damaged_file_is_refused_before_training(tmp_path, damage):
+    out = tmp_path / "images.h5"
+    pack_images(make_images(tmp_path / "images"), out)
+    read = packed_files.read(str(out))
+    if damage == "the end":
+        os.truncate(out, read.offset + 100)
+    elif damage == "a pixel":
+        with out.open("r+b") as stream:
+            stream.seek(read.offset + 100)
+            stream.write(b"\1")
+    else:
+        import h5py
+
+        with h5py.File(out, "r+") as changed:
+            changed["labels"][3] = 1 - changed["labels"][3]
+    assert str(out) in refused(file_checks.packed_images, "packed", file=str(out))
+    assert str(out) in said("--verify", out)
+
+
+def test_values_that_do_not_fit_the_file_are_refused(tmp_path):
+    out = str(tmp_path / "images.h5")
+    pack_images(make_images(tmp_path / "images"), out)
+    for key, value in {"image_size": 224, "num_classes": 1}.items():
+        assert f"data.{key}=null" in refused(file_checks.packed_images, "packed", file=out, **{key: value})
+        with pytest.raises(Refused, match=f"data.{key}"):
+            built("packed", file=out, **{key: value}).dataset("train")
+    assert "cannot be larger" in refused(file_checks.packed_images, "packed", file=out, global_batch_size=999)
+    (tmp_path / "other.h5").write_text("something else")
+    assert "is a packed file" in refused(file_checks.packed_images, "packed", file=str(tmp_path / "other.h5"))
+
+
+# Text
+
+
+def test_bytes_are_packed_as_they_are(tmp_path, capsys):
+    folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
+    (folder / "latin").write_bytes(b"caf\xe9 " * 100)
+    pack_text(folder, out)
+    listed = text_files.by_hash([str(file) for file in sorted(folder.iterdir())])
+    assert np.load(out).tobytes() == b"".join(Path(file).read_bytes() for file in listed)
+    assert "14 before (files and their folders), 2 after" in capsys.readouterr().out
+    text = node("text", files=str(out), block_size=16)
+    assert file_checks.text_files(text, text) == {"vocab_size": 256, "bytes_per_token": 1.0}
+    done("--verify", out)
+
+
+@pytest.mark.parametrize("tokenizer", ["bpe", "a file"])
+def test_tokens_say_vocabulary_and_bytes_and_lead_back_to_the_text(tmp_path, tokenizer):
+    folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
+    pack_text(folder, out, "tokenizer=bpe", "data.vocab_size=300")
+    if tokenizer == "a file":
+        given, out = f"{out}.tokenizer.json", tmp_path / "again.npy"
+        pack_text(folder, out, f"tokenizer={given}")
+    from tokenizers import Tokenizer
+
+    tokens = np.load(out)
+    assert tokens.dtype == np.uint16
+    ends = np.flatnonzero(tokens == 0)  # <|endoftext|>
+    listed = text_files.by_hash([str(file) for file in sorted(folder.iterdir())])
+    made = Tokenizer.from_file(f"{out}.tokenizer.json")
+    texts = [made.decode(one.tolist()) for one in np.split(tokens, ends)]
+    assert texts == [*(Path(file).read_text() for file in listed), ""]
+    size = sum(map(os.path.getsize, listed))
+    text = node("text", files=str(out), block_size=16)
+    assert file_checks.text_files(text, text) == {"vocab_size": 320, "bytes_per_token": size / len(tokens)}
+    assert size / len(tokens) > 1.5
+    for vocab_size, looked_at in ((None, None), (320, None), (319, 319)):  # is it known to be large enough?
+        assert (
+            built("text", files=str(out), block_size=16, vocab_size=vocab_size).dataset("train").vocab_size == looked_at
+        )
+
+
+def test_packing_text_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
+    folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
+    last = Path(text_files.by_hash([str(file) for file in sorted(folder.iterdir())])[-1])
+    good = last.read_bytes()
+    monkeypatch.setattr(tokenizing, "unreadable", lambda *_: [])  # it has become so in the meantime
+    words = (f"data.files={folder}", f"tokenizer={trained(folder, tmp_path)}", f"out={out}")
+    done(*words[:2], f"out={tmp_path / 'whole.npy'}")
+    last.write_bytes(good[:-3] + b"\xe9 \n")
+    rule = said(*words)
+    assert f"data.files={last}" in rule and f"from byte {len(good) - 3} on" in rule
+    part, journal = packing.beside(str(out))
+    assert len(Path(journal).read_text().splitlines()) > 2
+    assert "interrupted" in refused(file_checks.text_files, "text", files=part)
+    with open(part, "ab") as stream:
+        stream.write(b"half a part, which nobody noted")
+    last.write_bytes(good)
+    done(*words)
+    assert out.read_bytes() == (tmp_path / "whole.npy").read_bytes()
+    assert leftovers(tmp_path) == []
+    assert token_files.notes(str(out))["parts"] == token_files.notes(str(tmp_path / "whole.npy"))["parts"]
+
+
+def test_all_that_is_not_text_is_named_at_once(tmp_path, capsys):
+    folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
+    for name in ("3.txt", "7.txt"):
+        (folder / name).write_bytes((folder / name).read_bytes() + b"\xff\xfe")
+    words = said(f"data.files={folder}", f"out={out}", "tokenizer=bpe", "data.vocab_size=300")
+    words += capsys.readouterr().err
+    assert f"{folder}/3.txt" in words and f"{folder}/7.txt" in words and "1 more" in words
+    assert not Path(f"{out}.tokenizer.json").exists()
+
+
+def trained(folder, beside):
+    """A tokenizer.json."""
+    every = tokenizing.parts([str(file) for file in sorted(folder.iterdir())])
+    (beside / "tokenizer.json").write_text(tokenizing.trained(every, 270))
+    return beside / "tokenizer.json"
+
+
+def test_pieces_begin_where_lines_do_and_leave_nothing_out(tmp_path):
+    text = TEXT * 20 + "é" * 500 + "\n\n" + TEXT
+    (tmp_path / "text").write_text(text)
+    found = [tokenizing.text_of(piece) for part in tokenizing.parts([str(tmp_path / "text")]) for piece in part]
+    assert "".join(piece for piece, _, _ in found) == text
+    assert [ends for piece, _, ends in found if piece] == [False] * (len([p for p, _, _ in found if p]) - 1) + [True]
+    assert all(piece[0] in "FDé" for piece, _, _ in found if piece)
+
+
+@pytest.mark.parametrize("damage", ["other dtype", "cut short", "a token", "another note"])
+def test_tokens_that_are_not_as_noted_are_refused(tmp_path, damage):
+    folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
+    pack_text(folder, out)
+    tokens = np.load(out)
+    if damage == "other dtype":
+        np.save(out, tokens.astype(np.int32))
+    elif damage == "cut short":
+        np.save(out, tokens[:-10])
+    elif damage == "a token":
+        tokens[100] ^= 1
+        np.save(out, tokens)
+    else:
+        noted = json.loads(Path(f"{out}.json").read_text())
+        Path(f"{out}.json").write_text(json.dumps(noted | {"bytes_per_token": 2.0}))
+    assert str(out) in refused(file_checks.text_files, "text", files=str(out), block_size=16)
+
+
+# What cannot be meant, or cannot be done
+
+
+def test_what_cannot_be_meant_is_refused(tmp_path, monkeypatch):
+    folder, texts = make_images(tmp_path / "images"), write_texts(tmp_path / "texts")
+    images, text = f"data.dir={folder}", f"data.files={texts}"
+    assert "out=<file>.h5" in said(images)
+    assert f"out={tmp_path}/x.h5" in said(images, f"out={tmp_path}/x")
+    assert "mkdir -p" in said(images, f"out={tmp_path}/no/x.h5")
+    (tmp_path / "there.h5").touch()
+    assert "is there already" in said(images, f"out={tmp_path}/there.h5")
+    assert "leave it out" in said(images, f"out={tmp_path}/x.h5", "trainer=gpu")
+    assert "data.image_size" in said(images, f"out={tmp_path}/x.h5", "data.imagesize=8")
+    assert "takes data.files" in said(text, f"out={tmp_path}/x.npy", f"data.val_files={texts}/1.txt")
+    assert "takes data.dir" in said(images, f"out={tmp_path}/x.h5", "tokenizer=bpe")
+    assert "typed once" in said(text, f"out={tmp_path}/x.npy", f"out={tmp_path}/y.npy")
+    assert "tokenizer=bpe as well" in said(text, f"out={tmp_path}/x.npy", "data.vocab_size=300")
+    assert "data.vocab_size=32768" in said(text, f"out={tmp_path}/x.npy", "tokenizer=bpe")
+    assert "tokenizer=bytes" in said(text, f"out={tmp_path}/x.npy", f"tokenizer={tmp_path}/none.json")
+    assert "is the tokenizer.json" in said(text, f"out={tmp_path}/y.npy", f"tokenizer={texts}/1.txt")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    command = said(images, f"out={tmp_path}/with space.h5")
+    assert f"on a login node: python tools/pack.py {images} 'out={tmp_path}/with space.h5'" in command
+
+
+def test_two_at_once_do_not_write_into_one_file(tmp_path):
+    folder, out = make_images(tmp_path / "images"), tmp_path / "images.h5"
+    with packing.journal(str(out), "of another process", lambda number: []):
+        assert "by another process" in said(f"data.dir={folder}", f"out={out}")
+
+
+def test_what_another_process_has_packed_meanwhile_is_kept(tmp_path, monkeypatch):
+    """It was done between this one's look at the place and its lock."""
+    folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
+    place = pack["place"]
+    monkeypatch.setitem(pack["main"].__globals__, "place", lambda *words: (place(*words), out.write_text("theirs"))[0])
+    assert "just been packed" in said(f"data.files={folder}", f"out={out}")
+    assert out.read_text() == "theirs" and leftovers(tmp_path) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 256 kB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount a small file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("kind", ["images", "text"])
+def test_a_disk_that_fills_up_loses_nothing(tmp_path, small_disk, monkeypatch, kind):
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(248 * 1024))
+    if kind == "images":
+        words = (f"data.dir={make_images(tmp_path / 'images')}", f"data.image_size={PIXELS}", f"out={small_disk}/x.h5")
+        assert "needs 1.54e-05 GB" in said(*words)
+        monkeypatch.setitem(pack["pack_images"].__globals__, "refuse_without_room", lambda *_: None)  # as with a quota
+    else:
+        words = (f"data.files={write_texts(tmp_path / 'texts', 40)}", f"out={small_disk}/x.npy")
+    assert "No space left on device" in (rule := said(*words)) and "make room" in rule
+    assert not (small_disk / words[-1].partition("=")[2]).exists()
+    ballast.unlink()
+    done(*words)
+    done("--verify", words[-1].partition("=")[2])
+
+
+@pytest.mark.slow
+def test_a_folder_whose_name_is_not_utf_8_is_packed_and_trained_on(tmp_path, call):
+    folder = tmp_path / os.fsdecode(b"d\xff \xd1\x84")
+    pack_images(f"'{make_images(folder / 'images')}'", folder / "x.h5")
+    words = ["data=packed", f"data.file='{folder}/x.h5'", "data.global_batch_size=8", "trainer.max_steps=2"]
+    words += ["model=resnet18", "model.network.depths=[1]", "model.network.widths=[8]", f"run_dir={tmp_path}/run"]
+    ran = call(*words)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_packing_needs_no_torch(tmp_path):
+    (tmp_path / "texts").write_text(TEXT * 10)
+    code = "import runpy, sys; runpy.run_path(sys.argv[0], run_name='__main__'); assert 'torch' not in sys.modules"
+    words = [str(PROJECT / "tools" / "pack.py"), f"data.files={tmp_path}/texts", f"out={tmp_path}/x.npy"]
+    command = [sys.executable, "-c", code.replace("sys.argv[0]", repr(words[0])), *words[1:]]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_an_image_that_claims_too_many_pixels_is_named(tmp_path, monkeypatch, recwarn):
+    folder = make_images(tmp_path / "images")
+    bomb = folder / "dog" / "7.png"
+    Image.new("1", (20000, 10000)).save(bomb)
+    for limit in (None, 10**8):  # beyond twice Pillow's limit it raises, before that it only warns
+        if limit:
+            monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit + 10**7)
+        rule = said(f"data.dir={folder}", f"out={tmp_path}/x.h5", f"data.image_size={PIXELS}")
+        assert f"data.dir={bomb}" in rule and "pixels" in rule and "make it smaller" in rule
+    assert not recwarn.list

@@ -1,0 +1,261 @@
+"""Where a run goes on when its steps are cut into other micro-batches, limits are typed anew, or its data have changed.
+
+Limits and intervals of validation count micro-batches of one rank: so many optimizer steps as before are meant.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
+
+from hpc.config.errors import Refused
+from hpc.data import position
+from hpc.data.sampler import EvalBatchSampler, SharedBatches
+
+NUMBERS = range(50)
+
+
+def trainer(
+    *,
+    per_epoch: float,
+    every: float,
+    ranks: int,
+    micro_batch: int,
+    limit: float | None = None,
+    interval: float = 1.0,
+    evaluated: float = 1.0,
+    num_val: int = 0,
+    schedule: dict[int, int] | None = None,
+) -> Any:
+    """As far as `check` looks at one. Without a limit an epoch is all that there is.
+
+    num_val: samples of a validation whose loader is there by now.
+    """
+    sampler = EvalBatchSampler(num_val, micro_batch, rank=0, num_ranks=ranks)
+    some = len(sampler) * evaluated if isinstance(evaluated, float) else min(evaluated, len(sampler))
+    loader = DataLoader(range(num_val), batch_size=None, sampler=sampler)  # type: ignore[arg-type]
+    validated = SimpleNamespace(flattened=[loader]) if num_val else None
+    validation = SimpleNamespace(_combined_loader=validated, max_batches=[int(some)])
+    loaders = SimpleNamespace(flattened=[SimpleNamespace(batch_size=micro_batch)])
+    return SimpleNamespace(
+        num_training_batches=per_epoch,
+        val_check_batch=every,
+        limit_train_batches=1.0 if limit is None else limit,
+        val_check_interval=interval,
+        limit_val_batches=evaluated,
+        limit_test_batches=1.0,
+        num_devices=ranks,
+        callbacks=[GradientAccumulationScheduler(schedule)] if schedule else [],
+        strategy=SimpleNamespace(distributed_sampler_kwargs={"num_replicas": ranks}),
+        fit_loop=SimpleNamespace(_combined_loader=loaders, epoch_loop=SimpleNamespace(val_loop=validation)),
+    )
+
+
+def going_on(
+    was: int, now: int, then: dict[str, Any], here: dict[str, Any], batches: int = 0, *, other_data: bool = False
+) -> None:
+    """Go on after so many micro-batches of an epoch, in steps of `was` and now of `now` micro-batches.
+
+    then: per_epoch, every, evaluated, num_val, and ranks and micro_batch if they are not 2 and 4; here: the same, and
+    what is typed.
+    """
+    then, here = ({"ranks": 2, "micro_batch": 4} | facts for facts in (then, here))
+    saved = {"accumulate": was, "num_ranks": then["ranks"], "samples": [then["ranks"] * then["micro_batch"]]}
+    saved |= {"batches_per_epoch": then["per_epoch"], "validate_every": then["every"], "batches": batches}
+    saved |= {"epoch": 0, "between_epochs": batches == 0, "is_fetched": True, "num_fetched": batches + 1, "stepped": 0}
+    saved |= {"limits": {"limit_val_batches": then.get("evaluated", 1.0), "limit_test_batches": 1.0}}
+    saved["validated"] = position._validated(trainer(**then))
+    counter = {"ready": 0, "started": 0, "processed": 0, "completed": 0}
+    loops = {
+        "epoch_loop.batch_progress": {"total": counter | {"completed": batches}, "current": dict(counter)},
+        "epoch_progress": {"total": dict(counter), "current": dict(counter)},
+    }
+    position.check(trainer(**here), saved, position.go_to(loops, saved, now), other_data=other_data)
+
+
+FEWER = {"per_epoch": 12, "every": 12}
+HALF = {"per_epoch": 24, "every": 24, "micro_batch": 2}  # in steps of 4
+SAME = {
+    "nothing is changed": (2, 2, FEWER, FEWER),
+    "steps of half as many micro-batches twice as large": (2, 1, FEWER, {"per_epoch": 6, "every": 6, "micro_batch": 8}),
+    "of twice as many half as large": (2, 4, FEWER, {"per_epoch": 24, "every": 24, "micro_batch": 2}),
+    "half as many ranks": (2, 4, FEWER, {"per_epoch": 24, "every": 24, "ranks": 1}),
+    "limit and interval are converted": (
+        3,
+        6,
+        {"per_epoch": 9, "every": 6},
+        {"per_epoch": 18, "every": 12, "limit": 18, "interval": 12, "micro_batch": 2},
+    ),
+    "as many samples are validated": (2, 4, FEWER | {"evaluated": 3}, HALF | {"evaluated": 6}),
+    "as many samples are validated, as is seen": (
+        (2, 4, FEWER | {"evaluated": 0.5, "num_val": 80}, HALF | {"evaluated": 0.5, "num_val": 80})
+    ),
+    "all samples are validated, whatever the limit": (
+        (2, 4, FEWER | {"evaluated": 9, "num_val": 16}, HALF | {"evaluated": 9, "num_val": 16})
+    ),
+    "a limit of validation is lifted": (2, 4, FEWER | {"evaluated": 3}, HALF),
+    "a limit of validation, in the same layout": (2, 2, FEWER | {"evaluated": 3}, FEWER | {"evaluated": 0.5}),
+    "in the middle of an epoch": (2, 4, FEWER, {"per_epoch": 24, "every": 24, "micro_batch": 2}, 8),
+    "a longer epoch, in the same layout": (2, 2, FEWER, {"per_epoch": 20, "every": 20, "limit": 20}, 8),
+    "another interval, in the same layout": (2, 2, FEWER, {"per_epoch": 12, "every": 4, "interval": 4}, 8),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_it_is_the_same_place(case: str) -> None:
+    going_on(*SAME[case])
+
+
+# Words, then key and fix of the rejection.
+REFUSED = {
+    "a limit that counts other micro-batches": (
+        (2, 4, FEWER, {"per_epoch": 12, "every": 12, "limit": 12, "micro_batch": 2}),
+        "trainer.limit_train_batches",
+        "trainer.limit_train_batches=24",
+    ),
+    "a limit on fewer ranks": (
+        (2, 4, FEWER, {"per_epoch": 12, "every": 12, "limit": 12, "ranks": 1}),
+        "trainer.limit_train_batches",
+        "trainer.limit_train_batches=24",
+    ),
+    "an interval that counts other micro-batches": (
+        (2, 4, {"per_epoch": 12, "every": 6}, {"per_epoch": 24, "every": 6, "interval": 6, "micro_batch": 2}),
+        "trainer.val_check_interval",
+        "trainer.val_check_interval=12",
+    ),
+    "a limit that is no whole number of micro-batches now": (
+        (2, 1, {"per_epoch": 12, "every": 3}, {"per_epoch": 6, "every": 3, "interval": 3, "micro_batch": 8}),
+        "trainer.val_check_interval",
+        "trainer.accumulate_grad_batches=2",
+    ),
+    "an epoch that ends with an incomplete step": (
+        (3, 6, {"per_epoch": 10, "every": 10}, {"per_epoch": 20, "every": 20, "micro_batch": 2}),
+        "trainer.accumulate_grad_batches",
+        "trainer.accumulate_grad_batches=3",
+    ),
+    "a place behind the end of the epoch": (
+        (2, 2, FEWER, {"per_epoch": 4, "every": 4, "limit": 4}, 8),
+        "trainer.limit_train_batches",
+        "the value that the run had",
+    ),
+    "a place at the end of the epoch": (
+        (2, 2, FEWER, {"per_epoch": 8, "every": 8, "limit": 8}, 8),
+        "trainer.limit_train_batches",
+        "the value that the run had",
+    ),
+    "steps of more samples": (
+        (2, 2, FEWER, {"per_epoch": 12, "every": 12, "ranks": 4}),
+        "trainer.devices",
+        "trainer.accumulate_grad_batches=1",
+    ),
+    "batches of a rank that are as large on fewer ranks": (
+        (1, 1, FEWER, {"per_epoch": 24, "every": 24, "ranks": 1}),
+        "trainer.devices",
+        "trainer.accumulate_grad_batches=2",
+    ),
+    "steps of more samples in the middle of an epoch": (
+        (2, 2, FEWER, {"per_epoch": 6, "every": 6, "ranks": 4}, 8),
+        "trainer.devices",
+        "trainer.accumulate_grad_batches=1",
+    ),
+    "steps of more micro-batches": (
+        (1, 2, FEWER, FEWER, 4),
+        "trainer.accumulate_grad_batches",
+        "trainer.accumulate_grad_batches=1",
+    ),
+    "a schedule of micro-batches that is new": (
+        (1, 2, FEWER, FEWER | {"schedule": {0: 2}}, 6),
+        "callbacks",
+        "a schedule that has 1 in this epoch, as before",
+    ),
+    "larger batches": (
+        (1, 1, FEWER, {"per_epoch": 12, "every": 12, "micro_batch": 6}),
+        "data",
+        "batches as large as before",
+    ),
+    "a limit as before, of smaller micro-batches": (
+        (2, 4, FEWER | {"limit": 12}, {"per_epoch": 12, "every": 12, "limit": 12, "micro_batch": 2}, 8),
+        "trainer.limit_train_batches",
+        "trainer.limit_train_batches=24",
+    ),
+    "an epoch whose last step is incomplete on fewer ranks": (  # 50 samples
+        (1, 2, {"per_epoch": 7, "every": 7}, {"per_epoch": 13, "every": 13, "ranks": 1}),
+        "trainer.devices",
+        "as many devices as before",
+    ),
+    "fewer samples are validated": (
+        (2, 4, FEWER | {"evaluated": 3}, HALF | {"evaluated": 3}),
+        "trainer.limit_val_batches",
+        "trainer.limit_val_batches=6, or trainer.limit_val_batches=1.0 for all of them",
+    ),
+    "a last batch of all ranks that is larger now": (  # 17: two of 8 and one of 1, or two of which one has 9
+        (
+            *(1, 1, FEWER | {"ranks": 1, "micro_batch": 8, "evaluated": 2, "num_val": 17}),
+            FEWER | {"evaluated": 2, "num_val": 17},
+        ),
+        "trainer.limit_val_batches",
+        "the layout as before, or trainer.limit_val_batches=1.0 for all of them",
+    ),
+    "a share of the batches of validation, which are others": (
+        (2, 4, FEWER | {"evaluated": 0.5}, HALF | {"evaluated": 0.5}),
+        "trainer.limit_val_batches",
+        "the layout as before, or trainer.limit_val_batches=1.0 for all of them",
+    ),
+    "from one rank to several within an epoch": (
+        (1, 1, FEWER | {"ranks": 1, "micro_batch": 8}, FEWER, 4),
+        "trainer.devices",
+        "as many devices as before",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_is_another_place(case: str) -> None:
+    words, key, fix = REFUSED[case]
+    with pytest.raises(Refused) as caught:
+        going_on(*words)
+    assert (caught.value.key, caught.value.fix) == (key, fix)
+
+
+@pytest.mark.parametrize("was", [1, 2])
+def test_another_order_is_told_where_a_run_moves_between_one_rank_and_several(was: int) -> None:
+    def note(order: Any, now: int) -> str:
+        there = trainer(per_epoch=6, every=6, ranks=now, micro_batch=4)
+        batches = SharedBatches(order, [], seed=1) if now > 1 else BatchSampler(order, 4, drop_last=False)
+        there.fit_loop._combined_loader.flattened = [SimpleNamespace(batch_sampler=batches)]
+        return position.other_order(there, {"num_ranks": was})
+
+    now = 3 - was
+    before = "than on one rank" if was == 1 else "than on several ranks"
+    assert before in note(RandomSampler(NUMBERS), now) and before in note(SubsetRandomSampler(NUMBERS), now)
+    assert not note(RandomSampler(NUMBERS), was) and not note(SequentialSampler(NUMBERS), now)
+    assert not note(DistributedSampler(NUMBERS, now, 0), now)  # type: ignore[arg-type]
+
+
+# Data that have changed, as it was meant
+
+
+def test_an_epoch_that_other_data_have_shortened_is_no_wrong_limit() -> None:
+    for batches in (6, 8):
+        with pytest.raises(Refused) as caught:
+            going_on(2, 2, FEWER, {"per_epoch": 6, "every": 6}, batches, other_data=True)
+        assert (caught.value.key, "now it has 6" in caught.value.rule) == ("data", True)
+        assert "data as they were until this epoch has ended" in caught.value.fix
+    going_on(2, 2, FEWER, {"per_epoch": 6, "every": 6}, 4, other_data=True)
+    going_on(2, 2, FEWER, {"per_epoch": 6, "every": 6}, other_data=True)
+
+
+def test_of_other_data_only_what_is_typed_counts_micro_batches() -> None:
+    fewer = {"per_epoch": 20, "every": 20, "micro_batch": 2}  # twice the micro-batches of 10
+    going_on(2, 4, FEWER, fewer, other_data=True)
+    with pytest.raises(Refused, match=r"trainer\.limit_train_batches=24"):
+        going_on(2, 4, FEWER, fewer | {"per_epoch": 12, "every": 12, "limit": 12}, other_data=True)

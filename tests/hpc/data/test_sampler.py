@@ -1,0 +1,152 @@
+"""The order of samples and the numbers drawn for them do not depend on how many ranks there are."""
+
+from itertools import chain
+
+import pytest
+import torch
+from torch.utils.data import Dataset, SequentialSampler
+
+from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler, RepeatedBatchSampler, ResumableLoader, uniform
+
+LAYOUTS = [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2), (8, 1)]  # ranks, accumulate
+
+
+def batches(sampler, epoch=0):
+    """The indices of each batch."""
+    found = list(sampler)
+    assert {number for number, _ in found} <= {epoch}
+    return [indices.tolist() for _, indices in found]
+
+
+def flat(batches):
+    return list(chain.from_iterable(batches))
+
+
+def global_batches_of_one(epoch):
+    return global_batches(100, 16, 1, 1, epoch)
+
+
+def global_batches(num_samples, global_batch_size, ranks, accumulate, epoch=0, seed=1, start=0):
+    """The samples that each optimizer step sees, over all ranks and micro-steps, in the order of the ranks."""
+    samplers = [
+        GlobalBatchSampler(num_samples, global_batch_size, rank=r, num_ranks=ranks, accumulate=accumulate, seed=seed)
+        for r in range(ranks)
+    ]
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+        if start:
+            sampler.go_to(epoch, start * accumulate)
+    per_rank = [batches(sampler, epoch) for sampler in samplers]
+    left_out = start * accumulate
+    assert [len(batches) + left_out for batches in per_rank] == [len(sampler) for sampler in samplers]
+    micro_steps = [flat(step) for step in zip(*per_rank, strict=True)]
+    return [flat(micro_steps[i : i + accumulate]) for i in range(0, len(micro_steps), accumulate)]
+
+
+@pytest.mark.parametrize(("ranks", "accumulate"), LAYOUTS)
+def test_every_layout_sees_the_same_global_batches(ranks, accumulate):
+    assert global_batches(100, 16, ranks, accumulate) == global_batches(100, 16, 1, 1)
+
+
+@pytest.mark.parametrize(("ranks", "accumulate"), LAYOUTS)
+def test_an_epoch_holds_each_sample_once_and_leaves_out_the_incomplete_batch(ranks, accumulate):
+    batches = global_batches(100, 16, ranks, accumulate)
+    assert [len(batch) for batch in batches] == [16] * 6
+    assert len(set(flat(batches))) == 96
+    assert set(flat(global_batches(96, 16, ranks, accumulate))) == set(range(96))
+
+
+def test_epochs_and_seeds_have_their_own_order_and_repeat_it():
+    first = global_batches(96, 16, 2, 1)
+    assert first == global_batches(96, 16, 2, 1)
+    assert first != global_batches(96, 16, 2, 1, epoch=1)
+    assert first != global_batches(96, 16, 2, 1, seed=2)
+    assert first != [list(range(i, i + 16)) for i in range(0, 96, 16)]
+
+
+@pytest.mark.parametrize(("ranks", "accumulate"), LAYOUTS)
+@pytest.mark.parametrize("start", [0, 1, 4, 6])
+def test_a_run_goes_on_in_the_middle_of_an_epoch_in_every_layout(start, ranks, accumulate):
+    """Whoever wrote down the place may have had another layout: it is converted to micro-batches of this one."""
+    rest = global_batches(100, 16, ranks, accumulate, epoch=2, start=start)
+    assert rest == global_batches(100, 16, 1, 1, epoch=2)[start:]
+
+
+def test_the_epoch_after_the_one_that_was_gone_on_in_is_whole():
+    sampler = GlobalBatchSampler(100, 16, rank=0, num_ranks=1, accumulate=1, seed=1)
+    sampler.go_to(2, 4)
+    sampler.set_epoch(2)  # Lightning says so at the start
+    assert (len(batches(sampler, 2)), len(sampler)) == (2, 6)
+    assert batches(sampler, 2) == global_batches_of_one(2)  # again in the same epoch, where a longer loader goes on
+    sampler.set_epoch(3)
+    assert batches(sampler, 3) == global_batches_of_one(3)
+
+
+def test_with_overfit_batches_each_epoch_repeats_the_first():
+    sampler = RepeatedBatchSampler(100, 16, rank=0, num_ranks=1, accumulate=1, seed=1)
+    assert isinstance(sampler, SequentialSampler)  # or else Lightning replaces it
+    sampler.set_epoch(3)
+    assert batches(sampler, 3) == global_batches_of_one(0)
+
+
+class Numbers(Dataset):
+    def __getitem__(self, batch):
+        return batch
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_workers_that_fetch_ahead_change_nothing(num_workers):
+    """Gone on from the third batch on, with all workers busy with the first epoch."""
+    sampler = GlobalBatchSampler(100, 16, rank=0, num_ranks=1, accumulate=1, seed=1)
+    workers = dict(num_workers=num_workers, persistent_workers=num_workers > 0)
+    loader = ResumableLoader(Numbers(), sampler=sampler, batch_size=None, **workers)
+    next(iter(loader))
+    loader.load_state_dict({"epoch": 1, "batches": 3})
+    rest = [(epoch, indices.tolist()) for epoch, indices in loader]
+    assert rest == [(1, indices) for indices in global_batches_of_one(1)[3:]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("num_samples", [8, 9, 23, 24, 25, 33, 64, 65, 71, 72])
+def test_evaluation_covers_each_sample_once_in_equally_many_batches_without_filling_any(ranks, num_samples):
+    per_rank = [batches(EvalBatchSampler(num_samples, 4, rank=rank, num_ranks=ranks)) for rank in range(ranks)]
+    sampler = EvalBatchSampler(num_samples, 4, rank=0, num_ranks=ranks)
+    assert {len(batches) for batches in per_rank} == {len(sampler)}
+    steps = [flat(step) for step in zip(*per_rank, strict=True)]
+    assert flat(steps) == list(range(num_samples))  # in order, whatever the layout
+    sizes = [{len(batch) for batch in step} for step in zip(*per_rank, strict=True)]
+    assert all(size == {4} for size in sizes[:-1])
+    assert min(sizes[-1]) >= 1 and max(sizes[-1]) <= 5 and max(sizes[-1]) - min(sizes[-1]) <= 1
+    assert list(EvalBatchSampler(0, 4, rank=0, num_ranks=ranks)) == []
+
+
+def test_draws_belong_to_the_sample_and_not_to_its_batch():
+    index = torch.randperm(1000, generator=torch.Generator().manual_seed(0))
+    draws = uniform(1, 3, index, 4)
+    in_parts = torch.cat([uniform(1, 3, part, 4) for part in index.split(7)])
+    torch.testing.assert_close(in_parts, draws, rtol=0, atol=0)
+    torch.testing.assert_close(uniform(1, 3, index.sort().values, 4)[index], draws, rtol=0, atol=0)
+
+
+def test_draws_differ_between_epochs_and_seeds():
+    index = torch.arange(100)
+    draws = uniform(1, 0, index, 4)
+    for other in (uniform(1, 1, index, 4), uniform(2, 0, index, 4)):
+        assert (other == draws).float().mean() < 0.01
+
+
+@pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (1, 0), (1, 1), (12345, 99)])
+def test_draws_are_uniform_and_uncorrelated(seed, epoch):
+    num = 50_000
+    draws = uniform(seed, epoch, torch.arange(num), 4).double()
+    assert draws.min() >= 0
+    assert draws.max() < 1
+    bound = 5 / num**0.5  # five standard errors of a correlation
+    assert (draws.mean(0) - 0.5).abs().max() < bound * (1 / 12) ** 0.5
+    assert (draws.var(0) - 1 / 12).abs().max() < bound * (1 / 180) ** 0.5
+    neighbours = torch.cat([draws[:-1], draws[1:]], dim=1)  # columns of a sample, and those of the next one
+    later = uniform(seed, epoch + 1, torch.arange(1, num), 4).double()
+    correlation = torch.corrcoef(torch.cat([neighbours, later], dim=1).T)
+    assert (correlation - torch.eye(len(correlation))).abs().max() < bound
+    counts = torch.histc(draws.float(), bins=64, min=0, max=1)
+    assert ((counts - 4 * num / 64) ** 2 / (4 * num / 64)).sum() < 63 + 5 * (2 * 63) ** 0.5

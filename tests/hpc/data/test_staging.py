@@ -1,0 +1,238 @@
+"""Packed files on the node's own storage: copied once per node, whole, and only where there is room."""
+
+import fcntl
+import multiprocessing
+import os
+import stat
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from test_data import built, make_images, refused
+from test_pack import batches, pack_images, pack_text, write_texts
+
+from hpc.config.errors import Refused
+from hpc.data import file_checks, packed_files, staging
+from hpc.system import private_folder
+
+
+@pytest.fixture(autouse=True)
+def outside_of_jobs(monkeypatch):
+    for name in ("SLURM_JOB_ID", "PBS_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    staging.place.cache_clear()
+
+
+@pytest.fixture
+def images(tmp_path):
+    pack_images(make_images(tmp_path / "images"), tmp_path / "images.h5")
+    return str(tmp_path / "images.h5")
+
+
+@pytest.fixture
+def local(tmp_path, monkeypatch):
+    """A node's own storage, as a cluster's file names it."""
+    (tmp_path / "local").mkdir()
+    monkeypatch.setenv("NODE_STORAGE", str(tmp_path))
+    return "$NODE_STORAGE/local"
+
+
+def staged(name="packed", **values):
+    data = built(name, stage=True, **values)
+    data.prepare_data()
+    return data
+
+
+def test_the_copy_is_made_once_and_read(tmp_path, images, local, capsys):
+    data = staged(file=images, node_local=local)
+    (copy,) = (tmp_path / "local").glob("*/images.h5")
+    assert data.dataset("train").place[0] == str(copy)
+    assert copy.read_bytes() == Path(images).read_bytes()
+    assert stat.S_IMODE(copy.parent.stat().st_mode) == 0o700
+    assert [path.name for path in copy.parent.iterdir()] == ["images.h5"]
+    first = copy.stat().st_ino
+    again = staged(file=images, node_local=local)
+    assert copy.stat().st_ino == first and capsys.readouterr().err.count("copying") == 1
+    assert batches(again) == batches(built("packed", file=images))
+
+
+@pytest.mark.parametrize("damage", ["short", "changed"])
+def test_a_copy_that_is_not_whole_is_made_again(tmp_path, images, local, damage):
+    staged(file=images, node_local=local)
+    (copy,) = (tmp_path / "local").glob("*/images.h5")
+    good = copy.read_bytes()
+    offset = packed_files.read(images).offset
+    copy.write_bytes(good[:-9] if damage == "short" else good[:offset] + b"x" + good[offset + 1 :])
+    staged(file=images, node_local=local)
+    assert copy.read_bytes() == good
+
+
+def test_a_copy_that_went_wrong_gets_no_name(tmp_path, images, local, monkeypatch):
+    def copies(source, target):
+        data, offset = bytearray(Path(source).read_bytes()), packed_files.read(images).offset
+        data[offset] ^= 1
+        Path(target).write_bytes(data)
+
+    monkeypatch.setattr(staging.shutil, "copyfile", copies)
+    with pytest.raises(Refused, match="holds what was packed"):
+        staged(file=images, node_local=local)
+    assert [path for path in (tmp_path / "local").rglob("*") if path.is_file()] == []
+
+
+def test_tokens_are_staged_and_their_files_are_not_mixed_up(tmp_path, local):
+    pack_text(write_texts(tmp_path / "train"), tmp_path / "train.npy")
+    pack_text(write_texts(tmp_path / "val", 3), tmp_path / "val.npy")
+    values = {"files": f"{tmp_path}/train.npy", "val_files": f"{tmp_path}/val.npy", "block_size": 16}
+    data = staged("text", node_local=local, **values)
+    for split, name in (("train", "train.npy"), ("val", "val.npy"), ("test", "val.npy")):
+        (file,) = data.dataset(split).files
+        assert Path(file).parts[-3] == "local" and Path(file).name == name
+        assert np.array_equal(np.load(file), np.load(tmp_path / name))
+    assert batches(data) == batches(built("text", **values))
+
+
+def test_where_it_cannot_be_staged_it_is_refused(tmp_path, images, local, monkeypatch):
+    assert "cluster.node_local='$TMPDIR'" in refused(file_checks.packed_images, "packed", file=images, stage=True)
+    with pytest.raises(Refused, match="leads to ''"):
+        staged(file=images, node_local="$NOT_SET_HERE")
+    (tmp_path / "text").write_text("some text " * 50)
+    text = {"files": str(tmp_path / "text"), "block_size": 4, "stage": True, "node_local": local}
+    assert "was not packed" in refused(file_checks.text_files, "text", **text)
+    with pytest.raises(Refused, match="files that tools"):
+        staged("digits")
+    monkeypatch.setattr(staging.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(Refused, match="GB free"):
+        staged(file=images, node_local=local)
+    assert [path for path in (tmp_path / "local").rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("prepared", ["folder", "link"])
+def test_a_folder_that_somebody_else_prepared_is_not_used(prepared, tmp_path, images, local):
+    folder = Path(staging.copy_of(packed_files.read(images).parts, local)).parent
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    if prepared == "link":
+        folder.symlink_to(theirs)
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    with pytest.raises(Refused, match="somebody else"):
+        staged(file=images, node_local=local)
+    assert not [*theirs.iterdir(), *folder.iterdir()]
+
+
+def test_nor_one_that_is_prepared_at_the_last_moment(tmp_path, images, local, monkeypatch):
+    folder = Path(staging.copy_of(packed_files.read(images).parts, local)).parent
+    (tmp_path / "theirs").mkdir()
+
+    def disk_usage(_):
+        with suppress(FileExistsError):
+            folder.symlink_to(tmp_path / "theirs")
+        return SimpleNamespace(free=10**9)
+
+    monkeypatch.setattr(staging.shutil, "disk_usage", disk_usage)
+    with suppress(Refused):
+        staged(file=images, node_local=local)
+    assert list((tmp_path / "theirs").iterdir()) == []
+
+
+def test_runs_of_one_node_share_one_copy(tmp_path, images, local, capfd):
+    """Each has memory for one, and the node has room for one; a run that was killed had begun one."""
+    folder = Path(staging.copy_of(packed_files.read(images).parts, local)).parent
+    folder.mkdir(mode=0o700)
+    (folder / "images.h5.n1-1.part").write_text("begun")
+    runs = [multiprocessing.get_context("fork").Process(target=staged, kwargs={"file": images, "node_local": local})]
+    runs += [multiprocessing.get_context("fork").Process(target=staged, kwargs={"file": images, "node_local": local})]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join(60)
+    assert [run.exitcode for run in runs] == [0, 0] and capfd.readouterr().err.count("copying") == 1
+    assert [path.name for path in folder.iterdir()] == ["images.h5"]
+
+
+@pytest.mark.slow
+def test_of_two_ranks_one_copies_and_both_train(tmp_path, images, local, start):
+    words = ["data=packed", f"data.file={images}", "data.stage=true", f"cluster.node_local={tmp_path}/local"]
+    words += ["data.global_batch_size=4", "model=resnet18", "model.network.depths=[1]", "model.network.widths=[8]"]
+    words += ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "trainer.max_steps=2"]
+    assert start(tmp_path / "run", 2, words).count("copying") == 1
+
+
+# A wait is no hang as long as the copy goes on
+
+
+@pytest.mark.parametrize("sign", ["size", "time", "none"])
+def test_a_copy_of_a_neighbour_is_waited_for_as_long_as_it_goes_on(sign, images, local, monkeypatch):
+    parts = packed_files.read(images).parts
+    folder = private_folder.make(Path(staging.copy_of(parts, local)).parent)
+    theirs, seen, held = folder / "images.h5.elsewhere-1.part", [], os.open(folder, os.O_RDONLY)
+    monkeypatch.setattr(staging, "LOOK", 0.02)
+    monkeypatch.setattr(staging, "moves", lambda: seen.append(threading.current_thread()))
+    fcntl.flock(held, fcntl.LOCK_EX)
+    theirs.write_bytes(b"x")
+    waiting = threading.Thread(target=staging.stage, args=(parts, local))
+    waiting.start()
+    limit = time.monotonic() + (0.5 if sign == "none" else 20)
+    while len(seen) < 5 and time.monotonic() < limit:
+        if sign == "size":
+            theirs.write_bytes(theirs.read_bytes() + b"x")
+        elif sign == "time":
+            os.utime(theirs)
+        time.sleep(0.03)
+    num = len(seen)
+    os.close(held)
+    waiting.join(20)
+    assert not waiting.is_alive() and Path(staging.copy_of(parts, local)).is_file()
+    assert num >= 5 if sign != "none" else num == 0
+
+
+def test_one_that_verifies_its_copy_shows_that_it_does(images, local, monkeypatch):
+    verify, seen = staging.verify, []
+
+    def long(parts, key, at_most=None):
+        limit = time.monotonic() + 20
+        while not at_most and len(seen) < 5 and time.monotonic() < limit:
+            Path(images).read_bytes()
+            time.sleep(0.01)
+        return verify(parts, key, at_most)
+
+    monkeypatch.setattr(staging, "verify", long)
+    monkeypatch.setattr(staging, "LOOK", 0.02)
+    monkeypatch.setattr(staging, "MOVES", 100)
+    monkeypatch.setattr(staging, "moves", lambda: seen.append(1))
+    staging.stage(packed_files.read(images).parts, local)
+    assert len(seen) >= 5
+
+
+SLOW = """
+import os, time
+from pathlib import Path
+from hpc.data import staging
+
+def copies(source, target):
+    whole = Path(source).read_bytes()
+    for number in range(48):
+        time.sleep(0.25)
+        GROWS and Path(target).write_bytes(whole[: len(whole) * number // 48])
+    Path(target).write_bytes(whole)
+
+staging.shutil.copyfile = copies
+"""
+WORDS = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "trainer.precision=32-true", "data=packed"]
+WORDS += ["callbacks.progress=null", "trainer.max_steps=1", "checkpoint.monitor=null", "+trainer.limit_val_batches=0"]
+WORDS += ["+trainer.limit_test_batches=1", "data.global_batch_size=4", "data.stage=true", "model.network.in_channels=3"]
+WORDS += ["callbacks.samples=null"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("grows", "code"), [(True, 0), (False, 86)])
+def test_ranks_wait_for_a_copy_as_long_as_it_goes_on(grows, code, images, local, start, tmp_path):
+    """It takes longer than a rank may do nothing."""
+    words = [*WORDS, f"data.file={images}", f"cluster.node_local={tmp_path}/local", "faults.hang_minutes=0.05"]
+    said = start(tmp_path / "run", 2, words, patch=SLOW.replace("GROWS", str(grows)), code=code)
+    assert grows or "Hang" in said

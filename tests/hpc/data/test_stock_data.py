@@ -1,0 +1,502 @@
+"""Data as Lightning alone wants them: no rank gets samples of another, no metric depends on the number of ranks."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.trainer.states import RunningStage
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from hpc.config.errors import Refused
+from hpc.data import replay, shared_loaders
+from hpc.data.data_module import DataModule
+from hpc.state import batch_effects
+
+TRAIN, VAL = RunningStage.TRAINING, RunningStage.VALIDATING
+NUMBERS = list(range(50))
+
+# In place of the shipped DataModule, in each rank: what every sample was asked for is noted.
+STOCK = """
+import os, lightning as L, torch
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from my_research.data import digits, text
+
+class Noted(Dataset):
+    def __init__(self, split, num):
+        self.split, self.num = split, num
+
+    def __len__(self):
+        return self.num
+
+    def __getitem__(self, index):
+        with open(f"FOLDER/{self.split}-{os.environ['PMI_RANK']}", "a") as stream:
+            stream.write(f"{index}\\n")
+        if STREAM is None:
+            tokens = torch.arange(index, index + 9)
+            return tokens[:-1], tokens[1:]
+        return torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(index)), index % 10
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from (Noted("train", 50)[index] for index in range(50))
+
+class Stock(L.LightningDataModule):
+    def __init__(self, **options):
+        super().__init__()
+
+    def train_dataloader(self):
+        if STREAM:
+            return DataLoader(Stream(), batch_size=8)
+        return DataLoader(Noted("train", 50), batch_size=8, shuffle=True)
+
+    def val_dataloader(self):
+        loaders = [DataLoader(Noted("val", 21), batch_size=4), DataLoader(Noted("more", 16), batch_size=4)]
+        return CombinedLoader(loaders, "sequential")
+
+    def test_dataloader(self):
+        return DataLoader(Noted("test", 37), batch_size=8)
+
+digits.Digits = text.StandardLibrary = Stock
+from my_research.module import Classifier
+Classifier.validation_step = lambda self, batch, batch_idx, dataloader_idx=0: self._evaluate("val", batch)
+"""
+# Batches are fetched ahead, also such as are not trained on before a run is stopped.
+TRAINED = """
+numbers = {float(Noted("none", 60)[index][0].sum()): index for index in range(60)}
+before = Classifier.training_step
+
+def training_step(self, batch, batch_idx):
+    with open(f"FOLDER/trained-{os.environ['PMI_RANK']}", "a") as stream:
+        stream.writelines(f"{numbers[float(image.float().sum())]}\\n" for image in batch[0])
+    return before(self, batch, batch_idx)
+
+Classifier.training_step = training_step
+"""
+WORDS = [
+    "trainer.accelerator=cpu",
+    "trainer.precision=64-true",
+    "+trainer.num_sanity_val_steps=0",
+    "+trainer.enable_progress_bar=false",
+    "callbacks.progress=null",
+    "callbacks.samples=null",
+    "checkpoint.monitor=null",
+]
+
+
+def noted(folder: Path, split: str) -> list[list[int]]:
+    """The samples that each rank asked for."""
+    return [list(map(int, file.read_text().split())) for file in sorted(folder.glob(f"{split}-*"))]
+
+
+def loaded(loader: Any, stage: RunningStage, num_ranks: int, epoch: int = 0) -> list[list[list[Any]]]:
+    """What each rank gets, as lists of batches."""
+    found = []
+    for rank in range(num_ranks):
+        torch.manual_seed(rank)  # ranks do not agree on more than the seed of the run
+        mine, _ = shared_loaders.shared(loader, stage, rank=rank, num_ranks=num_ranks)
+        mine.sampler.set_epoch(epoch)
+        batches = list(mine)
+        assert len(batches) == len(mine)
+        found.append([batch.tolist() for batch in batches])
+    return found
+
+
+def everything(per_rank: list[list[list[Any]]]) -> list[Any]:
+    assert len({len(batches) for batches in per_rank}) == 1, "a rank with fewer batches would be waited for"
+    return list(chain.from_iterable(chain.from_iterable(per_rank)))
+
+
+def stock(folder: Path, stream: bool | None = False) -> str:
+    """`stream`: of images, or else a dataset of them; None: a dataset of tokens."""
+    return STOCK.replace("FOLDER", str(folder)).replace("STREAM", str(stream))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed_zero2"])
+def test_ranks_of_a_run_get_samples_of_their_own(strategy: str, start: Callable[..., str], tmp_path: Path) -> None:
+    words = [*WORDS, f"strategy={strategy}", "trainer.devices=2", "trainer.max_epochs=2"]
+    words += ["trainer.precision=32-true"] if "deepspeed" in strategy else []
+    said = start(tmp_path / "run", 2, words, patch=stock(tmp_path))
+    train = noted(tmp_path, "train")
+    assert Counter(chain(*train)) == dict.fromkeys(range(50), 2)  # two epochs
+    epochs = [[samples[:25], samples[25:]] for samples in train]
+    assert all(Counter(a + b) == Counter(range(50)) for a, b in zip(*epochs, strict=True))
+    assert epochs[0][0] != epochs[0][1]
+    for split, num in (("val", 21), ("more", 16)):
+        assert Counter(chain(*noted(tmp_path, split))) == dict.fromkeys(range(num), 2)
+    assert sorted(chain(*noted(tmp_path, "test"))) == list(range(37))
+    assert said.count("50 samples are shared out among 2 ranks, 8 in a batch of each") == 1
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_at_its_place_and_with_more_samples_if_that_is_meant(
+    start: Callable[..., str], tmp_path: Path
+) -> None:
+    words = [*WORDS, "strategy=ddp", "trainer.devices=2", "trainer.max_epochs=2"]
+    patch = stock(tmp_path) + TRAINED.replace("FOLDER", str(tmp_path))
+    start(tmp_path / "run", 2, words, stop_at=2, patch=patch)
+    start(tmp_path / "run", 2, [], stop_at=6, patch=patch)
+    more = patch.replace('Noted("train", 50)', 'Noted("train", 60)')
+    assert "train: samples 50 -> 60" in start(tmp_path / "run", 2, [], patch=more, code=2)
+    start(tmp_path / "run", 2, ["resume_allow=[data]"], patch=more)
+    trained = noted(tmp_path, "trained")
+    assert sorted(chain(*(samples[:25] for samples in trained))) == list(range(50))
+    assert [len(samples) for samples in trained] == [25 + 30, 25 + 30]
+    assert len(set(chain(*(samples[41:] for samples in trained)))) == 28  # in the new order, from that place on
+
+
+@pytest.mark.slow
+def test_a_run_that_moves_to_one_rank_is_told_what_to_type_and_of_its_new_order(
+    start: Callable[..., str], tmp_path: Path
+) -> None:
+    patch = stock(tmp_path).replace('Noted("train", 50)', 'Noted("train", 48)')
+    start(tmp_path / "run", 2, [*WORDS, "strategy=ddp", "trainer.devices=2", "trainer.max_epochs=1"], patch=patch)
+    words = ["strategy=single", "trainer.devices=1", "trainer.max_epochs=2"]
+    said = start(tmp_path / "run", 1, words, patch=patch, code=2)
+    assert "trainer.devices=1\n" in said and "as many samples as before: 16, not 8" in said
+    fix = "trainer.accumulate_grad_batches=2"
+    assert f"fix:  {fix}\n" in said
+    said = start(tmp_path / "run", 1, [*words, fix], patch=patch)
+    assert said.count("samples come in another order than on several ranks") == 1
+
+
+@pytest.mark.slow
+def test_ranks_of_a_tensor_parallel_run_get_the_same_samples(start: Callable[..., str], tmp_path: Path) -> None:
+    words = ["model=gpt_tiny", "strategy=tensor_parallel", "trainer.devices=2", "trainer.max_epochs=2"]
+    start(tmp_path / "run", 2, [*WORDS, *words], patch=stock(tmp_path, None))
+    for split, num in (("train", 50), ("val", 21), ("test", 37)):
+        first, second = noted(tmp_path, split)
+        assert first == second and sorted(first[:num]) == list(range(num))
+
+
+@pytest.mark.slow
+def test_a_run_that_could_not_go_on_does_not_begin(start: Callable[..., str], tmp_path: Path) -> None:
+    said = start(tmp_path / "run", 1, WORDS, patch=stock(tmp_path, True), code=2)
+    assert "refused: data=DataLoader over Stream (train)" in said and "must go on at the same sample" in said
+    assert not noted(tmp_path, "train")
+
+
+# A sampler that draws from a generator that nobody has seeded.
+UNSEEDED = """
+import numpy
+from torch.utils.data import Sampler
+
+class Unseeded(Sampler):
+    def __init__(self, num):
+        self.num = num
+
+    def __len__(self):
+        return self.num
+
+    def __iter__(self):
+        return iter(numpy.random.default_rng().permutation(self.num).tolist())
+
+Stock.SPLIT_dataloader = lambda self: DataLoader(Noted("SPLIT", 20), batch_size=4, sampler=Unseeded(20))
+"""
+
+
+# Each rank notes something of the samples that it has seen, and goes by that in the next epoch.
+OWN_WEIGHTS = """
+class Hardest(Sampler):
+    def __init__(self):
+        self.losses = torch.zeros(20)
+
+    def __len__(self):
+        return 20
+
+    def __iter__(self):
+        return iter(torch.argsort(-self.losses, stable=True).tolist())
+
+hardest, noting = Hardest(), Classifier.training_step
+
+def training_step(self, batch, batch_idx):
+    hardest.losses[[numbers[float(image.float().sum())] for image in batch[0]]] += 1 + self.global_rank
+    return noting(self, batch, batch_idx)
+
+Classifier.training_step = training_step
+Stock.train_dataloader = lambda self: DataLoader(Noted("train", 20), batch_size=4, sampler=hardest)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_whose_orders_differ_later_stop_there(start: Callable[..., str], tmp_path: Path) -> None:
+    patch = stock(tmp_path) + UNSEEDED + TRAINED.replace("FOLDER", str(tmp_path)) + OWN_WEIGHTS
+    words = [*WORDS, "trainer.max_epochs=2", "strategy=ddp", "trainer.devices=2"]
+    said = start(tmp_path / "run", 2, words, patch=patch, code=2)
+    assert "Hardest must give all ranks the same order of samples" in said
+    assert sorted(chain(*noted(tmp_path, "trained"))) == list(range(20)), "the first epoch was right"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_ranks_that_draw_orders_of_their_own_do_not_train(
+    split: str, start: Callable[..., str], tmp_path: Path
+) -> None:
+    patch = stock(tmp_path) + UNSEEDED.replace("SPLIT", split) + TRAINED.replace("FOLDER", str(tmp_path))
+    words = [word for word in WORDS if "sanity" not in word]  # so that it is validated before the first step
+    said = start(tmp_path / "run", 2, [*words, "strategy=ddp", "trainer.devices=2"], patch=patch, code=2)
+    assert "Unseeded must give all ranks the same order of samples" in said and "Traceback" not in said
+    assert not noted(tmp_path, "trained")
+
+
+@pytest.mark.slow
+def test_a_test_that_cannot_be_shared_out_is_told_before_training(start: Callable[..., str], tmp_path: Path) -> None:
+    patch = stock(tmp_path).replace('Noted("test", 37)', 'Noted("test", 1)')
+    said = start(tmp_path / "run", 2, [*WORDS, "strategy=ddp", "trainer.devices=2"], patch=patch, code=2)
+    assert "DataLoader over Noted (test)" in said and "each of the 2 ranks must get a batch; there are 1" in said
+    assert not noted(tmp_path, "train")
+
+
+# A metric as one logs it who knows Lightning alone: a mean over each batch, and batches differ in size.
+LOGS = """
+from my_research.module import Classifier
+
+before = Classifier.test_step
+
+def test_step(self, batch, batch_idx):
+    before(self, batch, batch_idx)
+    self.log("test/mean", self(batch[0]).square().mean(), on_epoch=True, sync_dist=True)
+
+Classifier.test_step = test_step
+"""
+
+
+def metrics_of(start: Callable[..., str], run_dir: Path, ranks: int, *words: str) -> dict[str, float]:
+    common = ["+trainer.limit_val_batches=0", "trainer.max_steps=1", f"trainer.devices={ranks}"]
+    start(run_dir, ranks, [*WORDS, *common, *words], patch=LOGS)
+    return json.loads((run_dir / "attempts.jsonl").read_text().splitlines()[-1])["metrics"]
+
+
+@pytest.mark.slow
+def test_metrics_are_the_same_in_every_layout(start: Callable[..., str], tmp_path: Path) -> None:
+    one = metrics_of(start, tmp_path / "one", 1)
+    assert len(one) == 3
+    for ranks, strategy in ((2, "ddp"), (4, "ddp"), (2, "fsdp")):
+        found = metrics_of(start, tmp_path / f"{strategy}-{ranks}", ranks, f"strategy={strategy}")
+        assert found == pytest.approx(one, rel=0, abs=1e-9)
+    words = ["strategy=deepspeed_zero3", "trainer.precision=32-true", "model.network.widths=[8,8,16]"]
+    alone, shared = (metrics_of(start, tmp_path / f"zero-{ranks}", ranks, *words) for ranks in (1, 2))
+    assert shared == pytest.approx(alone, rel=0, abs=1e-5)
+
+
+def plain(**options: Any) -> DataLoader:
+    return DataLoader(TensorDataset(torch.arange(50)), collate_fn=collate, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_before_each_batch_only_what_it_may_change_is_noted(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing where workers make it; and no copy of what never changes in itself, of which a module has thousands."""
+    copied: list[Any] = []
+    monkeypatch.setattr(batch_effects, "_copied", lambda value: copied.append(value) or value)
+    data: Any = L.LightningDataModule()
+    data.seen, data.name, data.history = 0, "name", [1]
+    combined = SimpleNamespace(flattened=[plain(num_workers=workers)], reset=lambda: None)
+    fit_loop = SimpleNamespace(_combined_loader=combined)
+    trainer: Any = SimpleNamespace(fit_loop=fit_loop, datamodule=data, callbacks=[], optimizers=[])
+    trainer.lr_scheduler_configs, trainer.lightning_module, trainer.is_global_zero = [], L.LightningModule(), True
+    replay.note(trainer)
+    passing = iter(combined.flattened[0].batch_sampler)
+    for _ in range(2):
+        next(passing)
+    assert copied == ([] if workers else [[1], [1]])
+
+
+def collate(samples: list[Any]) -> torch.Tensor:
+    return torch.stack([sample for (sample,) in samples])
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_sample_once_in_an_order_that_follows_from_seed_and_epoch(num_ranks: int, workers: int) -> None:
+    loader = plain(batch_size=8, shuffle=True, num_workers=workers)
+    first, again, next_epoch = (loaded(loader, TRAIN, num_ranks, epoch) for epoch in (0, 0, 1))
+    assert sorted(everything(first)) == sorted(everything(next_epoch)) == NUMBERS
+    assert first == again != next_epoch
+    assert max(len(batch) for batches in first for batch in batches) <= 9
+    assert everything(loaded(plain(batch_size=8), VAL, num_ranks)) != NUMBERS  # each rank a part of it
+    assert sorted(everything(loaded(plain(batch_size=8), VAL, num_ranks))) == NUMBERS
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_batch_sampler_without_a_rank_is_shared_out_with_its_order_and_its_batches(drop_last: bool) -> None:
+    generator = torch.Generator()
+    given = BatchSampler(RandomSampler(NUMBERS, generator=generator), 8, drop_last)
+    drawn = []
+    for loader in (plain(batch_sampler=given), plain(batch_size=8, sampler=given.sampler, drop_last=drop_last)):
+        generator.manual_seed(1)
+        drawn.append(loaded(loader, TRAIN, 2))
+    assert drawn[0] == drawn[1] and everything(drawn[0])[:8] != NUMBERS[:8]
+
+
+def test_an_incomplete_batch_is_left_out_where_the_loader_says_so() -> None:
+    assert len(set(everything(loaded(plain(batch_size=8, shuffle=True, drop_last=True), TRAIN, 2)))) == 48
+    assert sorted(everything(loaded(plain(batch_size=9, drop_last=True), VAL, 2))) == list(range(45))  # as one process
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_a_sampler_of_ones_own_is_shared_out(num_ranks: int) -> None:
+    weights = WeightedRandomSampler([1.0] * 25 + [0.0] * 25, num_samples=40)
+    drawn = [everything(loaded(plain(batch_size=4, sampler=weights), TRAIN, num_ranks)) for _ in range(2)]
+    assert len(drawn[0]) == 40 and max(drawn[0]) < 25
+    assert sorted(drawn[0]) == sorted(drawn[1])
+    one = everything(loaded(plain(batch_size=4, sampler=weights), TRAIN, 1))
+    assert sorted(drawn[0]) == sorted(one)
+    subset = SubsetRandomSampler(range(10, 30))
+    assert sorted(everything(loaded(plain(batch_size=4, sampler=subset), TRAIN, num_ranks))) == list(range(10, 30))
+
+
+def distributed(rank: int, num_ranks: int, **options: Any) -> DataLoader:
+    sampler = DistributedSampler(range(50), num_replicas=num_ranks, rank=rank, **options)  # type: ignore[arg-type]
+    return plain(batch_size=8, sampler=sampler)
+
+
+def test_a_distributed_sampler_of_ones_own_must_be_for_this_place() -> None:
+    loader = distributed(1, 3)
+    assert shared_loaders.shared(loader, TRAIN, rank=1, num_ranks=3) == (loader, "")
+    with pytest.raises(Refused, match=r"must be for rank 0 of 2 .*is for rank 1 of 3"):
+        shared_loaders.shared(
+            loader, TRAIN, rank=0, num_ranks=2
+        )  # ranks of a tensor-parallel group would get different ones
+    batches = DataLoader(range(50), batch_sampler=BatchSampler(loader.sampler, 8, False))  # type: ignore[arg-type]
+    assert shared_loaders.shared(batches, TRAIN, rank=1, num_ranks=3) == (batches, "")
+
+
+def test_a_distributed_sampler_does_not_repeat_samples_of_an_evaluation() -> None:
+    parts = [shared_loaders.shared(distributed(r, 3, shuffle=False), VAL, rank=r, num_ranks=3)[0] for r in range(3)]
+    assert sorted(chain(*(batch.tolist() for part in parts for batch in part))) == NUMBERS
+
+    class Other(DistributedSampler):
+        pass
+
+    other = plain(batch_size=8, sampler=Other(range(50), num_replicas=3, rank=0))  # type: ignore[arg-type]
+    with pytest.raises(Refused, match=r"must count each of the 50 samples once; Other gives 3 \* 17"):
+        shared_loaders.shared(other, VAL, rank=0, num_ranks=3)
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(range(50))
+
+
+class Buckets(Sampler[list[int]]):
+    def __iter__(self) -> Any:
+        return iter([[1, 2], [3, 4]])
+
+    def __len__(self) -> int:
+        return 2
+
+
+class Endless(Sampler[int]):
+    def __iter__(self) -> Any:
+        return iter(int, 1)
+
+
+class Remembers(DataLoader):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("loader", "stage", "words"),
+    [
+        (DataLoader(Stream()), TRAIN, "an interrupted run must go on at the same sample; with a stream"),
+        (DataLoader(Stream()), VAL, "this loader gives all of them the same"),
+        ([[1], [2]], TRAIN, "this loader gives all of them the same"),
+        (iter([1]), TRAIN, "must go on at the same sample"),
+        (Remembers(range(9)), TRAIN, r"with a loader with a state_dict\(\)"),  # type: ignore[arg-type]
+        (DataLoader(range(9), batch_sampler=Buckets()), TRAIN, "how to share out this sampler is not known"),  # type: ignore[arg-type]
+        (DataLoader(range(9), sampler=Endless()), TRAIN, "how to share out this sampler is not known"),  # type: ignore[arg-type]
+        (DataLoader(range(9), batch_size=None), TRAIN, "how to share out this sampler is not known"),  # type: ignore[arg-type]
+        (DataLoader(range(1)), VAL, "each of the 2 ranks must get a batch; there are 1 samples"),  # type: ignore[arg-type]
+        (DataLoader(range(9), batch_size=8, drop_last=True), TRAIN, "must get a batch; there are 9"),  # type: ignore[arg-type]
+    ],
+)  # fmt: skip
+def test_what_cannot_be_shared_out_is_rejected(loader: Any, stage: RunningStage, words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        shared_loaders.shared(loader, stage, rank=0, num_ranks=2)
+
+
+@pytest.mark.parametrize("loader", [DataLoader(range(9), batch_sampler=Buckets()), plain(batch_size=3), [[1], [2]]])  # type: ignore[arg-type]
+def test_one_process_gets_what_the_researcher_brings(loader: Any) -> None:
+    for stage in (TRAIN, VAL):
+        assert shared_loaders.shared(loader, stage, rank=0, num_ranks=1, alone=True) == (loader, "")
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("loader", [DataLoader([]), plain(batch_size=64, drop_last=True)])  # type: ignore[arg-type]
+def test_no_batch_to_train_on_is_rejected(loader: DataLoader, alone: bool) -> None:
+    with pytest.raises(Refused, match="must have a batch"):
+        shared_loaders.shared(loader, TRAIN, rank=0, num_ranks=1 if alone else 2, alone=alone)
+    if alone:
+        assert shared_loaders.shared(loader, VAL, rank=0, num_ranks=1, alone=True) == (loader, "")
+
+
+def test_ranks_of_a_tensor_parallel_group_get_the_same_samples() -> None:
+    group = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": 1, "rank": 0})
+    place = shared_loaders.place_of(group)
+    assert place == {"rank": 0, "num_ranks": 1}
+    found = []
+    for seed in (1, 2):  # two ranks, whose generators have drifted apart
+        torch.manual_seed(seed)
+        loader, _ = shared_loaders.shared(plain(batch_size=8, shuffle=True), TRAIN, **place)
+        found.append([batch.tolist() for batch in loader])  # type: ignore[attr-defined]
+    assert found[0] == found[1] and sorted(chain(*found[0])) == NUMBERS
+
+
+def test_our_own_loaders_stay_whatever_lightning_is_told_to_do() -> None:
+    data = Regression(global_batch_size=8)
+    for loader, stage in ((data.train_dataloader(), TRAIN), (data.val_dataloader(), VAL)):
+        assert shared_loaders.shared(loader, stage, rank=0, num_ranks=2) == (loader, "")
+        assert isinstance(loader.sampler, DistributedSampler)  # trainer.use_distributed_sampler=true leaves it alone
+
+
+class Regression(DataModule):
+    """Targets are numbers, of which none stands for padding."""
+
+    def dataset(self, split: str) -> TensorDataset:
+        targets = torch.linspace(-300, 500, 37, dtype=torch.float64)
+        return TensorDataset(torch.zeros(37, 2, dtype=torch.float64), targets)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_a_metric_of_numbers_is_the_same_for_any_number_of_ranks(num_ranks: int) -> None:
+    total, count, batches = 0.0, 0, []
+    for rank in range(num_ranks):
+        data = Regression(global_batch_size=8)
+        data._place = lambda rank=rank: {"rank": rank, "num_ranks": num_ranks}  # type: ignore[method-assign]
+        loader = data.val_dataloader()
+        batches.append(len(loader))
+        for batch in loader:
+            inputs, targets = data.on_after_batch_transfer(batch, 0)
+            total += float((targets - inputs.sum(1)).square().sum())
+            count += len(targets)
+    expected = Regression(global_batch_size=8).dataset("val").tensors[1].square().mean()
+    assert total / count == pytest.approx(float(expected), rel=1e-12)
+    assert len(set(batches)) == 1
+
+
+def test_fewer_samples_than_ranks_are_told_before_training() -> None:
+    data = Regression(global_batch_size=37)
+    data._place = lambda: {"rank": 0, "num_ranks": 37}  # type: ignore[method-assign]
+    data.train_dataloader()
+    data._place = lambda: {"rank": 0, "num_ranks": 38}  # type: ignore[method-assign]
+    with pytest.raises(Refused, match="each of the 38 ranks must have a sample to evaluate; val has 37"):
+        data.train_dataloader()

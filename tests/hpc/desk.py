@@ -1,0 +1,139 @@
+"""A login node to type submit.py on: stand-ins for sbatch and qsub note what they are given."""
+
+import json
+import os
+import pwd
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import fork  # noqa: F401 - makes hpc importable
+import pytest
+
+import submit
+from hpc.config import errors, project
+from hpc.run import directory, snapshot
+from hpc.submit import scheduler
+
+TOOLS = ["bash", "cat", "cp", "env", "cksum", "git", "sleep"]
+STUB = 'printf "%s\\n" "$@" >>"$0.argv"; env >"$0.env"; cat >"$0.stdin"; cp "${!#}" "$0.script"; '
+FILES = ["train.py", "env.sh", "pyproject.toml", "constraints.txt", "configs/train.yaml", "src/p/build/runs/a.py"]
+JUNK = [".gitignore", "runs/old/last.ckpt", "src/p/__pycache__/a.pyc", "outputs/x"]
+
+# As OpenPBS 23.06 and newer (src/cmds/qstat.c): JSON holds the first of several jobs alone, dsv all of them; one that
+# is unknown makes the exit code 153; ended ones are told with -x only, and without history -x tells nothing.
+QSTAT = """
+import json, sys
+*options, form = sys.argv[1 : sys.argv.index("-F") + 2]
+code, told = 0, []
+for asked in sys.argv[sys.argv.index("-F") + 2 :]:
+    number = asked.split(".")[0]
+    parts = number[:-1] if number.endswith("[]") and "-t" in options else None
+    jobs = {name: job for name, job in JOBS.items() if name.split(".")[0] == number or parts and name.startswith(parts)}
+    if "-x" in options and not HISTORY:
+        print(f"qstat: PBS is not configured to maintain job history {asked}", file=sys.stderr)
+    elif not jobs:
+        print(f"qstat: Unknown Job Id {asked}", file=sys.stderr)
+        code = 153
+    elif "-x" not in options and all(job["job_state"] in "FX" for job in jobs.values()):
+        print(f"qstat: {asked} Job has finished, use -x or -H to obtain historical job information", file=sys.stderr)
+        code = 35
+    else:
+        told.append(jobs)
+if form == "json":
+    print(json.dumps({"timestamp": 1} | ({"Jobs": told[0]} if told else {})))
+else:
+    for name, job in [pair for jobs in told for pair in jobs.items()]:
+        flat = {}
+        for key, value in job.items():
+            inner = value if isinstance(value, dict) else {}
+            flat |= {f"{key}.{under}": one for under, one in inner.items()} or {key: value}
+        escaped = {key: str(value).replace("\\\\", "\\\\" * 2).replace("|", "\\\\|") for key, value in flat.items()}
+        print("|".join([f"Job Id: {name}", *(f"{key}={value}" for key, value in escaped.items())]) + "\\n")
+sys.exit(code)
+"""
+
+
+def qstat(jobs: dict[str, dict], history: bool = True) -> str:
+    """What a stand-in for qstat does, in bash. Jobs that name no `Job_Owner` are this user's."""
+    owner = {"Job_Owner": f"{pwd.getpwuid(os.getuid()).pw_name}@login1.cluster"}
+    known = {name: owner | job for name, job in jobs.items()}
+    source = f"JOBS, HISTORY = {known!r}, {history}{QSTAT}"
+    return f'exec {shlex.quote(sys.executable)} -I -S -c {shlex.quote(source)} "$@"'
+
+
+class Desk:
+    """A login node: a project, an environment that is complete, and a scheduler that takes everything."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        self.bin, self.project, self.venv = folder / "bin", folder / "my project", folder / "venv"
+        self.set, self.capfd = monkeypatch, capfd
+        for made in (self.bin, self.venv, self.project):
+            made.mkdir()
+        for tool in TOOLS:
+            (self.bin / tool).symlink_to(next(p for f in os.get_exec_path() if (p := Path(f) / tool).exists()))
+        for name in FILES + JUNK:
+            self.write(name, f"# {name}\n")
+        self.write(".gitignore", "/runs/\n/outputs/\n__pycache__/\n")
+        self.write("pyproject.toml", '[project]\nname = "my-project"\n')
+        self.scheduler("echo 17")
+        for name in [name for name in os.environ if scheduler.LEAKS.match(name)]:
+            monkeypatch.delenv(name)
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+        monkeypatch.setenv("HPC_RUN_DIR", "")  # so that what a run sets is taken back
+        monkeypatch.delenv("HPC_RUN_DIR")
+        monkeypatch.setenv("PATH", str(self.bin))
+        monkeypatch.setattr(sys, "prefix", str(self.venv))
+        for module in (project, directory, snapshot, submit.project):
+            monkeypatch.setattr(module, "PROJECT", self.project)
+        monkeypatch.setattr(snapshot, "distributions", lambda: [])
+        monkeypatch.chdir(folder)
+        self.complete()
+
+    def write(self, name: str, text: str) -> None:
+        (self.project / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.project / name).write_text(text)
+
+    def complete(self) -> None:
+        """As env.sh marks an environment."""
+        text = "".join((self.project / name).read_text() for name in ("pyproject.toml", "constraints.txt"))
+        made = subprocess.run(["cksum"], input=text, capture_output=True, text=True)
+        (self.venv / f".complete-{project.project_name()}").write_text(f"{made.stdout.strip()} {self.venv}")
+
+    def scheduler(self, behaviour: str) -> None:
+        for name in ("sbatch", "qsub"):
+            (self.bin / name).unlink(missing_ok=True)
+            (self.bin / name).write_text(f"#!{self.bin / 'bash'}\n{STUB}{behaviour}\n")
+            (self.bin / name).chmod(0o755)
+
+    def type(self, *arguments: str) -> int:
+        """`python submit.py ...`; its exit code. What it printed is in `out` and `err`."""
+        self.set.setattr(sys, "argv", ["submit.py", *arguments])
+        code = 0
+        try:
+            with errors.refusals():
+                submit.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        self.out, self.err = self.capfd.readouterr()
+        return code
+
+    def noted(self, name: str) -> str:
+        path = self.bin / name
+        return path.read_text() if path.exists() else ""
+
+    def runs(self) -> list[Path]:
+        """Run directories, but for the old one."""
+        return [path for path in (self.project / "runs").iterdir() if path.name != "old"]
+
+    def submitted(self) -> dict:
+        return json.loads((self.runs()[0] / "submitted.json").read_text())
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Desk]:
+    umask = os.umask(0o022)
+    yield Desk(tmp_path, monkeypatch, capfd)
+    os.umask(umask)

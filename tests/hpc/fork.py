@@ -1,0 +1,95 @@
+"""A fork for the tests of `hpc`: the sources of this repository, in place, beside a freshly baked project.
+
+Imported once in each process; the first one makes the fork, those that it starts find it in the environment.
+"""
+
+import atexit
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[2]
+TEMPLATE = REPO / "{{cookiecutter.project_slug}}"
+VARIABLE = "HPC_TESTS_PROJECT"
+# Legal, and nothing that quoting forgot survives it.
+ANSWERS = {
+    "project_name": """Über "x" \\ $(touch canary) `touch canary`; touch canary # 'q' 100 % <b> 😀""",
+    "project_slug": "wild-2_thing",
+    "package_name": "my_research",
+    "description": '''"""It's: - {a} \\n [b] & "c" \\''',
+    "author": 'Ada "The Countess" O\'Łoś \\ <ada@example.org>',
+    "account": "p_1234@a+b.c-d",
+}
+HELPERS = ("cases.py", "ranks.py")  # programs that tests start, from the fork's own tests/
+
+
+def make() -> Path:
+    """Bake a project whose `src/hpc` leads to the sources in this repository."""
+    folder = Path(tempfile.mkdtemp(prefix="Ein Ordner für 'alles' "))
+    atexit.register(remove, folder, os.getpid())
+    settings = folder / "config.yaml"
+    settings.write_text(f'replay_dir: "{folder}/replay"\ncookiecutters_dir: "{folder}/clones"\n')
+    options = ["--no-input", "--config-file", str(settings), "--output-dir", str(folder)]
+    words = [f"{key}={value}" for key, value in ANSWERS.items()]
+    command = [sys.executable, "-m", "cookiecutter", str(REPO), *options, *words]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    project = folder / ANSWERS["project_slug"]
+    shutil.rmtree(project / "src" / "hpc")
+    (project / "src" / "hpc").symlink_to(TEMPLATE / "src" / "hpc")
+    (project / "tests").mkdir(exist_ok=True)
+    for name in HELPERS:
+        (project / "tests" / name).symlink_to(Path(__file__).with_name(name))
+    return project
+
+
+def remove(folder: Path, pid: int) -> None:
+    """Remove the fork at the end of the process that made it, and not of those that were forked from it."""
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# What Python compiles of the sources in this repository would be part of the next bake.
+sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(REPO / "build" / "pycache")
+os.environ["XDG_CONFIG_HOME"] = os.devnull  # before hpc is imported: this user's own accounts stay out of it
+PROJECT = Path(os.environ.get(VARIABLE) or make())
+os.environ[VARIABLE] = str(PROJECT)
+sys.path[:0] = [place for place in (str(PROJECT), str(PROJECT / "src")) if place not in sys.path]
+sys.path += [str(room) for room in Path(__file__).parent.iterdir() if room.is_dir()]  # tests share what others make
+
+from hpc.submit.scheduler import LEAKS  # noqa: E402
+
+# Only names of this environment's own making: a test behaves alike inside a job and on a laptop.
+ENVIRON = {key: value for key, value in os.environ.items() if not LEAKS.match(key)}
+PACKAGE = ANSWERS["package_name"]
+QUIET = "callbacks.progress.refresh_rate=0"
+
+
+def place(rank: int, num_ranks: int, port: int) -> dict[str, str]:
+    """What mpiexec leaves in the environment of a rank, all of them on this machine."""
+    mpich = {"PMI_RANK": rank, "PMI_SIZE": num_ranks, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": num_ranks}
+    return {key: str(value) for key, value in mpich.items()} | {"MASTER_PORT": str(port)}
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    """The next line that a process has printed."""
+    assert process.stdout
+    return process.stdout.readline().strip()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def scalars(run_dir: Path, tag: str) -> list[float]:
+    """The values of one TensorBoard scalar, in the order of steps."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir / "tensorboard"))
+    events.Reload()
+    return [event.value for event in events.Scalars(tag)]

@@ -1,0 +1,59 @@
+"""What hardware.yaml knows of GPUs, and which of them a name means."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from hpc.config.errors import Refused
+from hpc.config.project import CONFIGS
+from hpc.jobs.hardware import _known, find, gpu, machine
+
+FILES = sorted(file for file in (CONFIGS / "cluster").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", list(_known()["gpus"]))
+def test_every_gpu_is_whole_and_reaches_less_than_its_maker_says(name: str) -> None:
+    found = gpu(name)
+    assert found.name == name
+    assert 10 < found.memory_gb < 300 and 100 < found.bandwidth_gbs < 20_000 and 20 < found.link_gbs < 2_000
+    assert {"fp16", "fp32", "fp64"} <= set(found.tflops) and min(found.tflops.values()) > 0
+    assert 0 < found.matmul_share < 1 and 0 < found.attention_share < 1 and 0 < found.fixed_gb < 5
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA GH200 120GB", "GH200"),
+        ("AMD Instinct MI250X", "MI250X"),
+        ("h100 pcie", "H100 PCIe"),
+    ],
+)
+def test_the_longest_name_counts(device: str, name: str) -> None:
+    assert gpu(device).name == name
+
+
+@pytest.mark.parametrize("device", ["NVIDIA L40", "NVIDIA RTX A1000", "H1000", "cpu", ""])
+def test_a_part_of_a_word_is_no_name(device: str) -> None:
+    assert find(device) is None
+
+
+def test_an_unknown_gpu_is_refused_with_the_nearest() -> None:
+    with pytest.raises(Refused) as refused:
+        gpu("MI300")
+    assert refused.value.fix.startswith(("cluster.gpu=MI300X", "cluster.gpu=MI300A"))
+    assert "hardware.yaml" in refused.value.rule
+
+
+def test_a_cluster_may_connect_its_gpus_otherwise() -> None:
+    assert machine("A100", 100, 12.5).gpu.link_gbs == 12.5
+    assert machine("A100", 100).gpu.link_gbs == 300
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_cluster_names_a_gpu_that_is_known_and_says_in_gigabytes_what_a_node_sends(file) -> None:
+    said = OmegaConf.load(file)
+    assert said.get("gpu") is None or gpu(said.gpu).name == said.gpu
+    assert said.get("network_gbs") is None or 10 <= said.network_gbs <= 400  # not in Gb/s

@@ -1,0 +1,801 @@
+"""The scripts for PBS: what they say, and what they do when stand-ins play PBS and torchrun."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpc.jobs import pbs
+from hpc.jobs.job import Job
+from hpc.run import history, job_logs
+
+RECORDED = Path(__file__).parent / "recorded"
+WORK = Path("/home/ana")
+JOB = Job(
+    name="digits", nodes=2, tasks_per_node=4, gpus_per_node=4, cores_per_task=8, memory_gb=256, seconds=5400,
+    whole_nodes=True, account="proj-7", partition="gpu", qos=None, constraint=None,
+    request="ncpus=32:ngpus=4:mpiprocs=1", options=("-l filesystems=home:eagle", "-m n"), launcher="pbsdsh --",
+    container=None, setup=("module load python cuda",), env={"NCCL_DEBUG": "WARN"}, interface=None, node_local=None,
+    stage_env=False, chain=1, retries=3, umask="077", arguments=(), run_dir=WORK / "runs/digits",
+    code=WORK / "runs/digits/code", work_dir=WORK, venv=WORK / ".venv",
+)  # fmt: skip
+SUPEK = replace(
+    JOB, tasks_per_node=1, memory_gb=None, whole_nodes=False, request="ncpus=4:ngpus=1:mpiprocs=1", options=(),
+    account=None, launcher="mpiexec -n 2 --ppn 1 --cpu-bind none", container='apptainer exec --nv "$IMAGE_PATH"',
+    setup=("module load cray-pals scientific/pytorch/2.0.0-ngc",), env={}, interface="hsn0", umask="027",
+)  # fmt: skip
+ARRAY = replace(JOB, run_dir=None, members=WORK / "runs/sweep/members", num_members=16, at_once=4)
+SHIPPED = {"default": JOB, "supek": SUPEK, "array": ARRAY}
+ODD = [WORK / "with space", WORK / "größe", WORK / "it's", WORK / 'a "b" $HOME `id` ; c', WORK / "50%: #1"]
+
+
+# -- What the scripts say --
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_texts_are_as_recorded(name: str) -> None:
+    said = f"{pbs.text(SHIPPED[name])}##### node.sh\n{pbs.node_text(SHIPPED[name])}"
+    path = RECORDED / f"{name}.pbs"
+    if os.environ.get("RECORD"):
+        path.write_text(said, encoding="utf-8")
+    assert said == path.read_text(encoding="utf-8"), "if this is meant: RECORD=1 pytest tests/test_pbs.py; git diff"
+
+
+def directives(text: str) -> list[list[str]]:
+    """As qsub reads them: up to the first command, quotes as in a shell; each an option with its value."""
+    shebang, *lines = text.split("\n")
+    assert shebang == "#!/bin/bash"
+    top = lines[: next(i for i, line in enumerate(lines) if not line.startswith("#PBS "))]
+    assert text.count("#PBS -") == len(top), "qsub reads the #PBS lines before the first command only"
+    assert not any(re.search(r"\$(?!HOME)|\\$", line) for line in top), "nothing is expanded in a directive"
+    return [shlex.split(line)[1:] for line in top]
+
+
+def test_directives_follow_from_the_fields() -> None:
+    assert directives(pbs.text(JOB)) == [
+        ["-N", "digits"], ["-A", "proj-7"], ["-q", "gpu"], ["-W", "umask=077"],
+        ["-l", "select=2:ncpus=32:ngpus=4:mpiprocs=1:mem=256gb"], ["-l", "place=scatter:excl"],
+        ["-l", "walltime=01:30:00"], ["-r", "y"], ["-j", "oe"], ["-k", "oed"], ["-o", "/home/ana/runs/digits/"],
+        ["-l", "filesystems=home:eagle"], ["-m", "n"],
+    ]  # fmt: skip
+    shared = replace(SUPEK, qos="high", constraint="system=polaris", partition=None, seconds=100 * 3600)
+    said = directives(pbs.text(shared))
+    assert ["-l", "select=2:ncpus=4:ngpus=1:mpiprocs=1:system=polaris"] in said and ["-l", "place=scatter"] in said
+    assert ["-l", "qos=high"] in said and ["-l", "walltime=100:00:00"] in said and ["-W", "umask=027"] in said
+    assert not {"-q", "-A", "-J"} & {option for option, _ in said}
+
+
+def test_an_array_has_as_many_jobs_as_members() -> None:
+    assert ["-J", "0-15%4"] in directives(pbs.text(ARRAY))
+    assert ["-J", "0-15"] in directives(pbs.text(replace(ARRAY, at_once=None)))
+    assert ["-o", "/home/ana/runs/sweep/"] in directives(pbs.text(ARRAY))
+    # qsub: "illegal -J value" for 0-0
+    assert "-J" not in {option for option, _ in directives(pbs.text(replace(ARRAY, num_members=1)))}
+
+
+@pytest.mark.parametrize("path", ODD, ids=str)
+def test_odd_paths_reach_qsub_and_bash_whole(path: Path) -> None:
+    job = replace(JOB, run_dir=path, work_dir=path, venv=path, name="Größe 2", account="a b")
+    said = directives(pbs.text(job))
+    assert ["-N", "Gr__e_2"] in said and ["-A", "a b"] in said
+    # qsub takes printable ASCII only
+    assert (["-o", f"{path}/"] in said) == str(path).isascii()
+    names = ("run_dir", "work_dir")
+    lines = [line for line in pbs.text(job).split("\n") if line.startswith(tuple(f"{name}=" for name in names))]
+    shown = [f'printf "%s\\n" "${name}"' for name in names]
+    assert bash("\n".join([*lines, *shown])) == f"{path}\n" * len(names)
+
+
+def test_values_of_the_environment_may_name_variables_and_hold_quotes() -> None:
+    job = replace(JOB, env={"A": "$HOME/x", "B": 'say "hi" `id` \\'})
+    body = pbs.node_text(job).partition("environment() {\n    export OMP")[2].partition("\n}")[0]
+    assert bash(f'HOME=/h; export OMP{body}\nprintf "%s|" "$A" "$B"') == '/h/x|say "hi" `id` \\|'
+
+
+@pytest.mark.parametrize("name", [*SHIPPED, "by hand", "staged"])
+def test_bash_and_shellcheck_find_nothing(name: str, tmp_path: Path) -> None:
+    by_hand = replace(JOB, run_dir=None, code=None, work_dir=None, venv=None, arguments=("trainer=ddp", "name=a b"))
+    staged = replace(JOB, node_local="$TMPDIR", stage_env=True)
+    job = (SHIPPED | {"by hand": by_hand, "staged": staged})[name]
+    for kind in (pbs.text, pbs.node_text):
+        text = kind(job)
+        assert text.isascii() and "\r" not in text and text.endswith("\n")
+        path = tmp_path / f"{kind.__name__}.sh"
+        path.write_text(text)
+        subprocess.run(["bash", "-n", path], check=True)
+        if shutil.which("shellcheck"):
+            # SC2015: A && B || C is meant so; SC1091: sourced files are not here; SC2317: traps are reached.
+            check = ["shellcheck", "--exclude=SC2015,SC1090,SC1091,SC2317", path]
+            found = subprocess.run(check, capture_output=True, text=True)
+            assert found.returncode == 0, found.stdout
+
+
+def bash(script: str) -> str:
+    return subprocess.run(["bash", "-c", script], check=True, capture_output=True, text=True).stdout
+
+
+# -- What the scripts do: stand-ins for PBS, its launchers, and torchrun --
+
+# As the real ones (OpenPBS 23.06; PALS): pbsdsh starts a task per line of the nodefile, with PBS's own variables only,
+# in $HOME; always exits 0; passes TERM on, which PBS delivers to the task's whole session, and then ends at once.
+# mpiexec starts one per host, with the whole environment, and returns the worst code.
+LAUNCHER = """
+import os, signal, subprocess, sys
+lines = open(os.environ["PBS_NODEFILE"]).read().split()
+hosts = list(dict.fromkeys(lines))
+mpi = sys.argv[0].endswith("mpiexec")
+command = sys.argv[sys.argv.index("/bin/bash"):]
+tasks = []
+
+def stop(*_):
+    for task in tasks:
+        try:
+            os.killpg(task.pid, signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+    os._exit(1)
+
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+signal.signal(signal.SIGTERM, stop)
+for line in hosts if mpi else lines:
+    number = hosts.index(line)
+    if mpi:
+        environ = os.environ | {"PALS_NODEID": str(number), "PBS_NODENUM": "0"}
+    else:
+        environ = {k: v for k, v in os.environ.items() if k.startswith("PBS_") and (number or k != "PBS_NODEFILE")}
+        environ |= {"PBS_NODENUM": str(number), "PATH": "/bin:/usr/bin", "HOME": os.environ["HOME"]}
+    unblock = lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    where = None if mpi else os.environ["HOME"]
+    tasks.append(subprocess.Popen(command, env=environ, cwd=where, start_new_session=True, preexec_fn=unblock))
+open(os.environ["HOME"] + "/tasks", "w").write(" ".join(str(task.pid) for task in tasks))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+codes = [task.wait() for task in tasks]
+for number, code in enumerate(codes):
+    if code:
+        print(f"pbsdsh: task {number:#010x} exit status {code}", flush=True)
+sys.exit(max(codes) if mpi else 0)
+"""
+
+# As qsub: copies the script, so that it has to be there, and numbers jobs. `away`: how often it finds no server.
+QSUB = """
+import os, sys
+home, script = os.environ["HOME"], sys.argv[-1]
+with open(home + "/qsub", "a+") as noted:
+    noted.write("\\0".join([os.getcwd(), *sys.argv[1:]]) + "\\n")
+    noted.seek(0)
+    count = len(noted.readlines())
+if not os.path.exists(script):
+    sys.exit("qsub: script file:: No such file or directory")
+if os.path.exists(home + "/away") and count <= int(open(home + "/away").read()):
+    sys.exit("Connection refused\\nqsub: cannot connect to server pbsctl (errno=15010)")
+print(f"{17 + count}.server")
+"""
+# In the place of python with torch: notes what it was given, then does as the test says.
+PYTHON = """
+import json, os, signal, sys, time, types
+from pathlib import Path
+assert sys.argv[1] == "-c"
+options = dict(argument[2:].split("=", 1) for argument in sys.argv[3:] if argument.startswith("--"))
+rank, run_dir = int(options["node-rank"]), Path(os.environ["HPC_RUN_DIR"])
+
+def note(name, text):
+    (run_dir / (name + ".part")).write_text(text)
+    (run_dir / (name + ".part")).rename(run_dir / name)
+
+def outcome(word, attempt=1):
+    note("verdict", f"attempt {attempt}\\nstep 5\\noutcome {word}\\n")
+
+def run_module(name, run_name):
+    facts = dict(module=name, argv=sys.argv[3:], environ=dict(os.environ), pid=os.getpid(), parent=os.getppid())
+    note(f"seen-{rank}", json.dumps(facts | {"cwd": os.getcwd()}))
+    print("said by", rank, flush=True)
+    exec((Path(__file__).parents[1] / "behaviour").read_text(), globals())
+
+class Failed(Exception):
+    def get_first_failure(self):
+        return 0, types.SimpleNamespace(exitcode=self.args[0])
+
+sys.modules["runpy"] = types.SimpleNamespace(run_module=run_module)
+words = "torch.distributed.elastic.multiprocessing.errors".split(".")
+for number in range(len(words)):
+    sys.modules[".".join(words[: number + 1])] = types.SimpleNamespace(ChildFailedError=Failed)
+exec(sys.argv[2])
+"""
+WAIT = "while True: time.sleep(0.02)\n"
+FINISH = "rank or outcome('finished')\n"
+COUNT_TERM = """
+def term(*_):
+    with open(run_dir / f"term-{rank}", "a") as stream:
+        stream.write("x")
+signal.signal(signal.SIGTERM, term)
+note(f"ready-{rank}", "")
+"""
+SAVE = """
+while not (run_dir / f"term-{rank}").exists(): time.sleep(0.02)
+time.sleep(0.5)
+rank or outcome("continue")
+"""
+
+
+class Pbs:
+    """A scratch PBS with an ordinary user's home, project and run directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home, self.bin, self.work = folder / "home", folder / "bin", folder / "my work"
+        self.run_dir = self.work / "runs" / "it's 1"
+        self.code, self.venv, self.nodefile = self.run_dir / "code", folder / "the venv", folder / "nodefile"
+        for made in (self.home, self.bin, self.code, self.venv / "bin"):
+            made.mkdir(parents=True)
+        for name in ("pbsdsh", "mpiexec"):
+            self.program(self.bin / name, LAUNCHER)
+        self.program(self.bin / "qsub", QSUB)
+        self.program(self.venv / "bin" / "python", PYTHON)
+        (self.code / "env.sh").write_text('export PATH="$VENV/bin:$PATH"\n')
+        self.behaviour(FINISH)
+        self.job = replace(
+            JOB, run_dir=self.run_dir, code=self.code, work_dir=self.work, venv=self.venv, setup=(), tasks_per_node=2
+        )
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def program(self, path: Path, text: str) -> None:
+        path.write_text(f"#!{sys.executable}\n{text}")
+        path.chmod(0o755)
+
+    def behaviour(self, text: str) -> None:
+        (self.venv / "behaviour").write_text(text)
+
+    def start(
+        self, job: Job | None = None, hosts: str = "p1 p2", tick: float = 0.05, **environ: str
+    ) -> subprocess.Popen[bytes]:
+        """Submit; `tick`: seconds between two looks, in the place of one."""
+        job = job or self.job
+        folder = job.members.parent if job.members else self.run_dir
+        for name, text in (("job.sh", pbs.text(job)), ("node.sh", pbs.node_text(job))):
+            assert text.count("sleep 1\n") == (2 if "END_OF_NODE" in text else 1)
+            (folder / name).write_text(re.sub("sleep 15?\n", f"sleep {tick}\n", text))
+        self.nodefile.write_text("".join(f"{host}\n" for host in hosts.split()))
+        command, environ = ["/bin/bash", str(folder / "job.sh")], self.environ() | environ
+        self.started += [subprocess.Popen(command, cwd=self.home, env=environ, start_new_session=True)]
+        return self.started[-1]
+
+    def environ(self) -> dict[str, str]:
+        """Of job 17 on its first host."""
+        environ = {"PBS_JOBID": "17.server", "PBS_NODEFILE": str(self.nodefile), "PBS_NODENUM": "0"}
+        environ |= {"PBS_O_WORKDIR": str(self.work), "PBS_ENVIRONMENT": "PBS_BATCH", "HOME": str(self.home)}
+        return environ | {"PATH": f"{self.bin}:/usr/bin:/bin", "OMP_NUM_THREADS": "32"}
+
+    def run(
+        self, job: Job | None = None, hosts: str = "p1 p2", seconds: int = 30, tick: float = 0.05, **environ: str
+    ) -> int:
+        return self.start(job, hosts, tick, **environ).wait(timeout=seconds)
+
+    def seen(self, rank: int, run_dir: Path | None = None) -> dict:
+        return json.loads(((run_dir or self.run_dir) / f"seen-{rank}").read_text())
+
+    def log(self, name: str = "job-17.log") -> str:
+        return (self.run_dir / name).read_text()
+
+    def submitted(self) -> list[list[str]]:
+        """Of each qsub: where, and its words."""
+        noted = self.home / "qsub"
+        return [line.split("\0") for line in noted.read_text().splitlines()] if noted.exists() else []
+
+    def checkpoint(self, step: int) -> None:
+        (self.run_dir / "checkpoints" / f"step-{step:09}").mkdir(parents=True)
+
+    def tasks(self) -> list[int]:
+        """Process ids of node.sh."""
+        return [int(word) for word in (self.home / "tasks").read_text().split()]
+
+    def everybody(self) -> list[int]:
+        return [*self.tasks(), *(self.seen(rank)["pid"] for rank in (0, 1) if (self.run_dir / f"seen-{rank}").exists())]
+
+    def end(self) -> None:
+        for job in self.started:
+            with suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+        for pid in self.everybody() if (self.home / "tasks").exists() else []:
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Pbs]:
+    made = Pbs(tmp_path)
+    yield made
+    made.end()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # it ended before the file was opened, or before it was read
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_each_node_runs_torchrun_as_told(cluster: Pbs) -> None:
+    assert cluster.run() == 0, cluster.log()
+    first, second = cluster.seen(0), cluster.seen(1)
+    assert first["module"] == "torch.distributed.run"
+    *options, program, argument = first["argv"]
+    assert options[:4] == ["--nnodes=2", "--nproc-per-node=2", "--max-restarts=0", "--node-rank=0"]
+    assert options[4] == "--master-addr=p1" and 10000 <= int(options[5].removeprefix("--master-port=")) <= 32767
+    assert program == str(cluster.code / "train.py") and argument == f"resume={cluster.run_dir}"
+    assert second["argv"] == [*options[:3], "--node-rank=1", *options[4:], program, argument]
+    for seen in (first, second):
+        assert seen["cwd"] == str(cluster.work)
+        environ = seen["environ"]
+        assert environ["OMP_NUM_THREADS"] == "8" and environ["PYTHONUNBUFFERED"] == environ["PYTHONFAULTHANDLER"] == "1"
+        assert environ["PYTHONDONTWRITEBYTECODE"] == "1" and environ["PYTHONHASHSEED"] == "0"
+        assert environ["NCCL_DEBUG"] == "WARN" and environ["VENV"] == str(cluster.venv) and environ["USER"]
+        assert environ["PATH"].startswith(f"{cluster.venv}/bin:") and str(cluster.bin) not in environ["PATH"]
+        assert "CUDA_VISIBLE_DEVICES" not in environ
+    assert abs(int(seen["environ"]["HPC_JOB_END"]) - time.time() - 5400) < 30
+    assert "said by 0" in cluster.log("node-0-17.log") and "said by 1" in cluster.log("node-1-17.log")
+    assert "finished" in cluster.log() and not list(cluster.run_dir.glob(".attempt*"))
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in cluster.run_dir.glob("*-17.log"))
+
+
+def test_the_first_failure_ends_the_job(cluster: Pbs) -> None:
+    cluster.behaviour("if rank: raise SystemExit(3)\n" + WAIT)
+    began = time.monotonic()
+    assert cluster.run() == 143  # the worst: node 0 was told to end
+    assert time.monotonic() - began < 10
+    assert "a node ended with code 3" in cluster.log() and "the worst with code 143" in cluster.log()
+    wait_until(lambda: not any(alive(pid) for pid in cluster.everybody()))
+
+
+def test_the_code_of_a_failure_comes_through(cluster: Pbs) -> None:
+    wait = "while rank and not list(run_dir.glob('.attempt*/rc.0')): time.sleep(0.02)\n"
+    cluster.behaviour(wait + "raise SystemExit(3 * rank)")
+    assert cluster.run() == 3
+
+
+def test_without_a_verdict_nothing_is_a_success(cluster: Pbs) -> None:
+    cluster.behaviour("pass")
+    (cluster.run_dir / "verdict").write_text("attempt 1\nstep 5\noutcome continue\n")  # of the attempt before
+    assert cluster.run() == 1
+
+
+@pytest.mark.parametrize(("word", "code"), [("continue", 85), ("failed", 1), ("finished", 0)])
+def test_the_verdict_decides(cluster: Pbs, word: str, code: int) -> None:
+    cluster.behaviour(f"rank or outcome({word!r})")
+    assert cluster.run() == code
+    assert word in cluster.log()
+    assert len(cluster.submitted()) == (word == "continue")
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "chain", "after"),
+    [("finished", 0, 1, ""), ("finished", 0, 2, ""), ("failed", 2, 2, ""), ("failed", 2, 1, "16")],
+)
+def test_what_is_queued_ends_with_its_run(cluster: Pbs, word: str, code: int, chain: int, after: str) -> None:
+    """`qsub job.sh` of a run that has finished, the rest of a chain, and a job that the one before it submitted."""
+    (cluster.run_dir / "verdict").write_text(f"attempt 2\nstep 9\noutcome {word}\n")
+    assert cluster.run(replace(cluster.job, chain=chain), HPC_AFTER=after) == code
+    assert word in cluster.log() and not (cluster.home / "tasks").exists() and (cluster.run_dir / "verdict").exists()
+    assert not cluster.submitted()
+
+
+@pytest.mark.parametrize("earlier", ["continue", "failed"])
+def test_a_start_that_is_refused_leaves_the_verdict(cluster: Pbs, earlier: str) -> None:
+    """Only an attempt that has begun takes it away: neither a second job of the run, nor one that cannot start."""
+    said = f"attempt 4\nstep 9\noutcome {earlier}\n"
+    (cluster.run_dir / "verdict").write_text(said)
+    cluster.behaviour("raise Failed(2)")
+    assert cluster.run() == 2 and not cluster.submitted()
+    assert cluster.run(hosts="p3 p3") == 2
+    assert cluster.run(replace(cluster.job, interface="hsn7")) == 2
+    assert (cluster.run_dir / "verdict").read_text() == said
+    cluster.behaviour("raise SystemExit(9)")  # before it has begun
+    assert cluster.run() in (9, 143) and len(cluster.submitted()) == 1
+    assert (cluster.run_dir / "verdict").read_text() == said
+    words = dict(word.split("=") for word in cluster.submitted()[0][2].split(","))
+    assert cluster.run(**words) in (9, 143), "the job that goes on is meant to try again, too"
+    assert len(cluster.submitted()) == 2
+
+
+def test_a_second_job_does_not_take_the_first_ones_verdict_for_its_own(cluster: Pbs) -> None:
+    cluster.behaviour("rank or outcome('continue')\nraise Failed(2)")  # the first one ends while this one is refused
+    assert cluster.run() == 2 and not cluster.submitted() and "refused" in cluster.log()
+
+
+# -- The next job --
+
+
+def test_a_run_that_failed_can_be_submitted_again(cluster: Pbs) -> None:
+    (cluster.run_dir / "verdict").write_text("attempt 2\nstep 9\noutcome failed\n")
+    assert cluster.run() == 0 and cluster.seen(0)
+
+
+@pytest.mark.parametrize("job", ["17.server", "17[3].server"])
+def test_a_job_submits_the_next(cluster: Pbs, job: str) -> None:
+    cluster.behaviour("rank or outcome('continue')")
+    assert cluster.run(PBS_JOBID=job) == 85
+    (submitted,) = cluster.submitted()
+    *said, option, value, script = submitted
+    assert [*said, script] == [str(cluster.work), "-v", "HPC_AFTER=17", str(cluster.run_dir / "job.sh")]
+    if "[" in job:  # PBS lets nothing wait for a part of an array: the next job waits till the ranks are surely gone
+        assert option == "-a" and 60 < time.mktime(time.strptime(value, "%Y%m%d%H%M.%S")) - time.time() < 121
+    else:
+        assert (option, value) == ("-W", "depend=afterany:17.server")
+    assert "goes on as job 18.server" in cluster.log()
+
+
+def test_a_run_goes_on_from_job_to_job(cluster: Pbs) -> None:
+    """As PBS starts them: with what -v says, when the job before has ended. Nobody types anything."""
+    saved = "(run_dir / 'checkpoints/step-000000005').mkdir(exist_ok=True, parents=True)\nrank or outcome('continue')\n"
+    starts = {f"{saved}raise Failed(85)": 85, "raise SystemExit(9)": 9, "rank or outcome('finished', 3)": 0}
+    told: dict[str, str] = {}
+    for number, (behaviour, code) in enumerate(starts.items(), 17):
+        cluster.behaviour(behaviour)
+        assert cluster.run(PBS_JOBID=f"{number}.server", **told) in (code, 143), cluster.log(f"job-{number}.log")
+        if code:
+            assert history.read(cluster.run_dir, "digits").job == f"{number + 1}", "it waits"
+            told = dict(word.split("=") for word in cluster.submitted()[-1][2].split(","))
+            assert told["HPC_AFTER"] == f"{number}"
+    assert "the run's verdict is: \n" in cluster.log("job-18.log"), "the verdict of the job before is not its own"
+    assert len(cluster.submitted()) == 2 and "the run's verdict is: finished" in cluster.log("job-19.log")
+
+
+def test_the_next_job_is_noted_where_report_reads_it(cluster: Pbs) -> None:
+    cluster.behaviour("rank or outcome('continue')")
+    (cluster.code.parent / "config.yaml").touch()
+    (cluster.code.parent / "submitted.json").write_text('{"time": 1, "scheduler": "pbs", "jobs": ["17.server"]}')
+    assert cluster.run() == 85
+    run = history.read(cluster.run_dir, "digits")
+    assert (run.jobs, run.job) == (["17", "18"], "18")
+
+
+@pytest.mark.parametrize(("away", "tries"), [(3, 4), (99, 20)])
+def test_a_server_that_is_away_is_asked_again(cluster: Pbs, away: int, tries: int) -> None:
+    cluster.behaviour("rank or outcome('continue')")
+    (cluster.home / "away").write_text(f"{away}")
+    assert cluster.run() == 85
+    assert len(cluster.submitted()) == tries and "cannot connect to server" in cluster.log()
+    assert ("goes on as job 21.server" in cluster.log()) == (away == 3)
+    assert ("could not submit the next job from here; to go on: qsub " in cluster.log()) == (away == 99)
+
+
+def test_at_the_end_of_its_time_too_the_server_is_asked_again(cluster: Pbs) -> None:
+    cluster.behaviour(COUNT_TERM + WAIT)
+    (cluster.home / "away").write_text("2")
+    job = cluster.start(replace(cluster.job, seconds=1))
+    wait_until(lambda: all((cluster.run_dir / f"ready-{rank}").exists() for rank in (0, 1)))
+    job.terminate()
+    wait_until(lambda: len(cluster.submitted()) == 3)
+    said = cluster.log()
+    assert job.wait(timeout=20) == 137 and len(cluster.submitted()) == 3
+    assert "nodes ended" not in said, "PBS kills this script when its ranks do not end"
+
+
+def test_a_job_of_a_chain_leaves_that_to_the_chain(cluster: Pbs) -> None:
+    cluster.behaviour("rank or outcome('continue')")
+    assert cluster.run(replace(cluster.job, chain=2)) == 85 and not cluster.submitted()
+
+
+@pytest.mark.parametrize("qsub", ["missing", "refuses"])
+def test_where_a_node_cannot_submit_it_says_what_to_type(cluster: Pbs, qsub: str) -> None:
+    cluster.behaviour("rank or outcome('continue')")
+    (cluster.bin / "qsub").unlink()
+    if qsub == "refuses":
+        cluster.program(cluster.bin / "qsub", "raise SystemExit('Bad UID for job execution')")
+    assert cluster.run() == 85
+    found = re.search("could not submit .* to go on: (.*)", cluster.log())
+    assert found and shlex.split(found[1]) == ["qsub", str(cluster.run_dir / "job.sh")]
+
+
+def test_crashes_without_progress_end_the_run(cluster: Pbs) -> None:
+    cluster.behaviour("raise SystemExit(9)")
+    for count, after in ((1, ""), (2, "16"), (3, "17")):
+        assert cluster.run(HPC_AFTER=after) in (9, 143)
+        assert (cluster.run_dir / "stalled").read_text() == f"{count}\n"
+        assert len(cluster.submitted()) == min(count, 2)
+    assert "3 starts in a row brought no newer checkpoint" in cluster.log() and "to go on: qsub " in cluster.log()
+    assert cluster.run() in (9, 143) and len(cluster.submitted()) == 3, "somebody who submits it again means it"
+
+
+def test_a_damaged_count_of_starts_counts_from_none_and_is_not_executed(cluster: Pbs) -> None:
+    cluster.behaviour("raise SystemExit(9)")
+    (cluster.run_dir / "stalled").write_text("a[$(touch executed)]\n")
+    assert cluster.run(HPC_AFTER="16") in (9, 143)
+    assert (cluster.run_dir / "stalled").read_text() == "1\n"
+    assert not list(cluster.work.rglob("executed"))
+
+
+def test_progress_counts_anew(cluster: Pbs) -> None:
+    (cluster.run_dir / "stalled").write_text("2\n")
+    (cluster.work / "scratch").mkdir()
+    (cluster.run_dir / "checkpoints").symlink_to(cluster.work / "scratch")  # they may lie on another disk
+    cluster.checkpoint(5)
+    for name, count in [("step-000000009.part", 3), ("step-000000010", 0)]:
+        cluster.behaviour(f"(run_dir / 'checkpoints/{name}').mkdir(exist_ok=True); raise SystemExit(9)")
+        assert cluster.run(HPC_AFTER="16") in (9, 143)
+        assert (cluster.run_dir / "stalled").read_text() == f"{count}\n"
+    assert len(cluster.submitted()) == 1
+
+
+def test_a_refusal_is_not_submitted_again(cluster: Pbs) -> None:
+    cluster.behaviour("raise Failed(2)")
+    assert cluster.run() == 2
+    assert "refused" in cluster.log() and not cluster.submitted()
+
+
+def test_a_rank_that_was_killed_is_a_crash(cluster: Pbs) -> None:
+    cluster.behaviour("raise Failed(-9)")
+    assert cluster.run() in (137, 143) and len(cluster.submitted()) == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "jobs"), [(5400, 0), (45, 0), (1, 1)], ids=["by qdel", "late by qdel", "at the end of its time"]
+)
+@pytest.mark.parametrize(("ranks", "code"), [(WAIT, 137), (SAVE, 85)], ids=["deaf", "save"])
+def test_a_job_that_is_told_to_end(cluster: Pbs, ranks: str, code: int, seconds: int, jobs: int) -> None:
+    """Deleted, it does not come back; at the end of the walltime it does, once, and does not wait for its ranks."""
+    cluster.behaviour(COUNT_TERM + ranks)
+    job = cluster.start(replace(cluster.job, seconds=seconds))
+    wait_until(lambda: all((cluster.run_dir / f"ready-{rank}").exists() for rank in (0, 1)))
+    job.terminate()
+    wait_until(lambda: all((cluster.run_dir / f"term-{rank}").exists() for rank in (0, 1)))
+    assert job.wait(timeout=20) == code
+    assert len(cluster.submitted()) == jobs
+    said = cluster.log()
+    assert not jobs or said.index("goes on as job") < said.index("nodes ended"), "it may be killed in a few seconds"
+    # PBS does the same to a job that has lost a node (exit code 271): nothing tells the two apart.
+    assert jobs or re.search("by qdel, or by PBS that lost a node .* queue it again; to go on: qsub ", said)
+
+
+def test_nodes_that_are_one_host_are_refused(cluster: Pbs) -> None:
+    assert cluster.run(hosts="p3 p3") == 2
+    assert "asked for 2 nodes, PBS gave p3" in cluster.log() and "place=scatter" in cluster.log()
+    assert not (cluster.home / "tasks").exists()
+
+
+def test_several_lines_of_a_host_are_one_node(cluster: Pbs) -> None:
+    assert cluster.run(hosts="p2 p2 p1 p1") == 0, cluster.log()
+    assert len(cluster.tasks()) == 4
+    assert "--master-addr=p2" in cluster.seen(0)["argv"] and "--master-addr=p2" in cluster.seen(1)["argv"]
+    assert cluster.log("node-0-17.log").count("said by 0") == 1
+
+
+def test_outside_of_a_job_it_says_so(cluster: Pbs) -> None:
+    (cluster.run_dir / "job.sh").write_text(pbs.text(cluster.job))
+    command = ["bash", str(cluster.run_dir / "job.sh")]
+    ran = subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, cwd=cluster.home, capture_output=True, text=True)
+    assert ran.returncode == 2 and "qsub" in ran.stderr
+
+
+@pytest.mark.parametrize("whole_session", [False, True], ids=["the script alone", "all that PBS sees"])
+def test_term_reaches_the_ranks_once_and_is_waited_for(cluster: Pbs, whole_session: bool) -> None:
+    cluster.behaviour(COUNT_TERM + SAVE)
+    job = cluster.start()
+    wait_until(lambda: all((cluster.run_dir / f"ready-{rank}").exists() for rank in (0, 1)))
+    if whole_session:  # MOM signals the sessions on the first host: job.sh with pbsdsh, and the task there
+        os.killpg(cluster.tasks()[0], signal.SIGTERM)
+        os.killpg(job.pid, signal.SIGTERM)
+    else:
+        job.terminate()
+    assert job.wait(timeout=20) == 85, cluster.log()
+    assert [cluster.log(f"term-{rank}") for rank in (0, 1)] == ["x", "x"]
+    # What bash says of a job that it was told about twice is 0 or 143: the verdict decides, not the code.
+    assert re.search(r"2 of 2 nodes ended(, the worst with code 143)?; .* continue", cluster.log())
+
+
+def test_a_normal_stop_is_no_error(cluster: Pbs) -> None:
+    """Ranks that have saved end with 85; those of the other nodes do so by themselves."""
+    cluster.behaviour(COUNT_TERM + "time.sleep(0.3 * rank)\nrank or outcome('continue')\nraise Failed(85)")
+    assert cluster.run() == 85 and len(cluster.submitted()) == 1
+    assert "errors/" not in cluster.log() and "worst" not in cluster.log()
+    assert not list(cluster.run_dir.glob("term-*"))
+
+
+def test_ranks_that_do_not_hear_are_killed(cluster: Pbs) -> None:
+    cluster.behaviour(COUNT_TERM + WAIT)
+    job = cluster.start()
+    wait_until(lambda: all((cluster.run_dir / f"ready-{rank}").exists() for rank in (0, 1)))
+    job.terminate()
+    assert job.wait(timeout=20) == 137
+    wait_until(lambda: not any(alive(pid) for pid in cluster.everybody()))
+
+
+def test_torchrun_dies_with_its_node_script(cluster: Pbs) -> None:
+    cluster.behaviour(COUNT_TERM + WAIT)
+    cluster.start()
+    wait_until(lambda: all((cluster.run_dir / f"ready-{rank}").exists() for rank in (0, 1)))
+    for pid in cluster.tasks():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(alive(pid) for pid in cluster.everybody()))
+
+
+@pytest.mark.parametrize("launcher", ["no-such-launcher", "mpiexec --ppn 1"])
+def test_a_launcher_that_starts_nothing_is_noticed(cluster: Pbs, launcher: str) -> None:
+    """In seconds and with its own words; once, unless the run has begun before."""
+    cluster.program(cluster.bin / "mpiexec", "raise SystemExit('mpiexec: unknown option --ppn')")
+    began, job = time.monotonic(), replace(cluster.job, launcher=launcher)
+    assert cluster.run(job, tick=0.2) == 1
+    assert time.monotonic() - began < 8, "of 60 looks 10 are enough"
+    assert "0 of 2 nodes ended" in cluster.log() and not cluster.submitted()
+    said = "no-such-launcher: " if launcher.startswith("no") else "mpiexec: unknown option --ppn"
+    assert said in job_logs.first_error(cluster.run_dir, "17") and "the launcher" in job_logs.first_error(
+        cluster.run_dir, "17"
+    )
+    (cluster.run_dir / "attempts.jsonl").touch()
+    assert cluster.run(job) == 1 and len(cluster.submitted()) == 1, "it may be this node"
+
+
+def test_an_environment_that_fails_is_told(cluster: Pbs) -> None:
+    (cluster.code / "env.sh").write_text("echo no python here; return 1\n")
+    assert cluster.run() in (1, 143)  # the other node may be told to end before it fails, too
+    assert "a node ended with code 1," in cluster.log()
+    assert any("no python here" in cluster.log(f"node-{rank}-17.log") for rank in (0, 1))
+
+
+def test_an_array_member_runs_in_its_directory(cluster: Pbs) -> None:
+    folder = cluster.work / "runs" / "the sweep"
+    members = [folder / "0", folder / "ü 1"]
+    for member in members:
+        (member / "code").mkdir(parents=True)
+        shutil.copy(cluster.code / "env.sh", member / "code")
+    (folder / "members").write_text("".join(f"{member}\n" for member in members))
+    job = replace(cluster.job, run_dir=None, members=folder / "members", num_members=2)
+    assert cluster.run(job, PBS_JOBID="29[1].server", PBS_ARRAY_INDEX="1") == 0
+    assert cluster.seen(1, members[1])["argv"][-1] == f"resume={members[1]}"
+    assert (members[1] / "job-29.log").exists() and (members[1] / "node-0-29.log").exists()
+    assert not list(members[0].glob("*-29.log"))
+
+
+ASKED = """
+python() {
+    [ "$1" = "$run_dir/code/tools/search.py" ] && [ "$2 $3" = "--ask $run_dir" ] || return 1
+    echo asked >>"$run_dir/asked"
+    [ ! -e "$run_dir/refuses" ] && touch "$run_dir/config.yaml"
+}
+"""
+
+
+def test_a_run_of_a_search_asks_once_before_its_ranks(cluster: Pbs) -> None:
+    with (cluster.code / "env.sh").open("a") as stream:
+        stream.write(ASKED)
+    job = replace(cluster.job, asks=True)
+    (cluster.run_dir / "refuses").touch()
+    assert cluster.run(job) == 2 and not (cluster.run_dir / "seen-0").exists(), cluster.log()
+    (cluster.run_dir / "refuses").unlink()
+    assert cluster.run(job) == 0, cluster.log()
+    (cluster.run_dir / "verdict").unlink()
+    assert cluster.run(job) == 0, cluster.log()
+    assert (cluster.run_dir / "asked").read_text() == "asked\n" * 2
+
+
+def test_a_script_submitted_by_hand_makes_its_directory(cluster: Pbs) -> None:
+    (cluster.work / "env.sh").write_text((cluster.code / "env.sh").read_text())
+    given = ("trainer=ddp", "name=a b $HOME")
+    job = replace(cluster.job, run_dir=None, code=None, work_dir=None, arguments=given)
+    assert cluster.run(job) == 0
+    run_dir = cluster.work / "runs" / "digits_17"
+    seen = cluster.seen(1, run_dir)
+    assert seen["argv"][-3:] == [f"{cluster.work}/train.py", *given] and seen["cwd"] == str(cluster.work)
+    (run_dir / "seen-1").unlink()
+    assert cluster.run(job, PBS_ENVIRONMENT="PBS_INTERACTIVE") == 2 and not (run_dir / "seen-1").exists()
+
+
+def test_a_script_submitted_by_hand_goes_on_by_itself(cluster: Pbs) -> None:
+    """In the directory of the first job, and from the place where that was submitted, wherever somebody types qsub."""
+    (cluster.work / "env.sh").write_text((cluster.code / "env.sh").read_text())
+    cluster.behaviour("rank or outcome('continue')")
+    assert cluster.run(replace(cluster.job, run_dir=None, code=None, work_dir=None)) == 85
+    run_dir = cluster.work / "runs" / "digits_17"
+    (*_, script) = cluster.submitted()[0]
+    assert script == str(run_dir / "job.sh") and "goes on as job 18.server" in (run_dir / "job-17.log").read_text()
+    (run_dir / "seen-1").unlink()
+    cluster.behaviour(FINISH)
+    go_on = ["/bin/bash", script]
+    environ = cluster.environ() | {"PBS_JOBID": "18.server", "PBS_O_WORKDIR": str(cluster.home), "HPC_AFTER": "17"}
+    assert subprocess.run(go_on, cwd=cluster.home, env=environ, timeout=30).returncode == 0
+    seen = cluster.seen(1, run_dir)
+    assert seen["cwd"] == str(cluster.work) and seen["argv"][-1] == f"{cluster.work}/train.py"
+    assert [path.name for path in (cluster.work / "runs").iterdir() if path.name != "it's 1"] == ["digits_17"]
+
+
+NVIDIA_SMI = """
+import os
+for number in range(4):
+    uuid = f"GPU-{os.environ['PALS_NODEID']}000000{number}-aaaa-bbbb-cccc-000000000000"
+    print(f"GPU {number}: NVIDIA A100-SXM4-40GB (UUID: {uuid})")
+"""
+GPUS = {(node, gpu): f"GPU-{node}000000{gpu}-aaaa-bbbb-cccc-000000000000" for node in (0, 1) for gpu in range(4)}
+
+
+def test_mpiexec_a_container_an_interface_and_uuids(cluster: Pbs) -> None:
+    """As on Supek: the first node's GPUs in the environment of all, those of all nodes in a file."""
+    cluster.program(cluster.bin / "nvidia-smi", NVIDIA_SMI)
+    first = f"{GPUS[0, 1]},{GPUS[0, 3]}"
+    Path(f"{cluster.nodefile}.env").write_text(f"p1 {first}\np2 CUDA_VISIBLE_DEVICES={GPUS[1, 0]},{GPUS[1, 2]}\n")
+    setup = (f"export PATH={shlex.quote(str(cluster.bin))}:/usr/bin:/bin",)
+    container = f"env IN_CONTAINER=1 PATH={shlex.quote(str(cluster.venv / 'bin'))}:/usr/bin:/bin"
+    job = replace(
+        cluster.job, launcher="mpiexec -n 2 --ppn 1 --cpu-bind none", container=container, interface="lo", setup=setup
+    )
+    assert cluster.run(job, CUDA_VISIBLE_DEVICES=first) == 0, cluster.log()
+    for rank, numbers in enumerate(("1,3", "0,2")):
+        environ = cluster.seen(rank)["environ"]
+        assert environ["CUDA_VISIBLE_DEVICES"] == numbers
+        assert environ["IN_CONTAINER"] == "1" and "VENV" not in environ
+        assert environ["NCCL_SOCKET_IFNAME"] == environ["GLOO_SOCKET_IFNAME"] == "lo"
+        assert "--master-addr=127.0.0.1" in cluster.seen(rank)["argv"] and environ["PALS_NODEID"] == str(rank)
+
+
+def test_gpus_that_are_elsewhere_are_told(cluster: Pbs) -> None:
+    cluster.program(cluster.bin / "nvidia-smi", NVIDIA_SMI)
+    setup = (f"export PATH={shlex.quote(str(cluster.bin))}:$PATH",)
+    cluster.behaviour(WAIT)
+    job = replace(cluster.job, launcher="mpiexec", setup=setup)
+    assert cluster.run(job, CUDA_VISIBLE_DEVICES=GPUS[0, 1]) == 143
+    assert f"none of the GPUs {GPUS[0, 1]}" in cluster.log("node-1-17.log")
+
+
+def test_an_interface_that_is_not_there_is_told(cluster: Pbs) -> None:
+    assert cluster.run(replace(cluster.job, interface="hsn7")) == 2
+    assert "interface hsn7 (ip addr)" in cluster.log() and "cluster.interface" in cluster.log()
+
+
+# -- With the real torchrun --
+
+TRAIN = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+run_dir, told = Path(sys.argv[1].removeprefix("resume=")), []
+signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+rank = dist.get_rank()
+(run_dir / f"sum-{rank}").write_text(f"{int(total)} {os.environ['GROUP_RANK']} {os.environ['LOCAL_RANK']}")
+while (run_dir / "wait").exists() and not told:
+    time.sleep(0.05)
+outcome = "continue" if told else "finished"
+time.sleep(2 if told else 0)
+(run_dir / f"saved-{rank}").touch()
+if rank == 0:
+    (run_dir / "verdict").write_text(f"attempt 1\\nstep 5\\noutcome {outcome}\\n")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [False, True], ids=["to the end", "told to end"])
+def test_real_ranks_meet_and_save_when_told(cluster: Pbs, told: bool) -> None:
+    (cluster.venv / "bin" / "python").write_text(f'#!/bin/bash\nexec {shlex.quote(sys.executable)} "$@"\n')
+    (cluster.code / "train.py").write_text(TRAIN)
+    if told:
+        (cluster.run_dir / "wait").touch()
+    job = cluster.start(replace(cluster.job, interface="lo"), hosts="localhost 127.0.0.1", tick=1)
+    sums = [cluster.run_dir / f"sum-{rank}" for rank in range(4)]
+    wait_until(lambda: all(path.exists() for path in sums) or job.poll() is not None, seconds=120)
+    if told:
+        os.killpg(cluster.tasks()[0], signal.SIGTERM)  # as MOM does
+        os.killpg(job.pid, signal.SIGTERM)
+    log = "".join(path.read_text() for path in cluster.run_dir.glob("*.log"))
+    assert job.wait(timeout=60) == (85 if told else 0), log
+    assert [path.read_text() for path in sums] == ["4 0 0", "4 0 1", "4 1 0", "4 1 1"]
+    assert len(list(cluster.run_dir.glob("saved-*"))) == 4

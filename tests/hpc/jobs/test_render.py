@@ -1,0 +1,43 @@
+"""slurm/ holds what submit.py renders, whoever renders it."""
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+import submit
+from hpc.config import compose, project
+from hpc.config.errors import Refused
+
+RENEW = "the config has changed since slurm/ was written; renew it: rm slurm/*.sbatch; python submit.py --render slurm"
+
+
+def rendered(folder: Path, *overrides: str) -> dict[str, str]:
+    submit.render(folder, Namespace(overrides=list(overrides), dry_run=False))
+    return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+
+
+def test_the_scripts_follow_from_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "clusters.yaml").write_text("slurm: {account: mine, partition: mine}")
+    monkeypatch.setattr(compose, "PERSONAL", tmp_path / "clusters.yaml")
+    kept = {path.name: path.read_text(encoding="utf-8") for path in (project.PROJECT / "slurm").glob("*.sbatch")}
+    assert rendered(tmp_path / "slurm") == kept, RENEW
+
+
+def test_an_account_is_named_if_it_is_typed(tmp_path: Path) -> None:
+    scripts = rendered(tmp_path, "cluster=slurm", "cluster.account=abc")
+    assert len(scripts) > 1 and all("#SBATCH --account=abc\n" in text for text in scripts.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "dry_run", "told"),
+    [
+        (["trainer=fsdp"], False, "for each preset"),
+        (["run_dir=mine"], False, "of each job's own"),
+        (["cluster=slurm"], True, "--dry-run writes nothing"),
+    ],
+)
+def test_what_such_scripts_cannot_say_is_refused(words: list[str], dry_run: bool, told: str, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=told):
+        submit.render(tmp_path / "slurm", Namespace(overrides=words, dry_run=dry_run))
+    assert not (tmp_path / "slurm").exists()

@@ -1,0 +1,160 @@
+"""tools/comm.py: the job that it submits, a measurement on this machine, and what cannot be measured."""
+
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from desk import Desk
+from fork import ENVIRON
+
+from hpc.config import compose, project
+from hpc.config import errors as config_errors
+from hpc.config.project import PROJECT
+from hpc.launch import bandwidth, placement
+from hpc.monitor import network_check
+from hpc.run import watchdog
+
+TOOL = str(PROJECT / "tools" / "comm.py")
+HERE = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
+tool = runpy.run_path(TOOL)
+
+
+def typed(desk: Desk, *words: str) -> int:
+    """`python tools/comm.py ...` on a login node; its exit code."""
+    desk.set.setattr(sys, "argv", ["tools/comm.py", *words])
+    code = 0
+    try:
+        with config_errors.refusals():
+            tool["main"](placement.place({}), watchdog.Warned())
+    except SystemExit as end:
+        code = int(end.code or 0)
+    desk.out, desk.err = desk.capfd.readouterr()
+    return code
+
+
+def test_it_submits_the_nodes_of_a_run_for_a_short_time(desk: Desk) -> None:
+    assert typed(desk, "trainer=ddp_4node", "trainer.num_nodes=3", "cluster=slurm") == 0, desk.err
+    run_dir = desk.runs()[0]
+    script = desk.noted("sbatch.script")
+    assert "#SBATCH --nodes=3\n" in script and "#SBATCH --ntasks-per-node=4\n" in script
+    assert "#SBATCH --job-name=comm\n" in script and "#SBATCH --time=00:15:00\n" in script
+    assert 'python "$code/tools/comm.py" resume="$run_dir"' in script and "train.py" not in script
+    assert "retries=1\n" in script  # what failed once is not started again
+    assert desk.submitted()["job"] == "17" and (run_dir / "config.yaml").exists()
+
+
+def test_what_is_typed_counts_more_than_its_defaults(desk: Desk) -> None:
+    words = ["trainer=ddp", "cluster=pbs", "name=link", "cluster.time=0:05:00", "--dry-run"]
+    assert typed(desk, *words) == 0, desk.err
+    assert "#PBS -N link\n" in desk.out and "#PBS -l walltime=00:05:00\n" in desk.out
+    assert not (desk.project / "runs" / "link").exists() and len(desk.runs()) == 0
+
+
+def test_a_job_of_pbs_runs_it_on_each_node(desk: Desk) -> None:
+    desk.scheduler("echo 17.server")
+    assert typed(desk, "trainer=ddp_4node", "cluster=pbs") == 0, desk.err
+    assert '"$code/tools/comm.py" resume="$run_dir"' in (desk.runs()[0] / "node.sh").read_text()
+
+
+@pytest.mark.parametrize("cluster", ["slurm", "pbs"])
+def test_it_runs_again_as_it_was_and_never_as_training(cluster: str, desk: Desk) -> None:
+    shutil.copytree(project.CONFIGS, desk.project / "configs", dirs_exist_ok=True)
+    assert typed(desk, "trainer=ddp_4node", f"cluster={cluster}", "run_dir=link") == 0
+    before = Path("link/job.sh").read_text()
+    assert desk.type("resume=link", "trainer.num_nodes=2") == 2
+    assert "trains nothing" in desk.err and desk.err.count("refused:") == 1
+    assert desk.type("resume=link") == 0 and Path("link/job.sh").read_text() == before
+
+
+def test_wait_prints_the_table_of_the_job(desk: Desk) -> None:
+    desk.scheduler('echo 17; job=${!#}; echo "the table" >"${job%/*}/network.txt"')
+    assert typed(desk, "trainer=ddp", "cluster=slurm", "--wait") == 0, desk.err
+    assert desk.out.endswith("the table\n")
+    desk.scheduler("echo 17; exit 3")
+    assert typed(desk, "trainer=ddp", "cluster=slurm", "--wait", "run_dir=another") == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "one rank has nobody to talk to"),
+        (["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1"], "one rank has nobody to talk to"),
+        (["trainer=ddp_4node", "trainer.devices=2"], "has no scheduler that could start ranks on other nodes"),
+        (["trainer=ddp"], "does not say how many GPUs a node has"),
+        (["trainer=ddp_4node", "cluster=juwels_booster", "cluster.account=null"], "has to name it"),
+        (["resume=/nowhere"], "there is no such directory"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_at_once(words: list[str], said: str, desk: Desk) -> None:
+    where = [] if any(word.startswith(("cluster=", "resume=")) for word in words) else ["cluster=local"]
+    assert typed(desk, *words, *where) == 2
+    assert said in desk.err and desk.err.count("refused:") == 1
+    assert desk.runs() == []
+
+
+def test_sockets_and_slow_nodes_are_warned_of() -> None:
+    cfg = compose.compose_overrides(["cluster=slurm", "trainer=ddp_4node", "trainer.num_nodes=2"])
+    points = [bandwidth.point("across", "all_reduce", 2, 1 << 20, [1e-3, 1e-3])]
+    n1 = "n1:1:1 [0] NCCL INFO NET/IB : No device found.\nn1:1:1 [0] NCCL INFO C : 0 -> 1 [send] via NET/Socket/0\n"
+    n2 = "n2:1:1 [0] NCCL INFO C : 1 -> 0 [send] via NET/IB/0/GDRDMA\n"
+    report = network_check.judged(cfg, ["n1", "n2"], points, {"within": [1.0, 1.6]}, {"n1": n1, "n2": n2})
+    assert report["warnings"] == [
+        "NCCL sends over sockets (TCP) on n1: the fast network between nodes is not used",
+        "  it says: NET/IB : No device found",
+        "n2 is slow: with its own ranks it takes 1.6 times as long as other nodes",
+    ]
+    assert report["transports"] == {"n1": ["Socket"], "n2": ["IB with GPUDirect"]}
+    assert report["backend"] == "nccl" and report["links"]["within"] is None
+    well = network_check.judged(cfg, ["n1", "n2"], points, {"within": [1.0, 1.1]}, {"n2": n2})
+    assert well["warnings"] == []
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A measurement by two processes of this machine, on its way."""
+    command = [sys.executable, TOOL, *HERE, f"run_dir={tmp_path}/run"]
+    environ = ENVIRON | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environ, **pipes)  # type: ignore[call-overload]
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.slow
+def test_two_processes_of_this_machine(here: subprocess.Popen[str], tmp_path: Path) -> None:
+    said, errors = here.communicate(timeout=120)
+    assert here.returncode == 0, errors
+    assert said == (tmp_path / "run" / "network.txt").read_text()
+    assert "inside a node, 2 ranks" in said and "across nodes: not measured" in said
+    report = json.loads((tmp_path / "run" / "network.json").read_text())
+    kept = next((tmp_path / "cache").rglob("local.json"))
+    assert json.loads(kept.read_text())["gloo"] == report["links"]
+    reduced = {p["size"]: p for p in report["points"] if p["collective"] == "all_reduce"}
+    for size, point in reduced.items():
+        assert point["bus_gbs"] == pytest.approx(size / point["seconds"] / 1e9), "of two ranks: size / time"
+    assert reduced[max(reduced)]["seconds"] > reduced[min(reduced)]["seconds"]
+    assert (tmp_path / "run" / "verdict").read_text().splitlines()[2] == "outcome finished"
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_takes_the_others_along(here: subprocess.Popen[str], tmp_path: Path) -> None:
+    limit = time.monotonic() + 60
+    while not (tmp_path / "run" / "attempts.jsonl").exists():
+        assert here.poll() is None and time.monotonic() < limit
+        time.sleep(0.05)
+    children = Path(f"/proc/{here.pid}/task/{here.pid}/children").read_text().split()
+    ranks = [pid for pid in children if "comm.py" in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert len(ranks) == 2
+    os.kill(int(ranks[1]), 9)
+    said, errors = here.communicate(timeout=60)
+    assert here.returncode == 1 and "ended with exit code" in errors, errors
+    assert not (tmp_path / "run" / "network.json").exists() and "all_reduce" not in said
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)

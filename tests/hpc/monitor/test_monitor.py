@@ -1,0 +1,162 @@
+"""Runs that are watched: one sampler on a node, phases as they were, and nothing left behind."""
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_curves import fitted
+from test_node import table, until
+
+from hpc.config.errors import Refused
+from hpc.monitor.monitor import Monitor
+from hpc.run import phases
+
+WORDS = [
+    "trainer.accelerator=cpu",
+    "trainer.precision=32-true",
+    "callbacks.progress=null",
+    "+trainer.enable_progress_bar=false",
+    "callbacks.monitor.every_seconds=1",
+    "data.global_batch_size=128",
+    "trainer.max_epochs=2",
+    "+trainer.limit_test_batches=1",
+]
+# A start does no more than a few steps before its sampler has written a sample.
+SAMPLED = """
+import time
+from hpc.resume.resume import Resume
+
+def on_train_batch_start(self, trainer, module, batch, batch_idx):
+    before(self, trainer, module, batch, batch_idx)
+    limit = time.monotonic() + 60
+    while trainer.local_rank == 0 and batch_idx % 9 == 5 and not sampled(self):
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+def sampled(self):
+    return len(list(self.run_dir.glob("tensorboard/node-*/events*"))) >= self.attempt
+
+before, Resume.on_train_batch_start = Resume.on_train_batch_start, on_train_batch_start
+"""
+
+
+def test_the_first_step_may_be_the_whole_epoch(tmp_path: Path) -> None:
+    """Of an epoch with fewer batches than a step has, that is the only step."""
+    beside = Monitor(str(tmp_path), 1)
+    beside.attempt = 1  # without a sampler
+    (tmp_path / "monitor").mkdir()
+    fitted(tmp_path, [1.0, 2.0], callbacks=[beside], accumulate_grad_batches=3, max_epochs=2)
+    assert [note["step"] for note in noted(tmp_path) if note["what"] == "start"] == [1]
+
+
+def noted(run_dir: Path) -> list[dict]:
+    lines = (run_dir / "monitor" / "phases.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def samplers(run_dir: Path) -> list[int]:
+    """Processes that sample for this run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if str(run_dir).encode() in words and any(word.endswith(b".hpc.monitoring.node") for word in words):
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.slow
+def test_two_ranks_of_a_node_stopped_and_gone_on(start: Callable, tmp_path: Path) -> None:
+    run_dir, host = tmp_path / "run", socket.gethostname()
+    start(run_dir, 2, ["trainer=ddp", "trainer.devices=2", *WORDS], stop_at=6, patch=SAMPLED)
+    until(lambda: not samplers(run_dir), 10)
+    first, curves = noted(run_dir), list(run_dir.glob("tensorboard/node-*/events*"))
+    sizes = {file: file.stat().st_size for file in curves}
+    assert [phase["what"] for phase in first] == ["start", "checkpoint"] and len(curves) == 1
+    start(run_dir, 2, [], patch=SAMPLED)
+    until(lambda: not samplers(run_dir), 10)
+    assert [path.name for path in (run_dir / "monitor").glob("*.csv")] == [f"{host}.csv"]
+    assert {row["attempt"] for row in table(run_dir)} == {"1", "2"}
+    assert {file: file.stat().st_size for file in curves} == sizes  # a checkpoint that does not know them cuts none
+    assert len(list(run_dir.glob("tensorboard/node-*/events*"))) == 2
+    later = noted(run_dir)[len(first) :]
+    whats = [phase["what"] for phase in later]
+    assert {phase["attempt"] for phase in later} == {2} and whats[0] == "start" and whats[-1] == "test"
+    assert [whats.count(what) for what in ("start", "epoch", "validation", "test")] == [1, 2, 2, 1]
+    assert "checkpoint" in whats and all(phase["begin"] <= phase["end"] for phase in noted(run_dir))
+    assert [phase["step"] for phase in first] == [1, 6] and later[-1]["step"] == later[-2]["step"]
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_leaves_no_sampler(start: Callable, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    killed = "import os, signal; Resume.on_validation_start = lambda *_: os.kill(os.getpid(), signal.SIGKILL)"
+    words = ["trainer=cpu", *WORDS, "+trainer.num_sanity_val_steps=0"]
+    start(run_dir, 1, words, patch=f"{SAMPLED}\n{killed}", code=[-signal.SIGKILL])
+    until(lambda: not samplers(run_dir), 10)
+    assert table(run_dir) and [phase["what"] for phase in noted(run_dir)][:1] == ["start"]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_not_watched_writes_nothing_of_it(start: Callable, tmp_path: Path) -> None:
+    words = [word for word in WORDS if "monitor" not in word]
+    start(tmp_path / "run", 1, ["trainer=cpu", *words, "callbacks.monitor=null", "trainer.max_steps=1"])
+    assert not (tmp_path / "run/monitor").exists() and not list(tmp_path.glob("run/tensorboard/node-*"))
+
+
+def test_the_sampler_is_told_when_the_run_ends_or_fails_and_not_between_fit_and_test() -> None:
+    from hpc.monitor.monitor import Monitor
+
+    nobody: Any = None
+    for end in (lambda one: one.teardown(nobody, nobody, "test"), lambda one: one.on_exception(nobody, nobody, nobody)):
+        reads, writes = os.pipe()
+        monitor = Monitor("run", 10)
+        monitor._tell = writes
+        monitor.teardown(nobody, nobody, "fit")
+        assert monitor._tell == writes
+        end(monitor)
+        end(monitor)  # once is enough
+        assert os.read(reads, 9) == b"\n" and os.read(reads, 9) == b""  # told, and closed
+        os.close(reads)
+
+
+def test_a_phase_is_a_line_and_costs_the_run_nothing_where_it_cannot_be_written(tmp_path: Path) -> None:
+    phases.note(tmp_path, 1, "epoch", 0, 1)  # no monitor, no folder: nothing
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "monitor").mkdir()
+    file = tmp_path / "monitor" / "phases.jsonl"
+    file.write_text('{"what": "st')  # a crash cut it off
+    before = time.time()
+    phases.note(tmp_path, 3, "validation", before - 5, 70)
+    line = json.loads(file.read_text().splitlines()[1])
+    assert line["end"] - line["begin"] >= 5 and abs(line["end"] - before) < 60
+    assert {key: line[key] for key in ("what", "attempt", "step")} == {"what": "validation", "attempt": 3, "step": 70}
+
+
+@pytest.mark.parametrize("seconds", ["0", "0.5", "-1", ".inf", ".nan", "often"])
+def test_how_often_is_a_number_of_seconds(seconds: str) -> None:
+    from hpc.config import compose, preflight
+
+    cfg = compose.compose_overrides([f"callbacks.monitor.every_seconds={seconds}"])
+    with pytest.raises(Refused, match=r"callbacks\.monitor\.every_seconds"):
+        preflight.check(cfg)
+
+
+def test_a_process_knows_since_when_it_is_there() -> None:
+    from hpc.system import process
+
+    reads, writes = os.pipe()
+    before = time.time()
+    if not (pid := os.fork()):
+        os.write(writes, f"{process.began()}".encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert before - 0.5 <= float(os.read(reads, 100)) <= time.time() + 0.5

@@ -1,0 +1,233 @@
+"""How fast a run says it is, and what it takes for a network's FLOPs and a device's peak."""
+
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.profilers import SimpleProfiler
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from hpc.jobs.hardware import peak
+from hpc.monitor import throughput
+from hpc.monitor.flops import training_flops
+from hpc.monitor.throughput import Throughput, Window, speed
+from hpc.training.lean import Clock
+from my_research.models.gpt import GPT
+from my_research.models.resnet import ResNet
+
+
+def test_the_flops_of_a_gpt_are_those_of_the_formula() -> None:
+    """6 N + 12 L d T per token (PaLM, appendix B), N without the input embedding's lookup."""
+    layers, width, time, vocab = 3, 64, 32, 128
+    network = GPT(num_layers=layers, num_heads=4, width=width, vocab_size=vocab, block_size=time)
+    weights = layers * 12 * width**2 + vocab * width
+    assert training_flops(network) == time * (6 * weights + 12 * layers * width * time)
+
+
+def test_tracing_changes_neither_the_network_nor_the_random_numbers() -> None:
+    network = GPT(num_layers=1, num_heads=2, width=16, vocab_size=11, block_size=8, dropout=0.5)
+    before, random = {k: v.clone() for k, v in network.state_dict().items()}, torch.get_rng_state()
+    training_flops(network)
+    assert torch.equal(random, torch.get_rng_state()) and network.training
+    assert all(p.grad is None and p.device.type == "cpu" for p in network.parameters())
+    assert all(torch.equal(network.state_dict()[name], value) for name, value in before.items())
+
+
+def test_a_network_of_any_size_costs_no_memory() -> None:
+    with torch.device("meta"):  # 6.7 billion parameters
+        network = GPT(num_layers=32, num_heads=32, width=4096, vocab_size=50304, block_size=2048)
+    assert training_flops(network) / 2048 == pytest.approx(6 * 6.65e9 + 12 * 32 * 4096 * 2048, rel=0.01)
+
+
+def test_the_flops_of_resnet_50_are_the_published_ones() -> None:
+    """4.09 billion multiply-adds forward for 224 pixels (torchvision's table); backward is twice as much."""
+    network = ResNet(depths=[3, 4, 6, 3], widths=[64, 128, 256, 512], num_classes=1000, image_size=224, bottleneck=True)
+    first = 2 * 7 * 7 * 3 * 64 * 112 * 112  # no gradient is needed for the image itself
+    assert training_flops(network) == pytest.approx(3 * 2 * 4.09e9 - first, rel=0.01)
+
+
+def test_a_window_adds_up() -> None:
+    window = Window(began=100.0, waited=2.0, ended=110.0, steps=20)
+    for i in range(20):
+        window.add(torch.zeros(8, 16, dtype=torch.int64))
+        window.spans.append((100.0 + i / 4, 100.2 + i / 4))
+    numbers = speed(window, replicas=4, world_size=8, flops=1e12, peak=64e12)
+    assert numbers["perf/tokens_per_second"] == 20 * 8 * 16 * 4 / 10
+    assert numbers["perf/tokens_per_second_per_device"] == 20 * 8 * 16 * 4 / 10 / 8
+    assert numbers["perf/tflops"] == pytest.approx(20 * 8 * 4 / 10 / 8)
+    assert numbers["perf/mfu"] == pytest.approx(8 / 64)
+    parts = [numbers[f"perf/{part}_seconds"] for part in ("step", "compute", "data", "other")]
+    assert parts == pytest.approx([0.5, 0.2, 0.1, 0.2])
+
+
+def test_waiting_for_data_while_a_gpu_computes_costs_nothing() -> None:
+    window = Window(began=0.0, waited=9.0, ended=10.0, steps=10, spans=[(0.0, 9.5)])
+    window.add(torch.zeros(8, 3))
+    numbers = speed(window, 1, 1, 1.0, None)
+    assert numbers["perf/data_seconds"] == pytest.approx(0.05) and "perf/mfu" not in numbers
+    assert numbers["perf/samples_per_second"] == 0.8
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "tera"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16-mixed", 989.4),
+        ("NVIDIA H100 PCIe", "bf16-true", 756.0),
+        ("NVIDIA GH200 120GB", "bf16-mixed", 989.4),
+        ("NVIDIA A100-SXM4-40GB", "32-true", 156.0),
+        ("Tesla V100-SXM2-32GB", "16-mixed", 125.0),
+        ("Tesla V100-SXM2-32GB", "32-true", 15.7),
+        ("NVIDIA L40S", "bf16-mixed", 362.0),
+        ("AMD Instinct MI250X", "bf16-mixed", 191.5),
+        ("Tesla V100-SXM2-32GB", "bf16-mixed", None),
+        ("cpu", "32-true", None),
+    ],
+)
+def test_the_peak_is_that_of_the_device_and_the_arithmetic(name: str, precision: str, tera: float | None) -> None:
+    assert peak(name, precision, tf32=True) == (tera and pytest.approx(tera * 1e12))
+
+
+def test_moments_are_read_once() -> None:
+    from hpc.monitor.throughput import between, now
+
+    start = now(torch.device("cpu"))
+    assert 0 <= between(start, now(torch.device("cpu"))) <= perf_counter() - start
+
+
+# In training
+
+
+class Network(torch.nn.Linear):
+    def example_input(self, batch_size: int) -> Tensor:
+        return torch.zeros(batch_size, self.in_features)
+
+
+class Module(L.LightningModule):
+    def __init__(self, network: torch.nn.Module | None = None) -> None:
+        super().__init__()
+        self.network = network or Network(3, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.network(torch.ones(1, 3)).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def points(folder: Path, batches: list[Any], module: L.LightningModule | None = None, **options: Any) -> dict:
+    """What was logged at each step, from that after the first one on."""
+    logger, seen = CSVLogger(folder), {}
+    logger.log_metrics = lambda metrics, step=None: seen.update({step: dict(metrics)})
+    trainer = L.Trainer(
+        accelerator="cpu", logger=logger, enable_progress_bar=False, enable_checkpointing=False,
+        enable_model_summary=False, default_root_dir=folder,
+        **{"callbacks": [Throughput()], "max_epochs": 1, "log_every_n_steps": 1, "profiler": Clock()} | options,
+    )  # fmt: skip
+    trainer.fit(module or Module(), DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
+    return seen
+
+
+PAIR = (torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_an_epoch_may_end_with_a_step_of_fewer_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    made = []
+    monkeypatch.setattr(throughput, "speed", lambda window, *more: made.append(window) or speed(window, *more))
+    seen = points(tmp_path, [PAIR] * 8, accumulate_grad_batches=3, max_epochs=3, log_every_n_steps=every)
+    expected = {1: [(step, 1, 2 if step % 3 == 2 else 3) for step in range(1, 9)], 3: [(2, 2, 5), (5, 3, 8), (8, 3, 8)]}
+    found = [(step, one.steps, len(one.spans)) for step, one in zip(seen, made, strict=True)]
+    assert found == expected[every]
+
+
+@pytest.mark.parametrize("profiler", [None, SimpleProfiler(), Clock()])
+def test_a_wait_that_nobody_has_measured_is_left_out(
+    tmp_path: Path, profiler: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = points(tmp_path, [PAIR] * 3, profiler=profiler)
+    parts = {name.removesuffix("_seconds") for numbers in seen.values() for name in numbers if "_seconds" in name}
+    said = [line for line in capsys.readouterr().out.splitlines() if "perf/data_seconds" in line]
+    if isinstance(profiler, Clock):
+        assert parts == {"perf/step", "perf/compute", "perf/data", "perf/other"} and not said
+    else:
+        assert parts == {"perf/step", "perf/compute"}
+        (line,) = said
+        assert "trainer.profiler" in line
+
+
+ROWS, IDS, PIXELS = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 5, 5, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("batch", "unit", "flops"),
+    [
+        (PAIR, "samples", True),
+        ([ROWS], "samples", True),
+        ((IDS, IDS), "tokens", True),
+        (ROWS, "samples", True),
+        ({"inputs": ROWS, "targets": IDS}, "samples", True),
+        ({"input_ids": IDS}, "tokens", True),
+        (({"inputs": ROWS}, IDS), "samples", True),
+        ((PIXELS, IDS), "samples", False),  # integers, but no text
+        ((IDS[:, 0], ROWS), "samples", False),
+        ({"temperature": torch.tensor(1.0), "name": "x", "inputs": ROWS}, "samples", True),
+        ({"name": "x"}, None, False),
+        (torch.tensor(1.0), None, False),
+        ("x", None, False),
+        ((), None, False),
+    ],
+)
+def test_a_batch_may_have_any_shape(tmp_path: Path, batch: Any, unit: str | None, flops: bool) -> None:
+    seen = points(tmp_path, [batch] * 3)
+    assert list(seen) == [1, 2] and all(numbers["perf/step_seconds"] > 0 for numbers in seen.values())
+    for numbers in seen.values():
+        rates = {f"perf/{unit}_per_second", f"perf/{unit}_per_second_per_device"} if unit else set()
+        assert {name for name in numbers if "_per_second" in name} == rates
+        assert ("perf/tflops" in numbers) == flops
+    if unit:
+        assert all(
+            numbers[f"perf/{unit}_per_second"] * numbers["perf/step_seconds"]
+            == pytest.approx(6 if unit == "tokens" else 2)
+            for numbers in seen.values()
+        )
+
+
+class SetsItselfUp(Network):
+    """By the first batch that it sees, as a codebook does; its example is drawn."""
+
+    ready = False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.ready = True
+        return super().forward(inputs)
+
+    def example_input(self, batch_size: int) -> Tensor:
+        return torch.rand(batch_size, self.in_features)
+
+
+class CannotBeTraced(Network):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) if inputs.sum() > 0 else inputs  # a meta tensor has no value
+
+
+def test_counting_operations_leaves_the_network_and_random_numbers_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer: Any = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    for network, told in ((SetsItselfUp(3, 1), ""), (CannotBeTraced(3, 1), "cannot be counted")):
+        before = torch.get_rng_state()
+        Throughput().setup(trainer, Module(network), "fit")
+        assert torch.equal(before, torch.get_rng_state())
+        assert not getattr(network, "ready", False)
+        assert told in capsys.readouterr().out
+
+
+def test_of_a_network_without_an_example_no_flops_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = points(tmp_path, [PAIR] * 3, Module(torch.nn.Linear(3, 1)))
+    assert all("perf/tflops" not in numbers and "perf/samples_per_second" in numbers for numbers in seen.values())
+    assert "example_input" in capsys.readouterr().out

@@ -1,0 +1,119 @@
+"""Memory of a GPU at its peak: against torch's own tracker, and against what ranks really hold."""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from fork import PACKAGE
+from tracked import tracked
+
+from hpc.config import build, compose
+from hpc.plan import setup, tracer
+from hpc.plan.memory import Memory, memory, states
+from hpc.plan.trace_types import Linear, Part, Trace, Work
+
+GPT = ["model=gpt_124m", "data=stdlib", "data.block_size=1024", "data.vocab_size=50257"]
+RESNET = ["model=resnet50", "data=packed", "data.file=x", "+data.image_size=224", "+data.num_classes=1000"]
+
+
+def planned(*words: str) -> tuple:
+    cfg = compose.compose_overrides(words)
+    layout = setup.of(cfg)
+    make, optimize = partial(build.build, cfg.model.network), build.build(cfg.model.optimizer)
+    return cfg, layout, memory(tracer.trace(make, optimize, *layout.computes_in), layout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 32])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("again", ["false", "true"])
+@pytest.mark.parametrize("network", [GPT, RESNET], ids=["gpt", "resnet"])
+def test_peak_is_what_torchs_tracker_sees(network, again, precision, batch):
+    words = [f"strategy.activation_checkpointing={again}", f"trainer.precision={precision}"]
+    cfg, layout, found = planned(*network, *words, f"data.global_batch_size={batch}")
+    assert found.total == pytest.approx(tracked(cfg, layout), rel=0.02)
+
+
+# Writes down what each rank holds when a step of the optimizer begins; the optimizer's state is there from the second.
+HELD = """
+import json, os
+from my_package.hpc.resuming.resume import Resume
+
+def size(tensors):
+    local = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors if tensor is not None]
+    return sum(tensor.numel() * tensor.element_size() for tensor in local if tensor.numel() > 1)
+
+def before(self, trainer, module, optimizer):
+    if trainer.global_step != 2:
+        return
+    engine, parameters = getattr(trainer.strategy, "deepspeed_engine", None), list(module.parameters())
+    state = [value for kept in optimizer.state.values() for value in kept.values() if hasattr(value, "numel")]
+    held = {"weights": size(parameters), "gradients": size(p.grad for p in parameters), "optimizer": size(state)}
+    if engine is not None:
+        zero = engine.optimizer
+        state = [value for kept in zero.optimizer.state.values() for value in kept.values() if hasattr(value, "numel")]
+        masters = getattr(zero, "single_partition_of_fp32_groups", None) or zero.fp32_partitioned_groups_flat
+        held["optimizer"] = size(state) + size(masters)
+        if hasattr(parameters[0], "ds_tensor"):
+            held["weights"] = size(p.ds_tensor for p in parameters)
+        del held["gradients"]
+    with open(os.path.join(trainer.default_root_dir, f"held-{trainer.global_rank}.json"), "w") as stream:
+        json.dump(held, stream)
+
+Resume.on_before_optimizer_step = before
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"])
+def test_states_are_what_ranks_hold(strategy, start, tmp_path):
+    """Bytes of weights, gradients and optimizer of two real ranks on CPU."""
+    words = ["trainer=ddp", f"strategy={strategy}", "trainer.accelerator=cpu", "trainer.devices=2"]
+    words += ["trainer.max_steps=4"]
+    words += ["model=gpt_tiny", "data=stdlib", "trainer.precision=32-true", "data.block_size=32", "callbacks=default"]
+    words += ["callbacks.progress.refresh_rate=0", "data.max_eval_windows=8"]
+    start(tmp_path / "run", 2, words, patch=HELD.replace("my_package", PACKAGE))
+    *_, found = planned(*words)
+    for rank in range(2):
+        for name, size in json.loads((tmp_path / "run" / f"held-{rank}.json").read_text()).items():
+            assert getattr(found, name) == pytest.approx(size, rel=0.01), f"rank {rank}: {name}"
+
+
+def test_states_follow_the_papers_table():
+    """16 bytes per parameter with mixed precision and Adam; a share of it with each stage (ZeRO, section 3)."""
+    half = partial(setup.Setup, nodes=16, devices=4, micro_batch=1, precision="bf16-mixed")
+    kinds = ("none", "zero1", "zero2", "zero3", "fsdp")
+    whole = {kind: sum(states(1e9, 1e9, 2.0, half(sharding=kind))) / 1e9 for kind in kinds}
+    assert whole == {
+        "none": 16,
+        "zero1": pytest.approx(4 + 12 / 64),
+        "zero2": pytest.approx(2 + 14 / 64),
+        "zero3": pytest.approx(16 / 64),
+        "fsdp": pytest.approx(16 / 64),
+    }
+
+
+def test_total_is_the_sum():
+    assert Memory(1, 2, 3, 4, 5, 6, 7).total == 28
+
+
+def test_a_frozen_parameter_has_no_gradient_and_no_average():
+    alone = setup.Setup(nodes=1, devices=1, micro_batch=1, precision="32-true")
+    assert states(1e9, 1e6, 2.0, alone) == (4e9, 4e6, 8e6)
+    assert states(1e9, 1e6, 2.0, replace(alone, devices=4, sharding="zero2", precision="bf16-mixed")) == (2e9, 5e5, 3e6)
+
+
+def test_of_a_pipeline_the_fullest_stage_counts():
+    """With a large vocabulary the last one, though it holds fewer micro-batches than the first."""
+    small, large = Work(Linear(), Linear()), 10**10
+    part = partial(Part, buffer_bytes=0, output=Linear(), left=Linear(), forward=(), backward=(), reduced=(small,))
+    sizes = {"before": 1, "block 0": 1, "block 1": 1, "after": large}
+    parts = [
+        part(name=name, parameters=size, trained=size, whole=size, tensors=1, kept=Linear(each=8),
+             forward_peak=(Linear(),), backward_peak=(Linear(),)) for name, size in sizes.items()
+    ]  # fmt: skip
+    layout = setup.Setup(nodes=1, devices=2, micro_batch=1, accumulate=8, pipeline=2, precision="32-true")
+    assert memory(Trace(tuple(parts), "tokens", 1), layout).weights == 4 * (large + 1)
+    first = [replace(one, kept=Linear(each=1e12)) for one in parts[:2]]
+    assert memory(Trace((*first, *parts[2:]), "tokens", 1), layout).weights == 4 * 2

@@ -1,0 +1,358 @@
+"""The plan: what a run needs, what would make it fit, and what is refused before the queue."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from hpc.config import compose, preflight
+from hpc.config.errors import Refused
+from hpc.config.project import PROJECT
+from hpc.jobs import hardware
+from hpc.launch import measured_links
+from hpc.plan import fit, plan, plan_text, setup, smaller, trace_cache
+from hpc.plan.trace_types import Trace
+from hpc.run import changes as run_changes
+
+A100 = hardware.machine("A100", 100.0)
+GPT = ["model=gpt_1b", "data=stdlib", "data.block_size=1024", "data.global_batch_size=256"]
+JUWELS = ["cluster=juwels_booster", "cluster.account=x"]
+MODELS = {
+    "gpt_tiny": ["data=stdlib"],
+    "gpt_124m": ["data=stdlib", "data.block_size=1024"],
+    "gpt_1b": ["data=stdlib", "data.block_size=1024"],
+    "gpt_7b": ["data=stdlib", "data.block_size=1024"],
+    "resnet_digits": [],
+    "resnet18": ["data=packed", "data.file=x", "+data.image_size=64", "+data.num_classes=10"],
+    "resnet50": ["data=packed", "data.file=x", "+data.image_size=64", "+data.num_classes=10"],
+}
+
+
+def composed(*words: str):
+    cfg = compose.compose_overrides(words, personal=False)
+    preflight.rules(cfg)
+    return cfg
+
+
+@cache
+def traced(layout: setup.Setup) -> Trace:
+    """Of one network; a trace does not depend on nodes and batch."""
+    return trace_cache.of(composed(*GPT, "trainer=fsdp", *JUWELS), [layout])[0]
+
+
+def kind(layout: setup.Setup) -> setup.Setup:
+    alike = setup.Setup(nodes=1, devices=4, micro_batch=1, precision=layout.precision, sharding=layout.sharding)
+    return replace(alike, devices=layout.devices if layout.world_size == 1 else 4)
+
+
+def of(layout: setup.Setup, machine: hardware.Machine = A100) -> plan.Plan:
+    return plan.plan(traced(kind(layout)), layout, machine)
+
+
+def test_knows_every_shipped_model():
+    assert set(MODELS) == set(compose.groups()["model"])
+
+
+def runs(model: str) -> list:
+    """A config for each strategy that the network can be trained with."""
+    words = [f"model={model}", *MODELS[model], "data.global_batch_size=1920", *JUWELS]
+    found = [composed(*words, "trainer=gpu")]
+    for strategy in compose.groups()["strategy"]:
+        try:
+            found.append(composed(*words, "trainer=ddp_4node", f"strategy={strategy}"))
+        except Refused:
+            assert strategy == "single" or (strategy == "tensor_parallel" and model.startswith("resnet"))
+    return found
+
+
+@cache
+def machines() -> list[hardware.Machine | None]:
+    """Those of the shipped clusters, each once; None: of one whose GPU is not known."""
+    found: list[hardware.Machine | None] = []
+    for name in compose.groups()["cluster"]:
+        cfg = composed(f"cluster={name}", "trainer=gpu")
+        if (machine := fit.machine_of(cfg)) not in found:
+            found.append(machine)
+    return found
+
+
+def test_most_shipped_clusters_name_their_gpu():
+    assert len(machines()) > 8 and None in machines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_every_shipped_model_with_every_strategy_on_every_cluster_is_answered(model):
+    """A network is traced once for each kind of arithmetic; each machine then decides."""
+    asked = runs(model)
+    layouts = [setup.of(cfg) for cfg in asked]
+    for layout, trace in zip(layouts, trace_cache.of(asked[0], layouts), strict=True):
+        for machine in machines():
+            made = plan.plan(trace, layout, machine)
+            assert made.memory.total > 0
+            assert plan_text.lines(made, "title", None, None, [], [])
+            json.dumps(plan_text.as_dict(made, None, None, [], []))
+            plan_text.charts(made)
+
+
+def layouts() -> st.SearchStrategy[setup.Setup]:
+    powers = st.sampled_from([1, 2, 4, 8])
+    return st.builds(
+        setup.Setup,
+        nodes=st.sampled_from([1, 2, 4, 16]),
+        devices=st.sampled_from([1, 4]),
+        micro_batch=powers,
+        accumulate=powers,
+        sharding=st.sampled_from(["none", "fsdp", "zero1", "zero2", "zero3"]),
+        precision=st.sampled_from(["32-true", "bf16-mixed", "bf16-true"]),
+        checkpointing=st.booleans(),
+        bucket=st.just(400_000_000),
+    )
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(layout=layouts(), gigabytes=st.floats(1, 200), more=st.floats(0, 100))
+def test_more_nodes_or_memory_never_make_it_too_big(layout, gigabytes, more):
+    gpu = replace(A100.gpu, memory_gb=gigabytes)
+    small, large = replace(A100, gpu=gpu), replace(A100, gpu=replace(gpu, memory_gb=gigabytes + more))
+    fits = plan.fits(traced(kind(layout)), layout, small)
+    assert not fits or plan.fits(traced(kind(layout)), layout, large)
+    twice = plan.on(layout, layout.global_batch, nodes=2 * layout.nodes)
+    assert twice is None or not fits or plan.fits(traced(kind(twice)), twice, small)
+
+
+@pytest.mark.slow
+def test_a_plan_adds_up():
+    cfg = composed(*GPT, "trainer=fsdp_4node", *JUWELS)
+    made = of(setup.of(cfg))
+    assert made.fits and made.step and made.rate and made.mfu
+    assert made.rate * made.step.seconds == pytest.approx(256 * 1024)
+    now = next(row for row in made.scaling if row.nodes == 4)
+    assert now.gpus == 16 and now.strong and now.weak and now.strong.rate == now.weak.rate == made.rate
+    assert [row.nodes for row in made.scaling] == [2**power for power in range(11)]
+    assert made.scaling[-1].strong is None  # 256 samples for 4096 GPUs
+
+
+@pytest.mark.slow
+def test_without_facts_of_the_network_one_node_is_planned():
+    made = of(setup.Setup(nodes=4, devices=4, micro_batch=1, sharding="fsdp"), replace(A100, node_gbs=None))
+    assert made.step is None and made.fits is not None and [row.nodes for row in made.scaling] == [1]
+
+
+@pytest.mark.slow
+def test_the_smallest_changes_that_fit_are_found():
+    """Every one of them does fit, and nothing smaller does."""
+    words = [*GPT, "trainer=ddp_4node", *JUWELS]
+    cfg = composed(*words)
+    layout = setup.of(cfg)
+    made = of(layout)
+    assert made.fits is False
+    ways = fit.ways_out(cfg, words, made)
+    assert ways
+    for way in ways:
+        changed = setup.of(composed(*words, *way.split()))
+        assert changed.global_batch == layout.global_batch
+        assert of(changed).fits
+        for word in way.split() if " " in way else ():
+            assert not of(setup.of(composed(*words, word))).fits
+
+
+def test_candidates_keep_the_global_batch_and_come_few_first():
+    layout = setup.Setup(nodes=2, devices=4, micro_batch=4, precision="bf16-mixed")
+    found = list(smaller.candidates(layout, blocks=True, max_nodes=8))
+    assert {candidate.setup.global_batch for candidate in found} == {32}
+    numbers = [len(candidate.words) for candidate in found]
+    assert numbers == sorted(numbers) and set(numbers) == {1, 2, 3}
+    assert ("trainer.num_nodes=16",) not in {candidate.words for candidate in found}  # the cluster has 8
+
+
+@pytest.mark.slow
+def test_what_cannot_fit_is_refused_with_a_way_out():
+    words = [*GPT, "trainer=ddp", *JUWELS]
+    with pytest.raises(Refused, match=r"(?s)A100 has 42.3 GB.*force=true") as refused:
+        fit.refuse_too_big(composed(*words), words)
+    way = refused.value.fix.split(";")[0]
+    fit.refuse_too_big(composed(*words, *way.split()), [*words, *way.split()])
+    fit.refuse_too_big(composed(*words, "force=true"), words)
+    for word in ["force=true", *refused.value.fix.replace(";", "").replace(" or ", " ").split()]:
+        if "=" in word:  # whoever moves a run that goes on is told the same, and may type it
+            assert word.partition("=")[0].split(".")[0] in run_changes.MAY_CHANGE
+
+
+def test_what_cannot_be_traced_is_submitted_with_a_warning(monkeypatch, capsys):
+    def no_trace(cfg, setups):
+        raise trace_cache.NotTraced("aten._local_scalar_dense in block 0")
+
+    monkeypatch.setattr(trace_cache, "of", no_trace)
+    fit.refuse_too_big(composed(*GPT, "trainer=ddp", *JUWELS), [])
+    assert "not planned" in (said := capsys.readouterr().err) and "_local_scalar_dense in block 0" in said
+
+
+def test_a_measured_network_counts_for_more_than_a_nominal_one():
+    """Four rings of 20 GB/s leave a node at once."""
+    link = measured_links.Link(gbs=20.0, latency=1e-5, ranks=4, nodes=["n1"], date="2026-01-31")
+    known = fit.with_measured(A100, measured_links.Measured(within=None, across=link), devices=4)
+    assert known.node_gbs == pytest.approx(80 / A100.network.share) and known.gpu == A100.gpu
+    inside = fit.with_measured(A100, measured_links.Measured(within=link, across=None), devices=4)
+    assert inside.gpu.link_gbs == pytest.approx(20 / A100.network.link_share) and inside.node_gbs == 100
+    assert fit.with_measured(A100, None, devices=4) == A100
+
+
+def test_a_gpu_that_nobody_knows_is_refused():
+    with pytest.raises(Refused, match=r"(?s)cluster.gpu=H1000.*cluster.gpu=H100"):
+        fit.machine_of(composed("trainer=ddp", *JUWELS, "cluster.gpu=H1000", "data.global_batch_size=64"))
+
+
+def plan_py(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, PROJECT / "plan.py", *words], capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path):
+    picture = tmp_path / "build" / "plan.png"
+    done = plan_py(*GPT, "trainer=fsdp_4node", *JUWELS, "tokens=1e9", f"plot={picture}")
+    assert done.returncode == 0, done.stderr
+    for word in ("memory of a GPU", "fits", "tokens/s", "MFU", "GPU-hours", "a checkpoint", "1024"):
+        assert word in done.stdout
+    assert len(done.stdout.splitlines()) <= 45 and max(map(len, done.stdout.splitlines())) <= 120
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    told = json.loads(plan_py(*GPT, "trainer=fsdp_4node", *JUWELS, "--json").stdout)
+    assert told["fits"] is True and told["finish"] is None and told["unit"] == "tokens"
+    held = {name: size for name, size in told["memory"].items() if name not in ("total", "room", "margin")}
+    assert sum(held.values()) == pytest.approx(told["memory"]["total"])
+    assert told["setup"]["nodes"] == 4 and told["setup"]["global_batch"] == 256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tokens=0"], "is a number above 0"),
+        (["tokens=nan"], "is a number above 0"),
+        (["tokens=1e400"], "is a number above 0"),
+        (["tokens=1e9", "samples=5"], "tokens=1e+09 says how long"),
+        (["tokens=1e9", "trainer.max_steps=5"], "trainer.max_steps=5 says how long"),
+        (["pipeline=two"], "is a whole number above 0"),
+        (["pipeline=3"], "divides the world size, 16"),
+        (["pipeline=16", "model.network.num_layers=7", "micro_batch=1"], "divides the 7 blocks of the network"),
+        (["interleaved=2"], "are pieces of a pipeline's stage"),
+        (["micro_batch=7"], "global batch 256 = data-parallel size 16"),
+        (["data.global_batch_size=0"], "is at least 1"),
+        (["model.network.width=-8"], "model.network.width=-8\n  rule: is at least 1"),
+        (["model.network.num_layers=0"], "model.network.num_layers=0\n  rule: is at least 1"),
+        (["cluster.gpu=A1000"], "hpc/planning/hardware.yaml knows"),
+        (["cluster.gpu='a100 pcie'"], "hpc/planning/hardware.yaml knows"),  # another name is another GPU
+        (["cluster.network_gbs=0"], "is GB/s, a number above 0"),
+        (["cluster.gpu_link_gbs=nan"], "is GB/s, a number above 0"),
+        (["plot=/proc/no/plan.png"], "its folder cannot be made"),
+        (["plot=plan.jpg"], "its name ends in .png"),
+    ],
+)
+def test_bad_input_gets_one_message(words, said):
+    done = plan_py(*GPT, "trainer=fsdp_4node", *JUWELS, *words)
+    assert done.returncode == 2 and done.stderr.startswith(("refused: ", "tracing")), done.stderr
+    assert said in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_pipeline_is_planned_and_said_not_to_run():
+    words = ["trainer=fsdp_4node", "strategy=tensor_parallel", "pipeline=4", "interleaved=2", "micro_batch=4"]
+    done = plan_py(*GPT, *JUWELS, *words)
+    assert done.returncode == 0, done.stderr
+    assert "train.py has no pipeline" in done.stdout and "bubble" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_model_alone_is_enough():
+    """A GPT brings along data that it can be planned with."""
+    told = json.loads(plan_py("trainer=fsdp_4node", "model=gpt_7b", "cluster=juwels_booster", "--json").stdout)
+    assert told["unit"] == "tokens" and told["parameters"] == 6_443_765_760
+
+
+@pytest.mark.slow
+def test_tensor_parallel_ranks_count_what_they_all_keep_once():
+    layout = setup.of(composed(*GPT, "trainer=fsdp_4node", "strategy=tensor_parallel", *JUWELS))
+    assert layout.tensor_parallel > 1
+    alone, shared = (trace_cache.of(composed(*GPT, *JUWELS, "trainer=fsdp"), [one])[0] for one in (
+        replace(layout, tensor_parallel=1), layout
+    ))  # fmt: skip
+    assert shared.whole == alone.whole
+    assert sum(part.parameters for part in shared.parts) > alone.whole / layout.tensor_parallel
+
+
+@pytest.mark.slow
+def test_margin_and_verdict_agree():
+    layout = setup.of(composed(*GPT, "trainer=fsdp_4node", *JUWELS))
+    total = of(layout).memory.total
+    for gigabytes in (total / 1e9, total / 1e9 / (1 - plan.SPARE) + 0.01):
+        made = of(layout, replace(A100, gpu=replace(A100.gpu, memory_gb=gigabytes)))
+        assert made.margin is not None and made.fits is (made.margin >= 0)
+
+
+@pytest.mark.slow
+def test_nodes_that_are_asked_for_are_in_the_table_and_one_device_has_no_more():
+    three = of(setup.Setup(nodes=3, devices=4, micro_batch=1, sharding="fsdp"))
+    assert 3 in [row.nodes for row in three.scaling]
+    alone = of(setup.Setup(nodes=1, devices=1, micro_batch=1, single=True))
+    assert [row.nodes for row in alone.scaling] == [1]
+
+
+@pytest.mark.slow
+def test_without_a_way_out_it_says_so():
+    words = ["model=gpt_7b", "data.global_batch_size=1", "data.block_size=65536", "trainer=gpu"]
+    done = plan_py(*words, "cluster=juwels_booster")
+    assert done.returncode == 0 and fit.NO_WAY in done.stdout, done.stdout + done.stderr
+
+
+def test_offloading_comes_after_what_costs_less():
+    layout = setup.Setup(nodes=1, devices=4, micro_batch=4, precision="bf16-mixed")
+    alone = [found.words[0] for found in smaller.candidates(layout, blocks=True) if len(found.words) == 1]
+    assert alone.index("strategy=zero3_offload") > alone.index("strategy.activation_checkpointing=true")
+    typed = [" ".join(found.words) for found in smaller.candidates(layout, True)]
+    assert not any(words.count("strategy=") > 1 for words in typed)
+
+
+def test_one_device_is_offered_a_node_and_four():
+    layout = setup.Setup(nodes=1, devices=1, micro_batch=64, precision="bf16-mixed", single=True)
+    words = {word for found in smaller.candidates(layout, True, devices=4) for word in found.words}
+    assert {"trainer=fsdp", "trainer=fsdp_4node"} <= words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changed", "steps", "said"),
+    [
+        ({}, None, "tells the time to the end"),
+        ({}, 10, "not one step is made"),  # finish is None
+        ({"offload": True, "sharding": "zero3"}, None, "takes longer than said here"),
+        ({"pipeline": 2}, None, "train.py has no pipeline"),
+        ({"compile": True, "micro_batch": 64}, None, "torch.compile keeps less"),
+        ({"accelerated": False}, None, "a run on CPUs"),
+    ],
+)
+def test_what_a_plan_does_not_know_is_noted(changed, steps, said):
+    cluster = OmegaConf.create({"name": "c", "network_gbs": 100, "max_nodes": 256, "time": "0:02:15"})
+    layout = replace(setup.Setup(nodes=4, devices=4, micro_batch=1), **changed)
+    made = plan.plan(traced(kind(layout)), layout, A100)
+    notes = plan_text.notes(made, cluster, steps, None)
+    assert any(said in note for note in notes) and "cluster=c gives 256 nodes at most" in notes
+    unknown = replace(made, trace=replace(made.trace, states=None))
+    assert any("cannot be tried" in note for note in plan_text.notes(unknown, cluster, steps, None))
+
+
+@pytest.mark.slow
+def test_who_reads_only_the_first_line_sees_no_traceback():
+    words = [sys.executable, str(PROJECT / "plan.py"), *GPT, "trainer=fsdp_4node", *JUWELS]
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as nobody:
+        done = subprocess.run(words, stdout=nobody, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr

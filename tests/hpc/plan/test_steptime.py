@@ -1,0 +1,216 @@
+"""How long a step takes: what is computed by hand, and what more hardware must never do."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpc.jobs.hardware import GPU, Eager, Machine, Network
+from hpc.plan import rings, traffic
+from hpc.plan.rings import Group
+from hpc.plan.setup import Setup
+from hpc.plan.step_time import duration, step
+from hpc.plan.trace_types import Linear, Part, Trace, Work
+
+BF16 = {"bf16": 100.0, "fp32": 10.0}
+CARD = GPU("card", 40, BF16, 1000, 100, matmul_share=0.5, attention_share=0.25, fixed_gb=1)
+NETWORK = Network(link_share=0.5, share=0.5, hidden=1.0, start=0.0, link_hop=0.0, hop=0.0)
+IDEAL = Machine(CARD, 40.0, NETWORK, Eager(memory_share=0.5, launch=0.0, fused=0.25))
+SLOW = replace(IDEAL, network=replace(NETWORK, start=1e-6, link_hop=1e-6, hop=1e-5))
+SHARDINGS = ["none", "zero1", "zero2", "zero3", "fsdp"]
+
+
+def product(flops: float, weights: float) -> Work:
+    return Work(Linear(each=flops), Linear(weights, 1.0))
+
+
+def part(name: str, flops: float = 0.0, parameters: int = 0, tensors: int = 1, reduced: float = 0.0) -> Part:
+    forward = (product(flops, parameters),) if flops else ()
+    return Part(
+        name, parameters, parameters, parameters, tensors, 0, Linear(), Linear(each=1e6), (), (), Linear(), forward,
+        forward * 2, (Work(Linear(), Linear(each=reduced), 4),) if reduced else (), forward,
+    )  # fmt: skip
+
+
+def network(flops: float = 1e12, parameters: int = 10**9, blocks: int = 4, reduced: float = 0.0) -> Trace:
+    middle = [part(f"block {i}", flops, parameters, 10, reduced) for i in range(blocks)]
+    return Trace((part("before", 0, 10**6), *middle, part("after", flops / 2, 10**6), part("loss")), "tokens", 1024)
+
+
+def test_an_operation_takes_its_arithmetic_or_its_bytes_whichever_is_longer() -> None:
+    setup = Setup(1, 1, 2, precision="bf16-true")
+    heavy = Work(Linear(each=5e11), Linear(fixed=1.0, each=1.0), 3)
+    assert duration([heavy], setup, IDEAL) == pytest.approx(3 * 2 * 5e11 / (0.5 * 100e12))
+    light = Work(Linear(each=1.0), Linear(fixed=1e9, each=2e9))
+    assert duration([light], setup, IDEAL) == pytest.approx(5e9 / (0.5 * 1e12))
+
+
+def test_products_without_weights_are_attention() -> None:
+    setup = Setup(1, 1, 1, precision="bf16-true")
+    works = [Work(Linear(each=1e12), Linear(fixed, 1.0)) for fixed in (1.0, 0.0)]
+    assert duration(works[1:], setup, IDEAL) == pytest.approx(2 * duration(works[:1], setup, IDEAL))
+
+
+def test_compiling_fuses_what_has_no_flops() -> None:
+    eager, compiled = (Setup(1, 1, 1, precision="bf16-true", compile=compile) for compile in (False, True))
+    moves, counts = Work(Linear(), Linear(each=1e9)), product(1e12, 1)
+    assert duration([moves], compiled, IDEAL) == pytest.approx(0.25 * duration([moves], eager, IDEAL))
+    assert duration([counts], compiled, IDEAL) == duration([counts], eager, IDEAL)
+
+
+def test_what_a_gpu_has_no_units_for_is_computed_in_fp32() -> None:
+    old = replace(IDEAL, gpu=replace(CARD, tflops={"fp32": 10.0}))
+    seconds = [duration([product(1e12, 1)], Setup(1, 1, 1, precision="bf16-mixed"), one) for one in (IDEAL, old)]
+    assert seconds[1] == pytest.approx(10 * seconds[0])
+
+
+def test_a_ring_within_a_node() -> None:
+    """7 of 8 parts in 7 steps, over half of 100 GB/s."""
+    assert rings.gather(8e9, Group(8, 1, 8), IDEAL) == pytest.approx(7e9 / 50e9)
+    assert rings.gather(8e9, Group(8, 1, 8), SLOW) == pytest.approx(7e9 / 50e9 + 1e-6 + 7e-6)
+
+
+def test_a_ring_over_nodes_leaves_each_node_once() -> None:
+    """31 of 32 parts over half of 40 GB/s; 3 of the 31 steps go to another node."""
+    group = Group(32, 1, 8)
+    assert group.nodes == 4
+    assert rings.gather(32e9, group, IDEAL) == pytest.approx(31e9 / 20e9)
+    assert rings.gather(0.032, group, SLOW) == pytest.approx(1e-6 + 28e-6 + 3e-5)
+
+
+def test_groups_that_leave_the_same_nodes_share_the_network() -> None:
+    alone, one_of_four = Group(4, 1, 1), Group(4, 4, 4)
+    assert one_of_four.nodes == alone.nodes == 4
+    assert rings.gather(4e9, one_of_four, IDEAL) == pytest.approx(4 * rings.gather(4e9, alone, IDEAL))
+
+
+def test_an_all_reduce_is_two_gathers_and_by_tree_where_messages_are_small() -> None:
+    few, many = Group(16, 1, 8), Group(8192, 1, 8)
+    assert rings.reduce(1e9, few, IDEAL) == pytest.approx(2 * rings.gather(1e9, few, IDEAL))
+    assert rings.reduce(1.0, many, SLOW) == pytest.approx(1e-6 + 2 * (7e-6 + 10 * 1e-5), rel=1e-3)
+
+
+@pytest.mark.parametrize(("sharding", "volume"), [("none", 2), ("zero1", 2), ("zero2", 2), ("zero3", 3), ("fsdp", 3)])
+def test_full_sharding_sends_half_as_much_again_as_data_parallelism(sharding: str, volume: int) -> None:
+    """arXiv 1910.02054, section 7.2: twice the parameters, or three times. FSDP keeps the last block of four."""
+    trace, setup = network(parameters=10**9), Setup(2, 8, 1, sharding=sharding, precision="bf16-true", overlap=False)
+    sent = step(trace, setup, IDEAL).communication * rings.bandwidth(traffic.shards(setup), IDEAL) / (15 / 16)
+    kept = 2e9 if sharding == "fsdp" else 0
+    assert sent == pytest.approx(2 * trace.whole * volume - kept, rel=1e-6)
+
+
+def test_zero3_waits_for_each_tensor_and_fsdp_for_each_block() -> None:
+    """The latency alone: parameters that are a few numbers."""
+    trace = network(parameters=10)
+    setups = [Setup(128, 8, 1, sharding=kind, precision="bf16-true", overlap=False) for kind in ("zero3", "fsdp")]
+    blocks = [sum(traffic.forward(replace(trace, parts=trace.blocks), s, SLOW).total for s in [one]) for one in setups]
+    assert blocks[0] == pytest.approx(10 * blocks[1], rel=1e-3)
+
+
+def test_zero3_with_small_micro_batches_collapses_and_pipelines_do_not() -> None:
+    """The reason of table 2 of arXiv 2104.04473: a GPU's work shrinks with the batch, what it gathers does not."""
+    trace = network(flops=1e13)
+    few, many = (
+        [step(trace, Setup(nodes, 8, micro, sharding="zero3", precision="bf16-true", overlap=False), SLOW)][0]
+        for nodes, micro in ((48, 4), (192, 1))
+    )
+    assert many.compute == pytest.approx(few.compute / 4) and many.communication > few.communication
+    piped = [
+        step(trace, Setup(nodes, 8, 1, accumulate=times, pipeline=4, precision="bf16-true"), SLOW)
+        for nodes, times in ((48, 96), (192, 24))
+    ]
+    assert piped[1].seconds < 0.35 * piped[0].seconds
+
+
+def test_a_pipeline_waits_for_all_stages_but_one_and_less_if_interleaved() -> None:
+    """(p - 1) / m of the ideal time, and (p - 1) / (v m): arXiv 2104.04473, section 2.2."""
+    plain = step(network(), Setup(1, 4, 1, accumulate=8, pipeline=4, precision="bf16-true"), IDEAL)
+    assert plain.bubble == pytest.approx(3 / 8 * plain.compute)
+    interleaved = step(network(), Setup(1, 4, 1, 8, pipeline=4, interleaved=3, precision="bf16-true"), IDEAL)
+    assert interleaved.bubble == pytest.approx(plain.bubble / 3)
+    assert interleaved.communication > plain.communication
+
+
+def test_ddp_and_zero1_communicate_once_a_step_and_the_others_at_each_micro_batch() -> None:
+    for sharding in SHARDINGS:
+        once, often = (
+            step(network(), Setup(2, 8, 1, times, sharding=sharding, precision="bf16-true", overlap=False), IDEAL)
+            for times in (1, 4)
+        )
+        times = often.communication / once.communication
+        assert times == pytest.approx(1) if sharding in ("none", "zero1") else times > 2
+
+
+def test_communication_hides_behind_computation_but_for_its_end() -> None:
+    setup = Setup(2, 8, 1, sharding="fsdp", precision="bf16-true")
+    longer = step(network(flops=1e15), setup, IDEAL)
+    first, last = traffic.forward(network(), setup, IDEAL).end, traffic.backward(network(), setup, IDEAL).end
+    assert longer.communication == pytest.approx(first + last)
+    half = replace(IDEAL, network=replace(NETWORK, hidden=0.5))
+    all_of_it = step(network(flops=1e15), replace(setup, overlap=False), IDEAL).communication
+    assert step(network(flops=1e15), setup, half).communication == pytest.approx(all_of_it / 2)
+
+
+def test_tensor_parallel_ranks_wait_for_each_other_and_sum_again_what_is_computed_again() -> None:
+    trace = network(reduced=1e9, parameters=0)
+    setup = Setup(1, 8, 1, tensor_parallel=8, precision="bf16-true")
+    sums = 16 * rings.reduce(1e9, Group(8, 1, 8), IDEAL)
+    assert step(trace, setup, IDEAL).communication == pytest.approx(sums)
+    assert step(trace, replace(setup, checkpointing=True), IDEAL).communication == pytest.approx(1.5 * sums)
+
+
+def test_checkpointing_repeats_what_backward_needs() -> None:
+    trace = network()
+    parts = [replace(one, again=one.again[:0]) if one.name == "block 0" else one for one in trace.parts]
+    plain, kept, all_but_one = (
+        step(one, Setup(1, 1, 1, checkpointing=again, precision="bf16-true"), IDEAL).compute
+        for one, again in ((trace, False), (trace, True), (replace(trace, parts=tuple(parts)), True))
+    )
+    block = 1e12 / (0.5 * 100e12)
+    assert (kept - plain, all_but_one - plain) == pytest.approx((4 * block, 3 * block))
+
+
+def test_the_flops_are_three_times_those_of_forward() -> None:
+    assert step(network(), Setup(1, 1, 2, 3, precision="bf16-true"), IDEAL).flops == 3 * 2 * 3 * 4.5e12
+
+
+MACHINES = st.builds(
+    lambda peak, memory, link, node, hidden, hop: Machine(
+        replace(CARD, tflops={"bf16": peak, "fp32": peak / 8}, bandwidth_gbs=memory, link_gbs=link),
+        node,
+        replace(NETWORK, hidden=hidden, start=hop, link_hop=hop, hop=3 * hop),
+        IDEAL.eager,
+    ),
+    st.floats(1, 1e4), st.floats(10, 1e4), st.floats(1, 1e3), st.floats(1, 1e3), st.floats(0, 1), st.floats(0, 1e-4),
+)  # fmt: skip
+SETUPS = st.builds(
+    Setup,
+    nodes=st.sampled_from([1, 2, 64]),
+    devices=st.sampled_from([1, 4, 8]),
+    micro_batch=st.integers(1, 8),
+    accumulate=st.integers(1, 4),
+    sharding=st.sampled_from(SHARDINGS),
+    precision=st.sampled_from(["bf16-mixed", "bf16-true", "32-true"]),
+    checkpointing=st.booleans(),
+    compile=st.booleans(),
+    overlap=st.booleans(),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(MACHINES, SETUPS, st.sampled_from(["gpu.bandwidth_gbs", "gpu.link_gbs", "node_gbs", "gpu.tflops", "hop"]))
+def test_better_hardware_is_never_slower(one: Machine, setup: Setup, what: str) -> None:
+    trace = network(flops=1e11, parameters=10**7)
+    better = {
+        "gpu.bandwidth_gbs": lambda: replace(one, gpu=replace(one.gpu, bandwidth_gbs=2 * one.gpu.bandwidth_gbs)),
+        "gpu.link_gbs": lambda: replace(one, gpu=replace(one.gpu, link_gbs=2 * one.gpu.link_gbs)),
+        "gpu.tflops": lambda: replace(
+            one, gpu=replace(one.gpu, tflops={key: 2 * value for key, value in one.gpu.tflops.items()})
+        ),
+        "node_gbs": lambda: replace(one, node_gbs=2 * (one.node_gbs or 1)),
+        "hop": lambda: replace(one, network=replace(one.network, hop=0.0, link_hop=0.0, start=0.0)),
+    }[what]()
+    before, after = step(trace, setup, one), step(trace, setup, better)
+    assert after.seconds <= before.seconds * (1 + 1e-9)
+    assert min(before.compute, before.communication, before.optimizer, before.bubble) >= 0

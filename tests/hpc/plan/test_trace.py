@@ -1,0 +1,239 @@
+"""The trace of a network: sizes, work and memory, from tensors without content."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fork import PACKAGE
+from torch import Tensor, nn
+
+from hpc.config import compose, preflight
+from hpc.plan import fake_step, setup, trace_cache, tracer
+from hpc.plan.trace_types import Trace, highest
+from my_research.models.gpt import GPT
+
+GPT_SIZES = {"num_layers": 2, "num_heads": 4, "width": 64, "vocab_size": 96, "block_size": 32}
+SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+def small_gpt() -> GPT:
+    return GPT(**GPT_SIZES)
+
+
+def traced(make: Any = small_gpt, optimize: Any = SGD, parameters: str = "32", **how: Any) -> Trace:
+    return tracer.trace(make, optimize, parameters, **how)
+
+
+def flops(found: Trace, direction: str) -> float:
+    return sum(work.count * work.flops.each for part in found.parts for work in getattr(part, direction))
+
+
+def test_parts_parameters_and_operations_are_those_of_the_network():
+    network, found = GPT(**GPT_SIZES), traced()
+    assert [part.name for part in found.parts] == ["before", "block 0", "block 1", "after", "loss"]
+    assert found.whole == found.trained == sum(p.numel() for p in network.parameters())  # tied weights once
+    assert found.blocks[0].parameters == sum(p.numel() for p in network.blocks[0].parameters())
+    assert found.blocks[0].tensors == len(list(network.blocks[0].parameters()))
+    layers, width, time = 2, 64, 32
+    weights = found.whole - sum(p.numel() for p in network.parameters() if p.ndim < 2)
+    assert flops(found, "forward") == time * (2 * weights + 4 * layers * width * time)
+    assert (found.examples_are, found.tokens) == ("tokens", 32)
+
+
+@pytest.mark.parametrize(("optimize", "kept"), [(SGD, 0), (partial(SGD, momentum=0.9), 1), (torch.optim.AdamW, 2)])
+def test_what_an_optimizer_keeps_is_tried(optimize, kept):
+    assert traced(optimize=optimize).states == pytest.approx(kept, abs=0.01)
+
+
+def test_an_optimizer_that_cannot_be_tried_is_unknown():
+    assert traced(optimize=partial(torch.optim.LBFGS)).states is None
+
+
+def test_memory_grows_with_the_batch_as_the_lines_say(monkeypatch):
+    """Lines through two small batches hold for a large one, where another moment may be the peak."""
+    small = traced()
+    monkeypatch.setattr(tracer, "FEW", 40)
+    monkeypatch.setattr(tracer, "MORE", 41)
+    large = traced()
+    for one, other in zip(small.parts, large.parts, strict=True):
+        assert one.kept.at(40) == other.kept.at(40)
+        assert highest(one.forward_peak, 40) == highest(other.forward_peak, 40)
+        assert highest(one.backward_peak, 40) == highest(other.backward_peak, 40)
+
+
+def test_autocast_keeps_half_and_copies_of_weights():
+    """As CUDA's does: what is normalised stays in fp32."""
+    plain, mixed = traced(), traced(autocast="bf16")
+    weights = sum(p.numel() for p in GPT(**GPT_SIZES).blocks[0].parameters() if p.ndim == 2)
+    assert mixed.blocks[0].kept.fixed - plain.blocks[0].kept.fixed == pytest.approx(2 * weights, rel=0.05)
+    assert 0.5 < mixed.blocks[0].kept.each / plain.blocks[0].kept.each < 0.8
+
+
+def test_ranks_that_share_layers_hold_and_do_their_share():
+    """Megatron's split: two sums forward and two backward of each block's output."""
+    whole, half = traced(), traced(tensor_parallel=2)
+    block, shared = whole.blocks[0], half.blocks[0]
+    norms = 2 * 64
+    assert shared.parameters == (block.parameters - norms) / 2 + norms
+    assert flops(half, "forward") < 0.6 * flops(whole, "forward")
+    assert sum(work.count for work in shared.reduced) == 4
+    assert sum(work.count * work.bytes.each for work in shared.reduced) == 4 * 32 * 64 * 4
+    assert not block.reduced
+
+
+class Looks(nn.Module):
+    """Decides by what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if x.sum() > 0 else x
+
+    def example_input(self, batch_size: int) -> Tensor:
+        return torch.zeros(batch_size, 4)
+
+
+def test_says_at_which_operation_a_network_cannot_be_traced():
+    with pytest.raises(fake_step.NotTraceable, match=r"_local_scalar_dense.default in before"):
+        traced(Looks)
+
+
+def test_a_network_without_blocks_is_one_part():
+    found = traced(lambda: GPTLess())
+    assert [part.name for part in found.parts] == ["before", "loss"]
+    assert found.whole == 20
+    assert found.examples_are == "samples"
+
+
+class GPTLess(Looks):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def test_comes_back_from_json_as_it_was():
+    found = traced()
+    assert Trace.load(found.dump()) == found
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """A config and its setup, and a cache of its own."""
+    monkeypatch.setattr(trace_cache, "CACHE", tmp_path / "traces")
+    cfg = compose.compose_overrides(["model=gpt_tiny", "data=stdlib"])
+    preflight.check(cfg)
+    return cfg, [setup.of(cfg)]
+
+
+@pytest.mark.slow
+def test_is_made_once_and_then_read(asked, monkeypatch, capsys):
+    (made,) = trace_cache.of(*asked)
+    assert made.whole == 820_352 and "tracing" in capsys.readouterr().err
+    monkeypatch.setattr(trace_cache.subprocess, "run", None)  # no process from here on
+    assert trace_cache.of(*asked) == [made]
+    (file,) = trace_cache.CACHE.iterdir()
+    file.write_text(file.read_text()[:-50])  # a crash cut it short
+    with pytest.raises(TypeError):
+        trace_cache.of(*asked)
+
+
+@pytest.mark.slow
+def test_another_network_is_another_trace(asked, monkeypatch):
+    cfg, setups = asked
+    trace_cache.of(cfg, setups)
+    monkeypatch.setattr(trace_cache.subprocess, "run", None)
+    cfg.model.network.width = 64
+    with pytest.raises(TypeError):
+        trace_cache.of(cfg, setups)
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(asked, monkeypatch):
+    monkeypatch.setattr(trace_cache, "CACHE", trace_cache.PROJECT / "train.py" / "no folder")
+    monkeypatch.setattr(trace_cache, "_make", lambda questions: [traced() for _ in questions])
+    assert trace_cache.of(*asked)[0].whole
+
+
+@pytest.mark.slow
+def test_what_fails_in_the_other_process_is_told(asked):
+    cfg, setups = asked
+    cfg.model.network.num_heads = 3
+    with pytest.raises(trace_cache.NotTraced, match=r"aten.view.default in block 0: shape"):
+        trace_cache.of(cfg, setups)
+    cfg.model.network["_target_"] = "no.such.thing"
+    with pytest.raises(trace_cache.NotTraced):
+        trace_cache.of(cfg, setups)
+
+
+def test_the_question_is_plain_data(asked):
+    assert json.dumps(trace_cache._question(asked[0], asked[1][0]))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(16, 32, batch_first=True), nn.Linear(32, 8)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.lstm(nn.functional.one_hot(tokens % 16, 16).float())[0])
+
+    def example_input(self, batch_size: int) -> Tensor:
+        return torch.zeros(batch_size, 10, dtype=torch.int64)
+
+
+def test_the_products_of_a_recurrent_network_are_counted():
+    steps, gates = 10, 4 * 32
+    counted = flops(tracer.trace(Recurrent, SGD, "32"), "forward")
+    assert counted == pytest.approx(2 * steps * (gates * (16 + 32) + 32 * 8))
+
+
+def test_frozen_parameters_are_told_apart():
+    def frozen() -> GPT:
+        network = GPT(**GPT_SIZES)
+        network.blocks.requires_grad_(False)
+        return network
+
+    found = tracer.trace(frozen, SGD, "32")
+    assert found.whole - found.trained == sum(p.numel() for p in GPT(**GPT_SIZES).blocks.parameters())
+
+
+def test_a_network_that_gives_no_logits_is_named():
+    class Pair(Recurrent):
+        def forward(self, tokens: Tensor) -> Any:
+            return super().forward(tokens), None
+
+    with pytest.raises(fake_step.NotTraceable, match="what it returns is no tensor of logits: tuple"):
+        tracer.trace(Pair, SGD, "32")
+
+
+def test_a_trace_is_of_all_sources_that_a_network_may_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trace_cache, "PROJECT", tmp_path)
+    monkeypatch.setattr(trace_cache, "SOURCES", tmp_path / "src")
+    package = f"src/{PACKAGE}"
+    sources = [f"{package}/models/data/net.py", f"{package}/blocks.py", "src/another/net.py", "constraints.txt"]
+    beside = [f"{package}/data/text.py", "src/hpc/jobs/job.py"]
+    for name in [*sources, *beside]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("width = 1\n")
+    seen = {trace_cache._digest({})}
+    for name in sources:
+        (tmp_path / name).write_text("width = 2\n")
+        seen.add(trace_cache._digest({}))
+    assert len(seen) == 1 + len(sources)
+    for name in beside:
+        (tmp_path / name).write_text("width = 2\n")
+        assert trace_cache._digest({}) in seen
+
+
+def test_what_was_wrong_first_is_told():
+    def broken() -> Any:
+        try:
+            raise ModuleNotFoundError("No module named 'nowhere'")
+        except ModuleNotFoundError as error:
+            raise RuntimeError("Error loading 'net':\n") from error
+
+    with pytest.raises(fake_step.NotTraceable, match="its making: No module named 'nowhere'"):
+        tracer.trace(broken, SGD, "32")

@@ -1,0 +1,271 @@
+"""tools/board.py: the line to type, a TensorBoard that is never left behind, and what it shows of real runs."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from fork import ENVIRON
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from hpc.config.errors import Refused
+from hpc.config.project import PROJECT
+from hpc.report import ssh_tunnel, tensorboard
+
+TOOL = str(PROJECT / "tools" / "board.py")
+JUMP = "ssh -J ana@login.site -L 4321:localhost:4321 ana@"
+
+
+def logged(run_dir: Path, values: list[float]) -> Path:
+    """A run directory with a curve."""
+    writer = EventFileWriter(str(run_dir / "tensorboard"))
+    for step, value in enumerate(values):
+        writer.add_event(Event(step=step, summary=Summary(value=[Summary.Value(tag="loss", simple_value=value)])))
+    writer.close()
+    return run_dir
+
+
+def test_on_a_login_node_the_line_leads_to_it() -> None:
+    line = ssh_tunnel.lines(4321, "ana", "login.site", "login.site", {})
+    assert line == ["ssh -L 4321:localhost:4321 ana@login.site"]
+    several = ssh_tunnel.lines(4321, "ana", "login3.internal", "login.site", {})  # an address that several nodes share
+    assert several[0] == "ssh -L 4321:localhost:4321 ana@login.site" and several[2] == f"{JUMP}login3.internal"
+    unknown = ssh_tunnel.lines(4321, "ana", "login3.internal", None, {})
+    assert unknown == ["ssh -L 4321:localhost:4321 ana@login3.internal"]
+
+
+def test_on_a_compute_node_the_line_jumps() -> None:
+    job = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n7", "SLURM_SUBMIT_HOST": "login3"}
+    lines = ssh_tunnel.lines(4321, "ana", ssh_tunnel.here(job), "login.site", job)
+    assert lines[0] == f"{JUMP}n7" and "run this on a login node instead" in " ".join(lines)
+    assert ssh_tunnel.lines(1, "ana", "n7", None, job)[0] == "ssh -J ana@login3 -L 1:localhost:1 ana@n7"
+    assert ssh_tunnel.lines(4321, "ana", "n7", "login.site", {"PBS_JOBID": "7.server"})[0] == f"{JUMP}n7"
+    salloc = {"SLURM_JOB_ID": "7"}  # its shell is on the login node
+    assert ssh_tunnel.lines(1, "ana", "login", "login.site", salloc) == ["ssh -L 1:localhost:1 ana@login.site"]
+
+
+def test_places_without_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "loop").symlink_to(tmp_path / "empty")
+    for place, said in {"empty": "holds no TensorBoard events", "nowhere": "there is no such directory"}.items():
+        with pytest.raises(Refused, match=said):
+            tensorboard.shown([tmp_path / place])
+    run = logged(tmp_path / "run", [1.0])
+    assert tensorboard.shown([run, tmp_path / "empty"]) == [run]
+    assert capsys.readouterr().err == f"{tmp_path}/empty: no TensorBoard events\n"
+
+
+def test_several_places_have_names_of_their_own(tmp_path: Path) -> None:
+    assert tensorboard.logdir([tmp_path, tmp_path]) == ["--logdir", str(tmp_path)]
+    option, spec = tensorboard.logdir([tmp_path / "a" / "run", tmp_path / "b:c" / "run"])
+    assert option == "--logdir_spec"
+    assert spec == f"a/run:{tmp_path}/a/run,b_c/run:{tmp_path}/b:c/run"
+    with pytest.raises(Refused, match="commas"):
+        tensorboard.logdir([tmp_path / "a,b", tmp_path / "c"])
+
+
+def test_no_torch() -> None:
+    code = f"import runpy, sys; runpy.run_path({TOOL!r}); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT).returncode == 0
+
+
+def refused(*words: Path | str, **environ: str) -> str:
+    command = [sys.executable, TOOL, *map(str, words)]
+    done = subprocess.run(command, env=ENVIRON | environ, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("refused: "), done.stdout + done.stderr
+    return done.stderr
+
+
+def test_a_login_host_that_is_no_name_is_refused(tmp_path: Path) -> None:
+    said = refused(logged(tmp_path / "run", [1.0]), "cluster.login_host='a; reboot'")
+    assert "cluster.login_host='a; reboot'\n" in said
+
+
+def test_of_a_tensorboard_that_does_not_start_the_error_is_told(tmp_path: Path) -> None:
+    run = logged(tmp_path / "run", [1.0])
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "tensorboard" / "__init__.py").write_text("raise ImportError('No module named tensorboard')")
+    said = refused(run, PYTHONPATH=str(tmp_path))
+    assert said.splitlines()[1:] == [
+        "  rule: ended with exit code 1: ImportError: No module named tensorboard",
+        "  fix:  pip install tensorboard -c constraints.txt",
+    ]
+
+
+class Shown:
+    """tools/board.py at work, asked as a browser asks it."""
+
+    def __init__(self, *words: Path | str) -> None:
+        command = [sys.executable, TOOL, *map(str, words)]
+        environ = ENVIRON | {"http_proxy": "http://127.0.0.1:9"}  # clusters set one, and it does not know localhost
+        self.process = subprocess.Popen(
+            command,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's shell ignores it
+        )
+        self.said = ""
+        while "Ctrl-C ends it here" not in self.said:
+            line = self.process.stdout.readline()
+            assert line, self.process.stderr.read()
+            self.said += line
+        self.port = int(re.search(r"http://localhost:(\d+)/", self.said)[1])  # type: ignore[index]
+
+    def get(self, path: str, ask: dict[str, Any] | None = None, **query: str) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        if ask is None:
+            connection.request("GET", f"/data/{path}?{urlencode(query)}")
+        else:
+            connection.request("POST", f"/data/{path}", json.dumps(ask), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.status == 200, (path, answer.status, answer.read())
+        return json.loads(answer.read())
+
+    def curve(self, run: str, tag: str, until: int | None = None) -> list[tuple[int, float]]:
+        """Steps and values, when the last step is there: TensorBoard looks at its files every 5 seconds."""
+        limit = time.monotonic() + 60
+        while True:
+            known = self.get("plugin/scalars/tags")
+            points = self.get("plugin/scalars/scalars", run=run, tag=tag) if tag in known.get(run, {}) else []
+            if points and (until is None or points[-1][1] == until):
+                return [(step, value) for _, step, value in points]
+            assert time.monotonic() < limit, (known, points)
+            time.sleep(0.2)
+
+    def processes(self) -> list[int]:
+        """It, TensorBoard, and what TensorBoard has started."""
+        found, new = [], [self.process.pid]
+        while new:
+            found += new
+            files = [Path(f"/proc/{pid}/task/{pid}/children") for pid in new]
+            new = [int(child) for file in files if file.exists() for child in file.read_text().split()]
+        return found
+
+
+@pytest.fixture
+def show() -> Iterator[Callable[..., Shown]]:
+    started: list[Shown] = []
+
+    def start(*words: Path | str) -> Shown:
+        started.append(Shown(*words))
+        return started[-1]
+
+    yield start
+    for shown in started:
+        shown.process.kill()
+        shown.process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_nothing_is_left_behind(number: int, code: int, show: Callable[..., Shown], tmp_path: Path) -> None:
+    shown = show(logged(tmp_path / "run", [3.0, 2.0]), "cluster=slurm", "cluster.login_host=login.site")
+    assert re.search(rf"\n +ssh -L {shown.port}:localhost:{shown.port} \S+@login\.site\n", shown.said)
+    assert "login_host is not known" not in shown.said
+    assert shown.curve("tensorboard", "loss", until=1) == [(0, 3.0), (1, 2.0)]
+    processes = shown.processes()
+    assert len(processes) >= 2
+    listens = Path("/proc/net/tcp").read_text()
+    assert f"0100007F:{shown.port:04X} 00000000:0000 0A" in listens, "on localhost"
+    assert f"00000000:{shown.port:04X}" not in listens, "and nowhere else"
+    shown.process.send_signal(number)
+    assert shown.process.wait(20) == code
+    limit = time.monotonic() + 10
+    while alive := [pid for pid in processes if os.path.exists(f"/proc/{pid}")]:
+        assert time.monotonic() < limit, alive
+        time.sleep(0.05)
+
+
+def test_several_places_and_an_unknown_login_host(show: Callable[..., Shown], tmp_path: Path) -> None:
+    runs = [logged(tmp_path / name / "seed=1", [value]) for name, value in {"a": 1.0, "b": 2.0}.items()]
+    shown = show(*runs, "cluster=local")
+    assert shown.curve("a/seed=1/tensorboard", "loss") == [(0, 1.0)]
+    assert shown.curve("b/seed=1/tensorboard", "loss") == [(0, 2.0)]
+    assert "cluster.login_host is not known" in shown.said + shown.process.stdout.readline()  # type: ignore[union-attr]
+
+
+SMALL = [
+    "trainer=cpu",
+    "trainer.log_every_n_steps=1",
+    "+trainer.enable_progress_bar=false",
+    "callbacks.progress=null",
+    "+trainer.limit_val_batches=1",
+    "+trainer.limit_test_batches=1",
+]
+# Struck without a warning, three steps after its last checkpoint
+KILLED = """
+import os
+import time
+from hpc.resume.resume import Resume
+
+before = Resume.on_train_batch_end
+
+def on_train_batch_end(self, trainer, module, outputs, *batch):
+    before(self, trainer, module, outputs, *batch)
+    if trainer.global_step == 7:
+        limit = time.monotonic() + 60
+        while not os.path.exists(f"{self.run_dir}/checkpoints/step-000000004") and time.monotonic() < limit:
+            time.sleep(0.01)
+        for logger in trainer.loggers:
+            logger.experiment.flush()
+        os._exit(9)
+
+Resume.on_train_batch_end = on_train_batch_end
+"""
+
+
+@pytest.mark.slow
+def test_the_curve_of_a_run_that_was_killed_is_one_curve(
+    start: Callable, show: Callable[..., Shown], tmp_path: Path
+) -> None:
+    words = [*SMALL, "trainer.max_steps=12", "checkpoint.every_n_steps=4"]
+    start(tmp_path / "whole", 1, words)
+    start(tmp_path / "cut", 1, words, patch=KILLED, code=9)
+    # Open all the time; of several places TensorBoard reads the files in another way.
+    boards = [show(tmp_path), show(tmp_path / "cut", tmp_path / "whole")]
+    for shown in boards:
+        before = shown.curve("cut/tensorboard", "train/loss", until=5)
+        assert before[-1][0] > 4, "logged beyond the checkpoint, and seen"
+    start(tmp_path / "cut", 1, [])
+    boards.append(show(tmp_path))  # and opened anew
+    for shown in boards:
+        curve = shown.curve("cut/tensorboard", "train/loss", until=11)
+        whole = shown.curve("whole/tensorboard", "train/loss", until=11)
+        assert [step for step, _ in whole] == list(range(12))
+        assert sorted(set(curve)) == whole and len(curve) <= 13, curve  # the point at the checkpoint may be there twice
+    runs = boards[-1].get("plugin/scalars/tags")
+    assert [run for run in runs if run.startswith("cut") and "node-" not in run] == ["cut/tensorboard"]
+
+
+@pytest.mark.slow
+def test_hyperparameters_and_results_of_a_sweep(start: Callable, show: Callable[..., Shown], tmp_path: Path) -> None:
+    rates = {"0_model.optimizer.lr=0.001": 0.001, "1_model.optimizer.lr=0.01": 0.01}
+    for name, rate in rates.items():
+        start(tmp_path / name, 1, [*SMALL, "trainer.max_steps=2", f"model.optimizer.lr={rate}"])
+    shown = show(tmp_path)
+    curves = {name: shown.curve(f"{name}/tensorboard", "test/accuracy")[-1][1] for name in rates}
+    ask = {"experimentName": "", "allowedStatuses": ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_RUNNING"]}
+    columns = {"colParams": [], "startIndex": 0, "sliceSize": 10, "includeMetrics": True}
+    known = shown.get("plugin/hparams/experiment", ask={"experimentName": ""})
+    assert "model.optimizer.lr" in {hparam["name"] for hparam in known["hparamInfos"]}
+    wanted = [{"hparam": "model.optimizer.lr"}] + [{"metric": info["name"]} for info in known["metricInfos"]]
+    groups = shown.get("plugin/hparams/session_groups", ask=ask | columns | {"colParams": wanted})["sessionGroups"]
+    listed = {group["sessions"][0]["name"].split("/")[0]: group for group in groups}
+    assert set(listed) == set(rates)
+    for name, group in listed.items():
+        assert group["hparams"]["model.optimizer.lr"] == rates[name]
+        values = {value["name"]["tag"]: value["value"] for value in group["metricValues"]}
+        assert values["test/accuracy"] == pytest.approx(curves[name])

@@ -1,0 +1,793 @@
+"""python report.py RUN_DIR: page and terminal, from run directories as runs leave them and from damaged ones."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from functools import cache
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from desk import qstat
+from fork import ENVIRON, PROJECT
+from torch.utils.tensorboard.writer import SummaryWriter
+
+from hpc.charts import chart
+from hpc.config import compose, freezing
+from hpc.monitor import event_files, node_usage
+from hpc.report import accounts, blocks, files, page, run_charts, run_data, run_table, terminal
+from hpc.run import causes, directory, history
+from hpc.studies import run_rates
+
+BEGAN = 1_790_000_000.0
+WORDS = ["trainer=ddp", "cluster=juwels_booster", "cluster.gpu=A100", "trainer.devices=2", "trainer.num_nodes=2"]
+SECTIONS = [
+    "What limits it", "Curves", "Throughput", "Where the time goes", "What the nodes did", "Energy",
+    "The scheduler's view", "Attempts", "Environment", "Config",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """All the commands there are: at first none."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return tmp_path / "bin"
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two nodes of two GPUs, 20 minutes, of which training waits half for data; one restart."""
+    return made(tmp_path / "digits", monkeypatch)
+
+
+@cache
+def config_text() -> str:
+    return freezing.frozen(compose.compose_overrides(WORDS, personal=False))
+
+
+def stub(commands: Path, name: str, body: str) -> None:
+    (commands / name).write_text(f"#!/bin/bash\n{body}\n")
+    (commands / name).chmod(0o755)
+
+
+def made(run_dir: Path, monkeypatch: pytest.MonkeyPatch, hosts: Sequence[str] = ("n1", "n2")) -> Path:
+    """As a run writes it."""
+    run_dir.mkdir(parents=True)
+    (run_dir / "config.yaml").write_text(config_text())
+    (run_dir / "made_by.json").write_text(json.dumps({"commit": "c0ffee", "packages": ["torch==2.13.0", "yaml==6"]}))
+    for number, (begin, end, outcome) in enumerate([(0, 600, "continue"), (700, 1300, "finished")], 1):
+        monkeypatch.setattr(time, "time", lambda begin=begin: BEGAN + begin + 30)
+        directory.start(run_dir, number, {"SLURM_JOB_ID": "17"}, hosts=list(hosts), world_size=4, gpus_per_node=2)
+        monkeypatch.setattr(time, "time", lambda end=end: BEGAN + end)
+        directory.end(run_dir, None, number, end, outcome, "time limit" if number == 1 else "", {"test/accuracy": 0.91})
+        for what, since, until in [
+            ("start", 0, 60),
+            ("validation", 300, 330),
+            ("checkpoint", 330, 333),
+            ("epoch", 60, 333),
+        ]:
+            phase(run_dir, what, begin + since, begin + until, number)
+    for host in hosts:
+        sampled(run_dir, host)
+    curves(run_dir)
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", str(run_dir.parent / "bin"))
+    return run_dir
+
+
+def phase(run_dir: Path, what: str, begin: float, end: float, attempt: int = 1) -> None:
+    (run_dir / "monitor").mkdir(exist_ok=True)
+    with (run_dir / "monitor" / "phases.jsonl").open("a") as stream:
+        note = {"what": what, "begin": BEGAN + begin, "end": BEGAN + end, "attempt": attempt, "step": 1}
+        stream.write(json.dumps(note) + "\n")
+
+
+def sampled(run_dir: Path, host: str, skew: float = 0.0) -> Path:
+    """A sample each 10 seconds: the GPUs do nothing in a start, and half of what they could in training."""
+    names = [f"gpu{gpu}_{metric}" for gpu in (0, 1) for metric in ("percent", "memory_gb", "watts", "celsius")]
+    lines = [",".join(["time", "attempt", "cpu_percent", "memory_gb", "net_in_mbs", *names])]
+    for attempt, begin in ((1, 0), (2, 700)):
+        for when in range(10, 601, 10):
+            gpu = "0,1.5,100,30" if when <= 60 else "52,12.25,300,61"
+            lines.append(f"{BEGAN + skew + begin + when},{attempt},35.5,80.1,,{gpu},{gpu}")
+    file = run_dir / "monitor" / f"{host}.csv"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def curves(run_dir: Path, steps: int = 100) -> Path:
+    """By the writer that runs have."""
+    writer = SummaryWriter(str(run_dir / "tensorboard"))
+    for step in range(9, steps, 10):
+        split = {"step": 0.2, "compute": 0.09, "data": 0.1, "other": 0.01}
+        numbers = {
+            "train/loss": 3 - step / 50,
+            "lr": 1e-3,
+            "grad_norm": 1.0,
+            "perf/samples_per_second": 320.0,
+            "perf/mfu": 0.2,
+        }
+        for tag, value in (numbers | {f"perf/{part}_seconds": spent for part, spent in split.items()}).items():
+            writer.add_scalar(tag, value, step)
+    writer.add_scalar("val/loss", 1.5, steps)
+    writer.add_text("config", "```yaml\n" + "x" * 100_000)
+    writer.close()
+    (file,) = (run_dir / "tensorboard").iterdir()
+    return file
+
+
+class Reader(HTMLParser):
+    """What a page says and asks for; it is well-formed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.wants: list[str] = []
+        self.said: list[tuple[str, str]] = []  # the heading above, text
+        self.heading = ""
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        assert not [name for name, _ in attrs if name.startswith("on")]
+        self.wants += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action", "data")]
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("h1", "h2"):
+            self.heading = data
+        elif self.open and self.open[-1] != "style" and data.strip():
+            self.said.append((self.heading, data.strip()))
+
+    def under(self, heading: str) -> str:
+        return " | ".join(text for above, text in self.said if above == heading)
+
+
+def reported(run_dir: Path) -> tuple[Reader, list[str]]:
+    """The page and the lines of the terminal."""
+    (run,) = history.find(run_dir)
+    lines = files.made(run)
+    assert all(len(line) <= 120 for line in lines if "directory" not in line and "page" not in line)
+    return Reader((run_dir / "report.html").read_text()), lines
+
+
+def missing(run_dir: Path) -> list[str]:
+    (run,) = history.find(run_dir)
+    return run_data.measure(run).notes
+
+
+def used(found: run_data.Measured) -> chart.Chart:
+    """The picture of what the GPUs did."""
+    return run_charts.use(found.nodes, found.phases, found.spans)[0]
+
+
+# -- A whole run --
+
+
+def test_the_page_tells_all_in_order(run_dir: Path) -> None:
+    read, lines = reported(run_dir)
+    assert list(dict.fromkeys(heading for heading, _ in read.said if heading in SECTIONS)) == SECTIONS
+    assert [line for line in lines if line in SECTIONS] == SECTIONS[:-1]  # nobody reads a config here
+    assert lines[0] == "digits: finished"
+    assert lines[-1] == f"page: {run_dir}/report.html"
+    assert read.tags.count("h1") == 1
+    assert "Missing" not in "".join(text for _, text in read.said)
+
+
+def test_its_numbers_are_those_of_the_files(run_dir: Path) -> None:
+    numbers = run_data.measure(history.find(run_dir)[0]).numbers
+    assert numbers.wall == {
+        "start-up": 120, "training": 1200 - 120 - 60 - 6, "validation": 60, "checkpoints": 6
+    }  # fmt: skip
+    assert numbers.step == pytest.approx({"step": 0.2, "compute": 0.09, "data": 0.1, "other": 0.01})
+    assert numbers.gpu_percent == 52  # not what they did in a start
+    assert numbers.gpu_memory_gb == 12.25
+    assert numbers.gpu_room_gb == 42.3
+    assert numbers.cpu_percent == 35.5
+    assert numbers.mfu == pytest.approx(0.2)
+    assert missing(run_dir) == []
+
+
+def test_it_is_known_how_many_steps_an_epoch_has(run_dir: Path) -> None:
+    lines = (run_dir / "monitor" / "phases.jsonl").read_text().splitlines()
+    known = [json.loads(line) for line in lines]
+    steps = {"epoch": iter((40, 80))}
+    told = [one | {"step": next(steps[one["what"]])} if one["what"] in steps else one for one in known]
+    (run_dir / "monitor" / "phases.jsonl").write_text("".join(json.dumps(one) + "\n" for one in told))
+    assert run_data.measure(history.find(run_dir)[0]).numbers.steps == 40
+    (run_dir / "monitor" / "phases.jsonl").unlink()
+    assert run_data.measure(history.find(run_dir)[0]).numbers.steps == 1300, "that were made"
+
+
+def test_each_number_of_a_finding_stands_elsewhere_on_the_page(run_dir: Path) -> None:
+    read, _ = reported(run_dir)
+    elsewhere = " ".join(text for heading, text in read.said if heading != "What limits it")
+    sentences = read.under("What limits it")
+    numbers = re.findall(r"\d[\d.]* (?:%|ms|s|min|h|GB)(?!\w)", re.sub(r"Try \| [^|]+ \|", "", sentences))
+    assert len(numbers) >= 4
+    assert [number for number in numbers if number not in elsewhere] == []
+    assert "waits for data during 50 %" in sentences
+
+
+def test_the_energy_is_the_integral_of_the_power(run_dir: Path) -> None:
+    # Two nodes of two GPUs, two attempts: 50 s at 100 W, 10 s between, 530 s at 300 W; nothing while nobody looked.
+    joules = 8 * (50 * 100 + 10 * 200 + 530 * 300)
+    assert run_data.measure(history.find(run_dir)[0]).joules == pytest.approx(joules)
+    assert f"{joules / 3600:.3g} Wh: 4 GPUs of 2 nodes" in reported(run_dir)[0].under("Energy")
+
+
+def test_phases_are_marked_in_the_picture_of_the_nodes(run_dir: Path) -> None:
+    gpus = used(run_data.measure(history.find(run_dir)[0]))
+    assert {series.name for series in gpus.series} == {"n1", "n2"}
+    assert [band.name for band in gpus.bands] == [
+        name for name in ("start", "validation", "checkpoint", "end of an epoch") for _ in range(2)
+    ]
+    assert (gpus.bands[1].begin, gpus.bands[1].end) == pytest.approx((700 / 60, 760 / 60))
+    # No line leads over the time between two attempts.
+    assert any(y != y for _, y in gpus.series[0].points)
+
+
+def test_no_line_leads_from_one_attempt_to_the_next(run_dir: Path) -> None:
+    for file in run_dir.glob("monitor/*.csv"):  # requeued at once
+        head, *lines = (line.split(",", 1) for line in file.read_text().splitlines())
+        times = [float(when) - (98 if rest[0] == "2" else 0) for when, rest in lines]
+        table = [head, *([f"{when}", rest] for when, (_, rest) in zip(times, lines, strict=True))]
+        file.write_text("".join(",".join(line) + "\n" for line in table))
+    points = used(run_data.measure(history.find(run_dir)[0])).series[0].points
+    assert [x for x, y in points if y != y] == pytest.approx([612 / 60])
+
+
+def test_bars_have_the_scale_of_their_chart() -> None:
+    series = [chart.Series("n1", [(0, 99.9), (1, 100.0), (2, 99.95)])]
+    (line,) = terminal._curves(chart.Chart("CPU use", "minutes", "%", series, from_zero=True))
+    assert "███" in line
+    (line,) = terminal._curves(chart.Chart("loss", "step", "", series))
+    assert "▁█▄" in line
+
+
+def test_a_table_that_is_too_wide_is_told_whole() -> None:
+    hosts, why = "2: " + ", ".join("a-very-long-host-name-of-the-cluster-0001.example.org" for _ in "ab"), "x" * 130
+    lines = terminal._block(blocks.Table(["", "nodes", "why"], [["1", hosts, why], ["2", "1: n1", ""]]))
+    assert max(map(len, lines)) <= run_table.WIDTH - 2
+    assert all(word in "".join("".join(lines).split()) for word in (hosts.replace(" ", ""), why))
+    assert lines[-1] == "2; nodes: 1: n1"
+
+
+def test_nothing_is_asked_of_anybody(run_dir: Path) -> None:
+    read, _ = reported(run_dir)
+    assert set(read.wants) == {"data:,"}
+    assert not {"script", "iframe", "img", "object", "embed", "form"} & set(read.tags)
+    text = (run_dir / "report.html").read_text()
+    assert set(re.findall(r"\w+://[^\"' ]+", text)) <= {"http://www.w3.org/2000/svg"}
+    assert "url(" not in text and "@import" not in text
+
+
+def test_each_attempt_tells_its_cause_after_a_resume_too(run_dir: Path) -> None:
+    lines = (run_dir / "attempts.jsonl").read_text().splitlines()
+    (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
+    cells = reported(run_dir)[0].under("Attempts")
+    assert "10 min | 1 | killed | it left no word" in cells, "to the step of its last phase"
+    causes.note(run_dir, 1, 1, "n1", "ValueError: no such label", "Traceback")
+    read, text = reported(run_dir)
+    assert "failed | rank 1 on n1: ValueError: no such label" in read.under("Attempts")
+    assert "no such label" in "".join(text)
+    assert "no such label" not in read.under("What limits it"), "the run went on, and finished"
+
+
+def test_of_a_run_that_failed_the_first_sentence_says_so(run_dir: Path) -> None:
+    lines = (run_dir / "attempts.jsonl").read_text().splitlines()
+    (run_dir / "attempts.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    directory.end(run_dir, None, 2, 1300, "failed", "loss or gradient was not finite, seen at step 1300")
+    said = reported(run_dir)[0].under("What limits it")
+    assert said.startswith("Attempt 2 ended at step 1300 (failed): loss or gradient was not finite, seen at step 1300.")
+    assert "model.optimizer.lr=" in said
+    assert "waits for data" in said
+
+
+# -- What comes from a run directory is text --
+
+EVIL = "<script>alert(1)</script>\x1b[2J\x07\u202e\"'&`"
+
+
+def test_hostile_text_stays_text(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evil = run_dir.rename(run_dir.with_name("<b>\x1b[2J&amp;"))
+    (evil / "config.yaml").write_text(
+        (evil / "config.yaml").read_text().replace("name: ddp", f"name: {json.dumps(EVIL)}")
+    )
+    (evil / "made_by.json").write_text(
+        json.dumps({"commit": EVIL, "packages": [EVIL, 3], "modules": [EVIL], "host": [EVIL]})
+    )
+    directory.start(evil, 3, {}, hosts=[EVIL], world_size=4)
+    directory.end(evil, None, 3, 1, EVIL, EVIL, {EVIL: 1.0})
+    (evil / "monitor" / "n1.csv").rename(evil / "monitor" / f"{EVIL.replace('/', '')}.csv")
+    writer = SummaryWriter(str(evil / "tensorboard"))
+    writer.add_scalar(EVIL, 1.0, 1)
+    writer.close()
+    monkeypatch.setattr(accounts, "ask", lambda *_: ([accounts.Account(*[EVIL] * 7)], ""))
+    read, lines = reported(evil)
+    assert not {"script", "b"} & set(read.tags)
+    assert not [char for char in "".join(lines) + (evil / "report.html").read_text() if char in "\x1b\x07\u202e"]
+    assert "alert(1)" in read.under("Environment")
+
+
+# -- Damage --
+
+
+def cut(file: Path, to: int) -> None:
+    os.truncate(file, file.stat().st_size - to)
+
+
+def test_an_events_file_that_a_crash_cut_off(run_dir: Path) -> None:
+    (file,) = (run_dir / "tensorboard").iterdir()
+    whole = event_files.read(run_dir / "tensorboard").points
+    cut(file, 100_000 + 500)  # the text, and the end of what stands before
+    read = event_files.read(run_dir / "tensorboard")
+    assert 0 < len(read.points["train/loss"]) <= len(whole["train/loss"])
+    assert "val/loss" not in read.points
+    assert "ends in the middle of a record; what stands before that is shown" in "".join(missing(run_dir))
+    assert "train/loss" in "\n".join(reported(run_dir)[1])
+
+
+def test_a_record_that_is_damaged_is_left_out(run_dir: Path) -> None:
+    (file,) = (run_dir / "tensorboard").iterdir()
+    content = file.read_bytes()
+    at = content.index(b"train/loss") + len(b"train/loss") + 4  # within the four bytes of its value
+    file.write_bytes(content[:at] + bytes([content[at] ^ 0x40]) + content[at + 1 :])
+    points = event_files.read(run_dir / "tensorboard").points["train/loss"]
+    assert points[0] == (19, pytest.approx(3 - 19 / 50)), "a value that is wrong is not shown"
+    assert len(points) == 9
+    assert missing(run_dir) == [f"{file.name}: 1 damaged record left out"]
+
+
+def test_an_events_file_that_is_a_directory(run_dir: Path) -> None:
+    (run_dir / "tensorboard" / "events.out.tfevents.2").mkdir()
+    assert missing(run_dir) == ["events.out.tfevents.2 cannot be read: is a directory"]
+
+
+def test_a_curve_that_is_no_number_any_more_says_so(run_dir: Path) -> None:
+    writer = SummaryWriter(str(run_dir / "tensorboard"), filename_suffix=".x")
+    for step in (109, 119, 129):
+        writer.add_scalar("train/loss", float("nan"), step)
+        writer.add_scalar("perf/step_seconds", float("inf"), step)
+        writer.add_scalar("val/only_nan", float("nan"), step)
+        writer.add_scalar("large", 1e32, step)
+    writer.close()
+    read, lines = reported(run_dir)
+    (at,) = [index for index, line in enumerate(lines) if "loss: train/loss" in line]
+    assert lines[at].endswith("2.82 → 1.02")
+    assert lines[at + 1].strip() == "not finite from step 109 on"
+    assert "train/loss not finite from step 109 on" in read.under("Curves")
+    assert "val/only_nan not finite from step 109 on" in read.under("Curves")
+    assert "1e32 → 1e32" in "".join(lines)
+    assert "of a step" in read.under("Where the time goes"), "the other steps were timed"
+    (loss, *_) = run_charts.curves(event_files.read(run_dir / "tensorboard"))
+    assert "120" in re.findall(r">(\d+)</text>", chart.svg(loss)), "the axis goes on to the last step"
+
+
+@pytest.mark.parametrize("place", ["tensorboard/x", "tensorboard/version_3", "logs/mine", "."])
+def test_curves_are_found_where_the_loggers_have_written(place: str, run_dir: Path) -> None:
+    (file,) = (run_dir / "tensorboard").iterdir()
+    (run_dir / place).mkdir(parents=True, exist_ok=True)
+    file.rename(run_dir / place / file.name)
+    directory.start(run_dir, 3, {}, log_dirs=["table", place])  # not known to have ended, so that its curves are asked
+    assert "No curve" not in reported(run_dir)[0].under("Curves")
+    assert history.progress(history.read(run_dir, "x"))[0] == 100
+    measured = run_rates.read(run_dir)
+    assert measured and measured.rate == 320
+
+
+def test_a_note_of_where_curves_lie_leads_nowhere_else(run_dir: Path, tmp_path: Path) -> None:
+    (file,) = (run_dir / "tensorboard").iterdir()
+    (tmp_path / "other").mkdir()
+    (run_dir / "link").symlink_to(tmp_path / "other")
+    file.rename(tmp_path / "other" / file.name)
+    (run_dir / "loop").symlink_to("loop")
+    names = ["../other", str(tmp_path / "other"), "link", "loop", "x/../../other", "\0", "\ud800", "x" * 999, 7]
+    directory.start(run_dir, 3, {}, log_dirs=names)
+    directory.start(run_dir, 4, {}, log_dirs="link")
+    assert reported(run_dir)[0].under("Curves") == "No curve is in the events files."
+    assert directory.log_dirs(run_dir) == [run_dir / "tensorboard"]
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00", b"\xff" * 64, b"\x05" + b"\x00" * 11 + b"\xff" * 9])
+def test_an_events_file_of_something_else(content: bytes, run_dir: Path) -> None:
+    (file,) = (run_dir / "tensorboard").iterdir()
+    file.write_bytes(content)
+    assert bool(missing(run_dir)) == bool(content)
+    assert reported(run_dir)[0].under("Curves") == "No curve is in the events files."
+
+
+def test_a_run_that_failed_at_its_start(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    directory.start(run, 1, {}, hosts=["n1"], world_size=4)
+    directory.end(run, None, 1, 0, "failed", "out of memory")
+    read, lines = reported(run)
+    assert lines[0] == "run: failed"
+    assert "out of memory" in read.under("Attempts")
+    for heading, words in {
+        "What limits it": "too little to judge by", "Curves": "No curve", "Throughput": "No throughput",
+        "Where the time goes": "not known", "What the nodes did": "no samples", "Energy": "Not known",
+        "Environment": "no made_by.json", "Config": "no config.yaml",
+    }.items():  # fmt: skip
+        assert words in read.under(heading), heading
+
+
+def test_a_run_that_was_only_submitted(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("{name: run")
+    (run / "job.sh").write_text("")
+    read, _ = reported(run)
+    assert "None has begun." in read.under("Attempts")
+
+
+def test_a_run_that_is_still_running(run_dir: Path, commands: Path) -> None:
+    lines = (run_dir / "attempts.jsonl").read_text().splitlines()
+    (run_dir / "attempts.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    (run_dir / "verdict").unlink()
+    stub(commands, "squeue", "echo 17 RUNNING None")
+    (run,) = history.find(run_dir)
+    found = run_data.measure(run)
+    assert found.row.state == "running"
+    assert found.spans[-1].end == pytest.approx(time.time(), abs=60)
+    assert "left no end" in reported(run_dir)[0].under("Attempts")
+
+
+def test_an_attempt_without_an_end_lasted_until_the_last_sign_of_life(run_dir: Path) -> None:
+    lines = (run_dir / "attempts.jsonl").read_text().splitlines()
+    (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")  # the first one was struck
+    spans = run_data.measure(history.find(run_dir)[0]).spans
+    assert [span.sure for span in spans] == [False, True]
+    assert spans[0].end == BEGAN + 600  # its last sample; the files were written later by the second one
+    for file in run_dir.glob("monitor/*.csv"):
+        file.unlink()
+    (run_dir / "claims").mkdir()
+    (run_dir / "claims" / "000001.beat").touch()  # long after the second one began: a copy
+    spans = run_data.measure(history.find(run_dir)[0]).spans
+    assert spans[0].end == BEGAN + 333  # its last phase
+    os.utime(run_dir / "claims" / "000001.beat", (BEGAN + 580,) * 2)
+    assert run_data.measure(history.find(run_dir)[0]).spans[0].end == BEGAN + 580
+
+
+def test_a_struck_run_that_waits_for_its_next_start_needs_no_advice(run_dir: Path, commands: Path) -> None:
+    lines = (run_dir / "attempts.jsonl").read_text().splitlines()
+    (run_dir / "attempts.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    (run_dir / "verdict").unlink()
+    stub(commands, "squeue", "echo 17 PENDING BeginTime")
+    read, _ = reported(run_dir)
+    assert "killed | it left no word" in read.under("Attempts")
+    assert "Attempt 2" not in read.under("What limits it")
+    stub(commands, "squeue", "echo 17 OUT_OF_MEMORY None")
+    read, _ = reported(run_dir)
+    assert "Attempt 2 ended at step 100 (out of memory)" in read.under("What limits it")
+
+
+def test_no_attempt_lasts_into_the_next_one(run_dir: Path) -> None:
+    (run_dir / "claims").mkdir()
+    (run_dir / "claims" / "000001.beat").touch()
+    os.utime(run_dir / "claims" / "000001.beat", (BEGAN + 720,) * 2)  # it was fenced off
+    lines = (run_dir / "attempts.jsonl").read_text().splitlines()
+    (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
+    first, second = run_data.measure(history.find(run_dir)[0]).spans
+    assert first.end <= second.begin == BEGAN + 700
+    late = json.dumps(json.loads(lines[1]) | {"time": BEGAN + 720})  # its last word, after it was fenced off
+    (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], late, *lines[2:]]) + "\n")
+    first, second = run_data.measure(history.find(run_dir)[0]).spans
+    assert first.end == second.begin == BEGAN + 700
+
+
+def test_a_run_that_was_killed_lasted_no_longer_than_its_heart_beat(run_dir: Path) -> None:
+    lines = (run_dir / "attempts.jsonl").read_text().splitlines()
+    (run_dir / "attempts.jsonl").write_text("\n".join(lines[:-1]) + "\n")
+    (run_dir / "verdict").unlink()
+    (run_dir / "claims").mkdir()
+    (beat := run_dir / "claims" / "000002.beat").touch()
+    killed = time.time() - 40  # it may live: a file server shows some beats late
+    os.utime(beat, (killed, killed))
+    found = run_data.measure(history.find(run_dir)[0])
+    assert (found.row.state, found.spans[-1].end) == ("running?", pytest.approx(killed))
+    assert [one.outcome for one in found.endings] == ["continue", "running?"]
+    os.utime(beat, (killed - 30, killed - 30))
+    said = reported(run_dir)[0].under("What limits it")
+    assert said.startswith("Attempt 2 ended at step 100 (killed): it left no word")
+    assert f"python submit.py resume={run_dir}" in said
+
+
+def test_no_monitor(run_dir: Path) -> None:
+    for file in (run_dir / "monitor").iterdir():
+        file.unlink()
+    (run_dir / "monitor").rmdir()
+    assert missing(run_dir) == ["no node's samples: monitor/ is not there (callbacks.monitor)"]
+    read, _ = reported(run_dir)
+    assert "There are no samples" in read.under("What the nodes did")
+    assert "Training waits for data" in read.under("What limits it")  # the events files tell that much
+
+
+def test_one_of_two_nodes_has_no_samples(run_dir: Path) -> None:
+    (run_dir / "monitor" / "n2.csv").unlink()
+    assert missing(run_dir) == ["no samples of n2"]
+    (run_dir / "monitor" / "n2.csv").write_text("time,attempt\n")
+    assert missing(run_dir) == ["n2.csv has no sample"]
+    assert ": 2 GPUs of 1 node, their sampled power" in reported(run_dir)[0].under("Energy")
+
+
+def test_while_nobody_looked_no_energy_is_counted(run_dir: Path) -> None:
+    file = sampled(run_dir, "n1")
+    before = node_usage.read(file)[0].energy()
+    file.write_text(file.read_text() + f"{BEGAN + 9000},2,35.5,80.1,,52,12.25,300,61,52,12.25,300,61\n")
+    assert node_usage.read(file)[0].energy() == before
+
+
+def test_a_number_without_the_end_of_its_line_may_be_half_of_one(run_dir: Path) -> None:
+    file = sampled(run_dir, "n1")
+    cut(file, 2)  # 61, the newline and a digit
+    node, damaged = node_usage.read(file)
+    assert damaged == 1
+    assert set(node.gpus("celsius")[1]) == {30, 61}
+
+
+def test_half_written_and_damaged_lines_of_samples(run_dir: Path) -> None:
+    file = run_dir / "monitor" / "n1.csv"
+    whole = node_usage.read(file)[0].columns["time"]
+    file.write_text(file.read_text() + "1,2\n" + f"{BEGAN + 1310},2,x,,,,,,,,,,\n" + f"{BEGAN + 1320},2,99,1")
+    node, damaged = node_usage.read(file)
+    assert damaged == 3
+    assert node.columns["time"] == whole
+    assert missing(run_dir) == ["n1.csv: 3 damaged lines left out"]
+    (run_dir / "monitor" / "n2.csv").write_text(f"{BEGAN},1,3\n{BEGAN + 1},1,3\n")
+    assert missing(run_dir)[1:] == ["n2.csv has no sample"]
+    reported(run_dir)
+
+
+def test_a_node_whose_clock_is_wrong(run_dir: Path) -> None:
+    sampled(run_dir, "n2", skew=7200)
+    assert missing(run_dir) == ["120 of 120 samples of n2 lie outside the run: its clock is wrong"]
+    lines = {series.name: series.points for series in used(run_data.measure(history.find(run_dir)[0])).series}
+    assert len(lines["n1"]) > 100
+    assert lines["n2"] == []
+    reported(run_dir)
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", "{}", '{"what": 3, "begin": "x", "end": 1, "attempt": 1}',
+                                  '{"what": "start", "begin": 9, "end": 1, "attempt": 1}',
+                                  '{"what": "start", "begin": -1e300, "end": NaN, "attempt": 1}',
+                                  '{"what": "start", "begin": 1, "end": 2, "attempt": 1e999}'])  # fmt: skip
+def test_a_damaged_phase_is_left_out(line: str, run_dir: Path) -> None:
+    before = node_usage.phases(run_dir)
+    with (run_dir / "monitor" / "phases.jsonl").open("a") as stream:
+        stream.write(line + "\n" + '{"what": "checkpo')
+    assert node_usage.phases(run_dir) == before
+
+
+@pytest.mark.parametrize("file", ["config.yaml", "made_by.json", "attempts.jsonl", "verdict", "monitor/n1.csv",
+                                  "monitor/phases.jsonl"])  # fmt: skip
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\x00\xfe", b"[[[[", b"{}", b"a: [1", b"NaN", b'{"event": "start", "time": NaN}']
+)
+def test_any_damaged_file_gives_a_page(file: str, content: bytes, run_dir: Path) -> None:
+    (run_dir / file).write_bytes(content)
+    if history.find(run_dir):
+        reported(run_dir)
+
+
+@pytest.mark.parametrize(("file", "said"), [("attempts.jsonl", "attempts.jsonl: 1 damaged line left out"),
+                                            ("monitor/phases.jsonl", "monitor/phases.jsonl: 1 damaged line left out"),
+                                            ("config.yaml", "config.yaml is damaged"),
+                                            ("made_by.json", "made_by.json is damaged")])  # fmt: skip
+@pytest.mark.parametrize("garbage", [False, True], ids=["half", "garbage"])
+def test_what_is_damaged_is_named_and_nothing_false_made_of_it(
+    file: str, said: str, garbage: bool, run_dir: Path
+) -> None:
+    whole = (run_dir / file).read_bytes()
+    (run_dir / file).write_bytes(b"\xff\x00\xfe" if garbage else whole[: len(whole) // 2 - 9])
+    read, lines = reported(run_dir)
+    assert [line.strip() for line in lines if "Missing" in line] == [f"- Missing: {said}."]
+    assert ("the files that tell are damaged" in read.under("Where the time goes")) == file.endswith("jsonl")
+    if file.endswith("jsonl"):
+        text = "\n".join(lines)
+        assert "Starting takes" not in text and "its clock is wrong" not in text and "node-hours" not in text
+        assert "waits for data during 50 %" in text, "that stands elsewhere"
+
+
+def test_a_run_that_ended_before_the_first_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made(tmp_path / "digits", monkeypatch)
+    for file in (run / "monitor").iterdir():
+        file.unlink()
+    assert missing(run) == ["no node's samples: monitor/ is not there (callbacks.monitor)"]
+    lines = (run / "attempts.jsonl").read_text().splitlines()
+    begin = json.loads(lines[0])["time"]
+    (run / "attempts.jsonl").write_text(f"{lines[0]}\n{json.dumps(json.loads(lines[1]) | {'time': begin + 9})}\n")
+    assert missing(run) == ["no node's samples: the run ended before the first one"]
+    plain = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(re.sub(r"(?m)^  monitor:\n(    .*\n)+", "  monitor: null\n", plain))
+    assert missing(run) == ["no node's samples: callbacks.monitor is off"]
+
+
+def test_a_check_of_the_network_is_told_by_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = made(tmp_path / "comm", monkeypatch)
+    (run / "network.txt").write_text("gloo on one node\n  size |   <time>\n")
+    read, lines = reported(run)
+    assert "  size |   <time>" in read.under("The network")
+    assert "    size |   <time>" in lines
+    assert [heading for heading in SECTIONS if heading in lines] == ["The scheduler's view", "Attempts", "Environment"]
+    assert not {"precision", "strategy", "ResNet on Digits"} & set(read.under(read.said[0][0]).split(" | "))
+
+
+# -- Bounds --
+
+
+def test_a_mean_rate_is_all_samples_over_all_seconds() -> None:
+    """Two windows of as many steps each, one of which took nine times as long."""
+    seconds, rates = [(9, 0.1), (19, 0.9)], [(9, 900.0), (19, 100.0)]
+    assert event_files.Curves({"perf/step_seconds": seconds, "rate": rates}).rate("rate") == pytest.approx(2 * 90 / 1.0)
+    assert event_files.Curves({"rate": rates}).rate("rate") == pytest.approx(500.0)
+
+
+def test_a_long_curve_is_read_with_a_bounded_number_of_points() -> None:
+    curve = event_files.Curve()
+    for step in range(50_000):
+        curve.add(step, float(step))
+    assert curve.points()[-1] == (49_999, 49_999.0)
+    curve.add(50_000, 1.0)
+    curve.add(50_001, 1e9)
+    curve.add(50_002, 2.0)
+    assert (50_001, 1e9) in curve.points() and curve.points()[-1] == (50_002, 2.0)
+    curve.add(49_001, 3.0)  # made again from there
+    assert (50_001, 1e9) not in curve.points()
+    steps = list(curve.values)
+    assert event_files.KEPT / 2 <= len(steps) <= event_files.KEPT
+    assert {b - a for a, b in pairwise(steps)} == {curve.every}  # evenly
+
+
+def test_more_records_than_anybody_waits_for(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_files, "MOST", 20)
+    assert "more than 20 points in all; what stands before that is shown" in "".join(missing(run_dir))
+
+
+def test_a_step_that_was_made_twice_counts_as_it_was_made_last(tmp_path: Path) -> None:
+    for value, steps in ((1.0, (1, 2, 3)), (5.0, (2,))):
+        writer = SummaryWriter(str(tmp_path), filename_suffix=f".{value}")
+        for step in steps:
+            writer.add_scalar("loss", value, step)
+        writer.close()
+    assert event_files.read(tmp_path).points["loss"] == [(1, 1.0), (2, 5.0), (3, 1.0)]
+
+
+def test_of_many_nodes_all_are_read_and_two_lines_drawn(run_dir: Path) -> None:
+    before = run_data.measure(history.find(run_dir)[0]).joules
+    for number in range(3, 71):
+        sampled(run_dir, f"n{number}")
+    (slow := run_dir / "monitor" / "n66.csv").write_text(slow.read_text().replace(",52,", ",21,"))
+    found = run_data.measure(history.find(run_dir)[0])
+    assert found.notes == []
+    assert before and found.joules == pytest.approx(35 * before), "of all nodes"
+    assert [series.name for series in used(found).series] == ["mean of 70", "least used: n66"]
+    read, _ = reported(run_dir)
+    assert "140 GPUs of 70 nodes" in read.under("Energy")
+    assert "The 40 of 70 nodes that did least:" in read.under("What the nodes did")
+    assert "n66 | 120 | 21" in read.under("What the nodes did")
+
+
+def test_of_very_many_samples_some_are_read(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = run_data.measure(history.find(run_dir)[0])
+    monkeypatch.setattr(node_usage, "BYTES", sum(file.stat().st_size for file in run_dir.glob("monitor/*.csv")) // 3)
+    found = run_data.measure(history.find(run_dir)[0])
+    assert found.notes == ["of the samples of the 2 nodes one in 3 is read"]
+    assert len(found.nodes[0].times) == 40
+    assert found.joules == pytest.approx(before.joules, rel=0.1), "the integral is that of all the time"
+
+
+# -- The scheduler's view --
+
+SACCT = """17|COMPLETED|00:10:00||01:00:00|cpu=64,gres/gpu=4,node=2|0:0
+17.batch|COMPLETED|00:10:00|900K|00:01:00|cpu=32|0:0
+17.0|COMPLETED|00:10:00|31.5G|00:59:00|cpu=64|0:0
+18|FAILED|00:00:01|||node=2|1:0
+"""
+
+
+def test_sacct_is_asked_for_each_start_of_a_job(run_dir: Path, commands: Path) -> None:
+    stub(commands, "sacct", f"echo \"$*\" >{commands}/asked\nprintf '%s' '{SACCT}{SACCT}'")
+    found, why = accounts.ask("slurm", ["17", "17", "--help"], {os.getuid()})
+    asked = (commands / "asked").read_text().split()
+    assert asked[-1] == "--jobs=17"
+    assert "--duplicates" in asked  # each start of a requeued job
+    assert why == ""
+    assert (
+        found
+        == [accounts.Account("17", "COMPLETED", "00:10:00", "31.5G", "01:00:00", "cpu=64,gres/gpu=4,node=2", "0:0")] * 2
+    )
+    stub(commands, "squeue", "exit 1")
+    assert "31.5G" in reported(run_dir)[0].under("The scheduler's view")
+
+
+def test_qstat_is_asked_for_ended_jobs_too(commands: Path) -> None:
+    """Attempts in their order, also where one is unknown; and not those of somebody else."""
+    used = {"resources_used": {"walltime": "00:01:00", "mem": "3gb", "cput": "00:02:00"}}
+    jobs = {f"{number}.server": {"job_state": "F", "Exit_status": 271} | used for number in (1, 11, 3, 20)}
+    jobs["20.server"]["Job_Owner"] = "ben@login1"
+    stub(commands, "qstat", qstat(jobs))
+    told = [accounts.Account(number, "F", "00:01:00", "3gb", "00:02:00", "", "271") for number in ("1", "3", "11")]
+    assert accounts.ask("pbs", ["1", "11", "3", "7", "20"], {os.getuid()}) == (told, "")
+    assert accounts.ask("pbs", ["7", "10"], {os.getuid()}) == ([], "qstat does not know 7, 10.")
+
+
+def test_what_pbs_does_not_count_is_said(run_dir: Path, commands: Path) -> None:
+    job = {"job_state": "F", "Exit_status": 0, "resources_used": {"mem": "15mb"}}
+    stub(commands, "qstat", qstat({"17.server": job}))
+    view = reported(run_dir)[0].under("The scheduler's view")
+    assert "15mb" in view and "leave out the ranks" in view
+
+
+@pytest.mark.parametrize(("body", "says"), [(None, "There is no sacct on this"), ("exit 1", "sacct does not answer"),
+                                            ("true", "sacct does not know 17.")])  # fmt: skip
+def test_a_scheduler_that_tells_nothing_is_named(body: str | None, says: str, run_dir: Path, commands: Path) -> None:
+    if body:
+        stub(commands, "sacct", f"{body}")
+    stub(commands, "squeue", "exit 1")
+    assert says in reported(run_dir)[0].under("The scheduler's view")
+
+
+# -- The command --
+
+
+def test_the_command_writes_the_page_without_torch(run_dir: Path) -> None:
+    code = "import runpy, sys; runpy.run_path('report.py', run_name='__main__'); sys.exit('torch' in sys.modules)"
+    script = f"import sys; sys.argv = ['report.py', {str(run_dir)!r}]; {code}"
+    done = subprocess.run([sys.executable, "-c", script], cwd=PROJECT, env=ENVIRON, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("digits: finished\n")
+    assert (run_dir / "report.html").exists()
+
+
+def test_of_a_folder_it_prints_the_table_and_writes_nothing(run_dir: Path) -> None:
+    command = [sys.executable, "report.py", str(run_dir.parent)]
+    done = subprocess.run(command, cwd=PROJECT, env=ENVIRON, capture_output=True, text=True)
+    assert done.stdout.split()[:3] == ["run", "job", "state"]
+    assert not (run_dir / "report.html").exists()
+
+
+@pytest.mark.parametrize(("place", "rule"), [("nothing", "there is no such directory"), ("README.md", "is a file"),
+                                             ("resume=runs/x", "there is no such directory")])  # fmt: skip
+def test_a_place_that_is_none_is_refused(place: str, rule: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "report.py", place], cwd=PROJECT, env=ENVIRON, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"refused: {place}\n  rule: {rule}\n")
+
+
+def test_who_has_read_enough_sees_no_traceback(run_dir: Path) -> None:
+    command = f"{sys.executable} report.py {run_dir} | true"  # which has gone before the first line comes
+    done = subprocess.run(["/bin/bash", "-c", command], cwd=PROJECT, env=ENVIRON, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert (run_dir / "report.html").exists()
+
+
+def test_where_no_page_can_be_written_the_terminal_still_tells(run_dir: Path) -> None:
+    (run_dir / "report.html").mkdir()  # as good as a directory of somebody else's
+    lines = files.made(history.find(run_dir)[0])
+    assert lines[0] == "digits: finished"
+    assert lines[-1] == f"no page was written: Is a directory: {run_dir}"
+    assert not list(run_dir.glob(".report*"))
+
+
+def test_a_sentence_shows_what_is_typed_as_such() -> None:
+    assert page._typed("Try `a=<b>`: x") == "Try <code>a=&lt;b&gt;</code>: x"

@@ -1,0 +1,74 @@
+"""Ranks decide alike, and ask each other about once a second, however long a step takes."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from hpc.resume import agreement as resume_agreement
+from hpc.resume.agreement import Agreement, Wish
+
+
+class Clock:
+    """Stands still but for the steps that are made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(resume_agreement.time, "monotonic", lambda: self.now)
+
+    def asked(self, seconds_per_step: Callable[[int], float], until: float) -> list[float]:
+        """The times when a run asked that makes steps of such length."""
+        agreement, step, times = Agreement(), 0, []
+        while self.now < until:
+            if step >= agreement.next_step:
+                agreement.ask(step, Wish())
+                times.append(self.now)
+            self.now += seconds_per_step(step)
+            step += 1
+        return times
+
+
+@pytest.mark.parametrize("seconds", [1e-4, 0.01, 0.3])
+def test_it_is_asked_about_once_a_second(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = Clock(monkeypatch).asked(lambda step: seconds, 100)
+    assert 95 < len(times) < 115
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert max(gaps) < 1.01 and min(gaps[10:]) > 0.8
+
+
+def test_of_long_steps_each_is_asked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Clock(monkeypatch).asked(lambda step: 3.0, 30) == list(range(0, 30, 3))
+
+
+def test_a_slow_first_step_and_a_fast_one_tell_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_first = Clock(monkeypatch).asked(lambda step: 60 if step == 0 else 0.01, 100)
+    assert len([time for time in slow_first if time > 65]) == pytest.approx(35, abs=3)
+    fast_first = Clock(monkeypatch).asked(lambda step: 1e-6 if step < 3 else 1.0, 100)
+    assert max(later - earlier for earlier, later in pairwise([*fast_first, 100])) < 10
+
+
+def test_steps_that_become_slower_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = Clock(monkeypatch).asked(lambda step: 0.01 if step < 1000 else 0.1, 60)
+    assert [later - earlier for earlier, later in pairwise(times)][-5:] == pytest.approx([1.0] * 5, abs=0.11)
+
+
+def wishes(rank: int) -> list[object]:
+    """Each wants something else, and each has made its steps in another time."""
+    agreement = Agreement()
+    clock = iter(range(0, 1000, 1 + 3 * rank))
+    resume_agreement.time.monotonic = lambda: next(clock) / 100  # 10, 40 or 70 ms between two looks
+    heard, asked = [], []
+    for step in range(200):
+        if step >= agreement.next_step:
+            asked.append(step)
+            heard.append(agreement.ask(step, Wish(stop=rank if step else 0, save=1 - rank, best=0)))
+    agreement.wait()
+    return [asked, [(wish.stop, wish.save, wish.best, wish.not_finite) for wish in heard]]
+
+
+def test_all_ranks_hear_the_same_and_ask_at_the_same_steps(together: Callable) -> None:
+    first, second, third = together(wishes, 3)
+    assert first == second == third
+    asked, heard = first
+    assert 2 < len(asked) < 200
+    assert heard == [[0, 1, 0, 0], *[[2, 1, 0, 0]] * (len(asked) - 1)]

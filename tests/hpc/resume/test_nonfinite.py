@@ -1,0 +1,138 @@
+"""A loss that is no number on one rank, at one step: the run stops, leaves the update out, or goes back and past it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fork import scalars
+
+from hpc.checkpoint import weights
+from hpc.report import run_table
+from hpc.resume.resume import Resume
+from hpc.run import history
+
+pytestmark = pytest.mark.slow
+
+BAD = 7  # batch of the first epoch; step 8 is the first that it spoils
+WORDS = [
+    "trainer.accelerator=cpu",
+    "trainer.precision=32-true",
+    "trainer.log_every_n_steps=1",
+    "trainer.max_epochs=2",
+    "data.global_batch_size=128",  # nine steps an epoch
+    "trainer.devices=2",
+    "+trainer.limit_val_batches=0",
+    "+trainer.limit_test_batches=1",
+    "+trainer.enable_progress_bar=false",
+    "callbacks.progress=null",
+    "checkpoint.monitor=null",
+    "checkpoint.every_n_steps=5",
+    "checkpoint.keep=50",
+]
+# Ranks agree only when a checkpoint is due.
+INFINITE = f"""
+from hpc.resume import agreement as agree
+from my_research.module import Classifier
+
+agree.GROWTH, agree.ABOUT = 1000, 1000
+before = Classifier.training_step
+
+def training_step(self, batch, batch_idx):
+    bad = (self.global_rank, self.current_epoch, batch_idx) == (1, 0, {BAD})
+    return before(self, batch, batch_idx) * (float("inf") if bad else 1)
+
+Classifier.training_step = training_step
+"""
+
+
+def checkpoints(run_dir: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in (run_dir / "checkpoints").glob("step-*"))
+
+
+def verdict(run_dir: Path) -> str:
+    return (run_dir / "verdict").read_text()
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "deepspeed_zero2"])
+def test_the_run_stops(strategy: str, start: Callable, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    start(run_dir, 2, [*WORDS, f"strategy={strategy}"], patch=INFINITE, code=1)
+    why = "loss or gradient was not finite, seen at step 10"
+    assert verdict(run_dir) == f"attempt 1\nstep 10\noutcome failed\nwhy {why}\n"
+    assert checkpoints(run_dir) == [5]
+    (run_dir / "log-1.out").write_text("srun: error: node1: task 1: Exited with exit code 1\n")
+    row = run_table.row(history.read(run_dir, "run"), None, 0)
+    assert row.state == "failed" and row.note == why
+
+
+def test_the_run_goes_back_and_past_these_samples(start: Callable, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    start(run_dir, 2, [*WORDS, "strategy=ddp", "faults.nonfinite=rollback"], patch=INFINITE, code=85)
+    assert "outcome continue\nwhy loss or gradient was not finite, seen at step 10: back to" in verdict(run_dir)
+    assert checkpoints(run_dir) == [5]
+    start(run_dir, 2, [], patch=INFINITE)
+    # From step 5 with the batch after the tenth, which is the second of the second epoch: 8 of 9 are left.
+    assert checkpoints(run_dir) == [5, 10, 13] and "step 13\noutcome finished" in verdict(run_dir)
+    assert all(map(torch.isfinite, torch.tensor(scalars(run_dir, "train/loss"))))
+
+
+def test_the_run_does_not_go_back_where_nothing_was_saved(start: Callable, tmp_path: Path) -> None:
+    words = [*WORDS, "strategy=ddp", "faults.nonfinite=rollback", "checkpoint.every_n_steps=20"]
+    start(tmp_path / "run", 2, words, patch=INFINITE, code=1)
+    assert "outcome failed" in verdict(tmp_path / "run")
+
+
+DUMP = """
+import torch
+from hpc.resume.resume import Resume
+
+ended = Resume.on_train_end
+
+def on_train_end(self, trainer, module):
+    ended(self, trainer, module)
+    with torch.no_grad():
+        sums = [float(p.double().sum()) for p in module.parameters()]
+    (self.run_dir / f"sums-{trainer.global_rank}").write_text(repr(sums))
+
+Resume.on_train_end = on_train_end
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_the_update_is_left_out_on_all_ranks(strategy: str, start: Callable, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    words = [*WORDS, f"strategy={strategy}", "faults.nonfinite=skip"]
+    dump = DUMP if strategy == "ddp" else ""
+    start(run_dir, 2, [*words, "checkpoint.every_n_steps=1"], patch=INFINITE + dump)
+    assert checkpoints(run_dir) == list(range(1, 19))
+    found = {step: weights.read(run_dir / f"checkpoints/step-{step:09d}") for step in (6, 7, 8, 9, 18)}
+    names = [name for name in found[7] if name.startswith("network.")]
+    same = {step: all(torch.equal(found[step][name], found[step + 1][name]) for name in names) for step in (6, 7, 8)}
+    assert same == {6: False, BAD: True, 8: False}
+    assert all(found[18][name].isfinite().all() for name in names)
+    if dump:
+        assert len({(run_dir / f"sums-{rank}").read_text() for rank in range(2)}) == 1
+
+
+def test_an_optimizer_that_is_not_fused_is_refused(start: Callable, tmp_path: Path) -> None:
+    words = [*WORDS, "strategy=ddp", "faults.nonfinite=skip", "model.optimizer.fused=false"]
+    said = start(tmp_path / "run", 2, words, code=2)
+    assert "refused: faults.nonfinite=skip" in said and "fix:  model.optimizer.fused=true" in said
+    # Of a model of one's own, whose optimizer the config does not show, it is seen at the first step.
+    hidden = "from hpc.config import section_rules as sections; sections.skipping = lambda cfg: None"
+    assert "fused=True" in start(tmp_path / "run", 2, words, patch=hidden, code=2)
+
+
+def test_a_step_without_a_loss_is_not_judged() -> None:
+    """A training_step may return nothing; one that optimizes by hand may return any loss."""
+    watching: Any = SimpleNamespace(faults=SimpleNamespace(nonfinite="stop"), _not_finite=None)
+    for outputs in (None, {}, {"loss": "none"}):
+        Resume.on_train_batch_end(watching, None, None, outputs)  # type: ignore[arg-type]
+    assert watching._not_finite is None
+    Resume.on_train_batch_end(watching, None, None, {"loss": torch.ones(2)})  # type: ignore[arg-type]
+    assert not watching._not_finite
+    Resume.on_train_batch_end(watching, None, None, {"loss": torch.tensor([1.0, float("nan")])})  # type: ignore[arg-type]
+    assert watching._not_finite

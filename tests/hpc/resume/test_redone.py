@@ -1,0 +1,120 @@
+"""A stop within a validation, a sanity check, a test or SWA's last epoch is obeyed there, and what is cut is redone."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from test_averaging import BATCH_NORM, SWA
+from test_resume import COMMON, TYPED, assert_same, scalars, state
+
+from hpc.resume.redone import validation_follows
+from hpc.run import directory
+
+TINY = [*COMMON, "callbacks.monitor=null", "callbacks.samples=null", "callbacks.throughput=null"]
+TINY += ["+trainer.limit_train_batches=4", "+trainer.limit_val_batches=5", "+trainer.limit_test_batches=4"]
+TINY += ["trainer.max_epochs=2", "data.global_batch_size=32"]
+ONE, TWO = ["trainer=cpu", *TINY], ["trainer=ddp", "trainer.devices=2", *TINY]
+# Every validation is taken for a long one. The warning comes at one batch, a line is left for each that begins.
+STOP = """
+import os, signal
+from hpc.resume import redone
+from my_research.module import Classifier
+
+redone.LONG = 0.0
+before = Classifier.HOOK
+
+def hook(self, batch, batch_idx, *more):
+    trainer = self.trainer
+    if WHEN:
+        with open(f"{trainer.default_root_dir}/batches", "a") as stream:
+            stream.write(f"{batch_idx} ")
+        if batch_idx == 1 and int(os.environ["RANK"] if "RANK" in os.environ else 0) == trainer.world_size - 1:
+            os.kill(os.getpid(), signal.SIGUSR2)
+    return before(self, batch, batch_idx, *more)
+
+Classifier.HOOK = hook
+"""
+# The hook, when it is called there, on how many ranks, the words, and the step of the checkpoint that is gone on from.
+PLACES = {
+    "a sanity check": ("validation_step", "trainer.sanity_checking", 1, [*ONE, "+trainer.num_sanity_val_steps=-1"], 0),
+    "a validation": ("validation_step", "trainer.global_step == 8", 1, ONE, 7),
+    "a validation between two ranks": ("validation_step", "trainer.global_step == 8", 2, [*TWO, BATCH_NORM], 7),
+    "a validation within a step": (
+        "validation_step",
+        "trainer.global_step == 2 and trainer.fit_loop.epoch_loop.batch_progress.current.ready == 1",
+        1,
+        [*ONE, "trainer.accumulate_grad_batches=2", "+trainer.val_check_interval=1"],
+        2,
+    ),
+    "an epoch of statistics": (
+        "training_step",
+        "trainer.fit_loop._skip_backward",
+        1,
+        [*ONE, BATCH_NORM, *SWA, "trainer.max_epochs=3"],
+        12,
+    ),
+    "a test": ("test_step", "True", 1, ONE, 8),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+def test_a_stop_is_obeyed_at_the_next_batch_and_the_whole_is_done_again(
+    place: str, start: Callable, tmp_path: Path
+) -> None:
+    hook, when, ranks, words, step = PLACES[place]
+    stop = STOP.replace("HOOK", hook).replace("WHEN", when)
+    run_dir, reference = tmp_path / "run", tmp_path / "reference"
+    start(run_dir, ranks, words, patch=TYPED + stop, code=85)
+    assert f"step {step}\noutcome continue\nwhy SIGUSR2" in (run_dir / "verdict").read_text()
+    batches = (run_dir / "batches").read_text().split()
+    assert sorted(batches) == sorted([*"01"] * ranks)
+    start(run_dir, ranks, [])
+    start(reference, ranks, words, patch=TYPED)
+    if "_skip_backward" in when:  # the schedule is over by then, and its state is kept no more
+        mine, its = ({k: v for k, v in state(path).items() if "meta.pt" not in k} for path in (run_dir, reference))
+        assert mine.keys() == its.keys() and all(torch.equal(mine[name], its[name]) for name in its)
+        assert scalars(run_dir) == scalars(reference)
+    else:
+        assert_same(run_dir, reference)
+    mine, its = (
+        [event for event in directory.events(path) if event["event"] == "end"] for path in (run_dir, reference)
+    )
+    assert mine[-1]["metrics"] == its[-1]["metrics"] != {}
+    best = [(path / "checkpoints" / "best.ckpt").resolve().name for path in (run_dir, reference)]
+    assert best[0] == best[1]
+
+
+def trainer(every: float | None, accumulate: int, spans_epochs: bool = False, **at: Any) -> Any:
+    loop = SimpleNamespace(_should_check_val_epoch=lambda: at.get("checks", True), batch_idx=at["batch"])
+    loop.total_batch_idx, loop.batch_progress = at.get("total", at["batch"]), SimpleNamespace(is_last_batch=False)
+    facts = {"accumulate_grad_batches": accumulate, "val_check_batch": every, "num_training_batches": 10}
+    return SimpleNamespace(
+        fit_loop=SimpleNamespace(epoch_loop=loop), check_val_every_n_epoch=None if spans_epochs else 1, **facts
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "follows"),
+    [
+        (trainer(4, 1, batch=3), True),
+        (trainer(4, 1, batch=4), False),
+        (trainer(4, 1, batch=2), False),
+        (trainer(3, 4, batch=0), True),  # within the step
+        (trainer(9, 4, batch=4), False),
+        (trainer(9, 4, batch=8), True),
+        (trainer(1, 1, batch=0), True),
+        (trainer(7, 1, True, batch=3, total=13), True),
+        (trainer(7, 1, True, batch=6, total=16), False),
+        (trainer(12, 4, True, batch=8, total=8), False),  # the epoch ends with a step of two batches
+        (trainer(12, 4, True, batch=0, total=10), True),
+        (trainer(10, 1, batch=9, checks=False), False),
+        (trainer(float("inf"), 2, batch=8), True),
+        (trainer(float("inf"), 2, batch=6), False),
+    ],
+)
+def test_a_validation_is_foreseen(now: Any, follows: bool) -> None:
+    assert validation_follows(now) is follows

@@ -1,0 +1,271 @@
+"""What cannot be done exactly is rejected before the first step, whoever finds it out: in a sentence, no traceback."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from omegaconf import OmegaConf, open_dict
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from hpc.config import build as config_build
+from hpc.config import compose, preflight
+from hpc.config.errors import Refused
+from hpc.resume import rejections, resume, unsupported
+from hpc.training import record
+
+
+@pytest.mark.parametrize(
+    "name", ["ModelCheckpoint", "OnExceptionCheckpoint", "LearningRateFinder", "BatchSizeFinder", "ModelPruning"]
+)
+def test_a_callback_that_would_not_do_here_what_it_is_for(name: str) -> None:
+    cfg = compose.compose_overrides([])
+    preflight.check(cfg)
+    with open_dict(cfg):
+        cfg.callbacks.mine = {"_target_": f"lightning.pytorch.callbacks.{name}"}
+    with pytest.raises(Refused, match="must") as refused:
+        preflight.check(cfg)
+    assert refused.value.key == "callbacks.mine" and "callbacks.mine=null" in refused.value.fix
+
+
+@pytest.mark.parametrize("key", ["logger", "callbacks", "plugins", "enable_checkpointing"])
+def test_what_the_trainer_would_be_given_twice(key: str) -> None:
+    cfg = compose.compose_overrides([])
+    with open_dict(cfg):
+        cfg.trainer[key] = False if key == "logger" else [{"_target_": "lightning.Callback"}]
+    with pytest.raises(Refused, match="must be left out") as refused:
+        preflight.check(cfg)
+    assert refused.value.key == f"trainer.{key}"
+
+
+def test_what_lightning_finds_wrong_with_the_data_is_a_sentence() -> None:
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = L.Trainer(accelerator="cpu", max_epochs=1, val_check_interval=1000, **options)  # type: ignore[arg-type]
+    with pytest.raises(Refused, match=r"rejects this: `val_check_interval`"):  # noqa: SIM117
+        with rejections.rejections(SimpleNamespace(trains=False)):  # type: ignore[arg-type]
+            trainer.fit(BoringModel())
+    with pytest.raises(ValueError, match="mine"), rejections.rejections(SimpleNamespace(trains=False)):  # type: ignore
+        raise ValueError("mine")
+
+
+class Derived(ModelCheckpoint):
+    pass
+
+
+def test_such_a_callback_that_the_module_brings() -> None:
+    unsupported.refuse_callbacks(SimpleNamespace(callbacks=[L.Callback()]))  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="the project itself must write") as refused:
+        unsupported.refuse_callbacks(SimpleNamespace(callbacks=[L.Callback(), Derived()]))  # type: ignore[arg-type]
+    assert refused.value.value == "Derived" and "configure_callbacks" in refused.value.fix
+
+
+def test_layers_that_get_their_sizes_from_the_first_batch() -> None:
+    module: Any = L.LightningModule()
+    module.net = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d(affine=False))
+    trainer: Any = SimpleNamespace(fit_loop=SimpleNamespace(_combined_loader=None), datamodule=None)
+    trainer.callbacks = trainer.optimizers = trainer.lr_scheduler_configs = []
+    with pytest.raises(Refused, match=r"model=net\.0\.weight, net\.0\.bias, net\.1\.running_mean, net\.1\.running_var"):
+        resume.Resume.on_fit_start(SimpleNamespace(), trainer, module)  # type: ignore[arg-type]
+
+
+def test_a_run_with_checkpoints_no_longer_needs_the_one_it_began_with(tmp_path: Path) -> None:
+    cfg = compose.compose_overrides([f"ckpt={tmp_path}/gone", f"run_dir={tmp_path}/run"])
+    with pytest.raises(Refused, match="no such file"):
+        preflight.files(cfg)
+    (tmp_path / "run/checkpoints/last.ckpt").mkdir(parents=True)
+    preflight.files(cfg)
+    cfg.test_only = True  # that reads it each time
+    with pytest.raises(Refused, match="no such file"):
+        preflight.files(cfg)
+
+
+TRAINER = {
+    "_target_": "lightning.pytorch.Trainer", "accelerator": "cpu", "enable_checkpointing": False, "logger": False,
+}  # fmt: skip
+
+
+def test_what_lightning_rejects_before_the_first_step() -> None:
+    def build(trains: bool) -> None:
+        with rejections.rejections(SimpleNamespace(trains=trains)):  # type: ignore[arg-type]
+            config_build.build(OmegaConf.create(TRAINER), callbacks=[ModelCheckpoint()])
+
+    with pytest.raises(Refused, match="found `ModelCheckpoint` in callbacks list"):
+        build(trains=False)
+    with pytest.raises(Exception, match="ModelCheckpoint") as failed:  # a failure of training stays one
+        build(trains=True)
+    assert isinstance(failed.value.__cause__, MisconfigurationException)
+
+
+ADAMW = {"_target_": "torch.optim.AdamW", "_partial_": True}
+TAKEN = {
+    "a partial object": lambda: config_build.build({**ADAMW, "betas": 7})([torch.zeros(1, requires_grad=True)]),
+    "an argument twice": lambda: config_build.build({**ADAMW, "params": [1]})([torch.zeros(1, requires_grad=True)]),
+    "options that exclude each other": lambda: config_build.build({**ADAMW, "fused": True, "foreach": True})(
+        [torch.zeros(1, requires_grad=True)]
+    ),
+    "a time": lambda: config_build.build(OmegaConf.create({**TRAINER, "max_time": 0.5})),
+    "an object": lambda: config_build.build({"_target_": "torch.nn.Linear", "in_features": "many", "out_features": 1}),
+}
+
+
+@pytest.mark.parametrize("build", TAKEN.values(), ids=TAKEN)
+def test_values_that_a_library_does_not_take(build: Callable[[], Any]) -> None:
+    taken_back = []
+    with (
+        pytest.raises(Refused, match="must be such as are taken"),
+        rejections.rejections(SimpleNamespace(trains=False), lambda: taken_back.append(True)),  # type: ignore[arg-type]
+    ):
+        build()
+    assert taken_back == [True]
+
+
+def test_what_data_reject_while_they_are_built() -> None:
+    node = {"_target_": "my_research.data.digits.Digits", "num_classes": 3, "global_batch_size": 8}
+    with pytest.raises(Refused, match="at least 10"):
+        config_build.build(node)
+
+
+@pytest.mark.parametrize("name", ["\x7f", "a\tb", "\u202egnp.exe", "\x9b31m"])
+def test_a_run_directory_is_named_as_it_can_be_shown(name: str) -> None:
+    cfg = compose.compose_overrides([])
+    cfg.run_dir = f"runs/{name}"
+    with pytest.raises(Refused, match="is a path of one line"):
+        preflight.rules(cfg)
+
+
+def test_what_fails_in_the_projects_own_code_keeps_its_traceback() -> None:
+    node = {"_target_": "my_research.module.warmup_then_cosine", "step": "x", "warmup_steps": 1}
+    with pytest.raises(Exception, match="not supported between") as failed:
+        config_build.build({**node, "total_steps": 1})
+    assert not isinstance(failed.value, Refused)
+
+
+CONTROL = [
+    {"options": ["--x\0"]},
+    {"options": ["--x\x1b[2J"]},
+    {"options": [[]]},
+    {"env": {"A": "x\x07"}},
+    {"request": "--gres=gpu:1\ntouch executed"},
+    {"request": "\x1b[31m"},
+    {"master_addr_suffix": "\nx"},
+]
+
+
+@pytest.mark.parametrize("words", CONTROL)
+def test_control_characters_do_not_reach_a_job_script(words: dict[str, Any]) -> None:
+    cfg = compose.compose_overrides(["cluster=slurm", "trainer=ddp"])
+    OmegaConf.update(cfg, "cluster", words, force_add=True)
+    with pytest.raises(Refused) as refused:
+        preflight.job(cfg)
+    assert refused.value.key.startswith("cluster")
+
+
+class TwoLoaders(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = torch.nn.Parameter(torch.tensor(0.0))
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return (self.slope * batch).mean()
+
+    def validation_step(self, batch: Tensor, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("val/both", batch.mean())
+        if dataloader_idx == 0:
+            self.log("val/loss", batch.mean(), add_dataloader_idx=False)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([self.slope], lr=0.5)
+
+
+class Look(L.Callback):
+    def __init__(self) -> None:
+        self.seen: list[tuple[bool, set[str]]] = []
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.seen.append((trainer.sanity_checking, resume._logged(trainer) | trainer.callback_metrics.keys()))
+
+
+def test_metrics_of_several_validation_loaders_are_known_in_the_sanity_check(tmp_path: Path) -> None:
+    """There `checkpoint.monitor` is judged."""
+    look, data = Look(), torch.ones(4)
+    trainer = L.Trainer(
+        accelerator="cpu", callbacks=[look], max_epochs=1, enable_progress_bar=False, enable_checkpointing=False,
+        enable_model_summary=False, default_root_dir=tmp_path, logger=False,
+    )  # fmt: skip
+    trainer.fit(TwoLoaders(), data, [data, data])
+    expected = {"val/loss", "val/both/dataloader_idx_0", "val/both/dataloader_idx_1"}
+    assert look.seen == [(True, expected), (False, expected)]
+
+
+class Untested(L.LightningModule):
+    pass
+
+
+class Tested(Untested):
+    def test_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("test/mean", batch.mean())
+
+
+class WithTest(L.LightningDataModule):
+    def test_dataloader(self) -> DataLoader:
+        return DataLoader(torch.ones(4))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("module", "data", "limit", "words"),
+    [
+        (Tested, WithTest, 1.0, ""),
+        (Tested, WithTest, 0, "there are no batches"),
+        (Untested, WithTest, 1.0, "there is no test_step"),
+        (Tested, L.LightningDataModule, 1.0, "there is no test_dataloader"),
+        (Untested, L.LightningDataModule, 1.0, "there is no test_step and no test_dataloader"),
+    ],
+)
+def test_what_is_trained_is_done_without_a_test(
+    module: Any, data: Any, limit: float, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = L.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, limit_test_batches=limit,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    assert record.tested(trainer, module(), data(), must=False) == ({} if words else {"test/mean": 1.0})
+    assert f"note: nothing is tested: {words}\n" in capsys.readouterr().out if words else True
+    if "is no" in words:
+        with pytest.raises(MisconfigurationException):
+            record.tested(trainer, module(), data(), must=True)
+
+
+UNTIL_VALIDATED = "a validation must come before"
+
+
+@pytest.mark.parametrize(
+    ("facts", "options", "told"),
+    [
+        ({"max_steps": 4}, {}, UNTIL_VALIDATED),  # an epoch has 10 batches, two of them make a step
+        ({"max_steps": 5}, {}, ""),
+        ({"max_steps": 4}, {"strict": False}, ""),
+        ({"max_steps": 4}, {"check_on_train_epoch_end": False}, ""),
+        ({"max_steps": 4}, {"monitor": "train/loss"}, ""),
+        ({"max_steps": 4, "val_check_batch": 8}, {"check_on_train_epoch_end": True}, ""),
+        ({"check_val_every_n_epoch": 2}, {"check_on_train_epoch_end": True}, UNTIL_VALIDATED),
+        ({"check_val_every_n_epoch": 2}, {}, ""),
+        ({"num_training_batches": float("inf"), "val_check_batch": float("inf"), "max_steps": 4}, {}, ""),
+    ],
+)
+def test_early_stopping_needs_a_validation(facts: dict[str, Any], options: dict[str, Any], told: str) -> None:
+    usual = {"max_steps": -1, "num_training_batches": 10, "val_check_batch": 10, "accumulate_grad_batches": 2}
+    callback = EarlyStopping(**({"monitor": "val/loss"} | options))
+    trainer: Any = SimpleNamespace(**(usual | {"check_val_every_n_epoch": 1} | facts), val_check_interval=1.0)
+    trainer.callbacks = [callback]
+    callback.setup(trainer, None, "fit")  # type: ignore[arg-type]
+    unsupported.refuse_unvalidated(trainer, set())  # without a sanity check it is not known
+    with pytest.raises(Refused, match=told) if told else nullcontext():
+        unsupported.refuse_unvalidated(trainer, {"val/loss"})

@@ -1,0 +1,360 @@
+"""A run that is stopped and goes on ends as one that was never stopped: bit for bit."""
+
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils._pytree import tree_leaves
+
+from hpc.checkpoint import safe_unpickle, weights
+from hpc.run import directory
+
+pytestmark = pytest.mark.slow
+
+STEPS = 18  # two epochs of nine
+COMMON = [
+    "trainer.accelerator=cpu",
+    "trainer.precision=32-true",
+    "trainer.log_every_n_steps=1",
+    "+trainer.enable_progress_bar=false",
+    "callbacks.progress=null",
+]
+DIGITS = [
+    *COMMON,
+    "trainer.max_epochs=2",
+    "trainer.accumulate_grad_batches=2",
+    "data.global_batch_size=128",
+    "+trainer.limit_test_batches=1",
+]
+STRATEGIES = {
+    "single": (1, ["trainer=cpu"]),
+    "ddp": (4, ["trainer=ddp"]),
+    "fsdp": (4, ["trainer=fsdp"]),
+    "deepspeed": (4, ["trainer=deepspeed"]),
+}
+# Dropout, and the text of Python's own library: few windows of it, as an epoch is all of them.
+DROPOUT = [
+    "trainer=cpu",
+    *COMMON,
+    "experiment=text",
+    "+model.network.dropout=0.1",
+    "model.network.width=32",
+    "model.network.num_layers=1",
+    "trainer.max_steps=12",
+    "trainer.val_check_interval=1000",
+    "+trainer.limit_val_batches=0",
+    "+trainer.limit_test_batches=1",
+    "checkpoint.monitor=null",
+]
+
+
+def scalars(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
+    """Every scalar that TensorBoard shows, but for what depends on time and hardware."""
+    board = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
+    board.Reload()
+    tags = [tag for tag in board.Tags()["scalars"] if not tag.startswith(("perf/", "node/"))]
+    return {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in tags}
+
+
+def state(run_dir: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of the last checkpoint: weights, optimizer states, what each rank keeps for itself."""
+    last = run_dir / "checkpoints" / "last.ckpt"
+    files = {str(file.relative_to(last)): file for file in last.rglob("*.pt")}
+    leaves = {name: [*tree_leaves(safe_unpickle.plain(file))] for name, file in files.items()}
+    found = {f"{name} {k}": leaf for name, all in leaves.items() for k, leaf in enumerate(all) if torch.is_tensor(leaf)}
+    for prefix in ("state_dict.", "optimizer_0.state."):
+        kept, weights.PREFIX = weights.PREFIX, prefix
+        try:
+            found |= {f"{prefix}{name}": value for name, value in weights.read(last).items()}
+        finally:
+            weights.PREFIX = kept
+    return found
+
+
+def assert_same(run_dir: Path, reference: Path) -> None:
+    mine, its = state(run_dir), state(reference)
+    assert mine.keys() == its.keys()
+    assert not [name for name in its if not torch.equal(mine[name], its[name])]
+    assert scalars(run_dir) == scalars(reference)
+    lasts = [path / "checkpoints" / "last.ckpt" for path in (run_dir, reference)]
+    sums = [json.loads((last / "manifest.json").read_text())["files"] for last in lasts]
+    tensors = [{name: one for name, one in files.items() if name.endswith(".distcp")} for files in sums]
+    assert tensors[0] == tensors[1]  # byte for byte
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_run_that_is_stopped_ends_as_one_that_is_not(strategy: str, start: Callable, tmp_path: Path) -> None:
+    ranks, words = STRATEGIES[strategy]
+    words = [*words, *DIGITS, f"trainer.devices={ranks}"]
+    seed = random.randrange(1000)
+    print("seed", seed)  # shown where the test fails
+    stops = sorted(random.Random(seed).sample(range(1, STEPS - 1), 2))
+    run_dir, reference = tmp_path / "stopped", tmp_path / "reference"
+    start(reference, ranks, words)
+    for step in [*stops, None]:
+        assert "that training has changed" not in start(run_dir, ranks, [] if run_dir.exists() else words, step)
+    assert_same(run_dir, reference)
+    assert [step for step, _ in scalars(run_dir)["train/loss"]] == list(range(STEPS))  # no gap, none twice
+    ends = [event["step"] for event in directory.events(run_dir) if event["event"] == "end"]
+    assert ends == [*(step + 1 for step in stops), STEPS]  # warned in the middle of a step: it is done first
+
+
+# What else has a state. On the command line no `_target_` may be typed: here it may.
+TYPED = "import re; from hpc.run import command_line as commandline; commandline.CODE_KEYS = re.compile('(?!)')"
+PLATEAU = """
+import torch
+from my_research.module import Classifier
+
+def configure_optimizers(self):
+    optimizer = self.make_optimizer(self.parameters())
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val/loss"}}
+
+Classifier.configure_optimizers = configure_optimizers
+"""
+STOPPING = [
+    "+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping",
+    "+callbacks.stop.monitor=val/loss",
+    "+callbacks.stop.min_delta=10",
+    "+callbacks.stop.patience=1",
+]
+FINETUNED = ["callbacks=finetune", "callbacks.finetune.unfreeze_backbone_at_epoch=1"]
+ALL = """
+from my_research.module import Classifier
+
+Classifier.configure_optimizers = lambda self: self.make_optimizer(self.parameters())
+"""
+OTHERS = {
+    "finetuning": (FINETUNED, ""),
+    "finetuning, where the optimizer has what is frozen": (FINETUNED, ALL),
+    "early stopping": (STOPPING, TYPED),
+    "plateau": ([], PLATEAU),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_what_has_a_state_keeps_it(what: str, start: Callable, tmp_path: Path) -> None:
+    words, patch = OTHERS[what]
+    words = ["trainer=cpu", *COMMON, "data.global_batch_size=128", "trainer.max_epochs=3", *words]
+    start(tmp_path / "reference", 1, words, patch=patch)
+    for step in (4, 9, 13, None):
+        start(tmp_path / "run", 1, words if step == 4 else [], step, patch)
+    assert_same(tmp_path / "run", tmp_path / "reference")
+
+
+# A schedule that goes by what each rank sees: it rises on one and falls on the other.
+WATCHED = """
+import os
+from my_research.module import Classifier
+
+stepped = Classifier.training_step
+
+def training_step(self, batch, batch_idx):
+    sign = 1 - 2 * int(os.environ["RANK"])
+    self.log("own/watched", float(sign * self.global_step), sync_dist=SYNC)
+    return stepped(self, batch, batch_idx)
+
+Classifier.training_step = training_step
+""" + PLATEAU.replace("val/loss", "own/watched").replace("threshold=10", "threshold=0")
+
+
+def test_ranks_whose_learning_rates_differ_train_no_further(start: Callable, tmp_path: Path) -> None:
+    words = ["trainer=ddp", *COMMON, "trainer.devices=2", "trainer.max_epochs=4", "data.global_batch_size=128"]
+    start(tmp_path / "mean", 2, words, patch=WATCHED.replace("SYNC", "True"))
+    said = start(tmp_path / "own", 2, words, patch=WATCHED.replace("SYNC", "False"), code=2)
+    assert "all ranks must have the same learning rates" in said and "sync_dist=True in self.log('own/watched'" in said
+    assert "Traceback" not in said
+
+
+# On a CPU Lightning takes bf16 where fp16 is asked for.
+SCALED = """
+import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
+from hpc.training import strategies
+
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**9, growth_interval=2)
+strategies.double = lambda precision: [MixedPrecision("16-mixed", "cpu", scaler)]
+"""
+
+
+def test_the_loss_scale_of_fp16_goes_on(start: Callable, tmp_path: Path) -> None:
+    words = ["trainer=cpu", *COMMON, "trainer.max_steps=3", "data.global_batch_size=16", "checkpoint.monitor=null"]
+    words += ["+trainer.limit_val_batches=0", "+trainer.limit_test_batches=1"]
+    start(tmp_path / "reference", 1, words, patch=SCALED)
+    for step in (2, None):
+        start(tmp_path / "run", 1, words if step else [], step, SCALED)
+    assert_same(tmp_path / "run", tmp_path / "reference")
+
+
+@pytest.fixture(scope="module")
+def dropout(start: Callable, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("runs") / "dropout"
+    start(run_dir, 1, DROPOUT)
+    return run_dir
+
+
+def test_dropout_goes_on_with_the_same_random_numbers(dropout: Path, start: Callable, tmp_path: Path) -> None:
+    start(tmp_path / "stopped", 1, DROPOUT, 5)
+    start(tmp_path / "stopped", 1, [])
+    assert_same(tmp_path / "stopped", dropout)
+
+
+LEFT_OUT = {
+    "random numbers": "from hpc.state import randomness; randomness.restore = lambda state: None",
+    "position": "from hpc.data import position; position.start_at = lambda trainer, start: None",
+}
+
+
+@pytest.mark.parametrize("what", LEFT_OUT)
+def test_what_is_left_out_is_missed(what: str, dropout: Path, start: Callable, tmp_path: Path) -> None:
+    """A comparison that could not fail would prove nothing."""
+    start(tmp_path / "stopped", 1, DROPOUT, 5)
+    start(tmp_path / "stopped", 1, [], patch=LEFT_OUT[what])
+    with pytest.raises(AssertionError):
+        assert_same(tmp_path / "stopped", dropout)
+
+
+CLOCK = """
+import os, time
+from my_research.module import Classifier
+
+os.environ["HPC_JOB_END"] = str(time.time() + 20)
+print("until", os.environ["HPC_JOB_END"])
+before = Classifier.training_step
+
+def training_step(self, batch, batch_idx):
+    time.sleep(0.3)
+    return before(self, batch, batch_idx)
+
+Classifier.training_step = training_step
+"""
+
+
+def test_the_end_of_the_jobs_time_is_seen_coming(start: Callable, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    said = start(run_dir, 2, [*COMMON, "strategy=ddp", "trainer.devices=2"], patch=CLOCK, code=85)
+    assert "outcome continue\nwhy the end of the job's time" in (run_dir / "verdict").read_text()
+    assert (run_dir / "verdict").stat().st_mtime < min(map(float, re.findall(r"until (\S+)", said)))
+    saved = (run_dir / "checkpoints" / "last.ckpt").resolve()
+    assert f"step {int(saved.name[5:])}\n" in (run_dir / "verdict").read_text()
+
+
+LONG = """
+import os, time
+from hpc.checkpoint import on_disk as checkpoint
+from hpc.resume import resume
+
+resume.QUIET = 2
+make_durable = checkpoint.make_durable
+
+def slow(part):
+    if os.environ.get("RANK") == "1":
+        for number in range(60):
+            time.sleep(0.25)
+            GROWS and (part / "big").write_bytes(bytes(2**20))
+    make_durable(part)
+
+checkpoint.make_durable = slow
+"""
+FEW = ["trainer=ddp", "trainer.devices=2", *COMMON, "trainer.max_steps=2", "faults.hang_minutes=0.1"]
+FEW += ["+trainer.limit_val_batches=0", "+trainer.limit_test_batches=1", "checkpoint.monitor=null"]
+
+
+@pytest.mark.parametrize(("grows", "codes"), [(True, [0, 0]), (False, [86, 86])])
+def test_a_write_is_waited_for_as_long_as_it_goes_on(
+    grows: bool, codes: list[int], start: Callable, tmp_path: Path
+) -> None:
+    """A rank writes for much longer than a step may take; or it says that it does, and nothing moves."""
+    said = start(tmp_path / "run", 2, FEW, patch=LONG.replace("GROWS", str(grows)), code=codes)
+    assert (tmp_path / "run" / "checkpoints" / "step-000000002").exists() is grows
+    assert grows or "waiting for a checkpoint to be written" in said
+
+
+# A part that the loss uses and `forward` does not.
+PRIOR = """
+import torch
+from my_research.module import Classifier
+
+made, step = Classifier.__init__, Classifier.training_step
+
+def __init__(self, *args, **kwargs):
+    made(self, *args, **kwargs)
+    self.prior = torch.nn.Linear(1, 1)
+
+def training_step(self, batch, batch_idx):
+    return step(self, batch, batch_idx) + self.prior(torch.ones(1, 1, device=self.device)).square().sum()
+
+def configure_optimizers(self):
+    return self.make_optimizer(self.parameters())
+
+Classifier.__init__, Classifier.training_step = __init__, training_step
+Classifier.configure_optimizers = configure_optimizers
+"""
+
+
+def test_ddp_trains_what_only_the_loss_uses(start: Callable, tmp_path: Path) -> None:
+    words = ["trainer=ddp", *COMMON, "trainer.devices=2", "trainer.max_steps=4", "data.global_batch_size=16"]
+    start(tmp_path / "reference", 2, words, patch=PRIOR)
+    start(tmp_path / "run", 2, words, 1, PRIOR)
+    start(tmp_path / "run", 2, [], patch=PRIOR)
+    assert_same(tmp_path / "run", tmp_path / "reference")
+    assert "optimizer_0.state.prior.weight.exp_avg" in state(tmp_path / "run")
+
+
+# A network that counts its calls in training and its gradients, and keeps the first batch that it sees.
+BY_FIRST_BATCH = """
+import json, os, torch
+from my_research.module import Classifier
+
+forward = Classifier.forward
+
+def called(self, inputs):
+    if self.training:
+        self.calls = getattr(self, "calls", 0) + 1
+        self.first = getattr(self, "first", None) or [inputs.double().sum().item(), torch.rand(()).item()]
+    return forward(self, inputs)
+
+def on_fit_start(self):
+    self.register_forward_pre_hook(lambda module, inputs: setattr(self, "last", inputs[0]))
+    self.gradients, weight = [], next(self.parameters())
+    weight.register_hook(lambda gradient: self.gradients.append("gradient"))
+    weight.register_post_accumulate_grad_hook(lambda weight: self.gradients.append("accumulated"))
+
+def on_train_end(self):
+    assert self.gradients == ["gradient", "accumulated"] * 3, self.gradients
+    print(f"seen by rank {os.environ['RANK']}: {self.calls} {json.dumps(self.first)}", flush=True)
+
+Classifier.forward, Classifier.on_train_end = called, on_train_end
+Classifier.on_fit_start = on_fit_start
+"""
+
+
+def test_before_the_first_batch_a_module_is_called_with_nothing(start: Callable, tmp_path: Path) -> None:
+    """Whatever sets itself up by it must see the data; what ranks draw is the same with speeds measured as without."""
+    words = ["trainer=ddp", *COMMON, "trainer.devices=2", "trainer.max_steps=3", "data.global_batch_size=16"]
+    noisy = "from my_research.models.resnet import ResNet\nimport torch\n"
+    noisy += "ResNet.example_input = lambda self, num: torch.randn(num, 1, 8, 8)\n"
+    seen = []
+    for more in ([], ["callbacks.throughput=null"]):
+        said = start(tmp_path / f"run-{len(seen)}", 2, [*words, *more], patch=BY_FIRST_BATCH + noisy)
+        seen.append(sorted(line for line in said.splitlines() if line.startswith("seen by rank")))
+    assert seen[0] == seen[1] and len(seen[0]) == 2
+    assert all(": 3 [" in line for line in seen[0]), seen
+
+
+def test_other_code_than_the_runs_is_told(start: Callable, tmp_path: Path) -> None:
+    run_dir, changed = tmp_path / "my run", "from hpc.system import files\n"
+    changed += "files.checksum = lambda code: '0' * 8\n"
+    words = [*COMMON, "trainer.max_steps=4", "+trainer.limit_val_batches=0", "+trainer.limit_test_batches=1"]
+    assert "note: the code" not in start(run_dir, 1, [*words, "checkpoint.monitor=null"], 1)
+    assert "note: the code" not in start(run_dir, 1, [], 2)
+    assert "has changed since the last attempt" in start(run_dir, 1, [], 3, changed)
+    assert [len(event["code"]) for event in directory.starts(run_dir)] == [8] * 3
+    (run_dir / "code" / "src").mkdir(parents=True)  # as of a run that was submitted
+    (run_dir / "code" / "train.py").write_text("")
+    assert f"with its own: python '{run_dir}/code/train.py' 'resume={run_dir}'" in start(run_dir, 1, [])

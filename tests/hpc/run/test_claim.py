@@ -1,0 +1,207 @@
+"""One writer per run directory, shown with processes that really die, stop and race."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fork import said
+
+from hpc.config.errors import Refused
+from hpc.config.project import PROJECT
+from hpc.run import claim, directory
+
+HERE = {"job": "42", "host": "n1", "pid": 1, "restart": 0}
+# Takes the claim when a file says so, tells what came of it, and then whether it is still its own, line by line.
+PROCESS = """
+import json, os, sys, time
+from pathlib import Path
+sys.path.insert(0, {src!r})
+from hpc.config import project as config
+from hpc.run import claim
+claim.BEAT = float(sys.argv[4])
+run_dir, who = Path(sys.argv[1]), json.loads(sys.argv[2]) | dict(pid=os.getpid())
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    mine = claim.take(run_dir, who, float(sys.argv[3]))
+except errors.Refused as refused:
+    print("refused", str(refused).replace(os.linesep, " "), flush=True)
+    sys.exit(2)
+print("attempt", mine.attempt, flush=True)
+for line in sys.stdin:
+    print(mine.mine(), flush=True)
+mine.release()
+"""
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a process that is about to claim; `go` lets it."""
+    processes = []
+
+    def begin(watch_seconds: float = 2, beat: float = 0.3, **who: object) -> subprocess.Popen[str]:
+        code = PROCESS.format(src=str(PROJECT / "src"))
+        command = [sys.executable, "-c", code, str(tmp_path), json.dumps(HERE | who), str(watch_seconds), str(beat)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        assert said(process) == "ready"
+        return process
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def go(*processes: subprocess.Popen[str]) -> list[str]:
+    for process in processes:
+        assert process.stdin
+        process.stdin.write("\n")
+        process.stdin.flush()
+    return [said(process) for process in processes]
+
+
+def test_a_holder_that_lives_is_named_and_keeps_the_directory(start: Start, tmp_path: Path) -> None:
+    holder = start(beat=claim.BEAT)
+    assert go(holder) == ["attempt 1"]
+    begun = time.monotonic()
+    with pytest.raises(Refused, match=r"job 42 on n1 writes into it\n.*scancel 42") as refused:
+        claim.take(tmp_path, HERE | {"job": "43", "host": "n2"})
+    assert time.monotonic() - begun < 10
+    assert refused.value.key == "run_dir"
+    assert go(holder) == ["True"]
+    assert sorted(path.name for path in (tmp_path / "claims").iterdir()) == ["000001.beat", "000001.json"]
+
+
+@pytest.mark.parametrize(("host", "at_once"), [("n1", True), ("n2", False)])
+def test_a_holder_that_was_killed_is_followed(start: Start, tmp_path: Path, host: str, at_once: bool) -> None:
+    holder = start()
+    go(holder)
+    holder.kill()
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # from now on a zombie: its parent has not asked yet
+    begun = time.monotonic()
+    mine = claim.take(tmp_path, HERE | {"job": "43", "host": host}, watch_seconds=1.5)
+    assert (mine.attempt, mine.mine()) == (2, True)
+    assert (time.monotonic() - begun < 1) is at_once, "on another host it has to be watched"
+    mine.release()
+
+
+def test_one_that_was_cut_off_finds_itself_fenced(start: Start, tmp_path: Path) -> None:
+    holder = start()
+    go(holder)
+    assert go(holder) == ["True"]
+    holder.send_signal(signal.SIGSTOP)
+    mine = claim.take(tmp_path, HERE | {"job": "43"}, watch_seconds=1.5)
+    holder.send_signal(signal.SIGCONT)
+    assert go(holder) == ["False"]
+    assert go(holder) == ["False"]
+    assert mine.mine(), "and leaves the other alone"
+    mine.release()
+
+
+def test_of_two_that_start_together_one_wins(start: Start) -> None:
+    for number in range(1, 4):
+        both = [start(job=job, host=job) for job in ("7", "8")]
+        told = sorted(go(*both))
+        assert told[0] == f"attempt {number}"
+        assert "writes into it" in told[1] and told[1].startswith("refused run_dir=")
+        for process in both:
+            process.communicate()  # the winner says goodbye
+
+
+def test_the_next_start_of_the_same_job_does_not_wait(start: Start, tmp_path: Path) -> None:
+    zombie = start(restart="0")
+    go(zombie)
+    begun = time.monotonic()
+    mine = claim.take(tmp_path, HERE | {"host": "n2", "restart": "1"})
+    assert time.monotonic() - begun < 1
+    assert (mine.attempt, mine.mine(), go(zombie)) == (2, True, ["False"])
+    with pytest.raises(Refused):
+        claim.take(tmp_path, HERE | {"host": "n3", "restart": 0})
+    mine.release()
+
+
+@pytest.mark.parametrize("goodbye", ["release", "end"])
+def test_after_a_goodbye_nobody_waits(tmp_path: Path, goodbye: str) -> None:
+    mine = claim.take(tmp_path, HERE)
+    if goodbye == "end":
+        directory.start(tmp_path, mine.attempt, {})
+        directory.end(tmp_path, mine, mine.attempt, 5, "continue", "SIGTERM")
+    else:
+        mine.release()
+    begun = time.monotonic()
+    following = claim.take(tmp_path, HERE | {"job": None})
+    assert time.monotonic() - begun < 1
+    assert (following.attempt, mine.mine()) == (2, False)
+    with pytest.raises(PermissionError):
+        directory.end(tmp_path, mine, mine.attempt, 6, "finished")
+    for each in (mine, following):
+        each.release()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"job"', '{"process": 3, "host": "n1"}', '{"restart": "x"}', "\xff\x00"])
+def test_a_damaged_claim_counts_and_is_watched(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "claims" / "000004.json").write_text(text, encoding="latin-1")
+    (tmp_path / "claims" / "stray").touch()
+    mine = claim.take(tmp_path, HERE, watch_seconds=0.3)
+    assert mine.attempt == 5
+    (tmp_path / "claims" / "000005.json").write_text(text, encoding="latin-1")
+    assert not mine.mine()
+    monkeypatch.setattr(claim, "_text", lambda path, read=claim._text: mine.beat() or read(path))
+    with pytest.raises(Refused, match=r"(another process|n1) writes into it"):
+        claim.take(tmp_path, HERE)  # its heart still beats
+    mine.release()
+
+
+def test_the_count_goes_on_where_claims_were_deleted(tmp_path: Path) -> None:
+    directory.start(tmp_path, 6, {})
+    mine = claim.take(tmp_path, HERE)
+    assert mine.attempt == 7
+    for path in (tmp_path / "claims").iterdir():
+        path.unlink()
+    assert not mine.mine()
+    mine.release()
+
+
+def test_a_full_disk_does_not_stop_the_heart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = claim.take(tmp_path, HERE)
+    mine.beat()
+    before = (tmp_path / "claims" / "000001.beat").read_text()
+
+    def full(path: Path, text: str) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(claim, "_aside", full)
+    mine.beat()
+    assert (tmp_path / "claims" / "000001.beat").read_text() > before
+    assert mine.mine()
+    mine.release()
+
+
+def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*_: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    mine = claim.take(tmp_path, HERE)
+    assert (mine.attempt, mine.mine()) == (1, True)
+    monkeypatch.setattr(claim, "newest", lambda run_dir: 0)  # it looks before the other has made its claim
+    with pytest.raises(Refused, match="job 42 on n1 writes into it"):
+        claim.take(tmp_path, HERE)
+    mine.release()
+
+
+def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "claims").write_text("a file")
+    for path in (tmp_path, Path("/proc/self")):  # which even root cannot write
+        with pytest.raises(Refused, match="must be a directory one can write"):
+            claim.take(path, HERE)

@@ -1,0 +1,85 @@
+"""A file whose last record a crash has cut off, at every one of its bytes: what stands before counts as before.
+
+And who writes on does so behind it: what comes next is whole.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc.monitor import event_files, node_usage
+from hpc.monitor.sample_files import Curves, Table
+from hpc.run import directory
+from hpc.studies.journal import Journal
+
+COLUMNS = ["time", "attempt", "percent"]
+
+
+def add_note(folder: Path, number: int) -> None:
+    directory.note(folder / "attempts.jsonl", {"event": "start", "attempt": number, "why": "ü"})
+
+
+def add_operation(folder: Path, number: int) -> None:
+    Journal(folder / "journal.jsonl").append_logs([{"op_code": number, "worker_id": "x"}])
+
+
+def add_row(folder: Path, number: int) -> None:
+    Table(folder / "node.csv", COLUMNS).add({"time": 1000.0 + number, "attempt": 1, "percent": 12.345 + number})
+
+
+def points(folder: Path) -> list[Any]:
+    return event_files.read(folder).points.get("loss", [])
+
+
+def rows(folder: Path) -> list[Any]:
+    return [list(values) for values in zip(*node_usage.read(folder / "node.csv")[0].columns.values(), strict=True)]
+
+
+# How a record is added, how all are read.
+FILES: dict[str, tuple[Callable[[Path, int], None], Callable[[Path], list[Any]]]] = {
+    "attempts.jsonl": (add_note, lambda folder: directory.notes(folder / "attempts.jsonl")),
+    "journal.jsonl": (add_operation, lambda folder: list(Journal(folder / "journal.jsonl").read_logs(0))),
+    "node.csv": (add_row, rows),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_record_that_is_cut_off_at_any_byte(name: str, tmp_path: Path) -> None:
+    add, read = FILES[name]
+    file = tmp_path / name
+    for number in range(3):
+        add(tmp_path, number)
+    before = file.stat().st_size
+    add(tmp_path, 3)
+    whole, content = read(tmp_path), file.read_bytes()
+    assert len(whole) == 4
+    for size in range(before, len(content)):
+        file.write_bytes(content[:size])
+        known = read(tmp_path)
+        assert known in (whole[:3], whole), f"cut off at {size - before} of {len(content) - before} bytes"
+        add(tmp_path, 4)
+        assert read(tmp_path) == [*known, _next(add, read, tmp_path, file)]
+
+
+def _next(add: Callable[[Path, int], None], read: Callable[[Path], list[Any]], folder: Path, file: Path) -> Any:
+    """The record of number 4 as it is read from a file of its own."""
+    alone = folder / "alone"
+    alone.mkdir(exist_ok=True)
+    (alone / file.name).unlink(missing_ok=True)
+    add(alone, 4)
+    return read(alone)[0]
+
+
+def test_curves_that_are_cut_off_at_any_byte(tmp_path: Path) -> None:
+    curves = Curves(tmp_path)
+    for step in range(3):
+        curves.add(1.0, step, {"loss": step / 2})
+    (file,) = tmp_path.iterdir()
+    before = file.stat().st_size
+    curves.add(1.0, 3, {"loss": 1.5})
+    whole, content = points(tmp_path), file.read_bytes()
+    for size in range(before, len(content)):
+        file.write_bytes(content[:size])
+        assert points(tmp_path) == whole[:3], f"cut off at {size - before} of {len(content) - before} bytes"

@@ -1,0 +1,513 @@
+"""A run that goes on elsewhere: what may change, what may not, and what is written when it does."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from desk import Desk, qstat
+from fork import ENVIRON, PROJECT
+from omegaconf import OmegaConf
+from test_startup import COMPOSING, PROBE, libraries
+
+from hpc.config import compose as config_compose
+from hpc.config import preflight, project
+from hpc.config.errors import Refused
+from hpc.jobs import job_states
+from hpc.run import changes, command_line, frozen_config, saved_config
+
+SLURM = ["cluster=slurm", "trainer=ddp_4node"]
+CACHE = "callbacks.compile_cache.enabled"
+
+
+def started(run_dir: Path, *words: str) -> Path:
+    """A run directory as the first attempt leaves it."""
+    cfg = config_compose.compose_overrides(words)
+    cfg.run_dir = str(run_dir)
+    preflight.check(cfg)
+    run_dir.mkdir()
+    frozen_config.keep(run_dir, cfg, words)
+    return run_dir
+
+
+def compose(run_dir: Path, *words: str):
+    """As every rank does, and the rules after it."""
+    cfg = command_line.compose(None, [f"resume={run_dir}", *words])
+    preflight.rules(cfg)
+    return cfg
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return started(tmp_path / "run", *SLURM)
+
+
+@pytest.fixture
+def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The project's configs, to be edited."""
+    shutil.copytree(project.CONFIGS, tmp_path / "configs")
+    monkeypatch.setattr(config_compose, "CONFIGS", tmp_path / "configs")
+    return tmp_path / "configs"
+
+
+def edit(file: Path, was: str, now: str) -> None:
+    assert was in file.read_text()
+    file.write_text(file.read_text().replace(was, now))
+
+
+# -- What may change --
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (["trainer.num_nodes=2"], ["trainer.num_nodes: 4 -> 2"]),
+        (["trainer.devices=2"], ["trainer.devices: 4 -> 2"]),
+        (
+            ["cluster.time=4:00:00", "cluster.partition=big"],
+            ["cluster.partition: null -> big", "cluster.time: 1:00:00 -> 4:00:00"],
+        ),
+        (["checkpoint.keep=5"], ["checkpoint.keep: 2 -> 5"]),
+        (["faults.nonfinite=rollback"], ["faults.nonfinite: stop -> rollback"]),
+        (["+data.num_workers=2"], ["data.num_workers: (nothing) -> 2"]),
+        (["callbacks.progress.refresh_rate=1"], ["callbacks.progress.refresh_rate: 10 -> 1"]),
+        (["logger.default_hp_metric=true"], ["logger.default_hp_metric: false -> true"]),
+        (["dirty_tree=refuse"], ["dirty_tree: snapshot -> refuse"]),
+        (["group_readable=true"], ["group_readable: false -> true"]),
+        (["trainer.max_epochs=30"], ["trainer.max_epochs: 20 -> 30"]),
+        (
+            ["trainer.precision=32-true"],
+            ["trainer.precision: bf16-mixed -> 32-true", "model.parallelize.precision: bf16-mixed -> 32-true"],
+        ),
+        (
+            ["strategy.compile=false"],
+            [f"{key}: true -> false" for key in ("strategy.compile", "model.parallelize.compile", CACHE)],
+        ),
+        (["trainer.num_nodes=4"], []),
+        ([], []),
+    ],
+    ids=lambda words: " ".join(words) or "-",
+)  # fmt: skip
+def test_a_run_moves(words: list[str], lines: list[str], run: Path) -> None:
+    cfg = compose(run, *words)
+    assert sorted(changes.changes(run, cfg)) == sorted(lines)
+    for word in words:
+        key, _, value = word.lstrip("+").partition("=")
+        assert str(OmegaConf.select(cfg, key)).lower() == value
+    assert cfg.run_dir == str(run)
+
+
+def test_to_another_strategy_and_cluster(run: Path) -> None:
+    cfg = compose(run, "strategy=fsdp", "cluster=pbs", "trainer.num_nodes=1")
+    preflight.job(cfg)
+    assert (cfg.strategy.name, cfg.cluster.scheduler) == ("fsdp", "pbs")
+    assert cfg.trainer.strategy.data_parallel_size == 4
+    assert "trainer.strategy.gradient_as_bucket_view: true -> (nothing)" in changes.changes(run, cfg)
+
+
+def test_what_each_rank_composes_is_the_same_and_writes_nothing(run: Path) -> None:
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    first, second = (OmegaConf.to_container(compose(run, "trainer.num_nodes=2"), resolve=True) for _ in range(2))
+    assert first == second and {path: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_the_rules_hold_after_a_move(run: Path) -> None:
+    with pytest.raises(Refused, match="divides by data-parallel size"):
+        compose(run, "trainer.num_nodes=3")
+    with pytest.raises(Refused, match="at least 1"):
+        compose(run, "trainer.num_nodes=0", "strategy=deepspeed_zero2")
+
+
+def test_a_persons_own_values_count(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "clusters.yaml").write_text("slurm: {account: mine, partition: theirs}")
+    monkeypatch.setattr(config_compose, "PERSONAL", tmp_path / "clusters.yaml")
+    cfg = compose(run, "cluster.partition=big")
+    assert (cfg.cluster.account, cfg.cluster.partition) == ("mine", "big")
+
+
+# -- What may not --
+
+
+@pytest.mark.parametrize(
+    ("word", "key", "words"),
+    [
+        ("seed=3", "seed=3", "the run has 1"),
+        ("data.global_batch_size=128", "data.global_batch_size=128", "the run has 64"),
+        ("data.seed=2", "data.seed=2", "the run has 1"),
+        ("model.optimizer.lr=0.1", "model.optimizer.lr=0.1", "the run has 0.003"),
+        ("+model.optimizer.eps=1e-6", "model.optimizer.eps=1e-06", "the run has (nothing)"),
+        ("~model.optimizer.weight_decay", "model.optimizer.weight_decay=(nothing)", "the run has 0.05"),
+        ("model.network.widths=[8,16,32]", "model.network.widths=[8, 16, 32]", "the run has [16, 32, 64]"),
+        ("model.parallelize.precision=64-true", "model.parallelize.precision=64-true", "the run has bf16-mixed"),
+        ("name=other", "name=other", "the run has digits"),
+        ("ckpt=/x.ckpt", "ckpt=/x.ckpt", "the run has null"),
+        ("test_only=true", "test_only=true", "the run has false"),
+        ("run_dir=other", "run_dir=other", "its own directory"),
+    ],
+)
+def test_science_stays(word: str, key: str, words: str, run: Path) -> None:
+    with pytest.raises(Refused) as caught:
+        compose(run, "trainer.num_nodes=2", word)
+    assert str(caught.value).startswith(f"{key}\n") and words in str(caught.value)
+    if "run_dir" not in word:
+        assert f"ckpt={run}/checkpoints/last.ckpt" in caught.value.fix
+
+
+@pytest.mark.parametrize("batches", ["true", "1", "5"])
+def test_a_run_that_goes_on_is_not_tried(batches: str, run: Path) -> None:
+    """Lightning would end it after these batches, and it would be finished for good."""
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    with pytest.raises(Refused, match="must stay off while a run goes on") as caught:
+        compose(run, f"+trainer.fast_dev_run={batches}")
+    assert caught.value.key == "trainer.fast_dev_run" and f"without resume={run}" in caught.value.fix
+    assert not compose(run, "+trainer.fast_dev_run=false").trainer.fast_dev_run
+    with pytest.raises(Refused, match="must stay off"):  # without resume=
+        frozen_config.keep(
+            run, config_compose.compose_overrides([*SLURM, "+trainer.fast_dev_run=true", f"run_dir={run}"]), []
+        )
+    assert {path: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_an_edited_file_cannot_slip_in(run: Path, configs: Path) -> None:
+    edit(configs / "trainer" / "base.yaml", "log_every_n_steps: 10", "log_every_n_steps: 7")
+    assert changes.changes(run, compose(run, "trainer.num_nodes=2"))[-1] == "trainer.log_every_n_steps: 10 -> 7"
+    edit(configs / "model" / "base.yaml", "lr: 0.003", "lr: 0.004")
+    assert compose(run).model.optimizer.lr == 0.003  # frozen
+    with pytest.raises(Refused, match=r"model\.optimizer\.lr=0\.004\n.*has 0\.003"):
+        compose(run, "trainer.num_nodes=2")
+
+
+def test_neither_does_one_that_no_longer_follows_the_machine(run: Path, configs: Path) -> None:
+    edit(configs / "model" / "base.yaml", "${trainer.precision}", "32-true")
+    with pytest.raises(Refused, match=r"model\.parallelize\.precision=32-true"):
+        compose(run, "trainer.precision=32-true")
+
+
+def test_the_runs_own_configs_are_composed(run: Path, configs: Path) -> None:
+    shutil.copytree(configs, run / "code" / "configs")
+    edit(configs / "model" / "base.yaml", "lr: 0.003", "lr: 0.004")
+    edit(configs / "cluster" / "slurm.yaml", "cores_per_gpu: 8", "cores_per_gpu: 9")
+    assert changes.changes(run, compose(run, "trainer.num_nodes=2")) == ["trainer.num_nodes: 4 -> 2"]
+
+
+def test_what_the_data_said_of_themselves_stays(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for i in range(60):
+        file = tmp_path / "images" / f"class{i % 3}" / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 7), (i, 0, 0)).save(file)
+    data = ["data=images", f"data.dir={tmp_path}/images", "model=resnet18", "data.global_batch_size=8"]
+    run = started(tmp_path / "run", *data, "trainer=ddp", "cluster=slurm")
+    cfg = compose(run, "trainer.devices=2")
+    assert cfg.data.num_classes == cfg.model.network.num_classes == 3
+    assert changes.changes(run, cfg) == ["trainer.devices: 4 -> 2"]
+    with pytest.raises(Refused, match=r"data\.num_classes=4\n.*has 3"):
+        compose(run, "data.num_classes=4")
+    with pytest.raises(Refused, match=r"warmup_steps=null\n.*has 500"):  # which no check fills in
+        compose(run, "model.warmup_steps=null")
+
+
+# -- What is written --
+
+
+def test_a_move_is_kept(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = (run / "config.yaml").read_text()
+    (run / "verdict").write_text("attempt 1\nstep 9\noutcome failed\nwhy x\n")
+    for words in (["trainer.num_nodes=2"], ["trainer.num_nodes=2"], ["cluster.time=2:00:00"]):
+        frozen_config.keep(run, compose(run, *words), words)
+    assert capsys.readouterr().err == "trainer.num_nodes: 4 -> 2\ncluster.time: 1:00:00 -> 2:00:00\n"
+    assert json.loads((run / "overrides.json").read_text()) == [*SLURM, "trainer.num_nodes=2", "cluster.time=2:00:00"]
+    assert (run / "config-1.yaml").read_text() == first
+    assert OmegaConf.load(run / "config-2.yaml").trainer.num_nodes == 2
+    kept = compose(run)
+    assert (kept.trainer.num_nodes, kept.cluster.time, kept.run_dir) == (2, "2:00:00", str(run))
+    names = {"config.yaml", "config-1.yaml", "config-2.yaml", "overrides.json"}
+    assert {path.name for path in run.iterdir()} == names  # and no verdict on what the run was before
+
+
+def test_a_move_that_turns_out_to_be_impossible_is_taken_back(run: Path) -> None:
+    """Some of it is seen only when training starts; the run must go on as it was, whoever starts it again."""
+    before = {name: (run / name).read_text() for name in ("config.yaml", "overrides.json")}
+    take_back = frozen_config.keep(run, compose(run, "trainer.num_nodes=2"), ["trainer.num_nodes=2"])
+    assert take_back is not None and compose(run).trainer.num_nodes == 2
+    take_back()
+    assert {name: (run / name).read_text() for name in before} == before
+    assert not list(run.glob("config-*"))
+    assert frozen_config.keep(run, compose(run), []) is None  # nothing has changed
+
+
+def test_processes_that_rank_0_starts_may_read_what_it_has_kept(run: Path) -> None:
+    words = ["+data.num_workers=2", "~callbacks.progress"]  # which Hydra refuses the second time
+    cfg = compose(run, *words)
+    frozen_config.keep(run, cfg, words)
+    assert json.loads((run / "overrides.json").read_text()) == [*SLURM, *words]
+    assert OmegaConf.to_container(compose(run, *words), resolve=True) == OmegaConf.to_container(cfg, resolve=True)
+    assert compose(run, "+data.num_workers=3").data.num_workers == 3
+    assert compose(run, "data.num_workers=4").data.num_workers == 4
+
+
+def test_another_config_does_not_take_the_place_of_the_first(run: Path) -> None:
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    other = config_compose.compose_overrides([*SLURM, "seed=3"])
+    other.run_dir = str(run)
+    with pytest.raises(Refused, match=r"seed=3\n.*the run has 1"):
+        frozen_config.keep(run, other, ["seed=3"])
+    assert {path: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_the_same_command_line_once_more_is_the_same_run(run: Path) -> None:
+    again = command_line.resumed(run, [*SLURM, f"run_dir={run}"])  # a script that names its directory, requeued
+    assert changes.changes(run, again) == []
+
+
+@pytest.mark.parametrize("text", [None, "", "[1]", "{}", '["a=1"', '"seed=1"'])
+def test_without_the_words_it_goes_on_but_does_not_move(text: str | None, run: Path) -> None:
+    (run / "overrides.json").unlink()
+    if text is not None:
+        (run / "overrides.json").write_text(text)
+    assert compose(run).trainer.num_nodes == 4
+    with pytest.raises(Refused, match=r"overrides\.json"):
+        compose(run, "trainer.num_nodes=2")
+
+
+def test_words_that_name_code_are_refused_where_they_are_kept_too(run: Path) -> None:
+    (run / "overrides.json").write_text(json.dumps(["model.network._target_=os.system"]))
+    with pytest.raises(Refused, match="not typed"):
+        compose(run, "trainer.num_nodes=2")
+
+
+def test_a_directory_that_was_copied_does_not_write_into_the_first(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "copy")
+    cfg = compose(tmp_path / "copy")
+    assert cfg.run_dir == cfg.logger.save_dir == str(tmp_path / "copy")
+    (tmp_path / "copy" / "overrides.json").unlink()
+    with pytest.raises(Refused, match=r"overrides\.json"):
+        compose(tmp_path / "copy")
+    (tmp_path / "alias").symlink_to(run)
+    assert changes.changes(run, compose(tmp_path / "alias")) == []
+
+
+# -- What is over, or busy --
+
+
+def over(run: Path, outcome: str = "finished") -> None:
+    (run / "verdict").write_text(f"attempt 2\nstep 500\noutcome {outcome}\nwhy -\n")
+
+
+def test_a_finished_run_goes_on_only_to_a_later_end(run: Path) -> None:
+    over(run)
+    for words in ([], ["trainer.num_nodes=2"], ["trainer.max_epochs=20"], ["trainer.max_epochs=3"]):
+        with pytest.raises(Refused, match="the run is finished") as caught:
+            compose(run, *words)
+        assert f"ckpt={run}/checkpoints/last.ckpt" in caught.value.fix and "more than 20" in caught.value.fix
+    with pytest.raises(SystemExit):
+        command_line.compose(None, [f"resume={run}", "--cfg", "job"])  # to look is allowed
+    cfg = compose(run, "trainer.max_epochs=21")
+    assert cfg.trainer.max_epochs == 21
+    frozen_config.keep(run, cfg, ["trainer.max_epochs=21"])
+    assert compose(run).trainer.max_epochs == 21  # the job that does it reads the directory
+
+
+@pytest.mark.parametrize(
+    ("limit", "fewer", "more"),
+    [
+        ("trainer.max_steps=50", "trainer.max_steps=50", "trainer.max_steps=51"),
+        ("trainer.max_steps=50", "trainer.max_steps=49", "trainer.max_steps=-1"),
+        ("trainer.max_epochs=2", "trainer.max_steps=5", "trainer.max_epochs=null"),
+    ],
+)
+def test_steps_and_no_limit_at_all(limit: str, fewer: str, more: str, tmp_path: Path) -> None:
+    run = started(tmp_path / "run", limit)
+    over(run)
+    with pytest.raises(Refused, match=f"the run is finished\n.*{limit.partition('=')[0]}"):
+        compose(run, fewer)
+    compose(run, more)
+
+
+@pytest.mark.parametrize("outcome", ["continue", "failed"])
+def test_other_verdicts_do_not_stop_it(outcome: str, run: Path) -> None:
+    over(run, outcome)
+    compose(run)
+    compose(run, "trainer.num_nodes=2")
+
+
+def test_train_refuses_without_torch(run: Path) -> None:
+    words = [str(PROJECT), str(PROJECT / "train.py"), f"resume={run}", "seed=3"]
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, json.dumps(words)], env=ENVIRON, capture_output=True, text=True, timeout=60
+    )
+    code, modules, _ = json.loads(done.stdout.splitlines()[-1])
+    assert code == 2 and libraries(modules) <= COMPOSING and done.stderr.startswith("refused: seed=3\n")
+
+
+# -- python submit.py resume=... --
+
+
+@pytest.fixture
+def moving(desk: Desk) -> Desk:
+    """A run was submitted, from a project with the shipped configs."""
+    shutil.copytree(project.CONFIGS, desk.project / "configs", dirs_exist_ok=True)
+    assert desk.type(*SLURM, "run_dir=mine") == 0
+    desk.scheduler("echo 18")
+    return desk
+
+
+def test_submit_moves(moving: Desk) -> None:
+    before = Path("mine/job.sh").read_text()
+    assert "--nodes=4\n" in before and "--time=01:00:00\n" in before
+    words = ["trainer.num_nodes=2", "cluster.time=4:00:00"]
+    assert moving.type("resume=mine", *words, "--dry-run") == 0
+    assert moving.err.splitlines() == ["cluster.time: 1:00:00 -> 4:00:00", "trainer.num_nodes: 4 -> 2"]
+    dry = moving.out
+    assert Path("mine/job.sh").read_text() == before and not Path("mine/config-1.yaml").exists()
+    os.umask(0o022)
+    assert moving.type("resume=mine", *words) == 0
+    assert moving.err.splitlines() == ["cluster.time: 1:00:00 -> 4:00:00", "trainer.num_nodes: 4 -> 2"]
+    assert "asks for at most 2 nodes x 4 tasks, 04:00:00: 32 GPU-hours" in moving.out
+    script = Path("mine/job.sh").read_text()
+    assert script == dry == moving.noted("sbatch.script")
+    assert script == before.replace("4 nodes, 16 ranks", "2 nodes, 8 ranks").replace("nodes=4", "nodes=2").replace(
+        "--time=01:", "--time=04:"
+    )
+    assert saved_config.load(Path("mine")).trainer.num_nodes == 2
+    assert json.loads(Path("mine/overrides.json").read_text()) == [*SLURM, "run_dir=mine", *words]
+    mode = {path.stat().st_mode & 0o777 for path in Path("mine").iterdir() if path.is_file()}
+    assert mode == {0o600}
+    # once more, as it is now
+    assert moving.type("resume=mine") == 0 and moving.err == "" and Path("mine/job.sh").read_text() == script
+    assert not Path("mine/config-2.yaml").exists()
+
+
+def test_a_group_is_let_in_and_shut_out(moving: Desk) -> None:
+    Path("mine/code/link").symlink_to(moving.project)
+    before = moving.project.stat().st_mode
+    for readable, expected in (("true", {0o750, 0o640}), ("false", {0o700, 0o600})):
+        assert moving.type("resume=mine", f"group_readable={readable}") == 0
+        written = [path for path in Path("mine").iterdir() if path.is_file()]
+        assert {path.stat().st_mode & 0o777 for path in (Path("mine"), *written)} == expected
+    assert Path("mine/code/train.py").stat().st_mode & 0o777 == 0o600 and moving.project.stat().st_mode == before
+
+
+def test_of_two_that_go_on_with_a_run_at_once_one_queues_a_job(moving: Desk) -> None:
+    moving.scheduler("for k in {1..200}; do [ -e go ] && break; sleep 0.05; done; echo 19")
+    before = moving.noted("sbatch.argv").count("job.sh")
+    if (first := os.fork()) == 0:
+        os._exit(moving.type("resume=mine"))
+    limit = time.monotonic() + 30
+    while moving.noted("sbatch.argv").count("job.sh") == before:
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+    assert moving.type("resume=mine") == 2 and "another submit.py hands a job of this run over" in moving.err
+    Path("go").touch()
+    assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == 0
+    assert moving.noted("sbatch.argv").count("job.sh") == before + 1
+    assert moving.type("resume=mine") == 0  # this scheduler does not say that the job is there
+
+
+def test_to_pbs_with_the_script_of_its_nodes(moving: Desk) -> None:
+    assert moving.type("resume=mine", "cluster=pbs", "trainer.num_nodes=2") == 0
+    assert (
+        moving.noted("qsub.script") == Path("mine/job.sh").read_text()
+        and "--nnodes=2" in Path("mine/node.sh").read_text()
+    )
+
+
+def test_relative_paths_mean_what_they_meant(desk: Desk, tmp_path: Path) -> None:
+    shutil.copytree(project.CONFIGS, desk.project / "configs", dirs_exist_ok=True)
+    (tmp_path / "text.txt").write_text("to be or not to be " * 1000)
+    data = ["data=text", "data.files=text.txt", "data.block_size=16", "model=gpt_tiny"]
+    for cluster in ("slurm", "pbs"):
+        desk.set.chdir(tmp_path)
+        assert desk.type(f"cluster={cluster}", "trainer=ddp", *data, f"run_dir=by {cluster}") == 0, desk.err
+        desk.set.chdir(desk.project)
+        assert desk.type(f"resume=../by {cluster}", "trainer.devices=2") == 0, desk.err
+        assert saved_config.load(tmp_path / f"by {cluster}").trainer.devices == 2
+        assert (
+            f"cd {tmp_path}\n" in (script := (tmp_path / f"by {cluster}/job.sh").read_text())
+            or f"work_dir={tmp_path}\n" in script
+        )
+
+
+def test_a_member_of_a_sweep_moves_alone(desk: Desk) -> None:
+    shutil.copytree(project.CONFIGS, desk.project / "configs", dirs_exist_ok=True)
+    assert desk.type(*SLURM, "seed=1,2", "--multirun") == 0
+    member = desk.runs()[0] / "1_seed=2"
+    assert desk.type(f"resume={member}", "trainer.num_nodes=1") == 0, desk.err
+    assert (saved_config.load(member).seed, saved_config.load(member).trainer.num_nodes) == (2, 1)
+    assert desk.type(f"resume={member.parent}") == 2 and "of a sweep" in desk.err
+
+
+QUEUE = {
+    "slurm": 'echo "17 WORD None"',
+    "pbs": qstat({"17.s": {"job_state": "WORD"}}),
+}
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "word", "said", "cancel"),
+    [
+        ("slurm", "PENDING", "its job 17 is pending", "scancel 17"),
+        ("slurm", "RUNNING", "its job 17 is running", "scancel 17"),
+        ("slurm", "COMPLETED", None, None),
+        ("pbs", "Q", "its job 17 is pending", "qdel 17"),
+        ("pbs", "R", "its job 17 is running", "qdel 17"),
+    ],
+)
+def test_a_run_whose_job_is_queued_is_left_alone(
+    scheduler: str, word: str, said: str | None, cancel: str | None, desk: Desk
+) -> None:
+    assert desk.type(f"cluster={scheduler}", "trainer=ddp", "run_dir=mine") == 0
+    asked = desk.bin / job_states.COMMAND[scheduler]
+    asked.write_text(f"#!{desk.bin / 'bash'}\n{QUEUE[scheduler].replace('WORD', word)}\n")
+    asked.chmod(0o755)
+    desk.scheduler("echo 18")
+    before = {path: path.read_bytes() for path in Path("mine").iterdir() if path.is_file()}
+    code = desk.type("resume=mine")
+    if said is None or cancel is None:
+        assert code == 0
+        return
+    assert code == 2 and said in desk.err and cancel in desk.err
+    assert {path: path.read_bytes() for path in Path("mine").iterdir() if path.is_file()} == before
+    asked.write_text(f"#!{desk.bin / 'bash'}\nexit 1\n")  # it does not answer
+    assert desk.type("resume=mine") == 0
+
+
+def test_a_run_whose_next_job_waits_is_left_alone(desk: Desk) -> None:
+    """The next job of PBS is one that the job before has queued itself."""
+    assert desk.type("cluster=pbs", "trainer=ddp", "run_dir=mine") == 0
+    Path("mine/successors").write_text(f"{time.time():.0f} 18.server\n")
+    jobs = {"17.server": {"job_state": "F", "Exit_status": 85}, "18.server": {"job_state": "H"}}
+    (desk.bin / "qstat").write_text(f"#!{desk.bin / 'bash'}\n{qstat(jobs)}\n")
+    (desk.bin / "qstat").chmod(0o755)
+    assert desk.type("resume=mine") == 2 and "its job 18 is pending" in desk.err and "qdel 18" in desk.err
+    with Path("mine/successors").open("a") as stream:
+        stream.write(f"{time.time():.0f} 19.server\n")
+    jobs["19.server"] = {"job_state": "H"}
+    (desk.bin / "qstat").write_text(f"#!{desk.bin / 'bash'}\n{qstat(jobs)}\n")
+    assert desk.type("resume=mine") == 2 and "qdel 18 19" in desk.err
+    jobs["18.server"]["Job_Owner"] = jobs["19.server"]["Job_Owner"] = "ben@login1"
+    (desk.bin / "qstat").write_text(f"#!{desk.bin / 'bash'}\n{qstat(jobs)}\n")
+    assert desk.type("resume=mine") == 0, "a job of somebody else has this number"
+
+
+def test_of_an_array_only_the_runs_own_part_counts(desk: Desk) -> None:
+    desk.scheduler("echo '29[].server'")
+    assert desk.type("cluster=pbs", "trainer=ddp", "seed=1,2", "--multirun") == 0
+    told = {"29[0]": job_states.State("running", active=True), "29[1]": job_states.State("failed")}
+    desk.set.setattr(job_states, "ask", lambda scheduler, jobs, owners: told)
+    desk.scheduler("echo 30.server")
+    assert desk.type(f"resume={desk.runs()[0]}/0_seed=1") == 2 and "29[0] is running" in desk.err
+    assert desk.type(f"resume={desk.runs()[0]}/1_seed=2") == 0
+
+
+def test_submit_does_not_start_what_is_finished(moving: Desk) -> None:
+    over(Path("mine"))
+    assert moving.type("resume=mine") == 2 and "the run is finished" in moving.err
+    assert json.loads(Path("mine/submitted.json").read_text())["job"] == "17"
+    assert moving.type("resume=mine", "trainer.max_epochs=40") == 0
+    assert not Path("mine/verdict").exists() and saved_config.load(Path("mine")).trainer.max_epochs == 40

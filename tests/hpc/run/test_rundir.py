@@ -1,0 +1,131 @@
+"""Which directory a run gets: one of its own, also of several in one job, and the same when the job starts again."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from hpc.config import compose, errors, freezing
+from hpc.launch.placement import place
+from hpc.run import command_line, directory
+from hpc.training import begin
+
+# What `srun --pty bash` leaves in the environment of every command that is typed in it.
+SHELL = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+SHELL |= {"SLURM_STEP_NODELIST": "n1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+BATCH = {"PBS_JOBID": "18.server", "PBS_ENVIRONMENT": "PBS_BATCH"}
+
+Start = Callable[..., Path]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
+    """Begin a run as train.py does, and end it; its directory."""
+    monkeypatch.setattr(directory, "PROJECT", tmp_path)
+    before = dict(os.environ)
+
+    def forget() -> None:
+        os.environ.clear()
+        os.environ.update(before)
+
+    def run(*words: str, outcome: str = "finished", **environ: str) -> Path:
+        monkeypatch.setattr(sys, "argv", ["train.py", *words])
+        forget()
+        os.environ.update(environ)
+        cfg, here = compose.compose_overrides(words), place(os.environ)
+        fresh = directory.choose(cfg.run_dir, cfg.name, datetime.now(), os.environ, here.step or "0")
+        beginning = begin.together(cfg, here, fresh, False, os.environ)
+        run_dir = Path(cfg.run_dir)
+        assert beginning.claim
+        if not (run_dir / "config.yaml").exists():
+            (run_dir / "config.yaml").write_text(freezing.frozen(cfg))
+            (run_dir / "overrides.json").write_text(json.dumps(words))
+        directory.start(run_dir, beginning.attempt, os.environ)
+        directory.end(run_dir, beginning.claim, beginning.attempt, 0, outcome)
+        beginning.claim.release()
+        return run_dir
+
+    yield run
+    forget()
+
+
+CPU = "trainer=cpu"
+
+
+def test_a_process_that_begins_two_within_a_second_names_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "PROJECT", tmp_path)
+    monkeypatch.setenv(directory.CHOSEN, "")  # so that what `create` sets is taken back
+    monkeypatch.delenv(directory.CHOSEN)
+    now = datetime.now()
+    first = directory.choose(None, "sweep", now, {})
+    for _ in range(3):
+        directory.create(directory.choose(None, "sweep", now, {}), room=0)
+        monkeypatch.delenv(directory.CHOSEN)
+    assert sorted((tmp_path / "runs").iterdir()) == [first, *(first.with_name(f"{first.name}-{n}") for n in (2, 3))]
+
+
+def test_each_run_of_an_interactive_shell_has_a_directory_of_its_own(start: Start) -> None:
+    dirs = [start(CPU, f"seed={seed}", **SHELL).name for seed in (1, 2, 2)]
+    assert dirs == ["digits_17", "digits_17-2", "digits_17-3"]
+
+
+def test_a_job_that_is_started_again_keeps_the_directories_of_its_runs(start: Start) -> None:
+    runs = [[CPU, "seed=1"], [CPU, "seed=2"], [CPU, "seed=2"]]
+    first = [start(*words, outcome="continue", **SHELL) for words in runs]
+    again = [start(*words, outcome="continue", **SHELL, SLURM_RESTART_COUNT="1") for words in runs]
+    assert again == first and len(set(first)) == 3
+
+
+def test_what_a_job_has_finished_is_no_failure_when_it_is_started_again(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for first, again in ((SHELL, SHELL | {"SLURM_RESTART_COUNT": "1"}), (BATCH, BATCH)):
+        run_dir = start(CPU, **first)
+        with pytest.raises(SystemExit) as left, errors.refusals():
+            start(CPU, **again)
+        assert left.value.code == 0
+        said = capfd.readouterr()
+        assert said.out.endswith(f"the run is finished already\nrun directory {run_dir}\n") and not said.err
+        assert "outcome finished" in (run_dir / "verdict").read_text()
+
+
+def test_who_asks_for_a_finished_run_is_told(start: Start) -> None:
+    run_dir = start(CPU, **SHELL)
+    with pytest.raises(errors.Refused, match="the run is finished") as caught:
+        command_line.compose(None, [f"resume={run_dir}"])
+    assert not isinstance(caught.value, errors.Finished)
+
+
+def test_of_many_at_once_each_has_its_own(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        made = list(
+            pool.map(lambda _: directory.reserve(tmp_path / "runs" / "x", False, lambda path: False), range(24))
+        )
+    assert len(set(made)) == 24 and all(path.is_dir() and path.stat().st_mode & 0o777 == 0o700 for path in made)
+
+
+def test_files_of_others_are_not_replaced(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "paper").mkdir()
+    (tmp_path / "paper" / "verdict").write_text("they like it")
+    for folder, words in {tmp_path / "paper": "verdict", directory.PROJECT: "the project's folder"}.items():
+        with pytest.raises(errors.Refused, match=words):
+            start(CPU, f"run_dir={folder}")
+    assert (tmp_path / "paper" / "verdict").read_text() == "they like it"
+    for folder in (tmp_path / "scratch", tmp_path / "linked"):
+        folder.mkdir()
+    (tmp_path / "linked" / "checkpoints").symlink_to(tmp_path / "scratch")
+    start(CPU, f"run_dir={tmp_path / 'linked'}")  # nothing is in that folder
+    run_dir = start(CPU, f"run_dir={tmp_path / 'mine'}", outcome="continue")
+    (run_dir / "config.yaml").unlink()  # as an attempt leaves it that failed before it had begun
+    assert start(CPU, f"run_dir={run_dir}") == run_dir
+
+
+def test_what_is_no_run_of_this_job_is_left_alone(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "digits_17").mkdir(parents=True)
+    (tmp_path / "runs" / "digits_17-2").write_text("a file")
+    assert start(CPU, **SHELL, SLURM_RESTART_COUNT="1").name == "digits_17-3"

@@ -1,0 +1,140 @@
+"""One command line, many runs: the members of a job array, and what they share."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from desk import Desk
+
+from hpc.config import preflight
+from hpc.config import typed as config_typed
+from hpc.config.errors import Refused
+from hpc.run import directory, saved_config
+from hpc.studies import sweep
+
+FOLDER = Path("/runs/sweep")
+
+
+def test_members_are_all_combinations_with_a_directory_each() -> None:
+    typed = ["cluster=slurm", "seed=1,2", "data=digits", "model.optimizer.lr=1e-3,0.01"]
+    cfgs = [cfg for cfg, _ in sweep.members(typed, FOLDER)]
+    assert [(cfg.seed, cfg.model.optimizer.lr) for cfg in cfgs] == [(1, 0.001), (1, 0.01), (2, 0.001), (2, 0.01)]
+    assert [Path(cfg.run_dir).parent for cfg in cfgs] == [FOLDER] * 4
+    names = [Path(cfg.run_dir).name for cfg in cfgs]
+    assert names[0] == "0_seed=1_model.optimizer.lr=0.001" and len(set(names)) == 4
+
+
+@pytest.mark.parametrize(
+    ("typed", "values"),
+    [
+        ("seed=range(3)", [0, 1, 2]),
+        ("cluster.account=0123,0456", ["0123", "0456"]),
+        ("cluster.time=1:00:00,2-12", ["1:00:00", "2-12"]),
+        ("cluster.partition=no,yes", ["no", "yes"]),
+        ("ckpt=/a b/x.ckpt,'/c,d'", ["/a b/x.ckpt", "/c,d"]),
+        ("model.network.widths=[8,16],[16,32]", [[8, 16], [16, 32]]),
+        ("name=a,b", ["a", "b"]),
+    ],
+)
+def test_values_of_all_kinds_vary(typed: str, values: list) -> None:
+    key = typed.partition("=")[0]
+    cfgs = [cfg for cfg, _ in sweep.members([typed], FOLDER)]
+    assert [config_typed.flat(cfg)[key] for cfg in cfgs] == values
+    assert all(Path(cfg.run_dir).parent == FOLDER for cfg in cfgs)
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["seed=1"], "no key has several values"),
+        ([], "no key has several values"),
+        (["seed=range(2000)"], "at most 1000"),
+        (["seed=1,2", "run_dir=mine"], "leave run_dir= out"),
+        (["sead=1,2"], "seed=..."),
+        (["model=gtp_tiny,resnet_digits"], "model=gpt_tiny"),
+    ],
+)
+def test_what_is_no_sweep_is_refused(typed: list[str], words: str) -> None:
+    with pytest.raises(Refused) as caught:
+        sweep.members(typed, FOLDER)
+    assert words in str(caught.value)
+
+
+def test_without_multirun_several_values_are_refused(desk: Desk) -> None:
+    assert desk.type("cluster=slurm", "seed=1,2") == 2
+    assert desk.err.startswith("refused: ") and "--multirun" in desk.err and desk.runs() == []
+
+
+def test_room_is_asked_for_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not per member: a thousand of them would write and sync 16 GiB."""
+    synced: list[int] = []
+    monkeypatch.setattr(directory.os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
+    assert desk.type("cluster=slurm", "seed=1,2,3", "--multirun") == 0
+    assert [size for size in synced if size >= directory.ROOM] == [directory.ROOM]
+
+
+def test_two_sweeps_never_share_a_folder(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two containers may have the same process numbers, in the same second."""
+    monkeypatch.setattr(directory, "choose", lambda *_: desk.project / "runs" / "sweep")
+    assert desk.type("cluster=slurm", "seed=1,2", "--multirun") == 0
+    assert desk.type("cluster=slurm", "seed=3,4", "--multirun") == 2
+    assert "submit again" in desk.err and desk.noted("sbatch.argv").count("job.sh") == 1
+    assert len((desk.project / "runs" / "sweep" / "members").read_text().splitlines()) == 2
+
+
+def test_a_sweep_is_one_array(desk: Desk) -> None:
+    desk.scheduler("echo 17")
+    typed = ["cluster=slurm", "trainer=ddp", "seed=1,2,3", "--multirun", "--at-once", "2"]
+    assert desk.type(*typed) == 0
+    (folder,) = desk.runs()
+    members = [Path(line) for line in (folder / "members").read_text().splitlines()]
+    assert [path.name for path in members] == ["0_seed=1", "1_seed=2", "2_seed=3"]
+    assert desk.out.splitlines() == [
+        "job 17",
+        f"run directory {folder}",
+        f"log {folder}/job-17_*.log",
+        "asks for at most 3 runs of 1 nodes x 4 tasks, 01:00:00 each: 12 GPU-hours",
+    ]
+    assert desk.noted("sbatch.argv").splitlines() == ["--parsable", str(folder / "job.sh")]
+    script = desk.noted("sbatch.script")
+    assert "#SBATCH --array=0-2%2\n" in script and f'#SBATCH --output="{folder}/job-%A_%a.log"\n' in script
+    assert [saved_config.load(path).seed for path in members] == [1, 2, 3]
+    saved = [json.loads((path / "overrides.json").read_text()) for path in members]
+    assert saved == [["cluster=slurm", "trainer=ddp", f"seed={seed}"] for seed in (1, 2, 3)]
+    assert not (folder / "overrides.json").exists()
+    for path in members:
+        assert (path / "code" / "train.py").read_text() == "# train.py\n" and (path / "code").is_symlink()
+    assert json.loads((folder / "submitted.json").read_text())["job"] == "17"
+    # one of them alone, afterwards
+    desk.scheduler("echo 18")
+    assert desk.type(f"resume={members[1]}", "--parsable") == 0 and desk.out == f"18 {members[1]}\n"
+    assert "--array" not in desk.noted("sbatch.script")
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["trainer=ddp,ddp_4node"], "here nodes is 1 and 4"),
+        (["trainer=ddp", "trainer.devices=1,2"], "here tasks_per_node is 1 and 2"),
+        (["cluster.time=1:00:00,2:00:00"], "here seconds is 3600 and 7200"),
+        (["seed=1,x"], "int"),
+        (["data.global_batch_size=64,0"], "at least 1"),
+        (["name=a,b c"], "name"),
+        (["seed=1,2", "--at-once", "0"], "at least 1"),
+        (["seed=1,2", "--cfg", "job"], "without --multirun"),
+        (["seed=1"], "several values"),
+    ],
+)
+def test_a_sweep_that_cannot_be_one_array_writes_nothing(typed: list[str], words: str, desk: Desk) -> None:
+    assert desk.type("cluster=slurm", *typed, "-m") == 2
+    assert words in desk.err and desk.runs() == [] and desk.noted("sbatch.argv") == ""
+
+
+def test_names_may_differ() -> None:
+    from hpc.jobs import job
+
+    cfgs = [cfg for cfg, _ in sweep.members(["cluster=slurm", "name=a,b"], FOLDER)]
+    for cfg in cfgs:
+        preflight.rules(cfg)
+    sweep.refuse_unlike([job.of(cfg, code=Path(cfg.run_dir)) for cfg in cfgs])

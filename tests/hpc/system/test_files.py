@@ -1,0 +1,44 @@
+"""Reading what others may have made: nothing is waited for, nothing grows without end, nothing leads elsewhere."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpc.config import errors
+from hpc.run import directory, saved_config
+from hpc.system import files
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for path in (tmp_path / "pipe", tmp_path / "device", tmp_path):
+        with pytest.raises(OSError, match=r"regular file|directory"):
+            files.text(path)
+
+
+def test_nothing_is_added_to_what_a_link_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "attempts.jsonl").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic links"):
+        directory.note(tmp_path / "attempts.jsonl", {"event": "start"})
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_json_that_is_too_deep_is_damaged_json() -> None:
+    with pytest.raises(ValueError, match="too deeply"):
+        files.parsed("[" * 100_000)
+
+
+def test_aliases_of_aliases_are_not_followed(tmp_path: Path) -> None:
+    lines = ["a: &a [x,x,x,x,x,x,x,x,x]"]
+    lines += [f"{b}: &{b} [{','.join(['*' + a] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)]
+    (tmp_path / "config.yaml").write_text("\n".join(lines))
+    with pytest.raises(errors.Refused, match="its aliases stand for"):
+        saved_config.load(tmp_path)
+
+
+def test_a_terminal_is_sent_no_codes() -> None:
+    told = str(errors.Refused("a\nb", "\x1b]0;owned\x07\u202e", "rule", "fix"))
+    assert told.splitlines()[0] == "a\\nb=\\x1b]0;owned\\x07\\u202e"

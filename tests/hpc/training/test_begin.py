@@ -1,0 +1,209 @@
+"""A start of a run: one at a time, from the newest checkpoint that is whole, and never from nothing by mistake."""
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from test_checkpoint import edit, truncate, written
+
+from hpc.checkpoint import on_disk
+from hpc.config.errors import Refused
+from hpc.launch import placement
+from hpc.run import directory
+from hpc.training import attempt as training_attempt
+from hpc.training.attempt import Beginning
+
+JOB = {"SLURM_JOB_ID": "7"}
+
+
+def alone(run_dir: Path) -> list[Beginning | Refused]:
+    try:
+        return [training_attempt.alone(run_dir, "here", dict(JOB))]
+    except Refused as refused:
+        return [refused]
+
+
+def two(run_dir: Path) -> list[Beginning | Refused]:
+    """As two ranks that have met; threads, for which it makes no difference here."""
+    from torch.distributed import HashStore
+
+    store, said = HashStore(), {}
+
+    def rank(number: int) -> None:
+        place = placement.Place("srun", number, 2, number, 2)
+        try:
+            said[number] = training_attempt.together(run_dir, place, ["n1", "n2"], store, 30, dict(JOB))
+        except Refused as refused:
+            said[number] = refused
+
+    ranks = [threading.Thread(target=rank, args=[number]) for number in range(2)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join(60)
+    return [said[number] for number in range(2)]
+
+
+Begin = Callable[[Path], list[Beginning | Refused]]
+
+
+@pytest.fixture(params=[alone, two])
+def start(request: pytest.FixtureRequest) -> Begin:
+    """Each start is over when the next begins, as if its process had ended."""
+
+    def run(run_dir: Path) -> list[Beginning | Refused]:
+        begun = request.param(run_dir)
+        if isinstance(begun[0], Beginning) and begun[0].claim:
+            begun[0].claim.release()
+        return begun
+
+    return run
+
+
+def went_on(begun: list[Beginning | Refused]) -> tuple[int, int | None]:
+    """Attempt and step, on which all ranks agree; rank 0 alone has the claim."""
+    found = []
+    for number, beginning in enumerate(begun):
+        assert isinstance(beginning, Beginning), beginning
+        assert (beginning.claim is not None) == (number == 0)
+        found.append((beginning.attempt, beginning.checkpoint.step if beginning.checkpoint else None))
+    assert len(set(found)) == 1
+    return found[0]
+
+
+def refusal(begun: list[Beginning | Refused]) -> str:
+    assert all(isinstance(refused, Refused) for refused in begun)
+    assert len({str(refused) for refused in begun}) == 1
+    return str(begun[0])
+
+
+def note(run_dir: Path, attempt: int, from_step: int) -> None:
+    directory.start(run_dir, attempt, JOB, from_step=from_step)
+
+
+def test_a_run_begins_and_goes_on(start: Begin, tmp_path: Path) -> None:
+    assert went_on(start(tmp_path)) == (1, None)
+    note(tmp_path, 1, 0)
+    for step in (10, 20):
+        written(tmp_path, step, attempt=1)
+    assert went_on(start(tmp_path)) == (2, 20)
+
+
+def test_processes_that_were_started_from_one_take_over_what_it_found(tmp_path: Path) -> None:
+    written(tmp_path, 10)
+    environ = dict(JOB)
+    first = training_attempt.alone(tmp_path, "here", environ)
+    second = training_attempt.alone(tmp_path, "here", environ)
+    assert first.claim and not second.claim and second.attempt == 1
+    assert second.checkpoint and first.checkpoint and second.checkpoint.path == first.checkpoint.path
+    first.claim.release()
+
+
+@pytest.mark.parametrize("begins", [alone, two])
+def test_of_two_jobs_the_second_is_refused(begins: Begin, tmp_path: Path) -> None:
+    first = begins(tmp_path)
+    assert went_on(first) == (1, None)
+    said = refusal(begins(tmp_path))
+    assert "job 7" in said and "writes into it" in said and "scancel 7" in said
+    first[0].claim.release()
+
+
+DAMAGE = {
+    "truncated": lambda final: truncate(final / "__0_0.distcp"),
+    "a file is missing": lambda final: (final / "empty").unlink(),
+    "half a manifest": lambda final: os.truncate(final / on_disk.MANIFEST, 20),
+    "both": lambda final: (truncate(final / "meta.pt"), (final / "__0_0.distcp").unlink()),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_one_is_reported_and_the_one_before_is_used(
+    what: str, start: Begin, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (10, 20, 30):
+        written(tmp_path, step)
+    for step in (20, 30):
+        DAMAGE[what](on_disk.place(tmp_path, step))
+    assert went_on(start(tmp_path)) == (1, 10)
+    told = [line for line in capsys.readouterr().out.splitlines() if "is damaged and not used" in line]
+    assert sorted(step for step in (10, 20, 30) for line in told if f"{step:09}" in line) == [20, 30]
+
+
+@pytest.mark.parametrize("left", ["damaged", "no manifest", "nothing"])
+def test_a_run_that_got_somewhere_does_not_start_anew(left: str, start: Begin, tmp_path: Path) -> None:
+    run_dir = tmp_path / "my run"
+    run_dir.mkdir()
+    note(run_dir, 1, 0)
+    final = written(run_dir, 20)
+    if left == "damaged":
+        truncate(final / "meta.pt")
+    elif left == "no manifest":
+        (final / on_disk.MANIFEST).unlink()
+    else:
+        note(run_dir, 2, 20)
+        final.rename(tmp_path / "elsewhere")
+    refused = start(run_dir)
+    reached = 20 if left == "nothing" else 0
+    assert f"it came to step {reached} or further, and none of its checkpoints is whole" in refusal(refused)
+    os.system(refused[0].fix.removesuffix(" to start it anew"))
+    assert went_on(start(run_dir))[1] is None
+
+
+def test_an_attempt_that_ended_before_its_first_checkpoint_may_be_repeated(start: Begin, tmp_path: Path) -> None:
+    note(tmp_path, 1, 0)
+    on_disk.aside(on_disk.place(tmp_path, 10))
+    assert went_on(start(tmp_path)) == (2, None)
+
+
+def test_what_a_node_wrote_that_was_cut_off_is_not_used(start: Begin, tmp_path: Path) -> None:
+    """Attempt 2 had gone on from step 10 when attempt 1, back on the network, published step 20."""
+    for attempt, from_step in ((1, 0), (2, 10)):
+        note(tmp_path, attempt, from_step)
+    for step in (10, 20):
+        written(tmp_path, step, attempt=1)
+    assert went_on(start(tmp_path)) == (3, 10)
+    written(tmp_path, 15, attempt=2)
+    assert went_on(start(tmp_path))[1] == 15
+
+
+def test_one_of_a_newer_version_is_refused(start: Begin, tmp_path: Path) -> None:
+    written(tmp_path, 10)
+    edit(written(tmp_path, 20), lambda said: said.update(version=on_disk.VERSION + 1))
+    assert "newer version" in refusal(start(tmp_path))
+
+
+def test_a_directory_that_cannot_be_written_is_refused_in_one_line(start: Begin, tmp_path: Path) -> None:
+    (tmp_path / "claims").write_text("")
+    said = refusal(start(tmp_path))
+    assert "must be a directory one can write" in said and str(tmp_path) in said
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "step-500", "epoch=3-step=12.ckpt"])
+def test_checkpoints_of_another_program_are_left_alone(name: str, start: Begin, tmp_path: Path) -> None:
+    there = tmp_path / "checkpoints" / name
+    there.parent.mkdir()
+    there.write_text("weights")
+    said = refusal(start(tmp_path))
+    assert "must not write into checkpoints of another program" in said and name in said and "rm -r" not in said
+    note(tmp_path, 1, 0)  # what came when the run was there already is its own business
+    assert went_on(start(tmp_path))[1] is None and there.read_text() == "weights"
+
+
+def test_a_line_that_a_crash_cut_short_is_passed_over(start: Begin, tmp_path: Path) -> None:
+    note(tmp_path, 1, 0)
+    with (tmp_path / "attempts.jsonl").open("a") as stream:
+        stream.write(json.dumps({"event": "start", "attempt": 2, "from_step": 99})[:-5])
+    written(tmp_path, 10, attempt=1)
+    assert went_on(start(tmp_path))[1] == 10
+
+
+def test_a_run_that_a_run_starts_is_none_of_its_ranks() -> None:
+    """As a hook does that evaluates a checkpoint in a process of its own: all of the environment is inherited."""
+    inherited = {training_attempt.BEGUN: "1 /run/checkpoints/step-000000001", directory.CHOSEN: "/run"}
+    for rank, kept in (("0", {}), ("1", inherited)):  # Lightning gives its children ranks from 1 on
+        environ = {**inherited, "LOCAL_RANK": rank}
+        training_attempt.apart(placement.place(environ), environ)
+        assert environ == {**kept, "LOCAL_RANK": rank}

@@ -1,0 +1,198 @@
+"""What training logs: every number once, means over ranks and micro-batches, and nobody waits for it."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpc.training.curves import Curves, mean, scalars, sent
+
+
+class Logger(L.pytorch.loggers.CSVLogger):
+    """Remembers what it was given, and when: (step of the point, optimizer steps done, numbers)."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.seen: list[tuple[int, int, dict[str, float]]] = []
+        self.trainer: Any = None
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.seen.append((step or 0, self.trainer.global_step, dict(metrics)))
+
+
+class Line(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = torch.nn.Parameter(torch.tensor(0.0))
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Tensor]:
+        return {"loss": self.slope + batch.mean(), "train/double": 2 * batch.mean()}
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([self.slope], lr=0.5)
+
+
+def fitted(folder: Path, batches: list[float], module: L.LightningModule | None = None, **options: Any) -> Logger:
+    logger = Logger(folder)
+    logger.trainer = L.Trainer(
+        accelerator="cpu", logger=logger, enable_progress_bar=False, enable_checkpointing=False,
+        enable_model_summary=False, default_root_dir=folder, **{"callbacks": [Curves()], "max_epochs": 1} | options,
+    )  # fmt: skip
+    logger.trainer.fit(module or Line(), torch.tensor(batches))
+    return logger
+
+
+def test_points_lie_where_they_should_and_hold_what_the_step_returned(tmp_path: Path) -> None:
+    seen = fitted(tmp_path, [float(i) for i in range(6)], log_every_n_steps=2).seen
+    assert [(step, numbers["train/double"], numbers["lr"]) for step, _, numbers in seen] == [
+        (1, 2.0, 0.5), (3, 6.0, 0.5), (5, 10.0, 0.5),
+    ]  # fmt: skip
+    assert [numbers["train/loss"] for _, _, numbers in seen] == [1 - 0.5, 3 - 1.5, 5 - 2.5]
+
+
+def test_a_point_is_read_when_the_next_one_is_made(tmp_path: Path) -> None:
+    seen = fitted(tmp_path, [0.0] * 9, log_every_n_steps=3).seen
+    assert [(step, done) for step, done, _ in seen] == [(2, 6), (5, 9), (8, 9)]
+
+
+def test_micro_batches_are_averaged(tmp_path: Path) -> None:
+    seen = fitted(tmp_path, [1.0, 3.0, 5.0, 7.0], log_every_n_steps=1, accumulate_grad_batches=2).seen
+    assert [(step, numbers["train/loss"], numbers["train/double"]) for step, _, numbers in seen] == [
+        (0, 2.0, 4.0), (1, 6.0 - 0.5, 12.0),
+    ]  # fmt: skip
+    halves: list[Any] = [{"loss": torch.tensor(0.5)}, {"loss": torch.tensor(1.5)}]  # Lightning has divided them
+    assert mean(halves, 2)["train/loss"] == 2.0
+
+
+def test_the_last_step_of_an_epoch_may_have_fewer_micro_batches(tmp_path: Path) -> None:
+    seen = fitted(tmp_path, [1.0, 3.0, 5.0], log_every_n_steps=1, accumulate_grad_batches=2).seen
+    assert [(step, numbers["train/loss"], numbers["train/double"]) for step, _, numbers in seen] == [
+        (0, 2.0, 4.0), (1, 5.0 - 0.5, 10.0),
+    ]  # fmt: skip
+
+
+class Anything(Line):
+    """Returns what Lightning takes, and what callbacks of a researcher's may want."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        classes = torch.arange(4)
+        more = {"preds": classes, "name": "a", "none": None, "list": [1.0], "net": self, 3: batch, "z": torch.ones(1)}
+        numbers = {"half": 0.5, "count": torch.tensor(3), "scalar": (self.slope + 2.0)}
+        return {"loss": super().training_step(batch, batch_idx)["loss"], **more, **numbers}
+
+
+class Skips(Line):
+    """Passes over every second batch."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) if batch_idx % 2 else None
+
+
+class Manual(Line):
+    """As Lightning's example of a GAN: optimizes by hand and returns nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        self.manual_backward(self.slope + batch.mean())
+        self.optimizers().step()  # type: ignore[union-attr]
+
+
+def test_only_scalars_make_curves_and_the_rest_is_left_alone(tmp_path: Path) -> None:
+    (_, _, numbers), *_ = fitted(tmp_path, [1.0, 1.0], Anything(), log_every_n_steps=1).seen
+    assert numbers == {"train/loss": 1.0, "half": 0.5, "count": 3.0, "scalar": 2.0, "lr": 0.5}
+
+
+def test_a_loss_of_one_number_may_have_any_shape(tmp_path: Path) -> None:
+    assert scalars({"loss": torch.ones(1, 1)}, torch.device("cpu"))["loss"].shape == ()
+    assert scalars({"loss": torch.ones(2)}, torch.device("cpu")) == {} == scalars(None, torch.device("cpu"))
+
+
+@pytest.mark.filterwarnings("ignore:.*returned `None`")
+def test_a_step_that_returns_nothing_has_no_point(tmp_path: Path) -> None:
+    seen = fitted(tmp_path / "skips", [0.0, 1.0, 2.0, 3.0], Skips(), log_every_n_steps=1).seen
+    assert [(step, numbers["train/double"]) for step, _, numbers in seen] == [(1, 2.0), (3, 6.0)]
+    seen = fitted(tmp_path / "two", [0.0, 1.0, 2.0, 3.0], Skips(), log_every_n_steps=1, accumulate_grad_batches=2).seen
+    assert [numbers["train/double"] for _, _, numbers in seen] == [2.0, 6.0]
+    assert fitted(tmp_path / "manual", [0.0, 1.0], Manual(), log_every_n_steps=1).seen == []
+
+
+class Logs(Line):
+    """Gives names of its own that are drawn of every run, at the places where researchers do."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        self.log("train/loss", 7.0, on_step=False, on_epoch=True)
+        self.log("train/double", 8.0, on_step=True, on_epoch=True)  # as train/double_step and train/double_epoch
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, *batch: Any) -> None:
+        self.log("lr", 42.0)
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train/half", 9.0)
+
+
+def test_a_name_that_the_module_logs_is_left_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = fitted(tmp_path, [1.0, 2.0], Logs(), log_every_n_steps=1).seen
+    values = {name: [numbers[name] for *_, numbers in seen if name in numbers] for name in ("train/loss", "lr")}
+    assert values == {"train/loss": [7.0], "lr": [42.0, 42.0]}
+    assert [numbers["train/double"] for *_, numbers in seen if "train/double" in numbers] == [2.0, 4.0]
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note:")]
+    assert notes == ["note: the module logs lr, train/loss itself: these curves have its values alone from step 0 on"]
+
+
+class Late(Line):
+    """Gives a name for the first time when an epoch ends."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        return {**super().training_step(batch, batch_idx), "train/own": batch.mean()}
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train/own", 9.0)
+
+
+def test_what_is_left_out_does_not_depend_on_checkpoints(tmp_path: Path) -> None:
+    """Neither on when one is saved, nor on whether it is gone on from."""
+    options: Any = {"max_epochs": 2, "log_every_n_steps": 2}
+    curves, checkpoint = Curves(), {}
+
+    class Saves(L.Callback):
+        def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *batch: Any) -> None:
+            curves.on_save_checkpoint(trainer, pl_module, checkpoint)
+
+    def points(logger: Logger) -> list[tuple[int, float]]:
+        return sorted((step, numbers["train/own"]) for step, _, numbers in logger.seen if "train/own" in numbers)
+
+    whole = points(fitted(tmp_path / "whole", [1.0, 2.0, 3.0], Late(), **options))
+    assert whole == [(1, 2.0), (2, 9.0), (5, 9.0)]
+    saves = fitted(tmp_path / "saves", [1.0, 2.0, 3.0], Late(), callbacks=[curves, Saves()], **options)
+    assert points(saves) == whole
+    resumed = Curves()
+    resumed.on_load_checkpoint(saves.trainer, saves.trainer.lightning_module, checkpoint)
+    seen = fitted(tmp_path / "resumed", [1.0, 2.0], Late(), callbacks=[resumed], log_every_n_steps=1)
+    assert points(seen) == [(1, 9.0)]  # no longer known to Lightning, and left out from the first step on
+
+
+def test_a_resumed_run_knows_the_rate_of_the_last_step() -> None:
+    """With manual optimization its first batch may make none."""
+    before, after = Curves(), Curves()
+    before._lr = 0.3
+    after.load_state_dict(before.state_dict())
+    assert after._lr == 0.3
+
+
+def test_ranks_are_averaged(together: Any) -> None:
+    assert together(_read, 3) == [[2.0, 20.0]] * 3
+
+
+def _read(rank: int) -> list[float]:
+    numbers = {"train/loss": torch.tensor(rank + 1.0), "train/other": torch.tensor(10.0 * (rank + 1))}
+    read = sent(0, numbers, {"lr": 0.1}).read()
+    assert dist.get_world_size() == 3 and read["lr"] == 0.1
+    return [read["train/loss"], read["train/other"]]

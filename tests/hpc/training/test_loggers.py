@@ -1,0 +1,261 @@
+"""What a run has logged is there once it goes on, each step once; and no file that it has not written is touched."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fork import scalars
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from omegaconf import OmegaConf
+from torch.utils.tensorboard import SummaryWriter
+
+from hpc.checkpoint.on_disk import Checkpoint
+from hpc.config.errors import Refused
+from hpc.training import loggers, record
+
+WORDS = [
+    "trainer=cpu",
+    "trainer.log_every_n_steps=1",
+    "trainer.max_epochs=2",
+    "+trainer.enable_progress_bar=false",
+    "+trainer.limit_train_batches=4",
+    "+trainer.limit_val_batches=1",
+    "+trainer.limit_test_batches=1",
+    "callbacks.progress=null",
+    "callbacks.monitor=null",
+]
+# On the command line no `_target_` may be typed: here it may, and is then as good as one in a file of configs/.
+TYPED = """
+import re
+from hpc.config import trust
+from hpc.run import command_line as commandline
+
+commandline.CODE_KEYS = re.compile("(?!)")
+trust.NAMED_ONLY = ()
+"""
+BOARD = "{_target_:lightning.pytorch.loggers.TensorBoardLogger,save_dir:${run_dir},name:tensorboard,version:''}"
+TABLE = "{_target_:lightning.pytorch.loggers.CSVLogger,save_dir:${run_dir},name:table,flush_logs_every_n_steps:3}"
+
+
+def tables(run_dir: Path) -> list[list[tuple[str, ...]]]:
+    """The rows of each metrics.csv, but for what depends on time and hardware."""
+    found = []
+    for file in sorted(run_dir.glob("table/*/metrics.csv")):
+        rows = list(csv.DictReader(file.open()))
+        kept = [{key: value for key, value in row.items() if value and not key.startswith("perf/")} for row in rows]
+        found.append(sorted(tuple(f"{k}={v}" for k, v in sorted(row.items())) for row in kept if len(row) > 1))
+    return found
+
+
+@pytest.mark.slow
+def test_a_table_beside_tensorboard_holds_the_rows_of_the_uninterrupted_run(start: Callable, tmp_path: Path) -> None:
+    words = [*WORDS, "~logger", f"+logger=[{BOARD},{TABLE}]"]
+    start(tmp_path / "reference", 1, words, patch=TYPED)
+    start(tmp_path / "run", 1, words, 2, TYPED)  # no validation yet: the table has fewer columns
+    start(tmp_path / "run", 1, [], 5, TYPED)
+    start(tmp_path / "run", 1, [], patch=TYPED)
+    (expected,) = tables(tmp_path / "reference")
+    assert tables(tmp_path / "run") == [expected] and len([row for row in expected if "train/loss" in str(row)]) == 8
+    assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+
+
+@pytest.mark.slow
+def test_a_run_above_another_touches_nothing_of_it(start: Callable, tmp_path: Path) -> None:
+    above, below = tmp_path / "exp", tmp_path / "exp" / "runA"
+    above.mkdir()
+    words = [*WORDS, "trainer.max_epochs=1", "+trainer.num_sanity_val_steps=0"]
+    start(below, 1, words)
+    others = [above / "events.out.tfevents.1.host", above / "tensorboard" / "events.out.tfevents.2.host"]
+    for file in others:
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"precious")
+    before = {file: file.read_bytes() for file in (*below.rglob("*"), *others) if file.is_file()}
+    start(above, 1, words, patch="import os; os.environ['HPC_JOB_END'] = '1'", code=85)  # nothing is saved yet
+    start(above, 1, [], 2)
+    start(above, 1, [])
+    assert {file: file.read_bytes() for file in before if file.exists()} == before
+    assert len(list((above / "tensorboard").glob("events.*"))) > 1
+
+
+def placed(folder: Path, name: str, size: int = 100) -> Path:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(bytes(size))
+    return file
+
+
+# Two attempts of a run, the second of which was killed.
+ATTEMPTS = [
+    {"event": "start", "attempt": 1, "time": 100.5, "writer": "n1.cluster.7"},
+    {"event": "end", "attempt": 1, "time": 200.5},
+    {"event": "start", "attempt": 2, "time": 300.5, "writer": "n2.7"},
+]
+EVENTS = "events.out.tfevents"
+
+
+def test_going_on_cuts_the_curves_of_training_not_those_of_nodes(tmp_path: Path) -> None:
+    names = f"{EVENTS}.100.n1.cluster.7.0", f"{EVENTS}.999.n2.7.1", f"loss_train/{EVENTS}.150.n1.cluster.7.1"
+    first, since, scalars = (placed(tmp_path / "tensorboard", name) for name in names)
+    node = placed(tmp_path / "tensorboard" / "node-n1", f"{EVENTS}.150.n1.cluster.7.0")
+    board = TensorBoardLogger(tmp_path, "tensorboard", "")
+    reached = {f"tensorboard/{names[0]}": 40, f"tensorboard/{names[2]}": 30}
+    loggers.cut(tmp_path, [board], reached, ATTEMPTS)
+    assert (first.stat().st_size, since.exists(), scalars.stat().st_size, node.stat().st_size) == (40, False, 30, 100)
+
+
+def test_what_no_attempt_has_written_stays_as_it_is(tmp_path: Path) -> None:
+    """Curves of an evaluation afterwards, say: of another process or host, or of a process of the same number later."""
+    names = [f"{EVENTS}.{end}" for end in ("150.n1.cluster.8.0", "150.n1.7.0", "400.n1.cluster.7.0", "150.n2.7.0", "1")]
+    files = [placed(tmp_path / "tensorboard", name) for name in names]
+    board = TensorBoardLogger(tmp_path, "tensorboard", "")
+    reached = {f"tensorboard/{names[0]}": 40, f"tensorboard/{names[2]}": 40}  # was there when it was saved
+    for noted in (ATTEMPTS, [{"event": "start", "attempt": [], "time": "x", "writer": None}, {"event": "start"}]):
+        loggers.cut(tmp_path, [board], reached, noted)
+        assert [file.stat().st_size for file in files] == [100] * len(files)
+
+
+def test_what_an_attempt_writes_that_woke_up_too_late_is_taken_away(tmp_path: Path) -> None:
+    names = [f"{EVENTS}.{end}" for end in ("150.n1.cluster.7.0", "310.n2.7.0", "150.n1.8.0")]
+    hung, own, added = (placed(tmp_path / "tensorboard", name) for name in names)
+    reached = {f"tensorboard/{hung.name}": 60, f"tensorboard/{added.name}": 50}
+    attempts = [*ATTEMPTS[:2], {**ATTEMPTS[2], "reached": reached}]
+    loggers.cut_again(tmp_path, [TensorBoardLogger(tmp_path, "tensorboard", "")], attempts)
+    assert [file.stat().st_size for file in (hung, own, added)] == [60, 100, 100]
+
+
+@pytest.mark.slow
+def test_curves_that_were_added_to_a_run_stay_when_it_goes_on(start: Callable, tmp_path: Path) -> None:
+    words = [*WORDS, "trainer.max_epochs=1", "+trainer.num_sanity_val_steps=0", "+trainer.limit_test_batches=1"]
+    start(tmp_path / "run", 1, list(dict.fromkeys(words)), 2)
+    folder = tmp_path / "run" / "tensorboard"
+    before = set(folder.iterdir())
+    with SummaryWriter(folder) as board:
+        board.add_scalar("eval/robustness", 0.5, 2)
+    (added,) = set(folder.iterdir()) - before
+    content = added.read_bytes()
+    start(tmp_path / "run", 1, [])
+    assert added.exists() and added.read_bytes() == content
+    assert len(scalars(tmp_path / "run", "train/loss")) == 4
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2])
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_table_goes_on_after_its_first_rows(rows: int, killed: bool, tmp_path: Path) -> None:
+    """Also where a start was killed when the old table was removed and the new one was not yet there."""
+    first = CSVLogger(tmp_path, "table", "")
+    for step in range(2):
+        first.log_metrics({"loss": 1.5 * step}, step)
+    first.save()
+    file = tmp_path / "table" / "metrics.csv"
+    if killed:
+        kept = "".join(file.read_text().splitlines(keepends=True)[: rows + 1])
+        file.with_name(".metrics.csv.part").write_text(kept)
+        file.unlink()
+    again = CSVLogger(tmp_path, "table", "")
+    loggers.cut(tmp_path, [again], {"table/metrics.csv": rows}, [])
+    again.log_metrics({"loss": 7.0, "other": 1.0}, 9)
+    again.save()
+    steps = [row["step"] for row in csv.DictReader(file.open())]
+    assert steps == [*map(str, range(rows)), "9"] and not file.with_name(".metrics.csv.part").exists()
+
+
+def test_an_attempt_that_woke_up_too_late_writes_no_rows(tmp_path: Path) -> None:
+    hung = CSVLogger(tmp_path, "table", "", flush_logs_every_n_steps=1)
+    owners = [True]
+    loggers.fence([hung], lambda: owners[-1])
+    hung.log_metrics({"loss": 1.0}, 0)
+    later = CSVLogger(tmp_path, "table", "")
+    loggers.cut(tmp_path, [later], {"table/metrics.csv": 1}, [])
+    owners.append(False)  # the later attempt has claimed the run
+    hung.log_metrics({"loss": 2.0}, 1)
+    hung.log_metrics({"other": 3.0}, 2)  # by itself this logger would write the whole file anew
+    hung.finalize("success")
+    later.log_metrics({"loss": 4.0}, 1)
+    later.save()
+    table = tmp_path / "table" / "metrics.csv"
+    assert [(row["step"], row["loss"]) for row in csv.DictReader(table.open())] == [("0", "1.0"), ("1", "4.0")]
+
+
+def configured(run_dir: Path, logger: Any) -> Any:
+    return OmegaConf.create({"run_dir": str(run_dir), "logger": logger})
+
+
+def test_a_logger_without_a_version_keeps_its_folder(tmp_path: Path) -> None:
+    node = {"_target_": "lightning.pytorch.loggers.CSVLogger", "save_dir": str(tmp_path), "name": "table"}
+    cfg = configured(tmp_path, {"table": node, "off": None})
+    placed(tmp_path, "table/version_0/metrics.csv")  # another program's
+    (logger,) = loggers.build_all(cfg, None, [])
+    assert loggers.folders(tmp_path, [logger]) == ["table/version_1"]
+    (tmp_path / "table" / "version_1").mkdir()
+    (again,) = loggers.build_all(cfg, None, [{"log_dirs": ["table/version_1"]}])
+    assert again.log_dir == logger.log_dir
+
+
+def test_a_resumed_run_hides_no_point_from_before(tmp_path: Path) -> None:
+    """With manual optimization the steps that a checkpoint counts are not those by which curves are numbered."""
+    node = {"_target_": "lightning.pytorch.loggers.TensorBoardLogger", "save_dir": str(tmp_path), "name": "tensorboard"}
+    cfg = configured(tmp_path, {**node, "version": ""})
+    saved = Checkpoint(tmp_path, step=6, attempt=1, files={}, note={"stepped": 12})
+    for found, steps in ((None, range(12)), (saved, range(12, 14))):
+        (logger,) = loggers.build_all(cfg, found, [])
+        for step in steps:
+            logger.log_metrics({"loss": float(step)}, step)
+        logger.finalize("success")
+    assert scalars(tmp_path, "loss") == list(range(14))
+
+
+@pytest.mark.parametrize("logger", [3, "tensorboard", [{"save_dir": "x"}]])
+def test_what_is_no_logger_is_refused(logger: Any, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="_target_"):
+        loggers.build_all(configured(tmp_path, logger), None, [])
+    assert loggers.build_all(configured(tmp_path, None), None, []) == []
+
+
+def test_a_table_outside_of_the_run_directory_is_refused(tmp_path: Path) -> None:
+    """A run that goes on cuts its table, where another run may have written meanwhile."""
+    node = {
+        "_target_": "lightning.pytorch.loggers.CSVLogger",
+        "save_dir": str(tmp_path),
+        "name": "table",
+        "version": "",
+    }
+    with pytest.raises(Refused, match="must lie in the run directory"):
+        loggers.build_all(configured(tmp_path / "run", [node]), None, [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_line_of_skipped_samples_that_a_crash_cut_short_is_left_out(tmp_path: Path) -> None:
+    record.skip(tmp_path, 12, 1)
+    with (tmp_path / "skipped.jsonl").open("a") as stream:
+        stream.write(json.dumps({"step": 20, "attempt": 2})[:-7])
+    assert record.skipped(tmp_path, 10, 1) == 2
+    record.skip(tmp_path, 14, 2)
+    assert record.skipped(tmp_path, 10, 1) == 6
+
+
+def test_a_clock_that_is_behind_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    board = TensorBoardLogger(tmp_path, name="tensorboard", version="")
+    loggers.warn_of_clock([board], 1000.0)
+    placed(tmp_path, "tensorboard/events.out.tfevents.1060.host.1.0")
+    loggers.warn_of_clock([board], 1061.0)
+    assert capsys.readouterr().out == ""
+    loggers.warn_of_clock([board], 1000.0)
+    assert "clock is at least 60 s behind" in capsys.readouterr().out
+
+
+def test_nothing_outside_of_a_run_is_cut(tmp_path: Path) -> None:
+    """Neither where a checkpoint's note leads out of the folder, nor where the logger's own folder lies elsewhere."""
+    others = tmp_path / "others"
+    others.mkdir()
+    names = [f"{EVENTS}.{number}.n2.7.0" for number in (300, 301)]
+    for name in names:
+        (others / name).write_bytes(b"precious")
+    (tmp_path / "run/tensorboard").mkdir(parents=True)
+    within = TensorBoardLogger(tmp_path / "run", name="tensorboard", version="")
+    loggers.cut(tmp_path / "run", [within], {f"tensorboard/../../others/{names[0]}": 3}, ATTEMPTS)
+    elsewhere = TensorBoardLogger(tmp_path, name="others", version="")
+    loggers.cut(tmp_path / "run", [elsewhere], {f"../others/{names[0]}": 3}, ATTEMPTS)
+    assert [file.read_bytes() for file in others.iterdir()] == [b"precious"] * 2

@@ -1,0 +1,157 @@
+"""What is frozen as training begins and released later, or lies in no sharded part: ranks train it together."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
+
+from hpc.config.errors import Refused
+from hpc.training.released_layers import FollowsReleased
+from hpc.training.strategies import FSDP, DeepSpeed
+
+# In each rank: the head is frozen till the second epoch. What each has made of it is told at the end.
+FROZEN = """
+import torch
+from my_research.module import Classifier
+
+def setup(self, stage):
+    self.network.head.requires_grad_(False)
+
+def on_train_epoch_start(self):
+    if self.current_epoch == 1:
+        self.network.head.requires_grad_(True)
+
+def configure_optimizers(self):
+    return torch.optim.SGD(self.parameters(), lr=0.1)
+
+def on_train_end(self):
+    weight = self.network.head.weight.detach()
+    weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+    print("HEAD", weight.double().norm().item(), flush=True)
+
+Classifier.setup, Classifier.on_train_epoch_start = setup, on_train_epoch_start
+Classifier.configure_optimizers, Classifier.on_train_end = configure_optimizers, on_train_end
+"""
+# The same, but it is released where a step has begun already; momentum remembers what one rank alone would make of it.
+WITHIN = (
+    FROZEN.replace("lr=0.1", "lr=0.1, momentum=0.9")
+    + """
+before = Classifier.training_step
+
+def training_step(self, *args):
+    if self.global_step == 5:
+        self.network.head.requires_grad_(True)
+    return before(self, *args)
+
+del Classifier.on_train_epoch_start
+Classifier.training_step = training_step
+"""
+)
+# A part of the module beside its network, which configure_model does not shard.
+BESIDE = """
+import torch
+from my_research.module import Classifier
+
+before = Classifier.__init__
+
+def __init__(self, *args, **kwargs):
+    before(self, *args, **kwargs)
+    self.beside = torch.nn.Linear(10, 10)
+
+def forward(self, inputs):
+    return self.beside(self.network(inputs))
+
+Classifier.__init__, Classifier.forward = __init__, forward
+"""
+WORDS = [
+    "trainer.accelerator=cpu",
+    "trainer.devices=2",
+    "trainer.max_epochs=3",
+    "+trainer.limit_train_batches=4",
+    "+trainer.limit_val_batches=1",
+    "+trainer.limit_test_batches=1",
+    "+trainer.num_sanity_val_steps=0",
+    "callbacks.progress=null",
+    "callbacks.samples=null",
+    "callbacks.monitor=null",
+    "callbacks.throughput=null",
+]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_ranks_train_together_what_is_released(strategy: str, start: Callable[..., str], tmp_path: Path) -> None:
+    """Also in a run that was stopped after that: there it is trained from the first step on."""
+    words = [*WORDS, f"strategy={strategy}"]
+    told = heads(start(tmp_path / "reference", 2, words, patch=FROZEN))
+    assert len(told) == 2
+    assert len(set(told)) == 1
+    start(tmp_path / "run", 2, words, stop_at=6, patch=FROZEN)
+    assert heads(start(tmp_path / "run", 2, [], patch=FROZEN)) == told
+
+
+def test_ranks_train_together_what_is_released_within_a_step(start: Callable[..., str], tmp_path: Path) -> None:
+    told = heads(start(tmp_path / "run", 2, [*WORDS, "strategy=ddp"], patch=WITHIN))
+    assert len(told) == 2
+    assert len(set(told)) == 1
+
+
+def heads(said: str) -> list[str]:
+    return [line for line in said.splitlines() if line.startswith("HEAD")]
+
+
+def test_what_is_in_no_sharded_part_is_refused(start: Callable[..., str], tmp_path: Path) -> None:
+    said = start(tmp_path / "run", 2, [*WORDS, "strategy=fsdp"], patch=BESIDE, code=2)
+    assert "refused: model=beside.weight, beside.bias" in said
+    assert "fully_shard(self.beside" in said
+
+
+def test_what_is_no_part_by_itself_cannot_be_sharded_by_itself() -> None:
+    module = nn.Module()
+    module.scale = nn.Parameter(torch.ones(()))  # of a loss, say
+    optimizers, place = [torch.optim.SGD(module.parameters())], {"num_replicas": 2}
+    strategy: Any = SimpleNamespace(lightning_module=module, optimizers=optimizers, distributed_sampler_kwargs=place)
+    with pytest.raises(Refused, match="scale in a part of the module that configure_model shards, or strategy=ddp"):
+        FSDP.released(strategy, ["scale"])
+
+
+def test_deepspeed_refuses_what_it_would_never_train() -> None:
+    strategy = DeepSpeed()
+    strategy.released(["head.weight"])  # as training begins
+    strategy.alone = {}
+    with pytest.raises(Refused, match="never trains what is frozen"):
+        strategy.released(["body.weight"])
+
+
+def test_what_was_trained_before_is_not_released_once_more() -> None:
+    """Two networks that are frozen by turns, say: DDP is not made anew at each step, and DeepSpeed refuses nothing."""
+    module = nn.ModuleDict({name: nn.Linear(1, 1, bias=False) for name in ("one", "other", "third")})
+    module["third"].requires_grad_(False)
+    steps = Steps(module)
+    steps.setup(SimpleNamespace(state=SimpleNamespace(fn=TrainerFn.FITTING)))
+    for is_first in (True, False, True, False):
+        module["one"].requires_grad_(is_first)
+        module["other"].requires_grad_(not is_first)
+        steps.training_step()
+    module["third"].requires_grad_(True)
+    steps.training_step()
+    steps.training_step()
+    assert steps.told == [["one.weight", "other.weight"], ["third.weight"]]
+
+
+class Strategy:
+    def setup(self, trainer: Any) -> None: ...
+
+    def training_step(self) -> None: ...
+
+
+class Steps(FollowsReleased, Strategy):
+    def __init__(self, module: nn.Module) -> None:
+        self.lightning_module, self.told = module, list[list[str]]()
+
+    def released(self, names: list[str]) -> None:
+        self.told.append(names)

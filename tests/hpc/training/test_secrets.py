@@ -1,0 +1,109 @@
+"""What `${oc.env:NAME}` stands for may be a secret: it reaches the run, and no file that is written."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import lightning
+import pytest
+from desk import Desk
+from omegaconf import OmegaConf
+
+from hpc.config import compose, freezing, preflight
+from hpc.config.errors import Refused
+from hpc.report import files as report_files
+from hpc.run import history
+from hpc.training import record
+
+SECRET = "hush-4711"
+
+
+def holding(folder: Path) -> list[Path]:
+    """The files that hold the secret, and those whose names do."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [path for path in files if SECRET.encode() in path.read_bytes() or SECRET in path.name]
+
+
+@pytest.mark.parametrize("cluster", ["slurm", "pbs"])
+def test_no_job_script_holds_it(cluster: str, desk: Desk) -> None:
+    desk.set.setenv("KEY", SECRET)
+    words = ["A=${oc.env:KEY}", "B=${oc.env:KEY}/x", "C='${oc.env:NO,a b}'", "D='${oc.env:NO,${oc.env:KEY}}'"]
+    more = ["cluster.setup=['export E=${oc.env:KEY}']", "cluster.node_local=${oc.env:KEY}", "cluster.account=a"]
+    typed = [f"cluster={cluster}", "trainer.num_nodes=1", *(f"+cluster.env.{word}" for word in words), *more]
+    assert desk.type(*typed, "--dry-run") == 0 and SECRET not in desk.out, desk.err
+    assert desk.type(*typed) == 0, desk.err
+    assert holding(desk.runs()[0]) == []
+    script = "".join(path.read_text() for path in desk.runs()[0].glob("*.sh"))
+    exported = [line.strip() for line in script.splitlines() if line.strip()[:9] in {f"export {x}=" for x in "ABCDE"}]
+    shown = subprocess.run(
+        ["bash", "-c", "\n".join([*exported, 'echo "$A|$B|$C|$D|$E"'])],
+        env={"PATH": os.defpath, "KEY": SECRET}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert shown.stdout.strip() == f"{SECRET}|{SECRET}/x|a b|{SECRET}|{SECRET}"
+    without = subprocess.run(["bash", "-ec", exported[0]], env={"PATH": os.defpath}, capture_output=True, text=True)
+    assert without.returncode and "KEY: is not in this job: export it where" in without.stderr
+
+
+@pytest.mark.parametrize("value", ["'x\"; id'", "'x`id`'", "'x}\"$(id)'", "'\\\\x'", "'x}; id'"])
+def test_a_default_is_no_code(value: str) -> None:
+    cfg = compose.compose_overrides(["cluster=slurm"])
+    cfg.cluster.env = {"A": "${oc.env:NO," + value + "}"}
+    with pytest.raises(Refused, match=r"cluster\.env"):
+        preflight.rules(cfg)
+
+
+def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KEY", raising=False)
+    with pytest.raises(Refused, match="environment variable KEY must be set"):
+        preflight.rules(compose.compose_overrides(["+cluster.env.A=${oc.env:KEY}"]))
+
+
+def test_hyperparameters_hold_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", SECRET)
+    cfg = compose.compose_overrides(["+cluster.env.A=${oc.env:KEY}"])
+
+    class Module(lightning.LightningModule):
+        def __init__(self, token: str, more: dict) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+    module = Module(SECRET, {"deep": [SECRET, 1]})
+    record.hide(cfg, module, lightning.LightningDataModule())
+    for kept in (module.hparams, module.hparams_initial):
+        assert dict(kept) == {"token": "${oc.env:KEY}", "more": {"deep": ["${oc.env:KEY}", 1]}}
+    words = ["+cluster.env.A='https://me:${oc.env:KEY}@host'", "cluster.setup=['${oc.env:KEY} x']"]
+    cfg = compose.compose_overrides(words)
+    module = Module(f"https://me:{SECRET}@host", {"list": [f"{SECRET} x"]})
+    record.hide(cfg, module)
+    assert SECRET not in str((module.hparams, module.hparams_initial))
+
+
+def test_what_is_decoded_stays_a_reference_and_keeps_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"NUMBER": 4, "LIST": [SECRET, 2, 3], "DICT": {"key": f"{SECRET}-2"}}
+    words = {name: "${oc.decode:${oc.env:" + name + "}}" for name in values}
+    for name, value in values.items():
+        monkeypatch.setenv(name, str(value).replace("'", ""))
+    cfg = compose.compose_overrides([f"+model.{name}='{word}'" for name, word in words.items()])
+    assert SECRET not in freezing.frozen(cfg)
+    in_job = OmegaConf.to_container(OmegaConf.create(freezing.frozen(cfg)).model, resolve=True)
+    assert isinstance(in_job, dict) and {name: in_job[name] for name in values} == values
+
+    class Module(lightning.LightningModule):
+        def __init__(self, a: object, b: object) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+    module = Module(values["LIST"], values["DICT"])
+    record.hide(cfg, module)
+    assert dict(module.hparams) == {"a": [words["LIST"], 2, 3], "b": {"key": words["DICT"]}}
+
+
+@pytest.mark.slow
+def test_no_file_of_a_run_holds_it(start: Callable[..., str], tmp_path: Path) -> None:
+    words = ["+cluster.env.A=${oc.env:KEY}", "+logger.comment=${oc.env:KEY}", "+trainer.limit_test_batches=1"]
+    patch = f"import os; os.environ['KEY'] = {SECRET!r}"
+    start(tmp_path / "run", 1, [*words, "trainer.max_steps=2", "+trainer.limit_val_batches=1"], patch=patch)
+    report_files.made(history.read(tmp_path / "run", "run"))
+    assert (tmp_path / "run" / "report.html").exists() and holding(tmp_path) == []
+    assert "${oc.env:KEY}" in (tmp_path / "run" / "config.yaml").read_text()

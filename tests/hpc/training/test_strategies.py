@@ -1,0 +1,217 @@
+"""Every strategy trains the same run: two real processes against one, and each checkpoint evaluated from one."""
+
+import ast
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fork import QUIET, scalars
+
+pytestmark = pytest.mark.slow
+
+STEPS = 50
+SHARDED = ["fsdp", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"]
+TASKS = {"digits": ["ddp", *SHARDED], "text": ["ddp", *SHARDED, "tensor_parallel"]}
+CASES = [f"{task}-{strategy}" for task, strategies in TASKS.items() for strategy in strategies]
+COMMON = [f"trainer.max_steps={STEPS}", "trainer.log_every_n_steps=1", "trainer.precision=32-true", QUIET]
+ONLY = {"digits": [], "text": ["experiment=text", "data.max_eval_windows=64"]}
+
+
+# Says what the buffers add up to before ranks share them, and afterwards.
+STATISTICS = """
+from hpc.training.strategies import DDP
+share = DDP.share_buffers
+def saying(self):
+    def total():
+        return sum(buffer.double().sum().item() for buffer in self.lightning_module.buffers())
+    had = total()
+    own = share(self)
+    print(f"rank {self.global_rank} had {had!r} has {total()!r}", flush=True)
+    return own
+DDP.share_buffers = saying
+"""
+# Sharded weights into another kind of sharding
+MOVES = [("deepspeed_zero3", "fsdp"), ("fsdp", "deepspeed_zero3"), ("tensor_parallel", "ddp")]
+
+
+def last_checkpoint(run_dir: Path) -> Path:
+    return run_dir / "checkpoints" / "last.ckpt"
+
+
+def line(task: str, runs: Path, *more: str) -> list[str]:
+    return [*ONLY[task], *COMMON, *more, f"run_dir={runs}"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def metrics(runs: Path, run_cases: Callable) -> dict[str, dict[str, float]]:
+    """Test metrics of the single process, of two processes per strategy, and of each checkpoint in one process."""
+    two = ["trainer.accelerator=cpu", "trainer.devices=2"]
+    pairs = {case: case.split("-") for case in CASES}
+    found = run_cases({task: line(task, runs / task) for task in TASKS}, num_ranks=1)
+    together = {case: line(task, runs / case, *two, f"strategy={strategy}") for case, (task, strategy) in pairs.items()}
+    for source, target in MOVES:
+        ckpt = f"ckpt={last_checkpoint(runs / f'text-{source}')}"
+        name = f"{source} to {target}"
+        together[name] = line("text", runs / name, *two, f"strategy={target}", ckpt, "test_only=true")
+    found |= run_cases(together, num_ranks=2)
+    evaluate = {
+        f"{case} again": line(task, runs / f"{case}-again", f"ckpt={last_checkpoint(runs / case)}", "test_only=true")
+        for case, (task, _) in pairs.items()
+    }
+    return found | run_cases(evaluate, num_ranks=1)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_follow_the_single_one(case: str, runs: Path, metrics: dict) -> None:
+    alone, together = scalars(runs / case.split("-")[0], "train/loss"), scalars(runs / case, "train/loss")
+    assert len(alone) == len(together) == STEPS
+    assert together == pytest.approx(alone, abs=1e-4)
+    assert alone[-1] < alone[0] - 0.5  # it learns: equal losses of a network at rest would prove nothing
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradient_norm_is_that_of_the_whole_network(case: str, runs: Path, metrics: dict) -> None:
+    alone, together = scalars(runs / case.split("-")[0], "grad_norm"), scalars(runs / case, "grad_norm")
+    assert together == pytest.approx(alone, rel=1e-2)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_checkpoint_of_any_strategy_is_evaluated_from_one_process(case: str, metrics: dict) -> None:
+    assert metrics[f"{case} again"] == pytest.approx(metrics[case], abs=1e-5)
+
+
+@pytest.mark.parametrize(("source", "target"), MOVES)
+def test_weights_move_from_one_strategy_to_another(source: str, target: str, metrics: dict) -> None:
+    assert metrics[f"{source} to {target}"] == pytest.approx(metrics[f"text-{source}"], abs=1e-5)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "ddp" not in case and "zero1" not in case])
+def test_sharded_strategies_really_shard(case: str, runs: Path, metrics: dict) -> None:
+    """Each rank wrote a file of its own."""
+    folder = last_checkpoint(runs / case)
+    files = [*folder.rglob("__1_*.distcp"), *folder.rglob("*zero_pp_rank_1_*")]
+    assert files, [str(f) for f in folder.rglob("*")]
+
+
+def test_what_ddp_does_not_send_each_step_is_the_same_where_it_counts(start: Callable, tmp_path: Path) -> None:
+    """Batch norm's statistics are each rank's own, until a validation makes them those of rank 0, which are saved."""
+    words = ["strategy=ddp", "trainer.devices=2", "+model.network.norm=batch", "trainer.accelerator=cpu"]
+    words += ["trainer.max_steps=4", "checkpoint.monitor=null", "+trainer.val_check_interval=2", QUIET]
+    said = start(tmp_path / "run", 2, words, patch=STATISTICS)
+    # Two ranks write: a line's end may come after the other's line.
+    shared = re.findall(r"rank (\d) had (-?[\d.e+-]+) has (-?[\d.e+-]+)", said)
+    assert {rank for rank, _, _ in shared} == {"0", "1"}
+    assert any(had != has for rank, had, has in shared if rank == "1")
+    assert all(had == has for rank, had, has in shared if rank == "0")
+    by_rank = {rank: [has for other, _, has in shared if other == rank] for rank in "01"}
+    assert by_rank["0"] == by_rank["1"] and len(set(by_rank["0"])) > 1
+
+
+# A buffer that training changes and reads, as a codebook, a queue or a centre.
+CENTRE = """
+import torch
+from my_research.module import Classifier
+
+made, before = Classifier.__init__, Classifier.training_step
+
+def __init__(self, *args, **options):
+    made(self, *args, **options)
+    self.register_buffer("centre", torch.zeros(()))
+
+def training_step(self, batch, batch_idx):
+    loss = before(self, batch, batch_idx)
+    scaled = loss * (1 + self.centre)
+    self.centre.mul_(0.5).add_(loss.detach())
+    return scaled
+
+Classifier.__init__, Classifier.training_step = __init__, training_step
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_training_does_not_depend_on_when_buffers_are_saved(strategy: str, start: Callable, tmp_path: Path) -> None:
+    words = [f"strategy={strategy}", "trainer.devices=2", "trainer.accelerator=cpu", "trainer.precision=32-true"]
+    words += ["trainer.max_steps=7", "trainer.log_every_n_steps=1", "checkpoint.monitor=null", QUIET]
+    words += ["+trainer.limit_val_batches=0", "+trainer.limit_test_batches=1"]
+    said = start(tmp_path / "reference", 2, words, patch=CENTRE)
+    assert said.count("all ranks take rank 0's buffers before each step, as training may read them: centre") == 1
+    start(tmp_path / "run", 2, [*words, "checkpoint.every_n_steps=3"], 5, patch=CENTRE)
+    start(tmp_path / "run", 2, [], patch=CENTRE)
+    files = [path for path in (tmp_path / "run").rglob("*") if not path.is_symlink()]
+    assert [path for path in files if path.stat().st_mode & 0o077] == [], "of one rank, others could read them"
+    expected = scalars(tmp_path / "reference", "train/loss")
+    assert scalars(tmp_path / "run", "train/loss") == expected and len(expected) == 7
+
+
+def test_batch_norm_costs_no_step_anything() -> None:
+    import torch
+    from torch import nn
+    from torchmetrics import AUROC
+
+    from hpc.training.synced_buffers import read_in_training
+
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.SyncBatchNorm(2), AUROC("binary", thresholds=5))
+    assert read_in_training(network) == {}
+    network[1].register_buffer("queue", torch.zeros(2))
+    network.register_buffer("centre", None)
+    assert list(read_in_training(network)) == ["centre", "1.queue"]
+
+
+def test_what_training_changes_meanwhile_is_written_as_it_was(tmp_path: Path) -> None:
+    """fp16's loss scaler is an object that every step of DeepSpeed changes."""
+    import torch
+
+    from hpc.training.strategies import DeepSpeed
+
+    scaler, weight = SimpleNamespace(cur_scale=2.0), torch.ones(2)
+
+    class Engine:
+        checkpoint_engine: Any
+
+        def save_checkpoint(self, part: Path, **_: Any) -> None:
+            state = {"loss_scaler": scaler, "weight": weight, "shape": torch.Size([2])}
+            self.checkpoint_engine.save(state, str(part / "file.pt"))
+
+    strategy = DeepSpeed.__new__(DeepSpeed)
+    strategy._model = Engine()  # type: ignore[assignment]
+    write = strategy._written({"state_dict": {}, "optimizer_states": []}, tmp_path)
+    scaler.cur_scale = 99.0
+    weight.zero_()
+    write(tmp_path)
+    written = torch.load(tmp_path / "file.pt", weights_only=False)
+    assert (written["loss_scaler"].cur_scale, written["weight"].tolist()) == (2.0, [1.0, 1.0])
+
+
+TIMEOUTS = """
+import torch
+from torch.distributed import distributed_c10d as c10d
+from hpc.resume.resume import Resume
+
+before = Resume.on_train_batch_end
+
+def on_train_batch_end(self, trainer, *args, **kwargs):
+    before(self, trainer, *args, **kwargs)
+    backends = [group._get_backend(torch.device("cpu")) for group in c10d._world.pg_map]
+    print("waits", [backend.options._timeout.total_seconds() / 60 for backend in backends], "minutes")
+
+Resume.on_train_batch_end = on_train_batch_end
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "tensor_parallel", "deepspeed_zero2"])
+def test_no_group_gives_up_before_the_watch_does(strategy: str, start: Callable, tmp_path: Path) -> None:
+    words = ["trainer=ddp", f"strategy={strategy}", "trainer.devices=2", "trainer.accelerator=cpu", "experiment=text"]
+    words += ["trainer.precision=32-true", "callbacks.progress=null", "checkpoint.monitor=null", "trainer.max_steps=1"]
+    words += ["model.network.width=32", "model.network.num_layers=1", "data.global_batch_size=2"]
+    words += ["+trainer.limit_val_batches=0", "+trainer.limit_test_batches=1", "faults.hang_minutes=50"]
+    said = start(tmp_path / "run", 2, words, patch=TIMEOUTS)
+    waits = [ast.literal_eval(found) for found in re.findall(r"waits (\[.*?\]) minutes", said)]
+    assert len(waits) == 2 and all(len(groups) > 1 and min(groups) > 100 for groups in waits), waits

@@ -1,0 +1,120 @@
+"""What a start costs, in what can be counted on any machine: libraries imported, files of the project read."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from fork import ENVIRON, PACKAGE, PROJECT
+
+# What it takes to compose a config.
+COMPOSING = {"antlr4", "attr", "hydra", "omegaconf", "packaging", "yaml"}
+# What the first step needs besides, on the rank that writes the curves.
+WRITING = {"absl", "google", "tensorboard"}
+MORE_OF = {"fsspec", "lightning", "rich", "torch"}  # parts that the libraries themselves import late
+TWO = ["trainer.accelerator=cpu", "trainer.devices=2"]
+LIGHT = [
+    ["train.py", "--help"],
+    ["train.py", "--cfg", "job"],
+    ["train.py", "--cfg", "job", "trainer=ddp_4node"],
+    ["train.py", "trainer.devices=0"],
+    ["train.py", "trainer=fsdp", "--cfg", "job", "--resolve"],
+    ["train.py", "trainer=dpp"],
+    ["train.py", "strategy=ddp", *TWO, "data.global_batch_size=65"],
+    ["train.py", "data=images", "data.dir=/nowhere", "model=resnet18"],
+    ["train.py", "data=text", "data.files=/nowhere", "model=gpt_tiny"],
+    ["train.py", "+trainer.max_epoch=2"],
+    ["train.py", "model.optimizer.lr=fast"],
+    ["train.py", "strategy=tensor_parallel", *TWO],
+    ["submit.py", "--help"],
+    ["submit.py", "--dry-run", "cluster=slurm", "trainer=ddp_4node"],
+    ["submit.py", "trainer=dpp"],
+]
+# Prints the exit code, the libraries that were imported, and each opening of a file or folder of the project.
+PROBE = """
+import json, os, runpy, sys
+project, *sys.argv = json.loads(sys.argv[1])
+there, opened, code = set(sys.modules), [], 0
+
+def note(event, arguments):
+    if event in ("open", "os.listdir", "os.scandir") and str(arguments[0]).startswith(project):
+        opened.append(os.path.relpath(str(arguments[0]), project))
+
+sys.addaudithook(note)
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except SystemExit as end:
+    code = end.code
+print(json.dumps([code, list(set(sys.modules) - there), opened]))
+"""
+# Notes what is there when the libraries are, and after the first step, then ends.
+FIRST_STEP = """
+import gc, json, os, runpy, sys
+freeze, found = gc.freeze, {}
+
+def libraries_are_there():
+    import lightning
+    found["imported"], found["collections"] = list(sys.modules), gc.get_stats()[0]["collections"]
+    lightning.Callback.on_train_batch_end = first_step
+    freeze()
+
+def first_step(*_):
+    print("\\n" + json.dumps(found | {"stepped": list(sys.modules), "collects": gc.isenabled()}), flush=True)
+    os._exit(0)
+
+gc.freeze = libraries_are_there
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+# Compiled modules that an earlier run has left would be read in the place of the sources.
+FROM_SOURCES = {"PYTHONPYCACHEPREFIX": os.devnull, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+@pytest.mark.parametrize("typed", LIGHT, ids=" ".join)
+def test_an_answer_needs_no_heavy_library_reads_nothing_twice_and_writes_nothing(
+    typed: list[str], tmp_path: Path
+) -> None:
+    before = {path for path in PROJECT.rglob("*") if "__pycache__" not in str(path)}
+    verb, *arguments = typed
+    done = python(PROBE, json.dumps([str(PROJECT), str(PROJECT / verb), *arguments]), cwd=tmp_path, **FROM_SOURCES)
+    code, imported, opened = json.loads(done.stdout.splitlines()[-1])
+    assert code == (0 if arguments[0].startswith("--") else 2), done.stderr
+    assert libraries(imported) <= COMPOSING
+    read = Counter(name for name in opened if name.endswith((".py", ".yaml", ".json")) and name != verb)
+    # Modules, the files of configs/ that were chosen, sources that tell what a class takes; ten look at files of data.
+    assert set(read.values()) == {1} and len(read) <= (84 if "/nowhere" in str(typed) else 83)
+    # Folders that a word may mean are looked through for help and for a word that means nothing.
+    assert ("configs/trainer" in opened) is ("--help" in typed or "trainer=dpp" in typed)
+    assert {path for path in PROJECT.rglob("*") if "__pycache__" not in str(path)} == before
+    assert list(tmp_path.iterdir()) == []
+    assert "Traceback" not in done.stderr and done.stderr.startswith("refused: ") is (code == 2)
+    assert ("#SBATCH --nodes=4\n" in done.stdout) is ("--dry-run" in typed)
+
+
+@pytest.mark.slow
+def test_a_first_step_needs_only_what_is_used(tmp_path: Path) -> None:
+    bare = set(json.loads(python("import json, sys, torch, lightning; print(json.dumps(list(sys.modules)))").stdout))
+    run = [str(PROJECT / "train.py"), f"run_dir={tmp_path / 'run'}", "trainer.max_steps=1"]
+    found = json.loads(python(FIRST_STEP, *run).stdout.splitlines()[-1])
+    assert libraries(set(found["imported"]) - bare) - MORE_OF <= COMPOSING
+    assert libraries(set(found["stepped"]) - bare) - MORE_OF <= COMPOSING | WRITING
+    # While so many objects are made, looking for garbage takes a fifth of the time: some 800 times, were it on.
+    assert found["collections"] < 200 and found["collects"]
+
+
+def python(code: str, *arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=cwd, env=ENVIRON | environ, capture_output=True, text=True, timeout=120)
+
+
+def libraries(modules: Iterable[str]) -> set[str]:
+    """Top-level packages that are neither Python's own nor ours, nor made by Cython inside of others."""
+    roots = {name.partition(".")[0] for name in modules}
+    found = roots - sys.stdlib_module_names - {PACKAGE, "hpc", "__mp_main__"}
+    return {name for name in found if not name.lstrip("_").startswith("cython")}

@@ -1,0 +1,1 @@
+"""Written whole or absent, read without executing anything, moved between strategies."""

@@ -1,0 +1,1 @@
+"""One composed config, typed and checked, from configs/ and what a person types."""

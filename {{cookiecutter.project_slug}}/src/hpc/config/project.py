@@ -1,0 +1,44 @@
+"""The project that this package lies in: its folders, its name, and the packages beside this one."""
+
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+
+# Not resolved: where `hpc` is a link, the project is the one that the link lies in.
+SOURCES = Path(__file__).absolute().parents[2]
+PROJECT = SOURCES.parent
+CONFIGS = PROJECT / "configs"
+HPC = __name__.partition(".")[0]  # the name of this package
+
+
+@cache
+def packages() -> tuple[str, ...]:
+    """Return the names of the researcher's packages: the folders of Python beside this package."""
+    folders = (path for path in SOURCES.iterdir() if path.name.isidentifier() and path.name != HPC)
+    return tuple(sorted(path.name for path in folders if (path / "__init__.py").is_file()))
+
+
+def is_ours(module: str) -> bool:
+    """Return whether a module, or a name in it, belongs to this package or to one beside it."""
+    return module.partition(".")[0] in (HPC, *packages())
+
+
+def project_name() -> str:
+    """Return the project's name, as pyproject.toml has it. It names what is kept for the project elsewhere."""
+    with (PROJECT / "pyproject.toml").open("rb") as file:
+        return tomllib.load(file)["project"]["name"]
+
+
+def require_beside(file: str) -> None:
+    """Raise `ImportError` unless the package whose `__init__.py` is `file` lies beside this one.
+
+    Two projects that are installed into one environment would otherwise share the `hpc` of one of them.
+    """
+    package = Path(file).absolute().parent
+    if package.parent.resolve() != SOURCES.resolve():
+        raise ImportError(
+            f"{package.name} in {package.parent} must be used with the hpc package that lies beside it; Python has "
+            f"imported the one in {SOURCES}, of another project.\n"
+            f"Try: PYTHONPATH={package.parent} {Path(sys.executable).name} ..."
+        )

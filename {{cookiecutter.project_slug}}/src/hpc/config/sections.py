@@ -1,0 +1,121 @@
+"""The sections of the config that this package owns, typed. configs/train.yaml and cluster/base.yaml explain them."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass
+class Run:
+    """The top level of the config."""
+
+    name: str
+    seed: int
+    run_dir: str | None
+    ckpt: str | None
+    test_only: bool
+    profile: bool
+    matmul_precision: str
+    force: bool
+    group_readable: bool
+    dirty_tree: str
+    resume_allow: list[str]
+    checkpoint: Any
+    faults: Any
+    trainer: Any
+    strategy: Any
+    cluster: Any
+    model: Any
+    data: Any
+    callbacks: Any
+    logger: Any
+
+
+@dataclass
+class Checkpoint:
+    """When the state of a run is kept, and how much of it. configs/train.yaml explains."""
+
+    every_minutes: float | None
+    every_n_steps: int | None
+    keep: int
+    monitor: str | None
+    mode: str
+
+
+@dataclass
+class Faults:
+    """What becomes of a run that fails. configs/train.yaml explains."""
+
+    nonfinite: str
+    hang_minutes: float
+    retries: int
+
+
+@dataclass
+class Cluster:
+    """What the machine is and how it is asked. A fact that is not known is null. configs/cluster/base.yaml explains."""
+
+    name: str
+    scheduler: str | None
+    required: list[str]
+    account: str | None
+    partition: str | None
+    qos: str | None
+    constraint: str | None
+    time: str
+    max_time: str | None
+    max_nodes: int | None
+    login_host: str | None
+    exclusive: bool
+    memory_gb: int | None
+    request: str | None
+    options: list[str]
+    accelerator: str
+    gpus_per_node: int | None
+    gpu: str | None
+    gpu_link_gbs: float | None
+    network_gbs: float | None
+    cores_per_gpu: int | None
+    launcher: str
+    container: str | None
+    setup: list[str]
+    env: dict[str, str]
+    interface: str | None
+    master_addr_suffix: str
+    node_local: str | None
+    cache: str
+    stage_env: bool
+    chain: int
+    rendezvous_seconds: int
+
+
+@dataclass
+class Trainer:
+    """The numbers of `trainer` that we derive others from or judge more strictly than Lightning does."""
+
+    accelerator: str
+    num_nodes: int
+    devices: int | None
+    precision: str
+    accumulate_grad_batches: int
+    gradient_clip_val: float | None
+    max_steps: int
+    log_every_n_steps: int
+    gradient_clip_algorithm: str | None = None
+    check_val_every_n_epoch: int | None = 1
+
+
+@dataclass
+class Strategy:
+    """Our keys of `strategy`; `lightning` is the object that the Trainer gets."""
+
+    name: str
+    tensor_parallel_size: int
+    activation_checkpointing: bool
+    channels_last: bool
+    compile: bool
+    lightning: Any
+
+
+# Keys whose values are words, not numbers: an account 0123 or a partition called no stays what was typed.
+TEXT = {field.name for field in fields(Run) if field.type in (str, str | None)}
+TEXT |= {f"cluster.{field.name}" for field in fields(Cluster) if field.type in (str, str | None)}

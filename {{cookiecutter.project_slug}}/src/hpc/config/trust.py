@@ -1,0 +1,138 @@
+"""Which `_target_`s of a run directory may be built. A run directory comes from anywhere; configs/ is the fork's own.
+
+What the fork's own files say is never asked here, only what a run directory says: its config.yaml, or what its
+code/configs and overrides.json compose to. Imports neither torch nor lightning.
+"""
+
+import re
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from hpc.config.errors import Refused, dotted
+from hpc.config.project import CONFIGS, HPC, PROJECT, packages
+
+TRUSTED = CONFIGS / "trusted.yaml"
+# Below trusted packages, but these start programs or execute what they read, whatever trusted.yaml says.
+NEVER = (
+    "lightning.data", "lightning.fabric.cli", "lightning.pytorch.cli", "lightning.pytorch.demos",
+    "lightning.pytorch.serve", "torch._dynamo", "torch._inductor", "torch.distributed.elastic",
+    "torch.distributed.launch", "torch.distributed.launcher", "torch.distributed.run", "torch.export", "torch.fx",
+    "torch.hub", "torch.jit", "torch.load", "torch.multiprocessing", "torch.onnx", "torch.ops", "torch.package",
+    "torch.serialization", "torch.testing", "torch.utils.benchmark", "torch.utils.cpp_extension",
+    "torch.utils.data.datapipes", "torch.utils.model_zoo",
+)  # fmt: skip
+# These write, delete, read or download files as soon as they are made: a file of configs/ must name the very class.
+NAMED_ONLY = (
+    "lightning.fabric", "lightning.pytorch.loggers", "lightning.pytorch.profilers", "lightning.pytorch.utilities",
+    "torchmetrics.audio.dnsmos", "torchmetrics.audio.nisqa", "torchmetrics.functional", "torchmetrics.image.arniqa",
+    "torchmetrics.image.dists", "torchmetrics.image.fid", "torchmetrics.image.inception", "torchmetrics.image.kid",
+    "torchmetrics.image.lpip", "torchmetrics.image.mifid", "torchmetrics.image.perceptual_path_length",
+    "torchmetrics.multimodal", "torchmetrics.text.bert", "torchmetrics.text.infolm", "torchmetrics.text.rouge",
+    "torchmetrics.text.sacre_bleu", HPC,
+)  # fmt: skip
+# Resolvers that make nodes of text, or whose names are computed: such a node would be seen only when it is built. All
+# others lead to nodes that are looked at where they stand.
+MAKERS = re.compile(r"\$\{\s*(oc\.(create|decode)\b|[^:{}]*\$\{)")
+NAMED = re.compile(r"""(?m)^[ \t]*(?:-[ \t]+)?["']?_(target|check)_["']?[ \t]*:[ \t]*["']?([\w.]+)""")
+
+
+def refuse(cfg: DictConfig, run_dir: Path) -> None:
+    """Check every `_target_` and `_check_` of a config that a run directory has brought, before anything is built.
+
+    Each must be a class of a trusted package, or a name in a trusted package that a file of configs/ has, too.
+
+    Raises:
+        Refused: the first that is neither.
+    """
+    if _runs_its_own_code(run_dir):
+        return
+    for key, value in _written(OmegaConf.to_container(cfg, resolve=False)):
+        kind = key.rpartition(".")[2]
+        if isinstance(value, str) and MAKERS.search(value):
+            rule = "must not make nodes of text or compute names: this comes from a run directory"
+            raise Refused(key, ascii(value), rule, _fix(run_dir), alone=True)
+        if kind in ("_target_", "_check_") and (rule := _flaw(value, kind)):
+            raise Refused(key, ascii(value), rule, _fix(run_dir, value), alone=True)
+
+
+def _flaw(value: Any, kind: str) -> str:
+    """Why this may not be built; "" where it may."""
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", value, re.ASCII):
+        return "must be the dotted name of a class"
+    if not _below(value, prefixes()):
+        return f"must be in a trusted package ({', '.join(prefixes())}): this comes from a run directory"
+    if _below(value, NEVER):
+        return "must not start programs or execute what it reads: this comes from a run directory"
+    if value in named()[kind]:
+        return ""
+    if kind == "_check_" or _below(value, NAMED_ONLY) or "._" in value:
+        return "must be named by a file of configs/: this comes from a run directory"
+    module, _, name = value.rpartition(".")
+    try:  # Not as Hydra locates it, through any attribute: torch.nn.parallel.distributed.os is no module of torch.
+        found = getattr(import_module(module), name, None)
+    except Exception as error:  # a trusted package can fail to import anyhow
+        return f"cannot be imported: {type(error).__name__}"
+    if not isinstance(found, type):
+        return "must be a class, or named by a file of configs/: this comes from a run directory"
+    defined = f"{found.__module__}.{found.__name__}"
+    if not _below(found.__module__, prefixes()) or _below(defined, NEVER):
+        return f"must be defined in a trusted package, and {found.__module__} is none: this comes from a run directory"
+    if _below(defined, NAMED_ONLY):
+        return f"must be named by a file of configs/, as {defined} may touch files: this comes from a run directory"
+    return ""
+
+
+@cache
+def prefixes() -> tuple[str, ...]:
+    """The project's own packages and those of configs/trusted.yaml. Raises `Refused` where that is no list of names."""
+    try:
+        words = OmegaConf.to_container(OmegaConf.load(TRUSTED)) if TRUSTED.is_file() else []
+        if not isinstance(words, list) or not all(isinstance(word, str) and word.strip(".") for word in words):
+            raise ValueError("no list of names")
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        rule = f"must be a list of packages: {str(error).splitlines()[0]}"
+        raise Refused(str(TRUSTED), None, rule, "- torch.nn, a line for each") from None
+    return (HPC, *packages(), *map(str, words))
+
+
+@cache
+def named() -> dict[str, set[str]]:
+    """What the files of configs/ name, by `_target_` and `_check_`."""
+    names: dict[str, set[str]] = {"_target_": set(), "_check_": set()}
+    for file in CONFIGS.rglob("*.yaml"):
+        for kind, name in NAMED.findall(file.read_text(encoding="utf-8", errors="replace")):
+            names[f"_{kind}_"].add(name)
+    return names
+
+
+def _written(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """All leaves of a plain container, and whatever a `_target_` or `_check_` holds; those of lists, too."""
+    if isinstance(node, dict | list) and prefix.rpartition(".")[2] not in ("_target_", "_check_"):
+        entries = node.items() if isinstance(node, dict) else enumerate(node)
+        return [leaf for key, value in entries for leaf in _written(value, dotted(prefix, str(key)))]
+    return [(prefix, node)]
+
+
+def _below(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def _runs_its_own_code(run_dir: Path) -> bool:
+    """Is this program the snapshot in the run directory, or in the folder of its array? Its config is not worse.
+
+    Asked of where this program lies: a link in the run directory could lead to any project.
+    """
+    homes = (run_dir.resolve(), run_dir.resolve().parent)
+    return PROJECT.name == "code" and PROJECT.parent in homes and (PROJECT.parent / "made_by.json").is_file()
+
+
+def _fix(run_dir: Path, target: Any = None) -> str:
+    if not isinstance(target, str) or _below(target, NEVER):
+        return f"if you trust it: python {run_dir}/code/train.py resume={run_dir}, which runs its own code"
+    return f"a file of configs/ that names it; if its package is yours to trust, a line in {TRUSTED}"

@@ -1,0 +1,1 @@
+"""One global order of samples, loaders, packed files, staging."""

@@ -1,0 +1,104 @@
+"""Batches as a loader fetches them: whole, with the random numbers of their samples, and ahead of a GPU."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset, get_worker_info
+
+from hpc.config.errors import Refused
+from hpc.data.prefetch import ahead
+from hpc.data.sampler import ResumableLoader, sample_seeds
+from hpc.state import randomness
+
+
+class Loader(ResumableLoader):
+    """Without worker processes this process fetches, and no machinery of theirs costs anything.
+
+    A thread may then fetch and pin batches ahead, so that a GPU does not wait. On a CPU it would take from training
+    what it gives to it, and it may not fetch what draws random numbers, which training in this process draws, too.
+    """
+
+    num_ahead = 0  # batches
+    device = 0  # the GPU that they are for
+
+    def __iter__(self) -> Any:
+        if self.num_workers:
+            return super().__iter__()
+        return ahead(self._batches(), self.num_ahead) if self.num_ahead else self._batches()
+
+    def _batches(self) -> Iterator[Any]:
+        pins = self.pin_memory and torch.cuda.is_available()
+        if self.num_ahead and pins:
+            torch.cuda.set_device(self.device)  # a thread of its own would pin with the first GPU of the node
+        for wanted in self.sampler:
+            batch = self.dataset[wanted]
+            yield tuple(one.pin_memory() for one in batch) if pins and isinstance(batch, tuple) else batch
+
+
+class Indexed(Dataset):
+    """A dataset that is asked for (epoch, indices) and returns (inputs, targets, indices).
+
+    A refusal is returned, not raised: a DataLoader worker would turn it into a RuntimeError of another wording.
+    """
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
+        self.draws = getattr(dataset, "draws", not isinstance(dataset, TensorDataset))
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, batch: tuple[int, np.ndarray]) -> tuple[Tensor, Tensor, Tensor] | Refused:
+        epoch, indices = batch
+        try:
+            inputs, targets = self._samples(epoch, indices)
+        except Refused as refused:
+            return refused
+        return inputs, targets, torch.from_numpy(indices)
+
+    def _samples(self, epoch: int, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        if isinstance(self.dataset, TensorDataset):
+            inputs, targets = self.dataset[torch.from_numpy(indices)]
+            return inputs, targets
+        if not self.draws:
+            return self.dataset.__getitems__(indices)
+        listed = indices.tolist()
+        with nullcontext() if get_worker_info() else isolate_rng(include_cuda=False):
+            return self._drawing_samples(listed, sample_seeds(self.seed, epoch, listed))
+
+    def _drawing_samples(self, indices: list[int], seeds: list[int]) -> tuple[Tensor, Tensor]:
+        if hasattr(self.dataset, "__getitems__"):
+            randomness.begin(seeds[0])
+            return self.dataset.__getitems__(indices)
+        samples = [self._sample(index, seed) for index, seed in zip(indices, seeds, strict=True)]
+        inputs = torch.stack([torch.as_tensor(sample[0]) for sample in samples])
+        return inputs, torch.stack([torch.as_tensor(sample[1]) for sample in samples])
+
+    def _sample(self, index: int, seed: int) -> Any:
+        randomness.begin(seed)
+        return self.dataset[index]
+
+
+def buffer(shape: Sequence[int], dtype: type[np.generic]) -> Tensor:
+    """An empty tensor for a batch; pinned where it goes to a GPU from here, so that it is not copied once more."""
+    if _pins() and get_worker_info() is None:
+        return torch.empty(tuple(shape), dtype=getattr(torch, dtype.__name__), pin_memory=True)
+    return torch.from_numpy(np.empty(shape, dtype))  # in huge pages, unlike torch's
+
+
+def tensor(array: np.ndarray, dtype: type[np.generic]) -> Tensor:
+    """A copy of an array, in a `buffer`."""
+    if not _pins() or get_worker_info():
+        return torch.from_numpy(array.astype(dtype))
+    copied = buffer(array.shape, dtype)
+    copied.numpy()[...] = array
+    return copied
+
+
+_pins = cache(torch.cuda.is_available)

@@ -1,0 +1,186 @@
+"""One global order of samples, and random numbers tied to a sample: neither depends on how many ranks there are."""
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler, Sampler, SequentialSampler
+
+from hpc.state import randomness
+
+
+# Both are distributed samplers to Lightning, which would otherwise share their batches out once more where
+# trainer.use_distributed_sampler is true.
+# pyright: reportMissingSuperCall=false, reportIncompatibleMethodOverride=false
+class GlobalBatchSampler(DistributedSampler):
+    """(epoch, samples) of each micro-batch of one data-parallel rank, from an order that follows from (seed, epoch).
+
+    Global batch `k` is `order[k * global_batch_size : (k + 1) * global_batch_size]` whatever the layout. It is cut
+    into `accumulate` micro-steps and each of those into one micro-batch per rank. An incomplete last batch is left out.
+    """
+
+    repeats = False  # the order of epoch 0 in every epoch
+
+    def __init__(
+        self, num_samples: int, global_batch_size: int, *, rank: int, num_ranks: int, accumulate: int, seed: int
+    ) -> None:
+        self.num_samples = num_samples
+        self.global_batch_size = global_batch_size
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.micro_batch_size = global_batch_size // (num_ranks * accumulate)
+        self.seed = seed
+        self.epoch = self.start = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Lightning calls this before each epoch."""
+        if epoch != self.epoch:
+            self.epoch, self.start = epoch, 0
+
+    def go_to(self, epoch: int, start: int) -> None:
+        """Go on in this epoch after `start` micro-batches, once; after that it begins at 0, also in the same epoch.
+
+        The length stays that of a whole epoch.
+        """
+        self.epoch, self.start = epoch, start
+
+    def __len__(self) -> int:
+        micro_steps = self.global_batch_size // (self.micro_batch_size * self.num_ranks)
+        return self.num_samples // self.global_batch_size * micro_steps
+
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
+        generator = torch.Generator().manual_seed(_key(self.seed, 0 if self.repeats else self.epoch))
+        order = torch.randperm(self.num_samples, generator=generator).numpy()
+        stride = self.micro_batch_size * self.num_ranks
+        first, self.start = self.start, 0
+        for step in range(first, len(self)):
+            start = step * stride + self.rank * self.micro_batch_size
+            yield self.epoch, order[start : start + self.micro_batch_size]
+
+
+class RepeatedBatchSampler(GlobalBatchSampler, SequentialSampler):
+    """The same batches in every epoch, for `trainer.overfit_batches`.
+
+    Lightning replaces what is no SequentialSampler then, by a sampler of single indices.
+    """
+
+    repeats = True
+
+
+class ResumableLoader(DataLoader):
+    """A loader over a `GlobalBatchSampler` that goes on in the middle of an epoch.
+
+    By these two methods Lightning knows that it can. How far training has come is not known here, as workers fetch
+    ahead: resume.py says it.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state and isinstance(self.sampler, GlobalBatchSampler):
+            self.sampler.go_to(state["epoch"], state["batches"])
+
+
+class EvalBatchSampler(DistributedSampler, SequentialSampler):
+    """Every sample once over all ranks, in order, in equally many batches on each rank; epoch 0. See `shares`."""
+
+    def __init__(self, num_samples: int, batch_size: int, *, rank: int, num_ranks: int) -> None:
+        self.parts = shares(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Lightning calls this before each evaluation; the order stays."""
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
+        for part in self.parts:
+            yield 0, np.arange(part.start, part.stop)
+
+
+def shares(num_samples: int, batch_size: int, *, rank: int, num_ranks: int) -> list[range]:
+    """Return the positions in each batch of one rank, so that all ranks together have every sample once.
+
+    Ranks have equally many batches, none of them empty, and nothing is repeated to fill one. The last batches differ by
+    one sample at most; they hold one more than `batch_size` where too few samples are left for a round of their own.
+    """
+    whole, rest = divmod(num_samples, batch_size * num_ranks)
+    num = max(1, whole + (rest >= num_ranks)) if num_samples else 0
+    parts = []
+    for first in range(0, num * batch_size * num_ranks, batch_size * num_ranks):
+        size = batch_size * num_ranks if len(parts) < num - 1 else num_samples - first
+        parts.append(range(first + size * rank // num_ranks, first + size * (rank + 1) // num_ranks))
+    return parts
+
+
+class SharedBatches(Sampler[list[Any]]):
+    """The batches of one rank, out of the order that another sampler gives: the same one on all ranks.
+
+    That sampler draws its random numbers as a function of (seed, epoch), unless it has a generator of its own.
+
+    Args:
+        parts: of that order, the positions in each batch of this rank; see `shares`.
+    """
+
+    def __init__(self, sampler: Any, parts: list[range], *, seed: int) -> None:
+        self.sampler, self.parts, self.seed, self.epoch = sampler, parts, seed, 0
+        self.checksum: int | None = None  # of the first order that is drawn in this epoch
+        self.is_compared = False  # with those of other ranks
+
+    def set_epoch(self, epoch: int) -> None:
+        """Lightning calls this before each epoch."""
+        if epoch != self.epoch:  # another order, which may follow from what each rank has seen for itself
+            self.epoch, self.checksum, self.is_compared = epoch, None, False
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        with isolate_rng(include_cuda=False):
+            randomness.begin(_key(self.seed, self.epoch) % (1 << 32))
+            order = list(self.sampler)
+        if self.checksum is None:
+            self.checksum = zlib.crc32(repr(order).encode())
+        for part in self.parts:
+            yield order[part.start : part.stop]
+
+
+def uniform(seed: int, epoch: int, index: Tensor, num: int) -> Tensor:
+    """Random numbers in [0, 1) that are a function of (seed, epoch, sample index) alone.
+
+    Args:
+        seed: the run's seed.
+        epoch: the epoch the samples are drawn in.
+        index: sample indices, int64, shape (batch,), on any device.
+        num: how many numbers each sample gets.
+
+    Returns:
+        float32, shape (batch, num), on the device of `index`; the same on every device and in every batch layout.
+    """
+    columns = torch.arange(1, num + 1, device=index.device)
+    counter = index[:, None] * (num + 1) + columns + _key(seed, epoch)
+    bits = _mix(counter) >> 11 & (1 << 24) - 1
+    return bits.to(torch.float32) / (1 << 24)
+
+
+def sample_seeds(seed: int, epoch: int, indices: list[int]) -> list[int]:
+    """A number below 2**32 for each sample, a function of (seed, epoch, sample index) alone."""
+    return (_mix(torch.tensor(indices) + _key(seed, epoch)) >> 16 & (1 << 32) - 1).tolist()
+
+
+def _key(seed: int, epoch: int) -> int:
+    return int(_mix(torch.tensor(seed * 1_000_003 + epoch))) & (1 << 62) - 1
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) on int64, which wraps around like uint64."""
+    x = (x ^ (x >> 30 & (1 << 34) - 1)) * -4658895280553007687  # 0xbf58476d1ce4e5b9
+    x = (x ^ (x >> 27 & (1 << 37) - 1)) * -7723592293110705685  # 0x94d049bb133111eb
+    return x ^ (x >> 31 & (1 << 33) - 1)

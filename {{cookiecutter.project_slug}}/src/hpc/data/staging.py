@@ -1,0 +1,155 @@
+"""Packed files on the node's own storage: copied there once per node, before training. No torch here."""
+
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from hpc.config.errors import Refused
+from hpc.data.file_parts import Parts, verify
+from hpc.system import private_folder, process
+
+LOOKED_AT = 8  # parts of a copy that is there already
+WITHOUT = "or data.stage=false"
+MOVES = 1 << 20  # bytes that a process that verifies has read since the last look
+LOOK = 1.0  # seconds between two looks at copies that are being made
+moves: Callable[[], object] | None = None  # called at each look if a copy goes on, made here or by a neighbour
+
+
+def refuse_nowhere(stage: bool, node_local: str | None) -> None:
+    """What the login node can tell of staging."""
+    if stage and not node_local:
+        rule = "says where on a node the data are copied to"
+        raise Refused("cluster.node_local", "null", rule, f"cluster.node_local='$TMPDIR', {WITHOUT}")
+
+
+@cache
+def place(node_local: str) -> str:
+    """`cluster.node_local` on this node: bash reads it, as in a job script. Raises `Refused` if it is no folder."""
+    said = subprocess.run(["bash", "-c", f'printf %s "{node_local}"'], capture_output=True, text=True, check=False)
+    if not os.path.isdir(said.stdout):
+        rule = f"is a folder on {socket.gethostname()}; it leads to {said.stdout!r}"
+        raise Refused("cluster.node_local", node_local, rule, f"a folder that jobs have there, {WITHOUT}", alone=True)
+    return said.stdout
+
+
+def copy_of(parts: Parts, node_local: str) -> str:
+    """Where the copy of a packed file is on this node. Its folder's name says what is in it, and whose it is."""
+    folder = f"data-{os.getuid()}-{parts.checksum[:16]}"
+    return os.path.join(place(node_local), folder, os.path.basename(parts.file))
+
+
+def stage(parts: Parts, node_local: str) -> str:
+    """Copy a packed file to this node, if it is not there, and verify the copy. To be called once per node.
+
+    Runs that share the node share the copy: one of them makes it, the others wait for it.
+
+    Raises:
+        Refused: there is no room, the copy cannot be written, or it is not what was packed.
+    """
+    copy = copy_of(parts, node_local)
+    size = os.path.getsize(parts.file)
+    try:
+        if not _is_whole(parts, copy, size):
+            folder = private_folder.make(Path(copy).parent)
+            with _looked_at(folder), _alone(folder):
+                if not _is_whole(parts, copy, size):
+                    _refuse_without_room(size, node_local)
+                    sys.stderr.write(f"{socket.gethostname()}: copying {parts.file} ({size / 1e9:.3g} GB) to {copy}\n")
+                    _copy(parts, copy)
+    except OSError as error:
+        rule = f"copies {parts.file} to {copy} on {socket.gethostname()}; {error.strerror or error}"
+        raise Refused("data.stage", True, rule, f"make room there, {WITHOUT}", alone=True) from None
+    return copy
+
+
+def _is_whole(parts: Parts, copy: str, size: int) -> bool:
+    """Is a copy there that holds what was packed? Raises `PermissionError` where its folder is not ours alone."""
+    with suppress(FileNotFoundError, Refused):  # what is damaged is copied again
+        private_folder.check(Path(copy).parent)
+        if os.path.getsize(copy) == size:
+            verify(replace(parts, file=copy), "data.stage", LOOKED_AT)
+            return True
+    return False
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process of this user on this node at a time; what one that was killed has left is cleared away."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # storage without locks: each makes a copy of its own, and the last one's stays
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            for left in folder.glob("*.part"):
+                left.unlink()
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _looked_at(folder: Path) -> Iterator[None]:
+    """Meanwhile tell `moves` that a copy in this folder goes on, as far as one can see."""
+    over = threading.Event()
+
+    def look() -> None:
+        before, moved = _parts(folder), process.bytes_moved()
+        while not over.wait(LOOK):
+            with suppress(OSError):
+                if process.bytes_moved() - moved >= MOVES:  # to verify a copy changes nothing that neighbours could see
+                    moved = process.bytes_moved()
+                    for mine in folder.glob(f"*{_aside()}"):
+                        os.utime(mine)
+                if (now := _parts(folder)) != before and moves:
+                    moves()
+                before = now
+
+    thread = threading.Thread(target=look, daemon=True, name="staging: look")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(2 * LOOK)
+
+
+def _parts(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of the copies that are being made."""
+    found = {}
+    for path in folder.glob("*.part"):
+        with suppress(FileNotFoundError):
+            found[path.name] = path.stat().st_size, path.stat().st_mtime_ns
+    return found
+
+
+def _aside() -> str:
+    """How the name of a copy ends that this process makes."""
+    return f".{socket.gethostname()}-{os.getpid()}.part"
+
+
+def _refuse_without_room(size: int, node_local: str) -> None:
+    free = shutil.disk_usage(place(node_local)).free
+    if free < size:
+        where = f"{place(node_local)} on {socket.gethostname()}"
+        rule = f"needs {size / 1e9:.3g} GB; {where} has {free / 1e9:.3g} GB free"
+        raise Refused("data.stage", True, rule, f"another cluster.node_local=, {WITHOUT}", alone=True)
+
+
+def _copy(parts: Parts, copy: str) -> None:
+    """Aside, verified, then renamed: what bears the name is whole."""
+    aside = f"{copy}{_aside()}"
+    try:
+        shutil.copyfile(parts.file, aside)
+        verify(replace(parts, file=aside), "data.stage")
+        os.replace(aside, copy)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(aside)

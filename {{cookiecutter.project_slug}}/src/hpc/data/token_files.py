@@ -1,0 +1,123 @@
+"""What tools/pack.py leaves beside a token file `x.npy`: `x.npy.json` says vocabulary and checksums. No torch.
+
+Keys: tokens, dtype, vocab_size (a multiple of 64, so that matrices have whole tiles), bytes_per_token (measured),
+tokenizer, end_of_text (the token between files, or null), sources, parts ([tokens, crc32] each), checksum.
+"""
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from hpc.config.errors import Refused
+from hpc.data.file_parts import AGAIN, Parts
+from hpc.data.packing import put
+from hpc.data.text_files import is_tokens, read_only
+
+NUMBERS = ("tokens", "vocab_size", "bytes_per_token")
+
+
+def notes(file: str) -> dict[str, Any] | None:
+    """What is noted of a token file; None: nothing.
+
+    Raises:
+        Refused: the note cannot be read, or is that of another file.
+    """
+    path = f"{file}.json"
+    if not os.path.exists(path):
+        return None
+    try:
+        with open(path, encoding="utf-8") as stream:
+            noted = json.load(stream)
+        numbers = [noted[key] + 0 for key in NUMBERS]
+        dtype, whole = noted["dtype"], noted["checksum"] == checksum(noted)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Refused("data.files", path, f"is what tools/pack.py has written; {error!r}", AGAIN) from None
+    tokens = read_only(file)
+    if not whole or (len(tokens), str(tokens.dtype)) != (numbers[0], dtype):
+        rule = f"{path} describes it: {numbers[0]} tokens, {dtype}; it holds {len(tokens)}, {tokens.dtype}"
+        raise Refused("data.files", file, rule, AGAIN)
+    return noted
+
+
+def checksum(noted: dict[str, Any]) -> str:
+    """Of all that is noted and, through the parts, of the tokens."""
+    rest = {key: value for key, value in noted.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def vocabulary(files: Sequence[str]) -> tuple[int | None, float | None]:
+    """(vocabulary size, bytes per token) of text, or as noted of token files; None: not known.
+
+    Raises:
+        Refused: files of several tokenizers.
+    """
+    if not is_tokens(files[0]):
+        return 256, 1.0
+    known = {file: noted for file in files if (noted := notes(file))}
+    if len(known) < len(files):
+        return None, None
+    first = known[files[0]]
+    for file, noted in known.items():
+        if noted["tokenizer"] != first["tokenizer"]:
+            rule = f"one tokenizer made all files; {files[0]} is of {first['tokenizer']}, this of {noted['tokenizer']}"
+            raise Refused("data.files", file, rule, "files of one tokenizer")
+    num = sum(noted["tokens"] for noted in known.values())
+    size = sum(noted["tokens"] * noted["bytes_per_token"] for noted in known.values())
+    return max(noted["vocab_size"] for noted in known.values()), size / num
+
+
+def describe(files: Sequence[str]) -> str:
+    """By what files are known again, in a copy of their folder, too: names, sizes, checksums of what was packed."""
+    root = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
+    digest = hashlib.sha256()
+    for file in files:
+        noted = notes(file) if is_tokens(file) else None
+        known = [os.path.relpath(os.path.abspath(file), root), os.path.getsize(file), noted and noted["checksum"]]
+        digest.update(repr(known).encode(errors="surrogateescape"))
+    return digest.hexdigest()[:16]
+
+
+def token_parts(file: str) -> Parts:
+    """The checksums of a packed token file. Raises `Refused` where there are none."""
+    noted = notes(file) if is_tokens(file) else None
+    if noted is None:
+        fix = "python tools/pack.py data.files=... out=<file>.npy, or data.stage=false"
+        raise Refused("data.stage", True, f"copies packed files; {file} was not packed", fix)
+    tokens = read_only(file)
+    sizes = [num * tokens.itemsize for num, _ in noted["parts"]]
+    offset = os.path.getsize(file) - tokens.nbytes
+    return Parts(file, offset, sizes, [crc for _, crc in noted["parts"]], noted["checksum"])
+
+
+def header(num: int, dtype: str) -> bytes:
+    """What stands before the tokens in a .npy file; always of the same length."""
+    import numpy as np
+
+    stream = io.BytesIO()
+    form: dict[str, Any] = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (num,)}
+    np.lib.format.write_array_header_1_0(stream, form)
+    return stream.getvalue()
+
+
+def finish(descriptor: int, out: str, noted: dict[str, Any], done: list[Any]) -> None:
+    """The header before the tokens, and the note beside them: it is there when the tokens get their name.
+
+    Args:
+        noted: as `tokenizing.described`; completed here.
+        done: of each part (bytes of tokens, their crc32, bytes of text).
+
+    Raises:
+        OSError: the disk is full, say.
+    """
+    item = {"uint8": 1, "uint16": 2, "uint32": 4}[noted["dtype"]]
+    num = sum(size for size, _, _ in done) // item
+    put(descriptor, memoryview(header(num, noted["dtype"])), 0)
+    noted["tokens"], noted["parts"] = num, [[size // item, crc] for size, crc, _ in done]
+    noted["bytes_per_token"] = sum(length for _, _, length in done) / num
+    noted["checksum"] = checksum(noted)
+    with open(f"{out}.json.part", "w", encoding="utf-8") as note:
+        json.dump(noted, note)
+    os.replace(f"{out}.json.part", f"{out}.json")

@@ -1,0 +1,1 @@
+"""A config becomes a job script for Slurm or PBS; facts of clusters and GPUs."""

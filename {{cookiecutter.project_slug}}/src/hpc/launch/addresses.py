@@ -1,0 +1,30 @@
+"""Addresses and network interfaces of this machine."""
+
+import socket
+import struct
+
+
+def own_address(peer: str) -> str:
+    """This machine's address on the way to another: what a packet to it would be sent from."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((peer, 9))  # a datagram socket: nothing is sent
+            return probe.getsockname()[0]
+    except OSError:
+        return ""
+
+
+def interface(address: str) -> str | None:
+    """The network interface that has this address (Linux: ioctl SIOCGIFADDR)."""
+    import fcntl
+
+    SIOCGIFADDR = 0x8915
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:
+                continue  # has no address
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None

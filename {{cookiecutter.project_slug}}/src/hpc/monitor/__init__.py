@@ -1,0 +1,1 @@
+"""Throughput and MFU, samples of each node, profiles, bandwidth of links."""

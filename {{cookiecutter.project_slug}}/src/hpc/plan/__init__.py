@@ -1,0 +1,1 @@
+"""A traced training step and a machine become memory, time and cost."""

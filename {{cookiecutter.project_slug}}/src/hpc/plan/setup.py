@@ -1,0 +1,80 @@
+"""How a run is laid out over devices, as far as its memory and its time depend on it. No torch."""
+
+from dataclasses import dataclass
+
+from omegaconf import DictConfig
+
+from hpc.config.layout import layout, on_gpu
+
+# By the name of the strategy; what is not here keeps everything on every rank.
+SHARDING = {"fsdp": "fsdp", "tensor_parallel": "fsdp", "deepspeed_zero1": "zero1", "deepspeed_zero2": "zero2"}
+SHARDING |= {"deepspeed_zero3": "zero3", "zero3_offload": "zero3"}
+BYTES = {"64": 8, "32": 4, "16": 2, "bf16": 2}  # of a number, by the first word of trainer.precision
+
+
+@dataclass(frozen=True)
+class Setup:
+    """World size = nodes * devices = data-parallel * tensor-parallel * pipeline."""
+
+    nodes: int
+    devices: int  # per node
+    micro_batch: int  # examples of a rank at a time
+    accumulate: int = 1  # micro-batches of a step
+    tensor_parallel: int = 1
+    pipeline: int = 1  # stages; the project runs one
+    interleaved: int = 1  # pieces of the network that each stage has (arXiv 2104.04473, section 2.2)
+    sharding: str = "none"  # fsdp, zero1, zero2, zero3
+    precision: str = "32-true"
+    checkpointing: bool = False
+    compile: bool = False
+    offload: bool = False  # of parameters and optimizer to the node's memory
+    bucket: int = 0  # numbers that DeepSpeed's buffers for reducing hold
+    overlap: bool = True  # communicates while it computes
+    accelerated: bool = True  # on GPUs
+    single: bool = False  # one device without a process group, whose gradients lie in no buckets
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.devices
+
+    @property
+    def data_parallel(self) -> int:
+        return self.world_size // (self.tensor_parallel * self.pipeline)
+
+    @property
+    def global_batch(self) -> int:
+        return self.data_parallel * self.micro_batch * self.accumulate
+
+    @property
+    def computes_in(self) -> tuple[str, str | None]:
+        """What parameters are when they are computed with, and what autocast makes of it; as `trace.trace` takes them.
+
+        FSDP2 gathers shards in bf16 (parallel.py); DeepSpeed keeps a copy in 16 bit, and autocasts nothing.
+        """
+        kind, _, how = self.precision.partition("-")
+        if how != "mixed":
+            return kind, None
+        if self.sharding.startswith("zero"):
+            return kind, None
+        return (kind, kind) if self.sharding == "fsdp" and self.data_parallel > 1 else ("32", kind)
+
+
+def of(cfg: DictConfig) -> Setup:
+    """The setup of a checked config."""
+    strategy, trainer = cfg.strategy, cfg.trainer
+    return Setup(
+        nodes=trainer.num_nodes,
+        devices=trainer.devices,
+        micro_batch=layout(cfg).micro_batch_size,
+        accumulate=trainer.accumulate_grad_batches,
+        tensor_parallel=strategy.tensor_parallel_size,
+        sharding=SHARDING.get(strategy.name, "none"),
+        precision=str(trainer.precision),
+        checkpointing=strategy.activation_checkpointing,
+        compile=strategy.compile,
+        offload=bool(strategy.lightning.get("offload_optimizer")),
+        bucket=strategy.lightning.get("reduce_bucket_size", 0) * (1 + bool(strategy.lightning.get("overlap_comm"))),
+        overlap=strategy.lightning.get("overlap_comm", True),
+        accelerated=on_gpu(cfg),
+        single=strategy.name == "single",
+    )

@@ -1,0 +1,1 @@
+"""What became of a run, in the terminal and as a page."""

@@ -1,0 +1,1 @@
+"""The life of a run: its directory, who may write, signals, watchdog, history."""

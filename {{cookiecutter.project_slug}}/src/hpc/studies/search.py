@@ -1,0 +1,133 @@
+"""A search: one job array whose members ask a common study for their values. What of it needs no optuna."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig
+
+from hpc.config.compose import compose_overrides
+from hpc.config.errors import Refused
+from hpc.run import directory
+from hpc.studies import search_space, sweep
+from hpc.system import files
+from hpc.system.files import put
+
+if TYPE_CHECKING:
+    from hpc.studies.optuna_study import Member
+
+FILE = directory.SEARCH
+SAMPLERS = ["random", "tpe"]
+
+
+@dataclass(frozen=True)
+class Search:
+    """What all members must know alike."""
+
+    sampler: str
+    trials: int
+    seed: int
+    metric: str  # logged in validation
+    mode: str  # min or max
+    words: list[str]  # as typed
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of submit.py that make several runs of one command line."""
+    several = parser.add_mutually_exclusive_group()
+    every = "key=a,b makes one job array of all combinations"
+    several.add_argument("--multirun", "-m", action="store_true", help=every)
+    some = "key=interval(a,b) or choice(a,b) makes one job array that looks for the best"
+    several.add_argument("--search", choices=SAMPLERS, help=some)
+    parser.add_argument("--trials", type=int, metavar="N", help="with --search: so many runs")
+    parser.add_argument("--at-once", type=int, metavar="N", help="so many runs of an array at the same time")
+
+
+def refuse_options(asked: argparse.Namespace) -> None:
+    """Raises `Refused` where these options do not go together."""
+    several = asked.multirun or asked.search
+    if several and asked.cfg:
+        raise Refused("--cfg", None, "shows the config of one run, and this is several", "--cfg job without --multirun")
+    if asked.at_once is not None and (asked.at_once < 1 or not several):
+        rule = "is at least 1, and goes with --multirun or --search"
+        raise Refused("--at-once", asked.at_once, rule, "--multirun --at-once 4")
+    if asked.trials is not None and not asked.search:
+        raise Refused("--trials", asked.trials, "goes with --search", f"--search tpe --trials {asked.trials}")
+    trials = asked.trials or 0
+    if asked.search and not 2 <= trials <= sweep.MOST:
+        rule = f"says how many runs there are, 2 to {sweep.MOST}"
+        raise Refused("--trials", asked.trials, rule, "--trials 40")
+    if asked.search == "tpe" and (asked.at_once or trials) >= trials:
+        rule = "chooses by what other runs have found, and all of them would start together"
+        raise Refused("--search", "tpe", rule, f"--at-once {max(trials // 5, 1)}, or --search random")
+
+
+def corners(overrides: Sequence[str], folder: Path) -> list[tuple[DictConfig, list[str]]]:
+    """The configs at the ends of what is searched, and their words: where one is refused, a run of the search would be.
+
+    Raises:
+        Refused: nothing is searched, or what any config refuses.
+    """
+    sweep.refuse_run_dir(overrides)
+    found = []
+    for values in search_space.corners(search_space.of(overrides)):
+        words = search_space.filled(overrides, values)
+        cfg = compose_overrides(words)
+        cfg.run_dir = str(folder / "000")
+        found.append((cfg, words))
+    return found
+
+
+def plan(sampler: str, trials: int, words: Sequence[str], cfgs: Sequence[DictConfig]) -> Search:
+    """The search that the command line means, given its corners. Raises `Refused` where they have no common metric."""
+    first = cfgs[0]
+    if find_spec("optuna") is None:
+        raise Refused("--search", sampler, "needs the package optuna", "pip install optuna -c constraints.txt")
+    if any(cfg.test_only for cfg in cfgs):
+        raise Refused("test_only", "true", "a search trains", "leave test_only out")
+    if len({(cfg.checkpoint.monitor, cfg.checkpoint.mode) for cfg in cfgs}) > 1:
+        raise Refused("checkpoint.monitor", None, "a search has one metric", "one monitor, one mode")
+    if not first.checkpoint.monitor:
+        rule = "names what the search makes small (checkpoint.mode=min) or large (max)"
+        raise Refused("checkpoint.monitor", "null", rule, "checkpoint.monitor=val/loss")
+    return Search(sampler, trials, first.seed, first.checkpoint.monitor, first.checkpoint.mode, list(words))
+
+
+def run_dirs(folder: Path, trials: int) -> list[Path]:
+    """One per member; its name is the member's number."""
+    return [folder / f"{number:03}" for number in range(trials)]
+
+
+def save(folder: Path, search: Search) -> None:
+    put(folder / FILE, json.dumps(asdict(search), indent=1))
+
+
+def load(folder: Path) -> Search:
+    """Raises `Refused` where there is no search that this code can read."""
+    try:
+        asked = Search(**files.parsed(files.text(folder / FILE)))
+        texts = isinstance(asked.words, list) and all(isinstance(word, str) for word in (asked.metric, *asked.words))
+        if not texts or not all(isinstance(number, int) for number in (asked.trials, asked.seed)):
+            raise ValueError("its values are of other types")
+        if asked.sampler not in SAMPLERS or asked.mode not in ("min", "max"):
+            raise ValueError("it names another sampler or mode")
+        return asked
+    except (OSError, ValueError, TypeError) as error:
+        why = f"it holds no {FILE}" if isinstance(error, FileNotFoundError) else f"{FILE} is damaged: {error}"
+        if isinstance(error, PermissionError):
+            why = f"you may not read {FILE}"
+        fix = "runs/<the folder that submit.py --search has named>"
+        raise Refused("SEARCH", folder, f"is no folder of a search: {why}", fix) from None
+
+
+def member(run_dir: Path) -> "Member | None":
+    """Return what a run of a search tells its study; None: it has none. For one process of the run."""
+    if not directory.is_of_search(run_dir):
+        return None
+    from hpc.studies import optuna_study  # optuna, from here on
+
+    return optuna_study.member(run_dir)

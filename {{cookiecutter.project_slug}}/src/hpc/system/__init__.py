@@ -1,0 +1,1 @@
+"""Files that may be damaged, the home directory, processes."""

@@ -1,0 +1,1 @@
+"""Strategies, what they do to a network, loggers and curves, the start of an attempt."""

@@ -1,0 +1,101 @@
+"""Bring the ranks together, make the run directory, and begin an attempt."""
+
+import sys
+from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from hpc.config import compose
+from hpc.config.errors import Finished, Refused
+from hpc.launch import meeting, placement
+from hpc.launch.addresses import interface, own_address
+from hpc.launch.node_checks import agree, facts
+from hpc.launch.placement import Place
+from hpc.run import changes, directory, restarts
+from hpc.training import attempt
+
+READING = 1800  # seconds that ranks may take to look through a checkpoint's files
+
+
+def together(
+    cfg: DictConfig, place: Place, fresh: Path, frozen: bool, environ: MutableMapping[str, str]
+) -> attempt.Beginning:
+    """Bring the ranks together, refuse what differs, make the run directory that all of them see, and begin.
+
+    Args:
+        fresh: the run directory that this rank would choose; rank 0's is taken.
+        frozen: the config holds what the data say of themselves, so one process per node is enough to look at them.
+
+    Raises:
+        Refused: on every rank, with the message of the first that has one.
+    """
+    mine = facts(cfg, place, environ, look=place.local_rank == 0 or not frozen)
+    chosen = bool(cfg.run_dir) or directory.CHOSEN in environ  # by a person, or by what started this
+    if place.launcher == "none":  # alone, or one of those that Lightning starts on this machine
+        agree([mine])
+        run_dir = _made(cfg, fresh, chosen, environ)
+        begun = attempt.BEGUN in environ
+        beginning = attempt.alone(run_dir, mine["host"], environ)
+        return replace(beginning, store=_store_on_this_machine(cfg, begun, environ))
+    placement.settle(place, cfg.cluster.master_addr_suffix, environ)
+    seconds = cfg.cluster.rendezvous_seconds
+    store = meeting.meet(place, environ, seconds)
+    mine |= {"address": own_address(environ["MASTER_ADDR"]), "run_dir": str(fresh)}
+    known = meeting.exchange(store, place, "facts", mine, seconds)
+    agree(known)
+    cfg.run_dir = known[0]["run_dir"]
+    if place.local_world_size < place.world_size and not cfg.cluster.interface:
+        # gloo would listen where the host's name leads, on Debian to 127.0.1.1; instead: where the other nodes are.
+        others = [fact["address"] for fact in known if fact["host"] != mine["host"]]
+        environ.setdefault("GLOO_SOCKET_IFNAME", interface(own_address(others[0])) or "")
+    for topic, makes in {"run_dir made": True, "run_dir seen": False}.items():
+        seen = {"host": mine["host"], **_in_run_dir(cfg, place, makes, chosen, environ)}
+        heard = meeting.exchange(store, place, topic, seen, seconds)
+        agree(heard)
+        cfg.run_dir = heard[0]["run_dir"]
+    hosts = list(dict.fromkeys(fact["host"] for fact in known))
+    return attempt.together(Path(cfg.run_dir), place, hosts, store, max(seconds, READING), environ)
+
+
+def _store_on_this_machine(cfg: DictConfig, begun: bool, environ: MutableMapping[str, str]) -> Any:
+    """For the ranks that Lightning starts here: the process that starts them serves it. None for one process alone.
+
+    Lightning itself would look for a free port, and hope that it still is when the ranks have come.
+    """
+    if cfg.trainer.num_nodes * cfg.trainer.devices == 1 or ("LOCAL_RANK" in environ and not begun):
+        return None  # or placed by hand
+    seconds = cfg.cluster.rendezvous_seconds
+    if begun:
+        return meeting.join(environ, seconds)
+    return meeting.serve("127.0.0.1", environ, seconds)
+
+
+def _in_run_dir(cfg: DictConfig, place: Place, makes: bool, chosen: bool, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Rank 0 makes the directory; after that, one process per node shows that it can write there."""
+    known: dict[str, Any] = {"refused": None}
+    try:
+        if makes and place.rank == 0:
+            _made(cfg, Path(cfg.run_dir), chosen, environ)
+        elif not makes and place.rank and not place.local_rank:
+            directory.create(Path(cfg.run_dir), cfg.group_readable, there=True)
+        directory.permit(cfg.group_readable)
+    except Refused as refused:
+        known = {"refused": refused.parts(), "finished": isinstance(refused, Finished)}
+    return known | {"run_dir": cfg.run_dir}
+
+
+def _made(cfg: DictConfig, path: Path, chosen: bool, environ: Mapping[str, str]) -> Path:
+    """The run directory, there and writable. Raises `Refused`."""
+    if not chosen:
+        words, who = compose.typed(sys.argv[1:]), attempt.who(environ)
+        path = directory.reserve(path, cfg.group_readable, lambda there: restarts.goes_on(there, words, who, environ))
+    cfg.run_dir = str(path)
+    if not (path / "config.yaml").exists():
+        directory.refuse_others(path, directory.TRAINING)
+    directory.create(path, cfg.group_readable)
+    restarts.refuse_finished(path, cfg)
+    changes.refuse_other(path, cfg)  # before there is an attempt, whose failure would be the run's
+    return path

@@ -1,1 +1,0 @@
-"""Axes and lines, without a plotting library."""

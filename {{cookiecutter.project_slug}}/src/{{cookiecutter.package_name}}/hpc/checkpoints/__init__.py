@@ -1,1 +1,0 @@
-"""Saved and read: whole or absent, never executed."""

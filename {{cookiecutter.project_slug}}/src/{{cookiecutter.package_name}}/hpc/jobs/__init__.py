@@ -1,1 +1,0 @@
-"""A config becomes a job: Slurm and PBS scripts, the command line, a run that moves."""

@@ -1,1 +1,0 @@
-"""Curves, throughput, use of the node and its GPUs."""

@@ -1,1 +1,0 @@
-"""Bandwidth between GPUs and nodes."""

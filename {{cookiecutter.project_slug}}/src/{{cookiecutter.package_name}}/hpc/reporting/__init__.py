@@ -1,1 +1,0 @@
-"""One page of a run, and TensorBoard through a tunnel."""

@@ -1,1 +1,0 @@
-"""Stopping and going on without losing a step."""

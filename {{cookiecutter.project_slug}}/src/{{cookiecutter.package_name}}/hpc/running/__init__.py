@@ -1,1 +1,0 @@
-"""The life of a run's processes: begun, recorded, watched, ended, and why."""

@@ -1,1 +1,0 @@
-"""Packed files, staging, batches fetched ahead."""

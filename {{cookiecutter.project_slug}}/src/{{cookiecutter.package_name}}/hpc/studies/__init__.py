@@ -1,1 +1,0 @@
-"""Many jobs from one command: sweeps, searches, scaling."""

@@ -1,1 +1,0 @@
-"""What a strategy does to a network."""
