@@ -69,7 +69,7 @@ def baked(desk: Desk, command: str) -> None:
 
 def sourced(desk: Desk, command: str) -> None:
     """In an environment that env.sh made, so that nothing is installed."""
-    if not Path(sys.prefix, ".complete-my_research").exists():
+    if not Path(sys.prefix, ".complete-my-research").exists():
         pytest.skip("the environment was not made by env.sh: make test")
     desk.succeeds(f"{command} && type -P python")
 

@@ -37,7 +37,7 @@ def small_environment(project: Path, venv: Path) -> None:
     shutil.copy(Path(sys.prefix) / "share" / "config-signatures.json", venv / "share")
     versions = (project / "pyproject.toml").read_bytes() + (project / "constraints.txt").read_bytes()
     checksum = subprocess.run(["cksum"], input=versions, capture_output=True, check=True).stdout.decode().strip()
-    (venv / ".complete-my_research").write_text(f"{checksum} {venv}")
+    (venv / ".complete-my-research").write_text(f"{checksum} {venv}")
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_packs_again_only_after_a_change(staging, slurm):
     folder = staging.parent
     assert (packs(), packs()) == (True, False)
     later = (folder / "venv.tar").stat().st_mtime + 1
-    os.utime(folder / "venv" / ".complete-my_research", (later, later))
+    os.utime(folder / "venv" / ".complete-my-research", (later, later))
     assert packs()
     assert [path.name for path in folder.glob("venv.tar*")] == ["venv.tar"]
 
