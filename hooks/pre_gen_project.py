@@ -1,4 +1,4 @@
-"""Refuse answers that cannot work in the generated project, with the reason and a way out. Writes nothing."""
+"""Reject answers that cannot work in the generated project, with the reason and a way out. Writes nothing."""
 
 import json
 import keyword
@@ -15,7 +15,7 @@ PACKAGE = r"[a-z][a-z0-9]*(_[a-z0-9]+)*"
 ACCOUNT = r"[A-Za-z0-9._@+-]*"
 MARKS = ("{" + "{", "{" + "%", "{" + "#", "$" + "{")  # Jinja's and Hydra's
 
-# SPDX names that research code bears; pip refuses a project whose licence is no SPDX name.
+# SPDX names that research code bears; pip rejects a project whose licence is no SPDX name.
 LICENSES = """
 0BSD AGPL-3.0-only AGPL-3.0-or-later Apache-2.0 BSD-2-Clause BSD-3-Clause BSL-1.0 CC-BY-4.0 CC-BY-NC-4.0 CC-BY-SA-4.0
 CC0-1.0 CECILL-2.1 CECILL-B CECILL-C ECL-2.0 EPL-2.0 EUPL-1.2 GPL-2.0-only GPL-2.0-or-later GPL-3.0-only
@@ -50,20 +50,20 @@ def text():
         if key.startswith("_"):
             continue
         if not value.isprintable():
-            yield refused(
+            yield rejected(
                 key, value, "holds a line break or another character that does not print", "type it as one line"
             )
         elif found := [mark for mark in MARKS if mark in value]:
-            yield refused(key, value, f"holds {found[0]}, which templates and configs read as code", "leave it out")
+            yield rejected(key, value, f"holds {found[0]}, which templates and configs read as code", "leave it out")
         elif not value.strip() and key in ("project_name", "author"):
-            yield refused(key, value, "is empty", "give it a name")
+            yield rejected(key, value, "is empty", "give it a name")
 
 
 def slug():
     name = ANSWERS["project_slug"]
     if not re.fullmatch(SLUG, name, re.ASCII):
         rule = "is not lower-case words of a-z and 0-9, joined by - or _, that begin with a letter"
-        yield refused("project_slug", name, rule, f"project_slug={suggest(name, '-')}")
+        yield rejected("project_slug", name, rule, f"project_slug={suggest(name, '-')}")
 
 
 def package():
@@ -83,7 +83,7 @@ def package():
         rule = "is a library that the project uses, which it would hide"
     if rule:
         other = suggest(name, "_")
-        yield refused("package_name", name, rule, f"package_name={other if other != name else name + '_project'}")
+        yield rejected("package_name", name, rule, f"package_name={other if other != name else name + '_project'}")
 
 
 def license_name():
@@ -92,7 +92,7 @@ def license_name():
     if name not in licenses and not re.fullmatch(r"LicenseRef-[A-Za-z0-9.-]+", name, re.ASCII):
         near = [known for known in licenses if re.sub(r"\W", "", name).lower() in re.sub(r"\W", "", known).lower()]
         rule = f"is not one of {', '.join(licenses)}"
-        yield refused("license", name, rule, f"license={near[0] if name and near else 'LicenseRef-Proprietary'}")
+        yield rejected("license", name, rule, f"license={near[0] if name and near else 'LicenseRef-Proprietary'}")
 
 
 def cluster():
@@ -100,13 +100,13 @@ def cluster():
     known = sorted(file.stem for file in template().glob("configs/cluster/*.yaml") if file.stem != "base")
     if name not in known:
         fix = "cluster=local, then add configs/cluster/NAME.yaml to the project"
-        yield refused("cluster", name, f"is not one of {', '.join(known)}", fix)
+        yield rejected("cluster", name, f"is not one of {', '.join(known)}", fix)
 
 
 def account():
     name = ANSWERS["account"]
     if not re.fullmatch(ACCOUNT, name, re.ASCII):
-        yield refused(
+        yield rejected(
             "account", name, "holds more than letters, digits and . _ @ + -", "the account as the scheduler lists it"
         )
 
@@ -145,7 +145,7 @@ def suggest(name, joint):
     return joint.join(words) if words and words[0][0].isalpha() else joint.join(["project", *words])
 
 
-def refused(key, value, rule, fix):
+def rejected(key, value, rule, fix):
     return f"  {key} = {json.dumps(value, ensure_ascii=not value.isprintable())} {rule}.\n      Fix: {fix}"
 
 

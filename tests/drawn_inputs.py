@@ -147,7 +147,7 @@ def one(
     ):
         return flaw, told
     silent = kind == "environment" and not printed[1]  # of ranks that know the same, one speaks
-    if code == 2 and not silent and not re.search(r"refused: |usage: |Nothing was generated", printed[1]):
+    if code == 2 and not silent and not re.search(r"ConfigError: |usage: |Nothing was generated", printed[1]):
         return "no sentence", told
     if code not in (0, 2) and case.inspect != "run":
         return "exit code", f"  exit code {code}\n{told}"

@@ -93,7 +93,7 @@ def one_round(shared: "Rounds", number: int, seed: int, names: list[str], counts
     counts.update(chosen)
     counts["commands"] += len(ground.done)
     counts["commands hit"] += sum(bool(command.hit) for command in ground.done)
-    counts["commands refused"] += sum(command.code == 2 for command in ground.done)
+    counts["commands rejected"] += sum(command.code == 2 for command in ground.done)
     counts.update(ground.counts)
     if ground.harmed:
         return [*map(str, ground.done), *(f"  HARM {line}" for line in ground.harmed)]

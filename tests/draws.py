@@ -82,7 +82,7 @@ def validation(dice: Dice, drawn: dict[str, Any], batches: int, moves: bool) -> 
         return False
     if dice.chance(0.25):
         limit = dice.one(1, 2, 0.5, 1.0)
-        # Batches of other ranks are others, which a run that has saved something refuses; one that begins anew cannot.
+        # Batches of other ranks are others, which a run that has saved something rejects; one that begins anew cannot.
         words.append(f"+trainer.limit_val_batches={1.0 if moves or (is_one_batch and limit == 0.5) else limit}")
     if dice.chance(0.35):
         interval = dice.one(dice.randint(1, batches), dice.one(0.25, 0.34, 0.5, 1.0))

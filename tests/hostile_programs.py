@@ -199,9 +199,9 @@ def train(project: Path) -> None:
         return {}
 
     program.train = looked_at
-    with errors.refusals():
+    with errors.exit_on_config_error():
         here = launch.place(os.environ)
-    with errors.refusals(launch.speaks(here, os.environ)):
+    with errors.exit_on_config_error(launch.speaks(here, os.environ)):
         program.main(here, program.watchdog.listen())
 
 
@@ -209,7 +209,7 @@ def load(project: Path) -> None:
     from hpc.checkpoint import trained
     from hpc.config import errors
 
-    with errors.refusals():
+    with errors.exit_on_config_error():
         trained.load(sys.argv[1])
 
 
@@ -217,7 +217,7 @@ def weights(project: Path) -> None:
     from hpc.checkpoint import weights
     from hpc.config import errors
 
-    with errors.refusals():
+    with errors.exit_on_config_error():
         weights.read(sys.argv[1])
 
 
@@ -231,13 +231,13 @@ def begin(project: Path) -> None:
     from hpc.training import loggers, record
 
     run_dir = Path(sys.argv[1])
-    with errors.refusals():
+    with errors.exit_on_config_error():
         cfg = command_line.resumed(run_dir, [])
         beginning = begin.alone(run_dir, "host", {})
         if found := beginning.checkpoint:
             loggers.cut(run_dir, [build.build(cfg.logger)], found.note.get("logs", {}), rundir.events(run_dir))
             record.skipped(run_dir, found.step, beginning.attempt)
-            with inert.refusals(found.path, "resume"):
+            with inert.rejections(found.path, "resume"):
                 inert.plain(found.path / "meta.pt")
                 inert.plain(found.path / "rank-0.pt")
         build.build(cfg.model)
@@ -248,7 +248,7 @@ def check(project: Path) -> None:
     from hpc.config import build, errors, preflight
     from hpc.run import command_line
 
-    with errors.refusals():
+    with errors.exit_on_config_error():
         cfg = command_line.compose(None, sys.argv[1:])
         preflight.check(cfg)
         build.build(cfg.data)

@@ -156,9 +156,9 @@ def enter(project: Path) -> None:
 
     Classifier.training_step = training_step  # type: ignore[method-assign]
 
-    with errors.refusals():
+    with errors.exit_on_config_error():
         here = launch.place(os.environ)
-    with errors.refusals(launch.speaks(here, os.environ)):
+    with errors.exit_on_config_error(launch.speaks(here, os.environ)):
         program.main(here, program.watchdog.listen())
 
 

@@ -127,7 +127,7 @@ def allocation(rng: Random) -> dict[str, str]:
 def finished(shared: Rounds, ground: Ground, runs: list[tuple[str, Command, Path]]) -> Scene:
     """Runs that were hit go on, beside each other; then all are as if made alone."""
     again = []
-    # A run refuses to begin where another program has put checkpoints of its own.
+    # A run rejects to begin where another program has put checkpoints of its own.
     runs = [run for run in runs if "checkpoints of another program" not in run[1].said()]
     for _, command, run_dir in runs:
         if not command.hit or command.code == 0:  # it was faster

@@ -221,7 +221,7 @@ def cluster(folder: Path, nodes: tuple[str, ...] = NODES) -> Iterator[Slurm]:
 
 @contextmanager
 def controller_only(folder: Path, nodes_and_partitions: str) -> Iterator[Slurm]:
-    """A cluster that takes or refuses jobs as one with these NodeName and PartitionName lines would, and runs none."""
+    """A cluster that takes or rejects jobs as one with these NodeName and PartitionName lines would, and runs none."""
     _require(folder)
     slurm = Slurm(folder)
     with _controller(slurm, "127.0.0.1", CONTROLLER_ONLY + nodes_and_partitions):

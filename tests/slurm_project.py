@@ -148,10 +148,10 @@ def made_for_tests(project: Path) -> Path:
     return project
 
 
-def refusals(log: str) -> list[str]:
+def rejections(log: str) -> list[str]:
     """The messages in a log, without rank labels."""
     bare = re.sub(r"^\d+: ", "", log, flags=re.MULTILINE)
-    return re.findall(r"^refused: .*(?:\n  .*)*", bare, re.MULTILINE)
+    return re.findall(r"^ConfigError: .*(?:\n  .*)*", bare, re.MULTILINE)
 
 
 def wait_for(condition, seconds: float, what: str) -> None:

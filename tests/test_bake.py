@@ -1,4 +1,4 @@
-"""What a bake generates, and what it refuses."""
+"""What a bake generates, and what it rejects."""
 
 import ast
 import json
@@ -118,7 +118,7 @@ def test_prompts_are_readable():
     assert list(asked["__prompts__"]) == [key for key in asked if not key.startswith("_")]
 
 
-REFUSED = [
+REJECTED = [
     ({"project_name": " "}, "is empty"),
     ({"project_name": "2024 study"}, "project_slug=project-2024-study"),
     ({"project_name": "torch"}, "package_name=torch_project"),
@@ -157,8 +157,8 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("answers", "message"), REFUSED, ids=[str(answers) for answers, _ in REFUSED])
-def test_refuses_with_reason_and_fix_and_leaves_nothing(answers, message, bake, tmp_path, capfd):
+@pytest.mark.parametrize(("answers", "message"), REJECTED, ids=[str(answers) for answers, _ in REJECTED])
+def test_rejects_with_reason_and_fix_and_leaves_nothing(answers, message, bake, tmp_path, capfd):
     (tmp_path / "here").mkdir()
     with pytest.raises((CookiecutterException, FileNotFoundError)):
         bake(tmp_path / "here", **answers)
@@ -168,7 +168,7 @@ def test_refuses_with_reason_and_fix_and_leaves_nothing(answers, message, bake, 
     assert names(tmp_path) == ["here"]
 
 
-def test_refuses_every_name_that_would_hide_a_library(template):
+def test_rejects_every_name_that_would_hide_a_library(template):
     """The hook knows all that can be imported in the environment these tests run in."""
     hook = load_hook(template)
     ours = {"grimp", "importlinter"}  # of tests/requirements.txt, which no project has
@@ -197,7 +197,7 @@ def test_every_cluster_of_the_template_can_be_answered(template, bake):
         bake(cluster=cluster)
 
 
-def test_an_existing_folder_is_refused_and_unchanged(bake, tmp_path):
+def test_an_existing_folder_is_rejected_and_unchanged(bake, tmp_path):
     (tmp_path / "my-research").mkdir()
     (tmp_path / "my-research" / "mine.txt").write_text("mine")
     with pytest.raises(OutputDirExistsException):
@@ -205,7 +205,7 @@ def test_an_existing_folder_is_refused_and_unchanged(bake, tmp_path):
     assert names(tmp_path) == ["my-research", "my-research/mine.txt"]
 
 
-def test_a_refusal_spares_the_folder_it_was_told_to_overwrite(template, settings, tmp_path, run):
+def test_a_rejection_spares_the_folder_it_was_told_to_overwrite(template, settings, tmp_path, run):
     (tmp_path / "my-research").mkdir()
     (tmp_path / "my-research" / "mine.txt").write_text("mine")
     command = [sys.executable, "-m", "cookiecutter", str(template), "--no-input", "--overwrite-if-exists", "license=x"]

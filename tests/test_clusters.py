@@ -8,7 +8,7 @@ import sys
 import pytest
 import slurm_nodes
 from conftest import REPO
-from twins import ACCOUNT, REFUSED_EVERYWHERE, TWINS
+from twins import ACCOUNT, REJECTED_EVERYWHERE, TWINS
 
 FILES = sorted(path for path in REPO.glob("*/configs/cluster/*.yaml") if path.stem != "base")
 SLURM, PBS = (
@@ -95,9 +95,9 @@ def one_more(found: re.Match) -> str:
 
 
 @pytest.mark.parametrize("name", [name for name in SLURM if name in TWINS])
-def test_asks_for_nothing_that_is_refused_there(name, scripts):
+def test_asks_for_nothing_that_is_rejected_there(name, scripts):
     for script in scripts[name].values():
-        assert [option for option in TWINS[name]["refused"] + REFUSED_EVERYWHERE if option in script] == []
+        assert [option for option in TWINS[name]["rejected"] + REJECTED_EVERYWHERE if option in script] == []
 
 
 @pytest.mark.parametrize("name", [*SLURM, *PBS])

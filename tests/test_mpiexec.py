@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from slurm_project import QUIET, made_for_tests, refusals
+from slurm_project import QUIET, made_for_tests, rejections
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,5 +31,5 @@ def test_two_runs_at_once(project, run):
 def test_other_numbers_than_configured(project, run):
     done = run(f"mpiexec -n 3 {TRAIN}", project)
     assert done.returncode == 2
-    (message,) = refusals(done.stdout)
+    (message,) = rejections(done.stdout)
     assert "mpiexec (MPICH) started 3 in all, 3 on a node" in message

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm_project import QUIET, Desk, made_for_tests, refusals, wait_for
+from slurm_project import QUIET, Desk, made_for_tests, rejections, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ TWO_NODES = f"{TRAIN} trainer=ddp trainer.num_nodes=2 trainer.devices=1"
 ON_NODE_2 = "[ $SLURM_NODEID = 0 ] || "
 
 # name: options of sbatch, body, what the message says, most seconds from start to end on a machine that others use, too
-REFUSED = {
+REJECTED = {
     "F09 srun forgotten": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         TWO_NODES,
@@ -146,11 +146,11 @@ def traps(desk):
     desk.slurm.exec("n1", "bash", "-c", f"yes text | head -c 100000 >{shlex.quote(str(desk.project / 'own/text'))}")
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REJECTED)
 def test_a_mistake_ends_with_one_message(desk, traps, name):
-    options, body, said, most = REFUSED[name]
+    options, body, said, most = REJECTED[name]
     ended = desk.sbatch(options, body)
-    messages = refusals(ended.log)
+    messages = rejections(ended.log)
     assert len(messages) == 1, ended.log
     for words in said:
         assert words in messages[0], messages[0]
@@ -392,7 +392,7 @@ def test_a_job_script_needs_a_job(desk):
     assert done.returncode != 0 and "sbatch this file" in done.stderr
 
 
-def test_what_slurm_refuses_is_shown(desk):
+def test_what_slurm_rejects_is_shown(desk):
     """An unknown partition: sbatch's own words, and the run directory says that nothing was submitted."""
     done = desk.python("submit.py", "cluster=test", *QUIET, "trainer=cpu", "cluster.partition=no", "name=unknown")
     assert done.returncode == 2 and "invalid partition" in done.stderr.lower(), done.stderr

@@ -141,7 +141,7 @@ def test_a_controller_alone_accepts(controller, options):
         ("--constraint=v100", "Invalid feature"),
     ],
 )
-def test_a_controller_alone_refuses(controller, options, complaint):
+def test_a_controller_alone_rejects(controller, options, complaint):
     answer = controller.call("sbatch", "--test-only", *options.split(), "--wrap", "true", check=False)
     assert answer.returncode != 0
     assert complaint in answer.stdout

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 # Does what the line of `plan` says that belongs to this start, the last one from then on:
 # save / exit CODE / verdict WORD / wait (until told; then saves, verdict continue, 85) / hang (hears nothing)
 # go (rank 0 ends with 1 as soon as there is a file of that name) / die (rank 1 is killed, the other sees it and ends)
-# claim (rank 0, as the real one does; both refuse where it may not) / hold (until there is a file of the name go)
+# claim (rank 0, as the real one does; both reject where it may not) / hold (until there is a file of the name go)
 RANK = """\
 import os, signal, sys, time
 from pathlib import Path
@@ -49,9 +49,9 @@ def take():
         try:
             claim.take(run_dir, dict(job=job, restart=start, host=os.uname().nodename, pid=os.getpid()))
             said = "yes"
-        except errors.Refused as refused:
+        except errors.ConfigError as rejected:
             said = "no"
-            print(refused, flush=True)
+            print(rejected, flush=True)
         answer.write_text(said)
     while not answer.exists() or not (said := answer.read_text()):
         time.sleep(0.05)
@@ -168,7 +168,7 @@ def alone(make) -> dict[str, Run]:
         "goes_on": make("goes_on", "save, verdict continue, exit 85", FINISH),
         "crashes": make("crashes", "save, exit 1", "exit 1", "save, exit 1", "exit 1", FINISH),
         "loops": make("loops", "save, exit 1", "exit 1"),
-        "refuses": make("refuses", "exit 2"),
+        "rejects": make("rejects", "exit 2"),
         "fails": make("fails", "verdict failed, exit 1"),
         "leaves": make("leaves", "exit 0", FINISH),
         "dies": make("dies", "die", FINISH),
@@ -267,7 +267,7 @@ def test_an_element_of_an_array_is_requeued_alone(array):
 def test_two_jobs_of_one_run(twice):
     """One trains, the other names it and ends; afterwards there is nothing to do."""
     slurm = twice[0].slurm
-    wait_for(lambda: any(slurm.show(run.job)["JobState"] in ENDED for run in twice), 40, "one of them refuses")
+    wait_for(lambda: any(slurm.show(run.job)["JobState"] in ENDED for run in twice), 40, "one of them rejects")
     first, second = sorted(twice, key=lambda run: slurm.show(run.job)["JobState"] in ENDED)
     assert slurm.show(first.job)["JobState"] == "RUNNING", first.log()
     assert (second.ended(), slurm.show(second.job)["ExitCode"]) == ("FAILED", "2:0"), second.log()
@@ -280,20 +280,20 @@ def test_two_jobs_of_one_run(twice):
 
 
 def test_ranks_that_end_by_themselves(alone):
-    """Requeued after a verdict to go on and after a crash; not after a refusal, nor for ever; done when finished."""
+    """Requeued after a verdict to go on and after a crash; not after a rejection, nor for ever; done when finished."""
     expected = {
         "goes_on": ("COMPLETED", [0, 1]),
         "leaves": ("COMPLETED", [0, 1]),
         "dies": ("COMPLETED", [0, 1]),
-        "refuses": ("FAILED", [0]),
+        "rejects": ("FAILED", [0]),
         "fails": ("FAILED", [0]),
         "loops": ("FAILED", [0, 1, 2]),
         "crashes": ("COMPLETED", [0, 1, 2, 3, 4]),
     }
     for name, (state, starts) in expected.items():
         assert (alone[name].ended(), alone[name].starts()) == (state, starts), alone[name].log()
-    assert "refused" in alone["refuses"].log()
-    assert alone["refuses"].slurm.show(alone["refuses"].job)["ExitCode"] == "2:0"
+    assert "rejected" in alone["rejects"].log()
+    assert alone["rejects"].slurm.show(alone["rejects"].job)["ExitCode"] == "2:0"
     assert "2 starts in a row brought no newer checkpoint" in alone["loops"].log()
     assert (alone["loops"].run_dir / "stalled").read_text() == "2\n"
     assert f"to go on: sbatch {alone['loops'].run_dir}/job.sh\n" in alone["loops"].log()

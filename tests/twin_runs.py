@@ -192,10 +192,10 @@ class Run:
         return list(self.run_dir.parent.glob(f"{self.run_dir.name}-{self.starts - 1:02}.*"))
 
     def last_words(self) -> str:
-        """The refusal, or the last line of a traceback."""
+        """The rejection, or the last line of a traceback."""
         text = self.log.read_text(errors="replace").rpartition("\n--- ")[2]
-        if "refused: " in text:
-            return " ".join(text.rpartition("refused: ")[2].partition("\n[")[0].split())[:300]
+        if "ConfigError: " in text:
+            return " ".join(text.rpartition("ConfigError: ")[2].partition("\n[")[0].split())[:300]
         raised = [line for line in text.splitlines() if line[:1].isalpha() and "Error" in line.split(":")[0]]
         return (raised or text.splitlines() or [""])[-1][:300]
 

@@ -3,15 +3,15 @@
 For each Slurm cluster a few nodes, the partitions and what else a job can hit: the real names, CPUs, kinds of GPU and
 limits as far as the cluster's file gives a source for them. Where memory is not known it is a round number. Not
 imitated: accounts and qos (they need a database; without one Slurm takes any) and the sites' own submit plugins; what
-those are known to reject is under `refused`, to be looked for in the script. The PBS clusters have no twin.
+those are known to reject is under `rejected`, to be looked for in the script. The PBS clusters have no twin.
 
     conf        NodeName and PartitionName lines
-    refused     options that a script for this cluster must not hold
+    rejected     options that a script for this cluster must not hold
     overrides   what else one has to say to submit there
 """
 
 # Each would hide GPUs from a task; Lightning needs to see all of its node.
-REFUSED_EVERYWHERE = ["--gpus-per-task", "--ntasks-per-gpu", "--gpu-bind=closest", "--gpu-bind=single"]
+REJECTED_EVERYWHERE = ["--gpus-per-task", "--ntasks-per-gpu", "--gpu-bind=closest", "--gpu-bind=single"]
 
 ACCOUNT = ["cluster.account=abc"]
 WHOLE = "OverSubscribe=EXCLUSIVE"  # nodes are never shared
@@ -30,7 +30,7 @@ def _partition(name: str, *more: str, default: bool = True) -> str:
 TWINS: dict[str, dict[str, list[str]]] = {
     "slurm": {
         "conf": [_nodes(1, 32, 1, 256000, "gpu:4"), _partition("main")],
-        "refused": [],
+        "rejected": [],
         "overrides": [],
     },
     "juwels_booster": {
@@ -39,7 +39,7 @@ TWINS: dict[str, dict[str, list[str]]] = {
             _partition("booster", "MaxTime=24:00:00", WHOLE),
             _partition("develbooster", "MaxTime=24:00:00", WHOLE, default=False),
         ],
-        "refused": [],
+        "rejected": [],
         "overrides": ACCOUNT,
     },
     "jureca_dc": {
@@ -48,22 +48,22 @@ TWINS: dict[str, dict[str, list[str]]] = {
             _partition("dc-cpu", "MaxTime=24:00:00", WHOLE),
             _partition("dc-gpu", "MaxTime=24:00:00", WHOLE, default=False),
         ],
-        "refused": [],
+        "rejected": [],
         "overrides": ACCOUNT,
     },
     "jupiter": {
         "conf": [_nodes(4, 72, 1, 480000, "gpu:4"), _partition("booster", WHOLE)],
-        "refused": [],
+        "rejected": [],
         "overrides": ACCOUNT,
     },
     "finisterrae3": {
         "conf": [_nodes(2, 32, 1, 256000, "gpu:a100:2"), _partition("main"), _partition("short", default=False)],
-        "refused": [],
+        "rejected": [],
         "overrides": [],
     },
     "massive_m3": {  # the nodes are made up: GPUs differ by partition
         "conf": [_nodes(2, 12, 1, 256000, "gpu:V100:2"), _partition("m3g")],
-        "refused": [],
+        "rejected": [],
         "overrides": [*ACCOUNT, "cluster.partition=m3g", "cluster.gpus_per_node=2", "cluster.cores_per_gpu=12"],
     },
     "perlmutter": {
@@ -72,7 +72,7 @@ TWINS: dict[str, dict[str, list[str]]] = {
             "NodeName=c[1-8] Sockets=2 CoresPerSocket=64 ThreadsPerCore=2 RealMemory=512000 Features=cpu",
             _partition("main", WHOLE),  # chosen by qos and constraint there
         ],
-        "refused": ["--partition"],
+        "rejected": ["--partition"],
         "overrides": ACCOUNT,
     },
     "frontier": {  # without the 8 cores that are the system's: no job gets them
@@ -81,7 +81,7 @@ TWINS: dict[str, dict[str, list[str]]] = {
             _partition("batch", "MaxTime=2:00:00", "MaxNodes=91", WHOLE),
             _partition("extended", "MaxTime=24:00:00", "MaxNodes=64", WHOLE, default=False),
         ],
-        "refused": [],
+        "rejected": [],
         "overrides": ACCOUNT,
     },
     "lumi_g": {  # without the 8 cores that are the system's: no job gets them; 480 GiB
@@ -91,7 +91,7 @@ TWINS: dict[str, dict[str, list[str]]] = {
             _partition("small-g", "MaxTime=3-00:00:00", "MaxNodes=4", default=False),
             _partition("dev-g", "MaxTime=3:00:00", "MaxNodes=32", default=False),
         ],
-        "refused": [],
+        "rejected": [],
         "overrides": ACCOUNT,
     },
     "leonardo": {
@@ -100,12 +100,12 @@ TWINS: dict[str, dict[str, list[str]]] = {
             _partition("boost_usr_prod", "MaxTime=24:00:00"),
             _partition("lrd_all_serial", "MaxTime=4:00:00", default=False),
         ],
-        "refused": [],
+        "rejected": [],
         "overrides": ACCOUNT,
     },
     "marenostrum5": {  # no memory is configured, so none can be asked for
         "conf": [_nodes(2, 40, 1, 1, "gpu:4"), _partition("acc", "MaxTime=3-00:00:00")],
-        "refused": ["--mem"],
+        "rejected": ["--mem"],
         "overrides": [*ACCOUNT, "cluster.qos=acc_debug"],
     },
     "snellius": {
@@ -115,7 +115,7 @@ TWINS: dict[str, dict[str, list[str]]] = {
             "PartitionName=gpu_a100 Nodes=n[1-8] MaxTime=5-00:00:00 State=UP",
             "PartitionName=gpu_h100 Nodes=h[1-8] MaxTime=5-00:00:00 State=UP",
         ],
-        "refused": [],
+        "rejected": [],
         "overrides": [],
     },
     "clariden": {
@@ -125,7 +125,7 @@ TWINS: dict[str, dict[str, list[str]]] = {
             _partition("debug", "MaxTime=1:30:00", "MaxNodes=4", WHOLE, default=False),
             _partition("low", "MaxTime=24:00:00", WHOLE, default=False),
         ],
-        "refused": [],
+        "rejected": [],
         "overrides": ACCOUNT,
     },
     "delta": {
@@ -134,12 +134,12 @@ TWINS: dict[str, dict[str, list[str]]] = {
             _partition("gpuA100x4", "MaxTime=2-00:00:00", "DefaultTime=0:30:00", "DefMemPerCPU=1000"),
             _partition("gpuA100x4-interactive", "MaxTime=1:00:00", "MaxNodes=4", default=False),
         ],
-        "refused": [],
+        "rejected": [],
         "overrides": ACCOUNT,
     },
     "berzelius": {  # no partition is named there
         "conf": [_nodes(2, 64, 1, 1000000, "gpu:8", "Features=thin"), _partition("main")],
-        "refused": ["--partition"],
+        "rejected": ["--partition"],
         "overrides": ACCOUNT,
     },
     "dardel": {
@@ -149,7 +149,7 @@ TWINS: dict[str, dict[str, list[str]]] = {
             "PartitionName=main Nodes=c[1-8] MaxTime=24:00:00 State=UP OverSubscribe=EXCLUSIVE",
             "PartitionName=gpu Nodes=n[1-8] MaxTime=24:00:00 State=UP OverSubscribe=EXCLUSIVE",
         ],
-        "refused": [],
+        "rejected": [],
         "overrides": ACCOUNT,
     },
     "vega": {
@@ -159,7 +159,7 @@ TWINS: dict[str, dict[str, list[str]]] = {
             "PartitionName=cpu Nodes=c[1-8] State=UP Default=YES",
             "PartitionName=gpu Nodes=n[1-8] State=UP",
         ],
-        "refused": [],
+        "rejected": [],
         "overrides": [],
     },
     "karolina": {
@@ -169,12 +169,12 @@ TWINS: dict[str, dict[str, list[str]]] = {
             _partition("qgpu", "MaxNodes=16", default=False),
             _partition("qgpu_exp", default=False),
         ],
-        "refused": [],
+        "rejected": [],
         "overrides": ACCOUNT,
     },
     "narval": {  # no partition is named there
         "conf": [_nodes(2, 24, 1, 509952, "gpu:a100:4"), _partition("main", "MaxTime=7-00:00:00")],
-        "refused": ["--partition"],
+        "rejected": ["--partition"],
         "overrides": ACCOUNT,
     },
     "vista": {  # one GPU per node, of which Slurm knows nothing; no memory is configured, so none can be asked for
@@ -183,7 +183,7 @@ TWINS: dict[str, dict[str, list[str]]] = {
             _partition("gh-dev", "MaxTime=2:00:00", "MaxNodes=8", WHOLE),
             _partition("gh", "MaxTime=48:00:00", "MaxNodes=64", WHOLE, default=False),
         ],
-        "refused": ["--gres", "--gpus", "--mem"],
+        "rejected": ["--gres", "--gpus", "--mem"],
         "overrides": [],
     },
 }

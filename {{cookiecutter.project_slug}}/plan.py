@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 
 from hpc.charts import chart
 from hpc.config import compose, errors, preflight, walltime
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.plan import campaign, fit, plan_text, plan_words, setup, trace_cache
 from hpc.plan.plan import Plan, plan
 from hpc.run import command_line
@@ -39,8 +39,8 @@ def main() -> None:
         trace = trace_cache.of(cfg, [layout])[0]
     except trace_cache.NotTraced as error:
         rule = f"it cannot be run on tensors without content: {error}"
-        raise Refused("model.network", None, rule, "change that; submit.py submits it unplanned") from None
-    plan_words.refuse_uneven(trace, layout)
+        raise ConfigError("model.network", None, rule, "change that; submit.py submits it unplanned") from None
+    plan_words.reject_uneven(trace, layout)
     made = plan(trace, layout, where)
     told(cfg, made, own, typed.overrides, notes, typed.json)
 
@@ -67,17 +67,17 @@ def told(cfg: DictConfig, made: Plan, own: dict[str, Any], words: list[str], not
         try:
             chart.png(plan_text.charts(made), own["plot"])
         except OSError as error:
-            raise Refused("plot", own["plot"], f"cannot be written: {error.strerror}", "plot=plan.png") from None
+            raise ConfigError("plot", own["plot"], f"cannot be written: {error.strerror}", "plot=plan.png") from None
 
 
 def looked_at(cfg: DictConfig) -> list[str]:
     """What data say of themselves is filled in; a plan can do without them where the config says it."""
     try:
         preflight.files(cfg)
-    except Refused as refused:
-        if not refused.key.startswith("data.") or None in cfg.model.network.values():
+    except ConfigError as rejected:
+        if not rejected.key.startswith("data.") or None in cfg.model.network.values():
             raise
-        return [f"data are not looked at: {refused.key}: {refused.rule}"]
+        return [f"data are not looked at: {rejected.key}: {rejected.rule}"]
     return []
 
 
@@ -91,5 +91,5 @@ def without_way_out(made: Plan, own: dict[str, Any], changes: list[str]) -> list
 
 if __name__ == "__main__":
     gc.disable()  # as in submit.py
-    with errors.refusals():
+    with errors.exit_on_config_error():
         main()

@@ -26,7 +26,7 @@ def main() -> None:
     for place in asked:
         if not os.path.isdir(place):  # False, too, where no file can have this name
             rule = "is a file" if os.path.lexists(place) else "there is no such directory"
-            raise errors.Refused(str(place), None, rule, "python report.py RUN_DIR, or nothing for runs/")
+            raise errors.ConfigError(str(place), None, rule, "python report.py RUN_DIR, or nothing for runs/")
     places = asked or [project.PROJECT / "runs"]
     found = history.find(places[0]) if len(places) == 1 else []
     if len(found) == 1 and found[0].path == places[0]:
@@ -42,5 +42,5 @@ if __name__ == "__main__":
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` has read enough: no traceback
-    with errors.refusals():
+    with errors.exit_on_config_error():
         main()

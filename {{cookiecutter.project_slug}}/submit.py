@@ -16,12 +16,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 from omegaconf import DictConfig
 
 from hpc.config import compose, errors, preflight, project, walltime
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.jobs import job
 from hpc.run import allowed_changes, changes, command_line, directory, frozen_config, snapshot
 from hpc.studies import search, sweep
 from hpc.submit import queued, scheduler
-from hpc.submit.scripts import describe, refuse_no_training, text, work_dir, write
+from hpc.submit.scripts import describe, reject_no_training, text, work_dir, write
 from hpc.system import files
 
 
@@ -47,7 +47,7 @@ def arguments() -> Namespace:
     parser.add_argument("--render", metavar="DIR", help="write a script per trainer preset, for sbatch or qsub")
     search.add_options(parser)
     asked = parser.parse_intermixed_args(sys.argv[1:])
-    search.refuse_options(asked)
+    search.reject_options(asked)
     return asked
 
 
@@ -57,20 +57,20 @@ def go_on(run_dir: Path, asked: Namespace) -> None:
     preflight.job(cfg)
     if not all((run_dir / name).is_file() for name in ("job.sh", "code/train.py")):
         rule = "was not made by submit.py: there is no job.sh with its code in it"
-        raise Refused("resume", run_dir, rule, f"python train.py resume={run_dir}, in a job")
+        raise ConfigError("resume", run_dir, rule, f"python train.py resume={run_dir}, in a job")
     moves = changes.changes(run_dir, cfg)
     if moves:
-        refuse_no_training(run_dir)
+        reject_no_training(run_dir)
         os.chdir(work_dir(run_dir))  # its relative paths shall mean what they meant
         preflight.files(cfg)
-        refuse_too_big(cfg, frozen_config.said(run_dir, compose.typed(asked.overrides)))
+        reject_too_big(cfg, frozen_config.said(run_dir, compose.typed(asked.overrides)))
     if asked.dry_run:
         sys.stderr.write("".join(f"{line}\n" for line in moves))
         script = files.text(run_dir / "job.sh", errors="surrogateescape")
         print(text(describe(cfg, run_dir=run_dir), cfg) if moves else script, end="")
         return
     with queued.alone(run_dir):
-        queued.refuse_queued(run_dir)
+        queued.reject_queued(run_dir)
         ready(cfg, asked, run_dir / "code")
         directory.create(run_dir, cfg.group_readable)
         allowed_changes.withdraw(run_dir)  # of a job that was never run
@@ -92,7 +92,7 @@ def submit(asked: Namespace, program: str = "train.py") -> Path:
         return run_dir
     ready(cfg, asked, project.PROJECT)
     snapshot.refuse(cfg.dirty_tree)
-    directory.refuse_used(run_dir)
+    directory.reject_used(run_dir)
     with room(run_dir):
         directory.create(run_dir, cfg.group_readable)
         frozen_config.begin(run_dir, cfg, asked.overrides)
@@ -107,7 +107,7 @@ def submit_sweep(asked: Namespace) -> None:
     members = sweep.members(asked.overrides, folder)
     array = {"members": folder / "members", "num_members": len(members), "at_once": asked.at_once}
     jobs = [describe(checked(cfg, words), **array) for cfg, words in members]
-    sweep.refuse_unlike(jobs)
+    sweep.reject_unlike(jobs)
     first, _ = members[0]
     if asked.dry_run:
         print(text(jobs[0], first), end="")
@@ -128,7 +128,7 @@ def submit_search(asked: Namespace) -> None:
     plan = search.plan(asked.search, asked.trials, asked.overrides, cfgs)
     array = {"members": folder / "members", "num_members": asked.trials, "at_once": asked.at_once, "asks": True}
     jobs = [describe(cfg, **array) for cfg in cfgs]
-    sweep.refuse_unlike(jobs)
+    sweep.reject_unlike(jobs)
     if asked.dry_run:
         print(text(jobs[0], cfgs[0]), end="")
         return
@@ -144,13 +144,13 @@ def submit_search(asked: Namespace) -> None:
 
 @contextmanager
 def room(run_dir: Path) -> Iterator[None]:
-    """Whatever of a job cannot be written leaves no run behind. Raises `Refused`."""
+    """Whatever of a job cannot be written leaves no run behind. Raises `ConfigError`."""
     try:
         yield
     except OSError as error:
         (run_dir / "config.yaml").unlink(missing_ok=True)
         rule = f"must have room for the code and the script of a job: {error.strerror or error}"
-        raise Refused("run_dir", run_dir, rule, "make room (quotas count files, too), then submit again") from None
+        raise ConfigError("run_dir", run_dir, rule, "make room (quotas count files, too), then submit again") from None
 
 
 def begin_array(cfg: DictConfig, folder: Path, run_dirs: list[Path], asked: Namespace) -> None:
@@ -162,7 +162,7 @@ def begin_array(cfg: DictConfig, folder: Path, run_dirs: list[Path], asked: Name
         with (folder / "members").open("x", encoding="utf-8") as members:
             members.writelines(f"{run_dir}\n" for run_dir in run_dirs)
     except FileExistsError:  # a process of the same number on another node, in the same second
-        raise Refused("run_dir", folder, "another array was begun in it just now", "submit again") from None
+        raise ConfigError("run_dir", folder, "another array was begun in it just now", "submit again") from None
     snapshot.take(folder)
     for run_dir in run_dirs:
         directory.create(run_dir, cfg.group_readable, room=0)
@@ -174,25 +174,25 @@ def checked(cfg: DictConfig, words: Sequence[str] | None) -> DictConfig:
     preflight.job(cfg)
     preflight.files(cfg)
     if words is not None:
-        refuse_too_big(cfg, words)
+        reject_too_big(cfg, words)
     return cfg
 
 
-def refuse_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
+def reject_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
     """What does not fit on the cluster's GPUs, where its file names them; nothing of the plan is read where not."""
     if cfg.cluster.gpu:
-        from hpc.plan.fit import refuse_too_big
+        from hpc.plan.fit import reject_too_big
 
-        refuse_too_big(cfg, words)
+        reject_too_big(cfg, words)
 
 
 def ready(cfg: DictConfig, asked: Namespace, code: Path) -> None:
     """There is a scheduler here, and an environment for the code that is to run; told before anything is written."""
     scheduler.find(cfg.cluster.scheduler)
     if asked.wait and cfg.cluster.scheduler == "pbs" and cfg.cluster.chain > 1:
-        raise Refused("--wait", None, "follows one job, and this is a chain", "cluster.chain=1, or without --wait")
+        raise ConfigError("--wait", None, "follows one job, and this is a chain", "cluster.chain=1, or without --wait")
     if not cfg.cluster.container:
-        snapshot.refuse_incomplete(Path(sys.prefix), code)
+        snapshot.reject_incomplete(Path(sys.prefix), code)
         if cfg.cluster.stage_env:
             snapshot.pack_environment(Path(sys.prefix))
 
@@ -227,9 +227,9 @@ def render(folder: Path, asked: Namespace) -> None:
     """Scripts for `sbatch slurm/ddp_4node.sbatch` (or qsub): no run directory, nobody's account unless it is typed."""
     overrides = asked.overrides or ["cluster=slurm"]
     if asked.dry_run:
-        raise Refused("--render", folder, "writes a script per preset; --dry-run writes nothing", "one of them")
+        raise ConfigError("--render", folder, "writes a script per preset; --dry-run writes nothing", "one of them")
     if word := next((word for word in overrides if word.startswith("trainer=")), None):
-        raise Refused(word, None, "--render writes a script for each preset of the trainer", "leave it out")
+        raise ConfigError(word, None, "--render writes a script for each preset of the trainer", "leave it out")
     scripts = {}
     for preset in compose.groups()["trainer"]:
         if preset == "cpu":
@@ -238,7 +238,7 @@ def render(folder: Path, asked: Namespace) -> None:
         cfg = compose.compose_overrides(["cluster.account=null", *typed], personal=False)
         if cfg.run_dir:
             rule = "is of each job's own: such a script is submitted many times"
-            raise Refused("run_dir", cfg.run_dir, rule, "leave it out, or submit.py without --render")
+            raise ConfigError("run_dir", cfg.run_dir, rule, "leave it out, or submit.py without --render")
         preflight.rules(cfg)
         name = f"{preset}.{'pbs' if cfg.cluster.scheduler == 'pbs' else 'sbatch'}"
         scripts[folder / name] = text(job.of(cfg, typed), cfg)
@@ -251,5 +251,5 @@ def render(folder: Path, asked: Namespace) -> None:
 if __name__ == "__main__":
     gc.disable()  # what lives for a third of a second looks for no garbage, at its end neither
     atexit.register(gc.freeze)
-    with errors.refusals():
+    with errors.exit_on_config_error():
         main()

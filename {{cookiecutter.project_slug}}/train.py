@@ -95,7 +95,7 @@ def fit_and_test(
         weights.load(module, cfg.ckpt)
     logging = loggers.build_all(cfg, found, run_directory.starts(run_dir))
     take_back = None
-    if beginning.claim:  # as on rank 0; after what may be refused, so that a refusal leaves no run behind
+    if beginning.claim:  # as on rank 0; after what may be rejected, so that a rejection leaves no run behind
         take_back = record.begin(cfg, place, beginning, logging, compose.typed(sys.argv[1:]))
     going_on = resume.Resume(
         run_dir,
@@ -146,8 +146,8 @@ def trial(run_dir: Path) -> Any:
 
 if __name__ == "__main__":
     told = watchdog.listen()  # before the heavy imports: a signal that came meanwhile would end the process
-    with errors.refusals():
+    with errors.exit_on_config_error():
         here = placement.place(environ)
     told.speaks = placement.speaks(here, environ)
-    with errors.refusals(placement.speaks(here, environ)):
+    with errors.exit_on_config_error(placement.speaks(here, environ)):
         main(here, told)

@@ -113,7 +113,7 @@ class Desk:
         self.set.setattr(sys, "argv", ["submit.py", *arguments])
         code = 0
         try:
-            with errors.refusals():
+            with errors.exit_on_config_error():
                 submit.main()
         except SystemExit as end:
             code = int(end.code or 0)

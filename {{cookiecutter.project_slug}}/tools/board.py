@@ -52,5 +52,5 @@ def tell(port: int, cluster: Cluster) -> None:
 
 
 if __name__ == "__main__":
-    with errors.refusals():
+    with errors.exit_on_config_error():
         main()

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 import submit
 from hpc.config import compose, errors, preflight
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.launch import placement
 from hpc.monitor import network_check
 from hpc.run import command_line, job_logs, watchdog
@@ -33,7 +33,7 @@ def main(place: placement.Place, warned: watchdog.Warned) -> None:
         asked.overrides = shared_out([*DEFAULTS, *asked.overrides])
     if place.launcher == "none":
         cfg = command_line.composed(asked)
-        refuse_alone(cfg)
+        reject_alone(cfg)
         if cfg.cluster.scheduler:
             submitted(asked)
         else:
@@ -41,7 +41,7 @@ def main(place: placement.Place, warned: watchdog.Warned) -> None:
         return
     cfg = command_line.composed(asked)
     preflight.rules(cfg)
-    refuse_alone(cfg)
+    reject_alone(cfg)
     try:
         network_check.run(cfg, place, warned, compose.typed(asked.overrides), frozen)
     except watchdog.Stopped as stopped:
@@ -67,10 +67,10 @@ def shared_out(words: list[str]) -> list[str]:
     return [*words, f"data.global_batch_size={size}"]
 
 
-def refuse_alone(cfg: DictConfig) -> None:
+def reject_alone(cfg: DictConfig) -> None:
     if cfg.trainer.num_nodes * (cfg.trainer.devices or 2) == 1:
         rule = "one rank has nobody to talk to: a network is measured between two or more"
-        raise Refused("trainer.devices", 1, rule, "trainer=ddp trainer.devices=2, or trainer=ddp_4node")
+        raise ConfigError("trainer.devices", 1, rule, "trainer=ddp trainer.devices=2, or trainer=ddp_4node")
 
 
 def submitted(asked: argparse.Namespace) -> None:
@@ -84,7 +84,7 @@ def start_here(cfg: DictConfig, words: list[str]) -> None:
     nodes = cfg.trainer.num_nodes
     if nodes > 1:
         rule = f"cluster={cfg.cluster.name} has no scheduler that could start ranks on other nodes"
-        raise Refused("trainer.num_nodes", nodes, rule, "cluster=<one of --help>, or trainer.num_nodes=1")
+        raise ConfigError("trainer.num_nodes", nodes, rule, "cluster=<one of --help>, or trainer.num_nodes=1")
     preflight.check(cfg)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -98,8 +98,8 @@ def start_here(cfg: DictConfig, words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    with errors.refusals():
+    with errors.exit_on_config_error():
         here = placement.place(os.environ)
     told = watchdog.listen() if here.launcher != "none" else watchdog.Warned()
-    with errors.refusals(placement.speaks(here, os.environ)):
+    with errors.exit_on_config_error(placement.speaks(here, os.environ)):
         main(here, told)

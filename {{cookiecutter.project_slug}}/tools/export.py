@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from hpc.checkpoint import on_disk
 from hpc.config import errors
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.run import directory
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--force", action="store_true", help="overwrite OUT.safetensors")
     words = parser.parse_args()
     if words.out.exists() and not words.force:
-        raise Refused("OUT", words.out, "is there already", "another name, or --force")
+        raise ConfigError("OUT", words.out, "is there already", "another name, or --force")
     path = chosen(words.run, words.step, words.best)
     from hpc.checkpoint import weights  # torch from here on
 
@@ -51,12 +51,12 @@ def chosen(run: Path, step: int | None = None, best: bool = False) -> Path:
     """The checkpoint that is meant. A newest one that is damaged is reported, and the one before is taken.
 
     Raises:
-        Refused: there is none, or the one that was asked for is damaged.
+        ConfigError: there is none, or the one that was asked for is damaged.
     """
     if not (run / "checkpoints").is_dir():
         if step is not None or best:
             rule = "is no run directory: --step and --best have nothing to choose from"
-            raise Refused("RUN_DIR", run, rule, "a run directory, or a checkpoint alone")
+            raise ConfigError("RUN_DIR", run, rule, "a run directory, or a checkpoint alone")
         own = on_disk.read(run)
         return _whole(own) if own else run
     there = on_disk.known(run, [event for event in directory.events(run) if event.get("event") == "start"])
@@ -67,21 +67,21 @@ def chosen(run: Path, step: int | None = None, best: bool = False) -> Path:
         steps = ", ".join(str(found.step) for found in there) or "none"
         there = [found for found in there if found.step == step]
         if not there:
-            raise Refused("--step", step, f"is none of the checkpoints of {run}: {steps}", "--step <one of these>")
+            raise ConfigError("--step", step, f"is none of the checkpoints of {run}: {steps}", "--step <one of these>")
     for found in there:
         try:
             return _whole(found)
-        except Refused as refused:
+        except ConfigError as rejected:
             if step is not None or best:
                 raise
-            sys.stderr.write(f"warning: {found.path} is damaged and not used: {refused.rule}\n")
+            sys.stderr.write(f"warning: {found.path} is damaged and not used: {rejected.rule}\n")
     rule = f"has no {'best' if best else 'whole'} checkpoint"
-    raise Refused("RUN_DIR", run, rule, "leave --best out" if best else "the directory of a run that saved one")
+    raise ConfigError("RUN_DIR", run, rule, "leave --best out" if best else "the directory of a run that saved one")
 
 
 def _whole(found: on_disk.Checkpoint) -> Path:
     if flaw := on_disk.flaw(found):
-        raise Refused("RUN_DIR", found.path, flaw, "another checkpoint: --step N")
+        raise ConfigError("RUN_DIR", found.path, flaw, "another checkpoint: --step N")
     return found.path
 
 
@@ -99,7 +99,7 @@ def write(tensors: Mapping[str, "Saved"], out: Path, notes: Mapping[str, str]) -
     any program, whichever name it asks for.
 
     Raises:
-        Refused: a tensor cannot be read or has no place in the format, or the file cannot be written.
+        ConfigError: a tensor cannot be read or has no place in the format, or the file cannot be written.
     """
     # The widest first: so each begins at a multiple of its elements' size.
     order = sorted(tensors, key=lambda name: (_rank(name, tensors[name]), name))
@@ -122,7 +122,7 @@ def write(tensors: Mapping[str, "Saved"], out: Path, notes: Mapping[str, str]) -
             os.fsync(stream.fileno())
         aside.replace(out)
     except OSError as error:
-        raise Refused("OUT", out, str(error.strerror or error), "a file in a directory with room for it") from None
+        raise ConfigError("OUT", out, str(error.strerror or error), "a file in a directory with room for it") from None
     finally:
         aside.unlink(missing_ok=True)
     return 8 + len(text) + end
@@ -131,7 +131,7 @@ def write(tensors: Mapping[str, "Saved"], out: Path, notes: Mapping[str, str]) -
 def _rank(name: str, saved: "Saved") -> int:
     dtype = str(saved.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
-        raise Refused("RUN_DIR", saved.path, f"{name!a} is of type {dtype}", f"one of {', '.join(DTYPES)}")
+        raise ConfigError("RUN_DIR", saved.path, f"{name!a} is of type {dtype}", f"one of {', '.join(DTYPES)}")
     return list(DTYPES).index(dtype)
 
 
@@ -140,10 +140,10 @@ def _bytes(saved: "Saved") -> memoryview:
 
     tensor = saved.read()
     if (tensor.dtype, tensor.shape) != (saved.dtype, saved.shape):
-        raise Refused("RUN_DIR", saved.path, "is damaged: a tensor is not as announced", "another checkpoint")
+        raise ConfigError("RUN_DIR", saved.path, "is damaged: a tensor is not as announced", "another checkpoint")
     return tensor.contiguous().flatten().view(torch.uint8).numpy().data
 
 
 if __name__ == "__main__":
-    with errors.refusals():
+    with errors.exit_on_config_error():
         main()

@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from hpc.config import compose, errors
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.data import file_parts, image_files, packed_files, packing, text_files, token_files, tokenizing
 from hpc.launch import placement
 from hpc.system import home
@@ -42,9 +42,9 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.verify:
         return verify(os.path.abspath(asked.verify))
-    refuse_in_a_job(asked.words)
+    reject_in_a_job(asked.words)
     kind = "text" if any(word.startswith("data.files=") for word in asked.words) else "images"
-    refuse_unused(asked.words, kind)
+    reject_unused(asked.words, kind)
     own = dict(word.split("=", 1) for word in asked.words if word.startswith(("out=", "tokenizer=")))
     words = [word for word in asked.words if word.partition("=")[0] not in own]
     data = compose.compose_overrides([f"data={kind}", *words]).data
@@ -54,43 +54,43 @@ def main() -> None:
     except OSError as error:
         fix = "make room there, or another out=" if packing.no_room(error) else "out=<a file in a folder of yours>"
         rule = f"{error.strerror or error}; what is packed so far is kept, and the same command goes on"
-        raise Refused("out", out, rule, fix) from None
+        raise ConfigError("out", out, rule, fix) from None
     except KeyboardInterrupt:
-        raise Refused("out", out, "interrupted; what is packed so far is kept", "the same command goes on") from None
+        raise ConfigError("out", out, "interrupted; what is packed so far is kept", "the same command goes on") from None
 
 
-def refuse_in_a_job(words: Sequence[str]) -> None:
+def reject_in_a_job(words: Sequence[str]) -> None:
     """GPUs that wait for one process to read small files are wasted, and the next job would do it once more."""
     if placement.in_job(os.environ):
         rule = "data are prepared once, on a login node; a job trains on what is there"
         command = " ".join(shlex.quote(word) for word in words)
-        raise Refused("tools/pack.py", None, rule, f"on a login node: python tools/pack.py {command}")
+        raise ConfigError("tools/pack.py", None, rule, f"on a login node: python tools/pack.py {command}")
 
 
-def refuse_unused(words: Sequence[str], kind: str) -> None:
+def reject_unused(words: Sequence[str], kind: str) -> None:
     """What packing would pass over: files for validation, say, are packed by themselves, into another out=."""
     keys = [word.partition("=")[0].lstrip("+") for word in words]
     for word, key in zip(words, keys, strict=True):
         if key not in USED[kind]:
-            raise Refused(word, None, f"packing of {kind} takes {', '.join(USED[kind])}", "leave it out")
+            raise ConfigError(word, None, f"packing of {kind} takes {', '.join(USED[kind])}", "leave it out")
         if keys.count(key) > 1:
-            raise Refused(word, None, "is typed once", f"one {key}=")
+            raise ConfigError(word, None, "is typed once", f"one {key}=")
     if "data.vocab_size" in keys and not any(word.startswith("tokenizer=") for word in words):
         rule = "is what a BPE learns, or the least that a tokenizer must have; bytes are 256"
-        raise Refused("data.vocab_size", None, rule, "tokenizer=bpe as well, or leave it out")
+        raise ConfigError("data.vocab_size", None, rule, "tokenizer=bpe as well, or leave it out")
 
 
 def place(out: str | None, suffix: str) -> str:
     """Where the file will be."""
     if not out:
-        raise Refused("out", None, "names the file that is made", f"out=<file>{suffix}")
+        raise ConfigError("out", None, "names the file that is made", f"out=<file>{suffix}")
     path = os.path.abspath(home.expand(out))
     if not path.endswith(suffix):
-        raise Refused("out", out, f"ends in {suffix}", f"out={out}{suffix}")
+        raise ConfigError("out", out, f"ends in {suffix}", f"out={out}{suffix}")
     if os.path.lexists(path):
-        raise Refused("out", out, "is there already", f"another name, or: rm '{path}'")
+        raise ConfigError("out", out, "is there already", f"another name, or: rm '{path}'")
     if not os.access(os.path.dirname(path), os.W_OK):
-        raise Refused("out", out, "lies in a folder that is there, and is yours", "mkdir -p it, or another out=")
+        raise ConfigError("out", out, "lies in a folder that is there, and is yours", "mkdir -p it, or another out=")
     return path
 
 
@@ -107,7 +107,7 @@ def pack_images(data: Any, out: str) -> None:
             ranges[split] = [len(samples), len(samples) + len(chosen)]
             samples += chosen
     names = [os.fsencode(os.path.relpath(file, folder)) for file, _ in samples]
-    refuse_without_room(out, len(samples) * 3 * size**2)
+    reject_without_room(out, len(samples) * 3 * size**2)
     per_part = packed_files.images_per_part(size)
 
     def of_part(number: int) -> list[str]:
@@ -127,7 +127,7 @@ def pack_images(data: Any, out: str) -> None:
             if not unreadable:
                 done[number] = crc
                 note(number, state, crc)
-        refuse_unreadable(bad)
+        reject_unreadable(bad)
         checksum = packed_files.finish(part, [done[number] for number in range(len(done))])
         packing.finished(out)
     what = f"{len(samples)} images of {size} x {size} pixels in {len(classes)} classes"
@@ -138,7 +138,7 @@ def pack_images(data: Any, out: str) -> None:
 def pack_text(data: Any, out: str, tokenizer: str) -> None:
     files, _ = text_files.list_text(data.files)
     if text_files.is_tokens(files[0]):
-        raise Refused("data.files", files[0], "is text; this holds tokens already", "data=text data.files=<it>")
+        raise ConfigError("data.files", files[0], "is text; this holds tokens already", "data=text data.files=<it>")
     files = text_files.by_hash(files)  # the last are those that evaluation gets: some of everything
     every = tokenizing.parts(files)
     spec = tokenizer if tokenizer in ("bytes", "bpe") else read(tokenizer)
@@ -150,7 +150,7 @@ def pack_text(data: Any, out: str, tokenizer: str) -> None:
         done = [known[number] for number in range(len(known))]
         if spec != "bytes" and not done:
             checks = progress(partial(tokenizing.unreadable, every), range(len(every)), "looking through text")
-            refuse_unreadable([refused for found in checks for refused in found])
+            reject_unreadable([rejected for found in checks for rejected in found])
         text = "" if spec == "bytes" else vocabulary(out, spec, tokenizer, data.vocab_size, every, bool(done))
         noted = tokenizing.described(data.files, files, tokenizer, text)
         work = partial(tokenizing.byte_part, every)
@@ -190,13 +190,13 @@ def vocabulary(
     if tokenizer == "bpe":
         if not vocab_size or vocab_size < 257:
             rule = "is the number of tokens that a BPE learns: the 256 bytes and more"
-            raise Refused("data.vocab_size", vocab_size or "null", rule, "data.vocab_size=32768")
+            raise ConfigError("data.vocab_size", vocab_size or "null", rule, "data.vocab_size=32768")
         print(f"training a BPE of {vocab_size} tokens", file=sys.stderr)
         text = next(packing.in_order(lambda _: tokenizing.trained(every, vocab_size), [0], 1))
     found = tokenizing.num_tokens(tokenizing.load(text, tokenizer))
     if vocab_size and found > vocab_size:
         rule = f"is at least the vocabulary of {tokenizer}, {found}"
-        raise Refused("data.vocab_size", vocab_size, rule, "leave it out: it is noted beside the tokens")
+        raise ConfigError("data.vocab_size", vocab_size, rule, "leave it out: it is noted beside the tokens")
     with open(f"{beside}.part", "w", encoding="utf-8") as stream:
         stream.write(text)
     os.replace(f"{beside}.part", beside)
@@ -214,13 +214,13 @@ def progress(work: Callable[[int], Any], left: Sequence[int], title: str) -> Ite
         yield from tqdm(results, f"{title} ({processes} processes)", len(left), unit="part")
 
 
-def refuse_unreadable(bad: Sequence[Refused]) -> None:
+def reject_unreadable(bad: Sequence[ConfigError]) -> None:
     """All of them at once: what is written anew in its place costs no more than its part."""
-    for refused in bad[1:]:
-        print(errors.printable(f"{refused.key}={refused.value}: {refused.rule}"), file=sys.stderr)
+    for rejected in bad[1:]:
+        print(errors.printable(f"{rejected.key}={rejected.value}: {rejected.rule}"), file=sys.stderr)
     if bad:
         more = f" ({len(bad) - 1} more are named above)" if len(bad) > 1 else ""
-        raise Refused(bad[0].key, bad[0].value, bad[0].rule + more, bad[0].fix)
+        raise ConfigError(bad[0].key, bad[0].value, bad[0].rule + more, bad[0].fix)
 
 
 def plan(*what: Any) -> str:
@@ -233,17 +233,17 @@ def read(file: str) -> str:
         return home.expand(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         rule = f"is bytes, bpe or the tokenizer.json of a tokenizer; {error}"
-        raise Refused("tokenizer", file, rule, "tokenizer=bytes") from None
+        raise ConfigError("tokenizer", file, rule, "tokenizer=bytes") from None
 
 
-def refuse_without_room(out: str, size: int) -> None:
+def reject_without_room(out: str, size: int) -> None:
     """Quotas show only when something is written."""
     free = shutil.disk_usage(os.path.dirname(out)).free
     part = packing.beside(out)[0]
     there = os.stat(part).st_blocks * 512 if os.path.exists(part) else 0
     if size > free + there:
         rule = f"needs {size / 1e9:.3g} GB; there are {(free + there) / 1e9:.3g} GB"
-        raise Refused("out", out, rule, "make room there, another out=, or a smaller data.image_size=")
+        raise ConfigError("out", out, rule, "make room there, another out=, or a smaller data.image_size=")
 
 
 def report(out: str, files: Sequence[str], what: str, checksum: str) -> None:
@@ -255,15 +255,15 @@ def report(out: str, files: Sequence[str], what: str, checksum: str) -> None:
 
 
 def verify(file: str) -> None:
-    """Raises `Refused` where a file is not what was packed."""
+    """Raises `ConfigError` where a file is not what was packed."""
     packed = file.endswith(SUFFIX["images"])
     if not packed and not os.path.exists(f"{file}.json"):
-        raise Refused("--verify", file, "is a file that this program made", "--verify FILE.h5, or FILE.npy")
+        raise ConfigError("--verify", file, "is a file that this program made", "--verify FILE.h5, or FILE.npy")
     found = packed_files.read(file).parts if packed else token_files.token_parts(file)
     num = file_parts.verify(found, "data.file" if packed else "data.files")
     print(errors.printable(f"{file}: as it was packed ({num} parts, checksum {found.checksum[:16]})"))
 
 
 if __name__ == "__main__":
-    with errors.refusals():
+    with errors.exit_on_config_error():
         main()

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from hpc.charts import chart
 from hpc.checkpoint import on_disk
 from hpc.config import compose, errors, preflight
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
 from hpc.jobs import job
 from hpc.plan import fit
@@ -79,46 +79,46 @@ def run(asked: argparse.Namespace) -> int:
 
 
 def checked(study: Study) -> tuple[list[Point], list[DictConfig]]:
-    """All points and their configs, each of which would run. Raises `Refused`."""
+    """All points and their configs, each of which would run. Raises `ConfigError`."""
     first = compose.compose_overrides(study.first)
     try:
         preflight.job(first)
-    except Refused as refused:
-        if refused.key != scaling_points.BATCH:  # told below, for all points at once
+    except ConfigError as rejected:
+        if rejected.key != scaling_points.BATCH:  # told below, for all points at once
             raise
     points = scaling_points.points(study, first)
     cfgs = [compose.compose_overrides(point.words) for point in points]
     for cfg in cfgs:
         preflight.job(cfg)
     preflight.files(cfgs[0])  # the data of all
-    fit.refuse_too_big(cfgs[0], points[0].words)  # on more nodes no device holds more
+    fit.reject_too_big(cfgs[0], points[0].words)  # on more nodes no device holds more
     return points, cfgs
 
 
 def place(study: Study, first: DictConfig) -> Path:
-    """The study's folder, made or to be made. Raises `Refused` where there is something else."""
+    """The study's folder, made or to be made. Raises `ConfigError` where there is something else."""
     folder = home.expand(study.out or PROJECT / "runs" / f"scaling_{first.name}_{study.digest}").absolute()
     if folder.exists() and not folder.is_dir():
-        raise Refused("out", folder, "is a file", "out=<a new folder>")
+        raise ConfigError("out", folder, "is a file", "out=<a new folder>")
     note = folder / NOTE
     known = note.read_text(encoding="utf-8") if note.is_file() else None
     if folder.is_dir() and any(folder.iterdir()) and known != scaling_points.record(study, first):
         rule = "holds something else, or a study of other words or of a config that was changed since"
-        raise Refused("out", folder, rule, "out=<a new folder>")
+        raise ConfigError("out", folder, rule, "out=<a new folder>")
     return folder
 
 
 def make(folder: Path, study: Study, first: DictConfig) -> None:
-    """Raises `Refused` where one cannot write."""
+    """Raises `ConfigError` where one cannot write."""
     try:
         directory.create(folder, first.group_readable)
-    except Refused as refused:  # of a run_dir that nobody has typed
-        raise Refused("out", folder, refused.rule, "out=<a folder>, or make room (files count, too)") from None
+    except ConfigError as ConfigError:  # of a run_dir that nobody has typed
+        raise ConfigError("out", folder, rejected.rule, "out=<a folder>, or make room (files count, too)") from None
     (folder / NOTE).write_text(scaling_points.record(study, first), encoding="utf-8")
 
 
 def submit(folder: Path, missing: Sequence[Try]) -> None:
-    """A job for each of these points. Leaves where submit.py refuses, which says why."""
+    """A job for each of these points. Leaves where submit.py rejects, which says why."""
     for number, one in enumerate(missing):
         words = to_type(folder, one)
         code, job = hand_over(words)
@@ -135,8 +135,8 @@ def dry_run(words: Sequence[str]) -> int:
 
 
 def to_type(folder: Path, one: Try) -> list[str]:
-    """For submit.py: the job that was written before, where a full queue, say, refused it; else a new try."""
-    if one.state.word == scaling_jobs.REFUSED and one.run and (one.run.path / "job.sh").exists():
+    """For submit.py: the job that was written before, where a full queue, say, rejected it; else a new try."""
+    if one.state.word == scaling_jobs.REJECTED and one.run and (one.run.path / "job.sh").exists():
         return [f"resume={one.run.path}"]
     return [*one.point.words, f"run_dir={scaling_jobs.directory(folder, one.point.nodes, again=True)}"]
 
@@ -223,5 +223,5 @@ def command(words: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    with errors.refusals():
+    with errors.exit_on_config_error():
         main()

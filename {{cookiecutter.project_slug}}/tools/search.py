@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from omegaconf.errors import OmegaConfBaseException
 
 from hpc.config import compose, errors, preflight, trust
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.run import frozen_config
 from hpc.studies import search
 
@@ -27,7 +27,7 @@ def main() -> None:
     if asked.ask:
         return ask(asked.folder.absolute())
     search.load(asked.folder.absolute())
-    refuse_without_optuna()
+    reject_without_optuna()
     from hpc.studies import trial_table
 
     with damaged(asked.folder):
@@ -38,13 +38,13 @@ def main() -> None:
 def ask(run_dir: Path) -> None:
     """Leave the config of a member in its directory, as any run has one."""
     search.load(run_dir.parent)
-    refuse_without_optuna()
+    reject_without_optuna()
     from hpc.studies import optuna_study
 
     with damaged(run_dir.parent):
         words = optuna_study.ask(run_dir)
     cfg = compose.compose_overrides(words)
-    trust.refuse(cfg, run_dir)  # the words come from the folder
+    trust.reject(cfg, run_dir)  # the words come from the folder
     cfg.run_dir = str(run_dir)
     preflight.check(cfg)
     frozen_config.keep(run_dir, cfg, words)
@@ -56,20 +56,20 @@ def damaged(folder: Path) -> Iterator[None]:
     """Around what reads a study: what is no journal can fail anywhere in Optuna."""
     try:
         yield
-    except (Refused, OmegaConfBaseException):
+    except (ConfigError, OmegaConfBaseException):
         raise
     except Exception as error:
         rule = f"its study cannot be read: {type(error).__name__}: {errors.reason(error)}"
-        raise Refused("SEARCH", folder, rule, "another folder; its runs are sound: python report.py FOLDER") from error
+        raise ConfigError("SEARCH", folder, rule, "another folder; its runs are sound: python report.py FOLDER") from error
 
 
-def refuse_without_optuna() -> None:
+def reject_without_optuna() -> None:
     try:
         import optuna  # noqa: F401
     except ImportError as error:
-        raise Refused("optuna", None, f"cannot be imported: {error}", "pip install optuna -c constraints.txt") from None
+        raise ConfigError("optuna", None, f"cannot be imported: {error}", "pip install optuna -c constraints.txt") from None
 
 
 if __name__ == "__main__":
-    with errors.refusals():
+    with errors.exit_on_config_error():
         main()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hpc.checkpoint import on_disk
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 
 FILES = {"meta.pt": b"numbers", "__0_0.distcp": bytes(range(256)) * 40, "checkpoint/zero.pt": b"deeper", "empty": b""}
 
@@ -118,13 +118,13 @@ def test_without_a_manifest_that_can_be_read_it_is_none(what: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("layout", ["alike", "another"])
-def test_one_of_a_newer_version_is_refused_and_not_passed_over(layout: str, tmp_path: Path) -> None:
+def test_one_of_a_newer_version_is_rejected_and_not_passed_over(layout: str, tmp_path: Path) -> None:
     written(tmp_path, 10)
     newer = written(tmp_path, 20)
     edit(newer, lambda note: note.update(version=on_disk.VERSION + 1))
     if layout == "another":
         edit(newer, lambda note: (note.pop("step"), note.pop("files")))
-    with pytest.raises(Refused, match="newer version") as caught:
+    with pytest.raises(ConfigError, match="newer version") as caught:
         on_disk.known(tmp_path)
     assert str(newer) in str(caught.value)
 

@@ -17,7 +17,7 @@ from test_weights import assert_same, deepspeed_by_hand
 from torch import Tensor
 
 from hpc.checkpoint import on_disk, weights
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -55,8 +55,8 @@ def done(*words: object) -> None:
         export["main"]()
 
 
-def refused(*words: object) -> str:
-    with pytest.raises(Refused) as found:
+def rejected(*words: object) -> str:
+    with pytest.raises(ConfigError) as found:
         done(*words)
     return str(found.value)
 
@@ -110,7 +110,7 @@ def test_a_checkpoint_alone(run: Path, tmp_path: Path) -> None:
     folder = deepspeed_by_hand(tmp_path)
     done(folder, tmp_path / "c")
     assert_same(load_file(tmp_path / "c"), weights.read(folder))
-    assert "nothing to choose from" in refused(folder, tmp_path / "d", "--step", 3)
+    assert "nothing to choose from" in rejected(folder, tmp_path / "d", "--step", 3)
 
 
 def test_damaged_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -122,29 +122,29 @@ def test_damaged_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture) -> N
     done(tmp_path / "run", tmp_path / "w")
     assert "step-000000002 is damaged" in capsys.readouterr().err
     assert_same(load_file(tmp_path / "w"), weights_of(1))
-    assert "not what was written" in refused(tmp_path / "run", tmp_path / "v", "--step", 2)
-    assert "not what was written" in refused(newest, tmp_path / "v")
+    assert "not what was written" in rejected(tmp_path / "run", tmp_path / "v", "--step", 2)
+    assert "not what was written" in rejected(newest, tmp_path / "v")
     (newest / "manifest.json").unlink()
-    assert "--step=2" in refused(tmp_path / "run", tmp_path / "v", "--step", 2)
-    assert "no best checkpoint" in refused(tmp_path / "run", tmp_path / "v", "--best")
+    assert "--step=2" in rejected(tmp_path / "run", tmp_path / "v", "--step", 2)
+    assert "no best checkpoint" in rejected(tmp_path / "run", tmp_path / "v", "--best")
     assert not (tmp_path / "v").exists()
 
 
 def test_what_is_there_is_not_overwritten(run: Path, tmp_path: Path) -> None:
     (tmp_path / "w").write_text("mine")
-    assert "--force" in refused(run, tmp_path / "w")
+    assert "--force" in rejected(run, tmp_path / "w")
     assert (tmp_path / "w").read_text() == "mine"
     done(run, tmp_path / "w", "--force")
     assert_same(load_file(tmp_path / "w"), weights_of(12))
 
 
 def test_mistakes(run: Path, tmp_path: Path) -> None:
-    assert "does not exist" in refused(tmp_path / "absent", tmp_path / "w")
+    assert "does not exist" in rejected(tmp_path / "absent", tmp_path / "w")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    assert "no whole checkpoint" in refused(tmp_path / "run", tmp_path / "w")
-    assert "No such file" in refused(run, tmp_path / "absent" / "w")
+    assert "no whole checkpoint" in rejected(tmp_path / "run", tmp_path / "w")
+    assert "No such file" in rejected(run, tmp_path / "absent" / "w")
     torch.save({"z": torch.zeros(2, dtype=torch.complex64)}, tmp_path / "complex")
-    assert "complex64" in refused(tmp_path / "complex", tmp_path / "w")
+    assert "complex64" in rejected(tmp_path / "complex", tmp_path / "w")
     assert not (tmp_path / "w").exists()
 
 
@@ -152,7 +152,7 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
     command = [sys.executable, PROJECT / "tools" / "export.py", run, tmp_path / "w"]
     assert "step-000000012" in subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
     again = subprocess.run(command, timeout=60, capture_output=True, text=True)
-    assert again.returncode == 2 and again.stderr.startswith("refused: OUT=")
+    assert again.returncode == 2 and again.stderr.startswith("ConfigError: OUT=")
 
 
 def test_help_is_quick() -> None:

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.api import CheckpointException
 
 from hpc.checkpoint import safe_unpickle
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -25,7 +25,7 @@ def saved(folder: Path, **more: object) -> Path:
 
 def load(folder: Path, **rest: object) -> dict:
     states = {"state_dict": {"a": torch.zeros(2, 3), "b": torch.zeros(2, dtype=torch.bfloat16)}, "rest": rest}
-    with safe_unpickle.refusals(folder):
+    with safe_unpickle.rejections(folder):
         dcp.load(states, storage_reader=safe_unpickle.Reader(folder), no_dist=True)
     return states
 
@@ -66,9 +66,9 @@ def test_nothing_is_executed(place: str, number: int, tmp_path: Path) -> None:
         described = pickle.loads((folder / ".metadata").read_bytes())
         described.planner_data = bomb
         (folder / ".metadata").write_bytes(pickle.dumps(described))
-    with pytest.raises(Refused, match="nothing in it is executed") as refused:
+    with pytest.raises(ConfigError, match="nothing in it is executed") as rejected:
         load(folder, epoch=0)
-    assert refused.value.value == folder and "\n" not in refused.value.rule
+    assert rejected.value.value == folder and "\n" not in rejected.value.rule
     assert not (tmp_path / "canary").exists()
     assert safe_unpickle.FORCE not in os.environ
 
@@ -92,12 +92,12 @@ def test_files_outside_are_not_read(tmp_path: Path) -> None:
     for place in described.storage_data.values():
         place.relative_path = "../elsewhere"
     (tmp_path / ".metadata").write_bytes(pickle.dumps(described))
-    with pytest.raises(Refused):
+    with pytest.raises(ConfigError):
         load(tmp_path)
 
 
 def test_other_errors_pass(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), safe_unpickle.refusals(tmp_path):
+    with pytest.raises(ZeroDivisionError), safe_unpickle.rejections(tmp_path):
         _ = 1 // 0
     os.truncate(saved(tmp_path) / "__0_0.distcp", 10)
     with pytest.raises(CheckpointException):
@@ -119,13 +119,13 @@ def test_nothing_is_executed_where_deepspeed_loads(name: str, number: int, tmp_p
     state = torch.load(file)
     state["more"] = [LossScaler(4.0), ZeroStageEnum.weights, fragment_address(1, 2)]
     torch.save(state, file)
-    with safe_unpickle.refusals(file), safe_unpickle.allowing_deepspeed():
+    with safe_unpickle.rejections(file), safe_unpickle.allowing_deepspeed():
         more = TorchCheckpointEngine().load(str(file))["more"]
     assert more[0].cur_scale == 4.0 and more[1:] == state["more"][1:]
     torch.save(state | {"more": bombs(tmp_path / "canary")[number]}, file)
     with (
-        pytest.raises(Refused, match="nothing in it is executed"),
-        safe_unpickle.refusals(file),
+        pytest.raises(ConfigError, match="nothing in it is executed"),
+        safe_unpickle.rejections(file),
         safe_unpickle.allowing_deepspeed(),
     ):
         TorchCheckpointEngine().load(str(file))

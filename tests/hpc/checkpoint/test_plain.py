@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 from hpc.checkpoint import on_disk, plain_data
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
@@ -62,16 +62,16 @@ def test_the_state_of_a_schedule_is_no_data(tmp_path: Path) -> None:
     trainer: Any = SimpleNamespace(callbacks=[], lr_scheduler_configs=[SimpleNamespace(scheduler=schedule)])
     plain_data.rehearse(trainer, L.LightningModule())
     vars(schedule)["seen"] = deque([1.0])
-    with pytest.raises(Refused, match=r"(?s)lr_schedulers.*collections\.deque"):
+    with pytest.raises(ConfigError, match=r"(?s)lr_schedulers.*collections\.deque"):
         plain_data.rehearse(trainer, L.LightningModule())
 
 
 def sharded(rank: int) -> str:
     own = distribute_tensor(torch.ones(2), init_device_mesh("cpu", (1,)), [Shard(0)])
-    plain_data.refuse_sharded({"state": torch.ones(2), "this": [own.full_tensor()]})
-    with pytest.raises(Refused) as refused:
-        plain_data.refuse_sharded({"state": torch.ones(2), "average": [{"weight": own}]})
-    return str(refused.value)
+    plain_data.reject_sharded({"state": torch.ones(2), "this": [own.full_tensor()]})
+    with pytest.raises(ConfigError) as rejected:
+        plain_data.reject_sharded({"state": torch.ones(2), "average": [{"weight": own}]})
+    return str(rejected.value)
 
 
 def test_a_part_of_a_tensor_is_not_saved_for_all_ranks(together: Callable) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from hpc.checkpoint import trained
 from hpc.config import build, compose, preflight
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.run import frozen_config
 
 
@@ -40,9 +40,9 @@ def test_the_best_is_meant_where_there_is_one(tmp_path: Path) -> None:
     assert all(torch.equal(value, best.state_dict()[key]) for key, value in module.state_dict().items())
 
 
-def test_a_run_without_weights_is_refused(tmp_path: Path) -> None:
+def test_a_run_without_weights_is_rejected(tmp_path: Path) -> None:
     made(tmp_path / "run")
-    with pytest.raises(Refused, match="does not exist"):
+    with pytest.raises(ConfigError, match="does not exist"):
         trained.load(tmp_path / "run")
-    with pytest.raises(Refused, match="no such directory"):
+    with pytest.raises(ConfigError, match="no such directory"):
         trained.load(tmp_path / "nowhere")

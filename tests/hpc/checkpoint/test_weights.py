@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 from hpc.checkpoint import safe_unpickle, weights
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -171,11 +171,11 @@ def test_deepspeed_gives_fp32_masters(
 
 @pytest.mark.slow
 @needs_deepspeed
-def test_deepspeed_with_a_rank_missing_is_refused(checkpoints: Path) -> None:
+def test_deepspeed_with_a_rank_missing_is_rejected(checkpoints: Path) -> None:
     shard = checkpoints / "zero3-bf16" / "checkpoint" / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
     shard.rename(shard.with_suffix(".away"))
     try:
-        with pytest.raises(Refused, match=shard.name):
+        with pytest.raises(ConfigError, match=shard.name):
             weights.read(checkpoints / "zero3-bf16")
     finally:
         shard.with_suffix(".away").rename(shard)
@@ -185,7 +185,7 @@ def test_deepspeed_with_a_rank_missing_is_refused(checkpoints: Path) -> None:
 @pytest.mark.parametrize(
     "run", ["sharded", *(pytest.param(f"zero{s}-{p}", marks=needs_deepspeed) for s, p in DEEPSPEED_RUNS)]
 )
-def test_cut_files_are_refused(checkpoints: Path, run: str, tmp_path: Path) -> None:
+def test_cut_files_are_rejected(checkpoints: Path, run: str, tmp_path: Path) -> None:
     """Every file that is read, cut short. Weights come first in a `.distcp` file, optimizer states after."""
     needed = ("*.distcp", ".metadata", "*_model_states.pt" if "3" in run else "mp_rank*", "*_optim_states.pt")
     needed = needed[:3] if run == "zero2-fp32" else needed  # the module file is whole and exact there
@@ -195,7 +195,7 @@ def test_cut_files_are_refused(checkpoints: Path, run: str, tmp_path: Path) -> N
         copy = tmp_path / name.name
         shutil.copytree(checkpoints / run, copy)
         os.truncate(copy / name, (copy / name).stat().st_size // 8)
-        with pytest.raises(Refused, match="damaged"):
+        with pytest.raises(ConfigError, match="damaged"):
             weights.read(copy)
 
 
@@ -280,12 +280,12 @@ def test_misfits_are_named_and_nothing_is_copied(tmp_path: Path) -> None:
     state["network.frozen.bias"] = torch.zeros(9)
     torch.save(state, tmp_path / "w.pt")
     module = Module(seed=1)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ConfigError) as rejected:
         weights.load(module, tmp_path / "w.pt")
-    assert "2 missing: network.embed.weight, network.head.weight;" in refused.value.rule
-    assert "7 unexpected: 'other.0'" in refused.value.rule and "other.4" in refused.value.rule
-    assert "other.5" not in refused.value.rule
-    assert "1 wrongly shaped: network.frozen.bias (9,) instead of (5,)" in refused.value.rule
+    assert "2 missing: network.embed.weight, network.head.weight;" in rejected.value.rule
+    assert "7 unexpected: 'other.0'" in rejected.value.rule and "other.4" in rejected.value.rule
+    assert "other.5" not in rejected.value.rule
+    assert "1 wrongly shaped: network.frozen.bias (9,) instead of (5,)" in rejected.value.rule
     assert_same(dict(module.state_dict()), dict(Module(seed=1).state_dict()))
 
 
@@ -338,10 +338,10 @@ def test_nothing_is_executed(form: str, bomb: Bomb, tmp_path: Path) -> None:
         path = deepspeed_by_hand(path)
         name = "zero_pp_rank_0_mp_rank_00_optim_states.pt" if form == "optimizer" else "mp_rank_00_model_states.pt"
         torch.save(dict(module=bomb, optimizer_state_dict=bomb), path / "checkpoint" / name)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ConfigError) as rejected:
         weights.read(path)
     assert not (tmp_path / "canary").exists()
-    assert "nothing in it is executed" in refused.value.rule
+    assert "nothing in it is executed" in rejected.value.rule
 
 
 def test_what_lies_beside_the_weights_is_not_read(bomb: Bomb, tmp_path: Path) -> None:
@@ -359,36 +359,36 @@ def test_no_checkpoint(tmp_path: Path) -> None:
     torch.save(torch.zeros(2), tmp_path / "tensor")
     rules = dict(absent="does not exist", empty="neither", nothing="damaged", text="damaged", weightless="no weights")
     for name, rule in (rules | dict(tensor="damaged")).items():
-        with pytest.raises(Refused, match=rule) as refused:
+        with pytest.raises(ConfigError, match=rule) as rejected:
             weights.read(tmp_path / name)
-        assert refused.value.key == "ckpt" and refused.value.value == tmp_path / name
+        assert rejected.value.key == "ckpt" and rejected.value.value == tmp_path / name
 
 
-def test_cut_files_of_one_process_are_refused(tmp_path: Path) -> None:
+def test_cut_files_of_one_process_are_rejected(tmp_path: Path) -> None:
     sharded_by_one(tmp_path / "sharded")
     torch.save(dict(state_dict=Module().state_dict()), tmp_path / "a.ckpt")
     for file in (tmp_path / "a.ckpt", tmp_path / "sharded" / "__0_0.distcp", tmp_path / "sharded" / ".metadata"):
         os.truncate(file, file.stat().st_size // 2)
-        with pytest.raises(Refused, match="damaged"):
+        with pytest.raises(ConfigError, match="damaged"):
             weights.read(tmp_path / file.relative_to(tmp_path).parts[0])
 
 
-def test_a_tensor_with_a_chunk_missing_is_refused(tmp_path: Path) -> None:
+def test_a_tensor_with_a_chunk_missing_is_rejected(tmp_path: Path) -> None:
     metadata = pickle.loads((sharded_by_one(tmp_path) / ".metadata").read_bytes())
     metadata.state_dict_metadata["state_dict.network.frozen.weight"].chunks.clear()
     (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(Refused, match="damaged"):
+    with pytest.raises(ConfigError, match="damaged"):
         weights.read(tmp_path)
 
 
-def test_partitions_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
+def test_partitions_that_do_not_add_up_are_rejected(tmp_path: Path) -> None:
     folder = deepspeed_by_hand(tmp_path)
     file = folder / "checkpoint" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
     state = torch.load(file)
     for count in (7, 11):
         state["optimizer_state_dict"]["single_partition_of_fp32_groups"] = [torch.zeros(count)]
         torch.save(state, file)
-        with pytest.raises(Refused, match="damaged"):
+        with pytest.raises(ConfigError, match="damaged"):
             weights.read(folder)
 
 
@@ -396,7 +396,7 @@ def test_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
     found = weights.tensors(sharded_by_one(tmp_path))
     (tmp_path / "__0_0.distcp").rename(tmp_path / "away")
     assert found["network.count"].shape == () and found["network.count"].dtype == torch.int64
-    with pytest.raises(Refused, match=r"__0_0\.distcp"):
+    with pytest.raises(ConfigError, match=r"__0_0\.distcp"):
         found["network.count"].read()
     (tmp_path / "away").rename(tmp_path / "__0_0.distcp")
     assert found["network.count"].read() == 300
@@ -408,12 +408,12 @@ def test_double_precision(tmp_path: Path) -> None:
     assert_same(weights.read(tmp_path), state)
 
 
-def test_files_of_two_runs_in_one_folder_are_refused(tmp_path: Path) -> None:
+def test_files_of_two_runs_in_one_folder_are_rejected(tmp_path: Path) -> None:
     folder = deepspeed_by_hand(tmp_path)
     for name in ("zero_pp_rank_0_mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"):
         stale = folder / "checkpoint" / name
         stale.touch()
-        with pytest.raises(Refused, match="two runs"):
+        with pytest.raises(ConfigError, match="two runs"):
             weights.read(folder)
         stale.unlink()
 

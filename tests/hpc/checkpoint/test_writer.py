@@ -93,7 +93,7 @@ def test_a_checkpoint_holds_what_every_rank_has_written(together: Callable, tmp_
 
 
 def no_room_on_rank_1(rank: int, run_dir: str) -> list[Any]:
-    """The kernel refuses in the middle of a file, as on a full disk."""
+    """The kernel rejects in the middle of a file, as on a full disk."""
     writer = Writer()
     save(writer, Path(run_dir), 1)
     writer.wait()
@@ -175,13 +175,13 @@ def test_what_a_killed_rank_had_a_share_in_is_no_checkpoint(together: Callable, 
 
 @pytest.mark.parametrize("what", ["begin", "finish"])
 def test_a_folder_that_cannot_be_made_or_named(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
+    def reject(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     writer = Writer()
     save(writer, tmp_path, 1)
     writer.wait()
-    monkeypatch.setattr(on_disk, "aside" if what == "begin" else "publish", refuse)
+    monkeypatch.setattr(on_disk, "aside" if what == "begin" else "publish", reject)
     with pytest.raises(Unwritten, match=r"rank 0: OSError.*No space left"):
         save(writer, tmp_path, 2)
         writer.wait()

@@ -1,4 +1,4 @@
-"""Every shipped choice composes and is accepted; what cannot be meant is refused in words, before torch is imported."""
+"""Every shipped choice composes and is accepted; what cannot be meant is rejected in words, before torch is imported."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from fork import ENVIRON, PROJECT
 from omegaconf import OmegaConf
 
 from hpc.config import compose, layout, preflight, project
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 
 TEXT = ["data=stdlib", "model=gpt_tiny"]
 TWO = ["trainer.accelerator=cpu", "trainer.devices=2"]
@@ -175,8 +175,8 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("overrides", "key", "words"), REFUSALS, ids=[" ".join(case[0]) for case in REFUSALS])
-def test_refusals_name_key_rule_and_fix(overrides: list[str], key: str, words: str) -> None:
-    with pytest.raises(Refused) as caught:
+def test_rejections_name_key_rule_and_fix(overrides: list[str], key: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         accept(*overrides)
     assert caught.value.key == key
     assert words in str(caught.value)
@@ -186,13 +186,13 @@ def test_refusals_name_key_rule_and_fix(overrides: list[str], key: str, words: s
 @pytest.mark.parametrize(
     "bad", ["sead: 3", "trainer: {max_epoch: 3}", "defaults: [{override /data: digit}]", "data: {dri: x}"]
 )
-def test_a_mistake_in_an_experiment_file_is_refused(bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_in_an_experiment_file_is_rejected(bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import shutil
 
     shutil.copytree(project.CONFIGS, tmp_path / "configs")
     (tmp_path / "configs/experiment/mine.yaml").write_text(f"# @package _global_\n{bad}\n")
     monkeypatch.setattr(compose, "CONFIGS", tmp_path / "configs")
-    with pytest.raises(Refused):
+    with pytest.raises(ConfigError):
         accept("experiment=mine")
 
 
@@ -219,11 +219,11 @@ def test_an_experiment_file_is_obeyed(tmp_path: Path, monkeypatch: pytest.Monkey
         assert (cluster.account, cluster.time) == ("abc", "3:00:00")
 
 
-def test_an_unknown_target_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_target_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     for target in ("torch.optim.AdamWW", "nowhere.at.all", "my_research.module.Nothing"):
         cfg = compose.compose_overrides([])
         cfg.model.optimizer._target_ = target
-        with pytest.raises(Refused, match="_target_"):
+        with pytest.raises(ConfigError, match="_target_"):
             preflight.check(cfg)
 
 
@@ -234,9 +234,9 @@ def test_checkpoints_and_faults_as_one_likes() -> None:
     accept("faults.nonfinite=rollback", "strategy=deepspeed_zero1")
 
 
-def test_deepspeed_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deepspeed_that_is_not_installed_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "find_spec", lambda name: None)
-    with pytest.raises(Refused, match="pip install deepspeed"):
+    with pytest.raises(ConfigError, match="pip install deepspeed"):
         accept("strategy=deepspeed_zero2", *TWO)
 
 

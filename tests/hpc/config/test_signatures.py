@@ -8,7 +8,7 @@ import pytest
 from fork import PACKAGE
 
 from hpc.config import signatures, sources
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.signatures import Signature, fits, signature
 
 OWN = ["models.resnet.ResNet", "models.gpt.GPT", "module.Classifier"]
@@ -112,8 +112,8 @@ def test_values_are_judged_only_where_it_can_be_told(value: object, annotation: 
 
 
 @pytest.mark.parametrize("text", [b"class Net(:\n", b"\xff\xfe", b"x = '\x00'"])
-def test_a_source_that_is_not_python_is_refused(text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_is_not_python_is_rejected(text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "SOURCES", tmp_path)
     (tmp_path / "net.py").write_bytes(text)
-    with pytest.raises(Refused, match="is not Python"):
+    with pytest.raises(ConfigError, match="is not Python"):
         sources._tree("net")

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from hpc.checkpoint import trained
 from hpc.config import build, compose, preflight, project, trust
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.run import command_line, frozen_config
 
 
@@ -125,10 +125,10 @@ def test_nothing_of_a_run_directory_is_executed(name: str, place: str, run: Path
         (content[above] if above else content)[last] = hostile
 
     edit(run, change)
-    with pytest.raises(Refused) as resumed:
+    with pytest.raises(ConfigError) as resumed:
         cfg = command_line.resumed(run, [])
         build.build(cfg.model)  # as train.py would
-    with pytest.raises(Refused) as loaded:
+    with pytest.raises(ConfigError) as loaded:
         trained.load(run)
     assert "\x1b" not in f"{resumed.value}{loaded.value}"
     assert (tmp_path / "metrics.csv").exists() and "trust" in loaded.value.fix  # and not as it was built
@@ -144,14 +144,14 @@ def test_a_run_cannot_bring_its_own_list(run: Path, tmp_path: Path) -> None:
         f"evil:\n  _target_: os.system\n  command: touch {tmp_path}/canary\n"
     )
     (run / "overrides.json").write_text("[]")
-    with pytest.raises(Refused, match="trusted package"):
+    with pytest.raises(ConfigError, match="trusted package"):
         command_line.resumed(run, ["trainer=cpu"])
     evil = tmp_path / "evil/callbacks"
     evil.mkdir(parents=True)
     (evil / "evil.yaml").write_text(f"evil:\n  _target_: os.system\n  command: touch {tmp_path}/canary\n")
     shutil.rmtree(run / "code")
     (run / "overrides.json").write_text(json.dumps([f"hydra.searchpath=[file://{tmp_path}/evil]", "callbacks=evil"]))
-    with pytest.raises(Refused, match="trusted package"):
+    with pytest.raises(ConfigError, match="trusted package"):
         command_line.resumed(run, ["seed=1"])
     assert not (tmp_path / "canary").exists()
 
@@ -160,7 +160,7 @@ def test_a_link_to_this_project_makes_no_run_its_own(run: Path) -> None:
     (run / "code").symlink_to(project.PROJECT)
     (run / "made_by.json").write_text("{}")
     edit(run, lambda content: content.update(model=node("os.getpid")))
-    with pytest.raises(Refused, match="trusted package"):
+    with pytest.raises(ConfigError, match="trusted package"):
         command_line.resumed(run, [])
 
 
@@ -169,7 +169,7 @@ def test_what_the_fork_trusts_is_built(run: Path, monkeypatch: pytest.MonkeyPatc
     edit(run, lambda content: content["callbacks"].update(mine=node("lightning.pytorch.callbacks.Timer")))
     assert command_line.resumed(run, []).callbacks.mine
     edit(run, lambda content: content["callbacks"].update(mine=node("fractions.Fraction")))
-    with pytest.raises(Refused, match="a line in"):
+    with pytest.raises(ConfigError, match="a line in"):
         command_line.resumed(run, [])
     (tmp_path / "trusted.yaml").write_text("- torch.optim\n- lightning\n- torchmetrics\n- fractions\n")
     monkeypatch.setattr(trust, "TRUSTED", tmp_path / "trusted.yaml")
@@ -178,7 +178,7 @@ def test_what_the_fork_trusts_is_built(run: Path, monkeypatch: pytest.MonkeyPatc
         assert command_line.resumed(run, []).callbacks.mine
         (tmp_path / "trusted.yaml").write_text("fractions: yes\n")
         trust.prefixes.cache_clear()
-        with pytest.raises(Refused, match="must be a list of packages"):
+        with pytest.raises(ConfigError, match="must be a list of packages"):
             command_line.resumed(run, [])
     finally:
         monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""Data: what is refused on the login node (without torch), and what reaches the network."""
+"""Data: what is rejected on the login node (without torch), and what reaches the network."""
 
 import os
 import random
@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from hpc.config.build import build
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
 from hpc.data import file_checks, image_files, text_files
 from my_research.data import text
@@ -26,10 +26,10 @@ def node(name, **values):
     return OmegaConf.merge(shipped, {"seed": 1, "global_batch_size": 2, "node_local": None, **values})
 
 
-def refused(check, name, **values):
-    """How a check refuses a data node."""
+def rejected(check, name, **values):
+    """How a check rejects a data node."""
     data = node(name, **values)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(ConfigError) as caught:
         check(data, data)
     return str(caught.value)
 
@@ -43,12 +43,12 @@ def read_all(data):
     return [data.on_after_batch_transfer(batch, 0) for loader in loaders for batch in loader]
 
 
-def refused_while_reading(data):
+def rejected_while_reading(data):
     """In words only: as long as somebody held the exception, the workers would be held, too."""
     try:
         read_all(data)
-    except Refused as refused:
-        return refused.key, refused.value, refused.fix
+    except ConfigError as rejected:
+        return rejected.key, rejected.value, rejected.fix
 
 
 def make_images(folder, classes=("cat", "dog"), num=40, size=(20, 30)):
@@ -107,7 +107,7 @@ def test_folders_of_splits_are_taken_as_they_are(tmp_path):
     assert splits["val"] == splits["test"]
     assert {os.path.basename(os.path.dirname(file)) for file, label in splits["val"] if label == 1} == {"dog"}
     make_images(tmp_path / "test", classes=("cat", "horse"), num=1)
-    with pytest.raises(Refused, match="dog, horse"):
+    with pytest.raises(ConfigError, match="dog, horse"):
         image_files.list_images(str(tmp_path))
 
 
@@ -127,9 +127,9 @@ def test_what_is_left_out_of_a_folder_of_images_is_told(tmp_path, capsys):
     assert "the folder testing/" in image_files.list_images(str(tmp_path / "splits"))[2]
 
 
-def test_folders_that_cannot_be_meant_are_refused(tmp_path):
+def test_folders_that_cannot_be_meant_are_rejected(tmp_path):
     def said(**values):
-        return refused(file_checks.image_folder, "images", **({"dir": str(tmp_path)} | values))
+        return rejected(file_checks.image_folder, "images", **({"dir": str(tmp_path)} | values))
 
     assert "none of this name" in said(dir=str(tmp_path / "no"))
     assert "one folder per class" in said()
@@ -156,22 +156,22 @@ def test_an_unreadable_image_is_named_by_the_check_and_while_reading(tmp_path, d
     else:
         truncate(bad)
     images = node("images", dir=str(folder))
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(ConfigError) as caught:
         file_checks.image_folder(images, images)
     assert (caught.value.key, caught.value.value) == ("data.dir", str(bad))
     for num_workers in (0, 1):
         data = built("images", dir=str(folder), image_size=8, num_workers=num_workers, global_batch_size=1)
-        assert refused_while_reading(data) == ("data.dir", str(bad), caught.value.fix)
+        assert rejected_while_reading(data) == ("data.dir", str(bad), caught.value.fix)
 
 
 def test_links_that_lead_nowhere_are_named(tmp_path):
     folder = make_images(tmp_path / "images")
     (folder / "dog" / "loop.png").symlink_to("loop.png")
-    assert str(folder / "dog" / "loop.png") in refused(file_checks.image_folder, "images", dir=str(folder))
+    assert str(folder / "dog" / "loop.png") in rejected(file_checks.image_folder, "images", dir=str(folder))
     (folder / "dog" / "loop.png").unlink()
     for target, rule in (("itself", "remove this link"), (".", "this one has none")):
         (folder / "itself").symlink_to(target)
-        words = refused(file_checks.image_folder, "images", dir=str(folder))
+        words = rejected(file_checks.image_folder, "images", dir=str(folder))
         assert f"data.dir={folder / 'itself'}" in words and rule in words
         (folder / "itself").unlink()
 
@@ -191,14 +191,14 @@ def test_a_file_counts_once_also_through_links(tmp_path):
     assert f"{folder}/linked/a.txt" in text_files.list_text(str(folder))[0]
     (folder / "linked").unlink()
     (tmp_path / "link").symlink_to(folder / "текст.txt")
-    with pytest.raises(Refused, match="what validates is not trained on"):
+    with pytest.raises(ConfigError, match="what validates is not trained on"):
         text_files.list_text(str(folder), str(tmp_path / "link"))
-    for refused_files in ([str(folder / "текст.txt")] * 2, str(tmp_path / "more.txt.GZ")):
+    for rejected_files in ([str(folder / "текст.txt")] * 2, str(tmp_path / "more.txt.GZ")):
         (tmp_path / "more.txt.GZ").write_bytes(b"x")
-        with pytest.raises(Refused, match=r"twice|must be text"):
-            text_files.list_text(refused_files)
+        with pytest.raises(ConfigError, match=r"twice|must be text"):
+            text_files.list_text(rejected_files)
     (folder / "loop").symlink_to("loop")
-    with pytest.raises(Refused, match=r"levels of symbolic links"):
+    with pytest.raises(ConfigError, match=r"levels of symbolic links"):
         text_files.list_text(str(folder))
 
 
@@ -378,11 +378,11 @@ def test_digits_are_those_of_the_package():
         assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs)
 
 
-def test_digits_without_their_package_are_refused(monkeypatch: pytest.MonkeyPatch):
+def test_digits_without_their_package_are_rejected(monkeypatch: pytest.MonkeyPatch):
     from my_research.data import digits
 
     monkeypatch.setattr(digits, "find_spec", lambda name: None)
-    with pytest.raises(Refused, match="scikit-learn"):
+    with pytest.raises(ConfigError, match="scikit-learn"):
         digits.read.__wrapped__()  # what has been read is kept
 
 
@@ -479,7 +479,7 @@ def test_a_batch_of_windows_is_what_one_by_one_gives(tmp_path, monkeypatch, dtyp
     np.save(files[4], array)
     text_files.read_only.cache_clear(), text.all_windows_of.cache_clear()
     for chosen, num in ((files, len(every)), (files[4:5], 19)):
-        with pytest.raises(Refused, match="holds 199"):
+        with pytest.raises(ConfigError, match="holds 199"):
             Windows(chosen, range(num), 5, 199).__getitems__(np.arange(num))
 
 
@@ -524,28 +524,28 @@ def test_token_files_are_mapped_and_not_loaded(tmp_path):
 
 def test_a_vocabulary_is_larger_than_every_token(tmp_path):
     paths = token_files(tmp_path)
-    assert "data.vocab_size=50304" in refused(file_checks.text_files, "text", **paths)
-    assert "holds 999" in refused(file_checks.text_files, "text", vocab_size=999, **paths)
+    assert "data.vocab_size=50304" in rejected(file_checks.text_files, "text", **paths)
+    assert "holds 999" in rejected(file_checks.text_files, "text", vocab_size=999, **paths)
     text = node("text", vocab_size=1000, **paths)
     assert file_checks.text_files(text, text) == {"vocab_size": None, "bytes_per_token": None}
-    with pytest.raises(Refused, match=r"data\.vocab_size=50304"):
+    with pytest.raises(ConfigError, match=r"data\.vocab_size=50304"):
         read_all(built("text", vocab_size=999, **paths))
     np.append(np.zeros(30_000), 1000).astype("<u2").tofile(tmp_path / "late.bin")
     late = {"files": str(tmp_path / "late.bin"), "block_size": 8}
-    assert "late.bin holds 1000" in refused(file_checks.text_files, "text", vocab_size=1000, **late)
+    assert "late.bin holds 1000" in rejected(file_checks.text_files, "text", vocab_size=1000, **late)
     np.save(tmp_path / "train.npy", -np.arange(3000))
     text_files.read_only.cache_clear()
-    assert "not negative" in refused(file_checks.text_files, "text", vocab_size=1000, **paths)
+    assert "not negative" in rejected(file_checks.text_files, "text", vocab_size=1000, **paths)
 
 
-def test_text_that_cannot_be_meant_is_refused(tmp_path):
+def test_text_that_cannot_be_meant_is_rejected(tmp_path):
     (tmp_path / "text").write_text("some text " * 50)
     (tmp_path / "empty").touch()
     (tmp_path / "broken.npy").write_text("this is no array")
     np.save(tmp_path / "table.npy", np.zeros((3, 4), np.int64))
 
     def said(file, **values):
-        return refused(file_checks.text_files, "text", **{"files": str(tmp_path / file), "block_size": 4} | values)
+        return rejected(file_checks.text_files, "text", **{"files": str(tmp_path / file), "block_size": 4} | values)
 
     text = node("text", files=str(tmp_path / "text"), block_size=4)
     assert file_checks.text_files(text, text) == {"vocab_size": 256, "bytes_per_token": 1.0}

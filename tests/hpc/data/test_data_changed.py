@@ -16,7 +16,7 @@ from PIL import Image
 from test_data import built, make_images
 from test_move import compose, moving, run  # noqa: F401
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.data import same_data, token_files
 from hpc.resume import changed_hyperparameters
 from hpc.run import allowed_changes, changes, command_line, frozen_config, saved_config
@@ -150,7 +150,7 @@ LR = "model.optimizer.lr"
 
 
 def test_a_key_is_changed_when_it_is_named(run: Path) -> None:  # noqa: F811
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(ConfigError) as caught:
         compose(run, f"{LR}=0.1")
     assert f"{LR}=0.1 resume_allow=[{LR}] if you mean it" in caught.value.fix
     cfg = compose(run, f"{LR}=0.1", f"resume_allow=[{LR}]")
@@ -161,13 +161,13 @@ def test_a_key_is_changed_when_it_is_named(run: Path) -> None:  # noqa: F811
     assert events(run)[0]["changes"] == [f"{LR}: 0.003 -> 0.1"]
     assert compose(run).model.optimizer.lr == 0.1  # as the job starts, again and again
     assert compose(run, "trainer.num_nodes=2").model.optimizer.lr == 0.1
-    with pytest.raises(Refused, match=LR):  # typed anew each time
+    with pytest.raises(ConfigError, match=LR):  # typed anew each time
         compose(run, f"{LR}=0.2")
 
 
 def test_what_follows_from_a_named_key_may_follow(run: Path) -> None:  # noqa: F811
     compose(run, "+model.optimizer.eps=1e-6", "resume_allow=[model.optimizer]")
-    with pytest.raises(Refused, match=r"model\.warmup_steps=7"):
+    with pytest.raises(ConfigError, match=r"model\.warmup_steps=7"):
         compose(run, f"{LR}=0.1", "model.warmup_steps=7", f"resume_allow=[{LR}]")
 
 
@@ -180,12 +180,12 @@ def test_what_follows_from_a_named_key_may_follow(run: Path) -> None:  # noqa: F
     ],
 )
 def test_what_cannot_be_meant(words: list[str], told: str, run: Path) -> None:  # noqa: F811
-    with pytest.raises(Refused, match=told):
+    with pytest.raises(ConfigError, match=told):
         compose(run, *words)
 
 
 def test_a_new_run_needs_no_permission() -> None:
-    with pytest.raises(Refused, match="this one is new"):
+    with pytest.raises(ConfigError, match="this one is new"):
         command_line.compose(None, [ALLOW])
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from test_data import built, make_images, node, refused
+from test_data import built, make_images, node, rejected
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
 from hpc.data import file_checks, packed_files, packing, text_files, token_files, tokenizing
 
@@ -37,7 +37,7 @@ def done(*words):
 
 
 def said(*words):
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(ConfigError) as caught:
         done(*words)
     return str(caught.value)
 
@@ -98,7 +98,7 @@ def test_a_batch_is_read_through_a_map_and_not_loaded(tmp_path):
     assert isinstance(pixels.base, np.memmap) and read.offset % packed_files.PAGE == 0
 
 
-def test_what_was_interrupted_is_refused_and_then_goes_on(tmp_path, capsys):
+def test_what_was_interrupted_is_rejected_and_then_goes_on(tmp_path, capsys):
     folder, out = make_images(tmp_path / "images"), tmp_path / "images.h5"
     bad = [folder / "dog" / f"{i}.png" for i in (37, 39)]
     good = bad[0].read_bytes()
@@ -109,8 +109,8 @@ def test_what_was_interrupted_is_refused_and_then_goes_on(tmp_path, capsys):
     part, journal = (Path(path) for path in packing.beside(str(out)))
     noted = journal.read_text().splitlines()
     assert len(noted) in (7, 8) and not out.exists()  # the plan, and eight parts but for one or two
-    assert "python tools/pack.py" in refused(file_checks.packed_images, "packed", file=str(out))
-    assert "packed to the end" in refused(file_checks.packed_images, "packed", file=str(part))
+    assert "python tools/pack.py" in rejected(file_checks.packed_images, "packed", file=str(out))
+    assert "packed to the end" in rejected(file_checks.packed_images, "packed", file=str(part))
     with journal.open("a") as stream:
         stream.write("12345")  # a crash in the middle of a line
     assert "other files or settings" in said(f"data.dir={folder}", f"out={out}", "data.image_size=9")
@@ -194,7 +194,7 @@ def test_a_process_that_is_killed_is_told_of(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["a pixel", "a label", "the end"])
-def test_a_damaged_file_is_refused_before_training(tmp_path, damage):
+def test_a_damaged_file_is_rejected_before_training(tmp_path, damage):
     out = tmp_path / "images.h5"
     pack_images(make_images(tmp_path / "images"), out)
     read = packed_files.read(str(out))
@@ -209,20 +209,20 @@ def test_a_damaged_file_is_refused_before_training(tmp_path, damage):
 
         with h5py.File(out, "r+") as changed:
             changed["labels"][3] = 1 - changed["labels"][3]
-    assert str(out) in refused(file_checks.packed_images, "packed", file=str(out))
+    assert str(out) in rejected(file_checks.packed_images, "packed", file=str(out))
     assert str(out) in said("--verify", out)
 
 
-def test_values_that_do_not_fit_the_file_are_refused(tmp_path):
+def test_values_that_do_not_fit_the_file_are_rejected(tmp_path):
     out = str(tmp_path / "images.h5")
     pack_images(make_images(tmp_path / "images"), out)
     for key, value in {"image_size": 224, "num_classes": 1}.items():
-        assert f"data.{key}=null" in refused(file_checks.packed_images, "packed", file=out, **{key: value})
-        with pytest.raises(Refused, match=f"data.{key}"):
+        assert f"data.{key}=null" in rejected(file_checks.packed_images, "packed", file=out, **{key: value})
+        with pytest.raises(ConfigError, match=f"data.{key}"):
             built("packed", file=out, **{key: value}).dataset("train")
-    assert "cannot be larger" in refused(file_checks.packed_images, "packed", file=out, global_batch_size=999)
+    assert "cannot be larger" in rejected(file_checks.packed_images, "packed", file=out, global_batch_size=999)
     (tmp_path / "other.h5").write_text("something else")
-    assert "is a packed file" in refused(file_checks.packed_images, "packed", file=str(tmp_path / "other.h5"))
+    assert "is a packed file" in rejected(file_checks.packed_images, "packed", file=str(tmp_path / "other.h5"))
 
 
 # Text
@@ -278,7 +278,7 @@ def test_packing_text_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
     assert f"data.files={last}" in rule and f"from byte {len(good) - 3} on" in rule
     part, journal = packing.beside(str(out))
     assert len(Path(journal).read_text().splitlines()) > 2
-    assert "interrupted" in refused(file_checks.text_files, "text", files=part)
+    assert "interrupted" in rejected(file_checks.text_files, "text", files=part)
     with open(part, "ab") as stream:
         stream.write(b"half a part, which nobody noted")
     last.write_bytes(good)
@@ -315,7 +315,7 @@ def test_pieces_begin_where_lines_do_and_leave_nothing_out(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["other dtype", "cut short", "a token", "another note"])
-def test_tokens_that_are_not_as_noted_are_refused(tmp_path, damage):
+def test_tokens_that_are_not_as_noted_are_rejected(tmp_path, damage):
     folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
     pack_text(folder, out)
     tokens = np.load(out)
@@ -329,13 +329,13 @@ def test_tokens_that_are_not_as_noted_are_refused(tmp_path, damage):
     else:
         noted = json.loads(Path(f"{out}.json").read_text())
         Path(f"{out}.json").write_text(json.dumps(noted | {"bytes_per_token": 2.0}))
-    assert str(out) in refused(file_checks.text_files, "text", files=str(out), block_size=16)
+    assert str(out) in rejected(file_checks.text_files, "text", files=str(out), block_size=16)
 
 
 # What cannot be meant, or cannot be done
 
 
-def test_what_cannot_be_meant_is_refused(tmp_path, monkeypatch):
+def test_what_cannot_be_meant_is_rejected(tmp_path, monkeypatch):
     folder, texts = make_images(tmp_path / "images"), write_texts(tmp_path / "texts")
     images, text = f"data.dir={folder}", f"data.files={texts}"
     assert "out=<file>.h5" in said(images)
@@ -391,7 +391,7 @@ def test_a_disk_that_fills_up_loses_nothing(tmp_path, small_disk, monkeypatch, k
     if kind == "images":
         words = (f"data.dir={make_images(tmp_path / 'images')}", f"data.image_size={PIXELS}", f"out={small_disk}/x.h5")
         assert "needs 1.54e-05 GB" in said(*words)
-        monkeypatch.setitem(pack["pack_images"].__globals__, "refuse_without_room", lambda *_: None)  # as with a quota
+        monkeypatch.setitem(pack["pack_images"].__globals__, "reject_without_room", lambda *_: None)  # as with a quota
     else:
         words = (f"data.files={write_texts(tmp_path / 'texts', 40)}", f"out={small_disk}/x.npy")
     assert "No space left on device" in (rule := said(*words)) and "make room" in rule

@@ -17,7 +17,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
 )
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.data import position
 from hpc.data.sampler import EvalBatchSampler, SharedBatches
 
@@ -116,7 +116,7 @@ def test_it_is_the_same_place(case: str) -> None:
 
 
 # Words, then key and fix of the rejection.
-REFUSED = {
+REJECTED = {
     "a limit that counts other micro-batches": (
         (2, 4, FEWER, {"per_epoch": 12, "every": 12, "limit": 12, "micro_batch": 2}),
         "trainer.limit_train_batches",
@@ -218,10 +218,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", REJECTED)
 def test_it_is_another_place(case: str) -> None:
-    words, key, fix = REFUSED[case]
-    with pytest.raises(Refused) as caught:
+    words, key, fix = REJECTED[case]
+    with pytest.raises(ConfigError) as caught:
         going_on(*words)
     assert (caught.value.key, caught.value.fix) == (key, fix)
 
@@ -246,7 +246,7 @@ def test_another_order_is_told_where_a_run_moves_between_one_rank_and_several(wa
 
 def test_an_epoch_that_other_data_have_shortened_is_no_wrong_limit() -> None:
     for batches in (6, 8):
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(ConfigError) as caught:
             going_on(2, 2, FEWER, {"per_epoch": 6, "every": 6}, batches, other_data=True)
         assert (caught.value.key, "now it has 6" in caught.value.rule) == ("data", True)
         assert "data as they were until this epoch has ended" in caught.value.fix
@@ -257,5 +257,5 @@ def test_an_epoch_that_other_data_have_shortened_is_no_wrong_limit() -> None:
 def test_of_other_data_only_what_is_typed_counts_micro_batches() -> None:
     fewer = {"per_epoch": 20, "every": 20, "micro_batch": 2}  # twice the micro-batches of 10
     going_on(2, 4, FEWER, fewer, other_data=True)
-    with pytest.raises(Refused, match=r"trainer\.limit_train_batches=24"):
+    with pytest.raises(ConfigError, match=r"trainer\.limit_train_batches=24"):
         going_on(2, 4, FEWER, fewer | {"per_epoch": 12, "every": 12, "limit": 12}, other_data=True)

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_data import built, make_images, refused
+from test_data import built, make_images, rejected
 from test_pack import batches, pack_images, pack_text, write_texts
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.data import file_checks, packed_files, staging
 from hpc.system import private_folder
 
@@ -78,7 +78,7 @@ def test_a_copy_that_went_wrong_gets_no_name(tmp_path, images, local, monkeypatc
         Path(target).write_bytes(data)
 
     monkeypatch.setattr(staging.shutil, "copyfile", copies)
-    with pytest.raises(Refused, match="holds what was packed"):
+    with pytest.raises(ConfigError, match="holds what was packed"):
         staged(file=images, node_local=local)
     assert [path for path in (tmp_path / "local").rglob("*") if path.is_file()] == []
 
@@ -95,17 +95,17 @@ def test_tokens_are_staged_and_their_files_are_not_mixed_up(tmp_path, local):
     assert batches(data) == batches(built("text", **values))
 
 
-def test_where_it_cannot_be_staged_it_is_refused(tmp_path, images, local, monkeypatch):
-    assert "cluster.node_local='$TMPDIR'" in refused(file_checks.packed_images, "packed", file=images, stage=True)
-    with pytest.raises(Refused, match="leads to ''"):
+def test_where_it_cannot_be_staged_it_is_rejected(tmp_path, images, local, monkeypatch):
+    assert "cluster.node_local='$TMPDIR'" in rejected(file_checks.packed_images, "packed", file=images, stage=True)
+    with pytest.raises(ConfigError, match="leads to ''"):
         staged(file=images, node_local="$NOT_SET_HERE")
     (tmp_path / "text").write_text("some text " * 50)
     text = {"files": str(tmp_path / "text"), "block_size": 4, "stage": True, "node_local": local}
-    assert "was not packed" in refused(file_checks.text_files, "text", **text)
-    with pytest.raises(Refused, match="files that tools"):
+    assert "was not packed" in rejected(file_checks.text_files, "text", **text)
+    with pytest.raises(ConfigError, match="files that tools"):
         staged("digits")
     monkeypatch.setattr(staging.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(Refused, match="GB free"):
+    with pytest.raises(ConfigError, match="GB free"):
         staged(file=images, node_local=local)
     assert [path for path in (tmp_path / "local").rglob("*") if path.is_file()] == []
 
@@ -120,7 +120,7 @@ def test_a_folder_that_somebody_else_prepared_is_not_used(prepared, tmp_path, im
     else:
         folder.mkdir()
         folder.chmod(0o777)
-    with pytest.raises(Refused, match="somebody else"):
+    with pytest.raises(ConfigError, match="somebody else"):
         staged(file=images, node_local=local)
     assert not [*theirs.iterdir(), *folder.iterdir()]
 
@@ -135,7 +135,7 @@ def test_nor_one_that_is_prepared_at_the_last_moment(tmp_path, images, local, mo
         return SimpleNamespace(free=10**9)
 
     monkeypatch.setattr(staging.shutil, "disk_usage", disk_usage)
-    with suppress(Refused):
+    with suppress(ConfigError):
         staged(file=images, node_local=local)
     assert list((tmp_path / "theirs").iterdir()) == []
 

@@ -24,7 +24,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.data import replay, shared_loaders
 from hpc.data.data_module import DataModule
 from hpc.state import batch_effects
@@ -190,7 +190,7 @@ def test_ranks_of_a_tensor_parallel_run_get_the_same_samples(start: Callable[...
 @pytest.mark.slow
 def test_a_run_that_could_not_go_on_does_not_begin(start: Callable[..., str], tmp_path: Path) -> None:
     said = start(tmp_path / "run", 1, WORDS, patch=stock(tmp_path, True), code=2)
-    assert "refused: data=DataLoader over Stream (train)" in said and "must go on at the same sample" in said
+    assert "ConfigError: data=DataLoader over Stream (train)" in said and "must go on at the same sample" in said
     assert not noted(tmp_path, "train")
 
 
@@ -371,7 +371,7 @@ def distributed(rank: int, num_ranks: int, **options: Any) -> DataLoader:
 def test_a_distributed_sampler_of_ones_own_must_be_for_this_place() -> None:
     loader = distributed(1, 3)
     assert shared_loaders.shared(loader, TRAIN, rank=1, num_ranks=3) == (loader, "")
-    with pytest.raises(Refused, match=r"must be for rank 0 of 2 .*is for rank 1 of 3"):
+    with pytest.raises(ConfigError, match=r"must be for rank 0 of 2 .*is for rank 1 of 3"):
         shared_loaders.shared(
             loader, TRAIN, rank=0, num_ranks=2
         )  # ranks of a tensor-parallel group would get different ones
@@ -387,7 +387,7 @@ def test_a_distributed_sampler_does_not_repeat_samples_of_an_evaluation() -> Non
         pass
 
     other = plain(batch_size=8, sampler=Other(range(50), num_replicas=3, rank=0))  # type: ignore[arg-type]
-    with pytest.raises(Refused, match=r"must count each of the 50 samples once; Other gives 3 \* 17"):
+    with pytest.raises(ConfigError, match=r"must count each of the 50 samples once; Other gives 3 \* 17"):
         shared_loaders.shared(other, VAL, rank=0, num_ranks=3)
 
 
@@ -430,7 +430,7 @@ class Remembers(DataLoader):
     ],
 )  # fmt: skip
 def test_what_cannot_be_shared_out_is_rejected(loader: Any, stage: RunningStage, words: str) -> None:
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(ConfigError, match=words):
         shared_loaders.shared(loader, stage, rank=0, num_ranks=2)
 
 
@@ -443,7 +443,7 @@ def test_one_process_gets_what_the_researcher_brings(loader: Any) -> None:
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("loader", [DataLoader([]), plain(batch_size=64, drop_last=True)])  # type: ignore[arg-type]
 def test_no_batch_to_train_on_is_rejected(loader: DataLoader, alone: bool) -> None:
-    with pytest.raises(Refused, match="must have a batch"):
+    with pytest.raises(ConfigError, match="must have a batch"):
         shared_loaders.shared(loader, TRAIN, rank=0, num_ranks=1 if alone else 2, alone=alone)
     if alone:
         assert shared_loaders.shared(loader, VAL, rank=0, num_ranks=1, alone=True) == (loader, "")
@@ -498,5 +498,5 @@ def test_fewer_samples_than_ranks_are_told_before_training() -> None:
     data._place = lambda: {"rank": 0, "num_ranks": 37}  # type: ignore[method-assign]
     data.train_dataloader()
     data._place = lambda: {"rank": 0, "num_ranks": 38}  # type: ignore[method-assign]
-    with pytest.raises(Refused, match="each of the 38 ranks must have a sample to evaluate; val has 37"):
+    with pytest.raises(ConfigError, match="each of the 38 ranks must have a sample to evaluate; val has 37"):
         data.train_dataloader()

@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.project import CONFIGS
 from hpc.jobs.hardware import _known, find, gpu, machine
 
@@ -40,11 +40,11 @@ def test_a_part_of_a_word_is_no_name(device: str) -> None:
     assert find(device) is None
 
 
-def test_an_unknown_gpu_is_refused_with_the_nearest() -> None:
-    with pytest.raises(Refused) as refused:
+def test_an_unknown_gpu_is_rejected_with_the_nearest() -> None:
+    with pytest.raises(ConfigError) as rejected:
         gpu("MI300")
-    assert refused.value.fix.startswith(("cluster.gpu=MI300X", "cluster.gpu=MI300A"))
-    assert "hardware.yaml" in refused.value.rule
+    assert rejected.value.fix.startswith(("cluster.gpu=MI300X", "cluster.gpu=MI300A"))
+    assert "hardware.yaml" in rejected.value.rule
 
 
 def test_a_cluster_may_connect_its_gpus_otherwise() -> None:

@@ -13,7 +13,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import compose, preflight, project, walltime
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.jobs import job, slurm
 from hpc.jobs.job import Job
 
@@ -141,7 +141,7 @@ def test_an_environment_is_staged_where_that_is_wanted() -> None:
     assert text.index("env.sh") < text.index("--ntasks-per-node=1 bash") < text.index("train.py")
     for other in (on("narval", FOUR), replace(work, container="apptainer exec my.sif", venv=None)):
         assert "tar -x" not in slurm.text(other) and here not in slurm.text(other)
-    with pytest.raises(Refused, match="node_local"):
+    with pytest.raises(ConfigError, match="node_local"):
         on("slurm", FOUR, "cluster.stage_env=true")
 
 
@@ -285,8 +285,8 @@ def test_without_a_verdict_it_starts_again(node: Node, code: int) -> None:
     assert node.run(outcome="", code=code) == 0 and node.noted("requeued") == ["17"]
 
 
-def test_a_refusal_does_not_start_again(node: Node) -> None:
-    assert node.run(outcome="", code=2) == 2 and "refused" in node.said and not node.noted("requeued")
+def test_a_rejection_does_not_start_again(node: Node) -> None:
+    assert node.run(outcome="", code=2) == 2 and "rejected" in node.said and not node.noted("requeued")
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_who_starts_it_again(node: Node, said: str, again: bool) -> None:
     assert node.noted("requeued") == ["17"] * again
 
 
-def test_where_slurm_refuses_it_says_what_to_type(node: Node) -> None:
+def test_where_slurm_rejects_it_says_what_to_type(node: Node) -> None:
     assert node.run(outcome="continue", code=85, REQUEUE="1") == 85, "not requeued is not done"
     typed = re.search("not requeued; to go on: (.*)", node.said)
     assert typed and shlex.split(typed[1]) == ["sbatch", f"{node.run_dir}/job.sh"]
@@ -369,7 +369,7 @@ def test_a_run_that_is_finished_is_not_started(node: Node) -> None:
 
 @pytest.mark.parametrize("word", ["failed", "continue"])
 def test_the_verdict_of_an_earlier_attempt_does_not_count(word: str, node: Node) -> None:
-    """Nor does a start that is refused take it away, as that of a second job of the run is."""
+    """Nor does a start that is rejected take it away, as that of a second job of the run is."""
     (node.run_dir / "verdict").write_text(said := f"attempt 4\nstep 5\noutcome {word}\n")
     assert node.run(outcome="", code=2) == 2 and node.noted("srun.argv") and not node.noted("requeued")
     assert (node.run_dir / "verdict").read_text() == said
@@ -377,7 +377,7 @@ def test_the_verdict_of_an_earlier_attempt_does_not_count(word: str, node: Node)
 
 
 def test_the_verdict_of_another_job_of_the_run_does_not_count(node: Node) -> None:
-    assert node.run(outcome="continue", code=2) == 2 and "refused" in node.said and not node.noted("requeued")
+    assert node.run(outcome="continue", code=2) == 2 and "rejected" in node.said and not node.noted("requeued")
 
 
 def test_ranks_are_started_in_the_environment_of_the_run(node: Node) -> None:
@@ -431,8 +431,8 @@ def test_a_time_is_shown_in_the_form_that_all_schedulers_read() -> None:
     [("1:30", "1:30:00 (hours) or 0:01:30 (minutes)"), ("", "1:30:00"), ("abc", "1:30:00"), ("0:00:00", "1:00:00"),
      ("0", "1:00:00"), ("-5", "1:30:00"), ("1:60:00", "1:30:00"), ("1:30:00\n", "1:30:00"), ("1h", "1:30:00")],
 )  # fmt: skip
-def test_other_times_are_refused(text: str, fix: str) -> None:
-    with pytest.raises(Refused) as caught:
+def test_other_times_are_rejected(text: str, fix: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         walltime.walltime("cluster.time", text)
     assert caught.value.fix == f"cluster.time={fix}"
 
@@ -451,18 +451,18 @@ def cluster_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
 
 
 @pytest.mark.parametrize("line", ["time: 1:30:00", "time: 90", "partition: no", "account: 0123", "qos: 1e3"])
-def test_words_that_yaml_takes_for_something_else_are_refused(line: str, cluster_file: Callable) -> None:
+def test_words_that_yaml_takes_for_something_else_are_rejected(line: str, cluster_file: Callable) -> None:
     cluster_file(line)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(ConfigError) as caught:
         preflight.rules(compose.compose_overrides(["cluster=mine"]))
     key = line.split(":")[0]
     assert caught.value.key == f"cluster.{key}" and caught.value.fix == f'quote it: {key}: "..."'
 
 
 @pytest.mark.parametrize("line", ["request: '--gres=gpu:{gpu}'", "launcher: 'srun {0}'", "launcher: 'srun {'"])
-def test_fields_that_a_cluster_file_may_not_use_are_refused(line: str, cluster_file: Callable) -> None:
+def test_fields_that_a_cluster_file_may_not_use_are_rejected(line: str, cluster_file: Callable) -> None:
     cluster_file(f"gpus_per_node: 4\n{line}")
-    with pytest.raises(Refused, match="gpus"):
+    with pytest.raises(ConfigError, match="gpus"):
         job.of(compose.compose_overrides(["cluster=mine", "trainer=ddp"]))
 
 
@@ -477,8 +477,8 @@ def test_typed_words_stay_words(key: str, value: str) -> None:
     assert cfg.cluster[key] == value
 
 
-def test_more_time_than_there_is_is_refused() -> None:
-    with pytest.raises(Refused, match="=24:00:00"):
+def test_more_time_than_there_is_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="=24:00:00"):
         on("juwels_booster", "cluster.time=1-00:00:01")
     on("juwels_booster", "cluster.time=1-00:00:00")
 
@@ -488,8 +488,8 @@ def test_more_time_than_there_is_is_refused() -> None:
     [("a b", "a_b"), ("a\nb", "a_b"), ("#SBATCH --x", "SBATCH_--x"), ("Größe", "Gr_e"), ("bash", "my_run"),
      ("interactive", "my_run"), ("x" * 101, "my_run"), ("-x", "x"), ("../x", "x"), ("$(id)", "id"), ("", "my_run")],
 )  # fmt: skip
-def test_names_that_no_scheduler_takes_are_refused(name: str, other: str) -> None:
-    with pytest.raises(Refused) as caught:
+def test_names_that_no_scheduler_takes_are_rejected(name: str, other: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         preflight.rules(compose.compose_overrides(["cluster=slurm", f"name={name}"]))
     assert (caught.value.key, caught.value.fix) == ("name", f"name={other}")
     preflight.rules(compose.compose_overrides(["cluster=slurm", f"name={other if other != 'my_run' else 'ok'}"]))
@@ -497,7 +497,7 @@ def test_names_that_no_scheduler_takes_are_refused(name: str, other: str) -> Non
 
 @pytest.mark.parametrize("value", ["a b", "a;b", "$HOME", "it's", "a\n#SBATCH", "größe"])
 def test_accounts_are_one_word(value: str) -> None:
-    with pytest.raises(Refused, match=re.escape("cluster.account")):
+    with pytest.raises(ConfigError, match=re.escape("cluster.account")):
         cfg = composed("cluster=slurm").copy()
         cfg.cluster.account = value
         preflight.rules(cfg)
@@ -521,7 +521,7 @@ def test_accounts_are_one_word(value: str) -> None:
     ],
 )
 def test_what_a_job_cannot_do_without(overrides: list[str], words: str) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(ConfigError) as caught:
         made(*overrides)
     assert words in str(caught.value)
 

@@ -398,7 +398,7 @@ def test_what_is_queued_ends_with_its_run(cluster: Pbs, word: str, code: int, ch
 
 
 @pytest.mark.parametrize("earlier", ["continue", "failed"])
-def test_a_start_that_is_refused_leaves_the_verdict(cluster: Pbs, earlier: str) -> None:
+def test_a_start_that_is_rejected_leaves_the_verdict(cluster: Pbs, earlier: str) -> None:
     """Only an attempt that has begun takes it away: neither a second job of the run, nor one that cannot start."""
     said = f"attempt 4\nstep 9\noutcome {earlier}\n"
     (cluster.run_dir / "verdict").write_text(said)
@@ -416,8 +416,8 @@ def test_a_start_that_is_refused_leaves_the_verdict(cluster: Pbs, earlier: str) 
 
 
 def test_a_second_job_does_not_take_the_first_ones_verdict_for_its_own(cluster: Pbs) -> None:
-    cluster.behaviour("rank or outcome('continue')\nraise Failed(2)")  # the first one ends while this one is refused
-    assert cluster.run() == 2 and not cluster.submitted() and "refused" in cluster.log()
+    cluster.behaviour("rank or outcome('continue')\nraise Failed(2)")  # the first one ends while this one is rejected
+    assert cluster.run() == 2 and not cluster.submitted() and "rejected" in cluster.log()
 
 
 # -- The next job --
@@ -494,11 +494,11 @@ def test_a_job_of_a_chain_leaves_that_to_the_chain(cluster: Pbs) -> None:
     assert cluster.run(replace(cluster.job, chain=2)) == 85 and not cluster.submitted()
 
 
-@pytest.mark.parametrize("qsub", ["missing", "refuses"])
+@pytest.mark.parametrize("qsub", ["missing", "rejects"])
 def test_where_a_node_cannot_submit_it_says_what_to_type(cluster: Pbs, qsub: str) -> None:
     cluster.behaviour("rank or outcome('continue')")
     (cluster.bin / "qsub").unlink()
-    if qsub == "refuses":
+    if qsub == "rejects":
         cluster.program(cluster.bin / "qsub", "raise SystemExit('Bad UID for job execution')")
     assert cluster.run() == 85
     found = re.search("could not submit .* to go on: (.*)", cluster.log())
@@ -535,10 +535,10 @@ def test_progress_counts_anew(cluster: Pbs) -> None:
     assert len(cluster.submitted()) == 1
 
 
-def test_a_refusal_is_not_submitted_again(cluster: Pbs) -> None:
+def test_a_rejection_is_not_submitted_again(cluster: Pbs) -> None:
     cluster.behaviour("raise Failed(2)")
     assert cluster.run() == 2
-    assert "refused" in cluster.log() and not cluster.submitted()
+    assert "rejected" in cluster.log() and not cluster.submitted()
 
 
 def test_a_rank_that_was_killed_is_a_crash(cluster: Pbs) -> None:
@@ -565,7 +565,7 @@ def test_a_job_that_is_told_to_end(cluster: Pbs, ranks: str, code: int, seconds:
     assert jobs or re.search("by qdel, or by PBS that lost a node .* queue it again; to go on: qsub ", said)
 
 
-def test_nodes_that_are_one_host_are_refused(cluster: Pbs) -> None:
+def test_nodes_that_are_one_host_are_rejected(cluster: Pbs) -> None:
     assert cluster.run(hosts="p3 p3") == 2
     assert "asked for 2 nodes, PBS gave p3" in cluster.log() and "place=scatter" in cluster.log()
     assert not (cluster.home / "tasks").exists()
@@ -668,7 +668,7 @@ ASKED = """
 python() {
     [ "$1" = "$run_dir/code/tools/search.py" ] && [ "$2 $3" = "--ask $run_dir" ] || return 1
     echo asked >>"$run_dir/asked"
-    [ ! -e "$run_dir/refuses" ] && touch "$run_dir/config.yaml"
+    [ ! -e "$run_dir/rejects" ] && touch "$run_dir/config.yaml"
 }
 """
 
@@ -677,9 +677,9 @@ def test_a_run_of_a_search_asks_once_before_its_ranks(cluster: Pbs) -> None:
     with (cluster.code / "env.sh").open("a") as stream:
         stream.write(ASKED)
     job = replace(cluster.job, asks=True)
-    (cluster.run_dir / "refuses").touch()
+    (cluster.run_dir / "rejects").touch()
     assert cluster.run(job) == 2 and not (cluster.run_dir / "seen-0").exists(), cluster.log()
-    (cluster.run_dir / "refuses").unlink()
+    (cluster.run_dir / "rejects").unlink()
     assert cluster.run(job) == 0, cluster.log()
     (cluster.run_dir / "verdict").unlink()
     assert cluster.run(job) == 0, cluster.log()

@@ -7,7 +7,7 @@ import pytest
 
 import submit
 from hpc.config import compose, project
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 
 RENEW = "the config has changed since slurm/ was written; renew it: rm slurm/*.sbatch; python submit.py --render slurm"
 
@@ -37,7 +37,7 @@ def test_an_account_is_named_if_it_is_typed(tmp_path: Path) -> None:
         (["cluster=slurm"], True, "--dry-run writes nothing"),
     ],
 )
-def test_what_such_scripts_cannot_say_is_refused(words: list[str], dry_run: bool, told: str, tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=told):
+def test_what_such_scripts_cannot_say_is_rejected(words: list[str], dry_run: bool, told: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=told):
         submit.render(tmp_path / "slurm", Namespace(overrides=words, dry_run=dry_run))
     assert not (tmp_path / "slurm").exists()

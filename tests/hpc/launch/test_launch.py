@@ -1,4 +1,4 @@
-"""Each process finds its place among the ranks, whoever started it; a launch that is not the config's is refused."""
+"""Each process finds its place among the ranks, whoever started it; a launch that is not the config's is rejected."""
 
 import os
 
@@ -6,7 +6,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import errors
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.launch import addresses, meeting, node_checks, placement
 from hpc.launch.placement import Place
 
@@ -103,14 +103,14 @@ def test_an_address_of_the_first_node_is_accepted(asked: str, address: str, name
 
 
 @pytest.mark.parametrize("asked", ["n09", "localhost", "127.0.1.1", "unheard.of"])
-def test_an_address_that_leads_elsewhere_is_refused(asked: str, names: None) -> None:
-    with pytest.raises(Refused) as caught:
+def test_an_address_that_leads_elsewhere_is_rejected(asked: str, names: None) -> None:
+    with pytest.raises(ConfigError) as caught:
         settled(SRUN, "i", MASTER_ADDR=asked)
     assert caught.value.key == "MASTER_ADDR" and "n08" in caught.value.rule and "unset MASTER_ADDR" in caught.value.fix
 
 
 def test_mpiexec_has_to_be_told_the_first_node_if_there_are_several() -> None:
-    with pytest.raises(Refused, match="MASTER_ADDR"):
+    with pytest.raises(ConfigError, match="MASTER_ADDR"):
         settled(placement.place(MPICH))
     assert settled(placement.place(MPICH | {"MASTER_ADDR": "n08"}), MASTER_ADDR="n08")["MASTER_ADDR"] == "n08"
     assert settled(Place("mpiexec (MPICH)", 1, 4, 1, 4))["MASTER_ADDR"] == "127.0.0.1"  # one node
@@ -189,8 +189,8 @@ LAUNCH = "srun --nodes=2 --ntasks-per-node=4 python train.py ..."
         (cfg(nodes=1), JOB, "on none of them", "srun --nodes=1"),  # the shell that salloc gives
     ],
 )  # fmt: skip
-def test_a_launch_that_is_not_the_configs_is_refused(config_: DictConfig, environ: dict, rule: str, fix: str) -> None:
-    with pytest.raises(Refused) as caught:
+def test_a_launch_that_is_not_the_configs_is_rejected(config_: DictConfig, environ: dict, rule: str, fix: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         placed(config_, environ)
     assert rule in caught.value.rule and fix in caught.value.fix
 
@@ -201,48 +201,48 @@ def test_of_ranks_that_all_know_one_speaks(capfd: pytest.CaptureFixture[str]) ->
         for environ in (step, step | TORCHRUN | {"RANK": str(rank)}):
             with (
                 pytest.raises(SystemExit) as left,
-                errors.refusals(placement.speaks(placement.place(environ), environ)),
+                errors.exit_on_config_error(placement.speaks(placement.place(environ), environ)),
             ):
                 placed(cfg(nodes=1), environ)
             assert left.value.code == 2
-    assert capfd.readouterr().err.count("refused: ") == 2
+    assert capfd.readouterr().err.count("ConfigError: ") == 2
 
 
 def test_what_one_rank_alone_knows_it_says() -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(ConfigError) as caught:
         placed(cfg(), JOB | STEP | TORCHRUN | {"SLURM_NODEID": "0", "LOCAL_RANK": "0", "RANK": "4"})
-    assert caught.value.alone
+    assert caught.value.only_this_rank
 
 
 # -- Nodes that do not fit --
 
-ALIKE = [{"host": f"n{n}", "refused": None, "config": "c", "code": "k", "versions": "v"} for n in (1, 2, 3)]
+ALIKE = [{"host": f"n{n}", "rejected": None, "config": "c", "code": "k", "versions": "v"} for n in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(
     ("what", "fix"), [("config", "freezes"), ("code", "one snapshot"), ("versions", "export VENV")]
 )  # fmt: skip
-def test_nodes_that_differ_are_refused(what: str, fix: str) -> None:
+def test_nodes_that_differ_are_rejected(what: str, fix: str) -> None:
     node_checks.agree(ALIKE)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(ConfigError) as caught:
         node_checks.agree([*ALIKE[:2], ALIKE[2] | {what: "other"}])
     assert caught.value.rule == "differs between ranks: " + f"n1, n2: {ALIKE[0][what]}; n3: other"
     assert fix in caught.value.fix
 
 
 def test_the_complaint_of_one_node_is_everybodys() -> None:
-    with pytest.raises(Refused, match="ckpt=/x\n  rule: on n2: there is no such file\n  fix:  another"):
-        node_checks.agree([ALIKE[0], ALIKE[1] | {"refused": ["ckpt", "/x", "there is no such file", "another"]}])
+    with pytest.raises(ConfigError, match="ckpt=/x\n  rule: on n2: there is no such file\n  fix:  another"):
+        node_checks.agree([ALIKE[0], ALIKE[1] | {"rejected": ["ckpt", "/x", "there is no such file", "another"]}])
 
 
-def test_the_end_of_a_job_is_a_time_or_refused() -> None:
+def test_the_end_of_a_job_is_a_time_or_rejected() -> None:
     assert [placement.job_end(environ) for environ in ({}, {"HPC_JOB_END": "0"}, {"HPC_JOB_END": "17e8"})] == [
         None,
         None,
         17e8,
     ]
     for told in ("abc", "nan", "inf", "1 2"):
-        with pytest.raises(Refused, match="must be a unix time"):
+        with pytest.raises(ConfigError, match="must be a unix time"):
             placement.job_end({"HPC_JOB_END": told})
 
 
@@ -250,13 +250,13 @@ def test_too_few_gpus_and_cores_are_told_before_torch(monkeypatch: pytest.Monkey
     known = cfg()
     known.cluster.update({"request": "--gres=gpu:{gpus}", "cores_per_gpu": 64})
     for visible, fix in {"0": "trainer.devices=1", "": "trainer=cpu"}.items():
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(ConfigError) as caught:
             node_checks._enough(known, SRUN, {"CUDA_VISIBLE_DEVICES": visible})
         assert caught.value.key == "trainer.devices" and fix in caught.value.fix
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(ConfigError) as caught:
         node_checks._enough(known, SRUN, {"CUDA_VISIBLE_DEVICES": "0", "PBS_JOBID": "17.server"})
     assert "select" in caught.value.fix and "--g" not in caught.value.rule + caught.value.fix, "Slurm's options"
     monkeypatch.setattr(os, "cpu_count", lambda: 96)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
-    with pytest.raises(Refused, match="--cpus-per-task=64"):
+    with pytest.raises(ConfigError, match="--cpus-per-task=64"):
         node_checks._enough(known, SRUN, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 from fork import free_port
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.launch import meeting, placement, rendezvous
 from hpc.launch.placement import Place
 from hpc.launch.rendezvous import Launch, Reception
@@ -50,9 +50,9 @@ def test_ranks_in_wrappers_of_their_own_have_an_exported_port_in_common(monkeypa
 
 
 @pytest.mark.parametrize("port", ["abc", "0", "65536", "-1", "", " 5"])
-def test_an_exported_port_that_is_none_is_refused(port: str) -> None:
+def test_an_exported_port_that_is_none_is_rejected(port: str) -> None:
     if port:
-        with pytest.raises(Refused, match="must be a port number"):
+        with pytest.raises(ConfigError, match="must be a port number"):
             of(SIXTH, MASTER_PORT=port)
     else:
         assert of(SIXTH, MASTER_PORT=port).ports[0] >= 10000
@@ -147,12 +147,12 @@ def test_a_rank_0_that_comes_late_is_found_soon(monkeypatch: pytest.MonkeyPatch,
 
 def test_a_rank_0_that_does_not_come_is_not_waited_for_longer_than_told(ports: tuple[int, ...]) -> None:
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[0])}
-    with pytest.raises(Refused, match=r"rank 1 on .* did not reach rank 0 there within 0\.1 s"):
+    with pytest.raises(ConfigError, match=r"rank 1 on .* did not reach rank 0 there within 0\.1 s"):
         meeting.meet(Place("srun", 1, 2, 0, 1), where, 0.1)
 
 
 def test_no_free_port_is_told(ports: tuple[int, ...]) -> None:
-    with socket.create_server(("127.0.0.1", ports[0])), pytest.raises(Refused, match="can listen neither"):
+    with socket.create_server(("127.0.0.1", ports[0])), pytest.raises(ConfigError, match="can listen neither"):
         Reception(Launch("one", "w", ports[:1]), 4321, 10)
 
 
@@ -191,7 +191,7 @@ def test_torchrun_must_have_its_port_for_itself(environ: os._Environ) -> None:
     meeting.meet(place, environ, 10)
     for rank, job in ((1, ""), (0, "18")):  # a rank that is there already, and another job
         environ["SLURM_JOB_ID"] = job
-        with pytest.raises(Refused, match="a port of its own"):
+        with pytest.raises(ConfigError, match="a port of its own"):
             meeting.meet(Place("torchrun", rank, 2, rank, 2), environ, 10)
 
 

@@ -31,7 +31,7 @@ def typed(desk: Desk, *words: str) -> int:
     desk.set.setattr(sys, "argv", ["tools/comm.py", *words])
     code = 0
     try:
-        with config_errors.refusals():
+        with config_errors.exit_on_config_error():
             tool["main"](placement.place({}), watchdog.Warned())
     except SystemExit as end:
         code = int(end.code or 0)
@@ -69,7 +69,7 @@ def test_it_runs_again_as_it_was_and_never_as_training(cluster: str, desk: Desk)
     assert typed(desk, "trainer=ddp_4node", f"cluster={cluster}", "run_dir=link") == 0
     before = Path("link/job.sh").read_text()
     assert desk.type("resume=link", "trainer.num_nodes=2") == 2
-    assert "trains nothing" in desk.err and desk.err.count("refused:") == 1
+    assert "trains nothing" in desk.err and desk.err.count("ConfigError:") == 1
     assert desk.type("resume=link") == 0 and Path("link/job.sh").read_text() == before
 
 
@@ -95,7 +95,7 @@ def test_wait_prints_the_table_of_the_job(desk: Desk) -> None:
 def test_what_cannot_be_measured_is_told_at_once(words: list[str], said: str, desk: Desk) -> None:
     where = [] if any(word.startswith(("cluster=", "resume=")) for word in words) else ["cluster=local"]
     assert typed(desk, *words, *where) == 2
-    assert said in desk.err and desk.err.count("refused:") == 1
+    assert said in desk.err and desk.err.count("ConfigError:") == 1
     assert desk.runs() == []
 
 

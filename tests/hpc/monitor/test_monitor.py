@@ -13,7 +13,7 @@ import pytest
 from test_curves import fitted
 from test_node import table, until
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.monitor.monitor import Monitor
 from hpc.run import phases
 
@@ -146,7 +146,7 @@ def test_how_often_is_a_number_of_seconds(seconds: str) -> None:
     from hpc.config import compose, preflight
 
     cfg = compose.compose_overrides([f"callbacks.monitor.every_seconds={seconds}"])
-    with pytest.raises(Refused, match=r"callbacks\.monitor\.every_seconds"):
+    with pytest.raises(ConfigError, match=r"callbacks\.monitor\.every_seconds"):
         preflight.check(cfg)
 
 

@@ -90,4 +90,4 @@ def test_a_few_steps_of_the_chosen_ranks_are_recorded(start: Callable, tmp_path:
 @pytest.mark.slow
 def test_a_snapshot_of_memory_is_one_of_a_gpu(start: Callable, tmp_path: Path) -> None:
     words = [*WORDS, "profile=true", "callbacks.profile.memory=true"]
-    assert "refused: callbacks.profile.memory=True" in start(tmp_path / "run", 1, words, code=2)
+    assert "ConfigError: callbacks.profile.memory=True" in start(tmp_path / "run", 1, words, code=2)

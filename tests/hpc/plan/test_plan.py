@@ -1,4 +1,4 @@
-"""The plan: what a run needs, what would make it fit, and what is refused before the queue."""
+"""The plan: what a run needs, what would make it fit, and what is rejected before the queue."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from hpc.config import compose, preflight
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
 from hpc.jobs import hardware
 from hpc.launch import measured_links
@@ -67,7 +67,7 @@ def runs(model: str) -> list:
     for strategy in compose.groups()["strategy"]:
         try:
             found.append(composed(*words, "trainer=ddp_4node", f"strategy={strategy}"))
-        except Refused:
+        except ConfigError:
             assert strategy == "single" or (strategy == "tensor_parallel" and model.startswith("resnet"))
     return found
 
@@ -175,14 +175,14 @@ def test_candidates_keep_the_global_batch_and_come_few_first():
 
 
 @pytest.mark.slow
-def test_what_cannot_fit_is_refused_with_a_way_out():
+def test_what_cannot_fit_is_rejected_with_a_way_out():
     words = [*GPT, "trainer=ddp", *JUWELS]
-    with pytest.raises(Refused, match=r"(?s)A100 has 42.3 GB.*force=true") as refused:
-        fit.refuse_too_big(composed(*words), words)
-    way = refused.value.fix.split(";")[0]
-    fit.refuse_too_big(composed(*words, *way.split()), [*words, *way.split()])
-    fit.refuse_too_big(composed(*words, "force=true"), words)
-    for word in ["force=true", *refused.value.fix.replace(";", "").replace(" or ", " ").split()]:
+    with pytest.raises(ConfigError, match=r"(?s)A100 has 42.3 GB.*force=true") as rejected:
+        fit.reject_too_big(composed(*words), words)
+    way = rejected.value.fix.split(";")[0]
+    fit.reject_too_big(composed(*words, *way.split()), [*words, *way.split()])
+    fit.reject_too_big(composed(*words, "force=true"), words)
+    for word in ["force=true", *rejected.value.fix.replace(";", "").replace(" or ", " ").split()]:
         if "=" in word:  # whoever moves a run that goes on is told the same, and may type it
             assert word.partition("=")[0].split(".")[0] in run_changes.MAY_CHANGE
 
@@ -192,7 +192,7 @@ def test_what_cannot_be_traced_is_submitted_with_a_warning(monkeypatch, capsys):
         raise trace_cache.NotTraced("aten._local_scalar_dense in block 0")
 
     monkeypatch.setattr(trace_cache, "of", no_trace)
-    fit.refuse_too_big(composed(*GPT, "trainer=ddp", *JUWELS), [])
+    fit.reject_too_big(composed(*GPT, "trainer=ddp", *JUWELS), [])
     assert "not planned" in (said := capsys.readouterr().err) and "_local_scalar_dense in block 0" in said
 
 
@@ -206,8 +206,8 @@ def test_a_measured_network_counts_for_more_than_a_nominal_one():
     assert fit.with_measured(A100, None, devices=4) == A100
 
 
-def test_a_gpu_that_nobody_knows_is_refused():
-    with pytest.raises(Refused, match=r"(?s)cluster.gpu=H1000.*cluster.gpu=H100"):
+def test_a_gpu_that_nobody_knows_is_rejected():
+    with pytest.raises(ConfigError, match=r"(?s)cluster.gpu=H1000.*cluster.gpu=H100"):
         fit.machine_of(composed("trainer=ddp", *JUWELS, "cluster.gpu=H1000", "data.global_batch_size=64"))
 
 
@@ -258,7 +258,7 @@ def test_the_command(tmp_path):
 )
 def test_bad_input_gets_one_message(words, said):
     done = plan_py(*GPT, "trainer=fsdp_4node", *JUWELS, *words)
-    assert done.returncode == 2 and done.stderr.startswith(("refused: ", "tracing")), done.stderr
+    assert done.returncode == 2 and done.stderr.startswith(("ConfigError: ", "tracing")), done.stderr
     assert said in done.stderr and "Traceback" not in done.stderr
 
 

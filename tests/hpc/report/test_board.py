@@ -19,7 +19,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
 from hpc.report import ssh_tunnel, tensorboard
 
@@ -59,7 +59,7 @@ def test_places_without_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "loop").symlink_to(tmp_path / "empty")
     for place, said in {"empty": "holds no TensorBoard events", "nowhere": "there is no such directory"}.items():
-        with pytest.raises(Refused, match=said):
+        with pytest.raises(ConfigError, match=said):
             tensorboard.shown([tmp_path / place])
     run = logged(tmp_path / "run", [1.0])
     assert tensorboard.shown([run, tmp_path / "empty"]) == [run]
@@ -71,7 +71,7 @@ def test_several_places_have_names_of_their_own(tmp_path: Path) -> None:
     option, spec = tensorboard.logdir([tmp_path / "a" / "run", tmp_path / "b:c" / "run"])
     assert option == "--logdir_spec"
     assert spec == f"a/run:{tmp_path}/a/run,b_c/run:{tmp_path}/b:c/run"
-    with pytest.raises(Refused, match="commas"):
+    with pytest.raises(ConfigError, match="commas"):
         tensorboard.logdir([tmp_path / "a,b", tmp_path / "c"])
 
 
@@ -80,15 +80,15 @@ def test_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT).returncode == 0
 
 
-def refused(*words: Path | str, **environ: str) -> str:
+def rejected(*words: Path | str, **environ: str) -> str:
     command = [sys.executable, TOOL, *map(str, words)]
     done = subprocess.run(command, env=ENVIRON | environ, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("refused: "), done.stdout + done.stderr
+    assert done.returncode == 2 and done.stderr.startswith("ConfigError: "), done.stdout + done.stderr
     return done.stderr
 
 
-def test_a_login_host_that_is_no_name_is_refused(tmp_path: Path) -> None:
-    said = refused(logged(tmp_path / "run", [1.0]), "cluster.login_host='a; reboot'")
+def test_a_login_host_that_is_no_name_is_rejected(tmp_path: Path) -> None:
+    said = rejected(logged(tmp_path / "run", [1.0]), "cluster.login_host='a; reboot'")
     assert "cluster.login_host='a; reboot'\n" in said
 
 
@@ -96,7 +96,7 @@ def test_of_a_tensorboard_that_does_not_start_the_error_is_told(tmp_path: Path) 
     run = logged(tmp_path / "run", [1.0])
     (tmp_path / "tensorboard").mkdir()
     (tmp_path / "tensorboard" / "__init__.py").write_text("raise ImportError('No module named tensorboard')")
-    said = refused(run, PYTHONPATH=str(tmp_path))
+    said = rejected(run, PYTHONPATH=str(tmp_path))
     assert said.splitlines()[1:] == [
         "  rule: ended with exit code 1: ImportError: No module named tensorboard",
         "  fix:  pip install tensorboard -c constraints.txt",

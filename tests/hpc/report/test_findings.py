@@ -153,7 +153,7 @@ ENDS = [
     ("killed", "it left no word", [], RESUME),
     ("timeout", "", [], RESUME),
     ("failed", "rank 0: ValueError: no", [], RESUME),
-    ("failed", "rank 0: Refused: data.dir=x: there is no such directory", [], None),
+    ("failed", "rank 0: ConfigError: data.dir=x: there is no such directory", [], None),
 ]
 
 

@@ -766,12 +766,12 @@ def test_of_a_folder_it_prints_the_table_and_writes_nothing(run_dir: Path) -> No
 
 @pytest.mark.parametrize(("place", "rule"), [("nothing", "there is no such directory"), ("README.md", "is a file"),
                                              ("resume=runs/x", "there is no such directory")])  # fmt: skip
-def test_a_place_that_is_none_is_refused(place: str, rule: str) -> None:
+def test_a_place_that_is_none_is_rejected(place: str, rule: str) -> None:
     done = subprocess.run(
         [sys.executable, "report.py", place], cwd=PROJECT, env=ENVIRON, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"refused: {place}\n  rule: {rule}\n")
+    assert done.stderr.startswith(f"ConfigError: {place}\n  rule: {rule}\n")
 
 
 def test_who_has_read_enough_sees_no_traceback(run_dir: Path) -> None:

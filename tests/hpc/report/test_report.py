@@ -88,7 +88,7 @@ def submit(folder: Path, commands: Path, work: job.Job, answer: str = "echo 17",
     stub(commands, scheduler.COMMAND[to], answer)
     try:
         scheduler.submit(folder, OmegaConf.create({"name": "here", "scheduler": to}), work)
-    except errors.Refused:
+    except errors.ConfigError:
         assert "exit" in answer
     finally:
         (commands / scheduler.COMMAND[to]).unlink()
@@ -378,7 +378,7 @@ def test_the_verdict_is_more_certain_than_the_end_of_the_job(runs: Path, command
 
 
 @pytest.mark.parametrize("number", ["17", "18"])
-def test_a_run_whose_next_start_was_refused(
+def test_a_run_whose_next_start_was_rejected(
     number: str, runs: Path, commands: Path, work: job.Job, clock: Clock
 ) -> None:
     """The verdict of the start before stays; requeued by Slurm under the same number, or submitted once more."""
@@ -392,10 +392,10 @@ def test_a_run_whose_next_start_was_refused(
         submit(run_dir, commands, work, "echo 18")
     stub(commands, "squeue", "exit 0")
     stub(commands, "sacct", f"echo '{number}|FAILED|2:0'")
-    said = "refused: trainer.devices=4\n  rule: 0 CUDA devices are visible\n  fix:  x\n"
+    said = "ConfigError: trainer.devices=4\n  rule: 0 CUDA devices are visible\n  fix:  x\n"
     (run_dir / f"job-{number}.log").write_text(said)
     assert [only(runs)[key] for key in ("job", "state")] == [number, "failed (exit code 2)"]
-    assert only(runs)["note"] == "refused: trainer.devices=4, rule: 0 CUDA devices are visible"
+    assert only(runs)["note"] == "ConfigError: trainer.devices=4, rule: 0 CUDA devices are visible"
 
 
 def test_what_was_submitted_last_counts(runs: Path, commands: Path, work: job.Job, clock: Clock) -> None:
@@ -607,9 +607,9 @@ def test_the_rank_that_raised_first_is_told(runs: Path, clock: Clock) -> None:
     clock(0)
     assert only(runs)["note"] == "", "it was another attempt"
     clock(10)
-    raise_in(run_dir, 1, errors.Refused("ckpt", "x.ckpt", "there is no such file", "ckpt=..."))
+    raise_in(run_dir, 1, errors.ConfigError("ckpt", "x.ckpt", "there is no such file", "ckpt=..."))
     clock(0)
-    assert only(runs)["note"] == "rank 1 on n1: Refused: ckpt=x.ckpt: there is no such file"
+    assert only(runs)["note"] == "rank 1 on n1: ConfigError: ckpt=x.ckpt: there is no such file"
 
 
 def test_the_original_is_told_not_its_echoes(runs: Path, clock: Clock) -> None:
@@ -683,7 +683,7 @@ def test_a_run_that_gave_up(runs: Path, commands: Path, work: job.Job, clock: Cl
     assert only(runs)["state"] == "submitted", "once more, by hand"
 
 
-REFUSED = "0: refused: trainer.devices=4\n3: something\n0:   rule: 0 CUDA devices are visible\n0:   fix:  ...\n"
+REJECTED = "0: ConfigError: trainer.devices=4\n3: something\n0:   rule: 0 CUDA devices are visible\n0:   fix:  ...\n"
 TRACEBACK = "12: Traceback (most recent call last):\n 3: hello\n12:   File 'x.py', line 1\n12:\n12: KeyError: 'a'\n"
 KILLED = "slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2026-11-21T09:00:00 DUE TO"
 
@@ -691,13 +691,13 @@ KILLED = "slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2026-11-21T09:00:00 D
 @pytest.mark.parametrize(
     ("log", "note"),
     [
-        (f"Epoch 1\n{REFUSED}{TRACEBACK}", "refused: trainer.devices=4, rule: 0 CUDA devices are visible"),
-        ("refused: --wait\n", "refused: --wait"),
+        (f"Epoch 1\n{REJECTED}{TRACEBACK}", "ConfigError: trainer.devices=4, rule: 0 CUDA devices are visible"),
+        ("ConfigError: --wait\n", "ConfigError: --wait"),
         (f"Epoch 1\rEpoch 2\n{TRACEBACK}srun: error: n1: task 12: Exited\n", "KeyError: 'a'"),
         ("[rank0]: Traceback (most recent call last):\n[rank0]:   File\n[rank0]: OSError: no\n", "OSError: no"),
         ("Traceback (most recent call last):\n  File", "Traceback (most recent call last):"),
         ("srun: error: n1: task 3: Killed\n", "srun: error: n1: task 3: Killed"),
-        ("srun: error: n1: task 0: Exited with exit code 2\n0: refused: a=1\n", "refused: a=1"),
+        ("srun: error: n1: task 0: Exited with exit code 2\n0: ConfigError: a=1\n", "ConfigError: a=1"),
         (f"{KILLED} TIME LIMIT ***\n{TRACEBACK}", f"{KILLED} TIME LIMIT ***"),
         (f"{KILLED} TIME LIMIT ***\n", f"{KILLED} TIME LIMIT ***"),
         (f"{KILLED} JOB REQUEUE ***\n", ""),
@@ -740,7 +740,7 @@ DAMAGE = {
     "tensorboard/events.out.tfevents.1": ["", "x" * 99],
     "claims/000001.json": ["", "[]"],
     "stalled": ["", "many", "-1"],
-    "job-17.log": ["", "Traceback (most recent call last):", "refused:"],
+    "job-17.log": ["", "Traceback (most recent call last):", "ConfigError:"],
 }
 DAMAGE["attempts.jsonl"] += [
     '{"event": "start", "time": 1, "hosts": null, "attempt": 1}\n',

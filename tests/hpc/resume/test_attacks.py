@@ -1,4 +1,4 @@
-"""`train.py resume=` on what is no run, no longer one, or a trap: refused in a few words, and nothing is executed."""
+"""`train.py resume=` on what is no run, no longer one, or a trap: rejected in a few words, and nothing is executed."""
 
 import json
 import os
@@ -40,18 +40,18 @@ def stopped(start: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 @pytest.fixture
 def resume(start: Callable, stopped: dict[str, Path], tmp_path: Path) -> Callable[..., str]:
-    """What a refusal says after `change` has been done to a copy of the run."""
+    """What a rejection says after `change` has been done to a copy of the run."""
 
-    def refused(change: Callable[[Path], object], strategy: str = "ddp") -> str:
+    def rejected(change: Callable[[Path], object], strategy: str = "ddp") -> str:
         run_dir = tmp_path / "run"
         shutil.copytree(stopped[strategy], run_dir, symlinks=True)
         change(run_dir)
         said = start(run_dir, 1, [], code=2)
-        _, _, words = said.partition("refused: ")
+        _, _, words = said.partition("ConfigError: ")
         assert words.count("\n") <= 4 and "Traceback" not in said, said
         return words
 
-    return refused
+    return rejected
 
 
 def last(run_dir: Path) -> Path:
@@ -177,5 +177,5 @@ def test_a_trap_that_another_rank_finds(start: Callable, tmp_path: Path) -> None
     vouch(folder)
     said = start(run_dir, 2, [], code=[ExitCode.ANOTHER_RANK_FAILED, 2])
     assert not (tmp_path / "canary").exists()
-    assert said.count("refused: ") == 1 and "rank-1.pt" in said and "posix.mkdir" in said
+    assert said.count("ConfigError: ") == 1 and "rank-1.pt" in said and "posix.mkdir" in said
     assert "outcome failed" in (run_dir / "verdict").read_text()

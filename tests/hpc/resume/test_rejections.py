@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from hpc.config import build as config_build
 from hpc.config import compose, preflight
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.resume import rejections, resume, unsupported
 from hpc.training import record
 
@@ -31,9 +31,9 @@ def test_a_callback_that_would_not_do_here_what_it_is_for(name: str) -> None:
     preflight.check(cfg)
     with open_dict(cfg):
         cfg.callbacks.mine = {"_target_": f"lightning.pytorch.callbacks.{name}"}
-    with pytest.raises(Refused, match="must") as refused:
+    with pytest.raises(ConfigError, match="must") as rejected:
         preflight.check(cfg)
-    assert refused.value.key == "callbacks.mine" and "callbacks.mine=null" in refused.value.fix
+    assert rejected.value.key == "callbacks.mine" and "callbacks.mine=null" in rejected.value.fix
 
 
 @pytest.mark.parametrize("key", ["logger", "callbacks", "plugins", "enable_checkpointing"])
@@ -41,15 +41,15 @@ def test_what_the_trainer_would_be_given_twice(key: str) -> None:
     cfg = compose.compose_overrides([])
     with open_dict(cfg):
         cfg.trainer[key] = False if key == "logger" else [{"_target_": "lightning.Callback"}]
-    with pytest.raises(Refused, match="must be left out") as refused:
+    with pytest.raises(ConfigError, match="must be left out") as rejected:
         preflight.check(cfg)
-    assert refused.value.key == f"trainer.{key}"
+    assert rejected.value.key == f"trainer.{key}"
 
 
 def test_what_lightning_finds_wrong_with_the_data_is_a_sentence() -> None:
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = L.Trainer(accelerator="cpu", max_epochs=1, val_check_interval=1000, **options)  # type: ignore[arg-type]
-    with pytest.raises(Refused, match=r"rejects this: `val_check_interval`"):  # noqa: SIM117
+    with pytest.raises(ConfigError, match=r"rejects this: `val_check_interval`"):  # noqa: SIM117
         with rejections.rejections(SimpleNamespace(trains=False)):  # type: ignore[arg-type]
             trainer.fit(BoringModel())
     with pytest.raises(ValueError, match="mine"), rejections.rejections(SimpleNamespace(trains=False)):  # type: ignore
@@ -61,10 +61,10 @@ class Derived(ModelCheckpoint):
 
 
 def test_such_a_callback_that_the_module_brings() -> None:
-    unsupported.refuse_callbacks(SimpleNamespace(callbacks=[L.Callback()]))  # type: ignore[arg-type]
-    with pytest.raises(Refused, match="the project itself must write") as refused:
-        unsupported.refuse_callbacks(SimpleNamespace(callbacks=[L.Callback(), Derived()]))  # type: ignore[arg-type]
-    assert refused.value.value == "Derived" and "configure_callbacks" in refused.value.fix
+    unsupported.reject_callbacks(SimpleNamespace(callbacks=[L.Callback()]))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="the project itself must write") as rejected:
+        unsupported.reject_callbacks(SimpleNamespace(callbacks=[L.Callback(), Derived()]))  # type: ignore[arg-type]
+    assert rejected.value.value == "Derived" and "configure_callbacks" in rejected.value.fix
 
 
 def test_layers_that_get_their_sizes_from_the_first_batch() -> None:
@@ -72,18 +72,18 @@ def test_layers_that_get_their_sizes_from_the_first_batch() -> None:
     module.net = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d(affine=False))
     trainer: Any = SimpleNamespace(fit_loop=SimpleNamespace(_combined_loader=None), datamodule=None)
     trainer.callbacks = trainer.optimizers = trainer.lr_scheduler_configs = []
-    with pytest.raises(Refused, match=r"model=net\.0\.weight, net\.0\.bias, net\.1\.running_mean, net\.1\.running_var"):
+    with pytest.raises(ConfigError, match=r"model=net\.0\.weight, net\.0\.bias, net\.1\.running_mean, net\.1\.running_var"):
         resume.Resume.on_fit_start(SimpleNamespace(), trainer, module)  # type: ignore[arg-type]
 
 
 def test_a_run_with_checkpoints_no_longer_needs_the_one_it_began_with(tmp_path: Path) -> None:
     cfg = compose.compose_overrides([f"ckpt={tmp_path}/gone", f"run_dir={tmp_path}/run"])
-    with pytest.raises(Refused, match="no such file"):
+    with pytest.raises(ConfigError, match="no such file"):
         preflight.files(cfg)
     (tmp_path / "run/checkpoints/last.ckpt").mkdir(parents=True)
     preflight.files(cfg)
     cfg.test_only = True  # that reads it each time
-    with pytest.raises(Refused, match="no such file"):
+    with pytest.raises(ConfigError, match="no such file"):
         preflight.files(cfg)
 
 
@@ -97,7 +97,7 @@ def test_what_lightning_rejects_before_the_first_step() -> None:
         with rejections.rejections(SimpleNamespace(trains=trains)):  # type: ignore[arg-type]
             config_build.build(OmegaConf.create(TRAINER), callbacks=[ModelCheckpoint()])
 
-    with pytest.raises(Refused, match="found `ModelCheckpoint` in callbacks list"):
+    with pytest.raises(ConfigError, match="found `ModelCheckpoint` in callbacks list"):
         build(trains=False)
     with pytest.raises(Exception, match="ModelCheckpoint") as failed:  # a failure of training stays one
         build(trains=True)
@@ -120,7 +120,7 @@ TAKEN = {
 def test_values_that_a_library_does_not_take(build: Callable[[], Any]) -> None:
     taken_back = []
     with (
-        pytest.raises(Refused, match="must be such as are taken"),
+        pytest.raises(ConfigError, match="must be such as are taken"),
         rejections.rejections(SimpleNamespace(trains=False), lambda: taken_back.append(True)),  # type: ignore[arg-type]
     ):
         build()
@@ -129,7 +129,7 @@ def test_values_that_a_library_does_not_take(build: Callable[[], Any]) -> None:
 
 def test_what_data_reject_while_they_are_built() -> None:
     node = {"_target_": "my_research.data.digits.Digits", "num_classes": 3, "global_batch_size": 8}
-    with pytest.raises(Refused, match="at least 10"):
+    with pytest.raises(ConfigError, match="at least 10"):
         config_build.build(node)
 
 
@@ -137,7 +137,7 @@ def test_what_data_reject_while_they_are_built() -> None:
 def test_a_run_directory_is_named_as_it_can_be_shown(name: str) -> None:
     cfg = compose.compose_overrides([])
     cfg.run_dir = f"runs/{name}"
-    with pytest.raises(Refused, match="is a path of one line"):
+    with pytest.raises(ConfigError, match="is a path of one line"):
         preflight.rules(cfg)
 
 
@@ -145,7 +145,7 @@ def test_what_fails_in_the_projects_own_code_keeps_its_traceback() -> None:
     node = {"_target_": "my_research.module.warmup_then_cosine", "step": "x", "warmup_steps": 1}
     with pytest.raises(Exception, match="not supported between") as failed:
         config_build.build({**node, "total_steps": 1})
-    assert not isinstance(failed.value, Refused)
+    assert not isinstance(failed.value, ConfigError)
 
 
 CONTROL = [
@@ -163,9 +163,9 @@ CONTROL = [
 def test_control_characters_do_not_reach_a_job_script(words: dict[str, Any]) -> None:
     cfg = compose.compose_overrides(["cluster=slurm", "trainer=ddp"])
     OmegaConf.update(cfg, "cluster", words, force_add=True)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ConfigError) as rejected:
         preflight.job(cfg)
-    assert refused.value.key.startswith("cluster")
+    assert rejected.value.key.startswith("cluster")
 
 
 class TwoLoaders(L.LightningModule):
@@ -266,6 +266,6 @@ def test_early_stopping_needs_a_validation(facts: dict[str, Any], options: dict[
     trainer: Any = SimpleNamespace(**(usual | {"check_val_every_n_epoch": 1} | facts), val_check_interval=1.0)
     trainer.callbacks = [callback]
     callback.setup(trainer, None, "fit")  # type: ignore[arg-type]
-    unsupported.refuse_unvalidated(trainer, set())  # without a sanity check it is not known
-    with pytest.raises(Refused, match=told) if told else nullcontext():
-        unsupported.refuse_unvalidated(trainer, {"val/loss"})
+    unsupported.reject_unvalidated(trainer, set())  # without a sanity check it is not known
+    with pytest.raises(ConfigError, match=told) if told else nullcontext():
+        unsupported.reject_unvalidated(trainer, {"val/loss"})

@@ -640,7 +640,7 @@ def on_train_epoch_start(self):
 
 Classifier.configure_optimizers, Classifier.on_train_epoch_start = configure_optimizers, on_train_epoch_start
 """
-REFUSED = {
+REJECTED = {
     "an optimizer of another kind": ([], SWAPPED, "an optimizer must be of the kind that it was"),
     "a sampler that draws numbers all the time": (
         [],
@@ -650,9 +650,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("what", REJECTED)
 def test_what_cannot_be_repeated_is_rejected(what: str, start: Callable, tmp_path: Path) -> None:
-    words, patch, rule = REFUSED[what]
+    words, patch, rule = REJECTED[what]
     start(tmp_path / "run", 1, [*WORDS, *words], 3, patch=patch)
     assert rule in start(tmp_path / "run", 1, [], patch=patch, code=2)
 
@@ -771,5 +771,5 @@ def test_who_is_turned_away_leaves_the_verdict_of_the_run(start: Callable, call:
     start(tmp_path / "run", 1, WORDS, 3)
     verdict = (tmp_path / "run/verdict").read_text()
     done = call(f"run_dir={tmp_path / 'run'}", *WORDS, "seed=8")
-    assert done.returncode == 2 and "refused: seed=8" in done.stderr
+    assert done.returncode == 2 and "ConfigError: seed=8" in done.stderr
     assert (tmp_path / "run/verdict").read_text() == verdict and "outcome continue" in verdict

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fork import said
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
 from hpc.run import claim, directory
 
@@ -30,8 +30,8 @@ print("ready", flush=True)
 sys.stdin.readline()
 try:
     mine = claim.take(run_dir, who, float(sys.argv[3]))
-except errors.Refused as refused:
-    print("refused", str(refused).replace(os.linesep, " "), flush=True)
+except errors.ConfigError as rejected:
+    print("rejected", str(rejected).replace(os.linesep, " "), flush=True)
     sys.exit(2)
 print("attempt", mine.attempt, flush=True)
 for line in sys.stdin:
@@ -73,10 +73,10 @@ def test_a_holder_that_lives_is_named_and_keeps_the_directory(start: Start, tmp_
     holder = start(beat=claim.BEAT)
     assert go(holder) == ["attempt 1"]
     begun = time.monotonic()
-    with pytest.raises(Refused, match=r"job 42 on n1 writes into it\n.*scancel 42") as refused:
+    with pytest.raises(ConfigError, match=r"job 42 on n1 writes into it\n.*scancel 42") as rejected:
         claim.take(tmp_path, HERE | {"job": "43", "host": "n2"})
     assert time.monotonic() - begun < 10
-    assert refused.value.key == "run_dir"
+    assert rejected.value.key == "run_dir"
     assert go(holder) == ["True"]
     assert sorted(path.name for path in (tmp_path / "claims").iterdir()) == ["000001.beat", "000001.json"]
 
@@ -112,7 +112,7 @@ def test_of_two_that_start_together_one_wins(start: Start) -> None:
         both = [start(job=job, host=job) for job in ("7", "8")]
         told = sorted(go(*both))
         assert told[0] == f"attempt {number}"
-        assert "writes into it" in told[1] and told[1].startswith("refused run_dir=")
+        assert "writes into it" in told[1] and told[1].startswith("rejected run_dir=")
         for process in both:
             process.communicate()  # the winner says goodbye
 
@@ -124,7 +124,7 @@ def test_the_next_start_of_the_same_job_does_not_wait(start: Start, tmp_path: Pa
     mine = claim.take(tmp_path, HERE | {"host": "n2", "restart": "1"})
     assert time.monotonic() - begun < 1
     assert (mine.attempt, mine.mine(), go(zombie)) == (2, True, ["False"])
-    with pytest.raises(Refused):
+    with pytest.raises(ConfigError):
         claim.take(tmp_path, HERE | {"host": "n3", "restart": 0})
     mine.release()
 
@@ -157,7 +157,7 @@ def test_a_damaged_claim_counts_and_is_watched(tmp_path: Path, text: str, monkey
     (tmp_path / "claims" / "000005.json").write_text(text, encoding="latin-1")
     assert not mine.mine()
     monkeypatch.setattr(claim, "_text", lambda path, read=claim._text: mine.beat() or read(path))
-    with pytest.raises(Refused, match=r"(another process|n1) writes into it"):
+    with pytest.raises(ConfigError, match=r"(another process|n1) writes into it"):
         claim.take(tmp_path, HERE)  # its heart still beats
     mine.release()
 
@@ -195,7 +195,7 @@ def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
     mine = claim.take(tmp_path, HERE)
     assert (mine.attempt, mine.mine()) == (1, True)
     monkeypatch.setattr(claim, "newest", lambda run_dir: 0)  # it looks before the other has made its claim
-    with pytest.raises(Refused, match="job 42 on n1 writes into it"):
+    with pytest.raises(ConfigError, match="job 42 on n1 writes into it"):
         claim.take(tmp_path, HERE)
     mine.release()
 
@@ -203,5 +203,5 @@ def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "claims").write_text("a file")
     for path in (tmp_path, Path("/proc/self")):  # which even root cannot write
-        with pytest.raises(Refused, match="must be a directory one can write"):
+        with pytest.raises(ConfigError, match="must be a directory one can write"):
             claim.take(path, HERE)

@@ -16,7 +16,7 @@ from test_startup import COMPOSING, PROBE, libraries
 
 from hpc.config import compose as config_compose
 from hpc.config import preflight, project
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.jobs import job_states
 from hpc.run import changes, command_line, frozen_config, saved_config
 
@@ -116,9 +116,9 @@ def test_what_each_rank_composes_is_the_same_and_writes_nothing(run: Path) -> No
 
 
 def test_the_rules_hold_after_a_move(run: Path) -> None:
-    with pytest.raises(Refused, match="divides by data-parallel size"):
+    with pytest.raises(ConfigError, match="divides by data-parallel size"):
         compose(run, "trainer.num_nodes=3")
-    with pytest.raises(Refused, match="at least 1"):
+    with pytest.raises(ConfigError, match="at least 1"):
         compose(run, "trainer.num_nodes=0", "strategy=deepspeed_zero2")
 
 
@@ -150,7 +150,7 @@ def test_a_persons_own_values_count(run: Path, tmp_path: Path, monkeypatch: pyte
     ],
 )
 def test_science_stays(word: str, key: str, words: str, run: Path) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(ConfigError) as caught:
         compose(run, "trainer.num_nodes=2", word)
     assert str(caught.value).startswith(f"{key}\n") and words in str(caught.value)
     if "run_dir" not in word:
@@ -161,11 +161,11 @@ def test_science_stays(word: str, key: str, words: str, run: Path) -> None:
 def test_a_run_that_goes_on_is_not_tried(batches: str, run: Path) -> None:
     """Lightning would end it after these batches, and it would be finished for good."""
     before = {path: path.read_bytes() for path in run.iterdir()}
-    with pytest.raises(Refused, match="must stay off while a run goes on") as caught:
+    with pytest.raises(ConfigError, match="must stay off while a run goes on") as caught:
         compose(run, f"+trainer.fast_dev_run={batches}")
     assert caught.value.key == "trainer.fast_dev_run" and f"without resume={run}" in caught.value.fix
     assert not compose(run, "+trainer.fast_dev_run=false").trainer.fast_dev_run
-    with pytest.raises(Refused, match="must stay off"):  # without resume=
+    with pytest.raises(ConfigError, match="must stay off"):  # without resume=
         frozen_config.keep(
             run, config_compose.compose_overrides([*SLURM, "+trainer.fast_dev_run=true", f"run_dir={run}"]), []
         )
@@ -177,13 +177,13 @@ def test_an_edited_file_cannot_slip_in(run: Path, configs: Path) -> None:
     assert changes.changes(run, compose(run, "trainer.num_nodes=2"))[-1] == "trainer.log_every_n_steps: 10 -> 7"
     edit(configs / "model" / "base.yaml", "lr: 0.003", "lr: 0.004")
     assert compose(run).model.optimizer.lr == 0.003  # frozen
-    with pytest.raises(Refused, match=r"model\.optimizer\.lr=0\.004\n.*has 0\.003"):
+    with pytest.raises(ConfigError, match=r"model\.optimizer\.lr=0\.004\n.*has 0\.003"):
         compose(run, "trainer.num_nodes=2")
 
 
 def test_neither_does_one_that_no_longer_follows_the_machine(run: Path, configs: Path) -> None:
     edit(configs / "model" / "base.yaml", "${trainer.precision}", "32-true")
-    with pytest.raises(Refused, match=r"model\.parallelize\.precision=32-true"):
+    with pytest.raises(ConfigError, match=r"model\.parallelize\.precision=32-true"):
         compose(run, "trainer.precision=32-true")
 
 
@@ -206,9 +206,9 @@ def test_what_the_data_said_of_themselves_stays(tmp_path: Path) -> None:
     cfg = compose(run, "trainer.devices=2")
     assert cfg.data.num_classes == cfg.model.network.num_classes == 3
     assert changes.changes(run, cfg) == ["trainer.devices: 4 -> 2"]
-    with pytest.raises(Refused, match=r"data\.num_classes=4\n.*has 3"):
+    with pytest.raises(ConfigError, match=r"data\.num_classes=4\n.*has 3"):
         compose(run, "data.num_classes=4")
-    with pytest.raises(Refused, match=r"warmup_steps=null\n.*has 500"):  # which no check fills in
+    with pytest.raises(ConfigError, match=r"warmup_steps=null\n.*has 500"):  # which no check fills in
         compose(run, "model.warmup_steps=null")
 
 
@@ -242,7 +242,7 @@ def test_a_move_that_turns_out_to_be_impossible_is_taken_back(run: Path) -> None
 
 
 def test_processes_that_rank_0_starts_may_read_what_it_has_kept(run: Path) -> None:
-    words = ["+data.num_workers=2", "~callbacks.progress"]  # which Hydra refuses the second time
+    words = ["+data.num_workers=2", "~callbacks.progress"]  # which Hydra rejects the second time
     cfg = compose(run, *words)
     frozen_config.keep(run, cfg, words)
     assert json.loads((run / "overrides.json").read_text()) == [*SLURM, *words]
@@ -255,7 +255,7 @@ def test_another_config_does_not_take_the_place_of_the_first(run: Path) -> None:
     before = {path: path.read_bytes() for path in run.iterdir()}
     other = config_compose.compose_overrides([*SLURM, "seed=3"])
     other.run_dir = str(run)
-    with pytest.raises(Refused, match=r"seed=3\n.*the run has 1"):
+    with pytest.raises(ConfigError, match=r"seed=3\n.*the run has 1"):
         frozen_config.keep(run, other, ["seed=3"])
     assert {path: path.read_bytes() for path in run.iterdir()} == before
 
@@ -271,13 +271,13 @@ def test_without_the_words_it_goes_on_but_does_not_move(text: str | None, run: P
     if text is not None:
         (run / "overrides.json").write_text(text)
     assert compose(run).trainer.num_nodes == 4
-    with pytest.raises(Refused, match=r"overrides\.json"):
+    with pytest.raises(ConfigError, match=r"overrides\.json"):
         compose(run, "trainer.num_nodes=2")
 
 
-def test_words_that_name_code_are_refused_where_they_are_kept_too(run: Path) -> None:
+def test_words_that_name_code_are_rejected_where_they_are_kept_too(run: Path) -> None:
     (run / "overrides.json").write_text(json.dumps(["model.network._target_=os.system"]))
-    with pytest.raises(Refused, match="not typed"):
+    with pytest.raises(ConfigError, match="not typed"):
         compose(run, "trainer.num_nodes=2")
 
 
@@ -286,7 +286,7 @@ def test_a_directory_that_was_copied_does_not_write_into_the_first(run: Path, tm
     cfg = compose(tmp_path / "copy")
     assert cfg.run_dir == cfg.logger.save_dir == str(tmp_path / "copy")
     (tmp_path / "copy" / "overrides.json").unlink()
-    with pytest.raises(Refused, match=r"overrides\.json"):
+    with pytest.raises(ConfigError, match=r"overrides\.json"):
         compose(tmp_path / "copy")
     (tmp_path / "alias").symlink_to(run)
     assert changes.changes(run, compose(tmp_path / "alias")) == []
@@ -302,7 +302,7 @@ def over(run: Path, outcome: str = "finished") -> None:
 def test_a_finished_run_goes_on_only_to_a_later_end(run: Path) -> None:
     over(run)
     for words in ([], ["trainer.num_nodes=2"], ["trainer.max_epochs=20"], ["trainer.max_epochs=3"]):
-        with pytest.raises(Refused, match="the run is finished") as caught:
+        with pytest.raises(ConfigError, match="the run is finished") as caught:
             compose(run, *words)
         assert f"ckpt={run}/checkpoints/last.ckpt" in caught.value.fix and "more than 20" in caught.value.fix
     with pytest.raises(SystemExit):
@@ -324,7 +324,7 @@ def test_a_finished_run_goes_on_only_to_a_later_end(run: Path) -> None:
 def test_steps_and_no_limit_at_all(limit: str, fewer: str, more: str, tmp_path: Path) -> None:
     run = started(tmp_path / "run", limit)
     over(run)
-    with pytest.raises(Refused, match=f"the run is finished\n.*{limit.partition('=')[0]}"):
+    with pytest.raises(ConfigError, match=f"the run is finished\n.*{limit.partition('=')[0]}"):
         compose(run, fewer)
     compose(run, more)
 
@@ -336,13 +336,13 @@ def test_other_verdicts_do_not_stop_it(outcome: str, run: Path) -> None:
     compose(run, "trainer.num_nodes=2")
 
 
-def test_train_refuses_without_torch(run: Path) -> None:
+def test_train_rejects_without_torch(run: Path) -> None:
     words = [str(PROJECT), str(PROJECT / "train.py"), f"resume={run}", "seed=3"]
     done = subprocess.run(
         [sys.executable, "-c", PROBE, json.dumps(words)], env=ENVIRON, capture_output=True, text=True, timeout=60
     )
     code, modules, _ = json.loads(done.stdout.splitlines()[-1])
-    assert code == 2 and libraries(modules) <= COMPOSING and done.stderr.startswith("refused: seed=3\n")
+    assert code == 2 and libraries(modules) <= COMPOSING and done.stderr.startswith("ConfigError: seed=3\n")
 
 
 # -- python submit.py resume=... --

@@ -86,7 +86,7 @@ def test_what_a_job_has_finished_is_no_failure_when_it_is_started_again(
 ) -> None:
     for first, again in ((SHELL, SHELL | {"SLURM_RESTART_COUNT": "1"}), (BATCH, BATCH)):
         run_dir = start(CPU, **first)
-        with pytest.raises(SystemExit) as left, errors.refusals():
+        with pytest.raises(SystemExit) as left, errors.exit_on_config_error():
             start(CPU, **again)
         assert left.value.code == 0
         said = capfd.readouterr()
@@ -96,7 +96,7 @@ def test_what_a_job_has_finished_is_no_failure_when_it_is_started_again(
 
 def test_who_asks_for_a_finished_run_is_told(start: Start) -> None:
     run_dir = start(CPU, **SHELL)
-    with pytest.raises(errors.Refused, match="the run is finished") as caught:
+    with pytest.raises(errors.ConfigError, match="the run is finished") as caught:
         command_line.compose(None, [f"resume={run_dir}"])
     assert not isinstance(caught.value, errors.Finished)
 
@@ -113,7 +113,7 @@ def test_files_of_others_are_not_replaced(start: Start, tmp_path: Path) -> None:
     (tmp_path / "paper").mkdir()
     (tmp_path / "paper" / "verdict").write_text("they like it")
     for folder, words in {tmp_path / "paper": "verdict", directory.PROJECT: "the project's folder"}.items():
-        with pytest.raises(errors.Refused, match=words):
+        with pytest.raises(errors.ConfigError, match=words):
             start(CPU, f"run_dir={folder}")
     assert (tmp_path / "paper" / "verdict").read_text() == "they like it"
     for folder in (tmp_path / "scratch", tmp_path / "linked"):

@@ -386,7 +386,7 @@ def errors() -> Iterator[tuple[BaseException, bool]]:
     from torch import distributed
 
     yield ValueError("connection closed"), True
-    yield config_errors.Refused("a", 1, "no", "a=2"), True
+    yield config_errors.ConfigError("a", 1, "no", "a=2"), True
     yield torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True
     yield RuntimeError("mat1 and mat2 shapes cannot be multiplied"), True
     yield OSError(errno.EIO, "Input/output error"), False

@@ -21,7 +21,7 @@ from PIL import Image
 
 from hpc.checkpoint import on_disk
 from hpc.config import compose, layout, preflight
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.jobs.job_states import State
 from hpc.run import directory
 from hpc.studies import run_rates, scaling_jobs, scaling_notes, scaling_points, scaling_table
@@ -48,10 +48,10 @@ def told(*words: str) -> str:
     return scaling_notes.why(asked, points(*words))
 
 
-def refusal(*words: str) -> str:
-    with pytest.raises(Refused) as refused:
+def rejection(*words: str) -> str:
+    with pytest.raises(ConfigError) as rejected:
         points(*words)
-    return str(refused.value)
+    return str(rejected.value)
 
 
 # The points
@@ -96,7 +96,7 @@ def test_the_rate_of_sgd_is_scaled_linearly() -> None:
 def test_a_rate_that_the_config_does_not_have_is_not_scaled() -> None:
     asked = scaling_points.read([*DDP, "nodes=1,2", "scaling=weak"])
     first = compose.compose_overrides([*asked.first, "~model.optimizer.lr"])
-    with pytest.raises(Refused, match="lr=keep"):
+    with pytest.raises(ConfigError, match="lr=keep"):
         scaling_points.points(asked, first)
     kept = scaling_points.read([*DDP, "nodes=1,2", "scaling=weak", "lr=keep"])
     assert [point.lr for point in scaling_points.points(kept, first)] == [None, None]
@@ -146,16 +146,16 @@ def test_why_accuracy_falls_is_said_of_this_study() -> None:
         (["nodes=1,2", "data.global_batch_size=many"], "type int"),
     ],
 )
-def test_what_makes_no_study_is_refused(words: list[str], says: str) -> None:
-    assert says in refusal(*words)
+def test_what_makes_no_study_is_rejected(words: list[str], says: str) -> None:
+    assert says in rejection(*words)
 
 
-def test_a_batch_that_divides_for_some_points_only_is_refused_with_one_for_all() -> None:
-    text = refusal("nodes=1,2,3", "data.global_batch_size=32")  # fine for one node and for two
+def test_a_batch_that_divides_for_some_points_only_is_rejected_with_one_for_all() -> None:
+    text = rejection("nodes=1,2,3", "data.global_batch_size=32")  # fine for one node and for two
     assert "fix:  data.global_batch_size=24 or data.global_batch_size=48" in text
     for point in points("nodes=1,2,3", "data.global_batch_size=48"):
         preflight.rules(composed(point.words))
-    assert "data.global_batch_size=28" in refusal("nodes=1,2,3", "data.global_batch_size=30", "scaling=weak")
+    assert "data.global_batch_size=28" in rejection("nodes=1,2,3", "data.global_batch_size=30", "scaling=weak")
 
 
 def test_further_nodes_belong_to_the_same_study() -> None:
@@ -355,7 +355,7 @@ RUNNING = State("running", active=True)
         (["submitted", "failed"], {"17": State("completed")}, "failed", True),
         (["submitted", "finished"], {"17": RUNNING}, "finished", False),
         (["submitted", "finished"], None, "finished", False),
-        (["refused"], {}, "not submitted", False),
+        (["rejected"], {}, "not submitted", False),
         ([], {}, "not submitted", False),
     ],
 )
@@ -366,7 +366,7 @@ def test_the_state_of_a_point(
     monkeypatch.setattr(scaling_jobs.job_states, "ask", lambda *question: asked.append(question) or told)
     run_dir = tmp_path / "nodes-1"
     if noted:
-        queue(run_dir, None if "refused" in noted else "17")
+        queue(run_dir, None if "rejected" in noted else "17")
     if noted[1:]:
         end(run_dir, noted[1])
     one, other = scaling_jobs.look(tmp_path, points("nodes=1,2"), "slurm")
@@ -457,7 +457,7 @@ def tool(tmp_path: Path) -> Tool:
         ("print(json.dumps({'rate': 1234.5, 'step': {'seconds': 0.05}, 'words': sys.argv[1:]}))", 1234.5, 0.05),
         ("print(json.dumps({'rate': None, 'step': {'seconds': None}}))", None, None),
         ("print(json.dumps({'rate': 7, 'step': None}))", 7, None),
-        ("print('refused: no such cluster'); sys.exit(2)", None, None),
+        ("print('ConfigError: no such cluster'); sys.exit(2)", None, None),
         ("print([1])", None, None),
         (None, None, None),  # there is none
     ],
@@ -486,14 +486,14 @@ def test_a_folder_that_cannot_be_is_told_first(tool: Tool, tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     for out, says in ((tmp_path / "file", "is a file"), (tool.bin, "something else"), ("/dev/null/x", "directory")):
         code, said = tool.type("nodes=1", f"out={out}")
-        assert (code, tool.jobs()) == (2, 0) and said.startswith(f"refused: out={out}\n"), said
+        assert (code, tool.jobs()) == (2, 0) and said.startswith(f"ConfigError: out={out}\n"), said
         assert says in said and "run_dir" not in said
 
 
 def test_without_a_scheduler_nothing_is_left(tool: Tool) -> None:
     tool.environ["PATH"] = os.path.dirname(sys.executable)
     code, said = tool.type("nodes=1,2")
-    assert (code, tool.folder.exists()) == (2, False) and said.startswith("refused: sbatch"), said
+    assert (code, tool.folder.exists()) == (2, False) and said.startswith("ConfigError: sbatch"), said
     assert "queued" not in said and "--dry-run" in said
     code, said = tool.type("nodes=2,4", "--dry-run")
     assert (code, tool.folder.exists()) == (0, False) and "#SBATCH --nodes=2\n" in said, said
@@ -503,10 +503,10 @@ def test_without_a_scheduler_nothing_is_left(tool: Tool) -> None:
 def test_a_cluster_without_a_scheduler_is_told_before_what_its_file_does_not_say(tool: Tool) -> None:
     code, said = tool.type("nodes=1,2,4,8", "cluster=local")
     assert (code, tool.folder.exists()) == (2, False), said
-    assert said.startswith("refused: cluster=local\n") and "trainer.devices" not in said
+    assert said.startswith("ConfigError: cluster=local\n") and "trainer.devices" not in said
 
 
-def test_a_first_point_that_is_refused_leaves_nothing_queued(tool: Tool) -> None:
+def test_a_first_point_that_is_rejected_leaves_nothing_queued(tool: Tool) -> None:
     tool.stub("sbatch", "echo QOSMaxSubmitJob >&2; exit 1")
     code, said = tool.type("nodes=1,2", "--no-wait")
     assert (
@@ -569,7 +569,7 @@ def test_a_study_goes_on_where_it_was(tool: Tool) -> None:
 
 
 @pytest.mark.slow
-def test_a_point_that_a_full_queue_refuses_is_queued_by_the_next_call(tool: Tool) -> None:
+def test_a_point_that_a_full_queue_rejects_is_queued_by_the_next_call(tool: Tool) -> None:
     tool.says(job17="RUNNING", job18="RUNNING")
     (tool.bin / "sbatch.calls").touch()
     full = 'if [ "$(wc -l <"$0.calls")" -ge 1 ] && [ ! -e "$0.room" ]; then echo QOSMaxSubmitJob >&2; exit 1; fi\n'

@@ -17,7 +17,7 @@ from fork import ENVIRON, PROJECT, QUIET, scalars
 from optuna.storages.journal import JournalStorage
 from optuna.trial import TrialState
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.jobs import job_states
 from hpc.report import run_table
 from hpc.run import directory, history, saved_config
@@ -102,8 +102,8 @@ def test_the_space_is_what_hydra_would_sweep(word: str, meant: Range | Choice) -
         (["a=1", "a=interval(1, 2)"], "typed twice"),
     ],
 )
-def test_what_is_no_space_is_refused(typed: list[str], words: str) -> None:
-    with pytest.raises(Refused, match=words):
+def test_what_is_no_space_is_rejected(typed: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
         search_space.of(typed)
 
 
@@ -173,10 +173,10 @@ def test_a_search_that_cannot_be_writes_nothing(typed: list[str], words: str, de
 
 def test_the_ends_of_a_search_must_be_rates_that_can_be(desk: Desk) -> None:
     assert desk.type(*TYPED[:2], f"{LR}=interval(-1, 1)", "--search", "random", "--trials", "8") == 2
-    assert f"refused: {LR}=-1.0\n" in desk.err and desk.runs() == []
+    assert f"ConfigError: {LR}=-1.0\n" in desk.err and desk.runs() == []
 
 
-def test_a_search_without_optuna_is_refused_before_it_is_queued(desk: Desk) -> None:
+def test_a_search_without_optuna_is_rejected_before_it_is_queued(desk: Desk) -> None:
     desk.set.setattr(search, "find_spec", lambda name: None)
     assert desk.type(*TYPED, "--search", "random", "--trials", "8") == 2
     assert "pip install optuna" in desk.err and desk.runs() == [] and desk.noted("sbatch.argv") == ""
@@ -369,7 +369,7 @@ def test_a_line_that_is_no_operation_is_named(line: str, folder: Path) -> None:
     with path.open("a") as stream:
         stream.write('{"op_co\n' + line + "\n")
     done = shown(str(folder))
-    assert done.returncode == 2 and done.stderr.startswith(f"refused: SEARCH={path}, line {number}\n"), done.stderr
+    assert done.returncode == 2 and done.stderr.startswith(f"ConfigError: SEARCH={path}, line {number}\n"), done.stderr
     assert "is no operation" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -463,7 +463,7 @@ def test_before_anything_is_found_the_table_says_so(folder: Path, tmp_path: Path
     assert "no run of" in trial_table.lines(folder)[0] and not (folder / optuna_study.JOURNAL).exists()
     drawn(folder, 0)
     assert trial_table.lines(folder)[-1] == "no trial has finished yet"
-    with pytest.raises(Refused, match="is no folder of a search"):
+    with pytest.raises(ConfigError, match="is no folder of a search"):
         trial_table.lines(tmp_path)
 
 

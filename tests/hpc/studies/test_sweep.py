@@ -9,7 +9,7 @@ from desk import Desk
 
 from hpc.config import preflight
 from hpc.config import typed as config_typed
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.run import directory, saved_config
 from hpc.studies import sweep
 
@@ -55,15 +55,15 @@ def test_values_of_all_kinds_vary(typed: str, values: list) -> None:
         (["model=gtp_tiny,resnet_digits"], "model=gpt_tiny"),
     ],
 )
-def test_what_is_no_sweep_is_refused(typed: list[str], words: str) -> None:
-    with pytest.raises(Refused) as caught:
+def test_what_is_no_sweep_is_rejected(typed: list[str], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         sweep.members(typed, FOLDER)
     assert words in str(caught.value)
 
 
-def test_without_multirun_several_values_are_refused(desk: Desk) -> None:
+def test_without_multirun_several_values_are_rejected(desk: Desk) -> None:
     assert desk.type("cluster=slurm", "seed=1,2") == 2
-    assert desk.err.startswith("refused: ") and "--multirun" in desk.err and desk.runs() == []
+    assert desk.err.startswith("ConfigError: ") and "--multirun" in desk.err and desk.runs() == []
 
 
 def test_room_is_asked_for_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,4 +137,4 @@ def test_names_may_differ() -> None:
     cfgs = [cfg for cfg, _ in sweep.members(["cluster=slurm", "name=a,b"], FOLDER)]
     for cfg in cfgs:
         preflight.rules(cfg)
-    sweep.refuse_unlike([job.of(cfg, code=Path(cfg.run_dir)) for cfg in cfgs])
+    sweep.reject_unlike([job.of(cfg, code=Path(cfg.run_dir)) for cfg in cfgs])

@@ -1,4 +1,4 @@
-"""submit.py as a person types it: what is handed over, what is written, what is refused before."""
+"""submit.py as a person types it: what is handed over, what is written, what is rejected before."""
 
 import errno
 import importlib.util
@@ -20,7 +20,7 @@ from fork import PROJECT
 from omegaconf import OmegaConf
 
 from hpc.config import compose, freezing, project
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.jobs import job
 from hpc.run import directory, saved_config, snapshot
 from hpc.submit import scheduler
@@ -154,7 +154,7 @@ def test_what_this_shell_has_for_sbatch_is_told(desk: Desk) -> None:
     assert desk.type("cluster=slurm", "cluster.account=grant", option) == 0, desk.err
     assert "SBATCH_" not in desk.err
     for variable, key in (("JOB_NAME", "name"), ("MEM_PER_NODE", "cluster.memory_gb"), ("GPUS", "trainer.devices")):
-        desk.set.setenv(f"SBATCH_{variable}", "4")  # an option of this name would be refused
+        desk.set.setenv(f"SBATCH_{variable}", "4")  # an option of this name would be rejected
         assert desk.type("cluster=slurm") == 0
         assert f"SBATCH_{variable}=4 of this shell is not passed on; {key}= says that" in desk.err
     desk.set.setenv("SLURM_JOB_ID", "16")  # submitted in a job: these may be that job's
@@ -172,12 +172,12 @@ def test_where_this_shell_imports_from_is_told(cluster: str, desk: Desk) -> None
 
 
 @pytest.mark.parametrize("word", ["hydra.run.dir=x", "+hydra.job.chdir=true", "hydra/launcher=x", "~hydra"])
-def test_words_that_hydra_would_take_elsewhere_are_refused(word: str, desk: Desk) -> None:
+def test_words_that_hydra_would_take_elsewhere_are_rejected(word: str, desk: Desk) -> None:
     assert desk.type("cluster=slurm", word) == 2
     assert "Hydra's launcher" in desk.err and "run_dir=<folder>" in desk.err and desk.runs() == []
 
 
-def test_words_after_a_job_script_are_refused(desk: Desk) -> None:
+def test_words_after_a_job_script_are_rejected(desk: Desk) -> None:
     for cluster, job_id in (("slurm", "SLURM_JOB_ID"), ("pbs", "PBS_JOBID")):
         desk.type(f"cluster={cluster}", "cluster.account=a", f"run_dir={cluster}")
         environ = {job_id: "17", "PBS_NODEFILE": os.devnull, "PATH": os.environ["PATH"]}
@@ -279,7 +279,7 @@ def test_a_container_needs_no_environment(desk: Desk) -> None:
 # -- When it is not taken --
 
 
-def test_a_scheduler_that_refuses_is_quoted(desk: Desk) -> None:
+def test_a_scheduler_that_rejects_is_quoted(desk: Desk) -> None:
     desk.scheduler('echo "sbatch: error: invalid account" >&2; exit 1')
     assert desk.type("cluster=slurm") == 2
     assert "sbatch: error: invalid account (nothing is queued)" in desk.err and desk.out == ""
@@ -326,11 +326,11 @@ def test_waiting_for_the_scheduler_is_announced(desk: Desk) -> None:
 )
 def test_mistakes_are_told_before_anything_is_written(typed: list[str], words: str, desk: Desk) -> None:
     assert desk.type(*typed) == 2
-    assert desk.err.startswith("refused: ") and words in desk.err
+    assert desk.err.startswith("ConfigError: ") and words in desk.err
     assert desk.runs() == [] and desk.noted("sbatch.argv") == desk.noted("qsub.argv") == ""
 
 
-def test_an_environment_that_is_not_complete_is_refused(desk: Desk) -> None:
+def test_an_environment_that_is_not_complete_is_rejected(desk: Desk) -> None:
     desk.write("constraints.txt", "torch==9\n")
     assert desk.type("cluster=slurm") == 2 and "source env.sh" in desk.err
     desk.complete()
@@ -403,7 +403,7 @@ def test_resume_hands_the_same_script_over_again(desk: Desk) -> None:
     assert desk.type("resume=mine", "--dry-run") == 0 and desk.out == Path("mine/job.sh").read_text()
 
 
-def test_what_cannot_go_on_is_refused(desk: Desk) -> None:
+def test_what_cannot_go_on_is_rejected(desk: Desk) -> None:
     assert desk.type("cluster=slurm", "run_dir=mine") == 0
     for typed, words in {
         ("resume=nowhere",): "no such directory",
@@ -424,7 +424,7 @@ def test_what_cannot_go_on_is_refused(desk: Desk) -> None:
     }.items():
         Path("mine/config.yaml").write_text(text)
         assert desk.type("resume=mine") == 2, text
-        assert desk.err.startswith("refused: ") and words in desk.err
+        assert desk.err.startswith("ConfigError: ") and words in desk.err
     Path("mine/config.yaml").write_text(frozen)
     Path("mine/job.sh").unlink()  # a run of train.py
     assert desk.type("resume=mine") == 2 and "train.py resume=" in desk.err
@@ -552,11 +552,11 @@ def test_a_file_that_goes_away_while_it_is_copied(tracked: bool, desk: Desk) -> 
     gone = "env.sh" if tracked else "notes.tmp"
     desk.set.setattr(snapshot, "files", lambda: [*names, *([] if tracked else [gone])])
     (desk.project / gone).unlink(missing_ok=True)
-    snapshot.refuse("snapshot")
+    snapshot.reject("snapshot")
     mine = desk.project / "runs" / "mine"
     mine.mkdir()
     if tracked:
-        with pytest.raises(Refused, match="git tracks it"):
+        with pytest.raises(ConfigError, match="git tracks it"):
             snapshot.take(mine)
     else:
         snapshot.take(mine)
@@ -587,7 +587,7 @@ def test_an_environment_is_packed_anew_where_it_has_changed(desk: Desk, monkeypa
     assert sizes == [False, False, True]
 
 
-def test_a_repository_that_git_refuses_is_told(desk: Desk) -> None:
+def test_a_repository_that_git_rejects_is_told(desk: Desk) -> None:
     git(desk.project, "init", "-q")
     (desk.project / ".git" / "HEAD").write_text("no more")
     assert desk.type("cluster=slurm") == 2 and "safe.directory" in desk.err and desk.runs() == []
@@ -676,11 +676,11 @@ def test_the_users_environment_is_added_to_the_clusters(personal: Path) -> None:
         ("slurm: {time: 1:30:00}", "quote it"),
     ],
 )
-def test_mistakes_in_the_users_file_are_refused(text: str, words: str, personal: Path) -> None:
+def test_mistakes_in_the_users_file_are_rejected(text: str, words: str, personal: Path) -> None:
     from hpc.config import preflight
 
     personal.write_text(text)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(ConfigError) as caught:
         preflight.rules(compose.compose_overrides(["cluster=slurm"]))
     assert words in str(caught.value)
 

@@ -35,10 +35,10 @@ def test_aliases_of_aliases_are_not_followed(tmp_path: Path) -> None:
     lines = ["a: &a [x,x,x,x,x,x,x,x,x]"]
     lines += [f"{b}: &{b} [{','.join(['*' + a] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)]
     (tmp_path / "config.yaml").write_text("\n".join(lines))
-    with pytest.raises(errors.Refused, match="its aliases stand for"):
+    with pytest.raises(errors.ConfigError, match="its aliases stand for"):
         saved_config.load(tmp_path)
 
 
 def test_a_terminal_is_sent_no_codes() -> None:
-    told = str(errors.Refused("a\nb", "\x1b]0;owned\x07\u202e", "rule", "fix"))
+    told = str(errors.ConfigError("a\nb", "\x1b]0;owned\x07\u202e", "rule", "fix"))
     assert told.splitlines()[0] == "a\\nb=\\x1b]0;owned\\x07\\u202e"

@@ -14,7 +14,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from test_resume import COMMON, TYPED, assert_same
 
 from hpc.checkpoint import on_disk, trained, weights
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.training import weight_averaging
 
 pytestmark = pytest.mark.slow
@@ -107,11 +107,11 @@ def test_what_was_tested_is_saved(name: str, references: Callable, start: Callab
         assert all(torch.equal(module.state_dict()[key], value) for key, value in weights.read(last).items())
 
 
-def test_two_averages_are_refused() -> None:
+def test_two_averages_are_rejected() -> None:
     two = [WeightAveraging(), EMAWeightAveraging()]
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=two)
-    with pytest.raises(Refused, match="only one callback must average the weights"):
-        weight_averaging.refuse(trainer)
+    with pytest.raises(ConfigError, match="only one callback must average the weights"):
+        weight_averaging.reject(trainer)
 
 
 class Doubles(BoringModel):
@@ -185,7 +185,7 @@ def test_one_that_died_after_its_last_step_tests_the_average(
     assert (digest(mine), mine.resolve().name) == (digest(its), its.resolve().name)
 
 
-def test_what_is_no_end_is_refused(references: Callable, start: Callable, tmp_path: Path) -> None:
+def test_what_is_no_end_is_rejected(references: Callable, start: Callable, tmp_path: Path) -> None:
     """To train averaged weights further; to leave the average out; to average what no rank has whole."""
     run_dir, _ = references("stochastic")
     assert "must not be trained as if" in start(run_dir, 1, ["trainer.max_epochs=5"], patch=TYPED, code=2)

@@ -10,7 +10,7 @@ import pytest
 from test_checkpoint import edit, truncate, written
 
 from hpc.checkpoint import on_disk
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.launch import placement
 from hpc.run import directory
 from hpc.training import attempt as training_attempt
@@ -19,14 +19,14 @@ from hpc.training.attempt import Beginning
 JOB = {"SLURM_JOB_ID": "7"}
 
 
-def alone(run_dir: Path) -> list[Beginning | Refused]:
+def alone(run_dir: Path) -> list[Beginning | ConfigError]:
     try:
         return [training_attempt.alone(run_dir, "here", dict(JOB))]
-    except Refused as refused:
-        return [refused]
+    except ConfigError as rejected:
+        return [rejected]
 
 
-def two(run_dir: Path) -> list[Beginning | Refused]:
+def two(run_dir: Path) -> list[Beginning | ConfigError]:
     """As two ranks that have met; threads, for which it makes no difference here."""
     from torch.distributed import HashStore
 
@@ -36,8 +36,8 @@ def two(run_dir: Path) -> list[Beginning | Refused]:
         place = placement.Place("srun", number, 2, number, 2)
         try:
             said[number] = training_attempt.together(run_dir, place, ["n1", "n2"], store, 30, dict(JOB))
-        except Refused as refused:
-            said[number] = refused
+        except ConfigError as rejected:
+            said[number] = rejected
 
     ranks = [threading.Thread(target=rank, args=[number]) for number in range(2)]
     for thread in ranks:
@@ -47,14 +47,14 @@ def two(run_dir: Path) -> list[Beginning | Refused]:
     return [said[number] for number in range(2)]
 
 
-Begin = Callable[[Path], list[Beginning | Refused]]
+Begin = Callable[[Path], list[Beginning | ConfigError]]
 
 
 @pytest.fixture(params=[alone, two])
 def start(request: pytest.FixtureRequest) -> Begin:
     """Each start is over when the next begins, as if its process had ended."""
 
-    def run(run_dir: Path) -> list[Beginning | Refused]:
+    def run(run_dir: Path) -> list[Beginning | ConfigError]:
         begun = request.param(run_dir)
         if isinstance(begun[0], Beginning) and begun[0].claim:
             begun[0].claim.release()
@@ -63,7 +63,7 @@ def start(request: pytest.FixtureRequest) -> Begin:
     return run
 
 
-def went_on(begun: list[Beginning | Refused]) -> tuple[int, int | None]:
+def went_on(begun: list[Beginning | ConfigError]) -> tuple[int, int | None]:
     """Attempt and step, on which all ranks agree; rank 0 alone has the claim."""
     found = []
     for number, beginning in enumerate(begun):
@@ -74,9 +74,9 @@ def went_on(begun: list[Beginning | Refused]) -> tuple[int, int | None]:
     return found[0]
 
 
-def refusal(begun: list[Beginning | Refused]) -> str:
-    assert all(isinstance(refused, Refused) for refused in begun)
-    assert len({str(refused) for refused in begun}) == 1
+def rejection(begun: list[Beginning | ConfigError]) -> str:
+    assert all(isinstance(rejected, ConfigError) for rejected in begun)
+    assert len({str(rejected) for rejected in begun}) == 1
     return str(begun[0])
 
 
@@ -103,10 +103,10 @@ def test_processes_that_were_started_from_one_take_over_what_it_found(tmp_path: 
 
 
 @pytest.mark.parametrize("begins", [alone, two])
-def test_of_two_jobs_the_second_is_refused(begins: Begin, tmp_path: Path) -> None:
+def test_of_two_jobs_the_second_is_rejected(begins: Begin, tmp_path: Path) -> None:
     first = begins(tmp_path)
     assert went_on(first) == (1, None)
-    said = refusal(begins(tmp_path))
+    said = rejection(begins(tmp_path))
     assert "job 7" in said and "writes into it" in said and "scancel 7" in said
     first[0].claim.release()
 
@@ -145,10 +145,10 @@ def test_a_run_that_got_somewhere_does_not_start_anew(left: str, start: Begin, t
     else:
         note(run_dir, 2, 20)
         final.rename(tmp_path / "elsewhere")
-    refused = start(run_dir)
+    rejected = start(run_dir)
     reached = 20 if left == "nothing" else 0
-    assert f"it came to step {reached} or further, and none of its checkpoints is whole" in refusal(refused)
-    os.system(refused[0].fix.removesuffix(" to start it anew"))
+    assert f"it came to step {reached} or further, and none of its checkpoints is whole" in rejection(rejected)
+    os.system(rejected[0].fix.removesuffix(" to start it anew"))
     assert went_on(start(run_dir))[1] is None
 
 
@@ -169,15 +169,15 @@ def test_what_a_node_wrote_that_was_cut_off_is_not_used(start: Begin, tmp_path: 
     assert went_on(start(tmp_path))[1] == 15
 
 
-def test_one_of_a_newer_version_is_refused(start: Begin, tmp_path: Path) -> None:
+def test_one_of_a_newer_version_is_rejected(start: Begin, tmp_path: Path) -> None:
     written(tmp_path, 10)
     edit(written(tmp_path, 20), lambda said: said.update(version=on_disk.VERSION + 1))
-    assert "newer version" in refusal(start(tmp_path))
+    assert "newer version" in rejection(start(tmp_path))
 
 
-def test_a_directory_that_cannot_be_written_is_refused_in_one_line(start: Begin, tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_rejected_in_one_line(start: Begin, tmp_path: Path) -> None:
     (tmp_path / "claims").write_text("")
-    said = refusal(start(tmp_path))
+    said = rejection(start(tmp_path))
     assert "must be a directory one can write" in said and str(tmp_path) in said
 
 
@@ -186,7 +186,7 @@ def test_checkpoints_of_another_program_are_left_alone(name: str, start: Begin, 
     there = tmp_path / "checkpoints" / name
     there.parent.mkdir()
     there.write_text("weights")
-    said = refusal(start(tmp_path))
+    said = rejection(start(tmp_path))
     assert "must not write into checkpoints of another program" in said and name in said and "rm -r" not in said
     note(tmp_path, 1, 0)  # what came when the run was there already is its own business
     assert went_on(start(tmp_path))[1] is None and there.read_text() == "weights"

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from torch.utils.tensorboard import SummaryWriter
 
 from hpc.checkpoint.on_disk import Checkpoint
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.training import loggers, record
 
 WORDS = [
@@ -208,13 +208,13 @@ def test_a_resumed_run_hides_no_point_from_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("logger", [3, "tensorboard", [{"save_dir": "x"}]])
-def test_what_is_no_logger_is_refused(logger: Any, tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="_target_"):
+def test_what_is_no_logger_is_rejected(logger: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="_target_"):
         loggers.build_all(configured(tmp_path, logger), None, [])
     assert loggers.build_all(configured(tmp_path, None), None, []) == []
 
 
-def test_a_table_outside_of_the_run_directory_is_refused(tmp_path: Path) -> None:
+def test_a_table_outside_of_the_run_directory_is_rejected(tmp_path: Path) -> None:
     """A run that goes on cuts its table, where another run may have written meanwhile."""
     node = {
         "_target_": "lightning.pytorch.loggers.CSVLogger",
@@ -222,7 +222,7 @@ def test_a_table_outside_of_the_run_directory_is_refused(tmp_path: Path) -> None
         "name": "table",
         "version": "",
     }
-    with pytest.raises(Refused, match="must lie in the run directory"):
+    with pytest.raises(ConfigError, match="must lie in the run directory"):
         loggers.build_all(configured(tmp_path / "run", [node]), None, [])
     assert list(tmp_path.iterdir()) == []
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.state.holders import SKIPS_NOT_FINITE
-from hpc.training.parallel import clip_gradients, parallelize, refuse_without_skip
+from hpc.training.parallel import clip_gradients, parallelize, reject_without_skip
 from my_research.models.gpt import GPT
 from my_research.module import Classifier
 
@@ -108,7 +108,7 @@ class ByHand(Classifier):
 
 
 def test_a_module_that_would_skip_no_step_is_rejected(network: GPT) -> None:
-    refuse_without_skip(Classifier(network, torch.optim.AdamW))
+    reject_without_skip(Classifier(network, torch.optim.AdamW))
     for module in (L.LightningModule(), ByHand(network, torch.optim.AdamW)):
-        with pytest.raises(Refused, match="must leave steps out itself"):
-            refuse_without_skip(module)
+        with pytest.raises(ConfigError, match="must leave steps out itself"):
+            reject_without_skip(module)

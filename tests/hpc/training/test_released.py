@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.training.released_layers import FollowsReleased
 from hpc.training.strategies import FSDP, DeepSpeed
 
@@ -104,9 +104,9 @@ def heads(said: str) -> list[str]:
     return [line for line in said.splitlines() if line.startswith("HEAD")]
 
 
-def test_what_is_in_no_sharded_part_is_refused(start: Callable[..., str], tmp_path: Path) -> None:
+def test_what_is_in_no_sharded_part_is_rejected(start: Callable[..., str], tmp_path: Path) -> None:
     said = start(tmp_path / "run", 2, [*WORDS, "strategy=fsdp"], patch=BESIDE, code=2)
-    assert "refused: model=beside.weight, beside.bias" in said
+    assert "ConfigError: model=beside.weight, beside.bias" in said
     assert "fully_shard(self.beside" in said
 
 
@@ -115,20 +115,20 @@ def test_what_is_no_part_by_itself_cannot_be_sharded_by_itself() -> None:
     module.scale = nn.Parameter(torch.ones(()))  # of a loss, say
     optimizers, place = [torch.optim.SGD(module.parameters())], {"num_replicas": 2}
     strategy: Any = SimpleNamespace(lightning_module=module, optimizers=optimizers, distributed_sampler_kwargs=place)
-    with pytest.raises(Refused, match="scale in a part of the module that configure_model shards, or strategy=ddp"):
+    with pytest.raises(ConfigError, match="scale in a part of the module that configure_model shards, or strategy=ddp"):
         FSDP.released(strategy, ["scale"])
 
 
-def test_deepspeed_refuses_what_it_would_never_train() -> None:
+def test_deepspeed_rejects_what_it_would_never_train() -> None:
     strategy = DeepSpeed()
     strategy.released(["head.weight"])  # as training begins
     strategy.alone = {}
-    with pytest.raises(Refused, match="never trains what is frozen"):
+    with pytest.raises(ConfigError, match="never trains what is frozen"):
         strategy.released(["body.weight"])
 
 
 def test_what_was_trained_before_is_not_released_once_more() -> None:
-    """Two networks that are frozen by turns, say: DDP is not made anew at each step, and DeepSpeed refuses nothing."""
+    """Two networks that are frozen by turns, say: DDP is not made anew at each step, and DeepSpeed rejects nothing."""
     module = nn.ModuleDict({name: nn.Linear(1, 1, bias=False) for name in ("one", "other", "third")})
     module["third"].requires_grad_(False)
     steps = Steps(module)

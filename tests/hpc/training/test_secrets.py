@@ -11,7 +11,7 @@ from desk import Desk
 from omegaconf import OmegaConf
 
 from hpc.config import compose, freezing, preflight
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.report import files as report_files
 from hpc.run import history
 from hpc.training import record
@@ -49,13 +49,13 @@ def test_no_job_script_holds_it(cluster: str, desk: Desk) -> None:
 def test_a_default_is_no_code(value: str) -> None:
     cfg = compose.compose_overrides(["cluster=slurm"])
     cfg.cluster.env = {"A": "${oc.env:NO," + value + "}"}
-    with pytest.raises(Refused, match=r"cluster\.env"):
+    with pytest.raises(ConfigError, match=r"cluster\.env"):
         preflight.rules(cfg)
 
 
 def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KEY", raising=False)
-    with pytest.raises(Refused, match="environment variable KEY must be set"):
+    with pytest.raises(ConfigError, match="environment variable KEY must be set"):
         preflight.rules(compose.compose_overrides(["+cluster.env.A=${oc.env:KEY}"]))
 
 

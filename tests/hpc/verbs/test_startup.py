@@ -93,7 +93,7 @@ def test_an_answer_needs_no_heavy_library_reads_nothing_twice_and_writes_nothing
     assert ("configs/trainer" in opened) is ("--help" in typed or "trainer=dpp" in typed)
     assert {path for path in PROJECT.rglob("*") if "__pycache__" not in str(path)} == before
     assert list(tmp_path.iterdir()) == []
-    assert "Traceback" not in done.stderr and done.stderr.startswith("refused: ") is (code == 2)
+    assert "Traceback" not in done.stderr and done.stderr.startswith("ConfigError: ") is (code == 2)
     assert ("#SBATCH --nodes=4\n" in done.stdout) is ("--dry-run" in typed)
 
 

@@ -105,7 +105,7 @@ def test_training_starts_from_the_weights_of_a_checkpoint(
     assert started < fresh - 0.2
 
 
-def test_a_checkpoint_that_does_not_fit_is_refused(trained: tuple[Path, str], call: Callable, tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_is_rejected(trained: tuple[Path, str], call: Callable, tmp_path: Path) -> None:
     ckpt = trained[0] / "checkpoints" / "last.ckpt"
     done = call(f"ckpt={ckpt}", "model.network.widths=[16,32,48]", f"run_dir={tmp_path / 'never'}")
     assert done.returncode == 2 and "Traceback" not in done.stderr
@@ -205,7 +205,7 @@ def test_ctrl_c_stops_all_ranks_between_two_steps_and_says_how_to_go_on(tmp_path
     assert (run_dir / "verdict").read_text() == f"attempt 1\nstep {step}\noutcome continue\nwhy Ctrl-C\n"
 
 
-def test_several_nodes_without_a_job_are_refused(call: Callable) -> None:
+def test_several_nodes_without_a_job_are_rejected(call: Callable) -> None:
     done = call("trainer=ddp_4node", "cluster=slurm", "trainer.accelerator=cpu")
     assert done.returncode == 2 and "python submit.py" in done.stderr
 
@@ -222,7 +222,7 @@ def test_predicted_text_is_shown_beside_the_truth(call: Callable, tmp_path: Path
     assert len(events.Scalars("val/bits_per_byte")) == 2
 
 
-def test_a_run_directory_that_cannot_be_written_is_refused(call: Callable, tmp_path: Path) -> None:
+def test_a_run_directory_that_cannot_be_written_is_rejected(call: Callable, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = call(f"run_dir={tmp_path / 'file' / 'run'}")
     assert done.returncode == 2 and "run_dir" in done.stderr
@@ -240,6 +240,6 @@ def test_trains_on_a_gpu(trainer: str, call: Callable, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("trainer", ["gpu"])
-def test_more_gpus_than_there_are_is_refused(trainer: str, call: Callable) -> None:
+def test_more_gpus_than_there_are_is_rejected(trainer: str, call: Callable) -> None:
     done = call("trainer=ddp", "trainer.devices=64", "data.global_batch_size=64")
     assert done.returncode == 2 and "devices are visible" in done.stderr

@@ -1,6 +1,6 @@
 """A DeepSpeed checkpoint continued on another number of ranks, through DeepSpeed's universal checkpoint.
 
-DeepSpeed refuses to load optimizer states that another number of ranks saved. Its converter takes them apart by
+DeepSpeed rejects to load optimizer states that another number of ranks saved. Its converter takes them apart by
 parameter, and an engine of any size loads what it needs of that. What the engine forgets on this way is made up for.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from hpc.checkpoint import safe_unpickle, weights
 from hpc.checkpoint.on_disk import PART
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 
 TAG = "checkpoint"  # the folder that Lightning has DeepSpeed write into
 CONVERTED = {"exp_avg", "exp_avg_sq"}  # the states of a parameter that its converter knows, beside the count of steps
@@ -31,8 +31,8 @@ def states(engine: Any) -> list[str]:
     return sorted({name for kept in optimizer.state.values() for name in kept}) if optimizer else []
 
 
-def refuse_other_states(names: Sequence[str] | None, devices: int, ranks: tuple[int, int], checkpoint: Path) -> None:
-    """Raise `Refused` for states that would not arrive at another number of ranks.
+def reject_other_states(names: Sequence[str] | None, devices: int, ranks: tuple[int, int], checkpoint: Path) -> None:
+    """Raise `ConfigError` for states that would not arrive at another number of ranks.
 
     Args:
         names: what `states` returned when the checkpoint was saved; None: it was not noted.
@@ -44,7 +44,7 @@ def refuse_other_states(names: Sequence[str] | None, devices: int, ranks: tuple[
     were, are = ranks
     rule = f"DeepSpeed moves only the states of Adam ({', '.join(sorted(CONVERTED))}) to another number of ranks, so "
     rule += f"there must be {were} as before, not {are}: this optimizer keeps {', '.join(names) or 'none'}"
-    raise Refused("trainer.devices", devices, rule, f"{were} ranks, or a new run from its weights: ckpt={checkpoint}")
+    raise ConfigError("trainer.devices", devices, rule, f"{were} ranks, or a new run from its weights: ckpt={checkpoint}")
 
 
 def load(engine: Any, checkpoint: Path) -> dict[str, Any]:
@@ -59,9 +59,9 @@ def load(engine: Any, checkpoint: Path) -> dict[str, Any]:
         What the strategy saved besides: `client_state` of `engine.load_checkpoint`.
 
     Raises:
-        Refused: a file names more than data.
+        ConfigError: a file names more than data.
     """
-    with safe_unpickle.refusals(checkpoint), safe_unpickle.allowing_deepspeed(), _converted(checkpoint) as folder:
+    with safe_unpickle.rejections(checkpoint), safe_unpickle.allowing_deepspeed(), _converted(checkpoint) as folder:
         engine._config.load_universal_checkpoint = True
         try:
             _, client_state = engine.load_checkpoint(folder, tag=TAG, load_lr_scheduler_states=False)
@@ -123,11 +123,11 @@ def _groups(optimizer: torch.optim.Optimizer, folder: Path) -> None:
 
 @torch.no_grad()
 def fill(engine: Any, checkpoint: Path) -> None:
-    """Only the weights, from a checkpoint of any other strategy or stage. Raises `Refused`."""
+    """Only the weights, from a checkpoint of any other strategy or stage. Raises `ConfigError`."""
     from deepspeed.runtime.zero import GatheredParameters
     from deepspeed.utils import safe_set_full_fp32_param
 
-    weights.refuse_other_model(engine.module, checkpoint)
+    weights.reject_other_model(engine.module, checkpoint)
     own = dict([*engine.module.named_buffers(), *engine.module.named_parameters()])
     for name, saved in weights.tensors(checkpoint).items():
         if name not in own:

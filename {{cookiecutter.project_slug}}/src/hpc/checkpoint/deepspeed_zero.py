@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hpc.checkpoint import safe_unpickle
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 
 MODEL_WHOLE, MODEL_PARTED = "mp_rank_00_model_states.pt", "zero_pp_rank_{}_mp_rank_00_model_states.pt"
 OPTIMIZER = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
@@ -31,7 +31,7 @@ def pieces(file: Path) -> dict[str, Pieces]:
     """The pieces and the shape of each weight, by name.
 
     Raises:
-        Refused: files of two runs lie in the folder.
+        ConfigError: files of two runs lie in the folder.
         Exception: a file is missing, damaged, or names more than plain data, see `inert.rule`.
     """
     state = safe_unpickle.plain(file)
@@ -55,7 +55,7 @@ def _only(*files: Path) -> Path:
     there = [file for file in files if file.is_file()]
     if len(there) > 1:
         rule = f"{there[0].name} and {there[1].name} come from two runs, and one of them is stale"
-        raise Refused("ckpt", there[0].parent, rule, "remove the files of the older run")
+        raise ConfigError("ckpt", there[0].parent, rule, "remove the files of the older run")
     return there[0] if there else files[0]
 
 

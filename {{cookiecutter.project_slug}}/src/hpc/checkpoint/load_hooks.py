@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from hpc.checkpoint import safe_unpickle, weights
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.project import HPC
 
 MUST = "must leave the weights in state_dict as they are, as each rank has a part of them only"
@@ -34,36 +34,36 @@ def own_callbacks(trainer: L.Trainer) -> list[Any]:
 
 
 def read(module: nn.Module, path: Path) -> dict[str, Any]:
-    """Return the weights of a checkpoint as they are in it, on the host. Raises `Refused`."""
+    """Return the weights of a checkpoint as they are in it, on the host. Raises `ConfigError`."""
     others = {name: value for name, value in get_model_state_dict(module).items() if not isinstance(value, Tensor)}
     if others:  # what `get_extra_state` returns
-        with safe_unpickle.refusals(path, "resume"):
+        with safe_unpickle.rejections(path, "resume"):
             load_tensors({"state_dict": others}, storage_reader=safe_unpickle.Reader(path))
     return weights.read(path) | others
 
 
 def load(module: nn.Module, state: Mapping[str, Any]) -> None:
-    """Load what the hooks have left. Raises `Refused`."""
+    """Load what the hooks have left. Raises `ConfigError`."""
     if misfits := weights.misfits({name: one for name, one in state.items() if isinstance(one, Tensor)}, module):
         rule = f"on_load_checkpoint must leave weights in state_dict that fit the model: {misfits}"
-        raise Refused("model", type(module).__name__, rule, "the model that the run had, or a hook that adapts them")
+        raise ConfigError("model", type(module).__name__, rule, "the model that the run had, or a hook that adapts them")
     set_model_state_dict(module, dict(state))
 
 
-def refuse_loaded(module: nn.Module, given: Mapping[str, Any], left: Mapping[str, Any]) -> None:
-    """Raises `Refused` where a hook has replaced weights that are sharded."""
+def reject_loaded(module: nn.Module, given: Mapping[str, Any], left: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` where a hook has replaced weights that are sharded."""
     if given.keys() != left.keys() or any(left[name] is not value for name, value in given.items()):
-        raise Refused("model", type(module).__name__, f"on_load_checkpoint {MUST}", WHOLE)
+        raise ConfigError("model", type(module).__name__, f"on_load_checkpoint {MUST}", WHOLE)
 
 
-def refuse_saved(trainer: L.Trainer, saved: Mapping[str, Any]) -> None:
-    """Raises `Refused` where a hook would save others than the module's weights, and these are sharded."""
+def reject_saved(trainer: L.Trainer, saved: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` where a hook would save others than the module's weights, and these are sharded."""
     strategy: Any = trainer.strategy
     if not strategy.restore_checkpoint_after_setup:
         return
     own = strategy.lightning_module_state_dict()
     if own.keys() != saved.keys() or any(map(_differ, own.values(), map(saved.get, own))):
-        raise Refused("model", type(trainer.lightning_module).__name__, f"on_save_checkpoint {MUST}", WHOLE)
+        raise ConfigError("model", type(trainer.lightning_module).__name__, f"on_save_checkpoint {MUST}", WHOLE)
 
 
 def _differ(one: Any, other: Any) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.system.files import opened, parsed, text
 
 VERSION = 2  # of what a checkpoint holds; weights are read from older ones, too
@@ -150,7 +150,7 @@ def known(run_dir: Path, starts: Sequence[Mapping[str, Any]] = ()) -> list[Check
             step (its node was cut off for a while, say) is no part of the run any more and left out.
 
     Raises:
-        Refused: one was written by a newer version of this project.
+        ConfigError: one was written by a newer version of this project.
     """
     found = [read(path) for path in run_dir.glob("checkpoints/step-*") if not path.name.endswith(PART)]
     there = [checkpoint for checkpoint in found if checkpoint and not _overtaken(checkpoint, starts)]
@@ -158,13 +158,13 @@ def known(run_dir: Path, starts: Sequence[Mapping[str, Any]] = ()) -> list[Check
 
 
 def read(path: Path) -> Checkpoint | None:
-    """What a folder's manifest says; None where none can be read. Raises `Refused` for a newer version."""
+    """What a folder's manifest says; None where none can be read. Raises `ConfigError` for a newer version."""
     try:
         note = parsed(text(path / MANIFEST))
         version = int(note.pop("version"))
         if version > VERSION:  # before anything else, which it may say otherwise
             rule = f"was written by a newer version of this project (its checkpoints: {version}, known here: {VERSION})"
-            raise Refused("resume", path, rule, "run the code that wrote it")
+            raise ConfigError("resume", path, rule, "run the code that wrote it")
         step, attempt = int(note.pop("step")), int(note.pop("attempt"))
         files = {str(name): (int(size), int(crc)) for name, (size, crc) in note.pop("files").items()}
         if "logs" in note:

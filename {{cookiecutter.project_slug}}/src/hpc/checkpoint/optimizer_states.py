@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hpc.checkpoint import safe_unpickle, weights
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 
 State = dict[str, dict[str, Any]]  # what an optimizer keeps of a parameter, by the parameter's name and its own
 
@@ -64,12 +64,12 @@ def restore(module: nn.Module, optimizer: Optimizer, name: str, saved: Mapping[s
         path: the checkpoint, which has the tensors.
 
     Raises:
-        Refused: the checkpoint is damaged, of another kind of optimizer, or has parameters that the module lacks.
+        ConfigError: the checkpoint is damaged, of another kind of optimizer, or has parameters that the module lacks.
     """
     parameters = {weights.bare(name): parameter for name, parameter in module.named_parameters()}
     if (kind := type(optimizer).__qualname__) != saved["kind"]:
         rule = f"an optimizer must be of the kind that it was when the checkpoint was made: {saved['kind']}"
-        raise Refused("model.optimizer", kind, rule, f"{saved['kind']}, made in configure_optimizers, or a new run")
+        raise ConfigError("model.optimizer", kind, rule, f"{saved['kind']}, made in configure_optimizers, or a new run")
     _grow(optimizer, saved["param_groups"], parameters)
     state = _tensors(parameters, name, path)
     dtypes = {(one, key): value.dtype for one, of in state.items() for key, value in of.items()}
@@ -100,7 +100,7 @@ def _grow(optimizer: Optimizer, groups: list[dict[str, Any]], parameters: Mappin
     for group in groups:
         if unknown := [name for name in group["params"] if name not in parameters]:
             rule = "an optimizer's groups must be of parameters that the model has"
-            raise Refused("model.optimizer", ", ".join(unknown[:3]), rule, "the model that the run had")
+            raise ConfigError("model.optimizer", ", ".join(unknown[:3]), rule, "the model that the run had")
         those = [parameters[name] for name in group["params"]]
         if those and known.isdisjoint(those):
             optimizer.add_param_group(group | {"params": those})
@@ -114,7 +114,7 @@ def _tensors(parameters: Mapping[str, nn.Parameter], optimizer: str, path: Path)
         of = full.removeprefix(f"{optimizer}.state.")
         name = max((name for name in parameters if of.startswith(f"{name}.")), key=len)
         found.setdefault(name, {})[of.removeprefix(f"{name}.")] = _empty(parameters[name], entry)
-    with safe_unpickle.refusals(path, "resume"):
+    with safe_unpickle.rejections(path, "resume"):
         load_tensors({optimizer: {"state": found}}, storage_reader=safe_unpickle.Reader(path))
     return found
 

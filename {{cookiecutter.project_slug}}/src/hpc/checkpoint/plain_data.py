@@ -12,28 +12,28 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hpc.checkpoint import load_hooks
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 
 FIX = "return numbers, words, tensors, and lists and dicts of them"
 PLAIN = (type(None), bool, int, float, complex, str, bytes, Tensor, torch.Size, torch.dtype, torch.device)
 
 
 def to_bytes(state: Any) -> bytes:
-    """Plain data as torch.save writes it. Raises `Refused` where something else than data is in it."""
+    """Plain data as torch.save writes it. Raises `ConfigError` where something else than data is in it."""
     content = _saved(state)
     if why := _flaw(content):
         name = next((name for name, part in _parts(state).items() if _flaw(_saved(part))), "callbacks")
         rule = f"a checkpoint must hold plain data only, so that nothing in it is ever executed: {why}"
-        raise Refused(name, None, rule, FIX)
+        raise ConfigError(name, None, rule, FIX)
     return content
 
 
-def refuse_sharded(checkpoint: dict[str, Any]) -> None:
-    """Raises `Refused` where what rank 0 saves for all ranks holds its part of a tensor."""
+def reject_sharded(checkpoint: dict[str, Any]) -> None:
+    """Raises `ConfigError` where what rank 0 saves for all ranks holds its part of a tensor."""
     for name, part in _parts(checkpoint).items():
         if any(isinstance(leaf, DTensor) for leaf in tree_leaves(part)):
             rule = "a checkpoint must hold whole tensors beside the weights, of which each rank saves its part"
-            raise Refused(name, None, rule, "tensor.full_tensor(), or an attribute of the module in place of it")
+            raise ConfigError(name, None, rule, "tensor.full_tensor(), or an attribute of the module in place of it")
 
 
 def leave_out_hparams(checkpoint: dict[str, Any]) -> list[str]:
@@ -53,7 +53,7 @@ def leave_out_hparams(checkpoint: dict[str, Any]) -> list[str]:
 
 
 def rehearse(trainer: Any, module: L.LightningModule, *without: L.Callback) -> None:
-    """Before the first step: what would be saved beside the tensors. Raises `Refused`, prints what is left out.
+    """Before the first step: what would be saved beside the tensors. Raises `ConfigError`, prints what is left out.
 
     Args:
         without: callbacks whose own hook is not called.
@@ -72,8 +72,8 @@ def rehearse(trainer: Any, module: L.LightningModule, *without: L.Callback) -> N
     if (left := leave_out_hparams(checkpoint)) and trainer.is_global_zero:
         print(f"warning: hyperparameters that are no plain data are not saved: {', '.join(left)}", flush=True)
     if saved := checkpoint.pop("state_dict", None):
-        load_hooks.refuse_saved(trainer, saved)
-    refuse_sharded(checkpoint)
+        load_hooks.reject_saved(trainer, saved)
+    reject_sharded(checkpoint)
     to_bytes(tree_map_only(Tensor, lambda tensor: torch.empty(0), checkpoint))
 
 

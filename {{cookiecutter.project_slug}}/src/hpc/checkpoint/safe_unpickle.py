@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.system import files
 
 FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
@@ -55,10 +55,10 @@ DEEPSPEED = (
 class Reader(filesystem.FileSystemReader):
     """Reads a folder of torch.distributed.checkpoint: `dcp.load(states, storage_reader=Reader(folder))`.
 
-    Put `refusals` around dcp.load: entries that are no tensors are unpickled there.
+    Put `rejections` around dcp.load: entries that are no tensors are unpickled there.
 
     Raises:
-        Refused: `.metadata` is missing, damaged, or names more than data.
+        ConfigError: `.metadata` is missing, damaged, or names more than data.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -66,7 +66,7 @@ class Reader(filesystem.FileSystemReader):
         try:  # here, because dcp.load makes an AssertionError of whatever goes wrong there
             self._described = described(folder)
         except Exception as error:
-            raise Refused("ckpt", folder, rule(error), FIX) from error
+            raise ConfigError("ckpt", folder, rule(error), FIX) from error
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
         self._described.storage_meta = metadata.StorageMeta(load_id=self.load_id)
@@ -105,7 +105,7 @@ def described(folder: Path) -> metadata.Metadata:
 
 
 class _Metadata(pickle.Unpickler):
-    """Makes what METADATA admits and refuses all else."""
+    """Makes what METADATA admits and rejects all else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (path := f"{module}.{name}") == "builtins.getattr":
@@ -164,8 +164,8 @@ def allowing_deepspeed() -> Iterator[None]:
 
 
 @contextmanager
-def refusals(path: str | Path, key: str = "ckpt", fix: str = FIX, alone: bool = False) -> Iterator[None]:
-    """Around anything that loads: a checkpoint that names more than data becomes a refusal.
+def rejections(path: str | Path, key: str = "ckpt", fix: str = FIX, alone: bool = False) -> Iterator[None]:
+    """Around anything that loads: a checkpoint that names more than data becomes a rejection.
 
     On every rank alike; `alone` where only this one reads that file. Other errors pass: a manifest has vouched for the
     files, so they are no mistake of the user.
@@ -175,10 +175,10 @@ def refusals(path: str | Path, key: str = "ckpt", fix: str = FIX, alone: bool = 
     except CheckpointException as error:  # of dcp.load: what failed, by rank
         for cause, _ in error.failures.values():
             if isinstance(cause, pickle.UnpicklingError):
-                raise Refused(key, path, rule(cause), fix, alone) from error
+                raise ConfigError(key, path, rule(cause), fix, alone) from error
         raise
     except pickle.UnpicklingError as error:
-        raise Refused(key, path, rule(error), fix, alone) from error
+        raise ConfigError(key, path, rule(error), fix, alone) from error
 
 
 def rule(error: Exception) -> str:

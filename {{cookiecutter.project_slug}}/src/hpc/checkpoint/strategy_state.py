@@ -64,11 +64,11 @@ class Kept:
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Copy the state and begin to write it; `writer.wait()` waits. Raises `Unwritten`."""
         final, mine, note, afterwards = self._opened(checkpoint, filepath)
-        load_hooks.refuse_saved(self.lightning_module.trainer, checkpoint["state_dict"])
+        load_hooks.reject_saved(self.lightning_module.trainer, checkpoint["state_dict"])
         plain_data.leave_out_hparams(checkpoint)
         part = self.writer.begin(final)
         write = self._written(checkpoint, part)
-        plain_data.refuse_sharded(checkpoint)
+        plain_data.reject_sharded(checkpoint)
         rest, own, rank = plain_data.to_bytes(checkpoint), plain_data.to_bytes(mine), self.global_rank
 
         def everything(part: Path) -> None:
@@ -129,7 +129,7 @@ class Kept:
         return True
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """The weights into the module, unless hooks see them before; the rest is returned. Raises `Refused`."""
+        """The weights into the module, unless hooks see them before; the rest is returned. Raises `ConfigError`."""
         path = Path(checkpoint_path)
         rest = self._rest(path)
         if not (path / ".metadata").exists():  # DeepSpeed's
@@ -142,9 +142,9 @@ class Kept:
             if load_hooks.are_seen(self.lightning_module.trainer):
                 self._given = None
                 return {"state_dict": load_hooks.read(self.lightning_module, path)} | rest
-        weights.refuse_other_model(self.lightning_module, path)
+        weights.reject_other_model(self.lightning_module, path)
         state = {"state_dict": get_model_state_dict(self.lightning_module)}
-        with safe_unpickle.refusals(path, "resume"):
+        with safe_unpickle.rejections(path, "resume"):
             load_tensors(state, storage_reader=Reader(path))
         set_model_state_dict(self.lightning_module, state["state_dict"])
         self._given = dict(state["state_dict"])
@@ -164,19 +164,19 @@ class Kept:
             print(f"warning: {said}", flush=True)
 
     def load_model_state_dict(self, checkpoint: dict[str, Any], strict: bool = True) -> None:
-        """What the module's hook has left, where `load_checkpoint` has not done it. Raises `Refused`."""
+        """What the module's hook has left, where `load_checkpoint` has not done it. Raises `ConfigError`."""
         state = checkpoint.get("state_dict", {})
         if self._given is None:
             load_hooks.load(self.lightning_module, state)
         else:
-            load_hooks.refuse_loaded(self.lightning_module, self._given, state)
+            load_hooks.reject_loaded(self.lightning_module, self._given, state)
         self._given = MappingProxyType({})
         if NEWER in checkpoint:  # for callbacks that average weights
             checkpoint["state_dict"] = checkpoint.pop(NEWER)
 
     def _rest(self, path: Path) -> dict[str, Any]:
-        """All but the tensors; under MINE what the rank of this number kept, if there was one. Raises `Refused`."""
-        with safe_unpickle.refusals(path, "resume"):
+        """All but the tensors; under MINE what the rank of this number kept, if there was one. Raises `ConfigError`."""
+        with safe_unpickle.rejections(path, "resume"):
             rest = torch.load(path / REST, weights_only=True, map_location="cpu")
         return rest | {MINE: own_state(path, self.global_rank)}
 
@@ -197,9 +197,9 @@ class Kept:
 
 
 def own_state(path: Path, rank: int) -> dict[str, Any]:
-    """What a rank kept for itself; {} if there was no such rank. Raises `Refused`."""
+    """What a rank kept for itself; {} if there was no such rank. Raises `ConfigError`."""
     own = path / RANK.format(rank)
-    with safe_unpickle.refusals(own, "resume", alone=True):
+    with safe_unpickle.rejections(own, "resume", only_this_rank=True):
         return torch.load(own, weights_only=True, map_location="cpu") if own.exists() else {}
 
 

@@ -17,7 +17,7 @@ def load(run_dir: str | Path) -> tuple[LightningModule, LightningDataModule]:
     its weights at the end: those were tested.
 
     Raises:
-        Refused: there is no such run, it has no whole checkpoint, or this code has another network.
+        ConfigError: there is no such run, it has no whole checkpoint, or this code has another network.
     """
     run_dir = home.expand(run_dir).absolute()
     cfg = frozen_config.load(run_dir)

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMe
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hpc.checkpoint import deepspeed_zero, safe_unpickle
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.system import files
 
 PREFIX = "state_dict."  # of the weights in a folder of torch.distributed.checkpoint; optimizer states lie beside them
@@ -37,7 +37,7 @@ class Saved:
         """The tensor, on the CPU; it may be a view of the mapped file.
 
         Raises:
-            Refused: it is damaged, or names more than plain data.
+            ConfigError: it is damaged, or names more than plain data.
         """
         with _telling(self.path):
             return self.fetch().detach()
@@ -50,22 +50,22 @@ def load(module: nn.Module, path: str | Path) -> None:
     tensor) either name will do.
 
     Raises:
-        Refused: `path` is no readable checkpoint, or its keys and shapes are not those of `module.state_dict()`.
+        ConfigError: `path` is no readable checkpoint, or its keys and shapes are not those of `module.state_dict()`.
         ValueError: the module has no memory yet (meta device).
     """
     wanted = _wanted(module)
     if any(value.is_meta for value in wanted.values()):
         raise ValueError("weights cannot be copied into a module on the meta device: materialize it first")
-    refuse_other_model(module, path, "ckpt")
+    reject_other_model(module, path, "ckpt")
     with torch.no_grad():
         for key, saved in tensors(path).items():
             wanted[key].copy_(_cut(saved.read(), wanted[key]))
 
 
-def refuse_other_model(module: nn.Module, path: str | Path, key: str = "resume") -> None:
-    """Raises `Refused` where a checkpoint has not the keys and shapes of `module.state_dict()`, sharded or not."""
+def reject_other_model(module: nn.Module, path: str | Path, key: str = "resume") -> None:
+    """Raises `ConfigError` where a checkpoint has not the keys and shapes of `module.state_dict()`, sharded or not."""
     if said := misfits(tensors(path), module):
-        raise Refused(key, path, said, "compose the model that the checkpoint was trained with")
+        raise ConfigError(key, path, said, "compose the model that the checkpoint was trained with")
 
 
 def bare(name: str) -> str:
@@ -116,13 +116,13 @@ def tensors(path: str | Path) -> dict[str, Saved]:
     bf16 or fp16 weights, the masters are meant; all else has the dtype it was saved in.
 
     Raises:
-        Refused: `path` is missing, damaged, incomplete or none of these, or a pickle in it names more than plain data.
+        ConfigError: `path` is missing, damaged, incomplete or none of these, or a pickle in it names more than plain data.
     """
     path = Path(path)
     with _telling(path):
         fetches = _found(path)
     if not fetches:
-        raise Refused("ckpt", path, "holds no weights", safe_unpickle.FIX)
+        raise ConfigError("ckpt", path, "holds no weights", safe_unpickle.FIX)
     return {key: Saved(dtype, shape, path, fetch) for key, (dtype, shape, fetch) in fetches.items()}
 
 
@@ -130,10 +130,10 @@ def tensors(path: str | Path) -> dict[str, Saved]:
 def _telling(path: Path) -> Iterator[None]:
     try:
         yield
-    except (Refused, MemoryError):
+    except (ConfigError, MemoryError):
         raise
     except Exception as error:  # a damaged file can fail anywhere
-        raise Refused("ckpt", path, safe_unpickle.rule(error), safe_unpickle.FIX) from error
+        raise ConfigError("ckpt", path, safe_unpickle.rule(error), safe_unpickle.FIX) from error
 
 
 Fetch = tuple[torch.dtype, torch.Size, Callable[[], Tensor]]
@@ -156,7 +156,7 @@ def _found(path: Path) -> dict[str, Fetch]:
             for key, (pieces, shape) in deepspeed_zero.pieces(file).items()
         }
     rule = "is neither a .ckpt file nor a checkpoint folder" if path.exists() else "does not exist"
-    raise Refused("ckpt", path, rule, safe_unpickle.FIX)
+    raise ConfigError("ckpt", path, rule, safe_unpickle.FIX)
 
 
 def _itself(value: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config.errors import Refused, reason
+from hpc.config.errors import ConfigError, reason
 from hpc.config.project import packages
 
 
@@ -14,7 +14,7 @@ def build(node: Any, **kwargs: Any) -> Any:
     """Objects for a config node: the only caller of Hydra's instantiate.
 
     Raises:
-        Refused: a library does not take the values that the config gives it.
+        ConfigError: a library does not take the values that the config gives it.
     """
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
@@ -22,7 +22,7 @@ def build(node: Any, **kwargs: Any) -> Any:
     try:
         return instantiate(without_checks(node), _convert_="all", **kwargs)
     except InstantiationException as error:
-        refuse_arguments(error)
+        reject_arguments(error)
         raise
 
 
@@ -30,15 +30,15 @@ def build(node: Any, **kwargs: Any) -> Any:
 NOT_TAKEN = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 
 
-def refuse_arguments(error: BaseException) -> None:
-    """Raises `Refused` where a library that the config names does not take the values that the config gives it.
+def reject_arguments(error: BaseException) -> None:
+    """Raises `ConfigError` where a library that the config names does not take the values that the config gives it.
 
     What fails within the project's own code does so for its author, with a traceback.
     """
     from hydra.errors import InstantiationException
 
     cause = error.__cause__ if isinstance(error, InstantiationException) else error
-    if isinstance(cause, Refused) and cause is not error:  # by what was to be built
+    if isinstance(cause, ConfigError) and cause is not error:  # by what was to be built
         raise cause
     if not isinstance(cause, NOT_TAKEN) and type(cause) is not RuntimeError:  # no want of memory, say
         return
@@ -50,7 +50,7 @@ def refuse_arguments(error: BaseException) -> None:
     by = f" by {called[0]}" if called else ""
     key = found[1] if (found := re.search(r"full_key: (\S+)", str(error))) else "config"
     rule = f"the values must be such as are taken{by}: {type(cause).__name__}: {reason(cause)}"
-    raise Refused(key, None, rule, "correct them; --cfg job shows the whole config") from error
+    raise ConfigError(key, None, rule, "correct them; --cfg job shows the whole config") from error
 
 
 def build_each(group: DictConfig) -> list[Any]:

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from omegaconf import DictConfig
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.freezing import references
 from hpc.config.sections import Cluster
 from hpc.config.typed import typed
 
-REFUSED = "`"  # no value of cluster.env may hold one
+REJECTED = "`"  # no value of cluster.env may hold one
 
 
 def cluster_in_bash(cfg: DictConfig) -> Cluster:
@@ -19,7 +19,7 @@ def cluster_in_bash(cfg: DictConfig) -> Cluster:
     Not in what the scheduler itself reads, such as an account: it fills in no variables, and shows it to everybody.
 
     Raises:
-        Refused: a key that the cluster's files cannot have, or a value of another type.
+        ConfigError: a key that the cluster's files cannot have, or a value of another type.
     """
     cluster = typed(Cluster, cfg.cluster, "cluster")
     with references(_variable):
@@ -33,8 +33,8 @@ def cluster_in_bash(cfg: DictConfig) -> Cluster:
 def _variable(name: str, *default: str | None) -> str:
     """`${oc.env:NAME,default}` in bash. Without a default, a job that lacks it says so and ends."""
     if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-        raise Refused("cluster", f"oc.env:{name!a}", "must name a variable of the environment", "${oc.env:NAME}")
+        raise ConfigError("cluster", f"oc.env:{name!a}", "must name a variable of the environment", "${oc.env:NAME}")
     if default:
         text = default[0] or ""  # another such reference, or plain text, where a } would end the expansion
-        return f"${{{name}-{text if text.startswith('${') else text.replace('}', REFUSED)}}}"
+        return f"${{{name}-{text if text.startswith('${') else text.replace('}', REJECTED)}}}"
     return f"${{{name}?is not in this job: export it where the job is submitted, or in cluster.setup}}"

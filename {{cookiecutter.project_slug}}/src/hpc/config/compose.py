@@ -14,7 +14,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from hpc.config.errors import ArgumentParser, Refused, meant, nearest, reason
+from hpc.config.errors import ArgumentParser, ConfigError, meant, nearest, reason
 from hpc.config.freezing import quoted
 from hpc.config.project import CONFIGS
 from hpc.config.sections import TEXT
@@ -50,11 +50,11 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def _with_value(word: str) -> str:
-    """The word. Raises `Refused` where nothing stands behind `key=`, which would mean none: `ckpt=$UNSET`, say."""
+    """The word. Raises `ConfigError` where nothing stands behind `key=`, which would mean none: `ckpt=$UNSET`, say."""
     key, equals, value = word.partition("=")
     if equals and not value:
         fix = "resume=<a run directory>" if key == "resume" else f"{key}=null for none, '{key}=\"\"' for an empty text"
-        raise Refused(word, None, "must have a value: is a variable of the shell not set?", fix)
+        raise ConfigError(word, None, "must have a value: is a variable of the shell not set?", fix)
     return word
 
 
@@ -64,10 +64,10 @@ def typed(argv: Sequence[str]) -> list[str]:
 
 
 def compose_overrides(overrides: Sequence[str], personal: bool = True, configs: Path | None = None) -> DictConfig:
-    """The config for these overrides and, if `personal`, this user's own values for the cluster. Raises `Refused`."""
+    """The config for these overrides and, if `personal`, this user's own values for the cluster. Raises `ConfigError`."""
     configs = configs or CONFIGS
     for override in overrides:
-        _refuse_unused(override)
+        _reject_unused(override)
     try:
         with initialize_config_dir(str(configs), version_base="1.3"):
             cfg = hydra_compose("train", [_literal(override) for override in overrides], return_hydra_config=True)
@@ -75,17 +75,17 @@ def compose_overrides(overrides: Sequence[str], personal: bool = True, configs: 
             with open_dict(cfg):
                 del cfg["hydra"]
     except OmegaConfBaseException as error:
-        raise Refused(error.full_key or "config", None, str(error).splitlines()[0], "see --cfg job") from None
+        raise ConfigError(error.full_key or "config", None, str(error).splitlines()[0], "see --cfg job") from None
     except HydraException as error:
         _explain(error, overrides, configs)
     except Exception as error:  # a file that is no config can fail anywhere in Hydra
         rule = f"must compose to one config: {type(error).__name__}: {reason(error)}"
         asked = " ".join(overrides) or f"{configs}/train.yaml"
-        raise Refused(asked, None, rule, f"correct the file below {configs}") from None
+        raise ConfigError(asked, None, rule, f"correct the file below {configs}") from None
     for group in GROUPS:
         if not isinstance(OmegaConf.select(cfg, group, default=None), DictConfig):
             rule = f"must be a group of keys; {configs} and what is typed make it something else"
-            raise Refused(group, None, rule, f"a file of configs/{group} with keys")
+            raise ConfigError(group, None, rule, f"a file of configs/{group} with keys")
     if personal and (own := _personal(str(OmegaConf.select(cfg, "cluster.name")))):
         with initialize_config_dir(str(configs), version_base="1.3"):
             searched = [override for override in overrides if override.lstrip("+").startswith("hydra.searchpath=")]
@@ -126,7 +126,7 @@ def _take_personal(own: dict[str, Any], cluster: DictConfig, usual: DictConfig, 
     assert isinstance(now, dict) and isinstance(before, dict)
     for key, value in own.items():
         if key not in now:
-            raise Refused(f"{PERSONAL}: {key}", None, "is no key of configs/cluster", meant(key, map(str, cluster)))
+            raise ConfigError(f"{PERSONAL}: {key}", None, "is no key of configs/cluster", meant(key, map(str, cluster)))
         if f"cluster.{key}" in typed:
             continue
         if isinstance(value, dict) and isinstance(now[key], dict):  # env: name by name, as Hydra does it
@@ -145,15 +145,15 @@ def _personal(cluster: str) -> dict[str, Any]:
         return dict((OmegaConf.to_container(yaml_config(PERSONAL)).get(cluster) or {}).items())  # type: ignore
     except UNREADABLE as error:
         rule = f"is YAML, cluster names with keys of configs/cluster: {reason(error)}"
-        raise Refused(str(PERSONAL), None, rule, f"{cluster}: {{account: ...}}") from None
+        raise ConfigError(str(PERSONAL), None, rule, f"{cluster}: {{account: ...}}") from None
 
 
-def _refuse_unused(override: str) -> None:
+def _reject_unused(override: str) -> None:
     if CODE_KEYS.search(override):
-        raise Refused(override, None, "what code runs is written in a file, not typed", f"add a file below {CONFIGS}")
+        raise ConfigError(override, None, "what code runs is written in a file, not typed", f"add a file below {CONFIGS}")
     if HYDRAS.match(override):
         rule = "is a word for Hydra's launcher, which does not start these programs: it would change nothing"
-        raise Refused(override, None, rule, "run_dir=<folder> for where a run lies; submit.py --multirun for several")
+        raise ConfigError(override, None, rule, "run_dir=<folder> for where a run lies; submit.py --multirun for several")
 
 
 def _fix(key: str, overrides: Sequence[str], configs: Path) -> str:
@@ -164,14 +164,14 @@ def _fix(key: str, overrides: Sequence[str], configs: Path) -> str:
     cfg = compose_overrides(others if len(others) < len(overrides) else [], configs=configs)
     above, _, last = key.rpartition(".")
     target = OmegaConf.select(cfg, f"{above}._target_", default=None) if above else None
-    with suppress(Refused):
+    with suppress(ConfigError):
         if isinstance(target, str) and last in signatures.signature(target).parameters:
             return f"+{key}=..."
     return meant(key, [*flat(cfg), *groups(configs)])
 
 
 def _explain(error: HydraException, overrides: Sequence[str], configs: Path) -> NoReturn:
-    """Turn one of Hydra's errors into a refusal that names key, value, rule and fix."""
+    """Turn one of Hydra's errors into a rejection that names key, value, rule and fix."""
     text = str(error)
     if isinstance(error, OverrideParseException):
         key, _, value = str(error.override).partition("=")
@@ -179,17 +179,17 @@ def _explain(error: HydraException, overrides: Sequence[str], configs: Path) -> 
         fix = f"""'{key}="{quoted}"'"""
         if value.startswith("[") or key in ("cluster.options", "cluster.setup"):
             fix = as_list(key, value)
-        raise Refused(error.override, None, "is not key=value as Hydra reads it", f"quote the value: {fix}") from None
+        raise ConfigError(error.override, None, "is not key=value as Hydra reads it", f"quote the value: {fix}") from None
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.replace(".yaml", "").rpartition("/")
         choices = groups(configs).get(group, [])
         fix = nearest(choice, choices, "one of them")
-        raise Refused(group or choice, choice, f"is one of {', '.join(choices)}", f"{group}={fix}") from None
+        raise ConfigError(group or choice, choice, f"is one of {', '.join(choices)}", f"{group}={fix}") from None
     if found := re.search(r"Ambiguous value for argument '([^']*)'", text):
         rule = "names several values: of several runs, or of one list"
-        raise Refused(found.group(1), None, rule, "python submit.py --multirun ..., or key=[a,b]") from None
+        raise ConfigError(found.group(1), None, rule, "python submit.py --multirun ..., or key=[a,b]") from None
     if found := re.search(r"Could not override '([^']+)'", text):
         key = found.group(1)
-        raise Refused(key, None, "is no group or key of configs/ (+key=value adds one)", _fix(key, overrides, configs))
+        raise ConfigError(key, None, "is no group or key of configs/ (+key=value adds one)", _fix(key, overrides, configs))
     cause = error.__cause__ or error
-    raise Refused(" ".join(overrides) or "configs/train.yaml", None, str(cause).splitlines()[0], "see --help") from None
+    raise ConfigError(" ".join(overrides) or "configs/train.yaml", None, str(cause).splitlines()[0], "see --help") from None

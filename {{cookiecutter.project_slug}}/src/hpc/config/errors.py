@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 from omegaconf.errors import OmegaConfBaseException
 
+from hpc.config.exit_codes import ExitCode
+
 # Control characters, which a terminal obeys, but for line feed and tab; and marks that turn the direction of text.
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
@@ -29,53 +31,81 @@ class ArgumentParser(argparse.ArgumentParser):
         super().error(printable(message, "\n"))
 
 
-class Refused(Exception):
-    """A mistake told before anything is written: what was asked, the rule, the fix to type."""
+class ConfigError(Exception):
+    """A mistake in a config or on a command line, reported before anything is written.
 
-    def __init__(self, key: str, value: object, rule: str, fix: str, alone: bool = False) -> None:
+    The message is a full sentence, and what to type instead::
+
+        ConfigError: data.global_batch_size must be divisible by the number of devices (2); got 63.
+          Try: data.global_batch_size=64
+
+    Args:
+        key: what is wrong, as it is typed.
+        value: what was given; None where that says nothing.
+        rule: begins with "must" or "cannot", and its subject is `key`; or a sentence of its own.
+        fix: what to type instead.
+        only_this_rank: the other ranks do not know of it, so this one prints it.
+    """
+
+    def __init__(self, key: str, value: object, rule: str, fix: str, only_this_rank: bool = False) -> None:
         self.key, self.value, self.rule, self.fix = key, value, rule, fix
-        self.alone = alone  # only this rank knows
-        asked = printable(key if value is None else f"{key}={value}", "\n")
-        super().__init__(f"{asked}\n  rule: {printable(rule)}\n  fix:  {printable(fix)}")
+        self.only_this_rank = only_this_rank
+        super().__init__(f"{printable(_sentence(key, value, rule))}\n  Try: {printable(fix)}")
 
     def parts(self) -> list[str | None]:
         """Return key, value, rule and fix as plain data, to be sent to other ranks."""
         return [self.key, None if self.value is None else str(self.value), self.rule, self.fix]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Cross process borders whole: a data worker's refusal reaches the screen as it was raised."""
-        return type(self), (self.key, self.value, self.rule, self.fix, self.alone)
+        """Cross process borders whole: the error of a data worker reaches the screen as it was raised."""
+        return type(self), (self.key, self.value, self.rule, self.fix, self.only_this_rank)
 
 
-class Finished(Refused):
+def _sentence(key: str, value: object, rule: str) -> str:
+    """Return what must be and what was given, e.g. "trainer.devices must be at least 1; got 0."."""
+    end = "" if rule.endswith((".", "!", "?")) else "."
+    key, given = printable(key, "\n"), printable(str(value), "\n")
+    if rule.startswith(("must ", "cannot ")):
+        return f"{key} {rule}." if value is None else f"{key} {rule}; got {given}."
+    return f"{key}: {rule}{end}" if value is None else f"{key}={given}: {rule}{end}"
+
+
+class Finished(ConfigError):
     """Nothing is left to do: for a job that the scheduler has started again this is no mistake."""
 
 
 @contextmanager
-def refusals(speaks: bool = True) -> Iterator[None]:
-    """Print a refusal on stderr and leave with exit code 2, no traceback. Of ranks that all know it, one speaks."""
+def exit_on_config_error(is_reporting_rank: bool = True) -> Iterator[None]:
+    """Print a `ConfigError` on stderr, without a traceback, and leave with exit code 2.
+
+    Args:
+        is_reporting_rank: of ranks that all know the error, one prints it.
+    """
     try:
         yield
     except Finished as finished:
-        if speaks or finished.alone:
+        if is_reporting_rank or finished.only_this_rank:
             print(f"{finished.rule} already\nrun directory {printable(str(finished.value))}", flush=True)
-        sys.exit(0)
-    except (Refused, OmegaConfBaseException) as error:
-        refused = error if isinstance(error, Refused) else unusable(error)
-        if speaks or refused.alone:
-            sys.stderr.write(f"refused: {refused}\n")  # at once: other ranks and srun write into the same log
-        sys.exit(2)
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        sys.exit(ExitCode.DONE)
+    except (ConfigError, OmegaConfBaseException) as raised:
+        error = raised if isinstance(raised, ConfigError) else unusable(raised)
+        if is_reporting_rank or error.only_this_rank:
+            _print(error)
+        sys.exit(ExitCode.REJECTED)
+    except OSError as raised:
+        if raised.errno != errno.ENAMETOOLONG:
             raise
-        refused = Refused(f"{str(error.filename)[:60]}...", None, "must be shorter to be a file", "another name")
-        sys.stderr.write(f"refused: {refused}\n")
-        sys.exit(2)
+        _print(ConfigError(f"{str(raised.filename)[:60]}...", None, "must be shorter to be a file", "another name"))
+        sys.exit(ExitCode.REJECTED)
 
 
-def unusable(error: OmegaConfBaseException) -> Refused:
+def _print(error: ConfigError) -> None:
+    sys.stderr.write(f"ConfigError: {error}\n")  # in one piece: other ranks and srun write into the same log
+
+
+def unusable(error: OmegaConfBaseException) -> ConfigError:
     """A value of the config that is asked for, and is not there or cannot be resolved."""
-    return Refused(error.full_key or "config", None, f"must have a value: {reason(error)}", "see --cfg job")
+    return ConfigError(error.full_key or "config", None, f"must have a value: {reason(error)}", "see --cfg job")
 
 
 def nearest(word: str, known: Iterable[str], otherwise: str) -> str:

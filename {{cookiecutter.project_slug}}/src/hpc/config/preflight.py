@@ -17,7 +17,7 @@ from omegaconf.errors import (
 from hpc.config import section_rules, signatures
 from hpc.config.cluster_in_bash import cluster_in_bash
 from hpc.config.compose import PERSONAL
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.project import is_ours
 from hpc.config.sections import Checkpoint, Faults, Run, Strategy, Trainer
 from hpc.config.typed import flat, typed
@@ -28,7 +28,7 @@ def check(cfg: DictConfig) -> None:
     """All that can be told on this machine before torch: the rules, then the files.
 
     Raises:
-        Refused: the first rule that is broken.
+        ConfigError: the first rule that is broken.
     """
     rules(cfg)
     files(cfg)
@@ -38,7 +38,7 @@ def rules(cfg: DictConfig) -> None:
     """What can be decided from the config alone, so every rank decides alike; in order of cost.
 
     Raises:
-        Refused: the first rule that is broken.
+        ConfigError: the first rule that is broken.
     """
     _complete(cfg)
     run = typed(Run, cfg, "")
@@ -67,20 +67,20 @@ def job(cfg: DictConfig) -> None:
     The scheduler comes first: where there is none, other rules would ask for what another cluster's file says.
 
     Raises:
-        Refused: the first rule that is broken, the first thing that is missing, by name.
+        ConfigError: the first rule that is broken, the first thing that is missing, by name.
     """
     if OmegaConf.select(cfg, "cluster.scheduler") is None:
         rule = "has no scheduler to submit to"
-        raise Refused("cluster", cfg.cluster.name, rule, "cluster=<one of --help>, or python train.py to train here")
+        raise ConfigError("cluster", cfg.cluster.name, rule, "cluster=<one of --help>, or python train.py to train here")
     rules(cfg)
     cluster = cluster_in_bash(cfg)
     for key in cluster.required:
         if getattr(cluster, key, None) in (None, ""):
             rule = f"a job on {cluster.name} has to name it; {PERSONAL} is the place to keep it"
-            raise Refused(f"cluster.{key}", None, rule, f"cluster.{key}=<{key}>")
+            raise ConfigError(f"cluster.{key}", None, rule, f"cluster.{key}=<{key}>")
     if cluster.stage_env and not cluster.node_local:
         rule = "says where on a node the environment is copied to"
-        raise Refused("cluster.node_local", "null", rule, "cluster.node_local='$TMPDIR', or cluster.stage_env=false")
+        raise ConfigError("cluster.node_local", "null", rule, "cluster.node_local='$TMPDIR', or cluster.stage_env=false")
 
 
 def _complete(cfg: DictConfig) -> None:
@@ -90,15 +90,15 @@ def _complete(cfg: DictConfig) -> None:
             OmegaConf.select(cfg, key, throw_on_missing=True)
         except (MissingMandatoryValue, InterpolationToMissingValueError):
             if value == "???":
-                raise Refused(key, "???", "has no default, this run needs it", f"{key}=<value>") from None
+                raise ConfigError(key, "???", "has no default, this run needs it", f"{key}=<value>") from None
         except InterpolationKeyError:
             rule = "refers to a key that this config does not have: these groups do not go together"
             other = str(value).strip("${}").split(".")[0]
-            raise Refused(key, value, rule, f"another choice of {key.split('.')[0]}= or of {other}=") from None
+            raise ConfigError(key, value, rule, f"another choice of {key.split('.')[0]}= or of {other}=") from None
         except InterpolationResolutionError as error:
             if unset := re.search(r"Environment variable '(.*?)' not found", str(error)):
                 rule = f"the environment variable {unset[1]} must be set"
-                raise Refused(key, value, rule, f"export {unset[1]}=..., here and where jobs are submitted") from None
+                raise ConfigError(key, value, rule, f"export {unset[1]}=..., here and where jobs are submitted") from None
             continue  # as below
         except OmegaConfBaseException:
             continue  # a number derived from others that are wrong: the rules on those will tell
@@ -108,10 +108,10 @@ def files(cfg: DictConfig) -> None:
     """What the config points at is there and can be used, seen from here. Fills in what data say of themselves.
 
     Raises:
-        Refused: the first thing that is not.
+        ConfigError: the first thing that is not.
     """
     if cfg.ckpt and not (_goes_on(cfg) or home.expand(cfg.ckpt).exists()):
-        raise Refused("ckpt", cfg.ckpt, "there is no such file or folder", "ckpt=<checkpoint of a run>")
+        raise ConfigError("ckpt", cfg.ckpt, "there is no such file or folder", "ckpt=<checkpoint of a run>")
     for key, node in signatures.targets(OmegaConf.to_container(cfg, resolve=True)):
         signatures.bind(key, {name: value for name, value in node.items() if value is not None}, complete=False)
     _ask_nodes(cfg, cfg)  # which may count on the types of what is there
@@ -131,18 +131,18 @@ def _strategy_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> No
     tensor = strategy.tensor_parallel_size
     section_rules.at_least("strategy.tensor_parallel_size", tensor, 1)
     if strategy.name == "single" and world > 1:
-        raise Refused("trainer.devices", trainer.devices, "strategy=single trains on one device", "strategy=ddp")
+        raise ConfigError("trainer.devices", trainer.devices, "strategy=single trains on one device", "strategy=ddp")
     if tensor > 1 and strategy.name not in ("fsdp", "tensor_parallel"):
-        raise Refused("strategy.tensor_parallel_size", tensor, f"is 1 with strategy={strategy.name}", "strategy=fsdp")
+        raise ConfigError("strategy.tensor_parallel_size", tensor, f"is 1 with strategy={strategy.name}", "strategy=fsdp")
     if world % tensor:
         rule = f"divides the world size, {trainer.num_nodes} nodes * {trainer.devices} devices = {world}"
-        raise Refused(
+        raise ConfigError(
             "strategy.tensor_parallel_size", tensor, rule, f"strategy.tensor_parallel_size={_divisors(world, tensor)}"
         )
     if strategy.name in ("fsdp", "tensor_parallel") and trainer.precision == "16-mixed":
         # The loss scale would have to be agreed between shards, which Lightning 2.6 does not do for FSDP2.
         rule = f"strategy={strategy.name} trains in 32-true, 64-true, bf16-mixed, bf16-true or 16-true"
-        raise Refused("trainer.precision", trainer.precision, rule, "trainer.precision=bf16-mixed")
+        raise ConfigError("trainer.precision", trainer.precision, rule, "trainer.precision=bf16-mixed")
     if strategy.name.startswith(("deepspeed", "zero")):
         _deepspeed_rules(strategy, trainer, cfg)
     _finetuning_rules(strategy, world, cfg)
@@ -167,44 +167,44 @@ NOT_HERE |= {"LearningRateFinder": _SEARCHES, "BatchSizeFinder": _SEARCHES}
 
 def _callback_rules(cfg: DictConfig) -> None:
     if not isinstance(cfg.callbacks, DictConfig):
-        raise Refused("callbacks", cfg.callbacks, "must be named callbacks", "callbacks=default")
+        raise ConfigError("callbacks", cfg.callbacks, "must be named callbacks", "callbacks=default")
     for name, node in cfg.callbacks.items():
         if node and not (isinstance(node, DictConfig) and "_target_" in node):
             rule = "a callback must be a node with a _target_, or null"
-            raise Refused(f"callbacks.{name}", node, rule, f"callbacks.{name}=null")
+            raise ConfigError(f"callbacks.{name}", node, rule, f"callbacks.{name}=null")
     for key, node in signatures.targets(OmegaConf.to_container(cfg.callbacks), "callbacks"):
         name = node["_target_"].rpartition(".")[2]
         if name in NOT_HERE and node["_target_"].startswith(("lightning.", "pytorch_lightning.")):
             rule, fix = NOT_HERE[name]
-            raise Refused(key, node["_target_"], rule, fix.format(key.partition(".")[2]))
+            raise ConfigError(key, node["_target_"], rule, fix.format(key.partition(".")[2]))
 
 
 def _finetuning_rules(strategy: Strategy, world: int, cfg: DictConfig) -> None:
     for key, node in signatures.targets(OmegaConf.to_container(cfg.callbacks), "callbacks"):
         if node["_target_"].endswith("Finetuning") and (world > 1 or strategy.name not in ("single", "ddp")):
             rule = "trains on one device without shards: what is frozen at the start is never averaged or sharded"
-            raise Refused(key, None, rule, "trainer=gpu (or cpu), or callbacks=default")
+            raise ConfigError(key, None, rule, "trainer=gpu (or cpu), or callbacks=default")
         if node["_target_"].endswith("WeightAveraging") and strategy.name not in ("single", "ddp"):
             rule = f"weights are averaged whole: the strategy must be single or ddp, not {strategy.name}"
-            raise Refused(key, None, rule, f"strategy=ddp, or {key}=null")
+            raise ConfigError(key, None, rule, f"strategy=ddp, or {key}=null")
 
 
 def _deepspeed_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> None:
     if find_spec("deepspeed") is None:
-        raise Refused(
+        raise ConfigError(
             "strategy", strategy.name, "needs the package deepspeed", "pip install deepspeed -c constraints.txt"
         )
     if trainer.precision == "64-true":
-        raise Refused(
+        raise ConfigError(
             "trainer.precision", trainer.precision, "DeepSpeed trains in 32 or 16 bit", "trainer.precision=32-true"
         )
     if trainer.gradient_clip_algorithm == "value" and trainer.gradient_clip_val:
         rule = "DeepSpeed, which clips gradients itself, must clip them by their norm"
         fix = "trainer.gradient_clip_algorithm=norm, or strategy=ddp or fsdp"
-        raise Refused("trainer.gradient_clip_algorithm", "value", rule, fix)
+        raise ConfigError("trainer.gradient_clip_algorithm", "value", rule, fix)
     if strategy.compile and cfg.strategy.lightning.stage == 3:
         rule = "ZeRO-3 gathers parameters in hooks that a compiled block would not run"
-        raise Refused("strategy.compile", True, rule, "strategy.compile=false, or strategy=fsdp")
+        raise ConfigError("strategy.compile", True, rule, "strategy.compile=false, or strategy=fsdp")
 
 
 def _network_rules(strategy: Strategy, cfg: DictConfig) -> None:
@@ -221,7 +221,7 @@ def _network_rules(strategy: Strategy, cfg: DictConfig) -> None:
         if wanted and member not in members:
             rule = f"{target} has no `{member}`, which strategy={strategy.name} works on"
             other = "strategy.compile=false" if strategy.compile and member == "blocks" else "strategy=ddp"
-            raise Refused("model.network", target, rule, f"give the class `{member}` (see models/gpt.py), or {other}")
+            raise ConfigError("model.network", target, rule, f"give the class `{member}` (see models/gpt.py), or {other}")
 
 
 def _bind_targets(cfg: DictConfig, prefix: str = "") -> None:

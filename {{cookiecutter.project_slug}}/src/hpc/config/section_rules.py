@@ -1,6 +1,6 @@
 """Rules on the config's own sections, each by itself: called by preflight.py, which says in what order.
 
-Each raises `Refused` for the first value that it cannot do with.
+Each raises `ConfigError` for the first value that it cannot do with.
 """
 
 import math
@@ -8,7 +8,7 @@ import re
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config.errors import UNSEEN, Refused, nearest
+from hpc.config.errors import UNSEEN, ConfigError, nearest
 from hpc.config.layout import layout
 from hpc.config.sections import Checkpoint, Cluster, Faults, Run, Strategy, Trainer
 from hpc.config.typed import flat
@@ -60,22 +60,22 @@ def run(run: Run) -> None:
         # It names files, and the job; schedulers take no more, and Lightning treats jobs called bash as no jobs.
         other = re.sub(r"[^A-Za-z0-9._+-]+", "_", name).strip("._+-")
         rule = "is up to 100 letters, digits and . _ + -, a letter or digit first (and not bash or interactive)"
-        raise Refused("name", repr(name), rule, f"name={other if other not in ('', name) else 'my_run'}"[:100])
+        raise ConfigError("name", repr(name), rule, f"name={other if other not in ('', name) else 'my_run'}"[:100])
     if not 0 <= run.seed < 2**32:
         rule = "must be from 0 to 4294967295, as numpy's seeds are"
-        raise Refused("seed", run.seed, rule, f"seed={abs(run.seed) % 2**32}")
+        raise ConfigError("seed", run.seed, rule, f"seed={abs(run.seed) % 2**32}")
     one_of("dirty_tree", run.dirty_tree, ["snapshot", "refuse"])
     one_of("matmul_precision", run.matmul_precision, ["highest", "high", "medium"])
     if run.run_dir and (UNSEEN.search(run.run_dir) or re.search(r"[\t\n]", run.run_dir)):
-        raise Refused("run_dir", repr(run.run_dir), "is a path of one line", "run_dir=<a directory>")
+        raise ConfigError("run_dir", repr(run.run_dir), "is a path of one line", "run_dir=<a directory>")
     if run.run_dir and "$" in run.run_dir:
         rule = "must be spelled out: a variable of the shell would be filled in by some writers and not by others"
-        raise Refused("run_dir", run.run_dir, rule, "run_dir=${oc.env:NAME}/... in a file of configs/")
+        raise ConfigError("run_dir", run.run_dir, rule, "run_dir=${oc.env:NAME}/... in a file of configs/")
     if run.run_dir and (scheme := re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", run.run_dir)):
         rule = f"must be a directory of a file system, not an address ({scheme[0]})"
-        raise Refused("run_dir", run.run_dir, rule, "run_dir=<a directory>, copied there after the run")
+        raise ConfigError("run_dir", run.run_dir, rule, "run_dir=<a directory>, copied there after the run")
     if run.test_only and not run.ckpt:
-        raise Refused("test_only", True, "evaluates the weights of a checkpoint", "ckpt=<checkpoint> test_only=true")
+        raise ConfigError("test_only", True, "evaluates the weights of a checkpoint", "ckpt=<checkpoint> test_only=true")
 
 
 def checkpoint(node: Checkpoint) -> None:
@@ -92,7 +92,7 @@ def faults(node: Faults, strategy: Strategy) -> None:
     one_of("faults.nonfinite", node.nonfinite, ["stop", "skip", "rollback"])
     if node.nonfinite == "skip" and strategy.name.startswith(("deepspeed", "zero")):
         rule = f"strategy={strategy.name} cannot skip an update: DeepSpeed owns the optimizer step"
-        raise Refused("faults.nonfinite", "skip", rule, "faults.nonfinite=stop, or rollback")
+        raise ConfigError("faults.nonfinite", "skip", rule, "faults.nonfinite=stop, or rollback")
     positive("faults.hang_minutes", node.hang_minutes)
     at_most("faults.hang_minutes", node.hang_minutes, 60 * 24 * 365)  # timers take no more than some hundred years
     at_least("faults.retries", node.retries, 1)
@@ -104,7 +104,7 @@ def skipping(cfg: DictConfig) -> None:
     if cfg.faults.nonfinite == "skip" and optimizer is not None and not optimizer.get("fused"):
         word = "model.optimizer.fused=true"
         fix = f"{word if 'fused' in optimizer else '+' + word}, or faults.nonfinite=rollback"
-        raise Refused("faults.nonfinite", "skip", SKIPS, fix)
+        raise ConfigError("faults.nonfinite", "skip", SKIPS, fix)
 
 
 def cluster(cluster: Cluster, cfg: DictConfig) -> None:
@@ -114,33 +114,33 @@ def cluster(cluster: Cluster, cfg: DictConfig) -> None:
     for key in ("account", "partition", "qos", "constraint", "interface"):
         if re.search(r"[^!-~]|[\"'`\\$#;]", getattr(cluster, key) or ""):
             rule = "is one word as the scheduler lists it, without quotes"
-            raise Refused(f"cluster.{key}", repr(getattr(cluster, key)), rule, f"cluster.{key}=<{key}>")
+            raise ConfigError(f"cluster.{key}", repr(getattr(cluster, key)), rule, f"cluster.{key}=<{key}>")
     login_host(cluster.login_host)
     lines = [("options", line) for line in cluster.options] + [("setup", line) for line in cluster.setup]
     words = ("request", "launcher", "container", "node_local", "cache", "master_addr_suffix")
     for key, line in [*lines, *((word, getattr(cluster, word) or "") for word in words)]:
         if not isinstance(line, str) or UNSEEN.search(line) or "\n" in line:
             rule = "must be text of one line, without control characters; options and setup are lists of such lines"
-            raise Refused(f"cluster.{key}", repr(line), rule, "one list entry per line")
+            raise ConfigError(f"cluster.{key}", repr(line), rule, "one list entry per line")
     options(cluster)
     for key, value in cluster.env.items():
         damages = re.search(r'["`\\\n]|\$\(', str(value)) or UNSEEN.search(str(value))
         if not re.fullmatch(r"[A-Za-z_]\w*", str(key)) or damages:
             rule = "is NAME: value; the value stands between double quotes in the job script, $VARIABLES are filled in"
-            raise Refused(f"cluster.env.{key}", repr(value), rule, "leave out quotes, backslashes and commands")
+            raise ConfigError(f"cluster.env.{key}", repr(value), rule, "leave out quotes, backslashes and commands")
     asked = walltime("cluster.time", cluster.time)
     if cluster.max_time and asked > (most := walltime("cluster.max_time", cluster.max_time)):
         rule = f"cluster={cluster.name} lets a job run {cluster.max_time}"
-        raise Refused("cluster.time", cluster.time, rule, f"cluster.time={clock(most)}")
+        raise ConfigError("cluster.time", cluster.time, rule, f"cluster.time={clock(most)}")
     for key in ("chain", "rendezvous_seconds"):
         at_least(f"cluster.{key}", getattr(cluster, key), 1)
     if cluster.scheduler == "slurm" and cluster.chain > 1:
         rule = "is for PBS: Slurm itself starts a job again that has not finished its run"
-        raise Refused("cluster.chain", cluster.chain, rule, "cluster.chain=1")
+        raise ConfigError("cluster.chain", cluster.chain, rule, "cluster.chain=1")
     workers, cores = OmegaConf.select(cfg, "data.num_workers") or 0, cluster.cores_per_gpu
     if cluster.scheduler and cores and workers > cores:
         rule = f"a task on {cluster.name} has {cores} cores (cluster.cores_per_gpu)"
-        raise Refused("data.num_workers", workers, rule, f"data.num_workers={max(cores - 1, 1)}")
+        raise ConfigError("data.num_workers", workers, rule, f"data.num_workers={max(cores - 1, 1)}")
 
 
 def options(cluster: Cluster) -> None:
@@ -148,7 +148,7 @@ def options(cluster: Cluster) -> None:
     for line in cluster.options:
         if key := written_by(line, cluster.scheduler):
             rule = "is what the job script already says; the later one would win, and nothing else would know of it"
-            raise Refused("cluster.options", line, rule, f"{key}, and without this option")
+            raise ConfigError("cluster.options", line, rule, f"{key}, and without this option")
 
 
 def written_by(option: str, scheduler: str | None) -> str | None:
@@ -163,7 +163,7 @@ def login_host(host: str | None) -> None:
     """It stands in a line that people copy into a shell of theirs."""
     if host and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", host):
         rule = "is the name of a machine, as ssh takes it: letters, digits, dots and dashes"
-        raise Refused("cluster.login_host", repr(host), rule, "cluster.login_host=<a name, without user@>")
+        raise ConfigError("cluster.login_host", repr(host), rule, "cluster.login_host=<a name, without user@>")
 
 
 def trainer(trainer: Trainer, cluster: Cluster) -> None:
@@ -172,7 +172,7 @@ def trainer(trainer: Trainer, cluster: Cluster) -> None:
     one_of("trainer.precision", trainer.precision, PRECISIONS)
     if trainer.devices is None:
         rule = f"cluster={cluster.name} does not say how many GPUs a node has"
-        raise Refused("trainer.devices", "null", rule, "trainer.devices=<devices per node>")
+        raise ConfigError("trainer.devices", "null", rule, "trainer.devices=<devices per node>")
     for key in ("num_nodes", "devices", "accumulate_grad_batches", "log_every_n_steps"):
         at_least(f"trainer.{key}", getattr(trainer, key), 1)
     if trainer.check_val_every_n_epoch is not None:
@@ -182,16 +182,16 @@ def trainer(trainer: Trainer, cluster: Cluster) -> None:
     one_of("trainer.gradient_clip_algorithm", trainer.gradient_clip_algorithm or "norm", ["norm", "value"])
     if cluster.max_nodes and trainer.num_nodes > cluster.max_nodes:
         rule = f"cluster={cluster.name} has {cluster.max_nodes} node{'s' * (cluster.max_nodes > 1)}"
-        raise Refused(
+        raise ConfigError(
             "trainer.num_nodes", trainer.num_nodes, rule, f"trainer.num_nodes={cluster.max_nodes} or another cluster="
         )
     gpus = cluster.gpus_per_node
     if trainer.accelerator == "gpu" and gpus and trainer.devices > gpus:
         rule = f"a node of cluster={cluster.name} has {gpus} GPUs"
-        raise Refused("trainer.devices", trainer.devices, rule, f"trainer.devices={gpus}")
+        raise ConfigError("trainer.devices", trainer.devices, rule, f"trainer.devices={gpus}")
     if trainer.accelerator == "cpu" and trainer.precision.startswith("16"):
         # Lightning would train in bf16 instead and only warn: that is another number than the one asked for.
-        raise Refused(
+        raise ConfigError(
             "trainer.precision", trainer.precision, "CPUs train in 32, 64 or bf16", "trainer.precision=bf16-mixed"
         )
 
@@ -201,7 +201,7 @@ def built_here(trainer: DictConfig) -> None:
     for key, fix in BUILT_HERE.items():
         if key in trainer:
             rule = "must be left out, as train.py builds it from another part of the config"
-            raise Refused(f"trainer.{key}", ascii(trainer[key]), rule, fix)
+            raise ConfigError(f"trainer.{key}", ascii(trainer[key]), rule, fix)
 
 
 def monitor(cfg: DictConfig) -> None:
@@ -216,38 +216,38 @@ def loggers(cfg: DictConfig) -> None:
     """Their words name folders, and stand in the progress bar."""
     for key, value in flat(cfg).items():
         if key.startswith("logger") and isinstance(value, str) and UNSEEN.search(value):
-            raise Refused(key, repr(value), "must have no control characters", f"{key}={UNSEEN.sub('', value)}")
+            raise ConfigError(key, repr(value), "must have no control characters", f"{key}={UNSEEN.sub('', value)}")
 
 
 def batch(cfg: DictConfig) -> None:
     """The global batch is shared out without a rest."""
     size = cfg.data.global_batch_size
     if not isinstance(size, int):
-        raise Refused("data.global_batch_size", size, "is of type int", "data.global_batch_size=64")
+        raise ConfigError("data.global_batch_size", size, "is of type int", "data.global_batch_size=64")
     at_least("data.global_batch_size", size, 1)
     shares = layout(cfg).data_parallel_size * cfg.trainer.accumulate_grad_batches
     if size % shares:
         below, above = size // shares * shares, -(-size // shares) * shares
         rule = f"divides by data-parallel size * accumulate_grad_batches = {shares}"
         fix = " or ".join(f"data.global_batch_size={n}" for n in (below, above) if n)
-        raise Refused("data.global_batch_size", size, rule, fix)
+        raise ConfigError("data.global_batch_size", size, rule, fix)
 
 
 def one_of(key: str, value: str, choices: list[str]) -> None:
     if value not in choices:
-        raise Refused(key, value, f"is one of {', '.join(choices)}", f"{key}={nearest(value, choices, choices[0])}")
+        raise ConfigError(key, value, f"is one of {', '.join(choices)}", f"{key}={nearest(value, choices, choices[0])}")
 
 
 def at_least(key: str, value: float, least: int) -> None:
     if value < least:
-        raise Refused(key, value, f"is at least {least}", f"{key}={max(least, 1)}")
+        raise ConfigError(key, value, f"is at least {least}", f"{key}={max(least, 1)}")
 
 
 def at_most(key: str, value: float, most: int) -> None:
     if value > most:
-        raise Refused(key, value, f"must be at most {most}", f"{key}={most}")
+        raise ConfigError(key, value, f"must be at most {most}", f"{key}={most}")
 
 
 def positive(key: str, value: float) -> None:
     if not (value > 0 and math.isfinite(value)):
-        raise Refused(key, value, "is a number above 0", f"{key}=10")
+        raise ConfigError(key, value, "is a number above 0", f"{key}=10")

@@ -21,7 +21,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from hpc.config import sources
-from hpc.config.errors import Refused, meant
+from hpc.config.errors import ConfigError, meant
 from hpc.config.project import CONFIGS, is_ours
 from hpc.config.sources import Signature
 
@@ -32,7 +32,7 @@ def signature(target: str) -> Signature:
     """The signature behind a dotted name.
 
     Raises:
-        Refused: there is no such module or name.
+        ConfigError: there is no such module or name.
     """
     if is_ours(target):
         return sources.read(target, signature)
@@ -59,21 +59,21 @@ def bind(key: str, node: dict, *, complete: bool = True) -> None:
     """Check the keys of one `_target_` node, and plain values, against its signature; if `complete`, that none lacks.
 
     Raises:
-        Refused: unknown or missing arguments, or a value that is plainly of another type.
+        ConfigError: unknown or missing arguments, or a value that is plainly of another type.
     """
     found = signature(node["_target_"])
     given = {name: value for name, value in node.items() if not (name.startswith("_") and name.endswith("_"))}
     for name, value in given.items():
         if name not in found.parameters and not found.accepts_any:
             known = sorted(found.parameters)
-            raise Refused(
+            raise ConfigError(
                 f"{key}.{name}", None, f"{node['_target_']} takes {', '.join(known)}", meant(name, known, key)
             )
         if (wanted := found.parameters.get(name, "")) and not fits(value, wanted):
-            raise Refused(f"{key}.{name}", value, f"is of type {wanted}", f"{key}.{name}=<{wanted}>")
+            raise ConfigError(f"{key}.{name}", value, f"is of type {wanted}", f"{key}.{name}=<{wanted}>")
     missing = [name for name in found.required if name not in given]
     if complete and missing and not node.get("_partial_"):
-        raise Refused(f"{key}.{missing[0]}", None, f"{node['_target_']} needs it", f"{key}.{missing[0]}=...")
+        raise ConfigError(f"{key}.{missing[0]}", None, f"{node['_target_']} needs it", f"{key}.{missing[0]}=...")
 
 
 def fits(value: object, annotation: str) -> bool:
@@ -101,7 +101,7 @@ def _imported(target: str) -> Signature:
             found = getattr(found, part)
         parameters = inspect.signature(found).parameters.values()
     except (ImportError, AttributeError, ValueError) as error:
-        raise Refused(
+        raise ConfigError(
             "_target_", target, f"cannot be imported: {error}", "install it or correct the name in configs/"
         ) from None
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.project import SOURCES, is_ours
 
 
@@ -26,12 +26,12 @@ def read(target: str, library: Callable[[str], Signature]) -> Signature:
         library: gives the signature of a base class that is not the project's own.
 
     Raises:
-        Refused: there is no such file or name.
+        ConfigError: there is no such file or name.
     """
     module, _, name = target.rpartition(".")
     node = _find(module, name)
     if node is None:
-        raise Refused("_target_", target, f"there is no {name} in {module}", "correct the name in the file of configs/")
+        raise ConfigError("_target_", target, f"there is no {name} in {module}", "correct the name in the file of configs/")
     if isinstance(node, ast.FunctionDef):
         return _from_arguments(node.args, skip=0)
     return _from_class(module, node, library)
@@ -112,11 +112,11 @@ def _tree(module: str) -> ast.Module:
     path = SOURCES.joinpath(*module.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     if not file.is_file():
-        raise Refused("_target_", module, f"there is no file {file}", "correct the name in the file of configs/")
+        raise ConfigError("_target_", module, f"there is no file {file}", "correct the name in the file of configs/")
     try:
         return ast.parse(file.read_text(encoding="utf-8"), str(file))
     except (SyntaxError, ValueError) as error:  # ValueError: bytes that are no UTF-8, or zeros
-        raise Refused("_target_", module, f"{file} is not Python: {error}", "correct that file") from None
+        raise ConfigError("_target_", module, f"{file} is not Python: {error}", "correct that file") from None
 
 
 def _find(module: str, name: str) -> ast.ClassDef | ast.FunctionDef | None:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from hpc.config.errors import Refused, dotted
+from hpc.config.errors import ConfigError, dotted
 from hpc.config.project import CONFIGS, HPC, PROJECT, packages
 
 TRUSTED = CONFIGS / "trusted.yaml"
@@ -42,13 +42,13 @@ MAKERS = re.compile(r"\$\{\s*(oc\.(create|decode)\b|[^:{}]*\$\{)")
 NAMED = re.compile(r"""(?m)^[ \t]*(?:-[ \t]+)?["']?_(target|check)_["']?[ \t]*:[ \t]*["']?([\w.]+)""")
 
 
-def refuse(cfg: DictConfig, run_dir: Path) -> None:
+def reject(cfg: DictConfig, run_dir: Path) -> None:
     """Check every `_target_` and `_check_` of a config that a run directory has brought, before anything is built.
 
     Each must be a class of a trusted package, or a name in a trusted package that a file of configs/ has, too.
 
     Raises:
-        Refused: the first that is neither.
+        ConfigError: the first that is neither.
     """
     if _runs_its_own_code(run_dir):
         return
@@ -56,9 +56,9 @@ def refuse(cfg: DictConfig, run_dir: Path) -> None:
         kind = key.rpartition(".")[2]
         if isinstance(value, str) and MAKERS.search(value):
             rule = "must not make nodes of text or compute names: this comes from a run directory"
-            raise Refused(key, ascii(value), rule, _fix(run_dir), alone=True)
+            raise ConfigError(key, ascii(value), rule, _fix(run_dir), only_this_rank=True)
         if kind in ("_target_", "_check_") and (rule := _flaw(value, kind)):
-            raise Refused(key, ascii(value), rule, _fix(run_dir, value), alone=True)
+            raise ConfigError(key, ascii(value), rule, _fix(run_dir, value), only_this_rank=True)
 
 
 def _flaw(value: Any, kind: str) -> str:
@@ -90,14 +90,14 @@ def _flaw(value: Any, kind: str) -> str:
 
 @cache
 def prefixes() -> tuple[str, ...]:
-    """The project's own packages and those of configs/trusted.yaml. Raises `Refused` where that is no list of names."""
+    """The project's own packages and those of configs/trusted.yaml. Raises `ConfigError` where that is no list of names."""
     try:
         words = OmegaConf.to_container(OmegaConf.load(TRUSTED)) if TRUSTED.is_file() else []
         if not isinstance(words, list) or not all(isinstance(word, str) and word.strip(".") for word in words):
             raise ValueError("no list of names")
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         rule = f"must be a list of packages: {str(error).splitlines()[0]}"
-        raise Refused(str(TRUSTED), None, rule, "- torch.nn, a line for each") from None
+        raise ConfigError(str(TRUSTED), None, rule, "- torch.nn, a line for each") from None
     return (HPC, *packages(), *map(str, words))
 
 

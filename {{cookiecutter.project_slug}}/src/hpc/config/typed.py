@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hpc.config.errors import Refused, dotted, meant
+from hpc.config.errors import ConfigError, dotted, meant
 
 T = TypeVar("T")
 
@@ -28,13 +28,13 @@ def typed(schema: type[T], node: DictConfig, name: str, *, only_ours: bool = Fal
         only_ours: the node has other keys as well, which somebody else judges.
 
     Raises:
-        Refused: a key the dataclass does not have, or a value of another type.
+        ConfigError: a key the dataclass does not have, or a value of another type.
     """
     known = {field.name: field.type for field in fields(schema)}  # type: ignore[arg-type]
     for key in map(str, node):
         if key not in known and not only_ours:
             rule = f"{name or 'the config'} has the keys {', '.join(known)}"
-            raise Refused(dotted(name, key), None, rule, meant(key, known, name))
+            raise ConfigError(dotted(name, key), None, rule, meant(key, known, name))
     values: dict[str, Any] = {}
     blank = OmegaConf.structured(schema)
     for key, kind in known.items():
@@ -44,10 +44,10 @@ def typed(schema: type[T], node: DictConfig, name: str, *, only_ours: bool = Fal
             value = None if kind is Any else node.get(key)
         except OmegaConfBaseException as error:
             rule = f"must have a value: {str(error).splitlines()[0]}"
-            raise Refused(dotted(name, key), None, rule, f"{dotted(name, key)}=<value>") from None
+            raise ConfigError(dotted(name, key), None, rule, f"{dotted(name, key)}=<value>") from None
         if kind in (str, str | None) and isinstance(value, bool | int | float):
             rule = f"is a word, and YAML reads it as {value!r} (no, 0123 and 1:30:00 are no words to it)"
-            raise Refused(dotted(name, key), None, rule, f'quote it: {key}: "..."')
+            raise ConfigError(dotted(name, key), None, rule, f'quote it: {key}: "..."')
         try:
             blank[key] = value
             values[key] = blank[key]
@@ -56,10 +56,10 @@ def typed(schema: type[T], node: DictConfig, name: str, *, only_ours: bool = Fal
             fix = f"{dotted(name, key)}=<{kind}>"
             if kind == "list" and isinstance(value, str):
                 fix = as_list(dotted(name, key), value)
-            raise Refused(dotted(name, key), value, f"is of type {kind}", fix) from None
+            raise ConfigError(dotted(name, key), value, f"is of type {kind}", fix) from None
     for field in fields(schema):  # type: ignore[arg-type]
         if field.default is MISSING and field.name not in values:
-            raise Refused(
+            raise ConfigError(
                 dotted(name, field.name),
                 None,
                 f"{name or 'the config'} has to say it",

@@ -2,7 +2,7 @@
 
 import re
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 
 TIME = "D-HH:MM:SS, H:MM:SS, D-HH:MM, D-HH or whole minutes"
 
@@ -11,15 +11,15 @@ def walltime(key: str, text: str) -> int:
     """Seconds of a time as Slurm writes them, except `a:b`, which is minutes to Slurm and hours to PBS.
 
     Raises:
-        Refused: none of the forms that `TIME` names, or no time at all.
+        ConfigError: none of the forms that `TIME` names, or no time at all.
     """
     found = re.fullmatch(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)|(\d+)-(\d+)(?::([0-5]\d))?|(\d+)", text)
     if not found:
-        raise Refused(key, text, f"is a time: {TIME}", f"{key}={_meant_time(text)}")
+        raise ConfigError(key, text, f"is a time: {TIME}", f"{key}={_meant_time(text)}")
     days, hours, minutes, seconds, short_days, short_hours, short_minutes, plain = (int(n or 0) for n in found.groups())
     total = ((days + short_days) * 24 + hours + short_hours) * 3600 + (minutes + short_minutes + plain) * 60 + seconds
     if not total:
-        raise Refused(key, text, f"is a time: {TIME}", f"{key}=1:00:00")
+        raise ConfigError(key, text, f"is a time: {TIME}", f"{key}=1:00:00")
     return total
 
 

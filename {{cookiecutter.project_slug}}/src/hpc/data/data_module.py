@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.data import staging
 from hpc.data.fetching import Indexed, Loader
-from hpc.data.file_checks import refuse_few_samples, refuse_large_batch
+from hpc.data.file_checks import reject_few_samples, reject_large_batch
 from hpc.data.file_parts import Parts
 from hpc.data.image_files import SPLITS
 from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler, RepeatedBatchSampler, uniform
@@ -78,7 +78,7 @@ class DataModule(L.LightningDataModule):
 
     def to_stage(self) -> list[Parts]:
         """The packed files that can be copied to the node."""
-        raise Refused("data.stage", True, "copies files that tools/pack.py made", "data.stage=false, or data=packed")
+        raise ConfigError("data.stage", True, "copies files that tools/pack.py made", "data.stage=false, or data=packed")
 
     def fingerprint(self) -> dict[str, dict[str, Any]]:
         """By what the data of each split are known again when a run goes on; plain data."""
@@ -91,7 +91,7 @@ class DataModule(L.LightningDataModule):
     def prepare_data(self) -> None:
         """Lightning calls this in one process per node, and the others wait for as long as it takes."""
         for parts in self.to_stage() if self.stage else ():
-            staging.refuse_nowhere(self.stage, self.node_local)
+            staging.reject_nowhere(self.stage, self.node_local)
             staging.stage(parts, str(self.node_local))
 
     def nearest(self, parts: Parts) -> str:
@@ -100,9 +100,9 @@ class DataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         dataset = self._split("train")
-        refuse_large_batch(self.global_batch_size, len(dataset))
+        reject_large_batch(self.global_batch_size, len(dataset))
         for split in ("val", "test"):  # before training, not after it
-            refuse_few_samples(split, len(self._split(split)), self._place()["num_ranks"])
+            reject_few_samples(split, len(self._split(split)), self._place()["num_ranks"])
         self._tell_one_for_both()
         overfits = getattr(self.trainer, "overfit_batches", 0) > 0
         sampler = (RepeatedBatchSampler if overfits else GlobalBatchSampler)(
@@ -118,10 +118,10 @@ class DataModule(L.LightningDataModule):
         return self._eval_loader("test")
 
     def on_after_batch_transfer(
-        self, batch: tuple[Tensor, Tensor, Tensor] | Refused, dataloader_idx: int
+        self, batch: tuple[Tensor, Tensor, Tensor] | ConfigError, dataloader_idx: int
     ) -> tuple[Tensor, Tensor]:
         """(inputs, targets, indices) as loaded → (inputs, targets) as the LightningModule sees them."""
-        if isinstance(batch, Refused):  # raised anew: one that this frame held would live on, and the workers with it
+        if isinstance(batch, ConfigError):  # raised anew: one that this frame held would live on, and the workers with it
             raise copy(batch)
         inputs, targets, indices = batch
         if self.num_draws and self.trainer is not None and self.trainer.training:

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.data.prefetch import ahead
 from hpc.data.sampler import ResumableLoader, sample_seeds
 from hpc.state import randomness
@@ -44,7 +44,7 @@ class Loader(ResumableLoader):
 class Indexed(Dataset):
     """A dataset that is asked for (epoch, indices) and returns (inputs, targets, indices).
 
-    A refusal is returned, not raised: a DataLoader worker would turn it into a RuntimeError of another wording.
+    A rejection is returned, not raised: a DataLoader worker would turn it into a RuntimeError of another wording.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
@@ -54,12 +54,12 @@ class Indexed(Dataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, batch: tuple[int, np.ndarray]) -> tuple[Tensor, Tensor, Tensor] | Refused:
+    def __getitem__(self, batch: tuple[int, np.ndarray]) -> tuple[Tensor, Tensor, Tensor] | ConfigError:
         epoch, indices = batch
         try:
             inputs, targets = self._samples(epoch, indices)
-        except Refused as refused:
-            return refused
+        except ConfigError as rejected:
+            return rejected
         return inputs, targets, torch.from_numpy(indices)
 
     def _samples(self, epoch: int, indices: np.ndarray) -> tuple[Tensor, Tensor]:

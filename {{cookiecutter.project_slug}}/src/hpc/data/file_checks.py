@@ -10,12 +10,12 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from hpc.config.errors import Refused, printable
+from hpc.config.errors import ConfigError, printable
 from hpc.data import packed_files
 from hpc.data.file_parts import verify
-from hpc.data.image_files import decode, list_images, refuse_few_classes
-from hpc.data.staging import refuse_nowhere
-from hpc.data.text_files import is_tokens, list_text, num_tokens, read_only, refuse_tokens_outside, split_text
+from hpc.data.image_files import decode, list_images, reject_few_classes
+from hpc.data.staging import reject_nowhere
+from hpc.data.text_files import is_tokens, list_text, num_tokens, read_only, reject_tokens_outside, split_text
 from hpc.data.token_files import notes, token_parts, vocabulary
 from hpc.launch.placement import place
 
@@ -25,72 +25,72 @@ CHECKED_TOKENS = 1_000_000  # at each end of a token file; of many files less ea
 
 
 def image_folder(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
-    """Refuse a `data.dir` that cannot be trained on; up to 2000 images, spread evenly, are decoded to know."""
+    """Reject a `data.dir` that cannot be trained on; up to 2000 images, spread evenly, are decoded to know."""
     classes, splits, left_out = list_images(node.get("dir"))
     if left_out and place(os.environ).rank == 0:
         print(printable(f"note: {left_out}"), file=sys.stderr, flush=True)
     if node.num_classes is not None:
-        refuse_few_classes(node.num_classes, len(classes))
-    refuse_large_batch(node.global_batch_size, len(splits["train"]))
+        reject_few_classes(node.num_classes, len(classes))
+    reject_large_batch(node.global_batch_size, len(splits["train"]))
     files = list(dict.fromkeys(file for samples in splits.values() for file, _ in samples))
     num = min(len(files), CHECKED_IMAGES)
     with ThreadPoolExecutor(8) as pool:
         for _ in pool.map(decode, [files[i * len(files) // num] for i in range(num)]):
-            pass  # what a thread refuses is raised here
+            pass  # what a thread rejects is raised here
     return {"num_classes": len(classes)} if node.num_classes is None else None
 
 
 def packed_images(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
-    """Refuse a `data.file` that cannot be trained on; a few of its parts are compared with their checksums."""
+    """Reject a `data.file` that cannot be trained on; a few of its parts are compared with their checksums."""
     packed = packed_files.read(str(node.file))
-    packed_files.refuse_other_size(packed, node.image_size)
+    packed_files.reject_other_size(packed, node.image_size)
     if node.num_classes is not None:
-        refuse_few_classes(node.num_classes, len(packed.classes))
+        reject_few_classes(node.num_classes, len(packed.classes))
     first, end = packed.splits["train"]
-    refuse_large_batch(node.global_batch_size, end - first)
-    refuse_nowhere(node.stage, node.node_local)
+    reject_large_batch(node.global_batch_size, end - first)
+    reject_nowhere(node.stage, node.node_local)
     verify(packed.parts, "data.file", CHECKED_PARTS)
     return {"num_classes": len(packed.classes), "image_size": packed.image_size}
 
 
 def text_files(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
-    """Refuse text or token files that cannot be trained on. Of token files both ends are read."""
+    """Reject text or token files that cannot be trained on. Of token files both ends are read."""
     files, val_files = list_text(node.get("files"), node.get("val_files"))
     for split in ("train", "val", "test"):
         chosen, windows = split_text(split, files, val_files, node.block_size)
         if not windows:
             found = sum(map(num_tokens, chosen))
             rule = f"{split} needs a window of block_size + 1 = {node.block_size + 1} tokens; the files have {found}"
-            raise Refused(
+            raise ConfigError(
                 "data.files", node.files, rule, "more text, or data.val_files=..., or a smaller data.block_size"
             )
         if split == "train":
-            refuse_large_batch(node.global_batch_size, len(windows))
+            reject_large_batch(node.global_batch_size, len(windows))
     vocab_size, bytes_per_token = vocabulary(files + val_files)
     limit = node.vocab_size or vocab_size or 0
     if not is_tokens(files[0]):
-        refuse_tokens_outside(limit, 0, 255, files[0])
+        reject_tokens_outside(limit, 0, 255, files[0])
     num = max(10_000, CHECKED_TOKENS // len(files + val_files))
     for file in files + val_files if is_tokens(files[0]) else ():
         for end in (read_only(file)[:num], read_only(file)[-num:]):
-            refuse_tokens_outside(limit, int(end.min()), int(end.max()), file)
+            reject_tokens_outside(limit, int(end.min()), int(end.max()), file)
         if notes(file):
             verify(token_parts(file), "data.files", CHECKED_PARTS)
-    refuse_nowhere(node.stage, node.node_local)
+    reject_nowhere(node.stage, node.node_local)
     for file in files + val_files if node.stage else ():
-        token_parts(file)  # refuses what was not packed
+        token_parts(file)  # rejects what was not packed
     return {"vocab_size": vocab_size, "bytes_per_token": bytes_per_token}
 
 
-def refuse_large_batch(global_batch_size: int, num_samples: int) -> None:
+def reject_large_batch(global_batch_size: int, num_samples: int) -> None:
     """An incomplete batch is left out of an epoch, so one that is larger than the training set would never come."""
     if global_batch_size > num_samples:
         rule = f"the training set has {num_samples} samples, a batch cannot be larger"
-        raise Refused("data.global_batch_size", global_batch_size, rule, f"data.global_batch_size={num_samples}")
+        raise ConfigError("data.global_batch_size", global_batch_size, rule, f"data.global_batch_size={num_samples}")
 
 
-def refuse_few_samples(split: str, num_samples: int, num_ranks: int) -> None:
+def reject_few_samples(split: str, num_samples: int, num_ranks: int) -> None:
     """Nothing is repeated to fill a batch, so a rank without a sample would have nothing to evaluate."""
     if num_samples < num_ranks:
         rule = f"each of the {num_ranks} ranks must have a sample to evaluate; {split} has {num_samples}"
-        raise Refused("data", None, rule, f"more samples for {split}, or fewer trainer.num_nodes or trainer.devices")
+        raise ConfigError("data", None, rule, f"more samples for {split}, or fewer trainer.num_nodes or trainer.devices")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 
 AGAIN = "copy it again, or pack again: python tools/pack.py ..."
 
@@ -26,7 +26,7 @@ def verify(parts: Parts, key: str, at_most: int | None = None) -> int:
     """Compare parts with their checksums: all of them or `at_most`, the first, the last and some between. How many.
 
     Raises:
-        Refused: the file cannot be read, is too short, or holds other bytes than were packed.
+        ConfigError: the file cannot be read, is too short, or holds other bytes than were packed.
     """
     starts, end = [], parts.offset
     for size in parts.sizes:
@@ -37,15 +37,15 @@ def verify(parts: Parts, key: str, at_most: int | None = None) -> int:
     try:
         found = os.path.getsize(parts.file)
         if found < end:
-            raise Refused(key, parts.file, f"has {end} bytes as it was packed; here are {found}", AGAIN)
+            raise ConfigError(key, parts.file, f"has {end} bytes as it was packed; here are {found}", AGAIN)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # crc32 and read give the interpreter's lock up
             crcs = list(pool.map(lambda i: crc(parts.file, starts[i], parts.sizes[i]), some))
     except OSError as error:
-        raise Refused(key, parts.file, f"can be read; {error.strerror}", AGAIN) from None
+        raise ConfigError(key, parts.file, f"can be read; {error.strerror}", AGAIN) from None
     for i, found in zip(some, crcs, strict=True):
         if found != parts.crcs[i]:
             rule = f"holds what was packed; bytes {starts[i]} to {starts[i] + parts.sizes[i]} are others"
-            raise Refused(key, parts.file, rule, AGAIN)
+            raise ConfigError(key, parts.file, rule, AGAIN)
     return len(crcs)
 
 

@@ -7,14 +7,14 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.system.files import opened
 
 if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-# Pillow only warns of an image beyond its limit, up to twice of it; `decode` refuses it.
+# Pillow only warns of an image beyond its limit, up to twice of it; `decode` rejects it.
 warnings.filterwarnings("ignore", "Image size .* exceeds limit")
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -31,12 +31,12 @@ def list_images(folder: str | None) -> tuple[list[str], dict[str, Samples], str]
     stays where it is when others are added. Or `{train,val,test}/<class>/*`, where "test" is "val" when it is missing.
 
     Raises:
-        Refused: no such folder, no class folders, a class or a split without images, or other classes in a split.
+        ConfigError: no such folder, no class folders, a class or a split without images, or other classes in a split.
     """
     folder = os.path.expanduser(folder or "")
     if not os.path.isdir(folder):
         rule = "is a folder" if os.path.exists(folder) else "is a folder; there is none of this name"
-        raise Refused("data.dir", folder, rule, "data.dir=<a folder that holds one folder of images per class>")
+        raise ConfigError("data.dir", folder, rule, "data.dir=<a folder that holds one folder of images per class>")
     if not _subfolders(os.path.join(folder, "train")):
         classes, samples, others = _list_classes(folder)
         splits = {split: [one for one in samples if _dealt(one[0], folder) == split] for split in SPLITS}
@@ -45,7 +45,7 @@ def list_images(folder: str | None) -> tuple[list[str], dict[str, Samples], str]
     for split, samples in splits.items():
         if not samples:
             rule = f"has images for train, val and test; there are none for {split}"
-            raise Refused("data.dir", folder, rule, f"more images, or say which: {folder}/{split}/<class>/<image>")
+            raise ConfigError("data.dir", folder, rule, f"more images, or say which: {folder}/{split}/<class>/<image>")
     return classes, splits, _told(folder, others)
 
 
@@ -66,7 +66,7 @@ def decode(file: str, size: int = 1) -> "Image":
     """An image as 8-bit RGB. A JPEG may come out smaller than it is stored, though no side below `size` pixels.
 
     Raises:
-        Refused: it cannot be read whole, or has more pixels than Pillow's limit.
+        ConfigError: it cannot be read whole, or has more pixels than Pillow's limit.
     """
     import numpy as np
     from PIL import Image
@@ -81,17 +81,17 @@ def decode(file: str, size: int = 1) -> "Image":
             return image.convert("RGB")
     except Image.DecompressionBombError as error:  # it would fill the memory, and some that claim so are no images
         rule = f"an image has up to {Image.MAX_IMAGE_PIXELS} pixels; this one claims more: {error}"
-        raise Refused("data.dir", file, rule, "make it smaller, or remove this file") from None
+        raise ConfigError("data.dir", file, rule, "make it smaller, or remove this file") from None
     except Exception as error:  # what decoders raise on broken input is not documented
         rule = f"every image can be decoded; this one cannot: {error}"
-        raise Refused("data.dir", file, rule, "remove this file, or write it again as JPEG or PNG") from None
+        raise ConfigError("data.dir", file, rule, "remove this file, or write it again as JPEG or PNG") from None
 
 
 def fitted(file: str, size: int) -> "np.ndarray":
     """An image as training sees it, uint8 (3, size, size): the shorter side resized, the rest cropped.
 
     Raises:
-        Refused: as `decode`.
+        ConfigError: as `decode`.
     """
     import numpy as np
     from PIL import Image, ImageOps
@@ -100,10 +100,10 @@ def fitted(file: str, size: int) -> "np.ndarray":
     return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 
 
-def refuse_few_classes(num_classes: int, found: int) -> None:
+def reject_few_classes(num_classes: int, found: int) -> None:
     """A class number beyond the network's outputs would stop the run in the middle, on a GPU without a message."""
     if num_classes < found:
-        raise Refused("data.num_classes", num_classes, f"data.dir holds {found} classes", "data.num_classes=null")
+        raise ConfigError("data.num_classes", num_classes, f"data.dir holds {found} classes", "data.num_classes=null")
 
 
 def _list_splits(folder: str) -> tuple[list[str], dict[str, Samples], Counter[str]]:
@@ -115,7 +115,7 @@ def _list_splits(folder: str) -> tuple[list[str], dict[str, Samples], Counter[st
         others.update(more)
         if odd := sorted(set(its_classes) ^ set(classes)):
             rule = f"train/ and {split}/ hold the same class folders; only one of them has {', '.join(odd[:5])}"
-            raise Refused("data.dir", folder, rule, "add the missing folders, or remove the others")
+            raise ConfigError("data.dir", folder, rule, "add the missing folders, or remove the others")
     splits = {split: listed[split][1] if split in listed else [] for split in SPLITS}
     return classes, splits if "test" in listed else splits | {"test": splits["val"]}, others
 
@@ -125,7 +125,7 @@ def _list_classes(folder: str) -> tuple[list[str], Samples, Counter[str]]:
     classes = _subfolders(folder)
     if not classes:
         fix = "sort the images into one folder per class"
-        raise Refused("data.dir", folder, "holds one folder per class; it has no folders", fix)
+        raise ConfigError("data.dir", folder, "holds one folder per class; it has no folders", fix)
     samples: Samples = []
     others: Counter[str] = Counter()
     for label, name in enumerate(classes):
@@ -134,7 +134,7 @@ def _list_classes(folder: str) -> tuple[list[str], Samples, Counter[str]]:
         others.update(_kind(entry) for entry in below if not entry.name.lower().endswith(SUFFIXES))
         if not files:
             rule = f"every class folder holds images ({', '.join(SUFFIXES)}); this one has none"
-            raise Refused("data.dir", os.path.join(folder, name), rule, "remove the folder, or add images")
+            raise ConfigError("data.dir", os.path.join(folder, name), rule, "remove the folder, or add images")
         samples += [(file, label) for file in files]
     return classes, samples, others
 
@@ -159,7 +159,7 @@ def _subfolders(folder: str) -> list[str]:
         try:
             found += [entry.name] if entry.is_dir() else []
         except OSError as error:  # a link that leads to itself, say
-            raise Refused("data.dir", entry.path, f"leads somewhere; {error.strerror}", "remove this link") from None
+            raise ConfigError("data.dir", entry.path, f"leads somewhere; {error.strerror}", "remove this link") from None
     return sorted(found)
 
 
@@ -168,7 +168,7 @@ def _entries(folder: str) -> list["os.DirEntry[str]"]:
         with os.scandir(folder) as entries:
             return [entry for entry in entries if not entry.name.startswith(".")]
     except OSError as error:
-        raise Refused("data.dir", folder, f"can be listed; {error.strerror}", f"chmod +rx {folder}") from None
+        raise ConfigError("data.dir", folder, f"can be listed; {error.strerror}", f"chmod +rx {folder}") from None
 
 
 def _dealt(file: str, folder: str) -> str:

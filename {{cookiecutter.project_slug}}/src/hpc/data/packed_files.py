@@ -7,7 +7,7 @@
     crc32    of the images in parts of `part` each
 
 and the attributes `splits` (JSON: first and one past the last image of train, val and test), `part`, and `checksum`, of
-all this. It is written last: a file that lacks it is unfinished and refused.
+all this. It is written last: a file that lacks it is unfinished and rejected.
 """
 
 import functools
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.data.file_parts import AGAIN, Parts
 from hpc.data.image_files import Samples, fitted
 from hpc.data.packing import put
@@ -85,7 +85,7 @@ def create(
         h5py.h5d.create(made.id, b"images", h5py.h5t.STD_U8LE, space, early)
 
 
-def put_part(samples: Samples, packed: Packed, number: int) -> tuple[int, int | None, list[Refused]]:
+def put_part(samples: Samples, packed: Packed, number: int) -> tuple[int, int | None, list[ConfigError]]:
     """Decode the images of a part and put them in their place in the file.
 
     Returns:
@@ -100,8 +100,8 @@ def put_part(samples: Samples, packed: Packed, number: int) -> tuple[int, int | 
     for image, _ in samples[number * packed.part : (number + 1) * packed.part]:
         try:
             decoded.append(fitted(image, packed.image_size))
-        except Refused as refused:
-            bad.append(refused)
+        except ConfigError as rejected:
+            bad.append(rejected)
     if bad:
         return number, None, bad
     data = np.stack(decoded).data.cast("B")
@@ -130,7 +130,7 @@ def read(file: str, unfinished: bool = False) -> Packed:
     """What a packed file says of itself; the images stay where they are.
 
     Raises:
-        Refused: it is none, was not packed to the end, or was cut short or changed.
+        ConfigError: it is none, was not packed to the end, or was cut short or changed.
     """
     import h5py
 
@@ -140,9 +140,9 @@ def read(file: str, unfinished: bool = False) -> Packed:
         with h5py.File(file, "r") as made:
             checksum = made.attrs.get("checksum", "")
             if not checksum and not unfinished:
-                raise Refused("data.file", file, "was packed to the end; this was not", "the same tools/pack.py again")
+                raise ConfigError("data.file", file, "was packed to the end; this was not", "the same tools/pack.py again")
             if checksum and checksum != _checksum(made):
-                raise Refused("data.file", file, "says of itself what was packed; its checksum does not fit", AGAIN)
+                raise ConfigError("data.file", file, "says of itself what was packed; its checksum does not fit", AGAIN)
             images, splits = made["images"], json.loads(made.attrs["splits"])
             if images.id.get_offset() is None or images.dtype.str != "|u1" or images.shape[1:2] != (3,):
                 raise ValueError("its images are not one block of uint8")
@@ -158,16 +158,16 @@ def read(file: str, unfinished: bool = False) -> Packed:
                 checksum=checksum,
             )
     except FileNotFoundError:
-        raise Refused("data.file", file, "names a file; there is none", fix) from None
+        raise ConfigError("data.file", file, "names a file; there is none", fix) from None
     except (OSError, KeyError, ValueError, AttributeError, TypeError) as error:
-        raise Refused("data.file", file, f"is a packed file, and whole: {error}", fix) from None
+        raise ConfigError("data.file", file, f"is a packed file, and whole: {error}", fix) from None
 
 
-def refuse_other_size(packed: Packed, image_size: int | None) -> None:
+def reject_other_size(packed: Packed, image_size: int | None) -> None:
     """A network for other images than these would fail in its first step, or learn at another scale."""
     if image_size is not None and image_size != packed.image_size:
         rule = f"{packed.file} holds images of {packed.image_size} x {packed.image_size} pixels"
-        raise Refused("data.image_size", image_size, rule, "data.image_size=null, or pack again")
+        raise ConfigError("data.image_size", image_size, rule, "data.image_size=null, or pack again")
 
 
 @functools.lru_cache(maxsize=16)

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from itertools import takewhile
 from typing import IO, Any
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.launch import placement
 
 Work = Callable[[int], Any]
@@ -41,7 +41,7 @@ def journal(
         files: of a part. One whose files have changed since is to be done again, and so are those after it.
 
     Raises:
-        Refused: another process packs into this file, or an interrupted one had other files or settings.
+        ConfigError: another process packs into this file, or an interrupted one had other files or settings.
     """
     part, path = beside(out)
     with open(path, "a+", encoding="utf-8") as stream:
@@ -49,12 +49,12 @@ def journal(
         if os.path.lexists(out):  # since this process has looked
             with suppress(FileNotFoundError):
                 os.unlink(path)
-            raise Refused("out", out, "has just been packed by another process", f"use it, or: rm '{out}'")
+            raise ConfigError("out", out, "has just been packed by another process", f"use it, or: rm '{out}'")
         stream.seek(0)
         lines = stream.read().split("\n")[:-1]  # after the last newline: what a crash cut short
         if lines and json.loads(lines[0]) != plan:
             rule = "was begun with other files or settings, and not finished"
-            raise Refused("out", out, rule, f"the same command as then, or: rm '{part}' '{path}'")
+            raise ConfigError("out", out, rule, f"the same command as then, or: rm '{part}' '{path}'")
         if not os.path.exists(part):
             lines = []  # what they tell of is gone
         done = {number: (state, result) for number, state, result in map(json.loads, lines[1:])}
@@ -115,7 +115,7 @@ def in_order(work: Work, numbers: Iterable[int], processes: int) -> Iterator[Any
         except BrokenProcessPool:
             rule = "a process that packed was killed; where memory is short, the kernel does that"
             fix = "the same command again: it goes on; on fewer cores: taskset -c 0-3 python ..."
-            raise Refused("out", None, rule, fix) from None
+            raise ConfigError("out", None, rule, fix) from None
         finally:
             for future in waiting:
                 future.cancel()
@@ -138,7 +138,7 @@ def _lock(stream: IO[str], out: str) -> None:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         rule = "is being packed by another process"
-        raise Refused("out", out, rule, "wait for it, or another out=") from None
+        raise ConfigError("out", out, rule, "wait for it, or another out=") from None
     except OSError:
         return  # a file system without locks
 

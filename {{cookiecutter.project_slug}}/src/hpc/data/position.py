@@ -9,7 +9,7 @@ from lightning.fabric.utilities.data import _set_sampler_epoch, sized_len  # the
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.utils.data import DistributedSampler, SequentialSampler
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.data.sampler import GlobalBatchSampler, ResumableLoader
 
 EVALUATIONS = ("limit_val_batches", "limit_test_batches")
@@ -65,7 +65,7 @@ def go_to(loops: dict[str, Any], saved: dict[str, Any], accumulate: int, skipped
         skipped: optimizer steps whose samples are left out; they may reach into another epoch.
 
     Raises:
-        Refused: the steps of an epoch cannot be cut in this way.
+        ConfigError: the steps of an epoch cannot be cut in this way.
     """
     was, per_epoch, epochs = saved["accumulate"], saved["batches_per_epoch"], 0
     batches, in_all = saved["batches"], loops["epoch_loop.batch_progress"]["total"]["completed"]
@@ -74,7 +74,7 @@ def go_to(loops: dict[str, Any], saved: dict[str, Any], accumulate: int, skipped
         batches, in_all = steps * was, in_all + skipped * was
     if accumulate != was and (in_all % was or (per_epoch or 0) % was):
         rule = f"epochs end with an incomplete step, so steps must go on to be made of {was} micro-batches"
-        raise Refused("trainer.accumulate_grad_batches", accumulate, rule, f"trainer.accumulate_grad_batches={was}")
+        raise ConfigError("trainer.accumulate_grad_batches", accumulate, rule, f"trainer.accumulate_grad_batches={was}")
     between_epochs = saved["between_epochs"] and not skipped
     batches, in_all = batches * accumulate // was, in_all * accumulate // was
     progress = loops["epoch_loop.batch_progress"]
@@ -96,8 +96,8 @@ def go_to(loops: dict[str, Any], saved: dict[str, Any], accumulate: int, skipped
     )
 
 
-def refuse_end_behind(trainer: L.Trainer, saved: dict[str, Any], steps: int) -> None:
-    """Raises `Refused` where training was to have ended before this place: Lightning would take it for finished.
+def reject_end_behind(trainer: L.Trainer, saved: dict[str, Any], steps: int) -> None:
+    """Raises `ConfigError` where training was to have ended before this place: Lightning would take it for finished.
 
     Where the end is that of the run itself, its last batch has gone beyond it: several optimizers made a step each.
 
@@ -109,7 +109,7 @@ def refuse_end_behind(trainer: L.Trainer, saved: dict[str, Any], steps: int) -> 
     for unit, (end, done) in ends.items():
         if end is not None and -1 < end < done and end != saved["ends"][unit]:
             rule = f"the run has reached {unit} {done}, and must not end before it"
-            raise Refused(f"trainer.max_{unit}s", end, rule, f"trainer.max_{unit}s={done}, or more")
+            raise ConfigError(f"trainer.max_{unit}s", end, rule, f"trainer.max_{unit}s={done}, or more")
 
 
 def accumulate(trainer: L.Trainer, epoch: int) -> int:
@@ -124,7 +124,7 @@ def _schedule(trainer: L.Trainer) -> GradientAccumulationScheduler | None:
 
 
 def check(trainer: L.Trainer, saved: dict[str, Any], start: Start, *, other_data: bool = False) -> None:
-    """When the loaders are there: is this place the same as the one that was saved? Raises `Refused`.
+    """When the loaders are there: is this place the same as the one that was saved? Raises `ConfigError`.
 
     Args:
         other_data: the data have changed since, and that is meant.
@@ -132,7 +132,7 @@ def check(trainer: L.Trainer, saved: dict[str, Any], start: Start, *, other_data
     was, now = saved["accumulate"], start.accumulate
     if start.batches and _between_one_and_many(trainer, saved) and not all(map(_is_ours, _loaders(trainer))):
         rule = "within an epoch, one rank goes through a plain DataLoader in another order than several ranks do"
-        raise Refused("trainer.devices", trainer.num_devices, rule, "as many devices as before")
+        raise ConfigError("trainer.devices", trainer.num_devices, rule, "as many devices as before")
     _check_samples(trainer, saved, now)  # before numbers of batches, which follow from it
     per_epoch, validate_every = _finite(trainer.num_training_batches), _finite(trainer.val_check_batch)
     is_moved = (was, saved["num_ranks"]) != (now, _num_ranks(trainer))
@@ -146,17 +146,17 @@ def check(trainer: L.Trainer, saved: dict[str, Any], start: Start, *, other_data
             if isinstance(value, float) and value == 1.0 and after * was < before * now:  # there are no more
                 key, value, fix = _layout(trainer, saved, now)
                 rule = f"an epoch must have as many batches of a rank as before, {before} in steps of {was}; "
-                raise Refused(key, value, f"{rule}now there are {after}, in steps of {now}", fix)
+                raise ConfigError(key, value, f"{rule}now there are {after}, in steps of {now}", fix)
             rule = f"counts micro-batches, and must mean as many optimizer steps as before: {before} / {was}"
             fits = before * now % was == 0
             fix = f"trainer.{key}={before * now // was}" if fits else f"trainer.accumulate_grad_batches={was}"
-            raise Refused(f"trainer.{key}", value, rule, fix)
+            raise ConfigError(f"trainer.{key}", value, rule, fix)
     if per_epoch is not None and start.batches >= per_epoch:
         rule = f"the run has done {start.batches} batches of its epoch, which must have more; now it has {per_epoch}"
         if other_data:
             fix = "the data as they were until this epoch has ended, or a new run from its weights: ckpt=<last.ckpt>"
-            raise Refused("data", "changed", rule, fix)
-        raise Refused("trainer.limit_train_batches", trainer.limit_train_batches, rule, "the value that the run had")
+            raise ConfigError("data", "changed", rule, fix)
+        raise ConfigError("trainer.limit_train_batches", trainer.limit_train_batches, rule, "the value that the run had")
     if is_moved:
         _check_evaluations(trainer, saved, now)
 
@@ -186,7 +186,7 @@ def _check_samples(trainer: L.Trainer, saved: dict[str, Any], now: int) -> None:
     if len(before) == len(after) == 1 and before[0] * now % after[0] == 0 and not _schedule(trainer):
         fix = f"trainer.accumulate_grad_batches={before[0] * now // after[0]}"
     rule = f"a step must have as many samples as before: {_listed(before)}, not {_listed(after)}"
-    raise Refused(key, value, rule, fix)
+    raise ConfigError(key, value, rule, fix)
 
 
 def _layout(trainer: L.Trainer, saved: dict[str, Any], now: int) -> tuple[str, object, str]:
@@ -217,7 +217,7 @@ def _check_evaluations(trainer: L.Trainer, saved: dict[str, Any], now: int) -> N
         rule = "counts the batches of one rank, which are others now: as many samples as before must be evaluated"
         fits = is_count and before * now % was == 0 and before * now // was != limit
         fix = f"trainer.{key}={before * now // was}" if fits else "the layout as before"
-        raise Refused(f"trainer.{key}", limit, rule, f"{fix}, or trainer.{key}=1.0 for all of them")
+        raise ConfigError(f"trainer.{key}", limit, rule, f"{fix}, or trainer.{key}=1.0 for all of them")
 
 
 def start_at(trainer: L.Trainer, start: Start) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import lightning as L
 from torch.utils.data import DataLoader, Sampler
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler
 from hpc.state import checksums, plain_forms, randomness
 from hpc.state.batch_effects import Fetched
@@ -131,7 +131,7 @@ def outlives(loader: Any) -> bool:
 def note(trainer: L.Trainer) -> bool:
     """Note from now on where loaders are that do not know it themselves; were there any new ones?
 
-    Iterators that were made before must be made anew. Raises `Refused`.
+    Iterators that were made before must be made anew. Raises `ConfigError`.
     """
     combined: Any = trainer.fit_loop._combined_loader
     known = NotedBatches | GlobalBatchSampler
@@ -139,7 +139,7 @@ def note(trainer: L.Trainer) -> bool:
     for loader in new:
         if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
             rule = "an interrupted run must find its place in the data again, and of this it is not known"
-            raise Refused("data", f"{type(loader).__name__}, with an __iter__ of its own", rule, PLAIN)
+            raise ConfigError("data", f"{type(loader).__name__}, with an __iter__ of its own", rule, PLAIN)
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         fetched = None if loader.num_workers else Fetched(trainer)  # workers make batches in processes of their own
         vars(loader)[name] = NotedBatches(_batches(loader), _samplers(loader), fetched)  # nobody may set it
@@ -174,7 +174,7 @@ def places(trainer: L.Trainer, is_fetched: bool, between_epochs: bool) -> list[d
 
 
 def prepare(trainer: L.Trainer, found: list[dict[str, Any]]) -> None:
-    """Before iterators are made: let them be those that were left. Raises `Refused`."""
+    """Before iterators are made: let them be those that were left. Raises `ConfigError`."""
     warnings.filterwarnings("ignore", ".*your dataloader is not resumable")  # Lightning's; here it is
     note(trainer)
     for loader, place in zip(trainer.fit_loop._combined_loader.flattened, found, strict=False):  # type: ignore
@@ -200,7 +200,7 @@ def skip(
         is_same: must they be the same ones, as the same ranks go on?
 
     Raises:
-        Refused: they are others.
+        ConfigError: they are others.
     """
     combined: Any = trainer.fit_loop._combined_loader
     for number, (loader, iterator) in enumerate(zip(combined.flattened, combined._iterator.iterators, strict=True)):
@@ -221,7 +221,7 @@ def skip(
         if is_same and place["sum"] != batches.sums[many]:
             sampler = getattr(batches.batches, "sampler", batches.batches)
             rule = f"{type(sampler).__name__} must give the same samples for the same random numbers"
-            raise Refused("data", None, rule, f"{PLAIN} with shuffle=True, or a sampler with set_epoch(epoch)")
+            raise ConfigError("data", None, rule, f"{PLAIN} with shuffle=True, or a sampler with set_epoch(epoch)")
         if loader.num_workers != place.get("workers", loader.num_workers) and trainer.is_global_zero:
             said = f"train: {place['workers']} -> {loader.num_workers} workers"
             print(f"{said}: random numbers that they draw are others from here on", flush=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import lightning as L
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.run import allowed_changes
 
 SHOWN = 5  # of two long lists, what differs
@@ -30,15 +30,15 @@ class SameData(L.Callback):
         self.before = state_dict["data"]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        refusal, lines = None, []
+        rejection, lines = None, []
         _make_validation_loaders(trainer)
         if trainer.is_global_zero:  # one process looks at the files
             self.data = described(trainer)
             lines = differences(self.before, self.data)
-            refusal = self._judge(lines)
-        refusal, self.has_changed = trainer.strategy.broadcast((refusal, bool(lines)))
-        if refusal:
-            raise Refused(*refusal)
+            rejection = self._judge(lines)
+        rejection, self.has_changed = trainer.strategy.broadcast((rejection, bool(lines)))
+        if rejection:
+            raise ConfigError(*rejection)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         reloads = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.data import replay
 from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler, SharedBatches, shares
 
@@ -67,7 +67,7 @@ class SharesData:
             try:
                 made = getattr(trainer.datamodule, f"{split}_dataloader")()
                 loaders = (made if isinstance(made, CombinedLoader) else CombinedLoader(made)).flattened
-            except Refused:
+            except ConfigError:
                 raise
             except Exception:  # the researcher's setup("test") comes first
                 continue
@@ -89,50 +89,50 @@ def shared(loader: Any, stage: RunningStage, *, rank: int, num_ranks: int, alone
         alone: there is one process: what the researcher brings stays as it is.
 
     Raises:
-        Refused: it cannot be shared out, or a run could not go on with it.
+        ConfigError: it cannot be shared out, or a run could not go on with it.
     """
     training, split = stage == RunningStage.TRAINING, stage.dataloader_prefix or "train"
     if isinstance(getattr(loader, "sampler", None), GlobalBatchSampler | EvalBatchSampler):
         return loader, ""
     if training:
-        _refuse_without_place(loader)
+        _reject_without_place(loader)
     if alone:
         return loader, ""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         rule = f"each of the {num_ranks} ranks must get samples of its own; this loader gives all of them the same"
-        raise _refused(split, loader, rule, f"{PLAIN}, or {ALONE}")
+        raise _rejected(split, loader, rule, f"{PLAIN}, or {ALONE}")
     if own := _place_aware(loader):
-        _refuse_other_place(split, loader, own, rank, num_ranks)
+        _reject_other_place(split, loader, own, rank, num_ranks)
         if training or own.num_replicas * len(own) == len(loader.dataset):  # type: ignore[arg-type]
             return loader, ""
         if type(own) is not DistributedSampler:
             rule = f"evaluation must count each of the {len(loader.dataset)} samples once; "  # type: ignore[arg-type]
             rule += f"{type(own).__name__} gives {own.num_replicas} * {len(own)}"
-            raise _refused(split, loader, rule, "the same loader without a sampler: it is shared out exactly")
+            raise _rejected(split, loader, rule, "the same loader without a sampler: it is shared out exactly")
     batches: Any = loader.batch_sampler  # a loader that was given one knows neither its order nor how large batches are
     if type(batches) is not BatchSampler or not hasattr(batches.sampler, "__len__"):
         rule = f"each of the {num_ranks} ranks must get samples of its own; how to share out this sampler is not known"
-        raise _refused(split, loader, rule, f"a DistributedSampler (with `rank` and `num_replicas`), or {PLAIN}")
+        raise _rejected(split, loader, rule, f"a DistributedSampler (with `rank` and `num_replicas`), or {PLAIN}")
     order: Any = SequentialSampler(loader.dataset) if own else batches.sampler  # type: ignore[arg-type]
     num_samples, batch_size = len(order), batches.batch_size
     if batches.drop_last:  # of an evaluation as many as one process would leave out
         num_samples -= num_samples % (batch_size * num_ranks if training else batch_size)
     if num_samples < num_ranks:
         rule = f"each of the {num_ranks} ranks must get a batch; there are {len(order)} samples"
-        raise _refused(split, loader, rule, f"more samples, a smaller batch, or {ALONE}")
+        raise _rejected(split, loader, rule, f"more samples, a smaller batch, or {ALONE}")
     parts = shares(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
     said = f"{split}: {num_samples} samples are shared out among {num_ranks} ranks, {batch_size} in a batch of each"
     return _with_batches(loader, SharedBatches(order, parts, seed=_seed())), said
 
 
-def refuse_other_orders(loaders: Any, group: Any) -> None:
+def reject_other_orders(loaders: Any, group: Any) -> None:
     """Compare the order that each loader has drawn. To be called on all ranks, after its first batch.
 
     Args:
         group: of all ranks, on the host; None: there is one rank.
 
     Raises:
-        Refused: on all ranks, where each took its part of another order: some samples would come twice, others never.
+        ConfigError: on all ranks, where each took its part of another order: some samples would come twice, others never.
     """
     given = [getattr(loader, "batch_sampler", None) for loader in tree_leaves(loaders)] if group else []
     shared = [batches.batches if isinstance(batches, replay.NotedBatches) else batches for batches in given]
@@ -147,18 +147,18 @@ def refuse_other_orders(loaders: Any, group: Any) -> None:
             rule = f"{name} must give all ranks the same order of samples, of which each gets its part; "
             rule += "it gives each rank another one"
             fix = f"shuffle=True in place of it, or in {name} a fixed seed, and what else it goes by alike on all ranks"
-            raise Refused("data", name, rule, fix)
+            raise ConfigError("data", name, rule, fix)
 
 
-def _refuse_without_place(loader: Any) -> None:
+def _reject_without_place(loader: Any) -> None:
     """A run that goes on must find its place in the data again."""
     is_stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
     if is_stream or hasattr(loader, "state_dict") or not hasattr(loader, "__len__"):
         what = "a stream" if is_stream else "a loader with a state_dict()" if hasattr(loader, "state_dict") else "this"
         rule = f"an interrupted run must go on at the same sample; with {what} it would begin at the first one again"
-        raise _refused("train", loader, rule, PLAIN)
+        raise _rejected("train", loader, rule, PLAIN)
     if sized_len(loader) == 0:
-        raise _refused("train", loader, "it must have a batch to train on", "more samples, or drop_last=False")
+        raise _rejected("train", loader, "it must have a batch to train on", "more samples, or drop_last=False")
 
 
 def _place_aware(loader: DataLoader) -> Any:
@@ -170,12 +170,12 @@ def _place_aware(loader: DataLoader) -> Any:
     return None
 
 
-def _refuse_other_place(split: str, loader: DataLoader, own: Any, rank: int, num_ranks: int) -> None:
+def _reject_other_place(split: str, loader: DataLoader, own: Any, rank: int, num_ranks: int) -> None:
     if (own.rank, own.num_replicas) != (rank, num_ranks):
         rule = f"the sampler here must be for rank {rank} of {num_ranks} that get different samples; "
         rule += f"{type(own).__name__} is for rank {own.rank} of {own.num_replicas}"
         fix = "the same loader without it: it is shared out, or its arguments from trainer.distributed_sampler_kwargs"
-        raise _refused(split, loader, rule, fix)
+        raise _rejected(split, loader, rule, fix)
 
 
 def _with_batches(loader: DataLoader, batches: SharedBatches) -> DataLoader:
@@ -188,10 +188,10 @@ def _with_batches(loader: DataLoader, batches: SharedBatches) -> DataLoader:
     return other
 
 
-def _refused(split: str, loader: object, rule: str, fix: str) -> Refused:
+def _rejected(split: str, loader: object, rule: str, fix: str) -> ConfigError:
     dataset = getattr(loader, "dataset", None)
     of = f" over {type(dataset).__name__}" if dataset is not None else ""
-    return Refused("data", f"{type(loader).__name__}{of} ({split})", rule, fix)
+    return ConfigError("data", f"{type(loader).__name__}{of} ({split})", rule, fix)
 
 
 def _seed() -> int:

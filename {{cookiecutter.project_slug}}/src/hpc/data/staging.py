@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.data.file_parts import Parts, verify
 from hpc.system import private_folder, process
 
@@ -24,20 +24,20 @@ LOOK = 1.0  # seconds between two looks at copies that are being made
 moves: Callable[[], object] | None = None  # called at each look if a copy goes on, made here or by a neighbour
 
 
-def refuse_nowhere(stage: bool, node_local: str | None) -> None:
+def reject_nowhere(stage: bool, node_local: str | None) -> None:
     """What the login node can tell of staging."""
     if stage and not node_local:
         rule = "says where on a node the data are copied to"
-        raise Refused("cluster.node_local", "null", rule, f"cluster.node_local='$TMPDIR', {WITHOUT}")
+        raise ConfigError("cluster.node_local", "null", rule, f"cluster.node_local='$TMPDIR', {WITHOUT}")
 
 
 @cache
 def place(node_local: str) -> str:
-    """`cluster.node_local` on this node: bash reads it, as in a job script. Raises `Refused` if it is no folder."""
+    """`cluster.node_local` on this node: bash reads it, as in a job script. Raises `ConfigError` if it is no folder."""
     said = subprocess.run(["bash", "-c", f'printf %s "{node_local}"'], capture_output=True, text=True, check=False)
     if not os.path.isdir(said.stdout):
         rule = f"is a folder on {socket.gethostname()}; it leads to {said.stdout!r}"
-        raise Refused("cluster.node_local", node_local, rule, f"a folder that jobs have there, {WITHOUT}", alone=True)
+        raise ConfigError("cluster.node_local", node_local, rule, f"a folder that jobs have there, {WITHOUT}", only_this_rank=True)
     return said.stdout
 
 
@@ -53,7 +53,7 @@ def stage(parts: Parts, node_local: str) -> str:
     Runs that share the node share the copy: one of them makes it, the others wait for it.
 
     Raises:
-        Refused: there is no room, the copy cannot be written, or it is not what was packed.
+        ConfigError: there is no room, the copy cannot be written, or it is not what was packed.
     """
     copy = copy_of(parts, node_local)
     size = os.path.getsize(parts.file)
@@ -62,18 +62,18 @@ def stage(parts: Parts, node_local: str) -> str:
             folder = private_folder.make(Path(copy).parent)
             with _looked_at(folder), _alone(folder):
                 if not _is_whole(parts, copy, size):
-                    _refuse_without_room(size, node_local)
+                    _reject_without_room(size, node_local)
                     sys.stderr.write(f"{socket.gethostname()}: copying {parts.file} ({size / 1e9:.3g} GB) to {copy}\n")
                     _copy(parts, copy)
     except OSError as error:
         rule = f"copies {parts.file} to {copy} on {socket.gethostname()}; {error.strerror or error}"
-        raise Refused("data.stage", True, rule, f"make room there, {WITHOUT}", alone=True) from None
+        raise ConfigError("data.stage", True, rule, f"make room there, {WITHOUT}", only_this_rank=True) from None
     return copy
 
 
 def _is_whole(parts: Parts, copy: str, size: int) -> bool:
     """Is a copy there that holds what was packed? Raises `PermissionError` where its folder is not ours alone."""
-    with suppress(FileNotFoundError, Refused):  # what is damaged is copied again
+    with suppress(FileNotFoundError, ConfigError):  # what is damaged is copied again
         private_folder.check(Path(copy).parent)
         if os.path.getsize(copy) == size:
             verify(replace(parts, file=copy), "data.stage", LOOKED_AT)
@@ -135,12 +135,12 @@ def _aside() -> str:
     return f".{socket.gethostname()}-{os.getpid()}.part"
 
 
-def _refuse_without_room(size: int, node_local: str) -> None:
+def _reject_without_room(size: int, node_local: str) -> None:
     free = shutil.disk_usage(place(node_local)).free
     if free < size:
         where = f"{place(node_local)} on {socket.gethostname()}"
         rule = f"needs {size / 1e9:.3g} GB; {where} has {free / 1e9:.3g} GB free"
-        raise Refused("data.stage", True, rule, f"another cluster.node_local=, {WITHOUT}", alone=True)
+        raise ConfigError("data.stage", True, rule, f"another cluster.node_local=, {WITHOUT}", only_this_rank=True)
 
 
 def _copy(parts: Parts, copy: str) -> None:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.system.files import opened
 
 if TYPE_CHECKING:
@@ -23,18 +23,18 @@ def list_text(files: Any, val_files: Any = None) -> tuple[list[str], list[str]]:
     """Files for training and, if given, for validation. Each: a path, a glob, a folder, or a list of them.
 
     Raises:
-        Refused: nothing found, a file that cannot be read, tokens among text, or a file for both purposes.
+        ConfigError: nothing found, a file that cannot be read, tokens among text, or a file for both purposes.
     """
     train = _expand("data.files", files)
     val = _expand("data.val_files", val_files) if val_files else []
-    refuse_no_text(train + val)
+    reject_no_text(train + val)
     for file in train + val:
         if is_tokens(file) != is_tokens(train[0]):
             rule = f"either all files hold tokens ({', '.join(TOKEN_SUFFIXES)}) or none does; {train[0]} is not like it"
-            raise Refused("data.files", file, rule, "choose with a pattern, as in data.files='folder/*.bin'")
+            raise ConfigError("data.files", file, rule, "choose with a pattern, as in data.files='folder/*.bin'")
     known = set(map(os.path.realpath, train))
     if both := [file for file in val if os.path.realpath(file) in known]:
-        raise Refused("data.val_files", both[0], "what validates is not trained on", "leave it out of data.files")
+        raise ConfigError("data.val_files", both[0], "what validates is not trained on", "leave it out of data.files")
     return train, val
 
 
@@ -79,7 +79,7 @@ def read_only(file: str) -> "np.ndarray":
     """A file as a memory-mapped array of one dimension: `.npy` as it says, `.bin` as uint16, any other as bytes.
 
     Raises:
-        Refused: a token file that does not hold integers in one dimension.
+        ConfigError: a token file that does not hold integers in one dimension.
     """
     import numpy as np
 
@@ -90,35 +90,35 @@ def read_only(file: str) -> "np.ndarray":
         else:
             array = np.memmap(file, dtype="<u2" if is_tokens(file) else np.uint8, mode="r")
     except (OSError, ValueError) as error:
-        raise Refused("data.files", file, f"{rule}; {error}", "write the file again") from None
+        raise ConfigError("data.files", file, f"{rule}; {error}", "write the file again") from None
     if array.ndim != 1 or array.dtype.kind not in "ui":
-        raise Refused("data.files", file, f"{rule}; this is {array.dtype} {array.shape}", "write the file again")
+        raise ConfigError("data.files", file, f"{rule}; this is {array.dtype} {array.shape}", "write the file again")
     return array
 
 
-def refuse_tokens_outside(vocab_size: int, smallest: int, largest: int, file: str) -> None:
+def reject_tokens_outside(vocab_size: int, smallest: int, largest: int, file: str) -> None:
     """A token beyond the network's outputs would stop the run in the middle, on a GPU without a message."""
     if smallest < 0:
-        raise Refused("data.files", file, f"tokens are not negative; here is {smallest}", "write the file again")
+        raise ConfigError("data.files", file, f"tokens are not negative; here is {smallest}", "write the file again")
     if largest >= vocab_size:
         fix = 256 if largest < 256 else max(50304, -(-(largest + 1) // 64) * 64)  # 50304: GPT-2's 50257, in whole tiles
         rule = f"is larger than every token; {file} holds {largest}"
-        raise Refused("data.vocab_size", vocab_size or "null", rule, f"data.vocab_size={fix}")
+        raise ConfigError("data.vocab_size", vocab_size or "null", rule, f"data.vocab_size={fix}")
 
 
 def _expand(key: str, patterns: Any) -> list[str]:
     patterns = [patterns] if isinstance(patterns, str) else patterns or []
     if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise Refused(key, patterns, "must be a path or a list of paths", f"{key}=<a path, a folder or a glob>")
+        raise ConfigError(key, patterns, "must be a path or a list of paths", f"{key}=<a path, a folder or a glob>")
     if twice := next((pattern for pattern in patterns if patterns.count(pattern) > 1), None):
-        raise Refused(key, twice, "is named twice, and each file is read once", "each once, or copies")
+        raise ConfigError(key, twice, "is named twice, and each file is read once", "each once, or copies")
     files: list[str] = []
     for pattern in patterns:
         path = os.path.expanduser(pattern)
         exists = [path] if os.path.isfile(path) else sorted(glob.glob(path, recursive=True))
         found = _files_below(path) if os.path.isdir(path) else exists
         if not found:
-            raise Refused(key, pattern, "names files; there are none", f"{key}=<a path, a folder or a glob>")
+            raise ConfigError(key, pattern, "names files; there are none", f"{key}=<a path, a folder or a glob>")
         files += found
     # Each once: a glob with ** follows links, also those that lead back to where they are.
     once: dict[tuple[int, int], str] = {}
@@ -127,15 +127,15 @@ def _expand(key: str, patterns: Any) -> list[str]:
             once.setdefault(same, file)
     files = list(once.values())
     if not files:
-        raise Refused(key, patterns, "names files with content; there are none", f"{key}=<a path, a folder or a glob>")
+        raise ConfigError(key, patterns, "names files with content; there are none", f"{key}=<a path, a folder or a glob>")
     return files
 
 
-def refuse_no_text(files: Sequence[str]) -> None:
-    """Raises `Refused` for a file that would be read as bytes, and holds other things than text."""
+def reject_no_text(files: Sequence[str]) -> None:
+    """Raises `ConfigError` for a file that would be read as bytes, and holds other things than text."""
     if found := [file for file in files if file.lower().endswith(NO_TEXT)]:
         rule = f"must be text, tokens ({', '.join(TOKEN_SUFFIXES)}), or bytes of your own under another name"
-        raise Refused("data.files", found[0], rule, "unpack it, or choose with a pattern: data.files='folder/*.txt'")
+        raise ConfigError("data.files", found[0], rule, "unpack it, or choose with a pattern: data.files='folder/*.txt'")
 
 
 def _files_below(folder: str) -> list[str]:
@@ -154,14 +154,14 @@ def _content(key: str, file: str) -> tuple[int, int] | None:
     """What tells a file from all others; None: it is empty."""
     if file.endswith(".part"):
         rule = "is a whole file; this one is from a packing that was interrupted"
-        raise Refused(key, file, rule, "the same tools/pack.py again, then the file that it makes")
+        raise ConfigError(key, file, rule, "the same tools/pack.py again, then the file that it makes")
     try:
         with opened(file) as stream:
             found = os.fstat(stream.fileno())
             return (found.st_dev, found.st_ino) if stream.read(1) else None
     except OSError as error:
         fix = "remove this link" if error.errno == errno.ELOOP else f"chmod +r {file}, or leave it out"
-        raise Refused(key, file, f"can be read; {error.strerror}", fix) from None
+        raise ConfigError(key, file, f"can be read; {error.strerror}", fix) from None
 
 
 def _part(num: int, twentieths: tuple[int, int]) -> slice:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.data.file_parts import AGAIN, Parts
 from hpc.data.packing import put
 from hpc.data.text_files import is_tokens, read_only
@@ -23,7 +23,7 @@ def notes(file: str) -> dict[str, Any] | None:
     """What is noted of a token file; None: nothing.
 
     Raises:
-        Refused: the note cannot be read, or is that of another file.
+        ConfigError: the note cannot be read, or is that of another file.
     """
     path = f"{file}.json"
     if not os.path.exists(path):
@@ -34,11 +34,11 @@ def notes(file: str) -> dict[str, Any] | None:
         numbers = [noted[key] + 0 for key in NUMBERS]
         dtype, whole = noted["dtype"], noted["checksum"] == checksum(noted)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Refused("data.files", path, f"is what tools/pack.py has written; {error!r}", AGAIN) from None
+        raise ConfigError("data.files", path, f"is what tools/pack.py has written; {error!r}", AGAIN) from None
     tokens = read_only(file)
     if not whole or (len(tokens), str(tokens.dtype)) != (numbers[0], dtype):
         rule = f"{path} describes it: {numbers[0]} tokens, {dtype}; it holds {len(tokens)}, {tokens.dtype}"
-        raise Refused("data.files", file, rule, AGAIN)
+        raise ConfigError("data.files", file, rule, AGAIN)
     return noted
 
 
@@ -52,7 +52,7 @@ def vocabulary(files: Sequence[str]) -> tuple[int | None, float | None]:
     """(vocabulary size, bytes per token) of text, or as noted of token files; None: not known.
 
     Raises:
-        Refused: files of several tokenizers.
+        ConfigError: files of several tokenizers.
     """
     if not is_tokens(files[0]):
         return 256, 1.0
@@ -63,7 +63,7 @@ def vocabulary(files: Sequence[str]) -> tuple[int | None, float | None]:
     for file, noted in known.items():
         if noted["tokenizer"] != first["tokenizer"]:
             rule = f"one tokenizer made all files; {files[0]} is of {first['tokenizer']}, this of {noted['tokenizer']}"
-            raise Refused("data.files", file, rule, "files of one tokenizer")
+            raise ConfigError("data.files", file, rule, "files of one tokenizer")
     num = sum(noted["tokens"] for noted in known.values())
     size = sum(noted["tokens"] * noted["bytes_per_token"] for noted in known.values())
     return max(noted["vocab_size"] for noted in known.values()), size / num
@@ -81,11 +81,11 @@ def describe(files: Sequence[str]) -> str:
 
 
 def token_parts(file: str) -> Parts:
-    """The checksums of a packed token file. Raises `Refused` where there are none."""
+    """The checksums of a packed token file. Raises `ConfigError` where there are none."""
     noted = notes(file) if is_tokens(file) else None
     if noted is None:
         fix = "python tools/pack.py data.files=... out=<file>.npy, or data.stage=false"
-        raise Refused("data.stage", True, f"copies packed files; {file} was not packed", fix)
+        raise ConfigError("data.stage", True, f"copies packed files; {file} was not packed", fix)
     tokens = read_only(file)
     sizes = [num * tokens.itemsize for num, _ in noted["parts"]]
     offset = os.path.getsize(file) - tokens.nbytes

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -38,7 +38,7 @@ def text_of(piece: Piece) -> tuple[str, int, bool]:
     """(text, its bytes in the file, whether the file ends here) of a piece, cut where lines begin.
 
     Raises:
-        Refused: it is not UTF-8.
+        ConfigError: it is not UTF-8.
     """
     file, start, end = piece
     with open(file, "rb") as stream:
@@ -50,17 +50,17 @@ def text_of(piece: Piece) -> tuple[str, int, bool]:
         return read.decode(), len(read), end == size and bool(read)
     except UnicodeDecodeError as error:
         rule = f"is text in UTF-8; from byte {start + error.start} on it is not"
-        raise Refused("data.files", file, rule, "iconv -f latin1 -t utf-8, leave it out, or tokenizer=bytes") from None
+        raise ConfigError("data.files", file, rule, "iconv -f latin1 -t utf-8, leave it out, or tokenizer=bytes") from None
 
 
-def unreadable(every: Sequence[Sequence[Piece]], number: int) -> list[Refused]:
+def unreadable(every: Sequence[Sequence[Piece]], number: int) -> list[ConfigError]:
     """Which pieces of a part are not UTF-8."""
     found = []
     for piece in every[number]:
         try:
             text_of(piece)
-        except Refused as refused:
-            found.append(refused)
+        except ConfigError as rejected:
+            found.append(rejected)
     return found
 
 
@@ -75,7 +75,7 @@ def byte_part(every: Sequence[Sequence[Piece]], number: int) -> tuple[bytes, int
 
 
 def token_part(every: Sequence[Sequence[Piece]], tokenizer: "Tokenizer", dtype: str, number: int) -> tuple[bytes, int]:
-    """(tokens as bytes of `dtype`, bytes of text) of a part. Raises `Refused`."""
+    """(tokens as bytes of `dtype`, bytes of text) of a part. Raises `ConfigError`."""
     import numpy as np
 
     end_of_text, tokens, size = end_token(tokenizer), [], 0
@@ -89,17 +89,17 @@ def token_part(every: Sequence[Sequence[Piece]], tokenizer: "Tokenizer", dtype: 
 
 
 def load(text: str, source: str) -> "Tokenizer":
-    """A tokenizer from the text of its tokenizer.json. Raises `Refused`."""
+    """A tokenizer from the text of its tokenizer.json. Raises `ConfigError`."""
     from tokenizers import Tokenizer
 
     try:
         return Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower
-        raise Refused("tokenizer", source, f"is the tokenizer.json of a tokenizer: {error}", "tokenizer=bpe") from None
+        raise ConfigError("tokenizer", source, f"is the tokenizer.json of a tokenizer: {error}", "tokenizer=bpe") from None
 
 
 def trained(every: Sequence[Sequence[Piece]], vocab_size: int) -> str:
-    """The tokenizer.json of a byte-level BPE that is trained on (some of) the pieces. Raises `Refused`."""
+    """The tokenizer.json of a byte-level BPE that is trained on (some of) the pieces. Raises `ConfigError`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from hpc.config.errors import Refused, nearest
+from hpc.config.errors import ConfigError, nearest
 
 VENDORS = ("NVIDIA ", "AMD ", "Tesla ")
 FILE = Path(__file__).with_name("hardware.yaml")
@@ -69,10 +69,10 @@ class Machine:
 
 
 def machine(name: str, node_gbs: float | None, link_gbs: float | None = None, tf32: bool = True) -> Machine:
-    """The machine of a cluster file's gpu, network_gbs and gpu_link_gbs. Raises `Refused` for what cannot be one."""
+    """The machine of a cluster file's gpu, network_gbs and gpu_link_gbs. Raises `ConfigError` for what cannot be one."""
     for key, value in (("network_gbs", node_gbs), ("gpu_link_gbs", link_gbs)):
         if value is not None and not 0 < value < float("inf"):
-            raise Refused(
+            raise ConfigError(
                 f"cluster.{key}", value, "is GB/s, a number above 0", f"cluster.{key}=null, where it is not known"
             )
     found = gpu(name)
@@ -81,7 +81,7 @@ def machine(name: str, node_gbs: float | None, link_gbs: float | None = None, tf
 
 
 def gpu(name: str) -> GPU:
-    """The GPU that a cluster file names. Raises `Refused` for one that hardware.yaml does not have."""
+    """The GPU that a cluster file names. Raises `ConfigError` for one that hardware.yaml does not have."""
     known = _known()["gpus"]
     exactly = [one for one in known if one.casefold() == name.casefold()]
     if exactly:
@@ -91,7 +91,7 @@ def gpu(name: str) -> GPU:
     rule = f"hpc/jobs/hardware.yaml knows {', '.join(known)}"
     typed = {one.casefold(): one for one in known}
     meant = typed[nearest(name.casefold(), typed, next(iter(typed)))]
-    raise Refused("cluster.gpu", name, rule, f"cluster.gpu={repr(meant) if ' ' in meant else meant}, or add it there")
+    raise ConfigError("cluster.gpu", name, rule, f"cluster.gpu={repr(meant) if ' ' in meant else meant}, or add it there")
 
 
 def find(device: str) -> GPU | None:

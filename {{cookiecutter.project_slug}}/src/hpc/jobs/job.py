@@ -6,7 +6,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from hpc.config.cluster_in_bash import cluster_in_bash
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.sections import Cluster
 from hpc.config.walltime import walltime
 
@@ -64,7 +64,7 @@ def of(cfg: DictConfig, arguments: tuple[str, ...] = (), **places: Path | int | 
     """The job that a checked config describes; `places` are fields of `Job` from `run_dir` on.
 
     Raises:
-        Refused: a time, or a `{field}` in the cluster's file, that cannot be read.
+        ConfigError: a time, or a `{field}` in the cluster's file, that cannot be read.
     """
     cluster = cluster_in_bash(cfg)
     nodes, devices = cfg.trainer.num_nodes, cfg.trainer.devices
@@ -113,4 +113,4 @@ def _filled(key: str, text: str, sizes: dict[str, int]) -> str:
     try:
         return text.format(**sizes)
     except (KeyError, ValueError, IndexError):
-        raise Refused(key, text, f"knows {', '.join(f'{{{name}}}' for name in sizes)}", f"{key}='...'") from None
+        raise ConfigError(key, text, f"knows {', '.join(f'{{{name}}}' for name in sizes)}", f"{key}='...'") from None

@@ -13,7 +13,7 @@ from hpc.config.exit_codes import ExitCode
 from hpc.config.walltime import clock
 from hpc.jobs.job import HASHES, PYTHON, Job
 
-# Fields that are a directive of their own while they are set. A server without a resource qos refuses it by name.
+# Fields that are a directive of their own while they are set. A server without a resource qos rejects it by name.
 DIRECTIVES = {"account": "-A {}", "partition": "-q {}", "qos": "-l qos={}", "umask": "-W umask={}"}
 
 
@@ -77,13 +77,13 @@ def node_text(job: Job) -> str:
 
 
 def _directives(job: Job) -> list[str]:
-    lines = [f"-N {re.sub(r'[^A-Za-z0-9_.+-]', '_', job.name)[:200]}"]  # qsub refuses other characters
+    lines = [f"-N {re.sub(r'[^A-Za-z0-9_.+-]', '_', job.name)[:200]}"]  # qsub rejects other characters
     lines += [form.format(_quote(value)) for field, form in DIRECTIVES.items() if (value := getattr(job, field))]
     memory = f"mem={job.memory_gb}gb" if job.memory_gb else None
     lines += ["-l " + ":".join(filter(None, [f"select={job.nodes}", job.request, job.constraint, memory]))]
     lines += [f"-l place=scatter{':excl' if job.whole_nodes else ''}"]  # else two chunks may lie on one host
     lines += [f"-l walltime={clock(job.seconds)}"]
-    if job.num_members > 1:  # qsub refuses 0-0
+    if job.num_members > 1:  # qsub rejects 0-0
         lines += [f"-J 0-{job.num_members - 1}" + (f"%{job.at_once}" if job.at_once else "")]
     # The server starts the job again when a node was lost (r). What PBS and the login shell say goes to <job id>.OU, at
     # once where the node sees its folder (d). The job's own words go to a file that job.sh opens: that is always live.
@@ -113,9 +113,9 @@ def _quote(path: Path | str | None, otherwise: str = "$PBS_O_WORKDIR") -> str:
 
 
 CHECK = r"""
-refuse() { echo "job.sh: error: $*" >&2; exit 2; }
-[ -n "${PBS_JOBID:-}" ] && [ -r "${PBS_NODEFILE:-}" ] || refuse "this is no PBS job: start it by qsub, not by bash"
-[ $# = 0 ] || refuse "words after the script are not used: $*; type them to submit.py"
+reject() { echo "job.sh: error: $*" >&2; exit 2; }
+[ -n "${PBS_JOBID:-}" ] && [ -r "${PBS_NODEFILE:-}" ] || reject "this is no PBS job: start it by qsub, not by bash"
+[ $# = 0 ] || reject "words after the script are not used: $*; type them to submit.py"
 id=${PBS_JOBID%%[!0-9]*} # of 29[1].server, say
 """
 
@@ -123,7 +123,7 @@ id=${PBS_JOBID%%[!0-9]*} # of 29[1].server, say
 ELSEWHERE = "# The first job runs there; the copy of this script that it makes says where that was."
 BY_HAND = rf"""
 [ "${{PBS_ENVIRONMENT:-}}" != PBS_INTERACTIVE ] || [ ! -e "$run_dir" ] || [ "$0" -ef "$run_dir/job.sh" ] ||
-    refuse "this job has a run already; to go on with it: bash $(printf %q "$run_dir/job.sh"); for another one: qsub"
+    reject "this job has a run already; to go on with it: bash $(printf %q "$run_dir/job.sh"); for another one: qsub"
 mkdir -p -- "$run_dir"
 [ -e "$run_dir/job.sh" ] || # PBS's own copy of this script goes away with the job
     said=$(printf 'work_dir=%q\nrun_dir=%q' "$work_dir" "$run_dir") \
@@ -144,7 +144,7 @@ finished) echo "job.sh: the run is finished already" && exit 0 ;;
 failed) # what was queued before that ends here; a job that somebody submits afterwards is meant to try again
     failed=$(sed -n 's/^attempt //p' <<<"$earlier")
     [ "$chain" -eq 1 ] && [ -z "${HPC_AFTER:-}" ] || [ "$failed" = "${HPC_FAILED:-none}" ] ||
-        refuse "the run has failed; to try again: rm '$run_dir/verdict' and submit" ;;
+        reject "the run has failed; to try again: rm '$run_dir/verdict' and submit" ;;
 esac
 outcome() { # of this start; the verdict of the one before stays until an attempt has begun
     [ "$(verdict)" = "$earlier" ] || verdict | sed -n 's/^outcome //p'
@@ -185,7 +185,7 @@ submit_next() {
 
 hosts=$(awk '!seen[$0]++' "$PBS_NODEFILE") # a host may have several lines
 [ "$(wc -l <<<"$hosts")" -eq "$nodes" ] ||
-    refuse "asked for $nodes nodes, PBS gave $(paste -sd' ' <<<"$hosts"): each chunk needs a node of its own," \
+    reject "asked for $nodes nodes, PBS gave $(paste -sd' ' <<<"$hosts"): each chunk needs a node of its own," \
         "so submit with select=$nodes and place=scatter, as the #PBS lines of this script say"
 
 setup # the launcher may come from a module
@@ -193,14 +193,14 @@ address=$(head -n 1 <<<"$hosts") # this host
 if [ -n "$interface" ]; then
     address=$(PATH=$PATH:/usr/sbin:/sbin ip -4 -o addr show dev "$interface" | awk '{ print $4; exit }')
     address=${address%/*}
-    [ -n "$address" ] || refuse "$HOSTNAME has no IPv4 address on interface $interface (ip addr): set cluster.interface"
+    [ -n "$address" ] || reject "$HOSTNAME has no IPv4 address on interface $interface (ip addr): set cluster.interface"
 fi
 attempt=$(mktemp -d "$run_dir/.attempt-$id-XXXXXX") || exit 1 # of its own: PBS may start the same job again
 trap 'rm -rf -- "$attempt"' EXIT
 
 said=$(wc -c <"$run_dir/job-$id.log")
 launch "$run_dir" "$attempt" "$address" $((10000 + RANDOM % 22768)) "$id" "$end" "$work_dir" &
-launcher=$! stopping='' ended=0 worst=0 refused='' saved=''
+launcher=$! stopping='' ended=0 worst=0 rejected='' saved=''
 left=60 # seconds for the codes, when the launcher has ended or the job is to
 stop() { # pbsdsh passes TERM on to all nodes and ends; this script stays, as its end would kill the ranks
     stopping=yes
@@ -227,7 +227,7 @@ while [ "$ended" -lt "$nodes" ] && [ "$left" -gt 0 ]; do
         ended=$((ended + 1))
         case $code in
         "$to_be_continued") saved=yes ;; # and no failure
-        2) refused=yes ;;&
+        2) rejected=yes ;;&
         *) [ "$code" -le "$worst" ] || worst=$code ;;
         esac
     done
@@ -245,7 +245,7 @@ worse=''
 [ "$worst" -eq 0 ] || worse=", the worst with code $worst"
 echo "job.sh: $ended of $nodes nodes ended$worse; the run's verdict is: $(outcome)"
 code=$((worst ? worst : 1))
-[ -z "$refused" ] || { echo "job.sh: refused; what and why is said in node-*-$id.log" && exit 2; }
+[ -z "$rejected" ] || { echo "job.sh: rejected; what and why is said in node-*-$id.log" && exit 2; }
 case $(outcome) in
 finished) exit 0 ;;
 failed) exit "$code" ;;

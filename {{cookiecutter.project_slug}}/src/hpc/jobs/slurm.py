@@ -28,7 +28,7 @@ LAST_WORDS = 30  # seconds for the other ranks, when one has ended
 def text(job: Job) -> str:
     """For sbatch; `bash` runs it too, inside an allocation. Readable from top to bottom.
 
-    Exit code 0: finished, or Slurm will start it again; 2: refused; else a failure.
+    Exit code 0: finished, or Slurm will start it again; 2: rejected; else a failure.
     """
     return "\n".join([_head(job), *_directives(job), "", *_surroundings(job), *_asking(job), *_launch(job), END])
 
@@ -247,7 +247,7 @@ count
 case $(outcome) in # exit codes do not come through unchanged, so the ranks leave their common verdict in a file
 finished) exit 0 ;;
 failed) stop "failed (exit code $status); what was asked and why: above and in $run_dir" ;;
-*) [ "$status" -ne 2 ] || stop "refused; what and why is said above" ;; # another job of this run may go on
+*) [ "$status" -ne 2 ] || stop "rejected; what and why is said above" ;; # another job of this run may go on
 esac
 case $(standing) in
 cancelled) stop "cancelled" ;;

@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.launch import rendezvous
 from hpc.launch.placement import Place
 
@@ -19,7 +19,7 @@ def meet(place: Place, environ: MutableMapping[str, str], seconds: float) -> Any
     """A key-value store that all ranks reach, served by rank 0 as long as it lives; MASTER_PORT is its port afterwards.
 
     Raises:
-        Refused: rank 0 is not reached within `seconds`, or another launch is met.
+        ConfigError: rank 0 is not reached within `seconds`, or another launch is met.
     """
     from torch.distributed import DistNetworkError, DistStoreError, PrefixStore  # pyright: ignore
 
@@ -38,9 +38,9 @@ def meet(place: Place, environ: MutableMapping[str, str], seconds: float) -> Any
         fix = "look for rank 0's message above; if it has none: cluster.master_addr_suffix= or cluster.interface="
         # All ranks but 0 may come here: one of them speaks.
         where = f"{host}:{launch.ports[0]}"
-        raise Refused("MASTER_ADDR:MASTER_PORT", where, rule, fix, alone=place.rank == 1) from None
+        raise ConfigError("MASTER_ADDR:MASTER_PORT", where, rule, fix, only_this_rank=place.rank == 1) from None
     if place.launcher == "torchrun":
-        _refuse_another(store, place, launch, environ)
+        _reject_another(store, place, launch, environ)
     return store
 
 
@@ -48,7 +48,7 @@ def serve(host: str, environ: MutableMapping[str, str], seconds: float) -> Any:
     """A store at a port that the system chooses, so it can be nobody else's; for the process group as well.
 
     Raises:
-        Refused: this process cannot be reached under the name `host`.
+        ConfigError: this process cannot be reached under the name `host`.
     """
     from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # pyright: ignore
 
@@ -58,7 +58,7 @@ def serve(host: str, environ: MutableMapping[str, str], seconds: float) -> Any:
     except (DistNetworkError, DistStoreError) as error:
         rule = f"must lead to {socket.gethostname()}, where rank 0 runs: {str(error).splitlines()[0]}"
         fix = "cluster.master_addr_suffix= as the nodes' names have it"
-        raise Refused("MASTER_ADDR", host, rule, fix, alone=True) from None
+        raise ConfigError("MASTER_ADDR", host, rule, fix, only_this_rank=True) from None
     # With the last one rank 0's process group joins this store. Without it, it would serve another at the same port.
     environ.update({"MASTER_ADDR": host, "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"})
     return store
@@ -73,19 +73,19 @@ def join(environ: MutableMapping[str, str], seconds: float) -> Any:
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
 
 
-def _refuse_another(store: Any, place: Place, launch: rendezvous.Launch, environ: Mapping[str, str]) -> None:
+def _reject_another(store: Any, place: Place, launch: rendezvous.Launch, environ: Mapping[str, str]) -> None:
     """torchrun joins whatever store it finds at the port it was told: each rank must be the first of its number."""
     key = f"{environ.get('TORCHELASTIC_RUN_ID')}.{launch.key}"
     if store.compare_set("launch", "", key).decode() != key or store.add(f"seat/{place.rank}", 1) > 1:
         rule = "torchrun must have a port of its own: another launch meets there, or these ranks were started again"
-        raise Refused("--master-port", environ["MASTER_PORT"], rule, "another --master-port=, and no --max-restarts=")
+        raise ConfigError("--master-port", environ["MASTER_PORT"], rule, "another --master-port=, and no --max-restarts=")
 
 
 def exchange(store: Any, place: Place, topic: str, mine: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
     """What every rank has to say on a topic, in order of ranks.
 
     Raises:
-        Refused: on every rank alike, when some have not come within `seconds`.
+        ConfigError: on every rank alike, when some have not come within `seconds`.
     """
     from torch.distributed import DistStoreError
 
@@ -103,7 +103,7 @@ def exchange(store: Any, place: Place, topic: str, mine: dict[str, Any], seconds
         heard = json.loads(store.get(topic))
     except (DistStoreError, RuntimeError):
         rule = f"rank 0 has not answered rank {place.rank} on {socket.gethostname()}"
-        raise Refused("ranks", place.world_size, rule, "see what rank 0 says in the log", alone=True) from None
+        raise ConfigError("ranks", place.world_size, rule, "see what rank 0 says in the log", only_this_rank=True) from None
     missing = [rank for rank, said in enumerate(heard) if said is None]
     # Rank 0 serves the store, so it leaves last: when all who came have read the answer.
     if store.add(f"{topic}/read", 1) == place.world_size - len(missing):
@@ -114,7 +114,7 @@ def exchange(store: Any, place: Place, topic: str, mine: dict[str, Any], seconds
     if missing:
         came = ", ".join(sorted({said["host"] for said in heard if said}))
         rule = f"ranks {_ranges(missing)} did not come within {seconds:g} s; those on {came} did"
-        raise Refused("ranks", place.world_size, rule, "see what those ranks say in the log; is one of the nodes down?")
+        raise ConfigError("ranks", place.world_size, rule, "see what those ranks say in the log; is one of the nodes down?")
     return heard
 
 

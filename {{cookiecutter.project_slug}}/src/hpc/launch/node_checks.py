@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import preflight
-from hpc.config.errors import Finished, Refused
+from hpc.config.errors import Finished, ConfigError
 from hpc.config.project import PROJECT
 from hpc.launch import placement
 from hpc.launch.placement import Place
@@ -25,7 +25,7 @@ def placed(cfg: DictConfig, place: Place, environ: Mapping[str, str]) -> None:
     """The launch is the one that the config asks for. From the environment alone, so every rank decides alike.
 
     Raises:
-        Refused: too many or too few processes, none where a job was meant, or a kind of job that cannot work.
+        ConfigError: too many or too few processes, none where a job was meant, or a kind of job that cannot work.
     """
     nodes, devices = cfg.trainer.num_nodes, cfg.trainer.devices
     launched = f"srun --nodes={nodes} --ntasks-per-node={devices} python train.py ..."
@@ -33,7 +33,7 @@ def placed(cfg: DictConfig, place: Place, environ: Mapping[str, str]) -> None:
         launched = f"python submit.py ..., or on each node torchrun --nnodes={nodes} --nproc-per-node={devices} ..."
     if environ.get("SLURM_HET_SIZE", "1") not in ("", "1"):
         rule = "ranks cannot be numbered across the parts of a heterogeneous job"
-        raise Refused("SLURM_HET_SIZE", environ["SLURM_HET_SIZE"], rule, "one part, all nodes alike")
+        raise ConfigError("SLURM_HET_SIZE", environ["SLURM_HET_SIZE"], rule, "one part, all nodes alike")
     if place.launcher == "none":
         _unlaunched(cfg, environ, launched)
         return
@@ -41,22 +41,22 @@ def placed(cfg: DictConfig, place: Place, environ: Mapping[str, str]) -> None:
         asked = f"trainer.num_nodes={nodes} trainer.devices={devices}"
         started = f"{place.world_size} in all, {place.local_world_size or 'not equally many'} on a node"
         rule = f"is {nodes * devices} ranks, {devices} on a node; {place.launcher} started {started}"
-        raise Refused(asked, None, rule, launched)
+        raise ConfigError(asked, None, rule, launched)
     if "SLURM_NODEID" in environ and place.launcher == "torchrun" and environ["SLURM_NODEID"] != str(place.node_rank):
         rule = f"torchrun was told node rank {place.node_rank} on node {environ['SLURM_NODEID']} of the step"
         fix = "srun bash -c 'torchrun --node-rank=$SLURM_NODEID ...' with single quotes, or srun python"
-        raise Refused("--node-rank", place.node_rank, rule, fix, alone=place.local_rank == 0)
+        raise ConfigError("--node-rank", place.node_rank, rule, fix, only_this_rank=place.local_rank == 0)
 
 
 def facts(cfg: DictConfig, place: Place, environ: Mapping[str, str], look: bool = True) -> dict[str, Any]:
-    """What this process knows of its node. `refused`: the first thing here that does not fit the config."""
-    known: dict[str, Any] = {"host": socket.gethostname(), "refused": None}
+    """What this process knows of its node. `rejected`: the first thing here that does not fit the config."""
+    known: dict[str, Any] = {"host": socket.gethostname(), "rejected": None}
     try:
         _enough(cfg, place, environ)
         if look:
             preflight.files(cfg)
-    except Refused as refused:
-        known["refused"] = refused.parts()
+    except ConfigError as rejected:
+        known["rejected"] = rejected.parts()
     if place.launcher == "none":
         return known  # there is nobody to differ from
     known["config"] = f"{zlib.crc32(repr(OmegaConf.to_container(cfg, resolve=True)).encode()):08x}"
@@ -70,14 +70,14 @@ def agree(known: list[dict[str, Any]]) -> None:
     """All nodes can, and are alike.
 
     Raises:
-        Refused: the first complaint of a node, or what differs between them.
+        ConfigError: the first complaint of a node, or what differs between them.
     """
     for fact in known:
-        if fact.get("refused"):
-            key, value, rule, fix = fact["refused"]
+        if fact.get("rejected"):
+            key, value, rule, fix = fact["rejected"]
             if fact.get("finished"):
                 raise Finished(key, value, rule, fix)
-            raise Refused(key, value, f"on {fact['host']}: {rule}" if len(known) > 1 else rule, fix)
+            raise ConfigError(key, value, f"on {fact['host']}: {rule}" if len(known) > 1 else rule, fix)
     fixes = {
         "config": "no ${oc.env:...} or clock in what ranks must share; python submit.py freezes the config",
         "code": "python submit.py ..., which runs all ranks from one snapshot",
@@ -90,7 +90,7 @@ def agree(known: list[dict[str, Any]]) -> None:
                 hosts[fact[what]].add(fact["host"])
         if len(hosts) > 1:
             rule = "differs between ranks: " + "; ".join(f"{', '.join(sorted(on))}: {is_}" for is_, on in hosts.items())
-            raise Refused(what, None, rule, fix)
+            raise ConfigError(what, None, rule, fix)
 
 
 def _unlaunched(cfg: DictConfig, environ: Mapping[str, str], launched: str) -> None:
@@ -101,16 +101,16 @@ def _unlaunched(cfg: DictConfig, environ: Mapping[str, str], launched: str) -> N
     if nodes > 1:
         rule = "this process is alone: nothing started the ranks on the other nodes, and it would wait for them"
         fix = launched if placement.in_job(environ) else "python submit.py ..., or trainer.num_nodes=1"
-        raise Refused("trainer.num_nodes", nodes, rule, fix)
+        raise ConfigError("trainer.num_nodes", nodes, rule, fix)
     cluster = cfg.cluster
     if not cluster.scheduler or cfg.trainer.accelerator != cluster.accelerator:
         return
     if not placement.in_job(environ):
         rule = f"cluster={cluster.name} trains in jobs, and this is none (a login node?)"
-        raise Refused("cluster", cluster.name, rule, "python submit.py ..., or cluster=local to train here")
+        raise ConfigError("cluster", cluster.name, rule, "python submit.py ..., or cluster=local to train here")
     if "SLURM_JOB_ID" in environ and "SLURMD_NODENAME" not in environ:  # slurmd sets it, salloc's shell has none
         rule = f"job {environ['SLURM_JOB_ID']} has its nodes, and this process is on none of them"
-        raise Refused("cluster", cluster.name, rule, launched)
+        raise ConfigError("cluster", cluster.name, rule, launched)
 
 
 def _enough(cfg: DictConfig, place: Place, environ: Mapping[str, str]) -> None:
@@ -123,7 +123,7 @@ def _enough(cfg: DictConfig, place: Place, environ: Mapping[str, str]) -> None:
     wanted = min(cluster.cores_per_gpu or 1, os.cpu_count() or 1)
     if place.launcher == "srun" and cores < wanted:
         rule = f"this task may use {cores} of them; srun does not take --cpus-per-task over from sbatch everywhere"
-        raise Refused("cluster.cores_per_gpu", cluster.cores_per_gpu, rule, f"srun --cpus-per-task={wanted} ...")
+        raise ConfigError("cluster.cores_per_gpu", cluster.cores_per_gpu, rule, f"srun --cpus-per-task={wanted} ...")
     if trainer.accelerator == "cpu" or place.local_rank:
         return
     import torch
@@ -131,7 +131,7 @@ def _enough(cfg: DictConfig, place: Place, environ: Mapping[str, str]) -> None:
     _enough_gpus(trainer.devices, torch.cuda.device_count(), environ)
     if "bf16" in trainer.precision and not torch.cuda.is_bf16_supported(including_emulation=False):
         rule = f"{torch.cuda.get_device_name()} has no bfloat16 arithmetic"
-        raise Refused("trainer.precision", trainer.precision, rule, "trainer.precision=16-mixed")
+        raise ConfigError("trainer.precision", trainer.precision, rule, "trainer.precision=16-mixed")
 
 
 def _enough_gpus(devices: int, found: int, environ: Mapping[str, str]) -> None:
@@ -141,7 +141,7 @@ def _enough_gpus(devices: int, found: int, environ: Mapping[str, str]) -> None:
         if "PBS_JOBID" not in environ:
             rule += " (each task sees all of its node's: no --gpus-per-task)"
             fix = f"--gpus-per-node={devices} (or --gres=gpu:{devices}), or trainer.devices={found}"
-        raise Refused("trainer.devices", devices, rule, fix if found else "trainer=cpu, or ask for GPUs: " + fix)
+        raise ConfigError("trainer.devices", devices, rule, fix if found else "trainer=cpu, or ask for GPUs: " + fix)
 
 
 def _version(package: str) -> str:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.system.process import die_with_parent
 
 # launcher -> the variables that hold rank, world size, rank on the node, ranks on the node. In this order: a later one
@@ -76,14 +76,14 @@ def cores(ranks_on_node: int, environ: Mapping[str, str]) -> int:
 
 
 def job_end(environ: Mapping[str, str]) -> float | None:
-    """Unix time when the scheduler ends the job, as its script tells; None: nobody does. Raises `Refused`."""
+    """Unix time when the scheduler ends the job, as its script tells; None: nobody does. Raises `ConfigError`."""
     told = environ.get("HPC_JOB_END") or "0"
     try:
         end = float(told)
     except ValueError:
         end = math.nan
     if not math.isfinite(end):
-        raise Refused("HPC_JOB_END", ascii(told), "must be a unix time in seconds", "unset HPC_JOB_END")
+        raise ConfigError("HPC_JOB_END", ascii(told), "must be a unix time in seconds", "unset HPC_JOB_END")
     return end or None
 
 
@@ -103,7 +103,7 @@ def settle(place: Place, suffix: str, environ: MutableMapping[str, str]) -> None
     """Give the ranks what torch.distributed's env:// asks for, whoever launched them; the port comes with the store.
 
     Raises:
-        Refused: MASTER_ADDR is set and leads to another host than rank 0's.
+        ConfigError: MASTER_ADDR is set and leads to another host than rank 0's.
     """
     if place.launcher != "torchrun":
         environ["MASTER_ADDR"] = _address(place, suffix, environ.get("MASTER_ADDR"))
@@ -129,12 +129,12 @@ def _srun(environ: Mapping[str, str]) -> Place:
     """A process of a step. The step's own variables, as the job's may have been inherited or describe more nodes.
 
     Raises:
-        Refused: srun sets them all, and one is missing or no number.
+        ConfigError: srun sets them all, and one is missing or no number.
     """
     for name in ("SLURM_PROCID", "SLURM_LOCALID"):
         if not _is_number(environ.get(name, "")):
             rule = "must be a number in a step of srun, which sets it for each task"
-            raise Refused(name, environ.get(name), rule, "unset SLURM_STEP_ID, or srun python train.py ...")
+            raise ConfigError(name, environ.get(name), rule, "unset SLURM_STEP_ID, or srun python train.py ...")
     per_node = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     return Place(
         "srun",
@@ -154,13 +154,13 @@ def _address(place: Place, suffix: str, asked: str | None) -> str:
     expected = place.master + suffix if place.launcher == "srun" else asked
     if not expected:
         rule = f"{place.launcher} does not tell the ranks where rank 0 runs"
-        raise Refused("MASTER_ADDR", None, rule, "export MASTER_ADDR=$(hostname) before it, on the first node")
+        raise ConfigError("MASTER_ADDR", None, rule, "export MASTER_ADDR=$(hostname) before it, on the first node")
     if not asked or asked in (place.master, expected):
         return expected
     here = _addresses(place.master) | _addresses(expected)
     if not _addresses(asked) & here - LOOPBACK:
         rule = f"rank 0 runs on {place.master}; ranks that follow this address would wait elsewhere"
-        raise Refused("MASTER_ADDR", asked, rule, "unset MASTER_ADDR before srun")
+        raise ConfigError("MASTER_ADDR", asked, rule, "unset MASTER_ADDR before srun")
     return asked
 
 

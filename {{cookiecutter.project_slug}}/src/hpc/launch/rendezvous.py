@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any, Self
 from uuid import uuid4
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.launch import placement
 from hpc.launch.placement import Place
 
@@ -42,7 +42,7 @@ class Launch:
 
     @classmethod
     def of(cls, place: Place, environ: Mapping[str, str]) -> Self:
-        """This process's. Raises `Refused` where MASTER_PORT is exported and is not a port."""
+        """This process's. Raises `ConfigError` where MASTER_PORT is exported and is not a port."""
         # Not the job number alone: several launches in one job, and attempts after a requeue, must be told apart.
         # Where there is no job, what a person has exported must do, or else the process that started all ranks here: a
         # wrapper around each rank would be another process for each.
@@ -58,7 +58,7 @@ class Launch:
 
 def _port(asked: str) -> int:
     if not (asked.isdecimal() and 0 < int(asked) < 2**16):
-        raise Refused("MASTER_PORT", asked, "must be a port number, from 1 to 65535", "unset MASTER_PORT")
+        raise ConfigError("MASTER_PORT", asked, "must be a port number, from 1 to 65535", "unset MASTER_PORT")
     return int(asked)
 
 
@@ -68,7 +68,7 @@ class Reception:
     Each rank has one seat: where two launches cannot be told apart, each still gets its number of ranks.
 
     Raises:
-        Refused: all ports are taken.
+        ConfigError: all ports are taken.
     """
 
     def __init__(self, launch: Launch, store_port: int, seconds: float) -> None:
@@ -111,7 +111,7 @@ def find(launch: Launch, place: Place, host: str, seconds: float) -> int:
             try:
                 if store_port := _ask(host, port, launch, asked | {"anyhow": waited > seconds / 3}):
                     return store_port
-            except ConnectionRefusedError:
+            except ConnectionRejectdError:
                 if look % 10:  # rank 0 takes the first port that is free: mostly this one is worth a look
                     break
             except socket.gaierror:
@@ -150,4 +150,4 @@ def _listen(ports: Sequence[int]) -> socket.socket:
         with suppress(OSError):  # taken, or not ours to take
             return socket.create_server(("", port), family=family, backlog=4096, dualstack_ipv6=both)
     rule = f"rank 0 can listen neither at this port of {socket.gethostname()} nor at {len(ports) - 1} others"
-    raise Refused("MASTER_PORT", ports[0], rule, "start again, or export another MASTER_PORT")
+    raise ConfigError("MASTER_PORT", ports[0], rule, "start again, or export another MASTER_PORT")

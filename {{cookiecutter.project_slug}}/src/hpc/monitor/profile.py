@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 from torch.profiler import ProfilerActivity, profile
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.monitor.throughput import waited
 
 COMMUNICATION = ("nccl", "rccl", "gloo", "c10d")  # how the names of work that ranks do together begin
@@ -39,7 +39,7 @@ class Profile(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if self.memory and trainer.strategy.root_device.type != "cuda":
             rule = "a snapshot shows the memory of a GPU; this run has none"
-            raise Refused("callbacks.profile.memory", True, rule, "callbacks.profile.memory=false")
+            raise ConfigError("callbacks.profile.memory", True, rule, "callbacks.profile.memory=false")
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int

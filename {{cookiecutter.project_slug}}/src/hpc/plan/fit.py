@@ -7,7 +7,7 @@ from dataclasses import replace
 from omegaconf import DictConfig
 
 from hpc.config.compose import compose_overrides
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.preflight import rules
 from hpc.jobs.hardware import Machine, machine
 from hpc.launch import measured_links
@@ -27,7 +27,7 @@ def machine_of(cfg: DictConfig) -> Machine | None:
     Of links between GPUs, what tools/comm.py has measured counts for more than what the cluster's file says.
 
     Raises:
-        Refused: a GPU that hpc/jobs/hardware.yaml does not have.
+        ConfigError: a GPU that hpc/jobs/hardware.yaml does not have.
     """
     cluster = cfg.cluster
     if not of(cfg).accelerated or not cluster.gpu:
@@ -51,11 +51,11 @@ def with_measured(nominal: Machine, measured: measured_links.Measured | None, de
     return known
 
 
-def refuse_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
-    """Before the queue: what cannot fit is refused, but for `force=true`. What cannot be traced passes with a warning.
+def reject_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
+    """Before the queue: what cannot fit is rejected, but for `force=true`. What cannot be traced passes with a warning.
 
     Raises:
-        Refused: with the smallest changes that would make it fit.
+        ConfigError: with the smallest changes that would make it fit.
     """
     where = machine_of(cfg)
     if where is None or cfg.force or cfg.test_only:
@@ -70,7 +70,7 @@ def refuse_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
         rule = f"{cfg.cluster.gpu} has {room:.1f} GB for torch, and at its peak a step needs {needed:.1f} GB of each"
         found = ways_out(cfg, words, planned)
         fix = "; or ".join([*(found or [NO_WAY]), "force=true if you know better"])
-        raise Refused("memory", f"{needed:.1f} GB", f"{rule} (python plan.py shows what for)", fix)
+        raise ConfigError("memory", f"{needed:.1f} GB", f"{rule} (python plan.py shows what for)", fix)
 
 
 def ways_out(cfg: DictConfig, words: Sequence[str], planned: Plan) -> list[str]:
@@ -109,6 +109,6 @@ def _meant(words: Sequence[str]) -> Setup | None:
     try:
         cfg = compose_overrides(words)
         rules(cfg)
-    except Refused:
+    except ConfigError:
         return None
     return of(cfg)

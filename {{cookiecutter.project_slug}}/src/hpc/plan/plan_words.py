@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.plan.plan import on
 from hpc.plan.setup import Setup
 from hpc.plan.trace_types import Trace
@@ -22,7 +22,7 @@ def split(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """What plan.py knows by itself, read; and the words of a config.
 
     Raises:
-        Refused: a word that means nothing, or two that say the same.
+        ConfigError: a word that means nothing, or two that say the same.
     """
     own: dict[str, Any] = {}
     others = []
@@ -35,9 +35,9 @@ def split(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         else:
             others.append(word)
     if "tokens" in own and "samples" in own:
-        raise Refused("samples", f"{own['samples']:g}", f"tokens={own['tokens']:g} says how long", "one of the two")
+        raise ConfigError("samples", f"{own['samples']:g}", f"tokens={own['tokens']:g} says how long", "one of the two")
     if "interleaved" in own and own.get("pipeline", 1) == 1:
-        raise Refused("interleaved", own["interleaved"], "are pieces of a pipeline's stage", "pipeline=2 with it")
+        raise ConfigError("interleaved", own["interleaved"], "are pieces of a pipeline's stage", "pipeline=2 with it")
     return own, others
 
 
@@ -48,7 +48,7 @@ def _number(key: str, value: str) -> float | int:
         number = 0
     if not 0 < number < 1e30:
         kind = "a whole number" if KINDS[key] is int else "a number"
-        raise Refused(key, value, f"is {kind} above 0", f"{key}={EXAMPLES[key]}")
+        raise ConfigError(key, value, f"is {kind} above 0", f"{key}={EXAMPLES[key]}")
     return number
 
 
@@ -56,11 +56,11 @@ def _picture(value: str) -> Path:
     """Its folder is made, so that nothing is in the way when it is drawn."""
     path = Path(value)
     if path.suffix != ".png" or path.is_dir():
-        raise Refused("plot", value, "is a file that is made, and its name ends in .png", "plot=plan.png")
+        raise ConfigError("plot", value, "is a file that is made, and its name ends in .png", "plot=plan.png")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Refused("plot", value, f"its folder cannot be made: {error.strerror}", "plot=plan.png") from None
+        raise ConfigError("plot", value, f"its folder cannot be made: {error.strerror}", "plot=plan.png") from None
     return path
 
 
@@ -73,21 +73,21 @@ def piped(layout: Setup, own: dict[str, Any]) -> Setup:
     each = split_over.tensor_parallel * split_over.pipeline
     if layout.world_size % each:
         rule = f"times tensor parallelism, {each}, divides the world size, {layout.world_size}"
-        raise Refused("pipeline", split_over.pipeline, rule, "pipeline=2, or other trainer.num_nodes=")
+        raise ConfigError("pipeline", split_over.pipeline, rule, "pipeline=2, or other trainer.num_nodes=")
     ranks, micro = split_over.data_parallel, own.get("micro_batch", layout.micro_batch)
     found = on(layout, layout.global_batch, **stages, accumulate=max(1, layout.global_batch // (ranks * micro)))
     if found is None or found.micro_batch != micro:
         rule = f"global batch {layout.global_batch} = data-parallel size {ranks} * accumulate * micro_batch"
-        raise Refused("micro_batch", micro, rule, "micro_batch=1, or another data.global_batch_size=")
+        raise ConfigError("micro_batch", micro, rule, "micro_batch=1, or another data.global_batch_size=")
     return found
 
 
-def refuse_uneven(trace: Trace, setup: Setup) -> None:
-    """Raises `Refused` for a pipeline whose stages cannot hold equally many blocks."""
+def reject_uneven(trace: Trace, setup: Setup) -> None:
+    """Raises `ConfigError` for a pipeline whose stages cannot hold equally many blocks."""
     pieces, blocks = setup.pipeline * setup.interleaved, len(trace.blocks)
     if setup.pipeline > 1 and (not blocks or blocks % pieces):
         rule = f"times interleaved={setup.interleaved} divides the {blocks} blocks of the network"
-        raise Refused("pipeline", setup.pipeline, rule, "pipeline=2, or without it")
+        raise ConfigError("pipeline", setup.pipeline, rule, "pipeline=2, or without it")
 
 
 def steps(cfg: DictConfig, trace: Trace, setup: Setup, own: dict[str, Any]) -> int | None:
@@ -97,7 +97,7 @@ def steps(cfg: DictConfig, trace: Trace, setup: Setup, own: dict[str, Any]) -> i
     if word is None:
         return typed
     if typed:
-        raise Refused(word, f"{own[word]:g}", f"trainer.max_steps={typed} says how long", "one of the two")
+        raise ConfigError(word, f"{own[word]:g}", f"trainer.max_steps={typed} says how long", "one of the two")
     if word == "tokens" and trace.examples_are != "tokens":
-        raise Refused(word, f"{own[word]:g}", "this network is given samples", f"samples={own[word]:g}")
+        raise ConfigError(word, f"{own[word]:g}", "this network is given samples", f"samples={own[word]:g}")
     return ceil(own[word] / (trace.tokens if word == "tokens" else 1) / setup.global_batch)

@@ -93,7 +93,7 @@ def _ways(ended: Ending, config: Mapping[str, Any], again: str) -> Iterator[str]
         yield "A node has too little memory for it: more of cluster.memory_gb, or fewer ranks on a node."
     if "Hang" in said and isinstance(minutes, int | float):
         yield f"errors/{ended.attempt}/ tells where each rank was. If a step may take so long, {_longer(minutes)}"
-    if "Refused" in said:
+    if "ConfigError" in said:
         yield "Change what its rule names, and start again."
     if ended.outcome == "failed":
         yield f"errors/{ended.attempt}/ and the log tell where. Once that is mended, {goes_on}"

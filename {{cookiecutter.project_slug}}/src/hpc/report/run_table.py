@@ -16,7 +16,7 @@ SHORT = 40  # characters of a reason that still fit behind the state
 RECENT = 600  # seconds: a run without a heartbeat that wrote something since then is probably alive
 OUTCOMES = {"finished": "finished", "continue": "to be continued", "failed": "failed"}
 ACTIVE = {"running", "completing", "running?"}  # states in which a run goes on
-REFUSED = State("failed", "exit code 2")
+REJECTED = State("failed", "exit code 2")
 WELL = {"finished", "to be continued", "completed", "submitted", "not submitted", "running?"}
 
 
@@ -133,8 +133,8 @@ def _judged(run: Run, told: dict[str, State] | None, now: float) -> tuple[str | 
         return run.job, State("not submitted", str(error).removeprefix("not submitted").removeprefix(": "))
     if starts := history.stalled(run):
         return run.job, State("given up", f"{starts} starts without a newer checkpoint")
-    refused = run.verdict == "continue" and known.get(run.job or "") == REFUSED  # its next start
-    if run.verdict in OUTCOMES and not refused and (told is None or _has_begun(run)):
+    rejected = run.verdict == "continue" and known.get(run.job or "") == REJECTED  # its next start
+    if run.verdict in OUTCOMES and not rejected and (told is None or _has_begun(run)):
         return run.job, State(OUTCOMES[run.verdict], run.why if run.verdict == "continue" else "")
     if run.job in known:
         return run.job, known[run.job]

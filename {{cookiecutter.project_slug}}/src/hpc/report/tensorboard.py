@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.launch import placement
 
 PATIENCE = 120  # seconds till TensorBoard answers: on a parallel file system its imports may take one minute
@@ -25,16 +25,16 @@ def shown(places: Sequence[Path]) -> list[Path]:
     """Those places that have curves, at whatever depth; the others are named on stderr.
 
     Raises:
-        Refused: a place that does not exist, or none that has curves.
+        ConfigError: a place that does not exist, or none that has curves.
     """
     for place in places:
         if not place.is_dir():
             rule = "is a file" if place.exists() else "there is no such directory"
-            raise Refused("RUN_DIR_OR_FOLDER", place, rule, "a run directory, or a folder of them; default: runs/")
+            raise ConfigError("RUN_DIR_OR_FOLDER", place, rule, "a run directory, or a folder of them; default: runs/")
     found = [place for place in places if _has_events(place)]
     if not found:
         rule = "holds no TensorBoard events: no run here has logged anything yet"
-        raise Refused("RUN_DIR_OR_FOLDER", " ".join(map(str, places)), rule, "python train.py, or another folder")
+        raise ConfigError("RUN_DIR_OR_FOLDER", " ".join(map(str, places)), rule, "python train.py, or another folder")
     for place in places:
         if place not in found:
             print(f"{place}: no TensorBoard events", file=sys.stderr)
@@ -45,13 +45,13 @@ def logdir(places: Sequence[Path]) -> list[str]:
     """TensorBoard's words for these places; several are told apart by their paths below the folder they share.
 
     Raises:
-        Refused: several, and a path that TensorBoard's list of places cannot hold.
+        ConfigError: several, and a path that TensorBoard's list of places cannot hold.
     """
     absolute = list(dict.fromkeys(place.absolute() for place in places))
     if len(absolute) == 1:
         return ["--logdir", str(absolute[0])]
     if bad := next((place for place in absolute if "," in str(place)), None):
-        raise Refused("RUN_DIR_OR_FOLDER", bad, "TensorBoard separates several places by commas", "this one alone")
+        raise ConfigError("RUN_DIR_OR_FOLDER", bad, "TensorBoard separates several places by commas", "this one alone")
     common = os.path.commonpath([place.parent for place in absolute])
     names = [os.path.relpath(place, common).replace(":", "_") for place in absolute]
     return ["--logdir_spec", ",".join(f"{name}:{place}" for name, place in zip(names, absolute, strict=True))]
@@ -85,7 +85,7 @@ class Board:
         try:
             while not (self._bound.wait(0.1) and self._answers()):
                 if self._process.poll() is not None or time.monotonic() > limit:
-                    raise self._refusal()
+                    raise self._rejection()
         except BaseException:
             self.__exit__()
             raise
@@ -112,7 +112,7 @@ class Board:
                 self.port = int(found[1])
                 self._bound.set()
 
-    def _refusal(self) -> Refused:
+    def _rejection(self) -> ConfigError:
         """What it said last: of a traceback, the error."""
         version = "python -m tensorboard.main --version"
         if self._process.returncode is None:
@@ -121,7 +121,7 @@ class Board:
             self._listener.join(GOODBYE)  # there is no more to come
             rule, fix = f"ended with exit code {self._process.returncode}", "pip install tensorboard -c constraints.txt"
         said = next((line for line in reversed(self._said) if line.strip()), "it said nothing")
-        return Refused("tensorboard", None, f"{rule}: {said.strip()}", fix)
+        return ConfigError("tensorboard", None, f"{rule}: {said.strip()}", fix)
 
     def _answers(self) -> bool:
         """Asked without the proxy that clusters like to set in the environment."""

@@ -23,7 +23,7 @@ def rarer(share: float, numbers: Numbers, config: Mapping[str, Any]) -> str | No
 
 
 def _batches(numbers: Numbers, config: Mapping[str, Any]) -> int | None:
-    """Of an epoch, or of the run: Lightning refuses an interval beyond the one, and beyond the other it is none."""
+    """Of an epoch, or of the run: Lightning rejects an interval beyond the one, and beyond the other it is none."""
     steps = [some for some in (value(config, "trainer.max_steps"), numbers.steps) if isinstance(some, int) and some > 0]
     accumulate = value(config, "trainer.accumulate_grad_batches")
     return min(steps) * (accumulate if isinstance(accumulate, int) else 1) if steps else None

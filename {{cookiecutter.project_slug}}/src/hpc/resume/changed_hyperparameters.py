@@ -13,7 +13,7 @@ import lightning as L
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.freezing import frozen
 from hpc.config.typed import flat
 
@@ -62,7 +62,7 @@ class Hyperparameters(L.Callback):
         lines: list[str] = []
         if list(map(len, before)) != list(map(len, made)):
             rule = "optimizers must have as many groups of parameters as before, if values of the model are to change"
-            raise Refused("resume_allow", None, rule, "one resume for the other layout, then one for the values")
+            raise ConfigError("resume_allow", None, rule, "one resume for the other layout, then one for the values")
         for part, was, now in zip(parts, before, made, strict=True):
             for number, (one, old, new) in enumerate(zip(part, was, now, strict=False)):
                 lines += [f"{type(one).__name__} {number}: {line}" for line in _change(one, old, new)]

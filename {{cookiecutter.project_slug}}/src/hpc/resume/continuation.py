@@ -53,12 +53,12 @@ class Continuation:
         skipped: optimizer steps whose samples are left out.
 
     Raises:
-        Refused: the run cannot go on there in this layout.
+        ConfigError: the run cannot go on there in this layout.
     """
 
     def __init__(self, trainer: L.Trainer, checkpoint: dict[str, Any], skipped: int) -> None:
         self.place, self.scheduled = checkpoint["position"], checkpoint["scheduled"]
-        position.refuse_end_behind(trainer, self.place, checkpoint["global_step"])
+        position.reject_end_behind(trainer, self.place, checkpoint["global_step"])
         accumulate = position.accumulate(trainer, self.place["epoch"])
         self.start = position.go_to(checkpoint["loops"]["fit_loop"], self.place, accumulate, skipped)
         self.is_own = self.place["world_size"] == trainer.world_size
@@ -72,7 +72,7 @@ class Continuation:
             print(f"note: the end of epoch {self.place['epoch']} is among what is left out: {left}", flush=True)
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule, tick: Callable[[], object]) -> None:
-        """Go to the place. `tick` is called for each batch that is passed over. Raises `Refused`."""
+        """Go to the place. `tick` is called for each batch that is passed over. Raises `ConfigError`."""
         other_data = same_data.have_changed(trainer)
         position.check(trainer, self.place, self.start, other_data=other_data)
         if (note := position.other_order(trainer, self.place)) and trainer.is_global_zero:

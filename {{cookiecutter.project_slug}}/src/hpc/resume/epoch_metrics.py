@@ -21,7 +21,7 @@ from torchmetrics.utilities.data import dim_zero_cat, dim_zero_max, dim_zero_min
 from torchmetrics.wrappers import MetricTracker
 from torchmetrics.wrappers.abstract import WrapperMetric
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 
 # How a value was logged, as Lightning notes it.
 HOW = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx")
@@ -68,7 +68,7 @@ def restore(trainer: L.Trainer, module: nn.Module, ranks: list[dict[str, Any]], 
         is_own: is it this rank's own?
 
     Raises:
-        Refused: a metric cannot be merged.
+        ConfigError: a metric cannot be merged.
     """
     merged, *others = ranks
     for other in others:
@@ -81,7 +81,7 @@ def restore(trainer: L.Trainer, module: nn.Module, ranks: list[dict[str, Any]], 
     metrics, device = dict(_metrics(module)), trainer.strategy.root_device
     if new := merged["dtypes"].keys() - metrics:
         rule = f"metrics must be made before training begins, as a run that goes on lacks {min(new)}"
-        raise Refused("resume", None, rule, "make it in __init__ of the module", alone=True)
+        raise ConfigError("resume", None, rule, "make it in __init__ of the module", only_this_rank=True)
     for name, summed in merged["metrics"].items():
         _restore_metric(metrics[name], summed)
     results: Any = trainer.fit_loop.epoch_loop._results
@@ -198,7 +198,7 @@ def _merged_metric(path: str, metric: Metric, a: dict[str, Any], b: dict[str, An
             sums[name] = merge(a["sums"][name], value)
         else:
             rule = f"{path} ({type(metric).__name__}) must say how to merge what several ranks have summed up"
-            raise Refused("resume", None, rule, "as many devices as before, until this epoch has ended", alone=True)
+            raise ConfigError("resume", None, rule, "as many devices as before, until this epoch has ended", only_this_rank=True)
     return {**a, "sums": sums, "updates": a["updates"] + b["updates"]}
 
 

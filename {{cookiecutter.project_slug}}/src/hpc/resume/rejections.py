@@ -9,8 +9,8 @@ from hydra.errors import InstantiationException
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 
-from hpc.config.build import refuse_arguments
-from hpc.config.errors import Refused
+from hpc.config.build import reject_arguments
+from hpc.config.errors import ConfigError
 from hpc.resume.resume import Resume
 from hpc.run.watchdog import Stopped
 from hpc.training import record
@@ -41,19 +41,19 @@ def rejections(resume: Resume, take_back: Callable[[], None] | None = None) -> I
             if not resume.trains:
                 _reject(error)
             raise
-    except Refused:
+    except ConfigError:
         if not resume.trains and take_back:
             take_back()
         raise
 
 
 def _reject(error: Exception) -> None:
-    """Raises `Refused` where this is no failure of the project's own code."""
-    refuse_arguments(error)
+    """Raises `ConfigError` where this is no failure of the project's own code."""
+    reject_arguments(error)
     cause = error.__cause__ if isinstance(error, InstantiationException) else error
     if isinstance(cause, MisconfigurationException) or (isinstance(cause, ValueError) and _is_lightnings(cause)):
         rule = f"Lightning rejects this: {' '.join(str(cause).split())}"
-        raise Refused("trainer, callbacks or model", None, rule, "change what it names") from error
+        raise ConfigError("trainer, callbacks or model", None, rule, "change what it names") from error
 
 
 def _is_lightnings(error: BaseException) -> bool:

@@ -14,11 +14,11 @@ from torch import Tensor
 from hpc.checkpoint import on_disk, plain_data
 from hpc.checkpoint.strategy_state import AFTERWARDS, MINE, NOTE, VALIDATED
 from hpc.checkpoint.writer import Unwritten
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.sections import Checkpoint, Faults
 from hpc.data import replay
 from hpc.data.made_loaders import MadeLoaders
-from hpc.data.shared_loaders import refuse_other_orders
+from hpc.data.shared_loaders import reject_other_orders
 from hpc.resume import continuation, schedules, unsupported
 from hpc.resume.agreement import Agreement, Wish
 from hpc.resume.continuation import Continuation
@@ -31,7 +31,7 @@ from hpc.state import attributes, randomness, trainer_settings
 from hpc.state.batch_effects import Transferred
 from hpc.state.holders import SKIPS_NOT_FINITE
 from hpc.training import record, weight_averaging
-from hpc.training.parallel import gradient_norm, refuse_without_skip, settle_buckets
+from hpc.training.parallel import gradient_norm, reject_without_skip, settle_buckets
 from hpc.training.strategies import SharesBuffers
 
 PRUNED = "pruned: worse than the median trial"
@@ -115,10 +115,10 @@ class Resume(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
-            weight_averaging.refuse(trainer)
-            unsupported.refuse_callbacks(trainer)
+            weight_averaging.reject(trainer)
+            unsupported.reject_callbacks(trainer)
             if self.faults.nonfinite == "skip":
-                refuse_without_skip(pl_module)
+                reject_without_skip(pl_module)
             weight_averaging.prepare(trainer, pl_module)
         if stage == "fit" or not hasattr(self, "redone"):  # a test has those of its training
             self.agreement = Agreement(wanted=lambda: bool(self._reason(trainer.is_global_zero)))
@@ -133,7 +133,7 @@ class Resume(L.Callback):
             setattr(pl_module, SKIPS_NOT_FINITE, self.faults.nonfinite == "skip")
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        unsupported.refuse_lazy(pl_module)
+        unsupported.reject_lazy(pl_module)
         self._first = attributes.built(trainer, pl_module)
         self._names = unsupported.names(trainer)
 
@@ -151,11 +151,11 @@ class Resume(L.Callback):
         self.warned.interruptible(True)
         settle_buckets(trainer, pl_module)
         unsupported.check(trainer)
-        unsupported.refuse_unvalidated(trainer, set() if self._continuation else self._shown)
+        unsupported.reject_unvalidated(trainer, set() if self._continuation else self._shown)
         plain_data.rehearse(trainer, pl_module, self)
         self._trained, self._updates = True, weight_averaging.updates(trainer)
         if self._continuation:
-            weight_averaging.refuse_end(self._averaged)
+            weight_averaging.reject_end(self._averaged)
             said = trainer.global_step, "passing over batches that are done"
             self._continuation.on_train_start(trainer, pl_module, lambda: self.watch.progress(*said))
             weight_averaging.go_on(trainer, pl_module)
@@ -183,8 +183,8 @@ class Resume(L.Callback):
     ) -> None:
         self.watch.progress(trainer.global_step, "training")
         if batch_idx == 0 or not self.trains:
-            refuse_other_orders(trainer.train_dataloader, self.agreement.group)
-            unsupported.refuse_others(trainer, self._names)
+            reject_other_orders(trainer.train_dataloader, self.agreement.group)
+            unsupported.reject_others(trainer, self._names)
         self.trains = True
         self._note_built(trainer, pl_module)
         if self._continuation:
@@ -220,14 +220,14 @@ class Resume(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         if batch_idx == 0:
-            refuse_other_orders(trainer.val_dataloaders, self.agreement.group)
+            reject_other_orders(trainer.val_dataloaders, self.agreement.group)
         self._within_redone(trainer)
 
     def on_test_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         if batch_idx == 0:
-            refuse_other_orders(trainer.test_dataloaders, self.agreement.group)
+            reject_other_orders(trainer.test_dataloaders, self.agreement.group)
         self._within_redone(trainer)
 
     def on_validation_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
@@ -239,7 +239,7 @@ class Resume(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         self._shown |= _logged(trainer)
-        self._refuse_monitor(metrics.keys() | (self._shown if trainer.sanity_checking else set()))
+        self._reject_monitor(metrics.keys() | (self._shown if trainer.sanity_checking else set()))
         self.redone.validated(trainer)
         if trainer.sanity_checking:
             return
@@ -314,7 +314,7 @@ class Resume(L.Callback):
         if trainer.state.fn != "fit":
             return
         trainer.num_sanity_val_steps = 0  # Lightning would make one where a run goes on between two epochs
-        weight_averaging.refuse_other_callbacks(trainer, checkpoint)
+        weight_averaging.reject_other_callbacks(trainer, checkpoint)
         place, self._averaged = checkpoint["position"], checkpoint["averaged"]
         skipped = record.skipped(self.run_dir, place["stepped"], checkpoint["attempt"])
         self._continuation = Continuation(trainer, checkpoint, skipped)
@@ -324,7 +324,7 @@ class Resume(L.Callback):
         self._saved_step = checkpoint["global_step"]
         state = checkpoint["callbacks"][self.state_key]
         if self._goes_by_another(state) and state.get("shown"):  # at once: no sanity check tells it
-            self._refuse_monitor(set(state["shown"]))
+            self._reject_monitor(set(state["shown"]))
         trainer.should_stop = place["stopped_early"]
         if trainer.is_global_zero:  # it decides what the best is
             if trainer.should_stop:
@@ -366,7 +366,7 @@ class Resume(L.Callback):
         )
         wish = self.agreement.ask(step, mine, 0 if last else schedules.checksum(trainer.optimizers))
         if wish.apart:
-            schedules.refuse_other_rates(trainer)
+            schedules.reject_other_rates(trainer)
         self._validated, self._redo = False, bool(wish.redo)
         if wish.not_finite:
             self._give_up(trainer, step)
@@ -462,12 +462,12 @@ class Resume(L.Callback):
         mine = {"monitor": self.when.monitor, "mode": self.when.mode}
         return mine != {key: state.get(key, value) for key, value in mine.items()}
 
-    def _refuse_monitor(self, known: Set[str]) -> None:
-        """Raises `Refused` where the metric that names the best is not among those that are `known`."""
+    def _reject_monitor(self, known: Set[str]) -> None:
+        """Raises `ConfigError` where the metric that names the best is not among those that are `known`."""
         if self.when.monitor and self.when.monitor not in known:
             names = ", ".join(sorted(name for name in known if name.startswith("val/"))) or "none"
             rule = f"must be a metric that is logged in validation; there are: {names}"
-            raise Refused("checkpoint.monitor", self.when.monitor, rule, "one of them, or checkpoint.monitor=null")
+            raise ConfigError("checkpoint.monitor", self.when.monitor, rule, "one of them, or checkpoint.monitor=null")
 
     def _end_averaging(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """What is tested is saved: an average that has changed, or taken the place of weights, since the last save."""

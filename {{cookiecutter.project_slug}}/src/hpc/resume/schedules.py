@@ -8,7 +8,7 @@ import lightning as L
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 
 SCHEDULED = ("lr", "weight_decay", "momentum", "betas")  # what schedules and callbacks change while a run goes on
 
@@ -38,15 +38,15 @@ def checksum(optimizers: Sequence[Optimizer]) -> int:
     return zlib.crc32(" ".join(rates).encode())
 
 
-def refuse_other_rates(trainer: L.Trainer) -> None:
-    """Of ranks whose learning rates are not the same. Raises `Refused`, on each of them."""
+def reject_other_rates(trainer: L.Trainer) -> None:
+    """Of ranks whose learning rates are not the same. Raises `ConfigError`, on each of them."""
     monitors = [str(one.monitor) for one in trainer.lr_scheduler_configs if one.reduce_on_plateau]
     rule = f"all ranks must have the same learning rates, or their weights drift apart; at step {trainer.global_step} "
     rule += "they differ: a schedule has gone by what each rank has seen of its own samples"
     fix = "let each rank call a schedule with the same numbers"
     if monitors:
         fix = f"sync_dist=True in self.log({monitors[0]!r}, ...), so that the schedule goes by the mean of all ranks"
-    raise Refused(f"lr_scheduler of {monitors[0]}" if monitors else "lr_scheduler", None, rule, fix)
+    raise ConfigError(f"lr_scheduler of {monitors[0]}" if monitors else "lr_scheduler", None, rule, fix)
 
 
 def _plain(value: Any) -> Any:

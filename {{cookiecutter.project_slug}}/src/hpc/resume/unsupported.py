@@ -13,30 +13,30 @@ from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS
 
 from hpc.checkpoint import weights
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.preflight import NOT_HERE
 from hpc.data.position import accumulate
 from hpc.training.released_layers import shown
 
 
-def refuse_callbacks(trainer: L.Trainer) -> None:
-    """Raises `Refused` for callbacks that a module brings, or that are derived, as preflight does for the config's."""
+def reject_callbacks(trainer: L.Trainer) -> None:
+    """Raises `ConfigError` for callbacks that a module brings, or that are derived, as preflight does for the config's."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for kind in type(callback).__mro__:
             if kind.__name__ in NOT_HERE and kind.__module__.startswith(("lightning.", "pytorch_lightning.")):
                 fix = "leave it out of callbacks= and of the module's configure_callbacks"
-                raise Refused("callbacks", type(callback).__name__, NOT_HERE[kind.__name__][0], fix)
+                raise ConfigError("callbacks", type(callback).__name__, NOT_HERE[kind.__name__][0], fix)
 
 
 def check(trainer: L.Trainer) -> None:
-    """When loaders and optimizers are there. Raises `Refused`."""
+    """When loaders and optimizers are there. Raises `ConfigError`."""
     for is_broken, key, value, rule, fix in RULES:
         if is_broken(trainer):
-            raise Refused(key, value(trainer), f"{rule}, so that an interrupted run can go on exactly", fix)
+            raise ConfigError(key, value(trainer), f"{rule}, so that an interrupted run can go on exactly", fix)
 
 
-def refuse_unvalidated(trainer: Any, metrics: set[str]) -> None:
-    """Raises `Refused` where EarlyStopping would ask, at the end of an epoch, for a metric of a validation to come.
+def reject_unvalidated(trainer: Any, metrics: set[str]) -> None:
+    """Raises `ConfigError` where EarlyStopping would ask, at the end of an epoch, for a metric of a validation to come.
 
     Args:
         metrics: those that validation logs, as far as a sanity check has shown.
@@ -51,7 +51,7 @@ def refuse_unvalidated(trainer: Any, metrics: set[str]) -> None:
         if asks and callback.monitor in metrics:
             rule = f"it asks for {callback.monitor} at the end of the first epoch: a validation must come before"
             fix = "strict=false for this callback, or a smaller trainer.val_check_interval"
-            raise Refused("callbacks", f"EarlyStopping(monitor={callback.monitor})", rule, fix)
+            raise ConfigError("callbacks", f"EarlyStopping(monitor={callback.monitor})", rule, fix)
 
 
 def names(trainer: L.Trainer) -> set[str]:
@@ -59,22 +59,22 @@ def names(trainer: L.Trainer) -> set[str]:
     return set(trainer.strategy.lightning_module_state_dict())
 
 
-def refuse_lazy(module: L.LightningModule) -> None:
-    """Raises `Refused` where layers get their sizes only from the first batch: into them no checkpoint can be read."""
+def reject_lazy(module: L.LightningModule) -> None:
+    """Raises `ConfigError` where layers get their sizes only from the first batch: into them no checkpoint can be read."""
     weights = [*module.named_parameters(), *module.named_buffers()]
     if lazy := [name for name, weight in weights if is_lazy(weight)]:
         rule = "layers must have their sizes before training begins, or no checkpoint could be loaded"
         fix = "the layer that is not lazy, as torch.nn.Linear, or an example through the network once in __init__"
-        raise Refused("model", shown(lazy), rule, fix)
+        raise ConfigError("model", shown(lazy), rule, fix)
 
 
-def refuse_others(trainer: L.Trainer, before: set[str]) -> None:
-    """Raises `Refused` where weights have come or gone since a checkpoint would have been loaded."""
+def reject_others(trainer: L.Trainer, before: set[str]) -> None:
+    """Raises `ConfigError` where weights have come or gone since a checkpoint would have been loaded."""
     if others := sorted(names(trainer) ^ before):
         rule = "parameters and buffers must be there before training begins, or no checkpoint could be loaded; "
         rule += f"since then these have come or gone: {', '.join(others[:5])}"
         name = type(trainer.lightning_module).__name__
-        raise Refused("model", name, rule, "make them in __init__, setup or configure_model of the module")
+        raise ConfigError("model", name, rule, "make them in __init__, setup or configure_model of the module")
 
 
 def _has_rest(trainer: L.Trainer) -> bool:

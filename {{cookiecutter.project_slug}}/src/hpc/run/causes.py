@@ -13,7 +13,7 @@ TAIL = 2**20  # bytes of such a file that are read
 ENDED = "Ended"  # the type of what a rank notes that was well when another failed
 # What gloo, NCCL and torch's store say on the ranks that are left when a peer is gone.
 PEER_GONE = re.compile(
-    r"\bgloo\b|nccl|connection (was )?(closed|reset|refused)|broken pipe|socket timeout|"
+    r"\bgloo\b|nccl|connection (was )?(closed|reset|rejected)|broken pipe|socket timeout|"
     r"timed out (waiting|after)|watchdog|recv.* 0 bytes",
     re.IGNORECASE,
 )
@@ -94,7 +94,7 @@ def _read(path: Path) -> Cause | None:
     told = re.match(r"(\d+(?:\.\d+)?) (.+)\n(?:host (\S+)\n)?", text)
     if not rank or not told:
         return None
-    rule = re.search(r"(?m)^\s*rule: (.+)", text) if told[2].startswith("Refused") else None
+    rule = re.search(r"(?m)^\s*rule: (.+)", text) if told[2].startswith("ConfigError") else None
     return Cause(float(told[1]), int(rank[1]), told[3] or "", told[2] + (f": {rule[1]}" if rule else ""))
 
 

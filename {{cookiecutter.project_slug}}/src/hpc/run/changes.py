@@ -6,7 +6,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.freezing import frozen
 from hpc.config.typed import flat
 from hpc.run import allowed_changes, saved_config
@@ -22,13 +22,13 @@ def moved(run_dir: Path, old: DictConfig, new: DictConfig) -> DictConfig:
     """The newly composed config of a run, its science compared with the frozen one.
 
     Raises:
-        Refused: something differs that is not in `MAY_CHANGE` and does not follow from that.
+        ConfigError: something differs that is not in `MAY_CHANGE` and does not follow from that.
     """
     for key, value in flat(new).items():  # what the data said of themselves
         if value is None and OmegaConf.select(new, f"{key.rpartition('.')[0]}._check_"):
             OmegaConf.update(new, key, OmegaConf.select(old, key))
-    _refuse_other_science(run_dir, old, new)
-    _refuse_trial(run_dir, old, new)
+    _reject_other_science(run_dir, old, new)
+    _reject_trial(run_dir, old, new)
     new.run_dir = str(run_dir)
     return new
 
@@ -40,15 +40,15 @@ def changes(run_dir: Path, cfg: DictConfig) -> list[str]:
     return [f"{key}: {_typed(before, key)} -> {_typed(after, key)}" for key in differ]
 
 
-def refuse_other(run_dir: Path, cfg: DictConfig) -> None:
-    """Raises `Refused` where there is a run of other science."""
+def reject_other(run_dir: Path, cfg: DictConfig) -> None:
+    """Raises `ConfigError` where there is a run of other science."""
     if (run_dir / "config.yaml").exists():
         old = saved_config.load(run_dir)
-        _refuse_other_science(run_dir, old, cfg)
-        _refuse_trial(run_dir, old, cfg)
+        _reject_other_science(run_dir, old, cfg)
+        _reject_trial(run_dir, old, cfg)
 
 
-def _refuse_other_science(run_dir: Path, old: DictConfig, new: DictConfig) -> None:
+def _reject_other_science(run_dir: Path, old: DictConfig, new: DictConfig) -> None:
     before, after = _leaves(old), _leaves(_as_it_ran(old, new))
     differ = [key for key in _differ(before, after) if not _may_change(key)]
     if not differ:
@@ -59,17 +59,17 @@ def _refuse_other_science(run_dir: Path, old: DictConfig, new: DictConfig) -> No
     rule = f"the run has {its}; it must go on with the same science, but for what you name in {allowed_changes.KEY}"
     mean = "" if key in allowed_changes.NEVER else f"{key}={asked} {allowed_changes.KEY}=[{key}] if you mean it, or "
     fix = f"{key}={its}, or {mean}a new run from its weights: {key}={asked} ckpt={run_dir}/checkpoints/last.ckpt"
-    raise Refused(key, asked, rule, fix)
+    raise ConfigError(key, asked, rule, fix)
 
 
-def _refuse_trial(run_dir: Path, old: DictConfig, new: DictConfig) -> None:
-    """Raises `Refused` where a few batches are asked for to try a run: Lightning would take them for its end."""
+def _reject_trial(run_dir: Path, old: DictConfig, new: DictConfig) -> None:
+    """Raises `ConfigError` where a few batches are asked for to try a run: Lightning would take them for its end."""
     key = "fast_dev_run"
     before, asked = old.trainer.get(key), new.trainer.get(key)
     if asked and asked != before:
         rule = "must stay off while a run goes on: it tries a few batches, and the run would be finished then"
         fix = f"a new run, so without resume={run_dir}; or resume={run_dir} without trainer.{key}"
-        raise Refused(f"trainer.{key}", asked, rule, fix)
+        raise ConfigError(f"trainer.{key}", asked, rule, fix)
 
 
 def _as_it_ran(old: DictConfig, new: DictConfig) -> DictConfig:
@@ -87,11 +87,11 @@ def _as_it_ran(old: DictConfig, new: DictConfig) -> DictConfig:
 
 
 def _leaves(cfg: DictConfig) -> dict[str, Any]:
-    """All values as config.yaml holds them. Raises `Refused` where a reference leads nowhere."""
+    """All values as config.yaml holds them. Raises `ConfigError` where a reference leads nowhere."""
     try:
         return flat(OmegaConf.create(frozen(cfg)))
     except OmegaConfBaseException as error:
-        raise Refused(error.full_key or "resume", None, str(error).splitlines()[0], "see --cfg job") from None
+        raise ConfigError(error.full_key or "resume", None, str(error).splitlines()[0], "see --cfg job") from None
 
 
 def _may_change(key: str) -> bool:

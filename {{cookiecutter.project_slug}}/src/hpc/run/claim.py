@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.run import directory
 from hpc.system import files, process
 
@@ -75,7 +75,7 @@ def take(run_dir: Path, who: Mapping[str, Any], watch_seconds: float = 8) -> Cla
         watch_seconds: how long one who has not said goodbye is watched for a heartbeat.
 
     Raises:
-        Refused: another process writes into the directory, or has come first, or it cannot be written.
+        ConfigError: another process writes into the directory, or has come first, or it cannot be written.
     """
     folder = run_dir / "claims"
     stop = "qdel" if "PBS_JOBID" in os.environ else "scancel"
@@ -95,7 +95,7 @@ def take(run_dir: Path, who: Mapping[str, Any], watch_seconds: float = 8) -> Cla
             aside.unlink(missing_ok=True)
     except OSError as error:
         rule = f"must be a directory one can write: {error.strerror or error}"
-        raise Refused("run_dir", run_dir, rule, "run_dir=<a directory>, or make it writable") from None
+        raise ConfigError("run_dir", run_dir, rule, "run_dir=<a directory>, or make it writable") from None
     return Claim(folder, attempt, text)
 
 
@@ -168,13 +168,13 @@ def link(aside: Path, path: Path) -> bool:
     return True
 
 
-def _held(run_dir: Path, attempt: int) -> Refused:
+def _held(run_dir: Path, attempt: int) -> ConfigError:
     claim = _read(run_dir / "claims", attempt)
     job, host = claim.get("job"), claim.get("host")
     name = f"job {job}" if job else f"process {claim['pid']}" if claim.get("pid") else "another process"
     stop = f"{claim.get('stop', 'scancel')} {job}, or " if job else ""
     rule = f"{name}{f' on {host}' if host else ''} writes into it"
-    return Refused("run_dir", run_dir, rule, f"{stop}wait till it has ended, or another run_dir=")
+    return ConfigError("run_dir", run_dir, rule, f"{stop}wait till it has ended, or another run_dir=")
 
 
 def _read(folder: Path, attempt: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
 from hpc.launch import placement
 from hpc.system import files, home
@@ -85,7 +85,7 @@ def create(path: Path, group_readable: bool = False, there: bool = False, room: 
         room: bytes that must be free; 0: nothing is written, as the directory above has shown that there is room.
 
     Raises:
-        Refused: it cannot be written, is not shared between nodes, or there is no room.
+        ConfigError: it cannot be written, is not shared between nodes, or there is no room.
     """
     try:
         if not there:
@@ -95,12 +95,12 @@ def create(path: Path, group_readable: bool = False, there: bool = False, room: 
             path.mkdir(exist_ok=True)
         elif not path.is_dir():
             rule = f"rank 0 has made it on another node; {socket.gethostname()} does not see it"
-            raise Refused("run_dir", path, rule, "run_dir=<on a file system that all nodes share>")
+            raise ConfigError("run_dir", path, rule, "run_dir=<on a file system that all nodes share>")
         write_a_little(path, min(room, 1) if there else room)
     except OSError as error:
         what = "no room left" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "must be a directory one can write"
         rule = f"{what}: {error.strerror}"
-        raise Refused("run_dir", path, rule, "run_dir=<a directory>, or make room (files count, too)") from None
+        raise ConfigError("run_dir", path, rule, "run_dir=<a directory>, or make room (files count, too)") from None
     if group_readable and CHOSEN not in os.environ:  # once, and not by each process
         from hpc.run import group_access
 
@@ -113,24 +113,24 @@ def permit(group_readable: bool) -> None:
     os.umask(0o027 if group_readable else 0o077)
 
 
-def refuse_used(path: Path) -> None:
-    """Raises `Refused` where there is a run already, or what a job would replace."""
+def reject_used(path: Path) -> None:
+    """Raises `ConfigError` where there is a run already, or what a job would replace."""
     if (path / "config.yaml").exists():
         rule = "there is a run in it, and two cannot share a directory"
-        raise Refused("run_dir", path, rule, f"python submit.py resume={path}, or another run_dir=")
-    refuse_others(path, JOB)
+        raise ConfigError("run_dir", path, rule, f"python submit.py resume={path}, or another run_dir=")
+    reject_others(path, JOB)
 
 
-def refuse_others(path: Path, names: Iterable[str]) -> None:
-    """Raises `Refused` where a new run would lie around the project, or on files of these names that no run made."""
+def reject_others(path: Path, names: Iterable[str]) -> None:
+    """Raises `ConfigError` where a new run would lie around the project, or on files of these names that no run made."""
     fix = "run_dir=<a new directory>"
     if (place := path.resolve()) in (home := PROJECT.resolve(), *home.parents):
         rule = "must not be the project's folder, or one above it: the code of a run lies beside its results"
-        raise Refused("run_dir", path, rule, fix)
+        raise ConfigError("run_dir", path, rule, fix)
     there = [name for name in names if os.path.lexists(place / name) and not _is_empty_folder(place / name)]
     if there and not any((place / name).exists() for name in OURS):
         rule = f"must not hold files that a run would replace; there are {', '.join(there)}, and not of a run"
-        raise Refused("run_dir", path, rule, fix)
+        raise ConfigError("run_dir", path, rule, fix)
 
 
 def _is_empty_folder(path: Path) -> bool:

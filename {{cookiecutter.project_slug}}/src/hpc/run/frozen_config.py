@@ -11,17 +11,17 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import trust
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.freezing import frozen
 from hpc.config.sections import Run
 from hpc.run import allowed_changes, claim, directory, saved_config
-from hpc.run.changes import _may_change, changes, refuse_other
+from hpc.run.changes import _may_change, changes, reject_other
 from hpc.system import files
 from hpc.system.files import put
 
 
 def load(run_dir: Path) -> DictConfig:
-    """The frozen config of a run that this code can go on with. Raises `Refused` where there is none."""
+    """The frozen config of a run that this code can go on with. Raises `ConfigError` where there is none."""
     old = saved_config.load(run_dir)
     ours, its = {field.name for field in fields(Run)}, set(map(str, old))
     if ours != its:
@@ -29,8 +29,8 @@ def load(run_dir: Path) -> DictConfig:
         rule = f"another version of this project made it: {differs}"
         command = f"python {run_dir}/code/{Path(sys.argv[0]).name} resume={run_dir}"
         fix = command if (run_dir / "code").is_dir() else f"the code that made it: see {run_dir}/made_by.json"
-        raise Refused("resume", run_dir, rule, fix, alone=True)
-    trust.refuse(old, run_dir)
+        raise ConfigError("resume", run_dir, rule, fix, only_this_rank=True)
+    trust.reject(old, run_dir)
     return old
 
 
@@ -44,7 +44,7 @@ def said(run_dir: Path, words: Sequence[str]) -> list[str]:
     """The words that were typed for the run, then these. Of a word, or a `+key=`, that comes again the last counts.
 
     Raises:
-        Refused: it is not known what was typed.
+        ConfigError: it is not known what was typed.
     """
     path = run_dir / "overrides.json"
     try:
@@ -54,8 +54,8 @@ def said(run_dir: Path, words: Sequence[str]) -> list[str]:
     except (OSError, ValueError) as error:
         rule = f"what was typed for this run is not known, so it cannot be composed anew: {path}: {error}"
         fix = f'resume={run_dir} alone, at its old place; or write the words there, ["trainer=ddp", "seed=1"], say'
-        raise Refused("resume", run_dir, rule, fix, alone=True) from None
-    added = {word.partition("=")[0] for word in words if word.startswith("+")}  # Hydra refuses to add a key twice
+        raise ConfigError("resume", run_dir, rule, fix, only_this_rank=True) from None
+    added = {word.partition("=")[0] for word in words if word.startswith("+")}  # Hydra rejects to add a key twice
     return [word for word in saved if word not in words and word.partition("=")[0] not in added] + list(words)
 
 
@@ -63,13 +63,13 @@ def begin(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> None:
     """As `keep`, for a new run that others may be about to begin in this directory, too: one of them does.
 
     Raises:
-        Refused: there is a run already.
+        ConfigError: there is a run already.
     """
     aside = run_dir / f".config.yaml.{socket.gethostname()}-{os.getpid()}.part"
     aside.write_text(frozen(cfg), encoding="utf-8")
     try:
         if not claim.link(aside, run_dir / "config.yaml"):
-            directory.refuse_used(run_dir)
+            directory.reject_used(run_dir)
     finally:
         aside.unlink()
     put(run_dir / "overrides.json", json.dumps(list(words), indent=1))
@@ -82,14 +82,14 @@ def keep(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> Callable[[], N
     What is returned takes a move back that turns out to be impossible: the run goes on as it was.
 
     Raises:
-        Refused: the directory holds a run of other science.
+        ConfigError: the directory holds a run of other science.
     """
     path = run_dir / "config.yaml"
     if not path.exists():
         put(run_dir / "overrides.json", json.dumps(list(words), indent=1))
         put(path, frozen(cfg))
         return None
-    refuse_other(run_dir, cfg)
+    reject_other(run_dir, cfg)
     if cfg.resume_allow:
         allowed_changes.grant(run_dir, list(cfg.resume_allow))
     if not (lines := changes(run_dir, cfg)):

@@ -49,14 +49,13 @@ def text(path: Path) -> str:
 def _errors(text: Sequence[str]) -> Iterator[str]:
     for number, line in enumerate(text):
         label, said = _unlabelled(line)
-        if said.startswith(("refused:", "Traceback (most recent")):
+        if said.startswith(("ConfigError:", "Traceback (most recent")):
             # The ranks of an srun talk in between: only what this one says next counts.
             rest = (more for other, more in map(_unlabelled, text[number + 1 :]) if other == label and more.strip())
             if said.startswith("Traceback"):
                 yield next((more for more in rest if not more.startswith(" ")), said)
             else:
-                rule = next(rest, "").strip()
-                yield f"{said}, {rule}" if rule.startswith("rule:") else said
+                yield said
         elif ERROR.match(said):
             yield said
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-from hpc.config.errors import Refused, printable
+from hpc.config.errors import ConfigError, printable
 from hpc.config.project import PROJECT, project_name
 
 MOST = 100 * 2**20  # bytes; code is smaller, data lie elsewhere
@@ -22,29 +22,29 @@ RESULTS = ("made_by.json", "attempts.jsonl", "study.json")
 
 
 def refuse(dirty_tree: str) -> None:
-    """Raises `Refused` where the tree is dirty and `dirty_tree` is "refuse", or where it is too large to be code."""
+    """Raises `ConfigError` where the tree is dirty and `dirty_tree` is "refuse", or where it is too large to be code."""
     changes = _git("status", "--porcelain", "--", ".")
     if changes is None and any((folder / ".git").exists() for folder in (PROJECT, *PROJECT.parents)):
         rule = "git must tell what belongs to the code, and what is ignored; it does not: `git status` fails here"
         fix = f"see `git -C {PROJECT} status`; of another owner: git config --global --add safe.directory {PROJECT}"
-        raise Refused("code", PROJECT, rule, fix)
+        raise ConfigError("code", PROJECT, rule, fix)
     if dirty_tree == "refuse" and (changes is None or changes):
         changed = ", ".join(line[3:] for line in (changes or "").splitlines()[:5])
         why = "git does not know this project" if changes is None else f"changed: {changed}"
         rule = f"jobs run committed code only; {why}"
-        raise Refused("dirty_tree", dirty_tree, rule, "git commit, or dirty_tree=snapshot")
+        raise ConfigError("dirty_tree", dirty_tree, rule, "git commit, or dirty_tree=snapshot")
     sizes = {name: _size(PROJECT / name) for name in files()}
     if (total := sum(sizes.values())) > MOST:
         largest = max(sizes, key=sizes.__getitem__)
         rule = f"each job keeps a copy of the code, {total >> 20} MB here; the largest file is {largest}"
-        raise Refused("code", None, rule, "name data and results in .gitignore, or move them out of the project")
+        raise ConfigError("code", None, rule, "name data and results in .gitignore, or move them out of the project")
 
 
 def take(run_dir: Path) -> Path:
     """Copy the project's code to `code/` in the run directory: what git would commit; without git, everything.
 
     Raises:
-        Refused: a file that git tracks is gone before it is copied; others may come and go.
+        ConfigError: a file that git tracks is gone before it is copied; others may come and go.
     """
     made_by(run_dir)  # first: who takes a snapshot meanwhile knows this folder by it
     names = files()
@@ -59,7 +59,7 @@ def take(run_dir: Path) -> Path:
         except FileNotFoundError:
             if _git("ls-files", "--error-unmatch", "--", name) is not None:
                 rule = "went away while the code was copied, and git tracks it"
-                raise Refused(name, None, rule, "submit again when nobody changes the code") from None
+                raise ConfigError(name, None, rule, "submit again when nobody changes the code") from None
     compileall.compile_dir(run_dir / "code" / "src", quiet=2)  # a file that is no Python yet is left to whoever runs it
     return run_dir / "code"
 
@@ -137,8 +137,8 @@ def _size(path: Path) -> int:
         return 0
 
 
-def refuse_incomplete(venv: Path, code: Path) -> None:
-    """Raises `Refused` unless env.sh has finished this environment for this code: a job installs nothing."""
+def reject_incomplete(venv: Path, code: Path) -> None:
+    """Raises `ConfigError` unless env.sh has finished this environment for this code: a job installs nothing."""
     texts = [(code / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
     done = subprocess.run(["cksum"], input=b"".join(texts), capture_output=True, check=True).stdout.decode().strip()
     try:
@@ -147,7 +147,7 @@ def refuse_incomplete(venv: Path, code: Path) -> None:
         marked = ""
     if marked != f"{done} {venv}":
         rule = "is not the environment of this project's pyproject.toml and constraints.txt; a job installs nothing"
-        raise Refused("VENV", venv, rule, "source env.sh, then submit again")
+        raise ConfigError("VENV", venv, rule, "source env.sh, then submit again")
 
 
 def pack_environment(venv: Path) -> None:
@@ -156,7 +156,7 @@ def pack_environment(venv: Path) -> None:
     A virtual environment works wherever it is unpacked, as long as the Python that it was made with is there.
 
     Raises:
-        Refused: it cannot be written there.
+        ConfigError: it cannot be written there.
     """
     packed, aside = Path(f"{venv}.tar"), Path(f"{venv}.tar.{os.getpid()}")
     changed = [
@@ -171,7 +171,7 @@ def pack_environment(venv: Path) -> None:
     if done.returncode:
         aside.unlink(missing_ok=True)
         rule = f"packing the environment failed: {(done.stderr.splitlines() or ['tar gave no reason'])[0]}"
-        raise Refused("cluster.stage_env", True, rule, f"make room beside {venv}, or cluster.stage_env=false")
+        raise ConfigError("cluster.stage_env", True, rule, f"make room beside {venv}, or cluster.stage_env=false")
     aside.replace(packed)
 
 
@@ -197,7 +197,7 @@ def _release(package: Distribution) -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says of the project; None where there is no git, no repository, or it refuses."""
+    """What git says of the project; None where there is no git, no repository, or it rejects."""
     command = ["git", "-C", str(PROJECT), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="surrogateescape", timeout=60)

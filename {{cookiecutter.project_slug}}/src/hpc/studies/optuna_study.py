@@ -12,7 +12,7 @@ from optuna.storages.journal import JournalStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.jobs import job_states
 from hpc.launch import placement
 from hpc.run import history, job_logs
@@ -34,7 +34,7 @@ def of(folder: Path, number: int = 0) -> optuna.Study:
         number: of the member that asks. Seed and number decide what `random` draws, whoever comes first.
 
     Raises:
-        Refused: there is no search, or its journal cannot be read.
+        ConfigError: there is no search, or its journal cannot be read.
     """
     asked = search.load(folder)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -43,10 +43,10 @@ def of(folder: Path, number: int = 0) -> optuna.Study:
         storage = JournalStorage(journal)
         begun = storage.get_all_studies()
     except OSError as error:
-        raise Refused("SEARCH", journal.path, f"cannot be read: {error.strerror}", "ask whose search it is") from None
+        raise ConfigError("SEARCH", journal.path, f"cannot be read: {error.strerror}", "ask whose search it is") from None
     except Exception as error:  # whatever Optuna makes of a line that it has not written
         rule = f"is no operation of a study ({type(error).__name__}: {error})"
-        raise Refused("SEARCH", f"{journal.path}, line {journal.line}", rule, "take this line out") from None
+        raise ConfigError("SEARCH", f"{journal.path}, line {journal.line}", rule, "take this line out") from None
     if not begun:  # who only looks at it may have no right to write
         direction = StudyDirection.MINIMIZE if asked.mode == "min" else StudyDirection.MAXIMIZE
         optuna.create_study(storage=storage, study_name=NAME, direction=direction, load_if_exists=True)

@@ -11,7 +11,7 @@ from hpc.run import history
 from hpc.run.history import Run
 from hpc.studies.scaling_points import Point
 
-REFUSED = "not submitted"
+REJECTED = "not submitted"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Try:
 
     @property
     def failed(self) -> bool:
-        return not (self.finished or self.state.active or self.state.word == REFUSED)
+        return not (self.finished or self.state.active or self.state.word == REJECTED)
 
 
 def directory(folder: Path, nodes: int, again: bool) -> Path:
@@ -62,19 +62,19 @@ def look(folder: Path, points: Sequence[Point], scheduler: str) -> list[Try]:
 def missing(folder: Path, points: Sequence[Point], scheduler: str, again: bool) -> list[Try]:
     """The points that have no job; with `again` also those whose job has failed."""
     found = look(folder, points, scheduler)
-    return [one for one in found if one.state.word == REFUSED or (again and one.failed)]
+    return [one for one in found if one.state.word == REJECTED or (again and one.failed)]
 
 
 def judged(one: Try, told: dict[str, State] | None) -> Try:
     """With its state, given what the scheduler knows of the jobs; None: it does not answer."""
     run = one.run
     if run is None or run.finished:
-        return replace(one, state=State("finished" if run else REFUSED))
+        return replace(one, state=State("finished" if run else REJECTED))
     known = [told[job] for job in run.jobs if job in told] if told else []
     if active := next((state for state in known if state.active), None):
         return replace(one, state=active)
     if not run.jobs or run.submitted.get("error"):
-        return replace(one, state=State(REFUSED, str(run.submitted.get("error") or "")))
+        return replace(one, state=State(REJECTED, str(run.submitted.get("error") or "")))
     if told is None:
         return replace(one, state=State("unknown", active=True))
     ended = next((state for state in known if state.word != "completed"), State("failed"))
@@ -84,4 +84,4 @@ def judged(one: Try, told: dict[str, State] | None) -> Try:
 
 def _read(folder: Path, point: Point) -> Try:
     path = directory(folder, point.nodes, again=False)
-    return Try(point, history.read(path, path.name) if path.is_dir() else None, State(REFUSED))
+    return Try(point, history.read(path, path.name) if path.is_dir() else None, State(REJECTED))

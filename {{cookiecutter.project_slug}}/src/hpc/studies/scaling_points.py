@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import section_rules
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.freezing import frozen
 from hpc.config.layout import layout
 from hpc.config.typed import flat
@@ -73,35 +73,35 @@ class Point:
 
 
 def read(words: Sequence[str]) -> Study:
-    """The study that these words ask for. Raises `Refused`."""
+    """The study that these words ask for. Raises `ConfigError`."""
     own, asked, others = dict(OWN), set[str](), []
     for word in words:
         key, equals, value = word.partition("=")
         if key in own and equals:
             if key in asked:
-                raise Refused(word, None, f"{key}= is typed twice", f"{key}=<one of the two>")
+                raise ConfigError(word, None, f"{key}= is typed twice", f"{key}=<one of the two>")
             asked.add(key)
             own[key] = value
         elif other := TAKEN.get(key):
-            raise Refused(word, None, "is the study's to say, point by point", other)
+            raise ConfigError(word, None, "is the study's to say, point by point", other)
         else:
             others.append(word)
     section_rules.one_of("scaling", str(own["scaling"]), ["strong", "weak"])
     if own["lr"] is not None:
         section_rules.one_of("lr", own["lr"], ["linear", "sqrt", "keep"])
         if own["scaling"] == "strong" and own["lr"] != "keep":
-            raise Refused("lr", own["lr"], "follows a batch that grows; strong scaling keeps it", "scaling=weak")
+            raise ConfigError("lr", own["lr"], "follows a batch that grows; strong scaling keeps it", "scaling=weak")
     if own["nodes"] is None:
-        raise Refused("nodes", None, "names the points of the study", "nodes=1,2,4")
+        raise ConfigError("nodes", None, "names the points of the study", "nodes=1,2,4")
     nodes = _nodes(own["nodes"])
     steps = _count("steps", str(own["steps"]), "is a whole number above 0", "steps=200")
     return Study(nodes, str(own["scaling"]), own["lr"], steps, own["out"], tuple(others))
 
 
 def points(study: Study, first: DictConfig) -> list[Point]:
-    """All points, from the composed config of the first. Raises `Refused`."""
-    _refuse_unmeasured(study, first)
-    _refuse_batch(study, first)
+    """All points, from the composed config of the first. Raises `ConfigError`."""
+    _reject_unmeasured(study, first)
+    _reject_batch(study, first)
     rule, warmup = _rule(study, first), OmegaConf.select(first, WARMUP)
     fitting = warmup if warmup is None else warmup_steps(warmup, study.steps, rule != "keep")
     batch, lr = first.data.global_batch_size, OmegaConf.select(first, LR)
@@ -138,25 +138,25 @@ def warmup_steps(configured: int, steps: int, scales: bool) -> int:
 
 
 def _rule(study: Study, first: DictConfig) -> str:
-    """linear, sqrt or keep. Raises `Refused` where there is no rate to scale."""
+    """linear, sqrt or keep. Raises `ConfigError` where there is no rate to scale."""
     if study.scaling == "strong" or study.lr == "keep":
         return "keep"
     if not isinstance(OmegaConf.select(first, LR), int | float):
         rule = f"weak scaling scales {LR}, which this config does not have"
-        raise Refused("lr", study.lr, rule, "lr=keep")
+        raise ConfigError("lr", study.lr, rule, "lr=keep")
     return study.lr or ("linear" if str(first.model.optimizer.get("_target_")).endswith("SGD") else "sqrt")
 
 
-def _refuse_unmeasured(study: Study, first: DictConfig) -> None:
+def _reject_unmeasured(study: Study, first: DictConfig) -> None:
     every = first.trainer.log_every_n_steps
     if study.steps < (1 + WINDOWS) * every:
         rule = f"is at least {1 + WINDOWS} * trainer.log_every_n_steps={every}: the first of these windows is warm-up"
-        raise Refused("steps", study.steps, rule, f"steps={(1 + WINDOWS) * every}")
+        raise ConfigError("steps", study.steps, rule, f"steps={(1 + WINDOWS) * every}")
     if not OmegaConf.select(first, "callbacks.throughput"):
-        raise Refused("callbacks.throughput", "null", "measures what a study compares", "leave it as it is")
+        raise ConfigError("callbacks.throughput", "null", "measures what a study compares", "leave it as it is")
 
 
-def _refuse_batch(study: Study, first: DictConfig) -> None:
+def _reject_batch(study: Study, first: DictConfig) -> None:
     """One batch for all points of strong scaling; for the first point of weak scaling."""
     size = first.data.global_batch_size
     if not isinstance(size, int) or size < 1:
@@ -167,7 +167,7 @@ def _refuse_batch(study: Study, first: DictConfig) -> None:
         near = (size // multiple * multiple, -(-size // multiple) * multiple)
         fix = " or ".join(f"{BATCH}={n}" for n in near if n)
         rule = f"divides by data-parallel size * accumulate_grad_batches of each point, so by {multiple}"
-        raise Refused(BATCH, size, f"{rule} for nodes={','.join(map(str, shared))}", fix)
+        raise ConfigError(BATCH, size, f"{rule} for nodes={','.join(map(str, shared))}", fix)
 
 
 def _nodes(text: str) -> tuple[int, ...]:
@@ -176,13 +176,13 @@ def _nodes(text: str) -> tuple[int, ...]:
     nodes = [_count("nodes", word, rule, "nodes=1,2,4") for word in text.split(",")]
     once = tuple(sorted(set(nodes)))
     if len(once) < len(nodes):
-        raise Refused("nodes", text, "names each point once", f"nodes={','.join(map(str, once))}")
+        raise ConfigError("nodes", text, "names each point once", f"nodes={','.join(map(str, once))}")
     return once
 
 
 def _count(key: str, text: str, rule: str, fix: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise Refused(key, text, rule, fix)
+        raise ConfigError(key, text, rule, fix)
     return int(text)
 
 

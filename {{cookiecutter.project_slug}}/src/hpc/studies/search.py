@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig
 
 from hpc.config.compose import compose_overrides
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.run import directory
 from hpc.studies import search_space, sweep
 from hpc.system import files
@@ -47,32 +47,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--at-once", type=int, metavar="N", help="so many runs of an array at the same time")
 
 
-def refuse_options(asked: argparse.Namespace) -> None:
-    """Raises `Refused` where these options do not go together."""
+def reject_options(asked: argparse.Namespace) -> None:
+    """Raises `ConfigError` where these options do not go together."""
     several = asked.multirun or asked.search
     if several and asked.cfg:
-        raise Refused("--cfg", None, "shows the config of one run, and this is several", "--cfg job without --multirun")
+        raise ConfigError("--cfg", None, "shows the config of one run, and this is several", "--cfg job without --multirun")
     if asked.at_once is not None and (asked.at_once < 1 or not several):
         rule = "is at least 1, and goes with --multirun or --search"
-        raise Refused("--at-once", asked.at_once, rule, "--multirun --at-once 4")
+        raise ConfigError("--at-once", asked.at_once, rule, "--multirun --at-once 4")
     if asked.trials is not None and not asked.search:
-        raise Refused("--trials", asked.trials, "goes with --search", f"--search tpe --trials {asked.trials}")
+        raise ConfigError("--trials", asked.trials, "goes with --search", f"--search tpe --trials {asked.trials}")
     trials = asked.trials or 0
     if asked.search and not 2 <= trials <= sweep.MOST:
         rule = f"says how many runs there are, 2 to {sweep.MOST}"
-        raise Refused("--trials", asked.trials, rule, "--trials 40")
+        raise ConfigError("--trials", asked.trials, rule, "--trials 40")
     if asked.search == "tpe" and (asked.at_once or trials) >= trials:
         rule = "chooses by what other runs have found, and all of them would start together"
-        raise Refused("--search", "tpe", rule, f"--at-once {max(trials // 5, 1)}, or --search random")
+        raise ConfigError("--search", "tpe", rule, f"--at-once {max(trials // 5, 1)}, or --search random")
 
 
 def corners(overrides: Sequence[str], folder: Path) -> list[tuple[DictConfig, list[str]]]:
-    """The configs at the ends of what is searched, and their words: where one is refused, a run of the search would be.
+    """The configs at the ends of what is searched, and their words: where one is rejected, a run of the search would be.
 
     Raises:
-        Refused: nothing is searched, or what any config refuses.
+        ConfigError: nothing is searched, or what any config rejects.
     """
-    sweep.refuse_run_dir(overrides)
+    sweep.reject_run_dir(overrides)
     found = []
     for values in search_space.corners(search_space.of(overrides)):
         words = search_space.filled(overrides, values)
@@ -83,17 +83,17 @@ def corners(overrides: Sequence[str], folder: Path) -> list[tuple[DictConfig, li
 
 
 def plan(sampler: str, trials: int, words: Sequence[str], cfgs: Sequence[DictConfig]) -> Search:
-    """The search that the command line means, given its corners. Raises `Refused` where they have no common metric."""
+    """The search that the command line means, given its corners. Raises `ConfigError` where they have no common metric."""
     first = cfgs[0]
     if find_spec("optuna") is None:
-        raise Refused("--search", sampler, "needs the package optuna", "pip install optuna -c constraints.txt")
+        raise ConfigError("--search", sampler, "needs the package optuna", "pip install optuna -c constraints.txt")
     if any(cfg.test_only for cfg in cfgs):
-        raise Refused("test_only", "true", "a search trains", "leave test_only out")
+        raise ConfigError("test_only", "true", "a search trains", "leave test_only out")
     if len({(cfg.checkpoint.monitor, cfg.checkpoint.mode) for cfg in cfgs}) > 1:
-        raise Refused("checkpoint.monitor", None, "a search has one metric", "one monitor, one mode")
+        raise ConfigError("checkpoint.monitor", None, "a search has one metric", "one monitor, one mode")
     if not first.checkpoint.monitor:
         rule = "names what the search makes small (checkpoint.mode=min) or large (max)"
-        raise Refused("checkpoint.monitor", "null", rule, "checkpoint.monitor=val/loss")
+        raise ConfigError("checkpoint.monitor", "null", rule, "checkpoint.monitor=val/loss")
     return Search(sampler, trials, first.seed, first.checkpoint.monitor, first.checkpoint.mode, list(words))
 
 
@@ -107,7 +107,7 @@ def save(folder: Path, search: Search) -> None:
 
 
 def load(folder: Path) -> Search:
-    """Raises `Refused` where there is no search that this code can read."""
+    """Raises `ConfigError` where there is no search that this code can read."""
     try:
         asked = Search(**files.parsed(files.text(folder / FILE)))
         texts = isinstance(asked.words, list) and all(isinstance(word, str) for word in (asked.metric, *asked.words))
@@ -121,7 +121,7 @@ def load(folder: Path) -> Search:
         if isinstance(error, PermissionError):
             why = f"you may not read {FILE}"
         fix = "runs/<the folder that submit.py --search has named>"
-        raise Refused("SEARCH", folder, f"is no folder of a search: {why}", fix) from None
+        raise ConfigError("SEARCH", folder, f"is no folder of a search: {why}", fix) from None
 
 
 def member(run_dir: Path) -> "Member | None":

@@ -8,7 +8,7 @@ from itertools import product
 
 from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, RangeSweep
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.studies import sweep
 
 MOST = 32  # corners that are looked at: each takes some hundredths of a second
@@ -44,17 +44,17 @@ Space = dict[str, Range | Choice]  # by what stands before the `=`
 
 
 def of(words: Sequence[str]) -> Space:
-    """What the words leave open. Raises `Refused` where that is nothing, twice the same key, or no range of numbers."""
+    """What the words leave open. Raises `ConfigError` where that is nothing, twice the same key, or no range of numbers."""
     found: Space = {}
     for word in words:
         key = word.partition("=")[0]
         if (asked := _asked(word)) is None:
             continue
         if sum(other.partition("=")[0] == key for other in words) > 1:
-            raise Refused(word, None, "this key is typed twice, and one of them is searched", "one of the two")
+            raise ConfigError(word, None, "this key is typed twice, and one of them is searched", "one of the two")
         found[key] = asked
     if not found:
-        raise Refused("--search", None, "no key has an interval, a range or several values to choose from", EXAMPLE)
+        raise ConfigError("--search", None, "no key has an interval, a range or several values to choose from", EXAMPLE)
     return found
 
 
@@ -78,15 +78,15 @@ def _asked(word: str) -> Range | Choice | None:
     """None: the word says what it means."""
     parsed = sweep.parsed(word)
     if parsed is None and re.search(r"=.*\b(interval|range)\(", word):
-        raise Refused(word, None, "the ends of an interval, and of a range, are numbers", EXAMPLE)
+        raise ConfigError(word, None, "the ends of an interval, and of a range, are numbers", EXAMPLE)
     if parsed is None or not parsed.is_sweep_override():
         return None
     asked = parsed.value()
     tags = getattr(asked, "tags", set())
     if tags - {"log"} or (tags and not isinstance(asked, IntervalSweep)):
-        raise Refused(word, None, "the one tag is log, and it goes with interval(low, high)", EXAMPLE)
+        raise ConfigError(word, None, "the one tag is log, and it goes with interval(low, high)", EXAMPLE)
     if getattr(asked, "shuffle", False):
-        raise Refused(word, None, "a search shuffles by itself", "without shuffle")
+        raise ConfigError(word, None, "a search shuffles by itself", "without shuffle")
     if isinstance(asked, IntervalSweep):
         return _interval(word, asked)
     if isinstance(asked, RangeSweep) and isinstance(asked.start, int) and isinstance(asked.step, int):
@@ -96,14 +96,14 @@ def _asked(word: str) -> Range | Choice | None:
     elif isinstance(asked, ChoiceSweep | RangeSweep) and (values := sweep.choices(word)):
         return Choice(tuple(value.partition("=")[2] for value in values))
     elif isinstance(asked, Glob):
-        raise Refused(word, None, "a search knows no glob", "choice(one, another)")
-    raise Refused(word, None, "is empty", "range(start, stop, step), without stop itself")
+        raise ConfigError(word, None, "a search knows no glob", "choice(one, another)")
+    raise ConfigError(word, None, "is empty", "range(start, stop, step), without stop itself")
 
 
 def _interval(word: str, asked: IntervalSweep) -> Range:
     low, high = asked.start, asked.end
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise Refused(word, None, "goes from a number to a larger one", EXAMPLE)
+        raise ConfigError(word, None, "goes from a number to a larger one", EXAMPLE)
     if "log" in asked.tags and low <= 0:
-        raise Refused(word, None, "a logarithm begins above 0", EXAMPLE)
+        raise ConfigError(word, None, "a logarithm begins above 0", EXAMPLE)
     return Range(low, high, log="log" in asked.tags)

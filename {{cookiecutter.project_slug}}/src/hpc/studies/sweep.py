@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from hpc.config.compose import compose_overrides
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.sections import TEXT
 from hpc.jobs.job import Job
 
@@ -23,15 +23,15 @@ def members(overrides: Sequence[str], folder: Path) -> list[tuple[DictConfig, li
     """Per combination a config, with a run directory of its own below `folder`, named by what varies; and its words.
 
     Raises:
-        Refused: nothing varies, too much does, or what any config refuses.
+        ConfigError: nothing varies, too much does, or what any config rejects.
     """
-    refuse_run_dir(overrides)
+    reject_run_dir(overrides)
     values = [choices(override) for override in overrides]
     if not any(len(some) > 1 for some in values):
-        raise Refused("--multirun", None, "no key has several values", "seed=0,1,2")
+        raise ConfigError("--multirun", None, "no key has several values", "seed=0,1,2")
     combinations = list(product(*values))
     if len(combinations) > MOST:
-        raise Refused("--multirun", len(combinations), f"at most {MOST} runs make an array", "fewer values")
+        raise ConfigError("--multirun", len(combinations), f"at most {MOST} runs make an array", "fewer values")
     found = []
     for number, words in enumerate(combinations):
         varied = [word for word, some in zip(words, values, strict=True) if len(some) > 1]
@@ -42,19 +42,19 @@ def members(overrides: Sequence[str], folder: Path) -> list[tuple[DictConfig, li
     return found
 
 
-def refuse_run_dir(overrides: Sequence[str]) -> None:
-    """Raises `Refused` where one directory is named for several runs."""
+def reject_run_dir(overrides: Sequence[str]) -> None:
+    """Raises `ConfigError` where one directory is named for several runs."""
     if typed := next((override for override in overrides if override.startswith("run_dir=")), None):
-        raise Refused(typed, None, "each run of a sweep has a directory of its own, below runs/", "leave run_dir= out")
+        raise ConfigError(typed, None, "each run of a sweep has a directory of its own, below runs/", "leave run_dir= out")
 
 
-def refuse_unlike(jobs: Sequence[Job]) -> None:
-    """Members of an array share what they ask the scheduler for. Raises `Refused` where they do not."""
+def reject_unlike(jobs: Sequence[Job]) -> None:
+    """Members of an array share what they ask the scheduler for. Raises `ConfigError` where they do not."""
     for job in jobs[1:]:
         for field, value in vars(job).items():
             if value != (first := getattr(jobs[0], field)) and field not in ("name", "code"):
                 rule = f"one job array asks for the same for all its runs; here {field} is {first} and {value}"
-                raise Refused("job array", None, rule, "submit these as arrays of their own")
+                raise ConfigError("job array", None, rule, "submit these as arrays of their own")
 
 
 def parsed(override: str) -> Override | None:
@@ -72,13 +72,13 @@ def choices(override: str) -> list[str]:
         return [override]
     if not word.is_discrete_sweep():
         rule = "is no list of values; a search draws from an interval"
-        raise Refused(override, None, rule, "--search random --trials 20")
+        raise ConfigError(override, None, rule, "--search random --trials 20")
     key = override.partition("=")[0]
     try:
         values = list(word.sweep_string_iterator())
     except HydraException as error:  # glob(*) is for the choices of a group
         rule = f"must list the values of a sweep: {error}"
-        raise Refused(override, None, rule, "the values themselves, with commas between") from None
+        raise ConfigError(override, None, rule, "the values themselves, with commas between") from None
     if key in TEXT:  # compose takes these as they are typed, Hydra puts backslashes before colons and spaces
         values = [value if value[:1] in ("'", '"') else re.sub(r"\\(.)", r"\1", value) for value in values]
     return [f"{key}={value}" for value in values]

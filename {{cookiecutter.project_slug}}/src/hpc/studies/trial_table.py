@@ -13,7 +13,7 @@ STATES = {"complete": "finished", "fail": "failed"}
 
 
 def lines(folder: Path) -> list[str]:
-    """For a terminal. Raises `Refused` where there is no search."""
+    """For a terminal. Raises `ConfigError` where there is no search."""
     asked = search.load(folder)
     if not (folder / optuna_study.JOURNAL).exists():
         return [f"no run of {folder} has begun: python report.py {shlex.quote(str(folder))}"]

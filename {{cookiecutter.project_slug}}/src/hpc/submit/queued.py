@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.jobs import job_states
 from hpc.run import history
 
@@ -20,7 +20,7 @@ def alone(run_dir: Path) -> Iterator[None]:
     Where nothing can be written, or the storage knows no locks, each goes on; the former is told in another place.
 
     Raises:
-        Refused: another one is at it.
+        ConfigError: another one is at it.
     """
     with ExitStack() as held:
         try:
@@ -31,14 +31,14 @@ def alone(run_dir: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel gives it back, however this process ends
         except BlockingIOError:
             rule = "another submit.py hands a job of this run over just now; two jobs cannot go on with one run"
-            raise Refused("resume", run_dir, rule, f"wait a moment, then: python report.py {run_dir}") from None
+            raise ConfigError("resume", run_dir, rule, f"wait a moment, then: python report.py {run_dir}") from None
         except OSError:
             pass
         yield
 
 
-def refuse_queued(run_dir: Path) -> None:
-    """Raises `Refused` where the scheduler has a job of this run. One that does not answer is not waited for."""
+def reject_queued(run_dir: Path) -> None:
+    """Raises `ConfigError` where the scheduler has a job of this run. One that does not answer is not waited for."""
     run = history.read(run_dir, run_dir.name)
     scheduler = run.submitted.get("scheduler")
     if scheduler not in job_states.COMMAND or not run.jobs:
@@ -47,4 +47,4 @@ def refuse_queued(run_dir: Path) -> None:
     active = [job for job in run.jobs if job in told and told[job].active]  # not another member of the array
     if active:
         rule = f"its job {active[0]} is {told[active[0]].word}; two jobs cannot go on with one run"
-        raise Refused("resume", run_dir, rule, f"wait for job {active[-1]}, or {CANCEL[scheduler]} {' '.join(active)}")
+        raise ConfigError("resume", run_dir, rule, f"wait for job {active[-1]}, or {CANCEL[scheduler]} {' '.join(active)}")

@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from hpc.config import section_rules
-from hpc.config.errors import Refused, printable
+from hpc.config.errors import ConfigError, printable
 from hpc.config.freezing import quoted
 from hpc.config.typed import as_list
 from hpc.jobs.job import Job
@@ -36,10 +36,10 @@ SLOW = 10  # seconds after which a person wants to know what is being waited for
 
 
 def find(scheduler: str) -> str:
-    """The path of sbatch or qsub. Raises `Refused` where there is none."""
+    """The path of sbatch or qsub. Raises `ConfigError` where there is none."""
     if (path := shutil.which(COMMAND[scheduler])) is None:
         rule = "is not on this machine's PATH: jobs are submitted from a login node of the cluster"
-        raise Refused(COMMAND[scheduler], None, rule, "ssh to a login node, or --dry-run to see the script")
+        raise ConfigError(COMMAND[scheduler], None, rule, "ssh to a login node, or --dry-run to see the script")
     return path
 
 
@@ -50,7 +50,7 @@ def submit(folder: Path, cluster: DictConfig, job: Job, wait: bool = False) -> t
         The job's id, or those of a chain; the command, which with `wait` ends when the job does, with its exit code.
 
     Raises:
-        Refused: the scheduler's own message; it has not queued the job.
+        ConfigError: the scheduler's own message; it has not queued the job.
     """
     scheduler = cluster.scheduler
     for told in not_taken(os.environ, cluster):
@@ -62,8 +62,8 @@ def submit(folder: Path, cluster: DictConfig, job: Job, wait: bool = False) -> t
     while True:
         try:
             number, command = _hand_over(folder, scheduler, jobs[-1] if jobs else None, wait)
-        except Refused as refused:
-            error = f"not submitted: {refused.rule}"
+        except ConfigError as rejected:
+            error = f"not submitted: {rejected.rule}"
             _write(folder, note | {"job": next(iter(jobs), None), "jobs": jobs, "error": error})
             raise
         jobs.append(number)
@@ -125,7 +125,7 @@ def _hand_over(folder: Path, scheduler: str, after: str | None, wait: bool) -> t
     if not answer or (not wait and command.wait()):
         said = " ".join(command.stderr.read().split()) or f"exit code {command.wait()}, no message"
         rule = f"{said} ({f'the chain ends with {after}' if after else 'nothing is queued'})"
-        raise Refused(COMMAND[scheduler], folder / "job.sh", rule, "the key of cluster= that this names")
+        raise ConfigError(COMMAND[scheduler], folder / "job.sh", rule, "the key of cluster= that this names")
     if not wait:
         sys.stderr.write(command.stderr.read())  # what a site has to say of a job that it takes
     return answer.split(";")[0], command

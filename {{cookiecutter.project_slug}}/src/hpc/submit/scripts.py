@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.jobs import job, pbs, slurm
 from hpc.run import directory
 from hpc.system import files
@@ -42,9 +42,9 @@ def work_dir(run_dir: Path) -> Path:
     return place if place.is_dir() else Path.cwd()
 
 
-def refuse_no_training(run_dir: Path) -> None:
-    """Raises `Refused` where the ranks of a submitted run start another program than train.py."""
+def reject_no_training(run_dir: Path) -> None:
+    """Raises `ConfigError` where the ranks of a submitted run start another program than train.py."""
     scripts = [path for name in ("job.sh", "node.sh") if (path := run_dir / name).is_file()]
     if not any("/train.py" in files.text(path, errors="surrogateescape") for path in scripts):
         rule = "trains nothing, so that it cannot go on elsewhere"
-        raise Refused("resume", run_dir, rule, f"resume={run_dir} alone; or the tool that made it, with these words")
+        raise ConfigError("resume", run_dir, rule, f"resume={run_dir} alone; or the tool that made it, with these words")

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpc.checkpoint import on_disk
 from hpc.checkpoint.on_disk import Checkpoint
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.launch import meeting, placement
 from hpc.launch.placement import Place
 from hpc.run import claim, directory
@@ -40,7 +40,7 @@ def apart(place: Place, environ: MutableMapping[str, str]) -> None:
 
 
 def alone(run_dir: Path, host: str, environ: MutableMapping[str, str]) -> Beginning:
-    """For one process, or the one that will start others. Raises `Refused`."""
+    """For one process, or the one that will start others. Raises `ConfigError`."""
     if BEGUN in environ:
         attempt, _, path = environ[BEGUN].partition(" ")
         return Beginning([host], int(attempt), on_disk.read(Path(path)) if path else None)
@@ -51,7 +51,7 @@ def alone(run_dir: Path, host: str, environ: MutableMapping[str, str]) -> Beginn
             if not _flawed(candidate, on_disk.flaw(candidate)):
                 newest = candidate
                 break
-        _refuse_nothing(run_dir, newest, _reached(run_dir))
+        _reject_nothing(run_dir, newest, _reached(run_dir))
     environ[BEGUN] = f"{mine.attempt} {newest.path if newest else ''}"
     return Beginning([host], mine.attempt, newest, mine)
 
@@ -62,21 +62,21 @@ def together(
     """For ranks that have met. Each of them reads a share of a checkpoint's files to see whether it is whole.
 
     Raises:
-        Refused: on every rank: another job writes there, or the run got somewhere and no whole checkpoint is left.
+        ConfigError: on every rank: another job writes there, or the run got somewhere and no whole checkpoint is left.
     """
     mine: Claim | None = None
-    said: dict[str, Any] = {"refused": None}
+    said: dict[str, Any] = {"rejected": None}
     if place.rank == 0:
         try:
             mine = claim.take(run_dir, who(environ))
             candidates = [str(found.path) for found in _candidates(run_dir)]
             said |= {"attempt": mine.attempt, "candidates": candidates, "reached": _reached(run_dir)}
-        except Refused as refused:
-            said["refused"] = refused.parts()
+        except ConfigError as rejected:
+            said["rejected"] = rejected.parts()
     with _given_back(mine):
         first = meeting.exchange(store, place, "begin", said, seconds)[0]
-        if first["refused"]:
-            raise Refused(*first["refused"])
+        if first["rejected"]:
+            raise ConfigError(*first["rejected"])
         newest = None
         for path in map(Path, first["candidates"]):
             found = on_disk.read(path)
@@ -86,16 +86,16 @@ def together(
             if not _flawed(path, next((flaw["flaw"] for flaw in flaws if flaw["flaw"]), ""), place.rank == 0):
                 newest = found
                 break
-        _refuse_nothing(run_dir, newest, first["reached"])
+        _reject_nothing(run_dir, newest, first["reached"])
     return Beginning(hosts, first["attempt"], newest, mine, store)
 
 
 @contextmanager
 def _given_back(mine: Claim | None) -> Iterator[None]:
-    """After a refusal the next start need not wait to see whether this process still lives."""
+    """After a rejection the next start need not wait to see whether this process still lives."""
     try:
         yield
-    except Refused:
+    except ConfigError:
         if mine:
             mine.release()
         raise
@@ -108,7 +108,7 @@ def who(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _candidates(run_dir: Path) -> Sequence[Checkpoint]:
-    _refuse_others(run_dir)
+    _reject_others(run_dir)
     on_disk.recover(run_dir / "checkpoints")
     for path in _written(run_dir):
         if not on_disk.read(path):
@@ -118,7 +118,7 @@ def _candidates(run_dir: Path) -> Sequence[Checkpoint]:
     if known and known[0].version < on_disk.VERSION:
         rule = "a run must go on with the version that wrote its checkpoint: an older one kept other state"
         fix = f"run the code that wrote it, or begin a new run from its weights: ckpt={known[0].path}"
-        raise Refused("resume", run_dir, rule, fix)
+        raise ConfigError("resume", run_dir, rule, fix)
     return known
 
 
@@ -127,7 +127,7 @@ def _written(run_dir: Path) -> list[Path]:
     return [path for path in on_disk.ours(run_dir / "checkpoints") if not path.name.endswith(on_disk.PART)]
 
 
-def _refuse_others(run_dir: Path) -> None:
+def _reject_others(run_dir: Path) -> None:
     """A new run does not mix its checkpoints with those of another program, which may have the same names."""
     folder = run_dir / "checkpoints"
     if (run_dir / "config.yaml").exists() or directory.events(run_dir) or not folder.is_dir():
@@ -135,7 +135,7 @@ def _refuse_others(run_dir: Path) -> None:
     mine = {path.name for path in on_disk.ours(folder)}
     if others := sorted(path.name for path in folder.iterdir() if path.name not in mine):
         rule = f"a new run must not write into checkpoints of another program: {folder} holds {others[0]}"
-        raise Refused("run_dir", run_dir, rule, "run_dir=<a new directory>")
+        raise ConfigError("run_dir", run_dir, rule, "run_dir=<a new directory>")
 
 
 def _flawed(found: Checkpoint | Path, flaw: str, speaks: bool = True) -> bool:
@@ -151,9 +151,9 @@ def _reached(run_dir: Path) -> int | None:
     return reached if reached or _written(run_dir) else None
 
 
-def _refuse_nothing(run_dir: Path, newest: Checkpoint | None, reached: int | None) -> None:
+def _reject_nothing(run_dir: Path, newest: Checkpoint | None, reached: int | None) -> None:
     """A run that got somewhere does not start from nothing without being told so."""
     if newest is None and reached is not None:
         rule = f"it came to step {reached} or further, and none of its checkpoints is whole"
         these = shlex.join([f"{run_dir}/checkpoints", f"{run_dir}/attempts.jsonl"])
-        raise Refused("resume", run_dir, rule, f"rm -r {these} to start it anew")
+        raise ConfigError("resume", run_dir, rule, f"rm -r {these} to start it anew")

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from hpc.config import compose
-from hpc.config.errors import Finished, Refused
+from hpc.config.errors import Finished, ConfigError
 from hpc.launch import meeting, placement
 from hpc.launch.addresses import interface, own_address
 from hpc.launch.node_checks import agree, facts
@@ -23,14 +23,14 @@ READING = 1800  # seconds that ranks may take to look through a checkpoint's fil
 def together(
     cfg: DictConfig, place: Place, fresh: Path, frozen: bool, environ: MutableMapping[str, str]
 ) -> attempt.Beginning:
-    """Bring the ranks together, refuse what differs, make the run directory that all of them see, and begin.
+    """Bring the ranks together, reject what differs, make the run directory that all of them see, and begin.
 
     Args:
         fresh: the run directory that this rank would choose; rank 0's is taken.
         frozen: the config holds what the data say of themselves, so one process per node is enough to look at them.
 
     Raises:
-        Refused: on every rank, with the message of the first that has one.
+        ConfigError: on every rank, with the message of the first that has one.
     """
     mine = facts(cfg, place, environ, look=place.local_rank == 0 or not frozen)
     chosen = bool(cfg.run_dir) or directory.CHOSEN in environ  # by a person, or by what started this
@@ -75,27 +75,27 @@ def _store_on_this_machine(cfg: DictConfig, begun: bool, environ: MutableMapping
 
 def _in_run_dir(cfg: DictConfig, place: Place, makes: bool, chosen: bool, environ: Mapping[str, str]) -> dict[str, Any]:
     """Rank 0 makes the directory; after that, one process per node shows that it can write there."""
-    known: dict[str, Any] = {"refused": None}
+    known: dict[str, Any] = {"rejected": None}
     try:
         if makes and place.rank == 0:
             _made(cfg, Path(cfg.run_dir), chosen, environ)
         elif not makes and place.rank and not place.local_rank:
             directory.create(Path(cfg.run_dir), cfg.group_readable, there=True)
         directory.permit(cfg.group_readable)
-    except Refused as refused:
-        known = {"refused": refused.parts(), "finished": isinstance(refused, Finished)}
+    except ConfigError as rejected:
+        known = {"rejected": rejected.parts(), "finished": isinstance(rejected, Finished)}
     return known | {"run_dir": cfg.run_dir}
 
 
 def _made(cfg: DictConfig, path: Path, chosen: bool, environ: Mapping[str, str]) -> Path:
-    """The run directory, there and writable. Raises `Refused`."""
+    """The run directory, there and writable. Raises `ConfigError`."""
     if not chosen:
         words, who = compose.typed(sys.argv[1:]), attempt.who(environ)
         path = directory.reserve(path, cfg.group_readable, lambda there: restarts.goes_on(there, words, who, environ))
     cfg.run_dir = str(path)
     if not (path / "config.yaml").exists():
-        directory.refuse_others(path, directory.TRAINING)
+        directory.reject_others(path, directory.TRAINING)
     directory.create(path, cfg.group_readable)
-    restarts.refuse_finished(path, cfg)
-    changes.refuse_other(path, cfg)  # before there is an attempt, whose failure would be the run's
+    restarts.reject_finished(path, cfg)
+    changes.reject_other(path, cfg)  # before there is an attempt, whose failure would be the run's
     return path

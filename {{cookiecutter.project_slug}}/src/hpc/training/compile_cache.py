@@ -20,7 +20,7 @@ import lightning as L
 import torch
 from torch import nn
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.data import staging
 from hpc.run import directory
 from hpc.system import home, private_folder
@@ -73,7 +73,7 @@ class CompileCache(L.Callback):
 
 def places(node_local: str | None, run_dir: str) -> Iterator[Path]:
     """Folders to compile in, best first: the node's own storage, if the cluster's file names one that is there."""
-    with suppress(Refused):
+    with suppress(ConfigError):
         if node_local:
             yield Path(staging.place(node_local))
     with suppress(OSError):  # there is none that can be written

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, ListConfig
 
 from hpc.checkpoint.on_disk import Checkpoint
 from hpc.config.build import build
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 
 EVENTS, ROWS = "events.out.tfevents.", "metrics.csv"  # the files of TensorBoardLogger and of CSVLogger
 SKEW = 2  # seconds: names hold whole ones
@@ -28,7 +28,7 @@ def build_all(cfg: DictConfig, found: Checkpoint | None, starts: Sequence[Mappin
         starts: the start events of the run's earlier attempts.
 
     Raises:
-        Refused: `logger` is something else, or a table lies outside the run directory.
+        ConfigError: `logger` is something else, or a table lies outside the run directory.
     """
     nodes = cfg.logger
     if isinstance(nodes, ListConfig):
@@ -40,14 +40,14 @@ def build_all(cfg: DictConfig, found: Checkpoint | None, starts: Sequence[Mappin
     nodes = [node for node in nodes if node]
     if wrong := [node for node in nodes if not isinstance(node, DictConfig) or "_target_" not in node]:
         rule = "each logger must be a node with a _target_; logger must be one, a list of them, or named ones"
-        raise Refused("logger", wrong[0], rule, "see `logger` in configs/train.yaml")
+        raise ConfigError("logger", wrong[0], rule, "see `logger` in configs/train.yaml")
     before = [Path(cfg.run_dir, folder) for start in starts for folder in start.get("log_dirs", [])]
     loggers = [_build(node, found, before) for node in nodes]
     home = Path(cfg.run_dir).resolve()
     for logger in loggers:
         if isinstance(logger, CSVLogger) and not Path(logger.log_dir).resolve().is_relative_to(home):
             rule = "must lie in the run directory: a run that goes on cuts it, and others may write there"
-            raise Refused("logger.save_dir", logger.root_dir, rule, "save_dir: ${run_dir} in the logger's node")
+            raise ConfigError("logger.save_dir", logger.root_dir, rule, "save_dir: ${run_dir} in the logger's node")
     return loggers
 
 

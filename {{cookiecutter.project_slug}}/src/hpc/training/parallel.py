@@ -24,7 +24,7 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_no
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.section_rules import SKIPS
 from hpc.state.holders import GRADIENT_NORM, SKIPS_NOT_FINITE
 
@@ -131,18 +131,18 @@ def groups_by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _skip(optimizer: Any, bad: Tensor) -> None:
-    """Let an optimizer leave out its next step if `bad`, a scalar that no host looks at. Raises `Refused`."""
+    """Let an optimizer leave out its next step if `bad`, a scalar that no host looks at. Raises `ConfigError`."""
     if not all(group.get("fused") for group in optimizer.param_groups):
-        raise Refused("faults.nonfinite", "skip", SKIPS, f"{type(optimizer).__name__}(..., fused=True)")
+        raise ConfigError("faults.nonfinite", "skip", SKIPS, f"{type(optimizer).__name__}(..., fused=True)")
     optimizer.found_inf = bad.float()  # as torch.amp.GradScaler does it
 
 
-def refuse_without_skip(module: L.LightningModule) -> None:
-    """Raises `Refused` where Lightning clips the gradients of a module, or nobody does: no step would be left out."""
+def reject_without_skip(module: L.LightningModule) -> None:
+    """Raises `ConfigError` where Lightning clips the gradients of a module, or nobody does: no step would be left out."""
     if not (module.automatic_optimization and is_overridden("configure_gradient_clipping", module)):
         name = type(module).__name__
         rule = f"{name} must leave steps out itself: its configure_gradient_clipping must call clip_gradients"
-        raise Refused("faults.nonfinite", "skip", rule, f"faults.nonfinite=stop or rollback, or that method in {name}")
+        raise ConfigError("faults.nonfinite", "skip", rule, f"faults.nonfinite=stop or rollback, or that method in {name}")
 
 
 def gradient_norm(module: L.LightningModule) -> Tensor | None:

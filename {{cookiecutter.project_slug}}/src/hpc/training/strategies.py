@@ -29,7 +29,7 @@ from hpc.checkpoint.deepspeed_universal import TAG
 from hpc.checkpoint.on_disk import read as read_manifest
 from hpc.checkpoint.strategy_state import Kept
 from hpc.checkpoint.writer import FOR_EVER
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.data.shared_loaders import SharesData
 from hpc.training import weight_averaging
 from hpc.training.parallel import settle_buckets
@@ -167,7 +167,7 @@ class FSDP(FollowsReleased, SharesBuffers, SharesData, Kept, ModelParallelStrate
         super().setup(trainer)
         norms = (part for part in self.lightning_module.modules() if isinstance(part, BATCH_NORM))
         if trainer.precision == "bf16-mixed" and any(isinstance(norm.weight, DTensor) for norm in norms):
-            _refuse_two_precisions(self, "FSDP2 gathers the former in bf16")
+            _reject_two_precisions(self, "FSDP2 gathers the former in bf16")
 
     def released(self, names: list[str]) -> None:
         weights = dict(self.lightning_module.named_parameters())
@@ -180,7 +180,7 @@ class FSDP(FollowsReleased, SharesBuffers, SharesData, Kept, ModelParallelStrate
             part, is_within, _ = alone[0].partition(".")
             place = f'fully_shard(self.{part}, mesh=self.device_mesh["data_parallel"]) in configure_model'
             place = place if is_within else f"{part} in a part of the module that configure_model shards"
-            raise Refused("model", shown(alone), rule, f"{place}, or strategy=ddp")
+            raise ConfigError("model", shown(alone), rule, f"{place}, or strategy=ddp")
 
 
 class DeepSpeed(FollowsReleased, SharesBuffers, SharesData, Kept, DeepSpeedStrategy):
@@ -199,15 +199,15 @@ class DeepSpeed(FollowsReleased, SharesBuffers, SharesData, Kept, DeepSpeedStrat
         if isinstance(optimizer, torch.optim.Adagrad):  # it is another object than the one that schedules change
             rule = "schedules and parameter groups must have an effect; DeepSpeed replaces Adagrad by one of its own, "
             rule += "on which they have none"
-            raise Refused("model.optimizer", "Adagrad", rule, "another optimizer, or strategy=ddp or fsdp")
+            raise ConfigError("model.optimizer", "Adagrad", rule, "another optimizer, or strategy=ddp or fsdp")
         if any(map(_mixes_dtypes, self.lightning_module.modules())):
-            _refuse_two_precisions(self, "DeepSpeed keeps the latter in fp32")
+            _reject_two_precisions(self, "DeepSpeed keeps the latter in fp32")
 
     def released(self, names: list[str]) -> None:
         if self.alone is not None:  # ZeRO has shared out what was trained as training began
             rule = "DeepSpeed never trains what is frozen as training begins and released later"
             fix = "strategy=ddp or fsdp, or what is released later trained from the beginning"
-            raise Refused("model", shown(names), rule, fix)
+            raise ConfigError("model", shown(names), rule, fix)
 
     def setup_environment(self) -> None:
         if not isinstance(self.accelerator, CPUAccelerator):
@@ -277,10 +277,10 @@ class DeepSpeed(FollowsReleased, SharesBuffers, SharesData, Kept, DeepSpeedStrat
             return rest
         if self._fitting and note["world_size"] != self.world_size:
             devices, ranks = self.lightning_module.trainer.num_devices, (note["world_size"], self.world_size)
-            deepspeed_universal.refuse_other_states(note.get("states"), devices, ranks, path)
+            deepspeed_universal.reject_other_states(note.get("states"), devices, ranks, path)
             deepspeed_universal.load(engine, path)
         else:
-            with safe_unpickle.refusals(path, "resume"), safe_unpickle.allowing_deepspeed():
+            with safe_unpickle.rejections(path, "resume"), safe_unpickle.allowing_deepspeed():
                 engine.load_checkpoint(
                     path, tag=TAG, load_optimizer_states=self._fitting, load_lr_scheduler_states=False
                 )
@@ -297,11 +297,11 @@ def _mixes_dtypes(part: nn.Module) -> bool:
     return part.weight.dtype != part.running_mean.dtype
 
 
-def _refuse_two_precisions(strategy: Any, why: str) -> None:
+def _reject_two_precisions(strategy: Any, why: str) -> None:
     if isinstance(strategy.accelerator, CPUAccelerator):
         rule = f"on CPU, batch norm must have weights and statistics of one precision; {why}"
         fix = "trainer.precision=32-true, or another norm, as torch.nn.GroupNorm"
-        raise Refused("trainer.precision", strategy.precision_plugin.precision, rule, fix)
+        raise ConfigError("trainer.precision", strategy.precision_plugin.precision, rule, fix)
 
 
 def copied(state: Any) -> Any:
@@ -314,5 +314,5 @@ def copied(state: Any) -> Any:
 
 
 def double(precision: str) -> list[DoublePrecision]:
-    """`64-true` as a plugin; none for another precision. As a word Lightning refuses it for FSDP2, which can do it."""
+    """`64-true` as a plugin; none for another precision. As a word Lightning rejects it for FSDP2, which can do it."""
     return [DoublePrecision()] if precision == "64-true" else []

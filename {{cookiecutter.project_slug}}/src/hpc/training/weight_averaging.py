@@ -11,20 +11,20 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveragi
 from lightning.pytorch.plugins.precision import DoublePrecision
 from torch import Tensor
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 
 KINDS = (StochasticWeightAveraging, WeightAveraging)
 
 
-def refuse(trainer: L.Trainer) -> None:
-    """Raises `Refused` where several callbacks average weights, or weights are averaged that no rank has whole."""
+def reject(trainer: L.Trainer) -> None:
+    """Raises `ConfigError` where several callbacks average weights, or weights are averaged that no rank has whole."""
     averaging = [*_swa(trainer), *_moving(trainer)]
     if len(averaging) > 1:  # each swaps what another has put in place, and training would go on from an average
         names = " and ".join(type(callback).__name__ for callback in averaging)
-        raise Refused("callbacks", names, "only one callback must average the weights", "one of them")
+        raise ConfigError("callbacks", names, "only one callback must average the weights", "one of them")
     if averaging and trainer.strategy.restore_checkpoint_after_setup:  # weights that are whole are there before
         rule = f"{type(averaging[0]).__name__} averages whole weights: the strategy must be single or ddp"
-        raise Refused("callbacks", None, rule, "strategy=ddp, or training without this callback")
+        raise ConfigError("callbacks", None, rule, "strategy=ddp, or training without this callback")
 
 
 def prepare(trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -33,13 +33,13 @@ def prepare(trainer: L.Trainer, module: L.LightningModule) -> None:
         trainer.precision_plugin.convert_module(module)
 
 
-def refuse_other_callbacks(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
-    """Raises `Refused` where a run that averages its weights would go on without its callback."""
+def reject_other_callbacks(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
+    """Raises `ConfigError` where a run that averages its weights would go on without its callback."""
     states = [state for state in checkpoint["callbacks"].values() if isinstance(state, dict)]
     stochastic = any("average_model_state" in state and state.get("scheduler_state") for state in states)
     if (stochastic and not _swa(trainer)) or ("averaging_state" in checkpoint and not _moving(trainer)):
         rule = "a run that averages its weights must go on with the callback that averages them"
-        raise Refused("callbacks", None, rule, "the callbacks that the run began with, or a new run: ckpt=<checkpoint>")
+        raise ConfigError("callbacks", None, rule, "the callbacks that the run began with, or a new run: ckpt=<checkpoint>")
 
 
 def go_on(trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -105,11 +105,11 @@ def buffers(trainer: L.Trainer) -> list[Tensor]:
     return [buffer for model in models for buffer in model.buffers()]
 
 
-def refuse_end(averaged: bool) -> None:
-    """Raises `Refused` where weights would be trained further that were averaged at the end."""
+def reject_end(averaged: bool) -> None:
+    """Raises `ConfigError` where weights would be trained further that were averaged at the end."""
     if averaged:
         rule = "the weights of the run were averaged at its end, and must not be trained as if they were its last ones"
-        raise Refused("resume", None, rule, "a new run from them: ckpt=<this run>/checkpoints/last.ckpt")
+        raise ConfigError("resume", None, rule, "a new run from them: ckpt=<this run>/checkpoints/last.ckpt")
 
 
 def _swa(trainer: Any) -> list[StochasticWeightAveraging]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.data.data_module import DataModule, warp
 
 # Tenths of each class, in file order. They depend on no seed: every run is tested on the same images.
@@ -30,7 +30,7 @@ class Digits(DataModule):
     def __init__(self, num_classes: int = 10, **loading: Any) -> None:
         super().__init__(**loading)
         if num_classes < 10:
-            raise Refused("data.num_classes", num_classes, "must be at least 10, for ten digits", "data.num_classes=10")
+            raise ConfigError("data.num_classes", num_classes, "must be at least 10, for ten digits", "data.num_classes=10")
         self.num_classes = num_classes
 
     def dataset(self, split: str) -> Dataset:
@@ -55,13 +55,13 @@ def read() -> tuple[np.ndarray, np.ndarray]:
     """Pixels (1797, 64) from 0 to 16, and digits (1797,): the package's file, read without the package's 300 modules.
 
     Raises:
-        Refused: it is not there.
+        ConfigError: it is not there.
     """
     package = find_spec("sklearn")
     file = Path(str(package.origin)).parent / "datasets/data/digits.csv.gz" if package else None
     if not (file and file.is_file()):
         rule = f"lie in the package scikit-learn; {file or 'it'} is not there"
-        raise Refused("data", "digits", rule, "pip install scikit-learn -c constraints.txt")
+        raise ConfigError("data", "digits", rule, "pip install scikit-learn -c constraints.txt")
     rows = np.loadtxt(file, delimiter=",")
     return rows[:, :-1], rows[:, -1].astype(int)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hpc.data.data_module import DataModule, warp
-from hpc.data.image_files import Samples, describe, fitted, list_images, refuse_few_classes
+from hpc.data.image_files import Samples, describe, fitted, list_images, reject_few_classes
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as pretrained weights expect
 
@@ -68,7 +68,7 @@ class Images(Photos):
     def splits(self) -> dict[str, Samples]:
         classes, splits, _ = list_images(self.dir)
         if self.num_classes is not None:
-            refuse_few_classes(self.num_classes, len(classes))
+            reject_few_classes(self.num_classes, len(classes))
         return splits
 
     def describe(self, split: str) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Images(Photos):
 
 
 class ImageFiles(Dataset):
-    """(uint8 (3, size, size), class number). Raises `Refused` for a file that cannot be decoded."""
+    """(uint8 (3, size, size), class number). Raises `ConfigError` for a file that cannot be decoded."""
 
     def __init__(self, samples: Samples, size: int) -> None:
         # Arrays and not lists: workers would copy a list of millions as soon as they count references to its items.

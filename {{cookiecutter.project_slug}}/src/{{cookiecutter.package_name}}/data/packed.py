@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from hpc.data import packed_files
 from hpc.data.fetching import buffer
 from hpc.data.file_parts import Parts
-from hpc.data.image_files import refuse_few_classes
+from hpc.data.image_files import reject_few_classes
 from hpc.data.packed_files import Packed
 
 from .images import Photos
@@ -35,9 +35,9 @@ class PackedImages(Photos):
     @cached_property
     def packed(self) -> Packed:
         found = packed_files.read(self.file)
-        packed_files.refuse_other_size(found, self.image_size)
+        packed_files.reject_other_size(found, self.image_size)
         if self.num_classes is not None:
-            refuse_few_classes(self.num_classes, len(found.classes))
+            reject_few_classes(self.num_classes, len(found.classes))
         return found
 
     def to_stage(self) -> list[Parts]:

@@ -9,11 +9,11 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.data.data_module import DataModule
 from hpc.data.fetching import tensor
 from hpc.data.file_parts import Parts
-from hpc.data.text_files import list_text, num_tokens, read_only, refuse_tokens_outside, split_text
+from hpc.data.text_files import list_text, num_tokens, read_only, reject_tokens_outside, split_text
 from hpc.data.token_files import describe, token_parts, vocabulary
 
 # Tests, what is installed beside the library, and tables and manuals in the shape of code.
@@ -54,7 +54,7 @@ class NextToken(DataModule):
     def dataset(self, split: str) -> Dataset:
         chosen, windows = split_text(split, *self.list_files(), self.block_size, self.max_eval_windows)
         told = vocabulary(chosen)[0]
-        vocab_size = self.vocab_size or told or 0  # 0: the first batch is refused
+        vocab_size = self.vocab_size or told or 0  # 0: the first batch is rejected
         known = told is not None and told <= vocab_size  # by the tokenizer that made the file, and its checksums
         return Windows([self.near(file) for file in chosen], windows, self.block_size, None if known else vocab_size)
 
@@ -97,7 +97,7 @@ class StandardLibrary(NextToken):
             below[:] = sorted(set(below) - NOT_SOURCES)
             sources += [os.path.join(folder, name) for name in sorted(names) if name.endswith(".py")]
         if not sources:
-            raise Refused("data", "stdlib", f"this Python comes with its sources in {root}", "data=text data.files=...")
+            raise ConfigError("data", "stdlib", f"this Python comes with its sources in {root}", "data=text data.files=...")
         return list_text(sources)
 
 
@@ -133,7 +133,7 @@ class Windows(Dataset):
         """Inputs and targets, each int64 (batch, block_size).
 
         Raises:
-            Refused: a token is outside of the vocabulary.
+            ConfigError: a token is outside of the vocabulary.
         """
         starts = indices * self.stride + self.start
         if self.loaded is not None:
@@ -145,7 +145,7 @@ class Windows(Dataset):
         if self.vocab_size is not None and (tokens.max() >= self.vocab_size or tokens.min() < 0):
             row, column = np.argwhere((tokens < 0) | (tokens >= self.vocab_size))[0]
             file = int(np.searchsorted(self.ends, starts[row] + column, side="right"))
-            refuse_tokens_outside(self.vocab_size, int(tokens.min()), int(tokens.max()), self.files[file])
+            reject_tokens_outside(self.vocab_size, int(tokens.min()), int(tokens.max()), self.files[file])
         return tensor(tokens[:, :-1], np.int64), tensor(tokens[:, 1:], np.int64)
 
     def _from_several(self, starts: np.ndarray) -> np.ndarray:
