@@ -180,15 +180,19 @@ def _harmless() -> None:
 def train(project: Path) -> None:
     """train.py up to where ranks would meet."""
     import train as program
-    from hpc.config import build, errors
+    from hpc.config import build
     from hpc.launch import placement as launch
+    from hpc.run import command_line
     from hpc.run import directory as rundir
+    from hpc.run.program import program as entered
+    from hpc.training import attempt
 
-    def looked_at(cfg: Any, place: Any, warned: Any, frozen: bool = False) -> dict[str, float]:
+    def looked_at(cfg: Any, this: Any) -> Any:
         from datetime import datetime
 
         from hpc.launch import node_checks
 
+        place = this.place
         run_dir = rundir.choose(cfg.run_dir, cfg.name, datetime.now(), os.environ, place.step or "0")
         node_checks.agree([node_checks.facts(cfg, place, os.environ)])
         if place.launcher != "none":
@@ -196,13 +200,11 @@ def train(project: Path) -> None:
             launch.cores(place.local_world_size or 1, os.environ)
         build.build(cfg.model)
         print(ascii(str(run_dir)))
-        return {}
+        sys.exit(0)
 
-    program.train = looked_at
-    with errors.exit_on_config_error():
-        here = launch.place(os.environ)
-    with errors.exit_on_config_error(launch.speaks(here, os.environ)):
-        program.main(here, program.watchdog.listen())
+    attempt._watched = looked_at
+    with entered() as this:
+        program.train(command_line.compose(program.__doc__, this.words), this)
 
 
 def load(project: Path) -> None:
@@ -227,7 +229,7 @@ def begin(project: Path) -> None:
     from hpc.config import build, errors
     from hpc.run import command_line
     from hpc.run import directory as rundir
-    from hpc.training import attempt as begin
+    from hpc.training import beginning as begin
     from hpc.training import loggers, record
 
     run_dir = Path(sys.argv[1])

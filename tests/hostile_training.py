@@ -136,8 +136,8 @@ EXAMPLES: dict[str, Any] = {"bool": True, "float": 0.1, "int": 1, "list": [1], "
 def enter(project: Path) -> None:
     """train.py itself. Each batch that it trains with adds a byte to a file; what would train on is left then."""
     import train as program
-    from hpc.config import errors
-    from hpc.launch import placement as launch
+    from hpc.run import command_line
+    from hpc.run.program import program as entered
     from my_research.module import Classifier
 
     folder = Path.cwd()
@@ -156,10 +156,8 @@ def enter(project: Path) -> None:
 
     Classifier.training_step = training_step  # type: ignore[method-assign]
 
-    with errors.exit_on_config_error():
-        here = launch.place(os.environ)
-    with errors.exit_on_config_error(launch.speaks(here, os.environ)):
-        program.main(here, program.watchdog.listen())
+    with entered() as this:
+        program.train(command_line.compose(program.__doc__, this.words), this)
 
 
 def judged(case: Case, code: int, ground: Ground, said: str) -> str:

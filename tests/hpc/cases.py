@@ -12,21 +12,22 @@ sys.path.insert(0, str(Path(__file__).absolute().parents[1]))
 import train
 from hpc.config import compose, preflight
 from hpc.launch import meeting, placement
-from hpc.run import directory, watchdog
-from hpc.training import attempt
+from hpc.run import directory, signals
+from hpc.run.program import Program
+from hpc.training import beginning
 
 
 def main(out: str, cases: dict[str, list[str]]) -> None:
-    warned = watchdog.listen()
     here, metrics = placement.place(os.environ), {}
+    this = Program([], here, signals.listen())
     meet = meeting.meet
     store = cache(lambda: meet(here, os.environ, 60))  # one for all cases: their process group is one, too
     for name, overrides in cases.items():
         meeting.meet = lambda *_, name=name: prefixed(name, store())
         cfg = compose.compose_overrides(overrides)
         preflight.check(cfg)
-        metrics[name] = train.train(cfg, here, warned)
-        for key in (directory.CHOSEN, attempt.BEGUN):
+        metrics[name] = train.train(cfg, this)
+        for key in (directory.CHOSEN, beginning.BEGUN):
             os.environ.pop(key, None)  # it was this run's
     if any(metrics.values()):  # rank 0
         Path(out).write_text(json.dumps(metrics))

@@ -255,7 +255,7 @@ def report(out: str, files: Sequence[str], what: str, checksum: str) -> None:
 
 
 def verify(file: str) -> None:
-    """Raises `ConfigError` where a file is not what was packed."""
+    """Raise `ConfigError` where a file is not what was packed."""
     packed = file.endswith(SUFFIX["images"])
     if not packed and not os.path.exists(f"{file}.json"):
         raise ConfigError("--verify", file, "is a file that this program made", "--verify FILE.h5, or FILE.npy")

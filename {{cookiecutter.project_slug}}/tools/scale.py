@@ -109,7 +109,7 @@ def place(study: Study, first: DictConfig) -> Path:
 
 
 def make(folder: Path, study: Study, first: DictConfig) -> None:
-    """Raises `ConfigError` where one cannot write."""
+    """Raise `ConfigError` where one cannot write."""
     try:
         directory.create(folder, first.group_readable)
     except ConfigError as ConfigError:  # of a run_dir that nobody has typed

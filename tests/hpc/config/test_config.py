@@ -1,4 +1,4 @@
-"""Every shipped choice composes and is accepted; what cannot be meant is rejected in words, before torch is imported."""
+"""Every shipped choice composes and is accepted; what cannot be meant is rejected before torch is imported."""
 
 import json
 import subprocess

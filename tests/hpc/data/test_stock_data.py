@@ -173,7 +173,7 @@ def test_a_run_that_moves_to_one_rank_is_told_what_to_type_and_of_its_new_order(
     said = start(tmp_path / "run", 1, words, patch=patch, code=2)
     assert "trainer.devices=1\n" in said and "as many samples as before: 16, not 8" in said
     fix = "trainer.accumulate_grad_batches=2"
-    assert f"fix:  {fix}\n" in said
+    assert f"Try: {fix}\n" in said
     said = start(tmp_path / "run", 1, [*words, fix], patch=patch)
     assert said.count("samples come in another order than on several ranks") == 1
 

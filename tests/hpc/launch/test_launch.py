@@ -231,7 +231,7 @@ def test_nodes_that_differ_are_rejected(what: str, fix: str) -> None:
 
 
 def test_the_complaint_of_one_node_is_everybodys() -> None:
-    with pytest.raises(ConfigError, match="ckpt=/x\n  rule: on n2: there is no such file\n  fix:  another"):
+    with pytest.raises(ConfigError, match="ckpt=/x\n  rule: on n2: there is no such file\n  Try: another"):
         node_checks.agree([ALIKE[0], ALIKE[1] | {"rejected": ["ckpt", "/x", "there is no such file", "another"]}])
 
 

@@ -99,7 +99,7 @@ def test_of_a_tensorboard_that_does_not_start_the_error_is_told(tmp_path: Path) 
     said = rejected(run, PYTHONPATH=str(tmp_path))
     assert said.splitlines()[1:] == [
         "  rule: ended with exit code 1: ImportError: No module named tensorboard",
-        "  fix:  pip install tensorboard -c constraints.txt",
+        "  Try: pip install tensorboard -c constraints.txt",
     ]
 
 

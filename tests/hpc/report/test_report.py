@@ -392,10 +392,10 @@ def test_a_run_whose_next_start_was_rejected(
         submit(run_dir, commands, work, "echo 18")
     stub(commands, "squeue", "exit 0")
     stub(commands, "sacct", f"echo '{number}|FAILED|2:0'")
-    said = "ConfigError: trainer.devices=4\n  rule: 0 CUDA devices are visible\n  fix:  x\n"
+    said = "ConfigError: trainer.devices=4: 0 CUDA devices are visible.\n  Try: x\n"
     (run_dir / f"job-{number}.log").write_text(said)
     assert [only(runs)[key] for key in ("job", "state")] == [number, "failed (exit code 2)"]
-    assert only(runs)["note"] == "ConfigError: trainer.devices=4, rule: 0 CUDA devices are visible"
+    assert only(runs)["note"] == "ConfigError: trainer.devices=4: 0 CUDA devices are visible."
 
 
 def test_what_was_submitted_last_counts(runs: Path, commands: Path, work: job.Job, clock: Clock) -> None:
@@ -683,7 +683,7 @@ def test_a_run_that_gave_up(runs: Path, commands: Path, work: job.Job, clock: Cl
     assert only(runs)["state"] == "submitted", "once more, by hand"
 
 
-REJECTED = "0: ConfigError: trainer.devices=4\n3: something\n0:   rule: 0 CUDA devices are visible\n0:   fix:  ...\n"
+REJECTED = "0: ConfigError: trainer.devices=4: 0 CUDA devices are visible.\n3: something\n0:   Try: ...\n"
 TRACEBACK = "12: Traceback (most recent call last):\n 3: hello\n12:   File 'x.py', line 1\n12:\n12: KeyError: 'a'\n"
 KILLED = "slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2026-11-21T09:00:00 DUE TO"
 
@@ -691,7 +691,7 @@ KILLED = "slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2026-11-21T09:00:00 D
 @pytest.mark.parametrize(
     ("log", "note"),
     [
-        (f"Epoch 1\n{REJECTED}{TRACEBACK}", "ConfigError: trainer.devices=4, rule: 0 CUDA devices are visible"),
+        (f"Epoch 1\n{REJECTED}{TRACEBACK}", "ConfigError: trainer.devices=4: 0 CUDA devices are visible."),
         ("ConfigError: --wait\n", "ConfigError: --wait"),
         (f"Epoch 1\rEpoch 2\n{TRACEBACK}srun: error: n1: task 12: Exited\n", "KeyError: 'a'"),
         ("[rank0]: Traceback (most recent call last):\n[rank0]:   File\n[rank0]: OSError: no\n", "OSError: no"),

@@ -120,7 +120,7 @@ def test_the_update_is_left_out_on_all_ranks(strategy: str, start: Callable, tmp
 def test_an_optimizer_that_is_not_fused_is_rejected(start: Callable, tmp_path: Path) -> None:
     words = [*WORDS, "strategy=ddp", "faults.nonfinite=skip", "model.optimizer.fused=false"]
     said = start(tmp_path / "run", 2, words, code=2)
-    assert "ConfigError: faults.nonfinite=skip" in said and "fix:  model.optimizer.fused=true" in said
+    assert "ConfigError: faults.nonfinite=skip" in said and "Try: model.optimizer.fused=true" in said
     # Of a model of one's own, whose optimizer the config does not show, it is seen at the first step.
     hidden = "from hpc.config import section_rules as sections; sections.skipping = lambda cfg: None"
     assert "fused=True" in start(tmp_path / "run", 2, words, patch=hidden, code=2)

@@ -19,8 +19,9 @@ from torch.utils.data import DataLoader
 from hpc.config import build as config_build
 from hpc.config import compose, preflight
 from hpc.config.errors import ConfigError
-from hpc.resume import rejections, resume, unsupported
-from hpc.training import record
+from hpc.resume import resume, unsupported
+from hpc.resume import trainer as resume_trainer
+from hpc.training import rejections
 
 
 @pytest.mark.parametrize(
@@ -50,9 +51,9 @@ def test_what_lightning_finds_wrong_with_the_data_is_a_sentence() -> None:
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = L.Trainer(accelerator="cpu", max_epochs=1, val_check_interval=1000, **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"rejects this: `val_check_interval`"):  # noqa: SIM117
-        with rejections.rejections(SimpleNamespace(trains=False)):  # type: ignore[arg-type]
+        with rejections.rejections(SimpleNamespace(trains=False, take_back=None)):  # type: ignore[arg-type]
             trainer.fit(BoringModel())
-    with pytest.raises(ValueError, match="mine"), rejections.rejections(SimpleNamespace(trains=False)):  # type: ignore
+    with pytest.raises(ValueError, match="mine"), rejections.rejections(SimpleNamespace(trains=False, take_back=None)):  # type: ignore
         raise ValueError("mine")
 
 
@@ -72,7 +73,9 @@ def test_layers_that_get_their_sizes_from_the_first_batch() -> None:
     module.net = nn.Sequential(nn.LazyLinear(2), nn.LazyBatchNorm1d(affine=False))
     trainer: Any = SimpleNamespace(fit_loop=SimpleNamespace(_combined_loader=None), datamodule=None)
     trainer.callbacks = trainer.optimizers = trainer.lr_scheduler_configs = []
-    with pytest.raises(ConfigError, match=r"model=net\.0\.weight, net\.0\.bias, net\.1\.running_mean, net\.1\.running_var"):
+    with pytest.raises(
+        ConfigError, match=r"model=net\.0\.weight, net\.0\.bias, net\.1\.running_mean, net\.1\.running_var"
+    ):
         resume.Resume.on_fit_start(SimpleNamespace(), trainer, module)  # type: ignore[arg-type]
 
 
@@ -94,7 +97,7 @@ TRAINER = {
 
 def test_what_lightning_rejects_before_the_first_step() -> None:
     def build(trains: bool) -> None:
-        with rejections.rejections(SimpleNamespace(trains=trains)):  # type: ignore[arg-type]
+        with rejections.rejections(SimpleNamespace(trains=trains, take_back=None)):  # type: ignore[arg-type]
             config_build.build(OmegaConf.create(TRAINER), callbacks=[ModelCheckpoint()])
 
     with pytest.raises(ConfigError, match="found `ModelCheckpoint` in callbacks list"):
@@ -121,7 +124,7 @@ def test_values_that_a_library_does_not_take(build: Callable[[], Any]) -> None:
     taken_back = []
     with (
         pytest.raises(ConfigError, match="must be such as are taken"),
-        rejections.rejections(SimpleNamespace(trains=False), lambda: taken_back.append(True)),  # type: ignore[arg-type]
+        rejections.rejections(SimpleNamespace(trains=False, take_back=lambda: taken_back.append(True))),  # type: ignore[arg-type]
     ):
         build()
     assert taken_back == [True]
@@ -236,11 +239,11 @@ def test_what_is_trained_is_done_without_a_test(
         accelerator="cpu", logger=False, enable_checkpointing=False, limit_test_batches=limit,
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    assert record.tested(trainer, module(), data(), must=False) == ({} if words else {"test/mean": 1.0})
+    assert resume_trainer.test(trainer, module(), data(), is_required=False) == ({} if words else {"test/mean": 1.0})
     assert f"note: nothing is tested: {words}\n" in capsys.readouterr().out if words else True
     if "is no" in words:
         with pytest.raises(MisconfigurationException):
-            record.tested(trainer, module(), data(), must=True)
+            resume_trainer.test(trainer, module(), data(), is_required=True)
 
 
 UNTIL_VALIDATED = "a validation must come before"

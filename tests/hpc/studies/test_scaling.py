@@ -152,7 +152,7 @@ def test_what_makes_no_study_is_rejected(words: list[str], says: str) -> None:
 
 def test_a_batch_that_divides_for_some_points_only_is_rejected_with_one_for_all() -> None:
     text = rejection("nodes=1,2,3", "data.global_batch_size=32")  # fine for one node and for two
-    assert "fix:  data.global_batch_size=24 or data.global_batch_size=48" in text
+    assert "Try: data.global_batch_size=24 or data.global_batch_size=48" in text
     for point in points("nodes=1,2,3", "data.global_batch_size=48"):
         preflight.rules(composed(point.words))
     assert "data.global_batch_size=28" in rejection("nodes=1,2,3", "data.global_batch_size=30", "scaling=weak")

@@ -377,7 +377,7 @@ def test_no_search_and_no_optuna_are_told_in_plain_words(folder: Path, tmp_path:
     (tmp_path / "broken" / "optuna").mkdir(parents=True)
     (tmp_path / "broken" / "optuna" / "__init__.py").write_text("raise ImportError('No module named optuna')")
     done = shown(str(folder), PYTHONPATH=str(tmp_path / "broken"))
-    assert done.returncode == 2 and "fix:  pip install optuna" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "Try: pip install optuna" in done.stderr and "Traceback" not in done.stderr
     done = shown(str(tmp_path))
     assert done.returncode == 2 and f"it holds no {search.FILE}\n" in done.stderr and "Errno" not in done.stderr
 

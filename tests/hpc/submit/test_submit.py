@@ -418,7 +418,7 @@ def test_what_cannot_go_on_is_rejected(desk: Desk) -> None:
         "a: [": "is damaged",
         "- a": "is damaged: no keys",
         "": "is damaged: no keys",
-        f"{frozen}later: 1\n": f"later is unknown\n  fix:  python {Path('mine/code').absolute()}/submit.py",
+        f"{frozen}later: 1\n": f"later is unknown\n  Try: python {Path('mine/code').absolute()}/submit.py",
         frozen.replace("\nfaults:", "\nfalts:"): "faults is new here",
         frozen.replace("scheduler: slurm", "scheduler: null"): "no scheduler",
     }.items():

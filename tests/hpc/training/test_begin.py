@@ -13,15 +13,15 @@ from hpc.checkpoint import on_disk
 from hpc.config.errors import ConfigError
 from hpc.launch import placement
 from hpc.run import directory
-from hpc.training import attempt as training_attempt
-from hpc.training.attempt import Beginning
+from hpc.training import beginning as training_beginning
+from hpc.training.beginning import Beginning
 
 JOB = {"SLURM_JOB_ID": "7"}
 
 
 def alone(run_dir: Path) -> list[Beginning | ConfigError]:
     try:
-        return [training_attempt.alone(run_dir, "here", dict(JOB))]
+        return [training_beginning.alone(run_dir, "here", dict(JOB))]
     except ConfigError as rejected:
         return [rejected]
 
@@ -35,7 +35,7 @@ def two(run_dir: Path) -> list[Beginning | ConfigError]:
     def rank(number: int) -> None:
         place = placement.Place("srun", number, 2, number, 2)
         try:
-            said[number] = training_attempt.together(run_dir, place, ["n1", "n2"], store, 30, dict(JOB))
+            said[number] = training_beginning.together(run_dir, place, ["n1", "n2"], store, 30, dict(JOB))
         except ConfigError as rejected:
             said[number] = rejected
 
@@ -95,8 +95,8 @@ def test_a_run_begins_and_goes_on(start: Begin, tmp_path: Path) -> None:
 def test_processes_that_were_started_from_one_take_over_what_it_found(tmp_path: Path) -> None:
     written(tmp_path, 10)
     environ = dict(JOB)
-    first = training_attempt.alone(tmp_path, "here", environ)
-    second = training_attempt.alone(tmp_path, "here", environ)
+    first = training_beginning.alone(tmp_path, "here", environ)
+    second = training_beginning.alone(tmp_path, "here", environ)
     assert first.claim and not second.claim and second.attempt == 1
     assert second.checkpoint and first.checkpoint and second.checkpoint.path == first.checkpoint.path
     first.claim.release()
@@ -202,8 +202,8 @@ def test_a_line_that_a_crash_cut_short_is_passed_over(start: Begin, tmp_path: Pa
 
 def test_a_run_that_a_run_starts_is_none_of_its_ranks() -> None:
     """As a hook does that evaluates a checkpoint in a process of its own: all of the environment is inherited."""
-    inherited = {training_attempt.BEGUN: "1 /run/checkpoints/step-000000001", directory.CHOSEN: "/run"}
+    inherited = {training_beginning.BEGUN: "1 /run/checkpoints/step-000000001", directory.CHOSEN: "/run"}
     for rank, kept in (("0", {}), ("1", inherited)):  # Lightning gives its children ranks from 1 on
         environ = {**inherited, "LOCAL_RANK": rank}
-        training_attempt.apart(placement.place(environ), environ)
+        training_beginning.apart(placement.place(environ), environ)
         assert environ == {**kept, "LOCAL_RANK": rank}

@@ -44,7 +44,9 @@ def reject_other_states(names: Sequence[str] | None, devices: int, ranks: tuple[
     were, are = ranks
     rule = f"DeepSpeed moves only the states of Adam ({', '.join(sorted(CONVERTED))}) to another number of ranks, so "
     rule += f"there must be {were} as before, not {are}: this optimizer keeps {', '.join(names) or 'none'}"
-    raise ConfigError("trainer.devices", devices, rule, f"{were} ranks, or a new run from its weights: ckpt={checkpoint}")
+    raise ConfigError(
+        "trainer.devices", devices, rule, f"{were} ranks, or a new run from its weights: ckpt={checkpoint}"
+    )
 
 
 def load(engine: Any, checkpoint: Path) -> dict[str, Any]:

@@ -46,18 +46,20 @@ def load(module: nn.Module, state: Mapping[str, Any]) -> None:
     """Load what the hooks have left. Raises `ConfigError`."""
     if misfits := weights.misfits({name: one for name, one in state.items() if isinstance(one, Tensor)}, module):
         rule = f"on_load_checkpoint must leave weights in state_dict that fit the model: {misfits}"
-        raise ConfigError("model", type(module).__name__, rule, "the model that the run had, or a hook that adapts them")
+        raise ConfigError(
+            "model", type(module).__name__, rule, "the model that the run had, or a hook that adapts them"
+        )
     set_model_state_dict(module, dict(state))
 
 
 def reject_loaded(module: nn.Module, given: Mapping[str, Any], left: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` where a hook has replaced weights that are sharded."""
+    """Raise `ConfigError` where a hook has replaced weights that are sharded."""
     if given.keys() != left.keys() or any(left[name] is not value for name, value in given.items()):
         raise ConfigError("model", type(module).__name__, f"on_load_checkpoint {MUST}", WHOLE)
 
 
 def reject_saved(trainer: L.Trainer, saved: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` where a hook would save others than the module's weights, and these are sharded."""
+    """Raise `ConfigError` where a hook would save others than the module's weights, and these are sharded."""
     strategy: Any = trainer.strategy
     if not strategy.restore_checkpoint_after_setup:
         return

@@ -29,7 +29,7 @@ def to_bytes(state: Any) -> bytes:
 
 
 def reject_sharded(checkpoint: dict[str, Any]) -> None:
-    """Raises `ConfigError` where what rank 0 saves for all ranks holds its part of a tensor."""
+    """Raise `ConfigError` where what rank 0 saves for all ranks holds its part of a tensor."""
     for name, part in _parts(checkpoint).items():
         if any(isinstance(leaf, DTensor) for leaf in tree_leaves(part)):
             rule = "a checkpoint must hold whole tensors beside the weights, of which each rank saves its part"

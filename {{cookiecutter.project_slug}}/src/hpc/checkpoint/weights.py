@@ -63,7 +63,7 @@ def load(module: nn.Module, path: str | Path) -> None:
 
 
 def reject_other_model(module: nn.Module, path: str | Path, key: str = "resume") -> None:
-    """Raises `ConfigError` where a checkpoint has not the keys and shapes of `module.state_dict()`, sharded or not."""
+    """Raise `ConfigError` where a checkpoint has not the keys and shapes of `module.state_dict()`, sharded or not."""
     if said := misfits(tensors(path), module):
         raise ConfigError(key, path, said, "compose the model that the checkpoint was trained with")
 
@@ -116,7 +116,7 @@ def tensors(path: str | Path) -> dict[str, Saved]:
     bf16 or fp16 weights, the masters are meant; all else has the dtype it was saved in.
 
     Raises:
-        ConfigError: `path` is missing, damaged, incomplete or none of these, or a pickle in it names more than plain data.
+        ConfigError: `path` is missing, damaged or incomplete, or a pickle in it names more than plain data.
     """
     path = Path(path)
     with _telling(path):

@@ -31,7 +31,7 @@ NOT_TAKEN = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError
 
 
 def reject_arguments(error: BaseException) -> None:
-    """Raises `ConfigError` where a library that the config names does not take the values that the config gives it.
+    """Raise `ConfigError` where a library that the config names does not take the values that the config gives it.
 
     What fails within the project's own code does so for its author, with a traceback.
     """

@@ -64,7 +64,11 @@ def typed(argv: Sequence[str]) -> list[str]:
 
 
 def compose_overrides(overrides: Sequence[str], personal: bool = True, configs: Path | None = None) -> DictConfig:
-    """The config for these overrides and, if `personal`, this user's own values for the cluster. Raises `ConfigError`."""
+    """Compose the config of these overrides and, if `personal`, this user's values for the cluster.
+
+    Raises:
+        ConfigError: a group, choice, key or value that the configs do not know.
+    """
     configs = configs or CONFIGS
     for override in overrides:
         _reject_unused(override)
@@ -150,10 +154,14 @@ def _personal(cluster: str) -> dict[str, Any]:
 
 def _reject_unused(override: str) -> None:
     if CODE_KEYS.search(override):
-        raise ConfigError(override, None, "what code runs is written in a file, not typed", f"add a file below {CONFIGS}")
+        raise ConfigError(
+            override, None, "what code runs is written in a file, not typed", f"add a file below {CONFIGS}"
+        )
     if HYDRAS.match(override):
         rule = "is a word for Hydra's launcher, which does not start these programs: it would change nothing"
-        raise ConfigError(override, None, rule, "run_dir=<folder> for where a run lies; submit.py --multirun for several")
+        raise ConfigError(
+            override, None, rule, "run_dir=<folder> for where a run lies; submit.py --multirun for several"
+        )
 
 
 def _fix(key: str, overrides: Sequence[str], configs: Path) -> str:
@@ -179,7 +187,9 @@ def _explain(error: HydraException, overrides: Sequence[str], configs: Path) -> 
         fix = f"""'{key}="{quoted}"'"""
         if value.startswith("[") or key in ("cluster.options", "cluster.setup"):
             fix = as_list(key, value)
-        raise ConfigError(error.override, None, "is not key=value as Hydra reads it", f"quote the value: {fix}") from None
+        raise ConfigError(
+            error.override, None, "is not key=value as Hydra reads it", f"quote the value: {fix}"
+        ) from None
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.replace(".yaml", "").rpartition("/")
         choices = groups(configs).get(group, [])
@@ -190,6 +200,10 @@ def _explain(error: HydraException, overrides: Sequence[str], configs: Path) -> 
         raise ConfigError(found.group(1), None, rule, "python submit.py --multirun ..., or key=[a,b]") from None
     if found := re.search(r"Could not override '([^']+)'", text):
         key = found.group(1)
-        raise ConfigError(key, None, "is no group or key of configs/ (+key=value adds one)", _fix(key, overrides, configs))
+        raise ConfigError(
+            key, None, "is no group or key of configs/ (+key=value adds one)", _fix(key, overrides, configs)
+        )
     cause = error.__cause__ or error
-    raise ConfigError(" ".join(overrides) or "configs/train.yaml", None, str(cause).splitlines()[0], "see --help") from None
+    raise ConfigError(
+        " ".join(overrides) or "configs/train.yaml", None, str(cause).splitlines()[0], "see --help"
+    ) from None

@@ -71,7 +71,9 @@ def job(cfg: DictConfig) -> None:
     """
     if OmegaConf.select(cfg, "cluster.scheduler") is None:
         rule = "has no scheduler to submit to"
-        raise ConfigError("cluster", cfg.cluster.name, rule, "cluster=<one of --help>, or python train.py to train here")
+        raise ConfigError(
+            "cluster", cfg.cluster.name, rule, "cluster=<one of --help>, or python train.py to train here"
+        )
     rules(cfg)
     cluster = cluster_in_bash(cfg)
     for key in cluster.required:
@@ -80,7 +82,9 @@ def job(cfg: DictConfig) -> None:
             raise ConfigError(f"cluster.{key}", None, rule, f"cluster.{key}=<{key}>")
     if cluster.stage_env and not cluster.node_local:
         rule = "says where on a node the environment is copied to"
-        raise ConfigError("cluster.node_local", "null", rule, "cluster.node_local='$TMPDIR', or cluster.stage_env=false")
+        raise ConfigError(
+            "cluster.node_local", "null", rule, "cluster.node_local='$TMPDIR', or cluster.stage_env=false"
+        )
 
 
 def _complete(cfg: DictConfig) -> None:
@@ -98,7 +102,9 @@ def _complete(cfg: DictConfig) -> None:
         except InterpolationResolutionError as error:
             if unset := re.search(r"Environment variable '(.*?)' not found", str(error)):
                 rule = f"the environment variable {unset[1]} must be set"
-                raise ConfigError(key, value, rule, f"export {unset[1]}=..., here and where jobs are submitted") from None
+                raise ConfigError(
+                    key, value, rule, f"export {unset[1]}=..., here and where jobs are submitted"
+                ) from None
             continue  # as below
         except OmegaConfBaseException:
             continue  # a number derived from others that are wrong: the rules on those will tell
@@ -133,7 +139,9 @@ def _strategy_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> No
     if strategy.name == "single" and world > 1:
         raise ConfigError("trainer.devices", trainer.devices, "strategy=single trains on one device", "strategy=ddp")
     if tensor > 1 and strategy.name not in ("fsdp", "tensor_parallel"):
-        raise ConfigError("strategy.tensor_parallel_size", tensor, f"is 1 with strategy={strategy.name}", "strategy=fsdp")
+        raise ConfigError(
+            "strategy.tensor_parallel_size", tensor, f"is 1 with strategy={strategy.name}", "strategy=fsdp"
+        )
     if world % tensor:
         rule = f"divides the world size, {trainer.num_nodes} nodes * {trainer.devices} devices = {world}"
         raise ConfigError(
@@ -221,7 +229,9 @@ def _network_rules(strategy: Strategy, cfg: DictConfig) -> None:
         if wanted and member not in members:
             rule = f"{target} has no `{member}`, which strategy={strategy.name} works on"
             other = "strategy.compile=false" if strategy.compile and member == "blocks" else "strategy=ddp"
-            raise ConfigError("model.network", target, rule, f"give the class `{member}` (see models/gpt.py), or {other}")
+            raise ConfigError(
+                "model.network", target, rule, f"give the class `{member}` (see models/gpt.py), or {other}"
+            )
 
 
 def _bind_targets(cfg: DictConfig, prefix: str = "") -> None:

@@ -75,7 +75,9 @@ def run(run: Run) -> None:
         rule = f"must be a directory of a file system, not an address ({scheme[0]})"
         raise ConfigError("run_dir", run.run_dir, rule, "run_dir=<a directory>, copied there after the run")
     if run.test_only and not run.ckpt:
-        raise ConfigError("test_only", True, "evaluates the weights of a checkpoint", "ckpt=<checkpoint> test_only=true")
+        raise ConfigError(
+            "test_only", True, "evaluates the weights of a checkpoint", "ckpt=<checkpoint> test_only=true"
+        )
 
 
 def checkpoint(node: Checkpoint) -> None:

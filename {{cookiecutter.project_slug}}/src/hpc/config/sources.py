@@ -31,7 +31,9 @@ def read(target: str, library: Callable[[str], Signature]) -> Signature:
     module, _, name = target.rpartition(".")
     node = _find(module, name)
     if node is None:
-        raise ConfigError("_target_", target, f"there is no {name} in {module}", "correct the name in the file of configs/")
+        raise ConfigError(
+            "_target_", target, f"there is no {name} in {module}", "correct the name in the file of configs/"
+        )
     if isinstance(node, ast.FunctionDef):
         return _from_arguments(node.args, skip=0)
     return _from_class(module, node, library)

@@ -90,7 +90,11 @@ def _flaw(value: Any, kind: str) -> str:
 
 @cache
 def prefixes() -> tuple[str, ...]:
-    """The project's own packages and those of configs/trusted.yaml. Raises `ConfigError` where that is no list of names."""
+    """Return the project's own packages and those of configs/trusted.yaml.
+
+    Raises:
+        ConfigError: that file is no list of names.
+    """
     try:
         words = OmegaConf.to_container(OmegaConf.load(TRUSTED)) if TRUSTED.is_file() else []
         if not isinstance(words, list) or not all(isinstance(word, str) and word.strip(".") for word in words):

@@ -78,7 +78,9 @@ class DataModule(L.LightningDataModule):
 
     def to_stage(self) -> list[Parts]:
         """The packed files that can be copied to the node."""
-        raise ConfigError("data.stage", True, "copies files that tools/pack.py made", "data.stage=false, or data=packed")
+        raise ConfigError(
+            "data.stage", True, "copies files that tools/pack.py made", "data.stage=false, or data=packed"
+        )
 
     def fingerprint(self) -> dict[str, dict[str, Any]]:
         """By what the data of each split are known again when a run goes on; plain data."""
@@ -121,7 +123,9 @@ class DataModule(L.LightningDataModule):
         self, batch: tuple[Tensor, Tensor, Tensor] | ConfigError, dataloader_idx: int
     ) -> tuple[Tensor, Tensor]:
         """(inputs, targets, indices) as loaded → (inputs, targets) as the LightningModule sees them."""
-        if isinstance(batch, ConfigError):  # raised anew: one that this frame held would live on, and the workers with it
+        if isinstance(
+            batch, ConfigError
+        ):  # raised anew: one that this frame held would live on, and the workers with it
             raise copy(batch)
         inputs, targets, indices = batch
         if self.num_draws and self.trainer is not None and self.trainer.training:

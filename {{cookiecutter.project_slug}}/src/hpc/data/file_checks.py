@@ -93,4 +93,6 @@ def reject_few_samples(split: str, num_samples: int, num_ranks: int) -> None:
     """Nothing is repeated to fill a batch, so a rank without a sample would have nothing to evaluate."""
     if num_samples < num_ranks:
         rule = f"each of the {num_ranks} ranks must have a sample to evaluate; {split} has {num_samples}"
-        raise ConfigError("data", None, rule, f"more samples for {split}, or fewer trainer.num_nodes or trainer.devices")
+        raise ConfigError(
+            "data", None, rule, f"more samples for {split}, or fewer trainer.num_nodes or trainer.devices"
+        )

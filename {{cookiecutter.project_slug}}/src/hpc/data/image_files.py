@@ -159,7 +159,9 @@ def _subfolders(folder: str) -> list[str]:
         try:
             found += [entry.name] if entry.is_dir() else []
         except OSError as error:  # a link that leads to itself, say
-            raise ConfigError("data.dir", entry.path, f"leads somewhere; {error.strerror}", "remove this link") from None
+            raise ConfigError(
+                "data.dir", entry.path, f"leads somewhere; {error.strerror}", "remove this link"
+            ) from None
     return sorted(found)
 
 

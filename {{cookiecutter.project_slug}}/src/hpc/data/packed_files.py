@@ -140,7 +140,9 @@ def read(file: str, unfinished: bool = False) -> Packed:
         with h5py.File(file, "r") as made:
             checksum = made.attrs.get("checksum", "")
             if not checksum and not unfinished:
-                raise ConfigError("data.file", file, "was packed to the end; this was not", "the same tools/pack.py again")
+                raise ConfigError(
+                    "data.file", file, "was packed to the end; this was not", "the same tools/pack.py again"
+                )
             if checksum and checksum != _checksum(made):
                 raise ConfigError("data.file", file, "says of itself what was packed; its checksum does not fit", AGAIN)
             images, splits = made["images"], json.loads(made.attrs["splits"])

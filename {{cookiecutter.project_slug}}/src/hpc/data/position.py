@@ -97,7 +97,7 @@ def go_to(loops: dict[str, Any], saved: dict[str, Any], accumulate: int, skipped
 
 
 def reject_end_behind(trainer: L.Trainer, saved: dict[str, Any], steps: int) -> None:
-    """Raises `ConfigError` where training was to have ended before this place: Lightning would take it for finished.
+    """Raise `ConfigError` where training was to have ended before this place: Lightning would take it for finished.
 
     Where the end is that of the run itself, its last batch has gone beyond it: several optimizers made a step each.
 
@@ -156,7 +156,9 @@ def check(trainer: L.Trainer, saved: dict[str, Any], start: Start, *, other_data
         if other_data:
             fix = "the data as they were until this epoch has ended, or a new run from its weights: ckpt=<last.ckpt>"
             raise ConfigError("data", "changed", rule, fix)
-        raise ConfigError("trainer.limit_train_batches", trainer.limit_train_batches, rule, "the value that the run had")
+        raise ConfigError(
+            "trainer.limit_train_batches", trainer.limit_train_batches, rule, "the value that the run had"
+        )
     if is_moved:
         _check_evaluations(trainer, saved, now)
 

@@ -132,7 +132,7 @@ def reject_other_orders(loaders: Any, group: Any) -> None:
         group: of all ranks, on the host; None: there is one rank.
 
     Raises:
-        ConfigError: on all ranks, where each took its part of another order: some samples would come twice, others never.
+        ConfigError: on all ranks, where each took its part of another order: some samples would be repeated.
     """
     given = [getattr(loader, "batch_sampler", None) for loader in tree_leaves(loaders)] if group else []
     shared = [batches.batches if isinstance(batches, replay.NotedBatches) else batches for batches in given]

@@ -37,7 +37,9 @@ def place(node_local: str) -> str:
     said = subprocess.run(["bash", "-c", f'printf %s "{node_local}"'], capture_output=True, text=True, check=False)
     if not os.path.isdir(said.stdout):
         rule = f"is a folder on {socket.gethostname()}; it leads to {said.stdout!r}"
-        raise ConfigError("cluster.node_local", node_local, rule, f"a folder that jobs have there, {WITHOUT}", only_this_rank=True)
+        raise ConfigError(
+            "cluster.node_local", node_local, rule, f"a folder that jobs have there, {WITHOUT}", only_this_rank=True
+        )
     return said.stdout
 
 

@@ -127,15 +127,19 @@ def _expand(key: str, patterns: Any) -> list[str]:
             once.setdefault(same, file)
     files = list(once.values())
     if not files:
-        raise ConfigError(key, patterns, "names files with content; there are none", f"{key}=<a path, a folder or a glob>")
+        raise ConfigError(
+            key, patterns, "names files with content; there are none", f"{key}=<a path, a folder or a glob>"
+        )
     return files
 
 
 def reject_no_text(files: Sequence[str]) -> None:
-    """Raises `ConfigError` for a file that would be read as bytes, and holds other things than text."""
+    """Raise `ConfigError` for a file that would be read as bytes, and holds other things than text."""
     if found := [file for file in files if file.lower().endswith(NO_TEXT)]:
         rule = f"must be text, tokens ({', '.join(TOKEN_SUFFIXES)}), or bytes of your own under another name"
-        raise ConfigError("data.files", found[0], rule, "unpack it, or choose with a pattern: data.files='folder/*.txt'")
+        raise ConfigError(
+            "data.files", found[0], rule, "unpack it, or choose with a pattern: data.files='folder/*.txt'"
+        )
 
 
 def _files_below(folder: str) -> list[str]:

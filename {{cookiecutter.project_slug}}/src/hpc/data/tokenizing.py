@@ -50,7 +50,9 @@ def text_of(piece: Piece) -> tuple[str, int, bool]:
         return read.decode(), len(read), end == size and bool(read)
     except UnicodeDecodeError as error:
         rule = f"is text in UTF-8; from byte {start + error.start} on it is not"
-        raise ConfigError("data.files", file, rule, "iconv -f latin1 -t utf-8, leave it out, or tokenizer=bytes") from None
+        raise ConfigError(
+            "data.files", file, rule, "iconv -f latin1 -t utf-8, leave it out, or tokenizer=bytes"
+        ) from None
 
 
 def unreadable(every: Sequence[Sequence[Piece]], number: int) -> list[ConfigError]:
@@ -95,7 +97,9 @@ def load(text: str, source: str) -> "Tokenizer":
     try:
         return Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower
-        raise ConfigError("tokenizer", source, f"is the tokenizer.json of a tokenizer: {error}", "tokenizer=bpe") from None
+        raise ConfigError(
+            "tokenizer", source, f"is the tokenizer.json of a tokenizer: {error}", "tokenizer=bpe"
+        ) from None
 
 
 def trained(every: Sequence[Sequence[Piece]], vocab_size: int) -> str:

@@ -69,7 +69,7 @@ class Machine:
 
 
 def machine(name: str, node_gbs: float | None, link_gbs: float | None = None, tf32: bool = True) -> Machine:
-    """The machine of a cluster file's gpu, network_gbs and gpu_link_gbs. Raises `ConfigError` for what cannot be one."""
+    """Return the machine of a cluster file's gpu, network_gbs and gpu_link_gbs, or raise `ConfigError`."""
     for key, value in (("network_gbs", node_gbs), ("gpu_link_gbs", link_gbs)):
         if value is not None and not 0 < value < float("inf"):
             raise ConfigError(
@@ -91,7 +91,9 @@ def gpu(name: str) -> GPU:
     rule = f"hpc/jobs/hardware.yaml knows {', '.join(known)}"
     typed = {one.casefold(): one for one in known}
     meant = typed[nearest(name.casefold(), typed, next(iter(typed)))]
-    raise ConfigError("cluster.gpu", name, rule, f"cluster.gpu={repr(meant) if ' ' in meant else meant}, or add it there")
+    raise ConfigError(
+        "cluster.gpu", name, rule, f"cluster.gpu={repr(meant) if ' ' in meant else meant}, or add it there"
+    )
 
 
 def find(device: str) -> GPU | None:

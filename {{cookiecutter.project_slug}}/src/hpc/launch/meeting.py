@@ -78,7 +78,9 @@ def _reject_another(store: Any, place: Place, launch: rendezvous.Launch, environ
     key = f"{environ.get('TORCHELASTIC_RUN_ID')}.{launch.key}"
     if store.compare_set("launch", "", key).decode() != key or store.add(f"seat/{place.rank}", 1) > 1:
         rule = "torchrun must have a port of its own: another launch meets there, or these ranks were started again"
-        raise ConfigError("--master-port", environ["MASTER_PORT"], rule, "another --master-port=, and no --max-restarts=")
+        raise ConfigError(
+            "--master-port", environ["MASTER_PORT"], rule, "another --master-port=, and no --max-restarts="
+        )
 
 
 def exchange(store: Any, place: Place, topic: str, mine: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
@@ -103,7 +105,9 @@ def exchange(store: Any, place: Place, topic: str, mine: dict[str, Any], seconds
         heard = json.loads(store.get(topic))
     except (DistStoreError, RuntimeError):
         rule = f"rank 0 has not answered rank {place.rank} on {socket.gethostname()}"
-        raise ConfigError("ranks", place.world_size, rule, "see what rank 0 says in the log", only_this_rank=True) from None
+        raise ConfigError(
+            "ranks", place.world_size, rule, "see what rank 0 says in the log", only_this_rank=True
+        ) from None
     missing = [rank for rank, said in enumerate(heard) if said is None]
     # Rank 0 serves the store, so it leaves last: when all who came have read the answer.
     if store.add(f"{topic}/read", 1) == place.world_size - len(missing):
@@ -114,7 +118,9 @@ def exchange(store: Any, place: Place, topic: str, mine: dict[str, Any], seconds
     if missing:
         came = ", ".join(sorted({said["host"] for said in heard if said}))
         rule = f"ranks {_ranges(missing)} did not come within {seconds:g} s; those on {came} did"
-        raise ConfigError("ranks", place.world_size, rule, "see what those ranks say in the log; is one of the nodes down?")
+        raise ConfigError(
+            "ranks", place.world_size, rule, "see what those ranks say in the log; is one of the nodes down?"
+        )
     return heard
 
 

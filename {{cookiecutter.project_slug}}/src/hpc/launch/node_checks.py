@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import preflight
-from hpc.config.errors import Finished, ConfigError
+from hpc.config.errors import ConfigError, Finished
 from hpc.config.project import PROJECT
 from hpc.launch import placement
 from hpc.launch.placement import Place

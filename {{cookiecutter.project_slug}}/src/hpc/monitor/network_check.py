@@ -17,8 +17,8 @@ from hpc.launch.bandwidth import Point
 from hpc.launch.measured_links import Measured
 from hpc.run import directory, frozen_config, watchdog
 from hpc.system import files
-from hpc.training import attempt
 from hpc.training import begin as training_begin
+from hpc.training import beginning
 
 RESULT = "network.json"
 TABLE = "network.txt"
@@ -83,7 +83,11 @@ def judged(
 
 
 def _measure(
-    cfg: DictConfig, place: placement.Place, start: attempt.Beginning, watching: watchdog.Watch, warned: watchdog.Warned
+    cfg: DictConfig,
+    place: placement.Place,
+    start: beginning.Beginning,
+    watching: watchdog.Watch,
+    warned: watchdog.Warned,
 ) -> tuple[list[Point], dict[str, list[float]]]:
     import torch
     import torch.distributed as dist
@@ -110,7 +114,7 @@ def _measure(
     return found
 
 
-def _stop(cfg: DictConfig, start: attempt.Beginning, why: str) -> NoReturn:
+def _stop(cfg: DictConfig, start: beginning.Beginning, why: str) -> NoReturn:
     if start.claim:
         directory.end(Path(cfg.run_dir), start.claim, start.attempt, 0, "failed", why)
     raise watchdog.Stopped(0, why, "failed")

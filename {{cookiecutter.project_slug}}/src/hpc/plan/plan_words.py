@@ -83,7 +83,7 @@ def piped(layout: Setup, own: dict[str, Any]) -> Setup:
 
 
 def reject_uneven(trace: Trace, setup: Setup) -> None:
-    """Raises `ConfigError` for a pipeline whose stages cannot hold equally many blocks."""
+    """Raise `ConfigError` for a pipeline whose stages cannot hold equally many blocks."""
     pieces, blocks = setup.pipeline * setup.interleaved, len(trace.blocks)
     if setup.pipeline > 1 and (not blocks or blocks % pieces):
         rule = f"times interleaved={setup.interleaved} divides the {blocks} blocks of the network"

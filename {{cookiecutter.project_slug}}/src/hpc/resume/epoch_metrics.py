@@ -198,7 +198,9 @@ def _merged_metric(path: str, metric: Metric, a: dict[str, Any], b: dict[str, An
             sums[name] = merge(a["sums"][name], value)
         else:
             rule = f"{path} ({type(metric).__name__}) must say how to merge what several ranks have summed up"
-            raise ConfigError("resume", None, rule, "as many devices as before, until this epoch has ended", only_this_rank=True)
+            raise ConfigError(
+                "resume", None, rule, "as many devices as before, until this epoch has ended", only_this_rank=True
+            )
     return {**a, "sums": sums, "updates": a["updates"] + b["updates"]}
 
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Set
+from collections.abc import Set
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from hpc.checkpoint.strategy_state import AFTERWARDS, MINE, NOTE, VALIDATED
 from hpc.checkpoint.writer import Unwritten
 from hpc.config.errors import ConfigError
 from hpc.config.sections import Checkpoint, Faults
+from hpc.config.typed import typed
 from hpc.data import replay
 from hpc.data.made_loaders import MadeLoaders
 from hpc.data.shared_loaders import reject_other_orders
@@ -23,14 +24,14 @@ from hpc.resume import continuation, schedules, unsupported
 from hpc.resume.agreement import Agreement, Wish
 from hpc.resume.continuation import Continuation
 from hpc.resume.redone import Redone, validation_follows
-from hpc.run import phases
-from hpc.run.directory import Owner
+from hpc.run import directory, phases
 from hpc.run.signals import INTERRUPTED, ORPHANED
-from hpc.run.watchdog import Stopped, Warned, Watch
+from hpc.run.watchdog import Stopped
 from hpc.state import attributes, randomness, trainer_settings
 from hpc.state.batch_effects import Transferred
 from hpc.state.holders import SKIPS_NOT_FINITE
 from hpc.training import record, weight_averaging
+from hpc.training.attempt import Attempt
 from hpc.training.parallel import gradient_norm, reject_without_skip, settle_buckets
 from hpc.training.strategies import SharesBuffers
 
@@ -62,29 +63,14 @@ class Resume(L.Callback):
     Within a validation and the like it stops, too, but saves nothing there (redone.py).
 
     Args:
-        end: unix time when the scheduler ends the job; None: nobody does.
-        leave: what rank 0 notes before all ranks leave: step, outcome, reason.
-        trial: on rank 0, what a run of a search tells its study.
-        owner: on rank 0, this attempt's claim: without it no checkpoint is written or removed.
+        trial: on rank 0, what a run of a search reports to.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        attempt: int,
-        when: Checkpoint,
-        faults: Faults,
-        watch: Watch,
-        warned: Warned,
-        end: float | None,
-        leave: Callable[[int, str, str], None],
-        trial: Trial | None = None,
-        owner: Owner | None = None,
-    ) -> None:
-        self.run_dir, self.attempt, self.when, self.faults = run_dir, attempt, when, faults
-        self.watch, self.warned, self.end, self.leave = watch, warned, end, leave
-        self.trial, self.owner = trial, owner
-        self.metrics: dict[str, float] = {}  # of the last validation
+    def __init__(self, run: Attempt, *, trial: Trial | None = None) -> None:
+        self.run, self.trial = run, trial
+        self.run_dir, self.watch, self.warned = run.run_dir, run.watch, run.program.signals
+        self.when = typed(Checkpoint, run.cfg.checkpoint, "checkpoint")
+        self.faults = typed(Faults, run.cfg.faults, "faults")
         self.best: float | None = None
         self.best_folder: str | None = None
         self._best_written: tuple[float | None, str | None] = None, None  # the same, of what best.ckpt leads to
@@ -100,7 +86,6 @@ class Resume(L.Callback):
         self._averaged = False  # are the weights those of the end, put in place of the last ones?
         self._validations = 0
         self._shown: set[str] = set()  # metrics that validation has logged so far
-        self.trains = False  # a batch has come
         self._continuation: Continuation | None = None  # till it has gone on
         self._built: attributes.Built | None = None
         self._was_set: trainer_settings.Built = {}
@@ -109,7 +94,7 @@ class Resume(L.Callback):
         self._checked: set[attributes.Place] = set()  # what that check has changed: a run that goes on makes none
         self._began: Any = None  # random state with which the module's own on_train_start was called
         self._not_finite: Tensor | None = None
-        self._time_given = end - time.time() if end else 0.0
+        self._time_given = run.job_end - time.time() if run.job_end else 0.0
 
     # What Lightning calls
 
@@ -127,7 +112,7 @@ class Resume(L.Callback):
             self.watch.converse(lambda store: [turn(store) for turn in turns])
         if stage == "fit":
             self._loaders, self._transferred = MadeLoaders(trainer), Transferred(trainer)
-            trainer.strategy.writer.owner = self.owner  # type: ignore[attr-defined]
+            trainer.strategy.writer.owner = self.run.claim  # type: ignore[attr-defined]
             # Lightning asks all ranks at every step whether one got SIGTERM, and hides what goes wrong with that.
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
             setattr(pl_module, SKIPS_NOT_FINITE, self.faults.nonfinite == "skip")
@@ -182,10 +167,10 @@ class Resume(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self.watch.progress(trainer.global_step, "training")
-        if batch_idx == 0 or not self.trains:
+        if batch_idx == 0 or not self.run.trains:
             reject_other_orders(trainer.train_dataloader, self.agreement.group)
             unsupported.reject_others(trainer, self._names)
-        self.trains = True
+        self.run.trains = True
         self._note_built(trainer, pl_module)
         if self._continuation:
             self._continuation.on_first_batch(trainer, pl_module)
@@ -243,7 +228,7 @@ class Resume(L.Callback):
         self.redone.validated(trainer)
         if trainer.sanity_checking:
             return
-        self.metrics, self._validated = metrics, bool(self.when.monitor)
+        self.run.validation_metrics, self._validated = metrics, bool(self.when.monitor)
         if self.trial and self.when.monitor:
             self._given_up = self.trial.report(self._validations, metrics[self.when.monitor])
         self._validations += 1
@@ -267,7 +252,7 @@ class Resume(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not trainer.fit_loop.epoch_loop._num_ready_batches_reached():
-            record.trained(trainer, self.attempt)
+            record.trained(trainer, self.run.number)
         trainer.strategy.writer.release()  # type: ignore[attr-defined]
         if not self._takes_statistics:
             self._between_steps(trainer, pl_module, last=True)
@@ -292,9 +277,9 @@ class Resume(L.Callback):
         checkpoint[MINE]["made_loaders"] = self._loaders.state()
         is_fetched = checkpoint["position"]["is_fetched"]
         checkpoint[MINE]["transferred"] = self._transferred.state() if is_fetched else None
-        checkpoint["attempt"] = self.attempt
+        checkpoint["attempt"] = self.run.number
         checkpoint["averaged"] = self._averaged
-        checkpoint[NOTE] = {"step": trainer.global_step, "attempt": self.attempt, "epoch": trainer.current_epoch}
+        checkpoint[NOTE] = {"step": trainer.global_step, "attempt": self.run.number, "epoch": trainer.current_epoch}
         # As curves are numbered: `step` counts the steps of all optimizers.
         checkpoint[NOTE]["stepped"] = trainer.fit_loop.epoch_loop._batches_that_stepped
         checkpoint[NOTE]["batches"] = trainer.fit_loop.epoch_loop.batch_progress.total.completed
@@ -332,12 +317,13 @@ class Resume(L.Callback):
             self._settle(Path(str(trainer.ckpt_path)), state)
 
     def state_dict(self) -> dict[str, Any]:
-        kept = {"best": self.best, "best_folder": self.best_folder, "metrics": self.metrics}
+        kept = {"best": self.best, "best_folder": self.best_folder, "metrics": self.run.validation_metrics}
         kept |= {"monitor": self.when.monitor, "mode": self.when.mode, "shown": sorted(self._shown)}
         return kept | {"validations": self._validations, "long": self.redone.long}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best, self.best_folder, self.metrics = (state_dict[key] for key in ("best", "best_folder", "metrics"))
+        self.best, self.best_folder = state_dict["best"], state_dict["best_folder"]
+        self.run.validation_metrics = state_dict["metrics"]
         if self._goes_by_another(state_dict):
             self.best = None  # nothing to compare with; best.ckpt stays till a validation names a new one
         self._shown = set(state_dict.get("shown", ()))
@@ -395,7 +381,7 @@ class Resume(L.Callback):
         self._written(trainer)
         final = on_disk.place(self.run_dir, step, averaged)
         if is_best:
-            self.best, self.best_folder = self.metrics[self.when.monitor or ""], final.name
+            self.best, self.best_folder = self.run.validation_metrics[self.when.monitor or ""], final.name
         else:
             self._average = None
         self._saves = True
@@ -408,7 +394,7 @@ class Resume(L.Callback):
         self._saved_step, self._saved_at = step, time.monotonic()
         self._average, self._updates = None, weight_averaging.updates(trainer) if self._average is None else -1
         if trainer.is_global_zero:
-            phases.note(self.run_dir, self.attempt, "checkpoint", begin, step)
+            phases.note(self.run_dir, self.run.number, "checkpoint", begin, step)
 
     def _written(self, trainer: L.Trainer) -> None:
         """Wait for the checkpoint that is being written. One that failed is reported; those before it are there."""
@@ -463,7 +449,7 @@ class Resume(L.Callback):
         return mine != {key: state.get(key, value) for key, value in mine.items()}
 
     def _reject_monitor(self, known: Set[str]) -> None:
-        """Raises `ConfigError` where the metric that names the best is not among those that are `known`."""
+        """Raise `ConfigError` where the metric that names the best is not among those that are `known`."""
         if self.when.monitor and self.when.monitor not in known:
             names = ", ".join(sorted(name for name in known if name.startswith("val/"))) or "none"
             rule = f"must be a metric that is logged in validation; there are: {names}"
@@ -480,7 +466,9 @@ class Resume(L.Callback):
         if trainer.is_global_zero:
             if self.trial and outcome != "continue":
                 self.trial.end("pruned" if outcome == "finished" else "fail")
-            self.leave(step, outcome, why)
+            directory.end(self.run_dir, self.run.claim, self.run.number, step, outcome, why)
+        if outcome == "finished":  # a run that its search ends early has a result all the same
+            record.result(trainer, self.run.cfg, self.run.validation_metrics)
         self.agreement.wait()  # till rank 0 has noted it: a launcher may end all ranks when the first one leaves
         raise Stopped(step, why, outcome)
 
@@ -492,10 +480,10 @@ class Resume(L.Callback):
     def _told_to_stop(self, is_global_zero: bool) -> int:
         if self.warned.signal:
             return REASONS.index(self.warned.signal)
-        if not (self.end and is_global_zero):  # one clock decides
+        if not (self.run.job_end and is_global_zero):  # one clock decides
             return 0
         margin = min(2 * self._save_seconds + 2 * self._longest + 10, self._time_given / 3)
-        return REASONS.index(END) if time.time() > self.end - margin else 0
+        return REASONS.index(END) if time.time() > self.run.job_end - margin else 0
 
     def _minutes_are_over(self, trainer: L.Trainer, now: float) -> bool:
         minutes = self.when.every_minutes
@@ -505,7 +493,7 @@ class Resume(L.Callback):
     def _is_best(self) -> bool:
         if not (self._validated and self.when.monitor):
             return False
-        value, best = self.metrics[self.when.monitor], self.best
+        value, best = self.run.validation_metrics[self.when.monitor], self.best
         return math.isfinite(value) and (best is None or (value < best if self.when.mode == "min" else value > best))
 
     def _is_not_finite(self, trainer: L.Trainer, pl_module: L.LightningModule) -> bool:
@@ -520,7 +508,7 @@ class Resume(L.Callback):
         why = f"loss or gradient was not finite, seen at step {step}"
         if self.faults.nonfinite == "rollback" and self._saved_step:  # else there is nothing to go back to
             stepped = trainer.fit_loop.epoch_loop._batches_that_stepped  # `step` counts those of all optimizers
-            record.skip(self.run_dir, stepped, self.attempt) if trainer.is_global_zero else None
+            record.skip(self.run_dir, stepped, self.run.number) if trainer.is_global_zero else None
             self._leave(trainer, step, "continue", f"{why}: back to the last checkpoint, past these samples")
         self._leave(trainer, step, "failed", why)
 

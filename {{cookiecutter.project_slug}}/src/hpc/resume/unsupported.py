@@ -20,7 +20,7 @@ from hpc.training.released_layers import shown
 
 
 def reject_callbacks(trainer: L.Trainer) -> None:
-    """Raises `ConfigError` for callbacks that a module brings, or that are derived, as preflight does for the config's."""
+    """Reject callbacks that a module brings, or that are derived, as preflight does for those of the config."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for kind in type(callback).__mro__:
             if kind.__name__ in NOT_HERE and kind.__module__.startswith(("lightning.", "pytorch_lightning.")):
@@ -36,7 +36,7 @@ def check(trainer: L.Trainer) -> None:
 
 
 def reject_unvalidated(trainer: Any, metrics: set[str]) -> None:
-    """Raises `ConfigError` where EarlyStopping would ask, at the end of an epoch, for a metric of a validation to come.
+    """Raise `ConfigError` where EarlyStopping would ask, at the end of an epoch, for a metric of a validation to come.
 
     Args:
         metrics: those that validation logs, as far as a sanity check has shown.
@@ -60,7 +60,7 @@ def names(trainer: L.Trainer) -> set[str]:
 
 
 def reject_lazy(module: L.LightningModule) -> None:
-    """Raises `ConfigError` where layers get their sizes only from the first batch: into them no checkpoint can be read."""
+    """Reject layers that get their sizes only from the first batch: into them no checkpoint can be read."""
     weights = [*module.named_parameters(), *module.named_buffers()]
     if lazy := [name for name, weight in weights if is_lazy(weight)]:
         rule = "layers must have their sizes before training begins, or no checkpoint could be loaded"
@@ -69,7 +69,7 @@ def reject_lazy(module: L.LightningModule) -> None:
 
 
 def reject_others(trainer: L.Trainer, before: set[str]) -> None:
-    """Raises `ConfigError` where weights have come or gone since a checkpoint would have been loaded."""
+    """Raise `ConfigError` where weights have come or gone since a checkpoint would have been loaded."""
     if others := sorted(names(trainer) ^ before):
         rule = "parameters and buffers must be there before training begins, or no checkpoint could be loaded; "
         rule += f"since then these have come or gone: {', '.join(others[:5])}"

@@ -41,7 +41,7 @@ def changes(run_dir: Path, cfg: DictConfig) -> list[str]:
 
 
 def reject_other(run_dir: Path, cfg: DictConfig) -> None:
-    """Raises `ConfigError` where there is a run of other science."""
+    """Raise `ConfigError` where there is a run of other science."""
     if (run_dir / "config.yaml").exists():
         old = saved_config.load(run_dir)
         _reject_other_science(run_dir, old, cfg)
@@ -63,7 +63,7 @@ def _reject_other_science(run_dir: Path, old: DictConfig, new: DictConfig) -> No
 
 
 def _reject_trial(run_dir: Path, old: DictConfig, new: DictConfig) -> None:
-    """Raises `ConfigError` where a few batches are asked for to try a run: Lightning would take them for its end."""
+    """Raise `ConfigError` where a few batches are asked for to try a run: Lightning would take them for its end."""
     key = "fast_dev_run"
     before, asked = old.trainer.get(key), new.trainer.get(key)
     if asked and asked != before:

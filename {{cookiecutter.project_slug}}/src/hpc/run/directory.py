@@ -114,7 +114,7 @@ def permit(group_readable: bool) -> None:
 
 
 def reject_used(path: Path) -> None:
-    """Raises `ConfigError` where there is a run already, or what a job would replace."""
+    """Raise `ConfigError` where there is a run already, or what a job would replace."""
     if (path / "config.yaml").exists():
         rule = "there is a run in it, and two cannot share a directory"
         raise ConfigError("run_dir", path, rule, f"python submit.py resume={path}, or another run_dir=")
@@ -122,7 +122,7 @@ def reject_used(path: Path) -> None:
 
 
 def reject_others(path: Path, names: Iterable[str]) -> None:
-    """Raises `ConfigError` where a new run would lie around the project, or on files of these names that no run made."""
+    """Raise `ConfigError` where a new run would lie around the project, or on files of these names that no run made."""
     fix = "run_dir=<a new directory>"
     if (place := path.resolve()) in (home := PROJECT.resolve(), *home.parents):
         rule = "must not be the project's folder, or one above it: the code of a run lies beside its results"

@@ -9,14 +9,14 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from hpc.config.errors import Finished, ConfigError
+from hpc.config.errors import ConfigError, Finished
 from hpc.launch import placement
 from hpc.run import claim, directory, saved_config
 from hpc.system import files
 
 
 def reject_finished(run_dir: Path, cfg: DictConfig) -> None:
-    """Raises `ConfigError` where the run has come to its end, and this config does not set a later one."""
+    """Raise `ConfigError` where the run has come to its end, and this config does not set a later one."""
     try:
         verdict = files.text(run_dir / "verdict", errors="replace")
     except OSError:

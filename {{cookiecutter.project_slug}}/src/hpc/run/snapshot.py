@@ -22,7 +22,7 @@ RESULTS = ("made_by.json", "attempts.jsonl", "study.json")
 
 
 def refuse(dirty_tree: str) -> None:
-    """Raises `ConfigError` where the tree is dirty and `dirty_tree` is "refuse", or where it is too large to be code."""
+    """Raise `ConfigError` where the tree is dirty and `dirty_tree` is "refuse", or where it is too large to be code."""
     changes = _git("status", "--porcelain", "--", ".")
     if changes is None and any((folder / ".git").exists() for folder in (PROJECT, *PROJECT.parents)):
         rule = "git must tell what belongs to the code, and what is ignored; it does not: `git status` fails here"
@@ -138,7 +138,7 @@ def _size(path: Path) -> int:
 
 
 def reject_incomplete(venv: Path, code: Path) -> None:
-    """Raises `ConfigError` unless env.sh has finished this environment for this code: a job installs nothing."""
+    """Raise `ConfigError` unless env.sh has finished this environment for this code: a job installs nothing."""
     texts = [(code / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
     done = subprocess.run(["cksum"], input=b"".join(texts), capture_output=True, check=True).stdout.decode().strip()
     try:

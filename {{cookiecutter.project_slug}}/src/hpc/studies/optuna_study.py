@@ -43,7 +43,9 @@ def of(folder: Path, number: int = 0) -> optuna.Study:
         storage = JournalStorage(journal)
         begun = storage.get_all_studies()
     except OSError as error:
-        raise ConfigError("SEARCH", journal.path, f"cannot be read: {error.strerror}", "ask whose search it is") from None
+        raise ConfigError(
+            "SEARCH", journal.path, f"cannot be read: {error.strerror}", "ask whose search it is"
+        ) from None
     except Exception as error:  # whatever Optuna makes of a line that it has not written
         rule = f"is no operation of a study ({type(error).__name__}: {error})"
         raise ConfigError("SEARCH", f"{journal.path}, line {journal.line}", rule, "take this line out") from None

@@ -48,10 +48,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def reject_options(asked: argparse.Namespace) -> None:
-    """Raises `ConfigError` where these options do not go together."""
+    """Raise `ConfigError` where these options do not go together."""
     several = asked.multirun or asked.search
     if several and asked.cfg:
-        raise ConfigError("--cfg", None, "shows the config of one run, and this is several", "--cfg job without --multirun")
+        raise ConfigError(
+            "--cfg", None, "shows the config of one run, and this is several", "--cfg job without --multirun"
+        )
     if asked.at_once is not None and (asked.at_once < 1 or not several):
         rule = "is at least 1, and goes with --multirun or --search"
         raise ConfigError("--at-once", asked.at_once, rule, "--multirun --at-once 4")
@@ -67,7 +69,7 @@ def reject_options(asked: argparse.Namespace) -> None:
 
 
 def corners(overrides: Sequence[str], folder: Path) -> list[tuple[DictConfig, list[str]]]:
-    """The configs at the ends of what is searched, and their words: where one is rejected, a run of the search would be.
+    """Compose the configs at the ends of what is searched: where one is rejected, a run of the search would be.
 
     Raises:
         ConfigError: nothing is searched, or what any config rejects.
@@ -83,7 +85,7 @@ def corners(overrides: Sequence[str], folder: Path) -> list[tuple[DictConfig, li
 
 
 def plan(sampler: str, trials: int, words: Sequence[str], cfgs: Sequence[DictConfig]) -> Search:
-    """The search that the command line means, given its corners. Raises `ConfigError` where they have no common metric."""
+    """Return the search of the command line, given its corners, or raise `ConfigError` where they share no metric."""
     first = cfgs[0]
     if find_spec("optuna") is None:
         raise ConfigError("--search", sampler, "needs the package optuna", "pip install optuna -c constraints.txt")
@@ -107,7 +109,7 @@ def save(folder: Path, search: Search) -> None:
 
 
 def load(folder: Path) -> Search:
-    """Raises `ConfigError` where there is no search that this code can read."""
+    """Raise `ConfigError` where there is no search that this code can read."""
     try:
         asked = Search(**files.parsed(files.text(folder / FILE)))
         texts = isinstance(asked.words, list) and all(isinstance(word, str) for word in (asked.metric, *asked.words))

@@ -44,7 +44,11 @@ Space = dict[str, Range | Choice]  # by what stands before the `=`
 
 
 def of(words: Sequence[str]) -> Space:
-    """What the words leave open. Raises `ConfigError` where that is nothing, twice the same key, or no range of numbers."""
+    """Return what the words leave open.
+
+    Raises:
+        ConfigError: that is nothing, a key is given twice, or a range is not one of numbers.
+    """
     found: Space = {}
     for word in words:
         key = word.partition("=")[0]

@@ -43,9 +43,11 @@ def members(overrides: Sequence[str], folder: Path) -> list[tuple[DictConfig, li
 
 
 def reject_run_dir(overrides: Sequence[str]) -> None:
-    """Raises `ConfigError` where one directory is named for several runs."""
+    """Raise `ConfigError` where one directory is named for several runs."""
     if typed := next((override for override in overrides if override.startswith("run_dir=")), None):
-        raise ConfigError(typed, None, "each run of a sweep has a directory of its own, below runs/", "leave run_dir= out")
+        raise ConfigError(
+            typed, None, "each run of a sweep has a directory of its own, below runs/", "leave run_dir= out"
+        )
 
 
 def reject_unlike(jobs: Sequence[Job]) -> None:

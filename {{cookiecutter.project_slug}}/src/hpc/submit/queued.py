@@ -38,7 +38,7 @@ def alone(run_dir: Path) -> Iterator[None]:
 
 
 def reject_queued(run_dir: Path) -> None:
-    """Raises `ConfigError` where the scheduler has a job of this run. One that does not answer is not waited for."""
+    """Raise `ConfigError` where the scheduler has a job of this run. One that does not answer is not waited for."""
     run = history.read(run_dir, run_dir.name)
     scheduler = run.submitted.get("scheduler")
     if scheduler not in job_states.COMMAND or not run.jobs:
@@ -47,4 +47,6 @@ def reject_queued(run_dir: Path) -> None:
     active = [job for job in run.jobs if job in told and told[job].active]  # not another member of the array
     if active:
         rule = f"its job {active[0]} is {told[active[0]].word}; two jobs cannot go on with one run"
-        raise ConfigError("resume", run_dir, rule, f"wait for job {active[-1]}, or {CANCEL[scheduler]} {' '.join(active)}")
+        raise ConfigError(
+            "resume", run_dir, rule, f"wait for job {active[-1]}, or {CANCEL[scheduler]} {' '.join(active)}"
+        )

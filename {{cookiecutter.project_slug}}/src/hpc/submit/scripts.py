@@ -43,8 +43,10 @@ def work_dir(run_dir: Path) -> Path:
 
 
 def reject_no_training(run_dir: Path) -> None:
-    """Raises `ConfigError` where the ranks of a submitted run start another program than train.py."""
+    """Raise `ConfigError` where the ranks of a submitted run start another program than train.py."""
     scripts = [path for name in ("job.sh", "node.sh") if (path := run_dir / name).is_file()]
     if not any("/train.py" in files.text(path, errors="surrogateescape") for path in scripts):
         rule = "trains nothing, so that it cannot go on elsewhere"
-        raise ConfigError("resume", run_dir, rule, f"resume={run_dir} alone; or the tool that made it, with these words")
+        raise ConfigError(
+            "resume", run_dir, rule, f"resume={run_dir} alone; or the tool that made it, with these words"
+        )

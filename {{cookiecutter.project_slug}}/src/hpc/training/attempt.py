@@ -1,159 +1,139 @@
-"""A start of a run: who may write now, which attempt this is, and from which checkpoint it goes on."""
+"""An attempt of a run, on each of its ranks: from a composed config to a verdict."""
 
-import os
+import gc
 import shlex
-import socket
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
+from os import environ, getppid
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
-from hpc.checkpoint import on_disk
+from omegaconf import DictConfig
+
 from hpc.checkpoint.on_disk import Checkpoint
-from hpc.config.errors import ConfigError
-from hpc.launch import meeting, placement
-from hpc.launch.placement import Place
-from hpc.run import claim, directory
+from hpc.config import preflight
+from hpc.config.exit_codes import ExitCode
+from hpc.launch import node_checks, placement
+from hpc.run import command_line, directory
 from hpc.run.claim import Claim
-
-# For the processes that Lightning starts on this machine: they must not begin again.
-BEGUN = "HPC_BEGUN"
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """What all ranks know of this start; rank 0 has the claim."""
-
-    hosts: list[str]
-    attempt: int
-    checkpoint: Checkpoint | None
-    claim: Claim | None = None
-    store: Any = None  # serves the ranks as long as rank 0 holds it
+from hpc.run.program import Program
+from hpc.run.signals import INTERRUPTED
+from hpc.run.watchdog import Stopped, Watch
+from hpc.training import begin, beginning
 
 
-def apart(place: Place, environ: MutableMapping[str, str]) -> None:
-    """A run that another one has started, by a hook of somebody's, say, is none of its ranks: it begins by itself."""
-    if BEGUN in environ and not placement.is_child(place):
-        for inherited in (BEGUN, directory.CHOSEN):
-            environ.pop(inherited, None)
+@dataclass
+class Attempt:
+    """One start of a run, as one of its ranks knows it.
 
-
-def alone(run_dir: Path, host: str, environ: MutableMapping[str, str]) -> Beginning:
-    """For one process, or the one that will start others. Raises `ConfigError`."""
-    if BEGUN in environ:
-        attempt, _, path = environ[BEGUN].partition(" ")
-        return Beginning([host], int(attempt), on_disk.read(Path(path)) if path else None)
-    mine = claim.take(run_dir, who(environ))
-    with _given_back(mine):
-        newest = None
-        for candidate in _candidates(run_dir):
-            if not _flawed(candidate, on_disk.flaw(candidate)):
-                newest = candidate
-                break
-        _reject_nothing(run_dir, newest, _reached(run_dir))
-    environ[BEGUN] = f"{mine.attempt} {newest.path if newest else ''}"
-    return Beginning([host], mine.attempt, newest, mine)
-
-
-def together(
-    run_dir: Path, place: Place, hosts: list[str], store: Any, seconds: float, environ: MutableMapping[str, str]
-) -> Beginning:
-    """For ranks that have met. Each of them reads a share of a checkpoint's files to see whether it is whole.
-
-    Raises:
-        ConfigError: on every rank: another job writes there, or the run got somewhere and no whole checkpoint is left.
+    Attributes:
+        number: counts the attempts of this run from 1.
+        hosts: the nodes, in the order of their ranks.
+        checkpoint: where the run goes on; None: from the beginning.
+        claim: on rank 0, the right to write into the run directory.
+        job_end: unix time when the scheduler ends the job; None: it does not.
+        trains: a batch has come.
+        validation_metrics: of the last validation.
+        metrics: of the test, on rank 0.
+        take_back: undo what this start has changed in the config of the run, if it is rejected.
     """
-    mine: Claim | None = None
-    said: dict[str, Any] = {"rejected": None}
-    if place.rank == 0:
-        try:
-            mine = claim.take(run_dir, who(environ))
-            candidates = [str(found.path) for found in _candidates(run_dir)]
-            said |= {"attempt": mine.attempt, "candidates": candidates, "reached": _reached(run_dir)}
-        except ConfigError as rejected:
-            said["rejected"] = rejected.parts()
-    with _given_back(mine):
-        first = meeting.exchange(store, place, "begin", said, seconds)[0]
-        if first["rejected"]:
-            raise ConfigError(*first["rejected"])
-        newest = None
-        for path in map(Path, first["candidates"]):
-            found = on_disk.read(path)
-            flaw = on_disk.flaw(found, place.rank, place.world_size) if found else "is not seen from this node"
-            said = {"flaw": flaw, "host": socket.gethostname()}
-            flaws = meeting.exchange(store, place, f"flaw/{path.name}", said, seconds)
-            if not _flawed(path, next((flaw["flaw"] for flaw in flaws if flaw["flaw"]), ""), place.rank == 0):
-                newest = found
-                break
-        _reject_nothing(run_dir, newest, first["reached"])
-    return Beginning(hosts, first["attempt"], newest, mine, store)
+
+    cfg: DictConfig
+    run_dir: Path
+    program: Program
+    number: int
+    hosts: list[str]
+    checkpoint: Checkpoint | None
+    claim: Claim | None
+    watch: Watch
+    job_end: float | None
+    trains: bool = False
+    validation_metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    take_back: Callable[[], None] | None = None
 
 
 @contextmanager
-def _given_back(mine: Claim | None) -> Iterator[None]:
-    """After a rejection the next start need not wait to see whether this process still lives."""
+def attempt(cfg: DictConfig, program: Program) -> Iterator[Attempt]:
+    """Check the config, bring the ranks together, make the run directory, and watch what is done within.
+
+    An attempt that is stopped to be continued leaves with `ExitCode.CONTINUE`; see `ExitCode`.
+
+    Raises:
+        ConfigError: on every rank; nothing was written.
+    """
+    preflight.rules(cfg)
+    node_checks.placed(cfg, program.place, environ)
     try:
-        yield
-    except ConfigError:
-        if mine:
-            mine.release()
-        raise
+        with _watched(cfg, program) as run:
+            from hpc.training import rejections
+
+            _prepare_libraries(cfg)
+            with rejections.rejections(run):
+                yield run
+    except Stopped as stopped:
+        _exit_stopped(cfg, program, stopped)
+    if program.is_reporting_rank:
+        print(f"run directory {cfg.run_dir}")
+    for name, value in run.metrics.items():
+        print(f"{name} {value:.4f}")
 
 
-def who(environ: Mapping[str, str]) -> dict[str, Any]:
-    """This process, as its claim names it."""
-    restart = environ.get("SLURM_RESTART_COUNT", "0")
-    return {"job": placement.job_id(environ), "restart": restart, "host": socket.gethostname(), "pid": os.getpid()}
+@contextmanager
+def _watched(cfg: DictConfig, program: Program) -> Iterator[Attempt]:
+    """Begin the attempt on all ranks, and end them all soon if one of them fails."""
+    place, signals = program.place, program.signals
+    # On CPU, threads that wait give way soon: spinning made a step ten times slower on a machine that others use too.
+    environ.setdefault("GOMP_SPINCOUNT", "1000")
+    environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # nothing in a checkpoint is ever executed, whoever loads it
+    signals.parent = getppid() if place.launcher != "none" else None
+    job_end = placement.job_end(environ)
+    beginning.apart(place, environ)
+    fresh = directory.choose(cfg.run_dir, cfg.name, datetime.now(), environ, place.step or "0")
+    frozen = command_line.resumes(program.words) is not None
+    begun = begin.together(cfg, place, fresh, frozen, environ)  # torch from here on
+    run_dir, hang_seconds = Path(cfg.run_dir), 60 * cfg.faults.hang_minutes
+    ranks = cfg.trainer.num_nodes * cfg.trainer.devices
+    watch = Watch(run_dir, begun.claim, begun.attempt, place.rank, ranks, begun.store, hang_seconds, signals)
+    with watch:
+        yield Attempt(
+            cfg=cfg,
+            run_dir=run_dir,
+            program=program,
+            number=begun.attempt,
+            hosts=begun.hosts,
+            checkpoint=begun.checkpoint,
+            claim=begun.claim,
+            watch=watch,
+            job_end=job_end,
+        )
 
 
-def _candidates(run_dir: Path) -> Sequence[Checkpoint]:
-    _reject_others(run_dir)
-    on_disk.recover(run_dir / "checkpoints")
-    for path in _written(run_dir):
-        if not on_disk.read(path):
-            _flawed(path, f"{on_disk.MANIFEST} cannot be read")
-    starts = [event for event in directory.events(run_dir) if event.get("event") == "start"]
-    known = on_disk.known(run_dir, starts)
-    if known and known[0].version < on_disk.VERSION:
-        rule = "a run must go on with the version that wrote its checkpoint: an older one kept other state"
-        fix = f"run the code that wrote it, or begin a new run from its weights: ckpt={known[0].path}"
-        raise ConfigError("resume", run_dir, rule, fix)
-    return known
+def _prepare_libraries(cfg: DictConfig) -> None:
+    import lightning
+    import torch
+
+    from hpc.training import record, strategies  # noqa: F401 - with them come the rest of the large libraries
+
+    gc.freeze()  # what the libraries made stays: no later collection looks through it, and no worker copies it
+    gc.enable()
+    torch.set_float32_matmul_precision(cfg.matmul_precision)
+    lightning.seed_everything(cfg.seed, workers=True, verbose=False)
 
 
-def _written(run_dir: Path) -> list[Path]:
-    """The folders that are checkpoints, or were meant to be."""
-    return [path for path in on_disk.ours(run_dir / "checkpoints") if not path.name.endswith(on_disk.PART)]
-
-
-def _reject_others(run_dir: Path) -> None:
-    """A new run does not mix its checkpoints with those of another program, which may have the same names."""
-    folder = run_dir / "checkpoints"
-    if (run_dir / "config.yaml").exists() or directory.events(run_dir) or not folder.is_dir():
-        return
-    mine = {path.name for path in on_disk.ours(folder)}
-    if others := sorted(path.name for path in folder.iterdir() if path.name not in mine):
-        rule = f"a new run must not write into checkpoints of another program: {folder} holds {others[0]}"
-        raise ConfigError("run_dir", run_dir, rule, "run_dir=<a new directory>")
-
-
-def _flawed(found: Checkpoint | Path, flaw: str, speaks: bool = True) -> bool:
-    if flaw and speaks:
-        path = found if isinstance(found, Path) else found.path
-        print(f"warning: {path} is damaged and not used: {flaw}", flush=True)
-    return bool(flaw)
-
-
-def _reached(run_dir: Path) -> int | None:
-    """The step that the run has come to, or further; None: nowhere."""
-    reached = max((event.get("step") or event.get("from_step") or 0 for event in directory.events(run_dir)), default=0)
-    return reached if reached or _written(run_dir) else None
-
-
-def _reject_nothing(run_dir: Path, newest: Checkpoint | None, reached: int | None) -> None:
-    """A run that got somewhere does not start from nothing without being told so."""
-    if newest is None and reached is not None:
-        rule = f"it came to step {reached} or further, and none of its checkpoints is whole"
-        these = shlex.join([f"{run_dir}/checkpoints", f"{run_dir}/attempts.jsonl"])
-        raise ConfigError("resume", run_dir, rule, f"rm -r {these} to start it anew")
+def _exit_stopped(cfg: DictConfig, program: Program, stopped: Stopped) -> NoReturn:
+    """Say where the run was stopped and how it goes on, and leave with the exit code that says so, too."""
+    place, is_to_go_on = program.place, stopped.outcome == "continue"
+    by_hand = stopped.why == INTERRUPTED
+    if program.is_reporting_rank:
+        print(f"stopped at step {stopped.step}: {stopped.why}\nrun directory {cfg.run_dir}", flush=True)
+        if is_to_go_on and (by_hand or not placement.in_job(environ)):
+            print(f"to go on: python train.py resume={shlex.quote(str(cfg.run_dir))}", flush=True)
+    if placement.is_child(place):  # of a process that Lightning would kill if this one reported a failure
+        sys.exit(ExitCode.DONE)
+    program.signals.ends_interrupted = by_hand and place.launcher == "none"
+    codes = {"continue": ExitCode.CONTINUE, "finished": ExitCode.DONE}
+    sys.exit(codes.get(stopped.outcome, ExitCode.FAILED))

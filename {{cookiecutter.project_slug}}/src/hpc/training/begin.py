@@ -9,20 +9,20 @@ from typing import Any
 from omegaconf import DictConfig
 
 from hpc.config import compose
-from hpc.config.errors import Finished, ConfigError
+from hpc.config.errors import ConfigError, Finished
 from hpc.launch import meeting, placement
 from hpc.launch.addresses import interface, own_address
 from hpc.launch.node_checks import agree, facts
 from hpc.launch.placement import Place
 from hpc.run import changes, directory, restarts
-from hpc.training import attempt
+from hpc.training import beginning
 
 READING = 1800  # seconds that ranks may take to look through a checkpoint's files
 
 
 def together(
     cfg: DictConfig, place: Place, fresh: Path, frozen: bool, environ: MutableMapping[str, str]
-) -> attempt.Beginning:
+) -> beginning.Beginning:
     """Bring the ranks together, reject what differs, make the run directory that all of them see, and begin.
 
     Args:
@@ -37,9 +37,9 @@ def together(
     if place.launcher == "none":  # alone, or one of those that Lightning starts on this machine
         agree([mine])
         run_dir = _made(cfg, fresh, chosen, environ)
-        begun = attempt.BEGUN in environ
-        beginning = attempt.alone(run_dir, mine["host"], environ)
-        return replace(beginning, store=_store_on_this_machine(cfg, begun, environ))
+        begun = beginning.BEGUN in environ
+        begun_here = beginning.alone(run_dir, mine["host"], environ)
+        return replace(begun_here, store=_store_on_this_machine(cfg, begun, environ))
     placement.settle(place, cfg.cluster.master_addr_suffix, environ)
     seconds = cfg.cluster.rendezvous_seconds
     store = meeting.meet(place, environ, seconds)
@@ -57,7 +57,7 @@ def together(
         agree(heard)
         cfg.run_dir = heard[0]["run_dir"]
     hosts = list(dict.fromkeys(fact["host"] for fact in known))
-    return attempt.together(Path(cfg.run_dir), place, hosts, store, max(seconds, READING), environ)
+    return beginning.together(Path(cfg.run_dir), place, hosts, store, max(seconds, READING), environ)
 
 
 def _store_on_this_machine(cfg: DictConfig, begun: bool, environ: MutableMapping[str, str]) -> Any:
@@ -90,7 +90,7 @@ def _in_run_dir(cfg: DictConfig, place: Place, makes: bool, chosen: bool, enviro
 def _made(cfg: DictConfig, path: Path, chosen: bool, environ: Mapping[str, str]) -> Path:
     """The run directory, there and writable. Raises `ConfigError`."""
     if not chosen:
-        words, who = compose.typed(sys.argv[1:]), attempt.who(environ)
+        words, who = compose.typed(sys.argv[1:]), beginning.who(environ)
         path = directory.reserve(path, cfg.group_readable, lambda there: restarts.goes_on(there, words, who, environ))
     cfg.run_dir = str(path)
     if not (path / "config.yaml").exists():

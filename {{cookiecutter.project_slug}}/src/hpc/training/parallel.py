@@ -138,11 +138,13 @@ def _skip(optimizer: Any, bad: Tensor) -> None:
 
 
 def reject_without_skip(module: L.LightningModule) -> None:
-    """Raises `ConfigError` where Lightning clips the gradients of a module, or nobody does: no step would be left out."""
+    """Reject a module whose gradients Lightning clips, or nobody: no step would be left out."""
     if not (module.automatic_optimization and is_overridden("configure_gradient_clipping", module)):
         name = type(module).__name__
         rule = f"{name} must leave steps out itself: its configure_gradient_clipping must call clip_gradients"
-        raise ConfigError("faults.nonfinite", "skip", rule, f"faults.nonfinite=stop or rollback, or that method in {name}")
+        raise ConfigError(
+            "faults.nonfinite", "skip", rule, f"faults.nonfinite=stop or rollback, or that method in {name}"
+        )
 
 
 def gradient_norm(module: L.LightningModule) -> Tensor | None:

@@ -14,10 +14,10 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 
 from hpc.checkpoint.on_disk import Checkpoint
+from hpc.config import compose
 from hpc.config.errors import printable
 from hpc.config.freezing import from_environment, frozen
 from hpc.config.project import PROJECT
@@ -26,21 +26,19 @@ from hpc.launch.placement import Place
 from hpc.run import directory, frozen_config, snapshot
 from hpc.system import files
 from hpc.training import loggers
-from hpc.training.attempt import Beginning
+from hpc.training.attempt import Attempt
 
 
-def begin(
-    cfg: DictConfig, place: Place, beginning: Beginning, logging: Sequence[Logger], words: Sequence[str]
-) -> Callable[[], None] | None:
+def begin(run: Attempt, logging: Sequence[Logger]) -> Callable[[], None] | None:
     """On rank 0, before anything is logged: note the attempt, and keep what made the run: config, code, versions.
 
     What is returned takes back what has changed in the config of a run that goes on.
 
     Args:
         logging: the run's loggers.
-        words: the overrides that were typed.
     """
-    run_dir, found, starts = Path(cfg.run_dir), beginning.checkpoint, directory.starts(Path(cfg.run_dir))
+    cfg, run_dir, found, starts = run.cfg, run.run_dir, run.checkpoint, directory.starts(run.run_dir)
+    words = compose.typed(run.program.words)
     # What lay there before the run's first start is not its own.
     others = starts[0].get("logs", {}) if starts else loggers.positions(run_dir, logging)
     if not (run_dir / "config.yaml").exists():
@@ -50,16 +48,16 @@ def begin(
     _tell_other_code(run_dir, code, starts[-1].get("code") if starts else None)
     loggers.cut(run_dir, logging, _logged(cfg, found, words) if found else others, directory.events(run_dir))
     loggers.warn_of_clock(logging, time.time())
-    if beginning.claim:
-        loggers.fence(logging, beginning.claim.mine)
+    if run.claim:
+        loggers.fence(logging, run.claim.mine)
     directory.start(
         run_dir,
-        beginning.attempt,
+        run.number,
         os.environ,
         from_step=found.step if found else 0,
         code=code,
-        launcher=place.launcher,
-        hosts=beginning.hosts,
+        launcher=run.program.place.launcher,
+        hosts=run.hosts,
         world_size=cfg.trainer.num_nodes * cfg.trainer.devices,
         gpus_per_node=0 if cfg.trainer.accelerator == "cpu" else cfg.trainer.devices,
         log_dirs=loggers.folders(run_dir, logging),
@@ -165,19 +163,6 @@ def result(trainer: L.Trainer, cfg: DictConfig, metrics: dict[str, Any]) -> None
         for summary in hparams(plain, dict.fromkeys(final, 0)):
             writer.add_summary(summary)
         writer.close()
-
-
-def tested(
-    trainer: L.Trainer, module: L.LightningModule, data: L.LightningDataModule, *, must: bool
-) -> dict[str, float]:
-    """The metrics of a test. Where there is nothing to test, training is done all the same; `must`: there was none."""
-    owners = {"test_step": (module,), "test_dataloader": (data, module)}
-    lacks = [name for name, some in owners.items() if not any(is_overridden(name, one) for one in some)]
-    metrics = [] if lacks and not must else trainer.test(module, data, verbose=False)
-    if not metrics and trainer.is_global_zero:
-        why = f"there is no {' and no '.join(lacks)}" if lacks else "there are no batches"
-        print(f"note: nothing is tested: {why}", flush=True)
-    return dict(metrics[0]) if metrics else {}
 
 
 def _text(value: Any) -> str:

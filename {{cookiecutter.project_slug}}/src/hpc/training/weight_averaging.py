@@ -17,7 +17,7 @@ KINDS = (StochasticWeightAveraging, WeightAveraging)
 
 
 def reject(trainer: L.Trainer) -> None:
-    """Raises `ConfigError` where several callbacks average weights, or weights are averaged that no rank has whole."""
+    """Raise `ConfigError` where several callbacks average weights, or weights are averaged that no rank has whole."""
     averaging = [*_swa(trainer), *_moving(trainer)]
     if len(averaging) > 1:  # each swaps what another has put in place, and training would go on from an average
         names = " and ".join(type(callback).__name__ for callback in averaging)
@@ -34,12 +34,14 @@ def prepare(trainer: L.Trainer, module: L.LightningModule) -> None:
 
 
 def reject_other_callbacks(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
-    """Raises `ConfigError` where a run that averages its weights would go on without its callback."""
+    """Raise `ConfigError` where a run that averages its weights would go on without its callback."""
     states = [state for state in checkpoint["callbacks"].values() if isinstance(state, dict)]
     stochastic = any("average_model_state" in state and state.get("scheduler_state") for state in states)
     if (stochastic and not _swa(trainer)) or ("averaging_state" in checkpoint and not _moving(trainer)):
         rule = "a run that averages its weights must go on with the callback that averages them"
-        raise ConfigError("callbacks", None, rule, "the callbacks that the run began with, or a new run: ckpt=<checkpoint>")
+        raise ConfigError(
+            "callbacks", None, rule, "the callbacks that the run began with, or a new run: ckpt=<checkpoint>"
+        )
 
 
 def go_on(trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -106,7 +108,7 @@ def buffers(trainer: L.Trainer) -> list[Tensor]:
 
 
 def reject_end(averaged: bool) -> None:
-    """Raises `ConfigError` where weights would be trained further that were averaged at the end."""
+    """Raise `ConfigError` where weights would be trained further that were averaged at the end."""
     if averaged:
         rule = "the weights of the run were averaged at its end, and must not be trained as if they were its last ones"
         raise ConfigError("resume", None, rule, "a new run from them: ckpt=<this run>/checkpoints/last.ckpt")

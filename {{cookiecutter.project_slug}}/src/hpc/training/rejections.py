@@ -1,54 +1,42 @@
-"""What Lightning rejects before the first step, said as the project's own rules say it; the result of a pruned run."""
+"""What Lightning rejects before the first step, reported as the project's own rules report it."""
 
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
-import lightning as L
 from hydra.errors import InstantiationException
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from omegaconf import DictConfig
 
 from hpc.config.build import reject_arguments
 from hpc.config.errors import ConfigError
-from hpc.resume.resume import Resume
-from hpc.run.watchdog import Stopped
-from hpc.training import record
+
+
+class Start(Protocol):
+    """A start of a run, as `Attempt`."""
+
+    trains: bool
+    take_back: Callable[[], None] | None
 
 
 @contextmanager
-def given_up(trainer: L.Trainer, cfg: DictConfig, resume: Resume) -> Iterator[None]:
-    """Around fitting: a run that its search ends early has a result all the same, that of its last validation."""
-    try:
-        yield
-    except Stopped as stopped:
-        if stopped.outcome == "finished":
-            record.result(trainer, cfg, resume.metrics)
-        raise
-
-
-@contextmanager
-def rejections(resume: Resume, take_back: Callable[[], None] | None = None) -> Iterator[None]:
-    """What Lightning rejects before the first step is rejected as the project's own rules do: in a sentence.
-
-    Args:
-        take_back: what to do when this start is rejected; see `begin`.
-    """
+def rejections(run: Start) -> Iterator[None]:
+    """Reject in a sentence what Lightning rejects before the first step, and take back what the start has changed."""
     try:
         try:
             yield
         except Exception as error:
-            if not resume.trains:
+            if not run.trains:
                 _reject(error)
             raise
     except ConfigError:
-        if not resume.trains and take_back:
-            take_back()
+        if not run.trains and run.take_back:
+            run.take_back()
         raise
 
 
 def _reject(error: Exception) -> None:
-    """Raises `ConfigError` where this is no failure of the project's own code."""
+    """Raise `ConfigError` where this is no failure of the project's own code."""
     reject_arguments(error)
     cause = error.__cause__ if isinstance(error, InstantiationException) else error
     if isinstance(cause, MisconfigurationException) or (isinstance(cause, ValueError) and _is_lightnings(cause)):

@@ -1,0 +1,95 @@
+"""The Trainer of an attempt: what the config describes, and what stops and resumes a run exactly."""
+
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from hpc.checkpoint import weights
+from hpc.config.build import build, build_each
+from hpc.data.same_data import SameData
+from hpc.data.staging_progress import Copying
+from hpc.resume.changed_hyperparameters import Hyperparameters
+from hpc.resume.resume import Resume, Trial
+from hpc.run import directory
+from hpc.training import lean, loggers, record, strategies
+from hpc.training.attempt import Attempt
+from hpc.training.curves import Curves
+
+
+def make_trainer(
+    run: Attempt, module: L.LightningModule, data: L.LightningDataModule, *, trial: Trial | None = None
+) -> L.Trainer:
+    """Make the Trainer that the config describes, with its loggers, callbacks and strategy.
+
+    Of our own there are four callbacks more: curves, a look at whether the data are still the same, saving and
+    resuming, and hyperparameters that change while a run goes on.
+
+    Args:
+        trial: what a run of a search reports to, on rank 0.
+
+    Raises:
+        ConfigError: the loggers, callbacks or checkpoint of the config cannot be used.
+    """
+    cfg = run.cfg
+    record.hide(cfg, module, data)
+    if cfg.ckpt and not run.checkpoint:
+        weights.load(module, cfg.ckpt)
+    logging = loggers.build_all(cfg, run.checkpoint, directory.starts(run.run_dir))
+    if run.claim:  # after what may be rejected, so that a rejection leaves no run behind
+        run.take_back = record.begin(run, logging)
+    ours = [
+        Curves(),
+        SameData(run.run_dir),
+        Resume(run, trial=trial if run.claim else None),
+        Hyperparameters(cfg.model),
+    ]
+    Copying(run.watch, run.checkpoint.step if run.checkpoint else 0)
+    strategies.outlast(60 * cfg.faults.hang_minutes)
+    trainer = _build(run, logging, lean.called([*ours, *build_each(cfg.callbacks)]))
+    record.config(trainer, cfg)
+    return trainer
+
+
+def _build(run: Attempt, logging: list[Logger], callbacks: list[L.Callback]) -> L.Trainer:
+    double = strategies.double(run.cfg.trainer.precision)
+    return build(
+        run.cfg.trainer,
+        logger=logging,
+        callbacks=callbacks,
+        precision=None if double else run.cfg.trainer.precision,
+        plugins=[record.environment(run.program.place), *double],
+        enable_checkpointing=False,  # Lightning's own: neither atomic nor exact
+    )
+
+
+def test(
+    trainer: L.Trainer, module: L.LightningModule, data: L.LightningDataModule, *, is_required: bool
+) -> dict[str, float]:
+    """Test the module, and return its metrics. Where there is nothing to test, say so.
+
+    Raises:
+        MisconfigurationException: nothing can be tested, and `is_required`.
+    """
+    owners = {"test_step": (module,), "test_dataloader": (data, module)}
+    lacks = [name for name, some in owners.items() if not any(is_overridden(name, one) for one in some)]
+    metrics = [] if lacks and not is_required else trainer.test(module, data, verbose=False)
+    if not metrics and trainer.is_global_zero:
+        why = f"there is no {' and no '.join(lacks)}" if lacks else "there are no batches"
+        print(f"note: nothing is tested: {why}", flush=True)
+    return dict(metrics[0]) if metrics else {}
+
+
+def finish(run: Attempt, trainer: L.Trainer, metrics: dict[str, Any]) -> None:
+    """Record the result, and leave the verdict that the run is finished.
+
+    Args:
+        metrics: of the test.
+    """
+    record.result(trainer, run.cfg, run.validation_metrics | metrics)
+    trainer.strategy.barrier()
+    if run.claim:
+        values = {name: float(value) for name, value in metrics.items()}
+        directory.end(run.run_dir, run.claim, run.number, trainer.global_step, "finished", metrics=values)
+    run.metrics = metrics if trainer.is_global_zero else {}
