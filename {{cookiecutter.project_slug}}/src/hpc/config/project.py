@@ -31,7 +31,7 @@ def project_name() -> str:
 
 
 def require_beside(file: str) -> None:
-    """Raise `ImportError` unless the package whose `__init__.py` is `file` lies beside this one.
+    """Raise `ImportError` unless the package whose `__init__.py` is `file` lies beside this one, in its project.
 
     Two projects that are installed into one environment would otherwise share the `hpc` of one of them.
     """
@@ -41,4 +41,10 @@ def require_beside(file: str) -> None:
             f"{package.name} in {package.parent} must be used with the hpc package that lies beside it; Python has "
             f"imported the one in {SOURCES}, of another project.\n"
             f"Try: PYTHONPATH={package.parent} {Path(sys.executable).name} ..."
+        )
+    if not (PROJECT / "pyproject.toml").is_file():
+        raise ImportError(
+            f"{package.name} and hpc must lie in src/ of their project, which has their configs; they lie in {SOURCES}, "
+            "where the next project to be installed would replace hpc by its own.\n"
+            "Try: pip uninstall the project, then pip install -e <its folder>, or PYTHONPATH=<its folder>/src"
         )
