@@ -44,7 +44,7 @@ def require_beside(file: str) -> None:
         )
     if not (PROJECT / "pyproject.toml").is_file():
         raise ImportError(
-            f"{package.name} and hpc must lie in src/ of their project, which has their configs; they lie in {SOURCES}, "
+            f"{package.name} and hpc must lie in src/ of their project, beside its configs; they lie in {SOURCES}, "
             "where the next project to be installed would replace hpc by its own.\n"
             "Try: pip uninstall the project, then pip install -e <its folder>, or PYTHONPATH=<its folder>/src"
         )
