@@ -26,12 +26,12 @@ from hpc.run import command_line
 
 
 def main() -> None:
-    parser: ArgumentParser = compose.parser(__doc__)
+    parser: ArgumentParser = compose.make_parser(__doc__)
     parser.add_argument("--json", action="store_true", help="print the plan for programs")
     typed = parser.parse_intermixed_args(sys.argv[1:])
     own, typed.overrides = plan_words.split(typed.overrides)
     cfg = command_line.composed(typed)
-    preflight.rules(cfg)
+    preflight.check_rules(cfg)
     notes = looked_at(cfg)
     layout = plan_words.piped(setup.of(cfg), own)
     where = fit.machine_of(cfg)
@@ -50,7 +50,7 @@ def told(cfg: DictConfig, made: Plan, own: dict[str, Any], words: list[str], not
     finish = None
     if made.step and steps:
         finish = campaign.finish(
-            made.step.seconds, steps, made.setup, walltime.walltime("cluster.time", cfg.cluster.time)
+            made.step.seconds, steps, made.setup, walltime.walltime_seconds("cluster.time", cfg.cluster.time)
         )
     kept = campaign.checkpoint(made.trace, made.setup)
     changes = fit.ways_out(cfg, words, made) if made.fits is False and not own.keys() & plan_words.PIPED else []
@@ -73,7 +73,7 @@ def told(cfg: DictConfig, made: Plan, own: dict[str, Any], words: list[str], not
 def looked_at(cfg: DictConfig) -> list[str]:
     """What data say of themselves is filled in; a plan can do without them where the config says it."""
     try:
-        preflight.files(cfg)
+        preflight.check_files(cfg)
     except ConfigError as rejected:
         if not rejected.key.startswith("data.") or None in cfg.model.network.values():
             raise

@@ -35,7 +35,7 @@ def main() -> None:
         lines = files.made(found[0])
     else:
         lines = run_table.lines(places)
-    print("\n".join(map(errors.printable, lines)))
+    print("\n".join(map(errors.make_printable, lines)))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def arguments() -> Namespace:
-    parser = compose.parser(__doc__)
+    parser = compose.make_parser(__doc__)
     parser.add_argument("--dry-run", action="store_true", help="print the job script and write nothing")
     parser.add_argument("--parsable", action="store_true", help="print JOBID RUN_DIR and nothing else")
     parser.add_argument("--wait", action="store_true", help="wait for the job and exit with its exit code")
@@ -54,7 +54,7 @@ def arguments() -> Namespace:
 def go_on(run_dir: Path, asked: Namespace) -> None:
     """The script that was submitted before, once more; or a new one, where what is typed moves the run."""
     cfg = command_line.composed(asked)
-    preflight.job(cfg)
+    preflight.check_job(cfg)
     if not all((run_dir / name).is_file() for name in ("job.sh", "code/train.py")):
         rule = "was not made by submit.py: there is no job.sh with its code in it"
         raise ConfigError("resume", run_dir, rule, f"python train.py resume={run_dir}, in a job")
@@ -62,11 +62,11 @@ def go_on(run_dir: Path, asked: Namespace) -> None:
     if moves:
         reject_no_training(run_dir)
         os.chdir(work_dir(run_dir))  # its relative paths shall mean what they meant
-        preflight.files(cfg)
-        reject_too_big(cfg, frozen_config.said(run_dir, compose.typed(asked.overrides)))
+        preflight.check_files(cfg)
+        reject_too_big(cfg, frozen_config.said(run_dir, compose.select_overrides(asked.overrides)))
     if asked.dry_run:
         sys.stderr.write("".join(f"{line}\n" for line in moves))
-        script = files.text(run_dir / "job.sh", errors="surrogateescape")
+        script = files.read_text(run_dir / "job.sh", errors="surrogateescape")
         print(text(describe(cfg, run_dir=run_dir), cfg) if moves else script, end="")
         return
     with queued.alone(run_dir):
@@ -74,7 +74,7 @@ def go_on(run_dir: Path, asked: Namespace) -> None:
         ready(cfg, asked, run_dir / "code")
         directory.create(run_dir, cfg.group_readable)
         allowed_changes.withdraw(run_dir)  # of a job that was never run
-        frozen_config.keep(run_dir, cfg, compose.typed(asked.overrides))
+        frozen_config.keep(run_dir, cfg, compose.select_overrides(asked.overrides))
         if moves:
             write(describe(cfg, run_dir=run_dir), cfg, run_dir)
         command = hand_over(cfg, run_dir, asked)
@@ -171,8 +171,8 @@ def begin_array(cfg: DictConfig, folder: Path, run_dirs: list[Path], asked: Name
 
 def checked(cfg: DictConfig, words: Sequence[str] | None) -> DictConfig:
     """A config that may be submitted; `words`, where it trains, are what was typed."""
-    preflight.job(cfg)
-    preflight.files(cfg)
+    preflight.check_job(cfg)
+    preflight.check_files(cfg)
     if words is not None:
         reject_too_big(cfg, words)
     return cfg
@@ -202,7 +202,7 @@ def hand_over(cfg: DictConfig, folder: Path, asked: Namespace, num_members: int 
     work = describe(cfg, run_dir=folder)
     num_jobs = num_members * (work.chain if cfg.cluster.scheduler == "pbs" else 1)
     cost = f"{work.gpu_hours * num_jobs:g} GPU-hours" if work.gpus_per_node else "no GPU"
-    size = f"{work.nodes} nodes x {work.tasks_per_node} tasks, {walltime.clock(work.seconds)}"
+    size = f"{work.nodes} nodes x {work.tasks_per_node} tasks, {walltime.format_walltime(work.seconds)}"
     if num_members > 1:
         size = f"{num_members} runs of {size} each"
     elif num_jobs > 1:
@@ -231,7 +231,7 @@ def render(folder: Path, asked: Namespace) -> None:
     if word := next((word for word in overrides if word.startswith("trainer=")), None):
         raise ConfigError(word, None, "--render writes a script for each preset of the trainer", "leave it out")
     scripts = {}
-    for preset in compose.groups()["trainer"]:
+    for preset in compose.config_groups()["trainer"]:
         if preset == "cpu":
             continue
         typed = (f"trainer={preset}", *overrides)
@@ -239,7 +239,7 @@ def render(folder: Path, asked: Namespace) -> None:
         if cfg.run_dir:
             rule = "is of each job's own: such a script is submitted many times"
             raise ConfigError("run_dir", cfg.run_dir, rule, "leave it out, or submit.py without --render")
-        preflight.rules(cfg)
+        preflight.check_rules(cfg)
         name = f"{preset}.{'pbs' if cfg.cluster.scheduler == 'pbs' else 'sbatch'}"
         scripts[folder / name] = text(job.of(cfg, typed), cfg)
     folder.mkdir(parents=True, exist_ok=True)

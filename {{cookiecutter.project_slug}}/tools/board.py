@@ -13,8 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from hpc.config import compose, errors, project, section_rules, typed
-from hpc.config.sections import Cluster
+from hpc.config import compose, conversion, errors, project, section_rules
+from hpc.config.sections import ClusterConfig
 from hpc.report import ssh_tunnel, tensorboard
 from hpc.system import home
 
@@ -27,8 +27,8 @@ def main() -> None:
     words = parser.parse_args().words
     overrides = [word for word in words if CLUSTER.match(word)]
     places = [home.expand(word) for word in words if word not in overrides] or [project.PROJECT / "runs"]
-    cluster = typed.typed(Cluster, compose.compose_overrides(overrides).cluster, "cluster")
-    section_rules.login_host(cluster.login_host)
+    cluster = conversion.to_dataclass(ClusterConfig, compose.compose_overrides(overrides).cluster, "cluster")
+    section_rules.check_login_host(cluster.login_host)
     wanted = tensorboard.logdir(tensorboard.shown(places))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
@@ -40,13 +40,13 @@ def main() -> None:
         print()  # a line of its own for the shell, after ^C
 
 
-def tell(port: int, cluster: Cluster) -> None:
+def tell(port: int, cluster: ClusterConfig) -> None:
     host = ssh_tunnel.here(os.environ)
-    lines = ssh_tunnel.lines(port, home.user(), host, cluster.login_host, os.environ)
+    lines = ssh_tunnel.lines(port, home.user_name(), host, cluster.login_host, os.environ)
     print(f"TensorBoard is at http://localhost:{port}/ on {host}. On your own computer type")
     print("".join(f"    {line}\n" for line in lines) + f"and open http://localhost:{port}/ there. Ctrl-C ends it here.")
     if not cluster.login_host:
-        file = f"configs/cluster/{cluster.name}.yaml or {compose.PERSONAL}"
+        file = f"configs/cluster/{cluster.name}.yaml or {compose.PERSONAL_CLUSTERS}"
         print(f"(cluster.login_host is not known: where this machine has another name outside, set it in {file})")
     sys.stdout.flush()
 

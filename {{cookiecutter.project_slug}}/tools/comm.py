@@ -26,7 +26,7 @@ from hpc.run import command_line, job_logs, watchdog
 DEFAULTS = ["name=comm", "cluster.time=0:15:00", "faults.retries=1"]
 
 
-def main(place: placement.Place, warned: watchdog.Warned) -> None:
+def main(place: placement.Placement, warned: watchdog.Warned) -> None:
     asked = arguments()
     frozen = command_line.resumes(asked.overrides) is not None
     if not frozen:
@@ -40,18 +40,18 @@ def main(place: placement.Place, warned: watchdog.Warned) -> None:
             start_here(cfg, asked.overrides)
         return
     cfg = command_line.composed(asked)
-    preflight.rules(cfg)
+    preflight.check_rules(cfg)
     reject_alone(cfg)
     try:
-        network_check.run(cfg, place, warned, compose.typed(asked.overrides), frozen)
+        network_check.run(cfg, place, warned, compose.select_overrides(asked.overrides), frozen)
     except watchdog.Stopped as stopped:
-        if placement.speaks(place, os.environ):
+        if placement.is_reporting_rank(place, os.environ):
             print(f"stopped: {stopped.why}", flush=True)
         sys.exit(1)
 
 
 def arguments() -> argparse.Namespace:
-    parser = compose.parser(__doc__)
+    parser = compose.make_parser(__doc__)
     parser.add_argument("--dry-run", action="store_true", help="print the job script and write nothing")
     parser.add_argument("--wait", action="store_true", help="wait for the job and print its table")
     parser.set_defaults(parsable=False)
@@ -85,7 +85,7 @@ def start_here(cfg: DictConfig, words: list[str]) -> None:
     if nodes > 1:
         rule = f"cluster={cfg.cluster.name} has no scheduler that could start ranks on other nodes"
         raise ConfigError("trainer.num_nodes", nodes, rule, "cluster=<one of --help>, or trainer.num_nodes=1")
-    preflight.check(cfg)
+    preflight.check_config(cfg)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
@@ -99,7 +99,7 @@ def start_here(cfg: DictConfig, words: list[str]) -> None:
 
 if __name__ == "__main__":
     with errors.exit_on_config_error():
-        here = placement.place(os.environ)
+        here = placement.read_placement(os.environ)
     told = watchdog.listen() if here.launcher != "none" else watchdog.Warned()
-    with errors.exit_on_config_error(placement.speaks(here, os.environ)):
+    with errors.exit_on_config_error(placement.is_reporting_rank(here, os.environ)):
         main(here, told)

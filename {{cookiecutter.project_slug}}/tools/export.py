@@ -44,7 +44,7 @@ def main() -> None:
     from hpc.checkpoint import weights  # torch from here on
 
     size = write(weights.tensors(path), words.out, described(words.run, path))
-    print(errors.printable(f"{words.out}: {size} bytes from {path}"))
+    print(errors.make_printable(f"{words.out}: {size} bytes from {path}"))
 
 
 def chosen(run: Path, step: int | None = None, best: bool = False) -> Path:

@@ -56,12 +56,14 @@ def main() -> None:
         rule = f"{error.strerror or error}; what is packed so far is kept, and the same command goes on"
         raise ConfigError("out", out, rule, fix) from None
     except KeyboardInterrupt:
-        raise ConfigError("out", out, "interrupted; what is packed so far is kept", "the same command goes on") from None
+        raise ConfigError(
+            "out", out, "interrupted; what is packed so far is kept", "the same command goes on"
+        ) from None
 
 
 def reject_in_a_job(words: Sequence[str]) -> None:
     """GPUs that wait for one process to read small files are wasted, and the next job would do it once more."""
-    if placement.in_job(os.environ):
+    if placement.is_in_job(os.environ):
         rule = "data are prepared once, on a login node; a job trains on what is there"
         command = " ".join(shlex.quote(word) for word in words)
         raise ConfigError("tools/pack.py", None, rule, f"on a login node: python tools/pack.py {command}")
@@ -97,7 +99,7 @@ def place(out: str | None, suffix: str) -> str:
 def pack_images(data: Any, out: str) -> None:
     classes, splits, left_out = image_files.list_images(data.dir)
     if left_out:
-        print(errors.printable(f"note: {left_out}"), file=sys.stderr)
+        print(errors.make_printable(f"note: {left_out}"), file=sys.stderr)
     folder, size = os.path.expanduser(data.dir), data.image_size
     samples, ranges = [], {}
     for split, chosen in splits.items():
@@ -132,7 +134,7 @@ def pack_images(data: Any, out: str) -> None:
         packing.finished(out)
     what = f"{len(samples)} images of {size} x {size} pixels in {len(classes)} classes"
     report(out, [file for file, _ in samples], what, checksum)
-    print(errors.printable(f"python train.py data=packed data.file={shlex.quote(out)} model=resnet18 trainer=gpu"))
+    print(errors.make_printable(f"python train.py data=packed data.file={shlex.quote(out)} model=resnet18 trainer=gpu"))
 
 
 def pack_text(data: Any, out: str, tokenizer: str) -> None:
@@ -171,7 +173,7 @@ def pack_text(data: Any, out: str, tokenizer: str) -> None:
         packing.finished(out)
     what = f"{noted['tokens']} tokens, vocabulary {noted['vocab_size']}, {noted['bytes_per_token']:.3f} bytes per token"
     report(out, files, what, noted["checksum"])
-    print(errors.printable(f"python train.py data=text data.files={shlex.quote(out)} model=gpt_124m trainer=gpu"))
+    print(errors.make_printable(f"python train.py data=text data.files={shlex.quote(out)} model=gpt_124m trainer=gpu"))
 
 
 def vocabulary(
@@ -217,7 +219,7 @@ def progress(work: Callable[[int], Any], left: Sequence[int], title: str) -> Ite
 def reject_unreadable(bad: Sequence[ConfigError]) -> None:
     """All of them at once: what is written anew in its place costs no more than its part."""
     for rejected in bad[1:]:
-        print(errors.printable(f"{rejected.key}={rejected.value}: {rejected.rule}"), file=sys.stderr)
+        print(errors.make_printable(f"{rejected.key}={rejected.value}: {rejected.rule}"), file=sys.stderr)
     if bad:
         more = f" ({len(bad) - 1} more are named above)" if len(bad) > 1 else ""
         raise ConfigError(bad[0].key, bad[0].value, bad[0].rule + more, bad[0].fix)
@@ -250,7 +252,7 @@ def report(out: str, files: Sequence[str], what: str, checksum: str) -> None:
     before = len(files) + len({os.path.dirname(file) for file in files})
     after = sum(os.path.exists(out + more) for more in ("", ".json", ".tokenizer.json"))
     size = f"{os.path.getsize(out) / 1e6:.4g} MB"
-    print(errors.printable(f"{out}: {what}, {size}, checksum {checksum[:16]}"))
+    print(errors.make_printable(f"{out}: {what}, {size}, checksum {checksum[:16]}"))
     print(f"inodes: {before} before (files and their folders), {after} after")
 
 
@@ -261,7 +263,7 @@ def verify(file: str) -> None:
         raise ConfigError("--verify", file, "is a file that this program made", "--verify FILE.h5, or FILE.npy")
     found = packed_files.read(file).parts if packed else token_files.token_parts(file)
     num = file_parts.verify(found, "data.file" if packed else "data.files")
-    print(errors.printable(f"{file}: as it was packed ({num} parts, checksum {found.checksum[:16]})"))
+    print(errors.make_printable(f"{file}: as it was packed ({num} parts, checksum {found.checksum[:16]})"))
 
 
 if __name__ == "__main__":

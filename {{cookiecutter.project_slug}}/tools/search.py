@@ -32,7 +32,7 @@ def main() -> None:
 
     with damaged(asked.folder):
         lines = trial_table.lines(asked.folder.absolute())
-    print("\n".join(map(errors.printable, lines)))
+    print("\n".join(map(errors.make_printable, lines)))
 
 
 def ask(run_dir: Path) -> None:
@@ -44,11 +44,11 @@ def ask(run_dir: Path) -> None:
     with damaged(run_dir.parent):
         words = optuna_study.ask(run_dir)
     cfg = compose.compose_overrides(words)
-    trust.reject(cfg, run_dir)  # the words come from the folder
+    trust.reject_untrusted(cfg, run_dir)  # the words come from the folder
     cfg.run_dir = str(run_dir)
-    preflight.check(cfg)
+    preflight.check_config(cfg)
     frozen_config.keep(run_dir, cfg, words)
-    print(errors.printable(f"{run_dir.name}: {' '.join(words)}"), flush=True)
+    print(errors.make_printable(f"{run_dir.name}: {' '.join(words)}"), flush=True)
 
 
 @contextmanager
@@ -59,15 +59,19 @@ def damaged(folder: Path) -> Iterator[None]:
     except (ConfigError, OmegaConfBaseException):
         raise
     except Exception as error:
-        rule = f"its study cannot be read: {type(error).__name__}: {errors.reason(error)}"
-        raise ConfigError("SEARCH", folder, rule, "another folder; its runs are sound: python report.py FOLDER") from error
+        rule = f"its study cannot be read: {type(error).__name__}: {errors.first_line(error)}"
+        raise ConfigError(
+            "SEARCH", folder, rule, "another folder; its runs are sound: python report.py FOLDER"
+        ) from error
 
 
 def reject_without_optuna() -> None:
     try:
         import optuna  # noqa: F401
     except ImportError as error:
-        raise ConfigError("optuna", None, f"cannot be imported: {error}", "pip install optuna -c constraints.txt") from None
+        raise ConfigError(
+            "optuna", None, f"cannot be imported: {error}", "pip install optuna -c constraints.txt"
+        ) from None
 
 
 if __name__ == "__main__":
