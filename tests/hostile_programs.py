@@ -194,9 +194,9 @@ def train(project: Path) -> None:
 
         place = this.place
         run_dir = rundir.choose(cfg.run_dir, cfg.name, datetime.now(), os.environ, place.step or "0")
-        node_checks.check_agreement([node_checks.collect_node_facts(cfg, place, os.environ)])
+        node_checks.check_agreement([node_checks.collect_node_facts(cfg, place, environ=os.environ)])
         if place.launcher != "none":
-            launch.export_rank_variables(place, cfg.cluster.master_addr_suffix, os.environ)
+            launch.export_rank_variables(place, os.environ, host_suffix=cfg.cluster.master_addr_suffix)
             launch.num_usable_cores(place.local_world_size or 1, os.environ)
         build.build(cfg.model)
         print(ascii(str(run_dir)))

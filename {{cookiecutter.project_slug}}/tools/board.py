@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from hpc.config import compose, conversion, errors, project, section_rules
+from hpc.config import cluster_rules, compose, conversion, errors, project
 from hpc.config.sections import ClusterConfig
 from hpc.report import ssh_tunnel, tensorboard
 from hpc.system import home
@@ -27,8 +27,8 @@ def main() -> None:
     words = parser.parse_args().words
     overrides = [word for word in words if CLUSTER.match(word)]
     places = [home.expand(word) for word in words if word not in overrides] or [project.PROJECT / "runs"]
-    cluster = conversion.to_dataclass(ClusterConfig, compose.compose_overrides(overrides).cluster, "cluster")
-    section_rules.check_login_host(cluster.login_host)
+    cluster = conversion.to_dataclass(ClusterConfig, compose.compose_overrides(overrides).cluster, name="cluster")
+    cluster_rules.check_login_host(cluster.login_host)
     wanted = tensorboard.logdir(tensorboard.shown(places))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))

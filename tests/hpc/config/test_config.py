@@ -9,7 +9,7 @@ import pytest
 from fork import ENVIRON, PROJECT
 from omegaconf import OmegaConf
 
-from hpc.config import compose, layout, preflight, project
+from hpc.config import compose, layout, preflight, project, strategy_rules
 from hpc.config.errors import ConfigError
 
 TEXT = ["data=stdlib", "model=gpt_tiny"]
@@ -235,7 +235,7 @@ def test_checkpoints_and_faults_as_one_likes() -> None:
 
 
 def test_deepspeed_that_is_not_installed_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    monkeypatch.setattr(strategy_rules, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install deepspeed"):
         accept("strategy=deepspeed_zero2", *TWO)
 

@@ -87,7 +87,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settled(place: Placement, suffix: str = "", **environ: str) -> dict[str, str]:
-    placement.export_rank_variables(place, suffix, environ)
+    placement.export_rank_variables(place, environ, host_suffix=suffix)
     return environ
 
 
@@ -144,7 +144,7 @@ ON_NODE = {"SLURMD_NODENAME": "n1"}  # set by slurmd
 
 
 def placed(cfg: DictConfig, environ: dict[str, str]) -> None:
-    node_checks.check_launch(cfg, placement.read_placement(environ), environ)
+    node_checks.check_launch(cfg, placement.read_placement(environ), environ=environ)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ LAUNCH = "srun --nodes=2 --ntasks-per-node=4 python train.py ..."
         (cfg(), JOB | STEP | {"SLURM_STEP_TASKS_PER_NODE": "5,3"}, "not equally many", LAUNCH),
         (cfg(), JOB | STEP | {"SLURM_HET_SIZE": "2"}, "heterogeneous", "one part"),
         (cfg(), JOB | {"SLURM_HET_SIZE": "2"}, "heterogeneous", "one part"),
-        (cfg(), JOB | STEP | TORCHRUN | {"SLURM_NODEID": "0"}, "node rank 1 on node 0", "$SLURM_NODEID"),
+        (cfg(), JOB | STEP | TORCHRUN | {"SLURM_NODEID": "0"}, "in the step (0)", "$SLURM_NODEID"),
         (cfg(nodes=1), {}, "a login node?", "python submit.py"),
         (cfg(nodes=1), JOB, "on none of them", "srun --nodes=1"),  # the shell that salloc gives
     ],
@@ -226,15 +226,14 @@ def test_nodes_that_differ_are_rejected(what: str, fix: str) -> None:
     node_checks.check_agreement(ALIKE)
     with pytest.raises(ConfigError) as caught:
         node_checks.check_agreement([*ALIKE[:2], ALIKE[2] | {what: "other"}])
-    assert caught.value.rule == "differs between ranks: " + f"n1, n2: {ALIKE[0][what]}; n3: other"
+    assert caught.value.rule == "must be the same on all ranks; it is on " + f"n1, n2: {ALIKE[0][what]}; n3: other"
     assert fix in caught.value.fix
 
 
 def test_the_complaint_of_one_node_is_everybodys() -> None:
-    with pytest.raises(ConfigError, match="ckpt=/x\n  rule: on n2: there is no such file\n  Try: another"):
-        node_checks.check_agreement(
-            [ALIKE[0], ALIKE[1] | {"rejected": ["ckpt", "/x", "there is no such file", "another"]}]
-        )
+    rejected = ["ckpt", "/x", "must be an existing file", "another"]
+    with pytest.raises(ConfigError, match=r"^ckpt must be an existing file \(on n2\); got /x.\n  Try: another$"):
+        node_checks.check_agreement([ALIKE[0], ALIKE[1] | {"rejected": rejected}])
 
 
 def test_the_end_of_a_job_is_a_time_or_rejected() -> None:
@@ -255,12 +254,12 @@ def test_too_few_gpus_and_cores_are_told_before_torch(monkeypatch: pytest.Monkey
     known.cluster.update({"request": "--gres=gpu:{gpus}", "cores_per_gpu": 64})
     for visible, fix in {"0": "trainer.devices=1", "": "trainer=cpu"}.items():
         with pytest.raises(ConfigError) as caught:
-            node_checks._check_resources(known, SRUN, {"CUDA_VISIBLE_DEVICES": visible})
+            node_checks._check_resources(known, SRUN, environ={"CUDA_VISIBLE_DEVICES": visible})
         assert caught.value.key == "trainer.devices" and fix in caught.value.fix
     with pytest.raises(ConfigError) as caught:
-        node_checks._check_resources(known, SRUN, {"CUDA_VISIBLE_DEVICES": "0", "PBS_JOBID": "17.server"})
+        node_checks._check_resources(known, SRUN, environ={"CUDA_VISIBLE_DEVICES": "0", "PBS_JOBID": "17.server"})
     assert "select" in caught.value.fix and "--g" not in caught.value.rule + caught.value.fix, "Slurm's options"
     monkeypatch.setattr(os, "cpu_count", lambda: 96)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     with pytest.raises(ConfigError, match="--cpus-per-task=64"):
-        node_checks._check_resources(known, SRUN, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
+        node_checks._check_resources(known, SRUN, environ={"CUDA_VISIBLE_DEVICES": "0,1,2,3"})

@@ -37,6 +37,10 @@ n1:1:1 [0] NCCL INFO Channel 30/0 : 0[0] -> 1[6] via P2P/CUMEM
 """
 
 
+def summarize(scope: str, collective: str, num_ranks: int, size: int, seconds: list[float]) -> CollectiveTiming:
+    return bandwidth.summarize_repeats(scope, collective, num_ranks=num_ranks, size_bytes=size, seconds=seconds)
+
+
 @pytest.mark.parametrize(
     ("log", "found"),
     [
@@ -71,16 +75,14 @@ def test_why_nccl_has_no_other_network() -> None:
 def test_bandwidths_are_those_that_nccl_tests_print(
     ranks: int, size: int, seconds: float, algorithm: float, bus: float
 ) -> None:
-    point = bandwidth.summarize_repeats("across", "all_reduce", ranks, size, [seconds] * 5)
+    point = summarize("across", "all_reduce", ranks, size, [seconds] * 5)
     assert (point.algorithm_gbs, point.bus_gbs) == pytest.approx((algorithm, bus), rel=5e-3)
     for half in ("all_gather", "reduce_scatter"):  # the two halves of an all-reduce
-        assert bandwidth.summarize_repeats("across", half, ranks, size, [seconds] * 5).bus_gbs == pytest.approx(
-            point.bus_gbs / 2
-        )
+        assert summarize("across", half, ranks, size, [seconds] * 5).bus_gbs == pytest.approx(point.bus_gbs / 2)
 
 
 def test_a_point_is_a_median_and_its_spread() -> None:
-    point = bandwidth.summarize_repeats("within", "all_gather", 4, 1024, [9.0, 1.0, 2.0, 3.0, 4.0])
+    point = summarize("within", "all_gather", 4, 1024, [9.0, 1.0, 2.0, 3.0, 4.0])
     assert (point.seconds, point.low, point.high) == (3.0, 2.0, 4.0)
     assert point.spread == pytest.approx(2 / 3)
 
@@ -118,7 +120,7 @@ def test_a_slow_node_is_told_from_usual_ones() -> None:
 def points(scope: str, ranks: int, *seconds: float) -> list[CollectiveTiming]:
     sizes = [1024 << 10 * k for k in range(len(seconds))]
     return [
-        bandwidth.summarize_repeats(scope, name, ranks, size, [took, took])
+        summarize(scope, name, ranks, size, [took, took])
         for name in bandwidth.BUS_FACTORS
         for size, took in zip(sizes, seconds, strict=True)
     ]
@@ -133,17 +135,17 @@ def test_the_table_fits_and_has_every_number() -> None:
 
 def cluster(**facts: Any) -> sections.ClusterConfig:
     cfg = compose.compose_overrides([f"cluster.{key}={value}" for key, value in facts.items()], personal=False)
-    return conversion.to_dataclass(sections.ClusterConfig, cfg.cluster, "cluster")
+    return conversion.to_dataclass(sections.ClusterConfig, cfg.cluster, name="cluster")
 
 
 def test_the_nominal_figures_are_those_of_a_gpu_and_of_a_node() -> None:
     links = {"within": Link(150.0, 1e-5, 4, ["n1"], ""), "across": Link(20.0, 3e-5, 2, ["n1", "n2"], "")}
-    known = bandwidth.compare_with_cluster(links, 4, cluster(gpu_link_gbs=300, network_gbs=100))
+    known = bandwidth.compare_with_cluster(links, cluster(gpu_link_gbs=300, network_gbs=100), ranks_per_node=4)
     assert known == [
         "inside a node: 150 GB/s per rank, 50% of cluster.gpu_link_gbs=300",
         "across nodes: 20 GB/s per rank, 80 GB/s per node, 80% of cluster.network_gbs=100",
     ]
-    unknown = bandwidth.compare_with_cluster(links | {"within": None}, 4, cluster())
+    unknown = bandwidth.compare_with_cluster(links | {"within": None}, cluster(), ranks_per_node=4)
     assert unknown[0] == "inside a node: not measured, there is one rank per node"
     assert "cluster.network_gbs is null" in unknown[1] and "%" not in unknown[1]
 
@@ -157,13 +159,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_is_kept_is_what_the_plan_reads(cache: Path) -> None:
     assert measured_links.load("c") is None
     across = Link(23.5, 4e-5, 4, ["n1", "n2"], "2026-01-31")
-    assert measured_links.save("c", "nccl", MeasuredLinks(None, across)) == cache / "c.json"
+    assert measured_links.save("c", "nccl", links=MeasuredLinks(None, across)) == cache / "c.json"
     assert measured_links.load("c") == MeasuredLinks(None, across)
-    within = bandwidth.link_from_timings(points("within", 4, 2.5e-5, 1e-2), "within", ["n1"], "2026-02-01")
+    within = bandwidth.link_from_timings(points("within", 4, 2.5e-5, 1e-2), "within", nodes=["n1"], date="2026-02-01")
     assert within and within.gbs == pytest.approx(1.5 * 1048576 / 1e-2 / 1e9) and within.latency == 2.5e-5
-    measured_links.save("c", "nccl", MeasuredLinks(within, None))
+    measured_links.save("c", "nccl", links=MeasuredLinks(within, None))
     assert measured_links.load("c") == MeasuredLinks(within, across), "of one node nothing is known of the others"
-    measured_links.save("c", "gloo", MeasuredLinks(Link(1.0, 1e-3, 2, ["n1"], ""), None))
+    measured_links.save("c", "gloo", links=MeasuredLinks(Link(1.0, 1e-3, 2, ["n1"], ""), None))
     assert measured_links.load("c") == MeasuredLinks(within, across), "what CPUs do over TCP is not what GPUs do"
     assert measured_links.load("other") is None
 
@@ -185,5 +187,5 @@ def test_a_damaged_file_is_no_measurement_and_is_replaced(text: str, cache: Path
     (cache / "c.json").write_bytes(text.encode(errors="surrogateescape"))
     assert measured_links.load("c") is None
     good = MeasuredLinks(Link(2.0, 1e-5, 2, ["n1"], ""), None)
-    measured_links.save("c", "nccl", good)
+    measured_links.save("c", "nccl", links=good)
     assert measured_links.load("c") == good

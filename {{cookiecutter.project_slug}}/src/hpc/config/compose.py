@@ -1,4 +1,4 @@
-"""Compose one config from configs/ and what a person types; reject what cannot be meant."""
+"""Compose one config from configs/ and what a person types. Reject overrides that can only be mistakes."""
 
 import argparse
 import os
@@ -24,50 +24,56 @@ from hpc.system import home
 
 # Keys that decide what code runs. They are written in files of configs/, never typed on a command line.
 CODE_KEYS = re.compile(r"(?<!\w)_(target|partial|args|check)_(?!\w)")
-HYDRA_KEYS = re.compile(r"[+~]*hydra\b(?!\.searchpath\b)")  # of its words only that one changes a config
-# What is asked for before anything is checked.
+# Keys of Hydra itself. Of these, only hydra.searchpath changes a config.
+HYDRA_KEYS = re.compile(r"[+~]*hydra\b(?!\.searchpath\b)")
+# Groups that are used before the config is checked.
 REQUIRED_GROUPS = ("cluster", "strategy", "trainer", "data", "model")
 # One user's accounts and partitions, for every project made from the template.
 PERSONAL_CLUSTERS = home.expand(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "hpc-ml-template" / "clusters.yaml"
 
 
 class VerbParser(ArgumentParser):
-    """Looks through the folders of configs/ when help is asked for, and not on every rank of a job."""
+    """A parser whose help lists the files of configs/. Only `--help` looks them up, not every rank of a job."""
 
     def format_help(self) -> str:
+        """Return the help, with the config groups at its end."""
         self.epilog = _describe_groups()
         return super().format_help()
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """What every verb understands: overrides, `--help`, `--cfg job`."""
+    """Return a parser of what every verb accepts: overrides, `--help`, `--cfg job`."""
     parser = VerbParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words = "a config group or a key of the config"
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help=words, type=_require_value)
+    overrides_help = "a choice of a config group, or a value of a key of the config"
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=overrides_help, type=_require_value)
     parser.add_argument("--cfg", choices=["job"], help="print the composed config and exit")
     parser.add_argument("--resolve", action="store_true", help="with --cfg: show values instead of ${...}")
     return parser
 
 
 def _require_value(word: str) -> str:
-    """The word. Raises `ConfigError` where nothing stands behind `key=`, which would mean none: `ckpt=$UNSET`, say."""
+    """Return the word. Raise `ConfigError` if nothing follows `key=`, as in `ckpt=$UNSET`: it would mean null."""
     key, equals, value = word.partition("=")
     if equals and not value:
         fix = "resume=<a run directory>" if key == "resume" else f"{key}=null for none, '{key}=\"\"' for an empty text"
-        raise ConfigError(word, None, "must have a value: is a variable of the shell not set?", fix)
+        raise ConfigError(word, None, "must have a value; perhaps a variable of the shell is not set", fix)
     return word
 
 
 def select_overrides(argv: Sequence[str]) -> list[str]:
-    """The words of a command line that make a config: neither options nor `resume=`."""
+    """Return the words of a command line that Hydra composes: neither options nor `resume=`."""
     return [word for word in argv if not word.startswith(("-", "resume="))]
 
 
-def compose_overrides(overrides: Sequence[str], personal: bool = True, configs: Path | None = None) -> DictConfig:
-    """Compose the config of these overrides and, if `personal`, this user's values for the cluster.
+def compose_overrides(overrides: Sequence[str], *, personal: bool = True, configs: Path | None = None) -> DictConfig:
+    """Compose the config of some overrides.
+
+    Args:
+        personal: whether to take this user's values for the cluster from `PERSONAL_CLUSTERS`.
+        configs: the folder of config files; None: this project's.
 
     Raises:
-        ConfigError: a group, choice, key or value that the configs do not know.
+        ConfigError: a group, choice, key or value that the configs do not have.
     """
     configs = configs or CONFIGS
     for override in overrides:
@@ -84,13 +90,13 @@ def compose_overrides(overrides: Sequence[str], personal: bool = True, configs: 
         raise ConfigError(error.full_key or "config", None, str(error).splitlines()[0], "see --cfg job") from None
     except HydraException as error:
         _raise_config_error(error, overrides, configs)
-    except Exception as error:  # a file that is no config can fail anywhere in Hydra
+    except Exception as error:  # a file that is not a config can fail anywhere in Hydra
         rule = f"must compose to one config: {type(error).__name__}: {first_line(error)}"
-        asked = " ".join(overrides) or f"{configs}/train.yaml"
-        raise ConfigError(asked, None, rule, f"correct the file below {configs}") from None
+        typed = " ".join(overrides) or f"{configs}/train.yaml"
+        raise ConfigError(typed, None, rule, f"correct the file below {configs}") from None
     for group in REQUIRED_GROUPS:
         if not isinstance(OmegaConf.select(cfg, group, default=None), DictConfig):
-            rule = f"must be a group of keys; {configs} and what is typed make it something else"
+            rule = f"must be a group of keys, and {configs} with these overrides makes it something else"
             raise ConfigError(group, None, rule, f"a file of configs/{group} with keys")
     if personal and (own := _load_personal_values(str(OmegaConf.select(cfg, "cluster.name")))):
         with initialize_config_dir(str(configs), version_base="1.3"):
@@ -117,7 +123,7 @@ def _describe_groups() -> str:
 
 
 def _quote_text_value(override: str) -> str:
-    """`cluster.account=0123` with its value quoted: where a word belongs, Hydra shall not see a number."""
+    """Return an override such as `cluster.account=0123` with its value quoted, which makes it text for Hydra."""
     key, equals, value = override.partition("=")
     if key not in TEXT_KEYS or not equals or value in ("null", "???") or value[:1] in ("'", '"') or "${" in value:
         return override
@@ -125,53 +131,53 @@ def _quote_text_value(override: str) -> str:
 
 
 def _apply_personal_values(own: dict[str, Any], cluster: DictConfig, usual: DictConfig, typed: Set[str]) -> None:
-    """Let a user's own values take the place of the cluster's, but not of what is typed or an experiment says.
+    """Replace values of the cluster by the user's own, except those that are typed or set by an experiment.
 
     Args:
-        usual: the cluster where nothing but itself is chosen.
+        own: the user's values, by key of the cluster.
+        usual: the cluster without any other override or experiment.
+        typed: the keys that are typed.
     """
     now, before = (OmegaConf.to_container(node, resolve=False) for node in (cluster, usual))
     assert isinstance(now, dict) and isinstance(before, dict)
     for key, value in own.items():
         if key not in now:
-            raise ConfigError(
-                f"{PERSONAL_CLUSTERS}: {key}", None, "is no key of configs/cluster", suggest_key(key, map(str, cluster))
-            )
+            fix = suggest_key(key, map(str, cluster))
+            raise ConfigError(f"{PERSONAL_CLUSTERS}: {key}", None, "must be a key of a cluster's file", fix)
         if f"cluster.{key}" in typed:
             continue
-        if isinstance(value, dict) and isinstance(now[key], dict):  # env: name by name, as Hydra does it
-            known = {name for name in value if now[key].get(name) == (before.get(key) or {}).get(name)}
+        if isinstance(value, dict) and isinstance(now[key], dict):  # env: name by name, as Hydra merges it
+            unchanged = {name for name in value if now[key].get(name) == (before.get(key) or {}).get(name)}
             with open_dict(cluster[key]):
-                cluster[key].update({name: value[name] for name in known if f"cluster.{key}.{name}" not in typed})
+                cluster[key].update({name: value[name] for name in unchanged if f"cluster.{key}.{name}" not in typed})
         elif now[key] == before.get(key):
             cluster[key] = value
 
 
 def _load_personal_values(cluster: str) -> dict[str, Any]:
-    """What this user's own file says of a cluster: account, partition and the like."""
+    """Return this user's own values for a cluster, such as account and partition."""
     if not PERSONAL_CLUSTERS.is_file():
         return {}
     try:
         return dict((OmegaConf.to_container(load_yaml(PERSONAL_CLUSTERS)).get(cluster) or {}).items())  # type: ignore
     except YAML_ERRORS as error:
-        rule = f"is YAML, cluster names with keys of configs/cluster: {first_line(error)}"
+        rule = f"must be YAML, cluster names with keys of a cluster's file: {first_line(error)}"
         raise ConfigError(str(PERSONAL_CLUSTERS), None, rule, f"{cluster}: {{account: ...}}") from None
 
 
 def _reject_forbidden(override: str) -> None:
+    """Raise `ConfigError` for an override that decides what code runs, or that would have no effect."""
     if CODE_KEYS.search(override):
-        raise ConfigError(
-            override, None, "what code runs is written in a file, not typed", f"add a file below {CONFIGS}"
-        )
+        rule = "must be written in a file, not typed, as it decides what code runs"
+        raise ConfigError(override, None, rule, f"add a file below {CONFIGS}")
     if HYDRA_KEYS.match(override):
-        rule = "is a word for Hydra's launcher, which does not start these programs: it would change nothing"
-        raise ConfigError(
-            override, None, rule, "run_dir=<folder> for where a run lies; submit.py --multirun for several"
-        )
+        rule = "must be left out: it is for Hydra's launcher, which does not start these programs"
+        fix = "run_dir=<folder> for the run directory; submit.py --multirun for several runs"
+        raise ConfigError(override, None, rule, fix)
 
 
 def _suggest_for_unknown_key(key: str, overrides: Sequence[str], configs: Path) -> str:
-    """What to type instead of a key that these choices do not have: with a + if what is built there takes it."""
+    """Return what to type instead of a key that the config does not have: `+key=...` if the class there accepts it."""
     from hpc.config import signatures
 
     others = [override for override in overrides if override.partition("=")[0] != key]
@@ -185,7 +191,7 @@ def _suggest_for_unknown_key(key: str, overrides: Sequence[str], configs: Path) 
 
 
 def _raise_config_error(error: HydraException, overrides: Sequence[str], configs: Path) -> NoReturn:
-    """Turn one of Hydra's errors into a rejection that names key, value, rule and fix."""
+    """Raise the `ConfigError` that says what one of Hydra's errors means."""
     text = str(error)
     if isinstance(error, OverrideParseException):
         key, _, value = str(error.override).partition("=")
@@ -193,26 +199,23 @@ def _raise_config_error(error: HydraException, overrides: Sequence[str], configs
         fix = f"""'{key}="{quoted}"'"""
         if value.startswith("[") or key in ("cluster.options", "cluster.setup"):
             fix = list_override(key, value)
-        raise ConfigError(
-            error.override, None, "is not key=value as Hydra reads it", f"quote the value: {fix}"
-        ) from None
+        rule = "must be key=value as Hydra reads it"
+        raise ConfigError(str(error.override), None, rule, f"quote the value: {fix}") from None
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.replace(".yaml", "").rpartition("/")
         choices = config_groups(configs).get(group, [])
         fix = closest_word(choice, choices, "one of them")
-        raise ConfigError(group or choice, choice, f"is one of {', '.join(choices)}", f"{group}={fix}") from None
-    if found := re.search(r"Ambiguous value for argument '([^']*)'", text):
-        rule = "names several values: of several runs, or of one list"
-        raise ConfigError(found.group(1), None, rule, "python submit.py --multirun ..., or key=[a,b]") from None
-    if found := re.search(r"Could not override '([^']+)'", text):
-        key = found.group(1)
-        raise ConfigError(
-            key,
-            None,
-            "is no group or key of configs/ (+key=value adds one)",
-            _suggest_for_unknown_key(key, overrides, configs),
-        )
+        raise ConfigError(group or choice, choice, f"must be one of {', '.join(choices)}", f"{group}={fix}") from None
+    if match := re.search(r"Ambiguous value for argument '([^']*)'", text):
+        rule = "must be one value; several values are several runs, or one list"
+        fix = "python submit.py --multirun ... for several runs, or key=[a,b] for a list"
+        raise ConfigError(match[1], None, rule, fix) from None
+    if match := re.search(r"Could not override '([^']+)'", text):
+        key = match[1]
+        rule = "must be a group or a key of configs/ (+key=value adds a key)"
+        raise ConfigError(key, None, rule, _suggest_for_unknown_key(key, overrides, configs))
     cause = error.__cause__ or error
+    typed = " ".join(overrides) or "configs/train.yaml"
     raise ConfigError(
-        " ".join(overrides) or "configs/train.yaml", None, str(cause).splitlines()[0], "see --help"
+        typed, None, f"Hydra cannot compose a config: {str(cause).splitlines()[0]}", "see --help"
     ) from None

@@ -14,7 +14,7 @@ HPC = __name__.partition(".")[0]  # the name of this package
 
 @cache
 def researcher_packages() -> tuple[str, ...]:
-    """Return the names of the researcher's packages: the folders of Python beside this package."""
+    """Return the names of the researcher's packages, which lie beside this package."""
     folders = (path for path in SOURCES.iterdir() if path.name.isidentifier() and path.name != HPC)
     return tuple(sorted(path.name for path in folders if (path / "__init__.py").is_file()))
 

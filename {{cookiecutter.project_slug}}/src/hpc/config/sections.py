@@ -32,7 +32,7 @@ class RunConfig:
 
 @dataclass
 class CheckpointConfig:
-    """When the state of a run is kept, and how much of it. configs/train.yaml explains."""
+    """When the state of a run is saved, and how many checkpoints are kept. configs/train.yaml explains."""
 
     every_minutes: float | None
     every_n_steps: int | None
@@ -43,7 +43,7 @@ class CheckpointConfig:
 
 @dataclass
 class FaultsConfig:
-    """What becomes of a run that fails. configs/train.yaml explains."""
+    """How a run reacts to failures. configs/train.yaml explains."""
 
     nonfinite: str
     hang_minutes: float
@@ -90,7 +90,7 @@ class ClusterConfig:
 
 @dataclass
 class TrainerConfig:
-    """The numbers of `trainer` that we derive others from or judge more strictly than Lightning does."""
+    """The numbers of `trainer` from which others are derived, or which are checked more strictly than by Lightning."""
 
     accelerator: str
     num_nodes: int
@@ -106,7 +106,7 @@ class TrainerConfig:
 
 @dataclass
 class StrategyConfig:
-    """Our keys of `strategy`; `lightning` is the object that the Trainer gets."""
+    """The keys of `strategy`. `lightning` is the node of the object that the Trainer gets."""
 
     name: str
     tensor_parallel_size: int
@@ -116,6 +116,6 @@ class StrategyConfig:
     lightning: Any
 
 
-# Keys whose values are words, not numbers: an account 0123 or a partition called no stays what was typed.
+# Keys whose values are text: an account 0123 or a partition called no stays what was typed.
 TEXT_KEYS = {field.name for field in fields(RunConfig) if field.type in (str, str | None)}
 TEXT_KEYS |= {f"cluster.{field.name}" for field in fields(ClusterConfig) if field.type in (str, str | None)}

@@ -32,7 +32,7 @@ def run(
     Raises:
         Stopped: on all ranks, between two measurements.
     """
-    node_checks.check_launch(cfg, place, os.environ)
+    node_checks.check_launch(cfg, place, environ=os.environ)
     warned.parent = os.getppid()
     fresh = directory.choose(cfg.run_dir, cfg.name, datetime.now(), os.environ, place.step or "0")
     start = training_begin.together(cfg, place, fresh, frozen, os.environ)  # torch from here on
@@ -66,9 +66,9 @@ def judged(
         logs: what NCCL said on each host.
     """
     per_node, date = cfg.trainer.devices, f"{datetime.now().astimezone():%Y-%m-%d %H:%M %z}"
-    links = {scope: bandwidth.link_from_timings(points, scope, hosts, date) for scope in bandwidth.SCOPES}
+    links = {scope: bandwidth.link_from_timings(points, scope, nodes=hosts, date=date) for scope in bandwidth.SCOPES}
     by_host = {what: dict(zip(hosts, some, strict=False)) for what, some in seconds.items()}
-    cluster = conversion.to_dataclass(sections.ClusterConfig, cfg.cluster, "cluster")
+    cluster = conversion.to_dataclass(sections.ClusterConfig, cfg.cluster, name="cluster")
     return {
         "cluster": cluster.name,
         "backend": _backend(cfg),
@@ -78,7 +78,7 @@ def judged(
         "links": asdict(MeasuredLinks(**links)),
         "transports": {host: sorted(nccl_log.used_networks(log)) for host, log in logs.items()},
         "seconds_per_node": by_host,
-        "compared": bandwidth.compare_with_cluster(links, per_node, cluster),
+        "compared": bandwidth.compare_with_cluster(links, cluster, ranks_per_node=per_node),
         "warnings": [*_sockets(logs), *_slow(by_host)],
         "points": [asdict(p) | {"algorithm_gbs": p.algorithm_gbs, "bus_gbs": p.bus_gbs} for p in points],
     }
@@ -111,7 +111,7 @@ def _measure(
             _stop(cfg, start, f"{warned.signal or 'a signal to another rank'} during {doing}")
         return float(both[0])
 
-    found = collectives.measure(cfg.trainer.num_nodes, cfg.trainer.devices, device, slowest)
+    found = collectives.measure(cfg.trainer.num_nodes, cfg.trainer.devices, device=device, slowest_rank=slowest)
     dist.destroy_process_group()
     return found
 
@@ -180,7 +180,7 @@ def _leave(report: dict[str, Any], cluster: str, run_dir: Path) -> None:
     lines += [*report["compared"], *(f"warning: {line}" for line in report["warnings"])]
     files.write_atomically(run_dir / RESULT, json.dumps(report, indent=1))
     try:
-        kept = measured_links.save(cluster, report["backend"], measured_links.parse(report["links"]))
+        kept = measured_links.save(cluster, report["backend"], links=measured_links.parse(report["links"]))
         lines += [f"kept for the plan in {kept}"]
     except OSError as error:
         lines += [f"warning: not kept for the plan: {error}"]

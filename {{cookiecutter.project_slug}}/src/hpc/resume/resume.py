@@ -69,8 +69,8 @@ class Resume(L.Callback):
     def __init__(self, run: Attempt, *, trial: Trial | None = None) -> None:
         self.run, self.trial = run, trial
         self.run_dir, self.watch, self.warned = run.run_dir, run.watch, run.program.signals
-        self.when = to_dataclass(CheckpointConfig, run.cfg.checkpoint, "checkpoint")
-        self.faults = to_dataclass(FaultsConfig, run.cfg.faults, "faults")
+        self.when = to_dataclass(CheckpointConfig, run.cfg.checkpoint, name="checkpoint")
+        self.faults = to_dataclass(FaultsConfig, run.cfg.faults, name="faults")
         self.best: float | None = None
         self.best_folder: str | None = None
         self._best_written: tuple[float | None, str | None] = None, None  # the same, of what best.ckpt leads to

@@ -13,8 +13,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS
 
 from hpc.checkpoint import weights
+from hpc.config.callback_rules import UNSUPPORTED_CALLBACKS
 from hpc.config.errors import ConfigError
-from hpc.config.preflight import UNSUPPORTED_CALLBACKS
 from hpc.data.position import accumulate
 from hpc.training.released_layers import shown
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config import section_rules
+from hpc.config import section_rules, value_checks
 from hpc.config.conversion import flatten
 from hpc.config.errors import ConfigError
 from hpc.config.freezing import to_frozen_yaml
@@ -86,9 +86,9 @@ def read(words: Sequence[str]) -> Study:
             raise ConfigError(word, None, "is the study's to say, point by point", other)
         else:
             others.append(word)
-    section_rules.require_one_of("scaling", str(own["scaling"]), ["strong", "weak"])
+    value_checks.require_one_of("scaling", str(own["scaling"]), ["strong", "weak"])
     if own["lr"] is not None:
-        section_rules.require_one_of("lr", own["lr"], ["linear", "sqrt", "keep"])
+        value_checks.require_one_of("lr", own["lr"], ["linear", "sqrt", "keep"])
         if own["scaling"] == "strong" and own["lr"] != "keep":
             raise ConfigError("lr", own["lr"], "follows a batch that grows; strong scaling keeps it", "scaling=weak")
     if own["nodes"] is None:

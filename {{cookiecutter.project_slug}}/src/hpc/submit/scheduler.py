@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from hpc.config import section_rules
+from hpc.config import cluster_rules
 from hpc.config.conversion import list_override
 from hpc.config.errors import ConfigError, make_printable
 from hpc.config.freezing import escape_quotes
@@ -87,7 +87,7 @@ def not_taken(environ: Mapping[str, str], cluster: DictConfig) -> list[str]:
         if name == variable or not value:
             continue
         key, option = ASKED.get(name), f"--{OPTIONS.get(name) or name.lower().replace('_', '-')}={value}"
-        if written := None if key else section_rules.key_of_option(option, "slurm"):
+        if written := None if key else cluster_rules.key_of_option(option, "slurm"):
             fix = f"{written} says that"
         elif value != cluster.get(key) if key else option not in cluster.options:
             fix = f"the job gets it by {f'cluster.{key}={value}' if key else list_override('cluster.options', option)}"

@@ -66,7 +66,7 @@ def attempt(cfg: DictConfig, program: Program) -> Iterator[Attempt]:
         ConfigError: on every rank; nothing was written.
     """
     preflight.check_rules(cfg)
-    node_checks.check_launch(cfg, program.place, environ)
+    node_checks.check_launch(cfg, program.place, environ=environ)
     try:
         with _watched(cfg, program) as run:
             from hpc.training import rejections

@@ -32,7 +32,7 @@ def together(
     Raises:
         ConfigError: on every rank, with the message of the first that has one.
     """
-    mine = collect_node_facts(cfg, place, environ, look=place.local_rank == 0 or not frozen)
+    mine = collect_node_facts(cfg, place, environ=environ, check_files=place.local_rank == 0 or not frozen)
     chosen = bool(cfg.run_dir) or directory.CHOSEN in environ  # by a person, or by what started this
     if place.launcher == "none":  # alone, or one of those that Lightning starts on this machine
         check_agreement([mine])
@@ -40,11 +40,11 @@ def together(
         begun = beginning.BEGUN in environ
         begun_here = beginning.alone(run_dir, mine["host"], environ)
         return replace(begun_here, store=_store_on_this_machine(cfg, begun, environ))
-    placement.export_rank_variables(place, cfg.cluster.master_addr_suffix, environ)
+    placement.export_rank_variables(place, environ, host_suffix=cfg.cluster.master_addr_suffix)
     seconds = cfg.cluster.rendezvous_seconds
-    store = meeting.open_store(place, environ, seconds)
+    store = meeting.open_store(place, environ, timeout_seconds=seconds)
     mine |= {"address": own_address(environ["MASTER_ADDR"]), "run_dir": str(fresh)}
-    known = meeting.all_gather_json(store, place, "facts", mine, seconds)
+    known = meeting.all_gather_json(store, place, topic="facts", value=mine, timeout_seconds=seconds)
     check_agreement(known)
     cfg.run_dir = known[0]["run_dir"]
     if place.local_world_size < place.world_size and not cfg.cluster.interface:
@@ -53,7 +53,7 @@ def together(
         environ.setdefault("GLOO_SOCKET_IFNAME", find_interface(own_address(others[0])) or "")
     for topic, makes in {"run_dir made": True, "run_dir seen": False}.items():
         seen = {"host": mine["host"], **_in_run_dir(cfg, place, makes, chosen, environ)}
-        heard = meeting.all_gather_json(store, place, topic, seen, seconds)
+        heard = meeting.all_gather_json(store, place, topic=topic, value=seen, timeout_seconds=seconds)
         check_agreement(heard)
         cfg.run_dir = heard[0]["run_dir"]
     hosts = list(dict.fromkeys(fact["host"] for fact in known))
@@ -70,7 +70,7 @@ def _store_on_this_machine(cfg: DictConfig, begun: bool, environ: MutableMapping
     seconds = cfg.cluster.rendezvous_seconds
     if begun:
         return meeting.join_store(environ, seconds)
-    return meeting.serve_store("127.0.0.1", environ, seconds)
+    return meeting.serve_store("127.0.0.1", environ, timeout_seconds=seconds)
 
 
 def _in_run_dir(

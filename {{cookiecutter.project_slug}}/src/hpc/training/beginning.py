@@ -74,7 +74,7 @@ def together(
         except ConfigError as rejected:
             said["rejected"] = rejected.parts()
     with _given_back(mine):
-        first = meeting.all_gather_json(store, place, "begin", said, seconds)[0]
+        first = meeting.all_gather_json(store, place, topic="begin", value=said, timeout_seconds=seconds)[0]
         if first["rejected"]:
             raise ConfigError(*first["rejected"])
         newest = None
@@ -82,7 +82,9 @@ def together(
             found = on_disk.read(path)
             flaw = on_disk.flaw(found, place.rank, place.world_size) if found else "is not seen from this node"
             said = {"flaw": flaw, "host": socket.gethostname()}
-            flaws = meeting.all_gather_json(store, place, f"flaw/{path.name}", said, seconds)
+            flaws = meeting.all_gather_json(
+                store, place, topic=f"flaw/{path.name}", value=said, timeout_seconds=seconds
+            )
             if not _flawed(path, next((flaw["flaw"] for flaw in flaws if flaw["flaw"]), ""), place.rank == 0):
                 newest = found
                 break
