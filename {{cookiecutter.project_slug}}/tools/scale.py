@@ -112,7 +112,7 @@ def make(folder: Path, study: Study, first: DictConfig) -> None:
     """Raise `ConfigError` where one cannot write."""
     try:
         directory.create(folder, first.group_readable)
-    except ConfigError as ConfigError:  # of a run_dir that nobody has typed
+    except ConfigError as rejected:  # of a run_dir that nobody has typed
         raise ConfigError("out", folder, rejected.rule, "out=<a folder>, or make room (files count, too)") from None
     (folder / NOTE).write_text(scaling_points.record(study, first), encoding="utf-8")
 
