@@ -78,7 +78,7 @@ def parsed(path: Path) -> list[str]:
             return [*strings(tomllib.loads(text))]
         case ".yaml":
             return [*strings(yaml.safe_load(text))]
-        case ".sh" | ".sbatch":
+        case ".sh" | ".sbatch" | ".bash":
             subprocess.run(["bash", "-n", str(path)], check=True)
             return []  # what a person typed has no place in a script
         case _:
