@@ -19,9 +19,9 @@ from hpc.jobs.job import Job
 
 FOUR = "trainer=ddp_4node"
 SLURM = [
-    name
-    for name in compose.groups()["cluster"]
-    if OmegaConf.load(project.CONFIGS / "cluster" / f"{name}.yaml").get("scheduler") == "slurm"
+    file.stem
+    for file in sorted(project.shipped_clusters(project.CONFIGS).glob("*.yaml"))
+    if OmegaConf.load(file).get("scheduler") == "slurm"
 ]
 # What some clusters do not know themselves
 NEEDS = {

@@ -643,7 +643,7 @@ def test_data_beside_the_code_are_not_copied_into_every_run(desk: Desk) -> None:
 
 def test_the_shipped_project_is_copied_whole() -> None:
     names = set(snapshot.files())
-    assert {"train.py", "submit.py", "env.sh", "configs/cluster/base.yaml", "src/hpc"} <= names
+    assert {"train.py", "submit.py", "env.sh", "configs/cluster/local.yaml", "src/hpc"} <= names
     assert not any(name.startswith(("runs/", ".git/", ".venv/")) or "__pycache__" in name for name in names)
 
 
