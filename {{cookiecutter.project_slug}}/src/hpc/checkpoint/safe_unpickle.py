@@ -167,8 +167,8 @@ def allowing_deepspeed() -> Iterator[None]:
 def rejections(path: str | Path, key: str = "ckpt", fix: str = FIX, only_this_rank: bool = False) -> Iterator[None]:
     """Around anything that loads: a checkpoint that names more than data becomes a rejection.
 
-    On every rank alike; `only_this_rank` where only this one reads that file. Other errors pass: a manifest has vouched for the
-    files, so they are no mistake of the user.
+    Every rank reads the same file, unless `only_this_rank`. Other errors pass: a manifest has vouched for the files, so
+    they are no mistake of the user.
     """
     try:
         yield

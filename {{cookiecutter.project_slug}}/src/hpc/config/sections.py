@@ -1,4 +1,4 @@
-"""The typed sections of the config that this package owns. configs/train.yaml and jobs/cluster/base.yaml explain them."""
+"""Typed sections of the config. configs/train.yaml and hpc/jobs/cluster/base.yaml explain them."""
 
 from dataclasses import dataclass, fields
 from typing import Any

@@ -111,7 +111,7 @@ def find(launch: Launch, place: Place, host: str, seconds: float) -> int:
             try:
                 if store_port := _ask(host, port, launch, asked | {"anyhow": waited > seconds / 3}):
                     return store_port
-            except ConnectionRejectdError:
+            except ConnectionRefusedError:
                 if look % 10:  # rank 0 takes the first port that is free: mostly this one is worth a look
                     break
             except socket.gaierror:
