@@ -9,7 +9,7 @@ import pytest
 from fork import ENVIRON, PROJECT
 from omegaconf import OmegaConf
 
-from hpc.config import compose, layout, preflight, project
+from hpc.config import compose, layout, preflight, project, strategy_rules
 from hpc.config.errors import ConfigError
 
 TEXT = ["data=stdlib", "model=gpt_tiny"]
@@ -27,7 +27,7 @@ NEEDS = {
 }
 NEEDS |= {f"{trainer}_4node": ["cluster=slurm"] for trainer in ("trainer=ddp", "trainer=fsdp", "trainer=deepspeed")}
 NEEDS |= {f"model=resnet{n}": ["data=images", "data.dir={images}", "data.global_batch_size=8"] for n in (18, 50)}
-CHOICES = [f"{group}={choice}" for group, choices in compose.groups().items() for choice in choices]
+CHOICES = [f"{group}={choice}" for group, choices in compose.config_groups().items() for choice in choices]
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +46,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def accept(*overrides: str) -> None:
-    preflight.check(compose.compose_overrides(list(overrides)))
+    preflight.check_config(compose.compose_overrides(list(overrides)))
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -61,9 +61,9 @@ def test_every_choice_is_accepted(choice: str, places: dict) -> None:
 def test_strategy_nodes_and_precision_go_on_top_of_any_trainer(trainer: str, strategy: str) -> None:
     more = ["trainer.num_nodes=2", "trainer.precision=bf16-true", "data.global_batch_size=64"]
     cfg = compose.compose_overrides([f"trainer={trainer}", "cluster=slurm", f"strategy={strategy}", *TEXT, *more])
-    preflight.check(cfg)
+    preflight.check_config(cfg)
     assert (cfg.strategy.name, cfg.trainer.num_nodes, cfg.trainer.devices) == (strategy, 2, 4)
-    shares = layout.layout(cfg)
+    shares = layout.derive_layout(cfg)
     assert shares.world_size == 8
     assert shares.micro_batch_size == (32 if strategy == "tensor_parallel" else 8)  # by data-parallel size
 
@@ -209,7 +209,7 @@ def test_an_experiment_file_is_obeyed(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "configs/experiment/mine.yaml").write_text(f"# @package _global_\n{json.dumps(said)}\n")
     (tmp_path / "clusters.yaml").write_text("slurm: {account: other, time: '3:00:00'}\n")
     monkeypatch.setattr(compose, "CONFIGS", tmp_path / "configs")
-    monkeypatch.setattr(compose, "PERSONAL", tmp_path / "clusters.yaml")
+    monkeypatch.setattr(compose, "PERSONAL_CLUSTERS", tmp_path / "clusters.yaml")
     cfg = compose.compose_overrides(["experiment=mine", "cluster=slurm", "seed=8"])
     assert cfg.seed == 8 and cfg.cluster.time == "3:00:00"
     assert OmegaConf.merge(cfg, {**said, "seed": 8}) == cfg
@@ -224,7 +224,7 @@ def test_an_unknown_target_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
         cfg = compose.compose_overrides([])
         cfg.model.optimizer._target_ = target
         with pytest.raises(ConfigError, match="_target_"):
-            preflight.check(cfg)
+            preflight.check_config(cfg)
 
 
 def test_checkpoints_and_faults_as_one_likes() -> None:
@@ -235,7 +235,7 @@ def test_checkpoints_and_faults_as_one_likes() -> None:
 
 
 def test_deepspeed_that_is_not_installed_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    monkeypatch.setattr(strategy_rules, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install deepspeed"):
         accept("strategy=deepspeed_zero2", *TWO)
 
@@ -244,7 +244,7 @@ def test_resolved_config_has_no_open_reference(places: dict) -> None:
     cfg = compose.compose_overrides(
         ["data=images", f"data.dir={places['images']}", "model=resnet18", "data.global_batch_size=8"]
     )
-    preflight.check(cfg)
+    preflight.check_config(cfg)
     assert cfg.data.num_classes == cfg.model.network.num_classes == 2  # counted, as nobody said it
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
 
@@ -255,5 +255,5 @@ def test_a_callback_may_ask_for_the_run_directory(tmp_path: Path) -> None:
     OmegaConf.set_struct(cfg, False)
     cfg.callbacks.mine = {"_target_": "builtins.open", "file": "${run_dir}"}
     cfg.logger.save_dir = "${run_dir}/logs"
-    preflight.files(cfg)
+    preflight.check_files(cfg)
     assert cfg.run_dir is None

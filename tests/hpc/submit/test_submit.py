@@ -437,7 +437,7 @@ def test_secrets_of_the_environment_are_not_written_down(desk: Desk) -> None:
     words = {"A": "${oc.env:SECRET}", "B": "${oc.env:NO,null}", "C": '${oc.env:NO,"a, b"}', "D": "${oc.env:SECRET}/x"}
     cfg.cluster.env = words | {"E": "${oc.env:NO,${oc.env:SECRET}}", "F": "${oc.env:NO,''}", "G": "${name}"}
     Path("run").mkdir()
-    text = freezing.frozen(cfg)
+    text = freezing.to_frozen_yaml(cfg)
     assert "hush" not in text and "${oc.env:SECRET}" in text
     Path("run/config.yaml").write_text(text)
     read = {"A": "hush", "B": None, "C": "a, b", "D": "hush/x", "E": "hush", "F": "", "G": "digits"}
@@ -652,7 +652,7 @@ def test_the_shipped_project_is_copied_whole() -> None:
 
 @pytest.fixture
 def personal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(compose, "PERSONAL", tmp_path / "clusters.yaml")
+    monkeypatch.setattr(compose, "PERSONAL_CLUSTERS", tmp_path / "clusters.yaml")
     return tmp_path / "clusters.yaml"
 
 
@@ -704,7 +704,7 @@ def test_mistakes_in_the_users_file_are_rejected(text: str, words: str, personal
 
     personal.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        preflight.rules(compose.compose_overrides(["cluster=slurm"]))
+        preflight.check_rules(compose.compose_overrides(["cluster=slurm"]))
     assert words in str(caught.value)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config.errors import ConfigError, reason
-from hpc.config.project import packages
+from hpc.config.errors import ConfigError, first_line
+from hpc.config.project import researcher_packages
 
 
 def build(node: Any, **kwargs: Any) -> Any:
@@ -22,15 +22,15 @@ def build(node: Any, **kwargs: Any) -> Any:
     try:
         return instantiate(without_checks(node), _convert_="all", **kwargs)
     except InstantiationException as error:
-        reject_arguments(error)
+        reject_bad_arguments(error)
         raise
 
 
 # What constructors raise for values that they cannot use.
-NOT_TAKEN = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+ARGUMENT_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 
 
-def reject_arguments(error: BaseException) -> None:
+def reject_bad_arguments(error: BaseException) -> None:
     """Raise `ConfigError` where a library that the config names does not take the values that the config gives it.
 
     What fails within the project's own code does so for its author, with a traceback.
@@ -40,20 +40,22 @@ def reject_arguments(error: BaseException) -> None:
     cause = error.__cause__ if isinstance(error, InstantiationException) else error
     if isinstance(cause, ConfigError) and cause is not error:  # by what was to be built
         raise cause
-    if not isinstance(cause, NOT_TAKEN) and type(cause) is not RuntimeError:  # no want of memory, say
+    if not isinstance(cause, ARGUMENT_ERRORS) and type(cause) is not RuntimeError:  # no want of memory, say
         return
     modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(cause.__traceback__)]
     calls = [number for number, module in enumerate(modules) if module.split(".")[0] == "hydra"]
-    called = modules[calls[-1] + 1 :] if calls else list(packages()[:1])  # nothing: the call itself does not fit
-    if called and called[0].partition(".")[0] in packages():
+    called = (
+        modules[calls[-1] + 1 :] if calls else list(researcher_packages()[:1])
+    )  # nothing: the call itself does not fit
+    if called and called[0].partition(".")[0] in researcher_packages():
         return
     by = f" by {called[0]}" if called else ""
     key = found[1] if (found := re.search(r"full_key: (\S+)", str(error))) else "config"
-    rule = f"the values must be such as are taken{by}: {type(cause).__name__}: {reason(cause)}"
+    rule = f"the values must be such as are taken{by}: {type(cause).__name__}: {first_line(cause)}"
     raise ConfigError(key, None, rule, "correct them; --cfg job shows the whole config") from error
 
 
-def build_each(group: DictConfig) -> list[Any]:
+def build_group(group: DictConfig) -> list[Any]:
     """The objects of a group; without entries that are null, and without objects that say they are not `enabled`.
 
     Lightning calls every callback at every step: one that has nothing to do would cost time all the same.

@@ -17,28 +17,28 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from hpc.config.errors import ArgumentParser, ConfigError, meant, nearest, reason
-from hpc.config.freezing import quoted
+from hpc.config.conversion import flatten, list_override
+from hpc.config.errors import ArgumentParser, ConfigError, closest_word, first_line, suggest_key
+from hpc.config.freezing import escape_quotes
 from hpc.config.project import CONFIGS, SHIPPED_CLUSTERS, shipped_clusters
-from hpc.config.sections import TEXT
-from hpc.config.typed import as_list, flat
-from hpc.config.yaml_files import UNREADABLE, yaml_config
+from hpc.config.sections import TEXT_KEYS
+from hpc.config.yaml_files import YAML_ERRORS, load_yaml
 from hpc.system import home
 
 # Keys that decide what code runs. They are written in files of configs/, never typed on a command line.
 CODE_KEYS = re.compile(r"(?<!\w)_(target|partial|args|check)_(?!\w)")
-HYDRAS = re.compile(r"[+~]*hydra\b(?!\.searchpath\b)")  # of its words only that one changes a config
+HYDRA_KEYS = re.compile(r"[+~]*hydra\b(?!\.searchpath\b)")  # of its words only that one changes a config
 # What is asked for before anything is checked.
-GROUPS = ("cluster", "strategy", "trainer", "data", "model")
+REQUIRED_GROUPS = ("cluster", "strategy", "trainer", "data", "model")
 # One user's accounts and partitions, for every project made from the template.
-PERSONAL = home.expand(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "hpc-ml-template" / "clusters.yaml"
+PERSONAL_CLUSTERS = home.expand(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "hpc-ml-template" / "clusters.yaml"
 
 
-class Parser(ArgumentParser):
+class VerbParser(ArgumentParser):
     """Looks through the folders of configs/ when help is asked for, and not on every rank of a job."""
 
     def format_help(self) -> str:
-        self.epilog = _groups_help()
+        self.epilog = _describe_groups()
         return super().format_help()
 
 
@@ -51,17 +51,17 @@ class ClusterSearchPath(SearchPathPlugin):
             search_path.append("hpc", str(shipped_clusters(folder).parent))
 
 
-def parser(description: str | None) -> argparse.ArgumentParser:
+def make_parser(description: str | None) -> argparse.ArgumentParser:
     """What every verb understands: overrides, `--help`, `--cfg job`."""
-    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = VerbParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     words = "a config group or a key of the config"
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help=words, type=_with_value)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=words, type=_require_value)
     parser.add_argument("--cfg", choices=["job"], help="print the composed config and exit")
     parser.add_argument("--resolve", action="store_true", help="with --cfg: show values instead of ${...}")
     return parser
 
 
-def _with_value(word: str) -> str:
+def _require_value(word: str) -> str:
     """The word. Raises `ConfigError` where nothing stands behind `key=`, which would mean none: `ckpt=$UNSET`, say."""
     key, equals, value = word.partition("=")
     if equals and not value:
@@ -70,7 +70,7 @@ def _with_value(word: str) -> str:
     return word
 
 
-def typed(argv: Sequence[str]) -> list[str]:
+def select_overrides(argv: Sequence[str]) -> list[str]:
     """The words of a command line that make a config: neither options nor `resume=`."""
     return [word for word in argv if not word.startswith(("-", "resume="))]
 
@@ -83,34 +83,38 @@ def compose_overrides(overrides: Sequence[str], personal: bool = True, configs: 
     """
     configs = configs or CONFIGS
     for override in overrides:
-        _reject_unused(override)
+        _reject_forbidden(override)
     try:
         with _hydra(configs):
-            cfg = hydra_compose("train", [_literal(override) for override in overrides], return_hydra_config=True)
+            cfg = hydra_compose(
+                "train", [_quote_text_value(override) for override in overrides], return_hydra_config=True
+            )
             cluster = cfg.hydra.runtime.choices.get("cluster")
             with open_dict(cfg):
                 del cfg["hydra"]
     except OmegaConfBaseException as error:
         raise ConfigError(error.full_key or "config", None, str(error).splitlines()[0], "see --cfg job") from None
     except HydraException as error:
-        _explain(error, overrides, configs)
+        _raise_config_error(error, overrides, configs)
     except Exception as error:  # a file that is no config can fail anywhere in Hydra
-        rule = f"must compose to one config: {type(error).__name__}: {reason(error)}"
+        rule = f"must compose to one config: {type(error).__name__}: {first_line(error)}"
         asked = " ".join(overrides) or f"{configs}/train.yaml"
         raise ConfigError(asked, None, rule, f"correct the file below {configs}") from None
-    for group in GROUPS:
+    for group in REQUIRED_GROUPS:
         if not isinstance(OmegaConf.select(cfg, group, default=None), DictConfig):
             rule = f"must be a group of keys; {configs} and what is typed make it something else"
             raise ConfigError(group, None, rule, f"a file of configs/{group} with keys")
-    if personal and (own := _personal(str(OmegaConf.select(cfg, "cluster.name")))):
+    if personal and (own := _load_personal_values(str(OmegaConf.select(cfg, "cluster.name")))):
         with _hydra(configs):
             searched = [override for override in overrides if override.lstrip("+").startswith("hydra.searchpath=")]
             usual = hydra_compose("train", [*searched, f"cluster={cluster}"]).cluster
-        _take_personal(own, cfg.cluster, usual, {override.partition("=")[0].lstrip("+~") for override in overrides})
+        _apply_personal_values(
+            own, cfg.cluster, usual, {override.partition("=")[0].lstrip("+~") for override in overrides}
+        )
     return cfg
 
 
-def groups(configs: Path | None = None) -> dict[str, list[str]]:
+def config_groups(configs: Path | None = None) -> dict[str, list[str]]:
     """Return the config groups and the choices each offers: files of `configs/`, and the clusters that hpc ships."""
     configs = configs or CONFIGS
     choices: dict[str, set[str]] = {}
@@ -125,20 +129,20 @@ def _hydra(configs: Path) -> initialize_config_dir:
     return initialize_config_dir(str(configs), version_base="1.3")
 
 
-def _groups_help() -> str:
-    lines = [f"  {group}={' | '.join(choices)}" for group, choices in groups().items()]
+def _describe_groups() -> str:
+    lines = [f"  {group}={' | '.join(choices)}" for group, choices in config_groups().items()]
     return f"config groups (files of configs/; clusters also in {SHIPPED_CLUSTERS}/):\n" + "\n".join(lines)
 
 
-def _literal(override: str) -> str:
+def _quote_text_value(override: str) -> str:
     """`cluster.account=0123` with its value quoted: where a word belongs, Hydra shall not see a number."""
     key, equals, value = override.partition("=")
-    if key not in TEXT or not equals or value in ("null", "???") or value[:1] in ("'", '"') or "${" in value:
+    if key not in TEXT_KEYS or not equals or value in ("null", "???") or value[:1] in ("'", '"') or "${" in value:
         return override
-    return f"{key}='{quoted(value)}'"
+    return f"{key}='{escape_quotes(value)}'"
 
 
-def _take_personal(own: dict[str, Any], cluster: DictConfig, usual: DictConfig, typed: Set[str]) -> None:
+def _apply_personal_values(own: dict[str, Any], cluster: DictConfig, usual: DictConfig, typed: Set[str]) -> None:
     """Let a user's own values take the place of the cluster's, but not of what is typed or an experiment says.
 
     Args:
@@ -148,8 +152,8 @@ def _take_personal(own: dict[str, Any], cluster: DictConfig, usual: DictConfig, 
     assert isinstance(now, dict) and isinstance(before, dict)
     for key, value in own.items():
         if key not in now:
-            fix = meant(key, map(str, cluster))
-            raise ConfigError(f"{PERSONAL}: {key}", None, "must be a key of a cluster's file", fix)
+            fix = suggest_key(key, map(str, cluster))
+            raise ConfigError(f"{PERSONAL_CLUSTERS}: {key}", None, "must be a key of a cluster's file", fix)
         if f"cluster.{key}" in typed:
             continue
         if isinstance(value, dict) and isinstance(now[key], dict):  # env: name by name, as Hydra does it
@@ -160,30 +164,30 @@ def _take_personal(own: dict[str, Any], cluster: DictConfig, usual: DictConfig, 
             cluster[key] = value
 
 
-def _personal(cluster: str) -> dict[str, Any]:
+def _load_personal_values(cluster: str) -> dict[str, Any]:
     """What this user's own file says of a cluster: account, partition and the like."""
-    if not PERSONAL.is_file():
+    if not PERSONAL_CLUSTERS.is_file():
         return {}
     try:
-        return dict((OmegaConf.to_container(yaml_config(PERSONAL)).get(cluster) or {}).items())  # type: ignore
-    except UNREADABLE as error:
-        rule = f"must be YAML, cluster names with keys of a cluster's file: {reason(error)}"
-        raise ConfigError(str(PERSONAL), None, rule, f"{cluster}: {{account: ...}}") from None
+        return dict((OmegaConf.to_container(load_yaml(PERSONAL_CLUSTERS)).get(cluster) or {}).items())  # type: ignore
+    except YAML_ERRORS as error:
+        rule = f"must be YAML, cluster names with keys of a cluster's file: {first_line(error)}"
+        raise ConfigError(str(PERSONAL_CLUSTERS), None, rule, f"{cluster}: {{account: ...}}") from None
 
 
-def _reject_unused(override: str) -> None:
+def _reject_forbidden(override: str) -> None:
     if CODE_KEYS.search(override):
         raise ConfigError(
             override, None, "what code runs is written in a file, not typed", f"add a file below {CONFIGS}"
         )
-    if HYDRAS.match(override):
+    if HYDRA_KEYS.match(override):
         rule = "is a word for Hydra's launcher, which does not start these programs: it would change nothing"
         raise ConfigError(
             override, None, rule, "run_dir=<folder> for where a run lies; submit.py --multirun for several"
         )
 
 
-def _fix(key: str, overrides: Sequence[str], configs: Path) -> str:
+def _suggest_for_unknown_key(key: str, overrides: Sequence[str], configs: Path) -> str:
     """What to type instead of a key that these choices do not have: with a + if what is built there takes it."""
     from hpc.config import signatures
 
@@ -192,12 +196,12 @@ def _fix(key: str, overrides: Sequence[str], configs: Path) -> str:
     above, _, last = key.rpartition(".")
     target = OmegaConf.select(cfg, f"{above}._target_", default=None) if above else None
     with suppress(ConfigError):
-        if isinstance(target, str) and last in signatures.signature(target).parameters:
+        if isinstance(target, str) and last in signatures.read_signature(target).parameters:
             return f"+{key}=..."
-    return meant(key, [*flat(cfg), *groups(configs)])
+    return suggest_key(key, [*flatten(cfg), *config_groups(configs)])
 
 
-def _explain(error: HydraException, overrides: Sequence[str], configs: Path) -> NoReturn:
+def _raise_config_error(error: HydraException, overrides: Sequence[str], configs: Path) -> NoReturn:
     """Turn one of Hydra's errors into a rejection that names key, value, rule and fix."""
     text = str(error)
     if isinstance(error, OverrideParseException):
@@ -205,14 +209,14 @@ def _explain(error: HydraException, overrides: Sequence[str], configs: Path) -> 
         quoted = value.replace("\\", "\\\\").replace('"', '\\"')
         fix = f"""'{key}="{quoted}"'"""
         if value.startswith("[") or key in ("cluster.options", "cluster.setup"):
-            fix = as_list(key, value)
+            fix = list_override(key, value)
         raise ConfigError(
             error.override, None, "is not key=value as Hydra reads it", f"quote the value: {fix}"
         ) from None
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.replace(".yaml", "").rpartition("/")
-        choices = groups(configs).get(group, [])
-        fix = f"{group}={nearest(choice, choices, 'one of them')}"
+        choices = config_groups(configs).get(group, [])
+        fix = f"{group}={closest_word(choice, choices, 'one of them')}"
         if group == "cluster":
             fix += f", or add configs/cluster/{choice}.yaml, as those in {SHIPPED_CLUSTERS}/ are"
         raise ConfigError(group or choice, choice, f"is one of {', '.join(choices)}", fix) from None
@@ -222,7 +226,10 @@ def _explain(error: HydraException, overrides: Sequence[str], configs: Path) -> 
     if found := re.search(r"Could not override '([^']+)'", text):
         key = found.group(1)
         raise ConfigError(
-            key, None, "is no group or key of configs/ (+key=value adds one)", _fix(key, overrides, configs)
+            key,
+            None,
+            "is no group or key of configs/ (+key=value adds one)",
+            _suggest_for_unknown_key(key, overrides, configs),
         )
     cause = error.__cause__ or error
     raise ConfigError(

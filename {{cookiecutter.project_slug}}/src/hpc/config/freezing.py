@@ -9,13 +9,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers.oc import decode, env
 
 
-def frozen(cfg: DictConfig) -> str:
+def to_frozen_yaml(cfg: DictConfig) -> str:
     """The config as YAML, resolved, but what comes from the environment stays a reference: it may be a secret."""
     return OmegaConf.to_yaml(OmegaConf.create(_as_written(cfg)))
 
 
 @contextmanager
-def references(written: Callable[..., Any]) -> Iterator[None]:
+def resolve_environment_with(written: Callable[..., Any]) -> Iterator[None]:
     """Meanwhile `${oc.env:NAME,default}` gives what `written` makes of these words, not a value: it may be secret."""
     OmegaConf.register_new_resolver("oc.env", written, replace=True)
     try:
@@ -24,7 +24,7 @@ def references(written: Callable[..., Any]) -> Iterator[None]:
         OmegaConf.register_new_resolver("oc.env", env, replace=True)
 
 
-def from_environment(cfg: DictConfig) -> dict[str, str]:
+def environment_values(cfg: DictConfig) -> dict[str, str]:
     """What `${oc.env:NAME}` has given to this config, by itself or in a longer text, and how each is written."""
     known: dict[str, str] = {}
 
@@ -33,7 +33,7 @@ def from_environment(cfg: DictConfig) -> dict[str, str]:
             known[str(value)] = _reference(name, *default)
         return value
 
-    with references(note):
+    with resolve_environment_with(note):
         values = OmegaConf.to_container(cfg, resolve=True)
     return dict(_texts(values, _as_written(cfg))) | known
 
@@ -44,7 +44,7 @@ def _as_written(cfg: DictConfig) -> Any:
     def decoded(text: str | None, _parent_: Any, _node_: Any) -> Any:
         return f"${{oc.decode:{text}}}" if "${oc.env:" in (text or "") else decode(text, _parent_, _node_)
 
-    with references(_reference):
+    with resolve_environment_with(_reference):
         OmegaConf.register_new_resolver("oc.decode", decoded, replace=True)
         try:
             return OmegaConf.to_container(cfg, resolve=True)
@@ -63,10 +63,10 @@ def _texts(values: Any, written: Any) -> Iterator[tuple[str, str]]:
 
 def _reference(name: str, *default: str | None) -> str:
     """`${oc.env:NAME,default}` as it was written, more or less."""
-    words = [name, *("null" if word is None else f"'{quoted(str(word))}'" for word in default)]
+    words = [name, *("null" if word is None else f"'{escape_quotes(str(word))}'" for word in default)]
     return f"${{oc.env:{','.join(words)}}}"
 
 
-def quoted(value: str) -> str:
+def escape_quotes(value: str) -> str:
     """As Hydra wants it between single quotes: quotes, and the backslashes before them, escaped."""
     return re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value)

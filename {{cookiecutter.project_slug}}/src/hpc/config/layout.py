@@ -15,18 +15,18 @@ class Layout:
     device: str  # of a run on one device
 
 
-def layout(cfg: DictConfig) -> Layout:
+def derive_layout(cfg: DictConfig) -> Layout:
     """world = nodes * devices = data-parallel * tensor-parallel; global batch = data-parallel * accumulate * micro."""
     world = cfg.trainer.num_nodes * cfg.trainer.devices
     data_parallel = world // cfg.strategy.tensor_parallel_size
     micro_batch = cfg.data.global_batch_size // (data_parallel * cfg.trainer.accumulate_grad_batches)
-    return Layout(world, data_parallel, micro_batch, "cuda:0" if on_gpu(cfg) else "cpu")
+    return Layout(world, data_parallel, micro_batch, "cuda:0" if is_on_gpu(cfg) else "cpu")
 
 
-def on_gpu(cfg: DictConfig) -> bool:
+def is_on_gpu(cfg: DictConfig) -> bool:
     """Does the run train on GPUs?"""
     return cfg.trainer.accelerator != "cpu"
 
 
-OmegaConf.register_new_resolver("layout", lambda name, *, _root_: getattr(layout(_root_), name), replace=True)
-OmegaConf.register_new_resolver("on_gpu", lambda *, _root_: on_gpu(_root_), replace=True)
+OmegaConf.register_new_resolver("layout", lambda name, *, _root_: getattr(derive_layout(_root_), name), replace=True)
+OmegaConf.register_new_resolver("on_gpu", lambda *, _root_: is_on_gpu(_root_), replace=True)

@@ -14,54 +14,54 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from hpc.config import section_rules, signatures
+from hpc.config import cluster_rules, section_rules, signatures, value_checks
 from hpc.config.cluster_in_bash import cluster_in_bash
-from hpc.config.compose import PERSONAL
+from hpc.config.compose import PERSONAL_CLUSTERS
+from hpc.config.conversion import flatten, to_dataclass
 from hpc.config.errors import ConfigError
-from hpc.config.project import is_ours
-from hpc.config.sections import Checkpoint, Faults, Run, Strategy, Trainer
-from hpc.config.typed import flat, typed
+from hpc.config.project import is_project_code
+from hpc.config.sections import CheckpointConfig, FaultsConfig, RunConfig, StrategyConfig, TrainerConfig
 from hpc.system import home
 
 
-def check(cfg: DictConfig) -> None:
+def check_config(cfg: DictConfig) -> None:
     """All that can be told on this machine before torch: the rules, then the files.
 
     Raises:
         ConfigError: the first rule that is broken.
     """
-    rules(cfg)
-    files(cfg)
+    check_rules(cfg)
+    check_files(cfg)
 
 
-def rules(cfg: DictConfig) -> None:
+def check_rules(cfg: DictConfig) -> None:
     """What can be decided from the config alone, so every rank decides alike; in order of cost.
 
     Raises:
         ConfigError: the first rule that is broken.
     """
     _complete(cfg)
-    run = typed(Run, cfg, "")
-    trainer = typed(Trainer, cfg.trainer, "trainer", only_ours=True)
-    strategy = typed(Strategy, cfg.strategy, "strategy")
+    run = to_dataclass(RunConfig, cfg, name="")
+    trainer = to_dataclass(TrainerConfig, cfg.trainer, name="trainer", only_ours=True)
+    strategy = to_dataclass(StrategyConfig, cfg.strategy, name="strategy")
     cluster = cluster_in_bash(cfg)
-    section_rules.run(run)
-    section_rules.trainer(trainer, cluster)
-    section_rules.built_here(cfg.trainer)
-    section_rules.cluster(cluster, cfg)
-    section_rules.checkpoint(typed(Checkpoint, cfg.checkpoint, "checkpoint"))
-    section_rules.faults(typed(Faults, cfg.faults, "faults"), strategy)
-    section_rules.skipping(cfg)
+    section_rules.check_run(run)
+    section_rules.check_trainer(trainer, cluster)
+    section_rules.check_trainer_arguments(cfg.trainer)
+    cluster_rules.check_cluster(cluster, cfg)
+    section_rules.check_checkpoint(to_dataclass(CheckpointConfig, cfg.checkpoint, name="checkpoint"))
+    section_rules.check_faults(to_dataclass(FaultsConfig, cfg.faults, name="faults"), strategy)
+    section_rules.check_skipping(cfg)
     _strategy_rules(strategy, trainer, cfg)
     _network_rules(strategy, cfg)
     _callback_rules(cfg)
-    section_rules.batch(cfg)
-    section_rules.monitor(cfg)
-    section_rules.loggers(cfg)
+    section_rules.check_global_batch_size(cfg)
+    section_rules.check_monitor(cfg)
+    section_rules.check_loggers(cfg)
     _bind_targets(cfg.data, "data")
 
 
-def job(cfg: DictConfig) -> None:
+def check_job(cfg: DictConfig) -> None:
     """The rules, and what a job needs beyond a run on this machine: a scheduler, what this cluster cannot do without.
 
     The scheduler comes first: where there is none, other rules would ask for what another cluster's file says.
@@ -74,11 +74,11 @@ def job(cfg: DictConfig) -> None:
         raise ConfigError(
             "cluster", cfg.cluster.name, rule, "cluster=<one of --help>, or python train.py to train here"
         )
-    rules(cfg)
+    check_rules(cfg)
     cluster = cluster_in_bash(cfg)
     for key in cluster.required:
         if getattr(cluster, key, None) in (None, ""):
-            rule = f"a job on {cluster.name} has to name it; {PERSONAL} is the place to keep it"
+            rule = f"a job on {cluster.name} has to name it; {PERSONAL_CLUSTERS} is the place to keep it"
             raise ConfigError(f"cluster.{key}", None, rule, f"cluster.{key}=<{key}>")
     if cluster.stage_env and not cluster.node_local:
         rule = "says where on a node the environment is copied to"
@@ -89,7 +89,7 @@ def job(cfg: DictConfig) -> None:
 
 def _complete(cfg: DictConfig) -> None:
     """Every reference leads somewhere, and no `???` is left."""
-    for key, value in flat(cfg).items():
+    for key, value in flatten(cfg).items():
         try:
             OmegaConf.select(cfg, key, throw_on_missing=True)
         except (MissingMandatoryValue, InterpolationToMissingValueError):
@@ -110,7 +110,7 @@ def _complete(cfg: DictConfig) -> None:
             continue  # a number derived from others that are wrong: the rules on those will tell
 
 
-def files(cfg: DictConfig) -> None:
+def check_files(cfg: DictConfig) -> None:
     """What the config points at is there and can be used, seen from here. Fills in what data say of themselves.
 
     Raises:
@@ -118,8 +118,10 @@ def files(cfg: DictConfig) -> None:
     """
     if cfg.ckpt and not (_goes_on(cfg) or home.expand(cfg.ckpt).exists()):
         raise ConfigError("ckpt", cfg.ckpt, "there is no such file or folder", "ckpt=<checkpoint of a run>")
-    for key, node in signatures.targets(OmegaConf.to_container(cfg, resolve=True)):
-        signatures.bind(key, {name: value for name, value in node.items() if value is not None}, complete=False)
+    for key, node in signatures.find_targets(OmegaConf.to_container(cfg, resolve=True)):
+        signatures.check_arguments(
+            key, {name: value for name, value in node.items() if value is not None}, complete=False
+        )
     _ask_nodes(cfg, cfg)  # which may count on the types of what is there
     whole = cfg.copy()
     whole.run_dir = cfg.run_dir or "runs"  # chosen later, but a path
@@ -132,10 +134,10 @@ def _goes_on(cfg: DictConfig) -> bool:
     return own is not None and own.exists() and not cfg.test_only
 
 
-def _strategy_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> None:
+def _strategy_rules(strategy: StrategyConfig, trainer: TrainerConfig, cfg: DictConfig) -> None:
     world = trainer.num_nodes * (trainer.devices or 1)
     tensor = strategy.tensor_parallel_size
-    section_rules.at_least("strategy.tensor_parallel_size", tensor, 1)
+    value_checks.require_at_least("strategy.tensor_parallel_size", tensor, 1)
     if strategy.name == "single" and world > 1:
         raise ConfigError("trainer.devices", trainer.devices, "strategy=single trains on one device", "strategy=ddp")
     if tensor > 1 and strategy.name not in ("fsdp", "tensor_parallel"):
@@ -169,8 +171,8 @@ _RENAMES = (
     "parameters must keep their names while a run lasts: pruning replaces them, so an interrupted run could not go on",
     "callbacks.{}=null; prune a trained network, of the run's best checkpoint",
 )
-NOT_HERE = {"ModelPruning": _RENAMES, "ModelCheckpoint": _SAVES, "OnExceptionCheckpoint": _SAVES}
-NOT_HERE |= {"LearningRateFinder": _SEARCHES, "BatchSizeFinder": _SEARCHES}
+UNSUPPORTED_CALLBACKS = {"ModelPruning": _RENAMES, "ModelCheckpoint": _SAVES, "OnExceptionCheckpoint": _SAVES}
+UNSUPPORTED_CALLBACKS |= {"LearningRateFinder": _SEARCHES, "BatchSizeFinder": _SEARCHES}
 
 
 def _callback_rules(cfg: DictConfig) -> None:
@@ -180,15 +182,15 @@ def _callback_rules(cfg: DictConfig) -> None:
         if node and not (isinstance(node, DictConfig) and "_target_" in node):
             rule = "a callback must be a node with a _target_, or null"
             raise ConfigError(f"callbacks.{name}", node, rule, f"callbacks.{name}=null")
-    for key, node in signatures.targets(OmegaConf.to_container(cfg.callbacks), "callbacks"):
+    for key, node in signatures.find_targets(OmegaConf.to_container(cfg.callbacks), "callbacks"):
         name = node["_target_"].rpartition(".")[2]
-        if name in NOT_HERE and node["_target_"].startswith(("lightning.", "pytorch_lightning.")):
-            rule, fix = NOT_HERE[name]
+        if name in UNSUPPORTED_CALLBACKS and node["_target_"].startswith(("lightning.", "pytorch_lightning.")):
+            rule, fix = UNSUPPORTED_CALLBACKS[name]
             raise ConfigError(key, node["_target_"], rule, fix.format(key.partition(".")[2]))
 
 
-def _finetuning_rules(strategy: Strategy, world: int, cfg: DictConfig) -> None:
-    for key, node in signatures.targets(OmegaConf.to_container(cfg.callbacks), "callbacks"):
+def _finetuning_rules(strategy: StrategyConfig, world: int, cfg: DictConfig) -> None:
+    for key, node in signatures.find_targets(OmegaConf.to_container(cfg.callbacks), "callbacks"):
         if node["_target_"].endswith("Finetuning") and (world > 1 or strategy.name not in ("single", "ddp")):
             rule = "trains on one device without shards: what is frozen at the start is never averaged or sharded"
             raise ConfigError(key, None, rule, "trainer=gpu (or cpu), or callbacks=default")
@@ -197,7 +199,7 @@ def _finetuning_rules(strategy: Strategy, world: int, cfg: DictConfig) -> None:
             raise ConfigError(key, None, rule, f"strategy=ddp, or {key}=null")
 
 
-def _deepspeed_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> None:
+def _deepspeed_rules(strategy: StrategyConfig, trainer: TrainerConfig, cfg: DictConfig) -> None:
     if find_spec("deepspeed") is None:
         raise ConfigError(
             "strategy", strategy.name, "needs the package deepspeed", "pip install deepspeed -c constraints.txt"
@@ -215,12 +217,12 @@ def _deepspeed_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> N
         raise ConfigError("strategy.compile", True, rule, "strategy.compile=false, or strategy=fsdp")
 
 
-def _network_rules(strategy: Strategy, cfg: DictConfig) -> None:
+def _network_rules(strategy: StrategyConfig, cfg: DictConfig) -> None:
     """What the strategy asks of the network class, read from its source."""
     target = OmegaConf.select(cfg, "model.network._target_") or ""
-    if not is_ours(target):
+    if not is_project_code(target):
         return
-    members = signatures.signature(target).members
+    members = signatures.read_signature(target).members
     wants = {"tensor_parallel_plan": strategy.tensor_parallel_size > 1}
     wants["blocks"] = (
         strategy.name in ("fsdp", "tensor_parallel") or strategy.activation_checkpointing or strategy.compile
@@ -235,8 +237,8 @@ def _network_rules(strategy: Strategy, cfg: DictConfig) -> None:
 
 
 def _bind_targets(cfg: DictConfig, prefix: str = "") -> None:
-    for key, node in signatures.targets(OmegaConf.to_container(cfg, resolve=True), prefix):
-        signatures.bind(key, node)
+    for key, node in signatures.find_targets(OmegaConf.to_container(cfg, resolve=True), prefix):
+        signatures.check_arguments(key, node)
 
 
 def _ask_nodes(node: Any, cfg: DictConfig) -> None:

@@ -8,21 +8,21 @@ import re
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config.errors import UNSEEN, ConfigError, nearest
-from hpc.config.layout import layout
-from hpc.config.sections import Checkpoint, Cluster, Faults, Run, Strategy, Trainer
-from hpc.config.typed import flat
-from hpc.config.walltime import clock, walltime
+from hpc.config.conversion import flatten
+from hpc.config.errors import CONTROL_CHARACTERS, ConfigError, closest_word
+from hpc.config.layout import derive_layout
+from hpc.config.sections import CheckpointConfig, ClusterConfig, FaultsConfig, RunConfig, StrategyConfig, TrainerConfig
+from hpc.config.walltime import format_walltime, walltime_seconds
 
-SKIPS = "an update is skipped on the device, without waiting for it, by an optimizer that is fused"
-BUILT_HERE = {
+SKIPPING_NEEDS_FUSED = "an update is skipped on the device, without waiting for it, by an optimizer that is fused"
+BUILT_BY_TRAIN = {
     "logger": "logger= (a logger, a list of them, or null)",
     "callbacks": "a node for each below callbacks, in a file of configs/callbacks/",
     "plugins": "trainer.precision= and strategy=",
     "enable_checkpointing": "checkpoint.every_n_steps=, checkpoint.monitor= and checkpoint.keep=",
 }
 # Options that job scripts have by themselves, as patterns, and the key that says each.
-WRITTEN = {
+SCRIPT_OPTIONS = {
     "slurm": {
         "--nodes|-N": "trainer.num_nodes=",
         "--ntasks|-n|--ntasks-per-node|--gpus|-G|--gpus-per-node": "trainer.devices=",
@@ -53,7 +53,7 @@ WRITTEN = {
 PRECISIONS = ["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true"]
 
 
-def run(run: Run) -> None:
+def check_run(run: RunConfig) -> None:
     """Names and paths that files and schedulers take."""
     name = run.name
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", name) or name in ("bash", "interactive"):
@@ -64,9 +64,9 @@ def run(run: Run) -> None:
     if not 0 <= run.seed < 2**32:
         rule = "must be from 0 to 4294967295, as numpy's seeds are"
         raise ConfigError("seed", run.seed, rule, f"seed={abs(run.seed) % 2**32}")
-    one_of("dirty_tree", run.dirty_tree, ["snapshot", "refuse"])
-    one_of("matmul_precision", run.matmul_precision, ["highest", "high", "medium"])
-    if run.run_dir and (UNSEEN.search(run.run_dir) or re.search(r"[\t\n]", run.run_dir)):
+    require_one_of("dirty_tree", run.dirty_tree, ["snapshot", "refuse"])
+    require_one_of("matmul_precision", run.matmul_precision, ["highest", "high", "medium"])
+    if run.run_dir and (CONTROL_CHARACTERS.search(run.run_dir) or re.search(r"[\t\n]", run.run_dir)):
         raise ConfigError("run_dir", repr(run.run_dir), "is a path of one line", "run_dir=<a directory>")
     if run.run_dir and "$" in run.run_dir:
         rule = "must be spelled out: a variable of the shell would be filled in by some writers and not by others"
@@ -80,62 +80,64 @@ def run(run: Run) -> None:
         )
 
 
-def checkpoint(node: Checkpoint) -> None:
+def check_checkpoint(node: CheckpointConfig) -> None:
     """When the state is kept."""
     for key in ("every_minutes", "every_n_steps"):
         if (value := getattr(node, key)) is not None:
-            positive(f"checkpoint.{key}", value)
-    at_least("checkpoint.keep", node.keep, 1)
-    one_of("checkpoint.mode", node.mode, ["min", "max"])
+            require_positive(f"checkpoint.{key}", value)
+    require_at_least("checkpoint.keep", node.keep, 1)
+    require_one_of("checkpoint.mode", node.mode, ["min", "max"])
 
 
-def faults(node: Faults, strategy: Strategy) -> None:
+def check_faults(node: FaultsConfig, strategy: StrategyConfig) -> None:
     """What becomes of a run that fails."""
-    one_of("faults.nonfinite", node.nonfinite, ["stop", "skip", "rollback"])
+    require_one_of("faults.nonfinite", node.nonfinite, ["stop", "skip", "rollback"])
     if node.nonfinite == "skip" and strategy.name.startswith(("deepspeed", "zero")):
         rule = f"strategy={strategy.name} cannot skip an update: DeepSpeed owns the optimizer step"
         raise ConfigError("faults.nonfinite", "skip", rule, "faults.nonfinite=stop, or rollback")
-    positive("faults.hang_minutes", node.hang_minutes)
-    at_most("faults.hang_minutes", node.hang_minutes, 60 * 24 * 365)  # timers take no more than some hundred years
-    at_least("faults.retries", node.retries, 1)
+    require_positive("faults.hang_minutes", node.hang_minutes)
+    require_at_most(
+        "faults.hang_minutes", node.hang_minutes, 60 * 24 * 365
+    )  # timers take no more than some hundred years
+    require_at_least("faults.retries", node.retries, 1)
 
 
-def skipping(cfg: DictConfig) -> None:
+def check_skipping(cfg: DictConfig) -> None:
     """The optimizer of the shipped models can leave a step out; of another model it shows at the first step."""
     optimizer = OmegaConf.select(cfg, "model.optimizer")
     if cfg.faults.nonfinite == "skip" and optimizer is not None and not optimizer.get("fused"):
         word = "model.optimizer.fused=true"
         fix = f"{word if 'fused' in optimizer else '+' + word}, or faults.nonfinite=rollback"
-        raise ConfigError("faults.nonfinite", "skip", SKIPS, fix)
+        raise ConfigError("faults.nonfinite", "skip", SKIPPING_NEEDS_FUSED, fix)
 
 
-def cluster(cluster: Cluster, cfg: DictConfig) -> None:
+def cluster(cluster: ClusterConfig, cfg: DictConfig) -> None:
     """What a scheduler is asked for, and what stands in a job script."""
     if cluster.scheduler is not None:
-        one_of("cluster.scheduler", cluster.scheduler, ["slurm", "pbs"])
+        require_one_of("cluster.scheduler", cluster.scheduler, ["slurm", "pbs"])
     for key in ("account", "partition", "qos", "constraint", "interface"):
         if re.search(r"[^!-~]|[\"'`\\$#;]", getattr(cluster, key) or ""):
             rule = "is one word as the scheduler lists it, without quotes"
             raise ConfigError(f"cluster.{key}", repr(getattr(cluster, key)), rule, f"cluster.{key}=<{key}>")
-    login_host(cluster.login_host)
+    check_login_host(cluster.login_host)
     lines = [("options", line) for line in cluster.options] + [("setup", line) for line in cluster.setup]
     words = ("request", "launcher", "container", "node_local", "cache", "master_addr_suffix")
     for key, line in [*lines, *((word, getattr(cluster, word) or "") for word in words)]:
-        if not isinstance(line, str) or UNSEEN.search(line) or "\n" in line:
+        if not isinstance(line, str) or CONTROL_CHARACTERS.search(line) or "\n" in line:
             rule = "must be text of one line, without control characters; options and setup are lists of such lines"
             raise ConfigError(f"cluster.{key}", repr(line), rule, "one list entry per line")
-    options(cluster)
+    check_options(cluster)
     for key, value in cluster.env.items():
-        damages = re.search(r'["`\\\n]|\$\(', str(value)) or UNSEEN.search(str(value))
+        damages = re.search(r'["`\\\n]|\$\(', str(value)) or CONTROL_CHARACTERS.search(str(value))
         if not re.fullmatch(r"[A-Za-z_]\w*", str(key)) or damages:
             rule = "is NAME: value; the value stands between double quotes in the job script, $VARIABLES are filled in"
             raise ConfigError(f"cluster.env.{key}", repr(value), rule, "leave out quotes, backslashes and commands")
-    asked = walltime("cluster.time", cluster.time)
-    if cluster.max_time and asked > (most := walltime("cluster.max_time", cluster.max_time)):
+    asked = walltime_seconds("cluster.time", cluster.time)
+    if cluster.max_time and asked > (most := walltime_seconds("cluster.max_time", cluster.max_time)):
         rule = f"cluster={cluster.name} lets a job run {cluster.max_time}"
-        raise ConfigError("cluster.time", cluster.time, rule, f"cluster.time={clock(most)}")
+        raise ConfigError("cluster.time", cluster.time, rule, f"cluster.time={format_walltime(most)}")
     for key in ("chain", "rendezvous_seconds"):
-        at_least(f"cluster.{key}", getattr(cluster, key), 1)
+        require_at_least(f"cluster.{key}", getattr(cluster, key), 1)
     if cluster.scheduler == "slurm" and cluster.chain > 1:
         rule = "is for PBS: Slurm itself starts a job again that has not finished its run"
         raise ConfigError("cluster.chain", cluster.chain, rule, "cluster.chain=1")
@@ -145,17 +147,17 @@ def cluster(cluster: Cluster, cfg: DictConfig) -> None:
         raise ConfigError("data.num_workers", workers, rule, f"data.num_workers={max(cores - 1, 1)}")
 
 
-def options(cluster: Cluster) -> None:
+def check_options(cluster: ClusterConfig) -> None:
     """One that a job script already has would win over it as the later one, and nothing else would know of it."""
     for line in cluster.options:
-        if key := written_by(line, cluster.scheduler):
+        if key := key_of_option(line, cluster.scheduler):
             rule = "is what the job script already says; the later one would win, and nothing else would know of it"
             raise ConfigError("cluster.options", line, rule, f"{key}, and without this option")
 
 
 def written_by(option: str, scheduler: str | None) -> str | None:
     """The key of the config by which job scripts have this option; None where they do not have it."""
-    for words, key in WRITTEN.get(scheduler or "", {}).items():
+    for words, key in SCRIPT_OPTIONS.get(scheduler or "", {}).items():
         if any(re.match(word if len(word) == 2 else rf"{word}(?![\w-])", option) for word in words.split("|")):
             return key
     return None
@@ -168,20 +170,20 @@ def login_host(host: str | None) -> None:
         raise ConfigError("cluster.login_host", repr(host), rule, "cluster.login_host=<a name, without user@>")
 
 
-def trainer(trainer: Trainer, cluster: Cluster) -> None:
+def check_trainer(trainer: TrainerConfig, cluster: ClusterConfig) -> None:
     """Sizes that the cluster has, and arithmetic that the devices can do."""
-    one_of("trainer.accelerator", trainer.accelerator, ["cpu", "gpu"])
-    one_of("trainer.precision", trainer.precision, PRECISIONS)
+    require_one_of("trainer.accelerator", trainer.accelerator, ["cpu", "gpu"])
+    require_one_of("trainer.precision", trainer.precision, PRECISIONS)
     if trainer.devices is None:
         rule = f"cluster={cluster.name} does not say how many GPUs a node has"
         raise ConfigError("trainer.devices", "null", rule, "trainer.devices=<devices per node>")
     for key in ("num_nodes", "devices", "accumulate_grad_batches", "log_every_n_steps"):
-        at_least(f"trainer.{key}", getattr(trainer, key), 1)
+        require_at_least(f"trainer.{key}", getattr(trainer, key), 1)
     if trainer.check_val_every_n_epoch is not None:
-        at_least("trainer.check_val_every_n_epoch", trainer.check_val_every_n_epoch, 1)
-    at_least("trainer.max_steps", trainer.max_steps, -1)
-    at_least("trainer.gradient_clip_val", trainer.gradient_clip_val or 0, 0)
-    one_of("trainer.gradient_clip_algorithm", trainer.gradient_clip_algorithm or "norm", ["norm", "value"])
+        require_at_least("trainer.check_val_every_n_epoch", trainer.check_val_every_n_epoch, 1)
+    require_at_least("trainer.max_steps", trainer.max_steps, -1)
+    require_at_least("trainer.gradient_clip_val", trainer.gradient_clip_val or 0, 0)
+    require_one_of("trainer.gradient_clip_algorithm", trainer.gradient_clip_algorithm or "norm", ["norm", "value"])
     if cluster.max_nodes and trainer.num_nodes > cluster.max_nodes:
         rule = f"cluster={cluster.name} has {cluster.max_nodes} node{'s' * (cluster.max_nodes > 1)}"
         raise ConfigError(
@@ -198,36 +200,38 @@ def trainer(trainer: Trainer, cluster: Cluster) -> None:
         )
 
 
-def built_here(trainer: DictConfig) -> None:
+def check_trainer_arguments(trainer: DictConfig) -> None:
     """What train.py gives the Trainer itself: a second one would be left out."""
-    for key, fix in BUILT_HERE.items():
+    for key, fix in BUILT_BY_TRAIN.items():
         if key in trainer:
             rule = "must be left out, as train.py builds it from another part of the config"
             raise ConfigError(f"trainer.{key}", ascii(trainer[key]), rule, fix)
 
 
-def monitor(cfg: DictConfig) -> None:
+def check_monitor(cfg: DictConfig) -> None:
     """How often the nodes are sampled."""
     key = "callbacks.monitor.every_seconds"
     if isinstance(seconds := OmegaConf.select(cfg, key), int | float):  # else it is told with other arguments
-        positive(key, seconds)
-        at_least(key, seconds, 1)
+        require_positive(key, seconds)
+        require_at_least(key, seconds, 1)
 
 
-def loggers(cfg: DictConfig) -> None:
+def check_loggers(cfg: DictConfig) -> None:
     """Their words name folders, and stand in the progress bar."""
-    for key, value in flat(cfg).items():
-        if key.startswith("logger") and isinstance(value, str) and UNSEEN.search(value):
-            raise ConfigError(key, repr(value), "must have no control characters", f"{key}={UNSEEN.sub('', value)}")
+    for key, value in flatten(cfg).items():
+        if key.startswith("logger") and isinstance(value, str) and CONTROL_CHARACTERS.search(value):
+            raise ConfigError(
+                key, repr(value), "must have no control characters", f"{key}={CONTROL_CHARACTERS.sub('', value)}"
+            )
 
 
-def batch(cfg: DictConfig) -> None:
+def check_global_batch_size(cfg: DictConfig) -> None:
     """The global batch is shared out without a rest."""
     size = cfg.data.global_batch_size
     if not isinstance(size, int):
         raise ConfigError("data.global_batch_size", size, "is of type int", "data.global_batch_size=64")
-    at_least("data.global_batch_size", size, 1)
-    shares = layout(cfg).data_parallel_size * cfg.trainer.accumulate_grad_batches
+    require_at_least("data.global_batch_size", size, 1)
+    shares = derive_layout(cfg).data_parallel_size * cfg.trainer.accumulate_grad_batches
     if size % shares:
         below, above = size // shares * shares, -(-size // shares) * shares
         rule = f"divides by data-parallel size * accumulate_grad_batches = {shares}"
@@ -237,7 +241,9 @@ def batch(cfg: DictConfig) -> None:
 
 def one_of(key: str, value: str, choices: list[str]) -> None:
     if value not in choices:
-        raise ConfigError(key, value, f"is one of {', '.join(choices)}", f"{key}={nearest(value, choices, choices[0])}")
+        raise ConfigError(
+            key, value, f"is one of {', '.join(choices)}", f"{key}={closest_word(value, choices, choices[0])}"
+        )
 
 
 def at_least(key: str, value: float, least: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from hpc.config.errors import ConfigError
-from hpc.config.project import SOURCES, is_ours
+from hpc.config.project import SOURCES, is_project_code
 
 
 @dataclass(frozen=True)
@@ -29,21 +29,21 @@ def read(target: str, library: Callable[[str], Signature]) -> Signature:
         ConfigError: there is no such file or name.
     """
     module, _, name = target.rpartition(".")
-    node = _find(module, name)
+    node = _find_definition(module, name)
     if node is None:
         raise ConfigError(
             "_target_", target, f"there is no {name} in {module}", "correct the name in the file of configs/"
         )
     if isinstance(node, ast.FunctionDef):
-        return _from_arguments(node.args, skip=0)
-    return _from_class(module, node, library)
+        return _signature_of_arguments(node.args, skip=0)
+    return _signature_of_class(module, node, library)
 
 
 def _from_class(module: str, node: ast.ClassDef, library: Callable[[str], Signature]) -> Signature:
     """Signature of `__init__`; what it passes on in **kwargs is looked up in the base class."""
     init = next((f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None)
-    own = _from_arguments(init.args, skip=1) if init else _from_fields(node)
-    base = _base(module, node, library, follow=own.accepts_any)
+    own = _signature_of_arguments(init.args, skip=1) if init else _signature_of_fields(node)
+    base = _first_base_signature(module, node, library, follow=own.accepts_any)
     members = _members(node) + (base.members if base else [])
     if not (own.accepts_any and base):
         return replace(own, members=members)
@@ -71,7 +71,7 @@ def _base(module: str, node: ast.ClassDef, library: Callable[[str], Signature], 
     """The signature of the first base class that has one, mixins come before it; of a library's only if `follow`."""
     mixins: Signature | None = None
     for base in map(ast.unparse, node.bases):
-        found = _base_called(base, module, library, follow=follow)
+        found = _base_signature(base, module, library, follow=follow)
         if found and mixins:
             found = replace(found, members=mixins.members + found.members)
         if found and (found.parameters or not found.accepts_any):
@@ -82,11 +82,11 @@ def _base(module: str, node: ast.ClassDef, library: Callable[[str], Signature], 
 
 def _base_called(base: str, module: str, library: Callable[[str], Signature], *, follow: bool) -> Signature | None:
     first, *rest = base.split(".")
-    if (place := _where(module, first)) is not None:
-        return read(f"{place}.{base}", library)
-    target = ".".join([_imports(module).get(first, first), *rest])
-    if is_ours(target):
-        return read(target, library)
+    if (place := _defining_module(module, first)) is not None:
+        return read_source_signature(f"{place}.{base}", library)
+    target = ".".join([_imported_names(module).get(first, first), *rest])
+    if is_project_code(target):
+        return read_source_signature(target, library)
     return library(target) if follow and "." in target else None  # it may cost an import
 
 
@@ -122,18 +122,18 @@ def _tree(module: str) -> ast.Module:
 
 
 def _find(module: str, name: str) -> ast.ClassDef | ast.FunctionDef | None:
-    body = _tree(module).body
+    body = _parse_module(module).body
     return next((n for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == name), None)
 
 
 def _where(module: str, name: str) -> str | None:
     """The module of ours that defines a name of this one: itself, or one of which it imports everything."""
-    if _find(module, name) is not None:
+    if _find_definition(module, name) is not None:
         return module
-    for node in _tree(module).body:
+    for node in _parse_module(module).body:
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-            source = _source(module, node)
-            if is_ours(source) and (place := _where(source, name)) is not None:
+            source = _imported_module(module, node)
+            if is_project_code(source) and (place := _defining_module(source, name)) is not None:
                 return place
     return None
 
@@ -146,11 +146,11 @@ def _source(module: str, node: ast.ImportFrom) -> str:
 def _imports(module: str) -> dict[str, str]:
     """Names a module imports, each with the dotted name it stands for."""
     names: dict[str, str] = {}
-    for node in _tree(module).body:
+    for node in _parse_module(module).body:
         if isinstance(node, ast.Import):
             names |= {
                 a.asname or a.name.split(".")[0]: a.name if a.asname else a.name.split(".")[0] for a in node.names
             }
         elif isinstance(node, ast.ImportFrom):
-            names |= {a.asname or a.name: f"{_source(module, node)}.{a.name}" for a in node.names}
+            names |= {a.asname or a.name: f"{_imported_module(module, node)}.{a.name}" for a in node.names}
     return names

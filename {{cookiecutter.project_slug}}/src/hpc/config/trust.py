@@ -14,12 +14,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from hpc.config.errors import ConfigError, dotted
-from hpc.config.project import CONFIGS, HPC, PROJECT, packages
+from hpc.config.errors import ConfigError, join_key
+from hpc.config.project import CONFIGS, HPC, PROJECT, researcher_packages
 
-TRUSTED = CONFIGS / "trusted.yaml"
+TRUSTED_FILE = CONFIGS / "trusted.yaml"
 # Below trusted packages, but these start programs or execute what they read, whatever trusted.yaml says.
-NEVER = (
+NEVER_TRUSTED = (
     "lightning.data", "lightning.fabric.cli", "lightning.pytorch.cli", "lightning.pytorch.demos",
     "lightning.pytorch.serve", "torch._dynamo", "torch._inductor", "torch.distributed.elastic",
     "torch.distributed.launch", "torch.distributed.launcher", "torch.distributed.run", "torch.export", "torch.fx",
@@ -28,7 +28,7 @@ NEVER = (
     "torch.utils.data.datapipes", "torch.utils.model_zoo",
 )  # fmt: skip
 # These write, delete, read or download files as soon as they are made: a file of configs/ must name the very class.
-NAMED_ONLY = (
+TRUSTED_IF_NAMED = (
     "lightning.fabric", "lightning.pytorch.loggers", "lightning.pytorch.profilers", "lightning.pytorch.utilities",
     "torchmetrics.audio.dnsmos", "torchmetrics.audio.nisqa", "torchmetrics.functional", "torchmetrics.image.arniqa",
     "torchmetrics.image.dists", "torchmetrics.image.fid", "torchmetrics.image.inception", "torchmetrics.image.kid",
@@ -38,11 +38,11 @@ NAMED_ONLY = (
 )  # fmt: skip
 # Resolvers that make nodes of text, or whose names are computed: such a node would be seen only when it is built. All
 # others lead to nodes that are looked at where they stand.
-MAKERS = re.compile(r"\$\{\s*(oc\.(create|decode)\b|[^:{}]*\$\{)")
-NAMED = re.compile(r"""(?m)^[ \t]*(?:-[ \t]+)?["']?_(target|check)_["']?[ \t]*:[ \t]*["']?([\w.]+)""")
+NODE_MAKING_RESOLVERS = re.compile(r"\$\{\s*(oc\.(create|decode)\b|[^:{}]*\$\{)")
+TARGET_LINES = re.compile(r"""(?m)^[ \t]*(?:-[ \t]+)?["']?_(target|check)_["']?[ \t]*:[ \t]*["']?([\w.]+)""")
 
 
-def reject(cfg: DictConfig, run_dir: Path) -> None:
+def reject_untrusted(cfg: DictConfig, run_dir: Path) -> None:
     """Check every `_target_` and `_check_` of a config that a run directory has brought, before anything is built.
 
     Each must be a class of a trusted package, or a name in a trusted package that a file of configs/ has, too.
@@ -52,26 +52,26 @@ def reject(cfg: DictConfig, run_dir: Path) -> None:
     """
     if _runs_its_own_code(run_dir):
         return
-    for key, value in _written(OmegaConf.to_container(cfg, resolve=False)):
+    for key, value in _leaves(OmegaConf.to_container(cfg, resolve=False)):
         kind = key.rpartition(".")[2]
-        if isinstance(value, str) and MAKERS.search(value):
+        if isinstance(value, str) and NODE_MAKING_RESOLVERS.search(value):
             rule = "must not make nodes of text or compute names: this comes from a run directory"
-            raise ConfigError(key, ascii(value), rule, _fix(run_dir), only_this_rank=True)
-        if kind in ("_target_", "_check_") and (rule := _flaw(value, kind)):
-            raise ConfigError(key, ascii(value), rule, _fix(run_dir, value), only_this_rank=True)
+            raise ConfigError(key, ascii(value), rule, _suggest_fix(run_dir), only_this_rank=True)
+        if kind in ("_target_", "_check_") and (rule := _broken_rule(value, kind)):
+            raise ConfigError(key, ascii(value), rule, _suggest_fix(run_dir, value), only_this_rank=True)
 
 
-def _flaw(value: Any, kind: str) -> str:
+def _broken_rule(value: Any, kind: str) -> str:
     """Why this may not be built; "" where it may."""
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", value, re.ASCII):
         return "must be the dotted name of a class"
-    if not _below(value, prefixes()):
-        return f"must be in a trusted package ({', '.join(prefixes())}): this comes from a run directory"
-    if _below(value, NEVER):
+    if not _is_below(value, trusted_packages()):
+        return f"must be in a trusted package ({', '.join(trusted_packages())}): this comes from a run directory"
+    if _is_below(value, NEVER_TRUSTED):
         return "must not start programs or execute what it reads: this comes from a run directory"
-    if value in named()[kind]:
+    if value in names_in_configs()[kind]:
         return ""
-    if kind == "_check_" or _below(value, NAMED_ONLY) or "._" in value:
+    if kind == "_check_" or _is_below(value, TRUSTED_IF_NAMED) or "._" in value:
         return "must be named by a file of configs/: this comes from a run directory"
     module, _, name = value.rpartition(".")
     try:  # Not as Hydra locates it, through any attribute: torch.nn.parallel.distributed.os is no module of torch.
@@ -81,49 +81,49 @@ def _flaw(value: Any, kind: str) -> str:
     if not isinstance(found, type):
         return "must be a class, or named by a file of configs/: this comes from a run directory"
     defined = f"{found.__module__}.{found.__name__}"
-    if not _below(found.__module__, prefixes()) or _below(defined, NEVER):
+    if not _is_below(found.__module__, trusted_packages()) or _is_below(defined, NEVER_TRUSTED):
         return f"must be defined in a trusted package, and {found.__module__} is none: this comes from a run directory"
-    if _below(defined, NAMED_ONLY):
+    if _is_below(defined, TRUSTED_IF_NAMED):
         return f"must be named by a file of configs/, as {defined} may touch files: this comes from a run directory"
     return ""
 
 
 @cache
-def prefixes() -> tuple[str, ...]:
+def trusted_packages() -> tuple[str, ...]:
     """Return the project's own packages and those of configs/trusted.yaml.
 
     Raises:
         ConfigError: that file is no list of names.
     """
     try:
-        words = OmegaConf.to_container(OmegaConf.load(TRUSTED)) if TRUSTED.is_file() else []
+        words = OmegaConf.to_container(OmegaConf.load(TRUSTED_FILE)) if TRUSTED_FILE.is_file() else []
         if not isinstance(words, list) or not all(isinstance(word, str) and word.strip(".") for word in words):
             raise ValueError("no list of names")
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         rule = f"must be a list of packages: {str(error).splitlines()[0]}"
-        raise ConfigError(str(TRUSTED), None, rule, "- torch.nn, a line for each") from None
-    return (HPC, *packages(), *map(str, words))
+        raise ConfigError(str(TRUSTED_FILE), None, rule, "- torch.nn, a line for each") from None
+    return (HPC, *researcher_packages(), *map(str, words))
 
 
 @cache
-def named() -> dict[str, set[str]]:
+def names_in_configs() -> dict[str, set[str]]:
     """What the files of configs/ name, by `_target_` and `_check_`."""
     names: dict[str, set[str]] = {"_target_": set(), "_check_": set()}
     for file in CONFIGS.rglob("*.yaml"):
-        for kind, name in NAMED.findall(file.read_text(encoding="utf-8", errors="replace")):
+        for kind, name in TARGET_LINES.findall(file.read_text(encoding="utf-8", errors="replace")):
             names[f"_{kind}_"].add(name)
     return names
 
 
-def _written(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
+def _leaves(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
     """All leaves of a plain container, and whatever a `_target_` or `_check_` holds; those of lists, too."""
     if isinstance(node, dict | list) and prefix.rpartition(".")[2] not in ("_target_", "_check_"):
         entries = node.items() if isinstance(node, dict) else enumerate(node)
-        return [leaf for key, value in entries for leaf in _written(value, dotted(prefix, str(key)))]
+        return [leaf for key, value in entries for leaf in _leaves(value, join_key(prefix, str(key)))]
     return [(prefix, node)]
 
 
-def _below(name: str, packages: tuple[str, ...]) -> bool:
+def _is_below(name: str, packages: tuple[str, ...]) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
@@ -136,7 +136,7 @@ def _runs_its_own_code(run_dir: Path) -> bool:
     return PROJECT.name == "code" and PROJECT.parent in homes and (PROJECT.parent / "made_by.json").is_file()
 
 
-def _fix(run_dir: Path, target: Any = None) -> str:
-    if not isinstance(target, str) or _below(target, NEVER):
+def _suggest_fix(run_dir: Path, target: Any = None) -> str:
+    if not isinstance(target, str) or _is_below(target, NEVER_TRUSTED):
         return f"if you trust it: python {run_dir}/code/train.py resume={run_dir}, which runs its own code"
-    return f"a file of configs/ that names it; if its package is yours to trust, a line in {TRUSTED}"
+    return f"a file of configs/ that names it; if its package is yours to trust, a line in {TRUSTED_FILE}"

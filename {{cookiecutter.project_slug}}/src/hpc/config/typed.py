@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hpc.config.errors import ConfigError, dotted, meant
+from hpc.config.errors import ConfigError, join_key, suggest_key
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ def typed(schema: type[T], node: DictConfig, name: str, *, only_ours: bool = Fal
     for key in map(str, node):
         if key not in known and not only_ours:
             rule = f"{name or 'the config'} has the keys {', '.join(known)}"
-            raise ConfigError(dotted(name, key), None, rule, meant(key, known, name))
+            raise ConfigError(join_key(name, key), None, rule, suggest_key(key, known, name))
     values: dict[str, Any] = {}
     blank = OmegaConf.structured(schema)
     for key, kind in known.items():
@@ -44,23 +44,23 @@ def typed(schema: type[T], node: DictConfig, name: str, *, only_ours: bool = Fal
             value = None if kind is Any else node.get(key)
         except OmegaConfBaseException as error:
             rule = f"must have a value: {str(error).splitlines()[0]}"
-            raise ConfigError(dotted(name, key), None, rule, f"{dotted(name, key)}=<value>") from None
+            raise ConfigError(join_key(name, key), None, rule, f"{join_key(name, key)}=<value>") from None
         if kind in (str, str | None) and isinstance(value, bool | int | float):
             rule = f"is a word, and YAML reads it as {value!r} (no, 0123 and 1:30:00 are no words to it)"
-            raise ConfigError(dotted(name, key), None, rule, f'quote it: {key}: "..."')
+            raise ConfigError(join_key(name, key), None, rule, f'quote it: {key}: "..."')
         try:
             blank[key] = value
             values[key] = blank[key]
         except OmegaConfBaseException:
             kind = getattr(kind, "__name__", str(kind))
-            fix = f"{dotted(name, key)}=<{kind}>"
+            fix = f"{join_key(name, key)}=<{kind}>"
             if kind == "list" and isinstance(value, str):
-                fix = as_list(dotted(name, key), value)
-            raise ConfigError(dotted(name, key), value, f"is of type {kind}", fix) from None
+                fix = list_override(join_key(name, key), value)
+            raise ConfigError(join_key(name, key), value, f"is of type {kind}", fix) from None
     for field in fields(schema):  # type: ignore[arg-type]
         if field.default is MISSING and field.name not in values:
             raise ConfigError(
-                dotted(name, field.name),
+                join_key(name, field.name),
                 None,
                 f"{name or 'the config'} has to say it",
                 f"{field.name}: ... in its file",
@@ -76,5 +76,5 @@ def flat(node: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix: node}
     leaves: dict[str, Any] = {}
     for key, value in node.items():
-        leaves |= flat(value, dotted(prefix, str(key)))
+        leaves |= flatten(value, join_key(prefix, str(key)))
     return leaves

@@ -14,7 +14,7 @@ def own_address(peer: str) -> str:
         return ""
 
 
-def interface(address: str) -> str | None:
+def find_interface(address: str) -> str | None:
     """The network interface that has this address (Linux: ioctl SIOCGIFADDR)."""
     import fcntl
 

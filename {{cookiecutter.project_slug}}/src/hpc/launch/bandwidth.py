@@ -4,18 +4,18 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc.config.sections import Cluster
+from hpc.config.sections import ClusterConfig
 from hpc.launch.measured_links import Link
 
 # What a rank's link carries of each byte of a message, times (n - 1) / n for n ranks: "bus bandwidth" of nccl-tests,
 # doc/PERFORMANCE.md (github.com/NVIDIA/nccl-tests). It compares with the hardware's, however many ranks there are.
-ON_THE_BUS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+BUS_FACTORS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 SCOPES = {"within": "inside a node", "across": "across nodes"}
-SLOW = 1.3  # times the median of all nodes
+SLOW_FACTOR = 1.3  # times the median of all nodes
 
 
 @dataclass(frozen=True)
-class Point:
+class CollectiveTiming:
     """One collective at one message size. Times are of one call, by the slowest of all ranks."""
 
     scope: str  # within: the ranks of a node, all nodes at once; across: one rank per node, all of these groups at once
@@ -34,7 +34,7 @@ class Point:
     @property
     def bus_gbs(self) -> float:
         """What one rank's link carries in one direction, in GB/s (doc/PERFORMANCE.md)."""
-        return self.algorithm_gbs * ON_THE_BUS[self.collective] * (self.ranks - 1) / self.ranks
+        return self.algorithm_gbs * BUS_FACTORS[self.collective] * (self.ranks - 1) / self.ranks
 
     @property
     def spread(self) -> float:
@@ -42,20 +42,20 @@ class Point:
         return (self.high - self.low) / self.seconds
 
 
-def point(scope: str, collective: str, ranks: int, size: int, seconds: Sequence[float]) -> Point:
+def summarize_repeats(scope: str, collective: str, ranks: int, size: int, seconds: Sequence[float]) -> CollectiveTiming:
     """From at least two repeats."""
     low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return Point(scope, collective, ranks, size, middle, low, high)
+    return CollectiveTiming(scope, collective, ranks, size, middle, low, high)
 
 
-def groups(nodes: int, per_node: int) -> dict[str, list[list[int]]]:
+def rank_groups(nodes: int, per_node: int) -> dict[str, list[list[int]]]:
     """Per scope the groups of ranks that measure at the same time; without a scope in which nobody has a partner."""
     ranks = [list(range(node * per_node, (node + 1) * per_node)) for node in range(nodes)]
     found = {"within": ranks, "across": [list(rail) for rail in zip(*ranks, strict=True)]}
     return {scope: some for scope, some in found.items() if len(some[0]) > 1}
 
 
-def rounds(nodes: int) -> list[list[tuple[int, int]]]:
+def neighbour_rounds(nodes: int) -> list[list[tuple[int, int]]]:
     """Each node beside its two neighbours on a ring, in rounds in which no node comes twice; of two nodes, nothing.
 
     One slow node makes a collective of all nodes slow. Beside its neighbours it shows which one it is.
@@ -67,19 +67,19 @@ def rounds(nodes: int) -> list[list[tuple[int, int]]]:
     return [some for some in (ring[::2], ring[1::2], last) if some]
 
 
-def slow(seconds: Mapping[str, float]) -> dict[str, float]:
+def find_slow_nodes(seconds: Mapping[str, float]) -> dict[str, float]:
     """Nodes that take longer than the others, and how many times the median."""
     usual = statistics.median_low(seconds.values()) if seconds else 0.0
-    return {node: took / usual for node, took in seconds.items() if took > SLOW * usual}
+    return {node: took / usual for node, took in seconds.items() if took > SLOW_FACTOR * usual}
 
 
-def link(points: Iterable[Point], scope: str, nodes: list[str], date: str) -> Link | None:
+def link_from_timings(points: Iterable[CollectiveTiming], scope: str, nodes: list[str], date: str) -> Link | None:
     """The two numbers that a model of communication needs; None: nothing was measured there."""
     known = sorted((p for p in points if (p.scope, p.collective) == (scope, "all_reduce")), key=lambda p: p.size)
     return Link(known[-1].bus_gbs, known[0].seconds, known[0].ranks, nodes, date) if known else None
 
 
-def table(points: Sequence[Point]) -> list[str]:
+def timing_table(points: Sequence[CollectiveTiming]) -> list[str]:
     """Per scope a line for each size: time, algorithm and bus bandwidth in GB/s, and the spread of the time."""
     lines = []
     for scope, words in SCOPES.items():
@@ -87,16 +87,16 @@ def table(points: Sequence[Point]) -> list[str]:
         if not some:
             continue
         ranks = next(iter(some.values())).ranks
-        heads = "".join(f" | {name:^29}" for name in ON_THE_BUS)
+        heads = "".join(f" | {name:^29}" for name in BUS_FACTORS)
         lines += [f"{f'{words}, {ranks} ranks':>22}{heads}"]
-        lines += [f"{'size':>22}" + f" | {'time':>8} {'algbw':>6} {'busbw':>6} {'±':>5} " * len(ON_THE_BUS)]
+        lines += [f"{'size':>22}" + f" | {'time':>8} {'algbw':>6} {'busbw':>6} {'±':>5} " * len(BUS_FACTORS)]
         for size in sorted({size for size, _ in some}):
-            cells = (_cell(some[size, name]) for name in ON_THE_BUS)
-            lines += [f"{_bytes(size):>22}" + "".join(f" | {cell} " for cell in cells)]
+            cells = (_format_cell(some[size, name]) for name in BUS_FACTORS)
+            lines += [f"{_format_bytes(size):>22}" + "".join(f" | {cell} " for cell in cells)]
     return lines
 
 
-def compared(links: Mapping[str, Link | None], per_node: int, cluster: Cluster) -> list[str]:
+def compare_with_cluster(links: Mapping[str, Link | None], per_node: int, cluster: ClusterConfig) -> list[str]:
     """Each scope beside what the cluster's file says, or what that does not say."""
     lines = []
     nominal = {"within": ("gpu_link_gbs", cluster.gpu_link_gbs), "across": ("network_gbs", cluster.network_gbs)}
@@ -114,15 +114,15 @@ def compared(links: Mapping[str, Link | None], per_node: int, cluster: Cluster) 
     return lines
 
 
-def _cell(point: Point) -> str:
+def _format_cell(point: CollectiveTiming) -> str:
     time = f"{point.seconds * 1e6:.4g} us" if point.seconds < 1e-3 else f"{point.seconds * 1e3:.4g} ms"
-    return f"{time:>8} {_gbs(point.algorithm_gbs):>6} {_gbs(point.bus_gbs):>6} {point.spread:5.0%}"
+    return f"{time:>8} {_format_gbs(point.algorithm_gbs):>6} {_format_gbs(point.bus_gbs):>6} {point.spread:5.0%}"
 
 
-def _gbs(value: float) -> str:
+def _format_gbs(value: float) -> str:
     return f"{value:.4f}" if value < 1 else f"{value:.4g}"
 
 
-def _bytes(size: int) -> str:
+def _format_bytes(size: int) -> str:
     power = min((size.bit_length() - 1) // 10, 3)
     return f"{size >> 10 * power} {('B', 'KiB', 'MiB', 'GiB')[power]}"

@@ -24,7 +24,7 @@ def start(cfg: DictConfig, words: Sequence[str], *, program: str) -> None:
     if nodes > 1:
         rule = f"cluster={cfg.cluster.name} has no scheduler that could start ranks on other nodes"
         raise ConfigError("trainer.num_nodes", nodes, rule, "cluster=<one of --help>, or trainer.num_nodes=1")
-    preflight.check(cfg)
+    preflight.check_config(cfg)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpc.config.project import project_name
 from hpc.system import home
-from hpc.system.files import put
+from hpc.system.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -24,56 +24,56 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredLinks:
     """Of one cluster; None: not measured there."""
 
     within: Link | None  # between the GPUs of a node
     across: Link | None  # between nodes
 
 
-def measured(cluster: str, backend: str = "nccl") -> Measured | None:
+def load(cluster: str, backend: str = "nccl") -> MeasuredLinks | None:
     """What tools/comm.py has last measured on this cluster; None: nothing, or it cannot be read."""
     try:
-        found = read(json.loads(file(cluster).read_text(encoding="utf-8"))[backend])
+        found = parse(json.loads(file_of(cluster).read_text(encoding="utf-8"))[backend])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return found if found.within or found.across else None
 
 
-def keep(cluster: str, backend: str, new: Measured) -> Path:
+def save(cluster: str, backend: str, new: MeasuredLinks) -> Path:
     """Note it beside what is known of other backends; what was not measured now stays as it was.
 
     Raises:
         OSError: the file cannot be written from here.
     """
-    path = file(cluster)
+    path = file_of(cluster)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         known = dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         known = {}
-    old = measured(cluster, backend) or Measured(None, None)
-    both = Measured(new.within or old.within, new.across or old.across)
-    put(path, json.dumps(known | {backend: asdict(both)}, indent=1))
+    old = load(cluster, backend) or MeasuredLinks(None, None)
+    both = MeasuredLinks(new.within or old.within, new.across or old.across)
+    write_atomically(path, json.dumps(known | {backend: asdict(both)}, indent=1))
     return path
 
 
-def read(noted: Any) -> Measured:
+def parse(noted: Any) -> MeasuredLinks:
     """What `asdict` made of it.
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError: it is something else.
     """
-    return Measured(*(_link(noted.get(scope)) for scope in ("within", "across")))
+    return MeasuredLinks(*(_parse_link(noted.get(scope)) for scope in ("within", "across")))
 
 
-def file(cluster: str) -> Path:
+def file_of(cluster: str) -> Path:
     """Where it is kept, for all runs of this project by this user."""
     cache = home.expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     return cache / project_name() / "network" / f"{cluster}.json"
 
 
-def _link(noted: Any) -> Link | None:
+def _parse_link(noted: Any) -> Link | None:
     if noted is None:
         return None
     gbs, latency, ranks = float(noted["gbs"]), float(noted["latency"]), int(noted["ranks"])

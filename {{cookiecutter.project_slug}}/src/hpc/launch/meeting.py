@@ -10,12 +10,12 @@ from typing import Any
 
 from hpc.config.errors import ConfigError
 from hpc.launch import rendezvous
-from hpc.launch.placement import Place
+from hpc.launch.placement import Placement
 
-GRACE = 10  # seconds that ranks wait for the common answer beyond the limit for meeting
+GRACE_SECONDS = 10  # seconds that ranks wait for the common answer beyond the limit for meeting
 
 
-def meet(place: Place, environ: MutableMapping[str, str], seconds: float) -> Any:
+def open_store(place: Placement, environ: MutableMapping[str, str], seconds: float) -> Any:
     """A key-value store that all ranks reach, served by rank 0 as long as it lives; MASTER_PORT is its port afterwards.
 
     Raises:
@@ -23,16 +23,20 @@ def meet(place: Place, environ: MutableMapping[str, str], seconds: float) -> Any
     """
     from torch.distributed import DistNetworkError, DistStoreError, PrefixStore  # pyright: ignore
 
-    launch, host, limit = rendezvous.Launch.of(place, environ), environ["MASTER_ADDR"], time.monotonic() + seconds
+    launch, host, limit = (
+        rendezvous.LaunchIdentity.from_environ(place, environ),
+        environ["MASTER_ADDR"],
+        time.monotonic() + seconds,
+    )
     if place.rank == 0 and place.launcher != "torchrun":
-        store = serve(host, environ, seconds)
+        store = serve_store(host, environ, timeout_seconds=seconds)
         if place.world_size > 1:
-            rendezvous.Reception(launch, store.port, seconds)
+            rendezvous.PortServer(launch, store.port, seconds)
         return PrefixStore("preflight", store)
     try:
         if place.launcher != "torchrun":  # which has a store of its own, at the port that it was told
-            environ["MASTER_PORT"] = str(rendezvous.find(launch, place, host, seconds))
-        store = PrefixStore("preflight", join(environ, max(limit - time.monotonic(), 1)))
+            environ["MASTER_PORT"] = str(rendezvous.find_store_port(launch, place, host, seconds))
+        store = PrefixStore("preflight", join_store(environ, max(limit - time.monotonic(), 1)))
     except (TimeoutError, DistNetworkError, DistStoreError):
         rule = f"rank {place.rank} on {socket.gethostname()} did not reach rank 0 there within {seconds:g} s"
         fix = "look for rank 0's message above; if it has none: cluster.master_addr_suffix= or cluster.interface="
@@ -40,11 +44,11 @@ def meet(place: Place, environ: MutableMapping[str, str], seconds: float) -> Any
         where = f"{host}:{launch.ports[0]}"
         raise ConfigError("MASTER_ADDR:MASTER_PORT", where, rule, fix, only_this_rank=place.rank == 1) from None
     if place.launcher == "torchrun":
-        _reject_another(store, place, launch, environ)
+        _reject_other_launch(store, place, launch, environ)
     return store
 
 
-def serve(host: str, environ: MutableMapping[str, str], seconds: float) -> Any:
+def serve_store(host: str, environ: MutableMapping[str, str], seconds: float) -> Any:
     """A store at a port that the system chooses, so it can be nobody else's; for the process group as well.
 
     Raises:
@@ -64,7 +68,7 @@ def serve(host: str, environ: MutableMapping[str, str], seconds: float) -> Any:
     return store
 
 
-def join(environ: MutableMapping[str, str], seconds: float) -> Any:
+def join_store(environ: MutableMapping[str, str], seconds: float) -> Any:
     """The store that another process serves at MASTER_ADDR and MASTER_PORT."""
     from torch.distributed import TCPStore  # pyright: ignore
 
@@ -73,7 +77,9 @@ def join(environ: MutableMapping[str, str], seconds: float) -> Any:
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=limit)
 
 
-def _reject_another(store: Any, place: Place, launch: rendezvous.Launch, environ: Mapping[str, str]) -> None:
+def _reject_other_launch(
+    store: Any, place: Placement, launch: rendezvous.LaunchIdentity, environ: Mapping[str, str]
+) -> None:
     """torchrun joins whatever store it finds at the port it was told: each rank must be the first of its number."""
     key = f"{environ.get('TORCHELASTIC_RUN_ID')}.{launch.key}"
     if store.compare_set("launch", "", key).decode() != key or store.add(f"seat/{place.rank}", 1) > 1:
@@ -83,7 +89,9 @@ def _reject_another(store: Any, place: Place, launch: rendezvous.Launch, environ
         )
 
 
-def exchange(store: Any, place: Place, topic: str, mine: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
+def all_gather_json(
+    store: Any, place: Placement, topic: str, mine: dict[str, Any], seconds: float
+) -> list[dict[str, Any]]:
     """What every rank has to say on a topic, in order of ranks.
 
     Raises:
@@ -101,7 +109,7 @@ def exchange(store: Any, place: Place, topic: str, mine: dict[str, Any], seconds
             answers = [store.get(key) if store.check([key]) else b"null" for key in keys]
         store.set(topic, json.dumps(list(map(json.loads, answers))))
     try:
-        store.wait([topic], timedelta(seconds=seconds + GRACE))
+        store.wait([topic], timedelta(seconds=seconds + GRACE_SECONDS))
         heard = json.loads(store.get(topic))
     except (DistStoreError, RuntimeError):
         rule = f"rank 0 has not answered rank {place.rank} on {socket.gethostname()}"
@@ -114,17 +122,17 @@ def exchange(store: Any, place: Place, topic: str, mine: dict[str, Any], seconds
         store.set(f"{topic}/done", "")
     if place.rank == 0:
         with suppress(DistStoreError):
-            store.wait([f"{topic}/done"], timedelta(seconds=GRACE))
+            store.wait([f"{topic}/done"], timedelta(seconds=GRACE_SECONDS))
     if missing:
         came = ", ".join(sorted({said["host"] for said in heard if said}))
-        rule = f"ranks {_ranges(missing)} did not come within {seconds:g} s; those on {came} did"
+        rule = f"ranks {_format_ranges(missing)} did not come within {seconds:g} s; those on {came} did"
         raise ConfigError(
             "ranks", place.world_size, rule, "see what those ranks say in the log; is one of the nodes down?"
         )
     return heard
 
 
-def _ranges(numbers: list[int]) -> str:
+def _format_ranges(numbers: list[int]) -> str:
     """1, 2, 3, 7 as `1-3, 7`."""
     runs: list[list[int]] = []
     for number in numbers:

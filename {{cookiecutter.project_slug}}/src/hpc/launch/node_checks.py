@@ -12,16 +12,16 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import preflight
-from hpc.config.errors import ConfigError, Finished
+from hpc.config.errors import ConfigError, RunFinished
 from hpc.config.project import PROJECT
 from hpc.launch import placement
-from hpc.launch.placement import Place
+from hpc.launch.placement import Placement
 from hpc.system import files
 
 PACKAGES = ("torch", "lightning", "deepspeed", "hydra-core")
 
 
-def placed(cfg: DictConfig, place: Place, environ: Mapping[str, str]) -> None:
+def check_launch(cfg: DictConfig, place: Placement, environ: Mapping[str, str]) -> None:
     """The launch is the one that the config asks for. From the environment alone, so every rank decides alike.
 
     Raises:
@@ -35,7 +35,7 @@ def placed(cfg: DictConfig, place: Place, environ: Mapping[str, str]) -> None:
         rule = "ranks cannot be numbered across the parts of a heterogeneous job"
         raise ConfigError("SLURM_HET_SIZE", environ["SLURM_HET_SIZE"], rule, "one part, all nodes alike")
     if place.launcher == "none":
-        _unlaunched(cfg, environ, launched)
+        _check_unlaunched(cfg, environ, launched)
         return
     if (place.world_size, place.local_world_size) != (nodes * devices, devices):
         asked = f"trainer.num_nodes={nodes} trainer.devices={devices}"
@@ -48,25 +48,27 @@ def placed(cfg: DictConfig, place: Place, environ: Mapping[str, str]) -> None:
         raise ConfigError("--node-rank", place.node_rank, rule, fix, only_this_rank=place.local_rank == 0)
 
 
-def facts(cfg: DictConfig, place: Place, environ: Mapping[str, str], look: bool = True) -> dict[str, Any]:
+def collect_node_facts(
+    cfg: DictConfig, place: Placement, environ: Mapping[str, str], look: bool = True
+) -> dict[str, Any]:
     """What this process knows of its node. `rejected`: the first thing here that does not fit the config."""
     known: dict[str, Any] = {"host": socket.gethostname(), "rejected": None}
     try:
-        _enough(cfg, place, environ)
+        _check_resources(cfg, place, environ)
         if look:
-            preflight.files(cfg)
+            preflight.check_files(cfg)
     except ConfigError as rejected:
         known["rejected"] = rejected.parts()
     if place.launcher == "none":
         return known  # there is nobody to differ from
     known["config"] = f"{zlib.crc32(repr(OmegaConf.to_container(cfg, resolve=True)).encode()):08x}"
     if place.local_rank == 0:
-        known["code"] = files.checksum(PROJECT)
-        known["versions"] = f"Python {sys.version.split()[0]}, " + ", ".join(map(_version, PACKAGES))
+        known["code"] = files.source_checksum(PROJECT)
+        known["versions"] = f"Python {sys.version.split()[0]}, " + ", ".join(map(_package_version, PACKAGES))
     return known
 
 
-def agree(known: list[dict[str, Any]]) -> None:
+def check_agreement(known: list[dict[str, Any]]) -> None:
     """All nodes can, and are alike.
 
     Raises:
@@ -76,7 +78,7 @@ def agree(known: list[dict[str, Any]]) -> None:
         if fact.get("rejected"):
             key, value, rule, fix = fact["rejected"]
             if fact.get("finished"):
-                raise Finished(key, value, rule, fix)
+                raise RunFinished(key, value, rule, fix)
             raise ConfigError(key, value, f"on {fact['host']}: {rule}" if len(known) > 1 else rule, fix)
     fixes = {
         "config": "no ${oc.env:...} or clock in what ranks must share; python submit.py freezes the config",
@@ -93,19 +95,19 @@ def agree(known: list[dict[str, Any]]) -> None:
             raise ConfigError(what, None, rule, fix)
 
 
-def _unlaunched(cfg: DictConfig, environ: Mapping[str, str], launched: str) -> None:
+def _check_unlaunched(cfg: DictConfig, environ: Mapping[str, str], launched: str) -> None:
     """Nobody launched this process as a rank: right for one node, wrong for several, and not on a login node."""
     if "NODE_RANK" in environ or "LOCAL_RANK" in environ:
         return  # Lightning did, or somebody who says where each process stands
     nodes = cfg.trainer.num_nodes
     if nodes > 1:
         rule = "this process is alone: nothing started the ranks on the other nodes, and it would wait for them"
-        fix = launched if placement.in_job(environ) else "python submit.py ..., or trainer.num_nodes=1"
+        fix = launched if placement.is_in_job(environ) else "python submit.py ..., or trainer.num_nodes=1"
         raise ConfigError("trainer.num_nodes", nodes, rule, fix)
     cluster = cfg.cluster
     if not cluster.scheduler or cfg.trainer.accelerator != cluster.accelerator:
         return
-    if not placement.in_job(environ):
+    if not placement.is_in_job(environ):
         rule = f"cluster={cluster.name} trains in jobs, and this is none (a login node?)"
         raise ConfigError("cluster", cluster.name, rule, "python submit.py ..., or cluster=local to train here")
     if "SLURM_JOB_ID" in environ and "SLURMD_NODENAME" not in environ:  # slurmd sets it, salloc's shell has none
@@ -113,12 +115,12 @@ def _unlaunched(cfg: DictConfig, environ: Mapping[str, str], launched: str) -> N
         raise ConfigError("cluster", cluster.name, rule, launched)
 
 
-def _enough(cfg: DictConfig, place: Place, environ: Mapping[str, str]) -> None:
+def _check_resources(cfg: DictConfig, place: Placement, environ: Mapping[str, str]) -> None:
     """GPUs, cores and arithmetic that the config counts on are here."""
     trainer, cluster = cfg.trainer, cfg.cluster
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if trainer.accelerator == cluster.accelerator and cluster.request and visible is not None:
-        _enough_gpus(trainer.devices, len([name for name in visible.split(",") if name.strip()]), environ)
+        _check_num_gpus(trainer.devices, len([name for name in visible.split(",") if name.strip()]), environ)
     cores = len(os.sched_getaffinity(0))
     wanted = min(cluster.cores_per_gpu or 1, os.cpu_count() or 1)
     if place.launcher == "srun" and cores < wanted:
@@ -128,13 +130,13 @@ def _enough(cfg: DictConfig, place: Place, environ: Mapping[str, str]) -> None:
         return
     import torch
 
-    _enough_gpus(trainer.devices, torch.cuda.device_count(), environ)
+    _check_num_gpus(trainer.devices, torch.cuda.device_count(), environ)
     if "bf16" in trainer.precision and not torch.cuda.is_bf16_supported(including_emulation=False):
         rule = f"{torch.cuda.get_device_name()} has no bfloat16 arithmetic"
         raise ConfigError("trainer.precision", trainer.precision, rule, "trainer.precision=16-mixed")
 
 
-def _enough_gpus(devices: int, found: int, environ: Mapping[str, str]) -> None:
+def _check_num_gpus(devices: int, found: int, environ: Mapping[str, str]) -> None:
     if found < devices:
         rule = f"{found} CUDA devices are visible to this task"
         fix = f"ngpus={devices} in the select of the job (cluster.request), or trainer.devices={found}"
@@ -144,7 +146,7 @@ def _enough_gpus(devices: int, found: int, environ: Mapping[str, str]) -> None:
         raise ConfigError("trainer.devices", devices, rule, fix if found else "trainer=cpu, or ask for GPUs: " + fix)
 
 
-def _version(package: str) -> str:
+def _package_version(package: str) -> str:
     try:
         return f"{package} {version(package)}"
     except PackageNotFoundError:

@@ -22,7 +22,7 @@ LOOPBACK = {"127.0.0.1", "127.0.1.1", "::1"}
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """One process among the ranks. `launcher` is "none" for a process that a person or Lightning started."""
 
     launcher: str
@@ -39,43 +39,43 @@ class Place:
         return self.rank // (self.local_world_size or 1)
 
 
-def place(environ: Mapping[str, str]) -> Place:
+def read_placement(environ: Mapping[str, str]) -> Placement:
     """Read the launcher's variables. torchrun and mpiexec are asked before srun, which may have started them."""
     for launcher, names in LAUNCHERS.items():
         told = all(_is_number(environ.get(name, "")) for name in names)
         if told and (launcher != "torchrun" or "TORCHELASTIC_RUN_ID" in environ):
             rank, size, local_rank, local_size = (int(environ[name]) for name in names)
-            return Place(launcher, rank, size, local_rank, local_size, environ.get("MASTER_ADDR", ""))
+            return Placement(launcher, rank, size, local_rank, local_size, environ.get("MASTER_ADDR", ""))
     if "SLURM_STEP_ID" in environ and _is_number(environ.get("SLURM_STEP_NUM_TASKS", "")):
-        return _srun(environ)
+        return _srun_placement(environ)
     # Lightning's own children and processes that were placed by hand: only a message wants to know the rank.
     ranks = [environ.get(name, "") for name in ("LOCAL_RANK", "NODE_RANK")]
-    return Place("none", sum(int(rank) for rank in ranks if _is_number(rank)), 1, 0, 1)
+    return Placement("none", sum(int(rank) for rank in ranks if _is_number(rank)), 1, 0, 1)
 
 
-def speaks(place: Place, environ: Mapping[str, str]) -> bool:
+def is_reporting_rank(place: Placement, environ: Mapping[str, str]) -> bool:
     """Is this the rank that tells what all ranks know? Also where each believes to be the only one."""
     return place.rank == 0 and environ.get("SLURM_PROCID", "0") == "0"
 
 
-def is_child(place: Place) -> bool:
+def is_lightning_child(place: Placement) -> bool:
     """Has Lightning started this process, beside the one that a person started?"""
     return place.launcher == "none" and place.rank > 0
 
 
-def in_job(environ: Mapping[str, str]) -> bool:
+def is_in_job(environ: Mapping[str, str]) -> bool:
     """Is this process part of a job of Slurm or PBS?"""
     return "SLURM_JOB_ID" in environ or "PBS_JOBID" in environ
 
 
-def cores(ranks_on_node: int, environ: Mapping[str, str]) -> int:
+def num_usable_cores(ranks_on_node: int, environ: Mapping[str, str]) -> int:
     """CPUs that this process may keep busy: its own where srun gave each task some, else its share of the node's."""
     allowed = len(os.sched_getaffinity(0))
-    own = environ.get("SLURM_CPUS_PER_TASK", "") if place(environ).launcher == "srun" else ""
+    own = environ.get("SLURM_CPUS_PER_TASK", "") if read_placement(environ).launcher == "srun" else ""
     return min(allowed, int(own)) if _is_number(own) else max(1, allowed // ranks_on_node)
 
 
-def job_end(environ: Mapping[str, str]) -> float | None:
+def job_end_unix_time(environ: Mapping[str, str]) -> float | None:
     """Unix time when the scheduler ends the job, as its script tells; None: nobody does. Raises `ConfigError`."""
     told = environ.get("HPC_JOB_END") or "0"
     try:
@@ -99,14 +99,14 @@ def first_host(nodes: str) -> str:
     return re.sub(r"\[(\w+)[^]]*\]", r"\1", re.split(r",(?![^[]*\])", nodes)[0])
 
 
-def settle(place: Place, suffix: str, environ: MutableMapping[str, str]) -> None:
+def export_rank_variables(place: Placement, suffix: str, environ: MutableMapping[str, str]) -> None:
     """Give the ranks what torch.distributed's env:// asks for, whoever launched them; the port comes with the store.
 
     Raises:
         ConfigError: MASTER_ADDR is set and leads to another host than rank 0's.
     """
     if place.launcher != "torchrun":
-        environ["MASTER_ADDR"] = _address(place, suffix, environ.get("MASTER_ADDR"))
+        environ["MASTER_ADDR"] = _rank_0_address(place, suffix, environ.get("MASTER_ADDR"))
     else:
         die_with_parent()  # torchrun starts workers in sessions of their own, where PBS does not find them
     environ.update(
@@ -125,7 +125,7 @@ def _is_number(text: str) -> bool:
     return re.fullmatch("[0-9]{1,9}", text) is not None
 
 
-def _srun(environ: Mapping[str, str]) -> Place:
+def _srun_placement(environ: Mapping[str, str]) -> Placement:
     """A process of a step. The step's own variables, as the job's may have been inherited or describe more nodes.
 
     Raises:
@@ -136,7 +136,7 @@ def _srun(environ: Mapping[str, str]) -> Place:
             rule = "must be a number in a step of srun, which sets it for each task"
             raise ConfigError(name, environ.get(name), rule, "unset SLURM_STEP_ID, or srun python train.py ...")
     per_node = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
-    return Place(
+    return Placement(
         "srun",
         int(environ["SLURM_PROCID"]),
         int(environ["SLURM_STEP_NUM_TASKS"]),
@@ -147,7 +147,7 @@ def _srun(environ: Mapping[str, str]) -> Place:
     )
 
 
-def _address(place: Place, suffix: str, asked: str | None) -> str:
+def _rank_0_address(place: Placement, suffix: str, asked: str | None) -> str:
     """Rank 0's address: the first node's name, or what was exported if that is the same machine."""
     if place.local_world_size == place.world_size:
         return "127.0.0.1"  # all ranks are on this machine, whatever a shell has left behind
@@ -157,14 +157,14 @@ def _address(place: Place, suffix: str, asked: str | None) -> str:
         raise ConfigError("MASTER_ADDR", None, rule, "export MASTER_ADDR=$(hostname) before it, on the first node")
     if not asked or asked in (place.master, expected):
         return expected
-    here = _addresses(place.master) | _addresses(expected)
-    if not _addresses(asked) & here - LOOPBACK:
+    here = _ip_addresses(place.master) | _ip_addresses(expected)
+    if not _ip_addresses(asked) & here - LOOPBACK:
         rule = f"rank 0 runs on {place.master}; ranks that follow this address would wait elsewhere"
         raise ConfigError("MASTER_ADDR", asked, rule, "unset MASTER_ADDR before srun")
     return asked
 
 
-def _addresses(host: str) -> set[str]:
+def _ip_addresses(host: str) -> set[str]:
     try:
         return {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
     except OSError:

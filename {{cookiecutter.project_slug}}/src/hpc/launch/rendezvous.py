@@ -20,16 +20,16 @@ from uuid import uuid4
 
 from hpc.config.errors import ConfigError
 from hpc.launch import placement
-from hpc.launch.placement import Place
+from hpc.launch.placement import Placement
 
 NUM_PORTS = 32  # that are tried: neighbours may have as many of them
-ANSWER = 2.0  # seconds that whoever listens at a port has to answer
-LONGEST = 4096  # bytes of a question or an answer
-MOST_CALLS = 10_000  # a second, of all ranks together, for a rank 0 that is not there yet
+ANSWER_SECONDS = 2.0  # seconds that whoever listens at a port has to answer
+MAX_LINE_BYTES = 4096  # bytes of a question or an answer
+MAX_CALLS_PER_SECOND = 10_000  # a second, of all ranks together, for a rank 0 that is not there yet
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchIdentity:
     """What the ranks of one launch have in common, and those of another one have not.
 
     `key`: from the scheduler or the parent process. `words`: a checksum of what was typed, and where; ranks of one
@@ -41,7 +41,7 @@ class Launch:
     ports: tuple[int, ...]
 
     @classmethod
-    def of(cls, place: Place, environ: Mapping[str, str]) -> Self:
+    def of(cls, place: Placement, environ: Mapping[str, str]) -> Self:
         """This process's. Raises `ConfigError` where MASTER_PORT is exported and is not a port."""
         # Not the job number alone: several launches in one job, and attempts after a requeue, must be told apart.
         # Where there is no job, what a person has exported must do, or else the process that started all ranks here: a
@@ -50,19 +50,19 @@ class Launch:
         alike = place.local_world_size == place.world_size and not asked
         job = placement.job_id(environ) or (os.getppid() if alike else "")
         key = f"{os.getuid()}.{job}.{place.step}.{environ.get('SLURM_RESTART_COUNT', 0)}.{place.world_size}.{asked}"
-        first = [_port(asked)] if asked else []
+        first = [_parse_port(asked)] if asked else []
         derived = [10000 + zlib.crc32(f"{key}.{number}".encode()) % 20000 for number in range(NUM_PORTS)]
         words = json.dumps([sys.argv, os.getcwd()])
         return cls(key, f"{zlib.crc32(words.encode()):08x}", (*first, *derived))
 
 
-def _port(asked: str) -> int:
+def _parse_port(asked: str) -> int:
     if not (asked.isdecimal() and 0 < int(asked) < 2**16):
         raise ConfigError("MASTER_PORT", asked, "must be a port number, from 1 to 65535", "unset MASTER_PORT")
     return int(asked)
 
 
-class Reception:
+class PortServer:
     """On rank 0: tells each rank of this launch, and nobody else, the port of the store. Open for so many seconds.
 
     Each rank has one seat: where two launches cannot be told apart, each still gets its number of ranks.
@@ -71,7 +71,7 @@ class Reception:
         ConfigError: all ports are taken.
     """
 
-    def __init__(self, launch: Launch, store_port: int, seconds: float) -> None:
+    def __init__(self, launch: LaunchIdentity, store_port: int, seconds: float) -> None:
         self._launch, self._store_port, self._limit = launch, store_port, time.monotonic() + seconds
         self._seats: dict[int, str] = {}
         self._lock = threading.Lock()
@@ -88,7 +88,7 @@ class Reception:
     def _answer(self, connection: socket.socket) -> None:
         # What comes from a network may be anything at all: who does not ask as a rank does hears nothing.
         with connection, suppress(Exception):
-            answer = self._seat(json.loads(_line(connection)))
+            answer = self._seat(json.loads(_receive_line(connection)))
             connection.sendall(json.dumps(answer).encode() + b"\n")
 
     def _seat(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Reception:
         return {}
 
 
-def find(launch: Launch, place: Place, host: str, seconds: float) -> int:
+def find_store_port(launch: LaunchIdentity, place: Placement, host: str, seconds: float) -> int:
     """The port of the store that rank 0 of this launch serves on `host`. Raises `TimeoutError` when time is over."""
     begun = time.monotonic()
     asked = {**asdict(launch), "ports": None, "rank": place.rank, "who": uuid4().hex}
@@ -109,7 +109,7 @@ def find(launch: Launch, place: Place, host: str, seconds: float) -> int:
                 raise TimeoutError
             # A launch of the same key and other words is a neighbour's as long as our own may still come.
             try:
-                if store_port := _ask(host, port, launch, asked | {"anyhow": waited > seconds / 3}):
+                if store_port := _request_port(host, port, launch, asked | {"anyhow": waited > seconds / 3}):
                     return store_port
             except ConnectionRefusedError:
                 if look % 10:  # rank 0 takes the first port that is free: mostly this one is worth a look
@@ -120,23 +120,23 @@ def find(launch: Launch, place: Place, host: str, seconds: float) -> int:
                 continue
         # A rank 0 that needs ten seconds to import torch is found soon after.
         left = seconds - (time.monotonic() - begun)
-        time.sleep(max(min(left, max(0.1, place.world_size / MOST_CALLS)), 0))
+        time.sleep(max(min(left, max(0.1, place.world_size / MAX_CALLS_PER_SECOND)), 0))
     raise AssertionError("count() has no end")
 
 
-def _ask(host: str, port: int, launch: Launch, asked: Mapping[str, Any]) -> int | None:
-    with socket.create_connection((host, port), timeout=ANSWER) as connection:
+def _request_port(host: str, port: int, launch: LaunchIdentity, asked: Mapping[str, Any]) -> int | None:
+    with socket.create_connection((host, port), timeout=ANSWER_SECONDS) as connection:
         connection.sendall(json.dumps(asked).encode() + b"\n")
-        answer = json.loads(_line(connection))
+        answer = json.loads(_receive_line(connection))
     return int(answer["store_port"]) if answer.get("launch") == launch.key and "store_port" in answer else None
 
 
-def _line(connection: socket.socket) -> bytes:
+def _receive_line(connection: socket.socket) -> bytes:
     """What the other end says up to the end of a line, soon and not too long. Raises `OSError`."""
-    limit, text = time.monotonic() + ANSWER, b""
-    while b"\n" not in text and len(text) < LONGEST:
+    limit, text = time.monotonic() + ANSWER_SECONDS, b""
+    while b"\n" not in text and len(text) < MAX_LINE_BYTES:
         connection.settimeout(max(limit - time.monotonic(), 0.001))
-        if not (part := connection.recv(LONGEST)):
+        if not (part := connection.recv(MAX_LINE_BYTES)):
             break
         text += part
     return text

@@ -15,7 +15,7 @@ def expand(path: str | Path) -> Path:
     return Path(os.devnull, expanded) if expanded.startswith("~") else Path(expanded)
 
 
-def user() -> str:
+def user_name() -> str:
     """The name of this account; `USER` where it has none, which a person replaces."""
     with suppress(KeyError, OSError):  # as it is raised until Python 3.12, and after
         return getpass.getuser()

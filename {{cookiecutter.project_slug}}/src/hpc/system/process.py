@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-BOOT = Path("/proc/sys/kernel/random/boot_id")
+BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 def identity(pid: int) -> list[Any] | None:
@@ -21,12 +21,12 @@ def identity(pid: int) -> list[Any] | None:
         if fields[0] in "ZX":  # has ended, and its parent has not asked yet
             return None
         asks = f"{os.getuid()} in {os.readlink('/proc/self/ns/pid')}"
-        return [BOOT.read_text().strip(), asks, pid, fields[19]]
+        return [BOOT_ID_FILE.read_text().strip(), asks, pid, fields[19]]
     except (OSError, IndexError):
         return None
 
 
-def began() -> float:
+def start_unix_time() -> float:
     """Unix time when this process was started, to a hundredth of a second; where there is no /proc, now."""
     try:
         ticks = int(Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
@@ -35,7 +35,7 @@ def began() -> float:
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def bytes_moved() -> int:
+def io_bytes() -> int:
     """How much this process has read and written, whatever files; 0 where there is no /proc."""
     try:
         counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
