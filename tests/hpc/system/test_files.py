@@ -41,4 +41,4 @@ def test_aliases_of_aliases_are_not_followed(tmp_path: Path) -> None:
 
 def test_a_terminal_is_sent_no_codes() -> None:
     told = str(errors.ConfigError("a\nb", "\x1b]0;owned\x07\u202e", "rule", "fix"))
-    assert told.splitlines()[0] == "a\\nb=\\x1b]0;owned\\x07\\u202e"
+    assert told.splitlines()[0] == "a\\nb=\\x1b]0;owned\\x07\\u202e: rule."

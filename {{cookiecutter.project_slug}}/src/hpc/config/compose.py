@@ -10,14 +10,17 @@ from typing import Any, NoReturn
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from hpc.config.conversion import flatten, list_override
 from hpc.config.errors import ArgumentParser, ConfigError, closest_word, first_line, suggest_key
 from hpc.config.freezing import escape_quotes
-from hpc.config.project import CONFIGS
+from hpc.config.project import CONFIGS, SHIPPED_CLUSTERS, shipped_clusters
 from hpc.config.sections import TEXT_KEYS
 from hpc.config.yaml_files import YAML_ERRORS, load_yaml
 from hpc.system import home
@@ -39,6 +42,15 @@ class VerbParser(ArgumentParser):
         """Return the help, with the config groups at its end."""
         self.epilog = _describe_groups()
         return super().format_help()
+
+
+class ClusterSearchPath(SearchPathPlugin):
+    """Let Hydra find the clusters that hpc ships, wherever the project's own configs/cluster/ has no such file."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append the folder above `cluster/`, as Hydra finds a group in a folder of its name."""
+        for folder in [Path(entry.path) for entry in search_path.get_path() if entry.provider == "main"]:
+            search_path.append("hpc", str(shipped_clusters(folder).parent))
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
@@ -79,7 +91,7 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
     for override in overrides:
         _reject_forbidden(override)
     try:
-        with initialize_config_dir(str(configs), version_base="1.3"):
+        with _initialize_hydra(configs):
             cfg = hydra_compose(
                 "train", [_quote_text_value(override) for override in overrides], return_hydra_config=True
             )
@@ -99,7 +111,7 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
             rule = f"must be a group of keys, and {configs} with these overrides makes it something else"
             raise ConfigError(group, None, rule, f"a file of configs/{group} with keys")
     if personal and (own := _load_personal_values(str(OmegaConf.select(cfg, "cluster.name")))):
-        with initialize_config_dir(str(configs), version_base="1.3"):
+        with _initialize_hydra(configs):
             searched = [override for override in overrides if override.lstrip("+").startswith("hydra.searchpath=")]
             usual = hydra_compose("train", [*searched, f"cluster={cluster}"]).cluster
         _apply_personal_values(
@@ -109,17 +121,23 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
 
 
 def config_groups(configs: Path | None = None) -> dict[str, list[str]]:
-    """Config groups and the choices each offers, read from the folder `configs/`."""
-    return {
-        folder.name: sorted(file.stem for file in folder.glob("*.yaml") if file.stem != "base")
-        for folder in sorted((configs or CONFIGS).iterdir())
-        if folder.is_dir()
-    }
+    """Return the config groups and the choices each offers: files of `configs/`, and the clusters that hpc ships."""
+    configs = configs or CONFIGS
+    choices: dict[str, set[str]] = {}
+    for folder in (*filter(Path.is_dir, configs.iterdir()), shipped_clusters(configs)):
+        choices.setdefault(folder.name, set()).update(file.stem for file in folder.glob("*.yaml"))
+    return {group: sorted(choices[group] - {"base"}) for group in sorted(choices)}
+
+
+def _initialize_hydra(configs: Path) -> initialize_config_dir:
+    """Return the context in which Hydra composes the files of `configs/` and the clusters that hpc ships."""
+    Plugins.instance().register(ClusterSearchPath)
+    return initialize_config_dir(str(configs), version_base="1.3")
 
 
 def _describe_groups() -> str:
     lines = [f"  {group}={' | '.join(choices)}" for group, choices in config_groups().items()]
-    return "config groups (files of configs/):\n" + "\n".join(lines)
+    return f"config groups (files of configs/; clusters also in {SHIPPED_CLUSTERS}/):\n" + "\n".join(lines)
 
 
 def _quote_text_value(override: str) -> str:
@@ -204,8 +222,10 @@ def _raise_config_error(error: HydraException, overrides: Sequence[str], configs
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.replace(".yaml", "").rpartition("/")
         choices = config_groups(configs).get(group, [])
-        fix = closest_word(choice, choices, "one of them")
-        raise ConfigError(group or choice, choice, f"must be one of {', '.join(choices)}", f"{group}={fix}") from None
+        fix = f"{group}={closest_word(choice, choices, 'one of them')}"
+        if group == "cluster":
+            fix += f", or add configs/cluster/{choice}.yaml, as those in {SHIPPED_CLUSTERS}/ are"
+        raise ConfigError(group or choice, choice, f"must be one of {', '.join(choices)}", fix) from None
     if match := re.search(r"Ambiguous value for argument '([^']*)'", text):
         rule = "must be one value; several values are several runs, or one list"
         fix = "python submit.py --multirun ... for several runs, or key=[a,b] for a list"

@@ -10,6 +10,7 @@ SOURCES = Path(__file__).absolute().parents[2]
 PROJECT = SOURCES.parent
 CONFIGS = PROJECT / "configs"
 HPC = __name__.partition(".")[0]  # the name of this package
+SHIPPED_CLUSTERS = Path("src", HPC, "jobs", "cluster")  # in a project
 
 
 @cache
@@ -28,6 +29,12 @@ def project_name() -> str:
     """Return the project's name, as pyproject.toml has it. It names what is kept for the project elsewhere."""
     with (PROJECT / "pyproject.toml").open("rb") as file:
         return tomllib.load(file)["project"]["name"]
+
+
+def shipped_clusters(configs: Path) -> Path:
+    """Return the folder of clusters that lies in the same project as `configs`; where it has none, this project's."""
+    beside = configs.parent / SHIPPED_CLUSTERS
+    return beside if beside.is_dir() else SOURCES.parent / SHIPPED_CLUSTERS
 
 
 def require_beside(file: str) -> None:

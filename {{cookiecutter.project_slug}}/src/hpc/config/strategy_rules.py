@@ -58,7 +58,7 @@ def _check_tensor_parallel_size(strategy: StrategyConfig, trainer: TrainerConfig
         raise ConfigError(key, size, f"must be 1 with strategy={strategy.name}", "strategy=fsdp")
     if world_size % size:
         sizes = f"{trainer.num_nodes} nodes * {trainer.devices} devices = {world_size}"
-        rule = f"must be a divisor of the world size, {sizes}"
+        rule = f"must be a divisor of the world size ({sizes})"
         raise ConfigError(key, size, rule, f"{key}={_closest_divisor(world_size, size)}")
 
 
