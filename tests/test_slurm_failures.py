@@ -74,7 +74,7 @@ REJECTED = {
     "a rank that does not come": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         f"srun bash -c '{ON_NODE_2} exec sleep 25; exec {TWO_NODES}'",
-        ["ranks 1 did not come within 20 s", "n1"],
+        ["Ranks 1 did not come within 20 s", "n1"],
         65,
     ),
     "F28, F59 another environment": (
@@ -104,7 +104,7 @@ REJECTED = {
     "F38 a config of its own on each rank": (
         "--ntasks-per-node=2 --gres=gpu:2",
         f"srun {TWO} 'name=x${{oc.env:SLURM_PROCID}}'",
-        ["config", "differs between ranks"],
+        ["config", "must be the same on all ranks"],
         60,
     ),
     "F46 no room": (

@@ -187,6 +187,33 @@ def test_rejections_name_key_rule_and_fix(overrides: list[str], key: str, words:
     assert len(str(caught.value).splitlines()) <= 20
 
 
+def test_all_keys_without_a_value_are_named_at_once() -> None:
+    words = ["data=images", "model=resnet18", "model.optimizer.lr=???", "name=???"]
+    with pytest.raises(ConfigError) as caught:
+        preflight.check_rules(compose.compose_overrides(words))
+    assert caught.value.key == "data.dir, model.optimizer.lr, name"
+    first, last = str(caught.value).splitlines()
+    assert first == "data.dir, model.optimizer.lr, name must have values, as they have no default."
+    assert last == "  Try: data.dir=<value> model.optimizer.lr=<value> name=<value>"
+
+
+def test_all_that_a_job_on_this_cluster_cannot_do_without_is_named_at_once() -> None:
+    missing = ["cluster.account", "cluster.partition", "cluster.gpus_per_node", "cluster.cores_per_gpu"]
+    words = ["cluster=massive_m3", "trainer=ddp", "cluster.account=null"]
+    with pytest.raises(ConfigError) as caught:
+        preflight.check_job(compose.compose_overrides(words))
+    assert caught.value.key == ", ".join(missing) and caught.value.value is None
+    assert str(caught.value).startswith(f"{', '.join(missing)} must have values for a job on cluster=massive_m3.\n")
+    assert all(f"{key}=<{key.partition('.')[2]}>" in caught.value.fix for key in missing)
+    with pytest.raises(ConfigError) as caught:  # those without a default are among them
+        preflight.check_job(compose.compose_overrides([*words, "cluster.partition=m3", "data=images"]))
+    assert caught.value.key == "cluster.account, cluster.gpus_per_node, cluster.cores_per_gpu, data.dir"
+    known = ["cluster.account=a", "cluster.partition=m3", "cluster.gpus_per_node=2", "cluster.cores_per_gpu=8"]
+    preflight.check_job(compose.compose_overrides(["cluster=massive_m3", "trainer=ddp", *known]))
+    with pytest.raises(ConfigError, match=r"^cluster\.account must have a value for a job on cluster=massive_m3\."):
+        preflight.check_job(compose.compose_overrides([*words[:2], "cluster.account=''", *known[1:]]))
+
+
 @pytest.mark.parametrize(
     "bad", ["sead: 3", "trainer: {max_epoch: 3}", "defaults: [{override /data: digit}]", "data: {dri: x}"]
 )

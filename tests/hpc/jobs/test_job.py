@@ -517,7 +517,7 @@ def test_accounts_are_one_word(value: str) -> None:
     ("overrides", "words"),
     [
         (["cluster=juwels"], "cluster=juwels_booster"),
-        (["cluster=local"], "no scheduler"),
+        (["cluster=local"], "with a scheduler"),
         (["cluster=juwels_booster", "cluster.account=null"], "cluster.account=<account>"),
         (["cluster=juwels_booster", "cluster.account="], "cluster.account=<account>"),
         (["cluster=marenostrum5", "cluster.account=a"], "cluster.qos=<qos>"),

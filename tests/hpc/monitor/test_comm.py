@@ -88,7 +88,7 @@ def test_wait_prints_the_table_of_the_job(desk: Desk) -> None:
         (["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1"], "one rank has nobody to talk to"),
         (["trainer=ddp_4node", "trainer.devices=2"], "has no scheduler that could start ranks on other nodes"),
         (["trainer=ddp"], "does not say how many GPUs a node has"),
-        (["trainer=ddp_4node", "cluster=juwels_booster", "cluster.account=null"], "has to name it"),
+        (["trainer=ddp_4node", "cluster=juwels_booster", "cluster.account=null"], "must have a value for a job on"),
         (["resume=/nowhere"], "there is no such directory"),
     ],
 )

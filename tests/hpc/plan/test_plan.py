@@ -246,7 +246,7 @@ def test_the_command(tmp_path):
         (["pipeline=16", "model.network.num_layers=7", "micro_batch=1"], "divides the 7 blocks of the network"),
         (["interleaved=2"], "are pieces of a pipeline's stage"),
         (["micro_batch=7"], "global batch 256 = data-parallel size 16"),
-        (["data.global_batch_size=0"], "is at least 1"),
+        (["data.global_batch_size=0"], "must be at least 1"),
         (["model.network.width=-8"], "model.network.width=-8\n  rule: is at least 1"),
         (["model.network.num_layers=0"], "model.network.num_layers=0\n  rule: is at least 1"),
         (["cluster.gpu=A1000"], "hpc/planning/hardware.yaml knows"),

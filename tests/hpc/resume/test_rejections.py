@@ -123,7 +123,7 @@ TAKEN = {
 def test_values_that_a_library_does_not_take(build: Callable[[], Any]) -> None:
     taken_back = []
     with (
-        pytest.raises(ConfigError, match="must be such as are taken"),
+        pytest.raises(ConfigError, match="must have values that"),
         rejections.rejections(SimpleNamespace(trains=False, take_back=lambda: taken_back.append(True))),  # type: ignore[arg-type]
     ):
         build()

@@ -123,7 +123,7 @@ def test_what_each_rank_composes_is_the_same_and_writes_nothing(run: Path) -> No
 
 
 def test_the_rules_hold_after_a_move(run: Path) -> None:
-    with pytest.raises(ConfigError, match="divides by data-parallel size"):
+    with pytest.raises(ConfigError, match="must be divisible by data-parallel size"):
         compose(run, "trainer.num_nodes=3")
     with pytest.raises(ConfigError, match="at least 1"):
         compose(run, "trainer.num_nodes=0", "strategy=deepspeed_zero2")

@@ -139,7 +139,7 @@ def test_why_accuracy_falls_is_said_of_this_study() -> None:
         (["nodes=1,2", "trainer.max_steps=5"], "steps="),
         (["nodes=1,2", "run_dir=x"], "out="),
         (["nodes=1,2", "scaling=week"], "scaling=weak"),
-        (["nodes=1,2", "lr=root"], "is one of"),
+        (["nodes=1,2", "lr=root"], "must be one of"),
         (["nodes=1,2", "lr=sqrt"], "scaling=weak"),
         (["nodes=1,2", "callbacks.throughput=null"], "measures"),
         (["nodes=1,2", "data.global_batch_size=many"], "type int"),

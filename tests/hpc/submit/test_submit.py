@@ -309,15 +309,15 @@ def test_waiting_for_the_scheduler_is_announced(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        (["cluster=local"], "no scheduler"),
-        (["cluster=local", "trainer=ddp"], "no scheduler"),  # and not how many GPUs a node of that has
+        (["cluster=local"], "with a scheduler"),
+        (["cluster=local", "trainer=ddp"], "with a scheduler"),  # and not how many GPUs a node of that has
         (["cluster=juwels_booster", "cluster.account=null"], "cluster.account=<account>"),
         (["cluster=slurm", "trainer.num_nodes=0"], "at least 1"),
         (["cluster=slurm", "+trainer.max_epoch=2"], "trainer.max_epochs"),
         (["cluster=slurm", "model.optimizer.lr=fast"], "float"),
         (["cluster=slurm", "model.optimizer.lr=-1"], "above 0"),
         (["cluster=slurm", "cluster.time=2:30"], "2:30:00 (hours)"),
-        (["cluster=slurm", "ckpt=/nowhere"], "no such file"),
+        (["cluster=slurm", "ckpt=/nowhere"], "must be an existing file"),
         (["cluster=slurm", "ckpt="], "ckpt=null for none"),
         (["cluster=slurm", "cluster.account="], "cluster.account=null for none"),
         (["resume="], "resume=<a run directory>"),
@@ -421,7 +421,7 @@ def test_what_cannot_go_on_is_rejected(desk: Desk) -> None:
         "": "is damaged: no keys",
         f"{frozen}later: 1\n": f"later is unknown\n  Try: python {Path('mine/code').absolute()}/submit.py",
         frozen.replace("\nfaults:", "\nfalts:"): "faults is new here",
-        frozen.replace("scheduler: slurm", "scheduler: null"): "no scheduler",
+        frozen.replace("scheduler: slurm", "scheduler: null"): "with a scheduler",
     }.items():
         Path("mine/config.yaml").write_text(text)
         assert desk.type("resume=mine") == 2, text
