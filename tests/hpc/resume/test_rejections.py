@@ -63,7 +63,7 @@ class Derived(ModelCheckpoint):
 
 def test_such_a_callback_that_the_module_brings() -> None:
     unsupported.reject_callbacks(SimpleNamespace(callbacks=[L.Callback()]))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="the project itself must write") as rejected:
+    with pytest.raises(ConfigError, match="The project itself must write") as rejected:
         unsupported.reject_callbacks(SimpleNamespace(callbacks=[L.Callback(), Derived()]))  # type: ignore[arg-type]
     assert rejected.value.value == "Derived" and "configure_callbacks" in rejected.value.fix
 
@@ -81,12 +81,12 @@ def test_layers_that_get_their_sizes_from_the_first_batch() -> None:
 
 def test_a_run_with_checkpoints_no_longer_needs_the_one_it_began_with(tmp_path: Path) -> None:
     cfg = compose.compose_overrides([f"ckpt={tmp_path}/gone", f"run_dir={tmp_path}/run"])
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match="must be an existing file"):
         preflight.check_files(cfg)
     (tmp_path / "run/checkpoints/last.ckpt").mkdir(parents=True)
     preflight.check_files(cfg)
     cfg.test_only = True  # that reads it each time
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match="must be an existing file"):
         preflight.check_files(cfg)
 
 
@@ -140,7 +140,7 @@ def test_what_data_reject_while_they_are_built() -> None:
 def test_a_run_directory_is_named_as_it_can_be_shown(name: str) -> None:
     cfg = compose.compose_overrides([])
     cfg.run_dir = f"runs/{name}"
-    with pytest.raises(ConfigError, match="is a path of one line"):
+    with pytest.raises(ConfigError, match="must be a path of one line"):
         preflight.check_rules(cfg)
 
 

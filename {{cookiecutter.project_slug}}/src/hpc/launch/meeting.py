@@ -109,7 +109,8 @@ def all_gather_json(
             store.wait([f"{topic}/done"], timedelta(seconds=GRACE_SECONDS))
     if missing:
         hosts = ", ".join(sorted({value["host"] for value in values if value}))
-        rule = f"Ranks {_format_ranges(missing)} did not come within {timeout_seconds:g} s; those on {hosts} did"
+        ranks = f"{'Rank' if len(missing) == 1 else 'Ranks'} {_format_ranges(missing)}"
+        rule = f"{ranks} did not come within {timeout_seconds:g} s; those on {hosts} did"
         fix = "see what those ranks say in the log; is one of the nodes down?"
         raise ConfigError("ranks", place.world_size, rule, fix)
     return values
