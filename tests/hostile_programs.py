@@ -138,14 +138,14 @@ def _data(base: Path) -> None:
 
 def enter(case: Any, project: Path) -> None:
     """Start a program as a shell would."""
-    from hpc.config import compose, trust
+    from hpc.config import compose, personal_clusters, trust
 
     if case.configs:
         for module in (compose, trust):
             module.CONFIGS = case.configs
         trust.TRUSTED_FILE = case.configs / "trusted.yaml"
     if case.personal:
-        compose.PERSONAL_CLUSTERS = case.personal
+        personal_clusters.PERSONAL_CLUSTERS = case.personal
     if case.host:
         socket.gethostname = lambda: case.host  # as os.uname and the kernel would have it
     sys.argv = [case.program, *case.words]

@@ -9,7 +9,7 @@ import pytest
 from fork import ENVIRON, PROJECT
 from omegaconf import OmegaConf
 
-from hpc.config import compose, layout, preflight, project, strategy_rules
+from hpc.config import compose, layout, personal_clusters, preflight, project, strategy_rules
 from hpc.config.errors import ConfigError
 
 TEXT = ["data=stdlib", "model=gpt_tiny"]
@@ -240,7 +240,7 @@ def test_an_experiment_file_is_obeyed(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "configs/experiment/mine.yaml").write_text(f"# @package _global_\n{json.dumps(said)}\n")
     (tmp_path / "clusters.yaml").write_text("slurm: {account: other, time: '3:00:00'}\n")
     monkeypatch.setattr(compose, "CONFIGS", tmp_path / "configs")
-    monkeypatch.setattr(compose, "PERSONAL_CLUSTERS", tmp_path / "clusters.yaml")
+    monkeypatch.setattr(personal_clusters, "PERSONAL_CLUSTERS", tmp_path / "clusters.yaml")
     cfg = compose.compose_overrides(["experiment=mine", "cluster=slurm", "seed=8"])
     assert cfg.seed == 8 and cfg.cluster.time == "3:00:00"
     assert OmegaConf.merge(cfg, {**said, "seed": 8}) == cfg

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from test_startup import COMPOSING, PROBE, libraries
 
 from hpc.config import compose as config_compose
-from hpc.config import preflight, project
+from hpc.config import personal_clusters, preflight, project
 from hpc.config.errors import ConfigError
 from hpc.jobs import job_states
 from hpc.run import changes, command_line, frozen_config, saved_config
@@ -131,7 +131,7 @@ def test_the_rules_hold_after_a_move(run: Path) -> None:
 
 def test_a_persons_own_values_count(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "clusters.yaml").write_text("slurm: {account: mine, partition: theirs}")
-    monkeypatch.setattr(config_compose, "PERSONAL_CLUSTERS", tmp_path / "clusters.yaml")
+    monkeypatch.setattr(personal_clusters, "PERSONAL_CLUSTERS", tmp_path / "clusters.yaml")
     cfg = compose(run, "cluster.partition=big")
     assert (cfg.cluster.account, cfg.cluster.partition) == ("mine", "big")
 

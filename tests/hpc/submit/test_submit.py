@@ -19,7 +19,7 @@ from desk import FILES, SOURCED, Desk
 from fork import PROJECT
 from omegaconf import OmegaConf
 
-from hpc.config import compose, freezing, project
+from hpc.config import compose, freezing, personal_clusters, project
 from hpc.config.errors import ConfigError
 from hpc.jobs import job
 from hpc.run import directory, saved_config, snapshot
@@ -652,7 +652,7 @@ def test_the_shipped_project_is_copied_whole() -> None:
 
 @pytest.fixture
 def personal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(compose, "PERSONAL_CLUSTERS", tmp_path / "clusters.yaml")
+    monkeypatch.setattr(personal_clusters, "PERSONAL_CLUSTERS", tmp_path / "clusters.yaml")
     return tmp_path / "clusters.yaml"
 
 

@@ -1,12 +1,11 @@
 """Compose one config from configs/ and what a person types. Reject overrides that can only be mistakes."""
 
 import argparse
-import os
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -20,10 +19,9 @@ from omegaconf.errors import OmegaConfBaseException
 from hpc.config.conversion import flatten, list_override
 from hpc.config.errors import ArgumentParser, ConfigError, closest_word, first_line, suggest_key
 from hpc.config.freezing import escape_quotes
+from hpc.config.personal_clusters import apply_personal_values, load_personal_values
 from hpc.config.project import CONFIGS, SHIPPED_CLUSTERS, shipped_clusters
 from hpc.config.sections import TEXT_KEYS
-from hpc.config.yaml_files import YAML_ERRORS, load_yaml
-from hpc.system import home
 
 # Keys that decide what code runs. They are written in files of configs/, never typed on a command line.
 CODE_KEYS = re.compile(r"(?<!\w)_(target|partial|args|check)_(?!\w)")
@@ -31,8 +29,6 @@ CODE_KEYS = re.compile(r"(?<!\w)_(target|partial|args|check)_(?!\w)")
 HYDRA_KEYS = re.compile(r"[+~]*hydra\b(?!\.searchpath\b)")
 # Groups that are used before the config is checked.
 REQUIRED_GROUPS = ("cluster", "strategy", "trainer", "data", "model")
-# One user's accounts and partitions, for every project made from the template.
-PERSONAL_CLUSTERS = home.expand(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "hpc-ml-template" / "clusters.yaml"
 
 
 class VerbParser(ArgumentParser):
@@ -92,9 +88,8 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
         _reject_forbidden(override)
     try:
         with _initialize_hydra(configs):
-            cfg = hydra_compose(
-                "train", [_quote_text_value(override) for override in overrides], return_hydra_config=True
-            )
+            quoted = [_quote_text_value(override) for override in overrides]
+            cfg = hydra_compose("train", quoted, return_hydra_config=True)
             cluster = cfg.hydra.runtime.choices.get("cluster")
             with open_dict(cfg):
                 del cfg["hydra"]
@@ -104,19 +99,18 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
         _raise_config_error(error, overrides, configs)
     except Exception as error:  # a file that is not a config can fail anywhere in Hydra
         rule = f"must compose to one config: {type(error).__name__}: {first_line(error)}"
-        typed = " ".join(overrides) or f"{configs}/train.yaml"
-        raise ConfigError(typed, None, rule, f"correct the file below {configs}") from None
+        key = " ".join(overrides) or f"{configs}/train.yaml"
+        raise ConfigError(key, None, rule, f"correct the file below {configs}") from None
     for group in REQUIRED_GROUPS:
         if not isinstance(OmegaConf.select(cfg, group, default=None), DictConfig):
             rule = f"must be a group of keys, and {configs} with these overrides makes it something else"
             raise ConfigError(group, None, rule, f"a file of configs/{group} with keys")
-    if personal and (own := _load_personal_values(str(OmegaConf.select(cfg, "cluster.name")))):
+    if personal and (values := load_personal_values(str(OmegaConf.select(cfg, "cluster.name")))):
         with _initialize_hydra(configs):
-            searched = [override for override in overrides if override.lstrip("+").startswith("hydra.searchpath=")]
-            usual = hydra_compose("train", [*searched, f"cluster={cluster}"]).cluster
-        _apply_personal_values(
-            own, cfg.cluster, usual, {override.partition("=")[0].lstrip("+~") for override in overrides}
-        )
+            search_path = [override for override in overrides if override.lstrip("+").startswith("hydra.searchpath=")]
+            default = hydra_compose("train", [*search_path, f"cluster={cluster}"]).cluster
+        typed = {override.partition("=")[0].lstrip("+~") for override in overrides}
+        apply_personal_values(values, cfg.cluster, default=default, typed=typed)
     return cfg
 
 
@@ -146,41 +140,6 @@ def _quote_text_value(override: str) -> str:
     if key not in TEXT_KEYS or not equals or value in ("null", "???") or value[:1] in ("'", '"') or "${" in value:
         return override
     return f"{key}='{escape_quotes(value)}'"
-
-
-def _apply_personal_values(own: dict[str, Any], cluster: DictConfig, usual: DictConfig, typed: Set[str]) -> None:
-    """Replace values of the cluster by the user's own, except those that are typed or set by an experiment.
-
-    Args:
-        own: the user's values, by key of the cluster.
-        usual: the cluster without any other override or experiment.
-        typed: the keys that are typed.
-    """
-    now, before = (OmegaConf.to_container(node, resolve=False) for node in (cluster, usual))
-    assert isinstance(now, dict) and isinstance(before, dict)
-    for key, value in own.items():
-        if key not in now:
-            fix = suggest_key(key, map(str, cluster))
-            raise ConfigError(f"{PERSONAL_CLUSTERS}: {key}", None, "must be a key of a cluster's file", fix)
-        if f"cluster.{key}" in typed:
-            continue
-        if isinstance(value, dict) and isinstance(now[key], dict):  # env: name by name, as Hydra merges it
-            unchanged = {name for name in value if now[key].get(name) == (before.get(key) or {}).get(name)}
-            with open_dict(cluster[key]):
-                cluster[key].update({name: value[name] for name in unchanged if f"cluster.{key}.{name}" not in typed})
-        elif now[key] == before.get(key):
-            cluster[key] = value
-
-
-def _load_personal_values(cluster: str) -> dict[str, Any]:
-    """Return this user's own values for a cluster, such as account and partition."""
-    if not PERSONAL_CLUSTERS.is_file():
-        return {}
-    try:
-        return dict((OmegaConf.to_container(load_yaml(PERSONAL_CLUSTERS)).get(cluster) or {}).items())  # type: ignore
-    except YAML_ERRORS as error:
-        rule = f"must be YAML, cluster names with keys of a cluster's file: {first_line(error)}"
-        raise ConfigError(str(PERSONAL_CLUSTERS), None, rule, f"{cluster}: {{account: ...}}") from None
 
 
 def _reject_forbidden(override: str) -> None:
@@ -235,7 +194,6 @@ def _raise_config_error(error: HydraException, overrides: Sequence[str], configs
         rule = "must be a group or a key of configs/ (+key=value adds a key)"
         raise ConfigError(key, None, rule, _suggest_for_unknown_key(key, overrides, configs))
     cause = error.__cause__ or error
-    typed = " ".join(overrides) or "configs/train.yaml"
-    raise ConfigError(
-        typed, None, f"Hydra cannot compose a config: {str(cause).splitlines()[0]}", "see --help"
-    ) from None
+    key = " ".join(overrides) or "configs/train.yaml"
+    rule = f"Hydra cannot compose a config: {str(cause).splitlines()[0]}"
+    raise ConfigError(key, None, rule, "see --help") from None

@@ -11,9 +11,9 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from hpc.config.compose import PERSONAL_CLUSTERS
 from hpc.config.conversion import flatten
 from hpc.config.errors import ConfigError
+from hpc.config.personal_clusters import PERSONAL_CLUSTERS
 
 
 def check_complete(cfg: DictConfig) -> None:

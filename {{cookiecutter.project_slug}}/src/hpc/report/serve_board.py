@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc.config import cluster_rules, compose
+from hpc.config import cluster_rules, personal_clusters
 from hpc.config.sections import ClusterConfig
 from hpc.report import ssh_tunnel, tensorboard
 from hpc.system import home
@@ -44,7 +44,7 @@ def address(port: int, cluster: ClusterConfig) -> list[str]:
         f"and open http://localhost:{port}/ there. Ctrl-C ends it here.",
     ]
     if not cluster.login_host:
-        file = f"configs/cluster/{cluster.name}.yaml or {compose.PERSONAL_CLUSTERS}"
+        file = f"configs/cluster/{cluster.name}.yaml or {personal_clusters.PERSONAL_CLUSTERS}"
         found.append(
             f"(cluster.login_host is not known: where this machine has another name outside, set it in {file})"
         )
