@@ -202,7 +202,7 @@ def _leave(report: dict[str, Any], cluster: str, run_dir: Path) -> None:
     lines += [*report["compared"], *(f"warning: {line}" for line in report["warnings"])]
     files.write_atomically(run_dir / RESULT, json.dumps(report, indent=1))
     try:
-        kept = measured_links.save(cluster, report["backend"], measured_links.parse(report["links"]))
+        kept = measured_links.save(cluster, report["backend"], links=measured_links.parse(report["links"]))
         lines += [f"kept for the plan in {kept}"]
     except OSError as error:
         lines += [f"warning: not kept for the plan: {error}"]
