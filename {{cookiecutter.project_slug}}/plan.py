@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the plan for programs")
     typed = parser.parse_intermixed_args(sys.argv[1:])
     own, typed.overrides = plan_words.split(typed.overrides)
-    cfg = command_line.composed(typed)
+    cfg = command_line.compose_parsed(typed)
     preflight.rules(cfg)
     notes = looked_at(cfg)
     layout = plan_words.piped(setup.of(cfg), own)

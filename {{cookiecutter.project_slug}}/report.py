@@ -28,7 +28,7 @@ def main() -> None:
             rule = "is a file" if os.path.lexists(place) else "there is no such directory"
             raise errors.ConfigError(str(place), None, rule, "python report.py RUN_DIR, or nothing for runs/")
     places = asked or [project.PROJECT / "runs"]
-    found = history.find(places[0]) if len(places) == 1 else []
+    found = history.find_runs(places[0]) if len(places) == 1 else []
     if len(found) == 1 and found[0].path == places[0]:
         from hpc.report import files  # what draws is not needed for a table
 

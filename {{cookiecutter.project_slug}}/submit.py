@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from hpc.config import compose, errors, preflight, project, walltime
 from hpc.config.errors import ConfigError
 from hpc.jobs import job
-from hpc.run import allowed_changes, changes, command_line, directory, frozen_config, snapshot
+from hpc.run import allowed_changes, command_line, directory, environment, frozen_config, snapshot
 from hpc.studies import search, sweep
 from hpc.submit import queued, scheduler
 from hpc.submit.scripts import describe, reject_no_training, text, work_dir, write
@@ -33,7 +33,7 @@ def main() -> None:
         submit_sweep(asked)
     elif asked.search:
         submit_search(asked)
-    elif run_dir := command_line.resumes(asked.overrides):
+    elif run_dir := command_line.resume_directory(asked.overrides):
         go_on(run_dir, asked)
     else:
         submit(asked)
@@ -53,17 +53,17 @@ def arguments() -> Namespace:
 
 def go_on(run_dir: Path, asked: Namespace) -> None:
     """The script that was submitted before, once more; or a new one, where what is typed moves the run."""
-    cfg = command_line.composed(asked)
+    cfg = command_line.compose_parsed(asked)
     preflight.job(cfg)
     if not all((run_dir / name).is_file() for name in ("job.sh", "code/train.py")):
         rule = "was not made by submit.py: there is no job.sh with its code in it"
         raise ConfigError("resume", run_dir, rule, f"python train.py resume={run_dir}, in a job")
-    moves = changes.changes(run_dir, cfg)
+    moves = frozen_config.list_changes(run_dir, cfg)
     if moves:
         reject_no_training(run_dir)
         os.chdir(work_dir(run_dir))  # its relative paths shall mean what they meant
         preflight.files(cfg)
-        reject_too_big(cfg, frozen_config.said(run_dir, compose.typed(asked.overrides)))
+        reject_too_big(cfg, frozen_config.merge_overrides(run_dir, compose.typed(asked.overrides)))
     if asked.dry_run:
         sys.stderr.write("".join(f"{line}\n" for line in moves))
         script = files.text(run_dir / "job.sh", errors="surrogateescape")
@@ -74,7 +74,7 @@ def go_on(run_dir: Path, asked: Namespace) -> None:
         ready(cfg, asked, run_dir / "code")
         directory.create(run_dir, cfg.group_readable)
         allowed_changes.withdraw(run_dir)  # of a job that was never run
-        frozen_config.keep(run_dir, cfg, compose.typed(asked.overrides))
+        frozen_config.create_or_replace(run_dir, cfg, words=compose.typed(asked.overrides))
         if moves:
             write(describe(cfg, run_dir=run_dir), cfg, run_dir)
         command = hand_over(cfg, run_dir, asked)
@@ -83,27 +83,27 @@ def go_on(run_dir: Path, asked: Namespace) -> None:
 
 def submit(asked: Namespace, program: str = "train.py") -> Path:
     """A job of this program's ranks; its run directory."""
-    cfg = checked(command_line.composed(asked), asked.overrides if program == "train.py" else None)
-    cfg.run_dir = str(directory.choose(cfg.run_dir, cfg.name, datetime.now(), {}))
+    cfg = checked(command_line.compose_parsed(asked), asked.overrides if program == "train.py" else None)
+    cfg.run_dir = str(directory.choose(cfg.run_dir, cfg.name, now=datetime.now(), environ={}))
     run_dir = Path(cfg.run_dir)
     work = describe(cfg, run_dir=run_dir, program=program)
     if asked.dry_run:
         print(text(work, cfg), end="")
         return run_dir
     ready(cfg, asked, project.PROJECT)
-    snapshot.refuse(cfg.dirty_tree)
+    snapshot.reject_unsuitable_code(cfg.dirty_tree)
     directory.reject_used(run_dir)
     with room(run_dir):
         directory.create(run_dir, cfg.group_readable)
-        frozen_config.begin(run_dir, cfg, asked.overrides)
-        snapshot.take(run_dir)
+        frozen_config.create_exclusively(run_dir, cfg, words=asked.overrides)
+        snapshot.copy_code(run_dir)
         write(work, cfg, run_dir)
     await_end(hand_over(cfg, run_dir, asked), asked)
     return run_dir
 
 
 def submit_sweep(asked: Namespace) -> None:
-    folder = directory.choose(None, "sweep", datetime.now(), {})
+    folder = directory.choose(None, "sweep", now=datetime.now(), environ={})
     members = sweep.members(asked.overrides, folder)
     array = {"members": folder / "members", "num_members": len(members), "at_once": asked.at_once}
     jobs = [describe(checked(cfg, words), **array) for cfg, words in members]
@@ -115,7 +115,7 @@ def submit_sweep(asked: Namespace) -> None:
     with room(folder):
         begin_array(first, folder, [Path(cfg.run_dir) for cfg, _ in members], asked)
         for cfg, words in members:
-            frozen_config.keep(Path(cfg.run_dir), cfg, words)
+            frozen_config.create_or_replace(Path(cfg.run_dir), cfg, words=words)
             write(describe(cfg, run_dir=Path(cfg.run_dir)), cfg, Path(cfg.run_dir))  # for submit.py resume=, alone
         write(jobs[0], first, folder)
     await_end(hand_over(first, folder, asked, len(members)), asked)
@@ -123,7 +123,7 @@ def submit_sweep(asked: Namespace) -> None:
 
 def submit_search(asked: Namespace) -> None:
     """As a sweep, but what its members are is decided when they start: here the corners are looked at."""
-    folder = directory.choose(None, "search", datetime.now(), {})
+    folder = directory.choose(None, "search", now=datetime.now(), environ={})
     cfgs = [checked(cfg, words) for cfg, words in search.corners(asked.overrides, folder)]
     plan = search.plan(asked.search, asked.trials, asked.overrides, cfgs)
     array = {"members": folder / "members", "num_members": asked.trials, "at_once": asked.at_once, "asks": True}
@@ -156,16 +156,16 @@ def room(run_dir: Path) -> Iterator[None]:
 def begin_array(cfg: DictConfig, folder: Path, run_dirs: list[Path], asked: Namespace) -> None:
     """The folder of an array: its code, and a directory for each of its runs."""
     ready(cfg, asked, project.PROJECT)
-    snapshot.refuse(cfg.dirty_tree)
+    snapshot.reject_unsuitable_code(cfg.dirty_tree)
     directory.create(folder, cfg.group_readable)
     try:
         with (folder / "members").open("x", encoding="utf-8") as members:
             members.writelines(f"{run_dir}\n" for run_dir in run_dirs)
     except FileExistsError:  # a process of the same number on another node, in the same second
         raise ConfigError("run_dir", folder, "another array was begun in it just now", "submit again") from None
-    snapshot.take(folder)
+    snapshot.copy_code(folder)
     for run_dir in run_dirs:
-        directory.create(run_dir, cfg.group_readable, room=0)
+        directory.create(run_dir, cfg.group_readable, free_bytes=0)
         (run_dir / "code").symlink_to(folder / "code")
 
 
@@ -192,9 +192,9 @@ def ready(cfg: DictConfig, asked: Namespace, code: Path) -> None:
     if asked.wait and cfg.cluster.scheduler == "pbs" and cfg.cluster.chain > 1:
         raise ConfigError("--wait", None, "follows one job, and this is a chain", "cluster.chain=1, or without --wait")
     if not cfg.cluster.container:
-        snapshot.reject_incomplete(Path(sys.prefix), code)
+        environment.reject_incomplete_environment(Path(sys.prefix), code)
         if cfg.cluster.stage_env:
-            snapshot.pack_environment(Path(sys.prefix))
+            environment.pack_environment(Path(sys.prefix))
 
 
 def hand_over(cfg: DictConfig, folder: Path, asked: Namespace, num_members: int = 1) -> Popen[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from hpc.config import compose, errors, project, section_rules, typed
-from hpc.config.sections import Cluster
+from hpc.config.sections import ClusterConfig
 from hpc.report import ssh_tunnel, tensorboard
 from hpc.system import home
 
@@ -27,7 +27,7 @@ def main() -> None:
     words = parser.parse_args().words
     overrides = [word for word in words if CLUSTER.match(word)]
     places = [home.expand(word) for word in words if word not in overrides] or [project.PROJECT / "runs"]
-    cluster = typed.typed(Cluster, compose.compose_overrides(overrides).cluster, "cluster")
+    cluster = typed.typed(ClusterConfig, compose.compose_overrides(overrides).cluster, "cluster")
     section_rules.login_host(cluster.login_host)
     wanted = tensorboard.logdir(tensorboard.shown(places))
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -40,7 +40,7 @@ def main() -> None:
         print()  # a line of its own for the shell, after ^C
 
 
-def tell(port: int, cluster: Cluster) -> None:
+def tell(port: int, cluster: ClusterConfig) -> None:
     host = ssh_tunnel.here(os.environ)
     lines = ssh_tunnel.lines(port, home.user(), host, cluster.login_host, os.environ)
     print(f"TensorBoard is at http://localhost:{port}/ on {host}. On your own computer type")

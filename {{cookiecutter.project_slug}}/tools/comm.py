@@ -20,26 +20,26 @@ from hpc.config import compose, errors, preflight
 from hpc.config.errors import ConfigError
 from hpc.launch import placement
 from hpc.monitor import network_check
-from hpc.run import command_line, job_logs, watchdog
+from hpc.run import command_line, job_logs, signals, watchdog
 
 # What differs from a training run, unless it is typed: it is short, and what failed once fails again.
 DEFAULTS = ["name=comm", "cluster.time=0:15:00", "faults.retries=1"]
 
 
-def main(place: placement.Place, warned: watchdog.Warned) -> None:
+def main(place: placement.Place, warned: signals.SignalState) -> None:
     asked = arguments()
-    frozen = command_line.resumes(asked.overrides) is not None
+    frozen = command_line.resume_directory(asked.overrides) is not None
     if not frozen:
         asked.overrides = shared_out([*DEFAULTS, *asked.overrides])
     if place.launcher == "none":
-        cfg = command_line.composed(asked)
+        cfg = command_line.compose_parsed(asked)
         reject_alone(cfg)
         if cfg.cluster.scheduler:
             submitted(asked)
         else:
             start_here(cfg, asked.overrides)
         return
-    cfg = command_line.composed(asked)
+    cfg = command_line.compose_parsed(asked)
     preflight.rules(cfg)
     reject_alone(cfg)
     try:
@@ -76,7 +76,7 @@ def reject_alone(cfg: DictConfig) -> None:
 def submitted(asked: argparse.Namespace) -> None:
     run_dir = submit.submit(asked, program="tools/comm.py")
     if asked.wait and not asked.dry_run:
-        print(job_logs.text(run_dir / network_check.TABLE), end="")
+        print(job_logs.read_tail(run_dir / network_check.TABLE), end="")
 
 
 def start_here(cfg: DictConfig, words: list[str]) -> None:
@@ -100,6 +100,6 @@ def start_here(cfg: DictConfig, words: list[str]) -> None:
 if __name__ == "__main__":
     with errors.exit_on_config_error():
         here = placement.place(os.environ)
-    told = watchdog.listen() if here.launcher != "none" else watchdog.Warned()
+    told = signals.listen() if here.launcher != "none" else signals.SignalState()
     with errors.exit_on_config_error(placement.speaks(here, os.environ)):
         main(here, told)

@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from hpc.checkpoint import on_disk
 from hpc.config import errors
 from hpc.config.errors import ConfigError
-from hpc.run import directory
+from hpc.run import attempt_log
 
 if TYPE_CHECKING:
-    from hpc.checkpoint.weights import Saved
+    pass
 
 # The format's names for torch's dtypes, widest first. It has no others that weights come in.
 DTYPES = {
@@ -43,7 +43,7 @@ def main() -> None:
     path = chosen(words.run, words.step, words.best)
     from hpc.checkpoint import weights  # torch from here on
 
-    size = write(weights.tensors(path), words.out, described(words.run, path))
+    size = write(weights.saved_tensors(path), words.out, described(words.run, path))
     print(errors.printable(f"{words.out}: {size} bytes from {path}"))
 
 
@@ -57,11 +57,15 @@ def chosen(run: Path, step: int | None = None, best: bool = False) -> Path:
         if step is not None or best:
             rule = "is no run directory: --step and --best have nothing to choose from"
             raise ConfigError("RUN_DIR", run, rule, "a run directory, or a checkpoint alone")
-        own = on_disk.read(run)
+        own = on_disk.read_manifest(run)
         return _whole(own) if own else run
-    there = on_disk.known(run, [event for event in directory.events(run) if event.get("event") == "start"])
+    there = on_disk.list_checkpoints(
+        run, [event for event in attempt_log.read_events(run) if event.get("event") == "start"]
+    )
     if best:
-        named = on_disk.read(run / "checkpoints" / "best.ckpt")  # a folder, where links were followed in a copy
+        named = on_disk.read_manifest(
+            run / "checkpoints" / "best.ckpt"
+        )  # a folder, where links were followed in a copy
         there = [found for found in there if named and found.files == named.files and found.step == named.step]
     elif step is not None:
         steps = ", ".join(str(found.step) for found in there) or "none"
@@ -80,19 +84,19 @@ def chosen(run: Path, step: int | None = None, best: bool = False) -> Path:
 
 
 def _whole(found: on_disk.Checkpoint) -> Path:
-    if flaw := on_disk.flaw(found):
+    if flaw := on_disk.find_flaw(found):
         raise ConfigError("RUN_DIR", found.path, flaw, "another checkpoint: --step N")
     return found.path
 
 
 def described(run: Path, path: Path) -> dict[str, str]:
     """What the file says about its origin; `format` is what other programs look for."""
-    known = on_disk.read(path)
+    known = on_disk.read_manifest(path)
     step = {"step": str(known.step)} if known else {}
     return {"format": "pt", "run": run.resolve().name, "checkpoint": path.resolve().name, **step}
 
 
-def write(tensors: Mapping[str, "Saved"], out: Path, notes: Mapping[str, str]) -> int:
+def write(tensors: Mapping[str, "SavedTensor"], out: Path, notes: Mapping[str, str]) -> int:
     """Write tensor after tensor, aside and then renamed; the number of bytes.
 
     The format knows no two names for one tensor: tied parameters are written under both, so that the file loads into
@@ -128,14 +132,14 @@ def write(tensors: Mapping[str, "Saved"], out: Path, notes: Mapping[str, str]) -
     return 8 + len(text) + end
 
 
-def _rank(name: str, saved: "Saved") -> int:
+def _rank(name: str, saved: "SavedTensor") -> int:
     dtype = str(saved.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise ConfigError("RUN_DIR", saved.path, f"{name!a} is of type {dtype}", f"one of {', '.join(DTYPES)}")
     return list(DTYPES).index(dtype)
 
 
-def _bytes(saved: "Saved") -> memoryview:
+def _bytes(saved: "SavedTensor") -> memoryview:
     import torch
 
     tensor = saved.read()

@@ -47,7 +47,7 @@ def ask(run_dir: Path) -> None:
     trust.reject(cfg, run_dir)  # the words come from the folder
     cfg.run_dir = str(run_dir)
     preflight.check(cfg)
-    frozen_config.keep(run_dir, cfg, words)
+    frozen_config.create_or_replace(run_dir, cfg, words=words)
     print(errors.printable(f"{run_dir.name}: {' '.join(words)}"), flush=True)
 
 

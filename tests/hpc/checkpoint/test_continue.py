@@ -147,7 +147,7 @@ def test_what_is_converted_for_other_ranks_is_gone_where_that_fails(
     monkeypatch.setattr(converter, "main", convert)
     engine = SimpleNamespace(_config=SimpleNamespace(), load_checkpoint=load)
     with pytest.raises(KeyError):
-        deepspeed_universal.load(engine, folder)
+        deepspeed_universal.load_universal(engine, folder)
     assert sorted(folder.rglob("*")) == files and list(tmp_path.iterdir()) == [folder]
 
 

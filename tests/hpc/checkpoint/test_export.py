@@ -41,11 +41,11 @@ def sharded(folder: Path, state: dict[str, Tensor]) -> None:
 
 def publish(run: Path, step: int) -> Path:
     """A whole checkpoint, as a run writes it."""
-    final = on_disk.place(run, step)
-    part = on_disk.aside(final)
+    final = on_disk.checkpoint_path(run, step)
+    part = on_disk.make_part_folder(final)
     sharded(part, weights_of(step))
     note = {"step": step, "attempt": 1, "strategy": "FSDP", "world_size": 1, "seconds": 0.1}
-    on_disk.publish(part, final, on_disk.sums(part, on_disk.names(part)), note)
+    on_disk.publish(part, final, files=on_disk.checksums(part, on_disk.file_names(part)), details=note)
     return final
 
 
@@ -71,7 +71,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with three checkpoints, the first one the best."""
     run = tmp_path_factory.mktemp("runs") / "moons"
     steps = [publish(run, step) for step in (5, 9, 12)]
-    on_disk.point(run / "checkpoints" / "best.ckpt", steps[0])
+    on_disk.set_link(run / "checkpoints" / "best.ckpt", steps[0])
     return run
 
 

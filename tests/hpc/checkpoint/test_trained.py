@@ -16,7 +16,7 @@ def made(run_dir: Path, *words: str) -> torch.nn.Module:
     cfg = compose.compose_overrides([f"run_dir={run_dir}", *words])
     preflight.check(cfg)
     (run_dir / "checkpoints").mkdir(parents=True)
-    frozen_config.keep(run_dir, cfg, words)
+    frozen_config.create_or_replace(run_dir, cfg, words=words)
     return build.build(cfg.model)
 
 

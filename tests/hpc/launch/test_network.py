@@ -126,9 +126,9 @@ def test_the_table_fits_and_has_every_number() -> None:
     assert "1 MiB |    10 ms 0.1049 0.1573    0%" in lines[3]
 
 
-def cluster(**facts: Any) -> sections.Cluster:
+def cluster(**facts: Any) -> sections.ClusterConfig:
     cfg = compose.compose_overrides([f"cluster.{key}={value}" for key, value in facts.items()], personal=False)
-    return typed.typed(sections.Cluster, cfg.cluster, "cluster")
+    return typed.typed(sections.ClusterConfig, cfg.cluster, "cluster")
 
 
 def test_the_nominal_figures_are_those_of_a_gpu_and_of_a_node() -> None:

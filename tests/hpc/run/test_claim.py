@@ -14,7 +14,7 @@ from fork import said
 
 from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
-from hpc.run import claim, directory
+from hpc.run import attempt_log, claim
 
 HERE = {"job": "42", "host": "n1", "pid": 1, "restart": 0}
 # Takes the claim when a file says so, tells what came of it, and then whether it is still its own, line by line.
@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, {src!r})
 from hpc.config import project as config
 from hpc.run import claim
-claim.BEAT = float(sys.argv[4])
+claim.BEAT_SECONDS = float(sys.argv[4])
 run_dir, who = Path(sys.argv[1]), json.loads(sys.argv[2]) | dict(pid=os.getpid())
 print("ready", flush=True)
 sys.stdin.readline()
@@ -70,7 +70,7 @@ def go(*processes: subprocess.Popen[str]) -> list[str]:
 
 
 def test_a_holder_that_lives_is_named_and_keeps_the_directory(start: Start, tmp_path: Path) -> None:
-    holder = start(beat=claim.BEAT)
+    holder = start(beat=claim.BEAT_SECONDS)
     assert go(holder) == ["attempt 1"]
     begun = time.monotonic()
     with pytest.raises(ConfigError, match=r"job 42 on n1 writes into it\n.*scancel 42") as rejected:
@@ -133,8 +133,8 @@ def test_the_next_start_of_the_same_job_does_not_wait(start: Start, tmp_path: Pa
 def test_after_a_goodbye_nobody_waits(tmp_path: Path, goodbye: str) -> None:
     mine = claim.take(tmp_path, HERE)
     if goodbye == "end":
-        directory.start(tmp_path, mine.attempt, {})
-        directory.end(tmp_path, mine, mine.attempt, 5, "continue", "SIGTERM")
+        attempt_log.record_start(tmp_path, mine.attempt, environ={})
+        attempt_log.record_end(tmp_path, mine, attempt=mine.attempt, step=5, outcome="continue", why="SIGTERM")
     else:
         mine.release()
     begun = time.monotonic()
@@ -142,7 +142,7 @@ def test_after_a_goodbye_nobody_waits(tmp_path: Path, goodbye: str) -> None:
     assert time.monotonic() - begun < 1
     assert (following.attempt, mine.mine()) == (2, False)
     with pytest.raises(PermissionError):
-        directory.end(tmp_path, mine, mine.attempt, 6, "finished")
+        attempt_log.record_end(tmp_path, mine, attempt=mine.attempt, step=6, outcome="finished")
     for each in (mine, following):
         each.release()
 
@@ -156,14 +156,14 @@ def test_a_damaged_claim_counts_and_is_watched(tmp_path: Path, text: str, monkey
     assert mine.attempt == 5
     (tmp_path / "claims" / "000005.json").write_text(text, encoding="latin-1")
     assert not mine.mine()
-    monkeypatch.setattr(claim, "_text", lambda path, read=claim._text: mine.beat() or read(path))
+    monkeypatch.setattr(claim, "_read_text", lambda path, read=claim._read_text: mine.beat() or read(path))
     with pytest.raises(ConfigError, match=r"(another process|n1) writes into it"):
         claim.take(tmp_path, HERE)  # its heart still beats
     mine.release()
 
 
 def test_the_count_goes_on_where_claims_were_deleted(tmp_path: Path) -> None:
-    directory.start(tmp_path, 6, {})
+    attempt_log.record_start(tmp_path, 6, environ={})
     mine = claim.take(tmp_path, HERE)
     assert mine.attempt == 7
     for path in (tmp_path / "claims").iterdir():
@@ -180,7 +180,7 @@ def test_a_full_disk_does_not_stop_the_heart(tmp_path: Path, monkeypatch: pytest
     def full(path: Path, text: str) -> Path:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(claim, "_aside", full)
+    monkeypatch.setattr(claim, "_write_temporary", full)
     mine.beat()
     assert (tmp_path / "claims" / "000001.beat").read_text() > before
     assert mine.mine()
@@ -194,7 +194,7 @@ def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "link", link)
     mine = claim.take(tmp_path, HERE)
     assert (mine.attempt, mine.mine()) == (1, True)
-    monkeypatch.setattr(claim, "newest", lambda run_dir: 0)  # it looks before the other has made its claim
+    monkeypatch.setattr(claim, "newest_attempt", lambda run_dir: 0)  # it looks before the other has made its claim
     with pytest.raises(ConfigError, match="job 42 on n1 writes into it"):
         claim.take(tmp_path, HERE)
     mine.release()

@@ -7,13 +7,13 @@ from omegaconf import DictConfig
 
 from hpc.config.errors import ConfigError
 from hpc.config.freezing import references
-from hpc.config.sections import Cluster
+from hpc.config.sections import ClusterConfig
 from hpc.config.typed import typed
 
 REJECTED = "`"  # no value of cluster.env may hold one
 
 
-def cluster_in_bash(cfg: DictConfig) -> Cluster:
+def cluster_in_bash(cfg: DictConfig) -> ClusterConfig:
     """The cluster as a script says it: there `${oc.env:NAME}` is a variable of bash, as its value may be a secret.
 
     Not in what the scheduler itself reads, such as an account: it fills in no variables, and shows it to everybody.
@@ -21,7 +21,7 @@ def cluster_in_bash(cfg: DictConfig) -> Cluster:
     Raises:
         ConfigError: a key that the cluster's files cannot have, or a value of another type.
     """
-    cluster = typed(Cluster, cfg.cluster, "cluster")
+    cluster = typed(ClusterConfig, cfg.cluster, "cluster")
     with references(_variable):
         env = {str(key): str(value) for key, value in cfg.cluster.env.items()}
         setup = list(cfg.cluster.setup)

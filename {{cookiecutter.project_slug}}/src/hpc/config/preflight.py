@@ -19,7 +19,7 @@ from hpc.config.cluster_in_bash import cluster_in_bash
 from hpc.config.compose import PERSONAL
 from hpc.config.errors import ConfigError
 from hpc.config.project import is_ours
-from hpc.config.sections import Checkpoint, Faults, Run, Strategy, Trainer
+from hpc.config.sections import CheckpointConfig, FaultsConfig, RunConfig, StrategyConfig, TrainerConfig
 from hpc.config.typed import flat, typed
 from hpc.system import home
 
@@ -41,16 +41,16 @@ def rules(cfg: DictConfig) -> None:
         ConfigError: the first rule that is broken.
     """
     _complete(cfg)
-    run = typed(Run, cfg, "")
-    trainer = typed(Trainer, cfg.trainer, "trainer", only_ours=True)
-    strategy = typed(Strategy, cfg.strategy, "strategy")
+    run = typed(RunConfig, cfg, "")
+    trainer = typed(TrainerConfig, cfg.trainer, "trainer", only_ours=True)
+    strategy = typed(StrategyConfig, cfg.strategy, "strategy")
     cluster = cluster_in_bash(cfg)
     section_rules.run(run)
     section_rules.trainer(trainer, cluster)
     section_rules.built_here(cfg.trainer)
     section_rules.cluster(cluster, cfg)
-    section_rules.checkpoint(typed(Checkpoint, cfg.checkpoint, "checkpoint"))
-    section_rules.faults(typed(Faults, cfg.faults, "faults"), strategy)
+    section_rules.checkpoint(typed(CheckpointConfig, cfg.checkpoint, "checkpoint"))
+    section_rules.faults(typed(FaultsConfig, cfg.faults, "faults"), strategy)
     section_rules.skipping(cfg)
     _strategy_rules(strategy, trainer, cfg)
     _network_rules(strategy, cfg)
@@ -132,7 +132,7 @@ def _goes_on(cfg: DictConfig) -> bool:
     return own is not None and own.exists() and not cfg.test_only
 
 
-def _strategy_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> None:
+def _strategy_rules(strategy: StrategyConfig, trainer: TrainerConfig, cfg: DictConfig) -> None:
     world = trainer.num_nodes * (trainer.devices or 1)
     tensor = strategy.tensor_parallel_size
     section_rules.at_least("strategy.tensor_parallel_size", tensor, 1)
@@ -187,7 +187,7 @@ def _callback_rules(cfg: DictConfig) -> None:
             raise ConfigError(key, node["_target_"], rule, fix.format(key.partition(".")[2]))
 
 
-def _finetuning_rules(strategy: Strategy, world: int, cfg: DictConfig) -> None:
+def _finetuning_rules(strategy: StrategyConfig, world: int, cfg: DictConfig) -> None:
     for key, node in signatures.targets(OmegaConf.to_container(cfg.callbacks), "callbacks"):
         if node["_target_"].endswith("Finetuning") and (world > 1 or strategy.name not in ("single", "ddp")):
             rule = "trains on one device without shards: what is frozen at the start is never averaged or sharded"
@@ -197,7 +197,7 @@ def _finetuning_rules(strategy: Strategy, world: int, cfg: DictConfig) -> None:
             raise ConfigError(key, None, rule, f"strategy=ddp, or {key}=null")
 
 
-def _deepspeed_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> None:
+def _deepspeed_rules(strategy: StrategyConfig, trainer: TrainerConfig, cfg: DictConfig) -> None:
     if find_spec("deepspeed") is None:
         raise ConfigError(
             "strategy", strategy.name, "needs the package deepspeed", "pip install deepspeed -c constraints.txt"
@@ -215,7 +215,7 @@ def _deepspeed_rules(strategy: Strategy, trainer: Trainer, cfg: DictConfig) -> N
         raise ConfigError("strategy.compile", True, rule, "strategy.compile=false, or strategy=fsdp")
 
 
-def _network_rules(strategy: Strategy, cfg: DictConfig) -> None:
+def _network_rules(strategy: StrategyConfig, cfg: DictConfig) -> None:
     """What the strategy asks of the network class, read from its source."""
     target = OmegaConf.select(cfg, "model.network._target_") or ""
     if not is_ours(target):

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hpc.config.errors import UNSEEN, ConfigError, nearest
 from hpc.config.layout import layout
-from hpc.config.sections import Checkpoint, Cluster, Faults, Run, Strategy, Trainer
+from hpc.config.sections import CheckpointConfig, ClusterConfig, FaultsConfig, RunConfig, StrategyConfig, TrainerConfig
 from hpc.config.typed import flat
 from hpc.config.walltime import clock, walltime
 
@@ -53,7 +53,7 @@ WRITTEN = {
 PRECISIONS = ["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true"]
 
 
-def run(run: Run) -> None:
+def run(run: RunConfig) -> None:
     """Names and paths that files and schedulers take."""
     name = run.name
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}", name) or name in ("bash", "interactive"):
@@ -80,7 +80,7 @@ def run(run: Run) -> None:
         )
 
 
-def checkpoint(node: Checkpoint) -> None:
+def checkpoint(node: CheckpointConfig) -> None:
     """When the state is kept."""
     for key in ("every_minutes", "every_n_steps"):
         if (value := getattr(node, key)) is not None:
@@ -89,7 +89,7 @@ def checkpoint(node: Checkpoint) -> None:
     one_of("checkpoint.mode", node.mode, ["min", "max"])
 
 
-def faults(node: Faults, strategy: Strategy) -> None:
+def faults(node: FaultsConfig, strategy: StrategyConfig) -> None:
     """What becomes of a run that fails."""
     one_of("faults.nonfinite", node.nonfinite, ["stop", "skip", "rollback"])
     if node.nonfinite == "skip" and strategy.name.startswith(("deepspeed", "zero")):
@@ -109,7 +109,7 @@ def skipping(cfg: DictConfig) -> None:
         raise ConfigError("faults.nonfinite", "skip", SKIPS, fix)
 
 
-def cluster(cluster: Cluster, cfg: DictConfig) -> None:
+def cluster(cluster: ClusterConfig, cfg: DictConfig) -> None:
     """What a scheduler is asked for, and what stands in a job script."""
     if cluster.scheduler is not None:
         one_of("cluster.scheduler", cluster.scheduler, ["slurm", "pbs"])
@@ -145,7 +145,7 @@ def cluster(cluster: Cluster, cfg: DictConfig) -> None:
         raise ConfigError("data.num_workers", workers, rule, f"data.num_workers={max(cores - 1, 1)}")
 
 
-def options(cluster: Cluster) -> None:
+def options(cluster: ClusterConfig) -> None:
     """One that a job script already has would win over it as the later one, and nothing else would know of it."""
     for line in cluster.options:
         if key := written_by(line, cluster.scheduler):
@@ -168,7 +168,7 @@ def login_host(host: str | None) -> None:
         raise ConfigError("cluster.login_host", repr(host), rule, "cluster.login_host=<a name, without user@>")
 
 
-def trainer(trainer: Trainer, cluster: Cluster) -> None:
+def trainer(trainer: TrainerConfig, cluster: ClusterConfig) -> None:
     """Sizes that the cluster has, and arithmetic that the devices can do."""
     one_of("trainer.accelerator", trainer.accelerator, ["cpu", "gpu"])
     one_of("trainer.precision", trainer.precision, PRECISIONS)

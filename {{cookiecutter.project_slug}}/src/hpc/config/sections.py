@@ -5,7 +5,7 @@ from typing import Any
 
 
 @dataclass
-class Run:
+class RunConfig:
     """The top level of the config."""
 
     name: str
@@ -31,7 +31,7 @@ class Run:
 
 
 @dataclass
-class Checkpoint:
+class CheckpointConfig:
     """When the state of a run is kept, and how much of it. configs/train.yaml explains."""
 
     every_minutes: float | None
@@ -42,7 +42,7 @@ class Checkpoint:
 
 
 @dataclass
-class Faults:
+class FaultsConfig:
     """What becomes of a run that fails. configs/train.yaml explains."""
 
     nonfinite: str
@@ -51,7 +51,7 @@ class Faults:
 
 
 @dataclass
-class Cluster:
+class ClusterConfig:
     """What the machine is and how it is asked. A fact that is not known is null. configs/cluster/base.yaml explains."""
 
     name: str
@@ -89,7 +89,7 @@ class Cluster:
 
 
 @dataclass
-class Trainer:
+class TrainerConfig:
     """The numbers of `trainer` that we derive others from or judge more strictly than Lightning does."""
 
     accelerator: str
@@ -105,7 +105,7 @@ class Trainer:
 
 
 @dataclass
-class Strategy:
+class StrategyConfig:
     """Our keys of `strategy`; `lightning` is the object that the Trainer gets."""
 
     name: str
@@ -117,5 +117,5 @@ class Strategy:
 
 
 # Keys whose values are words, not numbers: an account 0123 or a partition called no stays what was typed.
-TEXT = {field.name for field in fields(Run) if field.type in (str, str | None)}
-TEXT |= {f"cluster.{field.name}" for field in fields(Cluster) if field.type in (str, str | None)}
+TEXT = {field.name for field in fields(RunConfig) if field.type in (str, str | None)}
+TEXT |= {f"cluster.{field.name}" for field in fields(ClusterConfig) if field.type in (str, str | None)}

@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 
 from hpc.config.cluster_in_bash import cluster_in_bash
 from hpc.config.errors import ConfigError
-from hpc.config.sections import Cluster
+from hpc.config.sections import ClusterConfig
 from hpc.config.walltime import walltime
 
 # For the ranks' Python: print at once, stacks on a crash; bytecode is made on submitting, not by every rank anew.
@@ -102,7 +102,7 @@ def of(cfg: DictConfig, arguments: tuple[str, ...] = (), **places: Path | int | 
     )
 
 
-def _share(cluster: Cluster, gpus: int, all_gpus: bool) -> int | None:
+def _share(cluster: ClusterConfig, gpus: int, all_gpus: bool) -> int | None:
     """Main memory per node, in GB: the share that goes with the GPUs."""
     if cluster.memory_gb is None or all_gpus or not cluster.gpus_per_node:
         return cluster.memory_gb

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc.config.sections import Cluster
+from hpc.config.sections import ClusterConfig
 from hpc.launch.measured_links import Link
 
 # What a rank's link carries of each byte of a message, times (n - 1) / n for n ranks: "bus bandwidth" of nccl-tests,
@@ -96,7 +96,7 @@ def table(points: Sequence[Point]) -> list[str]:
     return lines
 
 
-def compared(links: Mapping[str, Link | None], per_node: int, cluster: Cluster) -> list[str]:
+def compared(links: Mapping[str, Link | None], per_node: int, cluster: ClusterConfig) -> list[str]:
     """Each scope beside what the cluster's file says, or what that does not say."""
     lines = []
     nominal = {"within": ("gpu_link_gbs", cluster.gpu_link_gbs), "across": ("network_gbs", cluster.network_gbs)}

@@ -15,7 +15,7 @@ from hpc.config import layout, sections, typed
 from hpc.launch import bandwidth, measured_links, nccl_log, node_checks, placement
 from hpc.launch.bandwidth import Point
 from hpc.launch.measured_links import Measured
-from hpc.run import directory, frozen_config, watchdog
+from hpc.run import attempt_log, directory, frozen_config, signals, watchdog
 from hpc.system import files
 from hpc.training import begin as training_begin
 from hpc.training import beginning
@@ -24,30 +24,39 @@ RESULT = "network.json"
 TABLE = "network.txt"
 
 
-def run(cfg: DictConfig, place: placement.Place, warned: watchdog.Warned, words: Sequence[str], frozen: bool) -> None:
+def run(
+    cfg: DictConfig, place: placement.Place, warned: signals.SignalState, words: Sequence[str], frozen: bool
+) -> None:
     """On every rank. Rank 0 prints the table, and keeps it in the run directory and for the plan.
 
     Raises:
         Stopped: on all ranks, between two measurements.
     """
     node_checks.placed(cfg, place, os.environ)
-    warned.parent = os.getppid()
-    fresh = directory.choose(cfg.run_dir, cfg.name, datetime.now(), os.environ, place.step or "0")
+    warned.launcher_pid = os.getppid()
+    fresh = directory.choose(cfg.run_dir, cfg.name, now=datetime.now(), environ=os.environ, step=place.step or "0")
     start = training_begin.together(cfg, place, fresh, frozen, os.environ)  # torch from here on
     run_dir, hang_seconds = Path(cfg.run_dir), 60 * cfg.faults.hang_minutes
     if start.claim:
-        frozen_config.keep(run_dir, cfg, words)
+        frozen_config.create_or_replace(run_dir, cfg, words=words)
         facts = {"launcher": place.launcher, "hosts": start.hosts, "world_size": place.world_size}
         gpus = cfg.trainer.devices if layout.on_gpu(cfg) else 0
-        directory.start(run_dir, start.attempt, os.environ, **facts, gpus_per_node=gpus)
-    with watchdog.Watch(
-        run_dir, start.claim, start.attempt, place.rank, place.world_size, start.store, hang_seconds, warned
+        attempt_log.record_start(run_dir, start.attempt, environ=os.environ, **facts, gpus_per_node=gpus)
+    with watchdog.Watchdog(
+        run_dir,
+        start.claim,
+        attempt=start.attempt,
+        rank=place.rank,
+        world_size=place.world_size,
+        store=start.store,
+        hang_seconds=hang_seconds,
+        signals=warned,
     ) as watching:
         points, seconds = _measure(cfg, place, start, watching, warned)
         if start.claim:
             report = judged(cfg, start.hosts, points, seconds, _logs(run_dir))
             _leave(report, cfg.cluster.name, run_dir)
-            directory.end(run_dir, start.claim, start.attempt, len(points), "finished")
+            attempt_log.record_end(run_dir, start.claim, attempt=start.attempt, step=len(points), outcome="finished")
 
 
 def judged(
@@ -66,7 +75,7 @@ def judged(
     per_node, date = cfg.trainer.devices, f"{datetime.now().astimezone():%Y-%m-%d %H:%M %z}"
     links = {scope: bandwidth.link(points, scope, hosts, date) for scope in bandwidth.SCOPES}
     by_host = {what: dict(zip(hosts, some, strict=False)) for what, some in seconds.items()}
-    cluster = typed.typed(sections.Cluster, cfg.cluster, "cluster")
+    cluster = typed.typed(sections.ClusterConfig, cfg.cluster, "cluster")
     return {
         "cluster": cluster.name,
         "backend": _backend(cfg),
@@ -86,8 +95,8 @@ def _measure(
     cfg: DictConfig,
     place: placement.Place,
     start: beginning.Beginning,
-    watching: watchdog.Watch,
-    warned: watchdog.Warned,
+    watching: watchdog.Watchdog,
+    warned: signals.SignalState,
 ) -> tuple[list[Point], dict[str, list[float]]]:
     import torch
     import torch.distributed as dist
@@ -102,7 +111,7 @@ def _measure(
     done = count()
 
     def slowest(doing: str, seconds: float) -> float:
-        watching.progress(next(done), doing)
+        watching.report_progress(next(done), doing)
         both = torch.tensor([seconds, float(warned.signal is not None)], dtype=torch.float64, device=device)
         dist.all_reduce(both, dist.ReduceOp.MAX)
         if both[1]:
@@ -116,7 +125,7 @@ def _measure(
 
 def _stop(cfg: DictConfig, start: beginning.Beginning, why: str) -> NoReturn:
     if start.claim:
-        directory.end(Path(cfg.run_dir), start.claim, start.attempt, 0, "failed", why)
+        attempt_log.record_end(Path(cfg.run_dir), start.claim, attempt=start.attempt, step=0, outcome="failed", why=why)
     raise watchdog.Stopped(0, why, "failed")
 
 
