@@ -33,7 +33,7 @@ class Monitor(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if self.attempt is not None:
             return
-        self.attempt = next((one.attempt for one in trainer.callbacks if isinstance(one, Resume)), 1)  # type: ignore[attr-defined]
+        self.attempt = next((one.run.number for one in trainer.callbacks if isinstance(one, Resume)), 1)  # type: ignore[attr-defined]
         if not trainer.is_global_zero:
             lean.drop(self, "on_train_batch_end")
         else:

@@ -211,7 +211,7 @@ class Watchdog:
             attempt_log.write_verdict(self._run_dir, self._attempt, step=step, outcome="failed", why=why)
 
     def _leave(self, seconds: float) -> None:
-        """Wait so long for the other ranks, which would report another error if this one was gone; release the claim."""
+        """Wait so long for the other ranks, which would report other errors without this one; release the claim."""
         if peers := self._peers:
             _run_within(seconds + 1, lambda: peers.leave(seconds))
         if own_claim := self._claim:
