@@ -116,7 +116,7 @@ REJECTED = {
     "run directory of one node": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         f"srun {TWO_NODES} run_dir=$PWD/own/run",
-        ["on n2: rank 0 has made it on another node"],
+        ["on n2", "rank 0 created it"],
         60,
     ),
     "data of one node": (

@@ -157,7 +157,7 @@ def grow(file: Path) -> None:
 
 DAMAGE = {
     "truncated": (truncate, "has 10239 bytes instead of 10240"),
-    "a byte flipped": (flip, "is not what was written"),
+    "a byte flipped": (flip, "has changed since it was written"),
     "grown": (grow, "has 10241 bytes"),
     "missing": (Path.unlink, "No such file"),
     "a folder": (lambda file: (file.unlink(), file.mkdir()), "directory"),

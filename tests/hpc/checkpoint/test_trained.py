@@ -42,7 +42,7 @@ def test_the_best_is_meant_where_there_is_one(tmp_path: Path) -> None:
 
 def test_a_run_without_weights_is_rejected(tmp_path: Path) -> None:
     made(tmp_path / "run")
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match="must be an existing"):
         trained.load(tmp_path / "run")
-    with pytest.raises(ConfigError, match="no such directory"):
+    with pytest.raises(ConfigError, match="must be an existing directory"):
         trained.load(tmp_path / "nowhere")

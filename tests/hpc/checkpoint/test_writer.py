@@ -21,7 +21,7 @@ def save(writer: CheckpointWriter, run_dir: Path, step: int, write: Callable[[Pa
     """Begin to save a step; every rank writes a file of its own."""
     final = on_disk.checkpoint_path(run_dir, step)
     mine = write or (lambda part: (part / f"rank-{writer.rank}").write_bytes(bytes([writer.rank]) * 1000))
-    writer.finish(writer.begin(final), final, {"step": step, "attempt": 1}, mine)
+    writer.finish(writer.begin(final), final, details={"step": step, "attempt": 1}, write=mine)
 
 
 def whole(run_dir: Path) -> list[int]:
@@ -71,9 +71,9 @@ def test_what_is_done_afterwards_finds_it_whole(tmp_path: Path) -> None:
     writer.finish(
         writer.begin(final),
         final,
-        {"step": 1, "attempt": 1},
-        lambda part: None,
-        lambda path: seen.append(whole(tmp_path)),
+        details={"step": 1, "attempt": 1},
+        write=lambda part: None,
+        on_published=lambda path: seen.append(whole(tmp_path)),
     )
     writer.wait()
     assert seen == [[1]]
@@ -194,7 +194,7 @@ class Overtaken:
     def __init__(self, asked: int) -> None:
         self.left = asked  # so often it is still ours
 
-    def mine(self) -> bool:
+    def may_write(self) -> bool:
         self.left -= 1
         return self.left >= 0
 
@@ -211,7 +211,8 @@ def test_who_is_fenced_off_changes_nothing(asked: int, tmp_path: Path) -> None:
     final, said, removed = on_disk.checkpoint_path(tmp_path, 3), "", []
     try:
         part = writer.begin(final)
-        writer.finish(part, final, {"step": 3, "attempt": 1}, lambda part: None, removed.append)
+        details = {"step": 3, "attempt": 1}
+        writer.finish(part, final, details=details, write=lambda part: None, on_published=removed.append)
         writer.wait()
     except CheckpointNotWritten as error:
         said = str(error)

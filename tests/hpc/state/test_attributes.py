@@ -108,7 +108,7 @@ def test_a_run_that_goes_on_has_what_was_kept(patch: str, stop: int, start: Call
     said = start(tmp_path / "run", 1, [], patch=patch)
     assert_same(tmp_path / "run", tmp_path / "reference")
     if patch is KEEPS:
-        (told,) = [line for line in said.splitlines() if "attributes go on" in line]
+        (told,) = [line for line in said.splitlines() if "attributes are restored" in line]
         assert "smooth" in told and ("temperature" in told) is (stop > 5)  # it has changed with the second epoch
         assert len(scalars(tmp_path / "run")["own/outputs"]) == 3
 
@@ -219,7 +219,7 @@ def test_arrays_generators_containers_and_own_objects_are_kept(capfd: pytest.Cap
     assert torch.equal(torch.rand(2, generator=again.generators[1]), torch.rand(2, generator=torchs))
     assert again.odd == {}
     told = capfd.readouterr().out.splitlines()
-    assert "attributes begin anew, as a checkpoint does not hold them: odd;" in told[1] and "odd" not in told[0]
+    assert "a checkpoint cannot hold these attributes, so they start anew: odd." in told[1] and "odd" not in told[0]
 
 
 def test_what_a_dataset_has_changed_is_told(capfd: pytest.CaptureFixture) -> None:
@@ -231,7 +231,7 @@ def test_what_a_dataset_has_changed_is_told(capfd: pytest.CaptureFixture) -> Non
     state = attributes.find_changed(trainer, module, initial=before)
     dataset.stage = 0
     attributes.restore(trainer, module, changed=state)
-    assert "begin anew, as a checkpoint does not hold them: stage, rng;" in capfd.readouterr().out
+    assert "a checkpoint cannot hold these attributes, so they start anew: stage, rng." in capfd.readouterr().out
     assert dataset.stage == 0
 
 
@@ -343,8 +343,8 @@ def test_what_cannot_go_on_is_told(capfd: pytest.CaptureFixture) -> None:
     module.later = torch.optim.SGD(module.parameters(), 0.1)
     carried(module, again, before)
     anew, unseen = capfd.readouterr().out.splitlines()
-    assert "begin anew, as a checkpoint does not hold them: numbers, act, late, later, ring;" in anew
-    assert "whether training has changed them cannot be seen: batches;" in unseen
+    assert "so they start anew: numbers, act, late, later, ring." in anew
+    assert "nobody can see whether training had changed them: batches." in unseen
     assert again.late is again.later is None
 
 
@@ -379,13 +379,13 @@ def test_layers_hooks_and_functions_that_training_has_changed_are_told(capfd: py
     module.trains()
     carried(module, again, before)
     *_, functions, layers = capfd.readouterr().out.splitlines()
-    assert "begin anew, as a checkpoint does not hold them: loss_fn, activation;" in functions
+    assert "so they start anew: loss_fn, activation." in functions
     told = "body.1, forward pre-hooks of body, forward hooks of head, backward hooks of head.weight"
-    assert f"are those of the beginning, as a checkpoint does not hold them: {told};" in layers
+    assert f"these layers and hooks, which a checkpoint does not hold, so they start anew: {told}." in layers
     again = Layered()
     again.trains()  # in on_train_start, say
     carried(module, again, before)
-    assert "those of the beginning" not in capfd.readouterr().out
+    assert "layers and hooks" not in capfd.readouterr().out
 
 
 class Averaging(L.Callback):

@@ -81,7 +81,7 @@ def test_a_group_that_may_read_a_run_can_come_to_it(desk: Desk) -> None:
     Path("deep").chmod(0o700)
     desk.set.delenv("HPC_RUN_DIR")  # of the run before
     assert desk.type("cluster=slurm", "run_dir=deep/ours", "group_readable=true") == 0
-    assert f"your group cannot enter {Path('deep').absolute()}: chmod g+x {Path('deep').absolute()}\n" in desk.err
+    assert f"your group cannot enter {Path('deep').absolute()}. Try: chmod g+x {Path('deep').absolute()}\n" in desk.err
     assert mode(Path("deep")) == "700"
 
 
@@ -352,7 +352,7 @@ def test_of_two_that_submit_into_one_directory_one_does(desk: Desk, monkeypatch:
 
     monkeypatch.setattr(directory, "create", meanwhile)
     assert desk.type("cluster=slurm", f"run_dir={run_dir}", "seed=2") == 2
-    assert "there is a run in it" in desk.err and desk.noted("sbatch.argv").count(str(run_dir)) == 1
+    assert "must not hold another run" in desk.err and desk.noted("sbatch.argv").count(str(run_dir)) == 1
     assert frozen_config.read(run_dir).seed == 2 and "seed=2" in (run_dir / "overrides.json").read_text()
     assert not list(run_dir.glob(".*"))
 
@@ -407,20 +407,21 @@ def test_resume_hands_the_same_script_over_again(desk: Desk) -> None:
 def test_what_cannot_go_on_is_rejected(desk: Desk) -> None:
     assert desk.type("cluster=slurm", "run_dir=mine") == 0
     for typed, words in {
-        ("resume=nowhere",): "no such directory",
+        ("resume=nowhere",): "must be an existing directory",
         ("resume=mine/job.sh",): "is a file",
         ("resume=mine/code",): "holds no config.yaml",
-        ("resume=mine", "resume=mine"): "one run goes on at a time",
+        ("resume=mine", "resume=mine"): "must be given once",
     }.items():
         assert desk.type(*typed) == 2
         assert words in desk.err
     frozen = Path("mine/config.yaml").read_text()
     for text, words in {
         "a: [": "is damaged",
-        "- a": "is damaged: no keys",
-        "": "is damaged: no keys",
-        f"{frozen}later: 1\n": f"later is unknown\n  Try: python {Path('mine/code').absolute()}/submit.py",
-        frozen.replace("\nfaults:", "\nfalts:"): "faults is new here",
+        "- a": "config.yaml is damaged: no keys",
+        "": "config.yaml is damaged: no keys",
+        f"{frozen}later: 1\n": f"has the unknown keys later; got {Path('mine').absolute()}.\n"
+        f"  Try: python {Path('mine/code').absolute()}/submit.py",
+        frozen.replace("\nfaults:", "\nfalts:"): "lacks faults and has the unknown keys falts",
         frozen.replace("scheduler: slurm", "scheduler: null"): "no scheduler",
     }.items():
         Path("mine/config.yaml").write_text(text)

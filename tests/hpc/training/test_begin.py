@@ -107,7 +107,7 @@ def test_of_two_jobs_the_second_is_rejected(begins: Begin, tmp_path: Path) -> No
     first = begins(tmp_path)
     assert went_on(first) == (1, None)
     said = rejection(begins(tmp_path))
-    assert "job 7" in said and "writes into it" in said and "scancel 7" in said
+    assert "Job 7" in said and "writes into it" in said and "scancel 7" in said
     first[0].claim.release()
 
 
@@ -178,7 +178,7 @@ def test_one_of_a_newer_version_is_rejected(start: Begin, tmp_path: Path) -> Non
 def test_a_directory_that_cannot_be_written_is_rejected_in_one_line(start: Begin, tmp_path: Path) -> None:
     (tmp_path / "claims").write_text("")
     said = rejection(start(tmp_path))
-    assert "must be a directory one can write" in said and str(tmp_path) in said
+    assert "run_dir cannot be written" in said and str(tmp_path) in said
 
 
 @pytest.mark.parametrize("name", ["last.ckpt", "step-500", "epoch=3-step=12.ckpt"])

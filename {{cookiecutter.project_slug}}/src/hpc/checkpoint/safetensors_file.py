@@ -45,7 +45,7 @@ def write(tensors: Mapping[str, "SavedTensor"], out: Path, *, notes: Mapping[str
     temporary = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         with temporary.open("xb") as stream:
-            stream.write(len(text).to_read_bytes(8, "little") + text)
+            stream.write(len(text).to_bytes(8, "little") + text)
             for name in order:
                 stream.write(_read_bytes(tensors[name]))
             stream.flush()

@@ -164,7 +164,7 @@ def _find_tensors(path: Path) -> dict[str, Fetch]:
             key: (pieces[0].dtype, shape, partial(_join, pieces, shape))
             for key, (pieces, shape) in deepspeed_zero.read_pieces(file).items()
         }
-    rule = "must be a .ckpt file or a checkpoint folder" if path.exists() else "must exist"
+    rule = "must be a .ckpt file or a checkpoint folder" if path.exists() else "must be an existing file or folder"
     raise ConfigError("ckpt", path, rule, safe_unpickle.FIX)
 
 

@@ -71,7 +71,8 @@ def _reject_changed_key(old: DictConfig, new: DictConfig, run_dir: Path) -> None
     allow = f"{change} {allowed_changes.KEY}=[{key}] to change it on purpose, or "
     if key in allowed_changes.NEVER_ALLOWED:
         allow = ""
-    fix = f"{keep}, or {allow}a new run from its weights: {change} ckpt={run_dir}/checkpoints/last.ckpt"
+    new_run = f"{change} ckpt=" if key != "ckpt" else "ckpt="
+    fix = f"{keep}, or {allow}a new run from its weights: {new_run}{run_dir}/checkpoints/last.ckpt"
     raise ConfigError(key, value, rule, fix)
 
 
