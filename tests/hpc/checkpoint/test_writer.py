@@ -175,13 +175,13 @@ def test_what_a_killed_rank_had_a_share_in_is_no_checkpoint(together: Callable, 
 
 @pytest.mark.parametrize("what", ["begin", "finish"])
 def test_a_folder_that_cannot_be_made_or_named(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def reject(*_: Any) -> None:
+    def reject(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     writer = CheckpointWriter()
     save(writer, tmp_path, 1)
     writer.wait()
-    monkeypatch.setattr(on_disk, "aside" if what == "begin" else "publish", reject)
+    monkeypatch.setattr(on_disk, "make_part_folder" if what == "begin" else "publish", reject)
     with pytest.raises(CheckpointNotWritten, match=r"rank 0: OSError.*No space left"):
         save(writer, tmp_path, 2)
         writer.wait()
