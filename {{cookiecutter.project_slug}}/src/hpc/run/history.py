@@ -1,4 +1,4 @@
-"""What runs have left in their directories: attempts, errors, progress. Asks no scheduler; imports no torch."""
+"""The records of runs in their directories: attempts, errors, progress. Asks no scheduler; imports no torch."""
 
 import math
 import re

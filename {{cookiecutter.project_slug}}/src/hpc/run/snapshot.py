@@ -89,15 +89,15 @@ def project_files() -> list[str]:
 
 def _files_without_git(top: Path) -> list[str]:
     """Return the files below a folder, relative to the project, where there is no git to ask."""
-    found = []
+    paths = []
     for folder, folders, names in os.walk(top):
         left_out = {"__pycache__"} | (LEFT_OUT if Path(folder) == PROJECT else set())
         candidates = [name for name in folders if not name.startswith(".") and name not in left_out]
         folders[:] = [name for name in candidates if not _holds_results(Path(folder, name))]
         links = [name for name in folders if Path(folder, name).is_symlink()]
         files = [name for name in names if not name.startswith(".")]
-        found += [os.path.relpath(os.path.join(folder, name), PROJECT) for name in [*files, *links]]
-    return found
+        paths += [os.path.relpath(os.path.join(folder, name), PROJECT) for name in [*files, *links]]
+    return paths
 
 
 def _copy_link(link: Path, copy: Path, names: Sequence[str]) -> None:

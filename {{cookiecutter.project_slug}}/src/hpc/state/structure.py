@@ -32,7 +32,10 @@ def layers_and_hooks(owner: nn.Module | nn.Parameter) -> Iterator[tuple[str, dic
         yield LAYERS, {name: _class_name(layer) for name, layer in owner._modules.items()}
     hooks = {kind: (getattr(owner, key, None) or {}).values() for key, kind in HOOK_KINDS.items()}
     names = {kind: sorted(map(_function_name, functions)) for kind, functions in hooks.items()}
-    yield HOOKS, {kind: [name for name in found if not name.startswith(LIBRARIES)] for kind, found in names.items()}
+    yield (
+        HOOKS,
+        {kind: [name for name in all_names if not name.startswith(LIBRARIES)] for kind, all_names in names.items()},
+    )
 
 
 def describe_differences(
