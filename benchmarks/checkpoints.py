@@ -106,7 +106,7 @@ def saves(rank: int, project: Path) -> list[dict[str, Any]]:
     import lightning
 
     from hpc.checkpoint import on_disk as checkpoint
-    from hpc.checkpoint.strategy_state import AFTERWARDS
+    from hpc.checkpoint.strategy_state import ON_PUBLISHED
     from hpc.training import strategies
 
     stalls, copies, wholes = [], [], []
@@ -124,13 +124,13 @@ def saves(rank: int, project: Path) -> list[dict[str, Any]]:
 
     class Saving(lightning.Callback):
         def on_save_checkpoint(self, trainer: Any, module: Any, saved: dict[str, Any]) -> None:
-            saved[AFTERWARDS] = Path.exists  # without something to do afterwards, a save is waited for
+            saved[ON_PUBLISHED] = Path.exists  # without something to do afterwards, a save is waited for
 
         def on_train_batch_end(self, trainer: Any, module: Any, *others: Any) -> None:
             held = [state for one in trainer.optimizers[0].state.values() for state in one.values()]
             tensors = [*module.parameters(), *held]
             began = time.perf_counter()
-            trainer.save_checkpoint(checkpoint.place(project / "run", trainer.global_step))
+            trainer.save_checkpoint(checkpoint.checkpoint_path(project / "run", trainer.global_step))
             stalled = time.perf_counter() - began
             trainer.strategy.writer.wait()
             whole = time.perf_counter() - began

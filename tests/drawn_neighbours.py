@@ -29,8 +29,8 @@ HERE = Path(__file__).resolve().parent
 CONTROLS = {
     "one directory": """
 from hpc.run import claim
-claim._lives = lambda *_: False
-claim.Claim.mine = lambda _: True
+claim._is_alive = lambda *_: False
+claim.Claim.may_write = lambda _: True
 """,
     "one staged file": """
 from contextlib import nullcontext
@@ -39,7 +39,7 @@ staging._alone = nullcontext
 """,
     "one submit directory": """
 from hpc.run import frozen_config
-frozen_config.begin = frozen_config.keep
+frozen_config.create_exclusively = frozen_config.create_or_replace
 """,
 }
 TRIES = 6  # rounds in which a control must be found: not every round hits the moment

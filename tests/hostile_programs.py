@@ -96,7 +96,7 @@ def prepare(base: Path, project: Path, words: list[str]) -> None:
         importlib.import_module(f"hpc.{module}")
     shutil.copytree(project / "configs", base / "configs")
     shutil.copy(project / "src/hpc/jobs/cluster/base.yaml", base / "configs" / "cluster")
-    from hpc.config import compose, conversion
+    from hpc.config import compose, conversion, personal_clusters, typed
 
     hostile_kinds.LEAVES[:] = sorted(conversion.flatten(compose.compose_overrides([])))
     hostile_kinds.GROUPS |= compose.config_groups()
@@ -194,7 +194,7 @@ def train(project: Path) -> None:
         from hpc.launch import node_checks
 
         place = this.place
-        run_dir = rundir.choose(cfg.run_dir, cfg.name, datetime.now(), os.environ, place.step or "0")
+        run_dir = rundir.choose(cfg.run_dir, cfg.name, now=datetime.now(), environ=os.environ, step=place.step or "0")
         node_checks.check_agreement([node_checks.collect_node_facts(cfg, place, environ=os.environ)])
         if place.launcher != "none":
             launch.export_rank_variables(place, os.environ, host_suffix=cfg.cluster.master_addr_suffix)
@@ -228,21 +228,22 @@ def begin(project: Path) -> None:
     """What rank 0 does with a run directory before training: find the checkpoint, and read it as plain data."""
     from hpc.checkpoint import safe_unpickle as inert
     from hpc.config import build, errors
-    from hpc.run import command_line
-    from hpc.run import directory as rundir
+    from hpc.run import attempt_log, command_line
     from hpc.training import beginning as begin
     from hpc.training import loggers, record
 
     run_dir = Path(sys.argv[1])
     with errors.exit_on_config_error():
-        cfg = command_line.resumed(run_dir, [])
+        cfg = command_line.compose_resumed(run_dir, [])
         beginning = begin.alone(run_dir, "host", {})
         if found := beginning.checkpoint:
-            loggers.cut(run_dir, [build.build(cfg.logger)], found.note.get("logs", {}), rundir.events(run_dir))
+            loggers.cut(
+                run_dir, [build.build(cfg.logger)], found.details.get("logs", {}), attempt_log.read_events(run_dir)
+            )
             record.skipped(run_dir, found.step, beginning.attempt)
-            with inert.rejections(found.path, "resume"):
-                inert.plain(found.path / "meta.pt")
-                inert.plain(found.path / "rank-0.pt")
+            with inert.reject_unsafe_pickles(found.path, "resume"):
+                inert.load_plain(found.path / "meta.pt")
+                inert.load_plain(found.path / "rank-0.pt")
         build.build(cfg.model)
         beginning.claim.release()
 

@@ -93,7 +93,7 @@ def _one_wins(ground: Ground, commands: list[Command]) -> None:
 def _told(ground: Ground, commands: list[Command]) -> None:
     """Each ended right, or says who has the directory."""
     for command in commands:
-        told = re.search(r"writes into it|is finished|the same science|has another config", command.said())
+        told = re.search(r"writes into it|is finished|must stay |has another config", command.said())
         if ground.expect(command, 0, 2) and command.code == 2 and not told:
             ground.harm("ended otherwise", f"{command.name}: {command.said()[-900:]}")
 

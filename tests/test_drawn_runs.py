@@ -16,7 +16,8 @@ FAILED = ("different", "hung")
 BROKEN = {
     "random numbers": "from hpc.state import randomness; randomness.restore = lambda state: None",
     "position": "from hpc.data import position; position.start_at = lambda trainer, start: None",
-    "optimizer": "from hpc.checkpoint.strategy_state import Kept; Kept.load_optimizer_state_dict = lambda *_: None",
+    "optimizer": "from hpc.checkpoint.strategy_state import CheckpointMixin\n"
+    "CheckpointMixin.load_optimizer_state_dict = lambda *_: None",
 }
 # One device, dropout, momentum; stopped by a signal in the second epoch.
 PLAIN: dict[str, Any] = {

@@ -264,7 +264,7 @@ def test_a_script_by_hand_keeps_its_run_after_a_requeue(desk):
     desk.slurm.call("scontrol", "requeue", job)  # as when a node fails between the end of the run and that of the job
     wait_for(lambda: desk.slurm.show(job)["Restarts"] == "2", 60, "it is started once more")
     ended = desk.ended(job)
-    assert ended.state == "COMPLETED" and "the run is finished already" in ended.log, ended.log
+    assert ended.state == "COMPLETED" and "run is finished already" in ended.log, ended.log
     assert [path.name for path in (desk.project / "runs").glob("requeued*")] == [run_dir.name]
 
 

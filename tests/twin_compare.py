@@ -160,7 +160,7 @@ def state(run_dir: Path, tensors_only: bool) -> dict[str, Any]:
     finally:
         weights.PREFIX = before
     for file in sorted(last.rglob("*.pt")) if not tensors_only else []:
-        leaves, _ = tree_flatten_with_path(_opened(inert.plain(file)))
+        leaves, _ = tree_flatten_with_path(_opened(inert.load_plain(file)))
         found |= {f"{file.relative_to(last)} {keystr(path)}": leaf for path, leaf in leaves}
     return {key: leaf for key, leaf in found.items() if not OWN.search(key)}
 

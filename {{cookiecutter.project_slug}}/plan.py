@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the plan for programs")
     asked = parser.parse_intermixed_args(sys.argv[1:])
     own, asked.overrides = plan_words.split(asked.overrides)
-    planned = run_plan.plan_run(command_line.composed(asked), asked.overrides, own=own)
+    planned = run_plan.plan_run(command_line.compose_parsed(asked), asked.overrides, own=own)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` has read enough: no traceback
     print(run_plan.as_json(planned) if asked.json else run_plan.text(planned))
     if "plot" in own:

@@ -27,10 +27,10 @@ def main() -> None:
         from hpc.studies import job_array
 
         job_array.submit_search(words, sampler=asked.search, trials=asked.trials, at_once=asked.at_once, options=how)
-    elif run_dir := command_line.resumes(words):
-        resubmit.resubmit(command_line.composed(asked), run_dir, words=words, options=how)
+    elif run_dir := command_line.resume_directory(words):
+        resubmit.resubmit(command_line.compose_parsed(asked), run_dir, words=words, options=how)
     else:
-        queue_run.submit(command_line.composed(asked), words, options=how)
+        queue_run.submit(command_line.compose_parsed(asked), words, options=how)
 
 
 if __name__ == "__main__":

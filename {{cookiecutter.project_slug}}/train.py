@@ -30,7 +30,7 @@ def train(cfg: DictConfig, this: Program) -> dict[str, float]:
 
 def trial_of_search(run_dir: Path) -> Any:
     """Return what a run of a search reports to; None for all others, which import nothing of searches."""
-    if not directory.is_of_search(run_dir):
+    if not directory.is_search_trial(run_dir):
         return None
     from hpc.studies import search
 

@@ -29,7 +29,7 @@ def main(out: str, cases: dict[str, list[str]]) -> None:
         cfg = compose.compose_overrides(overrides)
         preflight.check_config(cfg)
         metrics[name] = train.train(cfg, this)
-        for key in (directory.CHOSEN, beginning.BEGUN):
+        for key in (directory.RUN_DIR_VARIABLE, beginning.BEGUN):
             os.environ.pop(key, None)  # it was this run's
     if any(metrics.values()):  # rank 0
         Path(out).write_text(json.dumps(metrics))

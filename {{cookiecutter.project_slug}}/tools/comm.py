@@ -14,13 +14,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from hpc.config import errors
 from hpc.launch import local_ranks, placement
 from hpc.monitor import network_check, network_check_words
-from hpc.run import command_line, job_logs, watchdog
+from hpc.run import command_line, job_logs, signals
 from hpc.submit import options, queue_run
 
 
-def main(place: placement.Placement, warned: watchdog.Warned) -> None:
+def main(place: placement.Placement, warned: signals.SignalState) -> None:
     asked = network_check_words.parse(__doc__, sys.argv[1:])
-    cfg, words = command_line.composed(asked), asked.overrides
+    cfg, words = command_line.compose_parsed(asked), asked.overrides
     if place.launcher != "none":  # this process is one of the ranks that measure
         return network_check.run(cfg, place, warned=warned, words=words)
     network_check_words.reject_alone(cfg)
@@ -29,12 +29,12 @@ def main(place: placement.Placement, warned: watchdog.Warned) -> None:
     how = options.Options(dry_run=asked.dry_run, wait=asked.wait)
     run_dir = queue_run.submit(cfg, words, options=how, program="tools/comm.py")
     if how.wait and not how.dry_run:
-        print(job_logs.text(run_dir / network_check.TABLE), end="")
+        print(job_logs.read_tail(run_dir / network_check.TABLE), end="")
 
 
 if __name__ == "__main__":
     with errors.exit_on_config_error():
         here = placement.read_placement(os.environ)
-    told = watchdog.listen() if here.launcher != "none" else watchdog.Warned()
+    told = signals.listen() if here.launcher != "none" else signals.SignalState()
     with errors.exit_on_config_error(placement.is_reporting_rank(here, os.environ)):
         main(here, told)

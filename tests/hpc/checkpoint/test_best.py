@@ -51,9 +51,9 @@ def patch(losses: list[float], step: int | None = None, happens: str = "pass", m
 
 def best(run_dir: Path) -> int:
     """The step of the best checkpoint, which must be whole."""
-    found = on_disk.read(run_dir / "checkpoints" / "best.ckpt")
+    found = on_disk.read_manifest(run_dir / "checkpoints" / "best.ckpt")
     assert found, f"best.ckpt leads to nothing: {os.listdir(run_dir / 'checkpoints')}"
-    assert on_disk.flaw(found) == ""
+    assert on_disk.find_flaw(found) == ""
     return found.step
 
 
@@ -135,6 +135,6 @@ def test_a_checkpoint_that_a_researcher_saves_leaves_all_beside_it_alone(
     saved = ["epoch-0.ckpt", "epoch-1.ckpt", "epoch-2.ckpt", "mine.ckpt"]
     assert set(os.listdir(folder)) == {*saved, "last.ckpt", *(other.name for other in others)}
     for name in saved:
-        found = on_disk.read(folder / name)
-        assert found and on_disk.flaw(found) == "", name
+        found = on_disk.read_manifest(folder / name)
+        assert found and on_disk.find_flaw(found) == "", name
     assert best(tmp_path / "run") == 6

@@ -20,19 +20,19 @@ FILES = {"meta.pt": b"numbers", "__0_0.distcp": bytes(range(256)) * 40, "checkpo
 
 def written(run_dir: Path, step: int, attempt: int = 1, **note: Any) -> Path:
     """A whole checkpoint, as one process writes it."""
-    final = on_disk.place(run_dir, step)
-    part = on_disk.aside(final)
+    final = on_disk.checkpoint_path(run_dir, step)
+    part = on_disk.make_part_folder(final)
     for name, content in FILES.items():
         (part / name).parent.mkdir(exist_ok=True)
         (part / name).write_bytes(content)
     on_disk.make_durable(part)
-    files = on_disk.sums(part, on_disk.names(part))
-    on_disk.publish(part, final, files, {"step": step, "attempt": attempt, **note})
+    files = on_disk.checksums(part, on_disk.file_names(part))
+    on_disk.publish(part, final, files=files, details={"step": step, "attempt": attempt, **note})
     return final
 
 
 def steps(run_dir: Path, *starts: dict[str, int]) -> list[int]:
-    return [found.step for found in on_disk.known(run_dir, starts)]
+    return [found.step for found in on_disk.list_checkpoints(run_dir, starts)]
 
 
 def folders(run_dir: Path) -> list[str]:
@@ -52,11 +52,11 @@ def edit(final: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 def test_what_is_published_is_whole(tmp_path: Path) -> None:
     final = written(tmp_path, 380, attempt=3, strategy="DDP", seconds=0.5)
     assert folders(tmp_path) == ["step-000000380"]
-    (found,) = on_disk.known(tmp_path)
+    (found,) = on_disk.list_checkpoints(tmp_path)
     assert (found.path, found.step, found.attempt) == (final, 380, 3)
-    assert found.note == {"strategy": "DDP", "seconds": 0.5}
-    assert set(found.files) == set(FILES) == set(on_disk.names(final))
-    assert on_disk.flaw(found) == ""
+    assert found.details == {"strategy": "DDP", "seconds": 0.5}
+    assert set(found.files) == set(FILES) == set(on_disk.file_names(final))
+    assert on_disk.find_flaw(found) == ""
 
 
 def test_the_newest_is_known_by_its_manifest_and_not_by_name_or_time(tmp_path: Path) -> None:
@@ -74,13 +74,13 @@ def test_of_one_step_that_of_the_later_attempt_is_newer(tmp_path: Path) -> None:
     first = written(tmp_path, 10, attempt=2)
     first.rename(first.with_name("step-z"))
     written(tmp_path, 10, attempt=11)
-    assert [found.attempt for found in on_disk.known(tmp_path)] == [11, 2]
+    assert [found.attempt for found in on_disk.list_checkpoints(tmp_path)] == [11, 2]
 
 
 def test_what_is_being_written_is_not_there_yet(tmp_path: Path) -> None:
     final = written(tmp_path, 10)
     final.rename(final.with_name(final.name + on_disk.PART))
-    on_disk.aside(on_disk.place(tmp_path, 20))
+    on_disk.make_part_folder(on_disk.checkpoint_path(tmp_path, 20))
     assert steps(tmp_path) == []
 
 
@@ -114,7 +114,7 @@ def test_without_a_manifest_that_can_be_read_it_is_none(what: str, tmp_path: Pat
         manifest.mkdir()
     elif content is not None:
         manifest.write_bytes(content)
-    assert steps(tmp_path) == [10] and on_disk.read(manifest.parent) is None
+    assert steps(tmp_path) == [10] and on_disk.read_manifest(manifest.parent) is None
 
 
 @pytest.mark.parametrize("layout", ["alike", "another"])
@@ -125,7 +125,7 @@ def test_one_of_a_newer_version_is_rejected_and_not_passed_over(layout: str, tmp
     if layout == "another":
         edit(newer, lambda note: (note.pop("step"), note.pop("files")))
     with pytest.raises(ConfigError, match="newer version") as caught:
-        on_disk.known(tmp_path)
+        on_disk.list_checkpoints(tmp_path)
     assert str(newer) in str(caught.value)
 
 
@@ -157,7 +157,7 @@ def grow(file: Path) -> None:
 
 DAMAGE = {
     "truncated": (truncate, "has 10239 bytes instead of 10240"),
-    "a byte flipped": (flip, "is not what was written"),
+    "a byte flipped": (flip, "has changed since it was written"),
     "grown": (grow, "has 10241 bytes"),
     "missing": (Path.unlink, "No such file"),
     "a folder": (lambda file: (file.unlink(), file.mkdir()), "directory"),
@@ -169,17 +169,17 @@ def test_damage_is_seen_and_named(what: str, tmp_path: Path) -> None:
     damage, words = DAMAGE[what]
     final = written(tmp_path, 10)
     damage(final / "__0_0.distcp")
-    (found,) = on_disk.known(tmp_path)
-    assert on_disk.flaw(found).startswith("__0_0.distcp") and words in on_disk.flaw(found)
+    (found,) = on_disk.list_checkpoints(tmp_path)
+    assert on_disk.find_flaw(found).startswith("__0_0.distcp") and words in on_disk.find_flaw(found)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_of_several_ranks_one_looks_at_each_file(name: str, tmp_path: Path) -> None:
     final = written(tmp_path, 10)
-    (found,) = on_disk.known(tmp_path)
-    assert [on_disk.flaw(found, rank, 3) for rank in range(3)] == [""] * 3
+    (found,) = on_disk.list_checkpoints(tmp_path)
+    assert [on_disk.find_flaw(found, rank=rank, num_ranks=3) for rank in range(3)] == [""] * 3
     (final / name).unlink()
-    assert sum(name in on_disk.flaw(found, rank, 3) for rank in range(3)) == 1
+    assert sum(name in on_disk.find_flaw(found, rank=rank, num_ranks=3) for rank in range(3)) == 1
 
 
 # -- What is written, named and removed --
@@ -189,9 +189,9 @@ def test_what_was_left_behind_is_removed_before_the_next_is_written(tmp_path: Pa
     """Also that of another step: on a full disk it would take the room that the next one needs."""
     written(tmp_path, 5)
     for step in (10, 20):
-        (on_disk.aside(on_disk.place(tmp_path, step)) / "left").write_text("behind")
+        (on_disk.make_part_folder(on_disk.checkpoint_path(tmp_path, step)) / "left").write_text("behind")
     (tmp_path / "checkpoints" / "step-000000005.universal-a_1.part").mkdir()  # converted for other ranks
-    part = on_disk.aside(on_disk.place(tmp_path, 10))
+    part = on_disk.make_part_folder(on_disk.checkpoint_path(tmp_path, 10))
     assert list(part.iterdir()) == [] and folders(tmp_path) == ["step-000000005", "step-000000010.part"]
     written(tmp_path, 10)
     assert steps(tmp_path) == [10, 5]
@@ -200,8 +200,8 @@ def test_what_was_left_behind_is_removed_before_the_next_is_written(tmp_path: Pa
 def test_a_stale_or_damaged_one_gives_way_to_the_new(tmp_path: Path) -> None:
     truncate(written(tmp_path, 10) / "meta.pt")
     written(tmp_path, 10, attempt=2)
-    (found,) = on_disk.known(tmp_path)
-    assert found.attempt == 2 and on_disk.flaw(found) == "" and folders(tmp_path) == ["step-000000010"]
+    (found,) = on_disk.list_checkpoints(tmp_path)
+    assert found.attempt == 2 and on_disk.find_flaw(found) == "" and folders(tmp_path) == ["step-000000010"]
 
 
 def test_a_link_leads_to_a_checkpoint_also_when_the_run_is_moved(tmp_path: Path) -> None:
@@ -210,11 +210,11 @@ def test_a_link_leads_to_a_checkpoint_also_when_the_run_is_moved(tmp_path: Path)
     for step in (10, 20):
         final = written(run_dir, step)
         link.with_name(f".last.ckpt{on_disk.PART}").symlink_to("nowhere")  # left by a crash
-        on_disk.point(link, final)
+        on_disk.set_link(link, final)
         assert link.resolve() == final.resolve()
     assert folders(run_dir) == ["last.ckpt", "step-000000010", "step-000000020"]
     moved = run_dir.rename(tmp_path / "moved")
-    assert (found := on_disk.read(moved / "checkpoints" / "last.ckpt")) and found.step == 20
+    assert (found := on_disk.read_manifest(moved / "checkpoints" / "last.ckpt")) and found.step == 20
 
 
 @pytest.mark.parametrize(
@@ -224,11 +224,11 @@ def test_a_link_leads_to_a_checkpoint_also_when_the_run_is_moved(tmp_path: Path)
 def test_the_last_ones_and_the_best_are_kept(keep: int, best: int | None, left: list[int], tmp_path: Path) -> None:
     for step in (10, 20, 30, 40, 50):  # 50: of an attempt that others have overtaken
         written(tmp_path, step)
-    on_disk.aside(on_disk.place(tmp_path, 25))
+    on_disk.make_part_folder(on_disk.checkpoint_path(tmp_path, 25))
     link = tmp_path / "checkpoints" / on_disk.BEST
     if best:
-        on_disk.point(link, on_disk.place(tmp_path, best))
-    on_disk.prune(on_disk.place(tmp_path, 40), keep)
+        on_disk.set_link(link, on_disk.checkpoint_path(tmp_path, best))
+    on_disk.prune(on_disk.checkpoint_path(tmp_path, 40), keep)
     link.unlink(missing_ok=True)
     assert folders(tmp_path) == [f"step-{step:09d}" for step in left]
 
@@ -260,9 +260,9 @@ def test_the_links_lead_where_the_run_that_goes_on_knows_them(best: int | None, 
         written(tmp_path, step)
     there = tmp_path / "checkpoints"
     for name in (on_disk.LAST, on_disk.BEST):
-        on_disk.point(there / name, there / "step-000000030")
-    place = on_disk.place(tmp_path, best) if best else None
-    assert on_disk.settle(on_disk.place(tmp_path, 20), place) == (best in (10, 20))
+        on_disk.set_link(there / name, there / "step-000000030")
+    place = on_disk.checkpoint_path(tmp_path, best) if best else None
+    assert on_disk.settle_links(on_disk.checkpoint_path(tmp_path, 20), place) == (best in (10, 20))
     leads = {"best.ckpt": f"step-{best:09d}"} if best in (10, 20) else {}
     assert links(tmp_path) == {"last.ckpt": "step-000000020"} | leads
 
@@ -272,22 +272,26 @@ def test_a_copy_of_what_a_link_leads_to_is_a_checkpoint(left_out: str | None, tm
     """As scp -r and cp -rL copy a run."""
     there = tmp_path / "run/checkpoints"
     for step, name in ((10, on_disk.BEST), (20, on_disk.LAST)):
-        on_disk.point(there / name, written(tmp_path / "run", step))
+        on_disk.set_link(there / name, written(tmp_path / "run", step))
     copied = tmp_path / "copied/checkpoints"
     shutil.copytree(there, copied, ignore=shutil.ignore_patterns(left_out or ""))
     assert not links(tmp_path / "copied")
-    best, newest = (on_disk.place(tmp_path / "copied", step) for step in (10, 20))
-    assert on_disk.settle(newest, best)
+    best, newest = (on_disk.checkpoint_path(tmp_path / "copied", step) for step in (10, 20))
+    assert on_disk.settle_links(newest, best)
     assert links(tmp_path / "copied") == {"best.ckpt": "step-000000010", "last.ckpt": "step-000000020"}
-    assert all(not on_disk.flaw(found) for found in on_disk.known(tmp_path / "copied"))
+    assert all(not on_disk.find_flaw(found) for found in on_disk.list_checkpoints(tmp_path / "copied"))
     assert len(folders(tmp_path / "copied")) == 4
 
 
 def test_another_checkpoint_in_the_place_of_a_link_stays(tmp_path: Path) -> None:
     final = written(tmp_path / "run", 20)
-    (part := on_disk.aside(on_disk.place(tmp_path / "other", 20))).joinpath("weights").write_text("precious")
-    on_disk.publish(part, other := final.with_name(on_disk.BEST), {"weights": (8, 0)}, {"step": 20, "attempt": 3})
-    on_disk.settle(final, None)
+    (part := on_disk.make_part_folder(on_disk.checkpoint_path(tmp_path / "other", 20))).joinpath("weights").write_text(
+        "precious"
+    )
+    on_disk.publish(
+        part, other := final.with_name(on_disk.BEST), files={"weights": (8, 0)}, details={"step": 20, "attempt": 3}
+    )
+    on_disk.settle_links(final, None)
     assert (other / "weights").read_text() == "precious"
 
 
@@ -297,7 +301,7 @@ def test_another_checkpoint_in_the_place_of_a_link_stays(tmp_path: Path) -> None
 def write(run_dir: Path, step: int, attempt: int) -> None:
     """As a run does: write, name, prune."""
     final = written(run_dir, step, attempt)
-    on_disk.point(run_dir / "checkpoints" / "last.ckpt", final)
+    on_disk.set_link(run_dir / "checkpoints" / "last.ckpt", final)
     on_disk.prune(final, 1)
 
 
@@ -342,18 +346,18 @@ def test_who_is_killed_at_any_moment_leaves_nothing_that_cannot_be_read(step: in
     assert writer.exitcode == 0
     seen = []
     for run_dir in sorted(tmp_path.glob("[0-9]*")):
-        whole = on_disk.known(run_dir)
+        whole = on_disk.list_checkpoints(run_dir)
         named = [path for path in run_dir.glob("checkpoints/step-*") if not path.name.endswith(on_disk.PART)]
-        assert len(whole) == len(named) and not [found for found in whole if on_disk.flaw(found)]
+        assert len(whole) == len(named) and not [found for found in whole if on_disk.find_flaw(found)]
         seen.append((whole[0].step, whole[0].attempt) if whole else None)
         on_disk.recover(run_dir / "checkpoints")
-        assert (now := on_disk.known(run_dir)) and not [found for found in now if on_disk.flaw(found)]
+        assert (now := on_disk.list_checkpoints(run_dir)) and not [found for found in now if on_disk.find_flaw(found)]
         if whole:
             link = run_dir / "checkpoints" / "last.ckpt"
             assert link.resolve() in [found.path.resolve() for found in whole]
         write(run_dir, step, 3)  # the next start clears up
         assert folders(run_dir) == ["last.ckpt", f"step-{step:09d}"]
-        assert (found := on_disk.read(run_dir / "checkpoints" / "last.ckpt")) and not on_disk.flaw(found)
+        assert (found := on_disk.read_manifest(run_dir / "checkpoints" / "last.ckpt")) and not on_disk.find_flaw(found)
     before, after = seen.count((10, 1)), seen.count((step, 2))
     between = len(seen) - before - after
     assert before > 20 and after > 10 and seen == [(10, 1)] * before + [None] * between + [(step, 2)] * after

@@ -147,7 +147,7 @@ def test_what_is_converted_for_other_ranks_is_gone_where_that_fails(
     monkeypatch.setattr(converter, "main", convert)
     engine = SimpleNamespace(_config=SimpleNamespace(), load_checkpoint=load)
     with pytest.raises(KeyError):
-        deepspeed_universal.load(engine, folder)
+        deepspeed_universal.load_universal(engine, folder)
     assert sorted(folder.rglob("*")) == files and list(tmp_path.iterdir()) == [folder]
 
 
@@ -159,6 +159,6 @@ def test_only_weights_go_to_deepspeed_and_from_it(
     words = [*COMMON, f"strategy={first}", "trainer.devices=2", f"trainer.max_steps={STEPS}"]
     start(tmp_path / "run", 2, words, 6, EXACT)
     said = start(tmp_path / "run", 2, [f"strategy={second}"], 9, EXACT)
-    assert said.count("weights go from one strategy to the other, the optimizer's state does not") == 1
+    assert said.count("warning: the optimizer starts anew: its state in") == 1
     assert losses(tmp_path / "run")[:7] == pytest.approx(reference[:7], rel=0, abs=1e-6)
     assert losses(tmp_path / "run")[:9] != pytest.approx(reference[:9], rel=0, abs=1e-4)

@@ -41,11 +41,11 @@ def sharded(folder: Path, state: dict[str, Tensor]) -> None:
 
 def publish(run: Path, step: int) -> Path:
     """A whole checkpoint, as a run writes it."""
-    final = on_disk.place(run, step)
-    part = on_disk.aside(final)
+    final = on_disk.checkpoint_path(run, step)
+    part = on_disk.make_part_folder(final)
     sharded(part, weights_of(step))
     note = {"step": step, "attempt": 1, "strategy": "FSDP", "world_size": 1, "seconds": 0.1}
-    on_disk.publish(part, final, on_disk.sums(part, on_disk.names(part)), note)
+    on_disk.publish(part, final, files=on_disk.checksums(part, on_disk.file_names(part)), details=note)
     return final
 
 
@@ -71,7 +71,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with three checkpoints, the first one the best."""
     run = tmp_path_factory.mktemp("runs") / "moons"
     steps = [publish(run, step) for step in (5, 9, 12)]
-    on_disk.point(run / "checkpoints" / "best.ckpt", steps[0])
+    on_disk.set_link(run / "checkpoints" / "best.ckpt", steps[0])
     return run
 
 
@@ -110,7 +110,7 @@ def test_a_checkpoint_alone(run: Path, tmp_path: Path) -> None:
     folder = deepspeed_by_hand(tmp_path)
     done(folder, tmp_path / "c")
     assert_same(load_file(tmp_path / "c"), weights.read(folder))
-    assert "nothing to choose from" in rejected(folder, tmp_path / "d", "--step", 3)
+    assert "if --step or --best is given" in rejected(folder, tmp_path / "d", "--step", 3)
 
 
 def test_damaged_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -122,11 +122,11 @@ def test_damaged_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture) -> N
     done(tmp_path / "run", tmp_path / "w")
     assert "step-000000002 is damaged" in capsys.readouterr().err
     assert_same(load_file(tmp_path / "w"), weights_of(1))
-    assert "not what was written" in rejected(tmp_path / "run", tmp_path / "v", "--step", 2)
-    assert "not what was written" in rejected(newest, tmp_path / "v")
+    assert "has changed since it was written" in rejected(tmp_path / "run", tmp_path / "v", "--step", 2)
+    assert "has changed since it was written" in rejected(newest, tmp_path / "v")
     (newest / "manifest.json").unlink()
-    assert "--step=2" in rejected(tmp_path / "run", tmp_path / "v", "--step", 2)
-    assert "no best checkpoint" in rejected(tmp_path / "run", tmp_path / "v", "--best")
+    assert "--step must be the step of a checkpoint" in rejected(tmp_path / "run", tmp_path / "v", "--step", 2)
+    assert "must hold a best checkpoint" in rejected(tmp_path / "run", tmp_path / "v", "--best")
     assert not (tmp_path / "v").exists()
 
 
@@ -139,9 +139,9 @@ def test_what_is_there_is_not_overwritten(run: Path, tmp_path: Path) -> None:
 
 
 def test_mistakes(run: Path, tmp_path: Path) -> None:
-    assert "does not exist" in rejected(tmp_path / "absent", tmp_path / "w")
+    assert "must be an existing" in rejected(tmp_path / "absent", tmp_path / "w")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    assert "no whole checkpoint" in rejected(tmp_path / "run", tmp_path / "w")
+    assert "must hold a whole checkpoint" in rejected(tmp_path / "run", tmp_path / "w")
     assert "No such file" in rejected(run, tmp_path / "absent" / "w")
     torch.save({"z": torch.zeros(2, dtype=torch.complex64)}, tmp_path / "complex")
     assert "complex64" in rejected(tmp_path / "complex", tmp_path / "w")

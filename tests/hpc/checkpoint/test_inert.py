@@ -25,7 +25,7 @@ def saved(folder: Path, **more: object) -> Path:
 
 def load(folder: Path, **rest: object) -> dict:
     states = {"state_dict": {"a": torch.zeros(2, 3), "b": torch.zeros(2, dtype=torch.bfloat16)}, "rest": rest}
-    with safe_unpickle.rejections(folder):
+    with safe_unpickle.reject_unsafe_pickles(folder):
         dcp.load(states, storage_reader=safe_unpickle.Reader(folder), no_dist=True)
     return states
 
@@ -44,7 +44,7 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     assert found["rest"] == {"epoch": 3, "words": ["x"]}
     assert torch.equal(found["state_dict"]["a"], torch.arange(6.0).view(2, 3))
     assert torch.equal(found["state_dict"]["b"], torch.ones(2, dtype=torch.bfloat16))
-    assert safe_unpickle.described(tmp_path) == pickle.loads((tmp_path / ".metadata").read_bytes())
+    assert safe_unpickle.read_metadata(tmp_path) == pickle.loads((tmp_path / ".metadata").read_bytes())
 
 
 def test_the_readers_of_torch_execute_both(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_no_class_is_changed(tmp_path: Path) -> None:
     saved(tmp_path)
     (tmp_path / ".metadata").write_bytes(stream)
     with pytest.raises(pickle.UnpicklingError):
-        safe_unpickle.described(tmp_path)
+        safe_unpickle.read_metadata(tmp_path)
     assert kind.version is None
 
 
@@ -97,7 +97,7 @@ def test_files_outside_are_not_read(tmp_path: Path) -> None:
 
 
 def test_other_errors_pass(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), safe_unpickle.rejections(tmp_path):
+    with pytest.raises(ZeroDivisionError), safe_unpickle.reject_unsafe_pickles(tmp_path):
         _ = 1 // 0
     os.truncate(saved(tmp_path) / "__0_0.distcp", 10)
     with pytest.raises(CheckpointException):
@@ -119,14 +119,14 @@ def test_nothing_is_executed_where_deepspeed_loads(name: str, number: int, tmp_p
     state = torch.load(file)
     state["more"] = [LossScaler(4.0), ZeroStageEnum.weights, fragment_address(1, 2)]
     torch.save(state, file)
-    with safe_unpickle.rejections(file), safe_unpickle.allowing_deepspeed():
+    with safe_unpickle.reject_unsafe_pickles(file), safe_unpickle.allow_deepspeed_classes():
         more = TorchCheckpointEngine().load(str(file))["more"]
     assert more[0].cur_scale == 4.0 and more[1:] == state["more"][1:]
     torch.save(state | {"more": bombs(tmp_path / "canary")[number]}, file)
     with (
         pytest.raises(ConfigError, match="nothing in it is executed"),
-        safe_unpickle.rejections(file),
-        safe_unpickle.allowing_deepspeed(),
+        safe_unpickle.reject_unsafe_pickles(file),
+        safe_unpickle.allow_deepspeed_classes(),
     ):
         TorchCheckpointEngine().load(str(file))
     assert not (tmp_path / "canary").exists()

@@ -44,8 +44,8 @@ Classifier.__init__ = __init__
 @pytest.mark.parametrize("who", NOT_PLAIN)
 def test_it_is_said_before_the_first_step(who: str, start: Callable, tmp_path: Path) -> None:
     said = start(tmp_path / "run", 1, WORDS, patch=NOT_PLAIN[who], code=2)
-    assert who in said and "must hold plain data only" in said and "Traceback" not in said
-    assert not on_disk.known(tmp_path / "run")
+    assert who in said and "must put only plain data" in said and "Traceback" not in said
+    assert not on_disk.list_checkpoints(tmp_path / "run")
     assert "it must not hold a pathlib" in said
 
 
@@ -60,20 +60,20 @@ def test_the_state_of_a_schedule_is_no_data(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     trainer: Any = SimpleNamespace(callbacks=[], lr_scheduler_configs=[SimpleNamespace(scheduler=schedule)])
-    plain_data.rehearse(trainer, L.LightningModule())
+    plain_data.rehearse_save(trainer, L.LightningModule())
     vars(schedule)["seen"] = deque([1.0])
     with pytest.raises(ConfigError, match=r"(?s)lr_schedulers.*collections\.deque"):
-        plain_data.rehearse(trainer, L.LightningModule())
+        plain_data.rehearse_save(trainer, L.LightningModule())
 
 
 def sharded(rank: int) -> str:
     own = distribute_tensor(torch.ones(2), init_device_mesh("cpu", (1,)), [Shard(0)])
-    plain_data.reject_sharded({"state": torch.ones(2), "this": [own.full_tensor()]})
+    plain_data.reject_sharded_tensors({"state": torch.ones(2), "this": [own.full_tensor()]})
     with pytest.raises(ConfigError) as rejected:
-        plain_data.reject_sharded({"state": torch.ones(2), "average": [{"weight": own}]})
+        plain_data.reject_sharded_tensors({"state": torch.ones(2), "average": [{"weight": own}]})
     return str(rejected.value)
 
 
 def test_a_part_of_a_tensor_is_not_saved_for_all_ranks(together: Callable) -> None:
     (said,) = together(sharded, 1)
-    assert "on_save_checkpoint or state_dict (average)" in said and "must hold whole tensors" in said
+    assert "on_save_checkpoint or state_dict (average)" in said and "must put whole tensors" in said

@@ -16,7 +16,7 @@ def made(run_dir: Path, *words: str) -> torch.nn.Module:
     cfg = compose.compose_overrides([f"run_dir={run_dir}", *words])
     preflight.check_config(cfg)
     (run_dir / "checkpoints").mkdir(parents=True)
-    frozen_config.keep(run_dir, cfg, words)
+    frozen_config.create_or_replace(run_dir, cfg, words=words)
     return build.build(cfg.model)
 
 
@@ -42,7 +42,7 @@ def test_the_best_is_meant_where_there_is_one(tmp_path: Path) -> None:
 
 def test_a_run_without_weights_is_rejected(tmp_path: Path) -> None:
     made(tmp_path / "run")
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match="must be an existing"):
         trained.load(tmp_path / "run")
-    with pytest.raises(ConfigError, match="no such directory"):
+    with pytest.raises(ConfigError, match="must be an existing directory"):
         trained.load(tmp_path / "nowhere")

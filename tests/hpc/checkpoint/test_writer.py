@@ -12,36 +12,36 @@ from typing import Any
 import pytest
 
 from hpc.checkpoint import on_disk
-from hpc.checkpoint.writer import Unwritten, Writer
+from hpc.checkpoint.writer import CheckpointNotWritten, CheckpointWriter
 
 BIG = bytes(2**20)
 
 
-def save(writer: Writer, run_dir: Path, step: int, write: Callable[[Path], Any] | None = None) -> None:
+def save(writer: CheckpointWriter, run_dir: Path, step: int, write: Callable[[Path], Any] | None = None) -> None:
     """Begin to save a step; every rank writes a file of its own."""
-    final = on_disk.place(run_dir, step)
+    final = on_disk.checkpoint_path(run_dir, step)
     mine = write or (lambda part: (part / f"rank-{writer.rank}").write_bytes(bytes([writer.rank]) * 1000))
-    writer.finish(writer.begin(final), final, {"step": step, "attempt": 1}, mine)
+    writer.finish(writer.begin(final), final, details={"step": step, "attempt": 1}, write=mine)
 
 
 def whole(run_dir: Path) -> list[int]:
     """The steps whose checkpoints are."""
-    return [found.step for found in on_disk.known(run_dir) if not on_disk.flaw(found)]
+    return [found.step for found in on_disk.list_checkpoints(run_dir) if not on_disk.find_flaw(found)]
 
 
 def test_training_goes_on_while_it_is_written(tmp_path: Path) -> None:
-    writer, goes_on = Writer(), threading.Event()
+    writer, goes_on = CheckpointWriter(), threading.Event()
     save(writer, tmp_path, 1, lambda part: goes_on.wait(30) and (part / "file").write_text("slow"))
-    assert writer.busy and on_disk.known(tmp_path) == []
+    assert writer.is_busy and on_disk.list_checkpoints(tmp_path) == []
     time.sleep(0.1)
     goes_on.set()
     writer.wait()
-    assert not writer.busy and whole(tmp_path) == [1]
-    assert on_disk.known(tmp_path)[0].note["seconds"] >= 0.1
+    assert not writer.is_busy and whole(tmp_path) == [1]
+    assert on_disk.list_checkpoints(tmp_path)[0].details["seconds"] >= 0.1
 
 
 def test_the_next_waits_for_the_one_before(tmp_path: Path) -> None:
-    writer = Writer()
+    writer = CheckpointWriter()
     save(writer, tmp_path, 1, lambda part: time.sleep(0.3))
     save(writer, tmp_path, 2)
     assert whole(tmp_path)[-1] == 1
@@ -50,10 +50,10 @@ def test_the_next_waits_for_the_one_before(tmp_path: Path) -> None:
 
 
 def test_what_is_held_is_written_when_it_is_released_or_waited_for_and_never_once_it_is_dropped(tmp_path: Path) -> None:
-    writer = Writer()
+    writer = CheckpointWriter()
     writer.hold()
     save(writer, tmp_path, 1)
-    assert not writer.busy
+    assert not writer.is_busy
     save(writer, tmp_path, 2)  # waits for the one before
     assert whole(tmp_path) == [1]
     writer.release()
@@ -67,24 +67,24 @@ def test_what_is_held_is_written_when_it_is_released_or_waited_for_and_never_onc
 
 
 def test_what_is_done_afterwards_finds_it_whole(tmp_path: Path) -> None:
-    writer, final, seen = Writer(), on_disk.place(tmp_path, 1), []
+    writer, final, seen = CheckpointWriter(), on_disk.checkpoint_path(tmp_path, 1), []
     writer.finish(
         writer.begin(final),
         final,
-        {"step": 1, "attempt": 1},
-        lambda part: None,
-        lambda path: seen.append(whole(tmp_path)),
+        details={"step": 1, "attempt": 1},
+        write=lambda part: None,
+        on_published=lambda path: seen.append(whole(tmp_path)),
     )
     writer.wait()
     assert seen == [[1]]
 
 
 def every_rank_writes(rank: int, run_dir: str) -> list[str]:
-    writer = Writer()
+    writer = CheckpointWriter()
     save(writer, Path(run_dir), 1)
     writer.wait()
-    (found,) = on_disk.known(Path(run_dir))
-    assert not on_disk.flaw(found)
+    (found,) = on_disk.list_checkpoints(Path(run_dir))
+    assert not on_disk.find_flaw(found)
     return sorted(found.files)
 
 
@@ -94,7 +94,7 @@ def test_a_checkpoint_holds_what_every_rank_has_written(together: Callable, tmp_
 
 def no_room_on_rank_1(rank: int, run_dir: str) -> list[Any]:
     """The kernel rejects in the middle of a file, as on a full disk."""
-    writer = Writer()
+    writer = CheckpointWriter()
     save(writer, Path(run_dir), 1)
     writer.wait()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -105,7 +105,7 @@ def no_room_on_rank_1(rank: int, run_dir: str) -> list[Any]:
         save(writer, Path(run_dir), 2, lambda part: (part / f"rank-{rank}").write_bytes(BIG))
         try:
             writer.wait()
-        except Unwritten as error:
+        except CheckpointNotWritten as error:
             told.append(str(error))
         told.append(whole(Path(run_dir)))
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -121,11 +121,11 @@ def an_error_that_is_asked_for_late(rank: int, run_dir: str) -> str:
     def fail(part: Path) -> None:
         raise RuntimeError("a bad\nday")
 
-    writer = Writer()
+    writer = CheckpointWriter()
     save(writer, Path(run_dir), 1, fail if rank == 0 else None)
     try:
         save(writer, Path(run_dir), 2)
-    except Unwritten as error:
+    except CheckpointNotWritten as error:
         return str(error)
     return "nothing"
 
@@ -141,11 +141,11 @@ def torchs_own_word(rank: int, run_dir: str) -> str:
     def full(part: Path) -> None:
         raise CheckpointException("", {1: (OSError(28, "No space left on device"), None)})  # type: ignore[dict-item]
 
-    writer = Writer()
+    writer = CheckpointWriter()
     save(writer, Path(run_dir), 1, full)
     try:
         writer.wait()
-    except Unwritten as error:
+    except CheckpointNotWritten as error:
         return str(error)
     return "written"
 
@@ -156,7 +156,7 @@ def test_what_torch_makes_of_an_error_is_told_by_its_cause(together: Callable, t
 
 
 def dies_while_it_writes(rank: int, run_dir: str) -> str:
-    writer = Writer()
+    writer = CheckpointWriter()
     save(writer, Path(run_dir), 1)
     writer.wait()
     save(writer, Path(run_dir), 2, lambda part: os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else None)
@@ -170,19 +170,19 @@ def dies_while_it_writes(rank: int, run_dir: str) -> str:
 def test_what_a_killed_rank_had_a_share_in_is_no_checkpoint(together: Callable, tmp_path: Path) -> None:
     survivor, killed = together(dies_while_it_writes, 2, str(tmp_path))
     assert survivor != "nothing" and killed is None
-    assert whole(tmp_path) == [1] and [found.step for found in on_disk.known(tmp_path)] == [1]
+    assert whole(tmp_path) == [1] and [found.step for found in on_disk.list_checkpoints(tmp_path)] == [1]
 
 
 @pytest.mark.parametrize("what", ["begin", "finish"])
 def test_a_folder_that_cannot_be_made_or_named(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def reject(*_: Any) -> None:
+    def reject(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    writer = Writer()
+    writer = CheckpointWriter()
     save(writer, tmp_path, 1)
     writer.wait()
-    monkeypatch.setattr(on_disk, "aside" if what == "begin" else "publish", reject)
-    with pytest.raises(Unwritten, match=r"rank 0: OSError.*No space left"):
+    monkeypatch.setattr(on_disk, "make_part_folder" if what == "begin" else "publish", reject)
+    with pytest.raises(CheckpointNotWritten, match=r"rank 0: OSError.*No space left"):
         save(writer, tmp_path, 2)
         writer.wait()
     assert whole(tmp_path) == [1]
@@ -194,7 +194,7 @@ class Overtaken:
     def __init__(self, asked: int) -> None:
         self.left = asked  # so often it is still ours
 
-    def mine(self) -> bool:
+    def may_write(self) -> bool:
         self.left -= 1
         return self.left >= 0
 
@@ -202,18 +202,19 @@ class Overtaken:
 @pytest.mark.parametrize("asked", [0, 1, 2])
 def test_who_is_fenced_off_changes_nothing(asked: int, tmp_path: Path) -> None:
     """Before it begins, before the checkpoint gets its name, before others are removed."""
-    writer, theirs = Writer(), tmp_path / "checkpoints" / "step-000000009.part"
+    writer, theirs = CheckpointWriter(), tmp_path / "checkpoints" / "step-000000009.part"
     for step in (1, 2):
         save(writer, tmp_path, step)
         writer.wait()
     theirs.mkdir()
-    writer.owner = Overtaken(asked)
-    final, said, removed = on_disk.place(tmp_path, 3), "", []
+    writer.claim = Overtaken(asked)
+    final, said, removed = on_disk.checkpoint_path(tmp_path, 3), "", []
     try:
         part = writer.begin(final)
-        writer.finish(part, final, {"step": 3, "attempt": 1}, lambda part: None, removed.append)
+        details = {"step": 3, "attempt": 1}
+        writer.finish(part, final, details=details, write=lambda part: None, on_published=removed.append)
         writer.wait()
-    except Unwritten as error:
+    except CheckpointNotWritten as error:
         said = str(error)
     assert "another attempt has taken over" in said
     assert whole(tmp_path) == ([3, 2, 1] if asked == 2 else [2, 1]) and removed == []

@@ -29,7 +29,7 @@ def cfg() -> DictConfig:
 def run(cfg: DictConfig, tmp_path: Path) -> Path:
     cfg.run_dir = str(tmp_path / "run")
     (tmp_path / "run").mkdir()
-    frozen_config.keep(tmp_path / "run", cfg, [f"run_dir={tmp_path / 'run'}"])
+    frozen_config.create_or_replace(tmp_path / "run", cfg, words=[f"run_dir={tmp_path / 'run'}"])
     return tmp_path / "run"
 
 
@@ -126,7 +126,7 @@ def test_nothing_of_a_run_directory_is_executed(name: str, place: str, run: Path
 
     edit(run, change)
     with pytest.raises(ConfigError) as resumed:
-        cfg = command_line.resumed(run, [])
+        cfg = command_line.compose_resumed(run, [])
         build.build(cfg.model)  # as train.py would
     with pytest.raises(ConfigError) as loaded:
         trained.load(run)
@@ -145,14 +145,14 @@ def test_a_run_cannot_bring_its_own_list(run: Path, tmp_path: Path) -> None:
     )
     (run / "overrides.json").write_text("[]")
     with pytest.raises(ConfigError, match="trusted package"):
-        command_line.resumed(run, ["trainer=cpu"])
+        command_line.compose_resumed(run, ["trainer=cpu"])
     evil = tmp_path / "evil/callbacks"
     evil.mkdir(parents=True)
     (evil / "evil.yaml").write_text(f"evil:\n  _target_: os.system\n  command: touch {tmp_path}/canary\n")
     shutil.rmtree(run / "code")
     (run / "overrides.json").write_text(json.dumps([f"hydra.searchpath=[file://{tmp_path}/evil]", "callbacks=evil"]))
     with pytest.raises(ConfigError, match="trusted package"):
-        command_line.resumed(run, ["seed=1"])
+        command_line.compose_resumed(run, ["seed=1"])
     assert not (tmp_path / "canary").exists()
 
 
@@ -161,25 +161,25 @@ def test_a_link_to_this_project_makes_no_run_its_own(run: Path) -> None:
     (run / "made_by.json").write_text("{}")
     edit(run, lambda content: content.update(model=node("os.getpid")))
     with pytest.raises(ConfigError, match="trusted package"):
-        command_line.resumed(run, [])
+        command_line.compose_resumed(run, [])
 
 
 def test_what_the_fork_trusts_is_built(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A class of a trusted package without more; another package as soon as the fork's own file names it."""
     edit(run, lambda content: content["callbacks"].update(mine=node("lightning.pytorch.callbacks.Timer")))
-    assert command_line.resumed(run, []).callbacks.mine
+    assert command_line.compose_resumed(run, []).callbacks.mine
     edit(run, lambda content: content["callbacks"].update(mine=node("fractions.Fraction")))
     with pytest.raises(ConfigError, match="a line in"):
-        command_line.resumed(run, [])
+        command_line.compose_resumed(run, [])
     (tmp_path / "trusted.yaml").write_text("- torch.optim\n- lightning\n- torchmetrics\n- fractions\n")
     monkeypatch.setattr(trust, "TRUSTED_FILE", tmp_path / "trusted.yaml")
     trust.trusted_packages.cache_clear()
     try:
-        assert command_line.resumed(run, []).callbacks.mine
+        assert command_line.compose_resumed(run, []).callbacks.mine
         (tmp_path / "trusted.yaml").write_text("fractions: yes\n")
         trust.trusted_packages.cache_clear()
         with pytest.raises(ConfigError, match="must be a list of packages"):
-            command_line.resumed(run, [])
+            command_line.compose_resumed(run, [])
     finally:
         monkeypatch.undo()
         trust.trusted_packages.cache_clear()

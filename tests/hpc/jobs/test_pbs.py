@@ -464,7 +464,7 @@ def test_a_run_goes_on_from_job_to_job(cluster: Pbs) -> None:
         cluster.behaviour(behaviour)
         assert cluster.run(PBS_JOBID=f"{number}.server", **told) in (code, 143), cluster.log(f"job-{number}.log")
         if code:
-            assert history.read(cluster.run_dir, "digits").job == f"{number + 1}", "it waits"
+            assert history.read_run(cluster.run_dir, "digits").job == f"{number + 1}", "it waits"
             told = dict(word.split("=") for word in cluster.submitted()[-1][2].split(","))
             assert told["HPC_AFTER"] == f"{number}"
     assert "the run's verdict is: \n" in cluster.log("job-18.log"), "the verdict of the job before is not its own"
@@ -476,7 +476,7 @@ def test_the_next_job_is_noted_where_report_reads_it(cluster: Pbs) -> None:
     (cluster.code.parent / "config.yaml").touch()
     (cluster.code.parent / "submitted.json").write_text('{"time": 1, "scheduler": "pbs", "jobs": ["17.server"]}')
     assert cluster.run() == 85
-    run = history.read(cluster.run_dir, "digits")
+    run = history.read_run(cluster.run_dir, "digits")
     assert (run.jobs, run.job) == (["17", "18"], "18")
 
 

@@ -129,13 +129,13 @@ def test_the_sampler_is_told_when_the_run_ends_or_fails_and_not_between_fit_and_
 
 
 def test_a_phase_is_a_line_and_costs_the_run_nothing_where_it_cannot_be_written(tmp_path: Path) -> None:
-    phases.note(tmp_path, 1, "epoch", 0, 1)  # no monitor, no folder: nothing
+    phases.record_phase(tmp_path, 1, kind="epoch", begin_time=0, step=1)  # no monitor, no folder: nothing
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "monitor").mkdir()
     file = tmp_path / "monitor" / "phases.jsonl"
     file.write_text('{"what": "st')  # a crash cut it off
     before = time.time()
-    phases.note(tmp_path, 3, "validation", before - 5, 70)
+    phases.record_phase(tmp_path, 3, kind="validation", begin_time=before - 5, step=70)
     line = json.loads(file.read_text().splitlines()[1])
     assert line["end"] - line["begin"] >= 5 and abs(line["end"] - before) < 60
     assert {key: line[key] for key in ("what", "attempt", "step")} == {"what": "validation", "attempt": 3, "step": 70}

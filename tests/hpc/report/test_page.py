@@ -21,7 +21,7 @@ from hpc.charts import chart
 from hpc.config import compose, freezing
 from hpc.monitor import event_files, node_usage
 from hpc.report import accounts, blocks, files, page, run_charts, run_data, run_table, terminal
-from hpc.run import causes, directory, history
+from hpc.run import attempt_log, causes, history
 from hpc.studies import run_rates
 
 BEGAN = 1_790_000_000.0
@@ -63,9 +63,19 @@ def made(run_dir: Path, monkeypatch: pytest.MonkeyPatch, hosts: Sequence[str] = 
     (run_dir / "made_by.json").write_text(json.dumps({"commit": "c0ffee", "packages": ["torch==2.13.0", "yaml==6"]}))
     for number, (begin, end, outcome) in enumerate([(0, 600, "continue"), (700, 1300, "finished")], 1):
         monkeypatch.setattr(time, "time", lambda begin=begin: BEGAN + begin + 30)
-        directory.start(run_dir, number, {"SLURM_JOB_ID": "17"}, hosts=list(hosts), world_size=4, gpus_per_node=2)
+        attempt_log.record_start(
+            run_dir, number, environ={"SLURM_JOB_ID": "17"}, hosts=list(hosts), world_size=4, gpus_per_node=2
+        )
         monkeypatch.setattr(time, "time", lambda end=end: BEGAN + end)
-        directory.end(run_dir, None, number, end, outcome, "time limit" if number == 1 else "", {"test/accuracy": 0.91})
+        attempt_log.record_end(
+            run_dir,
+            None,
+            attempt=number,
+            step=end,
+            outcome=outcome,
+            why="time limit" if number == 1 else "",
+            metrics={"test/accuracy": 0.91},
+        )
         for what, since, until in [
             ("start", 0, 60),
             ("validation", 300, 330),
@@ -161,14 +171,14 @@ class Reader(HTMLParser):
 
 def reported(run_dir: Path) -> tuple[Reader, list[str]]:
     """The page and the lines of the terminal."""
-    (run,) = history.find(run_dir)
+    (run,) = history.find_runs(run_dir)
     lines = files.made(run)
     assert all(len(line) <= 120 for line in lines if "directory" not in line and "page" not in line)
     return Reader((run_dir / "report.html").read_text()), lines
 
 
 def missing(run_dir: Path) -> list[str]:
-    (run,) = history.find(run_dir)
+    (run,) = history.find_runs(run_dir)
     return run_data.measure(run).notes
 
 
@@ -191,7 +201,7 @@ def test_the_page_tells_all_in_order(run_dir: Path) -> None:
 
 
 def test_its_numbers_are_those_of_the_files(run_dir: Path) -> None:
-    numbers = run_data.measure(history.find(run_dir)[0]).numbers
+    numbers = run_data.measure(history.find_runs(run_dir)[0]).numbers
     assert numbers.wall == {
         "start-up": 120, "training": 1200 - 120 - 60 - 6, "validation": 60, "checkpoints": 6
     }  # fmt: skip
@@ -210,9 +220,9 @@ def test_it_is_known_how_many_steps_an_epoch_has(run_dir: Path) -> None:
     steps = {"epoch": iter((40, 80))}
     told = [one | {"step": next(steps[one["what"]])} if one["what"] in steps else one for one in known]
     (run_dir / "monitor" / "phases.jsonl").write_text("".join(json.dumps(one) + "\n" for one in told))
-    assert run_data.measure(history.find(run_dir)[0]).numbers.steps == 40
+    assert run_data.measure(history.find_runs(run_dir)[0]).numbers.steps == 40
     (run_dir / "monitor" / "phases.jsonl").unlink()
-    assert run_data.measure(history.find(run_dir)[0]).numbers.steps == 1300, "that were made"
+    assert run_data.measure(history.find_runs(run_dir)[0]).numbers.steps == 1300, "that were made"
 
 
 def test_each_number_of_a_finding_stands_elsewhere_on_the_page(run_dir: Path) -> None:
@@ -228,12 +238,12 @@ def test_each_number_of_a_finding_stands_elsewhere_on_the_page(run_dir: Path) ->
 def test_the_energy_is_the_integral_of_the_power(run_dir: Path) -> None:
     # Two nodes of two GPUs, two attempts: 50 s at 100 W, 10 s between, 530 s at 300 W; nothing while nobody looked.
     joules = 8 * (50 * 100 + 10 * 200 + 530 * 300)
-    assert run_data.measure(history.find(run_dir)[0]).joules == pytest.approx(joules)
+    assert run_data.measure(history.find_runs(run_dir)[0]).joules == pytest.approx(joules)
     assert f"{joules / 3600:.3g} Wh: 4 GPUs of 2 nodes" in reported(run_dir)[0].under("Energy")
 
 
 def test_phases_are_marked_in_the_picture_of_the_nodes(run_dir: Path) -> None:
-    gpus = used(run_data.measure(history.find(run_dir)[0]))
+    gpus = used(run_data.measure(history.find_runs(run_dir)[0]))
     assert {series.name for series in gpus.series} == {"n1", "n2"}
     assert [band.name for band in gpus.bands] == [
         name for name in ("start", "validation", "checkpoint", "end of an epoch") for _ in range(2)
@@ -249,7 +259,7 @@ def test_no_line_leads_from_one_attempt_to_the_next(run_dir: Path) -> None:
         times = [float(when) - (98 if rest[0] == "2" else 0) for when, rest in lines]
         table = [head, *([f"{when}", rest] for when, (_, rest) in zip(times, lines, strict=True))]
         file.write_text("".join(",".join(line) + "\n" for line in table))
-    points = used(run_data.measure(history.find(run_dir)[0])).series[0].points
+    points = used(run_data.measure(history.find_runs(run_dir)[0])).series[0].points
     assert [x for x, y in points if y != y] == pytest.approx([612 / 60])
 
 
@@ -283,7 +293,7 @@ def test_each_attempt_tells_its_cause_after_a_resume_too(run_dir: Path) -> None:
     (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
     cells = reported(run_dir)[0].under("Attempts")
     assert "10 min | 1 | killed | it left no word" in cells, "to the step of its last phase"
-    causes.note(run_dir, 1, 1, "n1", "ValueError: no such label", "Traceback")
+    causes.write_cause(run_dir, 1, rank=1, host="n1", error="ValueError: no such label", stack="Traceback")
     read, text = reported(run_dir)
     assert "failed | rank 1 on n1: ValueError: no such label" in read.under("Attempts")
     assert "no such label" in "".join(text)
@@ -293,7 +303,9 @@ def test_each_attempt_tells_its_cause_after_a_resume_too(run_dir: Path) -> None:
 def test_of_a_run_that_failed_the_first_sentence_says_so(run_dir: Path) -> None:
     lines = (run_dir / "attempts.jsonl").read_text().splitlines()
     (run_dir / "attempts.jsonl").write_text("\n".join(lines[:-1]) + "\n")
-    directory.end(run_dir, None, 2, 1300, "failed", "loss or gradient was not finite, seen at step 1300")
+    attempt_log.record_end(
+        run_dir, None, attempt=2, step=1300, outcome="failed", why="loss or gradient was not finite, seen at step 1300"
+    )
     said = reported(run_dir)[0].under("What limits it")
     assert said.startswith("Attempt 2 ended at step 1300 (failed): loss or gradient was not finite, seen at step 1300.")
     assert "model.optimizer.lr=" in said
@@ -313,8 +325,8 @@ def test_hostile_text_stays_text(run_dir: Path, monkeypatch: pytest.MonkeyPatch)
     (evil / "made_by.json").write_text(
         json.dumps({"commit": EVIL, "packages": [EVIL, 3], "modules": [EVIL], "host": [EVIL]})
     )
-    directory.start(evil, 3, {}, hosts=[EVIL], world_size=4)
-    directory.end(evil, None, 3, 1, EVIL, EVIL, {EVIL: 1.0})
+    attempt_log.record_start(evil, 3, environ={}, hosts=[EVIL], world_size=4)
+    attempt_log.record_end(evil, None, attempt=3, step=1, outcome=EVIL, why=EVIL, metrics={EVIL: 1.0})
     (evil / "monitor" / "n1.csv").rename(evil / "monitor" / f"{EVIL.replace('/', '')}.csv")
     writer = SummaryWriter(str(evil / "tensorboard"))
     writer.add_scalar(EVIL, 1.0, 1)
@@ -385,9 +397,11 @@ def test_curves_are_found_where_the_loggers_have_written(place: str, run_dir: Pa
     (file,) = (run_dir / "tensorboard").iterdir()
     (run_dir / place).mkdir(parents=True, exist_ok=True)
     file.rename(run_dir / place / file.name)
-    directory.start(run_dir, 3, {}, log_dirs=["table", place])  # not known to have ended, so that its curves are asked
+    attempt_log.record_start(
+        run_dir, 3, environ={}, log_dirs=["table", place]
+    )  # not known to have ended, so that its curves are asked
     assert "No curve" not in reported(run_dir)[0].under("Curves")
-    assert history.progress(history.read(run_dir, "x"))[0] == 100
+    assert history.latest_progress(history.read_run(run_dir, "x"))[0] == 100
     measured = run_rates.read(run_dir)
     assert measured and measured.rate == 320
 
@@ -399,10 +413,10 @@ def test_a_note_of_where_curves_lie_leads_nowhere_else(run_dir: Path, tmp_path: 
     file.rename(tmp_path / "other" / file.name)
     (run_dir / "loop").symlink_to("loop")
     names = ["../other", str(tmp_path / "other"), "link", "loop", "x/../../other", "\0", "\ud800", "x" * 999, 7]
-    directory.start(run_dir, 3, {}, log_dirs=names)
-    directory.start(run_dir, 4, {}, log_dirs="link")
+    attempt_log.record_start(run_dir, 3, environ={}, log_dirs=names)
+    attempt_log.record_start(run_dir, 4, environ={}, log_dirs="link")
     assert reported(run_dir)[0].under("Curves") == "No curve is in the events files."
-    assert directory.log_dirs(run_dir) == [run_dir / "tensorboard"]
+    assert attempt_log.log_dirs(run_dir) == [run_dir / "tensorboard"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00", b"\xff" * 64, b"\x05" + b"\x00" * 11 + b"\xff" * 9])
@@ -416,8 +430,8 @@ def test_an_events_file_of_something_else(content: bytes, run_dir: Path) -> None
 def test_a_run_that_failed_at_its_start(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    directory.start(run, 1, {}, hosts=["n1"], world_size=4)
-    directory.end(run, None, 1, 0, "failed", "out of memory")
+    attempt_log.record_start(run, 1, environ={}, hosts=["n1"], world_size=4)
+    attempt_log.record_end(run, None, attempt=1, step=0, outcome="failed", why="out of memory")
     read, lines = reported(run)
     assert lines[0] == "run: failed"
     assert "out of memory" in read.under("Attempts")
@@ -443,7 +457,7 @@ def test_a_run_that_is_still_running(run_dir: Path, commands: Path) -> None:
     (run_dir / "attempts.jsonl").write_text("\n".join(lines[:-1]) + "\n")
     (run_dir / "verdict").unlink()
     stub(commands, "squeue", "echo 17 RUNNING None")
-    (run,) = history.find(run_dir)
+    (run,) = history.find_runs(run_dir)
     found = run_data.measure(run)
     assert found.row.state == "running"
     assert found.spans[-1].end == pytest.approx(time.time(), abs=60)
@@ -453,17 +467,17 @@ def test_a_run_that_is_still_running(run_dir: Path, commands: Path) -> None:
 def test_an_attempt_without_an_end_lasted_until_the_last_sign_of_life(run_dir: Path) -> None:
     lines = (run_dir / "attempts.jsonl").read_text().splitlines()
     (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")  # the first one was struck
-    spans = run_data.measure(history.find(run_dir)[0]).spans
+    spans = run_data.measure(history.find_runs(run_dir)[0]).spans
     assert [span.sure for span in spans] == [False, True]
     assert spans[0].end == BEGAN + 600  # its last sample; the files were written later by the second one
     for file in run_dir.glob("monitor/*.csv"):
         file.unlink()
     (run_dir / "claims").mkdir()
     (run_dir / "claims" / "000001.beat").touch()  # long after the second one began: a copy
-    spans = run_data.measure(history.find(run_dir)[0]).spans
+    spans = run_data.measure(history.find_runs(run_dir)[0]).spans
     assert spans[0].end == BEGAN + 333  # its last phase
     os.utime(run_dir / "claims" / "000001.beat", (BEGAN + 580,) * 2)
-    assert run_data.measure(history.find(run_dir)[0]).spans[0].end == BEGAN + 580
+    assert run_data.measure(history.find_runs(run_dir)[0]).spans[0].end == BEGAN + 580
 
 
 def test_a_struck_run_that_waits_for_its_next_start_needs_no_advice(run_dir: Path, commands: Path) -> None:
@@ -485,11 +499,11 @@ def test_no_attempt_lasts_into_the_next_one(run_dir: Path) -> None:
     os.utime(run_dir / "claims" / "000001.beat", (BEGAN + 720,) * 2)  # it was fenced off
     lines = (run_dir / "attempts.jsonl").read_text().splitlines()
     (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
-    first, second = run_data.measure(history.find(run_dir)[0]).spans
+    first, second = run_data.measure(history.find_runs(run_dir)[0]).spans
     assert first.end <= second.begin == BEGAN + 700
     late = json.dumps(json.loads(lines[1]) | {"time": BEGAN + 720})  # its last word, after it was fenced off
     (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], late, *lines[2:]]) + "\n")
-    first, second = run_data.measure(history.find(run_dir)[0]).spans
+    first, second = run_data.measure(history.find_runs(run_dir)[0]).spans
     assert first.end == second.begin == BEGAN + 700
 
 
@@ -501,7 +515,7 @@ def test_a_run_that_was_killed_lasted_no_longer_than_its_heart_beat(run_dir: Pat
     (beat := run_dir / "claims" / "000002.beat").touch()
     killed = time.time() - 40  # it may live: a file server shows some beats late
     os.utime(beat, (killed, killed))
-    found = run_data.measure(history.find(run_dir)[0])
+    found = run_data.measure(history.find_runs(run_dir)[0])
     assert (found.row.state, found.spans[-1].end) == ("running?", pytest.approx(killed))
     assert [one.outcome for one in found.endings] == ["continue", "running?"]
     os.utime(beat, (killed - 30, killed - 30))
@@ -559,7 +573,7 @@ def test_half_written_and_damaged_lines_of_samples(run_dir: Path) -> None:
 def test_a_node_whose_clock_is_wrong(run_dir: Path) -> None:
     sampled(run_dir, "n2", skew=7200)
     assert missing(run_dir) == ["120 of 120 samples of n2 lie outside the run: its clock is wrong"]
-    lines = {series.name: series.points for series in used(run_data.measure(history.find(run_dir)[0])).series}
+    lines = {series.name: series.points for series in used(run_data.measure(history.find_runs(run_dir)[0])).series}
     assert len(lines["n1"]) > 100
     assert lines["n2"] == []
     reported(run_dir)
@@ -583,7 +597,7 @@ def test_a_damaged_phase_is_left_out(line: str, run_dir: Path) -> None:
 )
 def test_any_damaged_file_gives_a_page(file: str, content: bytes, run_dir: Path) -> None:
     (run_dir / file).write_bytes(content)
-    if history.find(run_dir):
+    if history.find_runs(run_dir):
         reported(run_dir)
 
 
@@ -671,11 +685,11 @@ def test_a_step_that_was_made_twice_counts_as_it_was_made_last(tmp_path: Path) -
 
 
 def test_of_many_nodes_all_are_read_and_two_lines_drawn(run_dir: Path) -> None:
-    before = run_data.measure(history.find(run_dir)[0]).joules
+    before = run_data.measure(history.find_runs(run_dir)[0]).joules
     for number in range(3, 71):
         sampled(run_dir, f"n{number}")
     (slow := run_dir / "monitor" / "n66.csv").write_text(slow.read_text().replace(",52,", ",21,"))
-    found = run_data.measure(history.find(run_dir)[0])
+    found = run_data.measure(history.find_runs(run_dir)[0])
     assert found.notes == []
     assert before and found.joules == pytest.approx(35 * before), "of all nodes"
     assert [series.name for series in used(found).series] == ["mean of 70", "least used: n66"]
@@ -686,9 +700,9 @@ def test_of_many_nodes_all_are_read_and_two_lines_drawn(run_dir: Path) -> None:
 
 
 def test_of_very_many_samples_some_are_read(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = run_data.measure(history.find(run_dir)[0])
+    before = run_data.measure(history.find_runs(run_dir)[0])
     monkeypatch.setattr(node_usage, "BYTES", sum(file.stat().st_size for file in run_dir.glob("monitor/*.csv")) // 3)
-    found = run_data.measure(history.find(run_dir)[0])
+    found = run_data.measure(history.find_runs(run_dir)[0])
     assert found.notes == ["of the samples of the 2 nodes one in 3 is read"]
     assert len(found.nodes[0].times) == 40
     assert found.joules == pytest.approx(before.joules, rel=0.1), "the integral is that of all the time"
@@ -783,7 +797,7 @@ def test_who_has_read_enough_sees_no_traceback(run_dir: Path) -> None:
 
 def test_where_no_page_can_be_written_the_terminal_still_tells(run_dir: Path) -> None:
     (run_dir / "report.html").mkdir()  # as good as a directory of somebody else's
-    lines = files.made(history.find(run_dir)[0])
+    lines = files.made(history.find_runs(run_dir)[0])
     assert lines[0] == "digits: finished"
     assert lines[-1] == f"no page was written: Is a directory: {run_dir}"
     assert not list(run_dir.glob(".report*"))

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from hpc.config import compose, errors
 from hpc.jobs import job, job_states
 from hpc.report import run_table
-from hpc.run import causes, directory, history
+from hpc.run import attempt_log, causes, history
 from hpc.submit import scheduler
 
 NOW = 1_800_000_000.0
@@ -69,15 +69,17 @@ def calls(commands: Path) -> list[str]:
 def attempt(run_dir: Path, job: str | None = "17", hosts: Sequence[str] = ("n1", "n2")) -> int:
     """As rank 0 of a job begins one."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    number = 1 + sum(event["event"] == "start" for event in directory.events(run_dir))
+    number = 1 + sum(event["event"] == "start" for event in attempt_log.read_events(run_dir))
     environ = {"SLURM_JOB_ID": job} if job else {}
-    directory.start(run_dir, number, environ, launcher="srun", hosts=list(hosts), world_size=8, gpus_per_node=4)
+    attempt_log.record_start(
+        run_dir, number, environ=environ, launcher="srun", hosts=list(hosts), world_size=8, gpus_per_node=4
+    )
     return number
 
 
 def end(run_dir: Path, number: int, step: int, outcome: str, metrics: dict[str, float], why: str = "") -> None:
     """As rank 0 ends it."""
-    directory.end(run_dir, None, number, step, outcome, why, metrics)
+    attempt_log.record_end(run_dir, None, attempt=number, step=step, outcome=outcome, why=why, metrics=metrics)
 
 
 def submit(folder: Path, commands: Path, work: job.Job, answer: str = "echo 17", to: str = "slurm") -> None:
@@ -97,9 +99,16 @@ def submit(folder: Path, commands: Path, work: job.Job, answer: str = "echo 17",
 
 def raise_in(run_dir: Path, rank: int, error: Exception) -> None:
     """As the watch of a rank notes what it raised in the newest attempt."""
-    newest = max(event["attempt"] for event in directory.events(run_dir))
+    newest = max(event["attempt"] for event in attempt_log.read_events(run_dir))
     said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-    causes.note(run_dir, newest, rank, f"n{rank // 4 + 1}", said, "".join(traceback.format_exception(error)))
+    causes.write_cause(
+        run_dir,
+        newest,
+        rank=rank,
+        host=f"n{rank // 4 + 1}",
+        error=said,
+        stack="".join(traceback.format_exception(error)),
+    )
 
 
 def written(run_dir: Path, minutes: float) -> None:
@@ -352,7 +361,7 @@ def test_accounts_tell_what_squeue_has_forgotten(line: str, state: str, runs: Pa
 
 def test_without_a_scheduler_the_launcher_tells_which_it_was(runs: Path, commands: Path) -> None:
     attempt(runs / "digits")
-    (run,) = history.find(runs / "digits")
+    (run,) = history.find_runs(runs / "digits")
     assert run_table.scheduler(run) == "slurm"
     stub(commands, "qstat", "exit 1")
     assert run_table.scheduler(run) == "pbs"
@@ -625,10 +634,10 @@ def test_the_original_is_told_not_its_echoes(runs: Path, clock: Clock) -> None:
     clock(7)
     raise_in(run_dir, 2, type("DistNetworkError", (Exception,), {})("failed to recv, got 0 bytes"))
     clock(0)
-    assert only(runs)["note"] == "rank 1 on n1 left without a word and 4 more (killed?)"
+    assert only(runs)["note"] == "rank 1 on n1 ended without an error, as did 4 more (killed?)"
     for rank in (1, 3, 6, 7):
         raise_in(run_dir, rank, RuntimeError("[x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [n1]"))
-    assert only(runs)["note"] == "rank 5 on n2 left without a word (killed?)"
+    assert only(runs)["note"] == "rank 5 on n2 ended without an error (killed?)"
     raise_in(run_dir, 5, hang("no step for 60 s since step 12 (training); stuck in data.py:40 load"))
     assert only(runs)["note"].startswith(
         "rank 5 on n2: Hang: no step for 60 s since step 12 (training); stuck in data.py"
@@ -645,14 +654,14 @@ def test_only_the_newest_attempt_counts_even_before_it_has_begun(runs: Path) -> 
     assert only(runs)["note"].endswith("of the first")
     (run_dir / "claims" / "000002.json").touch()
     assert only(runs)["note"] == ""
-    causes.note(run_dir, 2, 3, "n1", "KeyError: 'of the second'", "Traceback")
+    causes.write_cause(run_dir, 2, rank=3, host="n1", error="KeyError: 'of the second'", stack="Traceback")
     assert only(runs)["note"] == "rank 3 on n1: KeyError: 'of the second'", "while it was building"
 
 
 def test_why_it_is_to_be_continued(runs: Path) -> None:
     end(runs / "digits", attempt(runs / "digits"), 5, "continue", {}, "SIGUSR1")
     assert only(runs)["state"] == "to be continued (SIGUSR1)"
-    directory.verdict(runs / "digits", 1, 5, "failed", "rank 1: ValueError:\nno")
+    attempt_log.write_verdict(runs / "digits", 1, step=5, outcome="failed", why="rank 1: ValueError:\nno")
     assert (only(runs)["state"], only(runs)["note"]) == ("failed", "rank 1: ValueError: no")
 
 

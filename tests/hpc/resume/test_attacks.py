@@ -90,7 +90,7 @@ def test_a_run_that_is_half_deleted(gone: str, resume: Callable) -> None:
 def test_a_run_that_is_finished(start: Callable, stopped: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(stopped["ddp"], tmp_path / "run", symlinks=True)
     start(tmp_path / "run", 1, [])
-    assert "the run is finished" in start(tmp_path / "run", 1, [], code=2)
+    assert "The run is finished" in start(tmp_path / "run", 1, [], code=2)
 
 
 def test_a_run_that_is_running(resume: Callable) -> None:
@@ -133,7 +133,7 @@ class Bomb:
 def vouch(folder: Path) -> None:
     """The attacker has seen to it that sizes and checksums are right."""
     manifest = json.loads((folder / on_disk.MANIFEST).read_text())
-    manifest["files"] = on_disk.sums(folder, on_disk.names(folder))
+    manifest["files"] = on_disk.checksums(folder, on_disk.file_names(folder))
     (folder / on_disk.MANIFEST).write_text(json.dumps(manifest))
 
 

@@ -64,7 +64,7 @@ def test_the_run_stops(strategy: str, start: Callable, tmp_path: Path) -> None:
     assert verdict(run_dir) == f"attempt 1\nstep 10\noutcome failed\nwhy {why}\n"
     assert checkpoints(run_dir) == [5]
     (run_dir / "log-1.out").write_text("srun: error: node1: task 1: Exited with exit code 1\n")
-    row = run_table.row(history.read(run_dir, "run"), None, 0)
+    row = run_table.row(history.read_run(run_dir, "run"), None, 0)
     assert row.state == "failed" and row.note == why
 
 

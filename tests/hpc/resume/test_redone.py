@@ -11,7 +11,7 @@ from test_averaging import BATCH_NORM, SWA
 from test_resume import COMMON, TYPED, assert_same, scalars, state
 
 from hpc.resume.redone import validation_follows
-from hpc.run import directory
+from hpc.run import attempt_log
 
 TINY = [*COMMON, "callbacks.monitor=null", "callbacks.samples=null", "callbacks.throughput=null"]
 TINY += ["+trainer.limit_train_batches=4", "+trainer.limit_val_batches=5", "+trainer.limit_test_batches=4"]
@@ -81,7 +81,7 @@ def test_a_stop_is_obeyed_at_the_next_batch_and_the_whole_is_done_again(
     else:
         assert_same(run_dir, reference)
     mine, its = (
-        [event for event in directory.events(path) if event["event"] == "end"] for path in (run_dir, reference)
+        [event for event in attempt_log.read_events(path) if event["event"] == "end"] for path in (run_dir, reference)
     )
     assert mine[-1]["metrics"] == its[-1]["metrics"] != {}
     best = [(path / "checkpoints" / "best.ckpt").resolve().name for path in (run_dir, reference)]

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils._pytree import tree_leaves
 
 from hpc.checkpoint import safe_unpickle, weights
-from hpc.run import directory
+from hpc.run import attempt_log
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +74,7 @@ def state(run_dir: Path) -> dict[str, torch.Tensor]:
     """Every tensor of the last checkpoint: weights, optimizer states, what each rank keeps for itself."""
     last = run_dir / "checkpoints" / "last.ckpt"
     files = {str(file.relative_to(last)): file for file in last.rglob("*.pt")}
-    leaves = {name: [*tree_leaves(safe_unpickle.plain(file))] for name, file in files.items()}
+    leaves = {name: [*tree_leaves(safe_unpickle.load_plain(file))] for name, file in files.items()}
     found = {f"{name} {k}": leaf for name, all in leaves.items() for k, leaf in enumerate(all) if torch.is_tensor(leaf)}
     for prefix in ("state_dict.", "optimizer_0.state."):
         kept, weights.PREFIX = weights.PREFIX, prefix
@@ -109,7 +109,7 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(strategy: str, start: Cal
         assert "that training has changed" not in start(run_dir, ranks, [] if run_dir.exists() else words, step)
     assert_same(run_dir, reference)
     assert [step for step, _ in scalars(run_dir)["train/loss"]] == list(range(STEPS))  # no gap, none twice
-    ends = [event["step"] for event in directory.events(run_dir) if event["event"] == "end"]
+    ends = [event["step"] for event in attempt_log.read_events(run_dir) if event["event"] == "end"]
     assert ends == [*(step + 1 for step in stops), STEPS]  # warned in the middle of a step: it is done first
 
 
@@ -363,7 +363,7 @@ def test_other_code_than_the_runs_is_told(start: Callable, tmp_path: Path) -> No
     assert "note: the code" not in start(run_dir, 1, [*words, "checkpoint.monitor=null"], 1)
     assert "note: the code" not in start(run_dir, 1, [], 2)
     assert "has changed since the last attempt" in start(run_dir, 1, [], 3, changed)
-    assert [len(event["code"]) for event in directory.starts(run_dir)] == [8] * 3
+    assert [len(event["code"]) for event in attempt_log.read_starts(run_dir)] == [8] * 3
     (run_dir / "code" / "src").mkdir(parents=True)  # as of a run that was submitted
     (run_dir / "code" / "train.py").write_text("")
     assert f"with its own: python '{run_dir}/code/train.py' 'resume={run_dir}'" in start(run_dir, 1, [])

@@ -645,7 +645,7 @@ def on_train_epoch_start(self):
 Classifier.configure_optimizers, Classifier.on_train_epoch_start = configure_optimizers, on_train_epoch_start
 """
 REJECTED = {
-    "an optimizer of another kind": ([], SWAPPED, "an optimizer must be of the kind that it was"),
+    "an optimizer of another kind": ([], SWAPPED, "as it was when the checkpoint was made"),
     "a sampler that draws numbers all the time": (
         [],
         stock("DataLoader(Noisy(50), batch_size=8, sampler=Moody())"),
@@ -698,7 +698,7 @@ NEVER = {
     "weights that a hook replaces, of which a rank has a part": (
         ["strategy=fsdp", "trainer.devices=1"],
         HOOKED.replace('checkpoint["trained"] = ', ""),
-        "on_save_checkpoint must leave the weights in state_dict as they are",
+        "must not replace weights in state_dict",
     ),
     "LBFGS": (["trainer.gradient_clip_val=null"], LBFGS, "an optimizer must keep its state by parameter"),
     "the clock": (["+trainer.val_check_interval=00:00:10:00"], PLATEAU, "validation must follow a number of batches"),

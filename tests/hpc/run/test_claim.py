@@ -14,7 +14,7 @@ from fork import said
 
 from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
-from hpc.run import claim, directory
+from hpc.run import attempt_log, claim
 
 HERE = {"job": "42", "host": "n1", "pid": 1, "restart": 0}
 # Takes the claim when a file says so, tells what came of it, and then whether it is still its own, line by line.
@@ -22,20 +22,20 @@ PROCESS = """
 import json, os, sys, time
 from pathlib import Path
 sys.path.insert(0, {src!r})
-from hpc.config import project as config
+from hpc.config import errors
 from hpc.run import claim
-claim.BEAT = float(sys.argv[4])
+claim.BEAT_SECONDS = float(sys.argv[4])
 run_dir, who = Path(sys.argv[1]), json.loads(sys.argv[2]) | dict(pid=os.getpid())
 print("ready", flush=True)
 sys.stdin.readline()
 try:
-    mine = claim.take(run_dir, who, float(sys.argv[3]))
+    mine = claim.take(run_dir, who, watch_seconds=float(sys.argv[3]))
 except errors.ConfigError as rejected:
     print("rejected", str(rejected).replace(os.linesep, " "), flush=True)
     sys.exit(2)
 print("attempt", mine.attempt, flush=True)
 for line in sys.stdin:
-    print(mine.mine(), flush=True)
+    print(mine.may_write(), flush=True)
 mine.release()
 """
 
@@ -70,10 +70,10 @@ def go(*processes: subprocess.Popen[str]) -> list[str]:
 
 
 def test_a_holder_that_lives_is_named_and_keeps_the_directory(start: Start, tmp_path: Path) -> None:
-    holder = start(beat=claim.BEAT)
+    holder = start(beat=claim.BEAT_SECONDS)
     assert go(holder) == ["attempt 1"]
     begun = time.monotonic()
-    with pytest.raises(ConfigError, match=r"job 42 on n1 writes into it\n.*scancel 42") as rejected:
+    with pytest.raises(ConfigError, match=r"Job 42 on n1 writes into it, .*\n.*scancel 42") as rejected:
         claim.take(tmp_path, HERE | {"job": "43", "host": "n2"})
     assert time.monotonic() - begun < 10
     assert rejected.value.key == "run_dir"
@@ -89,7 +89,7 @@ def test_a_holder_that_was_killed_is_followed(start: Start, tmp_path: Path, host
     os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # from now on a zombie: its parent has not asked yet
     begun = time.monotonic()
     mine = claim.take(tmp_path, HERE | {"job": "43", "host": host}, watch_seconds=1.5)
-    assert (mine.attempt, mine.mine()) == (2, True)
+    assert (mine.attempt, mine.may_write()) == (2, True)
     assert (time.monotonic() - begun < 1) is at_once, "on another host it has to be watched"
     mine.release()
 
@@ -103,7 +103,7 @@ def test_one_that_was_cut_off_finds_itself_fenced(start: Start, tmp_path: Path) 
     holder.send_signal(signal.SIGCONT)
     assert go(holder) == ["False"]
     assert go(holder) == ["False"]
-    assert mine.mine(), "and leaves the other alone"
+    assert mine.may_write(), "and leaves the other alone"
     mine.release()
 
 
@@ -123,7 +123,7 @@ def test_the_next_start_of_the_same_job_does_not_wait(start: Start, tmp_path: Pa
     begun = time.monotonic()
     mine = claim.take(tmp_path, HERE | {"host": "n2", "restart": "1"})
     assert time.monotonic() - begun < 1
-    assert (mine.attempt, mine.mine(), go(zombie)) == (2, True, ["False"])
+    assert (mine.attempt, mine.may_write(), go(zombie)) == (2, True, ["False"])
     with pytest.raises(ConfigError):
         claim.take(tmp_path, HERE | {"host": "n3", "restart": 0})
     mine.release()
@@ -133,16 +133,16 @@ def test_the_next_start_of_the_same_job_does_not_wait(start: Start, tmp_path: Pa
 def test_after_a_goodbye_nobody_waits(tmp_path: Path, goodbye: str) -> None:
     mine = claim.take(tmp_path, HERE)
     if goodbye == "end":
-        directory.start(tmp_path, mine.attempt, {})
-        directory.end(tmp_path, mine, mine.attempt, 5, "continue", "SIGTERM")
+        attempt_log.record_start(tmp_path, mine.attempt, environ={})
+        attempt_log.record_end(tmp_path, mine, attempt=mine.attempt, step=5, outcome="continue", why="SIGTERM")
     else:
         mine.release()
     begun = time.monotonic()
     following = claim.take(tmp_path, HERE | {"job": None})
     assert time.monotonic() - begun < 1
-    assert (following.attempt, mine.mine()) == (2, False)
+    assert (following.attempt, mine.may_write()) == (2, False)
     with pytest.raises(PermissionError):
-        directory.end(tmp_path, mine, mine.attempt, 6, "finished")
+        attempt_log.record_end(tmp_path, mine, attempt=mine.attempt, step=6, outcome="finished")
     for each in (mine, following):
         each.release()
 
@@ -155,20 +155,20 @@ def test_a_damaged_claim_counts_and_is_watched(tmp_path: Path, text: str, monkey
     mine = claim.take(tmp_path, HERE, watch_seconds=0.3)
     assert mine.attempt == 5
     (tmp_path / "claims" / "000005.json").write_text(text, encoding="latin-1")
-    assert not mine.mine()
-    monkeypatch.setattr(claim, "_text", lambda path, read=claim._text: mine.beat() or read(path))
-    with pytest.raises(ConfigError, match=r"(another process|n1) writes into it"):
+    assert not mine.may_write()
+    monkeypatch.setattr(claim, "_read_text", lambda path, read=claim._read_text: mine.beat() or read(path))
+    with pytest.raises(ConfigError, match=r"(Another process|n1) writes into it"):
         claim.take(tmp_path, HERE)  # its heart still beats
     mine.release()
 
 
 def test_the_count_goes_on_where_claims_were_deleted(tmp_path: Path) -> None:
-    directory.start(tmp_path, 6, {})
+    attempt_log.record_start(tmp_path, 6, environ={})
     mine = claim.take(tmp_path, HERE)
     assert mine.attempt == 7
     for path in (tmp_path / "claims").iterdir():
         path.unlink()
-    assert not mine.mine()
+    assert not mine.may_write()
     mine.release()
 
 
@@ -180,10 +180,10 @@ def test_a_full_disk_does_not_stop_the_heart(tmp_path: Path, monkeypatch: pytest
     def full(path: Path, text: str) -> Path:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(claim, "_aside", full)
+    monkeypatch.setattr(claim, "_write_temporary", full)
     mine.beat()
     assert (tmp_path / "claims" / "000001.beat").read_text() > before
-    assert mine.mine()
+    assert mine.may_write()
     mine.release()
 
 
@@ -193,9 +193,9 @@ def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "link", link)
     mine = claim.take(tmp_path, HERE)
-    assert (mine.attempt, mine.mine()) == (1, True)
-    monkeypatch.setattr(claim, "newest", lambda run_dir: 0)  # it looks before the other has made its claim
-    with pytest.raises(ConfigError, match="job 42 on n1 writes into it"):
+    assert (mine.attempt, mine.may_write()) == (1, True)
+    monkeypatch.setattr(claim, "newest_attempt", lambda run_dir: 0)  # it looks before the other has made its claim
+    with pytest.raises(ConfigError, match="Job 42 on n1 writes into it"):
         claim.take(tmp_path, HERE)
     mine.release()
 
@@ -203,5 +203,5 @@ def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "claims").write_text("a file")
     for path in (tmp_path, Path("/proc/self")):  # which even root cannot write
-        with pytest.raises(ConfigError, match="must be a directory one can write"):
+        with pytest.raises(ConfigError, match="cannot be written"):
             claim.take(path, HERE)

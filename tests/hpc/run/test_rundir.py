@@ -12,7 +12,7 @@ import pytest
 
 from hpc.config import compose, errors, freezing
 from hpc.launch.placement import read_placement
-from hpc.run import command_line, directory
+from hpc.run import attempt_log, command_line, directory
 from hpc.training import begin
 
 # What `srun --pty bash` leaves in the environment of every command that is typed in it.
@@ -38,15 +38,15 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
         forget()
         os.environ.update(environ)
         cfg, here = compose.compose_overrides(words), read_placement(os.environ)
-        fresh = directory.choose(cfg.run_dir, cfg.name, datetime.now(), os.environ, here.step or "0")
+        fresh = directory.choose(cfg.run_dir, cfg.name, now=datetime.now(), environ=os.environ, step=here.step or "0")
         beginning = begin.together(cfg, here, fresh, False, os.environ)
         run_dir = Path(cfg.run_dir)
         assert beginning.claim
         if not (run_dir / "config.yaml").exists():
             (run_dir / "config.yaml").write_text(freezing.to_frozen_yaml(cfg))
             (run_dir / "overrides.json").write_text(json.dumps(words))
-        directory.start(run_dir, beginning.attempt, os.environ)
-        directory.end(run_dir, beginning.claim, beginning.attempt, 0, outcome)
+        attempt_log.record_start(run_dir, beginning.attempt, environ=os.environ)
+        attempt_log.record_end(run_dir, beginning.claim, attempt=beginning.attempt, step=0, outcome=outcome)
         beginning.claim.release()
         return run_dir
 
@@ -59,13 +59,13 @@ CPU = "trainer=cpu"
 
 def test_a_process_that_begins_two_within_a_second_names_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "PROJECT", tmp_path)
-    monkeypatch.setenv(directory.CHOSEN, "")  # so that what `create` sets is taken back
-    monkeypatch.delenv(directory.CHOSEN)
+    monkeypatch.setenv(directory.RUN_DIR_VARIABLE, "")  # so that what `create` sets is taken back
+    monkeypatch.delenv(directory.RUN_DIR_VARIABLE)
     now = datetime.now()
-    first = directory.choose(None, "sweep", now, {})
+    first = directory.choose(None, "sweep", now=now, environ={})
     for _ in range(3):
-        directory.create(directory.choose(None, "sweep", now, {}), room=0)
-        monkeypatch.delenv(directory.CHOSEN)
+        directory.create(directory.choose(None, "sweep", now=now, environ={}), free_bytes=0)
+        monkeypatch.delenv(directory.RUN_DIR_VARIABLE)
     assert sorted((tmp_path / "runs").iterdir()) == [first, *(first.with_name(f"{first.name}-{n}") for n in (2, 3))]
 
 
@@ -90,13 +90,13 @@ def test_what_a_job_has_finished_is_no_failure_when_it_is_started_again(
             start(CPU, **again)
         assert left.value.code == 0
         said = capfd.readouterr()
-        assert said.out.endswith(f"the run is finished already\nrun directory {run_dir}\n") and not said.err
+        assert said.out.endswith(f"The run is finished already\nrun directory {run_dir}\n") and not said.err
         assert "outcome finished" in (run_dir / "verdict").read_text()
 
 
 def test_who_asks_for_a_finished_run_is_told(start: Start) -> None:
     run_dir = start(CPU, **SHELL)
-    with pytest.raises(errors.ConfigError, match="the run is finished") as caught:
+    with pytest.raises(errors.ConfigError, match="The run is finished") as caught:
         command_line.compose(None, [f"resume={run_dir}"])
     assert not isinstance(caught.value, errors.RunFinished)
 
@@ -104,7 +104,7 @@ def test_who_asks_for_a_finished_run_is_told(start: Start) -> None:
 def test_of_many_at_once_each_has_its_own(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         made = list(
-            pool.map(lambda _: directory.reserve(tmp_path / "runs" / "x", False, lambda path: False), range(24))
+            pool.map(lambda _: directory.reserve(tmp_path / "runs" / "x", False, is_own=lambda path: False), range(24))
         )
     assert len(set(made)) == 24 and all(path.is_dir() and path.stat().st_mode & 0o777 == 0o700 for path in made)
 

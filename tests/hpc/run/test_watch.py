@@ -28,10 +28,10 @@ BEGIN = f"""
 import sys
 sys.path.insert(0, {str(PROJECT / "src")!r})
 from hpc.run import claim, signals, watchdog as watch
-claim.BEAT = 0.3
+claim.BEAT_SECONDS = 0.3
 if sys.argv[3] == "1":
-    signals.LEAVE = watch.LEAVE = watch.NO_BOUNDARY = 1.0
-warned = watch.listen()
+    signals.EXIT_SECONDS = watch.EXIT_SECONDS = watch.BOUNDARY_SECONDS = 1.0
+warned = signals.listen()
 import ctypes, os, signal, time
 from pathlib import Path
 
@@ -47,7 +47,7 @@ if size > 1:
     store.add("met", 1)
     while store.add("met", 0) < size:
         time.sleep(0.05)
-watching = watch.Watch(run_dir, held, 1, rank, size, store, hang_seconds, warned)
+watching = watch.Watchdog(run_dir, held, 1, rank, size, store, hang_seconds, warned)
 
 
 def block_in_c():
@@ -64,7 +64,7 @@ class Stays:
 
 with watching:
     for step in range(3):
-        watching.progress(step, "training")
+        watching.report_progress(step, "training")
 """
 
 Start = Callable[..., list[subprocess.Popen[str]]]
@@ -105,7 +105,7 @@ def until(condition: Callable[[], object], seconds: float = 10) -> None:
 
 def first(run_dir: Path, size: int) -> str:
     """As the report tells it."""
-    cause = causes.first(causes.read(run_dir, 1), size, ["here"])
+    cause = causes.first_cause(causes.read_causes(run_dir, 1), world_size=size, hosts=["here"])
     return cause.line.replace(f" on {os.uname().nodename}", "") if cause else ""
 
 
@@ -120,7 +120,7 @@ def error_of(run_dir: Path, rank: int) -> list[str]:
     ("then", "code", "cause"),
     [
         ("raise ValueError('a bad\\nsample')", 1, "rank 1: ValueError: a bad"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", -9, "rank 1 on here left without a word (killed?)"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -9, "rank 1 on here ended without an error (killed?)"),
     ],
 )
 def test_one_fails_and_all_end_soon(start: Start, tmp_path: Path, then: str, code: int, cause: str) -> None:
@@ -160,7 +160,7 @@ def test_rank_0_is_killed_and_all_end_soon(start: Start, tmp_path: Path) -> None
     ranks[0].kill()
     assert ends(ranks, SOON) == [-9, 86]
     assert "Ended: rank 0 is gone" in error_of(tmp_path, 1)[0]
-    assert first(tmp_path, 2) == "rank 0 on here left without a word (killed?)"
+    assert first(tmp_path, 2) == "rank 0 on here ended without an error (killed?)"
 
 
 def test_the_rank_that_hangs_is_named_not_those_that_wait_for_it(start: Start, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def load():
     print("now", flush=True)
     time.sleep(60)
 for step in range(3, 10**6):
-    watching.progress(step, "training")
+    watching.report_progress(step, "training")
     if rank == 1 and step == 9:
         load()
     distributed.all_reduce(ones(1))
@@ -215,7 +215,9 @@ def test_rank_0_waits_for_a_rank_that_has_only_just_begun() -> None:
 
 
 def test_it_ends_although_something_on_the_way_up_waits_for_ever(start: Start, tmp_path: Path) -> None:
-    (raises,) = start("watching.fails(OSError('stale file handle'))\nblock_in_c()  # as Lightning's teardown may")
+    (raises,) = start(
+        "watching.report_failure(OSError('stale file handle'))\nblock_in_c()  # as Lightning's teardown may"
+    )
     assert said(raises) == "blocked"
     assert ends([raises], 4) == [1]
     assert "OSError: stale file handle" in error_of(tmp_path, 0)[0]
@@ -229,7 +231,7 @@ def test_it_ends_although_a_destructor_waits_for_ever(start: Start) -> None:
 
 
 def test_after_a_checkpoint_no_error_is_final(start: Start, tmp_path: Path) -> None:
-    assert ends(start("watching.saved = True\nraise ValueError('x')"), 10) == [1]
+    assert ends(start("watching.has_saved = True\nraise ValueError('x')"), 10) == [1]
     assert "ValueError: x" in error_of(tmp_path, 0)[0] and not (tmp_path / "verdict").exists()
 
 
@@ -292,7 +294,7 @@ def test_sigterm_at_a_step_shows_nothing(start: Start, tmp_path: Path) -> None:
     then = """
 print("now", flush=True)
 for step in range(25):
-    watching.progress(step)
+    watching.report_progress(step)
     time.sleep(0.1)
 print(warned.signal)
 """
@@ -322,14 +324,14 @@ if not child:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), noted, flush=True)
 child = os.fork()
 if not child:
-    watch.deaf(0)
+    signals.block_signals_in_worker(0)
     os.kill(os.getpid(), signal.SIGTERM)
     os._exit(7)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 reads, writes = os.pipe()
 child = os.fork()
 if not child:
-    watch.deaf(0)
+    signals.block_signals_in_worker(0)
     os.write(writes, b"deaf")
     time.sleep(5)
     os._exit(7)
@@ -346,9 +348,9 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 def test_the_first_interrupt_is_a_warning_and_the_second_ends_what_is_blocked(start: Start, tmp_path: Path) -> None:
     then = """
-warned.interruptible(True)
-warned.install()  # as at the beginning of each phase
-warned.speaks = True
+warned.set_interruptible(True)
+warned.install_handlers()  # as at the beginning of each phase
+warned.is_reporting_rank = True
 child = os.fork()
 if not child:
     os.kill(os.getpid(), signal.SIGINT)
@@ -370,8 +372,8 @@ block_in_c()
 
 def test_outside_of_training_an_interrupt_is_what_it_is_to_python(start: Start) -> None:
     then = """
-warned.interruptible(True)
-warned.interruptible(False)
+warned.set_interruptible(True)
+warned.set_interruptible(False)
 print("now", flush=True)
 time.sleep(60)
 """
@@ -414,12 +416,12 @@ import os, sys, time
 sys.path.insert(0, {str(PROJECT / "src")!r})
 from hpc.run import signals
 warned = signals.Warned(parent=os.getppid())
-warned.look()
+warned.check_launcher()
 assert warned.signal is None
 os.write(2, b"here")
 limit = time.monotonic() + 30
 while not warned.signal and time.monotonic() < limit:
-    warned.look()
+    warned.check_launcher()
     time.sleep(0.01)
 print("nobody reads this", flush=True)
 open(sys.argv[1], "w").write(str(warned.signal))

@@ -108,7 +108,7 @@ def test_a_run_that_goes_on_has_what_was_kept(patch: str, stop: int, start: Call
     said = start(tmp_path / "run", 1, [], patch=patch)
     assert_same(tmp_path / "run", tmp_path / "reference")
     if patch is KEEPS:
-        (told,) = [line for line in said.splitlines() if "attributes go on" in line]
+        (told,) = [line for line in said.splitlines() if "attributes are restored" in line]
         assert "smooth" in told and ("temperature" in told) is (stop > 5)  # it has changed with the second epoch
         assert len(scalars(tmp_path / "run")["own/outputs"]) == 3
 
@@ -146,8 +146,8 @@ def trained(module: Whole, *callbacks: L.Callback, datasets: tuple = (), is_glob
 def test_what_has_changed_is_kept_and_nothing_else() -> None:
     module, callback = Whole(), Own()
     trainer = trained(module, callback, ModelSummary())
-    before = attributes.built(trainer, module)
-    assert attributes.changed(trainer, module, before) == []
+    before = attributes.record_initial(trainer, module)
+    assert attributes.find_changed(trainer, module, initial=before) == []
     with torch.no_grad():
         module.part.weight.add_(1)  # and so its view
     module.part.table[1] = 7
@@ -155,7 +155,7 @@ def test_what_has_changed_is_kept_and_nothing_else() -> None:
     vars(module.part)["odd"] = object()  # not what a checkpoint can hold
     callback.stage = 2
     module.running.update(torch.tensor(1.0))
-    kept = attributes.changed(trainer, module, before)
+    kept = attributes.find_changed(trainer, module, initial=before)
     assert {(owner, name) for owner, name, _ in kept} == {
         ("module part", "table"),
         ("module part", "odd"),
@@ -165,10 +165,10 @@ def test_what_has_changed_is_kept_and_nothing_else() -> None:
     }
     again, other = Whole(), Own()
     again.part.width = 5  # built otherwise, on purpose
-    attributes.restore(trained(again, other), again, kept)
+    attributes.restore(trained(again, other), again, changed=kept)
     assert (again.part.table[1], again.part.weight.requires_grad, other.stage, again.part.width) == (7, False, 2, 5)
     assert again.running._num_vals_seen == 1
-    attributes.restore(trained(again), again, [("callback Gone 1", "stage", 3)])
+    attributes.restore(trained(again), again, changed=[("callback Gone 1", "stage", 3)])
 
 
 class Memory:
@@ -192,8 +192,8 @@ def test_arrays_generators_containers_and_own_objects_are_kept(capfd: pytest.Cap
 
     module = made()
     trainer = trained(module)
-    before = attributes.built(trainer, module)
-    assert attributes.changed(trainer, module, before) == []
+    before = attributes.record_initial(trainer, module)
+    assert attributes.find_changed(trainer, module, initial=before) == []
     module.memory.seen.extend(range(5))
     module.prototypes[1] += 2
     module.counts.update("aab")
@@ -204,12 +204,12 @@ def test_arrays_generators_containers_and_own_objects_are_kept(capfd: pytest.Cap
     numpys, torchs, pythons = module.generators
     _ = numpys.normal(size=5), torch.rand(5, generator=torchs), pythons.random()
     stream = io.BytesIO()
-    torch.save(attributes.changed(trainer, module, before), stream)
+    torch.save(attributes.find_changed(trainer, module, initial=before), stream)
     state = torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
 
     again = made()
     shared = again.rng
-    attributes.restore(trained(again, is_global_zero=True), again, state)
+    attributes.restore(trained(again, is_global_zero=True), again, changed=state)
     assert (list(again.memory.seen), again.memory.seen.maxlen) == ([2, 3, 4], 3)
     assert (again.prototypes == module.prototypes).all() and again.counts == Counter("aab")
     assert again.by_class == {3: [7]} and again.by_class.default_factory is list
@@ -219,29 +219,29 @@ def test_arrays_generators_containers_and_own_objects_are_kept(capfd: pytest.Cap
     assert torch.equal(torch.rand(2, generator=again.generators[1]), torch.rand(2, generator=torchs))
     assert again.odd == {}
     told = capfd.readouterr().out.splitlines()
-    assert "attributes begin anew, as a checkpoint does not hold them: odd;" in told[1] and "odd" not in told[0]
+    assert "a checkpoint cannot hold these attributes, so they start anew: odd." in told[1] and "odd" not in told[0]
 
 
 def test_what_a_dataset_has_changed_is_told(capfd: pytest.CaptureFixture) -> None:
     dataset, module = SimpleNamespace(stage=0, size=3, rng=np.random.default_rng(1)), Whole()
     trainer = trained(module, datasets=(dataset,), is_global_zero=True)
-    before = attributes.built(trainer, module)
+    before = attributes.record_initial(trainer, module)
     dataset.stage = 2
     dataset.rng.normal()
-    state = attributes.changed(trainer, module, before)
+    state = attributes.find_changed(trainer, module, initial=before)
     dataset.stage = 0
-    attributes.restore(trainer, module, state)
-    assert "begin anew, as a checkpoint does not hold them: stage, rng;" in capfd.readouterr().out
+    attributes.restore(trainer, module, changed=state)
+    assert "a checkpoint cannot hold these attributes, so they start anew: stage, rng." in capfd.readouterr().out
     assert dataset.stage == 0
 
 
 def test_one_entry_of_many_is_a_change_and_so_is_what_a_full_deque_has_lost() -> None:
     losses, memory, bank = [0.0] * 50_000, deque(range(200_000), maxlen=200_000), np.zeros((50_000, 2))
-    before = [checksums.mark(one) for one in (losses, memory, bank)]
-    assert before == [checksums.mark(one) for one in (losses, memory, bank)]
+    before = [checksums.fingerprint(one) for one in (losses, memory, bank)]
+    assert before == [checksums.fingerprint(one) for one in (losses, memory, bank)]
     losses[3], bank[7, 1] = 1.0, 1.0
     memory.append(-1)
-    assert not any(was == checksums.mark(one) for was, one in zip(before, (losses, memory, bank), strict=True))
+    assert not any(was == checksums.fingerprint(one) for was, one in zip(before, (losses, memory, bank), strict=True))
 
 
 class Phase(enum.Enum):
@@ -271,9 +271,9 @@ for kind in (Slotted, Bank, Table):
 def carried(module: Any, again: Any, before: Any, *callbacks: Any, now: Any = ()) -> None:
     """From one run to another, as a checkpoint does it."""
     stream = io.BytesIO()
-    torch.save(attributes.changed(trained(module, *callbacks), module, before), stream)
+    torch.save(attributes.find_changed(trained(module, *callbacks), module, initial=before), stream)
     state = torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
-    attributes.restore(trained(again, *now, is_global_zero=True), again, state)
+    attributes.restore(trained(again, *now, is_global_zero=True), again, changed=state)
 
 
 def odd() -> Any:
@@ -294,7 +294,7 @@ def odd() -> Any:
 
 def test_values_of_every_kind_go_on_and_each_object_has_its_own() -> None:
     module, again = odd(), odd()
-    before = attributes.built(trained(module), module)
+    before = attributes.record_initial(trained(module), module)
     module.phase, module.pair, module.space.a, module.slotted.rate = Phase.MAIN, Pair(0.5, 3), 2, 0.5
     module.bank.append(1.5)
     module.table["a"] = 7
@@ -337,14 +337,14 @@ def test_what_cannot_go_on_is_told(capfd: pytest.CaptureFixture) -> None:
         return module
 
     module, again = made(), made()
-    before = attributes.built(trained(module), module)
+    before = attributes.record_initial(trained(module), module)
     next(module.numbers)
     module.late, module.act, module.ring[0] = Memory(), torch.tanh, 1
     module.later = torch.optim.SGD(module.parameters(), 0.1)
     carried(module, again, before)
     anew, unseen = capfd.readouterr().out.splitlines()
-    assert "begin anew, as a checkpoint does not hold them: numbers, act, late, later, ring;" in anew
-    assert "whether training has changed them cannot be seen: batches;" in unseen
+    assert "so they start anew: numbers, act, late, later, ring." in anew
+    assert "nobody can see whether training had changed them: batches." in unseen
     assert again.late is again.later is None
 
 
@@ -371,21 +371,21 @@ def looks(*_: Any, more: int = 0) -> None: ...
 
 def test_layers_hooks_and_functions_that_training_has_changed_are_told(capfd: pytest.CaptureFixture) -> None:
     module, again = Layered(), Layered()
-    before = attributes.built(trained(module), module)
+    before = attributes.record_initial(trained(module), module)
     module.tracked.increment()
     module.head.register_full_backward_hook(nn.Module._maybe_warn_non_full_backward_hook)  # a library's own
-    changed = {(owner, name) for owner, name, _ in attributes.changed(trained(module), module, before)}
+    changed = {(owner, name) for owner, name, _ in attributes.find_changed(trained(module), module, initial=before)}
     assert not [owner for owner, name in changed if name in (structure.LAYERS, structure.HOOKS)]
     module.trains()
     carried(module, again, before)
     *_, functions, layers = capfd.readouterr().out.splitlines()
-    assert "begin anew, as a checkpoint does not hold them: loss_fn, activation;" in functions
+    assert "so they start anew: loss_fn, activation." in functions
     told = "body.1, forward pre-hooks of body, forward hooks of head, backward hooks of head.weight"
-    assert f"are those of the beginning, as a checkpoint does not hold them: {told};" in layers
+    assert f"these layers and hooks, which a checkpoint does not hold, so they start anew: {told}." in layers
     again = Layered()
     again.trains()  # in on_train_start, say
     carried(module, again, before)
-    assert "those of the beginning" not in capfd.readouterr().out
+    assert "layers and hooks" not in capfd.readouterr().out
 
 
 class Averaging(L.Callback):
@@ -395,7 +395,7 @@ class Averaging(L.Callback):
 def test_an_average_that_the_first_step_makes_is_there_before_the_first_step() -> None:
     module, again = Whole(), Whole()
     callback, its = Averaging(), Averaging()
-    before = attributes.built(trained(module, callback), module)
+    before = attributes.record_initial(trained(module, callback), module)
     callback.average = deepcopy(module.part).requires_grad_(False)
     callback.average.weight.data.fill_(5)
     carried(module, again, before, callback, now=[its])
@@ -408,9 +408,9 @@ def test_copies_of_the_first_weights_go_on_and_numbers_that_follow_the_trainer_d
     again: Any = Whole()
     for one in (module, again):
         one.first, one.total = None, 0
-    before = attributes.built(trained(module), module)
+    before = attributes.record_initial(trained(module), module)
     module.first, module.total = {"weight": module.part.weight.detach().clone()}, 32
-    carried(module, again, attributes.built(trained(module), module, before))
+    carried(module, again, attributes.record_initial(trained(module), module, before=before))
     assert again.first["weight"].tolist() == [1, 1] and again.total == 0
 
 
@@ -420,26 +420,26 @@ def test_on_train_start_draws_what_it_drew_when_the_run_began() -> None:
             drawn.append(torch.rand(()).item())
 
     module, drawn = Drawing(), []
-    began = randomness.state()
-    first, then = torch.rand(()).item(), randomness.state()
+    began = randomness.plain_state()
+    first, then = torch.rand(()).item(), randomness.plain_state()
     continuation.drawing_from(began, module)
     module.on_train_start()
-    assert drawn == [first] and torch.equal(randomness.state()["torch"], then["torch"])
+    assert drawn == [first] and torch.equal(randomness.plain_state()["torch"], then["torch"])
     assert "on_train_start" not in vars(module)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.bool, torch.complex128, torch.uint8])
 def test_a_mark_sees_one_element_of_a_tensor_and_its_place(kind: torch.dtype) -> None:
     tensor = torch.zeros(3, 5, 7).to(kind)
-    found = [checksums.mark(tensor)]
+    found = [checksums.fingerprint(tensor)]
     for place in range(20):
         tensor.data.zero_()
         tensor.data.view(-1)[place] = 1
-        found.append(checksums.mark(tensor.transpose(0, 1)))
+        found.append(checksums.fingerprint(tensor.transpose(0, 1)))
     assert len(set(found)) == 21
-    assert checksums.mark(tensor) == checksums.mark(tensor.clone()) and checksums.mark(
+    assert checksums.fingerprint(tensor) == checksums.fingerprint(tensor.clone()) and checksums.fingerprint(
         torch.empty(0)
-    ) == checksums.mark(torch.empty(0))
+    ) == checksums.fingerprint(torch.empty(0))
 
 
 class Added(TorchDispatchMode):
@@ -469,10 +469,10 @@ def test_what_a_device_adds_up_is_added_up_in_pieces(monkeypatch: pytest.MonkeyP
 def test_a_tensor_goes_on_where_it_was_on_the_host_or_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_forms, "is_plain", lambda value: True)  # that of FakeTensorMode is of a class of its own
     with FakeTensorMode():  # as if there were a GPU
-        kept = plain_forms.kept({"there": torch.ones(2, device="cuda"), "here": [torch.ones(2)]})
+        kept = plain_forms.to_plain_on_host({"there": torch.ones(2, device="cuda"), "here": [torch.ones(2)]})
     assert kept["there"][plain_forms.KIND] == plain_forms.ON_DEVICE and isinstance(kept["here"][0], torch.Tensor)
-    assert plain_forms.content(kept["there"]).device.type == "cpu"
+    assert plain_forms.tensor_of_form(kept["there"]).device.type == "cpu"
     owner = SimpleNamespace()
     form = {"there": {plain_forms.KIND: plain_forms.ON_DEVICE, "parts": [torch.ones(2)]}, "here": [torch.ones(2)]}
-    plain_forms.put(owner, "losses", form, device="meta")
+    plain_forms.set_attribute(owner, "losses", form=form, device="meta")
     assert owner.losses["there"].device.type == "meta" and owner.losses["here"][0].device.type == "cpu"

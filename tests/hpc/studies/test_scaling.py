@@ -22,7 +22,7 @@ from hpc.checkpoint import on_disk
 from hpc.config import compose, layout, preflight
 from hpc.config.errors import ConfigError
 from hpc.jobs.job_states import State
-from hpc.run import directory
+from hpc.run import attempt_log
 from hpc.studies import run_rates, scaling_jobs, scaling_notes, scaling_points, scaling_results, scaling_table
 from hpc.studies.run_rates import Measured
 from hpc.studies.scaling_points import Point
@@ -394,8 +394,10 @@ def queue(run_dir: Path, job: str | None) -> None:
 
 def end(run_dir: Path, outcome: str) -> None:
     """As a job that has run leaves it."""
-    directory.start(run_dir, 1, {"SLURM_JOB_ID": "17"}, hosts=["n1"], world_size=4)
-    directory.end(run_dir, None, 1, 200, outcome, "it ran out of memory" if outcome == "failed" else "")
+    attempt_log.record_start(run_dir, 1, environ={"SLURM_JOB_ID": "17"}, hosts=["n1"], world_size=4)
+    attempt_log.record_end(
+        run_dir, None, attempt=1, step=200, outcome=outcome, why="it ran out of memory" if outcome == "failed" else ""
+    )
 
 
 # The tool
@@ -520,8 +522,8 @@ def test_a_point_that_failed_goes_on_from_its_checkpoint_or_starts_anew(
     queue(run_dir, "17")
     end(run_dir, "failed")
     if kept:
-        final = on_disk.place(run_dir, 40)
-        on_disk.publish(on_disk.aside(final), final, {}, {"step": 40, "attempt": 1})
+        final = on_disk.checkpoint_path(run_dir, 40)
+        on_disk.publish(on_disk.make_part_folder(final), final, files={}, details={"step": 40, "attempt": 1})
     monkeypatch.setattr(scaling_jobs.job_states, "ask", lambda *_: {})
     (one,) = scaling_jobs.look(tmp_path, points("nodes=1"), "slurm")
     study = scaling_points.read([*DDP, "nodes=1"])

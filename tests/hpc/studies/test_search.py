@@ -20,7 +20,7 @@ from optuna.trial import TrialState
 from hpc.config.errors import ConfigError
 from hpc.jobs import job_states
 from hpc.report import run_table
-from hpc.run import directory, history, saved_config
+from hpc.run import attempt_log, frozen_config, history
 from hpc.studies import journal, optuna_study, search, search_space, trial_table
 from hpc.studies.journal import Journal
 from hpc.studies.search import Search
@@ -235,7 +235,7 @@ def test_a_member_writes_the_config_that_its_words_mean(
     runpy.run_path(str(PROJECT / "tools" / "search.py"))["main"]()
     words = json.loads((folder / "002" / "overrides.json").read_text())
     assert words == [f"{key}={value}" for key, value in drawn(folder, 2)[0].items()]
-    cfg = saved_config.load(folder / "002")
+    cfg = frozen_config.read(folder / "002")
     assert repr(cfg.model.optimizer.lr) == words[1].partition("=")[2] and cfg.run_dir == str(folder / "002")
     assert capsys.readouterr().out == f"002: {' '.join(words)}\n"
 
@@ -296,7 +296,9 @@ def test_a_trial_whose_job_is_over_has_failed(folder: Path, monkeypatch: pytest.
     for number in range(6):
         monkeypatch.setenv("SLURM_JOB_ID", f"17_{number}" if number < 5 else "")
         drawn(folder, number)
-    directory.verdict(folder / "001", 1, 5, "failed", "loss was not finite")  # and its job is about to end
+    attempt_log.write_verdict(
+        folder / "001", 1, step=5, outcome="failed", why="loss was not finite"
+    )  # and its job is about to end
     optuna_study.settle(optuna_study.of(folder), folder)
     failed = [run for run, state in known(folder).items() if state == TrialState.FAIL]
     # 2 is to be requeued, of 5, which no job has, nobody knows; Slurm has forgotten 0 and 4
@@ -325,7 +327,7 @@ def test_where_no_scheduler_answers_only_a_verdict_counts(folder: Path, monkeypa
     monkeypatch.setattr(job_states, "ask", lambda *_: None)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     drawn(folder, 0, 1)
-    directory.verdict(folder / "001", 1, 5, "failed")
+    attempt_log.write_verdict(folder / "001", 1, step=5, outcome="failed")
     optuna_study.settle(optuna_study.of(folder), folder)
     assert known(folder) == {"000": TrialState.RUNNING, "001": TrialState.FAIL}
 
@@ -491,8 +493,8 @@ def test_all_ranks_leave_a_run_that_is_given_up_and_it_is_finished(start: Callab
     words = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "trainer.max_epochs=3", QUIET]
     said = start(folder / "000", 2, words, code=0)
     assert "pruned: worse than the median trial" in said
-    run = history.read(folder / "000", "000")
-    assert run.finished and run.attempts[-1].end and run.attempts[-1].end["step"] == 19, "after one validation"
+    run = history.read_run(folder / "000", "000")
+    assert run.is_finished and run.attempts[-1].end and run.attempts[-1].end["step"] == 19, "after one validation"
     (trial,) = (trial for trial in optuna_study.of(folder).get_trials() if trial.user_attrs["run"] == "000")
     assert trial.state == TrialState.PRUNED
     assert trial.value == pytest.approx(scalars(folder / "000", "val/loss")[0], rel=1e-6)

@@ -8,8 +8,9 @@ import pytest
 from desk import Desk
 
 from hpc.config import conversion, preflight
+from hpc.config import typed as config_typed
 from hpc.config.errors import ConfigError
-from hpc.run import directory, saved_config
+from hpc.run import directory, frozen_config
 from hpc.studies import sweep
 
 FOLDER = Path("/runs/sweep")
@@ -70,7 +71,7 @@ def test_room_is_asked_for_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> 
     synced: list[int] = []
     monkeypatch.setattr(directory.os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
     assert desk.type("cluster=slurm", "seed=1,2,3", "--multirun") == 0
-    assert [size for size in synced if size >= directory.ROOM] == [directory.ROOM]
+    assert [size for size in synced if size >= directory.MIN_FREE_BYTES] == [directory.MIN_FREE_BYTES]
 
 
 def test_two_sweeps_never_share_a_folder(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +99,7 @@ def test_a_sweep_is_one_array(desk: Desk) -> None:
     assert desk.noted("sbatch.argv").splitlines() == ["--parsable", str(folder / "job.sh")]
     script = desk.noted("sbatch.script")
     assert "#SBATCH --array=0-2%2\n" in script and f'#SBATCH --output="{folder}/job-%A_%a.log"\n' in script
-    assert [saved_config.load(path).seed for path in members] == [1, 2, 3]
+    assert [frozen_config.read(path).seed for path in members] == [1, 2, 3]
     saved = [json.loads((path / "overrides.json").read_text()) for path in members]
     assert saved == [["cluster=slurm", "trainer=ddp", f"seed={seed}"] for seed in (1, 2, 3)]
     assert not (folder / "overrides.json").exists()

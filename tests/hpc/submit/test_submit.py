@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from hpc.config import compose, freezing, personal_clusters, project
 from hpc.config.errors import ConfigError
 from hpc.jobs import job
-from hpc.run import directory, saved_config, snapshot
+from hpc.run import attempt_log, directory, environment, frozen_config, snapshot
 from hpc.submit import scheduler
 
 
@@ -81,7 +81,7 @@ def test_a_group_that_may_read_a_run_can_come_to_it(desk: Desk) -> None:
     Path("deep").chmod(0o700)
     desk.set.delenv("HPC_RUN_DIR")  # of the run before
     assert desk.type("cluster=slurm", "run_dir=deep/ours", "group_readable=true") == 0
-    assert f"your group cannot enter {Path('deep').absolute()}: chmod g+x {Path('deep').absolute()}\n" in desk.err
+    assert f"your group cannot enter {Path('deep').absolute()}. Try: chmod g+x {Path('deep').absolute()}\n" in desk.err
     assert mode(Path("deep")) == "700"
 
 
@@ -352,8 +352,8 @@ def test_of_two_that_submit_into_one_directory_one_does(desk: Desk, monkeypatch:
 
     monkeypatch.setattr(directory, "create", meanwhile)
     assert desk.type("cluster=slurm", f"run_dir={run_dir}", "seed=2") == 2
-    assert "there is a run in it" in desk.err and desk.noted("sbatch.argv").count(str(run_dir)) == 1
-    assert saved_config.load(run_dir).seed == 2 and "seed=2" in (run_dir / "overrides.json").read_text()
+    assert "must not hold another run" in desk.err and desk.noted("sbatch.argv").count(str(run_dir)) == 1
+    assert frozen_config.read(run_dir).seed == 2 and "seed=2" in (run_dir / "overrides.json").read_text()
     assert not list(run_dir.glob(".*"))
 
 
@@ -407,10 +407,10 @@ def test_resume_hands_the_same_script_over_again(desk: Desk) -> None:
 def test_what_cannot_go_on_is_rejected(desk: Desk) -> None:
     assert desk.type("cluster=slurm", "run_dir=mine") == 0
     for typed, words in {
-        ("resume=nowhere",): "no such directory",
+        ("resume=nowhere",): "must be an existing directory",
         ("resume=mine/job.sh",): "is a file",
         ("resume=mine/code",): "holds no config.yaml",
-        ("resume=mine", "resume=mine"): "one run goes on at a time",
+        ("resume=mine", "resume=mine"): "must be given once",
     }.items():
         assert desk.type(*typed) == 2
         assert words in desk.err
@@ -441,7 +441,7 @@ def test_secrets_of_the_environment_are_not_written_down(desk: Desk) -> None:
     assert "hush" not in text and "${oc.env:SECRET}" in text
     Path("run/config.yaml").write_text(text)
     read = {"A": "hush", "B": None, "C": "a, b", "D": "hush/x", "E": "hush", "F": "", "G": "digits"}
-    assert saved_config.load(Path("run")).cluster.env == read
+    assert frozen_config.read(Path("run")).cluster.env == read
     assert cfg.cluster.env.A == "hush"  # the resolver is as it was
 
 
@@ -487,7 +487,8 @@ def test_the_snapshot_is_what_git_would_commit(desk: Desk) -> None:
     assert copied(Path("mine")) == sorted([*FILES, ".gitignore", "größe 1.py"])
     assert Path("mine/code/train.py").read_text() == "# changed\n"
     assert "+# changed" in Path("mine/code.diff").read_text()
-    assert len(json.loads(Path("mine/made_by.json").read_text())["commit"]) == 40
+    made_by = json.loads(Path("mine/made_by.json").read_text())
+    assert len(made_by["commit"]) == 40 and made_by["hpc"] == hpc.__version__
 
 
 def test_ranks_find_the_code_compiled_and_compile_nothing_themselves(desk: Desk) -> None:
@@ -571,18 +572,18 @@ def test_code_in_folders_of_its_own_is_copied_and_links_lead_on(tracks: str, des
 def test_a_file_that_goes_away_while_it_is_copied(tracked: bool, desk: Desk) -> None:
     git(desk.project, "init", "-q")
     git(desk.project, "add", ".")
-    names = snapshot.files()
+    names = snapshot.project_files()
     gone = "env.sh" if tracked else "notes.tmp"
-    desk.set.setattr(snapshot, "files", lambda: [*names, *([] if tracked else [gone])])
+    desk.set.setattr(snapshot, "project_files", lambda: [*names, *([] if tracked else [gone])])
     (desk.project / gone).unlink(missing_ok=True)
     snapshot.reject("snapshot")
     mine = desk.project / "runs" / "mine"
     mine.mkdir()
     if tracked:
         with pytest.raises(ConfigError, match="git tracks it"):
-            snapshot.take(mine)
+            snapshot.copy_code(mine)
     else:
-        snapshot.take(mine)
+        snapshot.copy_code(mine)
         assert copied(mine) == sorted([*FILES, ".gitignore"])
 
 
@@ -604,7 +605,7 @@ def test_an_environment_is_packed_anew_where_it_has_changed(desk: Desk, monkeypa
         if name == "two":  # as pip leaves it
             later = packages.stat().st_mtime + 5
             os.utime(packages, (later, later))
-        snapshot.pack_environment(desk.venv)
+        environment.pack_environment(desk.venv)
         listed = subprocess.run(["tar", "-tf", f"{desk.venv}.tar"], capture_output=True, text=True, check=True).stdout
         sizes.append("site-packages/two/" in listed)
     assert sizes == [False, False, True]
@@ -635,14 +636,14 @@ def test_only_committed_code_where_that_is_the_rule(desk: Desk, tmp_path: Path) 
 
 
 def test_data_beside_the_code_are_not_copied_into_every_run(desk: Desk) -> None:
-    desk.set.setattr(snapshot, "MOST", 1000)
+    desk.set.setattr(snapshot, "MAX_BYTES", 1000)
     desk.write("data/huge.bin", "x" * 2000)
     assert desk.type("cluster=slurm") == 2
     assert "data/huge.bin" in desk.err and ".gitignore" in desk.err and desk.runs() == []
 
 
 def test_the_shipped_project_is_copied_whole() -> None:
-    names = set(snapshot.files())
+    names = set(snapshot.project_files())
     assert {"train.py", "submit.py", "env.sh", "configs/cluster/local.yaml", "src/hpc"} <= names
     assert not any(name.startswith(("runs/", ".git/", ".venv/")) or "__pycache__" in name for name in names)
 
@@ -718,15 +719,17 @@ def test_a_users_file_may_say_nothing(text: str, personal: Path) -> None:
 
 
 def test_attempts_and_the_verdict_are_noted(tmp_path: Path) -> None:
-    directory.start(tmp_path, 1, {"SLURM_JOB_ID": "17"}, hosts=["n1"])
+    attempt_log.record_start(tmp_path, 1, environ={"SLURM_JOB_ID": "17"}, hosts=["n1"])
     with (tmp_path / "attempts.jsonl").open("a") as stream:
         stream.write('{"event": "st')  # cut off by a crash
         stream.write("\n")
-    directory.end(tmp_path, None, 1, 500, "continue", "told\nto", {"test/loss": 0.5})
+    attempt_log.record_end(
+        tmp_path, None, attempt=1, step=500, outcome="continue", why="told\nto", metrics={"test/loss": 0.5}
+    )
     assert (tmp_path / "verdict").read_text() == "attempt 1\nstep 500\noutcome continue\nwhy told to\n"
-    directory.start(tmp_path, 2, {}, from_step=500)
+    attempt_log.record_start(tmp_path, 2, environ={}, from_step=500)
     assert not (tmp_path / "verdict").exists()
-    first, end, second = directory.events(tmp_path)
+    first, end, second = attempt_log.read_events(tmp_path)
     assert (first["job"], first["hosts"], second["job"]) == ("17", ["n1"], None)
     assert (first["from_step"], second["attempt"], second["from_step"]) == (0, 2, 500)
     assert (end["outcome"], end["step"], end["metrics"]) == ("continue", 500, {"test/loss": 0.5})

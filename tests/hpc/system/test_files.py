@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpc.config import errors
-from hpc.run import directory, saved_config
+from hpc.run import attempt_log, frozen_config
 from hpc.system import files
 
 
@@ -22,7 +22,7 @@ def test_nothing_is_added_to_what_a_link_leads_to(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "attempts.jsonl").symlink_to(tmp_path / "victim")
     with pytest.raises(OSError, match="symbolic links"):
-        directory.note(tmp_path / "attempts.jsonl", {"event": "start"})
+        attempt_log.append_line(tmp_path / "attempts.jsonl", {"event": "start"})
     assert (tmp_path / "victim").read_text() == "precious"
 
 
@@ -36,7 +36,7 @@ def test_aliases_of_aliases_are_not_followed(tmp_path: Path) -> None:
     lines += [f"{b}: &{b} [{','.join(['*' + a] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)]
     (tmp_path / "config.yaml").write_text("\n".join(lines))
     with pytest.raises(errors.ConfigError, match="its aliases stand for"):
-        saved_config.load(tmp_path)
+        frozen_config.read(tmp_path)
 
 
 def test_a_terminal_is_sent_no_codes() -> None:

@@ -199,8 +199,10 @@ def test_what_is_no_end_is_rejected(references: Callable, start: Callable, tmp_p
 
 def test_of_one_step_the_average_is_the_newer(tmp_path: Path) -> None:
     for averaged in (False, True):
-        final = on_disk.place(tmp_path, 7, averaged)
-        on_disk.publish(on_disk.aside(final), final, {}, {"step": 7, "attempt": 1, "averaged": averaged})
-    assert [found.note["averaged"] for found in on_disk.known(tmp_path)] == [True, False]
+        final = on_disk.checkpoint_path(tmp_path, 7, averaged=averaged)
+        on_disk.publish(
+            on_disk.make_part_folder(final), final, files={}, details={"step": 7, "attempt": 1, "averaged": averaged}
+        )
+    assert [found.details["averaged"] for found in on_disk.list_checkpoints(tmp_path)] == [True, False]
     on_disk.prune(final, 1)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000000007-averaged"]

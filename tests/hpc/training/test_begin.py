@@ -12,7 +12,7 @@ from test_checkpoint import edit, truncate, written
 from hpc.checkpoint import on_disk
 from hpc.config.errors import ConfigError
 from hpc.launch import placement
-from hpc.run import directory
+from hpc.run import attempt_log, directory
 from hpc.training import beginning as training_beginning
 from hpc.training.beginning import Beginning
 
@@ -81,7 +81,7 @@ def rejection(begun: list[Beginning | ConfigError]) -> str:
 
 
 def note(run_dir: Path, attempt: int, from_step: int) -> None:
-    directory.start(run_dir, attempt, JOB, from_step=from_step)
+    attempt_log.record_start(run_dir, attempt, environ=JOB, from_step=from_step)
 
 
 def test_a_run_begins_and_goes_on(start: Begin, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_of_two_jobs_the_second_is_rejected(begins: Begin, tmp_path: Path) -> No
     first = begins(tmp_path)
     assert went_on(first) == (1, None)
     said = rejection(begins(tmp_path))
-    assert "job 7" in said and "writes into it" in said and "scancel 7" in said
+    assert "Job 7" in said and "writes into it" in said and "scancel 7" in said
     first[0].claim.release()
 
 
@@ -126,7 +126,7 @@ def test_a_damaged_one_is_reported_and_the_one_before_is_used(
     for step in (10, 20, 30):
         written(tmp_path, step)
     for step in (20, 30):
-        DAMAGE[what](on_disk.place(tmp_path, step))
+        DAMAGE[what](on_disk.checkpoint_path(tmp_path, step))
     assert went_on(start(tmp_path)) == (1, 10)
     told = [line for line in capsys.readouterr().out.splitlines() if "is damaged and not used" in line]
     assert sorted(step for step in (10, 20, 30) for line in told if f"{step:09}" in line) == [20, 30]
@@ -154,7 +154,7 @@ def test_a_run_that_got_somewhere_does_not_start_anew(left: str, start: Begin, t
 
 def test_an_attempt_that_ended_before_its_first_checkpoint_may_be_repeated(start: Begin, tmp_path: Path) -> None:
     note(tmp_path, 1, 0)
-    on_disk.aside(on_disk.place(tmp_path, 10))
+    on_disk.make_part_folder(on_disk.checkpoint_path(tmp_path, 10))
     assert went_on(start(tmp_path)) == (2, None)
 
 
@@ -178,7 +178,7 @@ def test_one_of_a_newer_version_is_rejected(start: Begin, tmp_path: Path) -> Non
 def test_a_directory_that_cannot_be_written_is_rejected_in_one_line(start: Begin, tmp_path: Path) -> None:
     (tmp_path / "claims").write_text("")
     said = rejection(start(tmp_path))
-    assert "must be a directory one can write" in said and str(tmp_path) in said
+    assert "run_dir cannot be written" in said and str(tmp_path) in said
 
 
 @pytest.mark.parametrize("name", ["last.ckpt", "step-500", "epoch=3-step=12.ckpt"])
@@ -202,7 +202,7 @@ def test_a_line_that_a_crash_cut_short_is_passed_over(start: Begin, tmp_path: Pa
 
 def test_a_run_that_a_run_starts_is_none_of_its_ranks() -> None:
     """As a hook does that evaluates a checkpoint in a process of its own: all of the environment is inherited."""
-    inherited = {training_beginning.BEGUN: "1 /run/checkpoints/step-000000001", directory.CHOSEN: "/run"}
+    inherited = {training_beginning.BEGUN: "1 /run/checkpoints/step-000000001", directory.RUN_DIR_VARIABLE: "/run"}
     for rank, kept in (("0", {}), ("1", inherited)):  # Lightning gives its children ranks from 1 on
         environ = {**inherited, "LOCAL_RANK": rank}
         training_beginning.apart(placement.read_placement(environ), environ)

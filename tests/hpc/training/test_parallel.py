@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hpc.config.errors import ConfigError
-from hpc.state.holders import SKIPS_NOT_FINITE
+from hpc.state.holder_fields import SKIPS_NOT_FINITE
 from hpc.training.parallel import clip_gradients, parallelize, reject_without_skip
 from my_research.models.gpt import GPT
 from my_research.module import Classifier

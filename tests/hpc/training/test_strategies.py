@@ -182,7 +182,7 @@ def test_what_training_changes_meanwhile_is_written_as_it_was(tmp_path: Path) ->
 
     strategy = DeepSpeed.__new__(DeepSpeed)
     strategy._model = Engine()  # type: ignore[assignment]
-    write = strategy._written({"state_dict": {}, "optimizer_states": []}, tmp_path)
+    write = strategy._copy_tensors({"state_dict": {}, "optimizer_states": []}, tmp_path)
     scaler.cur_scale = 99.0
     weight.zero_()
     write(tmp_path)

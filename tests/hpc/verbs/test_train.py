@@ -79,12 +79,12 @@ def test_the_resolved_config_says_all(trained: tuple[Path, str]) -> None:
 def test_checkpoints_are_whole_and_hold_nothing_but_plain_data(name: str, trained: tuple[Path, str]) -> None:
     link = trained[0] / "checkpoints" / name
     assert link.is_symlink() and link.resolve().parent == link.parent.resolve()
-    found = on_disk.read(link)
-    assert found and on_disk.flaw(found) == "" and set(on_disk.names(link)) == set(found.files)
+    found = on_disk.read_manifest(link)
+    assert found and on_disk.find_flaw(found) == "" and set(on_disk.file_names(link)) == set(found.files)
     for file in found.files:
         if file.endswith(".pt"):
             torch.load(link / file, weights_only=True)
-    assert safe_unpickle.described(link).state_dict_metadata  # through its own list of what may be named
+    assert safe_unpickle.read_metadata(link).state_dict_metadata  # through its own list of what may be named
 
 
 def test_a_checkpoint_is_evaluated_to_the_same_number(
@@ -163,16 +163,18 @@ def test_a_run_directory_is_fresh_unless_it_is_asked_for() -> None:
     from hpc.run import directory
 
     now = datetime(2030, 1, 2, 3, 4, 5)
-    assert directory.choose("here", "x", now, {}) == Path.cwd() / "here"
-    assert directory.choose(None, "x", now, {directory.CHOSEN: "/chosen"}) == Path("/chosen")
+    assert directory.choose("here", "x", now=now, environ={}) == Path.cwd() / "here"
+    assert directory.choose(None, "x", now=now, environ={directory.RUN_DIR_VARIABLE: "/chosen"}) == Path("/chosen")
     job = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "3"}
-    assert directory.choose(None, "x", now, job) == PROJECT / "runs" / "x_77"  # the same on every rank
-    assert directory.choose(None, "x", now, job, step="2") == PROJECT / "runs" / "x_77.2"  # another srun in that job
+    assert directory.choose(None, "x", now=now, environ=job) == PROJECT / "runs" / "x_77"  # the same on every rank
+    assert (
+        directory.choose(None, "x", now=now, environ=job, step="2") == PROJECT / "runs" / "x_77.2"
+    )  # another srun in that job
     array = job | {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "7"}
-    assert directory.choose(None, "x", now, array) == PROJECT / "runs" / "x_70_7"
+    assert directory.choose(None, "x", now=now, environ=array) == PROJECT / "runs" / "x_70_7"
     batch = {"PBS_JOBID": "77.server", "PBS_ENVIRONMENT": "PBS_BATCH"}
-    assert directory.choose(None, "x", now, batch) == PROJECT / "runs" / "x_77"
-    fresh = directory.choose(None, "x", now, {})
+    assert directory.choose(None, "x", now=now, environ=batch) == PROJECT / "runs" / "x_77"
+    fresh = directory.choose(None, "x", now=now, environ={})
     assert fresh.parent == PROJECT / "runs" and fresh.name.startswith("2030-01-02_03-04-05_x")
 
 
@@ -198,7 +200,7 @@ def test_ctrl_c_stops_all_ranks_between_two_steps_and_says_how_to_go_on(tmp_path
                 os.killpg(train.pid, signal.SIGKILL)
     said = (tmp_path / "out").read_text()
     assert code == -signal.SIGINT and "Traceback" not in said, said
-    assert said.count("Ctrl-C: stops after this step and saves; once more ends at once") == 1
+    assert said.count("Ctrl-C: the run stops after this step and saves.") == 1
     step = int(said.split("stopped at step ")[1].split(":")[0])
     assert said.endswith(f"run directory {run_dir}\nto go on: python train.py resume='{run_dir}'\n")
     assert (run_dir / "checkpoints" / "last.ckpt").resolve().name == f"step-{step:09}"

@@ -1,11 +1,11 @@
-"""Export a run's weights to one file: the checkpoint that is meant, and what the file says about its origin."""
+"""Export a run's weights to one file: choose the checkpoint, and note its origin in the file."""
 
 import sys
 from pathlib import Path
 
 from hpc.checkpoint import on_disk
 from hpc.config.errors import ConfigError
-from hpc.run import directory
+from hpc.run import attempt_log
 
 
 def export(run: Path, out: Path, *, step: int | None = None, best: bool = False) -> tuple[Path, int]:
@@ -19,52 +19,57 @@ def export(run: Path, out: Path, *, step: int | None = None, best: bool = False)
     Raises:
         ConfigError: there is no such checkpoint, it is damaged, or the file cannot be written.
     """
-    path = choose(run, step=step, best=best)
+    path = choose_checkpoint(run, step=step, best=best)
     from hpc.checkpoint import safetensors_file, weights  # torch from here on
 
-    return path, safetensors_file.write(weights.tensors(path), out, notes=_origin(run, path))
+    return path, safetensors_file.write(weights.saved_tensors(path), out, notes=_origin(run, path))
 
 
-def choose(run: Path, *, step: int | None = None, best: bool = False) -> Path:
-    """Return the checkpoint that is meant. A newest one that is damaged is reported, and the one before is taken.
+def choose_checkpoint(run: Path, *, step: int | None = None, best: bool = False) -> Path:
+    """Return the checkpoint to export. If the newest one is damaged, print a warning and take the one before.
 
     Raises:
-        ConfigError: there is none, or the one that was asked for is damaged.
+        ConfigError: there is none, or the one that was requested is damaged.
     """
     if not (run / "checkpoints").is_dir():
         if step is not None or best:
-            rule = "is no run directory: --step and --best have nothing to choose from"
-            raise ConfigError("RUN_DIR", run, rule, "a run directory, or a checkpoint alone")
-        own = on_disk.read(run)
-        return _whole(own) if own else run
-    there = on_disk.known(run, [event for event in directory.events(run) if event.get("event") == "start"])
+            rule = "must be a run directory if --step or --best is given"
+            raise ConfigError("RUN_DIR", run, rule, "a run directory, or a checkpoint without --step and --best")
+        checkpoint = on_disk.read_manifest(run)
+        return _checked(checkpoint) if checkpoint else run
+    checkpoints = on_disk.list_checkpoints(run, attempt_log.read_starts(run))
     if best:
-        named = on_disk.read(run / "checkpoints" / "best.ckpt")  # a folder, where links were followed in a copy
-        there = [found for found in there if named and found.files == named.files and found.step == named.step]
+        link = on_disk.read_manifest(run / "checkpoints" / on_disk.BEST)  # a folder, if a copy has followed the link
+        checkpoints = [
+            checkpoint
+            for checkpoint in checkpoints
+            if link and (checkpoint.files, checkpoint.step) == (link.files, link.step)
+        ]
     elif step is not None:
-        steps = ", ".join(str(found.step) for found in there) or "none"
-        there = [found for found in there if found.step == step]
-        if not there:
-            raise ConfigError("--step", step, f"is none of the checkpoints of {run}: {steps}", "--step <one of these>")
-    for found in there:
+        steps = ", ".join(str(checkpoint.step) for checkpoint in checkpoints) or "none"
+        checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.step == step]
+        if not checkpoints:
+            rule = f"must be the step of a checkpoint of {run}, which has these: {steps}"
+            raise ConfigError("--step", step, rule, "--step <one of these>")
+    for checkpoint in checkpoints:
         try:
-            return _whole(found)
-        except ConfigError as rejected:
+            return _checked(checkpoint)
+        except ConfigError as error:
             if step is not None or best:
                 raise
-            sys.stderr.write(f"warning: {found.path} is damaged and not used: {rejected.rule}\n")
-    rule = f"has no {'best' if best else 'whole'} checkpoint"
-    raise ConfigError("RUN_DIR", run, rule, "leave --best out" if best else "the directory of a run that saved one")
+            sys.stderr.write(f"warning: {checkpoint.path} is damaged and not used: {error.rule.partition(': ')[2]}\n")
+    rule = f"must hold a {'best' if best else 'whole'} checkpoint, but it has none"
+    raise ConfigError("RUN_DIR", run, rule, "leave out --best" if best else "the directory of a run that saved one")
 
 
-def _whole(found: on_disk.Checkpoint) -> Path:
-    if flaw := on_disk.flaw(found):
-        raise ConfigError("RUN_DIR", found.path, flaw, "another checkpoint: --step N")
-    return found.path
+def _checked(checkpoint: on_disk.Checkpoint) -> Path:
+    if flaw := on_disk.find_flaw(checkpoint):
+        raise ConfigError("RUN_DIR", checkpoint.path, f"must not be damaged: {flaw}", "another checkpoint: --step N")
+    return checkpoint.path
 
 
 def _origin(run: Path, path: Path) -> dict[str, str]:
-    """Return what the file says about its origin; `format` is what other programs look for."""
-    known = on_disk.read(path)
-    step = {"step": str(known.step)} if known else {}
+    """Return the notes for the file about its origin; other programs look for `format`."""
+    checkpoint = on_disk.read_manifest(path)
+    step = {"step": str(checkpoint.step)} if checkpoint else {}
     return {"format": "pt", "run": run.resolve().name, "checkpoint": path.resolve().name, **step}

@@ -1,6 +1,6 @@
-"""Weights that a researcher's hooks see as they are loaded, and may replace, as plain Lightning lets them.
+"""Hooks of the researcher's that see weights as they are loaded or saved, and may replace them, as in plain Lightning.
 
-A module may save its average as `state_dict`, say, and what it trains beside it, and change them back when it goes on.
+A module may save its average as `state_dict`, say, with the trained weights beside it, and swap them back on a resume.
 """
 
 from collections.abc import Mapping
@@ -17,59 +17,67 @@ from hpc.checkpoint import safe_unpickle, weights
 from hpc.config.errors import ConfigError
 from hpc.config.project import HPC
 
-MUST = "must leave the weights in state_dict as they are, as each rank has a part of them only"
-WHOLE = "strategy=single or ddp, or weights that the module keeps in attributes"
+KEEPS_WEIGHTS = "must not replace weights in state_dict: the model is sharded, so each rank has only a part of them"
+KEEPS_WEIGHTS_FIX = "strategy=single or ddp, or keep the other weights in attributes of the module"
 
 
-def are_seen(trainer: L.Trainer) -> bool:
-    """Has the module a hook that is given what is loaded, or a callback that the researcher brings?"""
-    return any(is_overridden("on_load_checkpoint", one) for one in (trainer.lightning_module, *own_callbacks(trainer)))
+def has_load_hooks(trainer: L.Trainer) -> bool:
+    """Return whether the module, or a callback of the researcher's, has a hook that is given what is loaded."""
+    owners = (trainer.lightning_module, *researcher_callbacks(trainer))
+    return any(is_overridden("on_load_checkpoint", owner) for owner in owners)
 
 
-def own_callbacks(trainer: L.Trainer) -> list[Any]:
-    """Return those that neither Lightning nor this project has."""
+def researcher_callbacks(trainer: L.Trainer) -> list[Any]:
+    """Return the callbacks that come neither from Lightning nor from this package."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     libraries = ("lightning.", f"{HPC}.")
     return [callback for callback in callbacks if not type(callback).__module__.startswith(libraries)]
 
 
-def read(module: nn.Module, path: Path) -> dict[str, Any]:
-    """Return the weights of a checkpoint as they are in it, on the host. Raises `ConfigError`."""
+def read_weights(module: nn.Module, path: Path) -> dict[str, Any]:
+    """Return the entries of `module.state_dict()` as a checkpoint holds them, on the host. Raises `ConfigError`."""
     others = {name: value for name, value in get_model_state_dict(module).items() if not isinstance(value, Tensor)}
-    if others:  # what `get_extra_state` returns
-        with safe_unpickle.rejections(path, "resume"):
+    if others:  # the results of `get_extra_state`
+        with safe_unpickle.reject_unsafe_pickles(path, "resume"):
             load_tensors({"state_dict": others}, storage_reader=safe_unpickle.Reader(path))
     return weights.read(path) | others
 
 
-def load(module: nn.Module, state: Mapping[str, Any]) -> None:
-    """Load what the hooks have left. Raises `ConfigError`."""
-    if misfits := weights.misfits({name: one for name, one in state.items() if isinstance(one, Tensor)}, module):
-        rule = f"on_load_checkpoint must leave weights in state_dict that fit the model: {misfits}"
-        raise ConfigError(
-            "model", type(module).__name__, rule, "the model that the run had, or a hook that adapts them"
-        )
+def load_weights(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Load into the module what the hooks have left in `state_dict`. Raises `ConfigError`."""
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    if misfits := weights.describe_misfits(tensors, module):
+        rule = f"must fit the weights that on_load_checkpoint leaves in state_dict: {misfits}"
+        fix = "the model that the run had, or a hook that adapts the weights"
+        raise ConfigError("model", type(module).__name__, rule, fix)
     set_model_state_dict(module, dict(state))
 
 
-def reject_loaded(module: nn.Module, given: Mapping[str, Any], left: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` where a hook has replaced weights that are sharded."""
-    if given.keys() != left.keys() or any(left[name] is not value for name, value in given.items()):
-        raise ConfigError("model", type(module).__name__, f"on_load_checkpoint {MUST}", WHOLE)
+def reject_replaced_on_load(module: nn.Module, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` where a hook has replaced weights that are sharded.
+
+    Args:
+        before: the entries of `state_dict` that the hooks were given.
+        after: those that they have left.
+    """
+    if before.keys() != after.keys() or any(after[name] is not value for name, value in before.items()):
+        name = f"on_load_checkpoint of {type(module).__name__}"
+        raise ConfigError(name, None, KEEPS_WEIGHTS, KEEPS_WEIGHTS_FIX)
 
 
-def reject_saved(trainer: L.Trainer, saved: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` where a hook would save others than the module's weights, and these are sharded."""
+def reject_replaced_on_save(trainer: L.Trainer, saved: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` where a hook has replaced weights to be saved, and the model is sharded."""
     strategy: Any = trainer.strategy
     if not strategy.restore_checkpoint_after_setup:
         return
     own = strategy.lightning_module_state_dict()
-    if own.keys() != saved.keys() or any(map(_differ, own.values(), map(saved.get, own))):
-        raise ConfigError("model", type(trainer.lightning_module).__name__, f"on_save_checkpoint {MUST}", WHOLE)
+    if own.keys() != saved.keys() or any(map(_are_different, own.values(), map(saved.get, own))):
+        name = f"on_save_checkpoint of {type(trainer.lightning_module).__name__}"
+        raise ConfigError(name, None, KEEPS_WEIGHTS, KEEPS_WEIGHTS_FIX)
 
 
-def _differ(one: Any, other: Any) -> bool:
-    """Do tensors lie in different places? Each `state_dict` makes new ones of the same memory."""
-    return isinstance(one, Tensor) and not (
-        isinstance(other, Tensor) and weights.storage(one) == weights.storage(other)
-    )
+def _are_different(value: Any, other: Any) -> bool:
+    """Return whether a tensor lies elsewhere than another: each `state_dict` makes new tensors of the same memory."""
+    if not isinstance(value, Tensor):
+        return False
+    return not isinstance(other, Tensor) or weights.storage_address(value) != weights.storage_address(other)

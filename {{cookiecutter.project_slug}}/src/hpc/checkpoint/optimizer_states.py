@@ -1,8 +1,8 @@
-"""Optimizers' states, named as the parameters are, as another strategy numbers these otherwise.
+"""States of optimizers by the names of parameters, as another strategy numbers the parameters otherwise.
 
-torch.distributed.checkpoint.state_dict makes a state that is missing by a step of the optimizer. That changes weights
-where a learning rate of 0 does not keep them (decoupled weight decay), fails where a step wants a closure, and makes
-states for parameters that have none as they had no gradient so far. So here a checkpoint says which states there are.
+torch.distributed.checkpoint.state_dict creates a missing state by a step of the optimizer. That changes weights unless
+a learning rate of 0 keeps them (decoupled weight decay), fails where a step wants a closure, and creates states for
+parameters that have none because they had no gradient so far. So here a checkpoint says which states there are.
 """
 
 from collections.abc import Mapping
@@ -20,107 +20,120 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from hpc.checkpoint import safe_unpickle, weights
 from hpc.config.errors import ConfigError
 
-State = dict[str, dict[str, Any]]  # what an optimizer keeps of a parameter, by the parameter's name and its own
+States = dict[str, dict[str, Any]]  # by the name of a parameter, then by the name of a state
 
 
-def named(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """As `optimizer.state_dict()`, with names in place of numbers; also of optimizers that it has in itself."""
-    names: dict[Any, str] = {parameter: weights.bare(name) for name, parameter in module.named_parameters()}
+def state_by_name(module: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """Return `optimizer.state_dict()` with names in place of numbers; also of optimizers inside of the optimizer."""
+    names: dict[Any, str] = {
+        parameter: weights.without_compile_prefix(name) for name, parameter in module.named_parameters()
+    }
     state: dict[Any, Any] = optimizer.state
     beside = {key: value for key, value in state.items() if not isinstance(key, Tensor)}  # a number of steps, say
-    groups = [group | {"params": [names[one] for one in group["params"]]} for group in optimizer.param_groups]
+    groups = [
+        group | {"params": [names[parameter] for parameter in group["params"]]} for group in optimizer.param_groups
+    ]
     return {
-        # In an order that is the same after a resume, so that the same state is the same bytes.
-        "state": {name: dict(sorted(state[one].items())) for one, name in names.items() if one in state},
+        # Sorted, so that the same state is the same bytes after a resume.
+        "state": {
+            name: dict(sorted(state[parameter].items())) for parameter, name in names.items() if parameter in state
+        },
         "kind": type(optimizer).__qualname__,
         "beside": beside,
         "on_device": [key for key, value in beside.items() if not _is_on_host(value)],
         "param_groups": groups,
-        "inner": [named(module, one) for one in _inner(optimizer)],
+        "inner": [state_by_name(module, inner) for inner in _inner_optimizers(optimizer)],
     }
 
 
-def split(name: str, saved: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `named` has returned: the tensors, by the name of their optimizer, and the rest."""
-    state, inner = saved["state"], []
-    of_tensors = {
-        one: {key: value for key, value in of.items() if isinstance(value, Tensor)} for one, of in state.items()
-    }
-    rest = {one: {key: value for key, value in of.items() if key not in of_tensors[one]} for one, of in state.items()}
-    tensors: dict[str, Any] = {name: {"state": of_tensors}}
-    for number, one in enumerate(saved["inner"]):
-        its, others = split(f"{name}_{number}", one)
-        tensors |= its
-        inner.append(others)
-    return tensors, {**saved, "state": {one: of for one, of in rest.items() if of}, "inner": inner}
+def split_tensors(name: str, saved: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split the result of `state_by_name` into the tensors, by the name of their optimizer, and the rest."""
+    tensors: States = {}
+    rest: States = {}
+    for parameter, states in saved["state"].items():
+        tensors[parameter] = {key: value for key, value in states.items() if isinstance(value, Tensor)}
+        if others := {key: value for key, value in states.items() if not isinstance(value, Tensor)}:
+            rest[parameter] = others
+    by_optimizer: dict[str, Any] = {name: {"state": tensors}}
+    rest_of_inner = []
+    for number, inner in enumerate(saved["inner"]):
+        inner_tensors, inner_rest = split_tensors(f"{name}_{number}", inner)
+        by_optimizer |= inner_tensors
+        rest_of_inner.append(inner_rest)
+    return by_optimizer, {**saved, "state": rest, "inner": rest_of_inner}
 
 
-def restore(module: nn.Module, optimizer: Optimizer, name: str, saved: Mapping[str, Any], path: Path) -> None:
+def restore(module: nn.Module, optimizer: Optimizer, *, name: str, saved: Mapping[str, Any], path: Path) -> None:
     """Give an optimizer the state that it had.
 
     Args:
         name: which of the run's optimizers it is.
-        saved: the rest, see `split`.
+        saved: the rest, see `split_tensors`.
         path: the checkpoint, which has the tensors.
 
     Raises:
         ConfigError: the checkpoint is damaged, of another kind of optimizer, or has parameters that the module lacks.
     """
-    parameters = {weights.bare(name): parameter for name, parameter in module.named_parameters()}
+    parameters = {weights.without_compile_prefix(name): parameter for name, parameter in module.named_parameters()}
     if (kind := type(optimizer).__qualname__) != saved["kind"]:
-        rule = f"an optimizer must be of the kind that it was when the checkpoint was made: {saved['kind']}"
-        raise ConfigError("model.optimizer", kind, rule, f"{saved['kind']}, made in configure_optimizers, or a new run")
-    _grow(optimizer, saved["param_groups"], parameters)
-    state = _tensors(parameters, name, path)
-    dtypes = {(one, key): value.dtype for one, of in state.items() for key, value in of.items()}
-    for one, of in saved["state"].items():
-        state.setdefault(one, {}).update(of)
-    groups = _groups(optimizer, saved, parameters)
-    _load(optimizer, {parameters[one]: of for one, of in state.items()}, groups, _beside(saved, parameters))
-    for one in state:  # torch has cast all of it to the parameter's dtype
-        own = optimizer.state[parameters[one]]
-        own.update({key: value.to(dtypes[one, key]) for key, value in own.items() if (one, key) in dtypes})
-    for number, (one, its) in enumerate(zip(_inner(optimizer), saved["inner"], strict=False)):
-        groups = one.param_groups  # it may share them with the one that it is in
-        restore(module, one, f"{name}_{number}", its, path)
-        for group, new in zip(groups, one.param_groups, strict=True):
+        rule = f"must be {saved['kind']}, as it was when the checkpoint was made"
+        fix = f"{saved['kind']}, made in configure_optimizers, or a new run"
+        raise ConfigError("the optimizer", kind, rule, fix)
+    _add_missing_groups(optimizer, saved["param_groups"], parameters)
+    states = _read_tensors(parameters, name, path)
+    dtypes = {(parameter, key): value.dtype for parameter, state in states.items() for key, value in state.items()}
+    for parameter, state in saved["state"].items():
+        states.setdefault(parameter, {}).update(state)
+    groups = _saved_groups(optimizer, saved, parameters)
+    state_of = {parameters[parameter]: state for parameter, state in states.items()}
+    _load_numbered(optimizer, state_of, groups, _state_beside(saved, parameters))
+    for parameter in states:  # torch has cast all of it to the parameter's dtype
+        own = optimizer.state[parameters[parameter]]
+        own.update({key: value.to(dtypes[parameter, key]) for key, value in own.items() if (parameter, key) in dtypes})
+    for number, (inner, state) in enumerate(zip(_inner_optimizers(optimizer), saved["inner"], strict=False)):
+        groups = inner.param_groups  # it may share them with the optimizer that it is in
+        restore(module, inner, name=f"{name}_{number}", saved=state, path=path)
+        for group, new in zip(groups, inner.param_groups, strict=True):
             group.update(new)
-        one.param_groups = groups
+        inner.param_groups = groups
 
 
-def _inner(optimizer: Optimizer) -> list[Optimizer]:
-    """Such as SAM has, which takes two steps."""
-    inside = [one for one in vars(optimizer).values() if isinstance(one, Optimizer)]
-    return [one for one in inside if one.state is not optimizer.state]
+def _inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
+    """Return the optimizers that an optimizer has in attributes, as SAM has, which takes two steps."""
+    inner = [value for value in vars(optimizer).values() if isinstance(value, Optimizer)]
+    return [value for value in inner if value.state is not optimizer.state]
 
 
-def _grow(optimizer: Optimizer, groups: list[dict[str, Any]], parameters: Mapping[str, nn.Parameter]) -> None:
-    """Groups that were added while the run trained are added here, too."""
-    known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+def _add_missing_groups(
+    optimizer: Optimizer, groups: list[dict[str, Any]], parameters: Mapping[str, nn.Parameter]
+) -> None:
+    """Add the groups that were added while the run trained."""
+    existing = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     for group in groups:
         if unknown := [name for name in group["params"] if name not in parameters]:
-            rule = "an optimizer's groups must be of parameters that the model has"
-            raise ConfigError("model.optimizer", ", ".join(unknown[:3]), rule, "the model that the run had")
-        those = [parameters[name] for name in group["params"]]
-        if those and known.isdisjoint(those):
-            optimizer.add_param_group(group | {"params": those})
+            rule = f"must have the parameters of the checkpoint's optimizer; it lacks {', '.join(unknown[:3])}"
+            raise ConfigError("model", None, rule, "the model that the run had")
+        members = [parameters[name] for name in group["params"]]
+        if members and existing.isdisjoint(members):
+            optimizer.add_param_group(group | {"params": members})
 
 
-def _tensors(parameters: Mapping[str, nn.Parameter], optimizer: str, path: Path) -> State:
-    found: State = {}
-    for full, entry in safe_unpickle.described(path).state_dict_metadata.items():
-        if not full.startswith(f"{optimizer}.state.") or not isinstance(entry, TensorStorageMetadata):
+def _read_tensors(parameters: Mapping[str, nn.Parameter], optimizer: str, path: Path) -> States:
+    """Read the tensors of an optimizer, each rank its part."""
+    states: States = {}
+    for full_name, entry in safe_unpickle.read_metadata(path).state_dict_metadata.items():
+        if not full_name.startswith(f"{optimizer}.state.") or not isinstance(entry, TensorStorageMetadata):
             continue
-        of = full.removeprefix(f"{optimizer}.state.")
-        name = max((name for name in parameters if of.startswith(f"{name}.")), key=len)
-        found.setdefault(name, {})[of.removeprefix(f"{name}.")] = _empty(parameters[name], entry)
-    with safe_unpickle.rejections(path, "resume"):
-        load_tensors({optimizer: {"state": found}}, storage_reader=safe_unpickle.Reader(path))
-    return found
+        of_parameter = full_name.removeprefix(f"{optimizer}.state.")
+        name = max((name for name in parameters if of_parameter.startswith(f"{name}.")), key=len)
+        states.setdefault(name, {})[of_parameter.removeprefix(f"{name}.")] = _empty_like(parameters[name], entry)
+    with safe_unpickle.reject_unsafe_pickles(path, "resume"):
+        load_tensors({optimizer: {"state": states}}, storage_reader=safe_unpickle.Reader(path))
+    return states
 
 
-def _empty(parameter: nn.Parameter, entry: TensorStorageMetadata) -> Tensor:
-    """Shared out as the optimizer would have made it: like the parameter, or of another shape."""
+def _empty_like(parameter: nn.Parameter, entry: TensorStorageMetadata) -> Tensor:
+    """Return an empty state, sharded as the optimizer would have made it: like the parameter, or of another shape."""
     dtype = entry.properties.dtype
     if entry.size == parameter.shape:
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
@@ -129,33 +142,36 @@ def _empty(parameter: nn.Parameter, entry: TensorStorageMetadata) -> Tensor:
     return torch.empty(entry.size, dtype=dtype)
 
 
-def _groups(optimizer: Optimizer, saved: Mapping[str, Any], parameters: Mapping[str, nn.Parameter]) -> list[dict]:
-    """For each group of now what was set for its first parameter."""
-    of = {parameters[name]: group for group in saved["param_groups"] for name in group["params"]}
-    return [of[now["params"][0]] if now["params"] and now["params"][0] in of else now for now in optimizer.param_groups]
+def _saved_groups(optimizer: Optimizer, saved: Mapping[str, Any], parameters: Mapping[str, nn.Parameter]) -> list[dict]:
+    """Return for each present group the saved one with its first parameter; the present one where there is none."""
+    group_of = {parameters[name]: group for group in saved["param_groups"] for name in group["params"]}
+    groups = optimizer.param_groups
+    return [group_of.get(group["params"][0], group) if group["params"] else group for group in groups]
 
 
-def _beside(saved: Mapping[str, Any], parameters: Mapping[str, nn.Parameter]) -> dict[Any, Any]:
-    """What belongs to no parameter, where it was: on the host, or where parameters are."""
+def _state_beside(saved: Mapping[str, Any], parameters: Mapping[str, nn.Parameter]) -> dict[Any, Any]:
+    """Return the state that belongs to no parameter, on the host or on the parameters' device, as it was."""
     device = next(iter(parameters.values())).device
     return {
-        key: tree_map_only(Tensor, lambda one: one.to(device), value) if key in saved["on_device"] else value
+        key: tree_map_only(Tensor, lambda tensor: tensor.to(device), value) if key in saved["on_device"] else value
         for key, value in saved["beside"].items()
     }
 
 
 def _is_on_host(value: Any) -> bool:
-    return all(one.device.type == "cpu" for one in tree_leaves(value) if isinstance(one, Tensor))
+    return all(leaf.device.type == "cpu" for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
-def _load(optimizer: Optimizer, state: Mapping[nn.Parameter, Any], groups: list[dict], beside: dict[Any, Any]) -> None:
-    """torch moves each state to where its parameter is, and numbers parameters."""
-    order = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    numbers = {parameter: number for number, parameter in enumerate(order)}
-    shares = [[numbers[one] for one in group["params"]] for group in optimizer.param_groups]
+def _load_numbered(
+    optimizer: Optimizer, states: Mapping[nn.Parameter, Any], groups: list[dict], beside: dict[Any, Any]
+) -> None:
+    """Call `optimizer.load_state_dict`, which wants numbers of parameters and moves each state to its device."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = {parameter: number for number, parameter in enumerate(parameters)}
+    members = [[numbers[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
     optimizer.load_state_dict(
         {
-            "state": {numbers[parameter]: dict(of) for parameter, of in state.items()} | beside,
-            "param_groups": [group | {"params": share} for group, share in zip(groups, shares, strict=True)],
+            "state": {numbers[parameter]: dict(state) for parameter, state in states.items()} | beside,
+            "param_groups": [group | {"params": params} for group, params in zip(groups, members, strict=True)],
         }
     )

@@ -1,4 +1,4 @@
-"""What a checkpoint can hold: plain data, so that nothing in it is ever executed. What cannot be held is said early."""
+"""Plain data, all that a checkpoint can hold, so that nothing in it is ever executed. All else is rejected early."""
 
 import io
 import re
@@ -14,52 +14,55 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from hpc.checkpoint import load_hooks
 from hpc.config.errors import ConfigError
 
-FIX = "return numbers, words, tensors, and lists and dicts of them"
-PLAIN = (type(None), bool, int, float, complex, str, bytes, Tensor, torch.Size, torch.dtype, torch.device)
+FIX = "return numbers, strings, tensors, and lists and dicts of them"
+PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes, Tensor, torch.Size, torch.dtype, torch.device)
 
 
 def to_bytes(state: Any) -> bytes:
-    """Plain data as torch.save writes it. Raises `ConfigError` where something else than data is in it."""
-    content = _saved(state)
-    if why := _flaw(content):
-        name = next((name for name, part in _parts(state).items() if _flaw(_saved(part))), "callbacks")
-        rule = f"a checkpoint must hold plain data only, so that nothing in it is ever executed: {why}"
+    """Return plain data as torch.save writes it. Raises `ConfigError` where anything else is in it."""
+    content = _save(state)
+    if flaw := _find_flaw(content):
+        name = next((name for name, part in _named_parts(state).items() if _find_flaw(_save(part))), "callbacks")
+        rule = f"must put only plain data into a checkpoint, so that nothing in it is ever executed: {flaw}"
         raise ConfigError(name, None, rule, FIX)
     return content
 
 
-def reject_sharded(checkpoint: dict[str, Any]) -> None:
-    """Raise `ConfigError` where what rank 0 saves for all ranks holds its part of a tensor."""
-    for name, part in _parts(checkpoint).items():
+def reject_sharded_tensors(checkpoint: dict[str, Any]) -> None:
+    """Raise `ConfigError` where the part of a checkpoint that rank 0 saves for all ranks holds a sharded tensor."""
+    for name, part in _named_parts(checkpoint).items():
         if any(isinstance(leaf, DTensor) for leaf in tree_leaves(part)):
-            rule = "a checkpoint must hold whole tensors beside the weights, of which each rank saves its part"
-            raise ConfigError(name, None, rule, "tensor.full_tensor(), or an attribute of the module in place of it")
+            rule = "must put whole tensors into a checkpoint: of a sharded one, rank 0 would save its own part only"
+            raise ConfigError(name, None, rule, "tensor.full_tensor(), or an attribute of the module instead")
 
 
-def leave_out_hparams(checkpoint: dict[str, Any]) -> list[str]:
-    """Of what `save_hyperparameters()` has noted only plain data stays: the run's config says the rest. Names."""
-    left = []
+def remove_unsavable_hparams(checkpoint: dict[str, Any]) -> list[str]:
+    """Remove hyperparameters that are no plain data, and return their names: the run's config holds them anyway."""
+    removed = []
     for key in ("hyper_parameters", "datamodule_hyper_parameters"):
         values = checkpoint.get(key)
         if isinstance(values, dict):
-            left += [name for name, value in values.items() if not is_plain(value)]
+            removed += [name for name, value in values.items() if not is_plain(value)]
             checkpoint[key] = {name: value for name, value in values.items() if is_plain(value)}
         elif key in checkpoint:  # a config of OmegaConf's
-            left.append(key)
+            removed.append(key)
             del checkpoint[key]
     for kind in ("hparams_type", "datamodule_hparams_type"):
         checkpoint.pop(kind, None)
-    return left
+    return removed
 
 
-def rehearse(trainer: Any, module: L.LightningModule, *without: L.Callback) -> None:
-    """Before the first step: what would be saved beside the tensors. Raises `ConfigError`, prints what is left out.
+def rehearse_save(trainer: Any, module: L.LightningModule, *without: L.Callback) -> None:
+    """Check before the first step what would be saved beside the tensors, and print what would be left out.
 
     Args:
         without: callbacks whose own hook is not called.
+
+    Raises:
+        ConfigError: something that is no plain data would be saved.
     """
     checkpoint: dict[str, Any] = {"state_dict": {}}
-    with suppress(Exception):  # a hook may ask for what only training makes: it is heard at the first save
+    with suppress(Exception):  # a hook may need what only training makes: its error comes at the first save
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=True)
     checkpoint["lr_schedulers"] = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
     checkpoint["callbacks"] = {}
@@ -69,40 +72,41 @@ def rehearse(trainer: Any, module: L.LightningModule, *without: L.Callback) -> N
                 checkpoint["callbacks"][callback.state_key] = state
             if callback not in without:
                 callback.on_save_checkpoint(trainer, module, checkpoint)
-    if (left := leave_out_hparams(checkpoint)) and trainer.is_global_zero:
-        print(f"warning: hyperparameters that are no plain data are not saved: {', '.join(left)}", flush=True)
-    if saved := checkpoint.pop("state_dict", None):
-        load_hooks.reject_saved(trainer, saved)
-    reject_sharded(checkpoint)
+    if (removed := remove_unsavable_hparams(checkpoint)) and trainer.is_global_zero:
+        print(f"warning: hyperparameters that are no plain data are not saved: {', '.join(removed)}", flush=True)
+    if weights := checkpoint.pop("state_dict", None):
+        load_hooks.reject_replaced_on_save(trainer, weights)
+    reject_sharded_tensors(checkpoint)
     to_bytes(tree_map_only(Tensor, lambda tensor: torch.empty(0), checkpoint))
 
 
-def _parts(state: Any) -> dict[str, Any]:
-    """What a checkpoint consists of, each part under the name of who made it."""
+def is_plain(value: Any) -> bool:
+    """Return whether a checkpoint can hold a value."""
+    if type(value) is dict:
+        return all(is_plain(key) and is_plain(item) for key, item in value.items())
+    if type(value) in (list, tuple, set):
+        return all(map(is_plain, value))
+    return type(value) in PLAIN_TYPES
+
+
+def _named_parts(state: Any) -> dict[str, Any]:
+    """Return the parts of a checkpoint, each under the name of what made it."""
     state = state if isinstance(state, dict) else {}
     parts = {f"callbacks ({key})": part for key, part in (state.get("callbacks") or {}).items()}
     return parts | {f"on_save_checkpoint or state_dict ({key})": part for key, part in state.items()}
 
 
-def _saved(value: Any) -> bytes:
+def _save(value: Any) -> bytes:
     stream = io.BytesIO()
     torch.save(value, stream)
     return stream.getvalue()
 
 
-def _flaw(content: bytes) -> str:
+def _find_flaw(content: bytes) -> str:
+    """Return why saved bytes cannot be read as plain data; "" if they can."""
     try:
         torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     except Exception as error:
-        named = re.search(r"GLOBAL ([\w.]+)", str(error))
-        return f"it must not hold a {named[1]}" if named else str(error).splitlines()[0]
+        kind = re.search(r"GLOBAL ([\w.]+)", str(error))
+        return f"it must not hold a {kind[1]}" if kind else str(error).splitlines()[0]
     return ""
-
-
-def is_plain(value: Any) -> bool:
-    """Can a checkpoint hold it?"""
-    if type(value) is dict:
-        return all(is_plain(key) and is_plain(one) for key, one in value.items())
-    if type(value) in (list, tuple, set):
-        return all(map(is_plain, value))
-    return type(value) in PLAIN

@@ -1,8 +1,8 @@
-"""Nothing in a checkpoint is ever executed: its pickles may name only what describes data.
+"""Unpickle checkpoints without executing anything: their pickles may name only classes that describe data.
 
-torch.load keeps to that by itself where `weights_only` is set, and TORCH_FORCE_WEIGHTS_ONLY_LOAD sets it for the calls
-in other people's code too. Left are `.metadata`, of which torch.distributed.checkpoint executes whatever it says, and
-DeepSpeed's files, which hold instances of a few of its classes.
+torch.load ensures that by itself where `weights_only` is set, and TORCH_FORCE_WEIGHTS_ONLY_LOAD sets it for the calls
+in other people's code too. Two cases are left for this module: `.metadata`, from which torch.distributed.checkpoint
+would execute anything, and DeepSpeed's files, which hold instances of a few of its classes.
 """
 
 import os
@@ -25,8 +25,8 @@ from hpc.system import files
 
 FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 FIX = "ckpt=<a .ckpt file or a checkpoint folder that was written to the end>"
-# What torch.distributed.checkpoint pickles into `.metadata`, besides dtypes.
-METADATA: dict[str, Callable[..., Any]] = {
+# Classes that torch.distributed.checkpoint pickles into `.metadata`, besides dtypes.
+METADATA_CLASSES: dict[str, Callable[..., Any]] = {
     f"{kind.__module__}.{kind.__name__}": kind
     for kind in (
         metadata.Metadata,
@@ -43,8 +43,8 @@ METADATA: dict[str, Callable[..., Any]] = {
     )
 }
 PATHS = re.compile(r"pathlib(\._local)?\.(Pure)?(Posix|Windows)?Path")
-# What DeepSpeed pickles, besides what torch.load allows anyway.
-DEEPSPEED = (
+# Classes that DeepSpeed pickles, besides those that torch.load allows anyway.
+DEEPSPEED_CLASSES = (
     "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
     "deepspeed.runtime.fp16.loss_scaler.LossScaler",
     "deepspeed.runtime.zero.config.ZeroStageEnum",
@@ -53,9 +53,9 @@ DEEPSPEED = (
 
 
 class Reader(filesystem.FileSystemReader):
-    """Reads a folder of torch.distributed.checkpoint: `dcp.load(states, storage_reader=Reader(folder))`.
+    """A reader for a folder of torch.distributed.checkpoint: `dcp.load(states, storage_reader=Reader(folder))`.
 
-    Put `rejections` around dcp.load: entries that are no tensors are unpickled there.
+    Put `reject_unsafe_pickles` around dcp.load: entries that are no tensors are unpickled there.
 
     Raises:
         ConfigError: `.metadata` is missing, damaged, or names more than data.
@@ -64,22 +64,22 @@ class Reader(filesystem.FileSystemReader):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         try:  # here, because dcp.load makes an AssertionError of whatever goes wrong there
-            self._described = described(folder)
+            self._metadata = read_metadata(folder)
         except Exception as error:
-            raise ConfigError("ckpt", folder, rule(error), FIX) from error
+            raise ConfigError("ckpt", folder, describe_error(error), FIX) from error
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
-        self._described.storage_meta = metadata.StorageMeta(load_id=self.load_id)
-        return self._described
+        self._metadata.storage_meta = metadata.StorageMeta(load_id=self.load_id)
+        return self._metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        with data_only():  # the planner means to execute entries that are no tensors
+        with allow_only_data():  # the planner would execute entries that are no tensors
             return super().read_data(plan, planner)
 
 
 @contextmanager
-def data_only() -> Iterator[None]:
-    """Every torch.load keeps to data, even one that is called with `weights_only=False`."""
+def allow_only_data() -> Iterator[None]:
+    """Let every torch.load read data only, even one that is called with `weights_only=False`."""
     before = os.environ.get(FORCE)
     os.environ[FORCE] = "1"
     try:
@@ -88,52 +88,52 @@ def data_only() -> Iterator[None]:
         os.environ.pop(FORCE) if before is None else os.environ.update({FORCE: before})
 
 
-def described(folder: Path) -> metadata.Metadata:
-    """What `.metadata` says about the entries of a checkpoint folder and where they lie in its files.
+def read_metadata(folder: Path) -> metadata.Metadata:
+    """Return the description of a checkpoint folder's entries and of their places in its files, from `.metadata`.
 
     Raises:
         pickle.UnpicklingError: it names more than data, or files outside of the folder.
         Exception: it is damaged, which can fail anywhere.
     """
     with files.open_regular_file(folder / ".metadata") as stream:
-        found = _Metadata(stream).load()
-    if not isinstance(found, metadata.Metadata):
+        content = _MetadataUnpickler(stream).load()
+    if not isinstance(content, metadata.Metadata):
         raise pickle.UnpicklingError("describes no checkpoint")
-    if any(Path(place.relative_path).name != place.relative_path for place in found.storage_data.values()):
+    if any(Path(place.relative_path).name != place.relative_path for place in content.storage_data.values()):
         raise pickle.UnpicklingError("describes files outside of the folder")
-    return found
+    return content
 
 
-class _Metadata(pickle.Unpickler):
-    """Makes what METADATA admits and rejects all else."""
+class _MetadataUnpickler(pickle.Unpickler):
+    """An unpickler that makes instances of METADATA_CLASSES and rejects all else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (path := f"{module}.{name}") == "builtins.getattr":
-            return lambda owner, name: _member(owner, name)
+            return lambda owner, name: _enum_member(owner, name)
         if module == "torch" and isinstance(vars(torch).get(name), torch.dtype):
             return vars(torch)[name]
         if PATHS.fullmatch(path):
             return lambda *parts: PurePath(*parts)
-        if path not in METADATA:
+        if path not in METADATA_CLASSES:
             raise pickle.UnpicklingError(f"GLOBAL {path}")
-        return _maker(METADATA[path])
+        return _stand_in(METADATA_CLASSES[path])
 
 
-def _maker(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes instances of `real` and is thrown away after: a pickle may also set attributes of what it names."""
+def _stand_in(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a class that makes instances of `real`: a pickle may set attributes of a class, so it gets no real one."""
     if not isinstance(real, type):
         return lambda *args: real(*args)
     members = getattr(real, "__members__", {})
     return type(real.__name__, (), {"__new__": lambda _, *args: real.__new__(real, *args), "__members__": members})
 
 
-def _member(owner: Any, name: str) -> Any:
-    """Stands in for `getattr`, with which Python before 3.11.4 pickles the members of an enumeration."""
+def _enum_member(owner: Any, name: str) -> Any:
+    """Return a member of an enumeration; in place of `getattr`, with which Python before 3.11.4 pickles members."""
     return owner.__members__[name]
 
 
 class _Record:
-    """Stands in for DeepSpeed's classes where only tensors are wanted: keeps the state it is given, does nothing."""
+    """A replacement for DeepSpeed's classes where only tensors are wanted: it keeps its state and does nothing."""
 
     def __init__(self, *args: Any) -> None: ...
 
@@ -141,51 +141,58 @@ class _Record:
         vars(self).update(state if isinstance(state, dict) else {})
 
 
-def plain(file: Path) -> Any:
-    """What torch.save put into a file, DeepSpeed's too, memory-mapped and without DeepSpeed.
+def load_plain(file: Path) -> Any:
+    """Return the content of a file of torch.save, memory-mapped; also of DeepSpeed's files, without DeepSpeed.
 
     Raises:
         pickle.UnpicklingError: it names more than data.
         Exception: it is damaged, which can fail anywhere.
     """
     with files.open_regular_file(file) as stream:
-        mapped = stream.read(2) == b"PK"  # a zip archive; files of old torch versions cannot be mapped
-    inert: list[Any] = [(_Record, name) for name in DEEPSPEED]
-    with torch.serialization.safe_globals([*inert, (lambda *_: _Record(), "builtins.getattr")]):
-        return torch.load(str(file), map_location="cpu", weights_only=True, mmap=mapped)
+        can_be_mapped = stream.read(2) == b"PK"  # a zip archive; files of old torch versions cannot be mapped
+    records: list[Any] = [(_Record, name) for name in DEEPSPEED_CLASSES]
+    with torch.serialization.safe_globals([*records, (lambda *_: _Record(), "builtins.getattr")]):
+        return torch.load(str(file), map_location="cpu", weights_only=True, mmap=can_be_mapped)
 
 
 @contextmanager
-def allowing_deepspeed() -> Iterator[None]:
-    """Every torch.load keeps to data and the classes that `engine.load_checkpoint` of DeepSpeed needs."""
-    real = [(getattr(import_module(path.rpartition(".")[0]), path.rpartition(".")[2]), path) for path in DEEPSPEED]
-    with data_only(), torch.serialization.safe_globals([*real, (_member, "builtins.getattr")]):
+def allow_deepspeed_classes() -> Iterator[None]:
+    """Let every torch.load read only data and the classes that `engine.load_checkpoint` of DeepSpeed needs."""
+    names = {path: path.rpartition(".") for path in DEEPSPEED_CLASSES}
+    classes = [(getattr(import_module(module), name), path) for path, (module, _, name) in names.items()]
+    with allow_only_data(), torch.serialization.safe_globals([*classes, (_enum_member, "builtins.getattr")]):
         yield
 
 
 @contextmanager
-def rejections(path: str | Path, key: str = "ckpt", fix: str = FIX, only_this_rank: bool = False) -> Iterator[None]:
-    """Around anything that loads: a checkpoint that names more than data becomes a rejection.
+def reject_unsafe_pickles(
+    path: str | Path, key: str = "ckpt", *, fix: str = FIX, only_this_rank: bool = False
+) -> Iterator[None]:
+    """Raise `ConfigError` where what is loaded within names more than data.
 
-    Every rank reads the same file, unless `only_this_rank`. Other errors pass: a manifest has vouched for the files, so
-    they are no mistake of the user.
+    Other errors pass: the manifest has vouched for the files, so such errors are no mistake of the user.
+
+    Args:
+        path: the checkpoint.
+        key: of the config, that named it.
+        only_this_rank: the other ranks do not read that file.
     """
     try:
         yield
     except CheckpointException as error:  # of dcp.load: what failed, by rank
         for cause, _ in error.failures.values():
             if isinstance(cause, pickle.UnpicklingError):
-                raise ConfigError(key, path, rule(cause), fix, only_this_rank) from error
+                raise ConfigError(key, path, describe_error(cause), fix, only_this_rank) from error
         raise
     except pickle.UnpicklingError as error:
-        raise ConfigError(key, path, rule(error), fix, only_this_rank) from error
+        raise ConfigError(key, path, describe_error(error), fix, only_this_rank) from error
 
 
-def rule(error: Exception) -> str:
-    """What is wrong with a checkpoint that failed with `error`, in one line."""
+def describe_error(error: Exception) -> str:
+    """Return in one line what is wrong with a checkpoint that failed with `error`, as the rule of a `ConfigError`."""
     if isinstance(error, FileNotFoundError):
-        return f"lacks the file {Path(str(error.filename)).name!r}"
+        return f"must be complete, but the file {Path(str(error.filename)).name!r} is missing"
     # Of the message only a dotted name is quoted: the rest may come from the file, escape codes included.
-    if isinstance(error, pickle.UnpicklingError) and (named := re.search(r"GLOBAL ([\w.]+)", str(error))):
-        return f"names {named[1]}: a checkpoint holds data only, nothing in it is executed"
-    return f"is damaged, or of another format ({type(error).__name__})"
+    if isinstance(error, pickle.UnpicklingError) and (name := re.search(r"GLOBAL ([\w.]+)", str(error))):
+        return f"must hold data only, as nothing in it is executed, but it names {name[1]}"
+    return f"must be a checkpoint that is not damaged; reading it failed with {type(error).__name__}"

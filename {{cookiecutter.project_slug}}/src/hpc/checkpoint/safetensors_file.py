@@ -1,4 +1,4 @@
-"""Write tensors as one safetensors file, one of them in memory at a time. No torch before the first is read."""
+"""Write tensors as one safetensors file, one of them in memory at a time. torch is imported with the first one."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hpc.config.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpc.checkpoint.weights import Saved
+    from hpc.checkpoint.weights import SavedTensor
 
 # The format's names for torch's dtypes, widest first. It has no others that weights come in.
 DTYPES = {
@@ -19,20 +19,20 @@ DTYPES = {
 }  # fmt: skip
 
 
-def write(tensors: Mapping[str, "Saved"], out: Path, *, notes: Mapping[str, str]) -> int:
-    """Write tensor after tensor, aside and then renamed; return the number of bytes.
+def write(tensors: Mapping[str, "SavedTensor"], out: Path, *, notes: Mapping[str, str]) -> int:
+    """Write the tensors one after the other, into a temporary file that is renamed; return the number of bytes.
 
-    The format knows no two names for one tensor: tied parameters are written under both, so that the file loads into
-    any program, whichever name it asks for.
+    The format has no second names: tied parameters are written under both names, so that the file loads into any
+    program, whichever name it uses.
 
     Args:
-        notes: what the file says about itself.
+        notes: the metadata of the file.
 
     Raises:
-        ConfigError: a tensor cannot be read or has no place in the format, or the file cannot be written.
+        ConfigError: a tensor cannot be read, the format lacks its type, or the file cannot be written.
     """
-    # The widest first: so each begins at a multiple of its elements' size.
-    order = sorted(tensors, key=lambda name: (_rank(name, tensors[name]), name))
+    # The widest first, so that each tensor begins at a multiple of its elements' size.
+    order = sorted(tensors, key=lambda name: (_width_rank(name, tensors[name]), name))
     header: dict[str, object] = {"__metadata__": dict(notes)}
     end = 0
     for name in order:
@@ -42,33 +42,40 @@ def write(tensors: Mapping[str, "Saved"], out: Path, *, notes: Mapping[str, str]
         header[name] = {"dtype": dtype, "shape": list(saved.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    aside = out.with_name(f".{out.name}.{os.getpid()}.part")
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
-        with aside.open("xb") as stream:
+        with temporary.open("xb") as stream:
             stream.write(len(text).to_bytes(8, "little") + text)
             for name in order:
-                stream.write(_bytes(tensors[name]))
+                stream.write(_read_bytes(tensors[name]))
             stream.flush()
             os.fsync(stream.fileno())
-        aside.replace(out)
+        temporary.replace(out)
     except OSError as error:
-        raise ConfigError("OUT", out, str(error.strerror or error), "a file in a directory with room for it") from None
+        rule = f"cannot be written: {error.strerror or error}"
+        raise ConfigError("OUT", out, rule, "a file in a directory with space for it") from None
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return 8 + len(text) + end
 
 
-def _rank(name: str, saved: "Saved") -> int:
+def _width_rank(name: str, saved: "SavedTensor") -> int:
     dtype = str(saved.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
-        raise ConfigError("RUN_DIR", saved.path, f"{name!a} is of type {dtype}", f"one of {', '.join(DTYPES)}")
+        rule = f"must hold tensors of these types only: {', '.join(DTYPES)}; {name!a} is of type {dtype}"
+        raise ConfigError("RUN_DIR", saved.path, rule, "a model whose weights are of these types")
     return list(DTYPES).index(dtype)
 
 
-def _bytes(saved: "Saved") -> memoryview:
+def _read_bytes(saved: "SavedTensor") -> memoryview:
     import torch
 
     tensor = saved.read()
     if (tensor.dtype, tensor.shape) != (saved.dtype, saved.shape):
-        raise ConfigError("RUN_DIR", saved.path, "is damaged: a tensor is not as announced", "another checkpoint")
+        raise ConfigError(
+            "RUN_DIR",
+            saved.path,
+            "must not be damaged: a tensor has another type or shape than noted",
+            "another checkpoint",
+        )
     return tensor.contiguous().flatten().view(torch.uint8).numpy().data

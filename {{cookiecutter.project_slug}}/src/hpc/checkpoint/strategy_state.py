@@ -1,8 +1,8 @@
-"""How every strategy keeps a run and restores it.
+"""How every strategy saves a run and restores it.
 
 A checkpoint is a folder. For one device, DDP, FSDP2 and tensor parallelism the tensors in it are named as in the
-network and cut as it suits whoever wrote them (torch.distributed.checkpoint), so any of these strategies goes on from
-it, on any number of devices. DeepSpeed writes its own files. Everything else, plain data, lies in files beside them.
+network and cut as it suits the strategy that wrote them (torch.distributed.checkpoint), so any of these strategies
+resumes from it, on any number of devices. DeepSpeed writes its own files. All else is plain data in files beside them.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,19 +23,25 @@ from torch.optim import Optimizer
 
 from hpc.checkpoint import load_hooks, optimizer_states, plain_data, safe_unpickle, weights
 from hpc.checkpoint.safe_unpickle import Reader
-from hpc.checkpoint.writer import Writer
+from hpc.checkpoint.writer import CheckpointWriter
 
-REST, RANK = "meta.pt", "rank-{}.pt"
-# Keys of a checkpoint that are not for Lightning: each rank's own state, and what the manifest says.
-MINE, NOTE, AFTERWARDS = "this_rank", "manifest", "afterwards"
-VALIDATED = "validated"  # weights to be saved as the module's, where those have been averaged once more since
-NEWER = "averaged_since"  # these, then
+REST_FILE, RANK_FILE = "meta.pt", "rank-{}.pt"
+# Keys of a checkpoint that are not for Lightning.
+RANK_STATE = "this_rank"  # the state of this rank alone
+MANIFEST = "manifest"  # entries of the manifest
+ON_PUBLISHED = "afterwards"  # called with the folder when the checkpoint is whole
+VALIDATED_WEIGHTS = "validated"  # saved as the module's weights, where those were averaged once more since
+NEWER_WEIGHTS = "averaged_since"  # the module's own weights then
 
 
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
-# `Kept` names what it needs of the strategy it is mixed into, which has it as properties or as attributes.
-class Kept:
-    """For a strategy: saves without holding up the training for longer than a copy, and restores."""
+# The mixin names what it needs of the strategy it is mixed into, which has it as properties or as attributes.
+class CheckpointMixin:
+    """For a strategy: save without holding up the training for longer than a copy takes, and restore.
+
+    Attributes:
+        after_train_end: called when the callbacks' and the module's own `on_train_end` are done.
+    """
 
     lightning_module: Any
     optimizers: Any
@@ -43,72 +49,73 @@ class Kept:
     precision_plugin: Any
     global_rank: int
     world_size: int
-    when_ended: Callable[[], object] = staticmethod(lambda: None)
-    _writer: Writer | None = None
+    after_train_end: Callable[[], object] = staticmethod(lambda: None)
+    _writer: CheckpointWriter | None = None
     _stager: BlockingAsyncStager | None = None
     _restored_from: Path | None = None
-    _given: Mapping[str, Any] | None = MappingProxyType({})  # weights that are loaded, as hooks get them; None: not yet
+    # The weights that were loaded, as the hooks of the researcher's get them; None: the hooks come first.
+    _loaded_weights: Mapping[str, Any] | None = MappingProxyType({})
 
     @property
-    def writer(self) -> Writer:
-        """Asked for by all ranks at the same time: it makes a process group."""
+    def writer(self) -> CheckpointWriter:
+        """The writer of this rank. All ranks ask for it at the same time: it makes a process group."""
         if self._writer is None:
-            self._writer = Writer()
+            self._writer = CheckpointWriter()
         return self._writer
 
     @property
     def is_writing(self) -> bool:
-        """Is a checkpoint being written by this rank?"""
-        return self._writer is not None and self._writer.busy
+        """Whether this rank is writing a checkpoint."""
+        return self._writer is not None and self._writer.is_busy
+
+    # Saving
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Copy the state and begin to write it; `writer.wait()` waits. Raises `Unwritten`."""
-        final, mine, note, afterwards = self._opened(checkpoint, filepath)
-        load_hooks.reject_saved(self.lightning_module.trainer, checkpoint["state_dict"])
-        plain_data.leave_out_hparams(checkpoint)
+        """Copy the state and start to write it; `writer.wait()` waits. Raises `CheckpointNotWritten`."""
+        details = {"step": checkpoint["global_step"], "attempt": 0} | checkpoint.pop(MANIFEST, {})
+        if VALIDATED_WEIGHTS in checkpoint:
+            checkpoint[NEWER_WEIGHTS] = checkpoint["state_dict"]
+            checkpoint["state_dict"] = checkpoint.pop(VALIDATED_WEIGHTS)
+        details |= {"strategy": type(self).__name__, "world_size": self.world_size, **self._manifest_details()}
+        final, on_published = Path(self.broadcast(filepath)), checkpoint.pop(ON_PUBLISHED, None)
+        rank, rank_state = self.global_rank, checkpoint.pop(RANK_STATE, {})
+        load_hooks.reject_replaced_on_save(self.lightning_module.trainer, checkpoint["state_dict"])
+        plain_data.remove_unsavable_hparams(checkpoint)
         part = self.writer.begin(final)
-        write = self._written(checkpoint, part)
-        plain_data.reject_sharded(checkpoint)
-        rest, own, rank = plain_data.to_bytes(checkpoint), plain_data.to_bytes(mine), self.global_rank
+        write_tensors = self._copy_tensors(checkpoint, part)
+        plain_data.reject_sharded_tensors(checkpoint)
+        rest_bytes, rank_bytes = plain_data.to_bytes(checkpoint), plain_data.to_bytes(rank_state)
 
-        def everything(part: Path) -> None:
-            write(part)
-            (part / RANK.format(rank)).write_bytes(own)
+        def write(part: Path) -> None:
+            write_tensors(part)
+            (part / RANK_FILE.format(rank)).write_bytes(rank_bytes)
             if rank == 0:
-                (part / REST).write_bytes(rest)
+                (part / REST_FILE).write_bytes(rest_bytes)
 
-        self.writer.finish(part, final, note, everything, afterwards)
-        if afterwards is None:  # asked for by the researcher, who expects it to be there now
+        self.writer.finish(part, final, details=details, write=write, on_published=on_published)
+        if on_published is None:  # requested by the researcher, who expects it to be complete now
             self.writer.wait()
 
-    def _opened(self, checkpoint: dict[str, Any], filepath: Any) -> tuple[Path, Any, dict[str, Any], Any]:
-        note = {"step": checkpoint["global_step"], "attempt": 0} | checkpoint.pop(NOTE, {})
-        if VALIDATED in checkpoint:
-            checkpoint[NEWER] = checkpoint["state_dict"]
-            checkpoint["state_dict"] = checkpoint.pop(VALIDATED)
-        note |= {"strategy": type(self).__name__, "world_size": self.world_size, **self._noted()}
-        return Path(self.broadcast(filepath)), checkpoint.pop(MINE, {}), note, checkpoint.pop(AFTERWARDS, None)
-
-    def _noted(self) -> dict[str, Any]:
-        """What the manifest says besides."""
+    def _manifest_details(self) -> dict[str, Any]:
+        """Return further entries of the manifest."""
         return {}
 
-    def _written(self, checkpoint: dict[str, Any], part: Path) -> Any:
-        """Take the tensors out of the checkpoint; how their copy is written."""
+    def _copy_tensors(self, checkpoint: dict[str, Any], part: Path) -> Callable[[Path], None]:
+        """Take the tensors out of the checkpoint, and return a function that writes their copy into a folder."""
         tensors: dict[str, Any] = {"state_dict": checkpoint.pop("state_dict")}
-        others = []
+        states_without_tensors = []
         for number, saved in enumerate(checkpoint.pop("optimizer_states", [])):
-            of_tensors, rest = optimizer_states.split(f"optimizer_{number}", saved)
-            tensors |= of_tensors
-            others.append(rest)
-        checkpoint["optimizer_states"] = others
+            state_tensors, rest = optimizer_states.split_tensors(f"optimizer_{number}", saved)
+            tensors |= state_tensors
+            states_without_tensors.append(rest)
+        checkpoint["optimizer_states"] = states_without_tensors
         if self._stager is None:
             self._stager = BlockingAsyncStager(cache_staged_state_dict=False)
-        copied = self._stager.stage(tensors)
+        copy = self._stager.stage(tensors)
         group = self.writer.group
 
         def write(part: Path) -> None:
-            save_tensors(copied, storage_writer=FileSystemWriter(part), process_group=group, no_dist=group is None)
+            save_tensors(copy, storage_writer=FileSystemWriter(part), process_group=group, no_dist=group is None)
 
         return write
 
@@ -116,78 +123,82 @@ class Kept:
         return get_model_state_dict(self.lightning_module)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return optimizer_states.named(self.lightning_module, _plain(optimizer))
+        return optimizer_states.state_by_name(self.lightning_module, _unwrapped(optimizer))
+
+    # Restoring
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
         """Only where it must be: a callback may need in `on_fit_start` what it had saved."""
-        whole = isinstance(self, SingleDeviceStrategy | DDPStrategy) and not isinstance(self, DeepSpeedStrategy)
-        return not whole  # DeepSpeed's is a DDPStrategy, too
+        is_replicated = isinstance(self, SingleDeviceStrategy | DDPStrategy)
+        return not is_replicated or isinstance(self, DeepSpeedStrategy)  # which is a DDPStrategy, too
 
     @property
     def lightning_restore_optimizer(self) -> bool:
         return True
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """The weights into the module, unless hooks see them before; the rest is returned. Raises `ConfigError`."""
+        """Load the weights into the module, unless hooks see them before, and return the rest. Raises `ConfigError`."""
         path = Path(checkpoint_path)
-        rest = self._rest(path)
-        if not (path / ".metadata").exists():  # DeepSpeed's
+        rest = self._read_rest(path)
+        if not (path / ".metadata").exists():  # written by DeepSpeed
             weights.load(self.lightning_module, path)
-            self._begins_anew(path)
+            self._warn_of_fresh_optimizer(path)
             return rest | {"optimizer_states": []}
         self._restored_from = path
         if not self.restore_checkpoint_after_setup:  # Lightning converts to the run's precision only later
             self.precision_plugin.convert_module(self.lightning_module)
-            if load_hooks.are_seen(self.lightning_module.trainer):
-                self._given = None
-                return {"state_dict": load_hooks.read(self.lightning_module, path)} | rest
+            if load_hooks.has_load_hooks(self.lightning_module.trainer):
+                self._loaded_weights = None
+                return {"state_dict": load_hooks.read_weights(self.lightning_module, path)} | rest
         weights.reject_other_model(self.lightning_module, path)
         state = {"state_dict": get_model_state_dict(self.lightning_module)}
-        with safe_unpickle.rejections(path, "resume"):
+        with safe_unpickle.reject_unsafe_pickles(path, "resume"):
             load_tensors(state, storage_reader=Reader(path))
         set_model_state_dict(self.lightning_module, state["state_dict"])
-        self._given = dict(state["state_dict"])
+        self._loaded_weights = dict(state["state_dict"])
         return state | rest
+
+    def load_model_state_dict(self, checkpoint: dict[str, Any], strict: bool = True) -> None:
+        """Load what the hooks have left, if `load_checkpoint` has not loaded the weights. Raises `ConfigError`."""
+        state = checkpoint.get("state_dict", {})
+        if self._loaded_weights is None:
+            load_hooks.load_weights(self.lightning_module, state)
+        else:
+            load_hooks.reject_replaced_on_load(self.lightning_module, self._loaded_weights, state)
+        self._loaded_weights = MappingProxyType({})
+        if NEWER_WEIGHTS in checkpoint:  # for callbacks that average weights
+            checkpoint["state_dict"] = checkpoint.pop(NEWER_WEIGHTS)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         if self._restored_from is None:
             return
-        for number, optimizer in enumerate(map(_plain, self.optimizers)):
-            saved = checkpoint["optimizer_states"][number]
-            name = f"optimizer_{number}"
-            optimizer_states.restore(self.lightning_module, optimizer, name, saved, self._restored_from)
+        path = self._restored_from
+        for number, optimizer in enumerate(map(_unwrapped, self.optimizers)):
+            name, saved = f"optimizer_{number}", checkpoint["optimizer_states"][number]
+            optimizer_states.restore(self.lightning_module, optimizer, name=name, saved=saved, path=path)
 
-    def _begins_anew(self, path: Path) -> None:
-        if self._fitting and self.global_rank == 0:
-            said = f"{path}: weights go from one strategy to the other, the optimizer's state does not"
-            print(f"warning: {said}", flush=True)
+    def _read_rest(self, path: Path) -> dict[str, Any]:
+        """Return all but the tensors; the rank's own state, if there is one, under RANK_STATE. Raises `ConfigError`."""
+        with safe_unpickle.reject_unsafe_pickles(path, "resume"):
+            rest = torch.load(path / REST_FILE, weights_only=True, map_location="cpu")
+        return rest | {RANK_STATE: read_rank_state(path, self.global_rank)}
 
-    def load_model_state_dict(self, checkpoint: dict[str, Any], strict: bool = True) -> None:
-        """What the module's hook has left, where `load_checkpoint` has not done it. Raises `ConfigError`."""
-        state = checkpoint.get("state_dict", {})
-        if self._given is None:
-            load_hooks.load(self.lightning_module, state)
-        else:
-            load_hooks.reject_loaded(self.lightning_module, self._given, state)
-        self._given = MappingProxyType({})
-        if NEWER in checkpoint:  # for callbacks that average weights
-            checkpoint["state_dict"] = checkpoint.pop(NEWER)
-
-    def _rest(self, path: Path) -> dict[str, Any]:
-        """All but the tensors; under MINE what the rank of this number kept, if there was one. Raises `ConfigError`."""
-        with safe_unpickle.rejections(path, "resume"):
-            rest = torch.load(path / REST, weights_only=True, map_location="cpu")
-        return rest | {MINE: own_state(path, self.global_rank)}
+    def _warn_of_fresh_optimizer(self, path: Path) -> None:
+        if self._is_fitting and self.global_rank == 0:
+            text = f"the optimizer starts anew: its state in {path} is of another strategy, which shares only weights"
+            print(f"warning: {text}", flush=True)
 
     @property
-    def _fitting(self) -> bool:
+    def _is_fitting(self) -> bool:
         return self.lightning_module is not None and self.lightning_module.trainer.state.fn == TrainerFn.FITTING
+
+    # The end
 
     def on_train_end(self) -> None:
         """Called after the callbacks' and the module's own."""
         super().on_train_end()  # type: ignore[misc]
-        self.when_ended()
+        self.after_train_end()
 
     def teardown(self) -> None:
         if self._writer is not None:
@@ -196,12 +207,12 @@ class Kept:
         super().teardown()  # type: ignore[misc]
 
 
-def own_state(path: Path, rank: int) -> dict[str, Any]:
-    """What a rank kept for itself; {} if there was no such rank. Raises `ConfigError`."""
-    own = path / RANK.format(rank)
-    with safe_unpickle.rejections(own, "resume", only_this_rank=True):
-        return torch.load(own, weights_only=True, map_location="cpu") if own.exists() else {}
+def read_rank_state(path: Path, rank: int) -> dict[str, Any]:
+    """Return the state that a rank saved for itself; {} if there was no such rank. Raises `ConfigError`."""
+    file = path / RANK_FILE.format(rank)
+    with safe_unpickle.reject_unsafe_pickles(file, "resume", only_this_rank=True):
+        return torch.load(file, weights_only=True, map_location="cpu") if file.exists() else {}
 
 
-def _plain(optimizer: Any) -> Optimizer:
+def _unwrapped(optimizer: Any) -> Optimizer:
     return optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer

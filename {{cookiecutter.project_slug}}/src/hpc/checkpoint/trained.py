@@ -1,4 +1,4 @@
-"""What a run has learned, for use from Python: a script, a notebook, a service."""
+"""The trained module of a run, for use from Python: a script, a notebook, a service."""
 
 from pathlib import Path
 
@@ -11,19 +11,19 @@ from hpc.system import home
 
 
 def load(run_dir: str | Path) -> tuple[LightningModule, LightningDataModule]:
-    """The module of a run of any strategy, on the CPU, ready to predict, and the data as the run had them.
+    """Return the module of a run of any strategy, on the CPU, ready to predict, and the data as the run had them.
 
-    It has the weights of the best checkpoint; of the last one, where none was the best or where the run has averaged
-    its weights at the end: those were tested.
+    The weights are those of the best checkpoint; those of the last one if there is no best one, or if the run has
+    averaged its weights at the end: those were tested.
 
     Raises:
         ConfigError: there is no such run, it has no whole checkpoint, or this code has another network.
     """
     run_dir = home.expand(run_dir).absolute()
-    cfg = frozen_config.load(run_dir)
-    best, last = (run_dir / "checkpoints" / name for name in ("best.ckpt", "last.ckpt"))
+    cfg = frozen_config.read_compatible(run_dir)
+    best, last = (run_dir / "checkpoints" / name for name in (on_disk.BEST, on_disk.LAST))
     module = build(cfg.model)
-    newest = on_disk.read(last)
-    averaged = newest is not None and newest.note.get("averaged")
-    weights.load(module, best if best.exists() and not averaged else last)
+    newest = on_disk.read_manifest(last)
+    is_averaged = newest is not None and newest.details.get("averaged")
+    weights.load(module, best if best.exists() and not is_averaged else last)
     return module.eval().requires_grad_(False), build(cfg.data)

@@ -25,8 +25,8 @@ PREFIX = "state_dict."  # of the weights in a folder of torch.distributed.checkp
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A tensor that lies in a checkpoint."""
+class SavedTensor:
+    """A tensor in a checkpoint, not read yet."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -34,144 +34,153 @@ class Saved:
     fetch: Callable[[], Tensor]
 
     def read(self) -> Tensor:
-        """The tensor, on the CPU; it may be a view of the mapped file.
+        """Return the tensor, on the CPU; it may be a view of the mapped file.
 
         Raises:
             ConfigError: it is damaged, or names more than plain data.
         """
-        with _telling(self.path):
+        with _config_errors(self.path):
             return self.fetch().detach()
 
 
 def load(module: nn.Module, path: str | Path) -> None:
     """Copy a checkpoint's weights into `module`, converted to its dtypes and devices.
 
-    Call it before the module is sharded; every process reads the same checkpoint. Of tied parameters (two names, one
-    tensor) either name will do.
+    It must be called before the module is sharded; every process reads the same checkpoint. Of tied parameters (two
+    names, one tensor) the checkpoint may hold either name.
 
     Raises:
         ConfigError: `path` is no readable checkpoint, or its keys and shapes are not those of `module.state_dict()`.
         ValueError: the module has no memory yet (meta device).
     """
-    wanted = _wanted(module)
-    if any(value.is_meta for value in wanted.values()):
+    own = _own_weights(module)
+    if any(value.is_meta for value in own.values()):
         raise ValueError("weights cannot be copied into a module on the meta device: materialize it first")
-    reject_other_model(module, path, "ckpt")
+    reject_other_model(module, path, key="ckpt")
     with torch.no_grad():
-        for key, saved in tensors(path).items():
-            wanted[key].copy_(_cut(saved.read(), wanted[key]))
+        for key, saved in saved_tensors(path).items():
+            own[key].copy_(_sharded_like(own[key], saved.read()))
 
 
-def reject_other_model(module: nn.Module, path: str | Path, key: str = "resume") -> None:
-    """Raise `ConfigError` where a checkpoint has not the keys and shapes of `module.state_dict()`, sharded or not."""
-    if said := misfits(tensors(path), module):
-        raise ConfigError(key, path, said, "compose the model that the checkpoint was trained with")
+def reject_other_model(module: nn.Module, path: str | Path, *, key: str = "resume") -> None:
+    """Raise `ConfigError` where a checkpoint lacks the keys and shapes of `module.state_dict()`, sharded or not."""
+    if misfits := describe_misfits(saved_tensors(path), module):
+        rule = f"must be a checkpoint of this model, whose weights differ: {misfits}"
+        raise ConfigError(key, path, rule, "compose the model that the checkpoint was trained with")
 
 
-def bare(name: str) -> str:
-    """Of a weight, without what torch.compile puts before the names in a part of a network."""
+def without_compile_prefix(name: str) -> str:
+    """Return the name of a weight without the prefix that torch.compile puts before names in a part of a network."""
     return name.replace("_orig_mod.", "")
 
 
-def storage(tensor: Tensor) -> int:
-    """Where this rank's part of a tensor lies in memory; 0 where it has none."""
+def storage_address(tensor: Tensor) -> int:
+    """Return the address of this rank's part of a tensor; 0 where it has none."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage().data_ptr()
 
 
-def left_out(module: nn.Module) -> list[str]:
-    """Names of parameters and persistent buffers that `module.state_dict()` does not give."""
+def names_not_in_state_dict(module: nn.Module) -> list[str]:
+    """Return the names of parameters and persistent buffers that `module.state_dict()` leaves out."""
     state = module.state_dict(keep_vars=True)
-    places, names = {storage(one) for one in state.values() if isinstance(one, Tensor)}, set(map(bare, state))
+    names = set(map(without_compile_prefix, state))
+    addresses = {storage_address(value) for value in state.values() if isinstance(value, Tensor)}
     own: list[tuple[str, Tensor]] = []
     for path, part in module.named_modules():
-        buffers = {name: one for name, one in part._buffers.items() if name not in part._non_persistent_buffers_set}
-        both = {**part._parameters, **buffers}.items()
-        own += [(f"{path}.{name}".lstrip("."), one) for name, one in both if one is not None]
-    return [name for name, one in own if bare(name) not in names and storage(one) not in places]
+        buffers = {name: value for name, value in part._buffers.items() if name not in part._non_persistent_buffers_set}
+        tensors = {**part._parameters, **buffers}.items()
+        own += [(f"{path}.{name}".lstrip("."), value) for name, value in tensors if value is not None]
+    return [
+        name
+        for name, value in own
+        if without_compile_prefix(name) not in names and storage_address(value) not in addresses
+    ]
 
 
-def sums(module: nn.Module) -> Tensor:
-    """The sum of each parameter and buffer, or of this rank's part of it: another one where it was changed."""
-    parts = [*module.parameters(), *module.buffers()]
-    local = [one.to_local() if isinstance(one, DTensor) else one for one in parts]
-    pieces = [one.detach().flatten().split(2**24) for one in local]  # a whole one in double precision is too large
-    return torch.stack([piece.double().sum().nan_to_num() for some in pieces for piece in some])
+def local_sums(module: nn.Module) -> Tensor:
+    """Return sums of this rank's part of each parameter and buffer, in pieces: they differ where one has changed."""
+    tensors = [*module.parameters(), *module.buffers()]
+    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    pieces = [
+        tensor.detach().flatten().split(2**24) for tensor in local
+    ]  # a whole one in double precision is too large
+    return torch.stack([piece.double().sum().nan_to_num() for tensor in pieces for piece in tensor])
 
 
-def _wanted(module: nn.Module) -> dict[str, Tensor]:
+def _own_weights(module: nn.Module) -> dict[str, Tensor]:
     state = module.state_dict(keep_vars=True).items()
-    return {bare(key): value for key, value in state if isinstance(value, Tensor)}
+    return {without_compile_prefix(key): value for key, value in state if isinstance(value, Tensor)}
 
 
 def read(path: str | Path) -> dict[str, Tensor]:
-    """All weights at once, see `tensors`."""
-    return {key: saved.read() for key, saved in tensors(path).items()}
+    """Return all weights at once, see `saved_tensors`."""
+    return {key: saved.read() for key, saved in saved_tensors(path).items()}
 
 
-def tensors(path: str | Path) -> dict[str, Saved]:
-    """The weights that lie in a checkpoint, keyed as in `LightningModule.state_dict()`.
+def saved_tensors(path: str | Path) -> dict[str, SavedTensor]:
+    """Return the weights in a checkpoint, keyed as in `LightningModule.state_dict()`.
 
-    Finds its way in a `.ckpt` file or a plain state-dict file (memory-mapped), a folder of
-    torch.distributed.checkpoint, and a folder of `DeepSpeedStrategy`. Where ZeRO 1, 2 or 3 keeps fp32 masters beside
-    bf16 or fp16 weights, the masters are meant; all else has the dtype it was saved in.
+    The checkpoint is a `.ckpt` file or a plain state-dict file (memory-mapped), a folder of
+    torch.distributed.checkpoint, or a folder of `DeepSpeedStrategy`. Where ZeRO 1, 2 or 3 keeps fp32 masters beside
+    bf16 or fp16 weights, the masters are returned; all else has the dtype it was saved in.
 
     Raises:
         ConfigError: `path` is missing, damaged or incomplete, or a pickle in it names more than plain data.
     """
     path = Path(path)
-    with _telling(path):
-        fetches = _found(path)
+    with _config_errors(path):
+        fetches = _find_tensors(path)
     if not fetches:
-        raise ConfigError("ckpt", path, "holds no weights", safe_unpickle.FIX)
-    return {key: Saved(dtype, shape, path, fetch) for key, (dtype, shape, fetch) in fetches.items()}
+        raise ConfigError("ckpt", path, "must hold weights, but it holds none", safe_unpickle.FIX)
+    return {key: SavedTensor(dtype, shape, path, fetch) for key, (dtype, shape, fetch) in fetches.items()}
 
 
 @contextmanager
-def _telling(path: Path) -> Iterator[None]:
+def _config_errors(path: Path) -> Iterator[None]:
+    """Raise any error within as a `ConfigError` that names the checkpoint."""
     try:
         yield
     except (ConfigError, MemoryError):
         raise
     except Exception as error:  # a damaged file can fail anywhere
-        raise ConfigError("ckpt", path, safe_unpickle.rule(error), safe_unpickle.FIX) from error
+        raise ConfigError("ckpt", path, safe_unpickle.describe_error(error), safe_unpickle.FIX) from error
 
 
 Fetch = tuple[torch.dtype, torch.Size, Callable[[], Tensor]]
 
 
-def _found(path: Path) -> dict[str, Fetch]:
+def _find_tensors(path: Path) -> dict[str, Fetch]:
     if path.is_file():
-        checkpoint = safe_unpickle.plain(path)
+        checkpoint = safe_unpickle.load_plain(path)
         state: dict[str, Any] = checkpoint.get("state_dict", checkpoint)
         return {
-            key: (value.dtype, value.shape, partial(_itself, value))
+            key: (value.dtype, value.shape, partial(_identity, value))
             for key, value in state.items()
             if isinstance(value, Tensor)
         }
     if (path / ".metadata").is_file():
-        return _sharded(path)
-    if file := deepspeed_zero.model_file(path):
+        return _find_chunks(path)
+    if file := deepspeed_zero.find_model_file(path):
         return {
-            key: (pieces[0].dtype, shape, partial(_joined, pieces, shape))
-            for key, (pieces, shape) in deepspeed_zero.pieces(file).items()
+            key: (pieces[0].dtype, shape, partial(_join, pieces, shape))
+            for key, (pieces, shape) in deepspeed_zero.read_pieces(file).items()
         }
-    rule = "is neither a .ckpt file nor a checkpoint folder" if path.exists() else "does not exist"
+    rule = "must be a .ckpt file or a checkpoint folder" if path.exists() else "must be an existing file or folder"
     raise ConfigError("ckpt", path, rule, safe_unpickle.FIX)
 
 
-def _itself(value: Tensor) -> Tensor:
+def _identity(value: Tensor) -> Tensor:
     return value
 
 
-def _joined(pieces: list[Tensor], shape: torch.Size) -> Tensor:
+def _join(pieces: list[Tensor], shape: torch.Size) -> Tensor:
     """Put the flat pieces of a tensor together; what they hold beyond its size is padding."""
     flat = pieces[0].flatten() if len(pieces) == 1 else torch.cat([piece.flatten() for piece in pieces])
     return flat[: shape.numel()].view(shape)
 
 
-def _sharded(folder: Path) -> dict[str, Fetch]:
-    """Where the chunks of each tensor below PREFIX lie."""
-    metadata = safe_unpickle.described(folder)
+def _find_chunks(folder: Path) -> dict[str, Fetch]:
+    """Find the chunks of each tensor whose key begins with PREFIX."""
+    metadata = safe_unpickle.read_metadata(folder)
     fetches: dict[str, Fetch] = {}
     for key, entry in metadata.state_dict_metadata.items():
         if not key.startswith(PREFIX) or not isinstance(entry, TensorStorageMetadata):
@@ -179,45 +188,48 @@ def _sharded(folder: Path) -> dict[str, Fetch]:
         chunks = {
             tuple(chunk.offsets): metadata.storage_data[MetadataIndex(key, chunk.offsets)] for chunk in entry.chunks
         }
-        fetch = partial(_assembled, folder, entry.properties.dtype, entry.size, chunks)
+        fetch = partial(_assemble, folder, entry.properties.dtype, entry.size, chunks)
         fetches[key.removeprefix(PREFIX)] = entry.properties.dtype, entry.size, fetch
     return fetches
 
 
-def _assembled(
+def _assemble(
     folder: Path, dtype: torch.dtype, shape: torch.Size, chunks: Mapping[tuple[int, ...], _StorageInfo]
 ) -> Tensor:
-    """One tensor from its chunks, keyed by the place of their first element in it."""
-    whole, filled = torch.empty(shape, dtype=dtype), 0
+    """Return one tensor from its chunks, which are keyed by the place of their first element in it."""
+    whole, num_filled = torch.empty(shape, dtype=dtype), 0
     for corner, place in chunks.items():
         with files.open_regular_file(folder / place.relative_path) as stream:
             stream.seek(place.offset)
             part = torch.load(io.BytesIO(stream.read(place.length)), map_location="cpu", weights_only=True)
         whole[tuple(slice(start, start + length) for start, length in zip(corner, part.shape, strict=True))] = part
-        filled += part.numel()
-    if filled != whole.numel():
+        num_filled += part.numel()
+    if num_filled != whole.numel():
         raise ValueError("chunks do not cover the tensor")
     return whole
 
 
-def _cut(value: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor sharded as another one is; every rank has it whole, so nothing is sent."""
-    if not isinstance(like, DTensor):
+def _sharded_like(reference: Tensor, value: Tensor) -> Tensor:
+    """Return a whole tensor, sharded as the reference is; every rank has it whole, so nothing is sent."""
+    if not isinstance(reference, DTensor):
         return value
-    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+    value = value.to(reference.device)
+    return distribute_tensor(value, reference.device_mesh, reference.placements, src_data_rank=None)
 
 
-def misfits(found: Mapping[str, Saved] | Mapping[str, Tensor], module: nn.Module) -> str:
-    """What keeps `found` from filling the weights of a module, in one sentence; empty when it fits."""
-    wanted = _wanted(module)
-    both = [key for key in wanted if key in found]
-    filled = {id(wanted[key]) for key in both}
+def describe_misfits(saved: Mapping[str, SavedTensor] | Mapping[str, Tensor], module: nn.Module) -> str:
+    """Return what keeps saved tensors from filling the weights of a module, in one line; "" when they fit."""
+    own = _own_weights(module)
+    shared = [key for key in own if key in saved]
+    filled = {id(own[key]) for key in shared}
     # A parameter that ZeRO-3 has cut shows its whole shape in `ds_shape`.
-    whole = {key: tuple(getattr(wanted[key], "ds_shape", wanted[key].shape)) for key in both}
-    shapes = {key: (tuple(found[key].shape), whole[key]) for key in both}
-    kinds = {
-        "missing": [key for key in wanted if id(wanted[key]) not in filled],
-        "unexpected": [ascii(key) for key in found if key not in wanted],
-        "wrongly shaped": [f"{key} {saved} instead of {own}" for key, (saved, own) in shapes.items() if saved != own],
+    own_shapes = {key: tuple(getattr(own[key], "ds_shape", own[key].shape)) for key in shared}
+    shapes = {key: (tuple(saved[key].shape), own_shapes[key]) for key in shared}
+    names = {
+        "missing": [key for key in own if id(own[key]) not in filled],
+        "unexpected": [ascii(key) for key in saved if key not in own],
+        "wrongly shaped": [
+            f"{key} {shape} instead of {expected}" for key, (shape, expected) in shapes.items() if shape != expected
+        ],
     }
-    return "; ".join(f"{len(keys)} {kind}: {', '.join(keys[:5])}" for kind, keys in kinds.items() if keys)
+    return "; ".join(f"{len(keys)} {kind}: {', '.join(keys[:5])}" for kind, keys in names.items() if keys)

@@ -20,7 +20,7 @@ from hpc.data.image_files import SPLITS
 from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler, RepeatedBatchSampler, uniform
 from hpc.data.shared_loaders import place_of
 from hpc.launch import placement
-from hpc.run.signals import deaf
+from hpc.run.signals import block_signals_in_worker
 
 
 class DataModule(L.LightningDataModule):
@@ -162,7 +162,7 @@ class DataModule(L.LightningDataModule):
             num_workers=workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=workers > 0,
-            worker_init_fn=deaf,  # warnings are for the ranks
+            worker_init_fn=block_signals_in_worker,  # warnings are for the ranks
             # An iterator draws a seed for its workers, and a resumed run makes other iterators: not from what
             # training draws its numbers from.
             generator=torch.Generator().manual_seed(self.seed),

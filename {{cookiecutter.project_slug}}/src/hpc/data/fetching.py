@@ -74,14 +74,14 @@ class Indexed(Dataset):
 
     def _drawing_samples(self, indices: list[int], seeds: list[int]) -> tuple[Tensor, Tensor]:
         if hasattr(self.dataset, "__getitems__"):
-            randomness.begin(seeds[0])
+            randomness.seed_host(seeds[0])
             return self.dataset.__getitems__(indices)
         samples = [self._sample(index, seed) for index, seed in zip(indices, seeds, strict=True)]
         inputs = torch.stack([torch.as_tensor(sample[0]) for sample in samples])
         return inputs, torch.stack([torch.as_tensor(sample[1]) for sample in samples])
 
     def _sample(self, index: int, seed: int) -> Any:
-        randomness.begin(seed)
+        randomness.seed_host(seed)
         return self.dataset[index]
 
 

@@ -66,12 +66,14 @@ class MadeLoaders:
     def _drawn(self) -> dict[str, Any]:
         """The random state, and that of generators that a DataModule has."""
         data: Any = getattr(self.trainer, "datamodule", None)
-        own = plain_forms.data_of(data) if data is not None else {}
-        generators = {name: plain_forms.plain(value) for name, value in own.items() if plain_forms.is_generator(value)}
-        return {"random": randomness.state(), "own": generators}
+        own = plain_forms.data_attributes(data) if data is not None else {}
+        generators = {
+            name: plain_forms.to_plain(value) for name, value in own.items() if plain_forms.is_generator(value)
+        }
+        return {"random": randomness.plain_state(), "own": generators}
 
     def _draw(self, drawn: dict[str, Any]) -> None:
         if "random" in drawn:
             randomness.restore(drawn["random"])
         for name, form in drawn["own"].items():
-            plain_forms.put(self.trainer.datamodule, name, form)  # type: ignore[attr-defined]
+            plain_forms.set_attribute(self.trainer.datamodule, name, form=form)  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Sampler
 from hpc.config.errors import ConfigError
 from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler
 from hpc.state import checksums, plain_forms, randomness
-from hpc.state.batch_effects import Fetched
+from hpc.state.batch_effects import FetchEffects
 
 OUTLIVED = "persistent_workers=False, as random numbers of workers that outlive an epoch could not be repeated by a run"
 OUTLIVED += " that goes on"
@@ -29,7 +29,7 @@ class NotedBatches(Sampler[Any]):
     A loader draws the seed of its workers when an iterator is made, and the order of its samples with the first batch.
     """
 
-    def __init__(self, batches: Any, samplers: list[Any], fetched: Fetched | None) -> None:
+    def __init__(self, batches: Any, samplers: list[Any], fetched: FetchEffects | None) -> None:
         self.batches, self.samplers = batches, samplers
         self.marks = self._marks()
         self.made: dict[str, Any] | None = None  # random state when the iterator was made
@@ -60,11 +60,11 @@ class NotedBatches(Sampler[Any]):
             self.again, self.repeated = {}, self._marks()
         self.begun, self.sums = self._random(), [0]
         if self.fetched:
-            self.fetched.begin()
+            self.fetched.begin_epoch()
         sums, batches = self.sums, iter(self.batches)  # an iterator that was given up may still read on
         while True:
             if self.fetched:
-                self.fetched.before()
+                self.fetched.before_batch()
             if (indices := next(batches, None)) is None:
                 return
             sums.append(zlib.crc32(repr(indices).encode(), sums[-1]))
@@ -87,11 +87,12 @@ class NotedBatches(Sampler[Any]):
 
     def _marks(self) -> list[dict[str, Any]]:
         return [
-            {name: checksums.mark(value) for name, value in plain_forms.data_of(one).items()} for one in self.samplers
+            {name: checksums.fingerprint(value) for name, value in plain_forms.data_attributes(one).items()}
+            for one in self.samplers
         ]
 
     def _random(self) -> dict[str, Any]:
-        return {"all": randomness.state(), "own": self.own()}
+        return {"all": randomness.plain_state(), "own": self.own()}
 
     def _restore(self, state: dict[str, Any] | None) -> None:
         if state is not None:
@@ -103,9 +104,9 @@ class NotedBatches(Sampler[Any]):
         found: list[dict[str, Any]] = []
         for sampler, before in zip(self.samplers, self.marks, strict=True):
             kept = {
-                name: plain_forms.kept(value)
-                for name, value in plain_forms.data_of(sampler).items()
-                if plain_forms.is_generator(value) or checksums.mark(value) != before.get(name)
+                name: plain_forms.to_plain_on_host(value)
+                for name, value in plain_forms.data_attributes(sampler).items()
+                if plain_forms.is_generator(value) or checksums.fingerprint(value) != before.get(name)
             }
             found.append({name: form for name, form in kept.items() if form != plain_forms.NOT_KEPT})
         return found
@@ -117,7 +118,7 @@ class NotedBatches(Sampler[Any]):
 
     def _put(self, sampler: Any, state: dict[str, Any]) -> None:
         for name, form in state.items():
-            plain_forms.put(sampler, name, form)
+            plain_forms.set_attribute(sampler, name, form=form)
 
 
 def outlives(loader: Any) -> bool:
@@ -141,7 +142,8 @@ def note(trainer: L.Trainer) -> bool:
             rule = "an interrupted run must find its place in the data again, and of this it is not known"
             raise ConfigError("data", f"{type(loader).__name__}, with an __iter__ of its own", rule, PLAIN)
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        fetched = None if loader.num_workers else Fetched(trainer)  # workers make batches in processes of their own
+        # Workers make batches in processes of their own.
+        fetched = None if loader.num_workers else FetchEffects(trainer)
         vars(loader)[name] = NotedBatches(_batches(loader), _samplers(loader), fetched)  # nobody may set it
         if outlives(loader) and trainer.is_global_zero:
             print(f"train: {OUTLIVED}", flush=True)
@@ -217,7 +219,7 @@ def skip(
         batches.put_from_outside(place.get("now", []))
         iterator._num_yielded = many
         if batches.fetched:
-            batches.fetched.again = place.get("next")
+            batches.fetched.to_restore = place.get("next")
         if is_same and place["sum"] != batches.sums[many]:
             sampler = getattr(batches.batches, "sampler", batches.batches)
             rule = f"{type(sampler).__name__} must give the same samples for the same random numbers"
@@ -231,13 +233,13 @@ def of_evaluation(trainer: L.Trainer) -> list[list[Any]]:
     """The generators that each loader of a validation draws with, and training does not, as plain data."""
     combined = trainer.fit_loop.epoch_loop.val_loop._combined_loader
     loaders = combined.flattened if combined is not None else []
-    return [[plain_forms.plain(generator) for _, _, generator in _generators_alone(trainer, one)] for one in loaders]
+    return [[plain_forms.to_plain(generator) for _, _, generator in _generators_alone(trainer, one)] for one in loaders]
 
 
 def restore_evaluation(trainer: L.Trainer, loader: Any, saved: list[Any]) -> None:
     """Before an iterator of a loader is made: what `of_evaluation` returned for it."""
     for (sampler, name, _), form in zip(_generators_alone(trainer, loader), saved, strict=False):
-        plain_forms.put(sampler, name, form)
+        plain_forms.set_attribute(sampler, name, form=form)
 
 
 def _generators_alone(trainer: L.Trainer, loader: Any) -> list[tuple[Any, str, Any]]:
@@ -250,7 +252,9 @@ def _generators(loader: Any) -> list[tuple[Any, str, Any]]:
     """Whose they are, under which name."""
     ours = isinstance(getattr(loader, "sampler", None), GlobalBatchSampler | EvalBatchSampler)
     samplers = [] if ours or not isinstance(loader, DataLoader) else _samplers(loader)
-    data = [(sampler, name, value) for sampler in samplers for name, value in plain_forms.data_of(sampler).items()]
+    data = [
+        (sampler, name, value) for sampler in samplers for name, value in plain_forms.data_attributes(sampler).items()
+    ]
     return [place for place in data if plain_forms.is_generator(place[2])]
 
 

@@ -46,16 +46,16 @@ class SameData(L.Callback):
             self.data = described(trainer)  # each epoch may have more than the one before
 
     def _judge(self, lines: list[str]) -> tuple[str, str, str, str] | None:
-        accepted = allowed_changes.noted(self.run_dir, allowed_changes.DATA)
+        accepted = allowed_changes.recorded_facts(self.run_dir, allowed_changes.DATA)
         is_accepted = bool(accepted) and not differences(accepted[-1], self.data)
         if lines and not is_accepted:
-            if allowed_changes.DATA not in allowed_changes.granted(self.run_dir):
+            if allowed_changes.DATA not in allowed_changes.read_grant(self.run_dir):
                 more = f"; {len(lines) - SHOWN} more" * (len(lines) > SHOWN)
                 rule = f"a run must go on with the data that it began with; {'; '.join(lines[:SHOWN])}{more}"
                 fix = f"the data as they were, or, if you mean the change, resume={self.run_dir} resume_allow=[data]"
                 return "data", "changed", rule, fix
             print("\n".join(["data changed, as resume_allow=[data] permits:", *lines]), flush=True)
-            allowed_changes.note(self.run_dir, lines, data=self.data)
+            allowed_changes.record_changes(self.run_dir, lines, data=self.data)
         allowed_changes.withdraw(self.run_dir)
         return None
 

@@ -144,7 +144,7 @@ class SharedBatches(Sampler[list[Any]]):
 
     def __iter__(self) -> Iterator[list[Any]]:
         with isolate_rng(include_cuda=False):
-            randomness.begin(_key(self.seed, self.epoch) % (1 << 32))
+            randomness.seed_host(_key(self.seed, self.epoch) % (1 << 32))
             order = list(self.sampler)
         if self.checksum is None:
             self.checksum = zlib.crc32(repr(order).encode())

@@ -3,7 +3,7 @@
 from typing import Any
 
 from hpc.data import staging
-from hpc.run.watchdog import Watch
+from hpc.run.watchdog import Watchdog
 
 MOVES = "copying/moves"
 
@@ -15,11 +15,11 @@ class Copying:
         step: where the run begins.
     """
 
-    def __init__(self, watch: Watch, step: int) -> None:
+    def __init__(self, watch: Watchdog, step: int) -> None:
         self.watch, self.step = watch, step
         self._moves = self._told = self._heard = 0
         staging.moves = self.moved
-        watch.converse(self.turn)
+        watch.exchange_with(self.turn)
 
     def moved(self) -> None:
         """A copy on this node goes on."""
@@ -37,4 +37,4 @@ class Copying:
             self._progress()
 
     def _progress(self) -> None:
-        self.watch.progress(self.step, "copying data to a node")
+        self.watch.report_progress(self.step, "copying data to a node")

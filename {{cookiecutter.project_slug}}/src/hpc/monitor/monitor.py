@@ -85,7 +85,7 @@ class Monitor(L.Callback):
     def _note(self, trainer: L.Trainer, what: str) -> None:
         begin = self._begin.pop(what, None)
         if trainer.is_global_zero and self.attempt is not None and begin is not None:
-            phases.note(self.run_dir, self.attempt, what, begin, trainer.global_step)
+            phases.record_phase(self.run_dir, self.attempt, kind=what, begin_time=begin, step=trainer.global_step)
 
     def _leave(self) -> None:
         """Tell the sampler to end, which writes its last row first; nobody waits for it."""

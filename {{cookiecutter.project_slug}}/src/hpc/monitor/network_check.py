@@ -17,7 +17,7 @@ from hpc.launch import bandwidth, measured_links, nccl_log, node_checks, placeme
 from hpc.launch.bandwidth import CollectiveTiming
 from hpc.launch.measured_links import MeasuredLinks
 from hpc.monitor.network_check_words import reject_alone
-from hpc.run import command_line, directory, frozen_config, watchdog
+from hpc.run import attempt_log, command_line, directory, frozen_config, signals, watchdog
 from hpc.system import files
 from hpc.training import begin as training_begin
 from hpc.training import beginning
@@ -26,7 +26,7 @@ RESULT = "network.json"
 TABLE = "network.txt"
 
 
-def run(cfg: DictConfig, place: placement.Placement, *, warned: watchdog.Warned, words: Sequence[str]) -> None:
+def run(cfg: DictConfig, place: placement.Placement, *, warned: signals.SignalState, words: Sequence[str]) -> None:
     """Check the config and measure, on every rank; leave with exit code 1 where all of them are told to stop.
 
     Args:
@@ -34,7 +34,7 @@ def run(cfg: DictConfig, place: placement.Placement, *, warned: watchdog.Warned,
     """
     preflight.check_rules(cfg)
     reject_alone(cfg)
-    is_frozen = command_line.resumes(words) is not None
+    is_frozen = command_line.resume_directory(words) is not None
     try:
         _measure_and_keep(cfg, place, warned=warned, words=compose.select_overrides(words), frozen=is_frozen)
     except watchdog.Stopped as stopped:
@@ -44,7 +44,7 @@ def run(cfg: DictConfig, place: placement.Placement, *, warned: watchdog.Warned,
 
 
 def _measure_and_keep(
-    cfg: DictConfig, place: placement.Placement, *, warned: watchdog.Warned, words: Sequence[str], frozen: bool
+    cfg: DictConfig, place: placement.Placement, *, warned: signals.SignalState, words: Sequence[str], frozen: bool
 ) -> None:
     """Measure between all ranks. Rank 0 prints the table, and keeps it in the run directory and for the plan.
 
@@ -55,23 +55,30 @@ def _measure_and_keep(
         Stopped: on all ranks, between two measurements.
     """
     node_checks.check_launch(cfg, place, environ=os.environ)
-    warned.parent = os.getppid()
-    fresh = directory.choose(cfg.run_dir, cfg.name, datetime.now(), os.environ, place.step or "0")
+    warned.launcher_pid = os.getppid()
+    fresh = directory.choose(cfg.run_dir, cfg.name, now=datetime.now(), environ=os.environ, step=place.step or "0")
     start = training_begin.together(cfg, place, fresh, frozen, os.environ)  # torch from here on
     run_dir, hang_seconds = Path(cfg.run_dir), 60 * cfg.faults.hang_minutes
     if start.claim:
-        frozen_config.keep(run_dir, cfg, words)
+        frozen_config.create_or_replace(run_dir, cfg, words=words)
         facts = {"launcher": place.launcher, "hosts": start.hosts, "world_size": place.world_size}
         gpus = cfg.trainer.devices if layout.is_on_gpu(cfg) else 0
-        directory.start(run_dir, start.attempt, os.environ, **facts, gpus_per_node=gpus)
-    with watchdog.Watch(
-        run_dir, start.claim, start.attempt, place.rank, place.world_size, start.store, hang_seconds, warned
+        attempt_log.record_start(run_dir, start.attempt, environ=os.environ, **facts, gpus_per_node=gpus)
+    with watchdog.Watchdog(
+        run_dir,
+        start.claim,
+        attempt=start.attempt,
+        rank=place.rank,
+        world_size=place.world_size,
+        store=start.store,
+        hang_seconds=hang_seconds,
+        signals=warned,
     ) as watching:
         points, seconds = _measure(cfg, place, start, watching, warned)
         if start.claim:
             report = judged(cfg, start.hosts, points, seconds, _logs(run_dir))
             _leave(report, cfg.cluster.name, run_dir)
-            directory.end(run_dir, start.claim, start.attempt, len(points), "finished")
+            attempt_log.record_end(run_dir, start.claim, attempt=start.attempt, step=len(points), outcome="finished")
 
 
 def judged(
@@ -110,8 +117,8 @@ def _measure(
     cfg: DictConfig,
     place: placement.Placement,
     start: beginning.Beginning,
-    watching: watchdog.Watch,
-    warned: watchdog.Warned,
+    watching: watchdog.Watchdog,
+    warned: signals.SignalState,
 ) -> tuple[list[CollectiveTiming], dict[str, list[float]]]:
     import torch
     import torch.distributed as dist
@@ -126,7 +133,7 @@ def _measure(
     done = count()
 
     def slowest(doing: str, seconds: float) -> float:
-        watching.progress(next(done), doing)
+        watching.report_progress(next(done), doing)
         both = torch.tensor([seconds, float(warned.signal is not None)], dtype=torch.float64, device=device)
         dist.all_reduce(both, dist.ReduceOp.MAX)
         if both[1]:
@@ -140,7 +147,7 @@ def _measure(
 
 def _stop(cfg: DictConfig, start: beginning.Beginning, why: str) -> NoReturn:
     if start.claim:
-        directory.end(Path(cfg.run_dir), start.claim, start.attempt, 0, "failed", why)
+        attempt_log.record_end(Path(cfg.run_dir), start.claim, attempt=start.attempt, step=0, outcome="failed", why=why)
     raise watchdog.Stopped(0, why, "failed")
 
 

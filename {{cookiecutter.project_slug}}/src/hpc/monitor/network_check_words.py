@@ -19,7 +19,7 @@ def parse(description: str | None, argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="print the job script and write nothing")
     parser.add_argument("--wait", action="store_true", help="wait for the job and print its table")
     asked = parser.parse_intermixed_args(argv)
-    if command_line.resumes(asked.overrides) is None:
+    if command_line.resume_directory(asked.overrides) is None:
         asked.overrides = completed(asked.overrides)
     return asked
 

@@ -11,7 +11,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
 
-from hpc.run.job_logs import text
+from hpc.run.job_logs import read_tail
 from hpc.system.files import open_regular_file, parse_json
 
 BYTES = 32 * 2**20  # of all nodes' samples that are read, some 3 s; of more, samples that lie evenly
@@ -121,7 +121,7 @@ def damaged_phases(run_dir: Path) -> int:
 
 
 def _noted(run_dir: Path) -> list[Phase | None]:
-    return [_phase(line) for line in text(run_dir / "monitor" / "phases.jsonl").splitlines() if line.strip()]
+    return [_phase(line) for line in read_tail(run_dir / "monitor" / "phases.jsonl").splitlines() if line.strip()]
 
 
 def _phase(line: str) -> Phase | None:

@@ -10,16 +10,16 @@ from hpc.monitor import node_usage
 from hpc.monitor.node_usage import Node, Phase
 from hpc.report.numbers import CLOCK, Span, value
 from hpc.run import history, job_logs
-from hpc.run.history import Run
+from hpc.run.history import RunRecord
 from hpc.system.files import parse_json
 
 EVERY = 10  # seconds between two samples, where the config does not tell
 
 
-def of_times(run: Run) -> list[str]:
+def of_times(run: RunRecord) -> list[str]:
     """Of the files without which nobody knows how the time was spent."""
     notes = []
-    if lines := history.damaged(run.path):
+    if lines := history.num_damaged_lines(run.path):
         notes.append(f"attempts.jsonl: {_lines(lines)}")
     elif not run.attempts and run.verdict:
         notes.append("attempts.jsonl tells of no attempt, and there is a verdict")
@@ -30,7 +30,7 @@ def of_times(run: Run) -> list[str]:
 
 def config(run_dir: Path) -> tuple[str, dict[str, Any], list[str]]:
     """Text and content of config.yaml; no content where it is damaged. A half of it may be YAML as well."""
-    text = job_logs.text(run_dir / "config.yaml")
+    text = job_logs.read_tail(run_dir / "config.yaml")
     try:
         found = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if text.endswith("\n") else None
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -43,7 +43,7 @@ def config(run_dir: Path) -> tuple[str, dict[str, Any], list[str]]:
 def made_by(run_dir: Path) -> tuple[dict[str, Any], list[str]]:
     path = run_dir / "made_by.json"
     try:
-        found = parse_json(job_logs.text(path))
+        found = parse_json(job_logs.read_tail(path))
     except (ValueError, RecursionError):
         found = None
     return (found, []) if isinstance(found, dict) else ({}, ["made_by.json is damaged"] if path.exists() else [])
@@ -64,7 +64,7 @@ def clocks(nodes: Sequence[Node], spans: Sequence[Span]) -> list[str]:
 
 
 def silent(
-    run: Run, nodes: Sequence[Node], spans: Sequence[Span], phases: Sequence[Phase], config: Mapping[str, Any]
+    run: RunRecord, nodes: Sequence[Node], spans: Sequence[Span], phases: Sequence[Phase], config: Mapping[str, Any]
 ) -> list[str]:
     """Nodes without samples, and why."""
     hosts = {host for attempt in run.attempts for host in attempt.hosts}
@@ -76,7 +76,7 @@ def silent(
     return [f"no samples of {', '.join(silent[:8])}{' ...' if silent[8:] else ''}"] if silent else []
 
 
-def _no_monitor(run: Run, spans: Sequence[Span], phases: Sequence[Phase], config: Mapping[str, Any]) -> str:
+def _no_monitor(run: RunRecord, spans: Sequence[Span], phases: Sequence[Phase], config: Mapping[str, Any]) -> str:
     if config and value(config, "callbacks.monitor") is None:
         return "callbacks.monitor is off"
     starts = {phase.attempt: phase.seconds for phase in phases if phase.what == "start"}

@@ -11,7 +11,7 @@ from hpc.monitor.node_usage import Phase
 from hpc.report.numbers import value
 from hpc.report.run_table import ACTIVE, Row
 from hpc.run import history
-from hpc.run.history import Run
+from hpc.run.history import RunRecord
 
 BY_SCHEDULER = {word.lower().replace("_", " ") for word in job_states.ENDED}
 WELL = {"finished", "continue"} | ACTIVE
@@ -33,7 +33,7 @@ class Ending:
         return self.outcome in WELL
 
 
-def endings(run: Run, row: Row, phases: list[Phase]) -> list[Ending]:
+def endings(run: RunRecord, row: Row, phases: list[Phase]) -> list[Ending]:
     """One for each attempt. What a rank has raised says more than the scheduler, and that more than nothing."""
     found = []
     for attempt, following in zip_longest(run.attempts, run.attempts[1:]):
@@ -41,7 +41,7 @@ def endings(run: Run, row: Row, phases: list[Phase]) -> list[Ending]:
         reached = max((phase.step for phase in phases if phase.attempt == attempt.number), default=None)
         step = end["step"] if isinstance(end.get("step"), int) else row.step if following is None else reached
         outcome, why = str(end.get("outcome") or ""), str(end.get("why") or "")
-        if outcome not in WELL and (raised := history.raised(run, attempt.number)):
+        if outcome not in WELL and (raised := history.first_cause_of_attempt(run, attempt.number)):
             outcome, why = "failed", raised
         elif not end:
             newest = following is None and row.job == (attempt.job or "-")  # else a job is meant that begins the next

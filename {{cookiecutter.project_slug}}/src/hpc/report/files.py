@@ -6,12 +6,12 @@ from pathlib import Path
 from hpc.report import page, run_data, terminal
 from hpc.report.run_table import clean
 from hpc.report.story import story
-from hpc.run.history import Run
+from hpc.run.history import RunRecord
 
 NAME = "report.html"
 
 
-def made(run: Run) -> list[str]:
+def made(run: RunRecord) -> list[str]:
     """Write the page; the lines for the terminal, the last of which says where it is."""
     sections = story(run_data.measure(run))
     return [*terminal.lines(sections), "", written(run.path, page.html(sections))]

@@ -23,7 +23,7 @@ def lines(places: Sequence[Path]) -> list[str]:
             rule = "is a file" if os.path.lexists(place) else "there is no such directory"
             raise errors.ConfigError(str(place), None, rule, "python report.py RUN_DIR, or nothing for runs/")
     places = places or [project.PROJECT / "runs"]
-    runs = history.find(places[0]) if len(places) == 1 else []
+    runs = history.find_runs(places[0]) if len(places) == 1 else []
     if len(runs) == 1 and runs[0].path == places[0]:
         from hpc.report import files  # what draws is not needed for a table
 

@@ -14,15 +14,15 @@ from hpc.report.accounts import Account
 from hpc.report.endings import Ending, endings
 from hpc.report.numbers import Numbers, Span, numbers
 from hpc.report.run_table import Row
-from hpc.run import directory, history, job_logs
-from hpc.run.history import Attempt, Run
+from hpc.run import attempt_log, history, job_logs
+from hpc.run.history import AttemptRecord, RunRecord
 
 
 @dataclass(frozen=True)
 class Measured:
     """All that a page shows."""
 
-    run: Run
+    run: RunRecord
     row: Row
     config: dict[str, Any]
     config_text: str
@@ -41,10 +41,10 @@ class Measured:
     notes: list[str]  # what is damaged or missing
 
 
-def measure(run: Run) -> Measured:
+def measure(run: RunRecord) -> Measured:
     """Read all of a run directory; what cannot be read is missing, and said so."""
     row = run_table.one(run)
-    curves, phases = event_files.read(*directory.log_dirs(run.path)), node_usage.phases(run.path)
+    curves, phases = event_files.read(*attempt_log.log_dirs(run.path)), node_usage.phases(run.path)
     nodes, notes = node_usage.nodes(run.path)
     goes_on = row.state in run_table.ACTIVE - {"running?"} and row.job == (
         run.attempts[-1].job if run.attempts else None
@@ -57,7 +57,7 @@ def measure(run: Run) -> Measured:
     found, why = accounts.ask(run_table.scheduler(run), jobs, {run.owner})
     told = replace(numbers(spans, phases, curves, nodes, config), steps=_epoch(phases, row.step))
     around = [] if no_times else damage.clocks(nodes, spans)
-    network = job_logs.text(run.path / "network.txt")
+    network = job_logs.read_tail(run.path / "network.txt")
     silent = [] if network else damage.silent(run, nodes, spans, phases, config)
     return Measured(
         run=run,
@@ -80,7 +80,7 @@ def measure(run: Run) -> Measured:
     )
 
 
-def attempts(run: Run, phases: Sequence[Phase], active: bool) -> list[Span]:
+def attempts(run: RunRecord, phases: Sequence[Phase], active: bool) -> list[Span]:
     """When each attempt began and ended. One that left no end lasted until its last sign of life before the next.
 
     Args:
@@ -93,7 +93,7 @@ def attempts(run: Run, phases: Sequence[Phase], active: bool) -> list[Span]:
         if attempt.end:
             end = attempt.end["time"]
         else:
-            end = time.time() if active and limit == math.inf else history.last_sign(run, attempt, limit)
+            end = time.time() if active and limit == math.inf else history.last_sign_of_life(run, attempt, until=limit)
         spans.append(Span(begin, max(min(end, limit), begin), attempt.end is not None))
     return spans
 
@@ -104,7 +104,7 @@ def _epoch(phases: Sequence[Phase], made: int | None) -> int | None:
     return min([*ends, *([made] if made else [])], default=None)
 
 
-def _begin(attempt: Attempt, phases: Sequence[Phase]) -> float:
+def _begin(attempt: AttemptRecord, phases: Sequence[Phase]) -> float:
     """Rank 0 notes an attempt when it has found its checkpoint; the process has begun before."""
     starts = [phase.begin for phase in phases if phase.attempt == attempt.number and phase.what == "start"]
     return min([attempt.start, *(start for start in starts if attempt.start - start < 3600)])

@@ -9,7 +9,7 @@ from shutil import which
 from hpc.jobs import job_states
 from hpc.jobs.job_states import State
 from hpc.run import history, last_alive
-from hpc.run.history import Run
+from hpc.run.history import RunRecord
 
 WIDTH = 120  # columns of a terminal
 SHORT = 40  # characters of a reason that still fit behind the state
@@ -37,9 +37,9 @@ class Row:
 
 def lines(places: Sequence[Path]) -> list[str]:
     """The table of all runs at or below these places, newest last."""
-    found = {place: history.find(place) for place in places}
+    found = {place: history.find_runs(place) for place in places}
     runs = [run for some in found.values() for run in some]
-    runs.sort(key=lambda run: (run.asked or run.since, run.path.parent, run.index))
+    runs.sort(key=lambda run: (run.submit_time or run.stale_before, run.path.parent, run.index))
     if not runs:
         return [f"no run in {' '.join(map(str, places))} yet: python train.py or python submit.py makes one"]
     told = {name: _told(name, [run for run in runs if scheduler(run) == name]) for name in job_states.COMMAND}
@@ -52,12 +52,12 @@ def lines(places: Sequence[Path]) -> list[str]:
     ]
 
 
-def one(run: Run) -> Row:
+def one(run: RunRecord) -> Row:
     """Asks the scheduler of this run alone."""
     return row(run, _told(scheduler(run), [run]), time.time())
 
 
-def row(run: Run, told: dict[str, State] | None, now: float) -> Row:
+def row(run: RunRecord, told: dict[str, State] | None, now: float) -> Row:
     """One run, given what its scheduler knows (None: nobody to ask)."""
     job, state = _judged(run, told, now)
     short = f"{state.word} ({state.why})" if state.why and len(state.why) <= SHORT else state.word
@@ -65,7 +65,7 @@ def row(run: Run, told: dict[str, State] | None, now: float) -> Row:
     if state.word != "finished" and not note:
         note = history.first_error(run, logs_too=False) or (run.why if run.verdict == state.word == "failed" else "")
         note = note or history.first_error(run, logs_too=not (state.active or state.word in WELL))
-    step, metric = history.progress(run)
+    step, metric = history.latest_progress(run)
     hosts = len(run.attempts[-1].hosts) if run.attempts else 0
     runs_on = state.word in ACTIVE - {"running?"} and bool(run.attempts) and job == run.attempts[-1].job
     return Row(
@@ -103,7 +103,7 @@ def table(rows: Sequence[Row]) -> list[str]:
     return text
 
 
-def scheduler(run: Run) -> str:
+def scheduler(run: RunRecord) -> str:
     """The one that it was submitted to; for a job made by hand, the one that is here, or whose launcher it had."""
     asked = run.submitted.get("scheduler")
     if asked in job_states.COMMAND:
@@ -113,25 +113,25 @@ def scheduler(run: Run) -> str:
     return "slurm" if run.attempts and run.attempts[-1].launcher in ("srun", "slurm") else "pbs"
 
 
-def _told(scheduler: str, runs: Sequence[Run]) -> dict[str, State] | None:
+def _told(scheduler: str, runs: Sequence[RunRecord]) -> dict[str, State] | None:
     """One question for all runs that are not known to be finished."""
-    asked = [run for run in runs if run.jobs and not run.finished]
+    asked = [run for run in runs if run.jobs and not run.is_finished]
     jobs = {job for run in asked for job in run.jobs}
     return job_states.ask(scheduler, jobs, {run.owner for run in asked}) if asked else {}
 
 
-def _judged(run: Run, told: dict[str, State] | None, now: float) -> tuple[str | None, State]:
+def _judged(run: RunRecord, told: dict[str, State] | None, now: float) -> tuple[str | None, State]:
     """The job that counts and the run's state: what is certain first, what the directory lets one guess last."""
-    if run.finished:
+    if run.is_finished:
         return run.job, State("finished", run.why.partition(":")[0])  # pruned, where a search gave it up
     known = {job: told[job] for job in run.jobs if job in told} if told else {}
     for job, state in known.items():
         if state.active:
             return job, state
     error = run.submitted.get("error")
-    if error and run.asked >= run.since:
+    if error and run.submit_time >= run.stale_before:
         return run.job, State("not submitted", str(error).removeprefix("not submitted").removeprefix(": "))
-    if starts := history.stalled(run):
+    if starts := history.num_stalled_starts(run):
         return run.job, State("given up", f"{starts} starts without a newer checkpoint")
     rejected = run.verdict == "continue" and known.get(run.job or "") == REJECTED  # its next start
     if run.verdict in OUTCOMES and not rejected and (told is None or _has_begun(run)):
@@ -141,12 +141,12 @@ def _judged(run: Run, told: dict[str, State] | None, now: float) -> tuple[str | 
     return run.job, State(_guessed(run, asked=told is not None and run.job is not None, now=now))
 
 
-def _has_begun(run: Run) -> bool:
+def _has_begun(run: RunRecord) -> bool:
     """Is the verdict that of the job that counts, or of one before it?"""
     return not run.attempts or run.attempts[-1].job == run.job
 
 
-def _guessed(run: Run, asked: bool, now: float) -> str:
+def _guessed(run: RunRecord, asked: bool, now: float) -> str:
     """The state without a verdict, and without a scheduler or (`asked`) with one that does not know the job."""
     last = run.attempts[-1] if run.attempts and run.attempts[-1].job == run.job else None
     if history.first_error(run, logs_too=False):
@@ -154,8 +154,8 @@ def _guessed(run: Run, asked: bool, now: float) -> str:
     if last and last.end:
         return OUTCOMES.get(str(last.end.get("outcome")), "ended")
     if last:
-        patience = last_alive.SILENT if last_alive.beat(run.path, last.number) else RECENT
-        return "died" if asked or now - history.last_sign(run, last) > patience else "running?"
+        patience = last_alive.SILENT_SECONDS if last_alive.last_beat(run.path, last.number) else RECENT
+        return "died" if asked or now - history.last_sign_of_life(run, last) > patience else "running?"
     if run.jobs:
         return "did not start" if asked else "submitted"
     return "not submitted"

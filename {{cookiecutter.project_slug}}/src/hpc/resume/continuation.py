@@ -9,18 +9,22 @@ import torch
 from torch import Tensor
 
 from hpc.checkpoint import weights
-from hpc.checkpoint.load_hooks import own_callbacks
-from hpc.checkpoint.strategy_state import MINE, own_state
+from hpc.checkpoint.load_hooks import researcher_callbacks
+from hpc.checkpoint.strategy_state import RANK_STATE, read_rank_state
 from hpc.data import position, replay, same_data
 from hpc.resume import accumulated_gradients, epoch_metrics, schedules
 from hpc.state import attributes, randomness, trainer_settings
-from hpc.state.batch_effects import transfers
+from hpc.state.batch_effects import has_transfer_hooks
 from hpc.training import weight_averaging
 from hpc.training.strategies import SharesBuffers
 
 
 def saved(
-    trainer: L.Trainer, module: L.LightningModule, built: attributes.Built, was_set: trainer_settings.Built, began: Any
+    trainer: L.Trainer,
+    module: L.LightningModule,
+    built: attributes.InitialAttributes,
+    was_set: trainer_settings.InitialSettings,
+    began: Any,
 ) -> dict[str, Any]:
     """What Lightning does not save, for a checkpoint; below MINE what is this rank's own.
 
@@ -32,13 +36,16 @@ def saved(
     return {
         "position": place,
         "scheduled": schedules.scheduled(trainer.optimizers),
-        MINE: {
-            "random": randomness.state(),
+        RANK_STATE: {
+            "random": randomness.plain_state(),
             "began": began,
             "epoch": epoch_metrics.state(trainer, module),
             "gradients": accumulated_gradients.state(module),
-            "attributes": [*attributes.changed(trainer, module, built), *attributes.of_buffers(buffers)],
-            "settings": trainer_settings.changed(trainer, was_set),
+            "attributes": [
+                *attributes.find_changed(trainer, module, initial=built),
+                *attributes.buffers_as_changed(buffers),
+            ],
+            "settings": trainer_settings.find_changed(trainer, was_set),
             "evaluation": replay.of_evaluation(trainer),
             "loaders": replay.places(trainer, place["is_fetched"], place["between_epochs"]),
         },
@@ -62,7 +69,7 @@ class Continuation:
         accumulate = position.accumulate(trainer, self.place["epoch"])
         self.start = position.go_to(checkpoint["loops"]["fit_loop"], self.place, accumulate, skipped)
         self.is_own = self.place["world_size"] == trainer.world_size
-        self.folder, self.own = Path(str(trainer.ckpt_path)), checkpoint[MINE]
+        self.folder, self.own = Path(str(trainer.ckpt_path)), checkpoint[RANK_STATE]
         self.of_data = checkpoint.get(type(getattr(trainer, "datamodule", None)).__qualname__)
         self.buffers: dict[str, Tensor] = {}  # as they were saved
         self.began = self._of_rank().get("began")
@@ -78,7 +85,7 @@ class Continuation:
         if (note := position.other_order(trainer, self.place)) and trainer.is_global_zero:
             print(note, flush=True)
         is_same_epoch = self.start.epoch == self.place["epoch"]
-        loaders = (self.own or own_state(self.folder, 0))["loaders"] if is_same_epoch else []
+        loaders = (self.own or read_rank_state(self.folder, 0))["loaders"] if is_same_epoch else []
         replay.prepare(trainer, loaders)
         position.start_at(trainer, self.start)
         if not self.start.between_epochs:
@@ -88,7 +95,7 @@ class Continuation:
         schedules.restore(trainer.optimizers, self.scheduled)
         if not self.start.is_fetched:
             self._restore(trainer, module)
-        if self.start.is_fetched and transfers(module):
+        if self.start.is_fetched and has_transfer_hooks(module):
             saved = module.state_dict(keep_vars=True).keys()
             self.buffers = {name: buffer.clone() for name, buffer in module.named_buffers() if name in saved}
         if self.start.between_epochs and trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
@@ -107,7 +114,7 @@ class Continuation:
         if self.start.between_epochs and trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
             of_data = attributes.DATA, attributes.COLLATE  # which are there, and have made loaders since
             state = [entry for entry in state if not entry[0].startswith(of_data)]
-        attributes.restore(trainer, module, state)
+        attributes.restore(trainer, module, changed=state)
         trainer_settings.restore(trainer, own.get("settings", []))
 
     def on_first_batch(self, trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -130,7 +137,7 @@ class Continuation:
         for name, buffer in module.named_buffers():
             if name in self.buffers:
                 buffer.copy_(self.buffers[name])
-        if self.start.is_fetched and self.of_data is not None and transfers(trainer.datamodule):
+        if self.start.is_fetched and self.of_data is not None and has_transfer_hooks(trainer.datamodule):
             trainer.datamodule.load_state_dict(self.of_data)
 
     def made_loaders(self, trainer: L.Trainer) -> dict[str, Any]:
@@ -153,24 +160,24 @@ class Continuation:
     def on_nothing_left(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """All steps were done: let callbacks and the test see what they would have seen right after them."""
         epoch_metrics.show(trainer, self._of_rank()["epoch"])
-        attributes.restore(trainer, module, self._of_rank().get("attributes", []))
+        attributes.restore(trainer, module, changed=self._of_rank().get("attributes", []))
         last = self.start.epoch - self.start.between_epochs
         trainer.accumulate_grad_batches = position.accumulate(trainer, last)
         if not self.start.between_epochs:
             trainer.fit_loop.epoch_progress.increment_processed()
             trainer.fit_loop.epoch_progress.increment_completed()
 
-    def _restore_data(self, trainer: L.Trainer) -> attributes.Built:
-        return attributes.restore_data(trainer, trainer.lightning_module, self._of_rank().get("attributes", []))
+    def _restore_data(self, trainer: L.Trainer) -> attributes.InitialAttributes:
+        return attributes.restore_data(trainer, trainer.lightning_module, changed=self._of_rank().get("attributes", []))
 
     def _of_rank(self) -> dict[str, Any]:
-        return self.own if self.is_own else own_state(self.folder, 0)
+        return self.own if self.is_own else read_rank_state(self.folder, 0)
 
     def _restore(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Where it was saved, too: what comes before, as making loaders, draws numbers."""
         if self.start.epoch == self.place["epoch"]:
             ranks = range(self.place["world_size"] if trainer.is_global_zero else 1)
-            states = [self.own] if self.is_own else [own_state(self.folder, rank) for rank in ranks]
+            states = [self.own] if self.is_own else [read_rank_state(self.folder, rank) for rank in ranks]
             epoch_metrics.restore(trainer, module, [state["epoch"] for state in states], is_own=self.is_own)
         if "random" in self.own:
             randomness.restore(self.own["random"])
@@ -186,11 +193,11 @@ class Continuation:
 
 def tells_changes(trainer: L.Trainer, module: L.LightningModule) -> Callable[[], None]:
     """Return what tells that weights are others than now, when the last checkpoint has been made of them."""
-    before, callbacks = weights.sums(module), trainer.callbacks  # type: ignore[attr-defined]
+    before, callbacks = weights.local_sums(module), trainer.callbacks  # type: ignore[attr-defined]
     averages = any(isinstance(callback, weight_averaging.KINDS) for callback in callbacks)  # which is in it
 
     def tell() -> None:
-        if trainer.is_global_zero and not (averages or torch.equal(before, weights.sums(module))):
+        if trainer.is_global_zero and not (averages or torch.equal(before, weights.local_sums(module))):
             said = "on_train_end has changed weights: what is tested now is not in last.ckpt, which has those before it"
             print(f"note: {said}", flush=True)
 
@@ -199,7 +206,7 @@ def tells_changes(trainer: L.Trainer, module: L.LightningModule) -> Callable[[],
 
 def end_training(trainer: L.Trainer, module: L.LightningModule) -> None:
     """Call what Lightning does not, where no step was left. It may change weights, after the last checkpoint."""
-    for callback in own_callbacks(trainer):
+    for callback in researcher_callbacks(trainer):
         if not isinstance(callback, weight_averaging.KINDS):  # whose average is in place
             callback.on_train_end(trainer, module)
     module.on_train_end()
@@ -207,7 +214,7 @@ def end_training(trainer: L.Trainer, module: L.LightningModule) -> None:
 
 def drawing_from(state: dict[str, Any], module: L.LightningModule) -> None:
     """Let callbacks and the module draw in `on_train_start` what they drew when the run began; then go on as before."""
-    before, act = randomness.state(), module.on_train_start
+    before, act = randomness.plain_state(), module.on_train_start
 
     def acted() -> None:
         vars(module).pop("on_train_start")
@@ -220,7 +227,7 @@ def drawing_from(state: dict[str, Any], module: L.LightningModule) -> None:
 
 def _without_draws(act: Callable[[], None]) -> Callable[[], None]:
     def acted() -> None:
-        before = randomness.state()
+        before = randomness.plain_state()
         act()
         randomness.restore(before)
 

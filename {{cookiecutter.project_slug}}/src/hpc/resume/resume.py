@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from hpc.checkpoint import on_disk, plain_data
-from hpc.checkpoint.strategy_state import AFTERWARDS, MINE, NOTE, VALIDATED
-from hpc.checkpoint.writer import Unwritten
+from hpc.checkpoint.strategy_state import MANIFEST, ON_PUBLISHED, RANK_STATE, VALIDATED_WEIGHTS
+from hpc.checkpoint.writer import CheckpointNotWritten
 from hpc.config.conversion import to_dataclass
 from hpc.config.errors import ConfigError
 from hpc.config.sections import CheckpointConfig, FaultsConfig
@@ -24,12 +24,12 @@ from hpc.resume import continuation, schedules, unsupported
 from hpc.resume.agreement import Agreement, Wish
 from hpc.resume.continuation import Continuation
 from hpc.resume.redone import Redone, validation_follows
-from hpc.run import directory, phases
+from hpc.run import attempt_log, phases
 from hpc.run.signals import INTERRUPTED, ORPHANED
 from hpc.run.watchdog import Stopped
 from hpc.state import attributes, randomness, trainer_settings
-from hpc.state.batch_effects import Transferred
-from hpc.state.holders import SKIPS_NOT_FINITE
+from hpc.state.batch_effects import TransferEffects
+from hpc.state.holder_fields import SKIPS_NOT_FINITE
 from hpc.training import record, weight_averaging
 from hpc.training.attempt import Attempt
 from hpc.training.parallel import gradient_norm, reject_without_skip, settle_buckets
@@ -87,10 +87,10 @@ class Resume(L.Callback):
         self._validations = 0
         self._shown: set[str] = set()  # metrics that validation has logged so far
         self._continuation: Continuation | None = None  # till it has gone on
-        self._built: attributes.Built | None = None
-        self._was_set: trainer_settings.Built = {}
-        self._first: attributes.Built | None = None  # before hooks of the fit were called
-        self._before_check: attributes.Built = {}  # of sanity
+        self._built: attributes.InitialAttributes | None = None
+        self._was_set: trainer_settings.InitialSettings = {}
+        self._first: attributes.InitialAttributes | None = None  # before hooks of the fit were called
+        self._before_check: attributes.InitialAttributes = {}  # of sanity
         self._checked: set[attributes.Place] = set()  # what that check has changed: a run that goes on makes none
         self._began: Any = None  # random state with which the module's own on_train_start was called
         self._not_finite: Tensor | None = None
@@ -109,44 +109,44 @@ class Resume(L.Callback):
             self.agreement = Agreement(wanted=lambda: bool(self._reason(trainer.is_global_zero)))
             self.redone = Redone(self.agreement, lambda: self._told_to_stop(trainer.is_global_zero))
             turns = self.agreement.early.turn, self.redone.agreement.early.turn
-            self.watch.converse(lambda store: [turn(store) for turn in turns])
+            self.watch.exchange_with(lambda store: [turn(store) for turn in turns])
         if stage == "fit":
-            self._loaders, self._transferred = MadeLoaders(trainer), Transferred(trainer)
-            trainer.strategy.writer.owner = self.run.claim  # type: ignore[attr-defined]
+            self._loaders, self._transferred = MadeLoaders(trainer), TransferEffects(trainer)
+            trainer.strategy.writer.claim = self.run.claim  # type: ignore[attr-defined]
             # Lightning asks all ranks at every step whether one got SIGTERM, and hides what goes wrong with that.
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
             setattr(pl_module, SKIPS_NOT_FINITE, self.faults.nonfinite == "skip")
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         unsupported.reject_lazy(pl_module)
-        self._first = attributes.built(trainer, pl_module)
+        self._first = attributes.record_initial(trainer, pl_module)
         self._names = unsupported.names(trainer)
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.warned.install()  # again: Lightning puts a handler of its own there, which talks to the other ranks
-        self._before_check = attributes.built(trainer, pl_module)
+        self.warned.install_handlers()  # again: Lightning puts its own there, which talks to the other ranks
+        self._before_check = attributes.record_initial(trainer, pl_module)
 
     def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        now = attributes.built(trainer, pl_module)
+        now = attributes.record_initial(trainer, pl_module)
         self._checked = {place for place in now if now[place] != self._before_check.get(place)}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.watch.progress(trainer.global_step, "starting")
-        self.warned.install()  # where there was no sanity check
-        self.warned.interruptible(True)
+        self.watch.report_progress(trainer.global_step, "starting")
+        self.warned.install_handlers()  # where there was no sanity check
+        self.warned.set_interruptible(True)
         settle_buckets(trainer, pl_module)
         unsupported.check(trainer)
         unsupported.reject_unvalidated(trainer, set() if self._continuation else self._shown)
-        plain_data.rehearse(trainer, pl_module, self)
+        plain_data.rehearse_save(trainer, pl_module, self)
         self._trained, self._updates = True, weight_averaging.updates(trainer)
         if self._continuation:
             weight_averaging.reject_end(self._averaged)
             said = trainer.global_step, "passing over batches that are done"
-            self._continuation.on_train_start(trainer, pl_module, lambda: self.watch.progress(*said))
+            self._continuation.on_train_start(trainer, pl_module, lambda: self.watch.report_progress(*said))
             weight_averaging.go_on(trainer, pl_module)
         self.agreement.next_step = trainer.global_step
         began = self._continuation.began if self._continuation else None
-        self._began = began or randomness.state()
+        self._began = began or randomness.plain_state()
         if began:
             continuation.drawing_from(began, pl_module)
 
@@ -166,7 +166,7 @@ class Resume(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self.watch.progress(trainer.global_step, "training")
+        self.watch.report_progress(trainer.global_step, "training")
         if batch_idx == 0 or not self.run.trains:
             reject_other_orders(trainer.train_dataloader, self.agreement.group)
             unsupported.reject_others(trainer, self._names)
@@ -185,10 +185,10 @@ class Resume(L.Callback):
     def _note_built(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Once, and after the module's own `on_train_start`, which may depend on how long this training is."""
         if self._built is None:
-            set_since = self._transferred.built | self._continuation.built if self._continuation else {}
-            built = attributes.built(trainer, module, self._first)
+            set_since = self._transferred.initial | self._continuation.built if self._continuation else {}
+            built = attributes.record_initial(trainer, module, before=self._first)
             self._built = {place: built[place] for place in built.keys() - self._checked} | set_since
-            self._was_set = trainer_settings.built(trainer)
+            self._was_set = trainer_settings.record_initial(trainer)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *batch: Any, **number: Any
@@ -216,10 +216,10 @@ class Resume(L.Callback):
         self._within_redone(trainer)
 
     def on_validation_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
-        self.watch.progress(trainer.global_step, "validating")
+        self.watch.report_progress(trainer.global_step, "validating")
 
     def on_test_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
-        self.watch.progress(trainer.global_step, "testing")
+        self.watch.report_progress(trainer.global_step, "testing")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -234,11 +234,11 @@ class Resume(L.Callback):
         self._validations += 1
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.warned.install()
+        self.warned.install_handlers()
         self.redone.begin()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self.watch.fails(exception)  # at once: what follows may wait for ranks that are gone
+        self.watch.report_failure(exception)  # at once: what follows may wait for ranks that are gone
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._validated:
@@ -257,9 +257,9 @@ class Resume(L.Callback):
         if not self._takes_statistics:
             self._between_steps(trainer, pl_module, last=True)
         self._end_averaging(trainer, pl_module)
-        trainer.strategy.when_ended = continuation.tells_changes(trainer, pl_module)  # type: ignore[attr-defined]
+        trainer.strategy.after_train_end = continuation.tells_changes(trainer, pl_module)  # type: ignore[attr-defined]
         self._wait(trainer)  # without its end a run is not finished
-        self.warned.interruptible(False)
+        self.warned.set_interruptible(False)
         if self.trial:
             self.trial.end("fail" if self.best is None else "complete", self.best)
 
@@ -274,26 +274,26 @@ class Resume(L.Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint |= continuation.saved(trainer, pl_module, self._built or {}, self._was_set, self._began)
-        checkpoint[MINE]["made_loaders"] = self._loaders.state()
+        checkpoint[RANK_STATE]["made_loaders"] = self._loaders.state()
         is_fetched = checkpoint["position"]["is_fetched"]
-        checkpoint[MINE]["transferred"] = self._transferred.state() if is_fetched else None
+        checkpoint[RANK_STATE]["transferred"] = self._transferred.state() if is_fetched else None
         checkpoint["attempt"] = self.run.number
         checkpoint["averaged"] = self._averaged
-        checkpoint[NOTE] = {"step": trainer.global_step, "attempt": self.run.number, "epoch": trainer.current_epoch}
+        checkpoint[MANIFEST] = {"step": trainer.global_step, "attempt": self.run.number, "epoch": trainer.current_epoch}
         # As curves are numbered: `step` counts the steps of all optimizers.
-        checkpoint[NOTE]["stepped"] = trainer.fit_loop.epoch_loop._batches_that_stepped
-        checkpoint[NOTE]["batches"] = trainer.fit_loop.epoch_loop.batch_progress.total.completed
-        checkpoint[NOTE]["averaged"] = checkpoint["averaged"]
+        checkpoint[MANIFEST]["stepped"] = trainer.fit_loop.epoch_loop._batches_that_stepped
+        checkpoint[MANIFEST]["batches"] = trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        checkpoint[MANIFEST]["averaged"] = checkpoint["averaged"]
         # For good, by a callback. One that looks as an epoch ends may say so only because `max_steps` ended that one.
-        checkpoint[NOTE]["stopped_early"] = trainer.should_stop and trainer.fit_loop._can_stop_early
+        checkpoint[MANIFEST]["stopped_early"] = trainer.should_stop and trainer.fit_loop._can_stop_early
         if self._saves:
-            checkpoint[AFTERWARDS] = partial(self._tidy, best=self.best_folder)
+            checkpoint[ON_PUBLISHED] = partial(self._tidy, best=self.best_folder)
         else:  # one that the researcher asks for, in a folder where nothing is ours
             self._written(trainer)
         if self._average is not None:
-            checkpoint[VALIDATED] = self._average
+            checkpoint[VALIDATED_WEIGHTS] = self._average
         if trainer.is_global_zero:
-            checkpoint[NOTE]["logs"] = record.flushed(trainer)
+            checkpoint[MANIFEST]["logs"] = record.flushed(trainer)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":
@@ -304,7 +304,7 @@ class Resume(L.Callback):
         skipped = record.skipped(self.run_dir, place["stepped"], checkpoint["attempt"])
         self._continuation = Continuation(trainer, checkpoint, skipped)
         self._loaders.again = self._continuation.made_loaders(trainer)
-        self._transferred.again = self._continuation.transferred()
+        self._transferred.to_restore = self._continuation.transferred()
         trainer.strategy.evaluation = self._continuation.evaluation()  # type: ignore[attr-defined]
         self._saved_step = checkpoint["global_step"]
         state = checkpoint["callbacks"][self.state_key]
@@ -379,7 +379,7 @@ class Resume(L.Callback):
     def _save(self, trainer: L.Trainer, step: int, is_best: bool, averaged: bool = False) -> None:
         begin = time.time()
         self._written(trainer)
-        final = on_disk.place(self.run_dir, step, averaged)
+        final = on_disk.checkpoint_path(self.run_dir, step, averaged=averaged)
         if is_best:
             self.best, self.best_folder = self.run.validation_metrics[self.when.monitor or ""], final.name
         else:
@@ -387,14 +387,14 @@ class Resume(L.Callback):
         self._saves = True
         try:
             trainer.save_checkpoint(final, weights_only=False)
-        except Unwritten as error:
+        except CheckpointNotWritten as error:
             self._warn(trainer, step, error)
         finally:
             self._saves = False
         self._saved_step, self._saved_at = step, time.monotonic()
         self._average, self._updates = None, weight_averaging.updates(trainer) if self._average is None else -1
         if trainer.is_global_zero:
-            phases.note(self.run_dir, self.run.number, "checkpoint", begin, step)
+            phases.record_phase(self.run_dir, self.run.number, kind="checkpoint", begin_time=begin, step=step)
 
     def _written(self, trainer: L.Trainer) -> None:
         """Wait for the checkpoint that is being written. One that failed is reported; those before it are there."""
@@ -402,9 +402,9 @@ class Resume(L.Callback):
         try:
             self._wait(trainer)
             self._save_seconds = writer.seconds or self._save_seconds
-            self.watch.saved |= bool(writer.seconds)
+            self.watch.has_saved |= bool(writer.seconds)
             self._best_written = self.best, self.best_folder
-        except Unwritten as error:
+        except CheckpointNotWritten as error:
             self._warn(trainer, self._saved_step, error)
 
     def _wait(self, trainer: L.Trainer) -> None:
@@ -416,26 +416,26 @@ class Resume(L.Callback):
             now = time.monotonic()
             quiet_since = now if moves else quiet_since
             if now - quiet_since < (QUIET - 1) * 60 * self.faults.hang_minutes:
-                self.watch.progress(step, "waiting for a checkpoint to be written")
+                self.watch.report_progress(step, "waiting for a checkpoint to be written")
 
         trainer.strategy.writer.wait(meanwhile)  # type: ignore[attr-defined]
 
-    def _warn(self, trainer: L.Trainer, step: int, error: Unwritten) -> None:
+    def _warn(self, trainer: L.Trainer, step: int, error: CheckpointNotWritten) -> None:
         self.best, self.best_folder = self._best_written
         if trainer.is_global_zero:
             print(f"warning: the checkpoint of step {step} was not written: {error}", flush=True)
 
     def _tidy(self, final: Path, best: str | None) -> None:
         """A checkpoint is whole: name it, and remove what it makes superfluous. On the thread that has written it."""
-        on_disk.point(final.with_name(on_disk.LAST), final)
+        on_disk.set_link(final.with_name(on_disk.LAST), final)
         if final.name == best:
-            on_disk.point(final.with_name(on_disk.BEST), final)
+            on_disk.set_link(final.with_name(on_disk.BEST), final)
         on_disk.prune(final, self.when.keep)
 
     def _settle(self, found: Path, state: dict[str, Any]) -> None:
         """Let both links lead where this checkpoint's state says. A best one that is gone is the best no more."""
         best = found.with_name(state["best_folder"]) if state["best_folder"] else None
-        if not on_disk.settle(found, best) and best:
+        if not on_disk.settle_links(found, best) and best:
             print(f"warning: the best checkpoint, {best}, is gone; the next validation names a new one", flush=True)
             state.update(best=None, best_folder=None)
         elif best and state["best"] is not None and self._goes_by_another(state):
@@ -466,7 +466,9 @@ class Resume(L.Callback):
         if trainer.is_global_zero:
             if self.trial and outcome != "continue":
                 self.trial.end("pruned" if outcome == "finished" else "fail")
-            directory.end(self.run_dir, self.run.claim, self.run.number, step, outcome, why)
+            attempt_log.record_end(
+                self.run_dir, self.run.claim, attempt=self.run.number, step=step, outcome=outcome, why=why
+            )
         if outcome == "finished":  # a run that its search ends early has a result all the same
             record.result(trainer, self.run.cfg, self.run.validation_metrics)
         self.agreement.wait()  # till rank 0 has noted it: a launcher may end all ranks when the first one leaves

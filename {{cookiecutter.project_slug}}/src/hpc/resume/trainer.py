@@ -12,7 +12,7 @@ from hpc.data.same_data import SameData
 from hpc.data.staging_progress import Copying
 from hpc.resume.changed_hyperparameters import Hyperparameters
 from hpc.resume.resume import Resume, Trial
-from hpc.run import directory
+from hpc.run import attempt_log
 from hpc.training import lean, loggers, record, strategies
 from hpc.training.attempt import Attempt
 from hpc.training.curves import Curves
@@ -36,7 +36,7 @@ def make_trainer(
     record.hide(cfg, module, data)
     if cfg.ckpt and not run.checkpoint:
         weights.load(module, cfg.ckpt)
-    logging = loggers.build_all(cfg, run.checkpoint, directory.starts(run.run_dir))
+    logging = loggers.build_all(cfg, run.checkpoint, attempt_log.read_starts(run.run_dir))
     if run.claim:  # after what may be rejected, so that a rejection leaves no run behind
         run.take_back = record.begin(run, logging)
     ours = [
@@ -91,5 +91,7 @@ def finish(run: Attempt, trainer: L.Trainer, metrics: dict[str, Any]) -> None:
     trainer.strategy.barrier()
     if run.claim:
         values = {name: float(value) for name, value in metrics.items()}
-        directory.end(run.run_dir, run.claim, run.number, trainer.global_step, "finished", metrics=values)
+        attempt_log.record_end(
+            run.run_dir, run.claim, attempt=run.number, step=trainer.global_step, outcome="finished", metrics=values
+        )
     run.metrics = metrics if trainer.is_global_zero else {}

@@ -107,7 +107,7 @@ def _left_out(trainer: L.Trainer) -> str:
     """Weights that a module's own `state_dict` leaves out."""
     if isinstance(trainer.strategy, DeepSpeedStrategy):  # which saves them without it
         return ""
-    names = weights.left_out(trainer.lightning_module)
+    names = weights.names_not_in_state_dict(trainer.lightning_module)
     return f"state_dict() without {', '.join(names[:3])}{' ...' * (len(names) > 3)}" if names else ""
 
 

@@ -1,1 +1,11 @@
-"""The life of a run: its directory, who may write, signals, watchdog, history."""
+"""The life of a run: its directory and config, who may write, signals, the watchdog, and the history of attempts.
+
+Others use
+    directory, frozen_config, allowed_changes   make a run directory; keep and compare its config
+    command_line, program                       from typed words to the config of a run, and to an exit code
+    claim, attempt_log, restarts                who may write; what attempts have recorded; restarts by the scheduler
+    watchdog, signals, stacks                   ranks that fail together; warnings before the end of a job
+    snapshot, environment                       the code and the Python environment of a job
+    history, phases, job_logs, last_alive       what runs have left, read again for tables and reports
+It needs config, launch and system, and imports neither torch nor lightning.
+"""

@@ -1,7 +1,7 @@
-"""What a person means to change of a run that goes on: `resume_allow=[model.optimizer.lr,data]`, typed for one resume.
+"""Keys that a person allows to change when a run is resumed: `resume_allow=[model.optimizer.lr,data]`.
 
-A key of the config counts as soon as its new value stands in config.yaml. Whether data have changed is seen when
-training starts, in a job maybe: till then the permission lies in the run directory. It is used once.
+A key of the config takes effect as soon as its new value is in config.yaml. Whether data have changed is seen only when
+training starts, possibly in a job: until then the permission is kept in the run directory. It is used once.
 """
 
 import json
@@ -14,33 +14,34 @@ from omegaconf import DictConfig
 
 from hpc.config.conversion import flatten
 from hpc.config.errors import ConfigError, closest_word
-from hpc.run import directory
+from hpc.run import attempt_log
 
 KEY, DATA = "resume_allow", "data"
-# The place in an epoch is counted with these, or they say nothing to a run that goes on.
-NEVER = ("seed", "data.seed", "data.global_batch_size", "name", "run_dir", "ckpt", "test_only")
+# The position in an epoch depends on the first three; the others mean nothing to a run that is resumed.
+NEVER_ALLOWED = ("seed", "data.seed", "data.global_batch_size", "name", "run_dir", "ckpt", "test_only")
 
 
-def keys(old: DictConfig, new: DictConfig) -> list[str]:
-    """Return the keys of the config that may differ, beside those that always may. Raises `ConfigError`."""
-    known = flatten(old) | flatten(new)
+def allowed_keys(old: DictConfig, new: DictConfig) -> list[str]:
+    """Return the keys of the config that `resume_allow` lets differ. Raises `ConfigError`."""
+    existing = flatten(old) | flatten(new)
     for key in new.resume_allow:
-        if key in NEVER:
-            rule = f"{key} must stay as it is while a run goes on"
-            raise ConfigError(KEY, f"[{key}]", rule, f"a new run from its weights: {key}=... ckpt=<its last.ckpt>")
-        if key not in known and not any(leaf.startswith(f"{key}.") for leaf in known):
-            rule = f"must name keys of the config, or data; {key} is none of them"
-            raise ConfigError(KEY, f"[{key}]", rule, f"{KEY}=[{closest_word(key, known, '<key>')}]")
+        if key in NEVER_ALLOWED:
+            rule = f"cannot name {key}, which must stay the same while a run is resumed"
+            fix = f"a new run from the weights of this one: {key}=... ckpt=<its last.ckpt>"
+            raise ConfigError(KEY, f"[{key}]", rule, fix)
+        if key not in existing and not any(leaf.startswith(f"{key}.") for leaf in existing):
+            rule = f"must name keys of the config, or data; {key} is neither"
+            raise ConfigError(KEY, f"[{key}]", rule, f"{KEY}=[{closest_word(key, existing, '<key>')}]")
     return [key for key in new.resume_allow if key != DATA]
 
 
-def grant(run_dir: Path, allowed: Sequence[str]) -> None:
+def grant(run_dir: Path, keys: Sequence[str]) -> None:
     """Leave a permission for the next start."""
-    (run_dir / f"{KEY}.json").write_text(json.dumps(list(allowed)), encoding="utf-8")
+    (run_dir / f"{KEY}.json").write_text(json.dumps(list(keys)), encoding="utf-8")
 
 
-def granted(run_dir: Path) -> list[str]:
-    """Return what was permitted and is not used yet."""
+def read_grant(run_dir: Path) -> list[str]:
+    """Return the keys that are permitted and not used yet."""
     try:
         return list(json.loads((run_dir / f"{KEY}.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -48,17 +49,19 @@ def granted(run_dir: Path) -> list[str]:
 
 
 def withdraw(run_dir: Path) -> None:
-    """The permission is used, or no longer meant."""
+    """Remove the permission: it is used, or no longer wanted."""
     (run_dir / f"{KEY}.json").unlink(missing_ok=True)
 
 
-def note(run_dir: Path, changes: Sequence[str], **facts: Any) -> None:
-    """Note in attempts.jsonl what was changed with permission. A run that has not started yet is not changed."""
+def record_changes(run_dir: Path, changes: Sequence[str], **facts: Any) -> None:
+    """Record in attempts.jsonl what was changed with permission, unless the run has not started yet."""
     file = run_dir / "attempts.jsonl"
     if changes and file.exists():
-        directory.note(file, {"event": "allowed", "time": time.time(), "changes": list(changes), **facts})
+        event = {"event": "allowed", "time": time.time(), "changes": list(changes), **facts}
+        attempt_log.append_line(file, event)
 
 
-def noted(run_dir: Path, fact: str) -> list[Any]:
-    """Return this fact of all that was permitted so far."""
-    return [event[fact] for event in directory.events(run_dir) if event.get("event") == "allowed" and fact in event]
+def recorded_facts(run_dir: Path, name: str) -> list[Any]:
+    """Return the values of one fact in all changes that were recorded, oldest first."""
+    events = attempt_log.read_events(run_dir)
+    return [event[name] for event in events if event.get("event") == "allowed" and name in event]

@@ -1,4 +1,4 @@
-"""What ranks leave when a run fails, errors/<attempt>/rank-<N>.txt, and which of them was the first cause. No torch."""
+"""The errors that ranks leave in errors/<attempt>/rank-<N>.txt, and which of them was the first. Imports no torch."""
 
 import re
 import time
@@ -6,100 +6,98 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc.run.stacks import WAITS
+from hpc.run.stacks import WAITS_FOR_RANKS
 from hpc.system.files import open_regular_file
 
-TAIL = 2**20  # bytes of such a file that are read
-ENDED = "Ended"  # the type of what a rank notes that was well when another failed
-# What gloo, NCCL and torch's store say on the ranks that are left when a peer is gone.
+MAX_BYTES = 2**20  # of such a file that are read
+ENDED = "Ended"  # the type that a healthy rank notes when another one has failed
+# Messages of gloo, NCCL and torch's store on the ranks that are left when another one is gone.
 PEER_GONE = re.compile(
     r"\bgloo\b|nccl|connection (was )?(closed|reset|rejected)|broken pipe|socket timeout|"
     r"timed out (waiting|after)|watchdog|recv.* 0 bytes",
     re.IGNORECASE,
 )
 BY_TORCH = re.compile(r"RuntimeError|Dist\w*Error|Connection\w+|BrokenPipeError|TimeoutError")
-# Faults of the machine, as torch words them: the next start may do better.
+# Faults of the machine, as torch words them: the next start may succeed.
 HARDWARE = re.compile(r"CUDA (error|driver)|CU(DNN|BLAS)_STATUS|uncorrectable|DataLoader worker .*(killed|exited)")
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What one rank said last."""
+    """The last error of one rank."""
 
     time: float
     rank: int
     host: str
-    said: str  # `Type: message`
+    error: str  # `Type: message`
 
     @property
     def line(self) -> str:
-        """As a person reads it: `rank 1 on n2: Type: message`."""
-        colon = ":" if self.said.partition(":")[0].isidentifier() else ""
-        return f"rank {self.rank}{f' on {self.host}' if self.host else ''}{colon} {self.said}"
+        """The error with its place, for a person: `rank 1 on n2: Type: message`."""
+        colon = ":" if self.error.partition(":")[0].isidentifier() else ""
+        return f"rank {self.rank}{f' on {self.host}' if self.host else ''}{colon} {self.error}"
 
     @property
-    def echo(self) -> bool:
-        """Did it only notice that another one had failed?"""
-        kind, _, message = self.said.partition(": ")
-        gone = BY_TORCH.fullmatch(kind) and PEER_GONE.search(message)
-        return kind == ENDED or (kind == "Hang" and WAITS in message) or bool(gone)
+    def is_echo(self) -> bool:
+        """Whether this rank failed only because another one had failed."""
+        kind, _, message = self.error.partition(": ")
+        is_peer_gone = BY_TORCH.fullmatch(kind) and PEER_GONE.search(message)
+        return kind == ENDED or (kind == "Hang" and WAITS_FOR_RANKS in message) or bool(is_peer_gone)
 
 
-def note(run_dir: Path, attempt: int, rank: int, host: str, said: str, stack: str) -> None:
-    """Leave a file, whole or not at all.
+def write_cause(run_dir: Path, attempt: int, *, rank: int, host: str, error: str, stack: str) -> None:
+    """Write the file of a rank, whole or not at all.
 
     Args:
-        said: `Type: message`, in one line.
+        error: `Type: message`, in one line.
         stack: the traceback, or the stacks of all threads.
     """
-    path = folder(run_dir, attempt) / f"rank-{rank}.txt"
+    path = errors_folder(run_dir, attempt) / f"rank-{rank}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}")
-    aside.write_text(f"{time.time():.3f} {said}\nhost {host}\n{stack}", encoding="utf-8", errors="replace")
-    aside.replace(path)
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(f"{time.time():.3f} {error}\nhost {host}\n{stack}", encoding="utf-8", errors="replace")
+    temporary.replace(path)
 
 
-def folder(run_dir: Path, attempt: int) -> Path:
+def errors_folder(run_dir: Path, attempt: int) -> Path:
+    """Return the folder for the errors of an attempt's ranks."""
     return run_dir / "errors" / str(attempt)
 
 
-def first(causes: Sequence[Cause], world_size: int = 0, hosts: Sequence[str] = ()) -> Cause | None:
-    """The original, not the echoes; where there are only echoes, a rank that left without a word; or None.
+def first_cause(causes: Sequence[Cause], *, world_size: int = 0, hosts: Sequence[str] = ()) -> Cause | None:
+    """Return the earliest error that is no echo; if all are echoes, a rank that left no file; or None.
 
     Args:
-        hosts: the nodes' names; ranks are packed node by node.
+        hosts: names of the nodes; ranks are packed node by node.
     """
-    originals = [cause for cause in causes if not cause.echo]
+    originals = [cause for cause in causes if not cause.is_echo]
     silent = sorted(set(range(world_size)) - {cause.rank for cause in causes})
     if causes and silent and not originals:
-        others = f" and {len(silent) - 1} more" if silent[1:] else ""
+        others = f", as did {len(silent) - 1} more" if silent[1:] else ""
         host = hosts[silent[0] * len(hosts) // world_size] if hosts else ""
-        return Cause(min(cause.time for cause in causes), silent[0], host, f"left without a word{others} (killed?)")
+        return Cause(min(cause.time for cause in causes), silent[0], host, f"ended without an error{others} (killed?)")
     return min(originals or causes, key=lambda cause: cause.time, default=None)
 
 
-def read(run_dir: Path, attempt: int) -> list[Cause]:
-    """What the ranks of an attempt have left; a damaged file counts as missing."""
-    found = (_read(path) for path in folder(run_dir, attempt).glob("rank-*.txt"))
-    return [cause for cause in found if cause]
+def read_causes(run_dir: Path, attempt: int) -> list[Cause]:
+    """Return the errors that the ranks of an attempt have left; a damaged file counts as missing."""
+    causes = (_read_cause(path) for path in errors_folder(run_dir, attempt).glob("rank-*.txt"))
+    return [cause for cause in causes if cause]
 
 
-def _read(path: Path) -> Cause | None:
+def _read_cause(path: Path) -> Cause | None:
     try:
         with open_regular_file(path) as stream:
-            text = stream.read(TAIL).decode(errors="replace")
+            text = stream.read(MAX_BYTES).decode(errors="replace")
     except OSError:
         return None
     rank = re.fullmatch(r"rank-(\d+)", path.stem)
-    told = re.match(r"(\d+(?:\.\d+)?) (.+)\n(?:host (\S+)\n)?", text)
-    if not rank or not told:
-        return None
-    rule = re.search(r"(?m)^\s*rule: (.+)", text) if told[2].startswith("ConfigError") else None
-    return Cause(float(told[1]), int(rank[1]), told[3] or "", told[2] + (f": {rule[1]}" if rule else ""))
+    head = re.match(r"(\d+(?:\.\d+)?) (.+)\n(?:host (\S+)\n)?", text)
+    return Cause(float(head[1]), int(rank[1]), head[3] or "", head[2]) if rank and head else None
 
 
-def deterministic(error: BaseException) -> bool:
-    """Would the next start fail in the same way? Not after faults of files, network, hardware or another rank."""
+def is_deterministic(error: BaseException) -> bool:
+    """Return whether the next start would fail alike: not after faults of files, network, hardware or another rank."""
     if not isinstance(error, Exception) or isinstance(error, OSError | MemoryError):
         return False
     kinds = {kind.__name__ for kind in type(error).__mro__}
@@ -107,5 +105,5 @@ def deterministic(error: BaseException) -> bool:
         return True
     if kinds & {"DistError", "AcceleratorError"}:
         return False
-    passing = PEER_GONE.search(str(error)) or HARDWARE.search(str(error))
-    return not (isinstance(error, RuntimeError) and passing)
+    is_transient = PEER_GONE.search(str(error)) or HARDWARE.search(str(error))
+    return not (isinstance(error, RuntimeError) and is_transient)

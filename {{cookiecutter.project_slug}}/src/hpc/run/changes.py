@@ -1,4 +1,4 @@
-"""What differs between the config of a run and the one it is resumed with, and what of that may differ."""
+"""Differences between the config of a run and the one that it is resumed with, and which of them are allowed."""
 
 from pathlib import Path
 from typing import Any
@@ -9,100 +9,111 @@ from omegaconf.errors import OmegaConfBaseException
 from hpc.config.conversion import flatten
 from hpc.config.errors import ConfigError
 from hpc.config.freezing import to_frozen_yaml
-from hpc.run import allowed_changes, saved_config
+from hpc.run import allowed_changes
 
-# What may change while a run goes on: where and how it runs. And what these decide through `${...}`, wherever it is.
+# Keys that may change while a run is resumed: where and how it runs. And what follows from these through `${...}`.
 MAY_CHANGE = (
     "run_dir", "trainer", "strategy", "cluster", "callbacks", "checkpoint", "faults", "logger", "group_readable",
     "dirty_tree", "force", "profile", "resume_allow", "data.num_workers", "data.num_ahead", "data.stage",
 )  # fmt: skip
 
+NOTHING = "(nothing)"  # in place of a value that is not set
 
-def moved(run_dir: Path, old: DictConfig, new: DictConfig) -> DictConfig:
-    """The newly composed config of a run, its science compared with the frozen one.
+
+def accept_new_config(old: DictConfig, new: DictConfig, *, run_dir: Path) -> DictConfig:
+    """Return the newly composed config of a run, completed by the frozen one where the data have said what they are.
 
     Raises:
-        ConfigError: something differs that is not in `MAY_CHANGE` and does not follow from that.
+        ConfigError: a value differs that is neither in `MAY_CHANGE` nor follows from one there.
     """
-    for key, value in flatten(new).items():  # what the data said of themselves
-        if value is None and OmegaConf.select(new, f"{key.rpartition('.')[0]}._check_"):
+    for key, value in flatten(new).items():
+        if value is None and OmegaConf.select(new, f"{key.rpartition('.')[0]}._check_"):  # read from the data
             OmegaConf.update(new, key, OmegaConf.select(old, key))
-    _reject_other_science(run_dir, old, new)
-    _reject_trial(run_dir, old, new)
+    reject_other_science(old, new, run_dir=run_dir)
     new.run_dir = str(run_dir)
     return new
 
 
-def changes(run_dir: Path, cfg: DictConfig) -> list[str]:
-    """`key: old -> new`, a line for each value that differs from the run's config.yaml."""
-    before, after = _leaves(saved_config.load(run_dir)), _leaves(cfg)
-    differ = [key for key in _differ(before, after) if key != allowed_changes.KEY]
-    return [f"{key}: {_typed(before, key)} -> {_typed(after, key)}" for key in differ]
+def list_changes(old: DictConfig, new: DictConfig) -> list[str]:
+    """Return a line `key: old -> new` for each value that differs."""
+    before, after = _leaves(old), _leaves(new)
+    differing = [key for key in _differing_keys(before, after) if key != allowed_changes.KEY]
+    return [f"{key}: {_as_typed(before, key)} -> {_as_typed(after, key)}" for key in differing]
 
 
-def reject_other(run_dir: Path, cfg: DictConfig) -> None:
-    """Raise `ConfigError` where there is a run of other science."""
-    if (run_dir / "config.yaml").exists():
-        old = saved_config.load(run_dir)
-        _reject_other_science(run_dir, old, cfg)
-        _reject_trial(run_dir, old, cfg)
+def reject_other_science(old: DictConfig, new: DictConfig, *, run_dir: Path) -> None:
+    """Raise `ConfigError` where the new config would train something else than the run in this directory does."""
+    _reject_changed_key(old, new, run_dir)
+    _reject_fast_dev_run(old, new, run_dir)
 
 
-def _reject_other_science(run_dir: Path, old: DictConfig, new: DictConfig) -> None:
-    before, after = _leaves(old), _leaves(_as_it_ran(old, new))
-    differ = [key for key in _differ(before, after) if not _may_change(key)]
-    if not differ:
+def may_change(key: str) -> bool:
+    """Return whether a key may change while a run is resumed, without permission."""
+    return any(key == section or key.startswith(f"{section}.") for section in MAY_CHANGE)
+
+
+def _reject_changed_key(old: DictConfig, new: DictConfig, run_dir: Path) -> None:
+    before, after = _leaves(old), _leaves(_with_old_setup(old, new))
+    differing = [key for key in _differing_keys(before, after) if not may_change(key)]
+    if not differing:
         return
-    raw = flatten(new)
-    key = min(differ, key=lambda key: "${" in str(raw.get(key)))  # what is written before what follows from it
-    its, asked = _typed(before, key), _typed(after, key)
-    rule = f"the run has {its}; it must go on with the same science, but for what you name in {allowed_changes.KEY}"
-    mean = "" if key in allowed_changes.NEVER else f"{key}={asked} {allowed_changes.KEY}=[{key}] if you mean it, or "
-    fix = f"{key}={its}, or {mean}a new run from its weights: {key}={asked} ckpt={run_dir}/checkpoints/last.ckpt"
-    raise ConfigError(key, asked, rule, fix)
+    unresolved = flatten(new)
+    key = min(differing, key=lambda key: "${" in str(unresolved.get(key)))  # a cause before what follows from it
+    value = _as_typed(after, key)
+    if key in before:
+        rule, keep = (
+            f"must stay {_as_typed(before, key)}, as it was when this run started",
+            f"{key}={_as_typed(before, key)}",
+        )
+    else:
+        rule, keep = "must stay unset, as it was when this run started", f"leave out {key}"
+    change = f"{key}={value}" if key in after else f"~{key}"
+    allow = f"{change} {allowed_changes.KEY}=[{key}] to change it on purpose, or "
+    if key in allowed_changes.NEVER_ALLOWED:
+        allow = ""
+    new_run = f"{change} ckpt=" if key != "ckpt" else "ckpt="
+    fix = f"{keep}, or {allow}a new run from its weights: {new_run}{run_dir}/checkpoints/last.ckpt"
+    raise ConfigError(key, value, rule, fix)
 
 
-def _reject_trial(run_dir: Path, old: DictConfig, new: DictConfig) -> None:
-    """Raise `ConfigError` where a few batches are asked for to try a run: Lightning would take them for its end."""
+def _reject_fast_dev_run(old: DictConfig, new: DictConfig, run_dir: Path) -> None:
+    """Reject a trial of a few batches: Lightning would take its end for the end of the run."""
     key = "fast_dev_run"
-    before, asked = old.trainer.get(key), new.trainer.get(key)
-    if asked and asked != before:
-        rule = "must stay off while a run goes on: it tries a few batches, and the run would be finished then"
-        fix = f"a new run, so without resume={run_dir}; or resume={run_dir} without trainer.{key}"
-        raise ConfigError(f"trainer.{key}", asked, rule, fix)
+    old_value, new_value = old.trainer.get(key), new.trainer.get(key)
+    if new_value and new_value != old_value:
+        rule = "must be false for a run that is resumed: the run would count as finished after a few batches"
+        fix = f"a new run, without resume={run_dir}; or resume={run_dir} without trainer.{key}"
+        raise ConfigError(f"trainer.{key}", new_value, rule, fix)
 
 
-def _as_it_ran(old: DictConfig, new: DictConfig) -> DictConfig:
-    """The new config, but for what may change: so what follows from that is as it was, too."""
+def _with_old_setup(old: DictConfig, new: DictConfig) -> DictConfig:
+    """Return the new config with all that may change set back, so that what follows from it is as it was, too."""
     cfg = new.copy()
     with open_dict(cfg):
-        for key in (*MAY_CHANGE, *allowed_changes.keys(old, new)):
-            above, _, last = key.rpartition(".")
-            here, there = (OmegaConf.select(some, above) if above else some for some in (cfg, old))
-            if here is not None:
-                here.pop(last, None)
-            if here is not None and there is not None and last in there:
-                here[last] = there[last]
+        for key in (*MAY_CHANGE, *allowed_changes.allowed_keys(old, new)):
+            section, _, name = key.rpartition(".")
+            node, old_node = (OmegaConf.select(config, section) if section else config for config in (cfg, old))
+            if node is not None:
+                node.pop(name, None)
+            if node is not None and old_node is not None and name in old_node:
+                node[name] = old_node[name]
     return cfg
 
 
 def _leaves(cfg: DictConfig) -> dict[str, Any]:
-    """All values as config.yaml holds them. Raises `ConfigError` where a reference leads nowhere."""
+    """Return all values as config.yaml holds them. Raises `ConfigError` where a reference cannot be resolved."""
     try:
         return flatten(OmegaConf.create(to_frozen_yaml(cfg)))
     except OmegaConfBaseException as error:
-        raise ConfigError(error.full_key or "resume", None, str(error).splitlines()[0], "see --cfg job") from None
+        rule = f"cannot be resolved: {str(error).splitlines()[0]}"
+        raise ConfigError(error.full_key or "resume", None, rule, "see --cfg job") from None
 
 
-def _may_change(key: str) -> bool:
-    return any(key == part or key.startswith(f"{part}.") for part in MAY_CHANGE)
-
-
-def _differ(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def _differing_keys(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return [key for key in before | after if (key in before, before.get(key)) != (key in after, after.get(key))]
 
 
-def _typed(leaves: dict[str, Any], key: str) -> str:
-    """A value as one would type it."""
-    value = leaves.get(key, "(nothing)")
+def _as_typed(leaves: dict[str, Any], key: str) -> str:
+    """Return a value as it would be typed on a command line."""
+    value = leaves.get(key, NOTHING)
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,6 +1,6 @@
-"""One writer per run directory: who may write here is whoever made the highest number in claims/. Imports no torch.
+"""One writer per run directory: the owner is whoever made the highest number in claims/. Imports no torch.
 
-Nothing here compares clocks or times of files: nodes disagree about them, and NFS keeps them for a while.
+Nothing here compares clocks or times of files: nodes disagree about them, and NFS caches them for a while.
 """
 
 import json
@@ -15,198 +15,202 @@ from pathlib import Path
 from typing import Any
 
 from hpc.config.errors import ConfigError
-from hpc.run import directory
+from hpc.run import attempt_log
 from hpc.system import files, process
 
-BEAT = 2.0  # seconds between two beats
-LOOK = 0.25  # seconds between two looks at another's heartbeat
+BEAT_SECONDS = 2.0  # between two heartbeats
+POLL_SECONDS = 0.25  # between two looks at another process's heartbeat
 
 
 class Claim:
-    """This process's right to write into a run directory, until a higher number is there. Its heart beats by itself."""
+    """This process's right to write into a run directory, until a higher number is there. A thread keeps it alive."""
 
     def __init__(self, folder: Path, attempt: int, text: str) -> None:
         self.attempt = attempt
         self._folder, self._text, self._count = folder, text, 0
         self._lock, self._released = threading.Lock(), threading.Event()
-        threading.Thread(target=self._live, daemon=True, name="claim").start()
+        threading.Thread(target=self._beat_until_released, daemon=True, name="claim").start()
 
     def beat(self) -> None:
-        """Show that this process lives. A disk that fails is no reason to raise."""
+        """Show that this process is alive. A disk that fails is no reason to raise."""
         with self._lock, suppress(OSError):
             self._count += 1
-            _beat(self._folder, self.attempt, self._count)
+            _write_beat(self._folder, self.attempt, self._count)
 
-    def mine(self) -> bool:
-        """May this process still write? False for good once another has taken over or the claim was deleted.
+    def may_write(self) -> bool:
+        """Return whether this process still owns the run directory.
 
-        Asks the file system (milliseconds), so that what is done right after a True can hardly come too late.
+        False for good once another process has taken over or the claim was deleted. It asks the file system, which
+        takes milliseconds, so that a write right after a True can hardly come too late.
         """
-        self.beat()  # NFS shows a folder afresh after a change of one's own
+        self.beat()  # NFS lists a folder anew after a change of one's own
         try:
-            claim = self._path.read_text(encoding="utf-8", errors="replace")
-            return claim == self._text and newest(self._folder.parent) == self.attempt
+            text = self._path.read_text(encoding="utf-8", errors="replace")
+            return text == self._text and newest_attempt(self._folder.parent) == self.attempt
         except FileNotFoundError:
             return False
         except OSError:
-            return True  # nobody can tell: where it matters, the write that follows fails, too
+            return True  # unknown; where it matters, the write that follows fails as well
 
     def release(self) -> None:
-        """Say goodbye: the next one need not wait to see whether this process still lives."""
+        """Give the claim up, so that the next process need not wait to see whether this one is still alive."""
         self._released.set()
         self._text = json.dumps(json.loads(self._text) | {"released": True})
         with suppress(OSError):
-            _aside(self._path, self._text).replace(self._path)
+            _write_temporary(self._path, self._text).replace(self._path)
 
-    def _live(self) -> None:
-        while not self._released.wait(BEAT):
+    def _beat_until_released(self) -> None:
+        while not self._released.wait(BEAT_SECONDS):
             self.beat()
 
     @property
     def _path(self) -> Path:
-        return _file(self._folder, self.attempt)
+        return _claim_path(self._folder, self.attempt)
 
 
-def take(run_dir: Path, who: Mapping[str, Any], watch_seconds: float = 8) -> Claim:
-    """Claim the next attempt at a run, on rank 0 alone; whoever held the directory before is fenced off from then on.
+def take(run_dir: Path, claimant: Mapping[str, Any], *, watch_seconds: float = 8) -> Claim:
+    """Claim the next attempt at a run, on rank 0 alone; an earlier owner may not write any more from then on.
 
     Args:
-        who: "job", "host", "pid" and "restart", how often the scheduler has started the job again.
-        watch_seconds: how long one who has not said goodbye is watched for a heartbeat.
+        claimant: "job", "host", "pid" and "restart", how often the scheduler has started the job again.
+        watch_seconds: how long an owner that has not released its claim is watched for a heartbeat.
 
     Raises:
-        ConfigError: another process writes into the directory, or has come first, or it cannot be written.
+        ConfigError: another process writes into the directory, or was faster, or the directory cannot be written.
     """
     folder = run_dir / "claims"
     stop = "qdel" if "PBS_JOBID" in os.environ else "scancel"
-    text = json.dumps({**who, "stop": stop, "process": process.identity(os.getpid())})
+    text = json.dumps({**claimant, "stop": stop, "process": process.identity(os.getpid())})
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        aside = _aside(folder / "new", text)  # before the look around, which NFS answers afresh after it
+        temporary = _write_temporary(folder / "new", text)  # first: NFS lists the folder anew after that
         try:
-            last = newest(run_dir)
-            if last and _lives(run_dir, last, who, watch_seconds):
-                raise _held(run_dir, last)
-            attempt = 1 + max(last, *(_whole(event.get("attempt")) for event in directory.events(run_dir)), 0)
-            _beat(folder, attempt, 0)  # first, so that whoever sees the claim finds a heartbeat
-            if not link(aside, _file(folder, attempt)):
-                raise _held(run_dir, attempt)  # made since we looked: it lives
+            last = newest_attempt(run_dir)
+            if last and _is_alive(run_dir, last, claimant, watch_seconds):
+                raise _is_claimed_error(run_dir, last)
+            recorded = (_whole_number(event.get("attempt")) for event in attempt_log.read_events(run_dir))
+            attempt = 1 + max(last, *recorded, 0)
+            _write_beat(folder, attempt, 0)  # first, so that whoever sees the claim finds a heartbeat
+            if not link_unless_taken(temporary, _claim_path(folder, attempt)):
+                raise _is_claimed_error(run_dir, attempt)  # made since we looked, so its process is alive
         finally:
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except OSError as error:
-        rule = f"must be a directory one can write: {error.strerror or error}"
-        raise ConfigError("run_dir", run_dir, rule, "run_dir=<a directory>, or make it writable") from None
+        rule = f"cannot be written: {error.strerror or error}"
+        raise ConfigError("run_dir", run_dir, rule, "run_dir=<a directory that you may write to>") from None
     return Claim(folder, attempt, text)
 
 
-def newest(run_dir: Path) -> int:
-    """The attempt that owns the run; 0: none has."""
+def newest_attempt(run_dir: Path) -> int:
+    """Return the number of the attempt that owns the run; 0 if none does."""
     try:
         names = os.listdir(run_dir / "claims")
     except FileNotFoundError:
         return 0
-    return max((int(found[1]) for name in names if (found := re.fullmatch(r"(\d{6,})\.json", name))), default=0)
+    return max((int(match[1]) for name in names if (match := re.fullmatch(r"(\d{6,})\.json", name))), default=0)
 
 
-def of_earlier_start(run_dir: Path, who: Mapping[str, Any]) -> bool:
-    """Has this job claimed the directory last, before the scheduler started it again?"""
-    return _earlier_start(_read(run_dir / "claims", newest(run_dir)), who)
+def is_of_earlier_start(run_dir: Path, claimant: Mapping[str, Any]) -> bool:
+    """Return whether the last claim is of this job, before the scheduler started it again."""
+    return _is_earlier_start(_read_claim(run_dir / "claims", newest_attempt(run_dir)), claimant)
 
 
-def _earlier_start(claim: Mapping[str, Any], who: Mapping[str, Any]) -> bool:
-    same = bool(claim.get("job")) and claim.get("job") == who.get("job")
-    return same and _whole(claim.get("restart")) < _whole(who.get("restart"))
+def _is_earlier_start(claim: Mapping[str, Any], claimant: Mapping[str, Any]) -> bool:
+    is_same_job = bool(claim.get("job")) and claim.get("job") == claimant.get("job")
+    return is_same_job and _whole_number(claim.get("restart")) < _whole_number(claimant.get("restart"))
 
 
-def _lives(run_dir: Path, attempt: int, who: Mapping[str, Any], seconds: float) -> bool:
-    """Does this attempt's heartbeat change within so many seconds? It may end meanwhile."""
+def _is_alive(run_dir: Path, attempt: int, claimant: Mapping[str, Any], seconds: float) -> bool:
+    """Return whether this attempt's heartbeat changes within so many seconds. The attempt may end meanwhile."""
     path = run_dir / "claims" / f"{attempt:06}.beat"
-    seen, limit = _text(path), time.monotonic() + seconds
-    while not _ended(run_dir, attempt, who) and time.monotonic() < limit:
-        time.sleep(LOOK)
-        if (now := _text(path)) and now != seen:
+    first_beat, limit = _read_text(path), time.monotonic() + seconds
+    while not _has_ended(run_dir, attempt, claimant) and time.monotonic() < limit:
+        time.sleep(POLL_SECONDS)
+        if (beat := _read_text(path)) and beat != first_beat:
             return True
     return False
 
 
-def _ended(run_dir: Path, attempt: int, who: Mapping[str, Any]) -> bool:
-    """Is it certain, without watching, that this attempt writes no more?"""
-    if any(event.get("event") == "end" and event.get("attempt") == attempt for event in directory.events(run_dir)):
+def _has_ended(run_dir: Path, attempt: int, claimant: Mapping[str, Any]) -> bool:
+    """Return whether it is certain, without watching, that this attempt writes no more."""
+    events = attempt_log.read_events(run_dir)
+    if any(event.get("event") == "end" and event.get("attempt") == attempt for event in events):
         return True
-    claim = _read(run_dir / "claims", attempt)
+    claim = _read_claim(run_dir / "claims", attempt)
     if claim.get("released"):
         return True
-    if _earlier_start(claim, who):
-        return True  # the scheduler starts a job again when it takes the former start for dead
-    theirs, mine = claim.get("process"), process.identity(os.getpid())
-    if not theirs or not mine or (claim.get("host"), theirs[:2]) != (who.get("host"), mine[:2]):
+    if _is_earlier_start(claim, claimant):
+        return True  # the scheduler starts a job again when it considers the earlier start dead
+    owner, own = claim.get("process"), process.identity(os.getpid())
+    if not owner or not own or (claim.get("host"), owner[:2]) != (claimant.get("host"), own[:2]):
         return False
-    return process.identity(theirs[2]) != theirs
+    return process.identity(owner[2]) != owner
 
 
-def _beat(folder: Path, attempt: int, count: int) -> None:
+def _write_beat(folder: Path, attempt: int, count: int) -> None:
     path, text = folder / f"{attempt:06}.beat", f"{count:012}\n"
     try:
-        _aside(path, text).replace(path)
-    except OSError:  # a full disk must not make the living look dead: as many bytes, in place
+        _write_temporary(path, text).replace(path)
+    except OSError:  # a full disk must not make a living process look dead: overwrite as many bytes in place
         with path.open("r+", encoding="utf-8") as stream:
             stream.write(text)
 
 
-def link(aside: Path, path: Path) -> bool:
-    """Give a whole file its name, unless the name is taken."""
+def link_unless_taken(temporary: Path, path: Path) -> bool:
+    """Give a complete file its name and return True; False if the name is taken."""
     try:
-        os.link(aside, path)
+        os.link(temporary, path)
     except FileExistsError:
-        return aside.stat().st_nlink == 2  # NFS may have lost its answer to our own success
+        return temporary.stat().st_nlink == 2  # NFS may have lost its answer to our own success
     except OSError:  # a file system without hard links
         try:
             with path.open("x", encoding="utf-8") as stream:
-                stream.write(aside.read_text(encoding="utf-8"))
+                stream.write(temporary.read_text(encoding="utf-8"))
         except FileExistsError:
             return False
     return True
 
 
-def _held(run_dir: Path, attempt: int) -> ConfigError:
-    claim = _read(run_dir / "claims", attempt)
+def _is_claimed_error(run_dir: Path, attempt: int) -> ConfigError:
+    claim = _read_claim(run_dir / "claims", attempt)
     job, host = claim.get("job"), claim.get("host")
-    name = f"job {job}" if job else f"process {claim['pid']}" if claim.get("pid") else "another process"
+    name = f"Job {job}" if job else f"Process {claim['pid']}" if claim.get("pid") else "Another process"
     stop = f"{claim.get('stop', 'scancel')} {job}, or " if job else ""
-    rule = f"{name}{f' on {host}' if host else ''} writes into it"
-    return ConfigError("run_dir", run_dir, rule, f"{stop}wait till it has ended, or another run_dir=")
+    rule = f"{name}{f' on {host}' if host else ''} writes into it, and a run directory can have only one writer"
+    return ConfigError("run_dir", run_dir, rule, f"{stop}wait until it has ended, or run_dir=<another directory>")
 
 
-def _read(folder: Path, attempt: int) -> dict[str, Any]:
-    """A claim; one that is damaged says nothing."""
+def _read_claim(folder: Path, attempt: int) -> dict[str, Any]:
+    """Return the content of a claim; {} if it is damaged."""
     try:
-        claim = files.parse_json(_text(_file(folder, attempt)) or "{}")
+        claim = files.parse_json(_read_text(_claim_path(folder, attempt)) or "{}")
     except ValueError:
         return {}
     if not isinstance(claim, dict):
         return {}
-    known = claim.get("process")
-    return claim if known is None or (isinstance(known, list) and len(known) == 4) else claim | {"process": None}
+    identity = claim.get("process")
+    is_valid = identity is None or (isinstance(identity, list) and len(identity) == 4)
+    return claim if is_valid else claim | {"process": None}
 
 
-def _aside(path: Path, text: str) -> Path:
-    """A file beside its place, under a name that no other thread on any node uses."""
-    aside = path.with_name(f".{path.name}-{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}")
-    aside.write_text(text, encoding="utf-8")
-    return aside
+def _write_temporary(path: Path, text: str) -> Path:
+    """Write a file beside `path`, under a name that no other thread on any node uses, and return its path."""
+    temporary = path.with_name(f".{path.name}-{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}")
+    temporary.write_text(text, encoding="utf-8")
+    return temporary
 
 
-def _file(folder: Path, attempt: int) -> Path:
+def _claim_path(folder: Path, attempt: int) -> Path:
     return folder / f"{attempt:06}.json"
 
 
-def _text(path: Path) -> str | None:
-    """Read through an open of its own: that is when NFS asks the server."""
+def _read_text(path: Path) -> str | None:
+    """Return the text of a file, opened anew: that is when NFS asks the server. None if it cannot be read."""
     try:
         return files.read_text(path, errors="replace")
     except OSError:
         return None
 
 
-def _whole(value: Any) -> int:
+def _whole_number(value: Any) -> int:
     return int(value) if str(value).isdecimal() else 0

@@ -16,59 +16,62 @@ from hpc.system import home
 
 
 def compose(description: str | None, argv: Sequence[str]) -> DictConfig:
-    """The config for the command line of one run. Raises `ConfigError`."""
-    words = make_parser(description)
-    words.add_argument("--multirun", "-m", action="store_true", help=argparse.SUPPRESS)
-    asked = words.parse_intermixed_args(argv)
-    if asked.multirun:
-        rule = "one process trains one run; under srun or mpiexec, every rank would start all of them"
-        raise ConfigError("--multirun", None, rule, "python submit.py --multirun ..., which makes a job array")
-    return composed(asked)
+    """Return the config for the command line of one run. Raises `ConfigError`."""
+    argument_parser = make_parser(description)
+    argument_parser.add_argument("--multirun", "-m", action="store_true", help=argparse.SUPPRESS)
+    arguments = argument_parser.parse_intermixed_args(argv)
+    if arguments.multirun:
+        rule = "cannot be used with train.py: under srun or mpiexec, every rank would start all the runs"
+        raise ConfigError("--multirun", None, rule, "python submit.py --multirun ..., which submits a job array")
+    return compose_parsed(arguments)
 
 
-def composed(asked: argparse.Namespace) -> DictConfig:
-    """The config for parsed arguments; prints it and exits with 0 if `--cfg job` asks for that.
+def compose_parsed(arguments: argparse.Namespace) -> DictConfig:
+    """Return the config for parsed arguments; print it and exit with 0 if `--cfg job` asks for that.
 
     Raises:
-        ConfigError: a group, choice, key or value that the configs do not know; a run that cannot go on, or not so.
+        ConfigError: a group, choice, key or value that the configs do not have; a run that cannot be resumed like this.
     """
-    run_dir, words = resumes(asked.overrides), select_overrides(asked.overrides)
-    cfg = resumed(run_dir, words) if run_dir else compose_overrides(words)
-    if asked.cfg:
+    run_dir, words = resume_directory(arguments.overrides), select_overrides(arguments.overrides)
+    cfg = compose_resumed(run_dir, words) if run_dir else compose_overrides(words)
+    if arguments.cfg:
         try:
-            print(OmegaConf.to_yaml(cfg, resolve=asked.resolve), end="")
+            print(OmegaConf.to_yaml(cfg, resolve=arguments.resolve), end="")
         except OmegaConfBaseException as error:
-            raise ConfigError("--resolve", None, str(error).splitlines()[0], "--cfg job without --resolve") from None
+            rule = f"cannot be used here: {str(error).splitlines()[0]}"
+            raise ConfigError("--resolve", None, rule, "--cfg job without --resolve") from None
         sys.exit(0)
     if run_dir:
         restarts.reject_finished(run_dir, cfg)
     elif cfg.resume_allow:
-        rule = "names what may change of a run that goes on; this one is new"
-        raise ConfigError("resume_allow", cfg.resume_allow, rule, "remove it, or resume=<a run directory> as well")
+        rule = "must be left out of a new run: it names what may change when a run is resumed"
+        raise ConfigError("resume_allow", cfg.resume_allow, rule, "remove it, or add resume=<a run directory>")
     return cfg
 
 
-def resumes(argv: Sequence[str]) -> Path | None:
-    """The run directory that `resume=` names, if it does. Raises `ConfigError` where there are two."""
-    found = [word.partition("=")[2] for word in argv if word.startswith("resume=")]
-    if len(found) > 1:
-        raise ConfigError(f"resume={found[1]}", None, "one run goes on at a time", f"resume={found[0]} alone")
-    return home.expand(found[0]).absolute() if found else None
+def resume_directory(argv: Sequence[str]) -> Path | None:
+    """Return the run directory that `resume=` names, or None. Raises `ConfigError` where it is given twice."""
+    values = [word.partition("=")[2] for word in argv if word.startswith("resume=")]
+    if len(values) > 1:
+        rule = f"must be given once, but it is given {len(values)} times"
+        raise ConfigError("resume", values[1], rule, f"resume={values[0]} alone")
+    return home.expand(values[0]).absolute() if values else None
 
 
-def resumed(run_dir: Path, words: Sequence[str]) -> DictConfig:
-    """The config with which a run goes on: its frozen one or, where words are typed, one that is composed anew.
+def compose_resumed(run_dir: Path, words: Sequence[str]) -> DictConfig:
+    """Return the config with which a run is resumed: the frozen one or, if words are typed, a newly composed one.
 
     Raises:
-        ConfigError: there is no run that this code can read, or the words ask for other science.
+        ConfigError: there is no run that this code can read, or the words would change what the run trains.
     """
-    old = frozen_config.load(run_dir)
-    if not words and frozen_config.at_home(run_dir, old):
+    old = frozen_config.read_compatible(run_dir)
+    if not words and frozen_config.is_in_place(run_dir, old):
         return old
     code = run_dir / "code" / "configs"
-    new = compose_overrides(frozen_config.said(run_dir, words), configs=code if code.is_dir() else None)
-    trust.reject_untrusted(new, run_dir)  # its words and its configs have made it
-    elsewhere = next((word for word in words if word.lstrip("+~").startswith("run_dir")), None)
-    if elsewhere and (not new.run_dir or not frozen_config.at_home(run_dir, new)):
-        raise ConfigError(elsewhere, None, "a run goes on in its own directory", f"resume={run_dir} without it")
-    return changes.moved(run_dir, old, new)
+    new = compose_overrides(frozen_config.merge_overrides(run_dir, words), configs=code if code.is_dir() else None)
+    trust.reject_untrusted(new, run_dir)  # the words and configs in the run directory have made it
+    override = next((word for word in words if word.lstrip("+~").startswith("run_dir")), None)
+    if override and (not new.run_dir or not frozen_config.is_in_place(run_dir, new)):
+        rule = "cannot be given with resume=: a run is resumed in its own directory"
+        raise ConfigError(override, None, rule, f"resume={run_dir} without {override}")
+    return changes.accept_new_config(old, new, run_dir=run_dir)

@@ -1,251 +1,156 @@
-"""Where a run lives and what lies there. Knows paths, not torch."""
+"""The directory of a run: its place, how it is made, and who may read it. Imports no torch."""
 
 import errno
-import json
 import os
 import socket
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
 
 from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
 from hpc.launch import placement
-from hpc.system import files, home
+from hpc.system import home
 
 # Set by the process that chose the directory for those it starts: they must not choose again.
-CHOSEN = "HPC_RUN_DIR"
-LOGS = 16  # folders of loggers that are looked into
-ROOM = 16 * 2**20  # bytes that must be free to begin with
-# What a training replaces, and what a job does as well. Of a start that came to nothing `OURS` are left, too.
-TRAINING = ("made_by.json", "code.diff", "attempts.jsonl", "verdict")
-JOB = (*TRAINING, "code", "job.sh", "node.sh", "submitted.json", "checkpoints", "stalled", "successors")
-OURS = ("claims", "overrides.json")
-SEARCH = "search.json"  # in the folder of an array whose runs belong to a search
+RUN_DIR_VARIABLE = "HPC_RUN_DIR"
+MIN_FREE_BYTES = 16 * 2**20  # that must be free when a run starts
+# Files that a training replaces, those that a job replaces, and those that a start which failed leaves behind.
+TRAINING_FILES = ("made_by.json", "code.diff", "attempts.jsonl", "verdict")
+JOB_FILES = (*TRAINING_FILES, "code", "job.sh", "node.sh", "submitted.json", "checkpoints", "stalled", "successors")
+FAILED_START_FILES = ("claims", "overrides.json")
+SEARCH_FILE = "search.json"  # in the folder of an array whose runs belong to a search
 
 
-class Owner(Protocol):
-    """Who may write, as `claim.Claim`."""
+def choose(requested: str | None, name: str, *, now: datetime, environ: Mapping[str, str], step: str = "0") -> Path:
+    """Return the run's directory: the requested one, the one a parent process chose, the job's, or a new one in runs/.
 
-    def mine(self) -> bool: ...
+    It is chosen once: if each rank read its own clock, each would get a directory of its own. A job's directory is the
+    same after a requeue; `reserve` tells the runs of a job apart.
 
-
-def choose(asked: str | None, name: str, now: datetime, environ: Mapping[str, str], step: str = "0") -> Path:
-    """The run's directory: the one asked for, the one a parent process chose, the job's, or a fresh name under runs/.
-
-    Chosen once: a clock that each rank read for itself would give each rank a directory of its own. A job's is the same
-    after a requeue; `reserve` tells its runs apart. `step`: the number of the srun within its job.
+    Args:
+        step: number of the srun within its job.
     """
-    if asked:
-        return home.expand(asked).absolute()
-    if CHOSEN in environ:
-        return Path(environ[CHOSEN])
+    if requested:
+        return home.expand(requested).absolute()
+    if RUN_DIR_VARIABLE in environ:
+        return Path(environ[RUN_DIR_VARIABLE])
     if "SLURM_PROCID" in environ or environ.get("PBS_ENVIRONMENT") == "PBS_BATCH":
         return PROJECT / "runs" / f"{name}_{placement.job_id(environ)}{'' if step == '0' else '.' + step}"
-    fresh = PROJECT / "runs" / f"{now:%Y-%m-%d_%H-%M-%S}_{name}_{os.getpid()}"
-    return next(path for path in _numbered(fresh) if not path.exists())  # one process may begin two within a second
+    path = PROJECT / "runs" / f"{now:%Y-%m-%d_%H-%M-%S}_{name}_{os.getpid()}"
+    return next(path for path in _numbered(path) if not path.exists())  # one process may start two within a second
 
 
 def _numbered(path: Path) -> Iterator[Path]:
-    """The path itself, then path-2, path-3, ..., without end."""
+    """Yield the path itself, then path-2, path-3, ..., without end."""
     yield path
     for number in count(2):
         yield path.with_name(f"{path.name}-{number}")
 
 
-def reserve(path: Path, group_readable: bool, goes_on: Callable[[Path], bool]) -> Path:
-    """Make a directory that nobody has: this one, or -2, -3 behind its name. Or the first that `goes_on` says is ours.
+def reserve(path: Path, group_readable: bool, *, is_own: Callable[[Path], bool]) -> Path:
+    """Make a directory that did not exist: `path`, or path-2, path-3, ...; or return the first one that is our own.
 
-    A job may start several runs, one after the other or at once, as a person does in the shell that srun gives.
+    A job may start several runs, one after the other or at once, as a person does in a shell that srun gives.
+
+    Args:
+        is_own: whether an existing directory belongs to this run.
     """
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)  # it is no run's: as this person makes folders
-    permit(group_readable)
+        path.parent.mkdir(parents=True, exist_ok=True)  # before the umask is set: this folder belongs to no run
+    set_umask(group_readable)
     for candidate in _numbered(path):
         try:
             candidate.mkdir(parents=True)
         except FileExistsError:
-            if not (candidate.is_dir() and goes_on(candidate)):
+            if not (candidate.is_dir() and is_own(candidate)):
                 continue
         except OSError:
-            pass  # what is wrong is told when it is to be written
+            pass  # `create` reports it
         return candidate
     raise AssertionError("there is always a further number")
 
 
-def create(path: Path, group_readable: bool = False, there: bool = False, room: int = ROOM) -> None:
-    """Make the directory, private unless asked otherwise, write a little into it, and tell processes started from here.
+def create(
+    path: Path, group_readable: bool = False, *, is_made: bool = False, free_bytes: int = MIN_FREE_BYTES
+) -> None:
+    """Make the directory, private unless requested otherwise, write a test file, and tell processes started from here.
 
     Args:
-        there: another node has made it; here it only has to be seen.
-        room: bytes that must be free; 0: nothing is written, as the directory above has shown that there is room.
+        is_made: another node has made it; this node only has to see it.
+        free_bytes: that must be free; 0: nothing is written, as the directory above has shown that there is space.
 
     Raises:
-        ConfigError: it cannot be written, is not shared between nodes, or there is no room.
+        ConfigError: it cannot be written, is not shared between nodes, or the disk is full.
     """
     try:
-        if not there:
-            path.parent.mkdir(parents=True, exist_ok=True)  # it is no run's: as this person makes folders
-        permit(group_readable)
-        if not there:
+        if not is_made:
+            path.parent.mkdir(parents=True, exist_ok=True)  # before the umask is set: this folder belongs to no run
+        set_umask(group_readable)
+        if not is_made:
             path.mkdir(exist_ok=True)
         elif not path.is_dir():
-            rule = f"rank 0 has made it on another node; {socket.gethostname()} does not see it"
+            rule = f"must be visible from all nodes: rank 0 created it, but {socket.gethostname()} does not see it"
             raise ConfigError("run_dir", path, rule, "run_dir=<on a file system that all nodes share>")
-        write_a_little(path, min(room, 1) if there else room)
+        write_probe_file(path, min(free_bytes, 1) if is_made else free_bytes)
     except OSError as error:
-        what = "no room left" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "must be a directory one can write"
-        rule = f"{what}: {error.strerror}"
-        raise ConfigError("run_dir", path, rule, "run_dir=<a directory>, or make room (files count, too)") from None
-    if group_readable and CHOSEN not in os.environ:  # once, and not by each process
+        fix = "run_dir=<a directory that you may write to>"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            fix = "free some space (a quota may also limit the number of files), or run_dir=<on another file system>"
+        raise ConfigError("run_dir", path, f"cannot be written: {error.strerror or error}", fix) from None
+    if group_readable and RUN_DIR_VARIABLE not in os.environ:  # once, and not by each process
         from hpc.run import group_access
 
-        group_access.tell_closed(path)
-    os.environ[CHOSEN] = str(path)
+        group_access.warn_of_closed_folders(path)
+    os.environ[RUN_DIR_VARIABLE] = str(path)
 
 
-def permit(group_readable: bool) -> None:
-    """Who may read what this process writes from now on: its user, and the group if that was asked for."""
+def set_umask(group_readable: bool) -> None:
+    """Let only this user read what this process writes from now on, or the user's group as well."""
     os.umask(0o027 if group_readable else 0o077)
 
 
 def reject_used(path: Path) -> None:
-    """Raise `ConfigError` where there is a run already, or what a job would replace."""
+    """Raise `ConfigError` where the directory holds a run, or files that a job would replace."""
     if (path / "config.yaml").exists():
-        rule = "there is a run in it, and two cannot share a directory"
-        raise ConfigError("run_dir", path, rule, f"python submit.py resume={path}, or another run_dir=")
-    reject_others(path, JOB)
+        rule = "must not hold another run"
+        raise ConfigError("run_dir", path, rule, f"python submit.py resume={path}, or run_dir=<a new directory>")
+    reject_foreign_files(path, JOB_FILES)
 
 
-def reject_others(path: Path, names: Iterable[str]) -> None:
-    """Raise `ConfigError` where a new run would lie around the project, or on files of these names that no run made."""
-    fix = "run_dir=<a new directory>"
-    if (place := path.resolve()) in (home := PROJECT.resolve(), *home.parents):
-        rule = "must not be the project's folder, or one above it: the code of a run lies beside its results"
+def reject_foreign_files(path: Path, names: Iterable[str]) -> None:
+    """Raise `ConfigError` where the project lies in the directory, or files of these names that no run made."""
+    fix, resolved, project = "run_dir=<a new directory>", path.resolve(), PROJECT.resolve()
+    if resolved in (project, *project.parents):
+        rule = "must not be the project's folder or one above it: the code of a run lies beside its results"
         raise ConfigError("run_dir", path, rule, fix)
-    there = [name for name in names if os.path.lexists(place / name) and not _is_empty_folder(place / name)]
-    if there and not any((place / name).exists() for name in OURS):
-        rule = f"must not hold files that a run would replace; there are {', '.join(there)}, and not of a run"
+    foreign = [name for name in names if os.path.lexists(resolved / name) and not _is_empty_folder(resolved / name)]
+    if foreign and not any((resolved / name).exists() for name in FAILED_START_FILES):
+        rule = f"must not hold files that a run would replace, but no run made these: {', '.join(foreign)}"
         raise ConfigError("run_dir", path, rule, fix)
 
 
 def _is_empty_folder(path: Path) -> bool:
-    """Or a link to one: `checkpoints`, say, on another file system."""
+    """Return whether this is an empty folder or a link to one, as `checkpoints` on another file system may be."""
     return path.is_dir() and not any(path.iterdir())
 
 
-def start(path: Path, attempt: int, environ: Mapping[str, str], from_step: int = 0, **facts: Any) -> None:
-    """Note the beginning of an attempt, whose number the claim gave, and take away the verdict of the one before.
-
-    Args:
-        from_step: of the checkpoint that it goes on from.
-    """
-    (path / "verdict").unlink(missing_ok=True)
-    job = placement.job_id(environ) or None
-    now = {"event": "start", "attempt": attempt, "time": time.time()}
-    note(path / "attempts.jsonl", now | {"job": job, "from_step": from_step, **facts})
-
-
-def end(
-    path: Path,
-    claim: Owner | None,
-    attempt: int,
-    step: int,
-    outcome: str,
-    why: str = "",
-    metrics: Mapping[str, float] | None = None,
-) -> None:
-    """Note the end of an attempt and leave the verdict.
-
-    Raises:
-        PermissionError: another attempt has the directory by now.
-    """
-    if claim and not claim.mine():
-        raise PermissionError(errno.EPERM, "another attempt has taken over", str(path))
-    now = {"event": "end", "attempt": attempt, "time": time.time()}
-    note(path / "attempts.jsonl", now | {"outcome": outcome, "step": step, "why": why, "metrics": dict(metrics or {})})
-    verdict(path, attempt, step, outcome, why)
-
-
-def verdict(path: Path, attempt: int, step: int, outcome: str, why: str = "") -> None:
-    """What the job script goes by, whole or not at all and on the disk: `continue`, `finished` or `failed`."""
-    aside = path / f".verdict-{socket.gethostname()}-{os.getpid()}"  # any rank may be the one that fails
-    with aside.open("w", encoding="utf-8") as stream:
-        stream.write(f"attempt {attempt}\nstep {step}\noutcome {outcome}\nwhy {' '.join(why.split())}\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    aside.replace(path / "verdict")
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def events(path: Path) -> list[dict[str, Any]]:
-    """What attempts.jsonl holds."""
-    return notes(path / "attempts.jsonl")
-
-
-def starts(path: Path) -> list[dict[str, Any]]:
-    """The start events of a run's attempts, in their order."""
-    return [event for event in events(path) if event.get("event") == "start"]
-
-
-def log_dirs(path: Path) -> list[Path]:
-    """The folders with curves: tensorboard/, and what the attempts noted last. None lies outside the run directory."""
-    noted = [start["log_dirs"] for start in starts(path) if isinstance(start.get("log_dirs"), list)]
-    names = dict.fromkeys(name for those in reversed(noted) for name in those if isinstance(name, str))
-    found = {path / "tensorboard": None}
-    for name in list(names)[:LOGS]:
-        with suppress(OSError, ValueError, RuntimeError):  # no name that a folder may have, or a link to itself
-            folder = path.resolve() / name
-            if folder.is_dir() and folder.resolve().is_relative_to(path.resolve()):
-                found[path / folder.resolve().relative_to(path.resolve())] = None
-    return list(found)
-
-
-def notes(file: Path) -> list[dict[str, Any]]:
-    """The lines of a file that `note` has written; one that a crash cut short is left out."""
-    try:
-        lines = files.read_text(file, errors="replace").splitlines()
-    except OSError:
-        return []
-    known = []
-    for line in lines:
-        try:
-            event = files.parse_json(line)
-        except ValueError:
-            continue
-        known += [event] if isinstance(event, dict) else []
-    return known
-
-
-def note(file: Path, event: dict[str, Any]) -> None:
-    """Add a line. Raises `OSError`."""
-    with files.open_for_append(file) as stream:
-        whole = not stream.tell() or os.pread(stream.fileno(), 1, stream.tell() - 1) == b"\n"  # no crash cut it short
-        stream.write(("" if whole else "\n").encode() + json.dumps(event).encode() + b"\n")
-
-
-def write_a_little(path: Path, size: int) -> None:
-    """Quotas show when something is written, not before. Raises `OSError`."""
-    if not size:
+def write_probe_file(folder: Path, num_bytes: int) -> None:
+    """Write a file of this size and remove it: a quota shows only when something is written. Raises `OSError`."""
+    if not num_bytes:
         return
-    probe = path / f".room-{socket.gethostname()}-{os.getpid()}"
+    probe = folder / f".room-{socket.gethostname()}-{os.getpid()}"
     try:
         with probe.open("wb") as stream:
-            stream.write(b"\0" * size)
+            stream.write(b"\0" * num_bytes)
             stream.flush()
             os.fsync(stream.fileno())
     finally:
         probe.unlink(missing_ok=True)
 
 
-def is_of_search(run_dir: Path) -> bool:
-    """Return whether this run is a trial of a search: its values are drawn when it first starts."""
-    return (run_dir.parent / SEARCH).is_file()
+def is_search_trial(run_dir: Path) -> bool:
+    """Return whether this run is a trial of a search, whose values are drawn when it first starts."""
+    return (run_dir.parent / SEARCH_FILE).is_file()

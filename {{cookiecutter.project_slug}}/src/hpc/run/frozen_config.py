@@ -1,4 +1,4 @@
-"""The config that a run directory keeps, and the words that made it: read, written once, replaced when a run moves."""
+"""The config that a run directory keeps, and the words that made it: read, written once, replaced when they change."""
 
 import json
 import os
@@ -11,118 +11,165 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import trust
-from hpc.config.errors import ConfigError
+from hpc.config.errors import ConfigError, first_line
 from hpc.config.freezing import to_frozen_yaml
 from hpc.config.sections import RunConfig
-from hpc.run import allowed_changes, claim, directory, saved_config
-from hpc.run.changes import _may_change, changes, reject_other
+from hpc.config.yaml_files import YAML_ERRORS, load_yaml
+from hpc.run import allowed_changes, changes, claim, directory
 from hpc.system import files
 from hpc.system.files import write_atomically
 
 
-def load(run_dir: Path) -> DictConfig:
-    """The frozen config of a run that this code can go on with. Raises `ConfigError` where there is none."""
-    old = saved_config.load(run_dir)
-    ours, its = {field.name for field in fields(RunConfig)}, set(map(str, old))
-    if ours != its:
-        differs = ", ".join(f"{key} is {'new here' if key in ours else 'unknown'}" for key in sorted(ours ^ its))
-        rule = f"another version of this project made it: {differs}"
-        command = f"python {run_dir}/code/{Path(sys.argv[0]).name} resume={run_dir}"
-        fix = command if (run_dir / "code").is_dir() else f"the code that made it: see {run_dir}/made_by.json"
+def read(run_dir: Path) -> DictConfig:
+    """Return the frozen config of a run. Raises `ConfigError` where there is none that can be read."""
+    path = run_dir / "config.yaml"
+    weights = f"a new run from the weights that are left: ckpt={run_dir}/checkpoints/last.ckpt"
+    if not run_dir.is_dir():
+        rule = "must be a run directory, and this is a file" if run_dir.exists() else "must be an existing directory"
+        raise ConfigError("resume", run_dir, rule, "resume=<a run directory>", only_this_rank=True)
+    if not path.exists():
+        rule = "must be a run directory, but it holds no config.yaml: no run was started in it, or it was half deleted"
+        fix = f"resume=<a run directory> (of a sweep, one of its runs), or {weights}"
         raise ConfigError("resume", run_dir, rule, fix, only_this_rank=True)
-    trust.reject_untrusted(old, run_dir)
-    return old
+    try:
+        cfg = load_yaml(path)
+        if not isinstance(cfg, DictConfig) or not cfg:
+            raise ValueError("no keys")
+    except YAML_ERRORS as error:
+        rule = f"must hold a readable config.yaml, but {path} is damaged: {first_line(error)}"
+        raise ConfigError("resume", run_dir, rule, f"resume=<a run directory>, or {weights}", True) from None
+    OmegaConf.set_struct(cfg, True)
+    return cfg
 
 
-def at_home(run_dir: Path, old: DictConfig) -> bool:
-    """Is it still the directory that its config names? Not so after mv or cp: its paths lead to the old place."""
-    named = Path(str(old.run_dir or run_dir))
+def read_compatible(run_dir: Path) -> DictConfig:
+    """Return the frozen config of a run that this code can resume, with trusted targets only. Raises `ConfigError`."""
+    cfg = read(run_dir)
+    known_keys, keys = {field.name for field in fields(RunConfig)}, set(map(str, cfg))
+    if known_keys != keys:
+        lacks, unknown = ", ".join(sorted(known_keys - keys)), ", ".join(sorted(keys - known_keys))
+        differences = [f"lacks {lacks}"] * bool(lacks) + [f"has the unknown keys {unknown}"] * bool(unknown)
+        rule = f"must be a run of this version of the project, but its config {' and '.join(differences)}"
+        command = f"python {run_dir}/code/{Path(sys.argv[0]).name} resume={run_dir}"
+        fix = command if (run_dir / "code").is_dir() else f"the code that made the run: see {run_dir}/made_by.json"
+        raise ConfigError("resume", run_dir, rule, fix, only_this_rank=True)
+    trust.reject_untrusted(cfg, run_dir)
+    return cfg
+
+
+def is_in_place(run_dir: Path, cfg: DictConfig) -> bool:
+    """Return whether this is still the directory that its config names.
+
+    It is not after mv or cp, when the paths in the config lead to the old place.
+    """
+    named = Path(str(cfg.run_dir or run_dir))
     return named == run_dir or (named.exists() and named.samefile(run_dir))
 
 
-def said(run_dir: Path, words: Sequence[str]) -> list[str]:
-    """The words that were typed for the run, then these. Of a word, or a `+key=`, that comes again the last counts.
+def merge_overrides(run_dir: Path, words: Sequence[str]) -> list[str]:
+    """Return the words that were typed for the run, then these. Of a repeated word or `+key=` the last one counts.
 
     Raises:
-        ConfigError: it is not known what was typed.
+        ConfigError: overrides.json, which holds what was typed, cannot be read.
     """
     path = run_dir / "overrides.json"
     try:
         saved = files.parse_json(files.read_text(path))
         if not isinstance(saved, list) or not all(isinstance(word, str) for word in saved):
-            raise ValueError("no list of words")
+            raise ValueError("it must hold a list of words")
     except (OSError, ValueError) as error:
-        rule = f"what was typed for this run is not known, so it cannot be composed anew: {path}: {error}"
-        fix = f'resume={run_dir} alone, at its old place; or write the words there, ["trainer=ddp", "seed=1"], say'
+        rule = f"must hold the words that were typed for the run, but {path} cannot be read: {error}"
+        fix = f'resume={run_dir} alone, at its old place; or write the words there, e.g. ["trainer=ddp", "seed=1"]'
         raise ConfigError("resume", run_dir, rule, fix, only_this_rank=True) from None
-    added = {word.partition("=")[0] for word in words if word.startswith("+")}  # Hydra rejects to add a key twice
+    added = {word.partition("=")[0] for word in words if word.startswith("+")}  # Hydra rejects adding a key twice
     return [word for word in saved if word not in words and word.partition("=")[0] not in added] + list(words)
 
 
-def begin(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> None:
-    """As `keep`, for a new run that others may be about to begin in this directory, too: one of them does.
+def list_changes(run_dir: Path, cfg: DictConfig) -> list[str]:
+    """Return a line `key: old -> new` for each value that differs from the run's config.yaml."""
+    return changes.list_changes(read(run_dir), cfg)
+
+
+def reject_other_science(run_dir: Path, cfg: DictConfig) -> None:
+    """Raise `ConfigError` where the directory holds a run that trains something else."""
+    if (run_dir / "config.yaml").exists():
+        changes.reject_other_science(read(run_dir), cfg, run_dir=run_dir)
+
+
+def create_exclusively(run_dir: Path, cfg: DictConfig, *, words: Sequence[str]) -> None:
+    """Write config.yaml and overrides.json of a new run. If several processes try, one of them succeeds.
 
     Raises:
         ConfigError: there is a run already.
     """
-    aside = run_dir / f".config.yaml.{socket.gethostname()}-{os.getpid()}.part"
-    aside.write_text(to_frozen_yaml(cfg), encoding="utf-8")
+    temporary = run_dir / f".config.yaml.{socket.gethostname()}-{os.getpid()}.part"
+    temporary.write_text(to_frozen_yaml(cfg), encoding="utf-8")
     try:
-        if not claim.link(aside, run_dir / "config.yaml"):
+        if not claim.link_unless_taken(temporary, run_dir / "config.yaml"):
             directory.reject_used(run_dir)
     finally:
-        aside.unlink()
+        temporary.unlink()
     write_atomically(run_dir / "overrides.json", json.dumps(list(words), indent=1))
 
 
-def keep(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> Callable[[], None] | None:
-    """Leave config.yaml and overrides.json as this config and these words say; of a moved run, tell what changes.
+def create_or_replace(run_dir: Path, cfg: DictConfig, *, words: Sequence[str]) -> Callable[[], None] | None:
+    """Write config.yaml and overrides.json for this config and these words; print what changes in an existing run.
 
-    One process calls it. Where nothing changes nothing is written; what is replaced stays as config-1.yaml, and so on.
-    What is returned takes a move back that turns out to be impossible: the run goes on as it was.
+    One process calls it. If nothing changes, nothing is written. The config that is replaced becomes config-1.yaml,
+    and so on.
+
+    Returns:
+        A function that restores the old files, for a change that turns out to be impossible; None if nothing changed.
 
     Raises:
-        ConfigError: the directory holds a run of other science.
+        ConfigError: the directory holds a run that trains something else.
     """
     path = run_dir / "config.yaml"
     if not path.exists():
         write_atomically(run_dir / "overrides.json", json.dumps(list(words), indent=1))
         write_atomically(path, to_frozen_yaml(cfg))
         return None
-    reject_other(run_dir, cfg)
+    reject_other_science(run_dir, cfg)
     if cfg.resume_allow:
         allowed_changes.grant(run_dir, list(cfg.resume_allow))
-    if not (lines := changes(run_dir, cfg)):
+    lines = list_changes(run_dir, cfg)
+    if not lines:
         return None
-    known = [word for word in said(run_dir, words) if not _permits(word)]
+    merged = [word for word in merge_overrides(run_dir, words) if not _is_permission(word)]
     sys.stderr.write("".join(f"{line}\n" for line in lines))
     if cfg.resume_allow:
-        allowed_changes.note(run_dir, [line for line in lines if not _may_change(line.partition(":")[0])])
-    (run_dir / "verdict").unlink(missing_ok=True)  # it judges the run as it was
-    before = {file: files.read_text(file) for file in (run_dir / "overrides.json", path)}
-    write_atomically(run_dir / "overrides.json", json.dumps(known, indent=1))
-    older = next(name for k in range(1, 10**6) if not (name := run_dir / f"config-{k}.yaml").exists())
-    write_atomically(older, before[path])
-    write_atomically(path, to_frozen_yaml(OmegaConf.merge(cfg, {allowed_changes.KEY: []})))  # type: ignore[arg-type]
-    reads = any(line.startswith("group_readable:") for line in lines)
-    if reads:
-        _let_group_in(run_dir, cfg.group_readable)
+        permitted = [line for line in lines if not changes.may_change(line.partition(":")[0])]
+        allowed_changes.record_changes(run_dir, permitted)
+    return _replace(run_dir, cfg, merged, changes_access=any(line.startswith("group_readable:") for line in lines))
 
-    def take_back() -> None:
-        if reads:
-            _let_group_in(run_dir, not cfg.group_readable)
+
+def _replace(run_dir: Path, cfg: DictConfig, words: Sequence[str], *, changes_access: bool) -> Callable[[], None]:
+    """Replace the files of an existing run, and return the function that restores them."""
+    path = run_dir / "config.yaml"
+    (run_dir / "verdict").unlink(missing_ok=True)  # it is about the run as it was
+    before = {file: files.read_text(file) for file in (run_dir / "overrides.json", path)}
+    write_atomically(run_dir / "overrides.json", json.dumps(words, indent=1))
+    backup = next(name for k in range(1, 10**6) if not (name := run_dir / f"config-{k}.yaml").exists())
+    write_atomically(backup, before[path])
+    write_atomically(path, to_frozen_yaml(OmegaConf.merge(cfg, {allowed_changes.KEY: []})))  # type: ignore[arg-type]
+    if changes_access:
+        _set_group_access(run_dir, cfg.group_readable)
+
+    def restore() -> None:
+        if changes_access:
+            _set_group_access(run_dir, not cfg.group_readable)
         for file, text in before.items():
             write_atomically(file, text)
-        older.unlink(missing_ok=True)
+        backup.unlink(missing_ok=True)
 
-    return take_back
-
-
-def _let_group_in(run_dir: Path, group_readable: bool) -> None:
-    from hpc.run import group_access  # seldom asked for
-
-    group_access.let_in(run_dir, group_readable)
+    return restore
 
 
-def _permits(word: str) -> bool:
+def _set_group_access(run_dir: Path, group_readable: bool) -> None:
+    from hpc.run import group_access  # rarely needed
+
+    group_access.set_group_access(run_dir, group_readable)
+
+
+def _is_permission(word: str) -> bool:
     return word.partition("=")[0].lstrip("+") == allowed_changes.KEY

@@ -10,21 +10,22 @@ from pathlib import Path
 from hpc.config.errors import make_printable
 
 
-def tell_closed(path: Path) -> None:
-    """Say where the group cannot come to a directory that it may read: that folder may hold more than runs."""
-    its_group = path.stat().st_gid
+def warn_of_closed_folders(path: Path) -> None:
+    """Print which folders above keep the group out of a directory that it may read.
+
+    They stay as they are: they may hold more than runs.
+    """
+    group = path.stat().st_gid
     for folder in path.resolve().parents:
-        who, bit = ("g", 0o010) if (facts := folder.stat()).st_gid == its_group else ("o", 0o001)
+        who, bit = ("g", 0o010) if (facts := folder.stat()).st_gid == group else ("o", 0o001)
         if not facts.st_mode & bit:
-            how = shlex.join(["chmod", f"{who}+x", str(folder)])
-            print(
-                make_printable(f"note: group_readable=true, but your group cannot enter {folder}: {how}"),
-                file=sys.stderr,
-            )
+            command = shlex.join(["chmod", f"{who}+x", str(folder)])
+            note = f"note: group_readable=true, but your group cannot enter {folder}. Try: {command}"
+            print(make_printable(note), file=sys.stderr)
 
 
-def let_in(path: Path, group_readable: bool) -> None:
-    """Let all that is there be readable as if it was written now. What is somebody else's stays as it is."""
+def set_group_access(path: Path, group_readable: bool) -> None:
+    """Give or take the group's right to read everything in a directory. Other people's files stay as they are."""
     for folder, _, names in os.walk(path):
         for file in (Path(folder), *(Path(folder, name) for name in names)):
             with suppress(OSError):

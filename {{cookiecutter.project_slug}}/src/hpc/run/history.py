@@ -1,4 +1,4 @@
-"""What runs have left in their directories, read again: attempts, errors, scalars. Asks nobody; imports no torch."""
+"""The records of runs in their directories: attempts, errors, progress. Asks no scheduler; imports no torch."""
 
 import math
 import re
@@ -8,16 +8,16 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from hpc.run import causes, claim, directory, job_logs, last_alive, last_step
-from hpc.run.job_logs import text
+from hpc.run import attempt_log, causes, claim, job_logs, last_alive, last_step
+from hpc.run.job_logs import read_tail
 from hpc.system.files import parse_json
 
-SKEW = 5  # seconds that the clocks of nodes may differ
-LATEST = 2**36  # unix time of a file that is sound: the year 4147
+CLOCK_SKEW_SECONDS = 5  # that the clocks of nodes may differ
+LATEST_TIME = 2**36  # a later unix time (the year 4147) is damaged
 
 
 @dataclass(frozen=True)
-class Attempt:
+class AttemptRecord:
     """One start of a run. Times are unix times."""
 
     number: int
@@ -25,187 +25,198 @@ class Attempt:
     job: str | None
     hosts: list[str]
     world_size: int
-    end: dict[str, Any] | None  # what attempts.jsonl says of it
+    end: dict[str, Any] | None  # its end event in attempts.jsonl
     launcher: str = ""
 
 
 @dataclass(frozen=True)
-class Run:
-    """What lies in a run directory."""
+class RunRecord:
+    """The content of a run directory."""
 
     path: Path
     name: str
     owner: int  # user id
-    attempts: list[Attempt]
+    attempts: list[AttemptRecord]
     verdict: str | None
     why: str  # of the verdict
     submitted: dict[str, Any]  # its own submitted.json, or its sweep's
-    jobs: list[str]  # all that may have to do with it
-    job: str | None  # the one of the last attempt, or that is to make the next
+    jobs: list[str]  # all that may belong to it
+    job: str | None  # the one of the last attempt, or the one that will make the next
     index: int  # in its sweep
 
     @property
-    def asked(self) -> float:
-        """When it was last submitted; 0: never."""
+    def submit_time(self) -> float:
+        """Unix time when it was last submitted; 0: never."""
         return self.submitted.get("time", 0)
 
     @property
-    def since(self) -> float:
-        """What was written before this time concerns an earlier attempt."""
-        return max(self.asked, self.attempts[-1].start if self.attempts else 0)
+    def stale_before(self) -> float:
+        """Unix time before which everything that was written concerns an earlier attempt."""
+        return max(self.submit_time, self.attempts[-1].start if self.attempts else 0)
 
     @property
-    def finished(self) -> bool:
-        """And not submitted once more after that."""
-        ended = self.attempts[-1].end if self.attempts else None
-        again = ended and self.asked > ended["time"] and not self.submitted.get("error")
-        return self.verdict == "finished" and not again
+    def is_finished(self) -> bool:
+        """Whether the run has finished and was not submitted once more after that."""
+        end = self.attempts[-1].end if self.attempts else None
+        is_resubmitted = end and self.submit_time > end["time"] and not self.submitted.get("error")
+        return self.verdict == "finished" and not is_resubmitted
 
 
-def find(place: Path, name: str = "", depth: int = 2) -> list[Run]:
-    """The run at this place, or those in it and in the sweeps in it; what cannot be read is passed over."""
+def find_runs(folder: Path, *, name: str = "", depth: int = 2) -> list[RunRecord]:
+    """Return the run in this folder, or the runs and the sweeps' runs below it; unreadable folders are left out."""
     try:
-        if _is_run(place):
-            return [read(place, name or place.resolve().name)]
-        inside = sorted(path for path in place.iterdir() if path.is_dir() and depth)
+        if _is_run(folder):
+            return [read_run(folder, name or folder.resolve().name)]
+        subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and depth)
     except OSError:
         return []
-    above = name or (place.resolve().name if (place / "members").exists() else "")
-    return [run for path in inside for run in find(path, f"{above}/{path.name}".lstrip("/"), depth - 1)]
+    prefix = name or (folder.resolve().name if (folder / "members").exists() else "")
+    names = {path: f"{prefix}/{path.name}".lstrip("/") for path in subfolders}
+    return [run for path in subfolders for run in find_runs(path, name=names[path], depth=depth - 1)]
 
 
-def read(path: Path, name: str) -> Run:
-    """A run directory. Damaged files count as missing."""
-    member = _member(path)
-    own, sweep = _json(path / "submitted.json"), _json(path.parent / "submitted.json") if member is not None else {}
-    submitted, index = (own, None) if own else (sweep, member)
-    jobs = [_number(job, submitted.get("scheduler"), index) for job in submitted.get("jobs") or []]
-    attempts, job = _attempts(path), next(iter(jobs), None)
+def read_run(path: Path, name: str) -> RunRecord:
+    """Return the record of a run directory. Damaged files count as missing."""
+    index = _array_index(path)
+    submitted, job_index = _read_submitted(path / "submitted.json"), None
+    if not submitted and index is not None:
+        submitted, job_index = _read_submitted(path.parent / "submitted.json"), index
+    jobs = [_job_number(job, submitted.get("scheduler"), job_index) for job in submitted.get("jobs") or []]
+    attempts, job = _read_attempts(path), next(iter(jobs), None)
     if attempts and (attempts[-1].job in jobs or attempts[-1].start >= submitted.get("time", 0)):
         job = attempts[-1].job
         jobs += [job] if job and job not in jobs else []
-    waiting = _successors(path, attempts)
-    jobs += [number for number in waiting if number not in jobs]
-    if waiting and max(waiting.values()) >= max(submitted.get("time", 0), attempts[-1].start if attempts else 0):
-        job = max(reversed(waiting), key=lambda number: waiting[number])  # of one second, the last
-    said = text(path / "verdict")
-    verdict, why = (found[1] if (found := re.search(rf"(?m)^{key} (.+)$", said)) else "" for key in ("outcome", "why"))
-    return Run(path, name, path.stat().st_uid, attempts, verdict or None, why, submitted, jobs, job, member or 0)
+    successors = _waiting_successors(path, attempts)
+    jobs += [number for number in successors if number not in jobs]
+    newest = max(submitted.get("time", 0), attempts[-1].start if attempts else 0)
+    if successors and max(successors.values()) >= newest:
+        job = max(reversed(successors), key=lambda number: successors[number])  # of one second, the last
+    verdict, why = (_verdict_field(path, key) for key in ("outcome", "why"))
+    return RunRecord(path, name, path.stat().st_uid, attempts, verdict or None, why, submitted, jobs, job, index or 0)
 
 
-def first_error(run: Run, logs_too: bool) -> str:
-    """What a rank left in the last attempt as the first cause, else what the job's logs tell first; or nothing."""
-    return _raised(run) or (job_logs.first_error(run.path, run.job) if logs_too else "")
+def first_error(run: RunRecord, logs_too: bool) -> str:
+    """Return the first cause that a rank left in the last attempt, else the first error in the job's logs; or ""."""
+    return _first_cause_of_newest(run) or (job_logs.first_error(run.path, run.job) if logs_too else "")
 
 
-def stalled(run: Run) -> int:
-    """Starts in a row without a newer checkpoint, where they were so many that the job gave up; else 0."""
-    count = text(run.path / "stalled").strip()
-    limit = re.search(r"(?m)^faults:\n(?: .*\n)*? +retries: (\d+)", text(run.path / "config.yaml"))
-    since = (_changed(run.path / "stalled") or 0) >= run.asked - SKEW  # not submitted once more after that
-    return int(count) if count.isdecimal() and limit and int(count) >= int(limit[1]) and since else 0
+def num_stalled_starts(run: RunRecord) -> int:
+    """Return the number of starts in a row without a newer checkpoint, if the job gave up because of them; else 0."""
+    count = read_tail(run.path / "stalled").strip()
+    limit = re.search(r"(?m)^faults:\n(?: .*\n)*? +retries: (\d+)", read_tail(run.path / "config.yaml"))
+    is_current = (_modified_time(run.path / "stalled") or 0) >= run.submit_time - CLOCK_SKEW_SECONDS
+    return int(count) if count.isdecimal() and limit and int(count) >= int(limit[1]) and is_current else 0
 
 
-def progress(run: Run) -> tuple[int | None, str]:
-    """The last step, and one metric: of the last test, else of the last validation."""
+def latest_progress(run: RunRecord) -> tuple[int | None, str]:
+    """Return the last step, and one metric as text: of the last test, else of the last validation."""
     ends = [attempt.end for attempt in run.attempts if attempt.end]
-    last = ends[-1] if ends else {}
-    metrics = last.get("metrics", {})
+    end = ends[-1] if ends else {}
+    metrics = end.get("metrics", {})
     tested = {k: v for k, v in metrics.items() if k.startswith("test/") and isinstance(v, int | float)}
-    step = last.get("step")
+    step = end.get("step")
     if not run.attempts or (tested and run.attempts[-1].end):
-        return step, _one(tested)
-    newest, validated = last_step.scalars(*directory.log_dirs(run.path))
-    made = max((made for made in (newest, last_step.saved(run.path)) if made is not None), default=step)
-    return step if run.attempts[-1].end else made, _one(tested or validated)
+        return step, _main_metric(tested)
+    curve_step, validated = last_step.newest_scalars(*attempt_log.log_dirs(run.path))
+    steps = [curve_step, last_step.newest_checkpoint_step(run.path)]
+    newest = max((number for number in steps if number is not None), default=step)
+    return step if run.attempts[-1].end else newest, _main_metric(tested or validated)
 
 
-def node_hours(run: Run, runs_till: float | None) -> float:
-    """Time x nodes, summed over attempts. One that left no end lasted until its last sign of life before the next.
+def node_hours(run: RunRecord, running_until: float | None) -> float:
+    """Return time x nodes, summed over attempts. One without an end lasted until its last sign of life.
 
     Args:
-        runs_till: now, where the scheduler says that the last attempt still runs.
+        running_until: now, where the scheduler says that the last attempt still runs.
     """
-    used = 0.0
+    node_seconds = 0.0
     for attempt, following in zip_longest(run.attempts, run.attempts[1:]):
-        until = attempt.end["time"] if attempt.end else None if following else runs_till
-        until = until or last_sign(run, attempt, following.start if following else math.inf)
-        used += max(until - attempt.start, 0) * max(len(attempt.hosts), 1)
-    return used / 3600
+        end = attempt.end["time"] if attempt.end else None if following else running_until
+        end = end or last_sign_of_life(run, attempt, until=following.start if following else math.inf)
+        node_seconds += max(end - attempt.start, 0) * max(len(attempt.hosts), 1)
+    return node_seconds / 3600
 
 
-def last_sign(run: Run, attempt: Attempt, until: float = math.inf) -> float:
-    """When an attempt was seen alive last, before the next one began. A requeued job waits in between."""
-    return last_alive.last(run.path, attempt.number, attempt.start, str(next(iter(attempt.hosts), "")), until)
+def last_sign_of_life(run: RunRecord, attempt: AttemptRecord, *, until: float = math.inf) -> float:
+    """Return the unix time when an attempt was last seen alive, before the next one started at `until`."""
+    host = str(next(iter(attempt.hosts), ""))
+    return last_alive.last_sign(run.path, attempt.number, start=attempt.start, host=host, until=until)
 
 
-def raised(run: Run, number: int, since: float = 0) -> str:
-    """The first cause among what the ranks of an attempt have left since then; or nothing."""
-    found = next((attempt for attempt in run.attempts if attempt.number == number), None)
-    left = [cause for cause in causes.read(run.path, number) if cause.time >= since]
-    cause = causes.first(left, found.world_size if found else 0, found.hosts if found else ())
+def first_cause_of_attempt(run: RunRecord, number: int, *, since: float = 0) -> str:
+    """Return the first cause among the errors that the ranks of an attempt have left since then; or ""."""
+    attempt = next((attempt for attempt in run.attempts if attempt.number == number), None)
+    errors = [cause for cause in causes.read_causes(run.path, number) if cause.time >= since]
+    ranks = {"world_size": attempt.world_size, "hosts": attempt.hosts} if attempt else {}
+    cause = causes.first_cause(errors, **ranks)
     return cause.line if cause else ""
 
 
-def _raised(run: Run) -> str:
-    """Of the newest attempt, since the run was submitted."""
+def num_damaged_lines(path: Path) -> int:
+    """Return the number of lines in attempts.jsonl that hold no event."""
+    lines = [line for line in read_tail(path / "attempts.jsonl").splitlines() if line.strip()]
+    return len(lines) - len(_valid_events(path))
+
+
+def _first_cause_of_newest(run: RunRecord) -> str:
+    """Return the first cause of the newest attempt, since the run was submitted."""
     folders = {int(path.name) for path in run.path.glob("errors/*") if path.name.isdecimal()}
     try:
-        newest = max({claim.newest(run.path), *folders, *(attempt.number for attempt in run.attempts)})
+        newest = max({claim.newest_attempt(run.path), *folders, *(attempt.number for attempt in run.attempts)})
     except OSError:
         return ""
-    return raised(run, newest, run.asked - SKEW)
+    return first_cause_of_attempt(run, newest, since=run.submit_time - CLOCK_SKEW_SECONDS)
 
 
-def _one(metrics: Mapping[str, float]) -> str:
-    """The metric that says most: not the loss where there is another."""
+def _main_metric(metrics: Mapping[str, float]) -> str:
+    """Return the most telling metric as text: not the loss where there is another."""
     names = [name for name in metrics if not name.endswith("loss")] or list(metrics)
     return f"{names[-1]} {metrics[names[-1]]:.4g}" if names else "-"
 
 
 def _is_run(folder: Path) -> bool:
     # A run of a search has no config before it starts.
-    made = (folder / "job.sh").exists() and ((folder / "config.yaml").exists() or _member(folder) is not None)
-    return made or (folder / "attempts.jsonl").exists() or any(folder.glob("errors/*/rank-*.txt"))
+    has_config = (folder / "config.yaml").exists() or _array_index(folder) is not None
+    is_submitted = (folder / "job.sh").exists() and has_config
+    return is_submitted or (folder / "attempts.jsonl").exists() or any(folder.glob("errors/*/rank-*.txt"))
 
 
-def _member(path: Path) -> int | None:
-    """Index of a run in its sweep."""
-    names = [Path(line).name for line in text(path.parent / "members").splitlines()]
+def _array_index(path: Path) -> int | None:
+    """Return the index of a run in its sweep; None if it is of none."""
+    names = [Path(line).name for line in read_tail(path.parent / "members").splitlines()]
     return names.index(path.name) if path.name in names else None
 
 
-def _number(job: str, scheduler: str | None, index: int | None) -> str:
-    """The job as the scheduler prints it, without the server: `29[].server` and member 3 give `29[3]`."""
+def _verdict_field(path: Path, key: str) -> str:
+    match = re.search(rf"(?m)^{key} (.+)$", read_tail(path / "verdict"))
+    return match[1] if match else ""
+
+
+def _job_number(job: str, scheduler: str | None, index: int | None) -> str:
+    """Return the job as the scheduler prints it, without the server: `29[].server` and index 3 give `29[3]`."""
     number = str(job).split(".")[0]
     if index is None:
         return number
     return f"{number}_{index}" if scheduler == "slurm" else number.replace("[]", f"[{index}]")
 
 
-def _successors(path: Path, attempts: list[Attempt]) -> dict[str, float]:
-    """The jobs that job.sh has queued to go on (PBS) and that have not begun an attempt, with the time of each."""
-    found = re.findall(r"(?m)^(\d{1,12}) (\S+)$", text(path / "successors"))
-    begun = {attempt.job for attempt in attempts}
-    return {number: int(time) for time, job in found if (number := _number(job, "pbs", None)) not in begun}
+def _waiting_successors(path: Path, attempts: list[AttemptRecord]) -> dict[str, float]:
+    """Return the jobs that job.sh has queued to continue (PBS) and that have not started yet, with their times."""
+    lines = re.findall(r"(?m)^(\d{1,12}) (\S+)$", read_tail(path / "successors"))
+    started = {attempt.job for attempt in attempts}
+    return {number: int(time) for time, job in lines if (number := _job_number(job, "pbs", None)) not in started}
 
 
-def damaged(path: Path) -> int:
-    """Lines of attempts.jsonl that tell nothing."""
-    lines = [line for line in text(path / "attempts.jsonl").splitlines() if line.strip()]
-    return len(lines) - len(_events_of(path))
-
-
-def _events_of(path: Path) -> list[dict[str, Any]]:
+def _valid_events(path: Path) -> list[dict[str, Any]]:
     kinds = {"hosts": list, "metrics": dict, "attempt": int, "world_size": int}
-    return [event for event in directory.events(path) if _sound(event, **kinds)]
+    return [event for event in attempt_log.read_events(path) if _is_valid(event, **kinds)]
 
 
-def _attempts(path: Path) -> list[Attempt]:
-    events = _events_of(path)
+def _read_attempts(path: Path) -> list[AttemptRecord]:
+    events = _valid_events(path)
     ends = {event.get("attempt"): event for event in events if event.get("event") == "end"}
     return [
-        Attempt(
+        AttemptRecord(
             event.get("attempt", 0),
             event["time"],
             event.get("job"),
@@ -219,22 +230,22 @@ def _attempts(path: Path) -> list[Attempt]:
     ]
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_submitted(path: Path) -> dict[str, Any]:
     try:
-        note = parse_json(text(path))
+        note = parse_json(read_tail(path))
     except ValueError:
         return {}
-    return note if _sound(note, jobs=list) else {}
+    return note if _is_valid(note, jobs=list) else {}
 
 
-def _sound(note: Any, **kinds: type) -> bool:
-    """Is it one of ours? It has a time, and lists and dicts where they belong."""
-    if not isinstance(note, dict) or not isinstance(when := note.get("time"), int | float) or not 0 <= when < LATEST:
+def _is_valid(note: Any, **kinds: type) -> bool:
+    """Return whether this is an event or a note of ours: it has a time, and lists and dicts where they belong."""
+    if not isinstance(note, dict) or not isinstance(time := note.get("time"), int | float):
         return False
-    return all(isinstance(note.get(key, kind()), kind) for key, kind in kinds.items())
+    return 0 <= time < LATEST_TIME and all(isinstance(note.get(key, kind()), kind) for key, kind in kinds.items())
 
 
-def _changed(path: Path) -> float | None:
+def _modified_time(path: Path) -> float | None:
     try:
         return path.stat().st_mtime
     except OSError:

@@ -1,4 +1,4 @@
-"""What a job's logs tell: the first line that names an error."""
+"""The logs of a job, and the first line in them that names an error."""
 
 import os
 import re
@@ -7,16 +7,16 @@ from pathlib import Path
 
 from hpc.system.files import open_regular_file
 
-TAIL = 4 * 2**20  # bytes of a log that are read
+MAX_BYTES = 4 * 2**20  # of a log that are read, from its end
 LABEL = re.compile(r"(?:\s*(\d+): ?)?(?:\[rank\d+\]: ?)?")  # before each line: srun's, and torch's
 # After this line of a log comes another attempt of the same job.
 REQUEUED = re.compile(r"CANCELLED AT \S+ DUE TO (JOB REQUEUE|PREEMPTION|NODE FAILURE)")
-# What the programs around the ranks say.
+# Errors that the programs around the ranks print.
 ERROR = re.compile(r"(slurmstepd|srun|job\.sh): error|.*CANCELLED AT .* DUE TO TIME LIMIT|.*PBS: job killed")
 
 
-def files(run_dir: Path, job: str | None) -> list[Path]:
-    """Those of one job: of its nodes (PBS), of its script; of a member of a Slurm array, in the sweep's folder."""
+def log_paths(run_dir: Path, job: str | None) -> list[Path]:
+    """Return the logs of one job: of its nodes (PBS), then of its script; an array's are in the sweep's folder."""
     number = re.match(r"\d+", job or "")
     if not number or not job:
         return []
@@ -26,41 +26,41 @@ def files(run_dir: Path, job: str | None) -> list[Path]:
 
 
 def first_error(run_dir: Path, job: str | None) -> str:
-    """The first line of the job's logs, after its last requeue, that tells an error."""
-    for path in files(run_dir, job):
-        lines = [line for line in text(path).splitlines() if line.strip()]
+    """Return the first line of the job's logs, after its last requeue, that names an error; "" if there is none."""
+    for path in log_paths(run_dir, job):
+        lines = [line for line in read_tail(path).splitlines() if line.strip()]
         start = max((number + 1 for number, line in enumerate(lines) if REQUEUED.search(line)), default=0)
-        # srun, which is not buffered, tells that a rank has ended before that rank's own last words arrive.
-        if said := min(_errors(lines[start:]), key=lambda said: said.startswith("srun: error"), default=""):
-            return said
+        # srun, which is not buffered, reports that a rank has ended before that rank's own last lines arrive.
+        if error := min(_errors(lines[start:]), key=lambda error: error.startswith("srun: error"), default=""):
+            return error
     return ""
 
 
-def text(path: Path) -> str:
-    """The end of a text file; nothing where there is none."""
+def read_tail(path: Path) -> str:
+    """Return the end of a text file, at most `MAX_BYTES` of it; "" if it cannot be read."""
     try:
         with open_regular_file(path) as stream:
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL))
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - MAX_BYTES))
             return stream.read().decode(errors="replace")
     except OSError:
         return ""
 
 
-def _errors(text: Sequence[str]) -> Iterator[str]:
-    for number, line in enumerate(text):
-        label, said = _unlabelled(line)
-        if said.startswith(("ConfigError:", "Traceback (most recent")):
-            # The ranks of an srun talk in between: only what this one says next counts.
-            rest = (more for other, more in map(_unlabelled, text[number + 1 :]) if other == label and more.strip())
-            if said.startswith("Traceback"):
-                yield next((more for more in rest if not more.startswith(" ")), said)
+def _errors(lines: Sequence[str]) -> Iterator[str]:
+    for number, line in enumerate(lines):
+        rank, message = _without_label(line)
+        if message.startswith(("ConfigError:", "Traceback (most recent")):
+            # The ranks of an srun print in between: only the next lines of this rank count.
+            following = (text for other, text in map(_without_label, lines[number + 1 :]) if other == rank)
+            if message.startswith("Traceback"):
+                yield next((text for text in following if text.strip() and not text.startswith(" ")), message)
             else:
-                yield said
-        elif ERROR.match(said):
-            yield said
+                yield message
+        elif ERROR.match(message):
+            yield message
 
 
-def _unlabelled(line: str) -> tuple[str | None, str]:
-    """The rank that says it, as far as srun tells, and what it says."""
-    found = LABEL.match(line)
-    return (found[1], line[found.end() :]) if found else (None, line)
+def _without_label(line: str) -> tuple[str | None, str]:
+    """Return the rank that printed a line, as far as srun says it, and the line without that label."""
+    label = LABEL.match(line)
+    return (label[1], line[label.end() :]) if label else (None, line)

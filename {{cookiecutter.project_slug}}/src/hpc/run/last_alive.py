@@ -1,4 +1,4 @@
-"""When an attempt was last alive, by what it alone writes: other files are touched by the next start, too."""
+"""The time when an attempt was last alive, by the files that it alone writes: the next start touches others, too."""
 
 import math
 from collections.abc import Iterator
@@ -7,44 +7,46 @@ from pathlib import Path
 from hpc.run import causes, job_logs
 from hpc.system.files import parse_json
 
-SILENT = 60  # seconds without a beat, of which there is one each 2 s: a file server shows some of them late
+SILENT_SECONDS = 60  # without a heartbeat, of which there is one every 2 s: a file server shows some of them late
 
 
-def last(run_dir: Path, attempt: int, start: float, host: str = "", until: float = math.inf) -> float:
-    """The last of its signs up to `until`, when the next one began; its start, where it left none. Unix times.
+def last_sign(run_dir: Path, attempt: int, *, start: float, host: str = "", until: float = math.inf) -> float:
+    """Return the unix time of an attempt's last sign of life; its start, if it left no other.
 
     Args:
-        host: of rank 0.
+        start: unix time.
+        host: name of rank 0's node.
+        until: unix time when the next attempt started.
     """
-    signs = [beat(run_dir, attempt), *_phases(run_dir, attempt), *_samples(run_dir, attempt, host)]
-    signs += [cause.time for cause in causes.read(run_dir, attempt)]
+    signs = [last_beat(run_dir, attempt), *_phase_ends(run_dir, attempt), *_sample_times(run_dir, attempt, host)]
+    signs += [cause.time for cause in causes.read_causes(run_dir, attempt)]
     return max((sign for sign in signs if start <= sign <= until), default=start)
 
 
-def beat(run_dir: Path, attempt: int) -> float:
-    """The last beat of its heart; 0: it has left none."""
+def last_beat(run_dir: Path, attempt: int) -> float:
+    """Return the unix time of the last heartbeat; 0 if there is none."""
     try:
         return (run_dir / "claims" / f"{attempt:06}.beat").stat().st_mtime
     except OSError:
         return 0.0
 
 
-def _phases(run_dir: Path, attempt: int) -> Iterator[float]:
-    for line in job_logs.text(run_dir / "monitor" / "phases.jsonl").splitlines():
+def _phase_ends(run_dir: Path, attempt: int) -> Iterator[float]:
+    for line in job_logs.read_tail(run_dir / "monitor" / "phases.jsonl").splitlines():
         try:
-            note = parse_json(line)
-            if note["attempt"] == attempt:
-                yield float(note["end"])
+            phase = parse_json(line)
+            if phase["attempt"] == attempt:
+                yield float(phase["end"])
         except (ValueError, KeyError, TypeError, OverflowError):
             continue
 
 
-def _samples(run_dir: Path, attempt: int, host: str) -> Iterator[float]:
-    """When one node was sampled: the sampler ends with the run."""
-    for line in job_logs.text(run_dir / "monitor" / f"{Path(host).name}.csv").splitlines():
-        when, _, rest = line.partition(",")
+def _sample_times(run_dir: Path, attempt: int, host: str) -> Iterator[float]:
+    """Yield when one node was sampled: the sampler ends with the run."""
+    for line in job_logs.read_tail(run_dir / "monitor" / f"{Path(host).name}.csv").splitlines():
+        time, _, rest = line.partition(",")
         if rest.startswith(f"{attempt},"):
             try:
-                yield float(when)
+                yield float(time)
             except ValueError:
                 continue

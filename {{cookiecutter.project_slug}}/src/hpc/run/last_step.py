@@ -1,34 +1,36 @@
-"""How far a run has come that has not said so itself: from its curves and its checkpoints. No torch."""
+"""The step that a run has reached, from its curves and its checkpoints, if it has not recorded it. Imports no torch."""
 
 import re
 from contextlib import suppress
 from pathlib import Path
 
 
-def scalars(*folders: Path) -> tuple[int | None, dict[str, float]]:
-    """The step of the newest scalars, and the newest validation metrics, from TensorBoard's files."""
+def newest_scalars(*folders: Path) -> tuple[int | None, dict[str, float]]:
+    """Return the step of the newest scalars and the newest validation metrics in TensorBoard's files."""
     files = [file for folder in folders for file in folder.glob("events.out.tfevents.*")]
     files.sort(key=lambda file: file.name, reverse=True)  # their names begin with the time
-    step, validated = None, {}
+    step, validation_metrics = None, {}
     for file in files:
-        steps, values = _events(file)
-        step = max((some for some in (step, steps) if some is not None), default=None)
-        validated = validated or {tag: value for tag, value in values.items() if tag.startswith("val/")}
-        if step is not None and validated:
+        file_step, values = _read_event_file(file)
+        step = max((number for number in (step, file_step) if number is not None), default=None)
+        validation_metrics = validation_metrics or {
+            tag: value for tag, value in values.items() if tag.startswith("val/")
+        }
+        if step is not None and validation_metrics:
             break
-    return step, validated
+    return step, validation_metrics
 
 
-def saved(run_dir: Path) -> int | None:
-    """The step of the newest checkpoint."""
-    found = (re.fullmatch(r"step-(\d+)(-averaged)?", path.name) for path in run_dir.glob("checkpoints/step-*"))
-    return max((int(name[1]) for name in found if name), default=None)
+def newest_checkpoint_step(run_dir: Path) -> int | None:
+    """Return the step of the newest checkpoint; None if there is none."""
+    names = (re.fullmatch(r"step-(\d+)(-averaged)?", path.name) for path in run_dir.glob("checkpoints/step-*"))
+    return max((int(name[1]) for name in names if name), default=None)
 
 
-def _events(file: Path) -> tuple[int | None, dict[str, float]]:
-    """The largest step and the last value of each scalar in one file, as far as it can be read."""
+def _read_event_file(file: Path) -> tuple[int | None, dict[str, float]]:
+    """Return the largest step and the last value of each scalar in one file, as far as it can be read."""
     step, values = None, {}
-    with suppress(Exception):  # whatever comes of a damaged file, or of a missing library: the table can do without
+    with suppress(Exception):  # a damaged file, or a missing library: the table can do without
         from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
         for event in LegacyEventFileLoader(str(file)).Load():

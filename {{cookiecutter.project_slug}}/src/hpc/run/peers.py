@@ -1,4 +1,4 @@
-"""What the watches of one launch tell each other through the store that rank 0 serves."""
+"""Messages between the watchdogs of one launch, through the store that rank 0 serves."""
 
 import json
 import threading
@@ -7,59 +7,66 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-LOOK = 1.0  # seconds between two questions to the store
-SILENCE = 60.0  # seconds without an answer, after which rank 0's node counts as lost
+POLL_SECONDS = 1.0  # between two requests to the store
+SILENCE_SECONDS = 60.0  # without an answer, after which rank 0's node counts as lost
 
 
 class Peers:
-    """Two connections of the watch's own: on a shared one, whoever waits keeps the others waiting."""
+    """The other ranks, as this rank's watchdog knows them.
+
+    It has two connections of its own: on a shared one, whoever waits for an answer keeps the others waiting.
+    """
 
     def __init__(self, store: Any, world_size: int) -> None:
-        self._hears, self._says = store.clone(), store.clone()
+        self._reads, self._writes = store.clone(), store.clone()
         self._world_size = world_size
-        self._heard = ""
-        self._answers = self._seen = self._unanswered = 0
-        self.turn: Callable[[Any], object] | None = None  # what else there is to say and to hear, each time
+        self._failure = ""
+        self._num_answers = self._num_answers_seen = self._num_unanswered = 0
+        self.exchange: Callable[[Any], object] | None = None  # called with the store, about once a second
 
-    def tell(self, rank: int, host: str, said: str) -> None:
-        """This rank has failed; the first to say so is heard."""
-        kind, _, message = said.partition(": ")
-        news = {"rank": rank, "host": host, "time": time.time(), "type": kind, "message": message}
+    def report_failure(self, rank: int, host: str, error: str) -> None:
+        """Let the others know that this rank has failed; only the first report counts."""
+        kind, _, message = error.partition(": ")
+        report = {"rank": rank, "host": host, "time": time.time(), "type": kind, "message": message}
         with suppress(RuntimeError):
-            if not self._says.check(["watch/failed"]):
-                self._says.set("watch/failed", json.dumps(news))
+            if not self._writes.check(["watch/failed"]):
+                self._writes.set("watch/failed", json.dumps(report))
 
     def leave(self, seconds: float) -> None:
-        """Hear no more; wait so long for all ranks to come to this point, too, those that are late included."""
+        """Wait until all ranks have come to this point, including those that are late, but at most so long."""
         limit = time.monotonic() + seconds
         with suppress(RuntimeError):
-            self._says.add("watch/left", 1)
-            while time.monotonic() < limit and self._says.add("watch/left", 0) < self._world_size:
+            self._writes.add("watch/left", 1)
+            while time.monotonic() < limit and self._writes.add("watch/left", 0) < self._world_size:
                 time.sleep(0.2)
 
-    def hear(self, over: threading.Event) -> None:
-        """Ask till another rank has failed, or the store with rank 0."""
+    def listen(self, over: threading.Event) -> None:
+        """Poll the store until another rank has failed, or rank 0 is gone, or the event is set."""
         try:
-            while not over.wait(LOOK):
-                failed = self._hears.check(["watch/failed"])
-                self._answers += 1
-                if self.turn:
-                    self.turn(self._hears)
-                if failed:
-                    told = json.loads(self._hears.get("watch/failed"))
-                    said = f"{told['type']}: {told['message']}"
-                    # Of a hang nobody knows yet whose it is: it is told as it was.
-                    self._heard = said if said.startswith("Hang") else f"rank {told['rank']} on {told['host']}: {said}"
+            while not over.wait(POLL_SECONDS):
+                has_failed = self._reads.check(["watch/failed"])
+                self._num_answers += 1
+                if self.exchange:
+                    self.exchange(self._reads)
+                if has_failed:
+                    report = json.loads(self._reads.get("watch/failed"))
+                    error = f"{report['type']}: {report['message']}"
+                    # Nobody knows yet which rank a hang comes from, so no rank is named.
+                    is_hang = error.startswith("Hang")
+                    self._failure = error if is_hang else f"rank {report['rank']} on {report['host']}: {error}"
                     return
         except RuntimeError as error:
-            self._heard = f"rank 0 is gone: {str(error).splitlines()[0]}"
+            self._failure = f"rank 0 is gone: {str(error).splitlines()[0]}"
 
-    def news(self) -> str:
-        """That another rank has failed, or nothing. To be called every LOOK seconds.
+    def failure(self) -> str:
+        """Return the failure of another rank, or "". To be called every `POLL_SECONDS`.
 
-        The calls are counted, not the time: where one thread keeps the interpreter's lock, nobody hears an answer.
+        The calls are counted instead of the time: if one thread keeps the interpreter's lock, no thread can receive an
+        answer.
         """
-        self._unanswered = self._unanswered + 1 if self._answers == self._seen else 0
-        self._seen = self._answers
-        silence = self._unanswered * LOOK
-        return self._heard or (f"rank 0 is gone: its store is silent for {silence:.0f} s" if silence > SILENCE else "")
+        self._num_unanswered = self._num_unanswered + 1 if self._num_answers == self._num_answers_seen else 0
+        self._num_answers_seen = self._num_answers
+        silence = self._num_unanswered * POLL_SECONDS
+        if self._failure or silence <= SILENCE_SECONDS:
+            return self._failure
+        return f"rank 0 is gone: its store has been silent for {silence:.0f} s"

@@ -1,19 +1,20 @@
-"""When a run did what, a line for each phase in monitor/phases.jsonl: the report lays them over what the nodes did."""
+"""The phases of a run, a line for each in monitor/phases.jsonl: the report draws them above what the nodes did."""
 
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from hpc.run import directory
+from hpc.run import attempt_log
 
 
-def note(run_dir: Path, attempt: int, what: str, begin: float, step: int) -> None:
-    """A phase that ends now, at this step. Nothing where the run has no monitor; what a full disk takes is lost.
+def record_phase(run_dir: Path, attempt: int, *, kind: str, begin_time: float, step: int) -> None:
+    """Record a phase that ends now, at this step, if the run has a monitor; on a full disk it is lost.
 
     Args:
-        what: start, epoch, validation, checkpoint or test.
-        begin: unix time.
+        kind: start, epoch, validation, checkpoint or test.
+        begin_time: unix time.
     """
-    phase = {"what": what, "begin": round(begin, 3), "end": round(time.time(), 3), "attempt": attempt, "step": step}
+    times = {"begin": round(begin_time, 3), "end": round(time.time(), 3)}
     with suppress(OSError):
-        directory.note(run_dir / "monitor" / "phases.jsonl", phase)
+        line = {"what": kind, **times, "attempt": attempt, "step": step}
+        attempt_log.append_line(run_dir / "monitor" / "phases.jsonl", line)

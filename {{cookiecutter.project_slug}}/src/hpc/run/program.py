@@ -10,7 +10,7 @@ from os import environ
 from hpc.config.errors import exit_on_config_error
 from hpc.launch import placement
 from hpc.launch.placement import Placement
-from hpc.run.signals import Warned, listen
+from hpc.run.signals import SignalState, listen
 
 
 @dataclass(frozen=True)
@@ -25,24 +25,24 @@ class Program:
 
     words: list[str]
     place: Placement
-    signals: Warned
+    signals: SignalState
 
     @property
     def is_reporting_rank(self) -> bool:
         """Whether this is the rank that prints what all ranks know."""
-        return self.signals.speaks
+        return self.signals.is_reporting_rank
 
 
 @contextmanager
 def program() -> Iterator[Program]:
     """Listen to signals, find this process's place, and end a mistake with one message and exit code 2.
 
-    To be entered before the heavy imports: a signal that comes meanwhile would end the process.
+    To be entered before the large imports: a signal that comes during these would end the process.
     """
-    gc.disable()  # until the libraries are imported: to look for garbage meanwhile takes a fifth of that time
+    gc.disable()  # until the libraries are imported: collecting garbage would take a fifth of that time
     signals = listen()
     with exit_on_config_error():
         place = placement.read_placement(environ)
-    signals.speaks = placement.is_reporting_rank(place, environ)
-    with exit_on_config_error(signals.speaks):
+    signals.is_reporting_rank = placement.is_reporting_rank(place, environ)
+    with exit_on_config_error(signals.is_reporting_rank):
         yield Program(sys.argv[1:], place, signals)

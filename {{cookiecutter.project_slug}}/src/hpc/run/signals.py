@@ -1,4 +1,4 @@
-"""Warning signals are noted, not obeyed: the ranks stop together between two steps. Imported before all else."""
+"""Warning signals are noted instead of obeyed: the ranks stop together between two steps. Imported before all else."""
 
 import atexit
 import faulthandler
@@ -10,59 +10,66 @@ import threading
 from dataclasses import dataclass
 from types import FrameType
 
-WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-LEAVE = 30.0  # seconds that the interpreter has to end
-ORPHANED = "the end of what started this rank"
+WARNING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+EXIT_SECONDS = 30.0  # that the interpreter has to end
+ORPHANED = "the end of the process that started this rank"
 INTERRUPTED = "Ctrl-C"
 
 
 @dataclass
-class Warned:
-    """The first warning that this process got, by name. `reads`, `writes`: a pipe that wakes the watch.
+class SignalState:
+    """The first warning signal that this process got, and the handlers that note it.
 
-    `parent`: the launcher's process on this node, without which nobody will hear of this one's end; None: no matter.
-    `speaks`: this rank answers a Ctrl-C, which all ranks of a terminal get. `ends_interrupted`: see `_end`.
+    Attributes:
+        signal: its name; None: there was none.
+        launcher_pid: the launcher's process on this node, without which nobody would notice that this one has ended;
+            None: there is none.
+        is_reporting_rank: this rank answers a Ctrl-C, which all ranks of a terminal get.
+        ends_by_sigint: see `_end`.
+        read_fd: end of a pipe that wakes the watchdog when a signal comes.
+        write_fd: its other end.
     """
 
     signal: str | None = None
-    parent: int | None = None
-    speaks: bool = False
-    ends_interrupted: bool = False
-    reads: int = -1
-    writes: int = -1
+    launcher_pid: int | None = None
+    is_reporting_rank: bool = False
+    ends_by_sigint: bool = False
+    read_fd: int = -1
+    write_fd: int = -1
 
-    def install(self) -> None:
-        """Be the process's handler, also after somebody else (Lightning) has become it."""
-        for number in WARNINGS:
+    def install_handlers(self) -> None:
+        """Become the process's signal handler, also after another one (Lightning's) was installed."""
+        for number in WARNING_SIGNALS:
             signal.signal(number, self._note)
-        signal.set_wakeup_fd(self.writes, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self.write_fd, warn_on_full_buffer=False)
 
-    def interruptible(self, trains: bool) -> None:
-        """While it trains, the first Ctrl-C is a warning and the second one ends the process, whatever it does.
+    def set_interruptible(self, is_training: bool) -> None:
+        """Let the first Ctrl-C be a warning while it trains; the second one ends the process in any case.
 
-        Before and afterwards there is nothing to save. Jobs that a shell has put into the background ignore it.
+        Before and after the training there is nothing to save. A job in the background of a shell ignores Ctrl-C.
         """
-        new, old = (self._interrupt, signal.default_int_handler)[:: 1 if trains else -1]
+        new, old = (self._interrupt, signal.default_int_handler)[:: 1 if is_training else -1]
         if signal.getsignal(signal.SIGINT) == old:
             signal.signal(signal.SIGINT, new)
 
-    def look(self) -> None:
-        """Is the launcher's process still there? Its end is a warning; nobody reads the output any more."""
-        if self.parent not in (None, os.getppid()):
-            self.parent, self.signal = None, self.signal or ORPHANED
-            nowhere = os.open(os.devnull, os.O_WRONLY)
+    def check_launcher(self) -> None:
+        """Take the end of the launcher's process for a warning, and drop all output: nobody reads it any more."""
+        if self.launcher_pid not in (None, os.getppid()):
+            self.launcher_pid, self.signal = None, self.signal or ORPHANED
+            null = os.open(os.devnull, os.O_WRONLY)
             for stream in (1, 2):
-                os.dup2(nowhere, stream)
+                os.dup2(null, stream)
 
     def _interrupt(self, number: int, _: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         self.signal = self.signal or INTERRUPTED
-        if self.speaks:
-            os.write(2, b"\nCtrl-C: stops after this step and saves; once more ends at once, and saves nothing\n")
+        if self.is_reporting_rank:
+            text = "Ctrl-C: the run stops after this step and saves. Ctrl-C again ends it at once, without saving."
+            os.write(2, f"\n{text}\n".encode())
 
     def _end(self) -> None:
-        """Only of a process that an interrupt has ended does bash know that the loop around it is to end, too."""
-        if self.ends_interrupted:
+        """End by SIGINT after a Ctrl-C: only then does bash know that the loop around this process is to end, too."""
+        if self.ends_by_sigint:
             sys.stdout.flush()
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
@@ -71,46 +78,46 @@ class Warned:
         self.signal = self.signal or signal.Signals(number).name
 
 
-def listen() -> Warned:
-    """From now on a warning signal is noted instead of ending the process, and SIGQUIT shows the stacks of all threads.
+def listen() -> SignalState:
+    """Note warning signals from now on, instead of ending, and let SIGQUIT print the stacks of all threads.
 
     To be called first of all: a signal that comes during the imports counts, too.
     """
     faulthandler.enable()
     faulthandler.register(signal.SIGQUIT, all_threads=True, chain=False)
-    reads, writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    warned = Warned(reads=reads, writes=writes)
-    atexit.register(warned._end)  # first, so that it is done last
+    read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    state = SignalState(read_fd=read_fd, write_fd=write_fd)
+    atexit.register(state._end)  # registered first, so that it is called last
     # The destructors of process groups may wait for ever, whatever the outcome was.
-    atexit.register(faulthandler.dump_traceback_later, LEAVE, exit=True)
-    warned.install()
-    os.register_at_fork(after_in_child=_of_no_concern)
-    return warned
+    atexit.register(faulthandler.dump_traceback_later, EXIT_SECONDS, exit=True)
+    state.install_handlers()
+    os.register_at_fork(after_in_child=_reset_in_child)
+    return state
 
 
-def _of_no_concern() -> None:
-    """In a forked child (a data worker): some schedulers signal every process, and the parent's pipe is not ours."""
-    signal.set_wakeup_fd(-1)
+def _reset_in_child() -> None:
+    """Leave signals to the ranks, in a forked child (a data worker): some schedulers signal every process."""
+    signal.set_wakeup_fd(-1)  # the parent's pipe
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):  # a terminal interrupts all its processes
         signal.signal(number, signal.SIG_IGN)
 
 
-def deaf(worker: int) -> None:
-    """A data worker's `worker_init_fn`: it works on while its rank comes to the end of the step, and ends with it."""
+def block_signals_in_worker(worker: int) -> None:
+    """Let a data worker go on after a warning, until its rank ends it; for `worker_init_fn`."""
     del worker
-    signal.pthread_sigmask(signal.SIG_BLOCK, (*WARNINGS, signal.SIGINT))
-    threading.Thread(target=_ends_with, args=[os.getppid()], daemon=True, name="deaf").start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*WARNING_SIGNALS, signal.SIGINT))
+    threading.Thread(target=_end_with_rank, args=[os.getppid()], daemon=True, name="end with rank").start()
 
 
-def _ends_with(rank: int) -> None:
-    """A SIGTERM from the rank itself is no warning: so it ends its workers, and then waits for them without a limit."""
-    while (heard := signal.sigwaitinfo(WARNINGS)).si_pid != rank or heard.si_signo != signal.SIGTERM:
+def _end_with_rank(rank_pid: int) -> None:
+    """End when the rank itself sends SIGTERM: so it ends its workers, and then waits for them without a limit."""
+    while (info := signal.sigwaitinfo(WARNING_SIGNALS)).si_pid != rank_pid or info.si_signo != signal.SIGTERM:
         pass
     os._exit(0)
 
 
-def woken(pipe: int, seconds: float) -> set[int]:
-    """Signals that have come, as soon as one does; nothing after so many seconds."""
-    readable, _, _ = select.select([pipe], [], [], seconds)
-    return set(os.read(pipe, 4096)) if readable else set()
+def wait_for_signals(read_fd: int, seconds: float) -> set[int]:
+    """Return the numbers of signals as soon as one comes; an empty set if none comes within so many seconds."""
+    readable, _, _ = select.select([read_fd], [], [], seconds)
+    return set(os.read(read_fd, 4096)) if readable else set()

@@ -1,9 +1,9 @@
-"""What a module, its data and its callbacks keep in attributes: whatever has changed there goes on, or is told.
+"""State in attributes of a module, its data and its callbacks: changes are restored, or a warning is printed.
 
 A temperature that is set as an epoch begins, outputs that are gathered until it ends, a layer that is no longer frozen:
-neither torch nor Lightning saves these. Of all attributes only those are kept that have changed since training began;
-the others are what the config has built, and a run that goes on may mean to build them otherwise. What has changed and
-cannot be kept is told when the run goes on.
+neither torch nor Lightning saves these. Of all attributes only those are saved that have changed since training began:
+the others are what the config has built, and a resumed run may build them otherwise on purpose. Of a changed attribute
+that cannot be saved, the resumed run warns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,168 +16,185 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from hpc.state import checksums, holders, plain_forms, structure
-from hpc.state.holders import COLLATE, CONTENT, DATA, DATASET
+from hpc.state import checksums, holder_fields, holders, plain_forms, structure
+from hpc.state.holder_fields import CONTENT, DATASET
+from hpc.state.holders import COLLATE, DATA
 
 Place = tuple[str, str]  # an owner's name and an attribute's
-Changed = Sequence[tuple[str, str, Any]]  # owner, name, plain form
-Built = dict[Place, Any]  # of each place what tells a change
-ITSELF = "itself"  # in the place of an attribute's name
-TOLD = {
-    plain_forms.NOT_KEPT: "attributes begin anew, as a checkpoint does not hold them",
-    plain_forms.NOT_SEEN: "attributes begin anew, and whether training has changed them cannot be seen",
+ChangedAttributes = Sequence[tuple[str, str, Any]]  # owner, name, plain form
+InitialAttributes = dict[Place, Any]  # a fingerprint by place
+ITSELF = "itself"  # in place of an attribute's name
+WARNINGS = {
+    plain_forms.NOT_KEPT: "a checkpoint cannot hold these attributes, so they start anew",
+    plain_forms.NOT_SEEN: "these attributes start anew, and nobody can see whether training had changed them",
 }
-STRUCTURE = "layers and hooks that training has changed are those of the beginning, as a checkpoint does not hold them"
+STRUCTURE_WARNING = "training had changed these layers and hooks, which a checkpoint does not hold, so they start anew"
 
 
-def built(trainer: L.Trainer, module: L.LightningModule, before: Built | None = None) -> Built:
-    """What is there before training begins.
+def record_initial(
+    trainer: L.Trainer, module: L.LightningModule, *, before: InitialAttributes | None = None
+) -> InitialAttributes:
+    """Return fingerprints of all attributes before training begins.
 
     Args:
-        before: the same, before hooks in which weights may be copied and numbers be drawn. Tensors, arrays and networks
-            that the module and its callbacks made since count as changed: made again, they would be others.
+        before: the same, before hooks in which weights may be copied and random numbers drawn. Tensors, arrays and
+            networks that the module and its callbacks have made since count as changed: made again, they would differ.
     """
-    found = {}
-    for place, value, mark in _all(holders.Names(trainer, module)):
+    initial = {}
+    for place, value, fingerprint in _fingerprints(holders.HolderNames(trainer, module)):
         is_data = place[0].startswith((DATA, DATASET, COLLATE))
-        if before is None or is_data or before.get(place) == mark or not _holds_arrays(value):
-            found[place] = mark
-    return found
+        if before is None or is_data or before.get(place) == fingerprint or not _holds_arrays(value):
+            initial[place] = fingerprint
+    return initial
 
 
-def changed(trainer: L.Trainer, module: L.LightningModule, before: Built) -> Changed:
-    """Owner, name and plain form of what is there now and was not in `built`, or was another; tensors on the host.
+def find_changed(trainer: L.Trainer, module: L.LightningModule, *, initial: InitialAttributes) -> ChangedAttributes:
+    """Return owner, name and plain form of attributes that are new or changed since `record_initial`, on the host.
 
-    In place of what has no plain form, or what data workers have in copies of their own: `forms.NOT_KEPT`; where no
-    change could be seen, `forms.NOT_SEEN`. A dataset that was made since, as loaders are reloaded, has changed nothing.
+    In place of a value that has no plain form, or of which data workers have copies of their own:
+    `plain_forms.NOT_KEPT`; where no change can be seen: `plain_forms.NOT_SEEN`. A dataset that was made since then, as
+    loaders were reloaded, counts as unchanged.
     """
-    found, made_since, names = [], set(), holders.Names(trainer, module)
-    for (owner, name), value, mark in _all(names):
-        if mark == before.get((owner, name)) and mark != checksums.UNSEEN:
+    changed, new_owners, names = [], set(), holders.HolderNames(trainer, module)
+    for (owner, name), value, fingerprint in _fingerprints(names):
+        if fingerprint == initial.get((owner, name)) and fingerprint != checksums.UNREADABLE:
             continue
         if name == ITSELF:
-            made_since.add(owner)
-        elif holders.root(owner) not in made_since and names.get(value) != holders.VIEW:
-            form = plain_forms.NOT_KEPT if owner.startswith(DATASET) else plain_forms.kept(value, names)
-            found.append((owner, name, plain_forms.NOT_SEEN if mark == checksums.UNSEEN else form))
-    return found
+            new_owners.add(owner)
+        elif holders.root_owner(owner) not in new_owners and names.get(value) != holders.VIEW:
+            is_kept = not owner.startswith(DATASET)
+            form = plain_forms.to_plain_on_host(value, names) if is_kept else plain_forms.NOT_KEPT
+            changed.append((owner, name, plain_forms.NOT_SEEN if fingerprint == checksums.UNREADABLE else form))
+    return changed
 
 
-def of_buffers(own: Mapping[str, Tensor]) -> Changed:
-    """As `changed` returns what there is: buffers of this rank in place of those that the checkpoint has."""
-    found = []
-    for full, buffer in own.items():
-        part, _, name = full.rpartition(".")
-        found.append((f"module {part}", name, plain_forms.kept(buffer)))
-    return found
+def buffers_as_changed(buffers: Mapping[str, Tensor]) -> ChangedAttributes:
+    """Return this rank's own buffers as `find_changed` would, to be restored in place of the checkpoint's."""
+    changed = []
+    for full_name, buffer in buffers.items():
+        part, _, name = full_name.rpartition(".")
+        changed.append((f"module {part}", name, plain_forms.to_plain_on_host(buffer)))
+    return changed
 
 
-def restore(trainer: L.Trainer, module: L.LightningModule, state: Changed) -> None:
-    """Set what `changed` returned, as far as this run has such owners, and tell so."""
-    there, kept = holders.of_run(trainer, module), dict[str, None]()
-    told: dict[str, dict[str, None]] = {form: {} for form in TOLD}
-    missing: list[str] = []
-    for owner, name, form in state:
-        shown = holders.attribute(owner, name)
-        if holders.root(owner) not in there:
+def restore(trainer: L.Trainer, module: L.LightningModule, *, changed: ChangedAttributes) -> None:
+    """Set the result of `find_changed` as far as this run has such owners, and print what was and was not restored."""
+    owners, restored = holders.find_holders(trainer, module), dict[str, None]()
+    lost: dict[str, dict[str, None]] = {form: {} for form in WARNINGS}
+    differences: list[str] = []
+    for owner, name, form in changed:
+        shown = holders.shown_name(owner, name)
+        if holders.root_owner(owner) not in owners:
             continue
         if name in (structure.LAYERS, structure.HOOKS):
-            missing += structure.missing(owner, there[owner], name, form) if owner in there else []
+            if owner in owners:
+                differences += structure.describe_differences(owner, owners[owner], name=name, before=form)
         elif form in (plain_forms.NOT_KEPT, plain_forms.NOT_SEEN):
-            told[form][shown] = None
-        elif _put(trainer, there, (owner, name), form, state):
-            kept[shown] = None
+            lost[form][shown] = None
+        elif _set_field(trainer, owners, (owner, name), form, changed):
+            restored[shown] = None
         else:
-            told[plain_forms.NOT_KEPT][shown] = None
-    kept = {name: None for name in kept if name not in told[plain_forms.NOT_KEPT]}
-    if kept and trainer.is_global_zero:
-        print(f"train: attributes go on with the values that they had: {', '.join(kept)}", flush=True)
-    for form, names in told.items():
-        if names and trainer.is_global_zero:
-            print(f"warning: {TOLD[form]}: {', '.join(names)}; a state_dict() of your module or data can", flush=True)
-    if missing and trainer.is_global_zero:
-        fix = "on_train_start must change them in a run that goes on, too, by current_epoch"
-        print(f"warning: {STRUCTURE}: {', '.join(missing)}; {fix}", flush=True)
+            lost[plain_forms.NOT_KEPT][shown] = None
+    if trainer.is_global_zero:
+        _print_restored([name for name in restored if name not in lost[plain_forms.NOT_KEPT]], lost, differences)
+
+
+def _print_restored(restored: list[str], lost: Mapping[str, Mapping[str, None]], differences: list[str]) -> None:
+    if restored:
+        print(f"train: these attributes are restored from the checkpoint: {', '.join(restored)}", flush=True)
+    for form, names in lost.items():
+        if names:
+            fix = "Try: a state_dict() of your module or data that returns them"
+            print(f"warning: {WARNINGS[form]}: {', '.join(names)}. {fix}", flush=True)
+    if differences:
+        fix = "Try: on_train_start of your module that changes them by current_epoch, also in a resumed run"
+        print(f"warning: {STRUCTURE_WARNING}: {', '.join(differences)}. {fix}", flush=True)
 
 
 def restore_data(
-    trainer: L.Trainer, module: L.LightningModule, state: Changed, among: tuple[str, ...] = (DATA, COLLATE)
-) -> Built:
-    """Set what the DataModule has, and what collates samples. Nothing is told: `restore` comes later.
+    trainer: L.Trainer,
+    module: L.LightningModule,
+    *,
+    changed: ChangedAttributes,
+    owners: tuple[str, ...] = (DATA, COLLATE),
+) -> InitialAttributes:
+    """Set attributes of the DataModule and of objects that collate samples, silently: `restore` comes later.
 
     Args:
-        among: with what the names of owners begin.
+        owners: beginnings of their names.
 
     Returns:
-        What was there before, for `built`.
+        The fingerprints before, for `record_initial`.
     """
-    names = holders.Names(trainer, module)
-    before = {place: mark for place, _, mark in _all(names, among)}
-    of_data = [entry for entry in state if entry[0].startswith(among)]
+    names = holders.HolderNames(trainer, module)
+    before = {place: fingerprint for place, _, fingerprint in _fingerprints(names, owners)}
+    of_data = [entry for entry in changed if entry[0].startswith(owners)]
     for owner, name, form in of_data:
-        if holders.root(owner) in names.there and form not in (plain_forms.NOT_KEPT, plain_forms.NOT_SEEN):
-            _put(trainer, names.there, (owner, name), form, state)
+        has_owner = holders.root_owner(owner) in names.holders
+        if has_owner and form not in (plain_forms.NOT_KEPT, plain_forms.NOT_SEEN):
+            _set_field(trainer, names.holders, (owner, name), form, changed)
     return {(owner, name): before[owner, name] for owner, name, _ in of_data if (owner, name) in before}
 
 
-def _put(trainer: L.Trainer, there: dict[str, Any], place: Place, form: Any, state: Changed) -> bool:
-    """Set one attribute; is it there now?"""
+def _set_field(trainer: L.Trainer, owners: dict[str, Any], place: Place, form: Any, changed: ChangedAttributes) -> bool:
+    """Set one attribute, and return whether it is set."""
 
-    def find(wanted: str) -> Any:
-        if wanted not in there:
-            there.update(_again(wanted, there, state))
-        return there[wanted]
+    def find(name: str) -> Any:
+        if name not in owners:
+            owners.update(_make_again(name, owners, changed))
+        return owners[name]
 
-    (owner, name), device = place, trainer.strategy.root_device
+    (owner_name, name), device = place, trainer.strategy.root_device
     try:
-        it = there[owner]
+        owner = owners[owner_name]
         if name == CONTENT:
-            holders.fill(
-                it, plain_forms.unplain(form, {"object": find, plain_forms.ON_DEVICE: lambda one: one.to(device)})
-            )
+            makers = {"object": find, plain_forms.ON_DEVICE: lambda tensor: tensor.to(device)}
+            holder_fields.fill_content(owner, plain_forms.from_plain(form, makers))
         else:
-            plain_forms.put(it, name, form, find=find, device=device)
-    except Exception:  # what this run lacks, and whatever a class of somebody else's raises
+            plain_forms.set_attribute(owner, name, form=form, find=find, device=device)
+    except Exception:  # this run lacks a part of the value, or other people's code raises anything
         return False
     return True
 
 
-def _again(wanted: str, there: dict[str, Any], state: Changed) -> dict[str, Any]:
-    """An object that training has made: a copy of one that is alike, as an average begins as a copy of a network.
+def _make_again(name: str, owners: dict[str, Any], changed: ChangedAttributes) -> dict[str, Any]:
+    """Copy an object that is like one that training had made, as an average begins as a copy of a network.
 
-    All that it had is set then, as it was not there when training began. Nothing is made by a name in a checkpoint.
+    All of its attributes are set afterwards, as it did not exist when training began. Nothing is made by a name in a
+    checkpoint.
 
     Returns:
-        It and what is in it, by their names; nothing where none is alike.
+        The copy and the objects in it, by their names; {} where no object is alike.
     """
-    inside = [entry for entry in state if entry[0].startswith(f"{wanted}/") and entry[1] == CONTENT]
-    weights = {owner: one.shape for owner, _, form in inside if isinstance(one := plain_forms.content(form), Tensor)}
-    for one in list(there.values()):
-        if not wanted.endswith(f" ({type(one).__qualname__})") or not holders.can_be_copied(one):
+    content = [entry for entry in changed if entry[0].startswith(f"{name}/") and entry[1] == CONTENT]
+    tensors = {owner: plain_forms.tensor_of_form(form) for owner, _, form in content}
+    shapes = {owner: tensor.shape for owner, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    for candidate in list(owners.values()):
+        if not name.endswith(f" ({type(candidate).__qualname__})") or not holders.can_be_copied(candidate):
             continue
-        below = holders.below(holders.parts(wanted, one))
-        if weights == _shapes(below):
-            others = {id(it): it for it in there.values()}
-            for it in below.values():
-                others.pop(id(it), None)
-            return holders.below(holders.parts(wanted, deepcopy(one, others)))
+        inner = holders.with_nested_holders(holders.network_parts(name, candidate))
+        if shapes == _parameter_shapes(inner):
+            shared = {id(owner): owner for owner in owners.values()}  # objects that the copy refers to, as it did
+            for owner in inner.values():
+                shared.pop(id(owner), None)
+            return holders.with_nested_holders(holders.network_parts(name, deepcopy(candidate, shared)))
     return {}
 
 
-def _shapes(there: dict[str, Any]) -> dict[str, torch.Size]:
-    return {owner: it.shape for owner, it in there.items() if isinstance(it, nn.Parameter)}
+def _parameter_shapes(owners: dict[str, Any]) -> dict[str, torch.Size]:
+    return {name: owner.shape for name, owner in owners.items() if isinstance(owner, nn.Parameter)}
 
 
-def _all(names: holders.Names, among: tuple[str, ...] = ("",)) -> Iterator[tuple[Place, Any, Any]]:
-    """Each attribute below its owner's name and its own, with what tells a change."""
-    for owner, it in names.there.items():
-        if not owner.startswith(among):
+def _fingerprints(names: holders.HolderNames, owners: tuple[str, ...] = ("",)) -> Iterator[tuple[Place, Any, Any]]:
+    """Yield each attribute with its place and its fingerprint; of datasets also their identity, below ITSELF."""
+    for owner_name, owner in names.holders.items():
+        if not owner_name.startswith(owners):
             continue
-        if owner.startswith(DATASET) and "/" not in owner:
-            yield (owner, ITSELF), it, id(it)
-        for name, value in holders.fields(owner, it):
-            yield (owner, name), value, checksums.mark(value, names)
+        if owner_name.startswith(DATASET) and "/" not in owner_name:
+            yield (owner_name, ITSELF), owner, id(owner)
+        for name, value in holder_fields.unsaved_fields(owner_name, owner):
+            yield (owner_name, name), value, checksums.fingerprint(value, names)
 
 
 def _holds_arrays(value: Any) -> bool:
-    return any(isinstance(one, Tensor | np.ndarray) for one in tree_leaves(value))
+    return any(isinstance(leaf, Tensor | np.ndarray) for leaf in tree_leaves(value))

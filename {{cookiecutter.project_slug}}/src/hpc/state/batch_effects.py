@@ -1,7 +1,7 @@
-"""What making a batch changes, and bringing it to the device: random numbers, generators and counters in attributes.
+"""Changes that come from making a batch and moving it to the device: in random numbers, generators, and attributes.
 
-A run is saved when a batch was fetched, and fetches it once more when it goes on. Then all of this is put back to where
-it was before that batch.
+A run is saved when a batch was fetched, and fetches it once more when it is resumed. Before that, all of these are set
+back to what they were before that batch.
 """
 
 from collections.abc import Callable
@@ -14,113 +14,128 @@ import numpy as np
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from hpc.state import attributes, checksums, holders, plain_forms, randomness, structure
+from hpc.state import attributes, checksums, holder_fields, holders, plain_forms, randomness, structure
 
 HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device")
-MOST_ENTRIES = 1000  # of a container, array or tensor that is copied before each batch
-NO_ATTRIBUTES = (holders.CONTENT, structure.LAYERS, structure.HOOKS)  # in the place of a name
-MODULE = "module "  # with which names of the module and its parts begin
+MAX_ENTRIES = 1000  # of a container, array or tensor that is copied before each batch
+NO_ATTRIBUTES = (holder_fields.CONTENT, structure.LAYERS, structure.HOOKS)  # in place of a name
+MODULE = "module "  # beginning of the names of the module and of its parts
 
 
-class Fetched:
-    """As it was before the last batch was made, where no workers do that: random numbers, and of the DataModule and of
-    what collates samples numbers, words, generators, small containers, arrays and tensors."""
+class FetchEffects:
+    """The state before the last batch was made, where no workers make batches.
 
-    owners: tuple[str, ...] = (holders.DATA, holders.COLLATE)
+    It has the random numbers and, of the DataModule and of objects that collate samples: numbers, strings, generators,
+    small containers, arrays and tensors.
+
+    Attributes:
+        to_restore: the result of `state`, to be restored before the next batch.
+        initial: fingerprints of what has been restored so, from before.
+    """
+
+    owners: tuple[str, ...] = (holders.DATA, holders.COLLATE)  # beginnings of names
 
     def __init__(self, trainer: L.Trainer) -> None:
         self.trainer = trainer
-        self.again: dict[str, Any] | None = None  # what `state` returned, to be put back before the next batch
-        self._watched: list[tuple[str, str, Callable[[str], Any]]] = []
-        self._noted: list[Any] = []
+        self.to_restore: dict[str, Any] | None = None
+        self.initial: attributes.InitialAttributes = {}
+        self._watched: list[tuple[str, str, Callable[[str], Any]]] = []  # owner, name, getter by name
+        self._values: list[Any] = []  # of those, before the last batch
         self._random: Any = None
-        self.built: attributes.Built = {}  # what was there before values were put back
 
-    def begin(self) -> None:
-        """Before the first batch of an epoch."""
+    def begin_epoch(self) -> None:
+        """Choose the attributes to watch; called before the first batch of an epoch."""
         self._watched = []
-        for owner, it in holders.of_run(self.trainer, self.trainer.lightning_module).items():
-            if owner.startswith(self.owners) and not (owner.startswith(MODULE) and holders.is_of_library(type(it))):
-                fields = ((name, value) for name, value in holders.fields(owner, it) if name not in NO_ATTRIBUTES)
-                names = [name for name, value in fields if plain_forms.holds_data(value)]
-                # Also buffers that a checkpoint has: it has them as they are afterwards.
-                buffers = it._buffers if owner.startswith(MODULE) and "/" not in owner else ()
-                self._watched += [(owner, name, _asked(it, name)) for name in dict.fromkeys([*names, *buffers])]
+        for owner_name, owner in holders.find_holders(self.trainer, self.trainer.lightning_module).items():
+            is_module = owner_name.startswith(MODULE)
+            if not owner_name.startswith(self.owners):
+                continue
+            if is_module and holder_fields.is_library_class(type(owner)):
+                continue
+            fields = holder_fields.unsaved_fields(owner_name, owner)
+            data = ((name, value) for name, value in fields if name not in NO_ATTRIBUTES)
+            names = [name for name, value in data if plain_forms.holds_data(value)]
+            # Buffers, too: a checkpoint has them as they are after the batch.
+            buffers = owner._buffers if is_module and "/" not in owner_name else ()
+            self._watched += [(owner_name, name, _getter(owner, name)) for name in dict.fromkeys([*names, *buffers])]
 
-    def before(self) -> None:
-        """Before each batch."""
-        if self.again:
-            if self.again["random"]:
-                randomness.restore(self.again["random"])
-            module, values = self.trainer.lightning_module, self.again["of_data"]
-            self.built, self.again = attributes.restore_data(self.trainer, module, values, self.owners), None
-        self._random = randomness.now()
-        now = [ask(name) for _, name, ask in self._watched]
-        self._noted = [value if type(value) in plain_forms.FIXED else _copied(value) for value in now]
+    def before_batch(self) -> None:
+        """Restore what is to be restored, and note the present state; called before each batch."""
+        if self.to_restore:
+            if self.to_restore["random"]:
+                randomness.restore(self.to_restore["random"])
+            module, changed = self.trainer.lightning_module, self.to_restore["of_data"]
+            self.initial = attributes.restore_data(self.trainer, module, changed=changed, owners=self.owners)
+            self.to_restore = None
+        self._random = randomness.capture()
+        values = [get(name) for _, name, get in self._watched]
+        self._values = [value if type(value) in plain_forms.IMMUTABLE_TYPES else _copy(value) for value in values]
 
     def state(self) -> dict[str, Any] | None:
-        """What the last batch has changed, as it was before: plain data."""
-        of_data = []
-        for (owner, name, ask), noted in zip(self._watched, self._noted, strict=False):
-            now = ask(name)
-            if now is noted:
+        """Return the random numbers before the last batch, and the attributes that it changed, as plain data."""
+        changed = []
+        for (owner, name, get), before in zip(self._watched, self._values, strict=False):
+            now = get(name)
+            if now is before:
                 continue
-            before = noted if plain_forms.is_generator(now) else plain_forms.kept(noted)
-            if before != plain_forms.NOT_KEPT and checksums.mark(before) != checksums.mark(plain_forms.kept(now)):
-                of_data.append((owner, name, before))
-        return {"random": randomness.state(self._random), "of_data": of_data}
+            form = before if plain_forms.is_generator(now) else plain_forms.to_plain_on_host(before)
+            present = plain_forms.to_plain_on_host(now)
+            if form != plain_forms.NOT_KEPT and checksums.fingerprint(form) != checksums.fingerprint(present):
+                changed.append((owner, name, form))
+        return {"random": randomness.plain_state(self._random), "of_data": changed}
 
 
-class Transferred(Fetched):
-    """The same before the last batch of training was brought to the device, also of the module and of its parts."""
+class TransferEffects(FetchEffects):
+    """The state before the last batch of training was moved to the device; also of the module and of its parts."""
 
-    owners = (*Fetched.owners, MODULE)
+    owners = (*FetchEffects.owners, MODULE)
 
     def __init__(self, trainer: L.Trainer) -> None:
         super().__init__(trainer)
         self._epoch: int | None = None
-        if transfers(trainer.lightning_module) or transfers(getattr(trainer, "datamodule", None)):
-            # Lightning has no hook before its own. It asks this for whose hook to call, first for the first one.
+        if has_transfer_hooks(trainer.lightning_module) or has_transfer_hooks(getattr(trainer, "datamodule", None)):
+            # Lightning has no hook before its own. It asks this object whose hook to call, first for the first one.
             selector: Any = trainer._data_connector._datahook_selector
-            selector.get_instance = self._noting(selector.get_instance)
+            selector.get_instance = self._noting_state(selector.get_instance)
 
-    def _noting(self, get_instance: Callable[[str], Any]) -> Callable[[str], Any]:
-        def noted(hook: str) -> Any:
+    def _noting_state(self, get_instance: Callable[[str], Any]) -> Callable[[str], Any]:
+        def get_instance_after_noting(hook: str) -> Any:
             if hook == HOOKS[0] and self.trainer.training:
                 if self._epoch != self.trainer.current_epoch:
                     self._epoch = self.trainer.current_epoch
-                    self.begin()
-                self.before()
+                    self.begin_epoch()
+                self.before_batch()
             return get_instance(hook)
 
-        return noted
+        return get_instance_after_noting
 
     def state(self) -> dict[str, Any] | None:
+        """Return the same as for a fetched batch; None if no batch was moved yet."""
         return super().state() if self._random else None
 
 
-def transfers(owner: Any) -> bool:
-    """Does a researcher's own code take part in bringing a batch to the device?"""
+def has_transfer_hooks(owner: Any) -> bool:
+    """Return whether the researcher's own code takes part in moving a batch to the device."""
     return owner is not None and any(is_overridden(hook, owner) for hook in HOOKS)
 
 
-def _asked(it: Any, name: str) -> Callable[[str], Any]:
-    """What gives an attribute by its name, many times quicker than a module does."""
-    for held in (getattr(it, "__dict__", {}), getattr(it, "_buffers", {})):
-        if name in held:
-            return held.get
-    return partial(_attribute, it)
+def _getter(owner: Any, name: str) -> Callable[[str], Any]:
+    """Return a function that gives an attribute by its name, many times faster than a module's own lookup."""
+    for values in (getattr(owner, "__dict__", {}), getattr(owner, "_buffers", {})):
+        if name in values:
+            return values.get
+    return partial(_get_attribute, owner)
 
 
-def _attribute(it: Any, name: str) -> Any:
-    return getattr(it, name, None)
+def _get_attribute(owner: Any, name: str) -> Any:
+    return getattr(owner, name, None)
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.detach().clone() if value.numel() <= MOST_ENTRIES else value
+        return value.detach().clone() if value.numel() <= MAX_ENTRIES else value
     if plain_forms.is_generator(value):
-        return plain_forms.plain(value)
+        return plain_forms.to_plain(value)
     if isinstance(value, np.ndarray):
-        return value.copy() if value.size <= MOST_ENTRIES else value
-    return copy(value) if isinstance(value, plain_forms.CONTAINERS) and len(value) <= MOST_ENTRIES else value
+        return value.copy() if value.size <= MAX_ENTRIES else value
+    return copy(value) if isinstance(value, plain_forms.CONTAINERS) and len(value) <= MAX_ENTRIES else value

@@ -1,149 +1,97 @@
-"""Find whatever keeps attributes in a run, each under a name that is the same in every attempt.
+"""Find the objects that keep attributes in a run, each under a name that is the same in every attempt.
 
-The module, its parts and parameters, the DataModule, datasets, what collates their samples, callbacks of the
-researcher's own; and in the attributes of these, also within lists and dicts: objects of the fork's own classes,
-networks that no checkpoint has (an average, say), and what can tell its state, as an optimizer that the module steps by
-itself. Such a name ends with the object's class, so that nothing is ever put into an object of another one.
+These are the module, its parts and parameters, the DataModule, datasets, the objects that collate their samples, and
+callbacks of the researcher's own. In their attributes, also within lists and dicts, are further ones: objects of the
+fork's own classes, networks that no checkpoint has (an average, say), and objects with a `state_dict`, as an optimizer
+that the module steps by itself. The name of a further object ends with its class, so that nothing is ever put into an
+object of another class.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from enum import Enum
-from functools import cache, partial
-from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
-from lightning.fabric.utilities.data import AttributeDict
 from lightning.pytorch.callbacks import ProgressBar
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from hpc.checkpoint import weights
 from hpc.config.project import HPC, researcher_packages
-from hpc.state import checksums, plain_forms, structure
+from hpc.state import checksums, plain_forms
+from hpc.state.holder_fields import DATASET, SAVED, has_state_dict, slots, unsaved_fields
 
-# Attributes that this package itself leaves on a module, and those that its DataModule keeps.
-GRADIENT_NORM, SKIPS_NOT_FINITE = "_hpc_gradient_norm", "_hpc_skips_not_finite"
-OURS = {GRADIENT_NORM, SKIPS_NOT_FINITE, "_splits", "_told"}
-DEEPSPEED = ("ds_", "applied_pre_backward")  # what it notes of a step on each part that it has given a `ds_id`
-LIBRARIES = ("torch.", "lightning.", "torchmetrics.", "deepspeed.", "builtins.")
-HERE = f"{HPC}."
-FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial)
-SIMPLE = {bool, int, float, str, type(None), Tensor}
-DATA, DATASET, COLLATE, SAVED = "DataModule", "dataset ", "collate ", "saved "
-MOST_ENTRIES, DEEPEST = 1000, 10  # a longer or deeper container is one value
+SIMPLE_TYPES = {bool, int, float, str, type(None), Tensor}
+DATA, COLLATE = "DataModule", "collate "  # beginnings of names, as are DATASET and SAVED
+MAX_ENTRIES, MAX_DEPTH = 1000, 10  # a longer or deeper container is one value
 VIEW = "a view of a weight"
-CONTENT = ""  # in the place of an attribute's name: what an object holds besides
 
 
-def of_run(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
-    """All that keep attributes, by their names; first those that Lightning knows."""
-    return below(dict(_roots(trainer, module)))
+def find_holders(trainer: L.Trainer, module: L.LightningModule) -> dict[str, Any]:
+    """Return all objects that keep attributes, by their names; first those that Lightning knows."""
+    return with_nested_holders(dict(_lightning_holders(trainer, module)))
 
 
-def below(there: dict[str, Any]) -> dict[str, Any]:
-    """These, and what is found in them."""
-    found, left, seen = dict(there), deque(there.items()), {id(it) for it in there.values()}
-    while left:
-        owner, it = left.popleft()
-        for name, value in fields(owner, it) if not _has_state(it) else ():
-            for place, inner in _objects(f"{owner}/{name}", value):
-                for whole, part in parts(place, inner).items():
+def with_nested_holders(holders: dict[str, Any]) -> dict[str, Any]:
+    """Return these, and all holders in their attributes."""
+    found, queue, seen = dict(holders), deque(holders.items()), {id(holder) for holder in holders.values()}
+    while queue:
+        owner_name, owner = queue.popleft()
+        for name, value in unsaved_fields(owner_name, owner) if not has_state_dict(owner) else ():
+            for path, holder in _holders_in(f"{owner_name}/{name}", value):
+                for part_name, part in network_parts(path, holder).items():
                     if id(part) not in seen:
                         seen.add(id(part))
-                        found[whole] = part
-                        left.append((whole, part))
+                        found[part_name] = part
+                        queue.append((part_name, part))
     return found
 
 
-def parts(place: str, it: Any) -> dict[str, Any]:
-    """An object, and where it is a network, the parts of it."""
-    if not isinstance(it, nn.Module):
-        return {place: it}
-    return {f"{place}/{path} ({type(part).__qualname__})" if path else place: part for path, part in it.named_modules()}
+def network_parts(name: str, holder: Any) -> dict[str, Any]:
+    """Return an object by its name and, if it is a network, the parts of it by theirs."""
+    if not isinstance(holder, nn.Module):
+        return {name: holder}
+    parts = holder.named_modules()
+    return {f"{name}/{path} ({type(part).__qualname__})" if path else name: part for path, part in parts}
 
 
-def fields(owner: str, it: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes of one of them that nobody saves, by name; below CONTENT what it holds besides."""
-    is_saved = "/" not in owner and owner.startswith(("module ", "parameter "))
-    if owner.startswith(SAVED):
-        return
-    if is_saved and isinstance(it, nn.Module | nn.Parameter):
-        yield from structure.of(it)
-    if isinstance(it, nn.Parameter):
-        yield "requires_grad", it.requires_grad
-        if not is_saved:
-            yield CONTENT, it.detach()
-        return
-    if _has_state(it):
-        yield CONTENT, _state(it)
-        return
-    if isinstance(it, dict | list | set | deque) and not isinstance(it, AttributeDict):
-        yield CONTENT, next(kind for kind in (dict, list, set, deque) if isinstance(it, kind))(it)
-    without = _of_libraries(it, is_saved=is_saved) | OURS
-    if "ds_id" in _attributes(it):
-        without |= {name for name in _attributes(it) if name.startswith(DEEPSPEED)}
-    only_data = is_of_library(type(it)) or owner.startswith(DATASET)  # what else they keep is their own affair
-    for name, value in _attributes(it).items():
-        is_layers = is_saved and isinstance(value, FUNCTIONS) and not isinstance(it, Metric)  # its activation, say
-        if name in without or (only_data and not (is_layers or plain_forms.holds_data(value))):
-            continue
-        if isinstance(value, MethodType) and value.__func__ is getattr(type(it), name, None):
-            continue  # the class's own, put back by who had put another one there
-        yield name, value
-    if isinstance(it, nn.Module):
-        tensors = {**it._parameters, **it._buffers}
-        left = it._non_persistent_buffers_set if is_saved else tensors
-        yield from ((name, tensors[name]) for name in left if name in tensors)
-
-
-class Names:
-    """Of a run's objects: those that keep attributes, and `VIEW` for a tensor that is another view of a weight."""
+class HolderNames:
+    """The names of a run's objects: of those that keep attributes, and `VIEW` for another view of a weight."""
 
     def __init__(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self.there = of_run(trainer, module)
-        self._owners = {id(it): owner for owner, it in self.there.items()}
+        self.holders = find_holders(trainer, module)
+        self._names = {id(holder): name for name, holder in self.holders.items()}
         buffers = [
             buffer
             for part in module.modules()
             for name, buffer in part._buffers.items()
-            if buffer is not None and name not in part._non_persistent_buffers_set  # torch tells it nowhere else
+            if buffer is not None and name not in part._non_persistent_buffers_set  # torch says it nowhere else
         ]
-        self._weights = {_storage(one) for one in (*module.parameters(), *buffers)} - {0}
+        self._weight_addresses = {_storage_address(tensor) for tensor in (*module.parameters(), *buffers)} - {0}
 
     def get(self, value: Any) -> str | None:
-        """None: it has none."""
-        owner = self._owners.get(id(value))
-        return VIEW if owner is None and isinstance(value, Tensor) and _storage(value) in self._weights else owner
+        """Return the name of an object; None if it has none."""
+        name = self._names.get(id(value))
+        is_view = name is None and isinstance(value, Tensor) and _storage_address(value) in self._weight_addresses
+        return VIEW if is_view else name
 
 
-def fill(it: Any, content: Any) -> None:
-    """Let an object hold what `fields` gave for CONTENT."""
-    if isinstance(it, nn.Parameter):
-        it.data.copy_(content)
-    elif _has_state(it):
-        it.load_state_dict(content)
-    else:
-        it.clear()
-        (it.extend if isinstance(it, list | deque) else it.update)(content)
+def root_owner(owner_name: str) -> str:
+    """Return the name of the object that Lightning knows and in which this one was found."""
+    return owner_name.partition("/")[0]
 
 
-def root(owner: str) -> str:
-    """The name of that one of Lightning's in which it was found."""
-    return owner.partition("/")[0]
+def shown_name(owner_name: str, name: str) -> str:
+    """Return what a person calls a field: the attribute of the object that Lightning knows."""
+    return owner_name.split("/")[1].partition(" (")[0] if "/" in owner_name else name
 
 
-def attribute(owner: str, name: str) -> str:
-    """What a person calls it: the attribute of the one that Lightning knows."""
-    return owner.split("/")[1].partition(" (")[0] if "/" in owner else name
-
-
-def _roots(trainer: L.Trainer, module: L.LightningModule) -> Iterator[tuple[str, Any]]:
-    """Callbacks of libraries save themselves what they need, and what is shown is no state."""
-    yield from ((f"{SAVED}optimizer {number}", one) for number, one in enumerate(trainer.optimizers))
+def _lightning_holders(trainer: L.Trainer, module: L.LightningModule) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that Lightning knows. Callbacks of libraries save themselves; progress bars keep no state."""
+    yield from ((f"{SAVED}optimizer {number}", optimizer) for number, optimizer in enumerate(trainer.optimizers))
     schedules = (config.scheduler for config in trainer.lr_scheduler_configs)
-    yield from ((f"{SAVED}schedule {number}", one) for number, one in enumerate(schedules))
+    yield from ((f"{SAVED}schedule {number}", schedule) for number, schedule in enumerate(schedules))
     yield from ((f"module {name}", part) for name, part in module.named_modules())
     yield from ((f"parameter {name}", parameter) for name, parameter in module.named_parameters())
     data: Any = getattr(trainer, "datamodule", None)
@@ -156,103 +104,46 @@ def _roots(trainer: L.Trainer, module: L.LightningModule) -> Iterator[tuple[str,
         collate = getattr(loader, "collate_fn", None)
         if is_holder(collate := getattr(collate, "__self__", collate)):
             yield f"{COLLATE}{number}", collate
-    known = Counter[str]()
+    counts = Counter[str]()
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         kind = type(callback)
-        if not kind.__module__.startswith(("lightning.", HERE)) and not isinstance(callback, ProgressBar):
-            known[kind.__qualname__] += 1
-            yield f"callback {kind.__qualname__} {known[kind.__qualname__]}", callback
+        if not kind.__module__.startswith(("lightning.", f"{HPC}.")) and not isinstance(callback, ProgressBar):
+            counts[kind.__qualname__] += 1
+            yield f"callback {kind.__qualname__} {counts[kind.__qualname__]}", callback
 
 
-def _objects(place: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """A value, or those of its entries, that keep attributes."""
-    if type(value) in SIMPLE:
+def _holders_in(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield a value, or its entries, that keep attributes."""
+    if type(value) in SIMPLE_TYPES:
         return
     if is_holder(value):
-        yield f"{place} ({type(value).__qualname__})", value
-    elif isinstance(value, dict | list | tuple | deque) and len(value) <= MOST_ENTRIES and depth < DEEPEST:
-        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
-            if type(one) not in SIMPLE:
-                yield from _objects(f"{place}[{key!r}]", one, depth + 1)
-
-
-@cache
-def is_of_library(kind: type) -> bool:
-    return all(f"{base.__module__}.".startswith(LIBRARIES) for base in kind.__mro__)
+        yield f"{name} ({type(value).__qualname__})", value
+    elif isinstance(value, dict | list | tuple | deque) and len(value) <= MAX_ENTRIES and depth < MAX_DEPTH:
+        for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
+            if type(entry) not in SIMPLE_TYPES:
+                yield from _holders_in(f"{name}[{key!r}]", entry, depth + 1)
 
 
 def is_holder(value: Any) -> bool:
-    """Is it an object whose attributes are kept one by one?"""
+    """Return whether the attributes of an object are saved one by one."""
     kind = type(value)
     if isinstance(value, (Enum, BaseException, tuple, *checksums.BY_IDENTITY)):
         return False
-    if isinstance(value, nn.Module | nn.Parameter | SimpleNamespace) or _has_state(value):
+    if isinstance(value, nn.Module | nn.Parameter | SimpleNamespace) or has_state_dict(value):
         return True
     if isinstance(value, dict | list | set | deque):
         return kind not in plain_forms.CONTAINERS
-    is_own = kind.__module__.partition(".")[0] in researcher_packages()
-    return is_own and (hasattr(value, "__dict__") or bool(_slots(value)))
+    is_own_class = kind.__module__.partition(".")[0] in researcher_packages()
+    return is_own_class and (hasattr(value, "__dict__") or bool(slots(value)))
 
 
-def can_be_copied(it: Any) -> bool:
-    """Is all of it in its attributes and weights? An optimizer is bound to those of others."""
-    return not (_has_state(it) or isinstance(it, (L.LightningModule, nn.Parameter, *checksums.BY_IDENTITY)))
+def can_be_copied(value: Any) -> bool:
+    """Return whether attributes and weights are all of an object: an optimizer, say, is bound to others' weights."""
+    return not (has_state_dict(value) or isinstance(value, (L.LightningModule, nn.Parameter, *checksums.BY_IDENTITY)))
 
 
-def _has_state(it: Any) -> bool:
-    asked = (getattr(type(it), name, None) for name in ("state_dict", "load_state_dict"))
-    return not isinstance(it, (nn.Module, *checksums.BY_IDENTITY)) and all(map(callable, asked))
-
-
-def _state(it: Any) -> Any:
+def _storage_address(tensor: Tensor) -> int:
     try:
-        return it.state_dict()
-    except Exception:  # somebody else's
-        return checksums.UNSEEN
-
-
-def _attributes(it: Any) -> dict[str, Any]:
-    return dict(it) if isinstance(it, AttributeDict) else {**_slots(it), **getattr(it, "__dict__", {})}
-
-
-def _slots(it: Any) -> dict[str, Any]:
-    if isinstance(it, nn.Module):
-        return {}
-    slots = (vars(kind).get("__slots__", ()) for kind in type(it).__mro__)
-    names = {name for some in slots for name in ([some] if isinstance(some, str) else some)}
-    return {name: getattr(it, name) for name in sorted(names - {"__dict__", "__weakref__"}) if hasattr(it, name)}
-
-
-def _storage(tensor: Tensor) -> int:
-    try:
-        return weights.storage(tensor)
-    except (RuntimeError, NotImplementedError):  # a sparse one has none
+        return weights.storage_address(tensor)
+    except (RuntimeError, NotImplementedError):  # a sparse tensor has none
         return 0
-
-
-def _of_libraries(owner: Any, *, is_saved: bool) -> Set[str]:
-    """Attributes that a library keeps on any such object; `training` is the researcher's as well."""
-    if isinstance(owner, Metric):  # its sums are kept with the epoch's, if it is a part of the module
-        return _BARE["metric"]() | owner._defaults.keys() if is_saved else _BARE["metric"]() - {"_update_count"}
-    for kind, name in ((L.LightningModule, "module"), (nn.Module, "part"), (L.LightningDataModule, "data")):
-        if isinstance(owner, kind):
-            return _BARE[name]()
-    return frozenset()
-
-
-class _Bare(Metric):
-    def update(self) -> None: ...
-
-    def compute(self) -> None: ...
-
-
-def _names(kind: type) -> Any:
-    return cache(lambda: frozenset(vars(kind())) - {"training"})
-
-
-_BARE = {
-    "metric": _names(_Bare),
-    "module": _names(L.LightningModule),
-    "part": _names(nn.Module),
-    "data": _names(L.LightningDataModule),
-}

@@ -7,15 +7,15 @@ import numpy as np
 import torch
 
 
-def now() -> tuple[Any, Any, Any, Any]:
-    """Of torch on the host and on this process's device, numpy and Python, as they give it: quickly."""
+def capture() -> tuple[Any, Any, Any, Any]:
+    """Return the states of torch on the host and on this process's device, of numpy and of Python, unconverted."""
     of_device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     return torch.get_rng_state(), of_device, np.random.get_state(), random.getstate()
 
 
-def state(before: tuple[Any, Any, Any, Any] | None = None) -> dict[str, Any]:
-    """The state as plain data: as it is, or as `now` returned it before."""
-    of_torch, of_device, of_numpy, of_python = before or now()
+def plain_state(captured: tuple[Any, Any, Any, Any] | None = None) -> dict[str, Any]:
+    """Return the result of `capture` as plain data; None captures the present state."""
+    of_torch, of_device, of_numpy, of_python = captured or capture()
     name, keys, position, has_gauss, gauss = of_numpy
     version, numbers, python_gauss = of_python
     return {
@@ -26,15 +26,15 @@ def state(before: tuple[Any, Any, Any, Any] | None = None) -> dict[str, Any]:
     }
 
 
-def begin(seed: int) -> None:
-    """Let the generators of the host begin at a seed below 2**32. Those of devices stay as they are."""
+def seed_host(seed: int) -> None:
+    """Seed the generators of the host with a number below 2**32. Those of devices stay as they are."""
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Go on with what `state` returned, in this process or another."""
+    """Set the generators to the result of `plain_state`, of this process or of another."""
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

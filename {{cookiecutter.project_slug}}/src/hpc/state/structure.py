@@ -1,6 +1,6 @@
-"""What a module is made of besides weights and attributes: its layers, by their classes, and hooks, by their names.
+"""The structure of a module besides weights and attributes: its layers, by their classes, and hooks, by their names.
 
-A checkpoint holds none of these. Where training has changed them, a run that goes on is told what it has otherwise.
+A checkpoint holds none of these. Where training has changed them, a resumed run prints what it has otherwise.
 """
 
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from torchmetrics.wrappers import MetricTracker
 
 from hpc.config.project import HPC
 
-LAYERS, HOOKS = " layers", " hooks"  # in the place of an attribute's name, which has no space
+LAYERS, HOOKS = " layers", " hooks"  # in place of an attribute's name, which has no space
 LIBRARIES = ("torch.", "lightning.", "torchmetrics.", "deepspeed.", f"{HPC}.")
-KINDS = {  # the dicts in which torch keeps hooks of modules and parameters; it has no other way to list them
+HOOK_KINDS = {  # the dicts in which torch keeps hooks of modules and parameters; it has no other way to list them
     "_forward_pre_hooks": "forward pre-hook",
     "_forward_hooks": "forward hook",
     "_backward_pre_hooks": "backward pre-hook",
@@ -24,33 +24,44 @@ KINDS = {  # the dicts in which torch keeps hooks of modules and parameters; it 
 }
 
 
-def of(it: nn.Module | nn.Parameter) -> Iterator[tuple[str, dict[str, Any]]]:
-    """LAYERS with the class of each, and HOOKS with the functions of each kind; those of libraries are left out."""
-    if isinstance(it, Metric | MetricTracker):  # the latter has a further metric as each epoch begins
+def layers_and_hooks(owner: nn.Module | nn.Parameter) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield LAYERS with each layer's class, and HOOKS with the functions of each kind, without those of libraries."""
+    if isinstance(owner, Metric | MetricTracker):  # the latter gets a further metric as each epoch begins
         return
-    if isinstance(it, nn.Module):
-        yield LAYERS, {name: _class(layer) for name, layer in it._modules.items()}
-    hooks = {words: (getattr(it, kind, None) or {}).values() for kind, words in KINDS.items()}
-    names = {words: sorted(_name(hook) for hook in found) for words, found in hooks.items()}
-    yield HOOKS, {words: [n for n in found if not n.startswith(LIBRARIES)] for words, found in names.items()}
+    if isinstance(owner, nn.Module):
+        yield LAYERS, {name: _class_name(layer) for name, layer in owner._modules.items()}
+    hooks = {kind: (getattr(owner, key, None) or {}).values() for key, kind in HOOK_KINDS.items()}
+    names = {kind: sorted(map(_function_name, functions)) for kind, functions in hooks.items()}
+    yield (
+        HOOKS,
+        {kind: [name for name in all_names if not name.startswith(LIBRARIES)] for kind, all_names in names.items()},
+    )
 
 
-def missing(owner: str, it: nn.Module | nn.Parameter, name: str, was: dict[str, Any]) -> list[str]:
-    """What this run has otherwise than `was`, which `of` gave under this name, in words."""
-    now, path = dict(of(it)).get(name, {}), owner.partition(" ")[2]
-    differ = [key for key in {**was, **now} if was.get(key) != now.get(key)]
+def describe_differences(
+    owner_name: str, owner: nn.Module | nn.Parameter, *, name: str, before: dict[str, Any]
+) -> list[str]:
+    """Return in words what this run has otherwise.
+
+    Args:
+        name: LAYERS or HOOKS.
+        before: the result of `layers_and_hooks` under this name.
+    """
+    now, path = dict(layers_and_hooks(owner)).get(name, {}), owner_name.partition(" ")[2]
+    differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if name == HOOKS:
-        return [f"{words}s of {path or 'the module'}" for words in differ]
-    return [f"{path}.{key}".lstrip(".") for key in differ]
+        return [f"{kind}s of {path or 'the module'}" for kind in differing]
+    return [f"{path}.{key}".lstrip(".") for key in differing]
 
 
-def _class(layer: nn.Module | None) -> str:
-    """As it was before FSDP made a class of its own of it."""
-    return next(one.__qualname__ for one in type(layer).__mro__ if not one.__module__.startswith("torch.distributed."))
+def _class_name(layer: nn.Module | None) -> str:
+    """Return the name of a layer's class, without the subclass that FSDP makes of it."""
+    classes = type(layer).__mro__
+    return next(kind.__qualname__ for kind in classes if not kind.__module__.startswith("torch.distributed."))
 
 
-def _name(hook: Any) -> str:
+def _function_name(hook: Any) -> str:
     while isinstance(hook, partial):
         hook = hook.func
-    named = hook if hasattr(hook, "__qualname__") else type(hook)
-    return f"{named.__module__}.{named.__qualname__}"
+    function = hook if hasattr(hook, "__qualname__") else type(hook)
+    return f"{function.__module__}.{function.__qualname__}"

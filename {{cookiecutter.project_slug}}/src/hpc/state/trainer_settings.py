@@ -1,6 +1,6 @@
-"""Values that hooks set on the Trainer, and those that optimizers keep in attributes, while a run trains.
+"""Values that hooks set on the Trainer while a run trains, and that optimizers keep in attributes.
 
-Only what has changed since training began is kept: the rest is what the config says, and says otherwise if it is typed.
+Only changes since training began are saved: all else is in the config, which may say something else on a resume.
 """
 
 from collections.abc import Iterator
@@ -18,59 +18,69 @@ from hpc.state import checksums, plain_forms
 
 CLIPPING = ("gradient_clip_val", "gradient_clip_algorithm")
 LIMITS = tuple(f"limit_{stage}_batches" for stage in ("train", "val", "test"))
+TRAINER_SETTINGS = (*CLIPPING, *LIMITS)
 TRAINER = "trainer"
-Built = dict[tuple[str, str], tuple[Any, Any]]  # of an owner and a name: what tells a change, and the plain form
-Changed = list[tuple[str, str, Any, Any]]  # owner, name, plain form when training began, plain form now
+# Attributes that torch itself keeps on any optimizer; the last one is set by schedules.
+TORCH_ATTRIBUTES = vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))])).keys() | {"_opt_called"}
+InitialSettings = dict[tuple[str, str], tuple[Any, Any]]  # by owner and name: fingerprint and plain form
+ChangedSettings = list[tuple[str, str, Any, Any]]  # owner, name, plain form when training began, plain form now
 
 
-def built(trainer: L.Trainer) -> Built:
-    """What is there before training begins."""
-    return {place: (checksums.mark(value), plain_forms.kept(value)) for place, value in _all(trainer)}
+def record_initial(trainer: L.Trainer) -> InitialSettings:
+    """Return the settings before training begins."""
+    values = dict(_settings(trainer)).items()
+    return {key: (checksums.fingerprint(value), plain_forms.to_plain_on_host(value)) for key, value in values}
 
 
-def changed(trainer: L.Trainer, before: Built) -> Changed:
-    """What is there now and was not in `built`, or was another; `forms.NOT_KEPT` for what has no plain form."""
-    nothing = object(), plain_forms.NOT_KEPT
+def find_changed(trainer: L.Trainer, initial: InitialSettings) -> ChangedSettings:
+    """Return the settings that are new or have changed since `record_initial`.
+
+    In place of a value that has no plain form: `plain_forms.NOT_KEPT`.
+    """
+    absent = object(), plain_forms.NOT_KEPT
     return [
-        (*place, before.get(place, nothing)[1], plain_forms.kept(value))
-        for place, value in _all(trainer)
-        if before.get(place, nothing)[0] != checksums.mark(value)
+        (*key, initial.get(key, absent)[1], plain_forms.to_plain_on_host(value))
+        for key, value in _settings(trainer)
+        if initial.get(key, absent)[0] != checksums.fingerprint(value)
     ]
 
 
-def restore(trainer: L.Trainer, state: Changed) -> None:
-    """Set what `changed` returned, unless the config says something else of the Trainer now. Tells what cannot be."""
+def restore(trainer: L.Trainer, changed: ChangedSettings) -> None:
+    """Set the result of `find_changed`, but not where the config has another value for the Trainer now.
+
+    Prints what cannot be restored.
+    """
     owners, lost = dict(_owners(trainer)), []
-    for owner, name, was, form in state:
-        if owner not in owners or (owner == TRAINER and getattr(trainer, name) != was):
+    for owner, name, initial, form in changed:
+        if owner not in owners or (owner == TRAINER and getattr(trainer, name) != initial):
             continue
         if form == plain_forms.NOT_KEPT:
             lost.append(f"{owner}.{name}")
         else:
-            plain_forms.put(owners[owner], name, form)
+            plain_forms.set_attribute(owners[owner], name, form=form)
     if lost and trainer.is_global_zero:
-        print(f"warning: these begin anew, as a checkpoint does not hold them: {', '.join(lost)}", flush=True)
+        print(f"warning: a checkpoint cannot hold these, so they start anew: {', '.join(lost)}", flush=True)
 
 
-def _all(trainer: L.Trainer) -> Iterator[tuple[tuple[str, str], Any]]:
-    of_model = {weights.storage(one) for one in trainer.lightning_module.parameters()} - {0}
-    for owner, one in _owners(trainer):
-        values = plain_forms.data_of(one) if owner != TRAINER else {name: getattr(trainer, name) for name in NAMES}
+def _settings(trainer: L.Trainer) -> Iterator[tuple[tuple[str, str], Any]]:
+    addresses = {weights.storage_address(weight) for weight in trainer.lightning_module.parameters()} - {0}
+    for owner_name, owner in _owners(trainer):
+        if owner_name == TRAINER:
+            values = {name: getattr(trainer, name) for name in TRAINER_SETTINGS}
+        else:
+            values = plain_forms.data_attributes(owner)
         for name, value in values.items():
             tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-            if name not in TORCHS and of_model.isdisjoint(map(weights.storage, tensors)):  # else these are weights
-                yield (owner, name), value
+            are_weights = not addresses.isdisjoint(map(weights.storage_address, tensors))
+            if name not in TORCH_ATTRIBUTES and not are_weights:
+                yield (owner_name, name), value
 
 
 def _owners(trainer: L.Trainer) -> Iterator[tuple[str, Any]]:
-    """Also optimizers that others have in themselves; DeepSpeed saves all that its own have."""
+    """Yield the Trainer and the optimizers, also those inside of others. DeepSpeed saves its own by itself."""
     yield TRAINER, trainer
     for number, optimizer in enumerate([] if isinstance(trainer.strategy, DeepSpeedStrategy) else trainer.optimizers):
         name = f"optimizer {number}"
         yield name, optimizer
-        inside = {key: one for key, one in vars(optimizer).items() if isinstance(one, Optimizer)}
-        yield from ((f"{name}.{key}", one) for key, one in inside.items())
-
-
-NAMES = (*CLIPPING, *LIMITS)
-TORCHS = vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))])).keys() | {"_opt_called"}  # the last by schedules
+        inner = {key: value for key, value in vars(optimizer).items() if isinstance(value, Optimizer)}
+        yield from ((f"{name}.{key}", value) for key, value in inner.items())

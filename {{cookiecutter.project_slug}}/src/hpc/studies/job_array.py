@@ -14,7 +14,7 @@ from hpc.submit.scripts import describe, text, write
 
 def submit_sweep(words: Sequence[str], *, at_once: int | None, options: Options) -> None:
     """Queue a run for each combination of `key=a,b`. Every config is checked before anything is written."""
-    folder = directory.choose(None, "sweep", datetime.now(), {})
+    folder = directory.choose(None, "sweep", now=datetime.now(), environ={})
     members = sweep.members(words, folder)
     shared = {"members": folder / "members", "num_members": len(members), "at_once": at_once}
     jobs = []
@@ -30,7 +30,7 @@ def submit_sweep(words: Sequence[str], *, at_once: int | None, options: Options)
         array.begin(first, folder, run_dirs=[Path(cfg.run_dir) for cfg, _ in members], wait=options.wait)
         for cfg, its_words in members:
             run_dir = Path(cfg.run_dir)
-            frozen_config.keep(run_dir, cfg, its_words)
+            frozen_config.create_or_replace(run_dir, cfg, words=its_words)
             write(describe(cfg, run_dir=run_dir), cfg, run_dir)  # for submit.py resume=, alone
         write(jobs[0], first, folder)
     await_end(hand_over(first, folder, options=options, num_members=len(members)), options)
@@ -38,7 +38,7 @@ def submit_sweep(words: Sequence[str], *, at_once: int | None, options: Options)
 
 def submit_search(words: Sequence[str], *, sampler: str, trials: int, at_once: int | None, options: Options) -> None:
     """Queue a search, whose members get their values when they start: here the corners of its space are checked."""
-    folder = directory.choose(None, "search", datetime.now(), {})
+    folder = directory.choose(None, "search", now=datetime.now(), environ={})
     corners = search.corners(words, folder)
     for cfg, its_words in corners:
         queue_run.check(cfg, its_words)

@@ -108,7 +108,7 @@ def trial_of(study: optuna.Study, name: str) -> Trial:
 def _scheduler(folder: Path) -> str:
     """The scheduler that the search was submitted to; "" where that is not known."""
     try:
-        note = parse_json(job_logs.text(folder / "submitted.json") or "{}")
+        note = parse_json(job_logs.read_tail(folder / "submitted.json") or "{}")
     except ValueError:
         return ""
     return str(note.get("scheduler", "")) if isinstance(note, dict) else ""
@@ -118,14 +118,14 @@ def settle(study: optuna.Study, folder: Path) -> None:
     """Trials whose job is over though they have not ended are marked as failed: nobody goes on with them by itself."""
     running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
     scheduler = _scheduler(folder)
-    runs = [history.read(folder / trial.user_attrs["run"], trial.user_attrs["run"]) for trial in running]
+    runs = [history.read_run(folder / trial.user_attrs["run"], trial.user_attrs["run"]) for trial in running]
     # With PBS the job that goes on is another one, which is known as soon as it is queued.
     jobs = [{trial.user_attrs["job"], *run.jobs} - {""} for trial, run in zip(running, runs, strict=True)]
     known = scheduler in job_states.COMMAND and any(jobs)
     told = job_states.ask(scheduler, set().union(*jobs), {folder.stat().st_uid}) if known else None
     for trial, run, its in zip(running, runs, jobs, strict=True):
         over = told is not None and its and not any(job in told and told[job].active for job in its)
-        if over or run.verdict == "failed" or history.stalled(run):
+        if over or run.verdict == "failed" or history.num_stalled_starts(run):
             with _reaching():
                 study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 

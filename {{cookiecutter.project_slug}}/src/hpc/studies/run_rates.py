@@ -7,7 +7,7 @@ from statistics import median_low
 
 from hpc.monitor import event_files, node_usage
 from hpc.monitor.event_files import Curves
-from hpc.run import directory
+from hpc.run import attempt_log
 
 PARTS = ("step", "compute", "data", "other")  # perf/<part>_seconds
 
@@ -32,7 +32,7 @@ class Measured:
 
 def read(run_dir: Path) -> Measured | None:
     """None: the run has not trained long enough to leave two points of perf/step_seconds, or none of its rate."""
-    curves = event_files.read(*directory.log_dirs(run_dir))
+    curves = event_files.read(*attempt_log.log_dirs(run_dir))
     windows = curves.points.get("perf/step_seconds", [])[1:]  # the first one is warm-up
     if not windows:
         return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from hpc.jobs import job_states
 from hpc.jobs.job_states import State
 from hpc.run import history
-from hpc.run.history import Run
+from hpc.run.history import RunRecord
 from hpc.studies.scaling_points import Point
 
 REJECTED = "not submitted"
@@ -19,7 +19,7 @@ class Try:
     """The newest one at a point."""
 
     point: Point
-    run: Run | None  # None: there is none yet
+    run: RunRecord | None  # None: there is none yet
     state: State
 
     @property
@@ -34,7 +34,7 @@ class Try:
 
     @property
     def finished(self) -> bool:
-        return self.run is not None and self.run.finished
+        return self.run is not None and self.run.is_finished
 
     @property
     def failed(self) -> bool:
@@ -52,7 +52,7 @@ def directory(folder: Path, nodes: int, again: bool) -> Path:
 def look(folder: Path, points: Sequence[Point], scheduler: str) -> list[Try]:
     """The newest try at each point; one question to the scheduler for all that are not finished."""
     before = [_read(folder, point) for point in points]
-    asked = [run for one in before if (run := one.run) and run.jobs and not run.finished]
+    asked = [run for one in before if (run := one.run) and run.jobs and not run.is_finished]
     jobs, owners = {job for run in asked for job in run.jobs}, {run.owner for run in asked}
     told = job_states.ask(scheduler, jobs, owners) if asked else {}
     # Read once more: a run that ended well while the scheduler was asked would else be taken for one that failed.
@@ -68,7 +68,7 @@ def missing(folder: Path, points: Sequence[Point], scheduler: str, again: bool) 
 def judged(one: Try, told: dict[str, State] | None) -> Try:
     """With its state, given what the scheduler knows of the jobs; None: it does not answer."""
     run = one.run
-    if run is None or run.finished:
+    if run is None or run.is_finished:
         return replace(one, state=State("finished" if run else REJECTED))
     known = [told[job] for job in run.jobs if job in told] if told else []
     if active := next((state for state in known if state.active), None):
@@ -84,4 +84,4 @@ def judged(one: Try, told: dict[str, State] | None) -> Try:
 
 def _read(folder: Path, point: Point) -> Try:
     path = directory(folder, point.nodes, again=False)
-    return Try(point, history.read(path, path.name) if path.is_dir() else None, State(REJECTED))
+    return Try(point, history.read_run(path, path.name) if path.is_dir() else None, State(REJECTED))

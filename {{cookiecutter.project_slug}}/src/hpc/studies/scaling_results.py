@@ -32,7 +32,7 @@ def conclude(study: Study, tries: Sequence[Try], *, folder: Path, words: Sequenc
         if one.failed and one.run:
             print(f"{one.name} {one.state.word}: {one.state.why}")
             resume = f"python submit.py resume={shlex.quote(str(one.run.path))}"
-            kept = on_disk.known(one.run.path)
+            kept = on_disk.list_checkpoints(one.run.path)
             print(f"  to go on from its last checkpoint: {resume}" if kept else "  it left no checkpoint to go on from")
         elif one.finished and one.point.nodes not in rates:
             print(f"{one.name} finished, but left no curves of perf/ that can be read")

@@ -20,7 +20,7 @@ from hpc.system.files import write_atomically
 if TYPE_CHECKING:
     from hpc.studies.optuna_study import Member
 
-FILE = directory.SEARCH
+FILE = directory.SEARCH_FILE
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def load(folder: Path) -> Search:
 
 def member(run_dir: Path) -> "Member | None":
     """Return what a run of a search tells its study; None: it has none. For one process of the run."""
-    if not directory.is_of_search(run_dir):
+    if not directory.is_search_trial(run_dir):
         return None
     from hpc.studies import optuna_study  # optuna, from here on
 

@@ -34,7 +34,7 @@ def ask(run_dir: Path) -> list[str]:
     trust.reject_untrusted(cfg, run_dir)  # the words come from the folder
     cfg.run_dir = str(run_dir)
     preflight.check_config(cfg)
-    frozen_config.keep(run_dir, cfg, words)
+    frozen_config.create_or_replace(run_dir, cfg, words=words)
     return words
 
 

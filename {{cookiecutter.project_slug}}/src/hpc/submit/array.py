@@ -14,14 +14,14 @@ from hpc.submit.queue_run import make_ready
 def begin(cfg: DictConfig, folder: Path, *, run_dirs: Sequence[Path], wait: bool) -> None:
     """Make the folder, and a run directory for each member, whose code is that of the folder. Raises `ConfigError`."""
     make_ready(cfg, project.PROJECT, wait=wait)
-    snapshot.refuse(cfg.dirty_tree)
+    snapshot.reject_unsuitable_code(cfg.dirty_tree)
     directory.create(folder, cfg.group_readable)
     try:
         with (folder / "members").open("x", encoding="utf-8") as members:
             members.writelines(f"{run_dir}\n" for run_dir in run_dirs)
     except FileExistsError:  # a process of the same number on another node, in the same second
         raise ConfigError("run_dir", folder, "another array was begun in it just now", "submit again") from None
-    snapshot.take(folder)
+    snapshot.copy_code(folder)
     for run_dir in run_dirs:
-        directory.create(run_dir, cfg.group_readable, room=0)
+        directory.create(run_dir, cfg.group_readable, free_bytes=0)
         (run_dir / "code").symlink_to(folder / "code")

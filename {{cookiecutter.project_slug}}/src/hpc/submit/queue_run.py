@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from hpc.config import preflight, project
 from hpc.config.errors import ConfigError
-from hpc.run import directory, frozen_config, snapshot
+from hpc.run import directory, environment, frozen_config, snapshot
 from hpc.submit import scheduler
 from hpc.submit.hand_over import await_end, hand_over
 from hpc.submit.options import Options
@@ -24,19 +24,19 @@ def submit(cfg: DictConfig, words: Sequence[str], *, options: Options, program: 
         words: as typed; they are kept beside the config.
     """
     check(cfg, words if program == "train.py" else None)
-    cfg.run_dir = str(directory.choose(cfg.run_dir, cfg.name, datetime.now(), {}))
+    cfg.run_dir = str(directory.choose(cfg.run_dir, cfg.name, now=datetime.now(), environ={}))
     run_dir = Path(cfg.run_dir)
     work = describe(cfg, run_dir=run_dir, program=program)
     if options.dry_run:
         print(text(work, cfg), end="")
         return run_dir
     make_ready(cfg, project.PROJECT, wait=options.wait)
-    snapshot.refuse(cfg.dirty_tree)
+    snapshot.reject_unsuitable_code(cfg.dirty_tree)
     directory.reject_used(run_dir)
     with withdrawn_without_room(run_dir):
         directory.create(run_dir, cfg.group_readable)
-        frozen_config.begin(run_dir, cfg, list(words))
-        snapshot.take(run_dir)
+        frozen_config.create_exclusively(run_dir, cfg, words=list(words))
+        snapshot.copy_code(run_dir)
         write(work, cfg, run_dir)
     await_end(hand_over(cfg, run_dir, options=options), options)
     return run_dir
@@ -72,9 +72,9 @@ def make_ready(cfg: DictConfig, code: Path, *, wait: bool) -> None:
     if wait and cfg.cluster.scheduler == "pbs" and cfg.cluster.chain > 1:
         raise ConfigError("--wait", None, "follows one job, and this is a chain", "cluster.chain=1, or without --wait")
     if not cfg.cluster.container:
-        snapshot.reject_incomplete(Path(sys.prefix), code)
+        environment.reject_incomplete_environment(Path(sys.prefix), code)
         if cfg.cluster.stage_env:
-            snapshot.pack_environment(Path(sys.prefix))
+            environment.pack_environment(Path(sys.prefix))
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def alone(run_dir: Path) -> Iterator[None]:
 
 def reject_queued(run_dir: Path) -> None:
     """Raise `ConfigError` where the scheduler has a job of this run. One that does not answer is not waited for."""
-    run = history.read(run_dir, run_dir.name)
+    run = history.read_run(run_dir, run_dir.name)
     scheduler = run.submitted.get("scheduler")
     if scheduler not in job_states.COMMAND or not run.jobs:
         return

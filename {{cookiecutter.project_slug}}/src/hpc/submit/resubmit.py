@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from hpc.config import compose, preflight
 from hpc.config.errors import ConfigError
-from hpc.run import allowed_changes, changes, directory, frozen_config
+from hpc.run import allowed_changes, directory, frozen_config
 from hpc.submit import queued
 from hpc.submit.hand_over import await_end, hand_over
 from hpc.submit.options import Options
@@ -27,12 +27,12 @@ def resubmit(cfg: DictConfig, run_dir: Path, *, words: Sequence[str], options: O
     """
     preflight.check_job(cfg)
     reject_not_submitted(run_dir)
-    moves, overrides = changes.changes(run_dir, cfg), compose.select_overrides(words)
+    moves, overrides = frozen_config.list_changes(run_dir, cfg), compose.select_overrides(words)
     if moves:
         reject_no_training(run_dir)
         os.chdir(work_dir(run_dir))  # its relative paths shall mean what they meant
         preflight.check_files(cfg)
-        reject_too_big(cfg, frozen_config.said(run_dir, overrides))
+        reject_too_big(cfg, frozen_config.merge_overrides(run_dir, overrides))
     if options.dry_run:
         sys.stderr.write("".join(f"{line}\n" for line in moves))
         script = files.read_text(run_dir / "job.sh", errors="surrogateescape")
@@ -43,7 +43,7 @@ def resubmit(cfg: DictConfig, run_dir: Path, *, words: Sequence[str], options: O
         make_ready(cfg, run_dir / "code", wait=options.wait)
         directory.create(run_dir, cfg.group_readable)
         allowed_changes.withdraw(run_dir)  # of a job that was never run
-        frozen_config.keep(run_dir, cfg, overrides)
+        frozen_config.create_or_replace(run_dir, cfg, words=overrides)
         if moves:
             write(describe(cfg, run_dir=run_dir), cfg, run_dir)
         command = hand_over(cfg, run_dir, options=options)

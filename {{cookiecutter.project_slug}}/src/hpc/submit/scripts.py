@@ -19,7 +19,7 @@ def describe(cfg: DictConfig, **places: Any) -> job.Job:
     """The job of a config, in this environment and from this directory; `places` as for `job.of`."""
     venv = None if cfg.cluster.container else Path(sys.prefix)
     run_dir = places.get("run_dir") or Path(cfg.run_dir)
-    places.setdefault("asks", directory.is_of_search(run_dir))
+    places.setdefault("asks", directory.is_search_trial(run_dir))
     return job.of(cfg, work_dir=Path.cwd(), code=run_dir / "code", venv=venv, **places)
 
 

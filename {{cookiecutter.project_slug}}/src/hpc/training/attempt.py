@@ -21,7 +21,7 @@ from hpc.run import command_line, directory
 from hpc.run.claim import Claim
 from hpc.run.program import Program
 from hpc.run.signals import INTERRUPTED
-from hpc.run.watchdog import Stopped, Watch
+from hpc.run.watchdog import Stopped, Watchdog
 from hpc.training import begin, beginning
 
 
@@ -48,7 +48,7 @@ class Attempt:
     hosts: list[str]
     checkpoint: Checkpoint | None
     claim: Claim | None
-    watch: Watch
+    watch: Watchdog
     job_end: float | None
     trains: bool = False
     validation_metrics: dict[str, float] = field(default_factory=dict)
@@ -89,15 +89,24 @@ def _watched(cfg: DictConfig, program: Program) -> Iterator[Attempt]:
     # On CPU, threads that wait give way soon: spinning made a step ten times slower on a machine that others use too.
     environ.setdefault("GOMP_SPINCOUNT", "1000")
     environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # nothing in a checkpoint is ever executed, whoever loads it
-    signals.parent = getppid() if place.launcher != "none" else None
+    signals.launcher_pid = getppid() if place.launcher != "none" else None
     job_end = placement.job_end_unix_time(environ)
     beginning.apart(place, environ)
-    fresh = directory.choose(cfg.run_dir, cfg.name, datetime.now(), environ, place.step or "0")
-    frozen = command_line.resumes(program.words) is not None
+    fresh = directory.choose(cfg.run_dir, cfg.name, now=datetime.now(), environ=environ, step=place.step or "0")
+    frozen = command_line.resume_directory(program.words) is not None
     begun = begin.together(cfg, place, fresh, frozen, environ)  # torch from here on
     run_dir, hang_seconds = Path(cfg.run_dir), 60 * cfg.faults.hang_minutes
     ranks = cfg.trainer.num_nodes * cfg.trainer.devices
-    watch = Watch(run_dir, begun.claim, begun.attempt, place.rank, ranks, begun.store, hang_seconds, signals)
+    watch = Watchdog(
+        run_dir,
+        begun.claim,
+        attempt=begun.attempt,
+        rank=place.rank,
+        world_size=ranks,
+        store=begun.store,
+        hang_seconds=hang_seconds,
+        signals=signals,
+    )
     with watch:
         yield Attempt(
             cfg=cfg,
@@ -134,6 +143,6 @@ def _exit_stopped(cfg: DictConfig, program: Program, stopped: Stopped) -> NoRetu
             print(f"to go on: python train.py resume={shlex.quote(str(cfg.run_dir))}", flush=True)
     if placement.is_lightning_child(place):  # of a process that Lightning would kill if this one reported a failure
         sys.exit(ExitCode.DONE)
-    program.signals.ends_interrupted = by_hand and place.launcher == "none"
+    program.signals.ends_by_sigint = by_hand and place.launcher == "none"
     codes = {"continue": ExitCode.CONTINUE, "finished": ExitCode.DONE}
     sys.exit(codes.get(stopped.outcome, ExitCode.FAILED))

@@ -14,7 +14,7 @@ from hpc.launch import meeting, placement
 from hpc.launch.addresses import find_interface, own_address
 from hpc.launch.node_checks import check_agreement, collect_node_facts
 from hpc.launch.placement import Placement
-from hpc.run import changes, directory, restarts
+from hpc.run import directory, frozen_config, restarts
 from hpc.training import beginning
 
 READING = 1800  # seconds that ranks may take to look through a checkpoint's files
@@ -33,7 +33,7 @@ def together(
         ConfigError: on every rank, with the message of the first that has one.
     """
     mine = collect_node_facts(cfg, place, environ=environ, check_files=place.local_rank == 0 or not frozen)
-    chosen = bool(cfg.run_dir) or directory.CHOSEN in environ  # by a person, or by what started this
+    chosen = bool(cfg.run_dir) or directory.RUN_DIR_VARIABLE in environ  # by a person, or by what started this
     if place.launcher == "none":  # alone, or one of those that Lightning starts on this machine
         check_agreement([mine])
         run_dir = _made(cfg, fresh, chosen, environ)
@@ -82,8 +82,8 @@ def _in_run_dir(
         if makes and place.rank == 0:
             _made(cfg, Path(cfg.run_dir), chosen, environ)
         elif not makes and place.rank and not place.local_rank:
-            directory.create(Path(cfg.run_dir), cfg.group_readable, there=True)
-        directory.permit(cfg.group_readable)
+            directory.create(Path(cfg.run_dir), cfg.group_readable, is_made=True)
+        directory.set_umask(cfg.group_readable)
     except ConfigError as rejected:
         known = {"rejected": rejected.parts(), "finished": isinstance(rejected, RunFinished)}
     return known | {"run_dir": cfg.run_dir}
@@ -93,11 +93,15 @@ def _made(cfg: DictConfig, path: Path, chosen: bool, environ: Mapping[str, str])
     """The run directory, there and writable. Raises `ConfigError`."""
     if not chosen:
         words, who = compose.select_overrides(sys.argv[1:]), beginning.who(environ)
-        path = directory.reserve(path, cfg.group_readable, lambda there: restarts.goes_on(there, words, who, environ))
+        path = directory.reserve(
+            path,
+            cfg.group_readable,
+            is_own=lambda there: restarts.is_restart(there, words, claimant=who, environ=environ),
+        )
     cfg.run_dir = str(path)
     if not (path / "config.yaml").exists():
-        directory.reject_others(path, directory.TRAINING)
+        directory.reject_foreign_files(path, directory.TRAINING_FILES)
     directory.create(path, cfg.group_readable)
     restarts.reject_finished(path, cfg)
-    changes.reject_other(path, cfg)  # before there is an attempt, whose failure would be the run's
+    frozen_config.reject_other_science(path, cfg)  # before there is an attempt, whose failure would be the run's
     return path

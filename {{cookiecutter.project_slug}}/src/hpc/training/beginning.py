@@ -14,7 +14,7 @@ from hpc.checkpoint.on_disk import Checkpoint
 from hpc.config.errors import ConfigError
 from hpc.launch import meeting, placement
 from hpc.launch.placement import Placement
-from hpc.run import claim, directory
+from hpc.run import attempt_log, claim, directory
 from hpc.run.claim import Claim
 
 # For the processes that Lightning starts on this machine: they must not begin again.
@@ -35,7 +35,7 @@ class Beginning:
 def apart(place: Placement, environ: MutableMapping[str, str]) -> None:
     """A run that another one has started, by a hook of somebody's, say, is none of its ranks: it begins by itself."""
     if BEGUN in environ and not placement.is_lightning_child(place):
-        for inherited in (BEGUN, directory.CHOSEN):
+        for inherited in (BEGUN, directory.RUN_DIR_VARIABLE):
             environ.pop(inherited, None)
 
 
@@ -43,12 +43,12 @@ def alone(run_dir: Path, host: str, environ: MutableMapping[str, str]) -> Beginn
     """For one process, or the one that will start others. Raises `ConfigError`."""
     if BEGUN in environ:
         attempt, _, path = environ[BEGUN].partition(" ")
-        return Beginning([host], int(attempt), on_disk.read(Path(path)) if path else None)
+        return Beginning([host], int(attempt), on_disk.read_manifest(Path(path)) if path else None)
     mine = claim.take(run_dir, who(environ))
     with _given_back(mine):
         newest = None
         for candidate in _candidates(run_dir):
-            if not _flawed(candidate, on_disk.flaw(candidate)):
+            if not _flawed(candidate, on_disk.find_flaw(candidate)):
                 newest = candidate
                 break
         _reject_nothing(run_dir, newest, _reached(run_dir))
@@ -79,8 +79,12 @@ def together(
             raise ConfigError(*first["rejected"])
         newest = None
         for path in map(Path, first["candidates"]):
-            found = on_disk.read(path)
-            flaw = on_disk.flaw(found, place.rank, place.world_size) if found else "is not seen from this node"
+            found = on_disk.read_manifest(path)
+            flaw = (
+                on_disk.find_flaw(found, rank=place.rank, num_ranks=place.world_size)
+                if found
+                else "is not seen from this node"
+            )
             said = {"flaw": flaw, "host": socket.gethostname()}
             flaws = meeting.all_gather_json(
                 store, place, topic=f"flaw/{path.name}", value=said, timeout_seconds=seconds
@@ -113,10 +117,10 @@ def _candidates(run_dir: Path) -> Sequence[Checkpoint]:
     _reject_others(run_dir)
     on_disk.recover(run_dir / "checkpoints")
     for path in _written(run_dir):
-        if not on_disk.read(path):
+        if not on_disk.read_manifest(path):
             _flawed(path, f"{on_disk.MANIFEST} cannot be read")
-    starts = [event for event in directory.events(run_dir) if event.get("event") == "start"]
-    known = on_disk.known(run_dir, starts)
+    starts = [event for event in attempt_log.read_events(run_dir) if event.get("event") == "start"]
+    known = on_disk.list_checkpoints(run_dir, starts)
     if known and known[0].version < on_disk.VERSION:
         rule = "a run must go on with the version that wrote its checkpoint: an older one kept other state"
         fix = f"run the code that wrote it, or begin a new run from its weights: ckpt={known[0].path}"
@@ -126,15 +130,15 @@ def _candidates(run_dir: Path) -> Sequence[Checkpoint]:
 
 def _written(run_dir: Path) -> list[Path]:
     """The folders that are checkpoints, or were meant to be."""
-    return [path for path in on_disk.ours(run_dir / "checkpoints") if not path.name.endswith(on_disk.PART)]
+    return [path for path in on_disk.own_folders(run_dir / "checkpoints") if not path.name.endswith(on_disk.PART)]
 
 
 def _reject_others(run_dir: Path) -> None:
     """A new run does not mix its checkpoints with those of another program, which may have the same names."""
     folder = run_dir / "checkpoints"
-    if (run_dir / "config.yaml").exists() or directory.events(run_dir) or not folder.is_dir():
+    if (run_dir / "config.yaml").exists() or attempt_log.read_events(run_dir) or not folder.is_dir():
         return
-    mine = {path.name for path in on_disk.ours(folder)}
+    mine = {path.name for path in on_disk.own_folders(folder)}
     if others := sorted(path.name for path in folder.iterdir() if path.name not in mine):
         rule = f"a new run must not write into checkpoints of another program: {folder} holds {others[0]}"
         raise ConfigError("run_dir", run_dir, rule, "run_dir=<a new directory>")
@@ -149,7 +153,9 @@ def _flawed(found: Checkpoint | Path, flaw: str, speaks: bool = True) -> bool:
 
 def _reached(run_dir: Path) -> int | None:
     """The step that the run has come to, or further; None: nowhere."""
-    reached = max((event.get("step") or event.get("from_step") or 0 for event in directory.events(run_dir)), default=0)
+    reached = max(
+        (event.get("step") or event.get("from_step") or 0 for event in attempt_log.read_events(run_dir)), default=0
+    )
     return reached if reached or _written(run_dir) else None
 
 

@@ -104,7 +104,7 @@ def unpacked(archive: Path, folders: Iterable[Path]) -> Path:
     for folder in folders:
         place = folder / f"compiled-{os.getuid()}" / archive.stem
         try:
-            directory.write_a_little(private_folder.make(place.parent), ROOM)
+            directory.write_probe_file(private_folder.make(place.parent), ROOM)
             unpack(archive, place)
             break
         except OSError as error:

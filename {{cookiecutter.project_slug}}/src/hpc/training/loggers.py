@@ -57,7 +57,7 @@ def _build(node: DictConfig, found: Checkpoint | None, before: Sequence[Path]) -
     kind, more = get_object(node._target_), {}
     if isinstance(kind, type) and issubclass(kind, TensorBoardLogger):
         # Also at the beginning: TensorBoard takes the first such mark for one, and drops older points only at the next.
-        more["purge_step"] = found.note.get("stepped", found.step) + 1 if found else 0
+        more["purge_step"] = found.details.get("stepped", found.step) + 1 if found else 0
     logger = build(node, **more)
     if isinstance(logger, TensorBoardLogger | CSVLogger) and node.get("version") is None:
         own = [folder for folder in before if folder.parent == Path(logger.root_dir)]

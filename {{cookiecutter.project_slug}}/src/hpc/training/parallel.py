@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hpc.config.errors import ConfigError
 from hpc.config.section_rules import SKIPPING_NEEDS_FUSED
-from hpc.state.holders import GRADIENT_NORM, SKIPS_NOT_FINITE
+from hpc.state.holder_fields import GRADIENT_NORM, SKIPS_NOT_FINITE
 
 # What is left on a module; a researcher has other names.
 # Where torch keeps what is called with each forward, and with each gradient; it has no other way to go without.

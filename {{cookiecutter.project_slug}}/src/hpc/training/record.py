@@ -23,7 +23,7 @@ from hpc.config.errors import make_printable
 from hpc.config.freezing import environment_values, to_frozen_yaml
 from hpc.config.project import PROJECT
 from hpc.launch.placement import Placement
-from hpc.run import directory, frozen_config, snapshot
+from hpc.run import attempt_log, frozen_config, snapshot
 from hpc.system import files
 from hpc.training import loggers
 from hpc.training.attempt import Attempt
@@ -37,23 +37,23 @@ def begin(run: Attempt, logging: Sequence[Logger]) -> Callable[[], None] | None:
     Args:
         logging: the run's loggers.
     """
-    cfg, run_dir, found, starts = run.cfg, run.run_dir, run.checkpoint, directory.starts(run.run_dir)
+    cfg, run_dir, found, starts = run.cfg, run.run_dir, run.checkpoint, attempt_log.read_starts(run.run_dir)
     words = compose.select_overrides(run.program.words)
     # What lay there before the run's first start is not its own.
     others = starts[0].get("logs", {}) if starts else loggers.positions(run_dir, logging)
     if not (run_dir / "config.yaml").exists():
-        snapshot.made_by(run_dir)
-    take_back = frozen_config.keep(run_dir, cfg, words)
+        snapshot.write_made_by(run_dir)
+    take_back = frozen_config.create_or_replace(run_dir, cfg, words=words)
     code = files.source_checksum(PROJECT)
     _tell_other_code(run_dir, code, starts[-1].get("code") if starts else None)
-    loggers.cut(run_dir, logging, _logged(cfg, found, words) if found else others, directory.events(run_dir))
+    loggers.cut(run_dir, logging, _logged(cfg, found, words) if found else others, attempt_log.read_events(run_dir))
     loggers.warn_of_clock(logging, time.time())
     if run.claim:
-        loggers.fence(logging, run.claim.mine)
-    directory.start(
+        loggers.fence(logging, run.claim.may_write)
+    attempt_log.record_start(
         run_dir,
         run.number,
-        os.environ,
+        environ=os.environ,
         from_step=found.step if found else 0,
         code=code,
         launcher=run.program.place.launcher,
@@ -95,11 +95,13 @@ def _logged(cfg: DictConfig, found: Checkpoint, words: Sequence[str]) -> dict[st
     extended = any(word.lstrip("+~").startswith("trainer") for word in words)
     goes_on = extended and not 0 <= (cfg.trainer.max_steps or -1) <= found.step
     # The batches, too: a callback may stop training between two of one step, of which a part is done again then.
-    place = ["trained", found.attempt, found.step, found.note.get("batches")]
-    for event in directory.events(Path(cfg.run_dir)) if found.note.get("stopped_early") or not goes_on else ():
+    place = ["trained", found.attempt, found.step, found.details.get("batches")]
+    for event in (
+        attempt_log.read_events(Path(cfg.run_dir)) if found.details.get("stopped_early") or not goes_on else ()
+    ):
         if place == [event.get(key) for key in ("event", "attempt", "trained_step", "trained_batches")]:
             return event["logs"]
-    return found.note.get("logs", {})
+    return found.details.get("logs", {})
 
 
 @rank_zero_only
@@ -109,7 +111,7 @@ def trained(trainer: L.Trainer, attempt: int) -> None:
     facts = {"event": "trained", "time": time.time(), "attempt": attempt}
     facts["trained_step"] = trainer.global_step  # not yet `step`: that one is in a checkpoint
     facts["trained_batches"] = trainer.fit_loop.epoch_loop.batch_progress.total.completed
-    directory.note(run_dir / "attempts.jsonl", facts | {"logs": flushed(trainer)})
+    attempt_log.append_line(run_dir / "attempts.jsonl", facts | {"logs": flushed(trainer)})
 
 
 @rank_zero_only
@@ -174,18 +176,18 @@ def flushed(trainer: L.Trainer) -> dict[str, int]:
     """Make what was logged durable; how far each file has come, where a run that goes on from here can cut it."""
     run_dir = Path(trainer.default_root_dir)
     loggers.flush(trainer.loggers)
-    loggers.cut_again(run_dir, trainer.loggers, directory.events(run_dir))
+    loggers.cut_again(run_dir, trainer.loggers, attempt_log.read_events(run_dir))
     return loggers.positions(run_dir, trainer.loggers)
 
 
 def skip(run_dir: Path, step: int, attempt: int) -> None:
     """The samples up to this step of this attempt are to be left out when the run goes on from an earlier one."""
-    directory.note(run_dir / "skipped.jsonl", {"step": step, "attempt": attempt})
+    attempt_log.append_line(run_dir / "skipped.jsonl", {"step": step, "attempt": attempt})
 
 
 def skipped(run_dir: Path, step: int, attempt: int) -> int:
     """How many global batches to leave out after the checkpoint of this step, which this attempt wrote."""
-    notes = directory.notes(run_dir / "skipped.jsonl")
+    notes = attempt_log.read_lines(run_dir / "skipped.jsonl")
     return sum(note["step"] - step for note in notes if note["attempt"] >= attempt and note["step"] > step)
 
 

@@ -26,9 +26,9 @@ from torch.utils._pytree import tree_map
 
 from hpc.checkpoint import deepspeed_universal, safe_unpickle
 from hpc.checkpoint.deepspeed_universal import TAG
-from hpc.checkpoint.on_disk import read as read_manifest
-from hpc.checkpoint.strategy_state import Kept
-from hpc.checkpoint.writer import FOR_EVER
+from hpc.checkpoint.on_disk import read_manifest as read_manifest
+from hpc.checkpoint.strategy_state import CheckpointMixin
+from hpc.checkpoint.writer import NO_TIMEOUT
 from hpc.config.errors import ConfigError
 from hpc.data.shared_loaders import SharesData
 from hpc.training import weight_averaging
@@ -44,7 +44,8 @@ def outlast(hang_seconds: float) -> None:
 
     Torch's own limits are 10 and 30 minutes. Groups that libraries make, those of a mesh, say, take these defaults.
     """
-    limit = min(timedelta(seconds=2 * hang_seconds + 60), FOR_EVER)  # the watch waits twice as long for the first step
+    # The watchdog waits twice as long for the first step.
+    limit = min(timedelta(seconds=2 * hang_seconds + 60), NO_TIMEOUT)
     for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
         default = getattr(distributed_c10d, name)
         if default is not None:  # torch is built without NCCL
@@ -52,7 +53,7 @@ def outlast(hang_seconds: float) -> None:
 
 
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
-class Single(SharesData, Kept, SingleDeviceStrategy):
+class Single(SharesData, CheckpointMixin, SingleDeviceStrategy):
     """One device."""
 
 
@@ -113,7 +114,7 @@ def _put_back(own: list[tuple[Tensor, Tensor]]) -> None:
         buffer.copy_(value)
 
 
-class DDP(FollowsReleased, SharesBuffers, SharesData, Kept, DDPStrategy):
+class DDP(FollowsReleased, SharesBuffers, SharesData, CheckpointMixin, DDPStrategy):
     """Every rank holds the whole model.
 
     Args:
@@ -156,7 +157,7 @@ class DDP(FollowsReleased, SharesBuffers, SharesData, Kept, DDPStrategy):
         super().post_backward(closure_loss)
 
 
-class FSDP(FollowsReleased, SharesBuffers, SharesData, Kept, ModelParallelStrategy):
+class FSDP(FollowsReleased, SharesBuffers, SharesData, CheckpointMixin, ModelParallelStrategy):
     """FSDP2 and tensor parallelism, as the module's `configure_model` does them."""
 
     @wraps(ModelParallelStrategy.__init__)  # what is typed is checked against its arguments
@@ -183,7 +184,7 @@ class FSDP(FollowsReleased, SharesBuffers, SharesData, Kept, ModelParallelStrate
             raise ConfigError("model", shown(alone), rule, f"{place}, or strategy=ddp")
 
 
-class DeepSpeed(FollowsReleased, SharesBuffers, SharesData, Kept, DeepSpeedStrategy):
+class DeepSpeed(FollowsReleased, SharesBuffers, SharesData, CheckpointMixin, DeepSpeedStrategy):
     """ZeRO. On CPU the same, with the check for CUDA lifted: a laptop and the tests train with the real thing."""
 
     def __init__(self, **options: Any) -> None:
@@ -223,7 +224,7 @@ class DeepSpeed(FollowsReleased, SharesBuffers, SharesData, Kept, DeepSpeedStrat
         self.parallel_devices = [torch.device("cpu", i) for i in range(self.num_processes)]
         return super(DeepSpeedStrategy, self).setup_environment()
 
-    def _written(self, checkpoint: dict[str, Any], part: Path) -> Any:
+    def _copy_tensors(self, checkpoint: dict[str, Any], part: Path) -> Any:
         """DeepSpeed's own files, from a copy of what it would have written while training waited."""
         from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
@@ -244,8 +245,8 @@ class DeepSpeed(FollowsReleased, SharesBuffers, SharesData, Kept, DeepSpeedStrat
 
         return write
 
-    def _noted(self) -> dict[str, Any]:
-        return {"stage": self._stage, "states": deepspeed_universal.states(self.deepspeed_engine)}
+    def _manifest_details(self) -> dict[str, Any]:
+        return {"stage": self._stage, "states": deepspeed_universal.optimizer_state_names(self.deepspeed_engine)}
 
     @property
     def _stage(self) -> int:
@@ -267,22 +268,22 @@ class DeepSpeed(FollowsReleased, SharesBuffers, SharesData, Kept, DeepSpeedStrat
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         path = Path(checkpoint_path)
-        rest = self._rest(path)
+        rest = self._read_rest(path)
         engine: Any = self.deepspeed_engine
         saved = read_manifest(path)
-        note = saved.note if saved else {}
+        note = saved.details if saved else {}
         if note.get("stage") != self._stage:
-            deepspeed_universal.fill(engine, path)
-            self._begins_anew(path)
+            deepspeed_universal.load_weights(engine, path)
+            self._warn_of_fresh_optimizer(path)
             return rest
-        if self._fitting and note["world_size"] != self.world_size:
+        if self._is_fitting and note["world_size"] != self.world_size:
             devices, ranks = self.lightning_module.trainer.num_devices, (note["world_size"], self.world_size)
-            deepspeed_universal.reject_other_states(note.get("states"), devices, ranks, path)
-            deepspeed_universal.load(engine, path)
+            deepspeed_universal.reject_unmovable_states(note.get("states"), devices, ranks=ranks, checkpoint=path)
+            deepspeed_universal.load_universal(engine, path)
         else:
-            with safe_unpickle.rejections(path, "resume"), safe_unpickle.allowing_deepspeed():
+            with safe_unpickle.reject_unsafe_pickles(path, "resume"), safe_unpickle.allow_deepspeed_classes():
                 engine.load_checkpoint(
-                    path, tag=TAG, load_optimizer_states=self._fitting, load_lr_scheduler_states=False
+                    path, tag=TAG, load_optimizer_states=self._is_fitting, load_lr_scheduler_states=False
                 )
         return rest
 

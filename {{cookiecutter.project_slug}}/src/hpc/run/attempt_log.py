@@ -1,0 +1,126 @@
+"""The log of a run's attempts, `attempts.jsonl`, and the verdict on the last one. Other JSON lines use it, too."""
+
+import errno
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from hpc.launch import placement
+from hpc.system import files
+
+MAX_LOG_DIRS = 16  # folders of loggers that are looked into
+
+
+class WritePermission(Protocol):
+    """The right to write into a run directory, as `claim.Claim` is."""
+
+    def may_write(self) -> bool: ...
+
+
+def record_start(path: Path, attempt: int, *, environ: Mapping[str, str], from_step: int = 0, **facts: Any) -> None:
+    """Record the start of an attempt, whose number the claim gave, and remove the verdict on the one before.
+
+    Args:
+        from_step: step of the checkpoint that the attempt resumes from.
+        facts: what else the event holds.
+    """
+    (path / "verdict").unlink(missing_ok=True)
+    job = placement.job_id(environ) or None
+    event = {"event": "start", "attempt": attempt, "time": time.time()}
+    append_line(path / "attempts.jsonl", event | {"job": job, "from_step": from_step, **facts})
+
+
+def record_end(
+    path: Path,
+    claim: WritePermission | None,
+    *,
+    attempt: int,
+    step: int,
+    outcome: str,
+    why: str = "",
+    metrics: Mapping[str, float] | None = None,
+) -> None:
+    """Record the end of an attempt and write the verdict.
+
+    Raises:
+        PermissionError: another attempt has taken over the directory.
+    """
+    if claim and not claim.may_write():
+        raise PermissionError(errno.EPERM, "another attempt has taken over", str(path))
+    event = {"event": "end", "attempt": attempt, "time": time.time()}
+    event |= {"outcome": outcome, "step": step, "why": why, "metrics": dict(metrics or {})}
+    append_line(path / "attempts.jsonl", event)
+    write_verdict(path, attempt, step=step, outcome=outcome, why=why)
+
+
+def write_verdict(path: Path, attempt: int, *, step: int, outcome: str, why: str = "") -> None:
+    """Write the file by which the job script decides how to go on: whole or not at all, and synced to the disk.
+
+    Args:
+        outcome: `continue`, `finished` or `failed`.
+    """
+    temporary = path / f".verdict-{socket.gethostname()}-{os.getpid()}"  # any rank may be the one that fails
+    with temporary.open("w", encoding="utf-8") as stream:
+        stream.write(f"attempt {attempt}\nstep {step}\noutcome {outcome}\nwhy {' '.join(why.split())}\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(path / "verdict")
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return the events in attempts.jsonl of a run directory."""
+    return read_lines(path / "attempts.jsonl")
+
+
+def read_starts(path: Path) -> list[dict[str, Any]]:
+    """Return the start events of a run's attempts, in their order."""
+    return [event for event in read_events(path) if event.get("event") == "start"]
+
+
+def log_dirs(path: Path) -> list[Path]:
+    """Return the folders with curves: tensorboard/, and those that attempts recorded, newest attempt first.
+
+    None of them lies outside the run directory.
+    """
+    recorded = [start["log_dirs"] for start in read_starts(path) if isinstance(start.get("log_dirs"), list)]
+    names = dict.fromkeys(name for names in reversed(recorded) for name in names if isinstance(name, str))
+    folders = {path / "tensorboard": None}
+    for name in list(names)[:MAX_LOG_DIRS]:
+        with suppress(OSError, ValueError, RuntimeError):  # a name that no folder can have, or a link to itself
+            folder = path.resolve() / name
+            if folder.is_dir() and folder.resolve().is_relative_to(path.resolve()):
+                folders[path / folder.resolve().relative_to(path.resolve())] = None
+    return list(folders)
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file that `append_line` has written; lines that a crash cut short are left out."""
+    try:
+        lines = files.read_text(file, errors="replace").splitlines()
+    except OSError:
+        return []
+    events = []
+    for line in lines:
+        try:
+            event = files.parse_json(line)
+        except ValueError:
+            continue
+        events += [event] if isinstance(event, dict) else []
+    return events
+
+
+def append_line(file: Path, event: dict[str, Any]) -> None:
+    """Append an event as a line of JSON. Raises `OSError`."""
+    with files.open_for_append(file) as stream:
+        is_complete = not stream.tell() or os.pread(stream.fileno(), 1, stream.tell() - 1) == b"\n"  # no crash cut it
+        stream.write(("" if is_complete else "\n").encode() + json.dumps(event).encode() + b"\n")

@@ -1,0 +1,133 @@
+"""The attributes of one object that nobody else saves.
+
+A checkpoint has the weights, buffers and optimizers; libraries restore their own objects. All other attributes are
+yielded here, so that changes of them can be saved.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Set
+from functools import cache, partial
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import lightning as L
+from lightning.fabric.utilities.data import AttributeDict
+from torch import nn
+from torchmetrics import Metric
+
+from hpc.state import checksums, plain_forms, structure
+
+# Attributes that this package itself leaves on a module, and those that its DataModule keeps.
+GRADIENT_NORM, SKIPS_NOT_FINITE = "_hpc_gradient_norm", "_hpc_skips_not_finite"
+OWN_ATTRIBUTES = {GRADIENT_NORM, SKIPS_NOT_FINITE, "_splits", "_told"}
+DEEPSPEED = ("ds_", "applied_pre_backward")  # what it notes of a step on each part that it has given a `ds_id`
+LIBRARIES = ("torch.", "lightning.", "torchmetrics.", "deepspeed.", "builtins.")
+FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial)
+CONTENT = ""  # in place of an attribute's name: what an object holds beside its attributes
+DATASET, SAVED = "dataset ", "saved "  # beginnings of owners' names
+
+
+def unsaved_fields(owner_name: str, owner: Any) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of the attributes of a holder that nobody saves; below CONTENT its content besides."""
+    is_saved = "/" not in owner_name and owner_name.startswith(("module ", "parameter "))
+    if owner_name.startswith(SAVED):
+        return
+    if is_saved and isinstance(owner, nn.Module | nn.Parameter):
+        yield from structure.layers_and_hooks(owner)
+    if isinstance(owner, nn.Parameter):
+        yield "requires_grad", owner.requires_grad
+        if not is_saved:
+            yield CONTENT, owner.detach()
+        return
+    if has_state_dict(owner):
+        yield CONTENT, _read_state(owner)
+        return
+    if isinstance(owner, dict | list | set | deque) and not isinstance(owner, AttributeDict):
+        yield CONTENT, next(kind for kind in (dict, list, set, deque) if isinstance(owner, kind))(owner)
+    only_data = is_library_class(type(owner)) or owner_name.startswith(DATASET)  # their other attributes are their own
+    yield from _unsaved_attributes(owner, is_saved=is_saved, only_data=only_data)
+    if isinstance(owner, nn.Module):
+        tensors = {**owner._parameters, **owner._buffers}
+        names = owner._non_persistent_buffers_set if is_saved else tensors
+        yield from ((name, tensors[name]) for name in names if name in tensors)
+
+
+def _unsaved_attributes(owner: Any, *, is_saved: bool, only_data: bool) -> Iterator[tuple[str, Any]]:
+    attributes = _attributes(owner)
+    left_out = _library_attributes(owner, is_saved=is_saved) | OWN_ATTRIBUTES
+    if "ds_id" in attributes:
+        left_out |= {name for name in attributes if name.startswith(DEEPSPEED)}
+    for name, value in attributes.items():
+        is_function = is_saved and isinstance(value, FUNCTIONS) and not isinstance(owner, Metric)  # its activation, say
+        if name in left_out or (only_data and not (is_function or plain_forms.holds_data(value))):
+            continue
+        if isinstance(value, MethodType) and value.__func__ is getattr(type(owner), name, None):
+            continue  # the class's own method, put back by code that had replaced it
+        yield name, value
+
+
+def fill_content(owner: Any, content: Any) -> None:
+    """Let an object hold what `unsaved_fields` yielded for CONTENT."""
+    if isinstance(owner, nn.Parameter):
+        owner.data.copy_(content)
+    elif has_state_dict(owner):
+        owner.load_state_dict(content)
+    else:
+        owner.clear()
+        (owner.extend if isinstance(owner, list | deque) else owner.update)(content)
+
+
+@cache
+def is_library_class(kind: type) -> bool:
+    """Return whether a class and all its bases come from the libraries."""
+    return all(f"{base.__module__}.".startswith(LIBRARIES) for base in kind.__mro__)
+
+
+def has_state_dict(value: Any) -> bool:
+    """Return whether an object saves and restores itself by `state_dict`; modules do not count."""
+    methods = (getattr(type(value), name, None) for name in ("state_dict", "load_state_dict"))
+    return not isinstance(value, (nn.Module, *checksums.BY_IDENTITY)) and all(map(callable, methods))
+
+
+def slots(value: Any) -> dict[str, Any]:
+    """Return the attributes that an object keeps in `__slots__`."""
+    if isinstance(value, nn.Module):
+        return {}
+    declared = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
+    names = {name for entry in declared for name in ([entry] if isinstance(entry, str) else entry)}
+    names -= {"__dict__", "__weakref__"}
+    return {name: getattr(value, name) for name in sorted(names) if hasattr(value, name)}
+
+
+def _read_state(owner: Any) -> Any:
+    try:
+        return owner.state_dict()
+    except Exception:  # of any kind: it is other people's code
+        return checksums.UNREADABLE
+
+
+def _attributes(owner: Any) -> dict[str, Any]:
+    return dict(owner) if isinstance(owner, AttributeDict) else {**slots(owner), **getattr(owner, "__dict__", {})}
+
+
+def _library_attributes(owner: Any, *, is_saved: bool) -> Set[str]:
+    """Return the attributes that a library keeps on any such object, but for `training`, which researchers set, too."""
+    if isinstance(owner, Metric):  # its sums are saved with the epoch's, if it is a part of the module
+        names = _attributes_of_new(_EmptyMetric)
+        return names | owner._defaults.keys() if is_saved else names - {"_update_count"}
+    for kind in (L.LightningModule, nn.Module, L.LightningDataModule):
+        if isinstance(owner, kind):
+            return _attributes_of_new(kind)
+    return frozenset()
+
+
+class _EmptyMetric(Metric):
+    def update(self) -> None: ...
+
+    def compute(self) -> None: ...
+
+
+@cache
+def _attributes_of_new(kind: type) -> frozenset[str]:
+    """Return the names of the attributes that a new instance of a class has."""
+    return frozenset(vars(kind())) - {"training"}
