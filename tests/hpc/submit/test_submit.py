@@ -19,6 +19,7 @@ from desk import FILES, SOURCED, Desk
 from fork import PROJECT
 from omegaconf import OmegaConf
 
+from hpc import __version__
 from hpc.config import compose, freezing, personal_clusters, project
 from hpc.config.errors import ConfigError
 from hpc.jobs import job
@@ -488,7 +489,7 @@ def test_the_snapshot_is_what_git_would_commit(desk: Desk) -> None:
     assert Path("mine/code/train.py").read_text() == "# changed\n"
     assert "+# changed" in Path("mine/code.diff").read_text()
     made_by = json.loads(Path("mine/made_by.json").read_text())
-    assert len(made_by["commit"]) == 40 and made_by["hpc"] == hpc.__version__
+    assert len(made_by["commit"]) == 40 and made_by["hpc"] == __version__
 
 
 def test_ranks_find_the_code_compiled_and_compile_nothing_themselves(desk: Desk) -> None:
