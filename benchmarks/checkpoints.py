@@ -60,7 +60,7 @@ def _rank(rank: int, benchmark: Callable[..., Any], ranks: int, project: str, ou
 
 def agreements(rank: int, project: Path) -> list[dict[str, Any]]:
     """What agreeing adds to a step: the time in it, over the time of all steps."""
-    from hpc.resume.agreement import Agreement, Wish
+    from hpc.resume.agreement import Agreement, Request
 
     agreement, token = Agreement(), torch.zeros(1)
     shares, calls, ratios = [], [], []
@@ -80,7 +80,7 @@ def agreements(rank: int, project: Path) -> list[dict[str, Any]]:
             if agrees and due:
                 dist.barrier()  # whoever is late is waited for by the next step otherwise
                 at = time.perf_counter()
-                agreement.ask(step, Wish())
+                agreement.ask(step, Request())
                 spent, asked = spent + time.perf_counter() - at, asked + 1
             elif not agrees and step % ABOUT == 0:
                 dist.barrier()

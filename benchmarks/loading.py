@@ -202,7 +202,7 @@ def forget(folder: Path) -> None:
     """Drop the files of a folder from this node's memory (POSIX_FADV_DONTNEED)."""
     from hpc.data import packed_files
 
-    packed_files.pixels.cache_clear()  # mapped pages stay
+    packed_files.map_pixels.cache_clear()  # mapped pages stay
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as stream:

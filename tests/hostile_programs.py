@@ -186,6 +186,9 @@ def train(project: Path) -> None:
     from hpc.run import command_line
     from hpc.run import directory as rundir
     from hpc.run.program import program as entered
+    from hpc.training import starting_point
+    from hpc.training import skipped_samples
+    from hpc.training import log_positions
     from hpc.training import attempt
 
     def looked_at(cfg: Any, this: Any) -> Any:
@@ -203,7 +206,7 @@ def train(project: Path) -> None:
         print(ascii(str(run_dir)))
         sys.exit(0)
 
-    attempt._watched = looked_at
+    attempt._begin_watched = looked_at
     with entered() as this:
         program.train(command_line.compose(program.__doc__, this.words), this)
 
@@ -235,12 +238,12 @@ def begin(project: Path) -> None:
     run_dir = Path(sys.argv[1])
     with errors.exit_on_config_error():
         cfg = command_line.compose_resumed(run_dir, [])
-        beginning = begin.alone(run_dir, "host", {})
+        beginning = starting_point.claim_alone(run_dir, "host", environ={})
         if found := beginning.checkpoint:
-            loggers.cut(
-                run_dir, [build.build(cfg.logger)], found.details.get("logs", {}), attempt_log.read_events(run_dir)
+            log_positions.truncate_logs(
+                run_dir, [build.build(cfg.logger)], positions=found.details.get("logs", {}), events=attempt_log.read_events(run_dir)
             )
-            record.skipped(run_dir, found.step, beginning.attempt)
+            skipped_samples.num_skipped_batches(run_dir, found.step, attempt=beginning.attempt)
             with inert.reject_unsafe_pickles(found.path, "resume"):
                 inert.load_plain(found.path / "meta.pt")
                 inert.load_plain(found.path / "rank-0.pt")

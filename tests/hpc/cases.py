@@ -14,6 +14,7 @@ from hpc.config import compose, preflight
 from hpc.launch import meeting, placement
 from hpc.run import directory, signals
 from hpc.run.program import Program
+from hpc.training import starting_point
 from hpc.training import beginning
 
 
@@ -29,7 +30,7 @@ def main(out: str, cases: dict[str, list[str]]) -> None:
         cfg = compose.compose_overrides(overrides)
         preflight.check_config(cfg)
         metrics[name] = train.train(cfg, this)
-        for key in (directory.RUN_DIR_VARIABLE, beginning.BEGUN):
+        for key in (directory.RUN_DIR_VARIABLE, starting_point.BEGUN_VARIABLE):
             os.environ.pop(key, None)  # it was this run's
     if any(metrics.values()):  # rank 0
         Path(out).write_text(json.dumps(metrics))

@@ -74,7 +74,7 @@ def fork(
 def always_agree() -> None:
     from hpc.resume import agreement
 
-    agreement.ABOUT = 0
+    agreement.INTERVAL_SECONDS = 0
 
 
 def tell(steps: int) -> None:

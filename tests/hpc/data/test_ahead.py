@@ -5,8 +5,9 @@ import threading
 import pytest
 from test_data import built
 
-from hpc.data.data_module import DataModule, Indexed, Loader
-from hpc.data.prefetch import ahead
+from hpc.data.data_module import DataModule
+from hpc.data.fetching import IndexedDataset, BatchLoader
+from hpc.data.prefetch import prefetch
 
 
 def names():
@@ -14,7 +15,7 @@ def names():
 
 
 def test_order_is_kept_and_the_thread_ends():
-    assert list(ahead(range(100), 2)) == list(range(100))
+    assert list(prefetch(range(100), 2)) == list(range(100))
     assert "batches ahead" not in names()
 
 
@@ -27,7 +28,7 @@ def test_so_many_are_fetched_and_no_more():
             taken.release()
             yield number
 
-    found = ahead(batches(), 2)
+    found = prefetch(batches(), 2)
     assert next(found) == 0
     for _ in range(4):  # the one that was taken, two that wait, and one that has no place yet
         assert taken.acquire(timeout=10)
@@ -42,7 +43,7 @@ def test_what_fetching_raises_is_raised():
         yield 1
         raise ValueError("in the thread")
 
-    found = ahead(batches(), 2)
+    found = prefetch(batches(), 2)
     assert next(found) == 1
     with pytest.raises(ValueError, match="in the thread"):
         next(found)
@@ -54,7 +55,7 @@ def test_a_loader_that_fetches_ahead_gives_the_same_also_from_the_middle(tmp_pat
     data = built("text", files=str(tmp_path / "text"), global_batch_size=16, block_size=64)
     alone = data.train_dataloader()
     loader = data.train_dataloader()
-    assert isinstance(loader, Loader) and loader.num_ahead == 0  # no GPU here
+    assert isinstance(loader, BatchLoader) and loader.num_ahead == 0  # no GPU here
     loader.num_ahead = 2
     for start in (0, 5):
         for one in (alone, loader):
@@ -73,7 +74,7 @@ def test_what_draws_random_numbers_is_not_fetched_by_a_thread(monkeypatch):
         def dataset(self, split):
             return torch.utils.data.Subset([(torch.zeros(1), 0)] * 8, range(8))
 
-    assert Indexed(Drawing(global_batch_size=2).dataset("train"), 1).draws
+    assert IndexedDataset(Drawing(global_batch_size=2).dataset("train"), 1).draws
     assert Drawing(global_batch_size=2).train_dataloader().num_ahead == 0
     assert built("digits").train_dataloader().num_ahead == 2
     assert built("digits", num_ahead=0).train_dataloader().num_ahead == 0

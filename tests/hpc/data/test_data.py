@@ -77,9 +77,9 @@ def test_checks_need_no_torch():
 
 def test_a_good_folder_tells_its_number_of_classes(tmp_path):
     images = node("images", dir=str(make_images(tmp_path / "images")))
-    assert file_checks.image_folder(images, images) == {"num_classes": 2}
+    assert file_checks.check_image_folder(images, images) == {"num_classes": 2}
     for images.num_classes in (2, 3):
-        assert file_checks.image_folder(images, images) is None
+        assert file_checks.check_image_folder(images, images) is None
 
 
 def test_a_hash_splits_and_an_image_stays_where_it_is(tmp_path):
@@ -117,7 +117,7 @@ def test_what_is_left_out_of_a_folder_of_images_is_told(tmp_path, capsys):
     for name in ("cat/1.bmp", "dog/2.BMP", "dog/notes", "cat/.hidden"):
         (folder / name).write_bytes(b"")
     images = node("images", dir=str(folder), global_batch_size=1)
-    file_checks.image_folder(images, images)
+    file_checks.check_image_folder(images, images)
     told = "left out are 2 files of .bmp, folders in a class's folder, files of no suffix; an image is .jpg, .jpeg"
     assert told in capsys.readouterr().err
     for split in ("train", "val"):
@@ -128,7 +128,7 @@ def test_what_is_left_out_of_a_folder_of_images_is_told(tmp_path, capsys):
 
 def test_folders_that_cannot_be_meant_are_rejected(tmp_path):
     def said(**values):
-        return rejected(file_checks.image_folder, "images", **({"dir": str(tmp_path)} | values))
+        return rejected(file_checks.check_image_folder, "images", **({"dir": str(tmp_path)} | values))
 
     assert "none of this name" in said(dir=str(tmp_path / "no"))
     assert "one folder per class" in said()
@@ -156,7 +156,7 @@ def test_an_unreadable_image_is_named_by_the_check_and_while_reading(tmp_path, d
         truncate(bad)
     images = node("images", dir=str(folder))
     with pytest.raises(ConfigError) as caught:
-        file_checks.image_folder(images, images)
+        file_checks.check_image_folder(images, images)
     assert (caught.value.key, caught.value.value) == ("data.dir", str(bad))
     for num_workers in (0, 1):
         data = built("images", dir=str(folder), image_size=8, num_workers=num_workers, global_batch_size=1)
@@ -166,11 +166,11 @@ def test_an_unreadable_image_is_named_by_the_check_and_while_reading(tmp_path, d
 def test_links_that_lead_nowhere_are_named(tmp_path):
     folder = make_images(tmp_path / "images")
     (folder / "dog" / "loop.png").symlink_to("loop.png")
-    assert str(folder / "dog" / "loop.png") in rejected(file_checks.image_folder, "images", dir=str(folder))
+    assert str(folder / "dog" / "loop.png") in rejected(file_checks.check_image_folder, "images", dir=str(folder))
     (folder / "dog" / "loop.png").unlink()
     for target, rule in (("itself", "remove this link"), (".", "this one has none")):
         (folder / "itself").symlink_to(target)
-        words = rejected(file_checks.image_folder, "images", dir=str(folder))
+        words = rejected(file_checks.check_image_folder, "images", dir=str(folder))
         assert f"data.dir={folder / 'itself'}" in words and rule in words
         (folder / "itself").unlink()
 
@@ -274,11 +274,11 @@ def test_image_augmentation_cuts_the_part_that_the_draws_say():
 def test_augmentation_belongs_to_the_sample_and_not_to_its_batch(name):
     import torch
 
-    from hpc.data.sampler import uniform
+    from hpc.data.sampler import uniform_per_sample
 
     data = built(name, **({"dir": "unused"} if name == "images" else {}))
     images = torch.rand(12, 1 if name == "digits" else 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    draws = uniform(1, 0, torch.arange(12), data.num_draws)
+    draws = uniform_per_sample(1, 0, indices=torch.arange(12), num=data.num_draws)
     together = data.augment(images, draws)
     alone = torch.cat([data.augment(images[i : i + 1], draws[i : i + 1]) for i in range(12)])
     assert torch.equal(together, alone)
@@ -342,7 +342,7 @@ def test_a_run_that_goes_on_draws_the_same(dataset, num_workers):
 def test_what_a_dataset_draws_takes_nothing_from_the_run():
     import torch
 
-    from hpc.data.data_module import Indexed
+    from hpc.data.fetching import IndexedDataset
 
     def next_ones():
         return random.random(), np.random.rand(), torch.rand(()).item()
@@ -350,7 +350,7 @@ def test_what_a_dataset_draws_takes_nothing_from_the_run():
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     expected = next_ones()
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    Indexed(Draws(), seed=1)[0, np.array([3, 4])]
+    IndexedDataset(Draws(), seed=1)[0, np.array([3, 4])]
     assert next_ones() == expected
 
 
@@ -456,7 +456,7 @@ def test_windows_follow_one_another_across_files(tmp_path):
 @pytest.mark.parametrize("in_memory", [0, 1000], ids=["mapped", "in memory"])
 @pytest.mark.parametrize("dtypes", [["uint16"], ["uint8", "uint64", "int64"]], ids=["one dtype", "several"])
 def test_a_batch_of_windows_is_what_one_by_one_gives(tmp_path, monkeypatch, dtypes, in_memory):
-    monkeypatch.setattr(token_windows, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(token_windows, "MAX_TOKENS_IN_MEMORY", in_memory)
     random = np.random.default_rng(0)
     lengths = [1, 40, 3, 2, 100, 7, 1, 1, 60]
     arrays = [random.integers(0, 200, n).astype(dtypes[i % len(dtypes)]) for i, n in enumerate(lengths)]
@@ -476,7 +476,7 @@ def test_a_batch_of_windows_is_what_one_by_one_gives(tmp_path, monkeypatch, dtyp
     array = arrays[4]
     array[-1] = 199
     np.save(files[4], array)
-    text_files.read_only.cache_clear(), token_windows.all_windows_of.cache_clear()
+    text_files.map_file.cache_clear(), token_windows.all_windows_of_file.cache_clear()
     for chosen, num in ((files, len(every)), (files[4:5], 19)):
         with pytest.raises(ConfigError, match="holds 199"):
             data = token_windows.TokenWindows(chosen, range(num), block_size=5, vocab_size=199)
@@ -485,9 +485,9 @@ def test_a_batch_of_windows_is_what_one_by_one_gives(tmp_path, monkeypatch, dtyp
 
 def test_few_files_keep_their_last_windows_for_evaluation(tmp_path):
     (tmp_path / "text").write_bytes(bytes(i % 251 for i in range(1001)))
-    windows = {s: text_files.split_text(s, [str(tmp_path / "text")], [], 10)[1] for s in ("train", "val", "test")}
+    windows = {s: text_files.split_text(s, [str(tmp_path / "text")], val_files=[], block_size=10)[1] for s in ("train", "val", "test")}
     assert windows == {"train": range(90), "val": range(90, 95), "test": range(95, 100)}
-    _, thinned = text_files.split_text("val", [str(tmp_path / "text")], [], 10, max_eval_windows=3)
+    _, thinned = text_files.split_text("val", [str(tmp_path / "text")], val_files=[], block_size=10, max_eval_windows=3)
     assert list(thinned) == [90, 92, 94]
 
 
@@ -515,8 +515,8 @@ def token_files(folder):
 
 def test_token_files_are_mapped_and_not_loaded(tmp_path):
     paths = token_files(tmp_path)
-    assert isinstance(text_files.read_only(paths["files"]), np.memmap)
-    assert isinstance(text_files.read_only(paths["val_files"]), np.memmap)
+    assert isinstance(text_files.map_file(paths["files"]), np.memmap)
+    assert isinstance(text_files.map_file(paths["val_files"]), np.memmap)
     data = built("text", vocab_size=1000, **paths)
     assert data.dataset("train")[125][0].tolist() == list(range(8))
     assert data.dataset("val")[0][1].tolist() == list(range(998, 990, -1))
@@ -524,18 +524,18 @@ def test_token_files_are_mapped_and_not_loaded(tmp_path):
 
 def test_a_vocabulary_is_larger_than_every_token(tmp_path):
     paths = token_files(tmp_path)
-    assert "data.vocab_size=50304" in rejected(file_checks.text_files, "text", **paths)
-    assert "holds 999" in rejected(file_checks.text_files, "text", vocab_size=999, **paths)
+    assert "data.vocab_size=50304" in rejected(file_checks.check_text_files, "text", **paths)
+    assert "holds 999" in rejected(file_checks.check_text_files, "text", vocab_size=999, **paths)
     text = node("text", vocab_size=1000, **paths)
-    assert file_checks.text_files(text, text) == {"vocab_size": None, "bytes_per_token": None}
+    assert file_checks.check_text_files(text, text) == {"vocab_size": None, "bytes_per_token": None}
     with pytest.raises(ConfigError, match=r"data\.vocab_size=50304"):
         read_all(built("text", vocab_size=999, **paths))
     np.append(np.zeros(30_000), 1000).astype("<u2").tofile(tmp_path / "late.bin")
     late = {"files": str(tmp_path / "late.bin"), "block_size": 8}
-    assert "late.bin holds 1000" in rejected(file_checks.text_files, "text", vocab_size=1000, **late)
+    assert "late.bin holds 1000" in rejected(file_checks.check_text_files, "text", vocab_size=1000, **late)
     np.save(tmp_path / "train.npy", -np.arange(3000))
-    text_files.read_only.cache_clear()
-    assert "not negative" in rejected(file_checks.text_files, "text", vocab_size=1000, **paths)
+    text_files.map_file.cache_clear()
+    assert "not negative" in rejected(file_checks.check_text_files, "text", vocab_size=1000, **paths)
 
 
 def test_text_that_cannot_be_meant_is_rejected(tmp_path):
@@ -545,10 +545,10 @@ def test_text_that_cannot_be_meant_is_rejected(tmp_path):
     np.save(tmp_path / "table.npy", np.zeros((3, 4), np.int64))
 
     def said(file, **values):
-        return rejected(file_checks.text_files, "text", **{"files": str(tmp_path / file), "block_size": 4} | values)
+        return rejected(file_checks.check_text_files, "text", **{"files": str(tmp_path / file), "block_size": 4} | values)
 
     text = node("text", files=str(tmp_path / "text"), block_size=4)
-    assert file_checks.text_files(text, text) == {"vocab_size": 256, "bytes_per_token": 1.0}
+    assert file_checks.check_text_files(text, text) == {"vocab_size": 256, "bytes_per_token": 1.0}
     assert f"data.files={tmp_path}/no" in said("no*")
     assert "there are none" in said("empty")
     assert "there are none" in said("text", files=[])

@@ -87,9 +87,9 @@ def test_images_are_known_by_names_labels_and_sizes(tmp_path: Path) -> None:
     assert built("images", dir=str(shutil.copytree(folder, tmp_path / "copy")), image_size=8).fingerprint() == before
     image(folder / "cat" / "2.JPG", 3)  # another size
     other = of()
-    assert same_data.differences(before, other) and other["train"]["samples"] == before["train"]["samples"]
+    assert same_data.list_differences(before, other) and other["train"]["samples"] == before["train"]["samples"]
     (folder / "cat").rename(folder / "eel")
-    assert "train: classes cat -> eel" in same_data.differences(other, of())
+    assert "train: classes cat -> eel" in same_data.list_differences(other, of())
 
 
 def test_text_is_known_by_names_and_sizes(tmp_path: Path) -> None:
@@ -104,9 +104,9 @@ def test_text_is_known_by_names_and_sizes(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "text", tmp_path / "copy")
     assert of("copy") == before
     (tmp_path / "copy" / "b").rename(tmp_path / "copy" / "c")
-    assert same_data.differences(before, of("copy")) == [f"{split}: files differ" for split in before]
+    assert same_data.list_differences(before, of("copy")) == [f"{split}: files differ" for split in before]
     (tmp_path / "text" / "b").write_bytes(bytes(range(100)) * 21)
-    assert "train: samples" in " ".join(same_data.differences(before, of("text")))
+    assert "train: samples" in " ".join(same_data.list_differences(before, of("text")))
 
 
 def test_of_a_stock_dataset_the_number_is_compared() -> None:
@@ -114,11 +114,11 @@ def test_of_a_stock_dataset_the_number_is_compared() -> None:
         loader = SimpleNamespace(flattened=[SimpleNamespace(dataset=range(num)), SimpleNamespace()])
         val = SimpleNamespace(_combined_loader=None)
         loop = SimpleNamespace(_combined_loader=loader, epoch_loop=SimpleNamespace(val_loop=val))
-        return same_data.described(SimpleNamespace(datamodule=None, fit_loop=loop))
+        return same_data.describe_data(SimpleNamespace(datamodule=None, fit_loop=loop))
 
-    assert same_data.differences(described(50), described(50)) == []
-    assert same_data.differences(described(50), described(51)) == ["train: samples 50 -> 51"]
-    assert same_data.differences({"val": {"samples": 3}}, described(51)) == []  # what only one start looked at
+    assert same_data.list_differences(described(50), described(50)) == []
+    assert same_data.list_differences(described(50), described(51)) == ["train: samples 50 -> 51"]
+    assert same_data.list_differences({"val": {"samples": 3}}, described(51)) == []  # what only one start looked at
 
 
 @pytest.mark.parametrize("checksum", ["one", "other"])
@@ -126,11 +126,11 @@ def test_tokens_are_known_by_what_was_noted_when_they_were_packed(
     checksum: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted = {"checksum": "one", "tokens": 100, "vocab_size": 64, "bytes_per_token": 1.0, "tokenizer": "t"}
-    monkeypatch.setattr(token_files, "notes", lambda file: noted)
+    monkeypatch.setattr(token_files, "read_notes", lambda file: noted)
     np.save(tmp_path / "tokens.npy", np.arange(100))
-    before = token_files.describe([str(tmp_path / "tokens.npy")])
+    before = token_files.describe_text([str(tmp_path / "tokens.npy")])
     noted["checksum"] = checksum
-    assert (token_files.describe([str(tmp_path / "tokens.npy")]) == before) == (checksum == "one")
+    assert (token_files.describe_text([str(tmp_path / "tokens.npy")]) == before) == (checksum == "one")
 
 
 @pytest.mark.parametrize("has_test", [True, False])

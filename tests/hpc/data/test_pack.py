@@ -26,9 +26,9 @@ TEXT = "Fünf große Flöße treiben vorbei.\n\n  Das sechste nicht.\n"
 def outside_of_jobs(monkeypatch):
     for name in ("SLURM_JOB_ID", "PBS_JOBID"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(packed_files, "PART", 10 * 3 * PIXELS**2)  # ten images a part
-    monkeypatch.setattr(tokenizing, "PIECE", 200)
-    monkeypatch.setattr(tokenizing, "PART", 400)
+    monkeypatch.setattr(packed_files, "PART_BYTES", 10 * 3 * PIXELS**2)  # ten images a part
+    monkeypatch.setattr(tokenizing, "PIECE_BYTES", 200)
+    monkeypatch.setattr(tokenizing, "PART_BYTES", 400)
 
 
 def done(*words):
@@ -87,7 +87,7 @@ def test_training_gets_the_same_images_in_the_same_order(tmp_path, capsys, layou
     packed = built("packed", file=str(tmp_path / "images.h5"), global_batch_size=7)
     assert batches(packed) == batches(of_folder)
     data = node("packed", file=str(tmp_path / "images.h5"))
-    assert file_checks.packed_images(data, data) == {"num_classes": 2, "image_size": PIXELS}
+    assert file_checks.check_packed_images(data, data) == {"num_classes": 2, "image_size": PIXELS}
     read = packed_files.read(data.file)
     assert [os.fsencode(name) for name in read.classes] == [b"d\xf6g", "кот".encode()]
 
@@ -95,8 +95,8 @@ def test_training_gets_the_same_images_in_the_same_order(tmp_path, capsys, layou
 def test_a_batch_is_read_through_a_map_and_not_loaded(tmp_path):
     pack_images(make_images(tmp_path / "images"), tmp_path / "images.h5")
     read = packed_files.read(str(tmp_path / "images.h5"))
-    pixels = packed_files.pixels(read.file, read.offset, len(read.labels), read.image_bytes)
-    assert isinstance(pixels.base, np.memmap) and read.offset % packed_files.PAGE == 0
+    pixels = packed_files.map_pixels(read.file, read.offset, len(read.labels), read.image_bytes)
+    assert isinstance(pixels.base, np.memmap) and read.offset % packed_files.PAGE_BYTES == 0
 
 
 def test_what_was_interrupted_is_rejected_and_then_goes_on(tmp_path, capsys):
@@ -107,11 +107,11 @@ def test_what_was_interrupted_is_rejected_and_then_goes_on(tmp_path, capsys):
         one.write_bytes(good[: len(good) // 2])
     words = said(f"data.dir={folder}", f"out={out}", f"data.image_size={PIXELS}") + capsys.readouterr().err
     assert all(str(one) in words for one in bad) and "1 more" in words
-    part, journal = (Path(path) for path in packing.beside(str(out)))
+    part, journal = (Path(path) for path in packing.unfinished_paths(str(out)))
     noted = journal.read_text().splitlines()
     assert len(noted) in (7, 8) and not out.exists()  # the plan, and eight parts but for one or two
-    assert "python tools/pack.py" in rejected(file_checks.packed_images, "packed", file=str(out))
-    assert "packed to the end" in rejected(file_checks.packed_images, "packed", file=str(part))
+    assert "python tools/pack.py" in rejected(file_checks.check_packed_images, "packed", file=str(out))
+    assert "packed to the end" in rejected(file_checks.check_packed_images, "packed", file=str(part))
     with journal.open("a") as stream:
         stream.write("12345")  # a crash in the middle of a line
     assert "other files or settings" in said(f"data.dir={folder}", f"out={out}", "data.image_size=9")
@@ -152,15 +152,15 @@ def test_what_has_changed_since_it_was_packed_is_packed_again(tmp_path, make, mo
         results.close()
         raise KeyboardInterrupt
 
-    in_order = packing.in_order
+    in_order = packing.map_in_order
     with monkeypatch.context() as patch:
-        patch.setattr(packing, "in_order", interrupted)
+        patch.setattr(packing, "map_in_order", interrupted)
         assert "interrupted" in said(*words, f"out={out}")
     of_other_content(folder)
     for file in (out, whole):
         done(*words, f"out={file}")
     checksums = [
-        packed_files.read(str(file)).parts.checksum if suffix == ".h5" else token_files.notes(str(file))["checksum"]
+        packed_files.read(str(file)).parts.checksum if suffix == ".h5" else token_files.read_notes(str(file))["checksum"]
         for file in (out, whole)
     ]
     assert checksums[0] == checksums[1]
@@ -180,7 +180,7 @@ def test_without_its_unfinished_file_a_journal_counts_for_nothing(tmp_path):
     good = bad.read_bytes()
     bad.write_bytes(b"")
     said(f"data.dir={folder}", f"out={out}", f"data.image_size={PIXELS}")
-    Path(packing.beside(str(out))[0]).unlink()
+    Path(packing.unfinished_paths(str(out))[0]).unlink()
     bad.write_bytes(good)
     pack_images(folder, out)
     done("--verify", out)
@@ -188,7 +188,7 @@ def test_without_its_unfinished_file_a_journal_counts_for_nothing(tmp_path):
 
 def test_a_process_that_is_killed_is_told_of(tmp_path, monkeypatch):
     folder, out = make_images(tmp_path / "images"), tmp_path / "images.h5"
-    monkeypatch.setattr(packed_files, "put_part", lambda *_: os.kill(os.getpid(), 9))
+    monkeypatch.setattr(packed_files, "write_part", lambda *_: os.kill(os.getpid(), 9))
     assert "was killed" in said(f"data.dir={folder}", f"out={out}", f"data.image_size={PIXELS}")
     monkeypatch.undo()
     pack_images(folder, out)
@@ -210,7 +210,7 @@ def test_a_damaged_file_is_rejected_before_training(tmp_path, damage):
 
         with h5py.File(out, "r+") as changed:
             changed["labels"][3] = 1 - changed["labels"][3]
-    assert str(out) in rejected(file_checks.packed_images, "packed", file=str(out))
+    assert str(out) in rejected(file_checks.check_packed_images, "packed", file=str(out))
     assert str(out) in said("--verify", out)
 
 
@@ -218,12 +218,12 @@ def test_values_that_do_not_fit_the_file_are_rejected(tmp_path):
     out = str(tmp_path / "images.h5")
     pack_images(make_images(tmp_path / "images"), out)
     for key, value in {"image_size": 224, "num_classes": 1}.items():
-        assert f"data.{key}=null" in rejected(file_checks.packed_images, "packed", file=out, **{key: value})
+        assert f"data.{key}=null" in rejected(file_checks.check_packed_images, "packed", file=out, **{key: value})
         with pytest.raises(ConfigError, match=f"data.{key}"):
             built("packed", file=out, **{key: value}).dataset("train")
-    assert "cannot be larger" in rejected(file_checks.packed_images, "packed", file=out, global_batch_size=999)
+    assert "cannot be larger" in rejected(file_checks.check_packed_images, "packed", file=out, global_batch_size=999)
     (tmp_path / "other.h5").write_text("something else")
-    assert "is a packed file" in rejected(file_checks.packed_images, "packed", file=str(tmp_path / "other.h5"))
+    assert "is a packed file" in rejected(file_checks.check_packed_images, "packed", file=str(tmp_path / "other.h5"))
 
 
 # Text
@@ -233,11 +233,11 @@ def test_bytes_are_packed_as_they_are(tmp_path, capsys):
     folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
     (folder / "latin").write_bytes(b"caf\xe9 " * 100)
     pack_text(folder, out)
-    listed = text_files.by_hash([str(file) for file in sorted(folder.iterdir())])
+    listed = text_files.sort_by_hash([str(file) for file in sorted(folder.iterdir())])
     assert np.load(out).tobytes() == b"".join(Path(file).read_bytes() for file in listed)
     assert "14 before (files and their folders), 2 after" in capsys.readouterr().out
     text = node("text", files=str(out), block_size=16)
-    assert file_checks.text_files(text, text) == {"vocab_size": 256, "bytes_per_token": 1.0}
+    assert file_checks.check_text_files(text, text) == {"vocab_size": 256, "bytes_per_token": 1.0}
     done("--verify", out)
 
 
@@ -253,13 +253,13 @@ def test_tokens_say_vocabulary_and_bytes_and_lead_back_to_the_text(tmp_path, tok
     tokens = np.load(out)
     assert tokens.dtype == np.uint16
     ends = np.flatnonzero(tokens == 0)  # <|endoftext|>
-    listed = text_files.by_hash([str(file) for file in sorted(folder.iterdir())])
+    listed = text_files.sort_by_hash([str(file) for file in sorted(folder.iterdir())])
     made = Tokenizer.from_file(f"{out}.tokenizer.json")
     texts = [made.decode(one.tolist()) for one in np.split(tokens, ends)]
     assert texts == [*(Path(file).read_text() for file in listed), ""]
     size = sum(map(os.path.getsize, listed))
     text = node("text", files=str(out), block_size=16)
-    assert file_checks.text_files(text, text) == {"vocab_size": 320, "bytes_per_token": size / len(tokens)}
+    assert file_checks.check_text_files(text, text) == {"vocab_size": 320, "bytes_per_token": size / len(tokens)}
     assert size / len(tokens) > 1.5
     for vocab_size, looked_at in ((None, None), (320, None), (319, 319)):  # is it known to be large enough?
         assert (
@@ -269,24 +269,24 @@ def test_tokens_say_vocabulary_and_bytes_and_lead_back_to_the_text(tmp_path, tok
 
 def test_packing_text_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
     folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
-    last = Path(text_files.by_hash([str(file) for file in sorted(folder.iterdir())])[-1])
+    last = Path(text_files.sort_by_hash([str(file) for file in sorted(folder.iterdir())])[-1])
     good = last.read_bytes()
-    monkeypatch.setattr(tokenizing, "unreadable", lambda *_: [])  # it has become so in the meantime
+    monkeypatch.setattr(tokenizing, "find_unreadable", lambda *_: [])  # it has become so in the meantime
     words = (f"data.files={folder}", f"tokenizer={trained(folder, tmp_path)}", f"out={out}")
     done(*words[:2], f"out={tmp_path / 'whole.npy'}")
     last.write_bytes(good[:-3] + b"\xe9 \n")
     rule = said(*words)
     assert f"data.files={last}" in rule and f"from byte {len(good) - 3} on" in rule
-    part, journal = packing.beside(str(out))
+    part, journal = packing.unfinished_paths(str(out))
     assert len(Path(journal).read_text().splitlines()) > 2
-    assert "interrupted" in rejected(file_checks.text_files, "text", files=part)
+    assert "interrupted" in rejected(file_checks.check_text_files, "text", files=part)
     with open(part, "ab") as stream:
         stream.write(b"half a part, which nobody noted")
     last.write_bytes(good)
     done(*words)
     assert out.read_bytes() == (tmp_path / "whole.npy").read_bytes()
     assert leftovers(tmp_path) == []
-    assert token_files.notes(str(out))["parts"] == token_files.notes(str(tmp_path / "whole.npy"))["parts"]
+    assert token_files.read_notes(str(out))["parts"] == token_files.read_notes(str(tmp_path / "whole.npy"))["parts"]
 
 
 def test_all_that_is_not_text_is_named_at_once(tmp_path, capsys):
@@ -301,15 +301,15 @@ def test_all_that_is_not_text_is_named_at_once(tmp_path, capsys):
 
 def trained(folder, beside):
     """A tokenizer.json."""
-    every = tokenizing.parts([str(file) for file in sorted(folder.iterdir())])
-    (beside / "tokenizer.json").write_text(tokenizing.trained(every, 270))
+    every = tokenizing.split_into_parts([str(file) for file in sorted(folder.iterdir())])
+    (beside / "tokenizer.json").write_text(tokenizing.train_bpe(every, 270))
     return beside / "tokenizer.json"
 
 
 def test_pieces_begin_where_lines_do_and_leave_nothing_out(tmp_path):
     text = TEXT * 20 + "é" * 500 + "\n\n" + TEXT
     (tmp_path / "text").write_text(text)
-    found = [tokenizing.text_of(piece) for part in tokenizing.parts([str(tmp_path / "text")]) for piece in part]
+    found = [tokenizing.read_piece(piece) for part in tokenizing.split_into_parts([str(tmp_path / "text")]) for piece in part]
     assert "".join(piece for piece, _, _ in found) == text
     assert [ends for piece, _, ends in found if piece] == [False] * (len([p for p, _, _ in found if p]) - 1) + [True]
     assert all(piece[0] in "FDé" for piece, _, _ in found if piece)
@@ -330,7 +330,7 @@ def test_tokens_that_are_not_as_noted_are_rejected(tmp_path, damage):
     else:
         noted = json.loads(Path(f"{out}.json").read_text())
         Path(f"{out}.json").write_text(json.dumps(noted | {"bytes_per_token": 2.0}))
-    assert str(out) in rejected(file_checks.text_files, "text", files=str(out), block_size=16)
+    assert str(out) in rejected(file_checks.check_text_files, "text", files=str(out), block_size=16)
 
 
 # What cannot be meant, or cannot be done
@@ -360,7 +360,7 @@ def test_what_cannot_be_meant_is_rejected(tmp_path, monkeypatch):
 
 def test_two_at_once_do_not_write_into_one_file(tmp_path):
     folder, out = make_images(tmp_path / "images"), tmp_path / "images.h5"
-    with packing.journal(str(out), "of another process", lambda number: []):
+    with packing.open_journal(str(out), "of another process", files_of_part=lambda number: []):
         assert "by another process" in said(f"data.dir={folder}", f"out={out}")
 
 

@@ -18,6 +18,7 @@ from torch.utils.data import (
 )
 
 from hpc.config.errors import ConfigError
+from hpc.data import position_checks
 from hpc.data import position
 from hpc.data.sampler import EvalBatchSampler, SharedBatches
 
@@ -73,13 +74,13 @@ def going_on(
     saved |= {"batches_per_epoch": then["per_epoch"], "validate_every": then["every"], "batches": batches}
     saved |= {"epoch": 0, "between_epochs": batches == 0, "is_fetched": True, "num_fetched": batches + 1, "stepped": 0}
     saved |= {"limits": {"limit_val_batches": then.get("evaluated", 1.0), "limit_test_batches": 1.0}}
-    saved["validated"] = position._validated(trainer(**then))
+    saved["validated"] = position.validation_samples(trainer(**then))
     counter = {"ready": 0, "started": 0, "processed": 0, "completed": 0}
     loops = {
         "epoch_loop.batch_progress": {"total": counter | {"completed": batches}, "current": dict(counter)},
         "epoch_progress": {"total": dict(counter), "current": dict(counter)},
     }
-    position.check(trainer(**here), saved, position.go_to(loops, saved, now), other_data=other_data)
+    position_checks.check_position(trainer(**here), saved, start=position.set_counters(loops, saved, accumulate=now), other_data=other_data)
 
 
 FEWER = {"per_epoch": 12, "every": 12}
@@ -232,7 +233,7 @@ def test_another_order_is_told_where_a_run_moves_between_one_rank_and_several(wa
         there = trainer(per_epoch=6, every=6, ranks=now, micro_batch=4)
         batches = SharedBatches(order, [], seed=1) if now > 1 else BatchSampler(order, 4, drop_last=False)
         there.fit_loop._combined_loader.flattened = [SimpleNamespace(batch_sampler=batches)]
-        return position.other_order(there, {"num_ranks": was})
+        return position_checks.describe_order_change(there, {"num_ranks": was})
 
     now = 3 - was
     before = "than on one rank" if was == 1 else "than on several ranks"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, SequentialSampler
 
-from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler, RepeatedBatchSampler, ResumableLoader, uniform
+from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler, RepeatedBatchSampler, ResumableLoader, uniform_per_sample
 
 LAYOUTS = [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2), (8, 1)]  # ranks, accumulate
 
@@ -122,30 +122,30 @@ def test_evaluation_covers_each_sample_once_in_equally_many_batches_without_fill
 
 def test_draws_belong_to_the_sample_and_not_to_its_batch():
     index = torch.randperm(1000, generator=torch.Generator().manual_seed(0))
-    draws = uniform(1, 3, index, 4)
-    in_parts = torch.cat([uniform(1, 3, part, 4) for part in index.split(7)])
+    draws = uniform_per_sample(1, 3, indices=index, num=4)
+    in_parts = torch.cat([uniform_per_sample(1, 3, indices=part, num=4) for part in index.split(7)])
     torch.testing.assert_close(in_parts, draws, rtol=0, atol=0)
-    torch.testing.assert_close(uniform(1, 3, index.sort().values, 4)[index], draws, rtol=0, atol=0)
+    torch.testing.assert_close(uniform_per_sample(1, 3, indices=index.sort().values, num=4)[index], draws, rtol=0, atol=0)
 
 
 def test_draws_differ_between_epochs_and_seeds():
     index = torch.arange(100)
-    draws = uniform(1, 0, index, 4)
-    for other in (uniform(1, 1, index, 4), uniform(2, 0, index, 4)):
+    draws = uniform_per_sample(1, 0, indices=index, num=4)
+    for other in (uniform_per_sample(1, 1, indices=index, num=4), uniform_per_sample(2, 0, indices=index, num=4)):
         assert (other == draws).float().mean() < 0.01
 
 
 @pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (1, 0), (1, 1), (12345, 99)])
 def test_draws_are_uniform_and_uncorrelated(seed, epoch):
     num = 50_000
-    draws = uniform(seed, epoch, torch.arange(num), 4).double()
+    draws = uniform_per_sample(seed, epoch, indices=torch.arange(num), num=4).double()
     assert draws.min() >= 0
     assert draws.max() < 1
     bound = 5 / num**0.5  # five standard errors of a correlation
     assert (draws.mean(0) - 0.5).abs().max() < bound * (1 / 12) ** 0.5
     assert (draws.var(0) - 1 / 12).abs().max() < bound * (1 / 180) ** 0.5
     neighbours = torch.cat([draws[:-1], draws[1:]], dim=1)  # columns of a sample, and those of the next one
-    later = uniform(seed, epoch + 1, torch.arange(1, num), 4).double()
+    later = uniform_per_sample(seed, epoch + 1, indices=torch.arange(1, num), num=4).double()
     correlation = torch.corrcoef(torch.cat([neighbours, later], dim=1).T)
     assert (correlation - torch.eye(len(correlation))).abs().max() < bound
     counts = torch.histc(draws.float(), bins=64, min=0, max=1)

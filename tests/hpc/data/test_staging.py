@@ -24,7 +24,7 @@ from hpc.system import private_folder
 def outside_of_jobs(monkeypatch):
     for name in ("SLURM_JOB_ID", "PBS_JOBID"):
         monkeypatch.delenv(name, raising=False)
-    staging.place.cache_clear()
+    staging.node_local_folder.cache_clear()
 
 
 @pytest.fixture
@@ -96,12 +96,12 @@ def test_tokens_are_staged_and_their_files_are_not_mixed_up(tmp_path, local):
 
 
 def test_where_it_cannot_be_staged_it_is_rejected(tmp_path, images, local, monkeypatch):
-    assert "cluster.node_local='$TMPDIR'" in rejected(file_checks.packed_images, "packed", file=images, stage=True)
+    assert "cluster.node_local='$TMPDIR'" in rejected(file_checks.check_packed_images, "packed", file=images, stage=True)
     with pytest.raises(ConfigError, match="leads to ''"):
         staged(file=images, node_local="$NOT_SET_HERE")
     (tmp_path / "text").write_text("some text " * 50)
     text = {"files": str(tmp_path / "text"), "block_size": 4, "stage": True, "node_local": local}
-    assert "was not packed" in rejected(file_checks.text_files, "text", **text)
+    assert "was not packed" in rejected(file_checks.check_text_files, "text", **text)
     with pytest.raises(ConfigError, match="files that tools"):
         staged("digits")
     monkeypatch.setattr(staging.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
@@ -112,7 +112,7 @@ def test_where_it_cannot_be_staged_it_is_rejected(tmp_path, images, local, monke
 
 @pytest.mark.parametrize("prepared", ["folder", "link"])
 def test_a_folder_that_somebody_else_prepared_is_not_used(prepared, tmp_path, images, local):
-    folder = Path(staging.copy_of(packed_files.read(images).parts, local)).parent
+    folder = Path(staging.copy_path(packed_files.read(images).parts, local)).parent
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     if prepared == "link":
@@ -126,7 +126,7 @@ def test_a_folder_that_somebody_else_prepared_is_not_used(prepared, tmp_path, im
 
 
 def test_nor_one_that_is_prepared_at_the_last_moment(tmp_path, images, local, monkeypatch):
-    folder = Path(staging.copy_of(packed_files.read(images).parts, local)).parent
+    folder = Path(staging.copy_path(packed_files.read(images).parts, local)).parent
     (tmp_path / "theirs").mkdir()
 
     def disk_usage(_):
@@ -142,7 +142,7 @@ def test_nor_one_that_is_prepared_at_the_last_moment(tmp_path, images, local, mo
 
 def test_runs_of_one_node_share_one_copy(tmp_path, images, local, capfd):
     """Each has memory for one, and the node has room for one; a run that was killed had begun one."""
-    folder = Path(staging.copy_of(packed_files.read(images).parts, local)).parent
+    folder = Path(staging.copy_path(packed_files.read(images).parts, local)).parent
     folder.mkdir(mode=0o700)
     (folder / "images.h5.n1-1.part").write_text("begun")
     runs = [multiprocessing.get_context("fork").Process(target=staged, kwargs={"file": images, "node_local": local})]
@@ -169,13 +169,13 @@ def test_of_two_ranks_one_copies_and_both_train(tmp_path, images, local, start):
 @pytest.mark.parametrize("sign", ["size", "time", "none"])
 def test_a_copy_of_a_neighbour_is_waited_for_as_long_as_it_goes_on(sign, images, local, monkeypatch):
     parts = packed_files.read(images).parts
-    folder = private_folder.make(Path(staging.copy_of(parts, local)).parent)
+    folder = private_folder.make(Path(staging.copy_path(parts, local)).parent)
     theirs, seen, held = folder / "images.h5.elsewhere-1.part", [], os.open(folder, os.O_RDONLY)
-    monkeypatch.setattr(staging, "LOOK", 0.02)
-    monkeypatch.setattr(staging, "moves", lambda: seen.append(threading.current_thread()))
+    monkeypatch.setattr(staging, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(staging, "on_progress", lambda: seen.append(threading.current_thread()))
     fcntl.flock(held, fcntl.LOCK_EX)
     theirs.write_bytes(b"x")
-    waiting = threading.Thread(target=staging.stage, args=(parts, local))
+    waiting = threading.Thread(target=staging.stage_file, args=(parts, local))
     waiting.start()
     limit = time.monotonic() + (0.5 if sign == "none" else 20)
     while len(seen) < 5 and time.monotonic() < limit:
@@ -187,7 +187,7 @@ def test_a_copy_of_a_neighbour_is_waited_for_as_long_as_it_goes_on(sign, images,
     num = len(seen)
     os.close(held)
     waiting.join(20)
-    assert not waiting.is_alive() and Path(staging.copy_of(parts, local)).is_file()
+    assert not waiting.is_alive() and Path(staging.copy_path(parts, local)).is_file()
     assert num >= 5 if sign != "none" else num == 0
 
 
@@ -202,10 +202,10 @@ def test_one_that_verifies_its_copy_shows_that_it_does(images, local, monkeypatc
         return verify(parts, key, at_most)
 
     monkeypatch.setattr(staging, "verify", long)
-    monkeypatch.setattr(staging, "LOOK", 0.02)
-    monkeypatch.setattr(staging, "MOVES", 100)
-    monkeypatch.setattr(staging, "moves", lambda: seen.append(1))
-    staging.stage(packed_files.read(images).parts, local)
+    monkeypatch.setattr(staging, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(staging, "MIN_PROGRESS_BYTES", 100)
+    monkeypatch.setattr(staging, "on_progress", lambda: seen.append(1))
+    staging.stage_file(packed_files.read(images).parts, local)
     assert len(seen) >= 5
 
 

@@ -25,6 +25,7 @@ from torch.utils.data import (
 )
 
 from hpc.config.errors import ConfigError
+from hpc.data import noted_batches
 from hpc.data import replay, shared_loaders
 from hpc.data.data_module import DataModule
 from hpc.state import batch_effects
@@ -111,7 +112,7 @@ def loaded(loader: Any, stage: RunningStage, num_ranks: int, epoch: int = 0) -> 
     found = []
     for rank in range(num_ranks):
         torch.manual_seed(rank)  # ranks do not agree on more than the seed of the run
-        mine, _ = shared_loaders.shared(loader, stage, rank=rank, num_ranks=num_ranks)
+        mine, _ = shared_loaders.share_loader(loader, stage, rank=rank, num_ranks=num_ranks)
         mine.sampler.set_epoch(epoch)
         batches = list(mine)
         assert len(batches) == len(mine)
@@ -312,7 +313,7 @@ def test_before_each_batch_only_what_it_may_change_is_noted(workers: int, monkey
     fit_loop = SimpleNamespace(_combined_loader=combined)
     trainer: Any = SimpleNamespace(fit_loop=fit_loop, datamodule=data, callbacks=[], optimizers=[])
     trainer.lr_scheduler_configs, trainer.lightning_module, trainer.is_global_zero = [], L.LightningModule(), True
-    replay.note(trainer)
+    noted_batches.note_batches(trainer)
     passing = iter(combined.flattened[0].batch_sampler)
     for _ in range(2):
         next(passing)
@@ -370,17 +371,17 @@ def distributed(rank: int, num_ranks: int, **options: Any) -> DataLoader:
 
 def test_a_distributed_sampler_of_ones_own_must_be_for_this_place() -> None:
     loader = distributed(1, 3)
-    assert shared_loaders.shared(loader, TRAIN, rank=1, num_ranks=3) == (loader, "")
+    assert shared_loaders.share_loader(loader, TRAIN, rank=1, num_ranks=3) == (loader, "")
     with pytest.raises(ConfigError, match=r"must be for rank 0 of 2 .*is for rank 1 of 3"):
-        shared_loaders.shared(
+        shared_loaders.share_loader(
             loader, TRAIN, rank=0, num_ranks=2
         )  # ranks of a tensor-parallel group would get different ones
     batches = DataLoader(range(50), batch_sampler=BatchSampler(loader.sampler, 8, False))  # type: ignore[arg-type]
-    assert shared_loaders.shared(batches, TRAIN, rank=1, num_ranks=3) == (batches, "")
+    assert shared_loaders.share_loader(batches, TRAIN, rank=1, num_ranks=3) == (batches, "")
 
 
 def test_a_distributed_sampler_does_not_repeat_samples_of_an_evaluation() -> None:
-    parts = [shared_loaders.shared(distributed(r, 3, shuffle=False), VAL, rank=r, num_ranks=3)[0] for r in range(3)]
+    parts = [shared_loaders.share_loader(distributed(r, 3, shuffle=False), VAL, rank=r, num_ranks=3)[0] for r in range(3)]
     assert sorted(chain(*(batch.tolist() for part in parts for batch in part))) == NUMBERS
 
     class Other(DistributedSampler):
@@ -388,7 +389,7 @@ def test_a_distributed_sampler_does_not_repeat_samples_of_an_evaluation() -> Non
 
     other = plain(batch_size=8, sampler=Other(range(50), num_replicas=3, rank=0))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"must count each of the 50 samples once; Other gives 3 \* 17"):
-        shared_loaders.shared(other, VAL, rank=0, num_ranks=3)
+        shared_loaders.share_loader(other, VAL, rank=0, num_ranks=3)
 
 
 class Stream(IterableDataset):
@@ -431,32 +432,32 @@ class Remembers(DataLoader):
 )  # fmt: skip
 def test_what_cannot_be_shared_out_is_rejected(loader: Any, stage: RunningStage, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        shared_loaders.shared(loader, stage, rank=0, num_ranks=2)
+        shared_loaders.share_loader(loader, stage, rank=0, num_ranks=2)
 
 
 @pytest.mark.parametrize("loader", [DataLoader(range(9), batch_sampler=Buckets()), plain(batch_size=3), [[1], [2]]])  # type: ignore[arg-type]
 def test_one_process_gets_what_the_researcher_brings(loader: Any) -> None:
     for stage in (TRAIN, VAL):
-        assert shared_loaders.shared(loader, stage, rank=0, num_ranks=1, alone=True) == (loader, "")
+        assert shared_loaders.share_loader(loader, stage, rank=0, num_ranks=1, alone=True) == (loader, "")
 
 
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("loader", [DataLoader([]), plain(batch_size=64, drop_last=True)])  # type: ignore[arg-type]
 def test_no_batch_to_train_on_is_rejected(loader: DataLoader, alone: bool) -> None:
     with pytest.raises(ConfigError, match="must have a batch"):
-        shared_loaders.shared(loader, TRAIN, rank=0, num_ranks=1 if alone else 2, alone=alone)
+        shared_loaders.share_loader(loader, TRAIN, rank=0, num_ranks=1 if alone else 2, alone=alone)
     if alone:
-        assert shared_loaders.shared(loader, VAL, rank=0, num_ranks=1, alone=True) == (loader, "")
+        assert shared_loaders.share_loader(loader, VAL, rank=0, num_ranks=1, alone=True) == (loader, "")
 
 
 def test_ranks_of_a_tensor_parallel_group_get_the_same_samples() -> None:
     group = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": 1, "rank": 0})
-    place = shared_loaders.place_of(group)
+    place = shared_loaders.data_rank(group)
     assert place == {"rank": 0, "num_ranks": 1}
     found = []
     for seed in (1, 2):  # two ranks, whose generators have drifted apart
         torch.manual_seed(seed)
-        loader, _ = shared_loaders.shared(plain(batch_size=8, shuffle=True), TRAIN, **place)
+        loader, _ = shared_loaders.share_loader(plain(batch_size=8, shuffle=True), TRAIN, **place)
         found.append([batch.tolist() for batch in loader])  # type: ignore[attr-defined]
     assert found[0] == found[1] and sorted(chain(*found[0])) == NUMBERS
 
@@ -464,7 +465,7 @@ def test_ranks_of_a_tensor_parallel_group_get_the_same_samples() -> None:
 def test_our_own_loaders_stay_whatever_lightning_is_told_to_do() -> None:
     data = Regression(global_batch_size=8)
     for loader, stage in ((data.train_dataloader(), TRAIN), (data.val_dataloader(), VAL)):
-        assert shared_loaders.shared(loader, stage, rank=0, num_ranks=2) == (loader, "")
+        assert shared_loaders.share_loader(loader, stage, rank=0, num_ranks=2) == (loader, "")
         assert isinstance(loader.sampler, DistributedSampler)  # trainer.use_distributed_sampler=true leaves it alone
 
 

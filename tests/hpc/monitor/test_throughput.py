@@ -16,7 +16,7 @@ from hpc.jobs.hardware import peak
 from hpc.monitor import throughput
 from hpc.monitor.flops import training_flops
 from hpc.monitor.throughput import Throughput, Window, speed
-from hpc.training.lean import Clock
+from hpc.training.step_overhead import DataWaitClock
 from my_research.models.gpt import GPT
 from my_research.models.resnet import ResNet
 
@@ -126,7 +126,7 @@ def points(folder: Path, batches: list[Any], module: L.LightningModule | None = 
     trainer = L.Trainer(
         accelerator="cpu", logger=logger, enable_progress_bar=False, enable_checkpointing=False,
         enable_model_summary=False, default_root_dir=folder,
-        **{"callbacks": [Throughput()], "max_epochs": 1, "log_every_n_steps": 1, "profiler": Clock()} | options,
+        **{"callbacks": [Throughput()], "max_epochs": 1, "log_every_n_steps": 1, "profiler": DataWaitClock()} | options,
     )  # fmt: skip
     trainer.fit(module or Module(), DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
     return seen
@@ -147,14 +147,14 @@ def test_an_epoch_may_end_with_a_step_of_fewer_batches(
     assert found == expected[every]
 
 
-@pytest.mark.parametrize("profiler", [None, SimpleProfiler(), Clock()])
+@pytest.mark.parametrize("profiler", [None, SimpleProfiler(), DataWaitClock()])
 def test_a_wait_that_nobody_has_measured_is_left_out(
     tmp_path: Path, profiler: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = points(tmp_path, [PAIR] * 3, profiler=profiler)
     parts = {name.removesuffix("_seconds") for numbers in seen.values() for name in numbers if "_seconds" in name}
     said = [line for line in capsys.readouterr().out.splitlines() if "perf/data_seconds" in line]
-    if isinstance(profiler, Clock):
+    if isinstance(profiler, DataWaitClock):
         assert parts == {"perf/step", "perf/compute", "perf/data", "perf/other"} and not said
     else:
         assert parts == {"perf/step", "perf/compute"}

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from hpc.resume import agreement as resume_agreement
-from hpc.resume.agreement import Agreement, Wish
+from hpc.resume.agreement import Agreement, Request
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
         agreement, step, times = Agreement(), 0, []
         while self.now < until:
             if step >= agreement.next_step:
-                agreement.ask(step, Wish())
+                agreement.ask(step, Request())
                 times.append(self.now)
             self.now += seconds_per_step(step)
             step += 1
@@ -61,7 +61,7 @@ def wishes(rank: int) -> list[object]:
     for step in range(200):
         if step >= agreement.next_step:
             asked.append(step)
-            heard.append(agreement.ask(step, Wish(stop=rank if step else 0, save=1 - rank, best=0)))
+            heard.append(agreement.ask(step, Request(stop=rank if step else 0, save=1 - rank, best=0)))
     agreement.wait()
     return [asked, [(wish.stop, wish.save, wish.best, wish.not_finite) for wish in heard]]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc.resume.early_agreement import PATIENCE, Early
+from hpc.resume.early_agreement import PATIENCE_TURNS, EarlyAgreement
 
 
 class Store:
@@ -43,7 +43,7 @@ class Ranks:
     def __init__(self, num_ranks: int, lead: int | None, every: int, stride: int) -> None:
         self.store, self.lead, self.every, self.stride = Store(), lead, every, stride
         self.wants = [False] * num_ranks
-        self.early = [Early(lambda rank=rank: self.wants[rank], rank, num_ranks) for rank in range(num_ranks)]
+        self.early = [EarlyAgreement(lambda rank=rank: self.wants[rank], rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
         self.at, self.next = [0] * num_ranks, 0
         self.waits = [False] * num_ranks  # in an agreement, for the others
         self.agreed: list[int] = []
@@ -122,13 +122,13 @@ def test_it_takes_a_few_turns_and_the_next_step() -> None:
             for _ in range(3):
                 for rank in range(3):
                     ranks.step(rank)
-        assert turns < PATIENCE + 8
+        assert turns < PATIENCE_TURNS + 8
     assert ranks.agreed[1] <= at + turns * 2 + 4
 
 
 def test_one_rank_asks_nobody() -> None:
     wants = iter([False, True])
-    early = Early(lambda: next(wants), 0, 1)
+    early = EarlyAgreement(lambda: next(wants), rank=0, num_ranks=1)
     assert [early.reach(1), early.reach(2)] == [False, True]
 
 

@@ -10,7 +10,7 @@ import torch
 from test_averaging import BATCH_NORM, SWA
 from test_resume import COMMON, TYPED, assert_same, scalars, state
 
-from hpc.resume.redone import validation_follows
+from hpc.resume.evaluation_stop import is_validation_next
 from hpc.run import attempt_log
 
 TINY = [*COMMON, "callbacks.monitor=null", "callbacks.samples=null", "callbacks.throughput=null"]
@@ -117,4 +117,4 @@ def trainer(every: float | None, accumulate: int, spans_epochs: bool = False, **
     ],
 )
 def test_a_validation_is_foreseen(now: Any, follows: bool) -> None:
-    assert validation_follows(now) is follows
+    assert is_validation_next(now) is follows

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from hpc.config import build as config_build
 from hpc.config import compose, preflight
 from hpc.config.errors import ConfigError
+from hpc.resume import saving
 from hpc.resume import resume, unsupported
 from hpc.resume import trainer as resume_trainer
 from hpc.training import rejections
@@ -51,9 +52,9 @@ def test_what_lightning_finds_wrong_with_the_data_is_a_sentence() -> None:
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = L.Trainer(accelerator="cpu", max_epochs=1, val_check_interval=1000, **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"rejects this: `val_check_interval`"):  # noqa: SIM117
-        with rejections.rejections(SimpleNamespace(trains=False, take_back=None)):  # type: ignore[arg-type]
+        with rejections.reject_lightning_errors(SimpleNamespace(trains=False, take_back=None)):  # type: ignore[arg-type]
             trainer.fit(BoringModel())
-    with pytest.raises(ValueError, match="mine"), rejections.rejections(SimpleNamespace(trains=False, take_back=None)):  # type: ignore
+    with pytest.raises(ValueError, match="mine"), rejections.reject_lightning_errors(SimpleNamespace(trains=False, take_back=None)):  # type: ignore
         raise ValueError("mine")
 
 
@@ -62,9 +63,9 @@ class Derived(ModelCheckpoint):
 
 
 def test_such_a_callback_that_the_module_brings() -> None:
-    unsupported.reject_callbacks(SimpleNamespace(callbacks=[L.Callback()]))  # type: ignore[arg-type]
+    unsupported.reject_unsupported_callbacks(SimpleNamespace(callbacks=[L.Callback()]))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="The project itself must write") as rejected:
-        unsupported.reject_callbacks(SimpleNamespace(callbacks=[L.Callback(), Derived()]))  # type: ignore[arg-type]
+        unsupported.reject_unsupported_callbacks(SimpleNamespace(callbacks=[L.Callback(), Derived()]))  # type: ignore[arg-type]
     assert rejected.value.value == "Derived" and "configure_callbacks" in rejected.value.fix
 
 
@@ -97,7 +98,7 @@ TRAINER = {
 
 def test_what_lightning_rejects_before_the_first_step() -> None:
     def build(trains: bool) -> None:
-        with rejections.rejections(SimpleNamespace(trains=trains, take_back=None)):  # type: ignore[arg-type]
+        with rejections.reject_lightning_errors(SimpleNamespace(trains=trains, take_back=None)):  # type: ignore[arg-type]
             config_build.build(OmegaConf.create(TRAINER), callbacks=[ModelCheckpoint()])
 
     with pytest.raises(ConfigError, match="found `ModelCheckpoint` in callbacks list"):
@@ -124,7 +125,7 @@ def test_values_that_a_library_does_not_take(build: Callable[[], Any]) -> None:
     taken_back = []
     with (
         pytest.raises(ConfigError, match="must have values that"),
-        rejections.rejections(SimpleNamespace(trains=False, take_back=lambda: taken_back.append(True))),  # type: ignore[arg-type]
+        rejections.reject_lightning_errors(SimpleNamespace(trains=False, take_back=lambda: taken_back.append(True))),  # type: ignore[arg-type]
     ):
         build()
     assert taken_back == [True]
@@ -193,7 +194,7 @@ class Look(L.Callback):
         self.seen: list[tuple[bool, set[str]]] = []
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.seen.append((trainer.sanity_checking, resume._logged(trainer) | trainer.callback_metrics.keys()))
+        self.seen.append((trainer.sanity_checking, saving.validation_metric_names(trainer) | trainer.callback_metrics.keys()))
 
 
 def test_metrics_of_several_validation_loaders_are_known_in_the_sanity_check(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hpc.config import compose, errors, freezing
 from hpc.launch.placement import read_placement
 from hpc.run import attempt_log, command_line, directory
+from hpc.training import meet_ranks
 from hpc.training import begin
 
 # What `srun --pty bash` leaves in the environment of every command that is typed in it.
@@ -39,7 +40,7 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
         os.environ.update(environ)
         cfg, here = compose.compose_overrides(words), read_placement(os.environ)
         fresh = directory.choose(cfg.run_dir, cfg.name, now=datetime.now(), environ=os.environ, step=here.step or "0")
-        beginning = begin.together(cfg, here, fresh, False, os.environ)
+        beginning = meet_ranks.begin_attempt(cfg, here, new_run_dir=fresh, is_frozen=False, environ=os.environ)
         run_dir = Path(cfg.run_dir)
         assert beginning.claim
         if not (run_dir / "config.yaml").exists():

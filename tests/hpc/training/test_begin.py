@@ -13,20 +13,21 @@ from hpc.checkpoint import on_disk
 from hpc.config.errors import ConfigError
 from hpc.launch import placement
 from hpc.run import attempt_log, directory
+from hpc.training import starting_point
 from hpc.training import beginning as training_beginning
-from hpc.training.beginning import Beginning
+from hpc.training.starting_point import StartingPoint
 
 JOB = {"SLURM_JOB_ID": "7"}
 
 
-def alone(run_dir: Path) -> list[Beginning | ConfigError]:
+def alone(run_dir: Path) -> list[StartingPoint | ConfigError]:
     try:
-        return [training_beginning.alone(run_dir, "here", dict(JOB))]
+        return [starting_point.claim_alone(run_dir, "here", environ=dict(JOB))]
     except ConfigError as rejected:
         return [rejected]
 
 
-def two(run_dir: Path) -> list[Beginning | ConfigError]:
+def two(run_dir: Path) -> list[StartingPoint | ConfigError]:
     """As two ranks that have met; threads, for which it makes no difference here."""
     from torch.distributed import HashStore
 
@@ -35,7 +36,7 @@ def two(run_dir: Path) -> list[Beginning | ConfigError]:
     def rank(number: int) -> None:
         place = placement.Placement("srun", number, 2, number, 2)
         try:
-            said[number] = training_beginning.together(run_dir, place, ["n1", "n2"], store, 30, dict(JOB))
+            said[number] = starting_point.claim_together(run_dir, place, hosts=["n1", "n2"], store=store, timeout_seconds=30, environ=dict(JOB))
         except ConfigError as rejected:
             said[number] = rejected
 
@@ -47,34 +48,34 @@ def two(run_dir: Path) -> list[Beginning | ConfigError]:
     return [said[number] for number in range(2)]
 
 
-Begin = Callable[[Path], list[Beginning | ConfigError]]
+Begin = Callable[[Path], list[StartingPoint | ConfigError]]
 
 
 @pytest.fixture(params=[alone, two])
 def start(request: pytest.FixtureRequest) -> Begin:
     """Each start is over when the next begins, as if its process had ended."""
 
-    def run(run_dir: Path) -> list[Beginning | ConfigError]:
+    def run(run_dir: Path) -> list[StartingPoint | ConfigError]:
         begun = request.param(run_dir)
-        if isinstance(begun[0], Beginning) and begun[0].claim:
+        if isinstance(begun[0], StartingPoint) and begun[0].claim:
             begun[0].claim.release()
         return begun
 
     return run
 
 
-def went_on(begun: list[Beginning | ConfigError]) -> tuple[int, int | None]:
+def went_on(begun: list[StartingPoint | ConfigError]) -> tuple[int, int | None]:
     """Attempt and step, on which all ranks agree; rank 0 alone has the claim."""
     found = []
     for number, beginning in enumerate(begun):
-        assert isinstance(beginning, Beginning), beginning
+        assert isinstance(beginning, StartingPoint), beginning
         assert (beginning.claim is not None) == (number == 0)
         found.append((beginning.attempt, beginning.checkpoint.step if beginning.checkpoint else None))
     assert len(set(found)) == 1
     return found[0]
 
 
-def rejection(begun: list[Beginning | ConfigError]) -> str:
+def rejection(begun: list[StartingPoint | ConfigError]) -> str:
     assert all(isinstance(rejected, ConfigError) for rejected in begun)
     assert len({str(rejected) for rejected in begun}) == 1
     return str(begun[0])
@@ -95,8 +96,8 @@ def test_a_run_begins_and_goes_on(start: Begin, tmp_path: Path) -> None:
 def test_processes_that_were_started_from_one_take_over_what_it_found(tmp_path: Path) -> None:
     written(tmp_path, 10)
     environ = dict(JOB)
-    first = training_beginning.alone(tmp_path, "here", environ)
-    second = training_beginning.alone(tmp_path, "here", environ)
+    first = starting_point.claim_alone(tmp_path, "here", environ=environ)
+    second = starting_point.claim_alone(tmp_path, "here", environ=environ)
     assert first.claim and not second.claim and second.attempt == 1
     assert second.checkpoint and first.checkpoint and second.checkpoint.path == first.checkpoint.path
     first.claim.release()
@@ -202,8 +203,8 @@ def test_a_line_that_a_crash_cut_short_is_passed_over(start: Begin, tmp_path: Pa
 
 def test_a_run_that_a_run_starts_is_none_of_its_ranks() -> None:
     """As a hook does that evaluates a checkpoint in a process of its own: all of the environment is inherited."""
-    inherited = {training_beginning.BEGUN: "1 /run/checkpoints/step-000000001", directory.RUN_DIR_VARIABLE: "/run"}
+    inherited = {starting_point.BEGUN_VARIABLE: "1 /run/checkpoints/step-000000001", directory.RUN_DIR_VARIABLE: "/run"}
     for rank, kept in (("0", {}), ("1", inherited)):  # Lightning gives its children ranks from 1 on
         environ = {**inherited, "LOCAL_RANK": rank}
-        training_beginning.apart(placement.read_placement(environ), environ)
+        starting_point.forget_parent_run(placement.read_placement(environ), environ)
         assert environ == {**kept, "LOCAL_RANK": rank}

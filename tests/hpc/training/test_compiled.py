@@ -49,12 +49,12 @@ def network(layers: int = 1) -> GPT:
 
 
 def test_the_key_names_what_a_compilation_depends_on() -> None:
-    same = compile_cache.key(network(), "H100", "bf16-mixed")
-    assert same == compile_cache.key(network(), "H100", "bf16-mixed")
+    same = compile_cache.cache_key(network(), "H100", "bf16-mixed")
+    assert same == compile_cache.cache_key(network(), "H100", "bf16-mixed")
     others = [
-        compile_cache.key(network(2), "H100", "bf16-mixed"),
-        compile_cache.key(network(), "A100", "bf16-mixed"),
-        compile_cache.key(network(), "H100", "32-true"),
+        compile_cache.cache_key(network(2), "H100", "bf16-mixed"),
+        compile_cache.cache_key(network(), "A100", "bf16-mixed"),
+        compile_cache.cache_key(network(), "H100", "32-true"),
     ]
     assert len({same, *others}) == 4
 
@@ -63,21 +63,21 @@ def test_the_key_follows_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     file = tmp_path / "mine.py"
     file.write_text("one")
     monkeypatch.setattr(compile_cache.inspect, "getfile", lambda kind: str(file))
-    before = compile_cache.key(nn.Identity(), "", "")
+    before = compile_cache.cache_key(nn.Identity(), "", "")
     file.write_text("two")
-    assert compile_cache.key(nn.Identity(), "", "") != before
+    assert compile_cache.cache_key(nn.Identity(), "", "") != before
 
 
 def test_kept_and_unpacked_on_another_node(tmp_path: Path) -> None:
     (tmp_path / "node1" / "ab").mkdir(parents=True)
     (tmp_path / "node1" / "ab" / "kernel.so").write_text("code")
     archive = tmp_path / "shared" / "key.tar"
-    compile_cache.pack(tmp_path / "node1", archive)
+    compile_cache.pack_archive(tmp_path / "node1", archive)
     assert [path.name for path in archive.parent.iterdir()] == ["key.tar"]
     place = tmp_path / "node2" / "cache"
     place.parent.mkdir()
-    compile_cache.unpack(archive, place)
-    compile_cache.unpack(archive, place)  # the next rank of that node
+    compile_cache.unpack_archive(archive, place)
+    compile_cache.unpack_archive(archive, place)  # the next rank of that node
     assert (place / "ab" / "kernel.so").read_text() == "code"
     assert list(place.parent.iterdir()) == [place]
 
@@ -136,7 +136,7 @@ def test_a_full_node_is_a_warning(
 
     first = cache(*folders)
     (first.place / "kernel.so").write_text("code")
-    compile_cache.pack(first.place, first.archive)
+    compile_cache.pack_archive(first.place, first.archive)
     shutil.rmtree(first.place)
     monkeypatch.setattr(tarfile.TarFile, "makefile", makefile)
     found = cache(*folders)
@@ -153,7 +153,7 @@ def test_what_cannot_be_trusted_or_read_is_no_cache(
         pytest.skip("only root may give a file away")
     first = cache(*folders)
     (first.place / "kernel.so").write_text("code")
-    compile_cache.pack(first.place, first.archive)
+    compile_cache.pack_archive(first.place, first.archive)
     shutil.rmtree(first.place)
     if kept == "damaged":
         first.archive.write_text("no archive")

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc.training.curves import Curves, mean, scalars, sent
+from hpc.training.curves import Curves, mean_over_micro_batches, select_scalars, start_reduction
 
 
 class Logger(L.pytorch.loggers.CSVLogger):
@@ -65,7 +65,7 @@ def test_micro_batches_are_averaged(tmp_path: Path) -> None:
         (0, 2.0, 4.0), (1, 6.0 - 0.5, 12.0),
     ]  # fmt: skip
     halves: list[Any] = [{"loss": torch.tensor(0.5)}, {"loss": torch.tensor(1.5)}]  # Lightning has divided them
-    assert mean(halves, 2)["train/loss"] == 2.0
+    assert mean_over_micro_batches(halves, accumulate=2)["train/loss"] == 2.0
 
 
 def test_the_last_step_of_an_epoch_may_have_fewer_micro_batches(tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_only_scalars_make_curves_and_the_rest_is_left_alone(tmp_path: Path) -> 
 
 
 def test_a_loss_of_one_number_may_have_any_shape(tmp_path: Path) -> None:
-    assert scalars({"loss": torch.ones(1, 1)}, torch.device("cpu"))["loss"].shape == ()
-    assert scalars({"loss": torch.ones(2)}, torch.device("cpu")) == {} == scalars(None, torch.device("cpu"))
+    assert select_scalars({"loss": torch.ones(1, 1)}, torch.device("cpu"))["loss"].shape == ()
+    assert select_scalars({"loss": torch.ones(2)}, torch.device("cpu")) == {} == select_scalars(None, torch.device("cpu"))
 
 
 @pytest.mark.filterwarnings("ignore:.*returned `None`")
@@ -193,6 +193,6 @@ def test_ranks_are_averaged(together: Any) -> None:
 
 def _read(rank: int) -> list[float]:
     numbers = {"train/loss": torch.tensor(rank + 1.0), "train/other": torch.tensor(10.0 * (rank + 1))}
-    read = sent(0, numbers, {"lr": 0.1}).read()
+    read = start_reduction(0, numbers, host_values={"lr": 0.1}).read()
     assert dist.get_world_size() == 3 and read["lr"] == 0.1
     return [read["train/loss"], read["train/other"]]

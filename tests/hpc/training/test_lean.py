@@ -5,6 +5,7 @@ import pytest
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 
+from hpc.training import step_overhead
 from hpc.training import lean
 
 
@@ -16,7 +17,7 @@ class Once(L.Callback):
 
     def on_train_batch_end(self, *_: object) -> None:
         self.calls += 1
-        lean.drop(self, "on_train_batch_end")
+        step_overhead.disable_hook(self, "on_train_batch_end")
 
 
 class Always(Once):
@@ -34,17 +35,17 @@ class Starts(L.Callback):
 
 
 def test_only_a_callbacks_own_functions_are_left() -> None:
-    starts, inherits = lean.called([Starts(), Inherits()])
+    starts, inherits = step_overhead.drop_empty_hooks([Starts(), Inherits()])
     assert callable(starts.on_train_batch_start) and callable(inherits.on_train_batch_end)
-    assert [name for name in lean.EACH_STEP if getattr(starts, name) is None] == list(lean.EACH_STEP[1:])
+    assert [name for name in step_overhead.STEP_HOOKS if getattr(starts, name) is None] == list(step_overhead.STEP_HOOKS[1:])
     assert inherits.on_train_batch_start is None and callable(inherits.on_validation_end)
 
 
 def test_functions_that_a_callback_was_given_are_left() -> None:
     def noted(*_: object) -> None: ...
 
-    (callback,) = lean.called([LambdaCallback(on_train_batch_end=noted, on_before_zero_grad=noted)])
-    assert [name for name in lean.EACH_STEP if getattr(callback, name) is noted] == [
+    (callback,) = step_overhead.drop_empty_hooks([LambdaCallback(on_train_batch_end=noted, on_before_zero_grad=noted)])
+    assert [name for name in step_overhead.STEP_HOOKS if getattr(callback, name) is noted] == [
         "on_train_batch_end",
         "on_before_zero_grad",
     ]
@@ -55,7 +56,7 @@ def test_lightning_calls_what_is_left_and_passes_over_the_rest() -> None:
     callbacks = [Once(), Inherits(), Starts()]
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "barebones": False}
     trainer = L.Trainer(
-        max_steps=3, limit_val_batches=0, accelerator="cpu", callbacks=lean.called(callbacks), **options
+        max_steps=3, limit_val_batches=0, accelerator="cpu", callbacks=step_overhead.drop_empty_hooks(callbacks), **options
     )  # fmt: skip
     trainer.fit(BoringModel())
     assert trainer.global_step == 3 and [one.calls for one in callbacks[:2]] == [1, 3]

@@ -14,6 +14,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from hpc.checkpoint.on_disk import Checkpoint
 from hpc.config.errors import ConfigError
+from hpc.training import skipped_samples
+from hpc.training import log_positions
 from hpc.training import loggers, record
 
 WORDS = [
@@ -102,7 +104,7 @@ def test_going_on_cuts_the_curves_of_training_not_those_of_nodes(tmp_path: Path)
     node = placed(tmp_path / "tensorboard" / "node-n1", f"{EVENTS}.150.n1.cluster.7.0")
     board = TensorBoardLogger(tmp_path, "tensorboard", "")
     reached = {f"tensorboard/{names[0]}": 40, f"tensorboard/{names[2]}": 30}
-    loggers.cut(tmp_path, [board], reached, ATTEMPTS)
+    log_positions.truncate_logs(tmp_path, [board], positions=reached, events=ATTEMPTS)
     assert (first.stat().st_size, since.exists(), scalars.stat().st_size, node.stat().st_size) == (40, False, 30, 100)
 
 
@@ -113,7 +115,7 @@ def test_what_no_attempt_has_written_stays_as_it_is(tmp_path: Path) -> None:
     board = TensorBoardLogger(tmp_path, "tensorboard", "")
     reached = {f"tensorboard/{names[0]}": 40, f"tensorboard/{names[2]}": 40}  # was there when it was saved
     for noted in (ATTEMPTS, [{"event": "start", "attempt": [], "time": "x", "writer": None}, {"event": "start"}]):
-        loggers.cut(tmp_path, [board], reached, noted)
+        log_positions.truncate_logs(tmp_path, [board], positions=reached, events=noted)
         assert [file.stat().st_size for file in files] == [100] * len(files)
 
 
@@ -122,7 +124,7 @@ def test_what_an_attempt_writes_that_woke_up_too_late_is_taken_away(tmp_path: Pa
     hung, own, added = (placed(tmp_path / "tensorboard", name) for name in names)
     reached = {f"tensorboard/{hung.name}": 60, f"tensorboard/{added.name}": 50}
     attempts = [*ATTEMPTS[:2], {**ATTEMPTS[2], "reached": reached}]
-    loggers.cut_again(tmp_path, [TensorBoardLogger(tmp_path, "tensorboard", "")], attempts)
+    log_positions.truncate_late_writes(tmp_path, [TensorBoardLogger(tmp_path, "tensorboard", "")], events=attempts)
     assert [file.stat().st_size for file in (hung, own, added)] == [60, 100, 100]
 
 
@@ -155,7 +157,7 @@ def test_a_table_goes_on_after_its_first_rows(rows: int, killed: bool, tmp_path:
         file.with_name(".metrics.csv.part").write_text(kept)
         file.unlink()
     again = CSVLogger(tmp_path, "table", "")
-    loggers.cut(tmp_path, [again], {"table/metrics.csv": rows}, [])
+    log_positions.truncate_logs(tmp_path, [again], positions={"table/metrics.csv": rows}, events=[])
     again.log_metrics({"loss": 7.0, "other": 1.0}, 9)
     again.save()
     steps = [row["step"] for row in csv.DictReader(file.open())]
@@ -165,10 +167,10 @@ def test_a_table_goes_on_after_its_first_rows(rows: int, killed: bool, tmp_path:
 def test_an_attempt_that_woke_up_too_late_writes_no_rows(tmp_path: Path) -> None:
     hung = CSVLogger(tmp_path, "table", "", flush_logs_every_n_steps=1)
     owners = [True]
-    loggers.fence([hung], lambda: owners[-1])
+    loggers.restrict_writing([hung], lambda: owners[-1])
     hung.log_metrics({"loss": 1.0}, 0)
     later = CSVLogger(tmp_path, "table", "")
-    loggers.cut(tmp_path, [later], {"table/metrics.csv": 1}, [])
+    log_positions.truncate_logs(tmp_path, [later], positions={"table/metrics.csv": 1}, events=[])
     owners.append(False)  # the later attempt has claimed the run
     hung.log_metrics({"loss": 2.0}, 1)
     hung.log_metrics({"other": 3.0}, 2)  # by itself this logger would write the whole file anew
@@ -187,10 +189,10 @@ def test_a_logger_without_a_version_keeps_its_folder(tmp_path: Path) -> None:
     node = {"_target_": "lightning.pytorch.loggers.CSVLogger", "save_dir": str(tmp_path), "name": "table"}
     cfg = configured(tmp_path, {"table": node, "off": None})
     placed(tmp_path, "table/version_0/metrics.csv")  # another program's
-    (logger,) = loggers.build_all(cfg, None, [])
-    assert loggers.folders(tmp_path, [logger]) == ["table/version_1"]
+    (logger,) = loggers.build_loggers(cfg, None, starts=[])
+    assert loggers.log_folders(tmp_path, [logger]) == ["table/version_1"]
     (tmp_path / "table" / "version_1").mkdir()
-    (again,) = loggers.build_all(cfg, None, [{"log_dirs": ["table/version_1"]}])
+    (again,) = loggers.build_loggers(cfg, None, starts=[{"log_dirs": ["table/version_1"]}])
     assert again.log_dir == logger.log_dir
 
 
@@ -200,7 +202,7 @@ def test_a_resumed_run_hides_no_point_from_before(tmp_path: Path) -> None:
     cfg = configured(tmp_path, {**node, "version": ""})
     saved = Checkpoint(tmp_path, step=6, attempt=1, files={}, note={"stepped": 12})
     for found, steps in ((None, range(12)), (saved, range(12, 14))):
-        (logger,) = loggers.build_all(cfg, found, [])
+        (logger,) = loggers.build_loggers(cfg, found, starts=[])
         for step in steps:
             logger.log_metrics({"loss": float(step)}, step)
         logger.finalize("success")
@@ -210,8 +212,8 @@ def test_a_resumed_run_hides_no_point_from_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize("logger", [3, "tensorboard", [{"save_dir": "x"}]])
 def test_what_is_no_logger_is_rejected(logger: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="_target_"):
-        loggers.build_all(configured(tmp_path, logger), None, [])
-    assert loggers.build_all(configured(tmp_path, None), None, []) == []
+        loggers.build_loggers(configured(tmp_path, logger), None, starts=[])
+    assert loggers.build_loggers(configured(tmp_path, None), None, starts=[]) == []
 
 
 def test_a_table_outside_of_the_run_directory_is_rejected(tmp_path: Path) -> None:
@@ -223,26 +225,26 @@ def test_a_table_outside_of_the_run_directory_is_rejected(tmp_path: Path) -> Non
         "version": "",
     }
     with pytest.raises(ConfigError, match="must lie in the run directory"):
-        loggers.build_all(configured(tmp_path / "run", [node]), None, [])
+        loggers.build_loggers(configured(tmp_path / "run", [node]), None, starts=[])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_line_of_skipped_samples_that_a_crash_cut_short_is_left_out(tmp_path: Path) -> None:
-    record.skip(tmp_path, 12, 1)
+    skipped_samples.record_skip(tmp_path, 12, attempt=1)
     with (tmp_path / "skipped.jsonl").open("a") as stream:
         stream.write(json.dumps({"step": 20, "attempt": 2})[:-7])
-    assert record.skipped(tmp_path, 10, 1) == 2
-    record.skip(tmp_path, 14, 2)
-    assert record.skipped(tmp_path, 10, 1) == 6
+    assert skipped_samples.num_skipped_batches(tmp_path, 10, attempt=1) == 2
+    skipped_samples.record_skip(tmp_path, 14, attempt=2)
+    assert skipped_samples.num_skipped_batches(tmp_path, 10, attempt=1) == 6
 
 
 def test_a_clock_that_is_behind_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     board = TensorBoardLogger(tmp_path, name="tensorboard", version="")
-    loggers.warn_of_clock([board], 1000.0)
+    log_positions.warn_of_late_clock([board], 1000.0)
     placed(tmp_path, "tensorboard/events.out.tfevents.1060.host.1.0")
-    loggers.warn_of_clock([board], 1061.0)
+    log_positions.warn_of_late_clock([board], 1061.0)
     assert capsys.readouterr().out == ""
-    loggers.warn_of_clock([board], 1000.0)
+    log_positions.warn_of_late_clock([board], 1000.0)
     assert "clock is at least 60 s behind" in capsys.readouterr().out
 
 
@@ -255,7 +257,7 @@ def test_nothing_outside_of_a_run_is_cut(tmp_path: Path) -> None:
         (others / name).write_bytes(b"precious")
     (tmp_path / "run/tensorboard").mkdir(parents=True)
     within = TensorBoardLogger(tmp_path / "run", name="tensorboard", version="")
-    loggers.cut(tmp_path / "run", [within], {f"tensorboard/../../others/{names[0]}": 3}, ATTEMPTS)
+    log_positions.truncate_logs(tmp_path / "run", [within], positions={f"tensorboard/../../others/{names[0]}": 3}, events=ATTEMPTS)
     elsewhere = TensorBoardLogger(tmp_path, name="others", version="")
-    loggers.cut(tmp_path / "run", [elsewhere], {f"../others/{names[0]}": 3}, ATTEMPTS)
+    log_positions.truncate_logs(tmp_path / "run", [elsewhere], positions={f"../others/{names[0]}": 3}, events=ATTEMPTS)
     assert [file.read_bytes() for file in others.iterdir()] == [b"precious"] * 2

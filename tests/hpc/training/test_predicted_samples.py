@@ -10,14 +10,14 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
-from hpc.training.predicted_samples import LINE, TILE, PredictedSamples, contact_sheet, readable, shown, text_table
+from hpc.training.predicted_samples import LINE_PIXELS, TILE_PIXELS, PredictedSamples, contact_sheet, readable, sample_kind, text_table
 
 
 def test_a_contact_sheet_marks_wrong_predictions_in_red() -> None:
     sheet = contact_sheet(torch.rand(3, 1, 8, 8), predicted=[3, 4, 5], truth=[3, 5, 5], columns=2)
-    assert sheet.shape == (2 * (TILE + LINE), 2 * TILE, 3)
+    assert sheet.shape == (2 * (TILE_PIXELS + LINE_PIXELS), 2 * TILE_PIXELS, 3)
     red = (sheet[..., 0] > 200) & (sheet[..., 1] < 100)
-    assert not red[:, :TILE].any() and red[: TILE + LINE, TILE:].any()
+    assert not red[:, :TILE_PIXELS].any() and red[: TILE_PIXELS + LINE_PIXELS, TILE_PIXELS:].any()
 
 
 def test_bytes_are_shown_as_text_and_tokens_as_numbers() -> None:
@@ -32,7 +32,7 @@ def test_bytes_are_shown_as_text_and_tokens_as_numbers() -> None:
     [{"inputs": torch.ones(2, 3)}, (), [torch.ones(2, 3)], (torch.tensor(1.0),) * 2, torch.ones(2, 3), ("a", "b")],
 )
 def test_a_batch_that_is_no_pair_cannot_be_shown(batch: Any) -> None:
-    assert shown(batch) == ""
+    assert sample_kind(batch) == ""
 
 
 class Draws(L.LightningModule):

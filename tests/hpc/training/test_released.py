@@ -11,8 +11,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
 from hpc.config.errors import ConfigError
-from hpc.training.released_layers import FollowsReleased
-from hpc.training.strategies import FSDP, DeepSpeed
+from hpc.training.released_layers import TracksReleasedLayers
+from hpc.training.strategies import FSDP
+from hpc.training.deepspeed_strategy import DeepSpeed
 
 # In each rank: the head is frozen till the second epoch. What each has made of it is told at the end.
 FROZEN = """
@@ -149,7 +150,7 @@ class Strategy:
     def training_step(self) -> None: ...
 
 
-class Steps(FollowsReleased, Strategy):
+class Steps(TracksReleasedLayers, Strategy):
     def __init__(self, module: nn.Module) -> None:
         self.lightning_module, self.told = module, list[list[str]]()
 

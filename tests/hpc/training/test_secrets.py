@@ -69,13 +69,13 @@ def test_hyperparameters_hold_references(monkeypatch: pytest.MonkeyPatch) -> Non
             self.save_hyperparameters()
 
     module = Module(SECRET, {"deep": [SECRET, 1]})
-    record.hide(cfg, module, lightning.LightningDataModule())
+    record.hide_secrets(cfg, module, lightning.LightningDataModule())
     for kept in (module.hparams, module.hparams_initial):
         assert dict(kept) == {"token": "${oc.env:KEY}", "more": {"deep": ["${oc.env:KEY}", 1]}}
     words = ["+cluster.env.A='https://me:${oc.env:KEY}@host'", "cluster.setup=['${oc.env:KEY} x']"]
     cfg = compose.compose_overrides(words)
     module = Module(f"https://me:{SECRET}@host", {"list": [f"{SECRET} x"]})
-    record.hide(cfg, module)
+    record.hide_secrets(cfg, module)
     assert SECRET not in str((module.hparams, module.hparams_initial))
 
 
@@ -95,7 +95,7 @@ def test_what_is_decoded_stays_a_reference_and_keeps_its_kind(monkeypatch: pytes
             self.save_hyperparameters()
 
     module = Module(values["LIST"], values["DICT"])
-    record.hide(cfg, module)
+    record.hide_secrets(cfg, module)
     assert dict(module.hparams) == {"a": [words["LIST"], 2, 3], "b": {"key": words["DICT"]}}
 
 

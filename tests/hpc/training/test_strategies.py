@@ -156,20 +156,20 @@ def test_batch_norm_costs_no_step_anything() -> None:
     from torch import nn
     from torchmetrics import AUROC
 
-    from hpc.training.synced_buffers import read_in_training
+    from hpc.training.synced_buffers import buffers_read_in_training
 
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.SyncBatchNorm(2), AUROC("binary", thresholds=5))
-    assert read_in_training(network) == {}
+    assert buffers_read_in_training(network) == {}
     network[1].register_buffer("queue", torch.zeros(2))
     network.register_buffer("centre", None)
-    assert list(read_in_training(network)) == ["centre", "1.queue"]
+    assert list(buffers_read_in_training(network)) == ["centre", "1.queue"]
 
 
 def test_what_training_changes_meanwhile_is_written_as_it_was(tmp_path: Path) -> None:
     """fp16's loss scaler is an object that every step of DeepSpeed changes."""
     import torch
 
-    from hpc.training.strategies import DeepSpeed
+    from hpc.training.deepspeed_strategy import DeepSpeed
 
     scaler, weight = SimpleNamespace(cur_scale=2.0), torch.ones(2)
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from hpc.training.factor_schedule import FactorSchedule
 from hpc.training.module import NetworkModule
-from hpc.training.parallel import groups_by_mesh
+from hpc.training.parallel import split_groups_by_mesh
 from hpc.training.precise_mean import precise_mean
 
 IGNORED = -100  # cross-entropy's own default: a target that counts for nothing
@@ -73,7 +73,7 @@ class Classifier(NetworkModule):
             {"params": [p for p in trained if p.ndim >= 2]},
             {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
         ]
-        optimizer = self.make_optimizer(groups_by_mesh(groups))
+        optimizer = self.make_optimizer(split_groups_by_mesh(groups))
         total = self.trainer.estimated_stepping_batches
         schedule = FactorSchedule(optimizer, lambda step: warmup_then_cosine(step, self.warmup_steps, total))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -13,12 +13,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from hpc.config.errors import ConfigError
 from hpc.data import staging
-from hpc.data.fetching import Indexed, Loader
+from hpc.data.fetching import IndexedDataset, BatchLoader
 from hpc.data.file_checks import reject_few_samples, reject_large_batch
-from hpc.data.file_parts import Parts
+from hpc.data.file_parts import FileParts
 from hpc.data.image_files import SPLITS
-from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler, RepeatedBatchSampler, uniform
-from hpc.data.shared_loaders import place_of
+from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler, RepeatedBatchSampler, uniform_per_sample
+from hpc.data.shared_loaders import data_rank
 from hpc.launch import placement
 from hpc.run.signals import block_signals_in_worker
 
@@ -58,7 +58,7 @@ class DataModule(L.LightningDataModule):
         self.num_workers = num_workers
         self.num_ahead = num_ahead
         self.stage, self.node_local = stage, node_local
-        self._splits: dict[str, Indexed] = {}
+        self._splits: dict[str, IndexedDataset] = {}
         self._told = False
 
     def dataset(self, split: str) -> Dataset:
@@ -76,7 +76,7 @@ class DataModule(L.LightningDataModule):
         """Inputs as the network wants them, on their device (uint8 → float, say). After `augment`, in every split."""
         return inputs
 
-    def to_stage(self) -> list[Parts]:
+    def to_stage(self) -> list[FileParts]:
         """The packed files that can be copied to the node."""
         raise ConfigError(
             "data.stage", True, "copies files that tools/pack.py made", "data.stage=false, or data=packed"
@@ -93,18 +93,18 @@ class DataModule(L.LightningDataModule):
     def prepare_data(self) -> None:
         """Lightning calls this in one process per node, and the others wait for as long as it takes."""
         for parts in self.to_stage() if self.stage else ():
-            staging.reject_nowhere(self.stage, self.node_local)
-            staging.stage(parts, str(self.node_local))
+            staging.reject_missing_folder(self.stage, self.node_local)
+            staging.stage_file(parts, str(self.node_local))
 
-    def nearest(self, parts: Parts) -> str:
+    def nearest(self, parts: FileParts) -> str:
         """The file itself, or its copy on this node."""
-        return staging.copy_of(parts, self.node_local) if self.stage and self.node_local else parts.file
+        return staging.copy_path(parts, self.node_local) if self.stage and self.node_local else parts.file
 
     def train_dataloader(self) -> DataLoader:
         dataset = self._split("train")
         reject_large_batch(self.global_batch_size, len(dataset))
         for split in ("val", "test"):  # before training, not after it
-            reject_few_samples(split, len(self._split(split)), self._place()["num_ranks"])
+            reject_few_samples(split, len(self._split(split)), num_ranks=self._place()["num_ranks"])
         self._tell_one_for_both()
         overfits = getattr(self.trainer, "overfit_batches", 0) > 0
         sampler = (RepeatedBatchSampler if overfits else GlobalBatchSampler)(
@@ -129,7 +129,7 @@ class DataModule(L.LightningDataModule):
             raise copy(batch)
         inputs, targets, indices = batch
         if self.num_draws and self.trainer is not None and self.trainer.training:
-            inputs = self.augment(inputs, uniform(self.seed, self.trainer.current_epoch, indices, self.num_draws))
+            inputs = self.augment(inputs, uniform_per_sample(self.seed, self.trainer.current_epoch, indices=indices, num=self.num_draws))
         inputs = self.prepare_inputs(inputs)
         if self.trainer is not None:  # Lightning converts before the transfer, when images are still uint8
             inputs = self.trainer.precision_plugin.convert_input(inputs)
@@ -142,9 +142,9 @@ class DataModule(L.LightningDataModule):
         if (test := self.describe("test")) and test == self.describe("val"):
             print("note: there are no samples for test alone: it evaluates those of validation once more", flush=True)
 
-    def _split(self, split: str) -> Indexed:
+    def _split(self, split: str) -> IndexedDataset:
         if split not in self._splits:
-            self._splits[split] = Indexed(self.dataset(split), self.seed)
+            self._splits[split] = IndexedDataset(self.dataset(split), self.seed)
         return self._splits[split]
 
     def _eval_loader(self, split: str) -> DataLoader:
@@ -155,7 +155,7 @@ class DataModule(L.LightningDataModule):
     def _loader(self, dataset: "Indexed", sampler: Any) -> DataLoader:
         workers = self._num_workers()
         # The sampler yields whole batches of indices, so automatic batching is off (batch_size=None).
-        loader = Loader(
+        loader = BatchLoader(
             dataset,
             sampler=sampler,
             batch_size=None,
@@ -186,10 +186,10 @@ class DataModule(L.LightningDataModule):
 
     def _place(self) -> dict[str, int]:
         """This process among those that get different samples (tensor-parallel ranks share theirs)."""
-        return place_of(self.trainer.strategy) if self.trainer is not None else {"rank": 0, "num_ranks": 1}
+        return data_rank(self.trainer.strategy) if self.trainer is not None else {"rank": 0, "num_ranks": 1}
 
 
-def warp(images: Tensor, theta: Tensor) -> Tensor:
+def warp_images(images: Tensor, theta: Tensor) -> Tensor:
     """Images resampled (bilinear, zeros outside) where an affine map sends each pixel of the result.
 
     Args:

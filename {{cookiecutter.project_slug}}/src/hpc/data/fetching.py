@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
 from hpc.config.errors import ConfigError
-from hpc.data.prefetch import ahead
+from hpc.data.prefetch import prefetch
 from hpc.data.sampler import ResumableLoader, sample_seeds
 from hpc.state import randomness
 
 
-class Loader(ResumableLoader):
+class BatchLoader(ResumableLoader):
     """Without worker processes this process fetches, and no machinery of theirs costs anything.
 
     A thread may then fetch and pin batches ahead, so that a GPU does not wait. On a CPU it would take from training
@@ -30,7 +30,7 @@ class Loader(ResumableLoader):
     def __iter__(self) -> Any:
         if self.num_workers:
             return super().__iter__()
-        return ahead(self._batches(), self.num_ahead) if self.num_ahead else self._batches()
+        return prefetch(self._batches(), self.num_ahead) if self.num_ahead else self._batches()
 
     def _batches(self) -> Iterator[Any]:
         pins = self.pin_memory and torch.cuda.is_available()
@@ -41,7 +41,7 @@ class Loader(ResumableLoader):
             yield tuple(one.pin_memory() for one in batch) if pins and isinstance(batch, tuple) else batch
 
 
-class Indexed(Dataset):
+class IndexedDataset(Dataset):
     """A dataset that is asked for (epoch, indices) and returns (inputs, targets, indices).
 
     A rejection is returned, not raised: a DataLoader worker would turn it into a RuntimeError of another wording.
@@ -70,7 +70,7 @@ class Indexed(Dataset):
             return self.dataset.__getitems__(indices)
         listed = indices.tolist()
         with nullcontext() if get_worker_info() else isolate_rng(include_cuda=False):
-            return self._drawing_samples(listed, sample_seeds(self.seed, epoch, listed))
+            return self._drawing_samples(listed, sample_seeds(self.seed, epoch, indices=listed))
 
     def _drawing_samples(self, indices: list[int], seeds: list[int]) -> tuple[Tensor, Tensor]:
         if hasattr(self.dataset, "__getitems__"):
@@ -85,18 +85,18 @@ class Indexed(Dataset):
         return self.dataset[index]
 
 
-def buffer(shape: Sequence[int], dtype: type[np.generic]) -> Tensor:
+def empty_batch(shape: Sequence[int], dtype: type[np.generic]) -> Tensor:
     """An empty tensor for a batch; pinned where it goes to a GPU from here, so that it is not copied once more."""
     if _pins() and get_worker_info() is None:
         return torch.empty(tuple(shape), dtype=getattr(torch, dtype.__name__), pin_memory=True)
     return torch.from_numpy(np.empty(shape, dtype))  # in huge pages, unlike torch's
 
 
-def tensor(array: np.ndarray, dtype: type[np.generic]) -> Tensor:
+def copy_to_tensor(array: np.ndarray, dtype: type[np.generic]) -> Tensor:
     """A copy of an array, in a `buffer`."""
     if not _pins() or get_worker_info():
         return torch.from_numpy(array.astype(dtype))
-    copied = buffer(array.shape, dtype)
+    copied = empty_batch(array.shape, dtype)
     copied.numpy()[...] = array
     return copied
 

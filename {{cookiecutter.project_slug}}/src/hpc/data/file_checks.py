@@ -12,19 +12,19 @@ from omegaconf import DictConfig
 
 from hpc.config.errors import ConfigError, make_printable
 from hpc.data import packed_files
-from hpc.data.file_parts import verify
-from hpc.data.image_files import decode, list_images, reject_few_classes
-from hpc.data.staging import reject_nowhere
-from hpc.data.text_files import is_tokens, list_text, num_tokens, read_only, reject_tokens_outside, split_text
-from hpc.data.token_files import notes, token_parts, vocabulary
+from hpc.data.file_parts import verify_parts
+from hpc.data.image_files import decode_image, list_images, reject_few_classes
+from hpc.data.staging import reject_missing_folder
+from hpc.data.text_files import is_token_file, list_text, num_tokens, map_file, reject_tokens_outside, split_text
+from hpc.data.token_files import read_notes, token_parts, read_vocabulary
 from hpc.launch.placement import read_placement
 
-CHECKED_IMAGES = 2000
-CHECKED_PARTS = 8  # of a packed file, each about 16 MB
-CHECKED_TOKENS = 1_000_000  # at each end of a token file; of many files less each
+MAX_CHECKED_IMAGES = 2000
+MAX_CHECKED_PARTS = 8  # of a packed file, each about 16 MB
+MAX_CHECKED_TOKENS = 1_000_000  # at each end of a token file; of many files less each
 
 
-def image_folder(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
+def check_image_folder(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
     """Reject a `data.dir` that cannot be trained on; up to 2000 images, spread evenly, are decoded to know."""
     classes, splits, left_out = list_images(node.get("dir"))
     if left_out and read_placement(os.environ).rank == 0:
@@ -33,14 +33,14 @@ def image_folder(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
         reject_few_classes(node.num_classes, len(classes))
     reject_large_batch(node.global_batch_size, len(splits["train"]))
     files = list(dict.fromkeys(file for samples in splits.values() for file, _ in samples))
-    num = min(len(files), CHECKED_IMAGES)
+    num = min(len(files), MAX_CHECKED_IMAGES)
     with ThreadPoolExecutor(8) as pool:
-        for _ in pool.map(decode, [files[i * len(files) // num] for i in range(num)]):
+        for _ in pool.map(decode_image, [files[i * len(files) // num] for i in range(num)]):
             pass  # what a thread rejects is raised here
     return {"num_classes": len(classes)} if node.num_classes is None else None
 
 
-def packed_images(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
+def check_packed_images(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
     """Reject a `data.file` that cannot be trained on; a few of its parts are compared with their checksums."""
     packed = packed_files.read(str(node.file))
     packed_files.reject_other_size(packed, node.image_size)
@@ -48,16 +48,16 @@ def packed_images(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
         reject_few_classes(node.num_classes, len(packed.classes))
     first, end = packed.splits["train"]
     reject_large_batch(node.global_batch_size, end - first)
-    reject_nowhere(node.stage, node.node_local)
-    verify(packed.parts, "data.file", CHECKED_PARTS)
+    reject_missing_folder(node.stage, node.node_local)
+    verify_parts(packed.parts, "data.file", max_parts=MAX_CHECKED_PARTS)
     return {"num_classes": len(packed.classes), "image_size": packed.image_size}
 
 
-def text_files(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
+def check_text_files(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
     """Reject text or token files that cannot be trained on. Of token files both ends are read."""
     files, val_files = list_text(node.get("files"), node.get("val_files"))
     for split in ("train", "val", "test"):
-        chosen, windows = split_text(split, files, val_files, node.block_size)
+        chosen, windows = split_text(split, files, val_files=val_files, block_size=node.block_size)
         if not windows:
             found = sum(map(num_tokens, chosen))
             rule = f"{split} needs a window of block_size + 1 = {node.block_size + 1} tokens; the files have {found}"
@@ -66,17 +66,17 @@ def text_files(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
             )
         if split == "train":
             reject_large_batch(node.global_batch_size, len(windows))
-    vocab_size, bytes_per_token = vocabulary(files + val_files)
+    vocab_size, bytes_per_token = read_vocabulary(files + val_files)
     limit = node.vocab_size or vocab_size or 0
-    if not is_tokens(files[0]):
-        reject_tokens_outside(limit, 0, 255, files[0])
-    num = max(10_000, CHECKED_TOKENS // len(files + val_files))
-    for file in files + val_files if is_tokens(files[0]) else ():
-        for end in (read_only(file)[:num], read_only(file)[-num:]):
-            reject_tokens_outside(limit, int(end.min()), int(end.max()), file)
-        if notes(file):
-            verify(token_parts(file), "data.files", CHECKED_PARTS)
-    reject_nowhere(node.stage, node.node_local)
+    if not is_token_file(files[0]):
+        reject_tokens_outside(limit, smallest=0, largest=255, file=files[0])
+    num = max(10_000, MAX_CHECKED_TOKENS // len(files + val_files))
+    for file in files + val_files if is_token_file(files[0]) else ():
+        for end in (map_file(file)[:num], map_file(file)[-num:]):
+            reject_tokens_outside(limit, smallest=int(end.min()), largest=int(end.max()), file=file)
+        if read_notes(file):
+            verify_parts(token_parts(file), "data.files", max_parts=MAX_CHECKED_PARTS)
+    reject_missing_folder(node.stage, node.node_local)
     for file in files + val_files if node.stage else ():
         token_parts(file)  # rejects what was not packed
     return {"vocab_size": vocab_size, "bytes_per_token": bytes_per_token}

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from hpc.config.errors import ConfigError
 
-AGAIN = "copy it again, or pack again: python tools/pack.py ..."
+COPY_OR_PACK_AGAIN = "copy it again, or pack again: python tools/pack.py ..."
 
 
 @dataclass(frozen=True)
-class Parts:
+class FileParts:
     """Bytes `offset` to the end of the last part of a packed file. `checksum`: of all that was packed, in hex."""
 
     file: str
@@ -22,7 +22,7 @@ class Parts:
     checksum: str
 
 
-def verify(parts: Parts, key: str, at_most: int | None = None) -> int:
+def verify_parts(parts: FileParts, key: str, at_most: int | None = None) -> int:
     """Compare parts with their checksums: all of them or `at_most`, the first, the last and some between. How many.
 
     Raises:
@@ -37,19 +37,19 @@ def verify(parts: Parts, key: str, at_most: int | None = None) -> int:
     try:
         found = os.path.getsize(parts.file)
         if found < end:
-            raise ConfigError(key, parts.file, f"has {end} bytes as it was packed; here are {found}", AGAIN)
+            raise ConfigError(key, parts.file, f"has {end} bytes as it was packed; here are {found}", COPY_OR_PACK_AGAIN)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # crc32 and read give the interpreter's lock up
-            crcs = list(pool.map(lambda i: crc(parts.file, starts[i], parts.sizes[i]), some))
+            crcs = list(pool.map(lambda i: range_checksum(parts.file, start=starts[i], size=parts.sizes[i]), some))
     except OSError as error:
-        raise ConfigError(key, parts.file, f"can be read; {error.strerror}", AGAIN) from None
+        raise ConfigError(key, parts.file, f"can be read; {error.strerror}", COPY_OR_PACK_AGAIN) from None
     for i, found in zip(some, crcs, strict=True):
         if found != parts.crcs[i]:
             rule = f"holds what was packed; bytes {starts[i]} to {starts[i] + parts.sizes[i]} are others"
-            raise ConfigError(key, parts.file, rule, AGAIN)
+            raise ConfigError(key, parts.file, rule, COPY_OR_PACK_AGAIN)
     return len(crcs)
 
 
-def crc(file: str, start: int, size: int, block: int = 1 << 20) -> int:
+def range_checksum(file: str, start: int, size: int, block: int = 1 << 20) -> int:
     """zlib.crc32 of so many bytes of a file."""
     value, end = 0, start + size
     with open(file, "rb", buffering=0) as stream:

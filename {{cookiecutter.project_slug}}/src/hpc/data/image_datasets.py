@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hpc.data import packed_files
-from hpc.data.fetching import buffer
-from hpc.data.image_files import Samples, fitted
-from hpc.data.packed_files import Packed
+from hpc.data.fetching import empty_batch
+from hpc.data.image_files import Samples, load_cropped
+from hpc.data.packed_files import PackedFile
 
 
 class ImageFiles(Dataset):
@@ -26,7 +26,7 @@ class ImageFiles(Dataset):
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.from_numpy(fitted(os.fsdecode(self.files[index]), self.size)), int(self.labels[index])
+        return torch.from_numpy(load_cropped(os.fsdecode(self.files[index]), self.size)), int(self.labels[index])
 
 
 class PackedSamples(Dataset):
@@ -39,7 +39,7 @@ class PackedSamples(Dataset):
 
     draws = False  # random numbers
 
-    def __init__(self, packed: Packed, split: str, *, file: str) -> None:
+    def __init__(self, packed: PackedFile, split: str, *, file: str) -> None:
         self.first, self.end = packed.splits[split]
         self.labels = packed.labels[self.first : self.end]
         self.place = (file, packed.offset, len(packed.labels), packed.image_bytes)  # mapped in each worker by itself
@@ -54,8 +54,8 @@ class PackedSamples(Dataset):
 
     def __getitems__(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
         """Images uint8 (batch, 3, size, size) and class numbers int64 (batch,)."""
-        images = buffer((len(indices), *self.shape), np.uint8)
+        images = empty_batch((len(indices), *self.shape), np.uint8)
         out = images.numpy().reshape(len(indices), -1)
         # "clip" is what lets numpy write into `out` without a copy between; the sampler gives no index to clip.
-        packed_files.pixels(*self.place).take(indices + self.first, axis=0, out=out, mode="clip")
+        packed_files.map_pixels(*self.place).take(indices + self.first, axis=0, out=out, mode="clip")
         return images, torch.from_numpy(self.labels[indices])

@@ -19,7 +19,7 @@ warnings.filterwarnings("ignore", "Image size .* exceeds limit")
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 SPLITS = ("train", "val", "test")
-SIZED = 20_000  # files whose sizes are asked for: seconds on a parallel file system
+MAX_SIZED_FILES = 20_000  # files whose sizes are asked for: seconds on a parallel file system
 
 Samples = list[tuple[str, int]]  # (file, class number)
 
@@ -49,12 +49,12 @@ def list_images(folder: str | None) -> tuple[list[str], dict[str, Samples], str]
     return classes, splits, _told(folder, others)
 
 
-def describe(folder: str, samples: Samples) -> dict[str, Any]:
+def describe_images(folder: str, samples: Samples) -> dict[str, Any]:
     """By what images are known again, in a copy of the folder, too: names of classes and files, and sizes of some."""
     root, digest = os.path.expanduser(folder), hashlib.sha256()
     for file, label in samples:
         digest.update(b"%d %s\n" % (label, os.fsencode(os.path.relpath(file, root))))
-    num = min(len(samples), SIZED)
+    num = min(len(samples), MAX_SIZED_FILES)
     some = [samples[i * len(samples) // num][0] for i in range(num)]
     with ThreadPoolExecutor(8) as pool:
         digest.update(repr(list(pool.map(os.path.getsize, some))).encode())
@@ -62,7 +62,7 @@ def describe(folder: str, samples: Samples) -> dict[str, Any]:
     return {"classes": list(classes), "files": digest.hexdigest()[:16]}
 
 
-def decode(file: str, size: int = 1) -> "Image":
+def decode_image(file: str, size: int = 1) -> "Image":
     """An image as 8-bit RGB. A JPEG may come out smaller than it is stored, though no side below `size` pixels.
 
     Raises:
@@ -87,7 +87,7 @@ def decode(file: str, size: int = 1) -> "Image":
         raise ConfigError("data.dir", file, rule, "remove this file, or write it again as JPEG or PNG") from None
 
 
-def fitted(file: str, size: int) -> "np.ndarray":
+def load_cropped(file: str, size: int) -> "np.ndarray":
     """An image as training sees it, uint8 (3, size, size): the shorter side resized, the rest cropped.
 
     Raises:
@@ -96,7 +96,7 @@ def fitted(file: str, size: int) -> "np.ndarray":
     import numpy as np
     from PIL import Image, ImageOps
 
-    image = ImageOps.fit(decode(file, size), (size, size), Image.Resampling.BILINEAR)
+    image = ImageOps.fit(decode_image(file, size), (size, size), Image.Resampling.BILINEAR)
     return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 
 

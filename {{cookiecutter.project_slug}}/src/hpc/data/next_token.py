@@ -5,9 +5,9 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from hpc.data.data_module import DataModule
-from hpc.data.file_parts import Parts
+from hpc.data.file_parts import FileParts
 from hpc.data.text_files import split_text
-from hpc.data.token_files import describe, token_parts, vocabulary
+from hpc.data.token_files import describe_text, token_parts, read_vocabulary
 from hpc.data.token_windows import TokenWindows
 
 
@@ -42,7 +42,7 @@ class NextToken(DataModule):
 
     def dataset(self, split: str) -> Dataset:
         chosen, windows = split_text(split, *self.list_files(), self.block_size, self.max_eval_windows)
-        told = vocabulary(chosen)[0]
+        told = read_vocabulary(chosen)[0]
         vocab_size = self.vocab_size or told or 0  # 0: the first batch is rejected
         known = told is not None and told <= vocab_size  # by the tokenizer that made the file, and its checksums
         files, largest = [self.near(file) for file in chosen], None if known else vocab_size
@@ -50,9 +50,9 @@ class NextToken(DataModule):
 
     def describe(self, split: str) -> dict[str, Any]:
         chosen, windows = split_text(split, *self.list_files(), self.block_size, self.max_eval_windows)
-        return {"files": describe(chosen), "windows": [windows.start, windows.stop, windows.step]}
+        return {"files": describe_text(chosen), "windows": [windows.start, windows.stop, windows.step]}
 
-    def to_stage(self) -> list[Parts]:
+    def to_stage(self) -> list[FileParts]:
         files, val_files = self.list_files()
         return [token_parts(file) for file in files + val_files]
 

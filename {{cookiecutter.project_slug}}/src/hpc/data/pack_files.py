@@ -19,7 +19,7 @@ def pack(words: Sequence[str]) -> list[str]:
             return pack_images.pack(asked.data, asked.out)
         return pack_text.pack(asked.data, asked.out, tokenizer=asked.tokenizer)
     except OSError as error:
-        fix = "make room there, or another out=" if packing.no_room(error) else "out=<a file in a folder of yours>"
+        fix = "make room there, or another out=" if packing.is_disk_full(error) else "out=<a file in a folder of yours>"
         rule = f"{error.strerror or error}; what is packed so far is kept, and the same command goes on"
         raise ConfigError("out", asked.out, rule, fix) from None
     except KeyboardInterrupt:
@@ -34,5 +34,5 @@ def verify(file: str) -> list[str]:
     if not is_packed and not os.path.exists(f"{path}.json"):
         raise ConfigError("--verify", path, "is a file that this program made", "--verify FILE.h5, or FILE.npy")
     parts = packed_files.read(path).parts if is_packed else token_files.token_parts(path)
-    num = file_parts.verify(parts, "data.file" if is_packed else "data.files")
+    num = file_parts.verify_parts(parts, "data.file" if is_packed else "data.files")
     return [f"{path}: as it was packed ({num} parts, checksum {parts.checksum[:16]})"]

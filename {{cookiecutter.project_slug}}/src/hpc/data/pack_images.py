@@ -27,20 +27,20 @@ def pack(data: Any, out: str) -> list[str]:
     samples, ranges = _in_one_list(splits)
     names = [os.fsencode(os.path.relpath(file, folder)) for file, _ in samples]
     reject_without_room(out, len(samples) * 3 * size**2)
-    per_part = packed_files.images_per_part(size)
+    per_part = packed_files.num_images_per_part(size)
 
     def of_part(number: int) -> list[str]:
         return [file for file, _ in samples[number * per_part : (number + 1) * per_part]]
 
-    with packing.journal(out, fingerprint("images", size, ranges, names), of_part) as (done, note):
-        part = packing.beside(out)[0]
+    with packing.open_journal(out, fingerprint("images", size, ranges, names), files_of_part=of_part) as (done, note):
+        part = packing.unfinished_paths(out)[0]
         if not os.path.exists(part):
             labels, words = [label for _, label in samples], [os.fsencode(name) for name in classes]
-            packed_files.create(f"{part}.new", names, labels, words, ranges, size)
+            packed_files.create(f"{part}.new", names=names, labels=labels, classes=words, splits=ranges, image_size=size)
             os.replace(f"{part}.new", part)
         shape = packed_files.read(part, unfinished=True)
         left, bad = [number for number in range(len(shape.crcs)) if number not in done], []
-        work = partial(packing.with_state, partial(packed_files.put_part, samples, shape), of_part)
+        work = partial(packing.work_with_state, partial(packed_files.write_part, samples, shape), of_part)
         for state, (number, crc, unreadable) in progress(work, left, title="packing images"):
             bad += unreadable
             if not unreadable:
@@ -48,7 +48,7 @@ def pack(data: Any, out: str) -> list[str]:
                 note(number, state, crc)
         reject_unreadable(bad)
         checksum = packed_files.finish(part, [done[number] for number in range(len(done))])
-        packing.finished(out)
+        packing.publish(out)
     what = f"{len(samples)} images of {size} x {size} pixels in {len(classes)} classes"
     command = f"python train.py data=packed data.file={shlex.quote(out)} model=resnet18 trainer=gpu"
     return [*summary(out, [file for file, _ in samples], what=what, checksum=checksum), command]

@@ -19,7 +19,7 @@ def progress(work: Callable[[int], Any], left: Sequence[int], *, title: str) -> 
     tqdm.monitor_interval = 0  # no thread: processes are forked
     if left:
         processes = min(len(os.sched_getaffinity(0)), len(left))
-        results = packing.in_order(work, left, processes)
+        results = packing.map_in_order(work, left, num_processes=processes)
         yield from tqdm(results, f"{title} ({processes} processes)", len(left), unit="part")
 
 
@@ -40,7 +40,7 @@ def reject_unreadable(bad: Sequence[ConfigError]) -> None:
 def reject_without_room(out: str, size: int) -> None:
     """Raise `ConfigError` where the disk lacks room for so many bytes. Quotas show only when something is written."""
     free = shutil.disk_usage(os.path.dirname(out)).free
-    part = packing.beside(out)[0]
+    part = packing.unfinished_paths(out)[0]
     there = os.stat(part).st_blocks * 512 if os.path.exists(part) else 0
     if size > free + there:
         rule = f"needs {size / 1e9:.3g} GB; there are {(free + there) / 1e9:.3g} GB"

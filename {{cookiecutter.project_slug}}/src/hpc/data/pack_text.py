@@ -25,30 +25,30 @@ def pack(data: Any, out: str, *, tokenizer: str) -> list[str]:
         OSError: the file cannot be written.
     """
     files, _ = text_files.list_text(data.files)
-    if text_files.is_tokens(files[0]):
+    if text_files.is_token_file(files[0]):
         raise ConfigError("data.files", files[0], "is text; this holds tokens already", "data=text data.files=<it>")
-    files = text_files.by_hash(files)  # the last are those that evaluation gets: some of everything
-    every = tokenizing.parts(files)
+    files = text_files.sort_by_hash(files)  # the last are those that evaluation gets: some of everything
+    every = tokenizing.split_into_parts(files)
     spec = tokenizer if tokenizer in ("bytes", "bpe") else read_tokenizer(tokenizer)
 
     def of_part(number: int) -> list[str]:
         return [file for file, _, _ in every[number]]
 
-    with packing.journal(out, fingerprint("text", spec, data.vocab_size, every), of_part) as (known, note):
+    with packing.open_journal(out, fingerprint("text", spec, data.vocab_size, every), files_of_part=of_part) as (known, note):
         done = [known[number] for number in range(len(known))]
         text = ""
         if spec != "bytes":
             if not done:
                 checks = progress(
-                    partial(tokenizing.unreadable, every), range(len(every)), title="looking through text"
+                    partial(tokenizing.find_unreadable, every), range(len(every)), title="looking through text"
                 )
                 reject_unreadable([rejected for found in checks for rejected in found])
             text = vocabulary(out, spec, tokenizer=tokenizer, size=data.vocab_size, every=every, is_begun=bool(done))
-        noted = tokenizing.described(data.files, files, tokenizer, text)
-        work = partial(tokenizing.byte_part, every)
+        noted = tokenizing.describe_tokens(data.files, files, tokenizer=tokenizer, text=text)
+        work = partial(tokenizing.read_byte_part, every)
         if text:
-            work = partial(tokenizing.token_part, every, tokenizing.load(text, tokenizer), noted["dtype"])
-        _write(out, partial(packing.with_state, work, of_part), num_parts=len(every), noted=noted, done=done, note=note)
+            work = partial(tokenizing.tokenize_part, every, tokenizing.load_tokenizer(text, tokenizer), noted["dtype"])
+        _write(out, partial(packing.work_with_state, work, of_part), num_parts=len(every), noted=noted, done=done, note=note)
     what = f"{noted['tokens']} tokens, vocabulary {noted['vocab_size']}, {noted['bytes_per_token']:.3f} bytes per token"
     command = f"python train.py data=text data.files={shlex.quote(out)} model=gpt_124m trainer=gpu"
     return [*summary(out, files, what=what, checksum=noted["checksum"]), command]
@@ -64,19 +64,19 @@ def _write(
     note: Callable[[int, str, Any], None],
 ) -> None:
     """Write the parts that are left behind those that are done, and give the file its name."""
-    part = packing.beside(out)[0]
+    part = packing.unfinished_paths(out)[0]
     with open(part, "ab") as stream:
-        start = len(token_files.header(0, noted["dtype"]))
+        start = len(token_files.npy_header(0, noted["dtype"]))
         stream.truncate(start + sum(size for size, _, _ in done))  # what was written, but not noted
         at = stream.seek(0, os.SEEK_END)
     with open(part, "r+b", buffering=0) as stream:
         for state, (tokens, length) in progress(work, range(len(done), num_parts), title="packing text"):
-            packing.put(stream.fileno(), memoryview(tokens), at)
+            packing.write_at(stream.fileno(), memoryview(tokens), offset=at)
             at += len(tokens)
             done.append([len(tokens), zlib.crc32(tokens), length])
             note(len(done) - 1, state, done[-1])
-        token_files.finish(stream.fileno(), out, noted, done)
-    packing.finished(out)
+        token_files.write_header_and_notes(stream.fileno(), out, notes=noted, done=done)
+    packing.publish(out)
 
 
 def vocabulary(
@@ -98,8 +98,8 @@ def vocabulary(
             rule = "is the number of tokens that a BPE learns: the 256 bytes and more"
             raise ConfigError("data.vocab_size", size or "null", rule, "data.vocab_size=32768")
         print(f"training a BPE of {size} tokens", file=sys.stderr)
-        text = next(packing.in_order(lambda _: tokenizing.trained(every, size), [0], 1))
-    found = tokenizing.num_tokens(tokenizing.load(text, tokenizer))
+        text = next(packing.map_in_order(lambda _: tokenizing.train_bpe(every, size), [0], num_processes=1))
+    found = tokenizing.vocabulary_size(tokenizing.load_tokenizer(text, tokenizer))
     if size and found > size:
         rule = f"is at least the vocabulary of {tokenizer}, {found}"
         raise ConfigError("data.vocab_size", size, rule, "leave it out: it is noted beside the tokens")

@@ -22,19 +22,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpc.config.errors import ConfigError
-from hpc.data.file_parts import AGAIN, Parts
-from hpc.data.image_files import Samples, fitted
-from hpc.data.packing import put
+from hpc.data.file_parts import COPY_OR_PACK_AGAIN, FileParts
+from hpc.data.image_files import Samples, load_cropped
+from hpc.data.packing import write_at
 
 if TYPE_CHECKING:
     import numpy as np
 
-PART = 1 << 24  # bytes
-PAGE = 4096
+PART_BYTES = 1 << 24  # bytes
+PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedFile:
     """What a file says of itself."""
 
     file: str
@@ -52,14 +52,14 @@ class Packed:
         return 3 * self.image_size**2
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> FileParts:
         num = len(self.labels)
         sizes = [(min(first + self.part, num) - first) * self.image_bytes for first in range(0, num, self.part)]
-        return Parts(self.file, self.offset, sizes, self.crcs, self.checksum)
+        return FileParts(self.file, self.offset, sizes, self.crcs, self.checksum)
 
 
-def images_per_part(image_size: int) -> int:
-    return max(1, min(1024, PART // (3 * image_size**2)))
+def num_images_per_part(image_size: int) -> int:
+    return max(1, min(1024, PART_BYTES // (3 * image_size**2)))
 
 
 def create(
@@ -69,9 +69,9 @@ def create(
     import h5py
     import numpy as np
 
-    part = images_per_part(image_size)
+    part = num_images_per_part(image_size)
     made: Any
-    with _os_errors(), h5py.File(file, "w", alignment_threshold=PAGE, alignment_interval=PAGE) as made:
+    with _os_errors(), h5py.File(file, "w", alignment_threshold=PAGE_BYTES, alignment_interval=PAGE_BYTES) as made:
         made["names"] = np.array(names, dtype="S")
         made["labels"] = np.array(labels, dtype=np.int64)
         made["classes"] = np.array(classes, dtype="S")
@@ -85,7 +85,7 @@ def create(
         h5py.h5d.create(made.id, b"images", h5py.h5t.STD_U8LE, space, early)
 
 
-def put_part(samples: Samples, packed: Packed, number: int) -> tuple[int, int | None, list[ConfigError]]:
+def write_part(samples: Samples, packed: PackedFile, number: int) -> tuple[int, int | None, list[ConfigError]]:
     """Decode the images of a part and put them in their place in the file.
 
     Returns:
@@ -99,7 +99,7 @@ def put_part(samples: Samples, packed: Packed, number: int) -> tuple[int, int | 
     decoded, bad = [], []
     for image, _ in samples[number * packed.part : (number + 1) * packed.part]:
         try:
-            decoded.append(fitted(image, packed.image_size))
+            decoded.append(load_cropped(image, packed.image_size))
         except ConfigError as rejected:
             bad.append(rejected)
     if bad:
@@ -107,7 +107,7 @@ def put_part(samples: Samples, packed: Packed, number: int) -> tuple[int, int | 
     data = np.stack(decoded).data.cast("B")
     descriptor = os.open(packed.file, os.O_WRONLY)
     try:
-        put(descriptor, data, packed.offset + number * packed.part * packed.image_bytes)
+        write_at(descriptor, data, offset=packed.offset + number * packed.part * packed.image_bytes)
     finally:
         os.close(descriptor)
     return number, zlib.crc32(data), []
@@ -126,7 +126,7 @@ def finish(file: str, crcs: Sequence[int]) -> str:
     return checksum
 
 
-def read(file: str, unfinished: bool = False) -> Packed:
+def read(file: str, unfinished: bool = False) -> PackedFile:
     """What a packed file says of itself; the images stay where they are.
 
     Raises:
@@ -144,11 +144,11 @@ def read(file: str, unfinished: bool = False) -> Packed:
                     "data.file", file, "was packed to the end; this was not", "the same tools/pack.py again"
                 )
             if checksum and checksum != _checksum(made):
-                raise ConfigError("data.file", file, "says of itself what was packed; its checksum does not fit", AGAIN)
+                raise ConfigError("data.file", file, "says of itself what was packed; its checksum does not fit", COPY_OR_PACK_AGAIN)
             images, splits = made["images"], json.loads(made.attrs["splits"])
             if images.id.get_offset() is None or images.dtype.str != "|u1" or images.shape[1:2] != (3,):
                 raise ValueError("its images are not one block of uint8")
-            return Packed(
+            return PackedFile(
                 file=file,
                 offset=images.id.get_offset(),
                 image_size=images.shape[-1],
@@ -165,7 +165,7 @@ def read(file: str, unfinished: bool = False) -> Packed:
         raise ConfigError("data.file", file, f"is a packed file, and whole: {error}", fix) from None
 
 
-def reject_other_size(packed: Packed, image_size: int | None) -> None:
+def reject_other_size(packed: PackedFile, image_size: int | None) -> None:
     """A network for other images than these would fail in its first step, or learn at another scale."""
     if image_size is not None and image_size != packed.image_size:
         rule = f"{packed.file} holds images of {packed.image_size} x {packed.image_size} pixels"
@@ -173,7 +173,7 @@ def reject_other_size(packed: Packed, image_size: int | None) -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def pixels(file: str, offset: int, num: int, image_bytes: int) -> "np.ndarray":
+def map_pixels(file: str, offset: int, num: int, image_bytes: int) -> "np.ndarray":
     """The images of a file, uint8 (num, image_bytes), mapped into memory; once per process and file."""
     import numpy as np
 

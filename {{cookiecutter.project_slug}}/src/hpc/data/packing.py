@@ -25,14 +25,14 @@ from hpc.launch import placement
 Work = Callable[[int], Any]
 
 
-def beside(out: str) -> tuple[str, str]:
+def unfinished_paths(out: str) -> tuple[str, str]:
     """Where the unfinished file and its journal are. Hidden: what reads a folder does not take them for data."""
     folder, name = os.path.split(out)
     return os.path.join(folder, f".{name}.part"), os.path.join(folder, f".{name}.journal")
 
 
 @contextmanager
-def journal(
+def open_journal(
     out: str, plan: str, files: Callable[[int], Iterable[str]]
 ) -> Iterator[tuple[dict[int, Any], Callable[[int, str, Any], None]]]:
     """(what was noted of the parts that are done, a function that notes one: its number, state and result).
@@ -43,7 +43,7 @@ def journal(
     Raises:
         ConfigError: another process packs into this file, or an interrupted one had other files or settings.
     """
-    part, path = beside(out)
+    part, path = unfinished_paths(out)
     with open(path, "a+", encoding="utf-8") as stream:
         _lock(stream, out)
         if os.path.lexists(out):  # since this process has looked
@@ -58,7 +58,7 @@ def journal(
         if not os.path.exists(part):
             lines = []  # what they tell of is gone
         done = {number: (state, result) for number, state, result in map(json.loads, lines[1:])}
-        current = dict(takewhile(lambda one: one[1][0] == state_of(files(one[0])), done.items()))
+        current = dict(takewhile(lambda one: one[1][0] == files_state(files(one[0])), done.items()))
         stream.truncate(len("".join(f"{line}\n" for line in lines[: 1 + len(current)]).encode()))
 
         def note(*entry: Any) -> None:
@@ -72,7 +72,7 @@ def journal(
         yield {number: result for number, (_, result) in current.items()}, note
 
 
-def state_of(files: Iterable[str]) -> str:
+def files_state(files: Iterable[str]) -> str:
     """By what it shows that files have changed: their sizes and the times of their last change."""
     with ThreadPoolExecutor(8) as pool:  # a parallel file system takes its time for each
         return hashlib.sha256(repr(list(pool.map(_size_and_time, files))).encode()).hexdigest()[:16]
@@ -86,21 +86,21 @@ def _size_and_time(file: str) -> tuple[int, int] | None:
     return found.st_size, found.st_mtime_ns
 
 
-def with_state(work: Work, files: Callable[[int], Iterable[str]], number: int) -> tuple[str, Any]:
+def work_with_state(work: Work, files: Callable[[int], Iterable[str]], number: int) -> tuple[str, Any]:
     """The state of a part's files, and then what `work` makes of them."""
-    return state_of(files(number)), work(number)
+    return files_state(files(number)), work(number)
 
 
-def finished(out: str) -> None:
+def publish(out: str) -> None:
     """What was unfinished gets its name, on the disk first. Raises `OSError`."""
-    part, path = beside(out)
+    part, path = unfinished_paths(out)
     with open(part, "rb") as stream:
         os.fsync(stream.fileno())
     os.replace(part, out)
     os.unlink(path)
 
 
-def in_order(work: Work, numbers: Iterable[int], processes: int) -> Iterator[Any]:
+def map_in_order(work: Work, numbers: Iterable[int], processes: int) -> Iterator[Any]:
     """work(number) for each of them, by so many processes; the results in order. What it raises is raised here."""
     waiting: deque[Future[Any]] = deque()
     context = multiprocessing.get_context("fork")  # `work` may hold long lists: they are shared, not sent
@@ -121,7 +121,7 @@ def in_order(work: Work, numbers: Iterable[int], processes: int) -> Iterator[Any
                 future.cancel()
 
 
-def put(descriptor: int, data: memoryview, at: int) -> None:
+def write_at(descriptor: int, data: memoryview, at: int) -> None:
     """Write all of it at this place, to the disk. Raises `OSError`, also when the disk is full."""
     while data:
         written = os.pwrite(descriptor, data, at)
@@ -129,7 +129,7 @@ def put(descriptor: int, data: memoryview, at: int) -> None:
     os.fdatasync(descriptor)
 
 
-def no_room(error: OSError) -> bool:
+def is_disk_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

@@ -16,7 +16,7 @@ EVALUATIONS = ("limit_val_batches", "limit_test_batches")
 
 
 @dataclass(frozen=True)
-class Start:
+class StartPosition:
     """Where a run goes on. Batches are micro-batches of one rank, as Lightning counts them in this layout."""
 
     epoch: int
@@ -25,10 +25,10 @@ class Start:
     is_fetched: bool  # was the next batch fetched when the run was saved?
     num_fetched: int  # batches of all epochs, the next one included
     stepped: int
-    accumulate: int
+    micro_batches_per_step: int
 
 
-def of(trainer: L.Trainer) -> dict[str, Any]:
+def current_position(trainer: L.Trainer) -> dict[str, Any]:
     """As it is saved, between two optimizer steps."""
     loop = trainer.fit_loop.epoch_loop
     epoch: Any = trainer.fit_loop.epoch_progress.current
@@ -41,7 +41,7 @@ def of(trainer: L.Trainer) -> dict[str, Any]:
         "between_epochs": between_epochs,
         "is_fetched": is_fetched,
         "num_fetched": batches.total.ready + (not is_fetched),
-        "accumulate": accumulate(trainer, trainer.current_epoch),  # between epochs that is the next one
+        "accumulate": micro_batches_per_step(trainer, trainer.current_epoch),  # between epochs that is the next one
         "stepped": loop._batches_that_stepped,
         "stopped_early": trainer.should_stop,
         "ends": {"step": trainer.max_steps, "epoch": trainer.max_epochs},
@@ -51,11 +51,11 @@ def of(trainer: L.Trainer) -> dict[str, Any]:
         "world_size": trainer.world_size,
         "num_ranks": _num_ranks(trainer),
         "limits": {key: getattr(trainer, key) for key in EVALUATIONS},
-        "validated": _validated(trainer),
+        "validated": validation_samples(trainer),
     }
 
 
-def go_to(loops: dict[str, Any], saved: dict[str, Any], accumulate: int, skipped: int = 0) -> Start:
+def set_counters(loops: dict[str, Any], saved: dict[str, Any], accumulate: int, skipped: int = 0) -> StartPosition:
     """Set Lightning's counters for a run that may cut its global batches into other micro-steps now.
 
     Args:
@@ -85,7 +85,7 @@ def go_to(loops: dict[str, Any], saved: dict[str, Any], accumulate: int, skipped
         begun = counter["completed"] + epochs + (not between_epochs)
         _set(counter, counter["completed"] + epochs, begun)
         counter["started"] = begun
-    return Start(
+    return StartPosition(
         epoch=saved["epoch"] + epochs,
         batches=batches,
         between_epochs=between_epochs,
@@ -112,7 +112,7 @@ def reject_end_behind(trainer: L.Trainer, saved: dict[str, Any], steps: int) -> 
             raise ConfigError(f"trainer.max_{unit}s", end, rule, f"trainer.max_{unit}s={done}, or more")
 
 
-def accumulate(trainer: L.Trainer, epoch: int) -> int:
+def micro_batches_per_step(trainer: L.Trainer, epoch: int) -> int:
     """Micro-batches of a step in this epoch. A schedule says so to the Trainer only when an epoch begins."""
     schedule = _schedule(trainer)
     return schedule.get_accumulate_grad_batches(epoch) if schedule else trainer.accumulate_grad_batches
@@ -123,7 +123,7 @@ def _schedule(trainer: L.Trainer) -> GradientAccumulationScheduler | None:
     return next((callback for callback in callbacks if isinstance(callback, GradientAccumulationScheduler)), None)
 
 
-def check(trainer: L.Trainer, saved: dict[str, Any], start: Start, *, other_data: bool = False) -> None:
+def check(trainer: L.Trainer, saved: dict[str, Any], start: StartPosition, *, other_data: bool = False) -> None:
     """When the loaders are there: is this place the same as the one that was saved? Raises `ConfigError`.
 
     Args:
@@ -205,7 +205,7 @@ def _layout(trainer: L.Trainer, saved: dict[str, Any], now: int) -> tuple[str, o
 
 def _check_evaluations(trainer: L.Trainer, saved: dict[str, Any], now: int) -> None:
     """Are as many samples evaluated, cut into other batches? A limit that is lifted counts none."""
-    was, taken = saved["accumulate"], (saved["validated"], _validated(trainer))
+    was, taken = saved["accumulate"], (saved["validated"], validation_samples(trainer))
     for key, before in saved["limits"].items():
         limit = getattr(trainer, key)
         if limit == 0 or (isinstance(limit, float) and limit == 1.0):  # an int is a number of batches
@@ -222,7 +222,7 @@ def _check_evaluations(trainer: L.Trainer, saved: dict[str, Any], now: int) -> N
         raise ConfigError(f"trainer.{key}", limit, rule, f"{fix}, or trainer.{key}=1.0 for all of them")
 
 
-def start_at(trainer: L.Trainer, start: Start) -> None:
+def start_at(trainer: L.Trainer, start: StartPosition) -> None:
     """Let the loaders begin there. They have begun already where the schedule asked how many batches there are."""
     loop = trainer.fit_loop
     if start.between_epochs:  # an epoch begins, with all that belongs to it
@@ -252,7 +252,7 @@ def _samples(trainer: L.Trainer) -> list[int]:
     ]
 
 
-def _validated(trainer: L.Trainer) -> list[int] | None:
+def validation_samples(trainer: L.Trainer) -> list[int] | None:
     """Of each loader of validation: how many samples all ranks take from it, 0: all; None: there are no loaders yet."""
     loop, found = trainer.fit_loop.epoch_loop.val_loop, []
     if loop._combined_loader is None:

@@ -8,7 +8,7 @@ from typing import Any
 END = object()
 
 
-def ahead(batches: Iterable[Any], num: int) -> Iterator[Any]:
+def prefetch(batches: Iterable[Any], num: int) -> Iterator[Any]:
     """The same batches in the same order; up to `num` wait to be taken. What fetching raises is raised here."""
     waiting: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(num)
     over = threading.Event()

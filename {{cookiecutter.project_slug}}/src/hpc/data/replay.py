@@ -18,9 +18,9 @@ from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler
 from hpc.state import checksums, plain_forms, randomness
 from hpc.state.batch_effects import FetchEffects
 
-OUTLIVED = "persistent_workers=False, as random numbers of workers that outlive an epoch could not be repeated by a run"
-OUTLIVED += " that goes on"
-PLAIN = "a torch.utils.data.DataLoader"
+NOT_PERSISTENT = "persistent_workers=False, as random numbers of workers that outlive an epoch could not be repeated by a run"
+NOT_PERSISTENT += " that goes on"
+PLAIN_LOADER = "a torch.utils.data.DataLoader"
 
 
 class NotedBatches(Sampler[Any]):
@@ -140,19 +140,19 @@ def note(trainer: L.Trainer) -> bool:
     for loader in new:
         if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
             rule = "an interrupted run must find its place in the data again, and of this it is not known"
-            raise ConfigError("data", f"{type(loader).__name__}, with an __iter__ of its own", rule, PLAIN)
+            raise ConfigError("data", f"{type(loader).__name__}, with an __iter__ of its own", rule, PLAIN_LOADER)
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         # Workers make batches in processes of their own.
         fetched = None if loader.num_workers else FetchEffects(trainer)
         vars(loader)[name] = NotedBatches(_batches(loader), _samplers(loader), fetched)  # nobody may set it
-        if outlives(loader) and trainer.is_global_zero:
-            print(f"train: {OUTLIVED}", flush=True)
+        if make_workers_short_lived(loader) and trainer.is_global_zero:
+            print(f"train: {NOT_PERSISTENT}", flush=True)
     if new:
         combined.reset()  # also workers that are there already
     return bool(new)
 
 
-def places(trainer: L.Trainer, is_fetched: bool, between_epochs: bool) -> list[dict[str, Any]]:
+def loader_places(trainer: L.Trainer, is_fetched: bool, between_epochs: bool) -> list[dict[str, Any]]:
     """Where each loader is, as plain data; {} for those that know it themselves.
 
     Args:
@@ -175,10 +175,10 @@ def places(trainer: L.Trainer, is_fetched: bool, between_epochs: bool) -> list[d
     return found
 
 
-def prepare(trainer: L.Trainer, found: list[dict[str, Any]]) -> None:
+def prepare_loaders(trainer: L.Trainer, found: list[dict[str, Any]]) -> None:
     """Before iterators are made: let them be those that were left. Raises `ConfigError`."""
     warnings.filterwarnings("ignore", ".*your dataloader is not resumable")  # Lightning's; here it is
-    note(trainer)
+    note_batches(trainer)
     for loader, place in zip(trainer.fit_loop._combined_loader.flattened, found, strict=False):  # type: ignore
         batches = _batches(loader)
         if isinstance(batches, NotedBatches):
@@ -186,7 +186,7 @@ def prepare(trainer: L.Trainer, found: list[dict[str, Any]]) -> None:
             batches.restore(place.get("own", []))
 
 
-def skip(
+def pass_over_batches(
     trainer: L.Trainer,
     found: list[dict[str, Any]],
     num: Callable[[int | None], int],
@@ -223,13 +223,13 @@ def skip(
         if is_same and place["sum"] != batches.sums[many]:
             sampler = getattr(batches.batches, "sampler", batches.batches)
             rule = f"{type(sampler).__name__} must give the same samples for the same random numbers"
-            raise ConfigError("data", None, rule, f"{PLAIN} with shuffle=True, or a sampler with set_epoch(epoch)")
+            raise ConfigError("data", None, rule, f"{PLAIN_LOADER} with shuffle=True, or a sampler with set_epoch(epoch)")
         if loader.num_workers != place.get("workers", loader.num_workers) and trainer.is_global_zero:
             said = f"train: {place['workers']} -> {loader.num_workers} workers"
             print(f"{said}: random numbers that they draw are others from here on", flush=True)
 
 
-def of_evaluation(trainer: L.Trainer) -> list[list[Any]]:
+def evaluation_generators(trainer: L.Trainer) -> list[list[Any]]:
     """The generators that each loader of a validation draws with, and training does not, as plain data."""
     combined = trainer.fit_loop.epoch_loop.val_loop._combined_loader
     loaders = combined.flattened if combined is not None else []

@@ -33,8 +33,8 @@ class SameData(L.Callback):
         rejection, lines = None, []
         _make_validation_loaders(trainer)
         if trainer.is_global_zero:  # one process looks at the files
-            self.data = described(trainer)
-            lines = differences(self.before, self.data)
+            self.data = describe_data(trainer)
+            lines = list_differences(self.before, self.data)
             rejection = self._judge(lines)
         rejection, self.has_changed = trainer.strategy.broadcast((rejection, bool(lines)))
         if rejection:
@@ -43,11 +43,11 @@ class SameData(L.Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         reloads = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
         if reloads and trainer.is_global_zero and not hasattr(getattr(trainer, "datamodule", None), "fingerprint"):
-            self.data = described(trainer)  # each epoch may have more than the one before
+            self.data = describe_data(trainer)  # each epoch may have more than the one before
 
     def _judge(self, lines: list[str]) -> tuple[str, str, str, str] | None:
         accepted = allowed_changes.recorded_facts(self.run_dir, allowed_changes.DATA)
-        is_accepted = bool(accepted) and not differences(accepted[-1], self.data)
+        is_accepted = bool(accepted) and not list_differences(accepted[-1], self.data)
         if lines and not is_accepted:
             if allowed_changes.DATA not in allowed_changes.read_grant(self.run_dir):
                 more = f"; {len(lines) - SHOWN} more" * (len(lines) > SHOWN)
@@ -60,7 +60,7 @@ class SameData(L.Callback):
         return None
 
 
-def have_changed(trainer: Any) -> bool:
+def has_changed_data(trainer: Any) -> bool:
     """Does the run go on with other data, as somebody means it to?"""
     return any(isinstance(callback, SameData) and callback.has_changed for callback in trainer.callbacks)
 
@@ -75,7 +75,7 @@ def _make_validation_loaders(trainer: Any) -> None:
         trainer.training = True
 
 
-def described(trainer: Any) -> dict[str, Any]:
+def describe_data(trainer: Any) -> dict[str, Any]:
     """Plain data for each split: what `fingerprint()` of the DataModule says, else how many samples there are."""
     if hasattr(trainer.datamodule, "fingerprint"):
         return trainer.datamodule.fingerprint()
@@ -89,7 +89,7 @@ def described(trainer: Any) -> dict[str, Any]:
     return found
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def list_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """`split: fact was -> is`, of the splits that both know."""
     return [
         f"{split}: {_difference(fact, old, now[split].get(fact))}"

@@ -90,7 +90,7 @@ class EvalBatchSampler(DistributedSampler, SequentialSampler):
     """Every sample once over all ranks, in order, in equally many batches on each rank; epoch 0. See `shares`."""
 
     def __init__(self, num_samples: int, batch_size: int, *, rank: int, num_ranks: int) -> None:
-        self.parts = shares(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
+        self.parts = batch_ranges(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
 
     def set_epoch(self, epoch: int) -> None:
         """Lightning calls this before each evaluation; the order stays."""
@@ -103,7 +103,7 @@ class EvalBatchSampler(DistributedSampler, SequentialSampler):
             yield 0, np.arange(part.start, part.stop)
 
 
-def shares(num_samples: int, batch_size: int, *, rank: int, num_ranks: int) -> list[range]:
+def batch_ranges(num_samples: int, batch_size: int, *, rank: int, num_ranks: int) -> list[range]:
     """Return the positions in each batch of one rank, so that all ranks together have every sample once.
 
     Ranks have equally many batches, none of them empty, and nothing is repeated to fill one. The last batches differ by
@@ -152,7 +152,7 @@ class SharedBatches(Sampler[list[Any]]):
             yield order[part.start : part.stop]
 
 
-def uniform(seed: int, epoch: int, index: Tensor, num: int) -> Tensor:
+def uniform_per_sample(seed: int, epoch: int, index: Tensor, num: int) -> Tensor:
     """Random numbers in [0, 1) that are a function of (seed, epoch, sample index) alone.
 
     Args:

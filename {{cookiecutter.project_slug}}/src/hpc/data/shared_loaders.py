@@ -19,20 +19,21 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from hpc.config.errors import ConfigError
+from hpc.data import noted_batches
 from hpc.data import replay
-from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler, SharedBatches, shares
+from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler, SharedBatches, batch_ranges
 
-ALONE = "one device: trainer=gpu or trainer=cpu"
-PLAIN = "a DataLoader with batch_size=... over a dataset with __len__ and __getitem__"
+USE_ONE_DEVICE = "one device: trainer=gpu or trainer=cpu"
+USE_PLAIN_LOADER = "a DataLoader with batch_size=... over a dataset with __len__ and __getitem__"
 
 
-def place_of(strategy: Any) -> dict[str, int]:
+def data_rank(strategy: Any) -> dict[str, int]:
     """This process among those that get different samples. Ranks of one tensor-parallel group share theirs."""
     kwargs = getattr(strategy, "distributed_sampler_kwargs", None)
     return {"rank": kwargs["rank"], "num_ranks": kwargs["num_replicas"]} if kwargs else {"rank": 0, "num_ranks": 1}
 
 
-class SharesData:
+class SharesLoaders:
     """For a strategy: shares out the loaders that Lightning hands to it."""
 
     lightning_module: Any
@@ -42,16 +43,16 @@ class SharesData:
     def process_dataloader(self, dataloader: object) -> object:
         trainer = self.lightning_module.trainer
         alone, stage = trainer.world_size == 1, trainer.state.stage
-        loader, said = shared(dataloader, stage, alone=alone, **place_of(self))
+        loader, said = share_loader(dataloader, stage, alone=alone, **data_rank(self))
         if stage == RunningStage.TRAINING and not alone:
             self._look_ahead(trainer)
         self._say(said, trainer)
         is_validated = stage in (RunningStage.SANITY_CHECKING, RunningStage.VALIDATING)
         is_ours = isinstance(getattr(loader, "sampler", None), EvalBatchSampler)  # draws from a generator of its own
-        if is_validated and not is_ours and replay.outlives(loader):
-            self._say(f"val: {replay.OUTLIVED}", trainer)
+        if is_validated and not is_ours and noted_batches.make_workers_short_lived(loader):
+            self._say(f"val: {noted_batches.NOT_PERSISTENT}", trainer)
         if is_validated and self.evaluation:
-            replay.restore_evaluation(trainer, loader, self.evaluation[0])
+            replay.restore_evaluation(trainer, loader, saved=self.evaluation[0])
             self.evaluation = self.evaluation[1:]
         return loader
 
@@ -71,9 +72,9 @@ class SharesData:
                 raise
             except Exception:  # the researcher's setup("test") comes first
                 continue
-            stage, place = (RunningStage.TESTING if split == "test" else RunningStage.VALIDATING), place_of(self)
+            stage, place = (RunningStage.TESTING if split == "test" else RunningStage.VALIDATING), data_rank(self)
             for loader in loaders:
-                shared(loader, stage, rank=place["rank"], num_ranks=place["num_ranks"])
+                share_loader(loader, stage, rank=place["rank"], num_ranks=place["num_ranks"])
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """As Lightning does it, which counts samples in whole numbers, and would cut their mean over ranks to one."""
@@ -82,7 +83,7 @@ class SharesData:
         return super().reduce(tensor, group, reduce_op)  # type: ignore[misc]
 
 
-def shared(loader: Any, stage: RunningStage, *, rank: int, num_ranks: int, alone: bool = False) -> tuple[object, str]:
+def share_loader(loader: Any, stage: RunningStage, *, rank: int, num_ranks: int, alone: bool = False) -> tuple[object, str]:
     """Return the loader with this rank's samples, and what to tell of it.
 
     Args:
@@ -100,7 +101,7 @@ def shared(loader: Any, stage: RunningStage, *, rank: int, num_ranks: int, alone
         return loader, ""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         rule = f"each of the {num_ranks} ranks must get samples of its own; this loader gives all of them the same"
-        raise _rejected(split, loader, rule, f"{PLAIN}, or {ALONE}")
+        raise _rejected(split, loader, rule, f"{USE_PLAIN_LOADER}, or {USE_ONE_DEVICE}")
     if own := _place_aware(loader):
         _reject_other_place(split, loader, own, rank, num_ranks)
         if training or own.num_replicas * len(own) == len(loader.dataset):  # type: ignore[arg-type]
@@ -112,20 +113,20 @@ def shared(loader: Any, stage: RunningStage, *, rank: int, num_ranks: int, alone
     batches: Any = loader.batch_sampler  # a loader that was given one knows neither its order nor how large batches are
     if type(batches) is not BatchSampler or not hasattr(batches.sampler, "__len__"):
         rule = f"each of the {num_ranks} ranks must get samples of its own; how to share out this sampler is not known"
-        raise _rejected(split, loader, rule, f"a DistributedSampler (with `rank` and `num_replicas`), or {PLAIN}")
+        raise _rejected(split, loader, rule, f"a DistributedSampler (with `rank` and `num_replicas`), or {USE_PLAIN_LOADER}")
     order: Any = SequentialSampler(loader.dataset) if own else batches.sampler  # type: ignore[arg-type]
     num_samples, batch_size = len(order), batches.batch_size
     if batches.drop_last:  # of an evaluation as many as one process would leave out
         num_samples -= num_samples % (batch_size * num_ranks if training else batch_size)
     if num_samples < num_ranks:
         rule = f"each of the {num_ranks} ranks must get a batch; there are {len(order)} samples"
-        raise _rejected(split, loader, rule, f"more samples, a smaller batch, or {ALONE}")
-    parts = shares(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
+        raise _rejected(split, loader, rule, f"more samples, a smaller batch, or {USE_ONE_DEVICE}")
+    parts = batch_ranges(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
     said = f"{split}: {num_samples} samples are shared out among {num_ranks} ranks, {batch_size} in a batch of each"
     return _with_batches(loader, SharedBatches(order, parts, seed=_seed())), said
 
 
-def reject_other_orders(loaders: Any, group: Any) -> None:
+def reject_differing_orders(loaders: Any, group: Any) -> None:
     """Compare the order that each loader has drawn. To be called on all ranks, after its first batch.
 
     Args:
@@ -135,7 +136,7 @@ def reject_other_orders(loaders: Any, group: Any) -> None:
         ConfigError: on all ranks, where each took its part of another order: some samples would be repeated.
     """
     given = [getattr(loader, "batch_sampler", None) for loader in tree_leaves(loaders)] if group else []
-    shared = [batches.batches if isinstance(batches, replay.NotedBatches) else batches for batches in given]
+    shared = [batches.batches if isinstance(batches, noted_batches.NotedBatches) else batches for batches in given]
     for batches in (batches for batches in shared if isinstance(batches, SharedBatches) and not batches.is_compared):
         if batches.checksum is None:
             continue
@@ -156,7 +157,7 @@ def _reject_without_place(loader: Any) -> None:
     if is_stream or hasattr(loader, "state_dict") or not hasattr(loader, "__len__"):
         what = "a stream" if is_stream else "a loader with a state_dict()" if hasattr(loader, "state_dict") else "this"
         rule = f"an interrupted run must go on at the same sample; with {what} it would begin at the first one again"
-        raise _rejected("train", loader, rule, PLAIN)
+        raise _rejected("train", loader, rule, USE_PLAIN_LOADER)
     if sized_len(loader) == 0:
         raise _rejected("train", loader, "it must have a batch to train on", "more samples, or drop_last=False")
 

@@ -5,10 +5,10 @@ from typing import Any
 from hpc.data import staging
 from hpc.run.watchdog import Watchdog
 
-MOVES = "copying/moves"
+STORE_KEY = "copying/moves"
 
 
-class Copying:
+class StagingProgress:
     """From now on, till the watch converses of something else, each sign of a copy is progress of all ranks.
 
     Args:
@@ -18,7 +18,7 @@ class Copying:
     def __init__(self, watch: Watchdog, step: int) -> None:
         self.watch, self.step = watch, step
         self._moves = self._told = self._heard = 0
-        staging.moves = self.moved
+        staging.on_progress = self.moved
         watch.exchange_with(self.turn)
 
     def moved(self) -> None:
@@ -30,8 +30,8 @@ class Copying:
         """Tell the other ranks, and hear of them, about once a second."""
         if self._told != self._moves:
             self._told = self._moves
-            store.add(MOVES, 1)
-        heard = store.add(MOVES, 0)
+            store.add(STORE_KEY, 1)
+        heard = store.add(STORE_KEY, 0)
         if heard != self._heard:
             self._heard = heard
             self._progress()

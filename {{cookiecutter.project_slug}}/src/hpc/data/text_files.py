@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 TOKEN_SUFFIXES = (".npy", ".bin")  # any other file is text, read as bytes
-NO_TEXT = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".tar", ".parquet", ".arrow", ".h5", ".pdf", ".pt")
-TWENTIETHS = {"train": (0, 18), "val": (18, 19), "test": (19, 20)}
+BINARY_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".tar", ".parquet", ".arrow", ".h5", ".pdf", ".pt")
+SPLIT_TWENTIETHS = {"train": (0, 18), "val": (18, 19), "test": (19, 20)}
 
 
 def list_text(files: Any, val_files: Any = None) -> tuple[list[str], list[str]]:
@@ -27,9 +27,9 @@ def list_text(files: Any, val_files: Any = None) -> tuple[list[str], list[str]]:
     """
     train = _expand("data.files", files)
     val = _expand("data.val_files", val_files) if val_files else []
-    reject_no_text(train + val)
+    reject_binary_files(train + val)
     for file in train + val:
-        if is_tokens(file) != is_tokens(train[0]):
+        if is_token_file(file) != is_token_file(train[0]):
             rule = f"either all files hold tokens ({', '.join(TOKEN_SUFFIXES)}) or none does; {train[0]} is not like it"
             raise ConfigError("data.files", file, rule, "choose with a pattern, as in data.files='folder/*.bin'")
     known = set(map(os.path.realpath, train))
@@ -46,11 +46,11 @@ def split_text(
     `val_files` serve val and test. Without them the files, in the order of a hash of their names, are cut at 18 and 19
     twentieths; fewer than 20 files stay together, and their windows are cut instead.
     """
-    share: tuple[int, int] = TWENTIETHS[split]
+    share: tuple[int, int] = SPLIT_TWENTIETHS[split]
     if val_files:
         files, share = (files if split == "train" else val_files), (0, 20)
     elif len(files) >= 20:
-        files, share = by_hash(files)[_part(len(files), share)], (0, 20)
+        files, share = sort_by_hash(files)[_part(len(files), share)], (0, 20)
     windows = range(max(0, sum(map(num_tokens, files)) - 1) // block_size)
     windows = windows[_part(len(windows), share)]
     if max_eval_windows and split != "train":
@@ -58,24 +58,24 @@ def split_text(
     return files, windows
 
 
-def by_hash(files: list[str]) -> list[str]:
+def sort_by_hash(files: list[str]) -> list[str]:
     """Files in the order of a hash of their names below the folder that they share: as good as shuffled."""
     root = os.path.commonpath(list(map(os.path.abspath, files)))
     return sorted(files, key=lambda file: hashlib.sha256(os.fsencode(os.path.relpath(file, root))).digest())
 
 
-def is_tokens(file: str) -> bool:
+def is_token_file(file: str) -> bool:
     """Whether a file holds tokens rather than text."""
     return file.endswith(TOKEN_SUFFIXES)
 
 
 def num_tokens(file: str) -> int:
     """Tokens in a token file, bytes in any other."""
-    return len(read_only(file)) if is_tokens(file) else os.path.getsize(file)
+    return len(map_file(file)) if is_token_file(file) else os.path.getsize(file)
 
 
 @functools.lru_cache(maxsize=256)  # each holds a file descriptor
-def read_only(file: str) -> "np.ndarray":
+def map_file(file: str) -> "np.ndarray":
     """A file as a memory-mapped array of one dimension: `.npy` as it says, `.bin` as uint16, any other as bytes.
 
     Raises:
@@ -88,7 +88,7 @@ def read_only(file: str) -> "np.ndarray":
         if file.endswith(".npy"):
             array = np.load(file, mmap_mode="r")
         else:
-            array = np.memmap(file, dtype="<u2" if is_tokens(file) else np.uint8, mode="r")
+            array = np.memmap(file, dtype="<u2" if is_token_file(file) else np.uint8, mode="r")
     except (OSError, ValueError) as error:
         raise ConfigError("data.files", file, f"{rule}; {error}", "write the file again") from None
     if array.ndim != 1 or array.dtype.kind not in "ui":
@@ -133,9 +133,9 @@ def _expand(key: str, patterns: Any) -> list[str]:
     return files
 
 
-def reject_no_text(files: Sequence[str]) -> None:
+def reject_binary_files(files: Sequence[str]) -> None:
     """Raise `ConfigError` for a file that would be read as bytes, and holds other things than text."""
-    if found := [file for file in files if file.lower().endswith(NO_TEXT)]:
+    if found := [file for file in files if file.lower().endswith(BINARY_SUFFIXES)]:
         rule = f"must be text, tokens ({', '.join(TOKEN_SUFFIXES)}), or bytes of your own under another name"
         raise ConfigError(
             "data.files", found[0], rule, "unpack it, or choose with a pattern: data.files='folder/*.txt'"

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpc.config.errors import ConfigError
-from hpc.data.file_parts import AGAIN, Parts
-from hpc.data.packing import put
-from hpc.data.text_files import is_tokens, read_only
+from hpc.data.file_parts import COPY_OR_PACK_AGAIN, FileParts
+from hpc.data.packing import write_at
+from hpc.data.text_files import is_token_file, map_file
 
-NUMBERS = ("tokens", "vocab_size", "bytes_per_token")
+NUMBER_KEYS = ("tokens", "vocab_size", "bytes_per_token")
 
 
-def notes(file: str) -> dict[str, Any] | None:
+def read_notes(file: str) -> dict[str, Any] | None:
     """What is noted of a token file; None: nothing.
 
     Raises:
@@ -31,32 +31,32 @@ def notes(file: str) -> dict[str, Any] | None:
     try:
         with open(path, encoding="utf-8") as stream:
             noted = json.load(stream)
-        numbers = [noted[key] + 0 for key in NUMBERS]
-        dtype, whole = noted["dtype"], noted["checksum"] == checksum(noted)
+        numbers = [noted[key] + 0 for key in NUMBER_KEYS]
+        dtype, whole = noted["dtype"], noted["checksum"] == notes_checksum(noted)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError("data.files", path, f"is what tools/pack.py has written; {error!r}", AGAIN) from None
-    tokens = read_only(file)
+        raise ConfigError("data.files", path, f"is what tools/pack.py has written; {error!r}", COPY_OR_PACK_AGAIN) from None
+    tokens = map_file(file)
     if not whole or (len(tokens), str(tokens.dtype)) != (numbers[0], dtype):
         rule = f"{path} describes it: {numbers[0]} tokens, {dtype}; it holds {len(tokens)}, {tokens.dtype}"
-        raise ConfigError("data.files", file, rule, AGAIN)
+        raise ConfigError("data.files", file, rule, COPY_OR_PACK_AGAIN)
     return noted
 
 
-def checksum(noted: dict[str, Any]) -> str:
+def notes_checksum(noted: dict[str, Any]) -> str:
     """Of all that is noted and, through the parts, of the tokens."""
     rest = {key: value for key, value in noted.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def vocabulary(files: Sequence[str]) -> tuple[int | None, float | None]:
+def read_vocabulary(files: Sequence[str]) -> tuple[int | None, float | None]:
     """(vocabulary size, bytes per token) of text, or as noted of token files; None: not known.
 
     Raises:
         ConfigError: files of several tokenizers.
     """
-    if not is_tokens(files[0]):
+    if not is_token_file(files[0]):
         return 256, 1.0
-    known = {file: noted for file in files if (noted := notes(file))}
+    known = {file: noted for file in files if (noted := read_notes(file))}
     if len(known) < len(files):
         return None, None
     first = known[files[0]]
@@ -69,30 +69,30 @@ def vocabulary(files: Sequence[str]) -> tuple[int | None, float | None]:
     return max(noted["vocab_size"] for noted in known.values()), size / num
 
 
-def describe(files: Sequence[str]) -> str:
+def describe_text(files: Sequence[str]) -> str:
     """By what files are known again, in a copy of their folder, too: names, sizes, checksums of what was packed."""
     root = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
     digest = hashlib.sha256()
     for file in files:
-        noted = notes(file) if is_tokens(file) else None
+        noted = read_notes(file) if is_token_file(file) else None
         known = [os.path.relpath(os.path.abspath(file), root), os.path.getsize(file), noted and noted["checksum"]]
         digest.update(repr(known).encode(errors="surrogateescape"))
     return digest.hexdigest()[:16]
 
 
-def token_parts(file: str) -> Parts:
+def token_parts(file: str) -> FileParts:
     """The checksums of a packed token file. Raises `ConfigError` where there are none."""
-    noted = notes(file) if is_tokens(file) else None
+    noted = read_notes(file) if is_token_file(file) else None
     if noted is None:
         fix = "python tools/pack.py data.files=... out=<file>.npy, or data.stage=false"
         raise ConfigError("data.stage", True, f"copies packed files; {file} was not packed", fix)
-    tokens = read_only(file)
+    tokens = map_file(file)
     sizes = [num * tokens.itemsize for num, _ in noted["parts"]]
     offset = os.path.getsize(file) - tokens.nbytes
-    return Parts(file, offset, sizes, [crc for _, crc in noted["parts"]], noted["checksum"])
+    return FileParts(file, offset, sizes, [crc for _, crc in noted["parts"]], noted["checksum"])
 
 
-def header(num: int, dtype: str) -> bytes:
+def npy_header(num: int, dtype: str) -> bytes:
     """What stands before the tokens in a .npy file; always of the same length."""
     import numpy as np
 
@@ -102,7 +102,7 @@ def header(num: int, dtype: str) -> bytes:
     return stream.getvalue()
 
 
-def finish(descriptor: int, out: str, noted: dict[str, Any], done: list[Any]) -> None:
+def write_header_and_notes(descriptor: int, out: str, noted: dict[str, Any], done: list[Any]) -> None:
     """The header before the tokens, and the note beside them: it is there when the tokens get their name.
 
     Args:
@@ -114,10 +114,10 @@ def finish(descriptor: int, out: str, noted: dict[str, Any], done: list[Any]) ->
     """
     item = {"uint8": 1, "uint16": 2, "uint32": 4}[noted["dtype"]]
     num = sum(size for size, _, _ in done) // item
-    put(descriptor, memoryview(header(num, noted["dtype"])), 0)
+    write_at(descriptor, memoryview(npy_header(num, noted["dtype"])), offset=0)
     noted["tokens"], noted["parts"] = num, [[size // item, crc] for size, crc, _ in done]
     noted["bytes_per_token"] = sum(length for _, _, length in done) / num
-    noted["checksum"] = checksum(noted)
+    noted["checksum"] = notes_checksum(noted)
     with open(f"{out}.json.part", "w", encoding="utf-8") as note:
         json.dump(noted, note)
     os.replace(f"{out}.json.part", f"{out}.json")

@@ -6,10 +6,10 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hpc.data.fetching import tensor
-from hpc.data.text_files import num_tokens, read_only, reject_tokens_outside
+from hpc.data.fetching import copy_to_tensor
+from hpc.data.text_files import num_tokens, map_file, reject_tokens_outside
 
-IN_MEMORY = 1 << 26  # tokens
+MAX_TOKENS_IN_MEMORY = 1 << 26  # tokens
 
 
 class TokenWindows(Dataset):
@@ -30,8 +30,8 @@ class TokenWindows(Dataset):
         self.ends = np.cumsum(lengths)
         self.begins = self.ends - lengths
         self.start, self.stride = windows.start * block_size, windows.step * block_size
-        small = len(files) > 1 and self.ends[-1] <= IN_MEMORY
-        self.loaded = _together([read_only(file) for file in files]) if small else None
+        small = len(files) > 1 and self.ends[-1] <= MAX_TOKENS_IN_MEMORY
+        self.loaded = _together([map_file(file) for file in files]) if small else None
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -50,14 +50,14 @@ class TokenWindows(Dataset):
         if self.loaded is not None:
             tokens = all_windows(self.loaded, self.block_size + 1)[starts]
         elif len(self.files) == 1:
-            tokens = all_windows_of(self.files[0], self.block_size + 1)[starts]
+            tokens = all_windows_of_file(self.files[0], self.block_size + 1)[starts]
         else:
             tokens = self._from_several(starts)
         if self.vocab_size is not None and (tokens.max() >= self.vocab_size or tokens.min() < 0):
             row, column = np.argwhere((tokens < 0) | (tokens >= self.vocab_size))[0]
             file = int(np.searchsorted(self.ends, starts[row] + column, side="right"))
-            reject_tokens_outside(self.vocab_size, int(tokens.min()), int(tokens.max()), self.files[file])
-        return tensor(tokens[:, :-1], np.int64), tensor(tokens[:, 1:], np.int64)
+            reject_tokens_outside(self.vocab_size, smallest=int(tokens.min()), largest=int(tokens.max()), file=self.files[file])
+        return copy_to_tensor(tokens[:, :-1], np.int64), copy_to_tensor(tokens[:, 1:], np.int64)
 
     def _from_several(self, starts: np.ndarray) -> np.ndarray:
         """Return windows int64 (batch, block_size + 1): one gather for each file that they begin in."""
@@ -65,7 +65,7 @@ class TokenWindows(Dataset):
         files = np.searchsorted(self.ends, starts, side="right")
         for file in map(int, np.unique(files)):
             rows = np.flatnonzero(files == file)
-            every, local = all_windows_of(self.files[file], self.block_size + 1), starts[rows] - self.begins[file]
+            every, local = all_windows_of_file(self.files[file], self.block_size + 1), starts[rows] - self.begins[file]
             inside = local < len(every)
             windows[rows[inside]] = every[local[inside]]
             for row, start in zip(rows[~inside], local[~inside], strict=True):
@@ -76,7 +76,7 @@ class TokenWindows(Dataset):
         """Return a window from token `start` of a file into those after it."""
         pieces, missing = [], self.block_size + 1
         while missing:
-            pieces.append(read_only(self.files[file])[start : start + missing])
+            pieces.append(map_file(self.files[file])[start : start + missing])
             file, start, missing = file + 1, 0, missing - len(pieces[-1])
         return _together(pieces)
 
@@ -93,6 +93,6 @@ def all_windows(tokens: np.ndarray, length: int) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=256)
-def all_windows_of(file: str, length: int) -> np.ndarray:
+def all_windows_of_file(file: str, length: int) -> np.ndarray:
     """Return `all_windows` of a file, made once."""
-    return all_windows(np.asarray(read_only(file)), length)
+    return all_windows(np.asarray(map_file(file)), length)

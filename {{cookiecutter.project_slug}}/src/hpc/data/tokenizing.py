@@ -10,31 +10,31 @@ from hpc.config.errors import ConfigError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-PIECE = 1 << 20  # bytes: a tokenizer needs a few hundred times as much memory
-PART = 1 << 24  # bytes that one process does at a time
-TRAINED_ON = 1 << 30  # bytes, evenly spread; more text makes a BPE hardly better
-ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>")  # the token that ends a file: the first that there is
+PIECE_BYTES = 1 << 20  # bytes: a tokenizer needs a few hundred times as much memory
+PART_BYTES = 1 << 24  # bytes that one process does at a time
+MAX_TRAINING_BYTES = 1 << 30  # bytes, evenly spread; more text makes a BPE hardly better
+END_OF_TEXT_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>")  # the token that ends a file: the first that there is
 
 Piece = tuple[str, int, int]  # file, first byte, one past the last: before they are moved to where lines begin
 
 
-def parts(files: Sequence[str]) -> list[list[Piece]]:
+def split_into_parts(files: Sequence[str]) -> list[list[Piece]]:
     """All files, in order, in parts of about PART bytes, which are pieces of at most about PIECE."""
     found: list[list[Piece]] = [[]]
     filled = 0
     for file in files:
         size = os.path.getsize(file)
-        for start in range(0, size, PIECE):
-            if filled >= PART:
+        for start in range(0, size, PIECE_BYTES):
+            if filled >= PART_BYTES:
                 found.append([])
                 filled = 0
-            end = min(start + PIECE, size)
+            end = min(start + PIECE_BYTES, size)
             found[-1].append((file, start, end))
             filled += end - start
     return found
 
 
-def text_of(piece: Piece) -> tuple[str, int, bool]:
+def read_piece(piece: Piece) -> tuple[str, int, bool]:
     """(text, its bytes in the file, whether the file ends here) of a piece, cut where lines begin.
 
     Raises:
@@ -55,18 +55,18 @@ def text_of(piece: Piece) -> tuple[str, int, bool]:
         ) from None
 
 
-def unreadable(every: Sequence[Sequence[Piece]], number: int) -> list[ConfigError]:
+def find_unreadable(every: Sequence[Sequence[Piece]], number: int) -> list[ConfigError]:
     """Which pieces of a part are not UTF-8."""
     found = []
     for piece in every[number]:
         try:
-            text_of(piece)
+            read_piece(piece)
         except ConfigError as rejected:
             found.append(rejected)
     return found
 
 
-def byte_part(every: Sequence[Sequence[Piece]], number: int) -> tuple[bytes, int]:
+def read_byte_part(every: Sequence[Sequence[Piece]], number: int) -> tuple[bytes, int]:
     """(tokens, bytes of text): of bytes the same."""
     read = b""
     for file, start, end in every[number]:
@@ -76,13 +76,13 @@ def byte_part(every: Sequence[Sequence[Piece]], number: int) -> tuple[bytes, int
     return read, len(read)
 
 
-def token_part(every: Sequence[Sequence[Piece]], tokenizer: "Tokenizer", dtype: str, number: int) -> tuple[bytes, int]:
+def tokenize_part(every: Sequence[Sequence[Piece]], tokenizer: "Tokenizer", dtype: str, number: int) -> tuple[bytes, int]:
     """(tokens as bytes of `dtype`, bytes of text) of a part. Raises `ConfigError`."""
     import numpy as np
 
-    end_of_text, tokens, size = end_token(tokenizer), [], 0
+    end_of_text, tokens, size = end_of_text_token(tokenizer), [], 0
     for piece in every[number]:
-        text, length, ends = text_of(piece)
+        text, length, ends = read_piece(piece)
         tokens.append(np.array(tokenizer.encode(text, add_special_tokens=False).ids, dtype))
         size += length
         if ends and end_of_text is not None:
@@ -90,7 +90,7 @@ def token_part(every: Sequence[Sequence[Piece]], tokenizer: "Tokenizer", dtype: 
     return np.concatenate(tokens).tobytes(), size
 
 
-def load(text: str, source: str) -> "Tokenizer":
+def load_tokenizer(text: str, source: str) -> "Tokenizer":
     """A tokenizer from the text of its tokenizer.json. Raises `ConfigError`."""
     from tokenizers import Tokenizer
 
@@ -102,7 +102,7 @@ def load(text: str, source: str) -> "Tokenizer":
         ) from None
 
 
-def trained(every: Sequence[Sequence[Piece]], vocab_size: int) -> str:
+def train_bpe(every: Sequence[Sequence[Piece]], vocab_size: int) -> str:
     """The tokenizer.json of a byte-level BPE that is trained on (some of) the pieces. Raises `ConfigError`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -111,26 +111,26 @@ def trained(every: Sequence[Sequence[Piece]], vocab_size: int) -> str:
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[ENDS[0]], initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab_size, special_tokens=[END_OF_TEXT_TOKENS[0]], initial_alphabet=alphabet, show_progress=False
     )  # type: ignore
 
     chosen = [piece for part in every for piece in part]
     size = sum(end - start for _, start, end in chosen)
 
     def some() -> Iterator[str]:
-        for piece in chosen[:: max(1, size // TRAINED_ON)]:
-            yield text_of(piece)[0]
+        for piece in chosen[:: max(1, size // MAX_TRAINING_BYTES)]:
+            yield read_piece(piece)[0]
 
     tokenizer.train_from_iterator(some(), trainer)
     return tokenizer.to_str(pretty=True)
 
 
-def end_token(tokenizer: "Tokenizer") -> int | None:
+def end_of_text_token(tokenizer: "Tokenizer") -> int | None:
     """The token that is put after each file."""
-    return next((number for name in ENDS if (number := tokenizer.token_to_id(name)) is not None), None)
+    return next((number for name in END_OF_TEXT_TOKENS if (number := tokenizer.token_to_id(name)) is not None), None)
 
 
-def num_tokens(tokenizer: "Tokenizer") -> int:
+def vocabulary_size(tokenizer: "Tokenizer") -> int:
     """One more than the largest number of a token."""
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
@@ -140,18 +140,18 @@ def dtype_for(vocab_size: int) -> str:
     return "uint8" if vocab_size <= 256 else "uint16" if vocab_size <= 65536 else "uint32"
 
 
-def described(asked: Any, files: Sequence[str], tokenizer: str, text: str) -> dict[str, Any]:
+def describe_tokens(asked: Any, files: Sequence[str], tokenizer: str, text: str) -> dict[str, Any]:
     """What is noted beside the tokens, as far as it is known before they are made."""
     size = 256
-    loaded = load(text, tokenizer) if text else None
+    loaded = load_tokenizer(text, tokenizer) if text else None
     if loaded:
-        size = num_tokens(loaded)
+        size = vocabulary_size(loaded)
     sha = hashlib.sha256(text.encode()).hexdigest()[:16]
     return {
         "dtype": dtype_for(size),
         "vocab_size": -(-size // 64) * 64,
         "tokenizer": f"{tokenizer} {sha}" if text else "bytes",
-        "end_of_text": end_token(loaded) if loaded else None,
+        "end_of_text": end_of_text_token(loaded) if loaded else None,
         "sources": {"data.files": str(asked), "files": len(files), "bytes": sum(map(os.path.getsize, files))},
     }
 
@@ -164,12 +164,12 @@ def _cut(stream: Any, at: int, size: int) -> int:
     if at in (0, size):
         return at
     stream.seek(at)
-    following = stream.read(PIECE)
+    following = stream.read(PIECE_BYTES)
     found = following.find(b"\n")
     while 0 <= found < len(following) - 1:
         if following[found + 1 : found + 2].strip():
             return at + found + 1
         found = following.find(b"\n", found + 1)
-    if len(following) < PIECE:
+    if len(following) < PIECE_BYTES:
         return size
     return at + next((i for i in range(4) if following[i] & 0xC0 != 0x80), 0)

@@ -12,6 +12,7 @@ from hpc.monitor import sampler
 from hpc.resume.resume import Resume
 from hpc.run import phases
 from hpc.system import process
+from hpc.training import step_overhead
 from hpc.training import lean
 
 EPOCHS = 5  # of each start that are noted: a small run may make thousands
@@ -35,7 +36,7 @@ class Monitor(L.Callback):
             return
         self.attempt = next((one.run.number for one in trainer.callbacks if isinstance(one, Resume)), 1)  # type: ignore[attr-defined]
         if not trainer.is_global_zero:
-            lean.drop(self, "on_train_batch_end")
+            step_overhead.disable_hook(self, "on_train_batch_end")
         else:
             with suppress(OSError):
                 (self.run_dir / "monitor").mkdir(parents=True, exist_ok=True)
@@ -47,7 +48,7 @@ class Monitor(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if not trainer.fit_loop._should_accumulate():  # an epoch may end with fewer batches than a step has
-            lean.drop(self, "on_train_batch_end")  # the first step is done: compiled, loaded
+            step_overhead.disable_hook(self, "on_train_batch_end")  # the first step is done: compiled, loaded
             self._begin["start"] = process.start_unix_time()
             self._note(trainer, "start")
 

@@ -19,6 +19,8 @@ from hpc.launch.measured_links import MeasuredLinks
 from hpc.monitor.network_check_words import reject_alone
 from hpc.run import attempt_log, command_line, directory, frozen_config, signals, watchdog
 from hpc.system import files
+from hpc.training import starting_point
+from hpc.training import meet_ranks
 from hpc.training import begin as training_begin
 from hpc.training import beginning
 
@@ -57,7 +59,7 @@ def _measure_and_keep(
     node_checks.check_launch(cfg, place, environ=os.environ)
     warned.launcher_pid = os.getppid()
     fresh = directory.choose(cfg.run_dir, cfg.name, now=datetime.now(), environ=os.environ, step=place.step or "0")
-    start = training_begin.together(cfg, place, fresh, frozen, os.environ)  # torch from here on
+    start = meet_ranks.begin_attempt(cfg, place, new_run_dir=fresh, is_frozen=frozen, environ=os.environ)  # torch from here on
     run_dir, hang_seconds = Path(cfg.run_dir), 60 * cfg.faults.hang_minutes
     if start.claim:
         frozen_config.create_or_replace(run_dir, cfg, words=words)
@@ -116,7 +118,7 @@ def judged(
 def _measure(
     cfg: DictConfig,
     place: placement.Placement,
-    start: beginning.Beginning,
+    start: starting_point.StartingPoint,
     watching: watchdog.Watchdog,
     warned: signals.SignalState,
 ) -> tuple[list[CollectiveTiming], dict[str, list[float]]]:
@@ -145,7 +147,7 @@ def _measure(
     return found
 
 
-def _stop(cfg: DictConfig, start: beginning.Beginning, why: str) -> NoReturn:
+def _stop(cfg: DictConfig, start: starting_point.StartingPoint, why: str) -> NoReturn:
     if start.claim:
         attempt_log.record_end(Path(cfg.run_dir), start.claim, attempt=start.attempt, step=0, outcome="failed", why=why)
     raise watchdog.Stopped(0, why, "failed")

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from hpc.config.errors import first_line
 from hpc.jobs.hardware import peak
 from hpc.monitor.flops import training_flops
-from hpc.training.curves import show
+from hpc.training.curves import show_in_progress_bar
 
 
 @dataclass
@@ -141,7 +141,7 @@ class Throughput(L.Callback):
             self._flops = None
         numbers = speed(window, replicas, trainer.world_size, self._flops, self._peak)
         shown = {f"{window.unit}/s": f"perf/{window.unit}_per_second", "mfu": "perf/mfu"}
-        show(trainer, {short: numbers[name] for short, name in shown.items() if name in numbers})
+        show_in_progress_bar(trainer, {short: numbers[name] for short, name in shown.items() if name in numbers})
         for logger in trainer.loggers:
             logger.log_metrics(numbers, step)
 
@@ -196,4 +196,4 @@ def between(start: Any, end: Any) -> float:
 
 def waited(trainer: Any) -> float | None:
     """Seconds that training has waited for data so far; None where `trainer.profiler` is another than our clock."""
-    return getattr(trainer.profiler, "waited", None)
+    return getattr(trainer.profiler, "waited_seconds", None)

@@ -1,4 +1,4 @@
-"""What all ranks must decide alike, agreed about once a second; the steps between exchange nothing."""
+"""Decisions that all ranks must make alike: they agree about once a second. The steps between exchange nothing."""
 
 import time
 from collections.abc import Callable
@@ -8,70 +8,82 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpc.resume.early_agreement import Early
+from hpc.resume.early_agreement import EarlyAgreement
 
-ABOUT = 1.0  # seconds between two agreements
-GROWTH = 8  # at most so many times as many steps till the next one: the first steps of a run tell little
+INTERVAL_SECONDS = 1.0  # between two agreements
+MAX_GROWTH = 8  # an interval has at most so many times the steps of the last one: the first steps say little
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What one rank wants, or what all of them do: the largest of each number."""
+class Request:
+    """The request of one rank, or of all ranks together: the largest of each number."""
 
-    stop: int = 0  # index of the reason, 0: none
+    stop: int = 0  # index of the reason to stop; 0: none
     save: int = 0
-    best: int = 0
-    not_finite: int = 0
-    redo: int = 0  # a validation follows that is not waited for when the run is to stop
-    apart: int = 0  # no wish, but found by asking: ranks differ in what they must have alike
+    is_best: int = 0
+    is_not_finite: int = 0
+    save_before_validation: int = 0  # a validation comes next that a stop would not wait for
+    ranks_differ: int = 0  # never requested: the result of comparing checksums
 
 
 class Agreement:
-    """All ranks call `ask` at the same steps, as each of them is told by the one before, or by `early`.
+    """Agreements of all ranks, which call `agree` at the same steps.
 
     Args:
-        wanted: does this rank want to be asked as soon as possible?
-        beside: another agreement of the same ranks, which counts something else.
+        is_wanted: return whether this rank wants an agreement as soon as possible.
+        shares_group_of: another agreement of the same ranks, which counts something else.
+
+    Attributes:
+        next_step: the step of the next agreement, unless `early` brings one before.
     """
 
-    def __init__(self, wanted: Callable[[], bool] = lambda: False, beside: "Agreement | None" = None) -> None:
-        several = dist.is_available() and dist.is_initialized()
-        ranks = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
-        # On the host, whatever the devices do: asking waits for no kernel.
-        self.group: Any = beside.group if beside else dist.new_group(backend="gloo") if several else None
-        self.early = Early(wanted, *ranks, name="beside" if beside else "early")
+    def __init__(
+        self, is_wanted: Callable[[], bool] = lambda: False, *, shares_group_of: "Agreement | None" = None
+    ) -> None:
+        has_peers = dist.is_available() and dist.is_initialized()
+        rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if has_peers else (0, 1)
+        # On the host, so that an agreement waits for no kernel of a device.
+        self.group: Any = dist.new_group(backend="gloo") if has_peers and not shares_group_of else None
+        if shares_group_of:
+            self.group = shares_group_of.group
+        name = "beside" if shares_group_of else "early"
+        self.early = EarlyAgreement(is_wanted, rank=rank, num_ranks=num_ranks, name=name)
         self.next_step = 0
-        self._every = 1
-        self._asked = (0, time.monotonic())
+        self._interval_steps = 1
+        self._last_step, self._last_time = 0, time.monotonic()
 
-    def due(self, step: int) -> bool:
-        """Do all ranks ask at this step? To be called once at each."""
+    def is_due(self, step: int) -> bool:
+        """Return whether all ranks agree at this step. Must be called once at each step."""
         return step >= self.next_step or self.early.reach(step)
 
-    def ask(self, step: int, wish: Wish, alike: int = 0) -> Wish:
-        """The wishes of all ranks together, at an optimizer step that they share.
+    def agree(self, step: int, request: Request, *, checksum: int = 0) -> Request:
+        """Return the requests of all ranks together, at an optimizer step that they share.
 
         Args:
-            alike: checksum of what all ranks must have alike.
+            checksum: of what must be the same on all ranks; see `Request.ranks_differ`.
         """
-        numbers = [getattr(wish, field.name) for field in fields(Wish)]
-        numbers += [alike, -alike, -self._steps_per(ABOUT, step)]
+        numbers = [getattr(request, field.name) for field in fields(Request)]
+        numbers += [checksum, -checksum, -self._steps_in_interval(step)]
         if self.group is not None:
-            told = torch.tensor(numbers)
-            dist.all_reduce(told, dist.ReduceOp.MAX, group=self.group)
-            numbers = told.tolist()
-        self._every = -numbers.pop()  # the slowest rank's
-        self.next_step = step + self._every
-        self._asked = (step, time.monotonic())
-        self.early.agreed(step)
-        *wanted, most, minus_least = numbers
-        return replace(Wish(*wanted), apart=int(most != -minus_least))
+            tensor = torch.tensor(numbers)
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
+            numbers = tensor.tolist()
+        self._interval_steps = -numbers.pop()  # that of the slowest rank
+        self.next_step = step + self._interval_steps
+        self._last_step, self._last_time = step, time.monotonic()
+        self.early.conclude(step)
+        *requested, largest_checksum, minus_smallest_checksum = numbers
+        return replace(Request(*requested), ranks_differ=int(largest_checksum != -minus_smallest_checksum))
 
-    def wait(self) -> None:
-        """Until all ranks are here."""
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
         if self.group is not None:
             dist.barrier(self.group)
 
-    def _steps_per(self, seconds: float, step: int) -> int:
-        steps, took = step - self._asked[0], time.monotonic() - self._asked[1]
-        return max(1, min(int(seconds * steps / max(took, 1e-9)), self._every * GROWTH)) if steps > 0 else self._every
+    def _steps_in_interval(self, step: int) -> int:
+        """Return how many steps this rank makes in `INTERVAL_SECONDS`, judged by those since the last agreement."""
+        num_steps, elapsed_seconds = step - self._last_step, time.monotonic() - self._last_time
+        if num_steps <= 0:
+            return self._interval_steps
+        expected = int(INTERVAL_SECONDS * num_steps / max(elapsed_seconds, 1e-9))
+        return max(1, min(expected, self._interval_steps * MAX_GROWTH))

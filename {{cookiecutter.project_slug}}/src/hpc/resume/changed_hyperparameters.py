@@ -17,7 +17,7 @@ from hpc.config.conversion import flatten
 from hpc.config.errors import ConfigError
 from hpc.config.freezing import to_frozen_yaml
 
-OURS = "parallelize"  # of the model's section, what the strategy decides
+STRATEGY_SECTION = "parallelize"  # of the model's section, what the strategy decides
 
 
 class Hyperparameters(L.Callback):
@@ -25,7 +25,7 @@ class Hyperparameters(L.Callback):
 
     def __init__(self, model: DictConfig) -> None:
         values = flatten(OmegaConf.create(to_frozen_yaml(model)))
-        self.config = {key: str(value) for key, value in values.items() if key.split(".")[0] != OURS}
+        self.config = {key: str(value) for key, value in values.items() if key.split(".")[0] != STRATEGY_SECTION}
         self.made: list[Any] = []
         self.length: list[int | None] = []
         self.before: dict[str, Any] = {}

@@ -11,15 +11,16 @@ from torch import Tensor
 from hpc.checkpoint import weights
 from hpc.checkpoint.load_hooks import researcher_callbacks
 from hpc.checkpoint.strategy_state import RANK_STATE, read_rank_state
+from hpc.data import position_checks
 from hpc.data import position, replay, same_data
 from hpc.resume import accumulated_gradients, epoch_metrics, schedules
 from hpc.state import attributes, randomness, trainer_settings
 from hpc.state.batch_effects import has_transfer_hooks
 from hpc.training import weight_averaging
-from hpc.training.strategies import SharesBuffers
+from hpc.training.synced_buffers import SyncsBuffers
 
 
-def saved(
+def state_to_save(
     trainer: L.Trainer,
     module: L.LightningModule,
     built: attributes.InitialAttributes,
@@ -31,11 +32,11 @@ def saved(
     Args:
         began: random state with which the module's own `on_train_start` was called.
     """
-    place = position.of(trainer)
-    buffers = trainer.strategy.own_buffers() if isinstance(trainer.strategy, SharesBuffers) else {}
+    place = position.current_position(trainer)
+    buffers = trainer.strategy.own_buffers() if isinstance(trainer.strategy, SyncsBuffers) else {}
     return {
         "position": place,
-        "scheduled": schedules.scheduled(trainer.optimizers),
+        "scheduled": schedules.scheduled_values(trainer.optimizers),
         RANK_STATE: {
             "random": randomness.plain_state(),
             "began": began,
@@ -46,8 +47,8 @@ def saved(
                 *attributes.buffers_as_changed(buffers),
             ],
             "settings": trainer_settings.find_changed(trainer, was_set),
-            "evaluation": replay.of_evaluation(trainer),
-            "loaders": replay.places(trainer, place["is_fetched"], place["between_epochs"]),
+            "evaluation": replay.evaluation_generators(trainer),
+            "loaders": replay.loader_places(trainer, is_fetched=place["is_fetched"], between_epochs=place["between_epochs"]),
         },
     }
 
@@ -65,9 +66,9 @@ class Continuation:
 
     def __init__(self, trainer: L.Trainer, checkpoint: dict[str, Any], skipped: int) -> None:
         self.place, self.scheduled = checkpoint["position"], checkpoint["scheduled"]
-        position.reject_end_behind(trainer, self.place, checkpoint["global_step"])
-        accumulate = position.accumulate(trainer, self.place["epoch"])
-        self.start = position.go_to(checkpoint["loops"]["fit_loop"], self.place, accumulate, skipped)
+        position_checks.reject_earlier_end(trainer, self.place, steps=checkpoint["global_step"])
+        accumulate = position.micro_batches_per_step(trainer, self.place["epoch"])
+        self.start = position.set_counters(checkpoint["loops"]["fit_loop"], self.place, accumulate=accumulate, skipped=skipped)
         self.is_own = self.place["world_size"] == trainer.world_size
         self.folder, self.own = Path(str(trainer.ckpt_path)), checkpoint[RANK_STATE]
         self.of_data = checkpoint.get(type(getattr(trainer, "datamodule", None)).__qualname__)
@@ -80,17 +81,17 @@ class Continuation:
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule, tick: Callable[[], object]) -> None:
         """Go to the place. `tick` is called for each batch that is passed over. Raises `ConfigError`."""
-        other_data = same_data.have_changed(trainer)
-        position.check(trainer, self.place, self.start, other_data=other_data)
-        if (note := position.other_order(trainer, self.place)) and trainer.is_global_zero:
+        other_data = same_data.has_changed_data(trainer)
+        position_checks.check_position(trainer, self.place, start=self.start, other_data=other_data)
+        if (note := position_checks.describe_order_change(trainer, self.place)) and trainer.is_global_zero:
             print(note, flush=True)
         is_same_epoch = self.start.epoch == self.place["epoch"]
         loaders = (self.own or read_rank_state(self.folder, 0))["loaders"] if is_same_epoch else []
-        replay.prepare(trainer, loaders)
+        replay.prepare_loaders(trainer, loaders)
         position.start_at(trainer, self.start)
         if not self.start.between_epochs:
             is_same = self.is_own and self.start.batches == self.place["batches"]
-            replay.skip(trainer, loaders, self._batches, tick, is_same=is_same and not other_data)
+            replay.pass_over_batches(trainer, loaders, num_done=self._batches, tick=tick, is_same=is_same and not other_data)
             self.built = self._restore_data(trainer) | self.built  # also what collates
         schedules.restore(trainer.optimizers, self.scheduled)
         if not self.start.is_fetched:
@@ -162,7 +163,7 @@ class Continuation:
         epoch_metrics.show(trainer, self._of_rank()["epoch"])
         attributes.restore(trainer, module, changed=self._of_rank().get("attributes", []))
         last = self.start.epoch - self.start.between_epochs
-        trainer.accumulate_grad_batches = position.accumulate(trainer, last)
+        trainer.accumulate_grad_batches = position.micro_batches_per_step(trainer, last)
         if not self.start.between_epochs:
             trainer.fit_loop.epoch_progress.increment_processed()
             trainer.fit_loop.epoch_progress.increment_completed()
@@ -178,7 +179,7 @@ class Continuation:
         if self.start.epoch == self.place["epoch"]:
             ranks = range(self.place["world_size"] if trainer.is_global_zero else 1)
             states = [self.own] if self.is_own else [read_rank_state(self.folder, rank) for rank in ranks]
-            epoch_metrics.restore(trainer, module, [state["epoch"] for state in states], is_own=self.is_own)
+            epoch_metrics.restore(trainer, module, states=[state["epoch"] for state in states], is_own=self.is_own)
         if "random" in self.own:
             randomness.restore(self.own["random"])
 
@@ -194,7 +195,7 @@ class Continuation:
 def tells_changes(trainer: L.Trainer, module: L.LightningModule) -> Callable[[], None]:
     """Return what tells that weights are others than now, when the last checkpoint has been made of them."""
     before, callbacks = weights.local_sums(module), trainer.callbacks  # type: ignore[attr-defined]
-    averages = any(isinstance(callback, weight_averaging.KINDS) for callback in callbacks)  # which is in it
+    averages = any(isinstance(callback, weight_averaging.AVERAGING_CALLBACKS) for callback in callbacks)  # which is in it
 
     def tell() -> None:
         if trainer.is_global_zero and not (averages or torch.equal(before, weights.local_sums(module))):
@@ -207,12 +208,12 @@ def tells_changes(trainer: L.Trainer, module: L.LightningModule) -> Callable[[],
 def end_training(trainer: L.Trainer, module: L.LightningModule) -> None:
     """Call what Lightning does not, where no step was left. It may change weights, after the last checkpoint."""
     for callback in researcher_callbacks(trainer):
-        if not isinstance(callback, weight_averaging.KINDS):  # whose average is in place
+        if not isinstance(callback, weight_averaging.AVERAGING_CALLBACKS):  # whose average is in place
             callback.on_train_end(trainer, module)
     module.on_train_end()
 
 
-def drawing_from(state: dict[str, Any], module: L.LightningModule) -> None:
+def repeat_draws_of_start(state: dict[str, Any], module: L.LightningModule) -> None:
     """Let callbacks and the module draw in `on_train_start` what they drew when the run began; then go on as before."""
     before, act = randomness.plain_state(), module.on_train_start
 

@@ -1,8 +1,8 @@
-"""An agreement earlier than planned: ranks whose steps became slow must not be asked at the pace of the fast ones.
+"""Agree earlier than planned: ranks whose steps became slow must not keep the interval of the fast ones.
 
 The main threads exchange nothing at steps without an agreement, and one rank may be several steps ahead of another. So
-the watch's threads agree among themselves, through the store, about the step of the next agreement: rank 0 proposes a
-step; a rank that has not come so far yet promises to wait there; when all have promised, rank 0 confirms it. If one is
+the watchdogs' threads agree among themselves, through the store, on the step of the next agreement. Rank 0 proposes a
+step; a rank that has not reached it yet promises to wait there; when all have promised, rank 0 confirms it. If one is
 further already, rank 0 proposes a later step.
 """
 
@@ -10,113 +10,116 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE = 2  # turns (seconds) that a rank waits for the planned agreement before it calls for an earlier one
+PATIENCE_TURNS = 2  # exchanges, one a second, for which a rank waits for the planned agreement
 CONFIRMED = b"confirmed"
 
 
-class Early:
-    """One rank's part. `reach` and `agreed` are the main thread's, `turn` is the watch's.
+class EarlyAgreement:
+    """The part of one rank. The main thread calls `reach` and `conclude`, the watchdog's thread `exchange`.
 
     Args:
-        wanted: does this rank want an agreement as soon as possible? Asked by both threads.
-        rank, num_ranks: of those that agree.
+        is_wanted: return whether this rank wants an agreement as soon as possible; both threads call it.
+        rank, num_ranks: of the ranks that agree.
         name: of this agreement among those of a run.
     """
 
-    def __init__(self, wanted: Callable[[], bool], rank: int, num_ranks: int, name: str = "early") -> None:
-        self.wanted, self.rank, self.num_ranks, self.name = wanted, rank, num_ranks, name
+    def __init__(self, is_wanted: Callable[[], bool], *, rank: int, num_ranks: int, name: str = "early") -> None:
+        self.is_wanted, self.rank, self.num_ranks, self.name = is_wanted, rank, num_ranks, name
         self._changed = threading.Condition()
-        self._agreements = 0  # as many on every rank
-        self._passed = -1  # the last step that this rank has reached
-        self._promised: int | None = None
-        self._confirmed = False
-        self._reset()
+        self._num_agreements = 0  # the same on every rank
+        self._reached_step = -1  # the last step that this rank has reached
+        self._promised_step: int | None = None
+        self._is_confirmed = False
+        self._reset_exchange()
 
-    # The main thread's
+    # Called by the main thread
 
     def reach(self, step: int) -> bool:
-        """This rank is at this step. Do all ranks agree here? Waits where it has promised to."""
+        """Return whether all ranks agree at this step, which this rank has reached. Waits if it has promised to."""
         if self.num_ranks == 1:
-            return self.wanted()
-        self._passed = step
-        if self._promised is None:  # no lock at every step: this comes after that, and in `_hear` it is the reverse
+            return self.is_wanted()
+        self._reached_step = step
+        if self._promised_step is None:  # no lock at every step: `_receive` first sets the promise, then reads the step
             return False
         with self._changed:
-            while (here := self.look(step)) is None:
+            while (is_agreed := self.is_agreed_step(step)) is None:
                 self._changed.wait()
-        return here
+        return is_agreed
 
-    def look(self, step: int) -> bool | None:
-        """As `reach`, but None where it would wait."""
-        self._passed = step
-        if self._promised is None or step < self._promised:
+    def is_agreed_step(self, step: int) -> bool | None:
+        """Return what `reach` returns, or None where it would wait."""
+        self._reached_step = step
+        if self._promised_step is None or step < self._promised_step:
             return False
-        return True if self._confirmed else None
+        return True if self._is_confirmed else None
 
-    def agreed(self, step: int) -> None:
-        """All ranks have agreed at this step; what was said before is void."""
+    def conclude(self, step: int) -> None:
+        """Record that all ranks have agreed at this step; earlier promises are void."""
         with self._changed:
-            self._agreements, self._passed = self._agreements + 1, step
-            self._promised, self._confirmed = None, False
+            self._num_agreements, self._reached_step = self._num_agreements + 1, step
+            self._promised_step, self._is_confirmed = None, False
 
-    # The watch's
+    # Called by the watchdog's thread
 
-    def turn(self, store: Any) -> None:
-        """Say and hear what there is, about once a second. Waits for nobody. Raises what the store does."""
-        if self.num_ranks == 1 or not self._agreements:  # the first agreement is at the first step
+    def exchange(self, store: Any) -> None:
+        """Send and receive messages, about once a second. Waits for nobody. Raises what the store raises."""
+        if self.num_ranks == 1 or not self._num_agreements:  # the first agreement is at the first step
             return
-        if self._agreement != self._agreements:
-            self._reset()
-        self._waited = self._waited + 1 if self.wanted() else 0
-        if self._waited > PATIENCE and not self._called:
-            self._called = True
+        if self._exchanged_agreement != self._num_agreements:
+            self._reset_exchange()
+        self._waited_turns = self._waited_turns + 1 if self.is_wanted() else 0
+        if self._waited_turns > PATIENCE_TURNS and not self._has_called:
+            self._has_called = True
             store.set(self._key("called"), b"")
         if self.rank == 0:
             self._propose(store)
-        if store.check([self._key(self._heard)]):
-            self._hear(store, store.get(self._key(self._heard)))
+        if store.check([self._key(self._num_received)]):
+            self._receive(store, store.get(self._key(self._num_received)))
 
-    def _reset(self) -> None:
-        self._agreement = self._agreements
-        self._waited = self._heard = self._said = 0
-        self._called = False
+    def _reset_exchange(self) -> None:
+        """Forget the messages about the last agreement."""
+        self._exchanged_agreement = self._num_agreements
+        self._waited_turns = self._num_received = self._num_sent = 0
+        self._has_called = False
 
-    def _key(self, what: object) -> str:
-        return f"{self.name}/{self._agreement}/{what}"
+    def _key(self, topic: object) -> str:
+        return f"{self.name}/{self._exchanged_agreement}/{topic}"
 
-    def _hear(self, store: Any, message: bytes) -> None:
-        number, self._heard, passed = self._heard, self._heard + 1, -1
+    def _receive(self, store: Any, message: bytes) -> None:
+        """Answer a proposal of rank 0, or take note that all ranks have promised."""
+        number, self._num_received, reached_step = self._num_received, self._num_received + 1, -1
         with self._changed:
-            if self._agreement != self._agreements:
-                return  # there was one meanwhile, in which all said what they want
+            if self._exchanged_agreement != self._num_agreements:
+                return  # all ranks have agreed meanwhile, and their requests were heard
             if message == CONFIRMED:
-                self._confirmed = True
+                self._is_confirmed = True
             else:
-                before, self._promised = self._promised, int(message)
-                passed = self._passed  # only now: a step that is reached meanwhile sees the promise
-                if passed >= int(message):
-                    self._promised = before
+                earlier_promise, self._promised_step = self._promised_step, int(message)
+                reached_step = self._reached_step  # read after the promise is set, which a later step then sees
+                if reached_step >= int(message):
+                    self._promised_step = earlier_promise
             self._changed.notify()
         if message != CONFIRMED:
-            if passed >= int(message):
-                store.set(self._key(f"{number}/passed"), str(passed).encode())
+            if reached_step >= int(message):
+                store.set(self._key(f"{number}/passed"), str(reached_step).encode())
             store.add(self._key(f"{number}/answers"), 1)
 
     def _propose(self, store: Any) -> None:
-        """On rank 0: the next message to all, itself included, once all have answered the last one."""
-        if self._said == 0:
+        """Send the next message to all ranks, including rank 0, once all have answered the last one."""
+        if self._num_sent == 0:
             if store.check([self._key("called")]):
-                self._say(store, str(self._passed + 1).encode())
+                self._send(store, str(self._reached_step + 1).encode())
             return
-        last = self._said - 1
-        if self._heard < self._said or store.add(self._key(f"{last}/answers"), 0) < self.num_ranks:
+        last = self._num_sent - 1
+        num_answers = store.add(self._key(f"{last}/answers"), 0) if self._num_received >= self._num_sent else 0
+        if num_answers < self.num_ranks:
             return
         if store.check([self._key(f"{last}/passed")]):  # further each time: a rank may not wait for the others at all
-            passed = max(int(store.get(self._key(f"{last}/passed"))), self._passed)
-            self._say(store, str(passed + 4**self._said).encode())
+            reached_step = max(int(store.get(self._key(f"{last}/passed"))), self._reached_step)
+            self._send(store, str(reached_step + 4**self._num_sent).encode())
         else:
-            self._say(store, CONFIRMED)
+            self._send(store, CONFIRMED)
 
-    def _say(self, store: Any, message: bytes) -> None:
-        store.set(self._key(self._said), message)
-        self._said += 1
+    def _send(self, store: Any, message: bytes) -> None:
+        store.set(self._key(self._num_sent), message)
+        self._num_sent += 1

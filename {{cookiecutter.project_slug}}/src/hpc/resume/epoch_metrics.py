@@ -85,7 +85,7 @@ def restore(trainer: L.Trainer, module: nn.Module, ranks: list[dict[str, Any]], 
     for name, summed in merged["metrics"].items():
         _restore_metric(metrics[name], summed)
     results: Any = trainer.fit_loop.epoch_loop._results
-    results.__class__ = Results
+    results.__class__ = ContinuedResults
     results.unchecked = set(merged["logged"])
     for key, one in merged["logged"].items():
         results[key] = _restored(one, metrics, trainer.strategy.reduce).to(device)
@@ -103,7 +103,7 @@ def show(trainer: L.Trainer, state: dict[str, Any]) -> None:
         setattr(trainer._logger_connector, f"_{name}", {key: _to(value, device) for key, value in shown})
 
 
-class Results(_ResultCollection):
+class ContinuedResults(_ResultCollection):
     """Lightning's, with values that were logged by an earlier process."""
 
     unchecked: set[str]  # that were not logged by this one yet

@@ -17,30 +17,34 @@ from hpc.checkpoint.writer import CheckpointNotWritten
 from hpc.config.conversion import to_dataclass
 from hpc.config.errors import ConfigError
 from hpc.config.sections import CheckpointConfig, FaultsConfig
+from hpc.data import noted_batches
 from hpc.data import replay
-from hpc.data.made_loaders import MadeLoaders
-from hpc.data.shared_loaders import reject_other_orders
+from hpc.data.loader_randomness import LoaderRandomness
+from hpc.data.shared_loaders import reject_differing_orders
+from hpc.resume import training_end
 from hpc.resume import continuation, schedules, unsupported
-from hpc.resume.agreement import Agreement, Wish
+from hpc.resume.agreement import Agreement, Request
 from hpc.resume.continuation import Continuation
-from hpc.resume.redone import Redone, validation_follows
+from hpc.resume.evaluation_stop import EvaluationStop, is_validation_next
 from hpc.run import attempt_log, phases
 from hpc.run.signals import INTERRUPTED, ORPHANED
 from hpc.run.watchdog import Stopped
 from hpc.state import attributes, randomness, trainer_settings
 from hpc.state.batch_effects import TransferEffects
 from hpc.state.holder_fields import SKIPS_NOT_FINITE
+from hpc.training import skipped_samples
 from hpc.training import record, weight_averaging
 from hpc.training.attempt import Attempt
-from hpc.training.parallel import gradient_norm, reject_without_skip, settle_buckets
-from hpc.training.strategies import SharesBuffers
+from hpc.training.parallel import last_gradient_norm, reject_unskippable_module
+from hpc.training.ddp_buckets import settle_buckets
+from hpc.training.synced_buffers import SyncsBuffers
 
 PRUNED = "pruned: worse than the median trial"
-END = "the end of the job's time"
+JOB_END = "the end of the job's time"
 # Of several, the last one is what a run stops for.
-REASONS = ("", "SIGUSR1", "SIGUSR2", INTERRUPTED, "SIGTERM", ORPHANED, END, PRUNED)
-QUIET = 4  # times as long as a step may take, a write may show no sign that it goes on: a disk that is slow to sync
-UNKNOWN = 60.0  # seconds that a save is assumed to take before one was seen
+REASONS = ("", "SIGUSR1", "SIGUSR2", INTERRUPTED, "SIGTERM", ORPHANED, JOB_END, PRUNED)
+QUIET_FACTOR = 4  # times as long as a step may take, a write may show no sign that it goes on: a disk that is slow to sync
+ASSUMED_SAVE_SECONDS = 60.0  # seconds that a save is assumed to take before one was seen
 
 
 class Trial(Protocol):
@@ -78,7 +82,7 @@ class Resume(L.Callback):
         self._redo = False  # was this step saved before it began, for what follows and is redone after a stop?
         self._saved_at = self._passed_at = time.monotonic()
         self._longest = 0.0  # seconds between two places where a run can stop
-        self._save_seconds = UNKNOWN
+        self._save_seconds = ASSUMED_SAVE_SECONDS
         self._saves = self._validated = self._given_up = self._trained = self._takes_statistics = False
         self._average: dict[str, Tensor] | None = None  # that was validated, where it has changed since
         self._names: set[str] = set()  # of weights
@@ -100,27 +104,27 @@ class Resume(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
-            weight_averaging.reject(trainer)
-            unsupported.reject_callbacks(trainer)
+            weight_averaging.reject_unsupported(trainer)
+            unsupported.reject_unsupported_callbacks(trainer)
             if self.faults.nonfinite == "skip":
-                reject_without_skip(pl_module)
-            weight_averaging.prepare(trainer, pl_module)
+                reject_unskippable_module(pl_module)
+            weight_averaging.convert_before_copy(trainer, pl_module)
         if stage == "fit" or not hasattr(self, "redone"):  # a test has those of its training
             self.agreement = Agreement(wanted=lambda: bool(self._reason(trainer.is_global_zero)))
-            self.redone = Redone(self.agreement, lambda: self._told_to_stop(trainer.is_global_zero))
+            self.redone = EvaluationStop(self.agreement, lambda: self._told_to_stop(trainer.is_global_zero))
             turns = self.agreement.early.turn, self.redone.agreement.early.turn
             self.watch.exchange_with(lambda store: [turn(store) for turn in turns])
         if stage == "fit":
-            self._loaders, self._transferred = MadeLoaders(trainer), TransferEffects(trainer)
+            self._loaders, self._transferred = LoaderRandomness(trainer), TransferEffects(trainer)
             trainer.strategy.writer.claim = self.run.claim  # type: ignore[attr-defined]
             # Lightning asks all ranks at every step whether one got SIGTERM, and hides what goes wrong with that.
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
             setattr(pl_module, SKIPS_NOT_FINITE, self.faults.nonfinite == "skip")
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        unsupported.reject_lazy(pl_module)
+        unsupported.reject_lazy_layers(pl_module)
         self._first = attributes.record_initial(trainer, pl_module)
-        self._names = unsupported.names(trainer)
+        self._names = unsupported.weight_names(trainer)
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.warned.install_handlers()  # again: Lightning puts its own there, which talks to the other ranks
@@ -135,32 +139,32 @@ class Resume(L.Callback):
         self.warned.install_handlers()  # where there was no sanity check
         self.warned.set_interruptible(True)
         settle_buckets(trainer, pl_module)
-        unsupported.check(trainer)
+        unsupported.reject_unsupported(trainer)
         unsupported.reject_unvalidated(trainer, set() if self._continuation else self._shown)
         plain_data.rehearse_save(trainer, pl_module, self)
-        self._trained, self._updates = True, weight_averaging.updates(trainer)
+        self._trained, self._updates = True, weight_averaging.num_updates(trainer)
         if self._continuation:
-            weight_averaging.reject_end(self._averaged)
+            weight_averaging.reject_averaged_weights(self._averaged)
             said = trainer.global_step, "passing over batches that are done"
             self._continuation.on_train_start(trainer, pl_module, lambda: self.watch.report_progress(*said))
-            weight_averaging.go_on(trainer, pl_module)
+            weight_averaging.resume_averaging(trainer, pl_module)
         self.agreement.next_step = trainer.global_step
         began = self._continuation.began if self._continuation else None
         self._began = began or randomness.plain_state()
         if began:
-            continuation.drawing_from(began, pl_module)
+            continuation.repeat_draws_of_start(began, pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._note_built(trainer, pl_module)
         if self._continuation:
             self._continuation.on_epoch_start(trainer, pl_module)
-        if weight_averaging.takes_statistics(trainer):
+        if weight_averaging.is_statistics_epoch(trainer):
             self._between_steps(trainer, pl_module, last=True)  # this epoch puts the average in place
             self._takes_statistics = self._redo = True
             self.redone.begin()
             pl_module.zero_grad()  # Lightning ends it with a step of the optimizer, with the gradients that are left
             trainer.gradient_clip_val = None  # torch does not cut the values of no gradients
-        if replay.note(trainer) and trainer.current_epoch == 0:  # iterators of other epochs are made after this
+        if noted_batches.note_batches(trainer) and trainer.current_epoch == 0:  # iterators of other epochs are made after this
             iter(trainer.fit_loop._data_fetcher)  # type: ignore[call-overload]
 
     def on_train_batch_start(
@@ -168,8 +172,8 @@ class Resume(L.Callback):
     ) -> None:
         self.watch.report_progress(trainer.global_step, "training")
         if batch_idx == 0 or not self.run.trains:
-            reject_other_orders(trainer.train_dataloader, self.agreement.group)
-            unsupported.reject_others(trainer, self._names)
+            reject_differing_orders(trainer.train_dataloader, self.agreement.group)
+            unsupported.reject_changed_names(trainer, self._names)
         self.run.trains = True
         self._note_built(trainer, pl_module)
         if self._continuation:
@@ -178,7 +182,7 @@ class Resume(L.Callback):
         if self._takes_statistics:
             self._within_redone(trainer)
         elif batch_idx % trainer.accumulate_grad_batches == 0:
-            if isinstance(trainer.strategy, SharesBuffers):
+            if isinstance(trainer.strategy, SyncsBuffers):
                 trainer.strategy.before_step()
             self._between_steps(trainer, pl_module)
 
@@ -205,14 +209,14 @@ class Resume(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         if batch_idx == 0:
-            reject_other_orders(trainer.val_dataloaders, self.agreement.group)
+            reject_differing_orders(trainer.val_dataloaders, self.agreement.group)
         self._within_redone(trainer)
 
     def on_test_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         if batch_idx == 0:
-            reject_other_orders(trainer.test_dataloaders, self.agreement.group)
+            reject_differing_orders(trainer.test_dataloaders, self.agreement.group)
         self._within_redone(trainer)
 
     def on_validation_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
@@ -223,7 +227,7 @@ class Resume(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        self._shown |= _logged(trainer)
+        self._shown |= validation_metric_names(trainer)
         self._reject_monitor(metrics.keys() | (self._shown if trainer.sanity_checking else set()))
         self.redone.validated(trainer)
         if trainer.sanity_checking:
@@ -242,7 +246,7 @@ class Resume(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._validated:
-            self._average = weight_averaging.about_to_change(trainer)
+            self._average = weight_averaging.copy_average_before_update(trainer)
         if not trainer.fit_loop.epoch_loop._num_ready_batches_reached():
             # `max_steps` ends the run within an epoch. With more steps it goes on there, so this is no end of an epoch
             # to what is saved. Nor does that count before its values are logged: a run that is struck here does a few
@@ -252,12 +256,12 @@ class Resume(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not trainer.fit_loop.epoch_loop._num_ready_batches_reached():
-            record.trained(trainer, self.run.number)
+            record.record_training_end(trainer, self.run.number)
         trainer.strategy.writer.release()  # type: ignore[attr-defined]
         if not self._takes_statistics:
             self._between_steps(trainer, pl_module, last=True)
         self._end_averaging(trainer, pl_module)
-        trainer.strategy.after_train_end = continuation.tells_changes(trainer, pl_module)  # type: ignore[attr-defined]
+        trainer.strategy.after_train_end = training_end.report_changed_weights(trainer, pl_module)  # type: ignore[attr-defined]
         self._wait(trainer)  # without its end a run is not finished
         self.warned.set_interruptible(False)
         if self.trial:
@@ -270,10 +274,10 @@ class Resume(L.Callback):
         if not self._averaged:
             self._end_averaging(trainer, pl_module)
             self._wait(trainer)
-        continuation.end_training(trainer, pl_module)
+        training_end.call_on_train_end(trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint |= continuation.saved(trainer, pl_module, self._built or {}, self._was_set, self._began)
+        checkpoint |= continuation.state_to_save(trainer, pl_module, self._built or {}, self._was_set, self._began)
         checkpoint[RANK_STATE]["made_loaders"] = self._loaders.state()
         is_fetched = checkpoint["position"]["is_fetched"]
         checkpoint[RANK_STATE]["transferred"] = self._transferred.state() if is_fetched else None
@@ -293,15 +297,15 @@ class Resume(L.Callback):
         if self._average is not None:
             checkpoint[VALIDATED_WEIGHTS] = self._average
         if trainer.is_global_zero:
-            checkpoint[MANIFEST]["logs"] = record.flushed(trainer)
+            checkpoint[MANIFEST]["logs"] = record.flush_logs(trainer)
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit":
             return
         trainer.num_sanity_val_steps = 0  # Lightning would make one where a run goes on between two epochs
-        weight_averaging.reject_other_callbacks(trainer, checkpoint)
+        weight_averaging.reject_missing_callback(trainer, checkpoint)
         place, self._averaged = checkpoint["position"], checkpoint["averaged"]
-        skipped = record.skipped(self.run_dir, place["stepped"], checkpoint["attempt"])
+        skipped = skipped_samples.num_skipped_batches(self.run_dir, place["stepped"], attempt=checkpoint["attempt"])
         self._continuation = Continuation(trainer, checkpoint, skipped)
         self._loaders.again = self._continuation.made_loaders(trainer)
         self._transferred.to_restore = self._continuation.transferred()
@@ -336,23 +340,23 @@ class Resume(L.Callback):
         step, now = trainer.global_step, time.monotonic()
         self._pass(now)
         self._redo = False
-        follows = not last and validation_follows(trainer)
+        follows = not last and is_validation_next(trainer)
         every = self.when.every_n_steps  # several optimizers make several steps at once
         due = bool(every) and step // (every or 1) > self._saved_step // (every or 1)
         if not (due or last or follows or self._validated or self.agreement.due(step)):
             return
         if self._validated and not trainer.strategy.is_writing:  # type: ignore[attr-defined]
             self._written(trainer)  # is the best so far on the disk?
-        mine = Wish(
+        mine = Request(
             stop=self._reason(trainer.is_global_zero),
             save=due or last or (trainer.is_global_zero and self._minutes_are_over(trainer, now)),
             best=trainer.is_global_zero and self._is_best(),
             not_finite=self._is_not_finite(trainer, pl_module),
             redo=follows and self.redone.long is not False,
         )
-        wish = self.agreement.ask(step, mine, 0 if last else schedules.checksum(trainer.optimizers))
+        wish = self.agreement.ask(step, mine, 0 if last else schedules.learning_rate_checksum(trainer.optimizers))
         if wish.apart:
-            schedules.reject_other_rates(trainer)
+            schedules.reject_differing_rates(trainer)
         self._validated, self._redo = False, bool(wish.redo)
         if wish.not_finite:
             self._give_up(trainer, step)
@@ -392,7 +396,7 @@ class Resume(L.Callback):
         finally:
             self._saves = False
         self._saved_step, self._saved_at = step, time.monotonic()
-        self._average, self._updates = None, weight_averaging.updates(trainer) if self._average is None else -1
+        self._average, self._updates = None, weight_averaging.num_updates(trainer) if self._average is None else -1
         if trainer.is_global_zero:
             phases.record_phase(self.run_dir, self.run.number, kind="checkpoint", begin_time=begin, step=step)
 
@@ -415,7 +419,7 @@ class Resume(L.Callback):
             nonlocal quiet_since
             now = time.monotonic()
             quiet_since = now if moves else quiet_since
-            if now - quiet_since < (QUIET - 1) * 60 * self.faults.hang_minutes:
+            if now - quiet_since < (QUIET_FACTOR - 1) * 60 * self.faults.hang_minutes:
                 self.watch.report_progress(step, "waiting for a checkpoint to be written")
 
         trainer.strategy.writer.wait(meanwhile)  # type: ignore[attr-defined]
@@ -457,8 +461,8 @@ class Resume(L.Callback):
 
     def _end_averaging(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """What is tested is saved: an average that has changed, or taken the place of weights, since the last save."""
-        changed = self._trained and self._updates != weight_averaging.updates(trainer)
-        self._averaged = weight_averaging.end(trainer, pl_module, trained=self._trained) or changed
+        changed = self._trained and self._updates != weight_averaging.num_updates(trainer)
+        self._averaged = weight_averaging.apply_average(trainer, pl_module, trained=self._trained) or changed
         if self._averaged:
             self._save(trainer, trainer.global_step, is_best=self._is_best(), averaged=True)
 
@@ -470,7 +474,7 @@ class Resume(L.Callback):
                 self.run_dir, self.run.claim, attempt=self.run.number, step=step, outcome=outcome, why=why
             )
         if outcome == "finished":  # a run that its search ends early has a result all the same
-            record.result(trainer, self.run.cfg, self.run.validation_metrics)
+            record.log_result(trainer, self.run.cfg, metrics=self.run.validation_metrics)
         self.agreement.wait()  # till rank 0 has noted it: a launcher may end all ranks when the first one leaves
         raise Stopped(step, why, outcome)
 
@@ -485,7 +489,7 @@ class Resume(L.Callback):
         if not (self.run.job_end and is_global_zero):  # one clock decides
             return 0
         margin = min(2 * self._save_seconds + 2 * self._longest + 10, self._time_given / 3)
-        return REASONS.index(END) if time.time() > self.run.job_end - margin else 0
+        return REASONS.index(JOB_END) if time.time() > self.run.job_end - margin else 0
 
     def _minutes_are_over(self, trainer: L.Trainer, now: float) -> bool:
         minutes = self.when.every_minutes
@@ -500,7 +504,7 @@ class Resume(L.Callback):
 
     def _is_not_finite(self, trainer: L.Trainer, pl_module: L.LightningModule) -> bool:
         seen, self._not_finite = self._not_finite, None
-        norm = gradient_norm(pl_module) if self.faults.nonfinite != "skip" else None
+        norm = last_gradient_norm(pl_module) if self.faults.nonfinite != "skip" else None
         scaled = trainer.precision == "16-mixed"  # there a norm is often infinite, and the scaler skips that step
         return bool(seen) or (norm is not None and not scaled and not bool(torch.isfinite(norm)))
 
@@ -510,7 +514,7 @@ class Resume(L.Callback):
         why = f"loss or gradient was not finite, seen at step {step}"
         if self.faults.nonfinite == "rollback" and self._saved_step:  # else there is nothing to go back to
             stepped = trainer.fit_loop.epoch_loop._batches_that_stepped  # `step` counts those of all optimizers
-            record.skip(self.run_dir, stepped, self.run.number) if trainer.is_global_zero else None
+            skipped_samples.record_skip(self.run_dir, stepped, attempt=self.run.number) if trainer.is_global_zero else None
             self._leave(trainer, step, "continue", f"{why}: back to the last checkpoint, past these samples")
         self._leave(trainer, step, "failed", why)
 

@@ -13,7 +13,7 @@ from hpc.config.errors import ConfigError
 SCHEDULED = ("lr", "weight_decay", "momentum", "betas")  # what schedules and callbacks change while a run goes on
 
 
-def scheduled(optimizers: Sequence[Optimizer]) -> list[list[dict[str, Any]]]:
+def scheduled_values(optimizers: Sequence[Optimizer]) -> list[list[dict[str, Any]]]:
     """Of each group of each optimizer, as plain data."""
     return [
         [{key: _plain(group[key]) for key in SCHEDULED if key in group} for group in optimizer.param_groups]
@@ -32,13 +32,13 @@ def restore(optimizers: Sequence[Optimizer], saved: list[list[dict[str, Any]]]) 
                     group[key] = value
 
 
-def checksum(optimizers: Sequence[Optimizer]) -> int:
+def learning_rate_checksum(optimizers: Sequence[Optimizer]) -> int:
     """Of the learning rates; to six digits, as processors round the last ones otherwise."""
     rates = [f"{float(group['lr']):.6g}" for one in optimizers for group in one.param_groups if "lr" in group]
     return zlib.crc32(" ".join(rates).encode())
 
 
-def reject_other_rates(trainer: L.Trainer) -> None:
+def reject_differing_rates(trainer: L.Trainer) -> None:
     """Of ranks whose learning rates are not the same. Raises `ConfigError`, on each of them."""
     monitors = [str(one.monitor) for one in trainer.lr_scheduler_configs if one.reduce_on_plateau]
     rule = f"all ranks must have the same learning rates, or their weights drift apart; at step {trainer.global_step} "

@@ -9,10 +9,12 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from hpc.checkpoint import weights
 from hpc.config.build import build, build_group
 from hpc.data.same_data import SameData
-from hpc.data.staging_progress import Copying
+from hpc.data.staging_progress import StagingProgress
 from hpc.resume.changed_hyperparameters import Hyperparameters
-from hpc.resume.resume import Resume, Trial
+from hpc.resume.resume import Resume
+from hpc.resume.stopping import Trial
 from hpc.run import attempt_log
+from hpc.training import step_overhead
 from hpc.training import lean, loggers, record, strategies
 from hpc.training.attempt import Attempt
 from hpc.training.curves import Curves
@@ -33,33 +35,33 @@ def make_trainer(
         ConfigError: the loggers, callbacks or checkpoint of the config cannot be used.
     """
     cfg = run.cfg
-    record.hide(cfg, module, data)
+    record.hide_secrets(cfg, module, data)
     if cfg.ckpt and not run.checkpoint:
         weights.load(module, cfg.ckpt)
-    logging = loggers.build_all(cfg, run.checkpoint, attempt_log.read_starts(run.run_dir))
+    logging = loggers.build_loggers(cfg, run.checkpoint, starts=attempt_log.read_starts(run.run_dir))
     if run.claim:  # after what may be rejected, so that a rejection leaves no run behind
-        run.take_back = record.begin(run, logging)
+        run.take_back = record.record_attempt(run, logging)
     ours = [
         Curves(),
         SameData(run.run_dir),
         Resume(run, trial=trial if run.claim else None),
         Hyperparameters(cfg.model),
     ]
-    Copying(run.watch, run.checkpoint.step if run.checkpoint else 0)
-    strategies.outlast(60 * cfg.faults.hang_minutes)
-    trainer = _build(run, logging, lean.called([*ours, *build_group(cfg.callbacks)]))
-    record.config(trainer, cfg)
+    StagingProgress(run.watch, run.checkpoint.step if run.checkpoint else 0)
+    strategies.extend_group_timeouts(60 * cfg.faults.hang_minutes)
+    trainer = _build(run, logging, step_overhead.drop_empty_hooks([*ours, *build_group(cfg.callbacks)]))
+    record.log_config(trainer, cfg)
     return trainer
 
 
 def _build(run: Attempt, logging: list[Logger], callbacks: list[L.Callback]) -> L.Trainer:
-    double = strategies.double(run.cfg.trainer.precision)
+    double = strategies.double_precision_plugins(run.cfg.trainer.precision)
     return build(
         run.cfg.trainer,
         logger=logging,
         callbacks=callbacks,
         precision=None if double else run.cfg.trainer.precision,
-        plugins=[record.environment(run.program.place), *double],
+        plugins=[record.make_cluster_environment(run.program.place), *double],
         enable_checkpointing=False,  # Lightning's own: neither atomic nor exact
     )
 
@@ -87,7 +89,7 @@ def finish(run: Attempt, trainer: L.Trainer, metrics: dict[str, Any]) -> None:
     Args:
         metrics: of the test.
     """
-    record.result(trainer, run.cfg, run.validation_metrics | metrics)
+    record.log_result(trainer, run.cfg, metrics=run.validation_metrics | metrics)
     trainer.strategy.barrier()
     if run.claim:
         values = {name: float(value) for name, value in metrics.items()}

@@ -15,11 +15,11 @@ from torch.optim import LBFGS
 from hpc.checkpoint import weights
 from hpc.config.callback_rules import UNSUPPORTED_CALLBACKS
 from hpc.config.errors import ConfigError
-from hpc.data.position import accumulate
-from hpc.training.released_layers import shown
+from hpc.data.position import micro_batches_per_step
+from hpc.training.shown_names import join_names
 
 
-def reject_callbacks(trainer: L.Trainer) -> None:
+def reject_unsupported_callbacks(trainer: L.Trainer) -> None:
     """Reject callbacks that a module brings, or that are derived, as preflight does for those of the config."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for kind in type(callback).__mro__:
@@ -30,7 +30,7 @@ def reject_callbacks(trainer: L.Trainer) -> None:
                 raise ConfigError("callbacks", type(callback).__name__, UNSUPPORTED_CALLBACKS[kind.__name__][0], fix)
 
 
-def check(trainer: L.Trainer) -> None:
+def reject_unsupported(trainer: L.Trainer) -> None:
     """When loaders and optimizers are there. Raises `ConfigError`."""
     for is_broken, key, value, rule, fix in RULES:
         if is_broken(trainer):
@@ -43,7 +43,7 @@ def reject_unvalidated(trainer: Any, metrics: set[str]) -> None:
     Args:
         metrics: those that validation logs, as far as a sanity check has shown.
     """
-    first = min(trainer.num_training_batches, trainer.val_check_batch) / accumulate(trainer, 0)
+    first = min(trainer.num_training_batches, trainer.val_check_batch) / micro_batches_per_step(trainer, 0)
     ends_before = 0 <= trainer.max_steps < math.ceil(first) if math.isfinite(first) else False
     if not ends_before and (trainer.check_val_every_n_epoch or 1) == 1:
         return
@@ -56,23 +56,23 @@ def reject_unvalidated(trainer: Any, metrics: set[str]) -> None:
             raise ConfigError("callbacks", f"EarlyStopping(monitor={callback.monitor})", rule, fix)
 
 
-def names(trainer: L.Trainer) -> set[str]:
+def weight_names(trainer: L.Trainer) -> set[str]:
     """Of the weights that a checkpoint would hold."""
     return set(trainer.strategy.lightning_module_state_dict())
 
 
-def reject_lazy(module: L.LightningModule) -> None:
+def reject_lazy_layers(module: L.LightningModule) -> None:
     """Reject layers that get their sizes only from the first batch: into them no checkpoint can be read."""
     weights = [*module.named_parameters(), *module.named_buffers()]
     if lazy := [name for name, weight in weights if is_lazy(weight)]:
         rule = "layers must have their sizes before training begins, or no checkpoint could be loaded"
         fix = "the layer that is not lazy, as torch.nn.Linear, or an example through the network once in __init__"
-        raise ConfigError("model", shown(lazy), rule, fix)
+        raise ConfigError("model", join_names(lazy), rule, fix)
 
 
-def reject_others(trainer: L.Trainer, before: set[str]) -> None:
+def reject_changed_names(trainer: L.Trainer, before: set[str]) -> None:
     """Raise `ConfigError` where weights have come or gone since a checkpoint would have been loaded."""
-    if others := sorted(names(trainer) ^ before):
+    if others := sorted(weight_names(trainer) ^ before):
         rule = "parameters and buffers must be there before training begins, or no checkpoint could be loaded; "
         rule += f"since then these have come or gone: {', '.join(others[:5])}"
         name = type(trainer.lightning_module).__name__

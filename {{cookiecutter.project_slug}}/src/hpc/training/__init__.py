@@ -1,1 +1,6 @@
-"""Strategies, what they do to a network, loggers and curves, the start of an attempt."""
+"""Training with Lightning: the start of an attempt, strategies, what they do to a network, loggers and curves.
+
+It offers `attempt` for train.py; the strategies, callbacks and the profiler that configs name; `parallelize`,
+`clip_gradients` and `NetworkModule` for a researcher's module; and to later rooms `meet_ranks`, for programs that start
+ranks, the loggers, and weight averaging. It needs the rooms above it: launch, run, checkpoint, state and data.
+"""

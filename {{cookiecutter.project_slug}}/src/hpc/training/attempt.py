@@ -1,4 +1,4 @@
-"""An attempt of a run, on each of its ranks: from a composed config to a verdict."""
+"""An attempt at a run, on each of its ranks: from a composed config to a verdict."""
 
 import gc
 import shlex
@@ -22,7 +22,7 @@ from hpc.run.claim import Claim
 from hpc.run.program import Program
 from hpc.run.signals import INTERRUPTED
 from hpc.run.watchdog import Stopped, Watchdog
-from hpc.training import begin, beginning
+from hpc.training import meet_ranks, starting_point
 
 
 @dataclass
@@ -30,15 +30,15 @@ class Attempt:
     """One start of a run, as one of its ranks knows it.
 
     Attributes:
-        number: counts the attempts of this run from 1.
+        number: counts the attempts at this run from 1.
         hosts: the nodes, in the order of their ranks.
-        checkpoint: where the run goes on; None: from the beginning.
+        checkpoint: the one that the run resumes from; None: it starts from the beginning.
         claim: on rank 0, the right to write into the run directory.
-        job_end: unix time when the scheduler ends the job; None: it does not.
-        trains: a batch has come.
-        validation_metrics: of the last validation.
-        metrics: of the test, on rank 0.
-        take_back: undo what this start has changed in the config of the run, if it is rejected.
+        job_end: unix time at which the scheduler ends the job; None: it does not.
+        has_started_training: whether the first batch has been fetched.
+        validation_metrics: metrics of the last validation.
+        metrics: metrics of the test, on rank 0.
+        undo_config_change: restores the run's config as it was before this attempt, if the attempt is rejected.
     """
 
     cfg: DictConfig
@@ -50,17 +50,17 @@ class Attempt:
     claim: Claim | None
     watch: Watchdog
     job_end: float | None
-    trains: bool = False
+    has_started_training: bool = False
     validation_metrics: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
-    take_back: Callable[[], None] | None = None
+    undo_config_change: Callable[[], None] | None = None
 
 
 @contextmanager
 def attempt(cfg: DictConfig, program: Program) -> Iterator[Attempt]:
-    """Check the config, bring the ranks together, make the run directory, and watch what is done within.
+    """Check the config, bring the ranks together, make the run directory, and watch over the body of the `with`.
 
-    An attempt that is stopped to be continued leaves with `ExitCode.CONTINUE`; see `ExitCode`.
+    An attempt that stops to be continued exits with `ExitCode.CONTINUE`.
 
     Raises:
         ConfigError: on every rank; nothing was written.
@@ -68,11 +68,11 @@ def attempt(cfg: DictConfig, program: Program) -> Iterator[Attempt]:
     preflight.check_rules(cfg)
     node_checks.check_launch(cfg, program.place, environ=environ)
     try:
-        with _watched(cfg, program) as run:
+        with _begin_watched(cfg, program) as run:
             from hpc.training import rejections
 
             _prepare_libraries(cfg)
-            with rejections.rejections(run):
+            with rejections.reject_lightning_errors(run):
                 yield run
     except Stopped as stopped:
         _exit_stopped(cfg, program, stopped)
@@ -83,28 +83,29 @@ def attempt(cfg: DictConfig, program: Program) -> Iterator[Attempt]:
 
 
 @contextmanager
-def _watched(cfg: DictConfig, program: Program) -> Iterator[Attempt]:
-    """Begin the attempt on all ranks, and end them all soon if one of them fails."""
+def _begin_watched(cfg: DictConfig, program: Program) -> Iterator[Attempt]:
+    """Begin the attempt on all ranks. If one of them fails or hangs, its watchdog ends all of them soon."""
     place, signals = program.place, program.signals
-    # On CPU, threads that wait give way soon: spinning made a step ten times slower on a machine that others use too.
+    # On CPU, waiting threads must yield early: spinning made a step ten times slower on a shared machine.
     environ.setdefault("GOMP_SPINCOUNT", "1000")
-    environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # nothing in a checkpoint is ever executed, whoever loads it
+    environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # no library may execute what a checkpoint names
     signals.launcher_pid = getppid() if place.launcher != "none" else None
     job_end = placement.job_end_unix_time(environ)
-    beginning.apart(place, environ)
-    fresh = directory.choose(cfg.run_dir, cfg.name, now=datetime.now(), environ=environ, step=place.step or "0")
-    frozen = command_line.resume_directory(program.words) is not None
-    begun = begin.together(cfg, place, fresh, frozen, environ)  # torch from here on
-    run_dir, hang_seconds = Path(cfg.run_dir), 60 * cfg.faults.hang_minutes
-    ranks = cfg.trainer.num_nodes * cfg.trainer.devices
+    starting_point.forget_parent_run(place, environ)
+    new_run_dir = directory.choose(
+        cfg.run_dir, cfg.name, now=datetime.now(), environ=environ, step=place.step or "0"
+    )
+    is_frozen = command_line.resume_directory(program.words) is not None
+    start = meet_ranks.begin_attempt(cfg, place, new_run_dir=new_run_dir, is_frozen=is_frozen, environ=environ)
+    run_dir = Path(cfg.run_dir)
     watch = Watchdog(
         run_dir,
-        begun.claim,
-        attempt=begun.attempt,
+        start.claim,
+        attempt=start.attempt,
         rank=place.rank,
-        world_size=ranks,
-        store=begun.store,
-        hang_seconds=hang_seconds,
+        world_size=cfg.trainer.num_nodes * cfg.trainer.devices,
+        store=start.store,
+        hang_seconds=60 * cfg.faults.hang_minutes,
         signals=signals,
     )
     with watch:
@@ -112,37 +113,38 @@ def _watched(cfg: DictConfig, program: Program) -> Iterator[Attempt]:
             cfg=cfg,
             run_dir=run_dir,
             program=program,
-            number=begun.attempt,
-            hosts=begun.hosts,
-            checkpoint=begun.checkpoint,
-            claim=begun.claim,
+            number=start.attempt,
+            hosts=start.hosts,
+            checkpoint=start.checkpoint,
+            claim=start.claim,
             watch=watch,
             job_end=job_end,
         )
 
 
 def _prepare_libraries(cfg: DictConfig) -> None:
+    """Import the large libraries once the watchdog runs, set the precision of matmuls, and seed."""
     import lightning
     import torch
 
-    from hpc.training import record, strategies  # noqa: F401 - with them come the rest of the large libraries
+    from hpc.training import record, strategies  # noqa: F401 - they import the rest of the large libraries
 
-    gc.freeze()  # what the libraries made stays: no later collection looks through it, and no worker copies it
+    gc.freeze()  # objects of the libraries live for ever: collections skip them, and no forked worker copies them
     gc.enable()
     torch.set_float32_matmul_precision(cfg.matmul_precision)
     lightning.seed_everything(cfg.seed, workers=True, verbose=False)
 
 
 def _exit_stopped(cfg: DictConfig, program: Program, stopped: Stopped) -> NoReturn:
-    """Say where the run was stopped and how it goes on, and leave with the exit code that says so, too."""
-    place, is_to_go_on = program.place, stopped.outcome == "continue"
-    by_hand = stopped.why == INTERRUPTED
+    """Print where the run stopped and how to continue it, and exit with the code of the outcome."""
+    place, is_continued = program.place, stopped.outcome == "continue"
+    is_interrupted = stopped.why == INTERRUPTED
     if program.is_reporting_rank:
         print(f"stopped at step {stopped.step}: {stopped.why}\nrun directory {cfg.run_dir}", flush=True)
-        if is_to_go_on and (by_hand or not placement.is_in_job(environ)):
+        if is_continued and (is_interrupted or not placement.is_in_job(environ)):
             print(f"to go on: python train.py resume={shlex.quote(str(cfg.run_dir))}", flush=True)
-    if placement.is_lightning_child(place):  # of a process that Lightning would kill if this one reported a failure
+    if placement.is_lightning_child(place):  # Lightning would kill the process that started this one
         sys.exit(ExitCode.DONE)
-    program.signals.ends_by_sigint = by_hand and place.launcher == "none"
+    program.signals.ends_by_sigint = is_interrupted and place.launcher == "none"
     codes = {"continue": ExitCode.CONTINUE, "finished": ExitCode.DONE}
     sys.exit(codes.get(stopped.outcome, ExitCode.FAILED))

@@ -1,7 +1,7 @@
-"""What torch.compile has made, kept for the next start: one file per code, versions and device, unpacked on each node.
+"""Keep what torch.compile made for the next start: one archive per code, versions and device, unpacked on each node.
 
 The compiler's own cache is a folder of many small files, which ranks of many nodes would open one by one on a parallel
-file system. So it lies on the node, and a tar archive of it where all nodes see it.
+file system. So it lies on each node, and a tar archive of it where all nodes see it.
 """
 
 import hashlib
@@ -25,67 +25,68 @@ from hpc.data import staging
 from hpc.run import directory
 from hpc.system import home, private_folder
 
-ROOM = 16 * 2**20  # bytes that a folder must have free to compile in
+MIN_FREE_BYTES = 16 * 2**20  # that a folder must have to compile in it
 
 
 class CompileCache(L.Callback):
     """Sets up the compiler's cache before the network is compiled, and keeps what has been added to it.
 
-    A cache saves time and nothing else: one that cannot be read or written is a warning.
+    A cache saves time and nothing else: if it cannot be read or written, this warns.
 
     Args:
-        folder: on a file system that all nodes see; for your own programs only: what lies there is executed.
-        node_local: where each node unpacks it; None: the system's place for temporary files.
+        folder: on a file system that all nodes see; for your own programs only, as what lies there is executed.
+        node_local: the folder where each node unpacks the archive; None: the system's folder for temporary files.
     """
 
-    def __init__(self, folder: str, enabled: bool, node_local: str | None = None) -> None:
+    def __init__(self, folder: str, *, enabled: bool, node_local: str | None = None) -> None:
         self.folder, self.enabled = home.expand(os.path.expandvars(folder)), enabled
         self.node_local = node_local
-        self._known = 0
+        self._num_saved_files = 0
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         device = trainer.strategy.root_device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
-        self.archive = self.folder / f"{key(pl_module.network, name, str(trainer.precision))}.tar"
-        self.place = unpacked(self.archive, places(self.node_local, trainer.default_root_dir))
-        self._known = self._count()
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.place)
+        key = cache_key(pl_module.network, name, precision=str(trainer.precision))
+        self.archive = self.folder / f"{key}.tar"
+        self.cache_dir = unpack_into_first(self.archive, compile_folders(self.node_local, trainer.default_root_dir))
+        self._num_saved_files = self._count_files()
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.cache_dir)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._keep(trainer)
+        self._save_new_files(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._keep(trainer)
+        self._save_new_files(trainer)
 
-    def _keep(self, trainer: L.Trainer) -> None:
-        there = self._count()
-        if trainer.is_global_zero and there > self._known:
-            self._known = there
+    def _save_new_files(self, trainer: L.Trainer) -> None:
+        num_files = self._count_files()
+        if trainer.is_global_zero and num_files > self._num_saved_files:
+            self._num_saved_files = num_files
             try:
-                pack(self.place, self.archive)
+                pack_archive(self.cache_dir, self.archive)
             except OSError as error:
-                print(f"warning: what torch.compile made is not kept: {error}", flush=True)
+                print(f"warning: the cache of torch.compile is not kept for the next start: {error}", flush=True)
 
-    def _count(self) -> int:
-        """Files at the place. Another run on this node may compile there, too, and take away what it has put aside."""
-        return sum(len(files) for _, _, files in os.walk(self.place))
+    def _count_files(self) -> int:
+        """Return the number of cached files. Another run on this node may add some meanwhile, and remove its own."""
+        return sum(len(files) for _, _, files in os.walk(self.cache_dir))
 
 
-def places(node_local: str | None, run_dir: str) -> Iterator[Path]:
-    """Folders to compile in, best first: the node's own storage, if the cluster's file names one that is there."""
+def compile_folders(node_local: str | None, run_dir: str) -> Iterator[Path]:
+    """Yield folders to compile in, best first: the node's own storage, if the config names one that exists."""
     with suppress(ConfigError):
         if node_local:
-            yield Path(staging.place(node_local))
-    with suppress(OSError):  # there is none that can be written
+            yield Path(staging.node_local_folder(node_local))
+    with suppress(OSError):  # no folder for temporary files can be written
         yield Path(tempfile.gettempdir())
     yield Path(run_dir)
 
 
-def key(network: nn.Module, device: str, precision: str) -> str:
-    """Names what a compilation depends on: the network, the code of its parts, versions, device, precision."""
+def cache_key(network: nn.Module, device: str, *, precision: str) -> str:
+    """Return a hash of what a compilation depends on: network, code of its parts, versions, device, precision."""
     files = set()
     for module in network.modules():
-        with suppress(OSError, TypeError):  # made by a program: it has no file
+        with suppress(OSError, TypeError):  # a class that was made at run time has no file
             files.add(inspect.getfile(type(module)))
     code = [Path(file).read_bytes() for file in sorted(files) if "site-packages" not in file]
     words = [repr(network), torch.__version__, platform.python_version(), platform.machine(), device, precision]
@@ -95,72 +96,76 @@ def key(network: nn.Module, device: str, precision: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def unpacked(archive: Path, folders: Iterable[Path]) -> Path:
-    """The cache in the first of these folders that is this user's own and has room, so far as it can be read.
+def unpack_into_first(archive: Path, folders: Iterable[Path]) -> Path:
+    """Unpack the archive into the first folder that belongs to this user and has room; return the cache's path.
 
-    What lies there is executed: where somebody else has made that folder, it is not used.
+    What lies there is executed: a folder that another user has made is not used.
     """
-    place = Path()
+    cache_dir = Path()
     for folder in folders:
-        place = folder / f"compiled-{os.getuid()}" / archive.stem
+        cache_dir = folder / f"compiled-{os.getuid()}" / archive.stem
         try:
-            directory.write_probe_file(private_folder.make(place.parent), ROOM)
-            unpack(archive, place)
+            directory.write_probe_file(private_folder.make(cache_dir.parent), MIN_FREE_BYTES)
+            unpack_archive(archive, cache_dir)
             break
         except OSError as error:
-            print(f"warning: torch.compile uses another folder than {folder}: {error}", flush=True)
-    return place
+            print(f"warning: torch.compile cannot use the folder {folder}: {error}", flush=True)
+    return cache_dir
 
 
-def unpack(archive: Path, place: Path) -> None:
-    """The cache at its place on this node; empty where nothing was kept. One of the node's ranks unpacks.
+def unpack_archive(archive: Path, cache_dir: Path) -> None:
+    """Unpack the cache on this node, empty if nothing was kept. One of the node's ranks does it.
 
     Raises:
         OSError: there is no room for it.
     """
-    if place.exists():
+    if cache_dir.exists():
         return
-    aside = Path(tempfile.mkdtemp(dir=place.parent))
+    temporary = Path(tempfile.mkdtemp(dir=cache_dir.parent))
     try:
-        whole = aside / "whole"
-        whole.mkdir()
+        unpacked = temporary / "whole"
+        unpacked.mkdir()
         try:
-            if stream := _opened(archive):
-                with stream, tarfile.open(fileobj=stream) as kept:
-                    kept.extractall(whole, filter="data")
-        except (tarfile.TarError, ValueError, LookupError) as error:  # tarfile's words for what is damaged
-            print(f"warning: compiles anew, {archive} cannot be read: {error}", flush=True)
-            shutil.rmtree(whole)
-            whole.mkdir()
+            if stream := _open_own_archive(archive):
+                with stream, tarfile.open(fileobj=stream) as tar:
+                    tar.extractall(unpacked, filter="data")
+        except (tarfile.TarError, ValueError, LookupError) as error:  # what tarfile raises for a damaged archive
+            _warn_of_archive(f"{archive} cannot be read: {error}")
+            shutil.rmtree(unpacked)
+            unpacked.mkdir()
         with suppress(OSError):  # another rank was faster
-            whole.rename(place)
+            unpacked.rename(cache_dir)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _opened(archive: Path) -> BinaryIO | None:
-    """The archive, if there is one of this user that can be read."""
+def _open_own_archive(archive: Path) -> BinaryIO | None:
+    """Open the archive; None if there is none, it cannot be read, or it belongs to another user."""
     try:
         stream = archive.open("rb")
     except FileNotFoundError:
         return None
     except OSError as error:
-        print(f"warning: compiles anew, {archive} cannot be read: {error}", flush=True)
+        _warn_of_archive(f"{archive} cannot be read: {error}")
         return None
     if os.fstat(stream.fileno()).st_uid == os.getuid():
         return stream
     stream.close()
-    print(f"warning: compiles anew, {archive} belongs to another user, and would be executed", flush=True)
+    _warn_of_archive(f"{archive} belongs to another user, and what it holds would be executed")
     return None
 
 
-def pack(place: Path, archive: Path) -> None:
-    """Keep the cache, whole or not at all."""
+def _warn_of_archive(reason: str) -> None:
+    print(f"warning: torch.compile compiles anew: {reason}", flush=True)
+
+
+def pack_archive(cache_dir: Path, archive: Path) -> None:
+    """Write the cache into the archive, whole or not at all. Raises `OSError`."""
     archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    aside = archive.with_suffix(f".{platform.node()}-{os.getpid()}")
+    temporary = archive.with_suffix(f".{platform.node()}-{os.getpid()}")
     try:
-        with tarfile.open(aside, "w") as kept:
-            kept.add(place, ".")
-        aside.replace(archive)
+        with tarfile.open(temporary, "w") as tar:
+            tar.add(cache_dir, ".")
+        temporary.replace(archive)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The curves of training, written without waiting: what the device computes is read when it has long been there."""
+"""The curves of training, written without waiting: numbers are read from the device long after it computed them."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -12,42 +12,43 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hpc.training.parallel import gradient_norm
+from hpc.training.parallel import last_gradient_norm
 
 
 @dataclass
-class Point:
+class CurvePoint:
     """The numbers of one step, on their way to the host."""
 
     step: int
     names: list[str]
-    values: Tensor  # sums over the ranks
-    plain: dict[str, float]  # what the host knew already
-    wait: Callable[[], object] | None  # till they are there; None: they are
-    left_out: set[str] | None = None  # names that are the module's own; None: not asked yet
+    sums: Tensor  # over the ranks, in the order of `names`
+    host_values: dict[str, float]  # numbers that the host knew already
+    wait: Callable[[], object] | None  # until `sums` are on the host; None: they are
+    module_names: set[str] | None = None  # names that the module logs itself; None: not known yet
 
     def read(self) -> dict[str, float]:
+        """Wait for the sums, and return means over the ranks without the names that the module logs itself."""
         if self.wait is not None:
             self.wait()
-        means = self.values / (dist.get_world_size() if dist.is_initialized() else 1)
-        numbers = self.plain | dict(zip(self.names, means.tolist(), strict=True))
-        return {name: number for name, number in numbers.items() if name not in (self.left_out or ())}
+        means = self.sums / (dist.get_world_size() if dist.is_initialized() else 1)
+        numbers = self.host_values | dict(zip(self.names, means.tolist(), strict=True))
+        return {name: number for name, number in numbers.items() if name not in (self.module_names or ())}
 
 
 class Curves(L.Callback):
-    """Loss, learning rate, norm of the gradients, and what `training_step` returns besides: means over all ranks.
+    """Loss, learning rate, norm of the gradients, and what else `training_step` returns: means over all ranks.
 
-    Every `trainer.log_every_n_steps` steps. Each point is written when the next one is made, or before a validation, a
-    checkpoint and the end: no step waits for a kernel or for another rank, and only these steps exchange numbers.
-    A name that the module logs itself is left to it.
+    A point is made every `trainer.log_every_n_steps` steps. It is written when the next one is made, or before a
+    validation, a checkpoint and the end: no step waits for a kernel or for another rank, and only these steps exchange
+    numbers. Names that the module logs itself are left to the module.
     """
 
     def __init__(self) -> None:
-        self._points: deque[Point] = deque()
-        self._micro: list[dict[str, Tensor]] = []  # of the step's micro-batches
+        self._points: deque[CurvePoint] = deque()
+        self._micro_batches: list[dict[str, Tensor]] = []  # scalars of each micro-batch of the step
         self._lr = 0.0
-        self._logged: set[str] = set()  # by the module, in an earlier process
-        self._told: set[str] = set()  # names that were printed as left out
+        self._logged_before: set[str] = set()  # names that the module logged in an earlier process
+        self._noted_names: set[str] = set()  # names for which the note was printed
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
         self._lr = optimizer.param_groups[0]["lr"]
@@ -55,90 +56,90 @@ class Curves(L.Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # as Lightning numbers what it logs
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # the number that Lightning gives to logged values
         if (step + 1) % trainer.log_every_n_steps:
             return
-        self._micro.append(scalars(outputs, trainer.strategy.root_device))
-        if trainer.fit_loop._should_accumulate():  # the last step of an epoch may be made of fewer
+        self._micro_batches.append(select_scalars(outputs, trainer.strategy.root_device))
+        if trainer.fit_loop._should_accumulate():  # asked, not counted: an epoch's last step may have fewer micro-batches
             return
         self.write(trainer)
-        means = mean(self._micro, trainer.accumulate_grad_batches)
-        self._micro = []
+        means = mean_over_micro_batches(self._micro_batches, accumulate=trainer.accumulate_grad_batches)
+        self._micro_batches = []
         if not means:  # training_step has returned nothing
             return
-        if (norm := gradient_norm(pl_module)) is not None:
+        if (norm := last_gradient_norm(pl_module)) is not None:
             means["grad_norm"] = norm
-        self._points.append(sent(step, means, {"lr": self._lr}))
+        self._points.append(start_reduction(step, means, host_values={"lr": self._lr}))
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self._leave_out(trainer)
+        self._settle_module_names(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.write(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._leave_out(trainer)
+        self._settle_module_names(trainer)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self.write(trainer)
-        checkpoint["logged"] = sorted(self._logged | logged(trainer))
+        checkpoint["logged"] = sorted(self._logged_before | logged_names(trainer))
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._logged = set(checkpoint.get("logged", ()))
+        self._logged_before = set(checkpoint.get("logged", ()))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.write(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        # With manual optimization the next batch may make no step, and has this one's rate.
-        return {"lr": self._lr, "told": sorted(self._told)}
+        # With manual optimization the next batch may make no optimizer step. Its point then shows this rate.
+        return {"lr": self._lr, "told": sorted(self._noted_names)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._lr, self._told = state_dict["lr"], set(state_dict.get("told", ()))
+        self._lr, self._noted_names = state_dict["lr"], set(state_dict.get("told", ()))
 
     def write(self, trainer: L.Trainer) -> None:
-        """Give what was collected to the loggers and to the progress bar."""
-        self._leave_out(trainer)
+        """Give the collected points to the loggers and to the progress bar."""
+        self._settle_module_names(trainer)
         while self._points:
             point = self._points.popleft()
             if not (numbers := point.read()):
                 continue
             if "train/loss" in numbers:
-                show(trainer, {"train/loss": numbers["train/loss"]})
+                show_in_progress_bar(trainer, {"train/loss": numbers["train/loss"]})
             for logger in trainer.loggers:
                 logger.log_metrics(numbers, point.step)
 
-    def _leave_out(self, trainer: Any) -> None:
-        """Leave out of the last point what the module logs itself.
+    def _settle_module_names(self, trainer: Any) -> None:
+        """Decide which names of the last point the module logs itself, and print a note for new ones.
 
-        Called right after its step: later, this would depend on when the point is written, which a checkpoint decides.
+        Called right after the point's step: later, the result would depend on when the point is written, and so on
+        when checkpoints are saved.
         """
-        if not self._points or self._points[-1].left_out is not None:
+        if not self._points or self._points[-1].module_names is not None:
             return
         point = self._points[-1]
-        point.left_out = {*point.names, *point.plain} & (self._logged | logged(trainer))
-        if (new := point.left_out - self._told) and trainer.is_global_zero:
+        point.module_names = {*point.names, *point.host_values} & (self._logged_before | logged_names(trainer))
+        if (new := point.module_names - self._noted_names) and trainer.is_global_zero:
             names = ", ".join(sorted(new))
-            curves = f"these curves have its values alone from step {point.step} on"
-            print(f"note: the module logs {names} itself: {curves}", flush=True)
-        self._told |= new
+            note = f"the module logs {names} itself: from step {point.step} on these curves show only its values"
+            print(f"note: {note}", flush=True)
+        self._noted_names |= new
 
 
-def show(trainer: Any, numbers: Mapping[str, float]) -> None:
-    """Give numbers to the progress bar.
+def show_in_progress_bar(trainer: Any, numbers: Mapping[str, float]) -> None:
+    """Give numbers to the progress bar; one rank alone may call this.
 
-    Not through `trainer.progress_bar_metrics`: at the end of an epoch that has all ranks compute what was logged, and
-    this may be called by one of them alone.
+    `trainer.progress_bar_metrics` would not do: at the end of an epoch, reading it makes all ranks reduce their metrics.
     """
     trainer._logger_connector._progress_bar_metrics.update(numbers)
 
 
-def logged(trainer: Any) -> set[str]:
-    """Names that loggers get of what `self.log` was given so far, in training and in validation."""
+def logged_names(trainer: Any) -> set[str]:
+    """Return the names under which loggers get the values that `self.log` was given in training and validation."""
     loop = trainer.fit_loop.epoch_loop
-    # Private, but what is logged once an epoch is known nowhere else before its end.
+    # The attributes are private, but names that are logged once an epoch are nowhere else before the epoch's end.
     return {
         results._forked_name(result, on_step)[1]
         for results in (loop._results, loop.val_loop._results)
@@ -148,9 +149,9 @@ def logged(trainer: Any) -> set[str]:
     }
 
 
-def scalars(outputs: Mapping[Any, Any] | None, device: torch.device) -> dict[str, Tensor]:
-    """What makes a curve, of all that `training_step` has returned: its loss, scalar tensors and numbers."""
-    found = {}
+def select_scalars(outputs: Mapping[Any, Any] | None, device: torch.device) -> dict[str, Tensor]:
+    """Return those outputs of `training_step` that make a curve: its loss, scalar tensors and numbers, on the device."""
+    selected = {}
     for name, value in (outputs or {}).items():
         if isinstance(value, Tensor):
             # Predictions for a batch of one are no scalar. A loss of one number may have any shape.
@@ -160,35 +161,39 @@ def scalars(outputs: Mapping[Any, Any] | None, device: torch.device) -> dict[str
         elif not isinstance(value, Real):
             continue
         if isinstance(name, str):
-            on_device = isinstance(value, Tensor) and value.device == device
-            found[name] = value if on_device else torch.full((), float(value), device=device)  # without a wait
-    return found
+            is_on_device = isinstance(value, Tensor) and value.device == device
+            selected[name] = value if is_on_device else torch.full((), float(value), device=device)  # without a wait
+    return selected
 
 
-def mean(outputs: Sequence[Mapping[str, Tensor]], accumulate: int) -> dict[str, Tensor]:
-    """Of what the micro-batches of a step returned. Lightning has divided the losses by `accumulate` already."""
+def mean_over_micro_batches(outputs: Sequence[Mapping[str, Tensor]], *, accumulate: int) -> dict[str, Tensor]:
+    """Return the mean of each output over a step's micro-batches; the loss is renamed to "train/loss".
+
+    Args:
+        accumulate: `trainer.accumulate_grad_batches`, by which Lightning has divided the losses already.
+    """
     values: dict[str, list[Tensor]] = defaultdict(list)
     for output in outputs:
         for name, value in output.items():
             values[name].append(value)
     means = {}
-    for name, those in values.items():
-        share = len(those) / accumulate if name == "loss" else len(those)
-        means["train/loss" if name == "loss" else name] = torch.stack(those).sum() / share
+    for name, tensors in values.items():
+        divisor = len(tensors) / accumulate if name == "loss" else len(tensors)
+        means["train/loss" if name == "loss" else name] = torch.stack(tensors).sum() / divisor
     return means
 
 
-def sent(step: int, numbers: dict[str, Tensor], plain: dict[str, float]) -> Point:
-    """Begin to add up scalars over the ranks and to bring them to the host."""
-    values, wait = torch.stack(list(numbers.values())), None
+def start_reduction(step: int, numbers: dict[str, Tensor], *, host_values: dict[str, float]) -> CurvePoint:
+    """Start to sum scalars over the ranks and to copy the sums to the host, without waiting."""
+    sums, wait = torch.stack(list(numbers.values())), None
     if dist.is_initialized() and dist.get_world_size() > 1:
-        work: Any = dist.all_reduce(values, async_op=True)
+        work: Any = dist.all_reduce(sums, async_op=True)
         wait = work.wait
-    if values.device.type == "cuda":
+    if sums.device.type == "cuda":
         if wait is not None:
-            wait()  # lets the device wait, not the host
-        values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
+            wait()  # makes the device wait, not the host
+        sums = torch.empty_like(sums, device="cpu", pin_memory=True).copy_(sums, non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
         wait = copied.synchronize
-    return Point(step, list(numbers), values, plain, wait)
+    return CurvePoint(step, list(numbers), sums, host_values, wait)

@@ -1,6 +1,6 @@
-"""A LightningModule around one network, which any strategy can shard, compile and clip, and which costs little a step.
+"""A LightningModule around one network that any strategy can shard, compile and clip, and that costs little per step.
 
-Optional: every LightningModule can be trained.
+It is optional: every LightningModule can be trained.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class NetworkModule(L.LightningModule):
 
     @property
     def backbone(self) -> nn.Module:
-        """All but the head: what fine-tuning freezes first."""
+        """Return all parts but the head: what fine-tuning freezes first."""
         return nn.ModuleList(child for name, child in self.network.named_children() if name != "head")
 
     def configure_model(self) -> None:
@@ -46,7 +46,7 @@ class NetworkModule(L.LightningModule):
         clip_gradients(self, optimizer, gradient_clip_val)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "_current_fx_name":  # set some forty times a step; nn.Module asks each time whether it is a weight
+        if name == "_current_fx_name":  # Lightning sets it some forty times a step; nn.Module would check it each time
             self.__dict__[name] = value
         else:
             super().__setattr__(name, value)

@@ -1,4 +1,4 @@
-"""What is written beside the scalars: the resolved config, hyperparameters with their result, histograms."""
+"""Record an attempt: its start and end, the config, code and versions that made it, and its result."""
 
 import os
 import shlex
@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig, OmegaConf
 
@@ -20,176 +17,137 @@ from hpc.checkpoint.on_disk import Checkpoint
 from hpc.config import compose
 from hpc.config.conversion import flatten
 from hpc.config.errors import make_printable
-from hpc.config.freezing import environment_values, to_frozen_yaml
+from hpc.config.freezing import to_frozen_yaml
 from hpc.config.project import PROJECT
-from hpc.launch.placement import Placement
 from hpc.run import attempt_log, frozen_config, snapshot
 from hpc.system import files
-from hpc.training import loggers
+from hpc.training import log_positions, loggers
 from hpc.training.attempt import Attempt
 
 
-def begin(run: Attempt, logging: Sequence[Logger]) -> Callable[[], None] | None:
-    """On rank 0, before anything is logged: note the attempt, and keep what made the run: config, code, versions.
+def record_attempt(run: Attempt, run_loggers: Sequence[Logger]) -> Callable[[], None] | None:
+    """Record the start of the attempt, on rank 0, before anything is logged: its config, code and versions.
 
-    What is returned takes back what has changed in the config of a run that goes on.
+    The logs of earlier attempts are cut back to the checkpoint that the run resumes from.
 
-    Args:
-        logging: the run's loggers.
+    Returns:
+        A function that restores the run's config as it was before; None: it has not changed.
     """
-    cfg, run_dir, found, starts = run.cfg, run.run_dir, run.checkpoint, attempt_log.read_starts(run.run_dir)
+    cfg, run_dir, checkpoint = run.cfg, run.run_dir, run.checkpoint
+    starts = attempt_log.read_starts(run_dir)
     words = compose.select_overrides(run.program.words)
-    # What lay there before the run's first start is not its own.
-    others = starts[0].get("logs", {}) if starts else loggers.positions(run_dir, logging)
+    # Logs that were there before the first attempt are not the run's own.
+    foreign_positions = starts[0].get("logs", {}) if starts else log_positions.read_positions(run_dir, run_loggers)
     if not (run_dir / "config.yaml").exists():
         snapshot.write_made_by(run_dir)
-    take_back = frozen_config.create_or_replace(run_dir, cfg, words=words)
+    undo_config_change = frozen_config.create_or_replace(run_dir, cfg, words=words)
     code = files.source_checksum(PROJECT)
-    _tell_other_code(run_dir, code, starts[-1].get("code") if starts else None)
-    loggers.cut(run_dir, logging, _logged(cfg, found, words) if found else others, attempt_log.read_events(run_dir))
-    loggers.warn_of_clock(logging, time.time())
+    _note_other_code(run_dir, code, earlier_code=starts[-1].get("code") if starts else None)
+    positions = _positions_at(cfg, checkpoint, words=words) if checkpoint else foreign_positions
+    log_positions.truncate_logs(run_dir, run_loggers, positions=positions, events=attempt_log.read_events(run_dir))
+    log_positions.warn_of_late_clock(run_loggers, time.time())
     if run.claim:
-        loggers.fence(logging, run.claim.may_write)
+        loggers.restrict_writing(run_loggers, run.claim.may_write)
     attempt_log.record_start(
         run_dir,
         run.number,
         environ=os.environ,
-        from_step=found.step if found else 0,
+        from_step=checkpoint.step if checkpoint else 0,
         code=code,
         launcher=run.program.place.launcher,
         hosts=run.hosts,
         world_size=cfg.trainer.num_nodes * cfg.trainer.devices,
         gpus_per_node=0 if cfg.trainer.accelerator == "cpu" else cfg.trainer.devices,
-        log_dirs=loggers.folders(run_dir, logging),
-        writer=loggers.writer(),
-        logs=others,
-        reached=loggers.positions(run_dir, logging),
+        log_dirs=loggers.log_folders(run_dir, run_loggers),
+        writer=loggers.writer_name(),
+        logs=foreign_positions,
+        reached=log_positions.read_positions(run_dir, run_loggers),
     )
-    return take_back
+    return undo_config_change
 
 
-def _tell_other_code(run_dir: Path, code: str, before: object) -> None:
-    """Say so where a run goes on with other sources than those it has.
+def _note_other_code(run_dir: Path, code: str, *, earlier_code: object) -> None:
+    """Print a note if a run resumes with other source files than those it has.
 
     Args:
-        code: checksum of the sources that train now.
-        before: that of the last attempt, if it has noted one.
+        code: checksum of the source files that train now.
+        earlier_code: checksum that the last attempt recorded; None: there is none.
     """
-    own, note = run_dir / "code", ""
-    if (own / "train.py").is_file() and not own.samefile(PROJECT):
-        if files.source_checksum(own) != code:
-            how = shlex.join(["python", f"{own}/train.py", f"resume={run_dir}"])
-            note = f"the code of {PROJECT} trains now, which is not that of the run; with its own: {how}"
-    elif before not in (None, code):
+    snapshot_dir, note = run_dir / "code", ""
+    if (snapshot_dir / "train.py").is_file() and not snapshot_dir.samefile(PROJECT):
+        if files.source_checksum(snapshot_dir) != code:
+            command = shlex.join(["python", f"{snapshot_dir}/train.py", f"resume={run_dir}"])
+            note = f"the code of {PROJECT} trains now, and differs from the run's own. To use the latter: {command}"
+    elif earlier_code not in (None, code):
         note = f"the code of {PROJECT} has changed since the last attempt of this run"
     if note:
         print(make_printable(f"note: {note}"), file=sys.stderr, flush=True)
 
 
-def _logged(cfg: DictConfig, found: Checkpoint, words: Sequence[str]) -> dict[str, int]:
-    """How far the logs have come at a checkpoint; at the end of training, where that was `trained` and nothing is left.
+def _positions_at(cfg: DictConfig, checkpoint: Checkpoint, *, words: Sequence[str]) -> Mapping[str, int]:
+    """Return how far the logs had come at a checkpoint, or at the end of training if no step is left after it.
 
     Args:
-        words: with one of the Trainer's, training may go on.
+        words: the overrides of this start; one of the Trainer's may extend training.
     """
-    extended = any(word.lstrip("+~").startswith("trainer") for word in words)
-    goes_on = extended and not 0 <= (cfg.trainer.max_steps or -1) <= found.step
-    # The batches, too: a callback may stop training between two of one step, of which a part is done again then.
-    place = ["trained", found.attempt, found.step, found.details.get("batches")]
-    for event in (
-        attempt_log.read_events(Path(cfg.run_dir)) if found.details.get("stopped_early") or not goes_on else ()
-    ):
-        if place == [event.get(key) for key in ("event", "attempt", "trained_step", "trained_batches")]:
+    has_trainer_override = any(word.lstrip("+~").startswith("trainer") for word in words)
+    is_extended = has_trainer_override and not 0 <= (cfg.trainer.max_steps or -1) <= checkpoint.step
+    if is_extended and not checkpoint.details.get("stopped_early"):
+        return checkpoint.details.get("logs", {})
+    # The batches are compared, too: a callback may stop training between two micro-batches, and part of that step is
+    # done again.
+    end = ["trained", checkpoint.attempt, checkpoint.step, checkpoint.details.get("batches")]
+    for event in attempt_log.read_events(Path(cfg.run_dir)):
+        if end == [event.get(key) for key in ("event", "attempt", "trained_step", "trained_batches")]:
             return event["logs"]
-    return found.details.get("logs", {})
+    return checkpoint.details.get("logs", {})
 
 
 @rank_zero_only
-def trained(trainer: L.Trainer, attempt: int) -> None:
-    """Note how far the logs are when training ends within an epoch: its values are logged after the last save."""
+def record_training_end(trainer: L.Trainer, attempt: int) -> None:
+    """Record how far the logs are when training ends within an epoch, whose values are logged after the last save."""
     run_dir = Path(trainer.default_root_dir)
-    facts = {"event": "trained", "time": time.time(), "attempt": attempt}
-    facts["trained_step"] = trainer.global_step  # not yet `step`: that one is in a checkpoint
-    facts["trained_batches"] = trainer.fit_loop.epoch_loop.batch_progress.total.completed
-    attempt_log.append_line(run_dir / "attempts.jsonl", facts | {"logs": flushed(trainer)})
+    event = {"event": "trained", "time": time.time(), "attempt": attempt}
+    event["trained_step"] = trainer.global_step  # not `step`, which stands for a step that a checkpoint holds
+    event["trained_batches"] = trainer.fit_loop.epoch_loop.batch_progress.total.completed
+    attempt_log.append_line(run_dir / "attempts.jsonl", event | {"logs": flush_logs(trainer)})
+
+
+def flush_logs(trainer: L.Trainer) -> dict[str, int]:
+    """Write the logs to the disk, and return how far each file has come; see `log_positions.read_positions`."""
+    run_dir = Path(trainer.default_root_dir)
+    loggers.flush(trainer.loggers)
+    log_positions.truncate_late_writes(run_dir, trainer.loggers, events=attempt_log.read_events(run_dir))
+    return log_positions.read_positions(run_dir, trainer.loggers)
 
 
 @rank_zero_only
-def config(trainer: L.Trainer, cfg: DictConfig) -> None:
-    """The resolved config as a text, for TensorBoard's TEXT page."""
-    for board in _tensorboards(trainer):
-        board.experiment.add_text("config", f"```yaml\n{to_frozen_yaml(cfg)}```")
-
-
-def hide(cfg: DictConfig, *owners: Any) -> None:
-    """Put references for what came from the environment, perhaps secrets, among hyperparameters that are saved.
-
-    Args:
-        owners: the module and the data; what they keep by `save_hyperparameters` goes into checkpoints and to loggers.
-    """
-    references = environment_values(cfg)
-    for owner in owners:
-        # The private one is a copy, for loggers: Lightning has no public way to change it.
-        for kept in (getattr(owner, "hparams", {}), getattr(owner, "_hparams_initial", {})):
-            for key, value in kept.items():
-                kept[key] = _hidden(value, references)
-
-
-def _hidden(value: Any, references: Mapping[str, str]) -> Any:
-    if isinstance(value, dict):
-        return {key: _hidden(one, references) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_hidden(one, references) for one in value)
-    return references.get(value, value) if isinstance(value, str) else value
-
-
-def environment(place: Placement) -> ClusterEnvironment:
-    """How Lightning learns its rank: from `launch`, whoever started it, and never by guessing at SLURM_ variables."""
-    return LightningEnvironment() if place.launcher == "none" else TorchElasticEnvironment()
+def log_config(trainer: L.Trainer, cfg: DictConfig) -> None:
+    """Log the resolved config as a text, for TensorBoard's TEXT page."""
+    for logger in loggers.tensorboard_loggers(trainer):
+        logger.experiment.add_text("config", f"```yaml\n{to_frozen_yaml(cfg)}```")
 
 
 @rank_zero_only
-def result(trainer: L.Trainer, cfg: DictConfig, metrics: dict[str, Any]) -> None:
-    """The hyperparameters beside the final metrics, for TensorBoard's HPARAMS page, which reads the scalars by name."""
-    # As late as TensorBoard itself, which only the rank that writes imports.
+def log_result(trainer: L.Trainer, cfg: DictConfig, *, metrics: dict[str, Any]) -> None:
+    """Log the hyperparameters and the final metrics for TensorBoard's HPARAMS page, which reads scalars by name."""
+    # Imported here, as only the rank that writes needs TensorBoard.
     from torch.utils.tensorboard.summary import hparams
     from torch.utils.tensorboard.writer import FileWriter
 
     values = flatten(OmegaConf.create(to_frozen_yaml(cfg)))
-    shown = {k: v for k, v in values.items() if k.startswith(("model.", "data.", "trainer.", "strategy.", "seed"))}
-    plain = {k: v if isinstance(v, bool | int | float) else _text(v) for k, v in shown.items()}
-    final = [k for k in metrics if k.startswith(("val/", "test/"))]
-    for logger in _tensorboards(trainer):
+    sections = ("model.", "data.", "trainer.", "strategy.", "seed")
+    shown = {key: value for key, value in values.items() if key.startswith(sections)}
+    plain = {key: value if isinstance(value, bool | int | float) else _to_utf8(value) for key, value in shown.items()}
+    final_metrics = [name for name in metrics if name.startswith(("val/", "test/"))]
+    for logger in loggers.tensorboard_loggers(trainer):
         # Not logger.log_hyperparams: it would write each metric a second time, as another point of its curve.
         writer = FileWriter(logger.log_dir)
-        for summary in hparams(plain, dict.fromkeys(final, 0)):
+        for summary in hparams(plain, dict.fromkeys(final_metrics, 0)):
             writer.add_summary(summary)
         writer.close()
 
 
-def _text(value: Any) -> str:
-    """As TensorBoard takes it: a path need not be UTF-8."""
+def _to_utf8(value: Any) -> str:
+    """Return the text of a value in UTF-8, as TensorBoard requires; a path may hold other bytes."""
     return str(value).encode(errors="backslashreplace").decode()
-
-
-def flushed(trainer: L.Trainer) -> dict[str, int]:
-    """Make what was logged durable; how far each file has come, where a run that goes on from here can cut it."""
-    run_dir = Path(trainer.default_root_dir)
-    loggers.flush(trainer.loggers)
-    loggers.cut_again(run_dir, trainer.loggers, attempt_log.read_events(run_dir))
-    return loggers.positions(run_dir, trainer.loggers)
-
-
-def skip(run_dir: Path, step: int, attempt: int) -> None:
-    """The samples up to this step of this attempt are to be left out when the run goes on from an earlier one."""
-    attempt_log.append_line(run_dir / "skipped.jsonl", {"step": step, "attempt": attempt})
-
-
-def skipped(run_dir: Path, step: int, attempt: int) -> int:
-    """How many global batches to leave out after the checkpoint of this step, which this attempt wrote."""
-    notes = attempt_log.read_lines(run_dir / "skipped.jsonl")
-    return sum(note["step"] - step for note in notes if note["attempt"] >= attempt and note["step"] > step)
-
-
-def _tensorboards(trainer: L.Trainer) -> list[Any]:
-    return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

@@ -1,4 +1,4 @@
-"""What Lightning rejects before the first step, reported as the project's own rules report it."""
+"""Report what Lightning rejects before the first step as a `ConfigError`, like the project's own rules."""
 
 import traceback
 from collections.abc import Callable, Iterator
@@ -12,39 +12,40 @@ from hpc.config.build import reject_bad_arguments
 from hpc.config.errors import ConfigError
 
 
-class Start(Protocol):
-    """A start of a run, as `Attempt`."""
+class AttemptState(Protocol):
+    """The part of `attempt.Attempt` that is needed here."""
 
-    trains: bool
-    take_back: Callable[[], None] | None
+    has_started_training: bool
+    undo_config_change: Callable[[], None] | None
 
 
 @contextmanager
-def rejections(run: Start) -> Iterator[None]:
-    """Reject in a sentence what Lightning rejects before the first step, and take back what the start has changed."""
+def reject_lightning_errors(run: AttemptState) -> Iterator[None]:
+    """Convert errors that Lightning raises before the first step to `ConfigError`, and restore the run's config then."""
     try:
         try:
             yield
         except Exception as error:
-            if not run.trains:
-                _reject(error)
+            if not run.has_started_training:
+                _convert(error)
             raise
     except ConfigError:
-        if not run.trains and run.take_back:
-            run.take_back()
+        if not run.has_started_training and run.undo_config_change:
+            run.undo_config_change()
         raise
 
 
-def _reject(error: Exception) -> None:
-    """Raise `ConfigError` where this is no failure of the project's own code."""
+def _convert(error: Exception) -> None:
+    """Raise `ConfigError` unless the researcher's or the template's own code has failed."""
     reject_bad_arguments(error)
     cause = error.__cause__ if isinstance(error, InstantiationException) else error
-    if isinstance(cause, MisconfigurationException) or (isinstance(cause, ValueError) and _is_lightnings(cause)):
+    is_lightning_value_error = isinstance(cause, ValueError) and _is_raised_by_lightning(cause)
+    if isinstance(cause, MisconfigurationException) or is_lightning_value_error:
         rule = f"Lightning rejects this: {' '.join(str(cause).split())}"
-        raise ConfigError("trainer, callbacks or model", None, rule, "change what it names") from error
+        raise ConfigError("trainer, callbacks or model", None, rule, "change what the message names") from error
 
 
-def _is_lightnings(error: BaseException) -> bool:
-    """Did Lightning itself raise it?"""
+def _is_raised_by_lightning(error: BaseException) -> bool:
+    """Return whether the innermost frame of the traceback lies in Lightning."""
     frames = list(traceback.walk_tb(error.__traceback__))
     return bool(frames) and frames[-1][0].f_globals.get("__name__", "").startswith("lightning.pytorch.")

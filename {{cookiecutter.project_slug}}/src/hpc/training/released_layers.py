@@ -1,47 +1,47 @@
-"""What a module freezes as training begins and releases later: on several ranks all must train it together."""
+"""Parameters that a module freezes when training starts and releases later: all ranks must train them together."""
 
 from typing import Any
 
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
-SHOWN = 4  # names of parameters
 
+class TracksReleasedLayers:
+    """Mixin for a strategy of several ranks that decides at its setup whose gradients the ranks sum.
 
-def shown(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-
-
-class FollowsReleased:
-    """For a strategy of several ranks, which decides as it is set up whose gradients they sum."""
+    Attributes:
+        frozen: parameters by name that have been frozen ever since training started; None: it is just starting.
+    """
 
     lightning_module: Any
-    alone: dict[str, nn.Parameter] | None = None  # what ranks have not trained together yet; None: training begins
+    frozen: dict[str, nn.Parameter] | None = None
 
-    def released(self, names: list[str]) -> None:
-        """Called on all ranks with what is trained as training begins; then before a step that first trains others.
+    def on_released(self, names: list[str]) -> None:
+        """Take up parameters into training, on all ranks.
 
-        What was trained before, and is frozen and released again, is none of these.
+        Called with those that are trained when training starts, and before a step with those that it trains for the
+        first time; not with parameters that were trained before, and are frozen and released by turns.
         """
         raise NotImplementedError
 
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)  # type: ignore[misc]
         if trainer.state.fn == TrainerFn.FITTING:
-            weights, self.alone = dict(self.lightning_module.named_parameters()), None
-            self._follow(weights)
+            parameters, self.frozen = dict(self.lightning_module.named_parameters()), None
+            self._take_up_released(parameters)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._follow(self.alone or {})
+        self._take_up_released(self.frozen or {})
         return super().training_step(*args, **kwargs)  # type: ignore[misc]
 
-    def trained_alone(self) -> list[nn.Parameter]:
-        """What has been released since this step began."""
-        return [weight for weight in (self.alone or {}).values() if weight.requires_grad]
+    def released_in_this_step(self) -> list[nn.Parameter]:
+        """Return the parameters that have been released since this step began."""
+        return [parameter for parameter in (self.frozen or {}).values() if parameter.requires_grad]
 
-    def _follow(self, alone: dict[str, nn.Parameter]) -> None:
-        if new := [name for name, weight in alone.items() if weight.requires_grad]:
-            self.released(new)
-        if new or self.alone is None:
-            left = alone if self.alone is None else self.alone
-            self.alone = {name: weight for name, weight in left.items() if not weight.requires_grad}
+    def _take_up_released(self, candidates: dict[str, nn.Parameter]) -> None:
+        """Report those of the candidates that are trained now, and remember the others as frozen."""
+        if released := [name for name, parameter in candidates.items() if parameter.requires_grad]:
+            self.on_released(released)
+        if released or self.frozen is None:
+            rest = candidates if self.frozen is None else self.frozen  # `on_released` may have added some
+            self.frozen = {name: parameter for name, parameter in rest.items() if not parameter.requires_grad}

@@ -1,7 +1,7 @@
-"""Lightning's callbacks that average weights: what they need to go on exactly, and to save what is tested.
+"""Lightning's callbacks that average weights: resume them exactly, and save the weights that are tested.
 
 WeightAveraging (EMAWeightAveraging) swaps its average in for a validation and at the end. StochasticWeightAveraging
-puts it in at the end, and where there is batch norm adds an epoch that takes only its statistics.
+puts its average in at the end. For a module with batch norm it then adds an epoch that only takes the statistics.
 """
 
 from typing import Any
@@ -13,110 +13,115 @@ from torch import Tensor
 
 from hpc.config.errors import ConfigError
 
-KINDS = (StochasticWeightAveraging, WeightAveraging)
+AVERAGING_CALLBACKS = (StochasticWeightAveraging, WeightAveraging)
 
 
-def reject(trainer: L.Trainer) -> None:
-    """Raise `ConfigError` where several callbacks average weights, or weights are averaged that no rank has whole."""
-    averaging = [*_swa(trainer), *_moving(trainer)]
+def reject_unsupported(trainer: L.Trainer) -> None:
+    """Raise `ConfigError` if several callbacks average weights, or if no rank holds whole weights to average."""
+    averaging = [*_stochastic_callbacks(trainer), *_moving_callbacks(trainer)]
     if len(averaging) > 1:  # each swaps what another has put in place, and training would go on from an average
         names = " and ".join(type(callback).__name__ for callback in averaging)
-        raise ConfigError("callbacks", names, "only one callback must average the weights", "one of them")
-    if averaging and trainer.strategy.restore_checkpoint_after_setup:  # weights that are whole are there before
-        rule = f"{type(averaging[0]).__name__} averages whole weights: the strategy must be single or ddp"
-        raise ConfigError("callbacks", None, rule, "strategy=ddp, or training without this callback")
+        raise ConfigError("callbacks", names, "Only one callback may average the weights", "one of them")
+    if averaging and trainer.strategy.restore_checkpoint_after_setup:  # true of the strategies that shard
+        name = type(averaging[0]).__name__
+        rule = "It averages whole weights, so the strategy must be single or ddp"
+        raise ConfigError("callbacks", name, rule, "strategy=ddp, or training without this callback")
 
 
-def prepare(trainer: L.Trainer, module: L.LightningModule) -> None:
-    """Before callbacks copy the module: Lightning converts it later, and averages in fp32 would round fp64 weights."""
-    if [*_swa(trainer), *_moving(trainer)] and isinstance(trainer.precision_plugin, DoublePrecision):
+def convert_before_copy(trainer: L.Trainer, module: L.LightningModule) -> None:
+    """Convert the module to float64 before callbacks copy it, as Lightning does later: a float32 average would round."""
+    averaging = [*_stochastic_callbacks(trainer), *_moving_callbacks(trainer)]
+    if averaging and isinstance(trainer.precision_plugin, DoublePrecision):
         trainer.precision_plugin.convert_module(module)
 
 
-def reject_other_callbacks(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
-    """Raise `ConfigError` where a run that averages its weights would go on without its callback."""
+def reject_missing_callback(trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
+    """Raise `ConfigError` if a run that averages its weights would resume without its callback."""
     states = [state for state in checkpoint["callbacks"].values() if isinstance(state, dict)]
-    stochastic = any("average_model_state" in state and state.get("scheduler_state") for state in states)
-    if (stochastic and not _swa(trainer)) or ("averaging_state" in checkpoint and not _moving(trainer)):
-        rule = "a run that averages its weights must go on with the callback that averages them"
-        raise ConfigError(
-            "callbacks", None, rule, "the callbacks that the run began with, or a new run: ckpt=<checkpoint>"
-        )
+    was_stochastic = any("average_model_state" in state and state.get("scheduler_state") for state in states)
+    lacks_stochastic = was_stochastic and not _stochastic_callbacks(trainer)
+    if lacks_stochastic or ("averaging_state" in checkpoint and not _moving_callbacks(trainer)):
+        rule = "must hold the callback that averages the weights of this run"
+        fix = "the callbacks that the run started with, or a new run: ckpt=<checkpoint>"
+        raise ConfigError("callbacks", None, rule, fix)
 
 
-def go_on(trainer: L.Trainer, module: L.LightningModule) -> None:
-    """In the middle of an epoch Lightning does not call what sets up stochastic averaging, nor in the last one."""
-    statistics = takes_statistics(trainer)
-    for swa in _swa(trainer):
+def resume_averaging(trainer: L.Trainer, module: L.LightningModule) -> None:
+    """Set up stochastic averaging where a run resumes in the middle of an epoch or in the last one.
+
+    Lightning does not call there what sets it up.
+    """
+    is_statistics = is_statistics_epoch(trainer)
+    for swa in _stochastic_callbacks(trainer):
         is_averaging = swa.swa_start <= trainer.current_epoch <= swa.swa_end
-        if swa._scheduler_state is None or not (is_averaging or statistics):
+        if swa._scheduler_state is None or not (is_averaging or is_statistics):
             continue
         (optimizer,) = trainer.optimizers
         groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-        before = swa._max_epochs, swa._latest_update_epoch
-        if statistics:  # as if this were one more epoch to be averaged, which has been
-            swa._max_epochs, swa._latest_update_epoch = before[0] + 1, trainer.current_epoch
+        max_epochs, latest_update_epoch = swa._max_epochs, swa._latest_update_epoch
+        if is_statistics:  # let it take this for one more epoch of averaging that is done
+            swa._max_epochs, swa._latest_update_epoch = max_epochs + 1, trainer.current_epoch
         swa.on_train_epoch_start(trainer, module)
-        if statistics:
-            swa._max_epochs, swa._latest_update_epoch = before
+        if is_statistics:
+            swa._max_epochs, swa._latest_update_epoch = max_epochs, latest_update_epoch
         for group, restored in zip(optimizer.param_groups, groups, strict=True):
-            group.update(restored)  # making the schedule has set a learning rate
+            group.update(restored)  # the new schedule has set a learning rate
 
 
-def takes_statistics(trainer: L.Trainer) -> bool:
-    """Is this, from its beginning on, the epoch that only takes the statistics of batch norm?"""
+def is_statistics_epoch(trainer: L.Trainer) -> bool:
+    """Return whether this epoch, from its beginning on, only takes the statistics of batch norm."""
     return any(
         swa._model_contains_batch_norm and swa._max_epochs != -1 and trainer.current_epoch == swa.swa_end + 1
-        for swa in _swa(trainer)
+        for swa in _stochastic_callbacks(trainer)
     )
 
 
-def end(trainer: L.Trainer, module: L.LightningModule, *, trained: bool = True) -> bool:
-    """Put the average in place now, before the last checkpoint; has the module other weights than the last step's?
+def apply_average(trainer: L.Trainer, module: L.LightningModule, *, trained: bool = True) -> bool:
+    """Put the average in place now, before the last checkpoint. Return whether stochastic averaging has done so.
 
     Args:
-        trained: Lightning is about to say that training ends. It does not where nothing was left to be trained.
+        trained: Lightning is about to call `on_train_end`. It does not if no step was left to train.
     """
-    replaced = False
-    for swa in _swa(trainer):
-        done = trainer.current_epoch - 1  # the last epoch
-        replaced |= done >= swa.swa_end or swa._max_epochs == -1
+    is_applied = False
+    for swa in _stochastic_callbacks(trainer):
+        last_epoch = trainer.current_epoch - 1
+        is_applied |= last_epoch >= swa.swa_end or swa._max_epochs == -1
         swa.on_train_end(trainer, module)
         swa.on_train_end = lambda *_: None  # type: ignore[method-assign]
-    for moving in _moving(trainer) if not trained else ():
+    for moving in _moving_callbacks(trainer) if not trained else ():
         moving.on_train_end(trainer, module)
-    return replaced
+    return is_applied
 
 
-def about_to_change(trainer: L.Trainer) -> dict[str, Tensor] | None:
-    """At the end of an epoch: a copy of the average that was validated, if it is changed now."""
-    for moving in _moving(trainer):
+def copy_average_before_update(trainer: L.Trainer) -> dict[str, Tensor] | None:
+    """Return a copy of the average that was validated, if the end of this epoch changes it; else None."""
+    for moving in _moving_callbacks(trainer):
         if moving._average_model is not None and moving.should_update(epoch_idx=trainer.current_epoch):
             return {key: value.detach().clone() for key, value in moving._average_model.module.state_dict().items()}
     return None
 
 
-def updates(trainer: L.Trainer) -> int:
-    """How often the averages have been updated so far."""
-    return sum(int(moving._average_model.n_averaged) for moving in _moving(trainer) if moving._average_model)
+def num_updates(trainer: L.Trainer) -> int:
+    """Return how often the averages have been updated so far."""
+    return sum(int(moving._average_model.n_averaged) for moving in _moving_callbacks(trainer) if moving._average_model)
 
 
-def buffers(trainer: L.Trainer) -> list[Tensor]:
-    """Of the averages: each rank has its own while it trains, as it has those of the module."""
-    models = [moving._average_model.module for moving in _moving(trainer) if moving._average_model]
+def average_buffers(trainer: L.Trainer) -> list[Tensor]:
+    """Return the buffers of the averages. While it trains, each rank has its own, like those of the module."""
+    models = [moving._average_model.module for moving in _moving_callbacks(trainer) if moving._average_model]
     return [buffer for model in models for buffer in model.buffers()]
 
 
-def reject_end(averaged: bool) -> None:
-    """Raise `ConfigError` where weights would be trained further that were averaged at the end."""
-    if averaged:
-        rule = "the weights of the run were averaged at its end, and must not be trained as if they were its last ones"
+def reject_averaged_weights(is_averaged: bool) -> None:
+    """Raise `ConfigError` if weights would be trained further that were averaged at the end of the run."""
+    if is_averaged:
+        rule = "cannot train a run further whose weights were averaged at its end: they are not those of its last step"
         raise ConfigError("resume", None, rule, "a new run from them: ckpt=<this run>/checkpoints/last.ckpt")
 
 
-def _swa(trainer: Any) -> list[StochasticWeightAveraging]:
+def _stochastic_callbacks(trainer: Any) -> list[StochasticWeightAveraging]:
     return [callback for callback in trainer.callbacks if isinstance(callback, StochasticWeightAveraging)]
 
 
-def _moving(trainer: Any) -> list[WeightAveraging]:
+def _moving_callbacks(trainer: Any) -> list[WeightAveraging]:
     return [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from hpc.config.errors import ConfigError
-from hpc.data.data_module import DataModule, warp
+from hpc.data.data_module import DataModule, warp_images
 
 # Tenths of each class, in file order. They depend on no seed: every run is tested on the same images.
 TENTHS = {"train": range(0, 7), "val": range(7, 8), "test": range(8, 10)}
@@ -46,7 +46,7 @@ class Digits(DataModule):
         turn, scale, right, down = (2 * draws - 1).unbind(1)
         turn, scale, right, down = turn * math.radians(10), 1 + 0.1 * scale, right * 0.75 / 4, down * 0.75 / 4
         cos, sin = scale * turn.cos(), scale * turn.sin()
-        return warp(inputs, torch.stack([cos, -sin, right, sin, cos, down], dim=1).view(-1, 2, 3))
+        return warp_images(inputs, torch.stack([cos, -sin, right, sin, cos, down], dim=1).view(-1, 2, 3))
 
     def prepare_inputs(self, inputs: Tensor) -> Tensor:
         return (inputs - 0.305) / 0.376

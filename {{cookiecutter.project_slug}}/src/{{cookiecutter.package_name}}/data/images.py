@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hpc.data.data_module import DataModule, warp
+from hpc.data.data_module import DataModule, warp_images
 from hpc.data.image_datasets import ImageFiles
-from hpc.data.image_files import Samples, describe, list_images, reject_few_classes
+from hpc.data.image_files import Samples, describe_images, list_images, reject_few_classes
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as pretrained weights expect
 
@@ -35,7 +35,7 @@ class Photos(DataModule):
         x, y = (2 * draws[:, 2] - 1) * (1 - width), (2 * draws[:, 3] - 1) * (1 - height)
         mirror = torch.where(draws[:, 4] < 0.5, -1.0, 1.0)
         zero = torch.zeros_like(x)
-        return warp(inputs, torch.stack([width * mirror, zero, x, zero, height, y], dim=1).view(-1, 2, 3))
+        return warp_images(inputs, torch.stack([width * mirror, zero, x, zero, height, y], dim=1).view(-1, 2, 3))
 
     def prepare_inputs(self, inputs: Tensor) -> Tensor:
         mean, std = _constants(inputs.device)
@@ -71,7 +71,7 @@ class Images(Photos):
         return splits
 
     def describe(self, split: str) -> dict[str, Any]:
-        return describe(self.dir, self.splits[split])
+        return describe_images(self.dir, self.splits[split])
 
     def dataset(self, split: str) -> Dataset:
         return ImageFiles(self.splits[split], self.image_size)

@@ -7,10 +7,10 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from hpc.data import packed_files
-from hpc.data.file_parts import Parts
+from hpc.data.file_parts import FileParts
 from hpc.data.image_datasets import PackedSamples
 from hpc.data.image_files import reject_few_classes
-from hpc.data.packed_files import Packed
+from hpc.data.packed_files import PackedFile
 
 from .images import Photos
 
@@ -30,14 +30,14 @@ class PackedImages(Photos):
         self.num_classes = num_classes
 
     @cached_property
-    def packed(self) -> Packed:
+    def packed(self) -> PackedFile:
         found = packed_files.read(self.file)
         packed_files.reject_other_size(found, self.image_size)
         if self.num_classes is not None:
             reject_few_classes(self.num_classes, len(found.classes))
         return found
 
-    def to_stage(self) -> list[Parts]:
+    def to_stage(self) -> list[FileParts]:
         return [self.packed.parts]
 
     def describe(self, split: str) -> dict[str, Any]:

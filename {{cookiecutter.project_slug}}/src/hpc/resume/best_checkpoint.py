@@ -1,0 +1,85 @@
+"""The best checkpoint so far, by the metric that `checkpoint.monitor` names."""
+
+import math
+from collections.abc import Mapping, Set
+from pathlib import Path
+from typing import Any
+
+from hpc.checkpoint import on_disk
+from hpc.config.errors import ConfigError
+from hpc.config.sections import CheckpointConfig
+
+
+class BestCheckpoint:
+    """Keeps the value and the folder of the best checkpoint, and the link `best.ckpt` to it.
+
+    Attributes:
+        value: its metric; None: no checkpoint is the best yet, by the present metric.
+        folder: its name.
+    """
+
+    def __init__(self, settings: CheckpointConfig) -> None:
+        self.monitor, self.mode = settings.monitor, settings.mode
+        self.value: float | None = None
+        self.folder: str | None = None
+        self._published: tuple[float | None, str | None] = None, None  # value and folder that best.ckpt leads to
+
+    def is_beaten_by(self, metrics: Mapping[str, float]) -> bool:
+        """Return whether the metrics of a validation are better."""
+        if not self.monitor:
+            return False
+        value = metrics[self.monitor]
+        if not math.isfinite(value) or self.value is None:
+            return math.isfinite(value)
+        return value < self.value if self.mode == "min" else value > self.value
+
+    def replace(self, metrics: Mapping[str, float], *, folder: str) -> None:
+        """Take a checkpoint that is about to be written as the best one."""
+        self.value, self.folder = metrics[self.monitor or ""], folder
+
+    def confirm(self) -> None:
+        """Record that the checkpoint is on the disk."""
+        self._published = self.value, self.folder
+
+    def revert(self) -> None:
+        """Return to the checkpoint that was confirmed last, as a later one was not written."""
+        self.value, self.folder = self._published
+
+    def reject_unknown_monitor(self, names: Set[str]) -> None:
+        """Raise `ConfigError` if the monitored metric is not among these names of logged metrics."""
+        if self.monitor and self.monitor not in names:
+            known = ", ".join(sorted(name for name in names if name.startswith("val/"))) or "none"
+            rule = f"must be a metric that is logged in validation (there are: {known})"
+            raise ConfigError("checkpoint.monitor", self.monitor, rule, "one of them, or checkpoint.monitor=null")
+
+    def has_other_criterion(self, state: Mapping[str, Any]) -> bool:
+        """Return whether another metric or mode chose the best checkpoint of a saved state."""
+        criterion = {"monitor": self.monitor, "mode": self.mode}
+        return criterion != {key: state.get(key, value) for key, value in criterion.items()}
+
+    def settle_links(self, checkpoint: Path, state: dict[str, Any]) -> None:
+        """Let last.ckpt and best.ckpt lead where the saved state of this checkpoint says. Called on rank 0.
+
+        If the best checkpoint no longer exists, it is removed from the state.
+        """
+        best = checkpoint.with_name(state["best_folder"]) if state["best_folder"] else None
+        if not on_disk.settle_links(checkpoint, best) and best:
+            print(f"warning: the best checkpoint, {best}, is gone; the next validation names a new one", flush=True)
+            state.update(best=None, best_folder=None)
+        elif best and state["best"] is not None and self.has_other_criterion(state):
+            consequence = "with checkpoint.monitor=null it stays the best one"
+            if self.monitor:
+                consequence = f"the next validation names a new one, by {self.monitor} ({self.mode})"
+            note = f"best.ckpt is the best one by {state['monitor']} ({state['mode']}); {consequence}"
+            print(f"note: {note}", flush=True)
+
+    def state(self) -> dict[str, Any]:
+        """Return plain data for `load_state`."""
+        return {"best": self.value, "best_folder": self.folder, "monitor": self.monitor, "mode": self.mode}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of `state`. A value of another metric cannot be compared with, so it is dropped."""
+        self.value, self.folder = state["best"], state["best_folder"]
+        if self.has_other_criterion(state):
+            self.value = None  # best.ckpt stays until a validation names a new best one
+        self.confirm()

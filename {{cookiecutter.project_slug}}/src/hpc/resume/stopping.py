@@ -1,0 +1,68 @@
+"""When a run stops, and why: a signal, the end of the job's time, or a search that prunes it."""
+
+import time
+from typing import Protocol
+
+from hpc.run.signals import INTERRUPTED, ORPHANED, SignalState
+
+PRUNED = "pruned: worse than the median trial"
+JOB_END = "the end of the job's time"
+# Ranks exchange the index of a reason. If they have several, the largest one counts.
+REASONS = ("", "SIGUSR1", "SIGUSR2", INTERRUPTED, "SIGTERM", ORPHANED, JOB_END, PRUNED)
+SPARE_SECONDS = 10  # before the end of the job, beyond what a save and two steps take
+
+
+class Trial(Protocol):
+    """What a run reports to the search that it belongs to."""
+
+    def report(self, number: int, value: float) -> bool:
+        """Report the metric of a validation, counted from 0. Return whether the run must be pruned."""
+        ...
+
+    def end(self, outcome: str, value: float | None = None) -> None:
+        """Report the outcome: complete, which has a value; pruned; or fail."""
+        ...
+
+
+class StopReasons:
+    """The reasons why this rank wants to stop.
+
+    Args:
+        job_end: unix time at which the scheduler ends the job; None: it does not.
+
+    Attributes:
+        is_pruned: whether the search has pruned this run.
+    """
+
+    def __init__(self, signals: SignalState, *, job_end: float | None) -> None:
+        self.signals, self.job_end = signals, job_end
+        self.is_pruned = False
+        self._given_seconds = job_end - time.time() if job_end else 0.0
+        self._last_stop_time = time.monotonic()
+        self._longest_gap_seconds = 0.0
+
+    def record_stop_place(self) -> None:
+        """Record that the run could stop now, to know how long it takes at most until it can."""
+        now = time.monotonic()
+        self._longest_gap_seconds = max(self._longest_gap_seconds, now - self._last_stop_time)
+        self._last_stop_time = now
+
+    def between_steps(self, *, is_global_zero: bool, save_seconds: float) -> int:
+        """Return the index of the reason to stop between two steps; 0: none."""
+        if self.is_pruned:
+            return REASONS.index(PRUNED)
+        return self.within_evaluation(is_global_zero=is_global_zero, save_seconds=save_seconds)
+
+    def within_evaluation(self, *, is_global_zero: bool, save_seconds: float) -> int:
+        """Return the index of the reason to stop within an evaluation; 0: none.
+
+        Args:
+            save_seconds: how long a save takes.
+        """
+        if self.signals.signal:
+            return REASONS.index(self.signals.signal)
+        if not (self.job_end and is_global_zero):  # one clock decides
+            return 0
+        margin = 2 * save_seconds + 2 * self._longest_gap_seconds + SPARE_SECONDS
+        is_over = time.time() > self.job_end - min(margin, self._given_seconds / 3)
+        return REASONS.index(JOB_END) if is_over else 0
