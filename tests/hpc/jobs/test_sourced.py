@@ -22,7 +22,7 @@ FILES = {"slurm": "src/hpc/jobs/slurm.bash", "pbs": "src/hpc/jobs/pbs.bash"}
 SCHEDULERS = {
     name: scheduler
     for name in compose.groups()["cluster"]
-    if (scheduler := OmegaConf.load(project.CONFIGS / "cluster" / f"{name}.yaml").get("scheduler"))
+    if (scheduler := OmegaConf.load(project.PROJECT / project.SHIPPED_CLUSTERS / f"{name}.yaml").get("scheduler"))
 }
 
 
