@@ -96,10 +96,10 @@ def prepare(base: Path, project: Path, words: list[str]) -> None:
         importlib.import_module(f"hpc.{module}")
     shutil.copytree(project / "configs", base / "configs")
     shutil.copy(project / "src/hpc/jobs/cluster/base.yaml", base / "configs" / "cluster")
-    from hpc.config import compose, typed
+    from hpc.config import compose, conversion
 
-    hostile_kinds.LEAVES[:] = sorted(typed.flat(compose.compose_overrides([])))
-    hostile_kinds.GROUPS |= compose.groups()
+    hostile_kinds.LEAVES[:] = sorted(conversion.flatten(compose.compose_overrides([])))
+    hostile_kinds.GROUPS |= compose.config_groups()
     _search(base / "search")
     _data(base)
     for module in ("train", "submit"):  # parsed once
@@ -138,14 +138,14 @@ def _data(base: Path) -> None:
 
 def enter(case: Any, project: Path) -> None:
     """Start a program as a shell would."""
-    from hpc.config import compose, trust
+    from hpc.config import compose, personal_clusters, trust
 
     if case.configs:
         for module in (compose, trust):
             module.CONFIGS = case.configs
-        trust.TRUSTED = case.configs / "trusted.yaml"
+        trust.TRUSTED_FILE = case.configs / "trusted.yaml"
     if case.personal:
-        compose.PERSONAL = case.personal
+        personal_clusters.PERSONAL_CLUSTERS = case.personal
     if case.host:
         socket.gethostname = lambda: case.host  # as os.uname and the kernel would have it
     sys.argv = [case.program, *case.words]
@@ -195,10 +195,10 @@ def train(project: Path) -> None:
 
         place = this.place
         run_dir = rundir.choose(cfg.run_dir, cfg.name, datetime.now(), os.environ, place.step or "0")
-        node_checks.agree([node_checks.facts(cfg, place, os.environ)])
+        node_checks.check_agreement([node_checks.collect_node_facts(cfg, place, environ=os.environ)])
         if place.launcher != "none":
-            launch.settle(place, cfg.cluster.master_addr_suffix, os.environ)
-            launch.cores(place.local_world_size or 1, os.environ)
+            launch.export_rank_variables(place, os.environ, host_suffix=cfg.cluster.master_addr_suffix)
+            launch.num_usable_cores(place.local_world_size or 1, os.environ)
         build.build(cfg.model)
         print(ascii(str(run_dir)))
         sys.exit(0)
@@ -253,7 +253,7 @@ def check(project: Path) -> None:
 
     with errors.exit_on_config_error():
         cfg = command_line.compose(None, sys.argv[1:])
-        preflight.check(cfg)
+        preflight.check_config(cfg)
         build.build(cfg.data)
 
 

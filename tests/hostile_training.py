@@ -70,10 +70,10 @@ def training(rng: random.Random, ground: Ground) -> Case:
 
 def sound(ground: Ground, run_dir: Path) -> Case:
     """A small run in this directory, with nothing odd about it; its node is watched."""
-    from hpc.config.freezing import quoted
+    from hpc.config.freezing import escape_quotes
 
     words = {key: value for key, value in (SMALL | MODELS["digits"]).items() if key != "callbacks.monitor"}
-    typed = f"run_dir='{quoted(str(run_dir))}'"
+    typed = f"run_dir='{escape_quotes(str(run_dir))}'"
     return Case(
         "training", [typed, *(f"{key}={value}" for key, value in words.items())], inspect="run", run_dir=run_dir
     )
@@ -86,7 +86,7 @@ def section_of(key: str) -> str:
 
 def odd(rng: random.Random, now: Any, ground: Ground) -> str:
     """A value as it is typed: most often of the type that stands there."""
-    from hpc.config.freezing import quoted
+    from hpc.config.freezing import escape_quotes
 
     kind = {int: "int", float: "float", bool: "bool", list: "list", str: "word"}.get(type(now), "")
     if not kind or rng.random() < 0.2:
@@ -94,7 +94,7 @@ def odd(rng: random.Random, now: Any, ground: Ground) -> str:
     if kind in NEAR and rng.random() < 0.6:
         return rng.choice(NEAR[kind])
     if rng.random() < 0.1:
-        return "'" + quoted(values.text(rng, ground.canary)) + "'"
+        return "'" + escape_quotes(values.text(rng, ground.canary)) + "'"
     return rng.choice(ODD[kind])
 
 
@@ -114,13 +114,13 @@ def known_keys(model: str, words: list[str]) -> dict[str, Any]:
         return KEYS[model]
     from omegaconf import OmegaConf
 
-    from hpc.config import compose, signatures, typed
+    from hpc.config import compose, conversion, signatures
 
     cfg = compose.compose_overrides(words)
-    flat = typed.flat(cfg)
+    flat = conversion.flatten(cfg)
     known = {key: value for key, value in flat.items() if not compose.CODE_KEYS.search(key)}
-    for name, node in signatures.targets(OmegaConf.to_container(cfg)):
-        for parameter, kind in signatures.signature(node["_target_"]).parameters.items():
+    for name, node in signatures.find_targets(OmegaConf.to_container(cfg)):
+        for parameter, kind in signatures.read_signature(node["_target_"]).parameters.items():
             if parameter not in node and f"{name}.{parameter}" not in known:
                 example = next((now for word, now in EXAMPLES.items() if word in kind), "")
                 known[f"+{name}.{parameter}"] = example
@@ -179,7 +179,7 @@ def unlike(run_dir: Path, step: int, batches: int) -> str:
     """Where the run is not what was typed."""
     from hpc.config import yaml_files
 
-    cfg = yaml_files.yaml_config(run_dir / "config.yaml")
+    cfg = yaml_files.load_yaml(run_dir / "config.yaml")
     asked = int(cfg.trainer.max_steps)
     if asked >= 0 and step > asked:
         return f"{step} steps instead of {asked}"

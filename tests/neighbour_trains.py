@@ -104,7 +104,7 @@ def ports(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
     from hpc.launch import rendezvous
 
     job = {"PBS_JOBID": f"{rng.randrange(1000, 9999)}.server"}
-    derived = rendezvous.Launch.of(launch.Place("mpiexec (MPICH)", 0, 2, 0, 2), job).ports
+    derived = rendezvous.LaunchIdentity.from_environ(launch.Placement("mpiexec (MPICH)", 0, 2, 0, 2), job).ports
     for port in derived[: rng.choice([0, 0, 1, 2])]:
         ground.occupy(port)
     yield from two_each(rng, shared, ground, name, job)

@@ -18,7 +18,7 @@ from hpc.run import command_line
 
 
 def main() -> None:
-    parser = compose.parser(__doc__)
+    parser = compose.make_parser(__doc__)
     parser.add_argument("--json", action="store_true", help="print the plan for programs")
     asked = parser.parse_intermixed_args(sys.argv[1:])
     own, asked.overrides = plan_words.split(asked.overrides)

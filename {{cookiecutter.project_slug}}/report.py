@@ -21,7 +21,7 @@ def main() -> None:
     runs = "run directories, or folders of them; default: runs/"
     parser.add_argument("places", nargs="*", type=Path, metavar="RUN_DIR_OR_FOLDER", help=runs)
     lines = overview.lines(parser.parse_args().places)
-    print("\n".join(map(errors.printable, lines)))
+    print("\n".join(map(errors.make_printable, lines)))
 
 
 if __name__ == "__main__":

@@ -18,14 +18,16 @@ from hpc.training import beginning
 
 
 def main(out: str, cases: dict[str, list[str]]) -> None:
-    here, metrics = placement.place(os.environ), {}
+    here, metrics = placement.read_placement(os.environ), {}
     this = Program([], here, signals.listen())
-    meet = meeting.meet
-    store = cache(lambda: meet(here, os.environ, 60))  # one for all cases: their process group is one, too
+    open_store = meeting.open_store
+    store = cache(
+        lambda: open_store(here, os.environ, timeout_seconds=60)
+    )  # one for all cases: their process group is one, too
     for name, overrides in cases.items():
-        meeting.meet = lambda *_, name=name: prefixed(name, store())
+        meeting.open_store = lambda *_, name=name, **__: prefixed(name, store())
         cfg = compose.compose_overrides(overrides)
-        preflight.check(cfg)
+        preflight.check_config(cfg)
         metrics[name] = train.train(cfg, this)
         for key in (directory.CHOSEN, beginning.BEGUN):
             os.environ.pop(key, None)  # it was this run's

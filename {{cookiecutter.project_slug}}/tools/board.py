@@ -11,8 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from hpc.config import compose, errors, project, typed
-from hpc.config.sections import Cluster
+from hpc.config import compose, conversion, errors, project
+from hpc.config.sections import ClusterConfig
 from hpc.report import serve_board
 from hpc.system import home
 
@@ -25,7 +25,7 @@ def main() -> None:
     words = parser.parse_args().words
     overrides = [word for word in words if CLUSTER.match(word)]
     places = [home.expand(word) for word in words if word not in overrides] or [project.PROJECT / "runs"]
-    cluster = typed.typed(Cluster, compose.compose_overrides(overrides).cluster, "cluster")
+    cluster = conversion.to_dataclass(ClusterConfig, compose.compose_overrides(overrides).cluster, name="cluster")
     sys.exit(serve_board.serve(places, cluster))
 
 

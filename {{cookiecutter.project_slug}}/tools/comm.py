@@ -18,7 +18,7 @@ from hpc.run import command_line, job_logs, watchdog
 from hpc.submit import options, queue_run
 
 
-def main(place: placement.Place, warned: watchdog.Warned) -> None:
+def main(place: placement.Placement, warned: watchdog.Warned) -> None:
     asked = network_check_words.parse(__doc__, sys.argv[1:])
     cfg, words = command_line.composed(asked), asked.overrides
     if place.launcher != "none":  # this process is one of the ranks that measure
@@ -34,7 +34,7 @@ def main(place: placement.Place, warned: watchdog.Warned) -> None:
 
 if __name__ == "__main__":
     with errors.exit_on_config_error():
-        here = placement.place(os.environ)
+        here = placement.read_placement(os.environ)
     told = watchdog.listen() if here.launcher != "none" else watchdog.Warned()
-    with errors.exit_on_config_error(placement.speaks(here, os.environ)):
+    with errors.exit_on_config_error(placement.is_reporting_rank(here, os.environ)):
         main(here, told)

@@ -25,7 +25,7 @@ def main() -> None:
     if words.out.exists() and not words.force:
         raise errors.ConfigError("OUT", words.out, "is there already", "another name, or --force")
     checkpoint, size = export.export(words.run, words.out, step=words.step, best=words.best)
-    print(errors.printable(f"{words.out}: {size} bytes from {checkpoint}"))
+    print(errors.make_printable(f"{words.out}: {size} bytes from {checkpoint}"))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--verify", metavar="FILE", help="a file that this program made")
     asked = parser.parse_args()
     lines = pack_files.verify(asked.verify) if asked.verify else pack_files.pack(asked.words)
-    print("\n".join(map(errors.printable, lines)))
+    print("\n".join(map(errors.make_printable, lines)))
 
 
 if __name__ == "__main__":

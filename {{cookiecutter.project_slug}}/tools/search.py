@@ -23,7 +23,7 @@ def main() -> None:
         lines = [f"{run_dir.name}: {' '.join(search_answers.ask(run_dir))}"]
     else:
         lines = search_answers.trials(asked.folder)
-    print("\n".join(map(errors.printable, lines)), flush=True)
+    print("\n".join(map(errors.make_printable, lines)), flush=True)
 
 
 if __name__ == "__main__":

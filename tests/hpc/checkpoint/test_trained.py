@@ -14,7 +14,7 @@ from hpc.run import frozen_config
 def made(run_dir: Path, *words: str) -> torch.nn.Module:
     """A run, and the module whose weights it has saved."""
     cfg = compose.compose_overrides([f"run_dir={run_dir}", *words])
-    preflight.check(cfg)
+    preflight.check_config(cfg)
     (run_dir / "checkpoints").mkdir(parents=True)
     frozen_config.keep(run_dir, cfg, words)
     return build.build(cfg.model)

@@ -42,18 +42,18 @@ def test_a_file_of_the_project_stands_beside_the_shipped_ones(configs: Path) -> 
 
 
 def test_choices_are_those_of_both_folders(configs: Path) -> None:
-    assert compose.groups(configs)["cluster"] == sorted({*SHIPPED, "local", "mine"})
-    assert compose.groups()["cluster"] == sorted({*SHIPPED, "local"}) and len(SHIPPED) > 20
+    assert compose.config_groups(configs)["cluster"] == sorted({*SHIPPED, "local", "mine"})
+    assert compose.config_groups()["cluster"] == sorted({*SHIPPED, "local"}) and len(SHIPPED) > 20
     (configs / "cluster" / "leonardo.yaml").unlink()
-    assert compose.groups(configs)["cluster"] == sorted({*SHIPPED, "local", "mine"})
+    assert compose.config_groups(configs)["cluster"] == sorted({*SHIPPED, "local", "mine"})
     shutil.rmtree(configs / "cluster")
-    assert compose.groups(configs)["cluster"] == sorted(SHIPPED)
+    assert compose.config_groups(configs)["cluster"] == sorted(SHIPPED)
     assert cluster(configs, "cluster=slurm").name == "slurm"
 
 
 def test_help_lists_both_in_one_line(configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compose, "CONFIGS", configs)
-    lines = compose.parser(None).format_help().splitlines()
+    lines = compose.make_parser(None).format_help().splitlines()
     (line,) = [line for line in lines if line.startswith("  cluster=")]
     assert line == f"  cluster={' | '.join(sorted({*SHIPPED, 'local', 'mine'}))}"
     assert any("clusters also in src/hpc/jobs/cluster/" in line for line in lines)
@@ -67,7 +67,7 @@ def test_a_copy_of_a_project_has_the_clusters_that_lie_in_it(configs: Path) -> N
     (folder / "vega.yaml").unlink()
     assert cluster(configs, "cluster=slurm").cores_per_gpu == 7
     assert cluster(project.CONFIGS, "cluster=slurm").cores_per_gpu == 8
-    assert set(compose.groups(configs)["cluster"]) == SHIPPED - {"vega"} | {"local", "mine"}
+    assert set(compose.config_groups(configs)["cluster"]) == SHIPPED - {"vega"} | {"local", "mine"}
     with pytest.raises(ConfigError):
         cluster(configs, "cluster=vega")
 

@@ -9,7 +9,7 @@ import pytest
 from fork import ENVIRON, PROJECT
 from omegaconf import OmegaConf
 
-from hpc.config import compose, layout, preflight, project
+from hpc.config import compose, layout, personal_clusters, preflight, project, strategy_rules
 from hpc.config.errors import ConfigError
 
 TEXT = ["data=stdlib", "model=gpt_tiny"]
@@ -27,7 +27,7 @@ NEEDS = {
 }
 NEEDS |= {f"{trainer}_4node": ["cluster=slurm"] for trainer in ("trainer=ddp", "trainer=fsdp", "trainer=deepspeed")}
 NEEDS |= {f"model=resnet{n}": ["data=images", "data.dir={images}", "data.global_batch_size=8"] for n in (18, 50)}
-CHOICES = [f"{group}={choice}" for group, choices in compose.groups().items() for choice in choices]
+CHOICES = [f"{group}={choice}" for group, choices in compose.config_groups().items() for choice in choices]
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +46,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def accept(*overrides: str) -> None:
-    preflight.check(compose.compose_overrides(list(overrides)))
+    preflight.check_config(compose.compose_overrides(list(overrides)))
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -61,9 +61,9 @@ def test_every_choice_is_accepted(choice: str, places: dict) -> None:
 def test_strategy_nodes_and_precision_go_on_top_of_any_trainer(trainer: str, strategy: str) -> None:
     more = ["trainer.num_nodes=2", "trainer.precision=bf16-true", "data.global_batch_size=64"]
     cfg = compose.compose_overrides([f"trainer={trainer}", "cluster=slurm", f"strategy={strategy}", *TEXT, *more])
-    preflight.check(cfg)
+    preflight.check_config(cfg)
     assert (cfg.strategy.name, cfg.trainer.num_nodes, cfg.trainer.devices) == (strategy, 2, 4)
-    shares = layout.layout(cfg)
+    shares = layout.derive_layout(cfg)
     assert shares.world_size == 8
     assert shares.micro_batch_size == (32 if strategy == "tensor_parallel" else 8)  # by data-parallel size
 
@@ -84,8 +84,8 @@ REFUSALS = [
     (["trainer.devices=0"], "trainer.devices", "at least 1"),
     (["trainer.devices=null"], "trainer.devices", "does not say how many GPUs"),
     (["trainer.num_nodes=-2"], "trainer.num_nodes", "at least 1"),
-    (["trainer.num_nodes=2"], "trainer.num_nodes", "cluster=local has 1 node"),
-    (["trainer=ddp", "cluster=slurm", "trainer.devices=5"], "trainer.devices", "4 GPUs"),
+    (["trainer.num_nodes=2"], "trainer.num_nodes", "must be at most 1, the nodes of a job on cluster=local"),
+    (["trainer=ddp", "cluster=slurm", "trainer.devices=5"], "trainer.devices", "must be at most 4, the GPUs of a node"),
     (["trainer.devices=two"], "trainer.devices", "int"),
     (["trainer.max_epochs=x"], "trainer.max_epochs", "int | None"),
     (["trainer.log_every_n_steps=0"], "trainer.log_every_n_steps", "at least 1"),
@@ -95,7 +95,7 @@ REFUSALS = [
     (
         ["+trainer.gradient_clip_algorithm=value", "strategy=deepspeed_zero1"],
         "trainer.gradient_clip_algorithm",
-        "must clip them by their norm",
+        "must be norm with DeepSpeed",
     ),
     (["seed=x"], "seed", "int"),
     (["seed=-2"], "seed", "from 0 to 4294967295"),
@@ -115,7 +115,11 @@ REFUSALS = [
     (["trainer.accelerator=tpu"], "trainer.accelerator", "cpu, gpu"),
     (["trainer.devices=2"], "trainer.devices", "strategy=ddp"),
     (["strategy=ddp", "strategy.tensor_parallel_size=2", *TWO], "strategy.tensor_parallel_size", "strategy=fsdp"),
-    (["strategy=fsdp", "strategy.tensor_parallel_size=3", *TWO, *TEXT], "strategy.tensor_parallel_size", "divides"),
+    (
+        ["strategy=fsdp", "strategy.tensor_parallel_size=3", *TWO, *TEXT],
+        "strategy.tensor_parallel_size",
+        "a divisor of the",
+    ),
     (["strategy=tensor_parallel", *TWO], "model.network", "tensor_parallel_plan"),
     (
         ["strategy=tensor_parallel", *TWO, *TEXT, "model.network.num_heads=1"],
@@ -130,10 +134,10 @@ REFUSALS = [
     (["strategy=ddp", *TWO, "callbacks=finetune"], "callbacks.finetune", "one device"),
     (["strategy=deepspeed_zero2", "callbacks=finetune"], "callbacks.finetune", "without shards"),
     (["model=gpt_tiny", "data=digits"], "model.network.vocab_size", "do not go together"),
-    (["data=images"], "data.dir", "needs it"),
+    (["data=images"], "data.dir", "must have a value, as it has no default"),
     (["data=images", "data.dir=/nowhere", "model=resnet18"], "data.dir", "/nowhere"),
     (["data=text", "data.files=/nowhere", "model=gpt_tiny"], "data.files", "/nowhere"),
-    (["ckpt=/nowhere"], "ckpt", "no such file"),
+    (["ckpt=/nowhere"], "ckpt", "must be an existing file or folder"),
     (["run_dir=s3://b/x"], "run_dir", "must be a directory of a file system"),
     (["run_dir='$HOME/x'"], "run_dir", "must be spelled out"),
     ([*TEXT, "model.network.in_channels=1"], "model.network.in_channels", "model.network.num_heads=..."),
@@ -151,7 +155,7 @@ REFUSALS = [
     (["cluster.login_host=-oProxyCommand=x"], "cluster.login_host", "letters, digits, dots and dashes"),
     (["cluster.login_host=ana@login.site"], "cluster.login_host", "without user@"),
     (["faults.nonfinite=ignore"], "faults.nonfinite", "stop, skip, rollback"),
-    (["faults.nonfinite=skip", "model.optimizer.fused=false"], "faults.nonfinite", "optimizer that is fused"),
+    (["faults.nonfinite=skip", "model.optimizer.fused=false"], "faults.nonfinite", "unless the optimizer is fused"),
     (["faults.nonfinite=skip", "strategy=deepspeed_zero1"], "faults.nonfinite", "DeepSpeed owns the optimizer step"),
     (["faults.nonfinite=skip", "strategy=zero3_offload"], "faults.nonfinite", "DeepSpeed owns the optimizer step"),
     (["faults.hang_minutes=0"], "faults.hang_minutes", "above 0"),
@@ -183,6 +187,33 @@ def test_rejections_name_key_rule_and_fix(overrides: list[str], key: str, words:
     assert len(str(caught.value).splitlines()) <= 20
 
 
+def test_all_keys_without_a_value_are_named_at_once() -> None:
+    words = ["data=images", "model=resnet18", "model.optimizer.lr=???", "name=???"]
+    with pytest.raises(ConfigError) as caught:
+        preflight.check_rules(compose.compose_overrides(words))
+    assert caught.value.key == "data.dir, model.optimizer.lr, name"
+    first, last = str(caught.value).splitlines()
+    assert first == "data.dir, model.optimizer.lr, name must have values, as they have no default."
+    assert last == "  Try: data.dir=<value> model.optimizer.lr=<value> name=<value>"
+
+
+def test_all_that_a_job_on_this_cluster_cannot_do_without_is_named_at_once() -> None:
+    missing = ["cluster.account", "cluster.partition", "cluster.gpus_per_node", "cluster.cores_per_gpu"]
+    words = ["cluster=massive_m3", "trainer=ddp", "cluster.account=null"]
+    with pytest.raises(ConfigError) as caught:
+        preflight.check_job(compose.compose_overrides(words))
+    assert caught.value.key == ", ".join(missing) and caught.value.value is None
+    assert str(caught.value).startswith(f"{', '.join(missing)} must have values for a job on cluster=massive_m3.\n")
+    assert all(f"{key}=<{key.partition('.')[2]}>" in caught.value.fix for key in missing)
+    with pytest.raises(ConfigError) as caught:  # those without a default are among them
+        preflight.check_job(compose.compose_overrides([*words, "cluster.partition=m3", "data=images"]))
+    assert caught.value.key == "cluster.account, cluster.gpus_per_node, cluster.cores_per_gpu, data.dir"
+    known = ["cluster.account=a", "cluster.partition=m3", "cluster.gpus_per_node=2", "cluster.cores_per_gpu=8"]
+    preflight.check_job(compose.compose_overrides(["cluster=massive_m3", "trainer=ddp", *known]))
+    with pytest.raises(ConfigError, match=r"^cluster\.account must have a value for a job on cluster=massive_m3\."):
+        preflight.check_job(compose.compose_overrides([*words[:2], "cluster.account=''", *known[1:]]))
+
+
 @pytest.mark.parametrize(
     "bad", ["sead: 3", "trainer: {max_epoch: 3}", "defaults: [{override /data: digit}]", "data: {dri: x}"]
 )
@@ -209,7 +240,7 @@ def test_an_experiment_file_is_obeyed(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "configs/experiment/mine.yaml").write_text(f"# @package _global_\n{json.dumps(said)}\n")
     (tmp_path / "clusters.yaml").write_text("slurm: {account: other, time: '3:00:00'}\n")
     monkeypatch.setattr(compose, "CONFIGS", tmp_path / "configs")
-    monkeypatch.setattr(compose, "PERSONAL", tmp_path / "clusters.yaml")
+    monkeypatch.setattr(personal_clusters, "PERSONAL_CLUSTERS", tmp_path / "clusters.yaml")
     cfg = compose.compose_overrides(["experiment=mine", "cluster=slurm", "seed=8"])
     assert cfg.seed == 8 and cfg.cluster.time == "3:00:00"
     assert OmegaConf.merge(cfg, {**said, "seed": 8}) == cfg
@@ -224,7 +255,7 @@ def test_an_unknown_target_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
         cfg = compose.compose_overrides([])
         cfg.model.optimizer._target_ = target
         with pytest.raises(ConfigError, match="_target_"):
-            preflight.check(cfg)
+            preflight.check_config(cfg)
 
 
 def test_checkpoints_and_faults_as_one_likes() -> None:
@@ -235,7 +266,7 @@ def test_checkpoints_and_faults_as_one_likes() -> None:
 
 
 def test_deepspeed_that_is_not_installed_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    monkeypatch.setattr(strategy_rules, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install deepspeed"):
         accept("strategy=deepspeed_zero2", *TWO)
 
@@ -244,7 +275,7 @@ def test_resolved_config_has_no_open_reference(places: dict) -> None:
     cfg = compose.compose_overrides(
         ["data=images", f"data.dir={places['images']}", "model=resnet18", "data.global_batch_size=8"]
     )
-    preflight.check(cfg)
+    preflight.check_config(cfg)
     assert cfg.data.num_classes == cfg.model.network.num_classes == 2  # counted, as nobody said it
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
 
@@ -255,5 +286,5 @@ def test_a_callback_may_ask_for_the_run_directory(tmp_path: Path) -> None:
     OmegaConf.set_struct(cfg, False)
     cfg.callbacks.mine = {"_target_": "builtins.open", "file": "${run_dir}"}
     cfg.logger.save_dir = "${run_dir}/logs"
-    preflight.files(cfg)
+    preflight.check_files(cfg)
     assert cfg.run_dir is None

@@ -21,7 +21,7 @@ from hpc.run import command_line, frozen_config
 @pytest.fixture(scope="module")
 def cfg() -> DictConfig:
     cfg = compose.compose_overrides([])
-    preflight.check(cfg)
+    preflight.check_config(cfg)
     return cfg
 
 
@@ -172,23 +172,23 @@ def test_what_the_fork_trusts_is_built(run: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match="a line in"):
         command_line.resumed(run, [])
     (tmp_path / "trusted.yaml").write_text("- torch.optim\n- lightning\n- torchmetrics\n- fractions\n")
-    monkeypatch.setattr(trust, "TRUSTED", tmp_path / "trusted.yaml")
-    trust.prefixes.cache_clear()
+    monkeypatch.setattr(trust, "TRUSTED_FILE", tmp_path / "trusted.yaml")
+    trust.trusted_packages.cache_clear()
     try:
         assert command_line.resumed(run, []).callbacks.mine
         (tmp_path / "trusted.yaml").write_text("fractions: yes\n")
-        trust.prefixes.cache_clear()
+        trust.trusted_packages.cache_clear()
         with pytest.raises(ConfigError, match="must be a list of packages"):
             command_line.resumed(run, [])
     finally:
         monkeypatch.undo()
-        trust.prefixes.cache_clear()
+        trust.trusted_packages.cache_clear()
 
 
 def test_all_that_is_shipped_is_trusted() -> None:
     for file in project.CONFIGS.rglob("*.yaml"):
-        for kind, name in trust.NAMED.findall(file.read_text()):
-            assert not trust._flaw(name, f"_{kind}_"), (file, name)
+        for kind, name in trust.TARGET_LINES.findall(file.read_text()):
+            assert not trust._broken_rule(name, f"_{kind}_"), (file, name)
 
 
 def test_reading_a_run_imports_nothing_that_is_named(run: Path) -> None:

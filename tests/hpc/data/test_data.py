@@ -222,9 +222,11 @@ def test_workers_are_as_many_as_the_cores_but_one(tmp_path, monkeypatch):
     data.trainer = SimpleNamespace(num_devices=4)
     assert data._num_workers() == 7  # all ranks of a node share its cores, ...
     srun = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
-    assert placement.cores(4, srun | {"SLURM_CPUS_PER_TASK": "16"}) == 16  # ... unless srun says what each may have
+    assert (
+        placement.num_usable_cores(4, srun | {"SLURM_CPUS_PER_TASK": "16"}) == 16
+    )  # ... unless srun says what each may have
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
-    assert placement.cores(4, srun | {"SLURM_CPUS_PER_TASK": "16"}) == 4
+    assert placement.num_usable_cores(4, srun | {"SLURM_CPUS_PER_TASK": "16"}) == 4
 
 
 def test_mixed_images_become_normalised_colour_batches(tmp_path):

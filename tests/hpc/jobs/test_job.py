@@ -41,7 +41,7 @@ def composed(*overrides: str) -> DictConfig:
 
 def made(*overrides: str) -> Job:
     cfg = composed(*overrides)
-    preflight.job(cfg)
+    preflight.check_job(cfg)
     return job.of(cfg, **PLACES)
 
 
@@ -429,11 +429,11 @@ def test_without_an_allocation_the_script_says_so(node: Node) -> None:
     ],
 )  # fmt: skip
 def test_times_are_read_as_slurm_reads_them(text: str, seconds: int) -> None:
-    assert walltime.walltime("cluster.time", text) == seconds
+    assert walltime.walltime_seconds("cluster.time", text) == seconds
 
 
 def test_a_time_is_shown_in_the_form_that_all_schedulers_read() -> None:
-    assert [walltime.clock(seconds) for seconds in (1, 5400, 360000)] == ["00:00:01", "01:30:00", "100:00:00"]
+    assert [walltime.format_walltime(seconds) for seconds in (1, 5400, 360000)] == ["00:00:01", "01:30:00", "100:00:00"]
 
 
 @pytest.mark.parametrize(
@@ -443,7 +443,7 @@ def test_a_time_is_shown_in_the_form_that_all_schedulers_read() -> None:
 )  # fmt: skip
 def test_other_times_are_rejected(text: str, fix: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        walltime.walltime("cluster.time", text)
+        walltime.walltime_seconds("cluster.time", text)
     assert caught.value.fix == f"cluster.time={fix}"
 
 
@@ -464,7 +464,7 @@ def cluster_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
 def test_words_that_yaml_takes_for_something_else_are_rejected(line: str, cluster_file: Callable) -> None:
     cluster_file(line)
     with pytest.raises(ConfigError) as caught:
-        preflight.rules(compose.compose_overrides(["cluster=mine"]))
+        preflight.check_rules(compose.compose_overrides(["cluster=mine"]))
     key = line.split(":")[0]
     assert caught.value.key == f"cluster.{key}" and caught.value.fix == f'quote it: {key}: "..."'
 
@@ -483,7 +483,7 @@ def test_fields_that_a_cluster_file_may_not_use_are_rejected(line: str, cluster_
 )  # fmt: skip
 def test_typed_words_stay_words(key: str, value: str) -> None:
     cfg = compose.compose_overrides(["cluster=slurm", f"cluster.{key}={value}"])
-    preflight.rules(cfg)
+    preflight.check_rules(cfg)
     assert cfg.cluster[key] == value
 
 
@@ -500,9 +500,9 @@ def test_more_time_than_there_is_is_rejected() -> None:
 )  # fmt: skip
 def test_names_that_no_scheduler_takes_are_rejected(name: str, other: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        preflight.rules(compose.compose_overrides(["cluster=slurm", f"name={name}"]))
+        preflight.check_rules(compose.compose_overrides(["cluster=slurm", f"name={name}"]))
     assert (caught.value.key, caught.value.fix) == ("name", f"name={other}")
-    preflight.rules(compose.compose_overrides(["cluster=slurm", f"name={other if other != 'my_run' else 'ok'}"]))
+    preflight.check_rules(compose.compose_overrides(["cluster=slurm", f"name={other if other != 'my_run' else 'ok'}"]))
 
 
 @pytest.mark.parametrize("value", ["a b", "a;b", "$HOME", "it's", "a\n#SBATCH", "größe"])
@@ -510,14 +510,14 @@ def test_accounts_are_one_word(value: str) -> None:
     with pytest.raises(ConfigError, match=re.escape("cluster.account")):
         cfg = composed("cluster=slurm").copy()
         cfg.cluster.account = value
-        preflight.rules(cfg)
+        preflight.check_rules(cfg)
 
 
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
         (["cluster=juwels"], "cluster=juwels_booster"),
-        (["cluster=local"], "no scheduler"),
+        (["cluster=local"], "with a scheduler"),
         (["cluster=juwels_booster", "cluster.account=null"], "cluster.account=<account>"),
         (["cluster=juwels_booster", "cluster.account="], "cluster.account=<account>"),
         (["cluster=marenostrum5", "cluster.account=a"], "cluster.qos=<qos>"),

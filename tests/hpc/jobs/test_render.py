@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc.config import compose, project
+from hpc.config import personal_clusters, project
 from hpc.config.errors import ConfigError
 from hpc.submit import preset_scripts
 
@@ -18,7 +18,7 @@ def rendered(folder: Path, *overrides: str) -> dict[str, str]:
 
 def test_the_scripts_follow_from_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "clusters.yaml").write_text("slurm: {account: mine, partition: mine}")
-    monkeypatch.setattr(compose, "PERSONAL", tmp_path / "clusters.yaml")
+    monkeypatch.setattr(personal_clusters, "PERSONAL_CLUSTERS", tmp_path / "clusters.yaml")
     kept = {path.name: path.read_text(encoding="utf-8") for path in (project.PROJECT / "slurm").glob("*.sbatch")}
     assert rendered(tmp_path / "slurm") == kept, RENEW
 

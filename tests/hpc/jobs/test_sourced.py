@@ -21,8 +21,8 @@ WORK = Path("/home/ana")
 FILES = {"slurm": "src/hpc/jobs/slurm.bash", "pbs": "src/hpc/jobs/pbs.bash"}
 SCHEDULERS = {
     name: scheduler
-    for name in compose.groups()["cluster"]
-    if (scheduler := OmegaConf.load(project.PROJECT / project.SHIPPED_CLUSTERS / f"{name}.yaml").get("scheduler"))
+    for name in compose.config_groups()["cluster"]
+    if (scheduler := OmegaConf.load(project.CONFIGS / "cluster" / f"{name}.yaml").get("scheduler"))
 }
 
 

@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from hpc.config import errors
 from hpc.config.errors import ConfigError
 from hpc.launch import addresses, meeting, node_checks, placement
-from hpc.launch.placement import Place
+from hpc.launch.placement import Placement
 
 # What the job leaves in every process of it, and a step in its own; 2 nodes x 4 tasks, this is the sixth.
 JOB = {"SLURM_JOB_ID": "17", "SLURM_NNODES": "2", "SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4"}
@@ -20,8 +20,8 @@ OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8"}
 OPEN_MPI |= {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
 MPICH = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
 PALS = {"PALS_RANKID": "5", "PMI_SIZE": "8", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "4", "PMI_RANK": "5"}
-SRUN = Place("srun", 5, 8, 1, 4, "n08", "3")
-ALONE = Place("none", 0, 1, 0, 1)
+SRUN = Placement("srun", 5, 8, 1, 4, "n08", "3")
+ALONE = Placement("none", 0, 1, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -30,26 +30,26 @@ ALONE = Place("none", 0, 1, 0, 1)
         (JOB | STEP, SRUN),
         (JOB | STEP | {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, SRUN),  # leaked
         (JOB | STEP | {"PMI_RANK": "5", "PMI_SIZE": "8"}, SRUN),  # srun --mpi=pmi2
-        (TORCHRUN | {"MASTER_ADDR": "n08"}, Place("torchrun", 5, 8, 1, 4, "n08")),
-        (JOB | STEP | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"} | TORCHRUN, Place("torchrun", 5, 8, 1, 4)),
-        (OPEN_MPI, Place("mpiexec (Open MPI)", 5, 8, 1, 4)),
-        (MPICH, Place("mpiexec (MPICH)", 5, 8, 1, 4)),
-        (PALS, Place("mpiexec (PALS)", 5, 8, 1, 4)),
+        (TORCHRUN | {"MASTER_ADDR": "n08"}, Placement("torchrun", 5, 8, 1, 4, "n08")),
+        (JOB | STEP | {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"} | TORCHRUN, Placement("torchrun", 5, 8, 1, 4)),
+        (OPEN_MPI, Placement("mpiexec (Open MPI)", 5, 8, 1, 4)),
+        (MPICH, Placement("mpiexec (MPICH)", 5, 8, 1, 4)),
+        (PALS, Placement("mpiexec (PALS)", 5, 8, 1, 4)),
         (JOB, ALONE),  # the batch shell has a SLURM_PROCID, too
         ({}, ALONE),
         ({"RANK": "0", "WORLD_SIZE": "1"}, ALONE),
-        ({"LOCAL_RANK": "1", "NODE_RANK": "0"}, Place("none", 1, 1, 0, 1)),  # Lightning's child: keeps quiet
+        ({"LOCAL_RANK": "1", "NODE_RANK": "0"}, Placement("none", 1, 1, 0, 1)),  # Lightning's child: keeps quiet
     ],
     ids="srun leaked pmi2 torchrun srun-torchrun openmpi mpich pals batch nothing one child".split(),  # noqa: SIM905
 )
-def test_the_launcher_tells_a_process_its_place(environ: dict, place: Place) -> None:
-    assert placement.place(environ) == place
+def test_the_launcher_tells_a_process_its_place(environ: dict, place: Placement) -> None:
+    assert placement.read_placement(environ) == place
     assert place.launcher == "none" or place.node_rank == 1
 
 
 @pytest.mark.parametrize(("tasks", "per_node"), [("2(x2),1", 0), ("2,1", 0), ("16(x128)", 16), ("1", 1), ("", 0)])
 def test_tasks_per_node_are_one_number_or_none(tasks: str, per_node: int) -> None:
-    assert placement.place(JOB | STEP | {"SLURM_STEP_TASKS_PER_NODE": tasks}).local_world_size == per_node
+    assert placement.read_placement(JOB | STEP | {"SLURM_STEP_TASKS_PER_NODE": tasks}).local_world_size == per_node
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_first_host_of_a_node_list(nodes: str, first: str) -> None:
     ],
 )  # fmt: skip
 def test_the_number_of_the_job(environ: dict, number: str) -> None:
-    assert placement.job_id(environ) == number and placement.in_job(environ) is bool(number)
+    assert placement.job_id(environ) == number and placement.is_in_job(environ) is bool(number)
 
 
 # -- Where ranks meet --
@@ -83,11 +83,11 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
     """A network in which the first node knows itself by a loopback address, too, as Debian has it."""
     known = {"n08": {"10.0.0.8", "127.0.1.1"}, "n08i": {"10.1.0.8"}, "10.1.0.8": {"10.1.0.8"}, "n09": {"10.0.0.9"}}
     known |= {"localhost": {"127.0.0.1"}, "127.0.1.1": {"127.0.1.1"}}
-    monkeypatch.setattr(placement, "_addresses", lambda host: known.get(host, set()))
+    monkeypatch.setattr(placement, "_ip_addresses", lambda host: known.get(host, set()))
 
 
-def settled(place: Place, suffix: str = "", **environ: str) -> dict[str, str]:
-    placement.settle(place, suffix, environ)
+def settled(place: Placement, suffix: str = "", **environ: str) -> dict[str, str]:
+    placement.export_rank_variables(place, environ, host_suffix=suffix)
     return environ
 
 
@@ -111,24 +111,24 @@ def test_an_address_that_leads_elsewhere_is_rejected(asked: str, names: None) ->
 
 def test_mpiexec_has_to_be_told_the_first_node_if_there_are_several() -> None:
     with pytest.raises(ConfigError, match="MASTER_ADDR"):
-        settled(placement.place(MPICH))
-    assert settled(placement.place(MPICH | {"MASTER_ADDR": "n08"}), MASTER_ADDR="n08")["MASTER_ADDR"] == "n08"
-    assert settled(Place("mpiexec (MPICH)", 1, 4, 1, 4))["MASTER_ADDR"] == "127.0.0.1"  # one node
+        settled(placement.read_placement(MPICH))
+    assert settled(placement.read_placement(MPICH | {"MASTER_ADDR": "n08"}), MASTER_ADDR="n08")["MASTER_ADDR"] == "n08"
+    assert settled(Placement("mpiexec (MPICH)", 1, 4, 1, 4))["MASTER_ADDR"] == "127.0.0.1"  # one node
 
 
 def test_torchrun_has_settled_where_its_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "die_with_parent", lambda: None)  # the parent is the one who tests
-    given = settled(placement.place(TORCHRUN), MASTER_ADDR="anything", MASTER_PORT="1")
+    given = settled(placement.read_placement(TORCHRUN), MASTER_ADDR="anything", MASTER_PORT="1")
     assert (given["MASTER_ADDR"], given["MASTER_PORT"], given["RANK"]) == ("anything", "1", "5")
 
 
 def test_the_network_interface_of_an_address() -> None:
     assert addresses.own_address("127.0.0.1") == "127.0.0.1" and addresses.own_address("no such host") == ""
-    assert addresses.interface("127.0.0.1") == "lo" and addresses.interface("192.0.2.1") is None
+    assert addresses.find_interface("127.0.0.1") == "lo" and addresses.find_interface("192.0.2.1") is None
 
 
 def test_missing_ranks_are_listed_shortly() -> None:
-    assert meeting._ranges([1, 2, 3, 7]) == "1-3, 7" and meeting._ranges([4]) == "4"
+    assert meeting._format_ranges([1, 2, 3, 7]) == "1-3, 7" and meeting._format_ranges([4]) == "4"
 
 
 # -- Launches that cannot be meant --
@@ -144,7 +144,7 @@ ON_NODE = {"SLURMD_NODENAME": "n1"}  # set by slurmd
 
 
 def placed(cfg: DictConfig, environ: dict[str, str]) -> None:
-    node_checks.placed(cfg, placement.place(environ), environ)
+    node_checks.check_launch(cfg, placement.read_placement(environ), environ=environ)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ LAUNCH = "srun --nodes=2 --ntasks-per-node=4 python train.py ..."
         (cfg(), JOB | STEP | {"SLURM_STEP_TASKS_PER_NODE": "5,3"}, "not equally many", LAUNCH),
         (cfg(), JOB | STEP | {"SLURM_HET_SIZE": "2"}, "heterogeneous", "one part"),
         (cfg(), JOB | {"SLURM_HET_SIZE": "2"}, "heterogeneous", "one part"),
-        (cfg(), JOB | STEP | TORCHRUN | {"SLURM_NODEID": "0"}, "node rank 1 on node 0", "$SLURM_NODEID"),
+        (cfg(), JOB | STEP | TORCHRUN | {"SLURM_NODEID": "0"}, "in the step (0)", "$SLURM_NODEID"),
         (cfg(nodes=1), {}, "a login node?", "python submit.py"),
         (cfg(nodes=1), JOB, "on none of them", "srun --nodes=1"),  # the shell that salloc gives
     ],
@@ -201,7 +201,7 @@ def test_of_ranks_that_all_know_one_speaks(capfd: pytest.CaptureFixture[str]) ->
         for environ in (step, step | TORCHRUN | {"RANK": str(rank)}):
             with (
                 pytest.raises(SystemExit) as left,
-                errors.exit_on_config_error(placement.speaks(placement.place(environ), environ)),
+                errors.exit_on_config_error(placement.is_reporting_rank(placement.read_placement(environ), environ)),
             ):
                 placed(cfg(nodes=1), environ)
             assert left.value.code == 2
@@ -223,27 +223,30 @@ ALIKE = [{"host": f"n{n}", "rejected": None, "config": "c", "code": "k", "versio
     ("what", "fix"), [("config", "freezes"), ("code", "one snapshot"), ("versions", "export VENV")]
 )  # fmt: skip
 def test_nodes_that_differ_are_rejected(what: str, fix: str) -> None:
-    node_checks.agree(ALIKE)
+    node_checks.check_agreement(ALIKE)
     with pytest.raises(ConfigError) as caught:
-        node_checks.agree([*ALIKE[:2], ALIKE[2] | {what: "other"}])
-    assert caught.value.rule == "differs between ranks: " + f"n1, n2: {ALIKE[0][what]}; n3: other"
+        node_checks.check_agreement([*ALIKE[:2], ALIKE[2] | {what: "other"}])
+    assert caught.value.rule == "must be the same on all ranks; it is on " + f"n1, n2: {ALIKE[0][what]}; n3: other"
     assert fix in caught.value.fix
 
 
 def test_the_complaint_of_one_node_is_everybodys() -> None:
-    with pytest.raises(ConfigError, match="ckpt=/x\n  rule: on n2: there is no such file\n  Try: another"):
-        node_checks.agree([ALIKE[0], ALIKE[1] | {"rejected": ["ckpt", "/x", "there is no such file", "another"]}])
+    rejected = ["ckpt", "/x", "must be an existing file", "another"]
+    with pytest.raises(ConfigError, match=r"^ckpt must be an existing file \(on n2\); got /x.\n  Try: another$"):
+        node_checks.check_agreement([ALIKE[0], ALIKE[1] | {"rejected": rejected}])
 
 
 def test_the_end_of_a_job_is_a_time_or_rejected() -> None:
-    assert [placement.job_end(environ) for environ in ({}, {"HPC_JOB_END": "0"}, {"HPC_JOB_END": "17e8"})] == [
+    assert [
+        placement.job_end_unix_time(environ) for environ in ({}, {"HPC_JOB_END": "0"}, {"HPC_JOB_END": "17e8"})
+    ] == [
         None,
         None,
         17e8,
     ]
     for told in ("abc", "nan", "inf", "1 2"):
         with pytest.raises(ConfigError, match="must be a unix time"):
-            placement.job_end({"HPC_JOB_END": told})
+            placement.job_end_unix_time({"HPC_JOB_END": told})
 
 
 def test_too_few_gpus_and_cores_are_told_before_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,12 +254,12 @@ def test_too_few_gpus_and_cores_are_told_before_torch(monkeypatch: pytest.Monkey
     known.cluster.update({"request": "--gres=gpu:{gpus}", "cores_per_gpu": 64})
     for visible, fix in {"0": "trainer.devices=1", "": "trainer=cpu"}.items():
         with pytest.raises(ConfigError) as caught:
-            node_checks._enough(known, SRUN, {"CUDA_VISIBLE_DEVICES": visible})
+            node_checks._check_resources(known, SRUN, environ={"CUDA_VISIBLE_DEVICES": visible})
         assert caught.value.key == "trainer.devices" and fix in caught.value.fix
     with pytest.raises(ConfigError) as caught:
-        node_checks._enough(known, SRUN, {"CUDA_VISIBLE_DEVICES": "0", "PBS_JOBID": "17.server"})
+        node_checks._check_resources(known, SRUN, environ={"CUDA_VISIBLE_DEVICES": "0", "PBS_JOBID": "17.server"})
     assert "select" in caught.value.fix and "--g" not in caught.value.rule + caught.value.fix, "Slurm's options"
     monkeypatch.setattr(os, "cpu_count", lambda: 96)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     with pytest.raises(ConfigError, match="--cpus-per-task=64"):
-        node_checks._enough(known, SRUN, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
+        node_checks._check_resources(known, SRUN, environ={"CUDA_VISIBLE_DEVICES": "0,1,2,3"})

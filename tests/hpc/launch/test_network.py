@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from hpc.config import compose, project, sections, typed
+from hpc.config import compose, conversion, project, sections
 from hpc.launch import bandwidth, measured_links, nccl_log
-from hpc.launch.bandwidth import Point
-from hpc.launch.measured_links import Link, Measured
+from hpc.launch.bandwidth import CollectiveTiming
+from hpc.launch.measured_links import Link, MeasuredLinks
 
 # As NCCL wrote them, in several versions; host names and addresses are others.
 SOCKETS = """\
@@ -37,6 +37,10 @@ n1:1:1 [0] NCCL INFO Channel 30/0 : 0[0] -> 1[6] via P2P/CUMEM
 """
 
 
+def summarize(scope: str, collective: str, num_ranks: int, size: int, seconds: list[float]) -> CollectiveTiming:
+    return bandwidth.summarize_repeats(scope, collective, num_ranks=num_ranks, size_bytes=size, seconds=seconds)
+
+
 @pytest.mark.parametrize(
     ("log", "found"),
     [
@@ -48,14 +52,17 @@ n1:1:1 [0] NCCL INFO Channel 30/0 : 0[0] -> 1[6] via P2P/CUMEM
     ],
 )
 def test_the_network_that_nccl_uses_is_read_from_its_words(log: str, found: set[str]) -> None:
-    assert nccl_log.transports(log) == found
+    assert nccl_log.used_networks(log) == found
 
 
 def test_why_nccl_has_no_other_network() -> None:
-    assert nccl_log.reasons(SOCKETS * 2) == ["NET/Plugin: Could not find: libnccl-net.so", "NET/IB : No device found"]
+    assert nccl_log.failure_reasons(SOCKETS * 2) == [
+        "NET/Plugin: Could not find: libnccl-net.so",
+        "NET/IB : No device found",
+    ]
     off = "n1:35113:35467 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.\n"
-    assert nccl_log.reasons(off) == ["NCCL_IB_DISABLE set by environment to 1"]
-    assert nccl_log.reasons(INFINIBAND) == []
+    assert nccl_log.failure_reasons(off) == ["NCCL_IB_DISABLE set by environment to 1"]
+    assert nccl_log.failure_reasons(INFINIBAND) == []
 
 
 @pytest.mark.parametrize(
@@ -68,21 +75,21 @@ def test_why_nccl_has_no_other_network() -> None:
 def test_bandwidths_are_those_that_nccl_tests_print(
     ranks: int, size: int, seconds: float, algorithm: float, bus: float
 ) -> None:
-    point = bandwidth.point("across", "all_reduce", ranks, size, [seconds] * 5)
+    point = summarize("across", "all_reduce", ranks, size, [seconds] * 5)
     assert (point.algorithm_gbs, point.bus_gbs) == pytest.approx((algorithm, bus), rel=5e-3)
     for half in ("all_gather", "reduce_scatter"):  # the two halves of an all-reduce
-        assert bandwidth.point("across", half, ranks, size, [seconds] * 5).bus_gbs == pytest.approx(point.bus_gbs / 2)
+        assert summarize("across", half, ranks, size, [seconds] * 5).bus_gbs == pytest.approx(point.bus_gbs / 2)
 
 
 def test_a_point_is_a_median_and_its_spread() -> None:
-    point = bandwidth.point("within", "all_gather", 4, 1024, [9.0, 1.0, 2.0, 3.0, 4.0])
+    point = summarize("within", "all_gather", 4, 1024, [9.0, 1.0, 2.0, 3.0, 4.0])
     assert (point.seconds, point.low, point.high) == (3.0, 2.0, 4.0)
     assert point.spread == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 2), (2, 1), (2, 4), (5, 3)])
 def test_every_rank_has_one_group_per_scope(nodes: int, per_node: int) -> None:
-    groups = bandwidth.groups(nodes, per_node)
+    groups = bandwidth.rank_groups(nodes, per_node)
     assert ("within" in groups, "across" in groups) == (per_node > 1, nodes > 1)
     for scope, some in groups.items():
         assert sorted(rank for group in some for rank in group) == list(range(nodes * per_node))
@@ -93,7 +100,7 @@ def test_every_rank_has_one_group_per_scope(nodes: int, per_node: int) -> None:
 
 @pytest.mark.parametrize("nodes", range(2, 10))
 def test_each_node_meets_two_neighbours_and_never_two_at_once(nodes: int) -> None:
-    rounds = bandwidth.rounds(nodes)
+    rounds = bandwidth.neighbour_rounds(nodes)
     if nodes == 2:
         assert rounds == []
         return
@@ -105,40 +112,40 @@ def test_each_node_meets_two_neighbours_and_never_two_at_once(nodes: int) -> Non
 
 
 def test_a_slow_node_is_told_from_usual_ones() -> None:
-    assert bandwidth.slow({"n1": 1.0, "n2": 1.1, "n3": 2.2, "n4": 1.1}) == {"n3": pytest.approx(2.0)}
-    assert bandwidth.slow({"n1": 1.0, "n2": 3.0}) == {"n2": 3.0}
-    assert bandwidth.slow({"n1": 1.0}) == {} == bandwidth.slow({})
+    assert bandwidth.find_slow_nodes({"n1": 1.0, "n2": 1.1, "n3": 2.2, "n4": 1.1}) == {"n3": pytest.approx(2.0)}
+    assert bandwidth.find_slow_nodes({"n1": 1.0, "n2": 3.0}) == {"n2": 3.0}
+    assert bandwidth.find_slow_nodes({"n1": 1.0}) == {} == bandwidth.find_slow_nodes({})
 
 
-def points(scope: str, ranks: int, *seconds: float) -> list[Point]:
+def points(scope: str, ranks: int, *seconds: float) -> list[CollectiveTiming]:
     sizes = [1024 << 10 * k for k in range(len(seconds))]
     return [
-        bandwidth.point(scope, name, ranks, size, [took, took])
-        for name in bandwidth.ON_THE_BUS
+        summarize(scope, name, ranks, size, [took, took])
+        for name in bandwidth.BUS_FACTORS
         for size, took in zip(sizes, seconds, strict=True)
     ]
 
 
 def test_the_table_fits_and_has_every_number() -> None:
-    lines = bandwidth.table(points("within", 4, 2.5e-5, 1e-2, 1.5) + points("across", 2, 3e-3, 0.5, 5e-3))
+    lines = bandwidth.timing_table(points("within", 4, 2.5e-5, 1e-2, 1.5) + points("across", 2, 3e-3, 0.5, 5e-3))
     assert max(map(len, lines)) <= 120 and len({len(line) for line in lines if "|" in line}) == 1
     assert len(lines) == 2 * (2 + 3)
     assert "1 MiB |    10 ms 0.1049 0.1573    0%" in lines[3]
 
 
-def cluster(**facts: Any) -> sections.Cluster:
+def cluster(**facts: Any) -> sections.ClusterConfig:
     cfg = compose.compose_overrides([f"cluster.{key}={value}" for key, value in facts.items()], personal=False)
-    return typed.typed(sections.Cluster, cfg.cluster, "cluster")
+    return conversion.to_dataclass(sections.ClusterConfig, cfg.cluster, name="cluster")
 
 
 def test_the_nominal_figures_are_those_of_a_gpu_and_of_a_node() -> None:
     links = {"within": Link(150.0, 1e-5, 4, ["n1"], ""), "across": Link(20.0, 3e-5, 2, ["n1", "n2"], "")}
-    known = bandwidth.compared(links, 4, cluster(gpu_link_gbs=300, network_gbs=100))
+    known = bandwidth.compare_with_cluster(links, cluster(gpu_link_gbs=300, network_gbs=100), ranks_per_node=4)
     assert known == [
         "inside a node: 150 GB/s per rank, 50% of cluster.gpu_link_gbs=300",
         "across nodes: 20 GB/s per rank, 80 GB/s per node, 80% of cluster.network_gbs=100",
     ]
-    unknown = bandwidth.compared(links | {"within": None}, 4, cluster())
+    unknown = bandwidth.compare_with_cluster(links | {"within": None}, cluster(), ranks_per_node=4)
     assert unknown[0] == "inside a node: not measured, there is one rank per node"
     assert "cluster.network_gbs is null" in unknown[1] and "%" not in unknown[1]
 
@@ -150,17 +157,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_is_kept_is_what_the_plan_reads(cache: Path) -> None:
-    assert measured_links.measured("c") is None
+    assert measured_links.load("c") is None
     across = Link(23.5, 4e-5, 4, ["n1", "n2"], "2026-01-31")
-    assert measured_links.keep("c", "nccl", Measured(None, across)) == cache / "c.json"
-    assert measured_links.measured("c") == Measured(None, across)
-    within = bandwidth.link(points("within", 4, 2.5e-5, 1e-2), "within", ["n1"], "2026-02-01")
+    assert measured_links.save("c", "nccl", links=MeasuredLinks(None, across)) == cache / "c.json"
+    assert measured_links.load("c") == MeasuredLinks(None, across)
+    within = bandwidth.link_from_timings(points("within", 4, 2.5e-5, 1e-2), "within", nodes=["n1"], date="2026-02-01")
     assert within and within.gbs == pytest.approx(1.5 * 1048576 / 1e-2 / 1e9) and within.latency == 2.5e-5
-    measured_links.keep("c", "nccl", Measured(within, None))
-    assert measured_links.measured("c") == Measured(within, across), "of one node nothing is known of the others"
-    measured_links.keep("c", "gloo", Measured(Link(1.0, 1e-3, 2, ["n1"], ""), None))
-    assert measured_links.measured("c") == Measured(within, across), "what CPUs do over TCP is not what GPUs do"
-    assert measured_links.measured("other") is None
+    measured_links.save("c", "nccl", links=MeasuredLinks(within, None))
+    assert measured_links.load("c") == MeasuredLinks(within, across), "of one node nothing is known of the others"
+    measured_links.save("c", "gloo", links=MeasuredLinks(Link(1.0, 1e-3, 2, ["n1"], ""), None))
+    assert measured_links.load("c") == MeasuredLinks(within, across), "what CPUs do over TCP is not what GPUs do"
+    assert measured_links.load("other") is None
 
 
 LINK = {"gbs": 1.0, "latency": 1e-5, "ranks": 2, "nodes": ["n1"], "date": ""}
@@ -178,7 +185,7 @@ LINK = {"gbs": 1.0, "latency": 1e-5, "ranks": 2, "nodes": ["n1"], "date": ""}
 def test_a_damaged_file_is_no_measurement_and_is_replaced(text: str, cache: Path) -> None:
     cache.mkdir(parents=True)
     (cache / "c.json").write_bytes(text.encode(errors="surrogateescape"))
-    assert measured_links.measured("c") is None
-    good = Measured(Link(2.0, 1e-5, 2, ["n1"], ""), None)
-    measured_links.keep("c", "nccl", good)
-    assert measured_links.measured("c") == good
+    assert measured_links.load("c") is None
+    good = MeasuredLinks(Link(2.0, 1e-5, 2, ["n1"], ""), None)
+    measured_links.save("c", "nccl", links=good)
+    assert measured_links.load("c") == good

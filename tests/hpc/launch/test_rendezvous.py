@@ -13,39 +13,39 @@ from fork import free_port
 
 from hpc.config.errors import ConfigError
 from hpc.launch import meeting, placement, rendezvous
-from hpc.launch.placement import Place
-from hpc.launch.rendezvous import Launch, Reception
+from hpc.launch.placement import Placement
+from hpc.launch.rendezvous import LaunchIdentity, PortServer
 
-FIRST = Place("srun", 0, 8, 0, 4, "n08", "3")
-SIXTH = Place("srun", 5, 8, 1, 4, "n08", "3")
-HERE = [Place("mpiexec (MPICH)", rank, 2, rank, 2) for rank in (0, 1)]
+FIRST = Placement("srun", 0, 8, 0, 4, "n08", "3")
+SIXTH = Placement("srun", 5, 8, 1, 4, "n08", "3")
+HERE = [Placement("mpiexec (MPICH)", rank, 2, rank, 2) for rank in (0, 1)]
 
 
-def of(place: Place, **environ: str) -> Launch:
-    return Launch.of(place, environ)
+def identity(place: Placement, **environ: str) -> LaunchIdentity:
+    return LaunchIdentity.from_environ(place, environ)
 
 
 def test_ports_are_common_to_the_ranks_of_one_launch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = of(FIRST, SLURM_JOB_ID="17")
-    assert of(SIXTH, SLURM_JOB_ID="17") == one
+    one = identity(FIRST, SLURM_JOB_ID="17")
+    assert identity(SIXTH, SLURM_JOB_ID="17") == one
     assert set(one.ports) <= set(range(10000, 30000)) and len(set(one.ports)) > 30
     others = [
-        of(SIXTH, SLURM_JOB_ID="17", SLURM_RESTART_COUNT="1"),
-        of(SIXTH, SLURM_JOB_ID="18"),
-        of(Place("srun", 5, 8, 1, 4, "n08", "4"), SLURM_JOB_ID="17"),
-        of(Place("srun", 1, 2, 1, 2, "n08", "3"), SLURM_JOB_ID="17"),
+        identity(SIXTH, SLURM_JOB_ID="17", SLURM_RESTART_COUNT="1"),
+        identity(SIXTH, SLURM_JOB_ID="18"),
+        identity(Placement("srun", 5, 8, 1, 4, "n08", "4"), SLURM_JOB_ID="17"),
+        identity(Placement("srun", 1, 2, 1, 2, "n08", "3"), SLURM_JOB_ID="17"),
     ]
     assert len({other.key for other in [one, *others]}) == len({other.ports[0] for other in [one, *others]}) == 5
-    assert of(SIXTH, SLURM_JOB_ID="17", MASTER_PORT="5").ports[0] == 5
+    assert identity(SIXTH, SLURM_JOB_ID="17", MASTER_PORT="5").ports[0] == 5
     monkeypatch.setattr(sys, "argv", ["train.py", "seed=2"])
-    assert of(SIXTH, SLURM_JOB_ID="17").words != one.words
+    assert identity(SIXTH, SLURM_JOB_ID="17").command != one.command
 
 
 def test_ranks_in_wrappers_of_their_own_have_an_exported_port_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = []
     for parent in (17, 18):
         monkeypatch.setattr(rendezvous.os, "getppid", lambda parent=parent: parent)
-        keys.append((of(HERE[0]).key, of(HERE[1], MASTER_PORT="5").key))
+        keys.append((identity(HERE[0]).key, identity(HERE[1], MASTER_PORT="5").key))
     assert keys[0][0] != keys[1][0] and keys[0][1] == keys[1][1]
 
 
@@ -53,9 +53,9 @@ def test_ranks_in_wrappers_of_their_own_have_an_exported_port_in_common(monkeypa
 def test_an_exported_port_that_is_none_is_rejected(port: str) -> None:
     if port:
         with pytest.raises(ConfigError, match="must be a port number"):
-            of(SIXTH, MASTER_PORT=port)
+            identity(SIXTH, MASTER_PORT=port)
     else:
-        assert of(SIXTH, MASTER_PORT=port).ports[0] >= 10000
+        assert identity(SIXTH, MASTER_PORT=port).ports[0] >= 10000
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def ports() -> tuple[int, ...]:
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str], None]]:
     """Somebody else's program at a port."""
-    monkeypatch.setattr(rendezvous, "ANSWER", 0.2)
+    monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 0.2)
     held: list[socket.socket] = []
 
     def serve(port: int, kind: str) -> None:
@@ -96,64 +96,77 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str], No
 @pytest.mark.parametrize("kind", ["is silent", "closes", "echoes", "greets", "answers in JSON"])
 def test_whatever_else_listens_is_passed_over(kind: str, service: Callable, ports: tuple[int, ...]) -> None:
     service(ports[0], kind)
-    one = Launch("one", "w", ports)
-    reception = Reception(one, 4321, 10)
+    one = LaunchIdentity("one", "w", ports)
+    reception = PortServer(one, 4321, timeout_seconds=10)
     assert reception._socket.getsockname()[1] == ports[1]
-    assert rendezvous.find(one, HERE[1], "127.0.0.1", 10) == 4321
-    assert rendezvous.find(one, HERE[0], "127.0.0.1", 10) == 4321, "each rank has its seat"
+    assert rendezvous.find_store_port(one, HERE[1], host="127.0.0.1", timeout_seconds=10) == 4321
+    assert rendezvous.find_store_port(one, HERE[0], host="127.0.0.1", timeout_seconds=10) == 4321, (
+        "each rank has its seat"
+    )
     with pytest.raises(TimeoutError):
-        rendezvous.find(Launch("other", "w", ports), HERE[1], "127.0.0.1", 0.3)
+        rendezvous.find_store_port(LaunchIdentity("other", "w", ports), HERE[1], host="127.0.0.1", timeout_seconds=0.3)
 
 
 def test_launches_that_look_alike_keep_their_own_ranks(ports: tuple[int, ...]) -> None:
-    a, b = Launch("same", "seed=1", ports), Launch("same", "seed=2", ports)
+    a, b = LaunchIdentity("same", "seed=1", ports), LaunchIdentity("same", "seed=2", ports)
     for one, port in ((a, 1111), (b, 2222), (a, 3333)):
-        Reception(one, port, 10)
-    assert rendezvous.find(b, HERE[1], "127.0.0.1", 10) == 2222
-    assert [rendezvous.find(a, HERE[1], "127.0.0.1", 10) for _ in range(2)] == [1111, 3333]
+        PortServer(one, port, timeout_seconds=10)
+    assert rendezvous.find_store_port(b, HERE[1], host="127.0.0.1", timeout_seconds=10) == 2222
+    assert [rendezvous.find_store_port(a, HERE[1], host="127.0.0.1", timeout_seconds=10) for _ in range(2)] == [
+        1111,
+        3333,
+    ]
 
 
 def test_ranks_that_were_started_with_other_words_meet_to_be_told(ports: tuple[int, ...]) -> None:
-    Reception(Launch("same", "seed=0", ports), 1111, 10)
+    PortServer(LaunchIdentity("same", "seed=0", ports), 1111, timeout_seconds=10)
     begun = time.monotonic()
-    assert rendezvous.find(Launch("same", "seed=1", ports), HERE[1], "127.0.0.1", 0.9) == 1111
+    assert (
+        rendezvous.find_store_port(
+            LaunchIdentity("same", "seed=1", ports), HERE[1], host="127.0.0.1", timeout_seconds=0.9
+        )
+        == 1111
+    )
     assert time.monotonic() - begun > 0.3
 
 
 def test_who_asks_as_no_rank_does_hears_nothing(ports: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "ANSWER", 0.2)
-    one = Launch("one", "w", ports)
-    Reception(one, 4321, 10)
+    monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 0.2)
+    one = LaunchIdentity("one", "w", ports)
+    PortServer(one, 4321, timeout_seconds=10)
     for said in (b"", b"\n", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"key": "one"}\n', b"\xff" * 5000, b"[" * 4000):
         with socket.create_connection(("127.0.0.1", ports[0]), timeout=5) as connection:
             connection.sendall(said)
             with suppress(ConnectionResetError):
                 assert b"4321" not in connection.recv(100)
-    assert rendezvous.find(one, HERE[1], "127.0.0.1", 10) == 4321
+    assert rendezvous.find_store_port(one, HERE[1], host="127.0.0.1", timeout_seconds=10) == 4321
 
 
 def test_a_rank_0_that_comes_late_is_found_soon(monkeypatch: pytest.MonkeyPatch, ports: tuple[int, ...]) -> None:
-    pauses, one = [], Launch("one", "w", ports)
+    pauses, one = [], LaunchIdentity("one", "w", ports)
 
     def pause(seconds: float) -> None:
         pauses.append(seconds)
         if len(pauses) == 13:
-            Reception(one, 4321, 10)
+            PortServer(one, 4321, timeout_seconds=10)
 
     monkeypatch.setattr(rendezvous.time, "sleep", pause)
-    assert rendezvous.find(one, HERE[1], "127.0.0.1", 60) == 4321
+    assert rendezvous.find_store_port(one, HERE[1], host="127.0.0.1", timeout_seconds=60) == 4321
     assert pauses == [0.1] * 13
 
 
 def test_a_rank_0_that_does_not_come_is_not_waited_for_longer_than_told(ports: tuple[int, ...]) -> None:
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports[0])}
-    with pytest.raises(ConfigError, match=r"rank 1 on .* did not reach rank 0 there within 0\.1 s"):
-        meeting.meet(Place("srun", 1, 2, 0, 1), where, 0.1)
+    with pytest.raises(ConfigError, match=r"must lead to rank 0, which rank 1 on .* did not reach within 0\.1 s"):
+        meeting.open_store(Placement("srun", 1, 2, 0, 1), where, timeout_seconds=0.1)
 
 
 def test_no_free_port_is_told(ports: tuple[int, ...]) -> None:
-    with socket.create_server(("127.0.0.1", ports[0])), pytest.raises(ConfigError, match="can listen neither"):
-        Reception(Launch("one", "w", ports[:1]), 4321, 10)
+    with (
+        socket.create_server(("127.0.0.1", ports[0])),
+        pytest.raises(ConfigError, match=r"must be free on .*, where rank 0 listens"),
+    ):
+        PortServer(LaunchIdentity("one", "w", ports[:1]), 4321, timeout_seconds=10)
 
 
 # -- With real stores --
@@ -174,9 +187,9 @@ def test_the_store_of_a_neighbour_is_not_joined(environ: os._Environ) -> None:
 
     neighbour = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environ["MASTER_PORT"] = str(neighbour.port)
-    alone = Place("srun", 0, 1, 0, 1, "n1", "0")
-    placement.settle(alone, "", environ)
-    store = meeting.meet(alone, environ, 10)
+    alone = Placement("srun", 0, 1, 0, 1, "n1", "0")
+    placement.export_rank_variables(alone, environ, host_suffix="")
+    store = meeting.open_store(alone, environ, timeout_seconds=10)
     store.set("mine", "1")
     assert not neighbour.check(["preflight/mine"])
     assert environ["MASTER_PORT"] != str(neighbour.port)
@@ -187,22 +200,23 @@ def test_torchrun_must_have_its_port_for_itself(environ: os._Environ) -> None:
 
     agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(agent.port), "TORCHELASTIC_RUN_ID": "none"})
-    place = Place("torchrun", 1, 2, 1, 2)
-    meeting.meet(place, environ, 10)
+    place = Placement("torchrun", 1, 2, 1, 2)
+    meeting.open_store(place, environ, timeout_seconds=10)
     for rank, job in ((1, ""), (0, "18")):  # a rank that is there already, and another job
         environ["SLURM_JOB_ID"] = job
-        with pytest.raises(ConfigError, match="a port of its own"):
-            meeting.meet(Place("torchrun", rank, 2, rank, 2), environ, 10)
+        with pytest.raises(ConfigError, match="must be a port that no other launch uses"):
+            meeting.open_store(Placement("torchrun", rank, 2, rank, 2), environ, timeout_seconds=10)
 
 
 def meets(rank: int, words: list[str]) -> list[object]:
     """Four processes are two launches of two ranks, whose scheduler calls them the same."""
     sys.argv = ["train.py", words[rank // 2]]
     os.environ.update({"SLURM_JOB_ID": "17"})
-    place = Place("srun", rank % 2, 2, rank % 2, 2, "n1", "0")
-    placement.settle(place, "", os.environ)
-    store = meeting.meet(place, os.environ, 30)
-    heard = meeting.exchange(store, place, "facts", {"rank": rank % 2, "host": "n1", "words": sys.argv[1]}, 30)
+    place = Placement("srun", rank % 2, 2, rank % 2, 2, "n1", "0")
+    placement.export_rank_variables(place, os.environ, host_suffix="")
+    store = meeting.open_store(place, os.environ, timeout_seconds=30)
+    value = {"rank": rank % 2, "host": "n1", "words": sys.argv[1]}
+    heard = meeting.all_gather_json(store, place, topic="facts", value=value, timeout_seconds=30)
     return [os.environ["MASTER_PORT"], *([said["rank"], said["words"]] for said in heard)]
 
 

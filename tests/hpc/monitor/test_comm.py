@@ -32,7 +32,7 @@ def typed(desk: Desk, *words: str) -> int:
     code = 0
     try:
         with config_errors.exit_on_config_error():
-            tool["main"](placement.place({}), watchdog.Warned())
+            tool["main"](placement.read_placement({}), watchdog.Warned())
     except SystemExit as end:
         code = int(end.code or 0)
     desk.out, desk.err = desk.capfd.readouterr()
@@ -88,7 +88,7 @@ def test_wait_prints_the_table_of_the_job(desk: Desk) -> None:
         (["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1"], "one rank has nobody to talk to"),
         (["trainer=ddp_4node", "trainer.devices=2"], "has no scheduler that could start ranks on other nodes"),
         (["trainer=ddp"], "does not say how many GPUs a node has"),
-        (["trainer=ddp_4node", "cluster=juwels_booster", "cluster.account=null"], "has to name it"),
+        (["trainer=ddp_4node", "cluster=juwels_booster", "cluster.account=null"], "must have a value for a job on"),
         (["resume=/nowhere"], "there is no such directory"),
     ],
 )
@@ -101,7 +101,9 @@ def test_what_cannot_be_measured_is_told_at_once(words: list[str], said: str, de
 
 def test_sockets_and_slow_nodes_are_warned_of() -> None:
     cfg = compose.compose_overrides(["cluster=slurm", "trainer=ddp_4node", "trainer.num_nodes=2"])
-    points = [bandwidth.point("across", "all_reduce", 2, 1 << 20, [1e-3, 1e-3])]
+    points = [
+        bandwidth.summarize_repeats("across", "all_reduce", num_ranks=2, size_bytes=1 << 20, seconds=[1e-3, 1e-3])
+    ]
     n1 = "n1:1:1 [0] NCCL INFO NET/IB : No device found.\nn1:1:1 [0] NCCL INFO C : 0 -> 1 [send] via NET/Socket/0\n"
     n2 = "n2:1:1 [0] NCCL INFO C : 1 -> 0 [send] via NET/IB/0/GDRDMA\n"
     report = network_check.judged(cfg, ["n1", "n2"], points, {"within": [1.0, 1.6]}, {"n1": n1, "n2": n2})

@@ -147,7 +147,7 @@ def test_how_often_is_a_number_of_seconds(seconds: str) -> None:
 
     cfg = compose.compose_overrides([f"callbacks.monitor.every_seconds={seconds}"])
     with pytest.raises(ConfigError, match=r"callbacks\.monitor\.every_seconds"):
-        preflight.check(cfg)
+        preflight.check_config(cfg)
 
 
 def test_a_process_knows_since_when_it_is_there() -> None:
@@ -156,7 +156,7 @@ def test_a_process_knows_since_when_it_is_there() -> None:
     reads, writes = os.pipe()
     before = time.time()
     if not (pid := os.fork()):
-        os.write(writes, f"{process.began()}".encode())
+        os.write(writes, f"{process.start_unix_time()}".encode())
         os._exit(0)
     os.waitpid(pid, 0)
     assert before - 0.5 <= float(os.read(reads, 100)) <= time.time() + 0.5

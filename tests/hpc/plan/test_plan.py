@@ -37,7 +37,7 @@ MODELS = {
 
 def composed(*words: str):
     cfg = compose.compose_overrides(words, personal=False)
-    preflight.rules(cfg)
+    preflight.check_rules(cfg)
     return cfg
 
 
@@ -57,14 +57,14 @@ def of(layout: setup.Setup, machine: hardware.Machine = A100) -> plan.Plan:
 
 
 def test_knows_every_shipped_model():
-    assert set(MODELS) == set(compose.groups()["model"])
+    assert set(MODELS) == set(compose.config_groups()["model"])
 
 
 def runs(model: str) -> list:
     """A config for each strategy that the network can be trained with."""
     words = [f"model={model}", *MODELS[model], "data.global_batch_size=1920", *JUWELS]
     found = [composed(*words, "trainer=gpu")]
-    for strategy in compose.groups()["strategy"]:
+    for strategy in compose.config_groups()["strategy"]:
         try:
             found.append(composed(*words, "trainer=ddp_4node", f"strategy={strategy}"))
         except ConfigError:
@@ -76,7 +76,7 @@ def runs(model: str) -> list:
 def machines() -> list[hardware.Machine | None]:
     """Those of the shipped clusters, each once; None: of one whose GPU is not known."""
     found: list[hardware.Machine | None] = []
-    for name in compose.groups()["cluster"]:
+    for name in compose.config_groups()["cluster"]:
         cfg = composed(f"cluster={name}", "trainer=gpu")
         if (machine := fit.machine_of(cfg)) not in found:
             found.append(machine)
@@ -200,9 +200,9 @@ def test_what_cannot_be_traced_is_submitted_with_a_warning(monkeypatch, capsys):
 def test_a_measured_network_counts_for_more_than_a_nominal_one():
     """Four rings of 20 GB/s leave a node at once."""
     link = measured_links.Link(gbs=20.0, latency=1e-5, ranks=4, nodes=["n1"], date="2026-01-31")
-    known = fit.with_measured(A100, measured_links.Measured(within=None, across=link), devices=4)
+    known = fit.with_measured(A100, measured_links.MeasuredLinks(within=None, across=link), devices=4)
     assert known.node_gbs == pytest.approx(80 / A100.network.share) and known.gpu == A100.gpu
-    inside = fit.with_measured(A100, measured_links.Measured(within=link, across=None), devices=4)
+    inside = fit.with_measured(A100, measured_links.MeasuredLinks(within=link, across=None), devices=4)
     assert inside.gpu.link_gbs == pytest.approx(20 / A100.network.link_share) and inside.node_gbs == 100
     assert fit.with_measured(A100, None, devices=4) == A100
 
@@ -246,7 +246,7 @@ def test_the_command(tmp_path):
         (["pipeline=16", "model.network.num_layers=7", "micro_batch=1"], "divides the 7 blocks of the network"),
         (["interleaved=2"], "are pieces of a pipeline's stage"),
         (["micro_batch=7"], "global batch 256 = data-parallel size 16"),
-        (["data.global_batch_size=0"], "is at least 1"),
+        (["data.global_batch_size=0"], "must be at least 1"),
         (["model.network.width=-8"], "model.network.width=-8\n  rule: is at least 1"),
         (["model.network.num_layers=0"], "model.network.num_layers=0\n  rule: is at least 1"),
         (["cluster.gpu=A1000"], "hpc/planning/hardware.yaml knows"),

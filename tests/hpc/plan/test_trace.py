@@ -125,7 +125,7 @@ def asked(tmp_path, monkeypatch):
     """A config and its setup, and a cache of its own."""
     monkeypatch.setattr(trace_cache, "CACHE", tmp_path / "traces")
     cfg = compose.compose_overrides(["model=gpt_tiny", "data=stdlib"])
-    preflight.check(cfg)
+    preflight.check_config(cfg)
     return cfg, [setup.of(cfg)]
 
 

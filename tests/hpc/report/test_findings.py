@@ -101,7 +101,7 @@ def test_what_to_try(words: list[str], told: dict[str, Any], says: str, override
     if override:  # it can be typed, and the run be submitted
         changed = compose.compose_overrides([*words, *override.split()], personal=False)
         if override != "trainer=gpu":  # on another machine
-            preflight.rules(changed)
+            preflight.check_rules(changed)
     assert len(more) <= 2
 
 

@@ -48,7 +48,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @cache
 def config_text() -> str:
-    return freezing.frozen(compose.compose_overrides(WORDS, personal=False))
+    return freezing.to_frozen_yaml(compose.compose_overrides(WORDS, personal=False))
 
 
 def stub(commands: Path, name: str, body: str) -> None:

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from test_startup import COMPOSING, PROBE, libraries
 
 from hpc.config import compose as config_compose
-from hpc.config import preflight, project
+from hpc.config import personal_clusters, preflight, project
 from hpc.config.errors import ConfigError
 from hpc.jobs import job_states
 from hpc.run import changes, command_line, frozen_config, saved_config
@@ -28,7 +28,7 @@ def started(run_dir: Path, *words: str) -> Path:
     """A run directory as the first attempt leaves it."""
     cfg = config_compose.compose_overrides(words)
     cfg.run_dir = str(run_dir)
-    preflight.check(cfg)
+    preflight.check_config(cfg)
     run_dir.mkdir()
     frozen_config.keep(run_dir, cfg, words)
     return run_dir
@@ -37,7 +37,7 @@ def started(run_dir: Path, *words: str) -> Path:
 def compose(run_dir: Path, *words: str):
     """As every rank does, and the rules after it."""
     cfg = command_line.compose(None, [f"resume={run_dir}", *words])
-    preflight.rules(cfg)
+    preflight.check_rules(cfg)
     return cfg
 
 
@@ -110,7 +110,7 @@ def test_a_run_moves(words: list[str], lines: list[str], run: Path) -> None:
 
 def test_to_another_strategy_and_cluster(run: Path) -> None:
     cfg = compose(run, "strategy=fsdp", "cluster=pbs", "trainer.num_nodes=1")
-    preflight.job(cfg)
+    preflight.check_job(cfg)
     assert (cfg.strategy.name, cfg.cluster.scheduler) == ("fsdp", "pbs")
     assert cfg.trainer.strategy.data_parallel_size == 4
     assert "trainer.strategy.gradient_as_bucket_view: true -> (nothing)" in changes.changes(run, cfg)
@@ -123,7 +123,7 @@ def test_what_each_rank_composes_is_the_same_and_writes_nothing(run: Path) -> No
 
 
 def test_the_rules_hold_after_a_move(run: Path) -> None:
-    with pytest.raises(ConfigError, match="divides by data-parallel size"):
+    with pytest.raises(ConfigError, match="must be divisible by data-parallel size"):
         compose(run, "trainer.num_nodes=3")
     with pytest.raises(ConfigError, match="at least 1"):
         compose(run, "trainer.num_nodes=0", "strategy=deepspeed_zero2")
@@ -131,7 +131,7 @@ def test_the_rules_hold_after_a_move(run: Path) -> None:
 
 def test_a_persons_own_values_count(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "clusters.yaml").write_text("slurm: {account: mine, partition: theirs}")
-    monkeypatch.setattr(config_compose, "PERSONAL", tmp_path / "clusters.yaml")
+    monkeypatch.setattr(personal_clusters, "PERSONAL_CLUSTERS", tmp_path / "clusters.yaml")
     cfg = compose(run, "cluster.partition=big")
     assert (cfg.cluster.account, cfg.cluster.partition) == ("mine", "big")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc.config import compose, errors, freezing
-from hpc.launch.placement import place
+from hpc.launch.placement import read_placement
 from hpc.run import command_line, directory
 from hpc.training import begin
 
@@ -37,13 +37,13 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
         monkeypatch.setattr(sys, "argv", ["train.py", *words])
         forget()
         os.environ.update(environ)
-        cfg, here = compose.compose_overrides(words), place(os.environ)
+        cfg, here = compose.compose_overrides(words), read_placement(os.environ)
         fresh = directory.choose(cfg.run_dir, cfg.name, datetime.now(), os.environ, here.step or "0")
         beginning = begin.together(cfg, here, fresh, False, os.environ)
         run_dir = Path(cfg.run_dir)
         assert beginning.claim
         if not (run_dir / "config.yaml").exists():
-            (run_dir / "config.yaml").write_text(freezing.frozen(cfg))
+            (run_dir / "config.yaml").write_text(freezing.to_frozen_yaml(cfg))
             (run_dir / "overrides.json").write_text(json.dumps(words))
         directory.start(run_dir, beginning.attempt, os.environ)
         directory.end(run_dir, beginning.claim, beginning.attempt, 0, outcome)
@@ -98,7 +98,7 @@ def test_who_asks_for_a_finished_run_is_told(start: Start) -> None:
     run_dir = start(CPU, **SHELL)
     with pytest.raises(errors.ConfigError, match="the run is finished") as caught:
         command_line.compose(None, [f"resume={run_dir}"])
-    assert not isinstance(caught.value, errors.Finished)
+    assert not isinstance(caught.value, errors.RunFinished)
 
 
 def test_of_many_at_once_each_has_its_own(tmp_path: Path) -> None:

@@ -60,10 +60,10 @@ def test_strong_scaling_keeps_the_batch_and_the_rate() -> None:
     cfgs = [composed(point.words) for point in points("nodes=4,1,2")]
     assert [cfg.trainer.num_nodes for cfg in cfgs] == [1, 2, 4]
     for cfg in cfgs:
-        preflight.rules(cfg)
+        preflight.check_rules(cfg)
         assert (cfg.data.global_batch_size, cfg.model.optimizer.lr, cfg.model.warmup_steps) == (64, 0.003, 20)
         assert (cfg.trainer.max_steps, cfg.trainer.max_epochs) == (200, -1)
-    assert [layout.layout(cfg).micro_batch_size for cfg in cfgs] == [16, 8, 4]
+    assert [layout.derive_layout(cfg).micro_batch_size for cfg in cfgs] == [16, 8, 4]
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_strong_scaling_keeps_the_batch_and_the_rate() -> None:
 def test_weak_scaling_keeps_the_samples_per_device(words: list[str], rates: list[float]) -> None:
     cfgs = [composed(point.words) for point in points("nodes=1,4,16", "scaling=weak", *words)]
     for cfg in cfgs:
-        preflight.rules(cfg)
-    assert [layout.layout(cfg).micro_batch_size for cfg in cfgs] == [16] * 3
+        preflight.check_rules(cfg)
+    assert [layout.derive_layout(cfg).micro_batch_size for cfg in cfgs] == [16] * 3
     assert [cfg.data.global_batch_size for cfg in cfgs] == [64, 256, 1024]
     assert [cfg.model.optimizer.lr for cfg in cfgs] == pytest.approx(rates)
 
@@ -139,7 +139,7 @@ def test_why_accuracy_falls_is_said_of_this_study() -> None:
         (["nodes=1,2", "trainer.max_steps=5"], "steps="),
         (["nodes=1,2", "run_dir=x"], "out="),
         (["nodes=1,2", "scaling=week"], "scaling=weak"),
-        (["nodes=1,2", "lr=root"], "is one of"),
+        (["nodes=1,2", "lr=root"], "must be one of"),
         (["nodes=1,2", "lr=sqrt"], "scaling=weak"),
         (["nodes=1,2", "callbacks.throughput=null"], "measures"),
         (["nodes=1,2", "data.global_batch_size=many"], "type int"),
@@ -153,7 +153,7 @@ def test_a_batch_that_divides_for_some_points_only_is_rejected_with_one_for_all(
     text = rejection("nodes=1,2,3", "data.global_batch_size=32")  # fine for one node and for two
     assert "Try: data.global_batch_size=24 or data.global_batch_size=48" in text
     for point in points("nodes=1,2,3", "data.global_batch_size=48"):
-        preflight.rules(composed(point.words))
+        preflight.check_rules(composed(point.words))
     assert "data.global_batch_size=28" in rejection("nodes=1,2,3", "data.global_batch_size=30", "scaling=weak")
 
 

@@ -159,7 +159,10 @@ def test_a_search_is_one_array_whose_members_ask(desk: Desk) -> None:
         (["--search", "random", "--trials", "8", "--cfg", "job"], "--cfg"),
         (["--search", "random", "--trials", "8", "run_dir=mine"], "leave run_dir= out"),
         (["--search", "random", "--trials", "8", "trainer.devices=1,2"], "here tasks_per_node is 1 and 2"),
-        (["--search", "random", "--trials", "8", "trainer.accumulate_grad_batches=int(interval(1, 3))"], "divides by"),
+        (
+            ["--search", "random", "--trials", "8", "trainer.accumulate_grad_batches=int(interval(1, 3))"],
+            "must be divisible by",
+        ),
         (["--search", "random", "--trials", "8", "model.warmup_steps=5,x"], "warmup_steps"),
         (["--search", "random", "--trials", "8", "checkpoint.monitor=null"], "checkpoint.monitor=val/loss"),
         (["--search", "random", "--trials", "8", "checkpoint.mode=min,max"], "one metric"),

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from desk import Desk
 
-from hpc.config import preflight
-from hpc.config import typed as config_typed
+from hpc.config import conversion, preflight
 from hpc.config.errors import ConfigError
 from hpc.run import directory, saved_config
 from hpc.studies import sweep
@@ -40,7 +39,7 @@ def test_members_are_all_combinations_with_a_directory_each() -> None:
 def test_values_of_all_kinds_vary(typed: str, values: list) -> None:
     key = typed.partition("=")[0]
     cfgs = [cfg for cfg, _ in sweep.members([typed], FOLDER)]
-    assert [config_typed.flat(cfg)[key] for cfg in cfgs] == values
+    assert [conversion.flatten(cfg)[key] for cfg in cfgs] == values
     assert all(Path(cfg.run_dir).parent == FOLDER for cfg in cfgs)
 
 
@@ -136,5 +135,5 @@ def test_names_may_differ() -> None:
 
     cfgs = [cfg for cfg, _ in sweep.members(["cluster=slurm", "name=a,b"], FOLDER)]
     for cfg in cfgs:
-        preflight.rules(cfg)
+        preflight.check_rules(cfg)
     sweep.reject_unlike([job.of(cfg, code=Path(cfg.run_dir)) for cfg in cfgs])

@@ -19,7 +19,7 @@ from desk import FILES, SOURCED, Desk
 from fork import PROJECT
 from omegaconf import OmegaConf
 
-from hpc.config import compose, freezing, project
+from hpc.config import compose, freezing, personal_clusters, project
 from hpc.config.errors import ConfigError
 from hpc.jobs import job
 from hpc.run import directory, saved_config, snapshot
@@ -309,15 +309,15 @@ def test_waiting_for_the_scheduler_is_announced(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        (["cluster=local"], "no scheduler"),
-        (["cluster=local", "trainer=ddp"], "no scheduler"),  # and not how many GPUs a node of that has
+        (["cluster=local"], "with a scheduler"),
+        (["cluster=local", "trainer=ddp"], "with a scheduler"),  # and not how many GPUs a node of that has
         (["cluster=juwels_booster", "cluster.account=null"], "cluster.account=<account>"),
         (["cluster=slurm", "trainer.num_nodes=0"], "at least 1"),
         (["cluster=slurm", "+trainer.max_epoch=2"], "trainer.max_epochs"),
         (["cluster=slurm", "model.optimizer.lr=fast"], "float"),
         (["cluster=slurm", "model.optimizer.lr=-1"], "above 0"),
         (["cluster=slurm", "cluster.time=2:30"], "2:30:00 (hours)"),
-        (["cluster=slurm", "ckpt=/nowhere"], "no such file"),
+        (["cluster=slurm", "ckpt=/nowhere"], "must be an existing file"),
         (["cluster=slurm", "ckpt="], "ckpt=null for none"),
         (["cluster=slurm", "cluster.account="], "cluster.account=null for none"),
         (["resume="], "resume=<a run directory>"),
@@ -421,7 +421,7 @@ def test_what_cannot_go_on_is_rejected(desk: Desk) -> None:
         "": "is damaged: no keys",
         f"{frozen}later: 1\n": f"later is unknown\n  Try: python {Path('mine/code').absolute()}/submit.py",
         frozen.replace("\nfaults:", "\nfalts:"): "faults is new here",
-        frozen.replace("scheduler: slurm", "scheduler: null"): "no scheduler",
+        frozen.replace("scheduler: slurm", "scheduler: null"): "with a scheduler",
     }.items():
         Path("mine/config.yaml").write_text(text)
         assert desk.type("resume=mine") == 2, text
@@ -437,7 +437,7 @@ def test_secrets_of_the_environment_are_not_written_down(desk: Desk) -> None:
     words = {"A": "${oc.env:SECRET}", "B": "${oc.env:NO,null}", "C": '${oc.env:NO,"a, b"}', "D": "${oc.env:SECRET}/x"}
     cfg.cluster.env = words | {"E": "${oc.env:NO,${oc.env:SECRET}}", "F": "${oc.env:NO,''}", "G": "${name}"}
     Path("run").mkdir()
-    text = freezing.frozen(cfg)
+    text = freezing.to_frozen_yaml(cfg)
     assert "hush" not in text and "${oc.env:SECRET}" in text
     Path("run/config.yaml").write_text(text)
     read = {"A": "hush", "B": None, "C": "a, b", "D": "hush/x", "E": "hush", "F": "", "G": "digits"}
@@ -652,7 +652,7 @@ def test_the_shipped_project_is_copied_whole() -> None:
 
 @pytest.fixture
 def personal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(compose, "PERSONAL", tmp_path / "clusters.yaml")
+    monkeypatch.setattr(personal_clusters, "PERSONAL_CLUSTERS", tmp_path / "clusters.yaml")
     return tmp_path / "clusters.yaml"
 
 
@@ -704,7 +704,7 @@ def test_mistakes_in_the_users_file_are_rejected(text: str, words: str, personal
 
     personal.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        preflight.rules(compose.compose_overrides(["cluster=slurm"]))
+        preflight.check_rules(compose.compose_overrides(["cluster=slurm"]))
     assert words in str(caught.value)
 
 

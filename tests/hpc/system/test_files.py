@@ -15,7 +15,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "device").symlink_to("/dev/zero")
     for path in (tmp_path / "pipe", tmp_path / "device", tmp_path):
         with pytest.raises(OSError, match=r"regular file|directory"):
-            files.text(path)
+            files.read_text(path)
 
 
 def test_nothing_is_added_to_what_a_link_leads_to(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_nothing_is_added_to_what_a_link_leads_to(tmp_path: Path) -> None:
 
 def test_json_that_is_too_deep_is_damaged_json() -> None:
     with pytest.raises(ValueError, match="too deeply"):
-        files.parsed("[" * 100_000)
+        files.parse_json("[" * 100_000)
 
 
 def test_aliases_of_aliases_are_not_followed(tmp_path: Path) -> None:
@@ -41,4 +41,4 @@ def test_aliases_of_aliases_are_not_followed(tmp_path: Path) -> None:
 
 def test_a_terminal_is_sent_no_codes() -> None:
     told = str(errors.ConfigError("a\nb", "\x1b]0;owned\x07\u202e", "rule", "fix"))
-    assert told.splitlines()[0] == "a\\nb=\\x1b]0;owned\\x07\\u202e"
+    assert told.splitlines()[0] == "a\\nb=\\x1b]0;owned\\x07\\u202e: rule."

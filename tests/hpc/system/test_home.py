@@ -39,7 +39,7 @@ def test_a_home_is_what_it_was() -> None:
 
 
 def test_without_a_home_nothing_lies_there_and_nothing_can_be_made(nameless: None) -> None:
-    assert home.user() == "USER"
+    assert home.user_name() == "USER"
     path = home.expand("~/.cache")
     assert not path.exists()
     with pytest.raises(NotADirectoryError):

@@ -33,7 +33,7 @@ def two(run_dir: Path) -> list[Beginning | ConfigError]:
     store, said = HashStore(), {}
 
     def rank(number: int) -> None:
-        place = placement.Place("srun", number, 2, number, 2)
+        place = placement.Placement("srun", number, 2, number, 2)
         try:
             said[number] = training_beginning.together(run_dir, place, ["n1", "n2"], store, 30, dict(JOB))
         except ConfigError as rejected:
@@ -205,5 +205,5 @@ def test_a_run_that_a_run_starts_is_none_of_its_ranks() -> None:
     inherited = {training_beginning.BEGUN: "1 /run/checkpoints/step-000000001", directory.CHOSEN: "/run"}
     for rank, kept in (("0", {}), ("1", inherited)):  # Lightning gives its children ranks from 1 on
         environ = {**inherited, "LOCAL_RANK": rank}
-        training_beginning.apart(placement.place(environ), environ)
+        training_beginning.apart(placement.read_placement(environ), environ)
         assert environ == {**kept, "LOCAL_RANK": rank}

@@ -34,7 +34,7 @@ from hpc.config import trust
 from hpc.run import command_line as commandline
 
 commandline.CODE_KEYS = re.compile("(?!)")
-trust.NAMED_ONLY = ()
+trust.TRUSTED_IF_NAMED = ()
 """
 BOARD = "{_target_:lightning.pytorch.loggers.TensorBoardLogger,save_dir:${run_dir},name:tensorboard,version:''}"
 TABLE = "{_target_:lightning.pytorch.loggers.CSVLogger,save_dir:${run_dir},name:table,flush_logs_every_n_steps:3}"

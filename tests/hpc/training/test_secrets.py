@@ -50,13 +50,13 @@ def test_a_default_is_no_code(value: str) -> None:
     cfg = compose.compose_overrides(["cluster=slurm"])
     cfg.cluster.env = {"A": "${oc.env:NO," + value + "}"}
     with pytest.raises(ConfigError, match=r"cluster\.env"):
-        preflight.rules(cfg)
+        preflight.check_rules(cfg)
 
 
 def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KEY", raising=False)
     with pytest.raises(ConfigError, match="environment variable KEY must be set"):
-        preflight.rules(compose.compose_overrides(["+cluster.env.A=${oc.env:KEY}"]))
+        preflight.check_rules(compose.compose_overrides(["+cluster.env.A=${oc.env:KEY}"]))
 
 
 def test_hyperparameters_hold_references(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,8 +85,8 @@ def test_what_is_decoded_stays_a_reference_and_keeps_its_kind(monkeypatch: pytes
     for name, value in values.items():
         monkeypatch.setenv(name, str(value).replace("'", ""))
     cfg = compose.compose_overrides([f"+model.{name}='{word}'" for name, word in words.items()])
-    assert SECRET not in freezing.frozen(cfg)
-    in_job = OmegaConf.to_container(OmegaConf.create(freezing.frozen(cfg)).model, resolve=True)
+    assert SECRET not in freezing.to_frozen_yaml(cfg)
+    in_job = OmegaConf.to_container(OmegaConf.create(freezing.to_frozen_yaml(cfg)).model, resolve=True)
     assert isinstance(in_job, dict) and {name: in_job[name] for name in values} == values
 
     class Module(lightning.LightningModule):

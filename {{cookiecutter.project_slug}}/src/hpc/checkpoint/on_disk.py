@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc.config.errors import ConfigError
-from hpc.system.files import opened, parsed, text
+from hpc.system.files import open_regular_file, parse_json, read_text
 
 VERSION = 2  # of what a checkpoint holds; weights are read from older ones, too
 MANIFEST = "manifest.json"
@@ -160,7 +160,7 @@ def known(run_dir: Path, starts: Sequence[Mapping[str, Any]] = ()) -> list[Check
 def read(path: Path) -> Checkpoint | None:
     """What a folder's manifest says; None where none can be read. Raises `ConfigError` for a newer version."""
     try:
-        note = parsed(text(path / MANIFEST))
+        note = parse_json(read_text(path / MANIFEST))
         version = int(note.pop("version"))
         if version > VERSION:  # before anything else, which it may say otherwise
             rule = f"was written by a newer version of this project (its checkpoints: {version}, known here: {VERSION})"
@@ -218,7 +218,7 @@ def _overtaken(checkpoint: Checkpoint, starts: Sequence[Mapping[str, Any]]) -> b
 
 def _sum(path: Path) -> tuple[int, int]:
     size = crc = 0
-    with opened(path) as stream:
+    with open_regular_file(path) as stream:
         while chunk := stream.read(CHUNK):
             size, crc = size + len(chunk), zlib.crc32(chunk, crc)
     return size, crc

@@ -95,7 +95,7 @@ def described(folder: Path) -> metadata.Metadata:
         pickle.UnpicklingError: it names more than data, or files outside of the folder.
         Exception: it is damaged, which can fail anywhere.
     """
-    with files.opened(folder / ".metadata") as stream:
+    with files.open_regular_file(folder / ".metadata") as stream:
         found = _Metadata(stream).load()
     if not isinstance(found, metadata.Metadata):
         raise pickle.UnpicklingError("describes no checkpoint")
@@ -148,7 +148,7 @@ def plain(file: Path) -> Any:
         pickle.UnpicklingError: it names more than data.
         Exception: it is damaged, which can fail anywhere.
     """
-    with files.opened(file) as stream:
+    with files.open_regular_file(file) as stream:
         mapped = stream.read(2) == b"PK"  # a zip archive; files of old torch versions cannot be mapped
     inert: list[Any] = [(_Record, name) for name in DEEPSPEED]
     with torch.serialization.safe_globals([*inert, (lambda *_: _Record(), "builtins.getattr")]):

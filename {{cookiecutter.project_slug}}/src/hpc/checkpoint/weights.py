@@ -190,7 +190,7 @@ def _assembled(
     """One tensor from its chunks, keyed by the place of their first element in it."""
     whole, filled = torch.empty(shape, dtype=dtype), 0
     for corner, place in chunks.items():
-        with files.opened(folder / place.relative_path) as stream:
+        with files.open_regular_file(folder / place.relative_path) as stream:
             stream.seek(place.offset)
             part = torch.load(io.BytesIO(stream.read(place.length)), map_location="cpu", weights_only=True)
         whole[tuple(slice(start, start + length) for start, length in zip(corner, part.shape, strict=True))] = part

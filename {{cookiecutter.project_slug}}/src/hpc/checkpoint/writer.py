@@ -115,9 +115,9 @@ class Writer:
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        moved = process.bytes_moved()
+        moved = process.io_bytes()
         while wait([pending], LOOK).not_done:
-            now = process.bytes_moved()
+            now = process.io_bytes()
             moves = now - moved >= MOVES
             moved = now if moves else moved
             # A rank that has done its share waits for the others, which look after themselves.

@@ -1,1 +1,14 @@
-"""One composed config, typed and checked, from configs/ and what a person types."""
+"""One composed config, typed and checked, from configs/ and what a person types. Imports neither torch nor lightning.
+
+Offers, in the order of a run:
+compose            the config of a command line, the argument parser of all verbs
+preflight          all checks of a config before torch is imported
+build              the objects that a config names
+freezing           the config as it is written beside a run
+layout             world size and micro-batch size, derived from a config
+trust              which classes the config of a run directory may name
+errors             `ConfigError`, which ends a program with exit code 2 and without a traceback
+exit_codes, walltime, conversion, sections, project, yaml_files, cluster_in_bash, value_checks for whoever needs them
+
+Needs the room system, and the project's folder configs/.
+"""

@@ -6,15 +6,18 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config.errors import ConfigError, reason
-from hpc.config.project import packages
+from hpc.config.errors import ConfigError, first_line
+from hpc.config.project import researcher_packages
+
+# The errors of constructors that cannot use the values they are given.
+ARGUMENT_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 
 
 def build(node: Any, **kwargs: Any) -> Any:
-    """Objects for a config node: the only caller of Hydra's instantiate.
+    """Build the objects of a config node. This is the only place that calls Hydra's instantiate.
 
     Raises:
-        ConfigError: a library does not take the values that the config gives it.
+        ConfigError: a library rejects the values that the config gives it.
     """
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
@@ -22,48 +25,47 @@ def build(node: Any, **kwargs: Any) -> Any:
     try:
         return instantiate(without_checks(node), _convert_="all", **kwargs)
     except InstantiationException as error:
-        reject_arguments(error)
+        reject_bad_arguments(error)
         raise
 
 
-# What constructors raise for values that they cannot use.
-NOT_TAKEN = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+def build_group(group: DictConfig) -> list[Any]:
+    """Build the objects of a config group, without null entries and without objects whose `enabled` is false.
+
+    Lightning calls every callback at every step, so one that has nothing to do would cost time all the same.
+    """
+    objects = [build(node) for node in group.values() if node]
+    return [item for item in objects if getattr(item, "enabled", True)]
 
 
-def reject_arguments(error: BaseException) -> None:
-    """Raise `ConfigError` where a library that the config names does not take the values that the config gives it.
+def reject_bad_arguments(error: BaseException) -> None:
+    """Raise `ConfigError` if the error comes from a library that rejects the values of the config; else return.
 
-    What fails within the project's own code does so for its author, with a traceback.
+    An error in the project's own code is the author's, who needs its traceback.
     """
     from hydra.errors import InstantiationException
 
     cause = error.__cause__ if isinstance(error, InstantiationException) else error
-    if isinstance(cause, ConfigError) and cause is not error:  # by what was to be built
+    if isinstance(cause, ConfigError) and cause is not error:  # raised by the object that was to be built
         raise cause
-    if not isinstance(cause, NOT_TAKEN) and type(cause) is not RuntimeError:  # no want of memory, say
+    # Subclasses of RuntimeError, such as running out of GPU memory, are not about arguments.
+    if not isinstance(cause, ARGUMENT_ERRORS) and type(cause) is not RuntimeError:
         return
     modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(cause.__traceback__)]
-    calls = [number for number, module in enumerate(modules) if module.split(".")[0] == "hydra"]
-    called = modules[calls[-1] + 1 :] if calls else list(packages()[:1])  # nothing: the call itself does not fit
-    if called and called[0].partition(".")[0] in packages():
+    hydra_calls = [number for number, module in enumerate(modules) if module.split(".")[0] == "hydra"]
+    # The modules below Hydra's last call. None of them: the call itself does not fit the signature.
+    called = modules[hydra_calls[-1] + 1 :] if hydra_calls else list(researcher_packages()[:1])
+    if called and called[0].partition(".")[0] in researcher_packages():
         return
-    by = f" by {called[0]}" if called else ""
-    key = found[1] if (found := re.search(r"full_key: (\S+)", str(error))) else "config"
-    rule = f"the values must be such as are taken{by}: {type(cause).__name__}: {reason(cause)}"
-    raise ConfigError(key, None, rule, "correct them; --cfg job shows the whole config") from error
-
-
-def build_each(group: DictConfig) -> list[Any]:
-    """The objects of a group; without entries that are null, and without objects that say they are not `enabled`.
-
-    Lightning calls every callback at every step: one that has nothing to do would cost time all the same.
-    """
-    built = [build(node) for node in group.values() if node]
-    return [one for one in built if getattr(one, "enabled", True)]
+    match = re.search(r"full_key: (\S+)", str(error))
+    rejected_by = called[0] if called else "the class that it names"
+    rule = f"must have values that {rejected_by} accepts: {type(cause).__name__}: {first_line(cause)}"
+    fix = "correct these values; --cfg job shows the whole config"
+    raise ConfigError(match[1] if match else "config", None, rule, fix) from error
 
 
 def without_checks(node: Any) -> Any:
-    """A plain, resolved copy of a node without the `_check_` entries, which are ours and not arguments."""
+    """Return a plain, resolved copy of a node without its `_check_` entries, which are no arguments of the class."""
     if OmegaConf.is_config(node):
         node = OmegaConf.to_container(node, resolve=True)
     if isinstance(node, dict):

@@ -5,24 +5,25 @@ from dataclasses import replace
 
 from omegaconf import DictConfig
 
+from hpc.config.conversion import to_dataclass
 from hpc.config.errors import ConfigError
-from hpc.config.freezing import references
-from hpc.config.sections import Cluster
-from hpc.config.typed import typed
+from hpc.config.freezing import resolve_environment_with
+from hpc.config.sections import ClusterConfig
 
-REJECTED = "`"  # no value of cluster.env may hold one
+FORBIDDEN_CHARACTER = "`"  # no value of cluster.env may hold one
 
 
-def cluster_in_bash(cfg: DictConfig) -> Cluster:
-    """The cluster as a script says it: there `${oc.env:NAME}` is a variable of bash, as its value may be a secret.
+def cluster_in_bash(cfg: DictConfig) -> ClusterConfig:
+    """Return the cluster section with `${oc.env:NAME}` as a variable of bash, since its value may be a secret.
 
-    Not in what the scheduler itself reads, such as an account: it fills in no variables, and shows it to everybody.
+    This holds for container, node_local, setup and env, which stand in the script. What the scheduler itself reads,
+    such as an account, is resolved: the scheduler expands no variables, and shows such values to everybody.
 
     Raises:
-        ConfigError: a key that the cluster's files cannot have, or a value of another type.
+        ConfigError: a key that the cluster's file cannot have, or a value of another type.
     """
-    cluster = typed(Cluster, cfg.cluster, "cluster")
-    with references(_variable):
+    cluster = to_dataclass(ClusterConfig, cfg.cluster, name="cluster")
+    with resolve_environment_with(_bash_variable):
         env = {str(key): str(value) for key, value in cfg.cluster.env.items()}
         setup = list(cfg.cluster.setup)
         return replace(
@@ -30,11 +31,11 @@ def cluster_in_bash(cfg: DictConfig) -> Cluster:
         )
 
 
-def _variable(name: str, *default: str | None) -> str:
-    """`${oc.env:NAME,default}` in bash. Without a default, a job that lacks it says so and ends."""
+def _bash_variable(name: str, *default: str | None) -> str:
+    """Return `${oc.env:NAME,default}` in bash. Without a default, a job that lacks the variable ends with a message."""
     if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-        raise ConfigError("cluster", f"oc.env:{name!a}", "must name a variable of the environment", "${oc.env:NAME}")
+        raise ConfigError("cluster", f"oc.env:{name!a}", "must name an environment variable", "${oc.env:NAME}")
     if default:
-        text = default[0] or ""  # another such reference, or plain text, where a } would end the expansion
-        return f"${{{name}-{text if text.startswith('${') else text.replace('}', REJECTED)}}}"
+        text = default[0] or ""  # another reference, or plain text, in which a } would end the expansion
+        return f"${{{name}-{text if text.startswith('${') else text.replace('}', FORBIDDEN_CHARACTER)}}}"
     return f"${{{name}?is not in this job: export it where the job is submitted, or in cluster.setup}}"

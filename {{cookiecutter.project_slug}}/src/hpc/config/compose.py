@@ -1,12 +1,11 @@
-"""Compose one config from configs/ and what a person types; reject what cannot be meant."""
+"""Compose one config from configs/ and what a person types. Reject overrides that can only be mistakes."""
 
 import argparse
-import os
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -17,28 +16,27 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from hpc.config.errors import ArgumentParser, ConfigError, meant, nearest, reason
-from hpc.config.freezing import quoted
+from hpc.config.conversion import flatten, list_override
+from hpc.config.errors import ArgumentParser, ConfigError, closest_word, first_line, suggest_key
+from hpc.config.freezing import escape_quotes
+from hpc.config.personal_clusters import apply_personal_values, load_personal_values
 from hpc.config.project import CONFIGS, SHIPPED_CLUSTERS, shipped_clusters
-from hpc.config.sections import TEXT
-from hpc.config.typed import as_list, flat
-from hpc.config.yaml_files import UNREADABLE, yaml_config
-from hpc.system import home
+from hpc.config.sections import TEXT_KEYS
 
 # Keys that decide what code runs. They are written in files of configs/, never typed on a command line.
 CODE_KEYS = re.compile(r"(?<!\w)_(target|partial|args|check)_(?!\w)")
-HYDRAS = re.compile(r"[+~]*hydra\b(?!\.searchpath\b)")  # of its words only that one changes a config
-# What is asked for before anything is checked.
-GROUPS = ("cluster", "strategy", "trainer", "data", "model")
-# One user's accounts and partitions, for every project made from the template.
-PERSONAL = home.expand(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "hpc-ml-template" / "clusters.yaml"
+# Keys of Hydra itself. Of these, only hydra.searchpath changes a config.
+HYDRA_KEYS = re.compile(r"[+~]*hydra\b(?!\.searchpath\b)")
+# Groups that are used before the config is checked.
+REQUIRED_GROUPS = ("cluster", "strategy", "trainer", "data", "model")
 
 
-class Parser(ArgumentParser):
-    """Looks through the folders of configs/ when help is asked for, and not on every rank of a job."""
+class VerbParser(ArgumentParser):
+    """A parser whose help lists the files of configs/. Only `--help` looks them up, not every rank of a job."""
 
     def format_help(self) -> str:
-        self.epilog = _groups_help()
+        """Return the help, with the config groups at its end."""
+        self.epilog = _describe_groups()
         return super().format_help()
 
 
@@ -51,66 +49,72 @@ class ClusterSearchPath(SearchPathPlugin):
             search_path.append("hpc", str(shipped_clusters(folder).parent))
 
 
-def parser(description: str | None) -> argparse.ArgumentParser:
-    """What every verb understands: overrides, `--help`, `--cfg job`."""
-    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words = "a config group or a key of the config"
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help=words, type=_with_value)
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of what every verb accepts: overrides, `--help`, `--cfg job`."""
+    parser = VerbParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    overrides_help = "a choice of a config group, or a value of a key of the config"
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=overrides_help, type=_require_value)
     parser.add_argument("--cfg", choices=["job"], help="print the composed config and exit")
     parser.add_argument("--resolve", action="store_true", help="with --cfg: show values instead of ${...}")
     return parser
 
 
-def _with_value(word: str) -> str:
-    """The word. Raises `ConfigError` where nothing stands behind `key=`, which would mean none: `ckpt=$UNSET`, say."""
+def _require_value(word: str) -> str:
+    """Return the word. Raise `ConfigError` if nothing follows `key=`, as in `ckpt=$UNSET`: it would mean null."""
     key, equals, value = word.partition("=")
     if equals and not value:
         fix = "resume=<a run directory>" if key == "resume" else f"{key}=null for none, '{key}=\"\"' for an empty text"
-        raise ConfigError(word, None, "must have a value: is a variable of the shell not set?", fix)
+        raise ConfigError(word, None, "must have a value; perhaps a variable of the shell is not set", fix)
     return word
 
 
-def typed(argv: Sequence[str]) -> list[str]:
-    """The words of a command line that make a config: neither options nor `resume=`."""
+def select_overrides(argv: Sequence[str]) -> list[str]:
+    """Return the words of a command line that Hydra composes: neither options nor `resume=`."""
     return [word for word in argv if not word.startswith(("-", "resume="))]
 
 
-def compose_overrides(overrides: Sequence[str], personal: bool = True, configs: Path | None = None) -> DictConfig:
-    """Compose the config of these overrides and, if `personal`, this user's values for the cluster.
+def compose_overrides(overrides: Sequence[str], *, personal: bool = True, configs: Path | None = None) -> DictConfig:
+    """Compose the config of some overrides.
+
+    Args:
+        personal: whether to take this user's values for the cluster from `PERSONAL_CLUSTERS`.
+        configs: the folder of config files; None: this project's.
 
     Raises:
-        ConfigError: a group, choice, key or value that the configs do not know.
+        ConfigError: a group, choice, key or value that the configs do not have.
     """
     configs = configs or CONFIGS
     for override in overrides:
-        _reject_unused(override)
+        _reject_forbidden(override)
     try:
-        with _hydra(configs):
-            cfg = hydra_compose("train", [_literal(override) for override in overrides], return_hydra_config=True)
+        with _initialize_hydra(configs):
+            quoted = [_quote_text_value(override) for override in overrides]
+            cfg = hydra_compose("train", quoted, return_hydra_config=True)
             cluster = cfg.hydra.runtime.choices.get("cluster")
             with open_dict(cfg):
                 del cfg["hydra"]
     except OmegaConfBaseException as error:
         raise ConfigError(error.full_key or "config", None, str(error).splitlines()[0], "see --cfg job") from None
     except HydraException as error:
-        _explain(error, overrides, configs)
-    except Exception as error:  # a file that is no config can fail anywhere in Hydra
-        rule = f"must compose to one config: {type(error).__name__}: {reason(error)}"
-        asked = " ".join(overrides) or f"{configs}/train.yaml"
-        raise ConfigError(asked, None, rule, f"correct the file below {configs}") from None
-    for group in GROUPS:
+        _raise_config_error(error, overrides, configs)
+    except Exception as error:  # a file that is not a config can fail anywhere in Hydra
+        rule = f"must compose to one config: {type(error).__name__}: {first_line(error)}"
+        key = " ".join(overrides) or f"{configs}/train.yaml"
+        raise ConfigError(key, None, rule, f"correct the file below {configs}") from None
+    for group in REQUIRED_GROUPS:
         if not isinstance(OmegaConf.select(cfg, group, default=None), DictConfig):
-            rule = f"must be a group of keys; {configs} and what is typed make it something else"
+            rule = f"must be a group of keys, and {configs} with these overrides makes it something else"
             raise ConfigError(group, None, rule, f"a file of configs/{group} with keys")
-    if personal and (own := _personal(str(OmegaConf.select(cfg, "cluster.name")))):
-        with _hydra(configs):
-            searched = [override for override in overrides if override.lstrip("+").startswith("hydra.searchpath=")]
-            usual = hydra_compose("train", [*searched, f"cluster={cluster}"]).cluster
-        _take_personal(own, cfg.cluster, usual, {override.partition("=")[0].lstrip("+~") for override in overrides})
+    if personal and (values := load_personal_values(str(OmegaConf.select(cfg, "cluster.name")))):
+        with _initialize_hydra(configs):
+            search_path = [override for override in overrides if override.lstrip("+").startswith("hydra.searchpath=")]
+            default = hydra_compose("train", [*search_path, f"cluster={cluster}"]).cluster
+        typed = {override.partition("=")[0].lstrip("+~") for override in overrides}
+        apply_personal_values(values, cfg.cluster, default=default, typed=typed)
     return cfg
 
 
-def groups(configs: Path | None = None) -> dict[str, list[str]]:
+def config_groups(configs: Path | None = None) -> dict[str, list[str]]:
     """Return the config groups and the choices each offers: files of `configs/`, and the clusters that hpc ships."""
     configs = configs or CONFIGS
     choices: dict[str, set[str]] = {}
@@ -119,72 +123,38 @@ def groups(configs: Path | None = None) -> dict[str, list[str]]:
     return {group: sorted(choices[group] - {"base"}) for group in sorted(choices)}
 
 
-def _hydra(configs: Path) -> initialize_config_dir:
+def _initialize_hydra(configs: Path) -> initialize_config_dir:
     """Return the context in which Hydra composes the files of `configs/` and the clusters that hpc ships."""
     Plugins.instance().register(ClusterSearchPath)
     return initialize_config_dir(str(configs), version_base="1.3")
 
 
-def _groups_help() -> str:
-    lines = [f"  {group}={' | '.join(choices)}" for group, choices in groups().items()]
+def _describe_groups() -> str:
+    lines = [f"  {group}={' | '.join(choices)}" for group, choices in config_groups().items()]
     return f"config groups (files of configs/; clusters also in {SHIPPED_CLUSTERS}/):\n" + "\n".join(lines)
 
 
-def _literal(override: str) -> str:
-    """`cluster.account=0123` with its value quoted: where a word belongs, Hydra shall not see a number."""
+def _quote_text_value(override: str) -> str:
+    """Return an override such as `cluster.account=0123` with its value quoted, which makes it text for Hydra."""
     key, equals, value = override.partition("=")
-    if key not in TEXT or not equals or value in ("null", "???") or value[:1] in ("'", '"') or "${" in value:
+    if key not in TEXT_KEYS or not equals or value in ("null", "???") or value[:1] in ("'", '"') or "${" in value:
         return override
-    return f"{key}='{quoted(value)}'"
+    return f"{key}='{escape_quotes(value)}'"
 
 
-def _take_personal(own: dict[str, Any], cluster: DictConfig, usual: DictConfig, typed: Set[str]) -> None:
-    """Let a user's own values take the place of the cluster's, but not of what is typed or an experiment says.
-
-    Args:
-        usual: the cluster where nothing but itself is chosen.
-    """
-    now, before = (OmegaConf.to_container(node, resolve=False) for node in (cluster, usual))
-    assert isinstance(now, dict) and isinstance(before, dict)
-    for key, value in own.items():
-        if key not in now:
-            fix = meant(key, map(str, cluster))
-            raise ConfigError(f"{PERSONAL}: {key}", None, "must be a key of a cluster's file", fix)
-        if f"cluster.{key}" in typed:
-            continue
-        if isinstance(value, dict) and isinstance(now[key], dict):  # env: name by name, as Hydra does it
-            known = {name for name in value if now[key].get(name) == (before.get(key) or {}).get(name)}
-            with open_dict(cluster[key]):
-                cluster[key].update({name: value[name] for name in known if f"cluster.{key}.{name}" not in typed})
-        elif now[key] == before.get(key):
-            cluster[key] = value
-
-
-def _personal(cluster: str) -> dict[str, Any]:
-    """What this user's own file says of a cluster: account, partition and the like."""
-    if not PERSONAL.is_file():
-        return {}
-    try:
-        return dict((OmegaConf.to_container(yaml_config(PERSONAL)).get(cluster) or {}).items())  # type: ignore
-    except UNREADABLE as error:
-        rule = f"must be YAML, cluster names with keys of a cluster's file: {reason(error)}"
-        raise ConfigError(str(PERSONAL), None, rule, f"{cluster}: {{account: ...}}") from None
-
-
-def _reject_unused(override: str) -> None:
+def _reject_forbidden(override: str) -> None:
+    """Raise `ConfigError` for an override that decides what code runs, or that would have no effect."""
     if CODE_KEYS.search(override):
-        raise ConfigError(
-            override, None, "what code runs is written in a file, not typed", f"add a file below {CONFIGS}"
-        )
-    if HYDRAS.match(override):
-        rule = "is a word for Hydra's launcher, which does not start these programs: it would change nothing"
-        raise ConfigError(
-            override, None, rule, "run_dir=<folder> for where a run lies; submit.py --multirun for several"
-        )
+        rule = "must be written in a file, not typed, as it decides what code runs"
+        raise ConfigError(override, None, rule, f"add a file below {CONFIGS}")
+    if HYDRA_KEYS.match(override):
+        rule = "must be left out: it is for Hydra's launcher, which does not start these programs"
+        fix = "run_dir=<folder> for the run directory; submit.py --multirun for several runs"
+        raise ConfigError(override, None, rule, fix)
 
 
-def _fix(key: str, overrides: Sequence[str], configs: Path) -> str:
-    """What to type instead of a key that these choices do not have: with a + if what is built there takes it."""
+def _suggest_for_unknown_key(key: str, overrides: Sequence[str], configs: Path) -> str:
+    """Return what to type instead of a key that the config does not have: `+key=...` if the class there accepts it."""
     from hpc.config import signatures
 
     others = [override for override in overrides if override.partition("=")[0] != key]
@@ -192,39 +162,38 @@ def _fix(key: str, overrides: Sequence[str], configs: Path) -> str:
     above, _, last = key.rpartition(".")
     target = OmegaConf.select(cfg, f"{above}._target_", default=None) if above else None
     with suppress(ConfigError):
-        if isinstance(target, str) and last in signatures.signature(target).parameters:
+        if isinstance(target, str) and last in signatures.read_signature(target).parameters:
             return f"+{key}=..."
-    return meant(key, [*flat(cfg), *groups(configs)])
+    return suggest_key(key, [*flatten(cfg), *config_groups(configs)])
 
 
-def _explain(error: HydraException, overrides: Sequence[str], configs: Path) -> NoReturn:
-    """Turn one of Hydra's errors into a rejection that names key, value, rule and fix."""
+def _raise_config_error(error: HydraException, overrides: Sequence[str], configs: Path) -> NoReturn:
+    """Raise the `ConfigError` that says what one of Hydra's errors means."""
     text = str(error)
     if isinstance(error, OverrideParseException):
         key, _, value = str(error.override).partition("=")
         quoted = value.replace("\\", "\\\\").replace('"', '\\"')
         fix = f"""'{key}="{quoted}"'"""
         if value.startswith("[") or key in ("cluster.options", "cluster.setup"):
-            fix = as_list(key, value)
-        raise ConfigError(
-            error.override, None, "is not key=value as Hydra reads it", f"quote the value: {fix}"
-        ) from None
+            fix = list_override(key, value)
+        rule = "must be key=value as Hydra reads it"
+        raise ConfigError(str(error.override), None, rule, f"quote the value: {fix}") from None
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.replace(".yaml", "").rpartition("/")
-        choices = groups(configs).get(group, [])
-        fix = f"{group}={nearest(choice, choices, 'one of them')}"
+        choices = config_groups(configs).get(group, [])
+        fix = f"{group}={closest_word(choice, choices, 'one of them')}"
         if group == "cluster":
             fix += f", or add configs/cluster/{choice}.yaml, as those in {SHIPPED_CLUSTERS}/ are"
-        raise ConfigError(group or choice, choice, f"is one of {', '.join(choices)}", fix) from None
-    if found := re.search(r"Ambiguous value for argument '([^']*)'", text):
-        rule = "names several values: of several runs, or of one list"
-        raise ConfigError(found.group(1), None, rule, "python submit.py --multirun ..., or key=[a,b]") from None
-    if found := re.search(r"Could not override '([^']+)'", text):
-        key = found.group(1)
-        raise ConfigError(
-            key, None, "is no group or key of configs/ (+key=value adds one)", _fix(key, overrides, configs)
-        )
+        raise ConfigError(group or choice, choice, f"must be one of {', '.join(choices)}", fix) from None
+    if match := re.search(r"Ambiguous value for argument '([^']*)'", text):
+        rule = "must be one value; several values are several runs, or one list"
+        fix = "python submit.py --multirun ... for several runs, or key=[a,b] for a list"
+        raise ConfigError(match[1], None, rule, fix) from None
+    if match := re.search(r"Could not override '([^']+)'", text):
+        key = match[1]
+        rule = "must be a group or a key of configs/ (+key=value adds a key)"
+        raise ConfigError(key, None, rule, _suggest_for_unknown_key(key, overrides, configs))
     cause = error.__cause__ or error
-    raise ConfigError(
-        " ".join(overrides) or "configs/train.yaml", None, str(cause).splitlines()[0], "see --help"
-    ) from None
+    key = " ".join(overrides) or "configs/train.yaml"
+    rule = f"Hydra cannot compose a config: {str(cause).splitlines()[0]}"
+    raise ConfigError(key, None, rule, "see --help") from None

@@ -13,22 +13,26 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpc.config.exit_codes import ExitCode
 
-# Control characters, which a terminal obeys, but for line feed and tab; and marks that turn the direction of text.
-UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# Control characters, except line feed and tab, which a terminal obeys; and marks that change the direction of text.
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
-def printable(text: str, also: str = "") -> str:
-    """Text that may come from anywhere, for a terminal: what it would obey is written out, as `\\x1b`."""
-    for mark in also:
-        text = text.replace(mark, ascii(mark)[1:-1])
-    return UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
+def make_printable(text: str, also: str = "") -> str:
+    """Return text of any origin without control characters: they are written out, as `\\x1b`.
+
+    Args:
+        also: further characters to write out.
+    """
+    for character in also:
+        text = text.replace(character, ascii(character)[1:-1])
+    return CONTROL_CHARACTERS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Names what is wrong with a command line without sending it to the terminal raw."""
+    """A parser whose error messages hold no control characters of the command line."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(printable(message, "\n"))
+        super().error(make_printable(message, "\n"))
 
 
 class ConfigError(Exception):
@@ -50,79 +54,80 @@ class ConfigError(Exception):
     def __init__(self, key: str, value: object, rule: str, fix: str, only_this_rank: bool = False) -> None:
         self.key, self.value, self.rule, self.fix = key, value, rule, fix
         self.only_this_rank = only_this_rank
-        super().__init__(f"{printable(_sentence(key, value, rule))}\n  Try: {printable(fix)}")
+        super().__init__(f"{make_printable(_sentence(key, value, rule))}\n  Try: {make_printable(fix)}")
 
     def parts(self) -> list[str | None]:
         """Return key, value, rule and fix as plain data, to be sent to other ranks."""
         return [self.key, None if self.value is None else str(self.value), self.rule, self.fix]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Cross process borders whole: the error of a data worker reaches the screen as it was raised."""
+        """Keep all parts when the error is pickled: that of a data worker reaches the screen as it was raised."""
         return type(self), (self.key, self.value, self.rule, self.fix, self.only_this_rank)
 
 
 def _sentence(key: str, value: object, rule: str) -> str:
     """Return what must be and what was given, e.g. "trainer.devices must be at least 1; got 0."."""
     end = "" if rule.endswith((".", "!", "?")) else "."
-    key, given = printable(key, "\n"), printable(str(value), "\n")
+    key, given = make_printable(key, "\n"), make_printable(str(value), "\n")
     if rule.startswith(("must ", "cannot ")):
         return f"{key} {rule}." if value is None else f"{key} {rule}; got {given}."
     return f"{key}: {rule}{end}" if value is None else f"{key}={given}: {rule}{end}"
 
 
-class Finished(ConfigError):
-    """Nothing is left to do: for a job that the scheduler has started again this is no mistake."""
+class RunFinished(ConfigError):
+    """The run has nothing left to do. For a job that the scheduler has requeued, this is no mistake."""
 
 
 @contextmanager
 def exit_on_config_error(is_reporting_rank: bool = True) -> Iterator[None]:
-    """Print a `ConfigError` on stderr, without a traceback, and leave with exit code 2.
+    """Print a `ConfigError` on stderr, without a traceback, and exit with code 2; after `RunFinished`, with code 0.
 
     Args:
-        is_reporting_rank: of ranks that all know the error, one prints it.
+        is_reporting_rank: whether this rank prints an error that all ranks know.
     """
     try:
         yield
-    except Finished as finished:
+    except RunFinished as finished:
         if is_reporting_rank or finished.only_this_rank:
-            print(f"{finished.rule} already\nrun directory {printable(str(finished.value))}", flush=True)
+            print(f"{finished.rule} already\nrun directory {make_printable(str(finished.value))}", flush=True)
         sys.exit(ExitCode.DONE)
     except (ConfigError, OmegaConfBaseException) as raised:
-        error = raised if isinstance(raised, ConfigError) else unusable(raised)
+        error = raised if isinstance(raised, ConfigError) else convert_omegaconf_error(raised)
         if is_reporting_rank or error.only_this_rank:
             _print(error)
         sys.exit(ExitCode.REJECTED)
     except OSError as raised:
         if raised.errno != errno.ENAMETOOLONG:
             raise
-        _print(ConfigError(f"{str(raised.filename)[:60]}...", None, "must be shorter to be a file", "another name"))
+        _print(ConfigError(f"{str(raised.filename)[:60]}...", None, "must be a shorter file name", "a shorter name"))
         sys.exit(ExitCode.REJECTED)
 
 
-def _print(error: ConfigError) -> None:
-    sys.stderr.write(f"ConfigError: {error}\n")  # in one piece: other ranks and srun write into the same log
+def convert_omegaconf_error(error: OmegaConfBaseException) -> ConfigError:
+    """Return a `ConfigError` for a value that the program asked for and that is missing or cannot be resolved."""
+    return ConfigError(error.full_key or "config", None, f"must have a value: {first_line(error)}", "see --cfg job")
 
 
-def unusable(error: OmegaConfBaseException) -> ConfigError:
-    """A value of the config that is asked for, and is not there or cannot be resolved."""
-    return ConfigError(error.full_key or "config", None, f"must have a value: {reason(error)}", "see --cfg job")
+def closest_word(word: str, words: Iterable[str], default: str) -> str:
+    """Return the word that is most similar to a mistyped one, or `default` if none is similar."""
+    return next(iter(difflib.get_close_matches(word, list(words), n=1)), default)
 
 
-def nearest(word: str, known: Iterable[str], otherwise: str) -> str:
-    """The known word closest to a mistyped one, or `otherwise` when none is close."""
-    return next(iter(difflib.get_close_matches(word, list(known), n=1)), otherwise)
+def suggest_key(key: str, keys: Iterable[str], prefix: str = "") -> str:
+    """Return what to type instead of a mistyped key of the section `prefix`."""
+    closest = closest_word(key, keys, "")
+    return f"{join_key(prefix, closest)}=..." if closest else "remove it; --cfg job shows all keys"
 
 
-def meant(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """What to type instead of a mistyped key."""
-    close = nearest(word, known, "")
-    return f"{dotted(prefix, close)}=..." if close else "remove it, or see --cfg job for the keys there are"
-
-
-def reason(error: BaseException) -> str:
-    """An error in one line."""
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its class if it has no message."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
-def dotted(prefix: str, key: str) -> str:
+def join_key(prefix: str, key: str) -> str:
+    """Return the dotted key of `key` in the section `prefix`, which is "" for the top level."""
     return f"{prefix}.{key}" if prefix else key
+
+
+def _print(error: ConfigError) -> None:
+    sys.stderr.write(f"ConfigError: {error}\n")  # in one write: other ranks and srun write into the same log

@@ -4,10 +4,10 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What an exit code of ours means."""
+    """The exit codes of this project's programs."""
 
     DONE = 0
     FAILED = 1
-    REJECTED = 2  # the config, or what was typed
-    CONTINUE = 85  # saved, and to be continued: where the scheduler has no requeue (PBS)
+    REJECTED = 2  # the config or the command line is wrong
+    CONTINUE = 85  # saved, to be continued by another job, where the scheduler has no requeue (PBS)
     ANOTHER_RANK_FAILED = 86  # the watchdog has ended this rank

@@ -9,64 +9,67 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers.oc import decode, env
 
 
-def frozen(cfg: DictConfig) -> str:
-    """The config as YAML, resolved, but what comes from the environment stays a reference: it may be a secret."""
-    return OmegaConf.to_yaml(OmegaConf.create(_as_written(cfg)))
+def to_frozen_yaml(cfg: DictConfig) -> str:
+    """Return the config as resolved YAML. What comes from the environment stays a reference, as it may be a secret."""
+    return OmegaConf.to_yaml(OmegaConf.create(_resolve_except_environment(cfg)))
 
 
 @contextmanager
-def references(written: Callable[..., Any]) -> Iterator[None]:
-    """Meanwhile `${oc.env:NAME,default}` gives what `written` makes of these words, not a value: it may be secret."""
-    OmegaConf.register_new_resolver("oc.env", written, replace=True)
+def resolve_environment_with(resolver: Callable[..., Any]) -> Iterator[None]:
+    """Resolve `${oc.env:NAME,default}` with `resolver(NAME, default)` instead of the environment, meanwhile."""
+    OmegaConf.register_new_resolver("oc.env", resolver, replace=True)
     try:
         yield
     finally:
         OmegaConf.register_new_resolver("oc.env", env, replace=True)
 
 
-def from_environment(cfg: DictConfig) -> dict[str, str]:
-    """What `${oc.env:NAME}` has given to this config, by itself or in a longer text, and how each is written."""
-    known: dict[str, str] = {}
+def environment_values(cfg: DictConfig) -> dict[str, str]:
+    """Map each text of the config that the environment has given, alone or within a longer text, to its reference."""
+    references: dict[str, str] = {}
 
-    def note(name: str, *default: str | None) -> Any:
+    def note_and_resolve(name: str, *default: str | None) -> Any:
         if (value := env(name, *default)) is not None:
-            known[str(value)] = _reference(name, *default)
+            references[str(value)] = _reference(name, *default)
         return value
 
-    with references(note):
+    with resolve_environment_with(note_and_resolve):
         values = OmegaConf.to_container(cfg, resolve=True)
-    return dict(_texts(values, _as_written(cfg))) | known
+    return dict(_differing_texts(values, _resolve_except_environment(cfg))) | references
 
 
-def _as_written(cfg: DictConfig) -> Any:
-    """All of it resolved, but for what comes from the environment, by itself or through `${oc.decode:}`."""
+def escape_quotes(value: str) -> str:
+    """Escape quotes, and the backslashes before them, as Hydra wants them between single quotes."""
+    return re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), value)
 
-    def decoded(text: str | None, _parent_: Any, _node_: Any) -> Any:
+
+def _resolve_except_environment(cfg: DictConfig) -> Any:
+    """Return the plain, resolved config with references to the environment, also those within `${oc.decode:}`."""
+
+    def decode_unless_reference(text: str | None, _parent_: Any, _node_: Any) -> Any:
         return f"${{oc.decode:{text}}}" if "${oc.env:" in (text or "") else decode(text, _parent_, _node_)
 
-    with references(_reference):
-        OmegaConf.register_new_resolver("oc.decode", decoded, replace=True)
+    with resolve_environment_with(_reference):
+        OmegaConf.register_new_resolver("oc.decode", decode_unless_reference, replace=True)
         try:
             return OmegaConf.to_container(cfg, resolve=True)
         finally:
             OmegaConf.register_new_resolver("oc.decode", decode, replace=True)
 
 
-def _texts(values: Any, written: Any) -> Iterator[tuple[str, str]]:
-    """Texts of one container that are others at the same place of the second, where one text may stand for many."""
+def _differing_texts(values: Any, references: Any) -> Iterator[tuple[str, str]]:
+    """Yield the texts of one container that differ at the same place of the other, each with the other's text.
+
+    In the other container, one text may stand in place of a whole node.
+    """
     if isinstance(values, dict | list):
         for key in values if isinstance(values, dict) else range(len(values)):
-            yield from _texts(values[key], written if isinstance(written, str) else written[key])
-    elif isinstance(values, str) and values != written:
-        yield values, written
+            yield from _differing_texts(values[key], references if isinstance(references, str) else references[key])
+    elif isinstance(values, str) and values != references:
+        yield values, references
 
 
 def _reference(name: str, *default: str | None) -> str:
-    """`${oc.env:NAME,default}` as it was written, more or less."""
-    words = [name, *("null" if word is None else f"'{quoted(str(word))}'" for word in default)]
+    """Return `${oc.env:NAME,default}`, with another use of quotes than in the file perhaps."""
+    words = [name, *("null" if word is None else f"'{escape_quotes(str(word))}'" for word in default)]
     return f"${{oc.env:{','.join(words)}}}"
-
-
-def quoted(value: str) -> str:
-    """As Hydra wants it between single quotes: quotes, and the backslashes before them, escaped."""
-    return re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value)

@@ -14,15 +14,15 @@ SHIPPED_CLUSTERS = Path("src", HPC, "jobs", "cluster")  # in a project
 
 
 @cache
-def packages() -> tuple[str, ...]:
-    """Return the names of the researcher's packages: the folders of Python beside this package."""
+def researcher_packages() -> tuple[str, ...]:
+    """Return the names of the researcher's packages, which lie beside this package."""
     folders = (path for path in SOURCES.iterdir() if path.name.isidentifier() and path.name != HPC)
     return tuple(sorted(path.name for path in folders if (path / "__init__.py").is_file()))
 
 
-def is_ours(module: str) -> bool:
+def is_project_code(module: str) -> bool:
     """Return whether a module, or a name in it, belongs to this package or to one beside it."""
-    return module.partition(".")[0] in (HPC, *packages())
+    return module.partition(".")[0] in (HPC, *researcher_packages())
 
 
 def project_name() -> str:

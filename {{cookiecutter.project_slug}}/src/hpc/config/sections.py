@@ -5,7 +5,7 @@ from typing import Any
 
 
 @dataclass
-class Run:
+class RunConfig:
     """The top level of the config."""
 
     name: str
@@ -31,8 +31,8 @@ class Run:
 
 
 @dataclass
-class Checkpoint:
-    """When the state of a run is kept, and how much of it. configs/train.yaml explains."""
+class CheckpointConfig:
+    """When the state of a run is saved, and how many checkpoints are kept. configs/train.yaml explains."""
 
     every_minutes: float | None
     every_n_steps: int | None
@@ -42,8 +42,8 @@ class Checkpoint:
 
 
 @dataclass
-class Faults:
-    """What becomes of a run that fails. configs/train.yaml explains."""
+class FaultsConfig:
+    """How a run reacts to failures. configs/train.yaml explains."""
 
     nonfinite: str
     hang_minutes: float
@@ -51,8 +51,8 @@ class Faults:
 
 
 @dataclass
-class Cluster:
-    """What the machine is and how it is asked. A fact that is not known is null. jobs/cluster/base.yaml explains."""
+class ClusterConfig:
+    """The machine, and what its scheduler is asked for; null where unknown. jobs/cluster/base.yaml explains."""
 
     name: str
     scheduler: str | None
@@ -89,8 +89,8 @@ class Cluster:
 
 
 @dataclass
-class Trainer:
-    """The numbers of `trainer` that we derive others from or judge more strictly than Lightning does."""
+class TrainerConfig:
+    """The numbers of `trainer` from which others are derived, or which are checked more strictly than by Lightning."""
 
     accelerator: str
     num_nodes: int
@@ -105,8 +105,8 @@ class Trainer:
 
 
 @dataclass
-class Strategy:
-    """Our keys of `strategy`; `lightning` is the object that the Trainer gets."""
+class StrategyConfig:
+    """The keys of `strategy`. `lightning` is the node of the object that the Trainer gets."""
 
     name: str
     tensor_parallel_size: int
@@ -116,6 +116,6 @@ class Strategy:
     lightning: Any
 
 
-# Keys whose values are words, not numbers: an account 0123 or a partition called no stays what was typed.
-TEXT = {field.name for field in fields(Run) if field.type in (str, str | None)}
-TEXT |= {f"cluster.{field.name}" for field in fields(Cluster) if field.type in (str, str | None)}
+# Keys whose values are text: an account 0123 or a partition called no stays what was typed.
+TEXT_KEYS = {field.name for field in fields(RunConfig) if field.type in (str, str | None)}
+TEXT_KEYS |= {f"cluster.{field.name}" for field in fields(ClusterConfig) if field.type in (str, str | None)}

@@ -1,8 +1,8 @@
-"""What a `_target_` accepts, known without importing it.
+"""The arguments that a `_target_` accepts, known without importing it.
 
-The project's own classes are read with `ast`. Libraries are imported once, when the environment is made
-(`python -m hpc.config.signatures`), and remembered per package version; only an unknown target is imported
-later.
+The project's own classes are read from their source. Libraries are imported once, when the environment is made
+(`python -m hpc.config.signatures`), and their signatures are cached per package version. Only a target that is not in
+the cache is imported later.
 """
 
 import importlib
@@ -20,64 +20,69 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from hpc.config import sources
-from hpc.config.errors import ConfigError, meant
-from hpc.config.project import CONFIGS, is_ours
-from hpc.config.sources import Signature
+from hpc.config import source_signatures
+from hpc.config.errors import ConfigError, join_key, suggest_key
+from hpc.config.project import CONFIGS, is_project_code
+from hpc.config.source_signatures import Signature
 
-CACHE = Path(sys.prefix) / "share" / "config-signatures.json"
+CACHE_FILE = Path(sys.prefix) / "share" / "config-signatures.json"
 
 
-def signature(target: str) -> Signature:
-    """The signature behind a dotted name.
+def read_signature(target: str) -> Signature:
+    """Return the signature of the class or function with this dotted name.
 
     Raises:
         ConfigError: there is no such module or name.
     """
-    if is_ours(target):
-        return sources.read(target, signature)
-    known = _cached()
-    if target not in known:
-        known = known | {target: asdict(_imported(target))}
-        _remember(known)
-    return Signature(**known[target])
+    if is_project_code(target):
+        return source_signatures.read_source_signature(target, read_signature)
+    signatures = _current_signatures()
+    if target not in signatures:
+        signatures = signatures | {target: asdict(_import_signature(target))}
+        _write_cache(signatures)
+    return Signature(**signatures[target])
 
 
-def targets(node: Any, prefix: str = "") -> Iterator[tuple[str, dict]]:
-    """Every node with a `_target_` below a plain container, as (dotted key, node)."""
+def find_targets(node: Any, prefix: str = "") -> Iterator[tuple[str, dict]]:
+    """Yield every node with a `_target_` below a plain container, as (dotted key, node)."""
     if isinstance(node, dict):
         if isinstance(node.get("_target_"), str):
             yield prefix, node
         for key, value in node.items():
-            yield from targets(value, f"{prefix}.{key}" if prefix else str(key))
+            yield from find_targets(value, join_key(prefix, str(key)))
     elif isinstance(node, list):
-        for i, value in enumerate(node):
-            yield from targets(value, f"{prefix}.{i}")
+        for index, value in enumerate(node):
+            yield from find_targets(value, f"{prefix}.{index}")
 
 
-def bind(key: str, node: dict, *, complete: bool = True) -> None:
-    """Check the keys of one `_target_` node, and plain values, against its signature; if `complete`, that none lacks.
+def check_arguments(key: str, node: dict, *, complete: bool = True) -> None:
+    """Check the keys and the plain values of one `_target_` node against the signature of its target.
+
+    Args:
+        complete: whether required arguments must be there.
 
     Raises:
         ConfigError: unknown or missing arguments, or a value that is plainly of another type.
     """
-    found = signature(node["_target_"])
+    target = node["_target_"]
+    signature = read_signature(target)
     given = {name: value for name, value in node.items() if not (name.startswith("_") and name.endswith("_"))}
     for name, value in given.items():
-        if name not in found.parameters and not found.accepts_any:
-            known = sorted(found.parameters)
-            raise ConfigError(
-                f"{key}.{name}", None, f"{node['_target_']} takes {', '.join(known)}", meant(name, known, key)
-            )
-        if (wanted := found.parameters.get(name, "")) and not fits(value, wanted):
-            raise ConfigError(f"{key}.{name}", value, f"is of type {wanted}", f"{key}.{name}=<{wanted}>")
-    missing = [name for name in found.required if name not in given]
+        if name not in signature.parameters and not signature.accepts_any:
+            names = sorted(signature.parameters)
+            rule = f"must be an argument of {target}, which takes {', '.join(names)}"
+            raise ConfigError(f"{key}.{name}", None, rule, suggest_key(name, names, key))
+        if (annotation := signature.parameters.get(name, "")) and not is_compatible(value, annotation):
+            rule = f"must be of type {annotation}"
+            raise ConfigError(f"{key}.{name}", value, rule, f"{key}.{name}=<{annotation}>")
+    missing = [f"{key}.{name}" for name in signature.required if name not in given]
     if complete and missing and not node.get("_partial_"):
-        raise ConfigError(f"{key}.{missing[0]}", None, f"{node['_target_']} needs it", f"{key}.{missing[0]}=...")
+        rule = f"must be given, as {target} requires {'it' if len(missing) == 1 else 'them'}"
+        raise ConfigError(", ".join(missing), None, rule, " ".join(f"{name}=..." for name in missing))
 
 
-def fits(value: object, annotation: str) -> bool:
-    """Whether a config value can be what an annotation asks for; True whenever that cannot be told."""
+def is_compatible(value: object, annotation: str) -> bool:
+    """Return whether a config value can be of the type that an annotation names; True if that cannot be decided."""
     if re.fullmatch(r"Callable(\[.*\])?|(torch\.)?nn\.Module", annotation):
         return isinstance(value, dict)  # a node
     annotation = re.sub(r"list\[\w+\]", "list", annotation)
@@ -86,85 +91,86 @@ def fits(value: object, annotation: str) -> bool:
     kinds = set(re.findall(r"[\w.]+", annotation))
     plain = {"int": int, "float": (int, float), "bool": bool, "str": str, "list": list, "None": type(None)}
     if not kinds <= set(plain):
-        numeric, textual = kinds & {"int", "float"}, [kind for kind in kinds if re.search("str|Any|Literal|Path", kind)]
-        return not (isinstance(value, str) and numeric and not textual)
+        has_number = bool(kinds & {"int", "float"})
+        has_text = any(re.search("str|Any|Literal|Path", kind) for kind in kinds)
+        return not (isinstance(value, str) and has_number and not has_text)
     if isinstance(value, bool):
         return "bool" in kinds
     return any(isinstance(value, plain[kind]) for kind in kinds - {"bool"})  # type: ignore[arg-type]
 
 
-def _imported(target: str) -> Signature:
+def fill_cache() -> None:
+    """Read the signatures of all targets that the files of configs/ name, so that later checks import nothing."""
+    for file in sorted(CONFIGS.rglob("*.yaml")):
+        for _, node in find_targets(OmegaConf.to_container(OmegaConf.load(file), resolve=False)):
+            read_signature(node["_target_"])
+
+
+def _import_signature(target: str) -> Signature:
+    """Import a class or function of a library, and return its signature."""
     module, _, name = target.rpartition(".")
     try:
-        found: Any = importlib.import_module(module)
+        target_object: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
-        parameters = inspect.signature(found).parameters.values()
+            target_object = getattr(target_object, part)
+        parameters = inspect.signature(target_object).parameters.values()
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            "_target_", target, f"cannot be imported: {error}", "install it or correct the name in configs/"
-        ) from None
+        fix = "install it or correct the name in configs/"
+        raise ConfigError("_target_", target, f"The class cannot be imported: {error}", fix) from None
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return Signature(
-        {p.name: _as_text(p) for p in named},
+        {p.name: _annotation_text(p) for p in named},
         [p.name for p in named if p.default is p.empty],
         any(p.kind is p.VAR_KEYWORD for p in parameters),
     )
 
 
-def _as_text(parameter: inspect.Parameter) -> str:
-    """An annotation as one would write it today: `int | None`."""
+def _annotation_text(parameter: inspect.Parameter) -> str:
+    """Return an annotation as it is written today, `int | None`; "" if there is none."""
     text = "" if parameter.annotation is parameter.empty else inspect.formatannotation(parameter.annotation)
     text = text.replace("typing.", "")
     text = re.sub(r"^Optional\[(.*)\]$", r"\1 | None", text)
-    return re.sub(r"^Union\[(.*?)\]", lambda found: found.group(1).replace(", ", " | "), text)
+    return re.sub(r"^Union\[(.*?)\]", lambda match: match.group(1).replace(", ", " | "), text)
 
 
-def _versions(known: dict[str, dict]) -> dict[str, str]:
-    return {package: _version(package) for package in {target.split(".")[0] for target in known}}
+def _package_versions(signatures: dict[str, dict]) -> dict[str, str]:
+    return {package: _package_version(package) for package in {target.split(".")[0] for target in signatures}}
 
 
 @cache
-def _version(package: str) -> str:
+def _package_version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return ""  # not a distribution of that name: never trusted from the cache
+        return ""  # no distribution has that name: its signatures are never taken from the cache
 
 
 @cache
-def _stored() -> dict[str, Any]:
+def _read_cache() -> dict[str, Any]:
     try:
-        return json.loads(CACHE.read_text(encoding="utf-8"))
+        return json.loads(CACHE_FILE.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {"versions": {}, "signatures": {}}
 
 
-def _cached() -> dict[str, dict]:
-    """Remembered signatures of those packages whose version is still the one that was read."""
-    stored = _stored()
-    current = {package for package, was in stored["versions"].items() if was and _version(package) == was}
-    return {target: found for target, found in stored["signatures"].items() if target.split(".")[0] in current}
+def _current_signatures() -> dict[str, dict]:
+    """Return the cached signatures of packages that are still installed in the version that was read."""
+    stored = _read_cache()
+    current = {package for package, was in stored["versions"].items() if was and _package_version(package) == was}
+    return {target: parts for target, parts in stored["signatures"].items() if target.split(".")[0] in current}
 
 
-def _remember(known: dict[str, dict]) -> None:
-    text = json.dumps({"versions": _versions(known), "signatures": known}, indent=1)
+def _write_cache(signatures: dict[str, dict]) -> None:
+    text = json.dumps({"versions": _package_versions(signatures), "signatures": signatures}, indent=1)
     try:
-        CACHE.parent.mkdir(parents=True, exist_ok=True)
-        aside = CACHE.with_suffix(f".{os.getpid()}")
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(CACHE)
+        CACHE_FILE.parent.mkdir(parents=True, exist_ok=True)
+        temporary = CACHE_FILE.with_suffix(f".{os.getpid()}")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(CACHE_FILE)
     except OSError:
         return  # an environment shared read-only: the next process imports again
-    _stored.cache_clear()
-
-
-def warm() -> None:
-    """Read the signatures of all targets that the files of configs/ name, so that a check imports nothing."""
-    for file in sorted(CONFIGS.rglob("*.yaml")):
-        for _, node in targets(OmegaConf.to_container(OmegaConf.load(file), resolve=False)):
-            signature(node["_target_"])
+    _read_cache.cache_clear()
 
 
 if __name__ == "__main__":
-    warm()
+    fill_cache()

@@ -1,7 +1,7 @@
-"""Which `_target_`s of a run directory may be built. A run directory comes from anywhere; configs/ is the fork's own.
+"""Decide which `_target_`s of a run directory may be built.
 
-What the fork's own files say is never asked here, only what a run directory says: its config.yaml, or what its
-code/configs and overrides.json compose to. Imports neither torch nor lightning.
+A run directory may come from anybody, while configs/ is the fork's own. So only the config of a run directory is
+checked: its config.yaml, or what its code/configs and overrides.json compose to. Imports neither torch nor lightning.
 """
 
 import re
@@ -14,12 +14,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from hpc.config.errors import ConfigError, dotted
-from hpc.config.project import CONFIGS, HPC, PROJECT, packages
+from hpc.config.errors import ConfigError, join_key
+from hpc.config.project import CONFIGS, HPC, PROJECT, researcher_packages
 
-TRUSTED = CONFIGS / "trusted.yaml"
-# Below trusted packages, but these start programs or execute what they read, whatever trusted.yaml says.
-NEVER = (
+TRUSTED_FILE = CONFIGS / "trusted.yaml"
+# Parts of trusted packages that start programs or execute what they read. trusted.yaml cannot allow them.
+NEVER_TRUSTED = (
     "lightning.data", "lightning.fabric.cli", "lightning.pytorch.cli", "lightning.pytorch.demos",
     "lightning.pytorch.serve", "torch._dynamo", "torch._inductor", "torch.distributed.elastic",
     "torch.distributed.launch", "torch.distributed.launcher", "torch.distributed.run", "torch.export", "torch.fx",
@@ -27,8 +27,8 @@ NEVER = (
     "torch.serialization", "torch.testing", "torch.utils.benchmark", "torch.utils.cpp_extension",
     "torch.utils.data.datapipes", "torch.utils.model_zoo",
 )  # fmt: skip
-# These write, delete, read or download files as soon as they are made: a file of configs/ must name the very class.
-NAMED_ONLY = (
+# Parts of trusted packages that touch or download files as soon as they are built: configs/ must name the class itself.
+TRUSTED_IF_NAMED = (
     "lightning.fabric", "lightning.pytorch.loggers", "lightning.pytorch.profilers", "lightning.pytorch.utilities",
     "torchmetrics.audio.dnsmos", "torchmetrics.audio.nisqa", "torchmetrics.functional", "torchmetrics.image.arniqa",
     "torchmetrics.image.dists", "torchmetrics.image.fid", "torchmetrics.image.inception", "torchmetrics.image.kid",
@@ -36,107 +36,110 @@ NAMED_ONLY = (
     "torchmetrics.multimodal", "torchmetrics.text.bert", "torchmetrics.text.infolm", "torchmetrics.text.rouge",
     "torchmetrics.text.sacre_bleu", HPC,
 )  # fmt: skip
-# Resolvers that make nodes of text, or whose names are computed: such a node would be seen only when it is built. All
-# others lead to nodes that are looked at where they stand.
-MAKERS = re.compile(r"\$\{\s*(oc\.(create|decode)\b|[^:{}]*\$\{)")
-NAMED = re.compile(r"""(?m)^[ \t]*(?:-[ \t]+)?["']?_(target|check)_["']?[ \t]*:[ \t]*["']?([\w.]+)""")
+# Resolvers that create nodes from text, or whose names are computed. Such a node would be seen only when it is built.
+# All other resolvers lead to nodes that are checked where they stand.
+NODE_MAKING_RESOLVERS = re.compile(r"\$\{\s*(oc\.(create|decode)\b|[^:{}]*\$\{)")
+TARGET_LINES = re.compile(r"""(?m)^[ \t]*(?:-[ \t]+)?["']?_(target|check)_["']?[ \t]*:[ \t]*["']?([\w.]+)""")
 
 
-def reject(cfg: DictConfig, run_dir: Path) -> None:
-    """Check every `_target_` and `_check_` of a config that a run directory has brought, before anything is built.
+def reject_untrusted(cfg: DictConfig, run_dir: Path) -> None:
+    """Check every `_target_` and `_check_` of a run directory's config, before anything is built.
 
-    Each must be a class of a trusted package, or a name in a trusted package that a file of configs/ has, too.
+    Each must be a class of a trusted package, or a name in a trusted package that a file of configs/ names, too.
 
     Raises:
         ConfigError: the first that is neither.
     """
     if _runs_its_own_code(run_dir):
         return
-    for key, value in _written(OmegaConf.to_container(cfg, resolve=False)):
+    for key, value in _leaves(OmegaConf.to_container(cfg, resolve=False)):
         kind = key.rpartition(".")[2]
-        if isinstance(value, str) and MAKERS.search(value):
-            rule = "must not make nodes of text or compute names: this comes from a run directory"
-            raise ConfigError(key, ascii(value), rule, _fix(run_dir), only_this_rank=True)
-        if kind in ("_target_", "_check_") and (rule := _flaw(value, kind)):
-            raise ConfigError(key, ascii(value), rule, _fix(run_dir, value), only_this_rank=True)
+        if isinstance(value, str) and NODE_MAKING_RESOLVERS.search(value):
+            rule = "must not create nodes from text or compute names: this comes from a run directory"
+            raise ConfigError(key, ascii(value), rule, _suggest_fix(run_dir), only_this_rank=True)
+        if kind in ("_target_", "_check_") and (rule := _broken_rule(value, kind)):
+            raise ConfigError(key, ascii(value), rule, _suggest_fix(run_dir, value), only_this_rank=True)
 
 
-def _flaw(value: Any, kind: str) -> str:
-    """Why this may not be built; "" where it may."""
+def _broken_rule(value: Any, kind: str) -> str:
+    """Return the rule that forbids to build this `_target_`, or to call this `_check_`; "" if none does."""
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", value, re.ASCII):
         return "must be the dotted name of a class"
-    if not _below(value, prefixes()):
-        return f"must be in a trusted package ({', '.join(prefixes())}): this comes from a run directory"
-    if _below(value, NEVER):
+    if not _is_below(value, trusted_packages()):
+        return f"must be in a trusted package ({', '.join(trusted_packages())}): this comes from a run directory"
+    if _is_below(value, NEVER_TRUSTED):
         return "must not start programs or execute what it reads: this comes from a run directory"
-    if value in named()[kind]:
+    if value in names_in_configs()[kind]:
         return ""
-    if kind == "_check_" or _below(value, NAMED_ONLY) or "._" in value:
+    if kind == "_check_" or _is_below(value, TRUSTED_IF_NAMED) or "._" in value:
         return "must be named by a file of configs/: this comes from a run directory"
     module, _, name = value.rpartition(".")
-    try:  # Not as Hydra locates it, through any attribute: torch.nn.parallel.distributed.os is no module of torch.
-        found = getattr(import_module(module), name, None)
-    except Exception as error:  # a trusted package can fail to import anyhow
+    try:  # Hydra would follow any attribute, but torch.nn.parallel.distributed.os, for example, is no module of torch.
+        target = getattr(import_module(module), name, None)
+    except Exception as error:  # importing a trusted package can fail in any way
         return f"cannot be imported: {type(error).__name__}"
-    if not isinstance(found, type):
+    if not isinstance(target, type):
         return "must be a class, or named by a file of configs/: this comes from a run directory"
-    defined = f"{found.__module__}.{found.__name__}"
-    if not _below(found.__module__, prefixes()) or _below(defined, NEVER):
-        return f"must be defined in a trusted package, and {found.__module__} is none: this comes from a run directory"
-    if _below(defined, NAMED_ONLY):
-        return f"must be named by a file of configs/, as {defined} may touch files: this comes from a run directory"
+    full_name = f"{target.__module__}.{target.__name__}"
+    if not _is_below(target.__module__, trusted_packages()) or _is_below(full_name, NEVER_TRUSTED):
+        return f"must be defined in a trusted package, not in {target.__module__}: this comes from a run directory"
+    if _is_below(full_name, TRUSTED_IF_NAMED):
+        return f"must be named by a file of configs/, as {full_name} may touch files: this comes from a run directory"
     return ""
 
 
 @cache
-def prefixes() -> tuple[str, ...]:
+def trusted_packages() -> tuple[str, ...]:
     """Return the project's own packages and those of configs/trusted.yaml.
 
     Raises:
-        ConfigError: that file is no list of names.
+        ConfigError: that file is not a list of names.
     """
     try:
-        words = OmegaConf.to_container(OmegaConf.load(TRUSTED)) if TRUSTED.is_file() else []
-        if not isinstance(words, list) or not all(isinstance(word, str) and word.strip(".") for word in words):
-            raise ValueError("no list of names")
+        names = OmegaConf.to_container(OmegaConf.load(TRUSTED_FILE)) if TRUSTED_FILE.is_file() else []
+        if not isinstance(names, list) or not all(isinstance(name, str) and name.strip(".") for name in names):
+            raise ValueError("it is not a list of names")
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         rule = f"must be a list of packages: {str(error).splitlines()[0]}"
-        raise ConfigError(str(TRUSTED), None, rule, "- torch.nn, a line for each") from None
-    return (HPC, *packages(), *map(str, words))
+        raise ConfigError(str(TRUSTED_FILE), None, rule, "- torch.nn, and a line for each other package") from None
+    return (HPC, *researcher_packages(), *map(str, names))
 
 
 @cache
-def named() -> dict[str, set[str]]:
-    """What the files of configs/ name, by `_target_` and `_check_`."""
+def names_in_configs() -> dict[str, set[str]]:
+    """Return the names in the files of configs/, those of `_target_` and those of `_check_`."""
     names: dict[str, set[str]] = {"_target_": set(), "_check_": set()}
     for file in CONFIGS.rglob("*.yaml"):
-        for kind, name in NAMED.findall(file.read_text(encoding="utf-8", errors="replace")):
+        for kind, name in TARGET_LINES.findall(file.read_text(encoding="utf-8", errors="replace")):
             names[f"_{kind}_"].add(name)
     return names
 
 
-def _written(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """All leaves of a plain container, and whatever a `_target_` or `_check_` holds; those of lists, too."""
+def _leaves(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Return all leaves of a plain container with their dotted keys. A `_target_` or `_check_` counts as one leaf."""
     if isinstance(node, dict | list) and prefix.rpartition(".")[2] not in ("_target_", "_check_"):
         entries = node.items() if isinstance(node, dict) else enumerate(node)
-        return [leaf for key, value in entries for leaf in _written(value, dotted(prefix, str(key)))]
+        return [leaf for key, value in entries for leaf in _leaves(value, join_key(prefix, str(key)))]
     return [(prefix, node)]
 
 
-def _below(name: str, packages: tuple[str, ...]) -> bool:
+def _is_below(name: str, packages: tuple[str, ...]) -> bool:
+    """Return whether a dotted name is one of the packages or lies in one."""
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
 def _runs_its_own_code(run_dir: Path) -> bool:
-    """Is this program the snapshot in the run directory, or in the folder of its array? Its config is not worse.
+    """Return whether this program is the snapshot in the run directory, or in the folder of its array.
 
-    Asked of where this program lies: a link in the run directory could lead to any project.
+    Its config is then to be trusted as much as the program itself. The test is where this program lies, as a link in
+    the run directory could lead to any project.
     """
-    homes = (run_dir.resolve(), run_dir.resolve().parent)
-    return PROJECT.name == "code" and PROJECT.parent in homes and (PROJECT.parent / "made_by.json").is_file()
+    folders = (run_dir.resolve(), run_dir.resolve().parent)
+    return PROJECT.name == "code" and PROJECT.parent in folders and (PROJECT.parent / "made_by.json").is_file()
 
 
-def _fix(run_dir: Path, target: Any = None) -> str:
-    if not isinstance(target, str) or _below(target, NEVER):
-        return f"if you trust it: python {run_dir}/code/train.py resume={run_dir}, which runs its own code"
-    return f"a file of configs/ that names it; if its package is yours to trust, a line in {TRUSTED}"
+def _suggest_fix(run_dir: Path, target: Any = None) -> str:
+    """Return what to do if the run is to be trusted."""
+    if not isinstance(target, str) or _is_below(target, NEVER_TRUSTED):
+        return f"python {run_dir}/code/train.py resume={run_dir}, which runs its own code, if you trust it"
+    return f"name it in a file of configs/; if you trust its package, add a line in {TRUSTED_FILE}"

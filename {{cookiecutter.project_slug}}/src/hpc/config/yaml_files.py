@@ -1,4 +1,4 @@
-"""Read YAML that may come from anywhere."""
+"""Read YAML files of any origin."""
 
 import io
 import math
@@ -12,23 +12,31 @@ from yaml import YAMLError
 
 from hpc.system import files
 
-# What reading YAML that somebody else wrote can raise.
-UNREADABLE = (OSError, ValueError, TypeError, AttributeError, RecursionError, YAMLError, OmegaConfBaseException)
-LARGEST = 100_000  # nodes of a YAML file; ours have some hundred
+# The errors that reading a YAML file of any origin can raise.
+YAML_ERRORS = (OSError, ValueError, TypeError, AttributeError, RecursionError, YAMLError, OmegaConfBaseException)
+MAX_NODES = 100_000  # of a YAML file; ours have some hundred
 
 
-def yaml_config(path: Path) -> DictConfig | ListConfig:
-    """A YAML file that may come from anywhere. Raises one of `UNREADABLE`."""
-    text = files.text(path)
-    if "&" in text and (most := _nodes(yaml.compose(text, yaml.SafeLoader), {})) > LARGEST:
-        raise ValueError(f"its aliases stand for {most:.0e} values")
+def load_yaml(path: Path) -> DictConfig | ListConfig:
+    """Load a YAML file of any origin. Its aliases may not expand to more than `MAX_NODES` values.
+
+    Raises:
+        One of `YAML_ERRORS`.
+    """
+    text = files.read_text(path)
+    if "&" in text and (num_nodes := _count_nodes(yaml.compose(text, yaml.SafeLoader), {})) > MAX_NODES:
+        raise ValueError(f"its aliases stand for {num_nodes:.0e} values")
     return OmegaConf.load(io.StringIO(text))
 
 
-def _nodes(node: Any, known: dict[int, float]) -> float:
-    """How many there are when each alias is replaced by what it stands for."""
-    if id(node) not in known:
-        known[id(node)] = math.inf  # an alias of what it is in
-        inside = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else [pair])]
-        known[id(node)] = 1 + sum(_nodes(part, known) for part in inside if isinstance(part, yaml.Node))
-    return known[id(node)]
+def _count_nodes(node: Any, counts: dict[int, float]) -> float:
+    """Count the nodes below a YAML node when each alias is replaced by what it stands for.
+
+    Args:
+        counts: the counts so far, by the id of a node.
+    """
+    if id(node) not in counts:
+        counts[id(node)] = math.inf  # for an alias that lies inside of what it stands for
+        children = [part for entry in node.value for part in (entry if isinstance(entry, tuple) else [entry])]
+        counts[id(node)] = 1 + sum(_count_nodes(child, counts) for child in children if isinstance(child, yaml.Node))
+    return counts[id(node)]

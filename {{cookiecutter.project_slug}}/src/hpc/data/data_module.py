@@ -175,7 +175,7 @@ class DataModule(L.LightningDataModule):
         if self.num_workers is not None:
             return self.num_workers
         ranks = self.trainer.num_devices if self.trainer is not None else 1
-        return max(1, placement.cores(ranks, os.environ) - 1)
+        return max(1, placement.num_usable_cores(ranks, os.environ) - 1)
 
     def _accumulate(self) -> int:
         """Micro-batches that a global batch is cut into. A schedule of accumulation adds up whole global batches."""

@@ -10,14 +10,14 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from hpc.config.errors import ConfigError, printable
+from hpc.config.errors import ConfigError, make_printable
 from hpc.data import packed_files
 from hpc.data.file_parts import verify
 from hpc.data.image_files import decode, list_images, reject_few_classes
 from hpc.data.staging import reject_nowhere
 from hpc.data.text_files import is_tokens, list_text, num_tokens, read_only, reject_tokens_outside, split_text
 from hpc.data.token_files import notes, token_parts, vocabulary
-from hpc.launch.placement import place
+from hpc.launch.placement import read_placement
 
 CHECKED_IMAGES = 2000
 CHECKED_PARTS = 8  # of a packed file, each about 16 MB
@@ -27,8 +27,8 @@ CHECKED_TOKENS = 1_000_000  # at each end of a token file; of many files less ea
 def image_folder(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
     """Reject a `data.dir` that cannot be trained on; up to 2000 images, spread evenly, are decoded to know."""
     classes, splits, left_out = list_images(node.get("dir"))
-    if left_out and place(os.environ).rank == 0:
-        print(printable(f"note: {left_out}"), file=sys.stderr, flush=True)
+    if left_out and read_placement(os.environ).rank == 0:
+        print(make_printable(f"note: {left_out}"), file=sys.stderr, flush=True)
     if node.num_classes is not None:
         reject_few_classes(node.num_classes, len(classes))
     reject_large_batch(node.global_batch_size, len(splits["train"]))

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from hpc.config.errors import ConfigError
-from hpc.system.files import opened
+from hpc.system.files import open_regular_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,7 +72,7 @@ def decode(file: str, size: int = 1) -> "Image":
     from PIL import Image
 
     try:
-        with opened(file) as stream, Image.open(stream) as image:
+        with open_regular_file(file) as stream, Image.open(stream) as image:
             if Image.MAX_IMAGE_PIXELS and image.width * image.height > Image.MAX_IMAGE_PIXELS:
                 raise Image.DecompressionBombError(f"{image.width} x {image.height}")
             image.draft(image.mode, (size, size))

@@ -22,7 +22,7 @@ def pack(data: Any, out: str) -> list[str]:
     """
     classes, splits, left_out = image_files.list_images(data.dir)
     if left_out:
-        print(errors.printable(f"note: {left_out}"), file=sys.stderr)
+        print(errors.make_printable(f"note: {left_out}"), file=sys.stderr)
     folder, size = os.path.expanduser(data.dir), data.image_size
     samples, ranges = _in_one_list(splits)
     names = [os.fsencode(os.path.relpath(file, folder)) for file, _ in samples]

@@ -31,7 +31,7 @@ def fingerprint(*what: Any) -> str:
 def reject_unreadable(bad: Sequence[ConfigError]) -> None:
     """Raise `ConfigError` with all of them at once: what is written anew in its place costs no more than its part."""
     for rejected in bad[1:]:
-        print(errors.printable(f"{rejected.key}={rejected.value}: {rejected.rule}"), file=sys.stderr)
+        print(errors.make_printable(f"{rejected.key}={rejected.value}: {rejected.rule}"), file=sys.stderr)
     if bad:
         more = f" ({len(bad) - 1} more are named above)" if len(bad) > 1 else ""
         raise ConfigError(bad[0].key, bad[0].value, bad[0].rule + more, bad[0].fix)

@@ -39,7 +39,7 @@ def read(words: Sequence[str]) -> Request:
 
 def reject_in_a_job(words: Sequence[str]) -> None:
     """Raise `ConfigError` in a job: GPUs would wait for small files to be read, and the next job's once more."""
-    if placement.in_job(os.environ):
+    if placement.is_in_job(os.environ):
         rule = "data are prepared once, on a login node; a job trains on what is there"
         command = " ".join(shlex.quote(word) for word in words)
         raise ConfigError("tools/pack.py", None, rule, f"on a login node: python tools/pack.py {command}")

@@ -103,11 +103,11 @@ def _looked_at(folder: Path) -> Iterator[None]:
     over = threading.Event()
 
     def look() -> None:
-        before, moved = _parts(folder), process.bytes_moved()
+        before, moved = _parts(folder), process.io_bytes()
         while not over.wait(LOOK):
             with suppress(OSError):
-                if process.bytes_moved() - moved >= MOVES:  # to verify a copy changes nothing that neighbours could see
-                    moved = process.bytes_moved()
+                if process.io_bytes() - moved >= MOVES:  # to verify a copy changes nothing that neighbours could see
+                    moved = process.io_bytes()
                     for mine in folder.glob(f"*{_aside()}"):
                         os.utime(mine)
                 if (now := _parts(folder)) != before and moves:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpc.config.errors import ConfigError
-from hpc.system.files import opened
+from hpc.system.files import open_regular_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -160,7 +160,7 @@ def _content(key: str, file: str) -> tuple[int, int] | None:
         rule = "is a whole file; this one is from a packing that was interrupted"
         raise ConfigError(key, file, rule, "the same tools/pack.py again, then the file that it makes")
     try:
-        with opened(file) as stream:
+        with open_regular_file(file) as stream:
             found = os.fstat(stream.fileno())
             return (found.st_dev, found.st_ino) if stream.read(1) else None
     except OSError as error:

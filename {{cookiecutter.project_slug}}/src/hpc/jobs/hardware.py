@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from hpc.config.errors import ConfigError, nearest
+from hpc.config.errors import ConfigError, closest_word
 
 VENDORS = ("NVIDIA ", "AMD ", "Tesla ")
 FILE = Path(__file__).with_name("hardware.yaml")
@@ -90,7 +90,7 @@ def gpu(name: str) -> GPU:
         return found
     rule = f"hpc/jobs/hardware.yaml knows {', '.join(known)}"
     typed = {one.casefold(): one for one in known}
-    meant = typed[nearest(name.casefold(), typed, next(iter(typed)))]
+    meant = typed[closest_word(name.casefold(), typed, next(iter(typed)))]
     raise ConfigError(
         "cluster.gpu", name, rule, f"cluster.gpu={repr(meant) if ' ' in meant else meant}, or add it there"
     )

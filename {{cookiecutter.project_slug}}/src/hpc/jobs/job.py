@@ -8,8 +8,8 @@ from omegaconf import DictConfig
 
 from hpc.config.cluster_in_bash import cluster_in_bash
 from hpc.config.errors import ConfigError
-from hpc.config.sections import Cluster
-from hpc.config.walltime import walltime
+from hpc.config.sections import ClusterConfig
+from hpc.config.walltime import walltime_seconds
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def of(cfg: DictConfig, arguments: tuple[str, ...] = (), **places: Path | int | 
         gpus_per_node=gpus,
         cores_per_task=cores,
         memory_gb=_share(cluster, gpus, all_gpus),
-        seconds=walltime("cluster.time", cluster.time),
+        seconds=walltime_seconds("cluster.time", cluster.time),
         whole_nodes=cluster.exclusive and all_gpus,
         account=cluster.account or None,
         partition=cluster.partition,
@@ -127,7 +127,7 @@ def of(cfg: DictConfig, arguments: tuple[str, ...] = (), **places: Path | int | 
     )
 
 
-def _share(cluster: Cluster, gpus: int, all_gpus: bool) -> int | None:
+def _share(cluster: ClusterConfig, gpus: int, all_gpus: bool) -> int | None:
     """Main memory per node, in GB: the share that goes with the GPUs."""
     if cluster.memory_gb is None or all_gpus or not cluster.gpus_per_node:
         return cluster.memory_gb

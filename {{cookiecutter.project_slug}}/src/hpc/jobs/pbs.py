@@ -10,7 +10,7 @@ import re
 import shlex
 from pathlib import Path
 
-from hpc.config.walltime import clock
+from hpc.config.walltime import format_walltime
 from hpc.jobs.job import Job, rank_environment, source_library
 
 # Fields that are a directive of their own while they are set. A server without a resource qos rejects it by name.
@@ -49,7 +49,7 @@ def _directives(job: Job) -> list[str]:
     memory = f"mem={job.memory_gb}gb" if job.memory_gb else None
     lines += ["-l " + ":".join(filter(None, [f"select={job.nodes}", job.request, job.constraint, memory]))]
     lines += [f"-l place=scatter{':excl' if job.whole_nodes else ''}"]  # else two chunks may lie on one host
-    lines += [f"-l walltime={clock(job.seconds)}"]
+    lines += [f"-l walltime={format_walltime(job.seconds)}"]
     if job.num_members > 1:  # qsub rejects 0-0
         lines += [f"-J 0-{job.num_members - 1}" + (f"%{job.at_once}" if job.at_once else "")]
     # The server starts the job again when a node was lost (r). What PBS and the login shell say goes to <job id>.OU, at

@@ -7,7 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
-from hpc.config.walltime import clock
+from hpc.config.walltime import format_walltime
 from hpc.jobs.job import Job, rank_environment, source_library
 
 # Field -> directive. A field that is None or 0 is not asked for.
@@ -52,7 +52,11 @@ def _directives(job: Job) -> list[str]:
         asked.append("--exclusive")
     if job.memory_gb is not None:
         asked.append(f"--mem={job.memory_gb}{'G' * bool(job.memory_gb)}")
-    asked += [f"--time={clock(job.seconds)}", f"--signal=USR2@{min(WARNING, job.seconds // 10)}", *job.options]
+    asked += [
+        f"--time={format_walltime(job.seconds)}",
+        f"--signal=USR2@{min(WARNING, job.seconds // 10)}",
+        *job.options,
+    ]
     if job.members:
         limit = f"%{job.at_once}" if job.at_once else ""
         asked.append(f"--array=0-{job.num_members - 1}{limit}")

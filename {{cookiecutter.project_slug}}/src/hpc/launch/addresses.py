@@ -5,7 +5,7 @@ import struct
 
 
 def own_address(peer: str) -> str:
-    """This machine's address on the way to another: what a packet to it would be sent from."""
+    """Return the address of this machine from which packets to another host are sent; "" if there is no way to it."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((peer, 9))  # a datagram socket: nothing is sent
@@ -14,8 +14,8 @@ def own_address(peer: str) -> str:
         return ""
 
 
-def interface(address: str) -> str | None:
-    """The network interface that has this address (Linux: ioctl SIOCGIFADDR)."""
+def find_interface(address: str) -> str | None:
+    """Return the name of the network interface that has an address; None if none has it (Linux: ioctl SIOCGIFADDR)."""
     import fcntl
 
     SIOCGIFADDR = 0x8915
@@ -24,7 +24,7 @@ def interface(address: str) -> str | None:
             try:
                 answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()))
             except OSError:
-                continue  # has no address
+                continue  # this interface has no address
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     return None

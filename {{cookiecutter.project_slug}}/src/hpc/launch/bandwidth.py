@@ -1,30 +1,30 @@
-"""Collectives that were timed, judged: bandwidths as nccl-tests define them, a table, what is slow. Pure; no torch."""
+"""Bandwidths of timed collectives as nccl-tests define them, a table of them, and slow nodes. Imports no torch."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc.config.sections import Cluster
+from hpc.config.sections import ClusterConfig
 from hpc.launch.measured_links import Link
 
-# What a rank's link carries of each byte of a message, times (n - 1) / n for n ranks: "bus bandwidth" of nccl-tests,
-# doc/PERFORMANCE.md (github.com/NVIDIA/nccl-tests). It compares with the hardware's, however many ranks there are.
-ON_THE_BUS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+# Bytes that a rank's link carries for each byte of a message, times (n - 1) / n for n ranks: "bus bandwidth" of
+# nccl-tests, doc/PERFORMANCE.md (github.com/NVIDIA/nccl-tests). For any n it compares with the hardware's bandwidth.
+BUS_FACTORS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 SCOPES = {"within": "inside a node", "across": "across nodes"}
-SLOW = 1.3  # times the median of all nodes
+SLOW_FACTOR = 1.3  # a node that takes longer than so many times the median of all nodes is slow
 
 
 @dataclass(frozen=True)
-class Point:
+class CollectiveTiming:
     """One collective at one message size. Times are of one call, by the slowest of all ranks."""
 
     scope: str  # within: the ranks of a node, all nodes at once; across: one rank per node, all of these groups at once
     collective: str
     ranks: int  # in a group
-    size: int  # bytes; of what is gathered or scattered the whole, as nccl-tests count
+    size: int  # bytes of the message; the whole of what is gathered or scattered, as nccl-tests count
     seconds: float  # median
-    low: float  # first quartile
-    high: float  # third quartile
+    low: float  # first quartile, in seconds
+    high: float  # third quartile, in seconds
 
     @property
     def algorithm_gbs(self) -> float:
@@ -33,96 +33,105 @@ class Point:
 
     @property
     def bus_gbs(self) -> float:
-        """What one rank's link carries in one direction, in GB/s (doc/PERFORMANCE.md)."""
-        return self.algorithm_gbs * ON_THE_BUS[self.collective] * (self.ranks - 1) / self.ranks
+        """Bandwidth that one rank's link carries in one direction, in GB/s (doc/PERFORMANCE.md)."""
+        return self.algorithm_gbs * BUS_FACTORS[self.collective] * (self.ranks - 1) / self.ranks
 
     @property
     def spread(self) -> float:
-        """The middle half of the repeats, as a part of the median."""
+        """The interquartile range of the repeats, as a part of the median."""
         return (self.high - self.low) / self.seconds
 
 
-def point(scope: str, collective: str, ranks: int, size: int, seconds: Sequence[float]) -> Point:
-    """From at least two repeats."""
-    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return Point(scope, collective, ranks, size, middle, low, high)
+def summarize_repeats(
+    scope: str, collective: str, *, num_ranks: int, size_bytes: int, seconds: Sequence[float]
+) -> CollectiveTiming:
+    """Return the median and the quartiles of the seconds of at least two repeats."""
+    low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return CollectiveTiming(scope, collective, num_ranks, size_bytes, median, low, high)
 
 
-def groups(nodes: int, per_node: int) -> dict[str, list[list[int]]]:
-    """Per scope the groups of ranks that measure at the same time; without a scope in which nobody has a partner."""
-    ranks = [list(range(node * per_node, (node + 1) * per_node)) for node in range(nodes)]
-    found = {"within": ranks, "across": [list(rail) for rail in zip(*ranks, strict=True)]}
-    return {scope: some for scope, some in found.items() if len(some[0]) > 1}
+def rank_groups(num_nodes: int, ranks_per_node: int) -> dict[str, list[list[int]]]:
+    """Return per scope the groups of ranks that measure at the same time, without scopes whose groups have one rank."""
+    by_node = [list(range(node * ranks_per_node, (node + 1) * ranks_per_node)) for node in range(num_nodes)]
+    groups = {"within": by_node, "across": [list(ranks) for ranks in zip(*by_node, strict=True)]}
+    return {scope: ranks for scope, ranks in groups.items() if len(ranks[0]) > 1}
 
 
-def rounds(nodes: int) -> list[list[tuple[int, int]]]:
-    """Each node beside its two neighbours on a ring, in rounds in which no node comes twice; of two nodes, nothing.
+def neighbour_rounds(num_nodes: int) -> list[list[tuple[int, int]]]:
+    """Pair each node with its two neighbours on a ring, in rounds in which no node comes twice. Two nodes: no rounds.
 
-    One slow node makes a collective of all nodes slow. Beside its neighbours it shows which one it is.
+    One slow node makes a collective of all nodes slow. Paired with its neighbours, it shows which one it is.
     """
-    if nodes < 3:
+    if num_nodes < 3:
         return []
-    ring = [(node, (node + 1) % nodes) for node in range(nodes)]
-    last = [ring.pop()] if nodes % 2 else []
-    return [some for some in (ring[::2], ring[1::2], last) if some]
+    ring = [(node, (node + 1) % num_nodes) for node in range(num_nodes)]
+    last = [ring.pop()] if num_nodes % 2 else []
+    return [pairs for pairs in (ring[::2], ring[1::2], last) if pairs]
 
 
-def slow(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Nodes that take longer than the others, and how many times the median."""
-    usual = statistics.median_low(seconds.values()) if seconds else 0.0
-    return {node: took / usual for node, took in seconds.items() if took > SLOW * usual}
+def find_slow_nodes(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return the nodes that take longer than the others, each with how many times the median it takes."""
+    median = statistics.median_low(seconds.values()) if seconds else 0.0
+    return {node: elapsed / median for node, elapsed in seconds.items() if elapsed > SLOW_FACTOR * median}
 
 
-def link(points: Iterable[Point], scope: str, nodes: list[str], date: str) -> Link | None:
-    """The two numbers that a model of communication needs; None: nothing was measured there."""
-    known = sorted((p for p in points if (p.scope, p.collective) == (scope, "all_reduce")), key=lambda p: p.size)
-    return Link(known[-1].bus_gbs, known[0].seconds, known[0].ranks, nodes, date) if known else None
+def link_from_timings(timings: Iterable[CollectiveTiming], scope: str, *, nodes: list[str], date: str) -> Link | None:
+    """Return the two numbers that a model of communication needs, from all-reduce; None if none was measured."""
+    reduces = [timing for timing in timings if (timing.scope, timing.collective) == (scope, "all_reduce")]
+    if not reduces:
+        return None
+    smallest, largest = min(reduces, key=lambda t: t.size), max(reduces, key=lambda t: t.size)
+    return Link(largest.bus_gbs, smallest.seconds, smallest.ranks, nodes, date)
 
 
-def table(points: Sequence[Point]) -> list[str]:
-    """Per scope a line for each size: time, algorithm and bus bandwidth in GB/s, and the spread of the time."""
+def timing_table(timings: Sequence[CollectiveTiming]) -> list[str]:
+    """Return per scope a line for each size: time, algorithm and bus bandwidth in GB/s, and the spread of the time."""
     lines = []
-    for scope, words in SCOPES.items():
-        some = {(p.size, p.collective): p for p in points if p.scope == scope}
-        if not some:
+    for scope, description in SCOPES.items():
+        cells = {(timing.size, timing.collective): timing for timing in timings if timing.scope == scope}
+        if not cells:
             continue
-        ranks = next(iter(some.values())).ranks
-        heads = "".join(f" | {name:^29}" for name in ON_THE_BUS)
-        lines += [f"{f'{words}, {ranks} ranks':>22}{heads}"]
-        lines += [f"{'size':>22}" + f" | {'time':>8} {'algbw':>6} {'busbw':>6} {'±':>5} " * len(ON_THE_BUS)]
-        for size in sorted({size for size, _ in some}):
-            cells = (_cell(some[size, name]) for name in ON_THE_BUS)
-            lines += [f"{_bytes(size):>22}" + "".join(f" | {cell} " for cell in cells)]
+        num_ranks = next(iter(cells.values())).ranks
+        heads = "".join(f" | {name:^29}" for name in BUS_FACTORS)
+        lines += [f"{f'{description}, {num_ranks} ranks':>22}{heads}"]
+        lines += [f"{'size':>22}" + f" | {'time':>8} {'algbw':>6} {'busbw':>6} {'±':>5} " * len(BUS_FACTORS)]
+        for size in sorted({size for size, _ in cells}):
+            row = (_format_cell(cells[size, name]) for name in BUS_FACTORS)
+            lines += [f"{_format_bytes(size):>22}" + "".join(f" | {cell} " for cell in row)]
     return lines
 
 
-def compared(links: Mapping[str, Link | None], per_node: int, cluster: Cluster) -> list[str]:
-    """Each scope beside what the cluster's file says, or what that does not say."""
+def compare_with_cluster(links: Mapping[str, Link | None], cluster: ClusterConfig, *, ranks_per_node: int) -> list[str]:
+    """Return a line per scope: the measured bandwidth, and its part of the nominal one in the cluster's file."""
     lines = []
     nominal = {"within": ("gpu_link_gbs", cluster.gpu_link_gbs), "across": ("network_gbs", cluster.network_gbs)}
-    for scope, (key, gbs) in nominal.items():
-        if (found := links[scope]) is None:
-            one = "rank per node" if scope == "within" else "node"
-            lines += [f"{SCOPES[scope]}: not measured, there is one {one}"]
+    for scope, (key, nominal_gbs) in nominal.items():
+        if (link := links[scope]) is None:
+            unit = "rank per node" if scope == "within" else "node"
+            lines += [f"{SCOPES[scope]}: not measured, there is one {unit}"]
             continue
-        said, total = f"{SCOPES[scope]}: {found.gbs:.3g} GB/s per rank", found.gbs
-        if scope == "across" and per_node > 1:  # network_gbs is that of the whole node
-            total *= per_node
-            said += f", {total:.3g} GB/s per node"
-        told = f", {total / gbs:.0%} of cluster.{key}={gbs:g}" if gbs else f" (to compare it: cluster.{key} is null)"
-        lines += [said + told]
+        line, gbs = f"{SCOPES[scope]}: {link.gbs:.3g} GB/s per rank", link.gbs
+        if scope == "across" and ranks_per_node > 1:  # network_gbs is the bandwidth of the whole node
+            gbs *= ranks_per_node
+            line += f", {gbs:.3g} GB/s per node"
+        if nominal_gbs:
+            line += f", {gbs / nominal_gbs:.0%} of cluster.{key}={nominal_gbs:g}"
+        else:
+            line += f" (to compare it: cluster.{key} is null)"
+        lines += [line]
     return lines
 
 
-def _cell(point: Point) -> str:
-    time = f"{point.seconds * 1e6:.4g} us" if point.seconds < 1e-3 else f"{point.seconds * 1e3:.4g} ms"
-    return f"{time:>8} {_gbs(point.algorithm_gbs):>6} {_gbs(point.bus_gbs):>6} {point.spread:5.0%}"
+def _format_cell(timing: CollectiveTiming) -> str:
+    seconds = timing.seconds
+    time = f"{seconds * 1e6:.4g} us" if seconds < 1e-3 else f"{seconds * 1e3:.4g} ms"
+    return f"{time:>8} {_format_gbs(timing.algorithm_gbs):>6} {_format_gbs(timing.bus_gbs):>6} {timing.spread:5.0%}"
 
 
-def _gbs(value: float) -> str:
+def _format_gbs(value: float) -> str:
     return f"{value:.4f}" if value < 1 else f"{value:.4g}"
 
 
-def _bytes(size: int) -> str:
+def _format_bytes(size: int) -> str:
     power = min((size.bit_length() - 1) // 10, 3)
     return f"{size >> 10 * power} {('B', 'KiB', 'MiB', 'GiB')[power]}"

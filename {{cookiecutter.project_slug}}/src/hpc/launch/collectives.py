@@ -1,4 +1,4 @@
-"""Collectives of torch.distributed, timed. Needs a process group; all ranks call alike."""
+"""Time collectives of torch.distributed. Needs a process group; all ranks make the same calls."""
 
 import time
 from collections.abc import Callable
@@ -8,106 +8,136 @@ import torch
 import torch.distributed as dist
 
 from hpc.launch import bandwidth
-from hpc.launch.bandwidth import Point
+from hpc.launch.bandwidth import CollectiveTiming
 
-# Bytes of the messages: from a latency to what FSDP gathers at once, and less on CPUs, which share a node's memory.
-SIZES = {"cuda": [1 << n for n in range(10, 32, 3)], "cpu": [1 << n for n in range(10, 26, 3)]}
-BESIDE = {"cuda": 1 << 28, "cpu": 1 << 22}  # bytes that neighbours gather
-SHARE = 0.5  # seconds that one point of the table may take
-REPEATS = (5, 20)
-CALLS = 20  # at most so many in a row, between two looks at the clock
-GROWTH = 8  # from one size to the next
-ENOUGH = 2.0  # seconds: larger messages, of which one call would take longer, are left out
+# From a latency to what FSDP gathers at once, and less on CPUs, which share a node's memory.
+MESSAGE_BYTES = {"cuda": [1 << n for n in range(10, 32, 3)], "cpu": [1 << n for n in range(10, 26, 3)]}
+SIZE_RATIO = 8  # from one message to the next
+NEIGHBOUR_BYTES = {"cuda": 1 << 28, "cpu": 1 << 22}  # of the message between neighbouring nodes
+SECONDS_PER_TIMING = 0.5  # that all repeats of one message may take
+MIN_REPEATS, MAX_REPEATS = 5, 20
+MAX_CALLS_PER_REPEAT = 20  # in a row, between two looks at the clock
+MAX_CALL_SECONDS = 2.0  # messages of which one call would take longer are left out
 
-GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # their names from torch 2.13 on
-SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # their names from torch 2.13 on
+REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 Call = Callable[[], object]
-Ask = Callable[[str, float], float]  # what is being done, this rank's seconds -> the slowest rank's
+SlowestRank = Callable[[str, float], float]  # what is being timed, this rank's seconds → the slowest rank's seconds
 
 
-def measure(nodes: int, per_node: int, device: torch.device, ask: Ask) -> tuple[list[Point], dict[str, list[float]]]:
-    """Points of all scopes; and the seconds that each node needs for a large message, by itself and with neighbours."""
-    points: list[Point] = []
-    per_node_seconds: dict[str, list[float]] = {}
-    for scope, ranks in bandwidth.groups(nodes, per_node).items():
-        group = _mine(ranks)
-        for size in SIZES[device.type]:
-            slowest = 0.0
-            for name in bandwidth.ON_THE_BUS:
-                call = collective(name, size, len(ranks[0]), device, group)
-                first, times = _timed(call, group, device, lambda s, what=f"{name} {scope}, {size} bytes": ask(what, s))
-                points.append(bandwidth.point(scope, name, len(ranks[0]), size, times.max(dim=0).values.tolist()))
+def measure(
+    num_nodes: int, ranks_per_node: int, *, device: torch.device, slowest_rank: SlowestRank
+) -> tuple[list[CollectiveTiming], dict[str, list[float]]]:
+    """Time all collectives in all scopes.
+
+    Args:
+        slowest_rank: a collective call that returns the longest seconds of all ranks.
+
+    Returns:
+        The timings; and the seconds that each node needs for a large message, by itself and with its neighbours.
+    """
+    timings: list[CollectiveTiming] = []
+    seconds_per_node: dict[str, list[float]] = {}
+    for scope, ranks in bandwidth.rank_groups(num_nodes, ranks_per_node).items():
+        group, num_ranks = _make_own_group(ranks), len(ranks[0])
+        for size in MESSAGE_BYTES[device.type]:
+            longest_call = 0.0
+            for name in bandwidth.BUS_FACTORS:
+                call = make_collective(name, size, num_ranks=num_ranks, device=device, group=group)
+                what = f"{name} {scope}, {size} bytes"
+                call_seconds, seconds = _time_repeats(call, group, what=what, device=device, slowest_rank=slowest_rank)
+                repeats = seconds.max(dim=0).values.tolist()
+                timings.append(
+                    bandwidth.summarize_repeats(scope, name, num_ranks=num_ranks, size_bytes=size, seconds=repeats)
+                )
                 if scope == "within":
-                    per_node_seconds[scope] = [_of(times, some) for some in ranks]
-                slowest = max(slowest, first)
-            if GROWTH * slowest > ENOUGH:
+                    seconds_per_node[scope] = [_median_of_slowest(seconds, node_ranks) for node_ranks in ranks]
+                longest_call = max(longest_call, call_seconds)
+            if SIZE_RATIO * longest_call > MAX_CALL_SECONDS:
                 break
-    if rounds := bandwidth.rounds(nodes):
-        per_node_seconds["neighbours"] = _neighbours(rounds, nodes, per_node, device, ask)
-    return points, per_node_seconds
+    if rounds := bandwidth.neighbour_rounds(num_nodes):
+        seconds_per_node["neighbours"] = _time_neighbours(
+            rounds, num_nodes, ranks_per_node=ranks_per_node, device=device, slowest_rank=slowest_rank
+        )
+    return timings, seconds_per_node
 
 
-def collective(name: str, size: int, ranks: int, device: torch.device, group: Any) -> Call:
-    """A call with a message of so many bytes; of what is gathered or scattered, that is the whole."""
-    share = torch.zeros(max(size // 4 // ranks, 1), device=device)
-    whole = torch.zeros(share.numel() * ranks, device=device)
+def make_collective(name: str, size_bytes: int, *, num_ranks: int, device: torch.device, group: Any) -> Call:
+    """Return a call with a message of so many bytes: the whole of what is reduced, gathered or scattered."""
+    share = torch.zeros(max(size_bytes // 4 // num_ranks, 1), device=device)
+    whole = torch.zeros(share.numel() * num_ranks, device=device)
     calls = {
         "all_reduce": lambda: dist.all_reduce(whole, group=group),
-        "all_gather": lambda: GATHER(whole, share, group=group),
-        "reduce_scatter": lambda: SCATTER(share, whole, group=group),
+        "all_gather": lambda: ALL_GATHER(whole, share, group=group),
+        "reduce_scatter": lambda: REDUCE_SCATTER(share, whole, group=group),
     }
     return calls[name]
 
 
-def _timed(call: Call, group: Any, device: torch.device, ask: Callable[[float], float]) -> tuple[float, torch.Tensor]:
-    """The slowest rank's seconds for one call, once it is warm; and those of all repeats, (ranks, repeats)."""
-    _seconds(call, 1, group, device)  # connects
-    first = ask(_seconds(call, 1, group, device))
-    calls = max(1, min(CALLS, int(SHARE / REPEATS[1] / first)))
-    repeats = max(REPEATS[0], min(REPEATS[1], int(SHARE / calls / first)))
-    seconds = [_seconds(call, calls, group, device) for _ in range(repeats)]
-    mine = torch.tensor(seconds, dtype=torch.float64, device=device)
-    times = torch.zeros(dist.get_world_size() * repeats, dtype=torch.float64, device=device)
-    GATHER(times, mine)
-    return first, times.reshape(-1, repeats).cpu()
+def _time_repeats(
+    call: Call, group: Any, *, what: str, device: torch.device, slowest_rank: SlowestRank
+) -> tuple[float, torch.Tensor]:
+    """Return the slowest rank's seconds of one call after a warm-up; and those of all repeats, (ranks, repeats)."""
+    _seconds_per_call(call, 1, group=group, device=device)  # connects
+    call_seconds = slowest_rank(what, _seconds_per_call(call, 1, group=group, device=device))
+    num_calls = max(1, min(MAX_CALLS_PER_REPEAT, int(SECONDS_PER_TIMING / MAX_REPEATS / call_seconds)))
+    num_repeats = max(MIN_REPEATS, min(MAX_REPEATS, int(SECONDS_PER_TIMING / num_calls / call_seconds)))
+    own = [_seconds_per_call(call, num_calls, group=group, device=device) for _ in range(num_repeats)]
+    own_seconds = torch.tensor(own, dtype=torch.float64, device=device)
+    seconds = torch.zeros(dist.get_world_size() * num_repeats, dtype=torch.float64, device=device)
+    ALL_GATHER(seconds, own_seconds)
+    return call_seconds, seconds.reshape(-1, num_repeats).cpu()
 
 
-def _seconds(call: Call, calls: int, group: Any, device: torch.device) -> float:
-    """Of one call out of several in a row, which all ranks begin together."""
+def _seconds_per_call(call: Call, num_calls: int, *, group: Any, device: torch.device) -> float:
+    """Return the seconds of one call out of several in a row, which all ranks start together."""
     devices = [device.index] if device.type == "cuda" else None
     dist.barrier(device_ids=devices)
     if group:  # a slow node lets others out of the first barrier at different times
         dist.barrier(group, device_ids=devices)
-    begun = time.perf_counter()
-    for _ in range(calls):
+    start = time.perf_counter()
+    for _ in range(num_calls):
         call()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return (time.perf_counter() - begun) / calls
+    return (time.perf_counter() - start) / num_calls
 
 
-def _mine(groups: list[list[int]]) -> Any:
-    """All ranks make all groups; each keeps its own, if it has one."""
-    made = [dist.new_group(ranks) for ranks in groups]
-    return next((group for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks), None)
+def _make_own_group(groups: list[list[int]]) -> Any:
+    """Make all groups, as all ranks must, and return the one of this rank; None if it is in none."""
+    process_groups = [dist.new_group(ranks) for ranks in groups]
+    pairs = zip(process_groups, groups, strict=True)
+    return next((process_group for process_group, ranks in pairs if dist.get_rank() in ranks), None)
 
 
-def _neighbours(
-    rounds: list[list[tuple[int, int]]], nodes: int, per_node: int, device: torch.device, ask: Ask
+def _time_neighbours(
+    rounds: list[list[tuple[int, int]]],
+    num_nodes: int,
+    *,
+    ranks_per_node: int,
+    device: torch.device,
+    slowest_rank: SlowestRank,
 ) -> list[float]:
-    """Per node the seconds of an all-gather with that neighbour with which it is faster."""
-    best = [float("inf")] * nodes
+    """Return per node the seconds of an all-gather with that neighbour with which it is faster."""
+    best = [float("inf")] * num_nodes
     for pairs in rounds:
-        ranks = [[node * per_node + local for node in pair for local in range(per_node)] for pair in pairs]
-        group = _mine(ranks)  # of an odd number of nodes one looks on
-        call = collective("all_gather", BESIDE[device.type], 2 * per_node, device, group) if group else lambda: None
-        _, times = _timed(call, group, device, lambda s: ask("all_gather with neighbours", s))
-        for pair, some in zip(pairs, ranks, strict=True):
+        ranks = [[node * ranks_per_node + local for node in pair for local in range(ranks_per_node)] for pair in pairs]
+        group = _make_own_group(ranks)
+        size, num_ranks = NEIGHBOUR_BYTES[device.type], 2 * ranks_per_node
+        gather = make_collective("all_gather", size, num_ranks=num_ranks, device=device, group=group) if group else None
+        call = gather or _do_nothing  # of an odd number of nodes, one has no neighbour in this round
+        what = "all_gather with neighbours"
+        _, seconds = _time_repeats(call, group, what=what, device=device, slowest_rank=slowest_rank)
+        for pair, pair_ranks in zip(pairs, ranks, strict=True):
             for node in pair:
-                best[node] = min(best[node], _of(times, some))
+                best[node] = min(best[node], _median_of_slowest(seconds, pair_ranks))
     return best
 
 
-def _of(times: torch.Tensor, ranks: list[int]) -> float:
-    """The median over repeats of the slowest of these ranks, in seconds."""
-    return float(times[ranks].max(dim=0).values.median())
+def _do_nothing() -> None:
+    """Take the place of a collective on a rank that has no part in it."""
+
+
+def _median_of_slowest(seconds: torch.Tensor, ranks: list[int]) -> float:
+    """Return the median over repeats of the slowest of these ranks, in seconds."""
+    return float(seconds[ranks].max(dim=0).values.median())

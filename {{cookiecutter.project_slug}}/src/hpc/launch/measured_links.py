@@ -1,4 +1,4 @@
-"""What was measured of a cluster's network, kept for the plan in a small file per cluster. Imports no torch."""
+"""Measured links of a cluster's network, kept for the plan in a small file per cluster. Imports no torch."""
 
 import json
 import math
@@ -9,74 +9,74 @@ from typing import Any
 
 from hpc.config.project import project_name
 from hpc.system import home
-from hpc.system.files import put
+from hpc.system.files import write_atomically
 
 
 @dataclass(frozen=True)
 class Link:
-    """What all-reduce made of a link, with all GPUs of the nodes busy at once."""
+    """A link as all-reduce sees it, with all GPUs of the nodes busy at once."""
 
     gbs: float  # bus bandwidth per GPU at the largest message, GB/s in one direction
     latency: float  # seconds of a call with the smallest message
-    ranks: int  # that took part in one call
+    ranks: int  # in one call
     nodes: list[str]
     date: str
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Of one cluster; None: not measured there."""
+class MeasuredLinks:
+    """The links of one cluster; None: not measured."""
 
     within: Link | None  # between the GPUs of a node
     across: Link | None  # between nodes
 
 
-def measured(cluster: str, backend: str = "nccl") -> Measured | None:
-    """What tools/comm.py has last measured on this cluster; None: nothing, or it cannot be read."""
+def load(cluster: str, backend: str = "nccl") -> MeasuredLinks | None:
+    """Return what tools/comm.py has last measured on a cluster; None if there is nothing, or it cannot be read."""
     try:
-        found = read(json.loads(file(cluster).read_text(encoding="utf-8"))[backend])
+        links = parse(json.loads(file_of(cluster).read_text(encoding="utf-8"))[backend])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return found if found.within or found.across else None
+    return links if links.within or links.across else None
 
 
-def keep(cluster: str, backend: str, new: Measured) -> Path:
-    """Note it beside what is known of other backends; what was not measured now stays as it was.
+def save(cluster: str, backend: str, *, links: MeasuredLinks) -> Path:
+    """Save links beside those of other backends, and return the file. A link that is None now keeps its old value.
 
     Raises:
         OSError: the file cannot be written from here.
     """
-    path = file(cluster)
+    path = file_of(cluster)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        known = dict(json.loads(path.read_text(encoding="utf-8")))
+        by_backend = dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        known = {}
-    old = measured(cluster, backend) or Measured(None, None)
-    both = Measured(new.within or old.within, new.across or old.across)
-    put(path, json.dumps(known | {backend: asdict(both)}, indent=1))
+        by_backend = {}
+    old = load(cluster, backend) or MeasuredLinks(None, None)
+    merged = MeasuredLinks(links.within or old.within, links.across or old.across)
+    write_atomically(path, json.dumps(by_backend | {backend: asdict(merged)}, indent=1))
     return path
 
 
-def read(noted: Any) -> Measured:
-    """What `asdict` made of it.
+def parse(saved: Any) -> MeasuredLinks:
+    """Return links from what `asdict` made of them.
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError: it is something else.
     """
-    return Measured(*(_link(noted.get(scope)) for scope in ("within", "across")))
+    return MeasuredLinks(*(_parse_link(saved.get(scope)) for scope in ("within", "across")))
 
 
-def file(cluster: str) -> Path:
-    """Where it is kept, for all runs of this project by this user."""
+def file_of(cluster: str) -> Path:
+    """Return the file of a cluster's links, one for all runs of this project by this user."""
     cache = home.expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     return cache / project_name() / "network" / f"{cluster}.json"
 
 
-def _link(noted: Any) -> Link | None:
-    if noted is None:
+def _parse_link(saved: Any) -> Link | None:
+    if saved is None:
         return None
-    gbs, latency, ranks = float(noted["gbs"]), float(noted["latency"]), int(noted["ranks"])
+    gbs, latency, ranks = float(saved["gbs"]), float(saved["latency"]), int(saved["ranks"])
     if not (math.isfinite(gbs) and gbs > 0 and math.isfinite(latency) and latency > 0 and ranks > 1):
-        raise ValueError(f"no link: {noted}")
-    return Link(gbs, latency, ranks, [str(node) for node in noted["nodes"]], str(noted["date"]))
+        raise ValueError(f"a link must have positive numbers and several ranks; got {saved}")
+    return Link(gbs, latency, ranks, [str(node) for node in saved["nodes"]], str(saved["date"]))

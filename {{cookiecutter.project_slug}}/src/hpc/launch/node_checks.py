@@ -12,139 +12,161 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import preflight
-from hpc.config.errors import ConfigError, Finished
+from hpc.config.errors import ConfigError, RunFinished
 from hpc.config.project import PROJECT
 from hpc.launch import placement
-from hpc.launch.placement import Place
+from hpc.launch.placement import Placement
 from hpc.system import files
 
-PACKAGES = ("torch", "lightning", "deepspeed", "hydra-core")
+PACKAGES = ("torch", "lightning", "deepspeed", "hydra-core")  # whose versions all nodes must share
+# What to do if a fact of the nodes differs between them.
+AGREEMENT_FIXES = {
+    "config": "take ${oc.env:...} and clocks out of what ranks must share; python submit.py freezes the config",
+    "code": "python submit.py ..., which runs all ranks from one snapshot",
+    "versions": "one environment that all nodes see: export VENV=<shared directory>; source env.sh",
+}
 
 
-def placed(cfg: DictConfig, place: Place, environ: Mapping[str, str]) -> None:
-    """The launch is the one that the config asks for. From the environment alone, so every rank decides alike.
+def check_launch(cfg: DictConfig, place: Placement, *, environ: Mapping[str, str]) -> None:
+    """Check that the launch is the one that the config asks for. The environment decides, so every rank decides alike.
 
     Raises:
-        ConfigError: too many or too few processes, none where a job was meant, or a kind of job that cannot work.
+        ConfigError: too many or too few processes, no job where one is needed, or a kind of job that cannot work.
     """
-    nodes, devices = cfg.trainer.num_nodes, cfg.trainer.devices
-    launched = f"srun --nodes={nodes} --ntasks-per-node={devices} python train.py ..."
+    num_nodes, num_devices = cfg.trainer.num_nodes, cfg.trainer.devices
+    command = f"srun --nodes={num_nodes} --ntasks-per-node={num_devices} python train.py ..."
     if "PBS_JOBID" in environ:
-        launched = f"python submit.py ..., or on each node torchrun --nnodes={nodes} --nproc-per-node={devices} ..."
+        options = f"--nnodes={num_nodes} --nproc-per-node={num_devices}"
+        command = f"python submit.py ..., or on each node torchrun {options} ..."
     if environ.get("SLURM_HET_SIZE", "1") not in ("", "1"):
-        rule = "ranks cannot be numbered across the parts of a heterogeneous job"
+        rule = "must be 1: ranks cannot be numbered across the parts of a heterogeneous job"
         raise ConfigError("SLURM_HET_SIZE", environ["SLURM_HET_SIZE"], rule, "one part, all nodes alike")
     if place.launcher == "none":
-        _unlaunched(cfg, environ, launched)
+        _check_unlaunched(cfg, environ, command=command)
         return
-    if (place.world_size, place.local_world_size) != (nodes * devices, devices):
-        asked = f"trainer.num_nodes={nodes} trainer.devices={devices}"
+    if (place.world_size, place.local_world_size) != (num_nodes * num_devices, num_devices):
+        keys = f"trainer.num_nodes={num_nodes} trainer.devices={num_devices}"
         started = f"{place.world_size} in all, {place.local_world_size or 'not equally many'} on a node"
-        rule = f"is {nodes * devices} ranks, {devices} on a node; {place.launcher} started {started}"
-        raise ConfigError(asked, None, rule, launched)
+        needed = f"{num_nodes * num_devices} ranks, {num_devices} on a node"
+        raise ConfigError(keys, None, f"must be launched as {needed}; {place.launcher} started {started}", command)
     if "SLURM_NODEID" in environ and place.launcher == "torchrun" and environ["SLURM_NODEID"] != str(place.node_rank):
-        rule = f"torchrun was told node rank {place.node_rank} on node {environ['SLURM_NODEID']} of the step"
+        rule = f"must be the node's number in the step ({environ['SLURM_NODEID']})"
         fix = "srun bash -c 'torchrun --node-rank=$SLURM_NODEID ...' with single quotes, or srun python"
         raise ConfigError("--node-rank", place.node_rank, rule, fix, only_this_rank=place.local_rank == 0)
 
 
-def facts(cfg: DictConfig, place: Place, environ: Mapping[str, str], look: bool = True) -> dict[str, Any]:
-    """What this process knows of its node. `rejected`: the first thing here that does not fit the config."""
-    known: dict[str, Any] = {"host": socket.gethostname(), "rejected": None}
+def collect_node_facts(
+    cfg: DictConfig, place: Placement, *, environ: Mapping[str, str], check_files: bool = True
+) -> dict[str, Any]:
+    """Return the facts of this process and its node that all ranks compare.
+
+    Args:
+        check_files: whether to check the files that the config names, as seen from this node.
+
+    Returns:
+        host; rejected: the parts of the first `ConfigError` here, or None; of launched ranks a checksum of the config,
+        and of one rank per node a checksum of the code and the versions of packages.
+    """
+    facts: dict[str, Any] = {"host": socket.gethostname(), "rejected": None}
     try:
-        _enough(cfg, place, environ)
-        if look:
-            preflight.files(cfg)
-    except ConfigError as rejected:
-        known["rejected"] = rejected.parts()
+        _check_resources(cfg, place, environ=environ)
+        if check_files:
+            preflight.check_files(cfg)
+    except ConfigError as error:
+        facts["rejected"] = error.parts()
     if place.launcher == "none":
-        return known  # there is nobody to differ from
-    known["config"] = f"{zlib.crc32(repr(OmegaConf.to_container(cfg, resolve=True)).encode()):08x}"
+        return facts  # there are no other ranks to compare with
+    facts["config"] = f"{zlib.crc32(repr(OmegaConf.to_container(cfg, resolve=True)).encode()):08x}"
     if place.local_rank == 0:
-        known["code"] = files.checksum(PROJECT)
-        known["versions"] = f"Python {sys.version.split()[0]}, " + ", ".join(map(_version, PACKAGES))
-    return known
+        facts["code"] = files.source_checksum(PROJECT)
+        facts["versions"] = f"Python {sys.version.split()[0]}, " + ", ".join(map(_package_version, PACKAGES))
+    return facts
 
 
-def agree(known: list[dict[str, Any]]) -> None:
-    """All nodes can, and are alike.
+def check_agreement(all_facts: list[dict[str, Any]]) -> None:
+    """Check that no node rejects the config, and that all nodes are alike.
+
+    Args:
+        all_facts: the facts of every rank, see `collect_node_facts`.
 
     Raises:
-        ConfigError: the first complaint of a node, or what differs between them.
+        ConfigError: the first error of a node, or what differs between nodes.
     """
-    for fact in known:
-        if fact.get("rejected"):
-            key, value, rule, fix = fact["rejected"]
-            if fact.get("finished"):
-                raise Finished(key, value, rule, fix)
-            raise ConfigError(key, value, f"on {fact['host']}: {rule}" if len(known) > 1 else rule, fix)
-    fixes = {
-        "config": "no ${oc.env:...} or clock in what ranks must share; python submit.py freezes the config",
-        "code": "python submit.py ..., which runs all ranks from one snapshot",
-        "versions": "one environment that all nodes see: export VENV=<shared directory>; source env.sh",
-    }
-    for what, fix in fixes.items():
-        hosts = defaultdict(set)
-        for fact in known:
-            if what in fact:
-                hosts[fact[what]].add(fact["host"])
-        if len(hosts) > 1:
-            rule = "differs between ranks: " + "; ".join(f"{', '.join(sorted(on))}: {is_}" for is_, on in hosts.items())
-            raise ConfigError(what, None, rule, fix)
+    for facts in all_facts:
+        if facts.get("rejected"):
+            key, value, rule, fix = facts["rejected"]
+            if facts.get("finished"):
+                raise RunFinished(key, value, rule, fix)
+            raise ConfigError(key, value, f"{rule} (on {facts['host']})" if len(all_facts) > 1 else rule, fix)
+    for name, fix in AGREEMENT_FIXES.items():
+        hosts_by_value = defaultdict(set)
+        for facts in all_facts:
+            if name in facts:
+                hosts_by_value[facts[name]].add(facts["host"])
+        if len(hosts_by_value) > 1:
+            values = "; ".join(f"{', '.join(sorted(hosts))}: {value}" for value, hosts in hosts_by_value.items())
+            raise ConfigError(name, None, f"must be the same on all ranks; it is on {values}", fix)
 
 
-def _unlaunched(cfg: DictConfig, environ: Mapping[str, str], launched: str) -> None:
-    """Nobody launched this process as a rank: right for one node, wrong for several, and not on a login node."""
+def _check_unlaunched(cfg: DictConfig, environ: Mapping[str, str], *, command: str) -> None:
+    """Check a process that no launcher started: it can train on one node, but not on several or on a login node.
+
+    Args:
+        command: how to launch the ranks of this config.
+    """
     if "NODE_RANK" in environ or "LOCAL_RANK" in environ:
-        return  # Lightning did, or somebody who says where each process stands
-    nodes = cfg.trainer.num_nodes
-    if nodes > 1:
-        rule = "this process is alone: nothing started the ranks on the other nodes, and it would wait for them"
-        fix = launched if placement.in_job(environ) else "python submit.py ..., or trainer.num_nodes=1"
-        raise ConfigError("trainer.num_nodes", nodes, rule, fix)
+        return  # Lightning started it, or a person who places each process by hand
+    num_nodes = cfg.trainer.num_nodes
+    if num_nodes > 1:
+        rule = "must be 1 for a process that is alone: nothing started the ranks on the other nodes"
+        fix = command if placement.is_in_job(environ) else "python submit.py ..., or trainer.num_nodes=1"
+        raise ConfigError("trainer.num_nodes", num_nodes, rule, fix)
     cluster = cfg.cluster
     if not cluster.scheduler or cfg.trainer.accelerator != cluster.accelerator:
         return
-    if not placement.in_job(environ):
-        rule = f"cluster={cluster.name} trains in jobs, and this is none (a login node?)"
+    if not placement.is_in_job(environ):
+        rule = "Training on this cluster must run in a job, and this process is in none (a login node?)"
         raise ConfigError("cluster", cluster.name, rule, "python submit.py ..., or cluster=local to train here")
-    if "SLURM_JOB_ID" in environ and "SLURMD_NODENAME" not in environ:  # slurmd sets it, salloc's shell has none
-        rule = f"job {environ['SLURM_JOB_ID']} has its nodes, and this process is on none of them"
-        raise ConfigError("cluster", cluster.name, rule, launched)
+    if "SLURM_JOB_ID" in environ and "SLURMD_NODENAME" not in environ:  # slurmd sets it; the shell of salloc has none
+        rule = f"Training must run on the nodes of job {environ['SLURM_JOB_ID']}, and this process is on none of them"
+        raise ConfigError("cluster", cluster.name, rule, command)
 
 
-def _enough(cfg: DictConfig, place: Place, environ: Mapping[str, str]) -> None:
-    """GPUs, cores and arithmetic that the config counts on are here."""
+def _check_resources(cfg: DictConfig, place: Placement, *, environ: Mapping[str, str]) -> None:
+    """Check that this process has the GPUs and cores that the config counts on, and that the GPU has its precision."""
     trainer, cluster = cfg.trainer, cfg.cluster
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if trainer.accelerator == cluster.accelerator and cluster.request and visible is not None:
-        _enough_gpus(trainer.devices, len([name for name in visible.split(",") if name.strip()]), environ)
-    cores = len(os.sched_getaffinity(0))
-    wanted = min(cluster.cores_per_gpu or 1, os.cpu_count() or 1)
-    if place.launcher == "srun" and cores < wanted:
-        rule = f"this task may use {cores} of them; srun does not take --cpus-per-task over from sbatch everywhere"
-        raise ConfigError("cluster.cores_per_gpu", cluster.cores_per_gpu, rule, f"srun --cpus-per-task={wanted} ...")
+    visible_devices = environ.get("CUDA_VISIBLE_DEVICES")
+    if trainer.accelerator == cluster.accelerator and cluster.request and visible_devices is not None:
+        num_visible = len([name for name in visible_devices.split(",") if name.strip()])
+        _check_num_gpus(trainer.devices, num_visible, environ=environ)
+    num_cores = len(os.sched_getaffinity(0))
+    num_needed = min(cluster.cores_per_gpu or 1, os.cpu_count() or 1)
+    if place.launcher == "srun" and num_cores < num_needed:
+        rule = f"must be at most {num_cores}, the cores of this task (srun may not inherit --cpus-per-task of sbatch)"
+        fix = f"srun --cpus-per-task={num_needed} ..."
+        raise ConfigError("cluster.cores_per_gpu", cluster.cores_per_gpu, rule, fix)
     if trainer.accelerator == "cpu" or place.local_rank:
         return
     import torch
 
-    _enough_gpus(trainer.devices, torch.cuda.device_count(), environ)
+    _check_num_gpus(trainer.devices, torch.cuda.device_count(), environ=environ)
     if "bf16" in trainer.precision and not torch.cuda.is_bf16_supported(including_emulation=False):
-        rule = f"{torch.cuda.get_device_name()} has no bfloat16 arithmetic"
+        rule = f"must not be bf16 on {torch.cuda.get_device_name()}, which has no bfloat16 arithmetic"
         raise ConfigError("trainer.precision", trainer.precision, rule, "trainer.precision=16-mixed")
 
 
-def _enough_gpus(devices: int, found: int, environ: Mapping[str, str]) -> None:
-    if found < devices:
-        rule = f"{found} CUDA devices are visible to this task"
-        fix = f"ngpus={devices} in the select of the job (cluster.request), or trainer.devices={found}"
+def _check_num_gpus(num_devices: int, num_visible: int, *, environ: Mapping[str, str]) -> None:
+    if num_visible < num_devices:
+        rule = f"must be at most {num_visible}, the CUDA devices that this task sees"
+        fix = f"ngpus={num_devices} in the select of the job (cluster.request), or trainer.devices={num_visible}"
         if "PBS_JOBID" not in environ:
             rule += " (each task sees all of its node's: no --gpus-per-task)"
-            fix = f"--gpus-per-node={devices} (or --gres=gpu:{devices}), or trainer.devices={found}"
-        raise ConfigError("trainer.devices", devices, rule, fix if found else "trainer=cpu, or ask for GPUs: " + fix)
+            fix = f"--gpus-per-node={num_devices} (or --gres=gpu:{num_devices}), or trainer.devices={num_visible}"
+        fix = fix if num_visible else f"trainer=cpu, or ask for GPUs: {fix}"
+        raise ConfigError("trainer.devices", num_devices, rule, fix)
 
 
-def _version(package: str) -> str:
+def _package_version(package: str) -> str:
     try:
         return f"{package} {version(package)}"
     except PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""How the ranks of one launch find rank 0's store among whatever else listens on its node. No torch.
+"""How the ranks of one launch find the port of rank 0's store. Imports no torch.
 
-The store listens on a port that the system chooses. Where it is, rank 0 tells at the first free one of a few ports that
-all ranks can derive. A port that answers proves nothing: it may be a neighbour's, or a service that never replies.
+The store listens on a port that the system chooses. Rank 0 serves this number at the first free one of a few ports that
+all ranks can derive. Another program may listen at such a port, so each answer names the launch that it belongs to.
 """
 
 import json
@@ -20,134 +20,152 @@ from uuid import uuid4
 
 from hpc.config.errors import ConfigError
 from hpc.launch import placement
-from hpc.launch.placement import Place
+from hpc.launch.placement import Placement
 
-NUM_PORTS = 32  # that are tried: neighbours may have as many of them
-ANSWER = 2.0  # seconds that whoever listens at a port has to answer
-LONGEST = 4096  # bytes of a question or an answer
-MOST_CALLS = 10_000  # a second, of all ranks together, for a rank 0 that is not there yet
+NUM_PORTS = 32  # that are tried: all but one may be in use by other launches
+ANSWER_SECONDS = 2.0  # that a program at a port has to answer
+MAX_LINE_BYTES = 4096  # of a request or an answer
+MAX_CALLS_PER_SECOND = 10_000  # of all ranks together, while rank 0 does not listen yet
 
 
 @dataclass(frozen=True)
-class Launch:
-    """What the ranks of one launch have in common, and those of another one have not.
+class LaunchIdentity:
+    """What the ranks of one launch have in common, and what tells them from the ranks of other launches."""
 
-    `key`: from the scheduler or the parent process. `words`: a checksum of what was typed, and where; ranks of one
-    launch should agree about it, and if they do not, they must meet to learn that.
-    """
-
-    key: str
-    words: str
-    ports: tuple[int, ...]
+    key: str  # from the scheduler or the parent process
+    command: str  # checksum of the command line and its folder. Ranks that differ in it still meet, to report it
+    ports: tuple[int, ...]  # at which rank 0 may serve the port of its store
 
     @classmethod
-    def of(cls, place: Place, environ: Mapping[str, str]) -> Self:
-        """This process's. Raises `ConfigError` where MASTER_PORT is exported and is not a port."""
-        # Not the job number alone: several launches in one job, and attempts after a requeue, must be told apart.
-        # Where there is no job, what a person has exported must do, or else the process that started all ranks here: a
-        # wrapper around each rank would be another process for each.
-        asked = environ.get("MASTER_PORT")
-        alike = place.local_world_size == place.world_size and not asked
-        job = placement.job_id(environ) or (os.getppid() if alike else "")
-        key = f"{os.getuid()}.{job}.{place.step}.{environ.get('SLURM_RESTART_COUNT', 0)}.{place.world_size}.{asked}"
-        first = [_port(asked)] if asked else []
+    def from_environ(cls, place: Placement, environ: Mapping[str, str]) -> Self:
+        """Return the identity of this process's launch.
+
+        Raises:
+            ConfigError: MASTER_PORT is exported and is not a port.
+        """
+        # The job number alone does not do: one job may have several launches, and several attempts after a requeue.
+        # Outside of jobs, ranks share an exported port, or else the process that started all of them on this node. The
+        # latter fails with a wrapper around each rank, which is another parent for each.
+        exported_port = environ.get("MASTER_PORT")
+        shares_parent = place.local_world_size == place.world_size and not exported_port
+        job = placement.job_id(environ) or (os.getppid() if shares_parent else "")
+        restarts = environ.get("SLURM_RESTART_COUNT", 0)
+        key = f"{os.getuid()}.{job}.{place.step}.{restarts}.{place.world_size}.{exported_port}"
+        first = [_parse_port(exported_port)] if exported_port else []
         derived = [10000 + zlib.crc32(f"{key}.{number}".encode()) % 20000 for number in range(NUM_PORTS)]
-        words = json.dumps([sys.argv, os.getcwd()])
-        return cls(key, f"{zlib.crc32(words.encode()):08x}", (*first, *derived))
+        command = json.dumps([sys.argv, os.getcwd()])
+        return cls(key, f"{zlib.crc32(command.encode()):08x}", (*first, *derived))
 
 
-def _port(asked: str) -> int:
-    if not (asked.isdecimal() and 0 < int(asked) < 2**16):
-        raise ConfigError("MASTER_PORT", asked, "must be a port number, from 1 to 65535", "unset MASTER_PORT")
-    return int(asked)
+class PortServer:
+    """A server on rank 0 that tells the ranks of this launch, and nobody else, the port of the store.
 
+    Each rank number is served to one process only. Where two launches cannot be told apart, each still gets its
+    number of ranks.
 
-class Reception:
-    """On rank 0: tells each rank of this launch, and nobody else, the port of the store. Open for so many seconds.
-
-    Each rank has one seat: where two launches cannot be told apart, each still gets its number of ranks.
+    Args:
+        timeout_seconds: how long the server runs.
 
     Raises:
         ConfigError: all ports are taken.
     """
 
-    def __init__(self, launch: Launch, store_port: int, seconds: float) -> None:
-        self._launch, self._store_port, self._limit = launch, store_port, time.monotonic() + seconds
-        self._seats: dict[int, str] = {}
+    def __init__(self, launch: LaunchIdentity, store_port: int, *, timeout_seconds: float) -> None:
+        self._launch, self._store_port, self._end = launch, store_port, time.monotonic() + timeout_seconds
+        self._processes: dict[int, str] = {}  # rank → id of the process that has asked first
         self._lock = threading.Lock()
         self._socket = _listen(launch.ports)
-        threading.Thread(target=self._serve, daemon=True, name="reception").start()
+        threading.Thread(target=self._serve, daemon=True, name="port-server").start()
 
     def _serve(self) -> None:
         with self._socket, suppress(OSError):
-            while (left := self._limit - time.monotonic()) > 0:
-                self._socket.settimeout(left)
+            while (remaining_seconds := self._end - time.monotonic()) > 0:
+                self._socket.settimeout(remaining_seconds)
                 connection, _ = self._socket.accept()
-                threading.Thread(target=self._answer, args=[connection], daemon=True, name="reception").start()
+                threading.Thread(target=self._answer, args=[connection], daemon=True, name="port-server").start()
 
     def _answer(self, connection: socket.socket) -> None:
-        # What comes from a network may be anything at all: who does not ask as a rank does hears nothing.
+        # Any program may connect and send anything. It gets no answer unless it asks as a rank does.
         with connection, suppress(Exception):
-            answer = self._seat(json.loads(_line(connection)))
+            answer = self._answer_to(json.loads(_receive_line(connection)))
             connection.sendall(json.dumps(answer).encode() + b"\n")
 
-    def _seat(self, asked: dict[str, Any]) -> dict[str, Any]:
-        ours = asked["key"] == self._launch.key and (asked["words"] == self._launch.words or asked["anyhow"] is True)
+    def _answer_to(self, request: dict[str, Any]) -> dict[str, Any]:
+        has_same_command = request["command"] == self._launch.command or request["any_command"] is True
+        if request["key"] != self._launch.key or not has_same_command:
+            return {}
         with self._lock:
-            if ours and self._seats.setdefault(int(asked["rank"]), asked["who"]) == asked["who"]:
-                return {"launch": self._launch.key, "store_port": self._store_port}
-        return {}
+            first_process = self._processes.setdefault(int(request["rank"]), request["process"])
+        if request["process"] != first_process:
+            return {}
+        return {"launch": self._launch.key, "store_port": self._store_port}
 
 
-def find(launch: Launch, place: Place, host: str, seconds: float) -> int:
-    """The port of the store that rank 0 of this launch serves on `host`. Raises `TimeoutError` when time is over."""
-    begun = time.monotonic()
-    asked = {**asdict(launch), "ports": None, "rank": place.rank, "who": uuid4().hex}
-    for look in count():
+def find_store_port(launch: LaunchIdentity, place: Placement, *, host: str, timeout_seconds: float) -> int:
+    """Return the port of the store that rank 0 of this launch serves on `host`.
+
+    Raises:
+        TimeoutError: it was not found within `timeout_seconds`.
+    """
+    start = time.monotonic()
+    request = {**asdict(launch), "ports": None, "rank": place.rank, "process": uuid4().hex}
+    for attempt in count():
         for port in launch.ports:
-            if (waited := time.monotonic() - begun) > seconds:
+            if (elapsed_seconds := time.monotonic() - start) > timeout_seconds:
                 raise TimeoutError
-            # A launch of the same key and other words is a neighbour's as long as our own may still come.
+            # A server with the same key and another command belongs to another launch, as long as ours may still come.
+            request["any_command"] = elapsed_seconds > timeout_seconds / 3
             try:
-                if store_port := _ask(host, port, launch, asked | {"anyhow": waited > seconds / 3}):
+                if store_port := _request_port(host, port, launch=launch, request=request):
                     return store_port
             except ConnectionRefusedError:
-                if look % 10:  # rank 0 takes the first port that is free: mostly this one is worth a look
+                if attempt % 10:  # rank 0 mostly listens at the first port, so the others are tried once in ten rounds
                     break
             except socket.gaierror:
                 break
-            except Exception:  # silent, or no reception: what comes from a network may be anything at all
+            except Exception:  # another program listens there: it is silent, or may answer anything
                 continue
         # A rank 0 that needs ten seconds to import torch is found soon after.
-        left = seconds - (time.monotonic() - begun)
-        time.sleep(max(min(left, max(0.1, place.world_size / MOST_CALLS)), 0))
+        remaining_seconds = timeout_seconds - (time.monotonic() - start)
+        time.sleep(max(min(remaining_seconds, max(0.1, place.world_size / MAX_CALLS_PER_SECOND)), 0))
     raise AssertionError("count() has no end")
 
 
-def _ask(host: str, port: int, launch: Launch, asked: Mapping[str, Any]) -> int | None:
-    with socket.create_connection((host, port), timeout=ANSWER) as connection:
-        connection.sendall(json.dumps(asked).encode() + b"\n")
-        answer = json.loads(_line(connection))
+def _parse_port(text: str) -> int:
+    if not (text.isdecimal() and 0 < int(text) < 2**16):
+        raise ConfigError("MASTER_PORT", text, "must be a port number, from 1 to 65535", "unset MASTER_PORT")
+    return int(text)
+
+
+def _request_port(host: str, port: int, *, launch: LaunchIdentity, request: Mapping[str, Any]) -> int | None:
+    """Return the port of the store, or None if another launch answers. Raise what the network or its answer causes."""
+    with socket.create_connection((host, port), timeout=ANSWER_SECONDS) as connection:
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        answer = json.loads(_receive_line(connection))
     return int(answer["store_port"]) if answer.get("launch") == launch.key and "store_port" in answer else None
 
 
-def _line(connection: socket.socket) -> bytes:
-    """What the other end says up to the end of a line, soon and not too long. Raises `OSError`."""
-    limit, text = time.monotonic() + ANSWER, b""
-    while b"\n" not in text and len(text) < LONGEST:
-        connection.settimeout(max(limit - time.monotonic(), 0.001))
-        if not (part := connection.recv(LONGEST)):
+def _receive_line(connection: socket.socket) -> bytes:
+    """Return what the other end sends up to the end of a line, limited in time and length. Raise `OSError`."""
+    end, text = time.monotonic() + ANSWER_SECONDS, b""
+    while b"\n" not in text and len(text) < MAX_LINE_BYTES:
+        connection.settimeout(max(end - time.monotonic(), 0.001))
+        if not (part := connection.recv(MAX_LINE_BYTES)):
             break
         text += part
     return text
 
 
 def _listen(ports: Sequence[int]) -> socket.socket:
-    """A socket that listens at the first of these ports that nobody has."""
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
+    """Return a socket that listens at the first of these ports that is free.
+
+    Raises:
+        ConfigError: none is.
+    """
+    has_both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if has_both else socket.AF_INET
     for port in ports:
-        with suppress(OSError):  # taken, or not ours to take
-            return socket.create_server(("", port), family=family, backlog=4096, dualstack_ipv6=both)
-    rule = f"rank 0 can listen neither at this port of {socket.gethostname()} nor at {len(ports) - 1} others"
+        with suppress(OSError):  # in use, or not permitted
+            return socket.create_server(("", port), family=family, backlog=4096, dualstack_ipv6=has_both)
+    rule = f"must be free on {socket.gethostname()}, where rank 0 listens; {len(ports) - 1} other ports are taken, too"
     raise ConfigError("MASTER_PORT", ports[0], rule, "start again, or export another MASTER_PORT")

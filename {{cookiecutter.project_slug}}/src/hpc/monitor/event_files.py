@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hpc.monitor.sample_files import masked
-from hpc.system.files import opened
+from hpc.system.files import open_regular_file
 
 LARGEST = 2**16  # bytes of a record; what is larger, as pictures and histograms, is passed over unread
 MOST = 2_000_000  # records that are read: some 20 seconds
@@ -114,7 +114,7 @@ def _add(curves: dict[str, Curve], read: Curves, event: Any) -> None:
 
 def _events(file: Path, event: Any) -> Iterator[Any]:
     """None for one that is damaged."""
-    with opened(file) as stream:
+    with open_regular_file(file) as stream:
         for data in _records(stream):
             try:
                 yield None if data is None else event.FromString(data)

@@ -48,7 +48,7 @@ class Monitor(L.Callback):
     ) -> None:
         if not trainer.fit_loop._should_accumulate():  # an epoch may end with fewer batches than a step has
             lean.drop(self, "on_train_batch_end")  # the first step is done: compiled, loaded
-            self._begin["start"] = process.began()
+            self._begin["start"] = process.start_unix_time()
             self._note(trainer, "start")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

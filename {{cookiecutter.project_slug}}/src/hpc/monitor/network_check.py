@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 
 from omegaconf import DictConfig
 
-from hpc.config import compose, layout, preflight, sections, typed
+from hpc.config import compose, conversion, layout, preflight, sections
 from hpc.launch import bandwidth, measured_links, nccl_log, node_checks, placement
-from hpc.launch.bandwidth import Point
-from hpc.launch.measured_links import Measured
+from hpc.launch.bandwidth import CollectiveTiming
+from hpc.launch.measured_links import MeasuredLinks
 from hpc.monitor.network_check_words import reject_alone
 from hpc.run import command_line, directory, frozen_config, watchdog
 from hpc.system import files
@@ -26,25 +26,25 @@ RESULT = "network.json"
 TABLE = "network.txt"
 
 
-def run(cfg: DictConfig, place: placement.Place, *, warned: watchdog.Warned, words: Sequence[str]) -> None:
+def run(cfg: DictConfig, place: placement.Placement, *, warned: watchdog.Warned, words: Sequence[str]) -> None:
     """Check the config and measure, on every rank; leave with exit code 1 where all of them are told to stop.
 
     Args:
         words: as typed; they are kept beside the config.
     """
-    preflight.rules(cfg)
+    preflight.check_rules(cfg)
     reject_alone(cfg)
     is_frozen = command_line.resumes(words) is not None
     try:
-        _measure_and_keep(cfg, place, warned=warned, words=compose.typed(words), frozen=is_frozen)
+        _measure_and_keep(cfg, place, warned=warned, words=compose.select_overrides(words), frozen=is_frozen)
     except watchdog.Stopped as stopped:
-        if placement.speaks(place, os.environ):
+        if placement.is_reporting_rank(place, os.environ):
             print(f"stopped: {stopped.why}", flush=True)
         sys.exit(1)
 
 
 def _measure_and_keep(
-    cfg: DictConfig, place: placement.Place, *, warned: watchdog.Warned, words: Sequence[str], frozen: bool
+    cfg: DictConfig, place: placement.Placement, *, warned: watchdog.Warned, words: Sequence[str], frozen: bool
 ) -> None:
     """Measure between all ranks. Rank 0 prints the table, and keeps it in the run directory and for the plan.
 
@@ -54,7 +54,7 @@ def _measure_and_keep(
     Raises:
         Stopped: on all ranks, between two measurements.
     """
-    node_checks.placed(cfg, place, os.environ)
+    node_checks.check_launch(cfg, place, environ=os.environ)
     warned.parent = os.getppid()
     fresh = directory.choose(cfg.run_dir, cfg.name, datetime.now(), os.environ, place.step or "0")
     start = training_begin.together(cfg, place, fresh, frozen, os.environ)  # torch from here on
@@ -62,7 +62,7 @@ def _measure_and_keep(
     if start.claim:
         frozen_config.keep(run_dir, cfg, words)
         facts = {"launcher": place.launcher, "hosts": start.hosts, "world_size": place.world_size}
-        gpus = cfg.trainer.devices if layout.on_gpu(cfg) else 0
+        gpus = cfg.trainer.devices if layout.is_on_gpu(cfg) else 0
         directory.start(run_dir, start.attempt, os.environ, **facts, gpus_per_node=gpus)
     with watchdog.Watch(
         run_dir, start.claim, start.attempt, place.rank, place.world_size, start.store, hang_seconds, warned
@@ -77,7 +77,7 @@ def _measure_and_keep(
 def judged(
     cfg: DictConfig,
     hosts: list[str],
-    points: Sequence[Point],
+    points: Sequence[CollectiveTiming],
     seconds: Mapping[str, Sequence[float]],
     logs: Mapping[str, str],
 ) -> dict[str, Any]:
@@ -88,19 +88,19 @@ def judged(
         logs: what NCCL said on each host.
     """
     per_node, date = cfg.trainer.devices, f"{datetime.now().astimezone():%Y-%m-%d %H:%M %z}"
-    links = {scope: bandwidth.link(points, scope, hosts, date) for scope in bandwidth.SCOPES}
+    links = {scope: bandwidth.link_from_timings(points, scope, nodes=hosts, date=date) for scope in bandwidth.SCOPES}
     by_host = {what: dict(zip(hosts, some, strict=False)) for what, some in seconds.items()}
-    cluster = typed.typed(sections.Cluster, cfg.cluster, "cluster")
+    cluster = conversion.to_dataclass(sections.ClusterConfig, cfg.cluster, name="cluster")
     return {
         "cluster": cluster.name,
         "backend": _backend(cfg),
         "date": date,
         "nodes": hosts,
         "ranks_per_node": per_node,
-        "links": asdict(Measured(**links)),
-        "transports": {host: sorted(nccl_log.transports(log)) for host, log in logs.items()},
+        "links": asdict(MeasuredLinks(**links)),
+        "transports": {host: sorted(nccl_log.used_networks(log)) for host, log in logs.items()},
         "seconds_per_node": by_host,
-        "compared": bandwidth.compared(links, per_node, cluster),
+        "compared": bandwidth.compare_with_cluster(links, cluster, ranks_per_node=per_node),
         "warnings": [*_sockets(logs), *_slow(by_host)],
         "points": [asdict(p) | {"algorithm_gbs": p.algorithm_gbs, "bus_gbs": p.bus_gbs} for p in points],
     }
@@ -108,18 +108,18 @@ def judged(
 
 def _measure(
     cfg: DictConfig,
-    place: placement.Place,
+    place: placement.Placement,
     start: beginning.Beginning,
     watching: watchdog.Watch,
     warned: watchdog.Warned,
-) -> tuple[list[Point], dict[str, list[float]]]:
+) -> tuple[list[CollectiveTiming], dict[str, list[float]]]:
     import torch
     import torch.distributed as dist
 
     from hpc.launch import collectives
 
     _let_nccl_speak(Path(cfg.run_dir) / "nccl")
-    device = torch.device("cuda", place.local_rank) if layout.on_gpu(cfg) else torch.device("cpu")
+    device = torch.device("cuda", place.local_rank) if layout.is_on_gpu(cfg) else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(_backend(cfg))
@@ -133,7 +133,7 @@ def _measure(
             _stop(cfg, start, f"{warned.signal or 'a signal to another rank'} during {doing}")
         return float(both[0])
 
-    found = collectives.measure(cfg.trainer.num_nodes, cfg.trainer.devices, device, slowest)
+    found = collectives.measure(cfg.trainer.num_nodes, cfg.trainer.devices, device=device, slowest_rank=slowest)
     dist.destroy_process_group()
     return found
 
@@ -152,7 +152,7 @@ def _let_nccl_speak(folder: Path) -> None:
 
 
 def _backend(cfg: DictConfig) -> str:
-    return "nccl" if layout.on_gpu(cfg) else "gloo"
+    return "nccl" if layout.is_on_gpu(cfg) else "gloo"
 
 
 def _logs(run_dir: Path) -> dict[str, str]:
@@ -165,10 +165,12 @@ def _logs(run_dir: Path) -> dict[str, str]:
 
 
 def _sockets(logs: Mapping[str, str]) -> list[str]:
-    fell = [host for host, log in logs.items() if any(name.startswith("Socket") for name in nccl_log.transports(log))]
+    fell = [
+        host for host, log in logs.items() if any(name.startswith("Socket") for name in nccl_log.used_networks(log))
+    ]
     if not fell:
         return []
-    why = list(dict.fromkeys(reason for host in fell for reason in nccl_log.reasons(logs[host])))
+    why = list(dict.fromkeys(reason for host in fell for reason in nccl_log.failure_reasons(logs[host])))
     return [
         f"NCCL sends over sockets (TCP) on {', '.join(fell)}: the fast network between nodes is not used",
         *(f"  it says: {reason}" for reason in why[:3]),
@@ -177,7 +179,11 @@ def _sockets(logs: Mapping[str, str]) -> list[str]:
 
 def _slow(seconds: Mapping[str, Mapping[str, float]]) -> list[str]:
     words = {"within": "its own ranks", "neighbours": "its neighbours"}
-    found = [(times, host, what) for what in words for host, times in bandwidth.slow(seconds.get(what, {})).items()]
+    found = [
+        (times, host, what)
+        for what in words
+        for host, times in bandwidth.find_slow_nodes(seconds.get(what, {})).items()
+    ]
     return [
         f"{host} is slow: with {words[what]} it takes {times:.1f} times as long as other nodes"
         for times, host, what in sorted(found, reverse=True)
@@ -185,18 +191,20 @@ def _slow(seconds: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def _leave(report: dict[str, Any], cluster: str, run_dir: Path) -> None:
-    points = [Point(**{key: p[key] for key in Point.__dataclass_fields__}) for p in report["points"]]
+    points = [
+        CollectiveTiming(**{key: p[key] for key in CollectiveTiming.__dataclass_fields__}) for p in report["points"]
+    ]
     nodes = f"{len(report['nodes'])} nodes" if len(report["nodes"]) > 1 else "one node"
     title = f"{report['backend']} on {nodes} of {cluster} ({', '.join(report['nodes'])}), {report['date']}"
     networks = sorted({name for names in report["transports"].values() for name in names})
-    lines = [title, "bandwidths in GB/s, as nccl-tests define them", *bandwidth.table(points)]
+    lines = [title, "bandwidths in GB/s, as nccl-tests define them", *bandwidth.timing_table(points)]
     lines += [f"NCCL's network: {', '.join(networks)}"] if networks else []
     lines += [*report["compared"], *(f"warning: {line}" for line in report["warnings"])]
-    files.put(run_dir / RESULT, json.dumps(report, indent=1))
+    files.write_atomically(run_dir / RESULT, json.dumps(report, indent=1))
     try:
-        kept = measured_links.keep(cluster, report["backend"], measured_links.read(report["links"]))
+        kept = measured_links.save(cluster, report["backend"], links=measured_links.parse(report["links"]))
         lines += [f"kept for the plan in {kept}"]
     except OSError as error:
         lines += [f"warning: not kept for the plan: {error}"]
-    files.put(run_dir / TABLE, "".join(f"{line}\n" for line in lines))
+    files.write_atomically(run_dir / TABLE, "".join(f"{line}\n" for line in lines))
     print("\n".join(lines), flush=True)

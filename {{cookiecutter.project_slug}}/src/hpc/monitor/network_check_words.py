@@ -15,7 +15,7 @@ DEFAULTS = ["name=comm", "cluster.time=0:15:00", "faults.retries=1"]
 
 def parse(description: str | None, argv: Sequence[str]) -> argparse.Namespace:
     """Return the words and options of a command line; the words of a new measurement are completed."""
-    parser = compose.parser(description)
+    parser = compose.make_parser(description)
     parser.add_argument("--dry-run", action="store_true", help="print the job script and write nothing")
     parser.add_argument("--wait", action="store_true", help="wait for the job and print its table")
     asked = parser.parse_intermixed_args(argv)

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from hpc.run.job_logs import text
-from hpc.system.files import opened, parsed
+from hpc.system.files import open_regular_file, parse_json
 
 BYTES = 32 * 2**20  # of all nodes' samples that are read, some 3 s; of more, samples that lie evenly
 GAP = 5  # so many intervals without a sample: nobody knows what was between
@@ -88,7 +88,7 @@ def read(file: Path, every: int = 1) -> tuple[Node, int]:
     """One node's table, of its lines one in `every`, and how many of these are damaged."""
     node, damaged = Node(file.stem), 0
     try:
-        with TextIOWrapper(opened(file), encoding="utf-8", errors="replace") as stream:
+        with TextIOWrapper(open_regular_file(file), encoding="utf-8", errors="replace") as stream:
             names = stream.readline().rstrip("\n").split(",")
             if names[:2] != ["time", "attempt"]:
                 return node, 1
@@ -126,7 +126,7 @@ def _noted(run_dir: Path) -> list[Phase | None]:
 
 def _phase(line: str) -> Phase | None:
     try:
-        note = parsed(line)
+        note = parse_json(line)
         begin, end, step = float(note["begin"]), float(note["end"]), int(note.get("step") or 0)
         phase = Phase(str(note["what"]), begin, end, int(note["attempt"]), step)
     except (ValueError, KeyError, TypeError, OverflowError, AttributeError):

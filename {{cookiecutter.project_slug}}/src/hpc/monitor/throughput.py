@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from hpc.config.errors import reason
+from hpc.config.errors import first_line
 from hpc.jobs.hardware import peak
 from hpc.monitor.flops import training_flops
 from hpc.training.curves import show
@@ -83,7 +83,7 @@ class Throughput(L.Callback):
             with isolate_rng(include_cuda=False):  # this rank alone asks
                 self._flops, self._example = training_flops(network), network.example_input(1).shape[1:]
         except Exception as error:  # of the network's own
-            print(f"no perf/tflops: they cannot be counted: {type(error).__name__}: {reason(error)}", flush=True)
+            print(f"no perf/tflops: they cannot be counted: {type(error).__name__}: {first_line(error)}", flush=True)
             return
         device, tf32 = trainer.strategy.root_device, torch.get_float32_matmul_precision() != "highest"
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from hpc.config.compose import compose_overrides
 from hpc.config.errors import ConfigError
-from hpc.config.preflight import rules
+from hpc.config.preflight import check_rules
 from hpc.jobs.hardware import Machine, machine
 from hpc.launch import measured_links
 from hpc.plan import smaller, trace_cache
@@ -33,10 +33,10 @@ def machine_of(cfg: DictConfig) -> Machine | None:
     if not of(cfg).accelerated or not cluster.gpu:
         return None
     nominal = machine(cluster.gpu, cluster.network_gbs, cluster.gpu_link_gbs, tf32=cfg.matmul_precision != "highest")
-    return with_measured(nominal, measured_links.measured(cluster.name), cluster.gpus_per_node)
+    return with_measured(nominal, measured_links.load(cluster.name), cluster.gpus_per_node)
 
 
-def with_measured(nominal: Machine, measured: measured_links.Measured | None, devices: int | None) -> Machine:
+def with_measured(nominal: Machine, measured: measured_links.MeasuredLinks | None, devices: int | None) -> Machine:
     """The machine with the bandwidths that were measured, which already are the share that can be reached.
 
     Across nodes each GPU of a node had a ring of its own, all at once: together they are what the node sends.
@@ -108,7 +108,7 @@ def _meant(words: Sequence[str]) -> Setup | None:
     """The setup of a command line; None where it breaks a rule."""
     try:
         cfg = compose_overrides(words)
-        rules(cfg)
+        check_rules(cfg)
     except ConfigError:
         return None
     return of(cfg)

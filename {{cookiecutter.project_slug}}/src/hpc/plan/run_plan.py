@@ -42,13 +42,13 @@ def plan_run(cfg: DictConfig, words: Sequence[str], *, own: dict[str, Any]) -> R
     Raises:
         ConfigError: the config breaks a rule, or its network cannot be traced.
     """
-    preflight.rules(cfg)
+    preflight.check_rules(cfg)
     notes = _look_at_data(cfg)
     made = _plan(cfg, own)
     steps = plan_words.steps(cfg, made.trace, made.setup, own)
     finish = None
     if made.step and steps:
-        limit = walltime.walltime("cluster.time", cfg.cluster.time)
+        limit = walltime.walltime_seconds("cluster.time", cfg.cluster.time)
         finish = campaign.finish(made.step.seconds, steps, made.setup, limit)
     changes = fit.ways_out(cfg, words, made) if made.fits is False and not own.keys() & plan_words.PIPED else []
     notes += plan_text.notes(made, cfg.cluster, steps=steps, finish=finish)
@@ -98,7 +98,7 @@ def _plan(cfg: DictConfig, own: dict[str, Any]) -> Plan:
 def _look_at_data(cfg: DictConfig) -> list[str]:
     """Fill in what data say of themselves; a plan can do without them where the config says it, which is noted."""
     try:
-        preflight.files(cfg)
+        preflight.check_files(cfg)
     except ConfigError as rejected:
         if not rejected.key.startswith("data.") or None in cfg.model.network.values():
             raise

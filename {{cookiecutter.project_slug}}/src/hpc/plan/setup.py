@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
-from hpc.config.layout import layout, on_gpu
+from hpc.config.layout import derive_layout, is_on_gpu
 
 # By the name of the strategy; what is not here keeps everything on every rank.
 SHARDING = {"fsdp": "fsdp", "tensor_parallel": "fsdp", "deepspeed_zero1": "zero1", "deepspeed_zero2": "zero2"}
@@ -65,7 +65,7 @@ def of(cfg: DictConfig) -> Setup:
     return Setup(
         nodes=trainer.num_nodes,
         devices=trainer.devices,
-        micro_batch=layout(cfg).micro_batch_size,
+        micro_batch=derive_layout(cfg).micro_batch_size,
         accumulate=trainer.accumulate_grad_batches,
         tensor_parallel=strategy.tensor_parallel_size,
         sharding=SHARDING.get(strategy.name, "none"),
@@ -75,6 +75,6 @@ def of(cfg: DictConfig) -> Setup:
         offload=bool(strategy.lightning.get("offload_optimizer")),
         bucket=strategy.lightning.get("reduce_bucket_size", 0) * (1 + bool(strategy.lightning.get("overlap_comm"))),
         overlap=strategy.lightning.get("overlap_comm", True),
-        accelerated=on_gpu(cfg),
+        accelerated=is_on_gpu(cfg),
         single=strategy.name == "single",
     )

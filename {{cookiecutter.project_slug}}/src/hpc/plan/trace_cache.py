@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from hpc.config.build import without_checks
-from hpc.config.project import HPC, PROJECT, SOURCES, packages, project_name
+from hpc.config.project import HPC, PROJECT, SOURCES, project_name, researcher_packages
 from hpc.plan.setup import Setup
 from hpc.plan.trace_types import Trace
 from hpc.system import home
@@ -61,7 +61,10 @@ def _digest(question: dict[str, Any]) -> str:
     """Of all that a trace depends on: the question, the sources of the network, the versions of the libraries."""
     hashed = sha256(json.dumps(question, sort_keys=True).encode(errors="surrogateescape"))
     hashed.update(version("torch").encode())
-    apart = (SOURCES / HPC, *(SOURCES / package / "data" for package in packages()))  # a network knows nothing of them
+    apart = (
+        SOURCES / HPC,
+        *(SOURCES / package / "data" for package in researcher_packages()),
+    )  # a network knows nothing of them
     theirs = [path for path in SOURCES.rglob("*.py") if not any(path.is_relative_to(folder) for folder in apart)]
     for path in (PROJECT / "constraints.txt", *sorted(theirs), *(Path(__file__).with_name(name) for name in OURS)):
         hashed.update(path.read_bytes())

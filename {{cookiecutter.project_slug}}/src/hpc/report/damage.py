@@ -11,7 +11,7 @@ from hpc.monitor.node_usage import Node, Phase
 from hpc.report.numbers import CLOCK, Span, value
 from hpc.run import history, job_logs
 from hpc.run.history import Run
-from hpc.system.files import parsed
+from hpc.system.files import parse_json
 
 EVERY = 10  # seconds between two samples, where the config does not tell
 
@@ -43,7 +43,7 @@ def config(run_dir: Path) -> tuple[str, dict[str, Any], list[str]]:
 def made_by(run_dir: Path) -> tuple[dict[str, Any], list[str]]:
     path = run_dir / "made_by.json"
     try:
-        found = parsed(job_logs.text(path))
+        found = parse_json(job_logs.text(path))
     except (ValueError, RecursionError):
         found = None
     return (found, []) if isinstance(found, dict) else ({}, ["made_by.json is damaged"] if path.exists() else [])

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc.config import compose, section_rules
-from hpc.config.sections import Cluster
+from hpc.config import cluster_rules, personal_clusters
+from hpc.config.sections import ClusterConfig
 from hpc.report import ssh_tunnel, tensorboard
 from hpc.system import home
 
 
-def serve(places: Sequence[Path], cluster: Cluster) -> int:
+def serve(places: Sequence[Path], cluster: ClusterConfig) -> int:
     """Serve till Ctrl-C, a signal, or TensorBoard's own end; return the exit code.
 
     Args:
@@ -22,7 +22,7 @@ def serve(places: Sequence[Path], cluster: Cluster) -> int:
     Raises:
         ConfigError: a place that does not exist, none that has curves, or a TensorBoard that does not start.
     """
-    section_rules.login_host(cluster.login_host)
+    cluster_rules.check_login_host(cluster.login_host)
     words = tensorboard.logdir(tensorboard.shown(places))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
@@ -35,16 +35,16 @@ def serve(places: Sequence[Path], cluster: Cluster) -> int:
         return 0
 
 
-def address(port: int, cluster: Cluster) -> list[str]:
+def address(port: int, cluster: ClusterConfig) -> list[str]:
     """Return where TensorBoard listens, and the ssh line that leads there."""
     host = ssh_tunnel.here(os.environ)
     found = [
         f"TensorBoard is at http://localhost:{port}/ on {host}. On your own computer type",
-        *(f"    {line}" for line in ssh_tunnel.lines(port, home.user(), host, cluster.login_host, os.environ)),
+        *(f"    {line}" for line in ssh_tunnel.lines(port, home.user_name(), host, cluster.login_host, os.environ)),
         f"and open http://localhost:{port}/ there. Ctrl-C ends it here.",
     ]
     if not cluster.login_host:
-        file = f"configs/cluster/{cluster.name}.yaml or {compose.PERSONAL}"
+        file = f"configs/cluster/{cluster.name}.yaml or {personal_clusters.PERSONAL_CLUSTERS}"
         found.append(
             f"(cluster.login_host is not known: where this machine has another name outside, set it in {file})"
         )

@@ -13,9 +13,9 @@ import lightning as L
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from hpc.config.conversion import flatten
 from hpc.config.errors import ConfigError
-from hpc.config.freezing import frozen
-from hpc.config.typed import flat
+from hpc.config.freezing import to_frozen_yaml
 
 OURS = "parallelize"  # of the model's section, what the strategy decides
 
@@ -24,7 +24,7 @@ class Hyperparameters(L.Callback):
     """Lets changed values of the model's config take effect. Must come after what restores the optimizers."""
 
     def __init__(self, model: DictConfig) -> None:
-        values = flat(OmegaConf.create(frozen(model)))
+        values = flatten(OmegaConf.create(to_frozen_yaml(model)))
         self.config = {key: str(value) for key, value in values.items() if key.split(".")[0] != OURS}
         self.made: list[Any] = []
         self.length: list[int | None] = []

@@ -14,9 +14,9 @@ from torch import Tensor
 from hpc.checkpoint import on_disk, plain_data
 from hpc.checkpoint.strategy_state import AFTERWARDS, MINE, NOTE, VALIDATED
 from hpc.checkpoint.writer import Unwritten
+from hpc.config.conversion import to_dataclass
 from hpc.config.errors import ConfigError
-from hpc.config.sections import Checkpoint, Faults
-from hpc.config.typed import typed
+from hpc.config.sections import CheckpointConfig, FaultsConfig
 from hpc.data import replay
 from hpc.data.made_loaders import MadeLoaders
 from hpc.data.shared_loaders import reject_other_orders
@@ -69,8 +69,8 @@ class Resume(L.Callback):
     def __init__(self, run: Attempt, *, trial: Trial | None = None) -> None:
         self.run, self.trial = run, trial
         self.run_dir, self.watch, self.warned = run.run_dir, run.watch, run.program.signals
-        self.when = typed(Checkpoint, run.cfg.checkpoint, "checkpoint")
-        self.faults = typed(Faults, run.cfg.faults, "faults")
+        self.when = to_dataclass(CheckpointConfig, run.cfg.checkpoint, name="checkpoint")
+        self.faults = to_dataclass(FaultsConfig, run.cfg.faults, name="faults")
         self.best: float | None = None
         self.best_folder: str | None = None
         self._best_written: tuple[float | None, str | None] = None, None  # the same, of what best.ckpt leads to

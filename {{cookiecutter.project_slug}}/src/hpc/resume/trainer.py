@@ -7,7 +7,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from hpc.checkpoint import weights
-from hpc.config.build import build, build_each
+from hpc.config.build import build, build_group
 from hpc.data.same_data import SameData
 from hpc.data.staging_progress import Copying
 from hpc.resume.changed_hyperparameters import Hyperparameters
@@ -47,7 +47,7 @@ def make_trainer(
     ]
     Copying(run.watch, run.checkpoint.step if run.checkpoint else 0)
     strategies.outlast(60 * cfg.faults.hang_minutes)
-    trainer = _build(run, logging, lean.called([*ours, *build_each(cfg.callbacks)]))
+    trainer = _build(run, logging, lean.called([*ours, *build_group(cfg.callbacks)]))
     record.config(trainer, cfg)
     return trainer
 

@@ -13,8 +13,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS
 
 from hpc.checkpoint import weights
+from hpc.config.callback_rules import UNSUPPORTED_CALLBACKS
 from hpc.config.errors import ConfigError
-from hpc.config.preflight import NOT_HERE
 from hpc.data.position import accumulate
 from hpc.training.released_layers import shown
 
@@ -23,9 +23,11 @@ def reject_callbacks(trainer: L.Trainer) -> None:
     """Reject callbacks that a module brings, or that are derived, as preflight does for those of the config."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for kind in type(callback).__mro__:
-            if kind.__name__ in NOT_HERE and kind.__module__.startswith(("lightning.", "pytorch_lightning.")):
+            if kind.__name__ in UNSUPPORTED_CALLBACKS and kind.__module__.startswith(
+                ("lightning.", "pytorch_lightning.")
+            ):
                 fix = "leave it out of callbacks= and of the module's configure_callbacks"
-                raise ConfigError("callbacks", type(callback).__name__, NOT_HERE[kind.__name__][0], fix)
+                raise ConfigError("callbacks", type(callback).__name__, UNSUPPORTED_CALLBACKS[kind.__name__][0], fix)
 
 
 def check(trainer: L.Trainer) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from hpc.config.errors import ConfigError, nearest
-from hpc.config.typed import flat
+from hpc.config.conversion import flatten
+from hpc.config.errors import ConfigError, closest_word
 from hpc.run import directory
 
 KEY, DATA = "resume_allow", "data"
@@ -23,14 +23,14 @@ NEVER = ("seed", "data.seed", "data.global_batch_size", "name", "run_dir", "ckpt
 
 def keys(old: DictConfig, new: DictConfig) -> list[str]:
     """Return the keys of the config that may differ, beside those that always may. Raises `ConfigError`."""
-    known = flat(old) | flat(new)
+    known = flatten(old) | flatten(new)
     for key in new.resume_allow:
         if key in NEVER:
             rule = f"{key} must stay as it is while a run goes on"
             raise ConfigError(KEY, f"[{key}]", rule, f"a new run from its weights: {key}=... ckpt=<its last.ckpt>")
         if key not in known and not any(leaf.startswith(f"{key}.") for leaf in known):
             rule = f"must name keys of the config, or data; {key} is none of them"
-            raise ConfigError(KEY, f"[{key}]", rule, f"{KEY}=[{nearest(key, known, '<key>')}]")
+            raise ConfigError(KEY, f"[{key}]", rule, f"{KEY}=[{closest_word(key, known, '<key>')}]")
     return [key for key in new.resume_allow if key != DATA]
 
 

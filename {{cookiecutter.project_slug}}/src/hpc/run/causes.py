@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc.run.stacks import WAITS
-from hpc.system.files import opened
+from hpc.system.files import open_regular_file
 
 TAIL = 2**20  # bytes of such a file that are read
 ENDED = "Ended"  # the type of what a rank notes that was well when another failed
@@ -86,7 +86,7 @@ def read(run_dir: Path, attempt: int) -> list[Cause]:
 
 def _read(path: Path) -> Cause | None:
     try:
-        with opened(path) as stream:
+        with open_regular_file(path) as stream:
             text = stream.read(TAIL).decode(errors="replace")
     except OSError:
         return None

@@ -6,9 +6,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from hpc.config.conversion import flatten
 from hpc.config.errors import ConfigError
-from hpc.config.freezing import frozen
-from hpc.config.typed import flat
+from hpc.config.freezing import to_frozen_yaml
 from hpc.run import allowed_changes, saved_config
 
 # What may change while a run goes on: where and how it runs. And what these decide through `${...}`, wherever it is.
@@ -24,7 +24,7 @@ def moved(run_dir: Path, old: DictConfig, new: DictConfig) -> DictConfig:
     Raises:
         ConfigError: something differs that is not in `MAY_CHANGE` and does not follow from that.
     """
-    for key, value in flat(new).items():  # what the data said of themselves
+    for key, value in flatten(new).items():  # what the data said of themselves
         if value is None and OmegaConf.select(new, f"{key.rpartition('.')[0]}._check_"):
             OmegaConf.update(new, key, OmegaConf.select(old, key))
     _reject_other_science(run_dir, old, new)
@@ -53,7 +53,7 @@ def _reject_other_science(run_dir: Path, old: DictConfig, new: DictConfig) -> No
     differ = [key for key in _differ(before, after) if not _may_change(key)]
     if not differ:
         return
-    raw = flat(new)
+    raw = flatten(new)
     key = min(differ, key=lambda key: "${" in str(raw.get(key)))  # what is written before what follows from it
     its, asked = _typed(before, key), _typed(after, key)
     rule = f"the run has {its}; it must go on with the same science, but for what you name in {allowed_changes.KEY}"
@@ -89,7 +89,7 @@ def _as_it_ran(old: DictConfig, new: DictConfig) -> DictConfig:
 def _leaves(cfg: DictConfig) -> dict[str, Any]:
     """All values as config.yaml holds them. Raises `ConfigError` where a reference leads nowhere."""
     try:
-        return flat(OmegaConf.create(frozen(cfg)))
+        return flatten(OmegaConf.create(to_frozen_yaml(cfg)))
     except OmegaConfBaseException as error:
         raise ConfigError(error.full_key or "resume", None, str(error).splitlines()[0], "see --cfg job") from None
 

@@ -180,7 +180,7 @@ def _held(run_dir: Path, attempt: int) -> ConfigError:
 def _read(folder: Path, attempt: int) -> dict[str, Any]:
     """A claim; one that is damaged says nothing."""
     try:
-        claim = files.parsed(_text(_file(folder, attempt)) or "{}")
+        claim = files.parse_json(_text(_file(folder, attempt)) or "{}")
     except ValueError:
         return {}
     if not isinstance(claim, dict):
@@ -203,7 +203,7 @@ def _file(folder: Path, attempt: int) -> Path:
 def _text(path: Path) -> str | None:
     """Read through an open of its own: that is when NFS asks the server."""
     try:
-        return files.text(path, errors="replace")
+        return files.read_text(path, errors="replace")
     except OSError:
         return None
 

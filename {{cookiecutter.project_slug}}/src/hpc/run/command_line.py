@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpc.config import trust
-from hpc.config.compose import compose_overrides, parser, typed
+from hpc.config.compose import compose_overrides, make_parser, select_overrides
 from hpc.config.errors import ConfigError
 from hpc.run import changes, frozen_config, restarts
 from hpc.system import home
@@ -17,7 +17,7 @@ from hpc.system import home
 
 def compose(description: str | None, argv: Sequence[str]) -> DictConfig:
     """The config for the command line of one run. Raises `ConfigError`."""
-    words = parser(description)
+    words = make_parser(description)
     words.add_argument("--multirun", "-m", action="store_true", help=argparse.SUPPRESS)
     asked = words.parse_intermixed_args(argv)
     if asked.multirun:
@@ -32,7 +32,7 @@ def composed(asked: argparse.Namespace) -> DictConfig:
     Raises:
         ConfigError: a group, choice, key or value that the configs do not know; a run that cannot go on, or not so.
     """
-    run_dir, words = resumes(asked.overrides), typed(asked.overrides)
+    run_dir, words = resumes(asked.overrides), select_overrides(asked.overrides)
     cfg = resumed(run_dir, words) if run_dir else compose_overrides(words)
     if asked.cfg:
         try:
@@ -67,7 +67,7 @@ def resumed(run_dir: Path, words: Sequence[str]) -> DictConfig:
         return old
     code = run_dir / "code" / "configs"
     new = compose_overrides(frozen_config.said(run_dir, words), configs=code if code.is_dir() else None)
-    trust.reject(new, run_dir)  # its words and its configs have made it
+    trust.reject_untrusted(new, run_dir)  # its words and its configs have made it
     elsewhere = next((word for word in words if word.lstrip("+~").startswith("run_dir")), None)
     if elsewhere and (not new.run_dir or not frozen_config.at_home(run_dir, new)):
         raise ConfigError(elsewhere, None, "a run goes on in its own directory", f"resume={run_dir} without it")

@@ -212,13 +212,13 @@ def log_dirs(path: Path) -> list[Path]:
 def notes(file: Path) -> list[dict[str, Any]]:
     """The lines of a file that `note` has written; one that a crash cut short is left out."""
     try:
-        lines = files.text(file, errors="replace").splitlines()
+        lines = files.read_text(file, errors="replace").splitlines()
     except OSError:
         return []
     known = []
     for line in lines:
         try:
-            event = files.parsed(line)
+            event = files.parse_json(line)
         except ValueError:
             continue
         known += [event] if isinstance(event, dict) else []
@@ -227,7 +227,7 @@ def notes(file: Path) -> list[dict[str, Any]]:
 
 def note(file: Path, event: dict[str, Any]) -> None:
     """Add a line. Raises `OSError`."""
-    with files.appended(file) as stream:
+    with files.open_for_append(file) as stream:
         whole = not stream.tell() or os.pread(stream.fileno(), 1, stream.tell() - 1) == b"\n"  # no crash cut it short
         stream.write(("" if whole else "\n").encode() + json.dumps(event).encode() + b"\n")
 

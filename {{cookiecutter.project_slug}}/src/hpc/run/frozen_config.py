@@ -12,25 +12,25 @@ from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import trust
 from hpc.config.errors import ConfigError
-from hpc.config.freezing import frozen
-from hpc.config.sections import Run
+from hpc.config.freezing import to_frozen_yaml
+from hpc.config.sections import RunConfig
 from hpc.run import allowed_changes, claim, directory, saved_config
 from hpc.run.changes import _may_change, changes, reject_other
 from hpc.system import files
-from hpc.system.files import put
+from hpc.system.files import write_atomically
 
 
 def load(run_dir: Path) -> DictConfig:
     """The frozen config of a run that this code can go on with. Raises `ConfigError` where there is none."""
     old = saved_config.load(run_dir)
-    ours, its = {field.name for field in fields(Run)}, set(map(str, old))
+    ours, its = {field.name for field in fields(RunConfig)}, set(map(str, old))
     if ours != its:
         differs = ", ".join(f"{key} is {'new here' if key in ours else 'unknown'}" for key in sorted(ours ^ its))
         rule = f"another version of this project made it: {differs}"
         command = f"python {run_dir}/code/{Path(sys.argv[0]).name} resume={run_dir}"
         fix = command if (run_dir / "code").is_dir() else f"the code that made it: see {run_dir}/made_by.json"
         raise ConfigError("resume", run_dir, rule, fix, only_this_rank=True)
-    trust.reject(old, run_dir)
+    trust.reject_untrusted(old, run_dir)
     return old
 
 
@@ -48,7 +48,7 @@ def said(run_dir: Path, words: Sequence[str]) -> list[str]:
     """
     path = run_dir / "overrides.json"
     try:
-        saved = files.parsed(files.text(path))
+        saved = files.parse_json(files.read_text(path))
         if not isinstance(saved, list) or not all(isinstance(word, str) for word in saved):
             raise ValueError("no list of words")
     except (OSError, ValueError) as error:
@@ -66,13 +66,13 @@ def begin(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> None:
         ConfigError: there is a run already.
     """
     aside = run_dir / f".config.yaml.{socket.gethostname()}-{os.getpid()}.part"
-    aside.write_text(frozen(cfg), encoding="utf-8")
+    aside.write_text(to_frozen_yaml(cfg), encoding="utf-8")
     try:
         if not claim.link(aside, run_dir / "config.yaml"):
             directory.reject_used(run_dir)
     finally:
         aside.unlink()
-    put(run_dir / "overrides.json", json.dumps(list(words), indent=1))
+    write_atomically(run_dir / "overrides.json", json.dumps(list(words), indent=1))
 
 
 def keep(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> Callable[[], None] | None:
@@ -86,8 +86,8 @@ def keep(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> Callable[[], N
     """
     path = run_dir / "config.yaml"
     if not path.exists():
-        put(run_dir / "overrides.json", json.dumps(list(words), indent=1))
-        put(path, frozen(cfg))
+        write_atomically(run_dir / "overrides.json", json.dumps(list(words), indent=1))
+        write_atomically(path, to_frozen_yaml(cfg))
         return None
     reject_other(run_dir, cfg)
     if cfg.resume_allow:
@@ -99,11 +99,11 @@ def keep(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> Callable[[], N
     if cfg.resume_allow:
         allowed_changes.note(run_dir, [line for line in lines if not _may_change(line.partition(":")[0])])
     (run_dir / "verdict").unlink(missing_ok=True)  # it judges the run as it was
-    before = {file: files.text(file) for file in (run_dir / "overrides.json", path)}
-    put(run_dir / "overrides.json", json.dumps(known, indent=1))
+    before = {file: files.read_text(file) for file in (run_dir / "overrides.json", path)}
+    write_atomically(run_dir / "overrides.json", json.dumps(known, indent=1))
     older = next(name for k in range(1, 10**6) if not (name := run_dir / f"config-{k}.yaml").exists())
-    put(older, before[path])
-    put(path, frozen(OmegaConf.merge(cfg, {allowed_changes.KEY: []})))  # type: ignore[arg-type]
+    write_atomically(older, before[path])
+    write_atomically(path, to_frozen_yaml(OmegaConf.merge(cfg, {allowed_changes.KEY: []})))  # type: ignore[arg-type]
     reads = any(line.startswith("group_readable:") for line in lines)
     if reads:
         _let_group_in(run_dir, cfg.group_readable)
@@ -112,7 +112,7 @@ def keep(run_dir: Path, cfg: DictConfig, words: Sequence[str]) -> Callable[[], N
         if reads:
             _let_group_in(run_dir, not cfg.group_readable)
         for file, text in before.items():
-            put(file, text)
+            write_atomically(file, text)
         older.unlink(missing_ok=True)
 
     return take_back

@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from hpc.config.errors import printable
+from hpc.config.errors import make_printable
 
 
 def tell_closed(path: Path) -> None:
@@ -17,7 +17,10 @@ def tell_closed(path: Path) -> None:
         who, bit = ("g", 0o010) if (facts := folder.stat()).st_gid == its_group else ("o", 0o001)
         if not facts.st_mode & bit:
             how = shlex.join(["chmod", f"{who}+x", str(folder)])
-            print(printable(f"note: group_readable=true, but your group cannot enter {folder}: {how}"), file=sys.stderr)
+            print(
+                make_printable(f"note: group_readable=true, but your group cannot enter {folder}: {how}"),
+                file=sys.stderr,
+            )
 
 
 def let_in(path: Path, group_readable: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpc.run import causes, claim, directory, job_logs, last_alive, last_step
 from hpc.run.job_logs import text
-from hpc.system.files import parsed
+from hpc.system.files import parse_json
 
 SKEW = 5  # seconds that the clocks of nodes may differ
 LATEST = 2**36  # unix time of a file that is sound: the year 4147
@@ -221,7 +221,7 @@ def _attempts(path: Path) -> list[Attempt]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        note = parsed(text(path))
+        note = parse_json(text(path))
     except ValueError:
         return {}
     return note if _sound(note, jobs=list) else {}

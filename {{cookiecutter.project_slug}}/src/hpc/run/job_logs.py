@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hpc.system.files import opened
+from hpc.system.files import open_regular_file
 
 TAIL = 4 * 2**20  # bytes of a log that are read
 LABEL = re.compile(r"(?:\s*(\d+): ?)?(?:\[rank\d+\]: ?)?")  # before each line: srun's, and torch's
@@ -39,7 +39,7 @@ def first_error(run_dir: Path, job: str | None) -> str:
 def text(path: Path) -> str:
     """The end of a text file; nothing where there is none."""
     try:
-        with opened(path) as stream:
+        with open_regular_file(path) as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL))
             return stream.read().decode(errors="replace")
     except OSError:

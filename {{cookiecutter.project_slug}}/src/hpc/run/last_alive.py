@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpc.run import causes, job_logs
-from hpc.system.files import parsed
+from hpc.system.files import parse_json
 
 SILENT = 60  # seconds without a beat, of which there is one each 2 s: a file server shows some of them late
 
@@ -32,7 +32,7 @@ def beat(run_dir: Path, attempt: int) -> float:
 def _phases(run_dir: Path, attempt: int) -> Iterator[float]:
     for line in job_logs.text(run_dir / "monitor" / "phases.jsonl").splitlines():
         try:
-            note = parsed(line)
+            note = parse_json(line)
             if note["attempt"] == attempt:
                 yield float(note["end"])
         except (ValueError, KeyError, TypeError, OverflowError):

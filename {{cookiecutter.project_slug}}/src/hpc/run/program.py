@@ -9,7 +9,7 @@ from os import environ
 
 from hpc.config.errors import exit_on_config_error
 from hpc.launch import placement
-from hpc.launch.placement import Place
+from hpc.launch.placement import Placement
 from hpc.run.signals import Warned, listen
 
 
@@ -24,7 +24,7 @@ class Program:
     """
 
     words: list[str]
-    place: Place
+    place: Placement
     signals: Warned
 
     @property
@@ -42,7 +42,7 @@ def program() -> Iterator[Program]:
     gc.disable()  # until the libraries are imported: to look for garbage meanwhile takes a fifth of that time
     signals = listen()
     with exit_on_config_error():
-        place = placement.place(environ)
-    signals.speaks = placement.speaks(place, environ)
+        place = placement.read_placement(environ)
+    signals.speaks = placement.is_reporting_rank(place, environ)
     with exit_on_config_error(signals.speaks):
         yield Program(sys.argv[1:], place, signals)

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from hpc.config.errors import ConfigError, Finished
+from hpc.config.errors import ConfigError, RunFinished
 from hpc.launch import placement
 from hpc.run import claim, directory, saved_config
 from hpc.system import files
@@ -18,7 +18,7 @@ from hpc.system import files
 def reject_finished(run_dir: Path, cfg: DictConfig) -> None:
     """Raise `ConfigError` where the run has come to its end, and this config does not set a later one."""
     try:
-        verdict = files.text(run_dir / "verdict", errors="replace")
+        verdict = files.read_text(run_dir / "verdict", errors="replace")
     except OSError:
         return
     if not re.search(r"(?m)^outcome finished$", verdict):
@@ -31,7 +31,7 @@ def reject_finished(run_dir: Path, cfg: DictConfig) -> None:
         more = f"trainer.max_steps=<more than {old.max_steps}>"
     fix = f"resume={run_dir} {more}, or a new run from its weights: ckpt={run_dir}/checkpoints/last.ckpt"
     again = _whole(os.environ.get("SLURM_RESTART_COUNT")) or _is_of_this_batch_job(run_dir, os.environ)
-    raise (Finished if again else ConfigError)("resume", run_dir, "the run is finished", fix)
+    raise (RunFinished if again else ConfigError)("resume", run_dir, "the run is finished", fix)
 
 
 def goes_on(run_dir: Path, words: Sequence[str], who: Mapping[str, Any], environ: Mapping[str, str]) -> bool:

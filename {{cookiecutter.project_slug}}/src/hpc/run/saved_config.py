@@ -4,8 +4,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config.errors import ConfigError, reason
-from hpc.config.yaml_files import UNREADABLE, yaml_config
+from hpc.config.errors import ConfigError, first_line
+from hpc.config.yaml_files import YAML_ERRORS, load_yaml
 
 
 def load(run_dir: Path) -> DictConfig:
@@ -19,11 +19,11 @@ def load(run_dir: Path) -> DictConfig:
         rule = "holds no config.yaml: no run was started here, or it is half-deleted; of a sweep, name one of its runs"
         raise ConfigError("resume", run_dir, rule, other, only_this_rank=True)
     try:
-        cfg = yaml_config(path)
+        cfg = load_yaml(path)
         if not isinstance(cfg, DictConfig) or not cfg:
             raise ValueError("no keys")
-    except UNREADABLE as error:
-        rule = f"{path} is damaged: {reason(error)}"
+    except YAML_ERRORS as error:
+        rule = f"{path} is damaged: {first_line(error)}"
         raise ConfigError("resume", run_dir, rule, other, only_this_rank=True) from None
     OmegaConf.set_struct(cfg, True)
     return cfg

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-from hpc.config.errors import ConfigError, printable
+from hpc.config.errors import ConfigError, make_printable
 from hpc.config.project import PROJECT, project_name
 
 MOST = 100 * 2**20  # bytes; code is smaller, data lie elsewhere
@@ -103,7 +103,7 @@ def _link(link: Path, copy: Path, names: Sequence[str]) -> None:
         place = Path(os.path.relpath(place, link.parent.resolve()))
     else:
         said = f"note: {link.relative_to(PROJECT)} leads out of the code: the job uses {place}, and no copy of it"
-        print(printable(said), file=sys.stderr)
+        print(make_printable(said), file=sys.stderr)
     copy.unlink(missing_ok=True)
     copy.symlink_to(place)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from hpc.checkpoint import weights
-from hpc.config.project import HPC, packages
+from hpc.config.project import HPC, researcher_packages
 from hpc.state import checksums, plain_forms, structure
 
 # Attributes that this package itself leaves on a module, and those that its DataModule keeps.
@@ -190,7 +190,7 @@ def is_holder(value: Any) -> bool:
         return True
     if isinstance(value, dict | list | set | deque):
         return kind not in plain_forms.CONTAINERS
-    is_own = kind.__module__.partition(".")[0] in packages()
+    is_own = kind.__module__.partition(".")[0] in researcher_packages()
     return is_own and (hasattr(value, "__dict__") or bool(_slots(value)))
 
 

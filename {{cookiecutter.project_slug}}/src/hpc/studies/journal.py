@@ -9,7 +9,7 @@ from typing import Any
 
 from optuna.storages.journal import BaseJournalBackend, JournalFileOpenLock
 
-from hpc.system.files import appended, opened, parsed
+from hpc.system.files import open_for_append, open_regular_file, parse_json
 
 PATIENCE = 30  # seconds
 
@@ -33,7 +33,7 @@ class Journal(BaseJournalBackend):
         text = "".join(json.dumps(log) + "\n" for log in logs).encode()
         self.lock.acquire()
         try:
-            with appended(self.path) as stream:
+            with open_for_append(self.path) as stream:
                 stream.seek(max(stream.seek(0, os.SEEK_END) - 1, 0))
                 whole = stream.read() in (b"", b"\n")
                 stream.write(text if whole else b"\n" + text)
@@ -47,7 +47,7 @@ class Journal(BaseJournalBackend):
         number = max(known for known in self._places if known <= log_number_from)
         if not self.path.exists():
             return
-        with opened(self.path) as stream:
+        with open_regular_file(self.path) as stream:
             place, before = self._places[number]
             stream.seek(place)
             for self.line, line in enumerate(stream, before + 1):
@@ -61,7 +61,7 @@ class Journal(BaseJournalBackend):
 def _read(line: bytes) -> dict[str, Any] | None:
     """None: it is not whole, yet or for ever."""
     try:
-        log = parsed(line)
+        log = parse_json(line)
     except ValueError:
         return None
     return log if isinstance(log, dict) else None

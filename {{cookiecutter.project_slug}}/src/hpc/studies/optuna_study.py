@@ -19,7 +19,7 @@ from hpc.run import history, job_logs
 from hpc.studies import search, search_space
 from hpc.studies.journal import Journal
 from hpc.studies.search import Search
-from hpc.system.files import parsed
+from hpc.system.files import parse_json
 
 JOURNAL = "journal.jsonl"
 NAME = "search"
@@ -108,7 +108,7 @@ def trial_of(study: optuna.Study, name: str) -> Trial:
 def _scheduler(folder: Path) -> str:
     """The scheduler that the search was submitted to; "" where that is not known."""
     try:
-        note = parsed(job_logs.text(folder / "submitted.json") or "{}")
+        note = parse_json(job_logs.text(folder / "submitted.json") or "{}")
     except ValueError:
         return ""
     return str(note.get("scheduler", "")) if isinstance(note, dict) else ""

@@ -9,11 +9,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config import section_rules
+from hpc.config import section_rules, value_checks
+from hpc.config.conversion import flatten
 from hpc.config.errors import ConfigError
-from hpc.config.freezing import frozen
-from hpc.config.layout import layout
-from hpc.config.typed import flat
+from hpc.config.freezing import to_frozen_yaml
+from hpc.config.layout import derive_layout
 
 NODES, STEPS, EPOCHS, WARMUP = "trainer.num_nodes", "trainer.max_steps", "trainer.max_epochs", "model.warmup_steps"
 BATCH, LR = "data.global_batch_size", "model.optimizer.lr"
@@ -86,9 +86,9 @@ def read(words: Sequence[str]) -> Study:
             raise ConfigError(word, None, "is the study's to say, point by point", other)
         else:
             others.append(word)
-    section_rules.one_of("scaling", str(own["scaling"]), ["strong", "weak"])
+    value_checks.require_one_of("scaling", str(own["scaling"]), ["strong", "weak"])
     if own["lr"] is not None:
-        section_rules.one_of("lr", own["lr"], ["linear", "sqrt", "keep"])
+        value_checks.require_one_of("lr", own["lr"], ["linear", "sqrt", "keep"])
         if own["scaling"] == "strong" and own["lr"] != "keep":
             raise ConfigError("lr", own["lr"], "follows a batch that grows; strong scaling keeps it", "scaling=weak")
     if own["nodes"] is None:
@@ -118,7 +118,7 @@ def points(study: Study, first: DictConfig) -> list[Point]:
 
 def record(study: Study, first: DictConfig) -> str:
     """What the points of a study have in common, as JSON: one that is submitted later shall be like the others."""
-    leaves = flat(OmegaConf.create(frozen(first)))
+    leaves = flatten(OmegaConf.create(to_frozen_yaml(first)))
     science = {key: value for key, value in leaves.items() if key.split(".")[0] in SCIENCE}
     return json.dumps(study.common | {"config": science}, indent=1)
 
@@ -160,8 +160,8 @@ def _reject_batch(study: Study, first: DictConfig) -> None:
     """One batch for all points of strong scaling; for the first point of weak scaling."""
     size = first.data.global_batch_size
     if not isinstance(size, int) or size < 1:
-        section_rules.batch(first)  # says so
-    share = layout(first).data_parallel_size * first.trainer.accumulate_grad_batches
+        section_rules.check_global_batch_size(first)  # says so
+    share = derive_layout(first).data_parallel_size * first.trainer.accumulate_grad_batches
     shared = study.nodes if study.scaling == "strong" else study.nodes[:1]
     if size % (multiple := math.lcm(*(share * nodes // study.nodes[0] for nodes in shared))):
         near = (size // multiple * multiple, -(-size // multiple) * multiple)

@@ -64,15 +64,15 @@ def check(study: Study) -> tuple[list[Point], list[DictConfig]]:
     """Return all points and their configs, each of which would run. Raises `ConfigError`."""
     first = compose.compose_overrides(study.first)
     try:
-        preflight.job(first)
+        preflight.check_job(first)
     except ConfigError as rejected:
         if rejected.key != scaling_points.BATCH:  # told below, for all points at once
             raise
     points = scaling_points.points(study, first)
     cfgs = [compose.compose_overrides(point.words) for point in points]
     for cfg in cfgs:
-        preflight.job(cfg)
-    preflight.files(cfgs[0])  # the data of all
+        preflight.check_job(cfg)
+    preflight.check_files(cfgs[0])  # the data of all
     fit.reject_too_big(cfgs[0], points[0].words)  # on more nodes no device holds more
     return points, cfgs
 

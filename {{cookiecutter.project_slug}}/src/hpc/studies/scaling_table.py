@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
 from hpc.charts.chart import Chart, Series
-from hpc.config.walltime import clock
+from hpc.config.walltime import format_walltime
 from hpc.jobs.job import Job
 from hpc.studies.run_rates import Measured
 from hpc.studies.scaling_points import Point, Study
@@ -55,7 +55,7 @@ def asked(study: Study, points: Sequence[Point], jobs: Sequence[Job]) -> list[st
     cells = [["nodes", "devices", "batch", "per device", "lr", "at most"]]
     for point, job in zip(points, jobs, strict=True):
         sizes = [point.nodes, point.devices, point.batch, point.per_device, point.lr]
-        cells.append([*map(digits, sizes), clock(job.seconds)])
+        cells.append([*map(digits, sizes), format_walltime(job.seconds)])
     hours = sum(job.gpu_hours for job in jobs)
     cost = f", at most {digits(hours, 3)} GPU-hours in all" if hours else ""
     return [f"{study.scaling} scaling, {study.steps} steps per point{cost}", *aligned(cells)]

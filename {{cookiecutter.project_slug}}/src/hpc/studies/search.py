@@ -15,7 +15,7 @@ from hpc.run import directory
 from hpc.studies import search_space, sweep
 from hpc.submit.options import SAMPLERS
 from hpc.system import files
-from hpc.system.files import put
+from hpc.system.files import write_atomically
 
 if TYPE_CHECKING:
     from hpc.studies.optuna_study import Member
@@ -72,13 +72,13 @@ def run_dirs(folder: Path, trials: int) -> list[Path]:
 
 
 def save(folder: Path, search: Search) -> None:
-    put(folder / FILE, json.dumps(asdict(search), indent=1))
+    write_atomically(folder / FILE, json.dumps(asdict(search), indent=1))
 
 
 def load(folder: Path) -> Search:
     """Raise `ConfigError` where there is no search that this code can read."""
     try:
-        asked = Search(**files.parsed(files.text(folder / FILE)))
+        asked = Search(**files.parse_json(files.read_text(folder / FILE)))
         texts = isinstance(asked.words, list) and all(isinstance(word, str) for word in (asked.metric, *asked.words))
         if not texts or not all(isinstance(number, int) for number in (asked.trials, asked.seed)):
             raise ValueError("its values are of other types")

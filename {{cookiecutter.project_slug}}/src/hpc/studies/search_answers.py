@@ -31,9 +31,9 @@ def ask(run_dir: Path) -> list[str]:
     with rejected_if_damaged(run_dir.parent):
         words = optuna_study.ask(run_dir)
     cfg = compose.compose_overrides(words)
-    trust.reject(cfg, run_dir)  # the words come from the folder
+    trust.reject_untrusted(cfg, run_dir)  # the words come from the folder
     cfg.run_dir = str(run_dir)
-    preflight.check(cfg)
+    preflight.check_config(cfg)
     frozen_config.keep(run_dir, cfg, words)
     return words
 
@@ -46,7 +46,7 @@ def rejected_if_damaged(folder: Path) -> Iterator[None]:
     except (ConfigError, OmegaConfBaseException):
         raise
     except Exception as error:
-        rule = f"its study cannot be read: {type(error).__name__}: {errors.reason(error)}"
+        rule = f"its study cannot be read: {type(error).__name__}: {errors.first_line(error)}"
         raise ConfigError(
             "SEARCH", folder, rule, "another folder; its runs are sound: python report.py FOLDER"
         ) from error

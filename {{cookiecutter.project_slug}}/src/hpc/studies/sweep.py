@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpc.config.compose import compose_overrides
 from hpc.config.errors import ConfigError
-from hpc.config.sections import TEXT
+from hpc.config.sections import TEXT_KEYS
 from hpc.jobs.job import Job
 from hpc.submit.options import MOST
 
@@ -80,6 +80,6 @@ def choices(override: str) -> list[str]:
     except HydraException as error:  # glob(*) is for the choices of a group
         rule = f"must list the values of a sweep: {error}"
         raise ConfigError(override, None, rule, "the values themselves, with commas between") from None
-    if key in TEXT:  # compose takes these as they are typed, Hydra puts backslashes before colons and spaces
+    if key in TEXT_KEYS:  # compose takes these as they are typed, Hydra puts backslashes before colons and spaces
         values = [value if value[:1] in ("'", '"') else re.sub(r"\\(.)", r"\1", value) for value in values]
     return [f"{key}={value}" for value in values]

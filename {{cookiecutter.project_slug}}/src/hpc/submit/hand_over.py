@@ -17,7 +17,7 @@ def hand_over(cfg: DictConfig, folder: Path, *, options: Options, num_members: i
     work = describe(cfg, run_dir=folder)
     num_jobs = num_members * (work.chain if cfg.cluster.scheduler == "pbs" else 1)
     cost = f"{work.gpu_hours * num_jobs:g} GPU-hours" if work.gpus_per_node else "no GPU"
-    size = f"{work.nodes} nodes x {work.tasks_per_node} tasks, {walltime.clock(work.seconds)}"
+    size = f"{work.nodes} nodes x {work.tasks_per_node} tasks, {walltime.format_walltime(work.seconds)}"
     if num_members > 1:
         size = f"{num_members} runs of {size} each"
     elif num_jobs > 1:

@@ -22,7 +22,7 @@ class Options:
 
 def parse(description: str | None, argv: Sequence[str]) -> argparse.Namespace:
     """Return the words and options of a command line. Raises `ConfigError` where options do not go together."""
-    parser = compose.parser(description)
+    parser = compose.make_parser(description)
     parser.add_argument("--dry-run", action="store_true", help="print the job script and write nothing")
     parser.add_argument("--parsable", action="store_true", help="print JOBID RUN_DIR and nothing else")
     parser.add_argument("--wait", action="store_true", help="wait for the job and exit with its exit code")

@@ -17,7 +17,7 @@ def render(folder: Path, words: Sequence[str], *, dry_run: bool = False) -> None
     if word := next((word for word in overrides if word.startswith("trainer=")), None):
         raise ConfigError(word, None, "--render writes a script for each preset of the trainer", "leave it out")
     scripts = {}
-    for preset in compose.groups()["trainer"]:
+    for preset in compose.config_groups()["trainer"]:
         if preset == "cpu":
             continue
         typed = (f"trainer={preset}", *overrides)
@@ -25,7 +25,7 @@ def render(folder: Path, words: Sequence[str], *, dry_run: bool = False) -> None
         if cfg.run_dir:
             rule = "is of each job's own: such a script is submitted many times"
             raise ConfigError("run_dir", cfg.run_dir, rule, "leave it out, or submit.py without --render")
-        preflight.rules(cfg)
+        preflight.check_rules(cfg)
         name = f"{preset}.{'pbs' if cfg.cluster.scheduler == 'pbs' else 'sbatch'}"
         scripts[folder / name] = text(job.of(cfg, typed), cfg)
     folder.mkdir(parents=True, exist_ok=True)

@@ -48,8 +48,8 @@ def check(cfg: DictConfig, words: Sequence[str] | None) -> None:
     Args:
         words: as typed, where the job trains; None where it does not.
     """
-    preflight.job(cfg)
-    preflight.files(cfg)
+    preflight.check_job(cfg)
+    preflight.check_files(cfg)
     if words is not None:
         reject_too_big(cfg, words)
 

@@ -25,17 +25,17 @@ def resubmit(cfg: DictConfig, run_dir: Path, *, words: Sequence[str], options: O
         cfg: the run's own config, with what is typed now.
         words: what is typed now, which may move the run to other nodes.
     """
-    preflight.job(cfg)
+    preflight.check_job(cfg)
     reject_not_submitted(run_dir)
-    moves, overrides = changes.changes(run_dir, cfg), compose.typed(words)
+    moves, overrides = changes.changes(run_dir, cfg), compose.select_overrides(words)
     if moves:
         reject_no_training(run_dir)
         os.chdir(work_dir(run_dir))  # its relative paths shall mean what they meant
-        preflight.files(cfg)
+        preflight.check_files(cfg)
         reject_too_big(cfg, frozen_config.said(run_dir, overrides))
     if options.dry_run:
         sys.stderr.write("".join(f"{line}\n" for line in moves))
-        script = files.text(run_dir / "job.sh", errors="surrogateescape")
+        script = files.read_text(run_dir / "job.sh", errors="surrogateescape")
         print(text(describe(cfg, run_dir=run_dir), cfg) if moves else script, end="")
         return
     with queued.alone(run_dir):

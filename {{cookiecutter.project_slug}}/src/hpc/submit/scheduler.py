@@ -15,10 +15,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from hpc.config import section_rules
-from hpc.config.errors import ConfigError, printable
-from hpc.config.freezing import quoted
-from hpc.config.typed import as_list
+from hpc.config import cluster_rules
+from hpc.config.conversion import list_override
+from hpc.config.errors import ConfigError, make_printable
+from hpc.config.freezing import escape_quotes
 from hpc.jobs.job import Job
 
 COMMAND = {"slurm": "sbatch", "pbs": "qsub"}
@@ -76,8 +76,10 @@ def not_taken(environ: Mapping[str, str], cluster: DictConfig) -> list[str]:
     """What .bashrc has for Python and, as many sites tell people to write, for sbatch: jobs follow from configs."""
     found = []
     if (path := environ.get("PYTHONPATH")) and "PYTHONPATH" not in cluster.env:  # imports were checked with it
-        word = shlex.quote(f"+cluster.env.PYTHONPATH='{quoted(path)}'")
-        found.append(printable(f"note: PYTHONPATH={path} of this shell is not passed on; the job gets it by {word}"))
+        word = shlex.quote(f"+cluster.env.PYTHONPATH='{escape_quotes(path)}'")
+        found.append(
+            make_printable(f"note: PYTHONPATH={path} of this shell is not passed on; the job gets it by {word}")
+        )
     if cluster.scheduler != "slurm" or "SLURM_JOB_ID" in environ:  # in a job it is that job's
         return found
     for variable, value in sorted(environ.items()):
@@ -85,13 +87,13 @@ def not_taken(environ: Mapping[str, str], cluster: DictConfig) -> list[str]:
         if name == variable or not value:
             continue
         key, option = ASKED.get(name), f"--{OPTIONS.get(name) or name.lower().replace('_', '-')}={value}"
-        if written := None if key else section_rules.written_by(option, "slurm"):
+        if written := None if key else cluster_rules.key_of_option(option, "slurm"):
             fix = f"{written} says that"
         elif value != cluster.get(key) if key else option not in cluster.options:
-            fix = f"the job gets it by {f'cluster.{key}={value}' if key else as_list('cluster.options', option)}"
+            fix = f"the job gets it by {f'cluster.{key}={value}' if key else list_override('cluster.options', option)}"
         else:
             continue
-        found.append(printable(f"note: {variable}={value} of this shell is not passed on; {fix}"))
+        found.append(make_printable(f"note: {variable}={value} of this shell is not passed on; {fix}"))
     return found
 
 
@@ -136,7 +138,7 @@ def _number(said: Iterable[str]) -> str:
     for line in map(str.strip, said):
         if NUMBER.fullmatch(line):
             return line
-        print(printable(line), file=sys.stderr)
+        print(make_printable(line), file=sys.stderr)
     return ""
 
 

@@ -12,7 +12,7 @@ from hpc.config.errors import ConfigError
 from hpc.jobs import job, pbs, slurm
 from hpc.run import directory
 from hpc.system import files
-from hpc.system.files import put
+from hpc.system.files import write_atomically
 
 
 def describe(cfg: DictConfig, **places: Any) -> job.Job:
@@ -30,14 +30,14 @@ def text(work: job.Job, cfg: DictConfig) -> str:
 
 def write(work: job.Job, cfg: DictConfig, folder: Path) -> None:
     """The script, and for PBS the one that runs on each node."""
-    put(folder / "job.sh", text(work, cfg))
+    write_atomically(folder / "job.sh", text(work, cfg))
     if cfg.cluster.scheduler == "pbs":
-        put(folder / "node.sh", pbs.node_text(work))
+        write_atomically(folder / "node.sh", pbs.node_text(work))
 
 
 def work_dir(run_dir: Path) -> Path:
     """Where relative paths of a submitted run count from, as its job script says; here, if that place is gone."""
-    found = re.search(r"(?m)^(?:cd |work_dir=)(.+)$", files.text(run_dir / "job.sh", errors="surrogateescape"))
+    found = re.search(r"(?m)^(?:cd |work_dir=)(.+)$", files.read_text(run_dir / "job.sh", errors="surrogateescape"))
     place = Path(shlex.split(found[1])[0]) if found else Path.cwd()
     return place if place.is_dir() else Path.cwd()
 
@@ -45,7 +45,7 @@ def work_dir(run_dir: Path) -> Path:
 def reject_no_training(run_dir: Path) -> None:
     """Raise `ConfigError` where the ranks of a submitted run start another program than train.py."""
     scripts = [path for name in ("job.sh", "node.sh") if (path := run_dir / name).is_file()]
-    if not any("/train.py" in files.text(path, errors="surrogateescape") for path in scripts):
+    if not any("/train.py" in files.read_text(path, errors="surrogateescape") for path in scripts):
         rule = "trains nothing, so that it cannot go on elsewhere"
         raise ConfigError(
             "resume", run_dir, rule, f"resume={run_dir} alone; or the tool that made it, with these words"

@@ -9,52 +9,67 @@ import zlib
 from pathlib import Path
 from typing import IO, Any
 
-MOST = 2**28  # bytes of a text: none of ours is larger
+MAX_TEXT_BYTES = 2**28  # of a text file: none of ours is larger
 
 
-def opened(path: str | Path) -> IO[bytes]:
-    """A file to read. A pipe would be waited for, and a device may have no end: both raise `OSError`."""
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(kind := os.fstat(number).st_mode):
-        os.close(number)
-        is_folder = stat.S_ISDIR(kind)
-        raise OSError(errno.EINVAL, "is a directory" if is_folder else "must be a regular file", str(path))
-    return os.fdopen(number, "rb")
+def open_regular_file(path: str | Path) -> IO[bytes]:
+    """Open a file for reading.
+
+    Raises:
+        OSError: the file cannot be opened or is not regular. Reading a pipe would block, and a device may be endless.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        rule = "is a directory" if stat.S_ISDIR(mode) else "must be a regular file"
+        raise OSError(errno.EINVAL, rule, str(path))
+    return os.fdopen(descriptor, "rb")
 
 
-def appended(path: Path) -> IO[bytes]:
-    """A file to read and to add to, which is made where there is none; no link, which could lead anywhere."""
+def open_for_append(path: Path) -> IO[bytes]:
+    """Open a file for reading and appending, or create it. Reject links, which could lead anywhere."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o666), "a+b")
 
 
-def text(path: Path, errors: str = "strict") -> str:
-    """The whole of a UTF-8 text. Raises `OSError`, `UnicodeDecodeError`."""
-    with opened(path) as stream:
-        content = stream.read(MOST + 1)
-    if len(content) > MOST:
-        raise OSError(errno.EFBIG, f"must be at most {MOST >> 20} MB", str(path))
+def read_text(path: Path, errors: str = "strict") -> str:
+    """Return the whole of a UTF-8 text file.
+
+    Raises:
+        OSError: the file cannot be read, is no regular file, or is larger than `MAX_TEXT_BYTES`.
+        UnicodeDecodeError: the file is not UTF-8.
+    """
+    with open_regular_file(path) as stream:
+        content = stream.read(MAX_TEXT_BYTES + 1)
+    if len(content) > MAX_TEXT_BYTES:
+        raise OSError(errno.EFBIG, f"must be at most {MAX_TEXT_BYTES >> 20} MiB", str(path))
     return content.decode(errors=errors)
 
 
-def parsed(words: str | bytes) -> Any:
-    """JSON. Raises `ValueError` for whatever is none, also where it is nested too deeply."""
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: the text is no JSON, or is nested too deeply.
+    """
     try:
-        return json.loads(words)
+        return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def checksum(code: Path) -> str:
-    """Of the sources, the same wherever the same code lies."""
-    total = 0
-    for path in sorted([code / "train.py", *(code / "src").rglob("*.py")]):
-        total = zlib.crc32(path.read_bytes(), zlib.crc32(str(path.relative_to(code)).encode(), total))
-    return f"{total:08x}"
+def source_checksum(project: Path) -> str:
+    """Return a checksum of a project's train.py and src/. It is the same wherever the same code lies."""
+    checksum = 0
+    for path in sorted([project / "train.py", *(project / "src").rglob("*.py")]):
+        checksum = zlib.crc32(path.read_bytes(), zlib.crc32(str(path.relative_to(project)).encode(), checksum))
+    return f"{checksum:08x}"
 
 
-def put(path: Path, text: str) -> None:
-    """Write a file whole or not at all: whoever reads it at this moment has the old one."""
-    aside = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.part")  # another may write it, too
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file whole or not at all. Whoever reads it meanwhile gets the old content."""
+    # The host and the process are part of the name, as another process may write the same file at the same time.
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.part")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -7,16 +7,17 @@ from pathlib import Path
 
 
 def expand(path: str | Path) -> Path:
-    """The path with `~` or `~user` expanded. Where that leads nowhere, a place where no file is and none can be made.
+    """Expand `~` or `~user` at the start of a path.
 
-    (`Path.expanduser` raises, and `os.path.expanduser` leaves a folder called `~` in the working directory.)
+    Where there is no such home, return a path below /dev/null: nothing exists there, and nothing can be created.
+    `Path.expanduser` would raise, and `os.path.expanduser` would leave a folder called `~` in the working directory.
     """
     expanded = os.path.expanduser(path)
     return Path(os.devnull, expanded) if expanded.startswith("~") else Path(expanded)
 
 
-def user() -> str:
-    """The name of this account; `USER` where it has none, which a person replaces."""
-    with suppress(KeyError, OSError):  # as it is raised until Python 3.12, and after
+def user_name() -> str:
+    """Return the name of this account, or the placeholder `USER` where the account has no name."""
+    with suppress(KeyError, OSError):  # getpass raises KeyError until Python 3.12 and OSError from 3.13 on
         return getpass.getuser()
     return "USER"

@@ -1,4 +1,4 @@
-"""Folders of this user alone, on storage that all users of a node share. No torch here."""
+"""Folders that only this user can write, on storage that all users of a node share. Imports no torch."""
 
 import errno
 import os
@@ -7,14 +7,14 @@ from pathlib import Path
 
 
 def make(path: Path) -> Path:
-    """Make a folder that only this user can write, or use the one that was made before.
+    """Create a folder that only this user can write, or accept the one that was created before.
 
-    In a place such as /tmp anybody may have put something under this name first: what would be read from it, or
-    executed, would be theirs.
+    In a place such as /tmp, somebody else may have created something under this name first. Whatever is read from it
+    or executed would then be theirs.
 
     Raises:
-        PermissionError: a link, a file or a folder that others own or can write lies there.
-        OSError: it cannot be made.
+        PermissionError: a link, a file, or a folder that others own or can write lies there.
+        OSError: the folder cannot be created.
     """
     try:
         path.mkdir(mode=0o700)
@@ -24,8 +24,8 @@ def make(path: Path) -> Path:
 
 
 def check(path: Path) -> None:
-    """Raises `PermissionError` unless this is a folder, not a link to one, of this user that nobody else can write."""
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        rule = f"{path} must be a folder of this user that nobody else can write; somebody else made what lies there"
+    """Raise `PermissionError` unless the path is a folder of this user, not a link, that nobody else can write."""
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        rule = f"{path} must be a folder that this user owns and nobody else can write; somebody else created it"
         raise PermissionError(errno.EPERM, rule)

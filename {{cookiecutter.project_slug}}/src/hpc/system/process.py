@@ -1,4 +1,4 @@
-"""Which process that is, so that another one with its number is not taken for it; since when, and how long it lives."""
+"""Identity, start time and traffic of a process, read from Linux's /proc."""
 
 import ctypes
 import os
@@ -7,36 +7,36 @@ import time
 from pathlib import Path
 from typing import Any
 
-BOOT = Path("/proc/sys/kernel/random/boot_id")
+BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 def identity(pid: int) -> list[Any] | None:
-    """A process that lives: this boot, who asks from which container, its number, its start. None: it does not live.
+    """Return what tells a live process from a later one that has its number; None if it is not alive.
 
-    Read from Linux's /proc; where there is none, nothing is known of any process. It may hide those of other users.
+    The list holds the id of this boot, the user and the pid namespace of the caller, the number and the start time.
+    Without /proc no process is known. /proc may hide the processes of other users.
     """
     try:
-        # After the name, which may hold anything: state is field 3, the start time field 22.
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        if fields[0] in "ZX":  # has ended, and its parent has not asked yet
+        fields = _stat_fields(pid)
+        if fields[0] in "ZX":  # the process has ended, and its parent has not collected the exit code yet
             return None
-        asks = f"{os.getuid()} in {os.readlink('/proc/self/ns/pid')}"
-        return [BOOT.read_text().strip(), asks, pid, fields[19]]
+        observer = f"{os.getuid()} in {os.readlink('/proc/self/ns/pid')}"
+        return [BOOT_ID_FILE.read_text().strip(), observer, pid, fields[19]]
     except (OSError, IndexError):
         return None
 
 
-def began() -> float:
-    """Unix time when this process was started, to a hundredth of a second; where there is no /proc, now."""
+def start_unix_time() -> float:
+    """Return when this process was started, as Unix time to a hundredth of a second; without /proc, the time now."""
     try:
-        ticks = int(Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+        ticks = int(_stat_fields("self")[19])
     except (OSError, ValueError, IndexError):
         return time.time()
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def bytes_moved() -> int:
-    """How much this process has read and written, whatever files; 0 where there is no /proc."""
+def io_bytes() -> int:
+    """Return how many bytes this process has read and written, in whatever files; 0 without /proc."""
     try:
         counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
         return int(counters["rchar"]) + int(counters["wchar"])
@@ -45,6 +45,12 @@ def bytes_moved() -> int:
 
 
 def die_with_parent() -> None:
-    """End when the parent ends, however it does: the kernel sees to it."""
+    """Let the kernel kill this process when its parent ends, however the parent ends."""
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _stat_fields(pid: int | str) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third on, the state; the 20th of them is the start time in ticks."""
+    # They follow the program's name, which stands in parentheses and may hold anything.
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -65,8 +65,8 @@ def attempt(cfg: DictConfig, program: Program) -> Iterator[Attempt]:
     Raises:
         ConfigError: on every rank; nothing was written.
     """
-    preflight.rules(cfg)
-    node_checks.placed(cfg, program.place, environ)
+    preflight.check_rules(cfg)
+    node_checks.check_launch(cfg, program.place, environ=environ)
     try:
         with _watched(cfg, program) as run:
             from hpc.training import rejections
@@ -90,7 +90,7 @@ def _watched(cfg: DictConfig, program: Program) -> Iterator[Attempt]:
     environ.setdefault("GOMP_SPINCOUNT", "1000")
     environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # nothing in a checkpoint is ever executed, whoever loads it
     signals.parent = getppid() if place.launcher != "none" else None
-    job_end = placement.job_end(environ)
+    job_end = placement.job_end_unix_time(environ)
     beginning.apart(place, environ)
     fresh = directory.choose(cfg.run_dir, cfg.name, datetime.now(), environ, place.step or "0")
     frozen = command_line.resumes(program.words) is not None
@@ -130,9 +130,9 @@ def _exit_stopped(cfg: DictConfig, program: Program, stopped: Stopped) -> NoRetu
     by_hand = stopped.why == INTERRUPTED
     if program.is_reporting_rank:
         print(f"stopped at step {stopped.step}: {stopped.why}\nrun directory {cfg.run_dir}", flush=True)
-        if is_to_go_on and (by_hand or not placement.in_job(environ)):
+        if is_to_go_on and (by_hand or not placement.is_in_job(environ)):
             print(f"to go on: python train.py resume={shlex.quote(str(cfg.run_dir))}", flush=True)
-    if placement.is_child(place):  # of a process that Lightning would kill if this one reported a failure
+    if placement.is_lightning_child(place):  # of a process that Lightning would kill if this one reported a failure
         sys.exit(ExitCode.DONE)
     program.signals.ends_interrupted = by_hand and place.launcher == "none"
     codes = {"continue": ExitCode.CONTINUE, "finished": ExitCode.DONE}

@@ -13,7 +13,7 @@ from hpc.checkpoint import on_disk
 from hpc.checkpoint.on_disk import Checkpoint
 from hpc.config.errors import ConfigError
 from hpc.launch import meeting, placement
-from hpc.launch.placement import Place
+from hpc.launch.placement import Placement
 from hpc.run import claim, directory
 from hpc.run.claim import Claim
 
@@ -32,9 +32,9 @@ class Beginning:
     store: Any = None  # serves the ranks as long as rank 0 holds it
 
 
-def apart(place: Place, environ: MutableMapping[str, str]) -> None:
+def apart(place: Placement, environ: MutableMapping[str, str]) -> None:
     """A run that another one has started, by a hook of somebody's, say, is none of its ranks: it begins by itself."""
-    if BEGUN in environ and not placement.is_child(place):
+    if BEGUN in environ and not placement.is_lightning_child(place):
         for inherited in (BEGUN, directory.CHOSEN):
             environ.pop(inherited, None)
 
@@ -57,7 +57,7 @@ def alone(run_dir: Path, host: str, environ: MutableMapping[str, str]) -> Beginn
 
 
 def together(
-    run_dir: Path, place: Place, hosts: list[str], store: Any, seconds: float, environ: MutableMapping[str, str]
+    run_dir: Path, place: Placement, hosts: list[str], store: Any, seconds: float, environ: MutableMapping[str, str]
 ) -> Beginning:
     """For ranks that have met. Each of them reads a share of a checkpoint's files to see whether it is whole.
 
@@ -74,7 +74,7 @@ def together(
         except ConfigError as rejected:
             said["rejected"] = rejected.parts()
     with _given_back(mine):
-        first = meeting.exchange(store, place, "begin", said, seconds)[0]
+        first = meeting.all_gather_json(store, place, topic="begin", value=said, timeout_seconds=seconds)[0]
         if first["rejected"]:
             raise ConfigError(*first["rejected"])
         newest = None
@@ -82,7 +82,9 @@ def together(
             found = on_disk.read(path)
             flaw = on_disk.flaw(found, place.rank, place.world_size) if found else "is not seen from this node"
             said = {"flaw": flaw, "host": socket.gethostname()}
-            flaws = meeting.exchange(store, place, f"flaw/{path.name}", said, seconds)
+            flaws = meeting.all_gather_json(
+                store, place, topic=f"flaw/{path.name}", value=said, timeout_seconds=seconds
+            )
             if not _flawed(path, next((flaw["flaw"] for flaw in flaws if flaw["flaw"]), ""), place.rank == 0):
                 newest = found
                 break

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from hpc.config.errors import ConfigError
-from hpc.config.section_rules import SKIPS
+from hpc.config.section_rules import SKIPPING_NEEDS_FUSED
 from hpc.state.holders import GRADIENT_NORM, SKIPS_NOT_FINITE
 
 # What is left on a module; a researcher has other names.
@@ -133,7 +133,9 @@ def groups_by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _skip(optimizer: Any, bad: Tensor) -> None:
     """Let an optimizer leave out its next step if `bad`, a scalar that no host looks at. Raises `ConfigError`."""
     if not all(group.get("fused") for group in optimizer.param_groups):
-        raise ConfigError("faults.nonfinite", "skip", SKIPS, f"{type(optimizer).__name__}(..., fused=True)")
+        raise ConfigError(
+            "faults.nonfinite", "skip", SKIPPING_NEEDS_FUSED, f"{type(optimizer).__name__}(..., fused=True)"
+        )
     optimizer.found_inf = bad.float()  # as torch.amp.GradScaler does it
 
 

@@ -18,11 +18,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from hpc.checkpoint.on_disk import Checkpoint
 from hpc.config import compose
-from hpc.config.errors import printable
-from hpc.config.freezing import from_environment, frozen
+from hpc.config.conversion import flatten
+from hpc.config.errors import make_printable
+from hpc.config.freezing import environment_values, to_frozen_yaml
 from hpc.config.project import PROJECT
-from hpc.config.typed import flat
-from hpc.launch.placement import Place
+from hpc.launch.placement import Placement
 from hpc.run import directory, frozen_config, snapshot
 from hpc.system import files
 from hpc.training import loggers
@@ -38,13 +38,13 @@ def begin(run: Attempt, logging: Sequence[Logger]) -> Callable[[], None] | None:
         logging: the run's loggers.
     """
     cfg, run_dir, found, starts = run.cfg, run.run_dir, run.checkpoint, directory.starts(run.run_dir)
-    words = compose.typed(run.program.words)
+    words = compose.select_overrides(run.program.words)
     # What lay there before the run's first start is not its own.
     others = starts[0].get("logs", {}) if starts else loggers.positions(run_dir, logging)
     if not (run_dir / "config.yaml").exists():
         snapshot.made_by(run_dir)
     take_back = frozen_config.keep(run_dir, cfg, words)
-    code = files.checksum(PROJECT)
+    code = files.source_checksum(PROJECT)
     _tell_other_code(run_dir, code, starts[-1].get("code") if starts else None)
     loggers.cut(run_dir, logging, _logged(cfg, found, words) if found else others, directory.events(run_dir))
     loggers.warn_of_clock(logging, time.time())
@@ -77,13 +77,13 @@ def _tell_other_code(run_dir: Path, code: str, before: object) -> None:
     """
     own, note = run_dir / "code", ""
     if (own / "train.py").is_file() and not own.samefile(PROJECT):
-        if files.checksum(own) != code:
+        if files.source_checksum(own) != code:
             how = shlex.join(["python", f"{own}/train.py", f"resume={run_dir}"])
             note = f"the code of {PROJECT} trains now, which is not that of the run; with its own: {how}"
     elif before not in (None, code):
         note = f"the code of {PROJECT} has changed since the last attempt of this run"
     if note:
-        print(printable(f"note: {note}"), file=sys.stderr, flush=True)
+        print(make_printable(f"note: {note}"), file=sys.stderr, flush=True)
 
 
 def _logged(cfg: DictConfig, found: Checkpoint, words: Sequence[str]) -> dict[str, int]:
@@ -116,7 +116,7 @@ def trained(trainer: L.Trainer, attempt: int) -> None:
 def config(trainer: L.Trainer, cfg: DictConfig) -> None:
     """The resolved config as a text, for TensorBoard's TEXT page."""
     for board in _tensorboards(trainer):
-        board.experiment.add_text("config", f"```yaml\n{frozen(cfg)}```")
+        board.experiment.add_text("config", f"```yaml\n{to_frozen_yaml(cfg)}```")
 
 
 def hide(cfg: DictConfig, *owners: Any) -> None:
@@ -125,7 +125,7 @@ def hide(cfg: DictConfig, *owners: Any) -> None:
     Args:
         owners: the module and the data; what they keep by `save_hyperparameters` goes into checkpoints and to loggers.
     """
-    references = from_environment(cfg)
+    references = environment_values(cfg)
     for owner in owners:
         # The private one is a copy, for loggers: Lightning has no public way to change it.
         for kept in (getattr(owner, "hparams", {}), getattr(owner, "_hparams_initial", {})):
@@ -141,7 +141,7 @@ def _hidden(value: Any, references: Mapping[str, str]) -> Any:
     return references.get(value, value) if isinstance(value, str) else value
 
 
-def environment(place: Place) -> ClusterEnvironment:
+def environment(place: Placement) -> ClusterEnvironment:
     """How Lightning learns its rank: from `launch`, whoever started it, and never by guessing at SLURM_ variables."""
     return LightningEnvironment() if place.launcher == "none" else TorchElasticEnvironment()
 
@@ -153,7 +153,7 @@ def result(trainer: L.Trainer, cfg: DictConfig, metrics: dict[str, Any]) -> None
     from torch.utils.tensorboard.summary import hparams
     from torch.utils.tensorboard.writer import FileWriter
 
-    values = flat(OmegaConf.create(frozen(cfg)))
+    values = flatten(OmegaConf.create(to_frozen_yaml(cfg)))
     shown = {k: v for k, v in values.items() if k.startswith(("model.", "data.", "trainer.", "strategy.", "seed"))}
     plain = {k: v if isinstance(v, bool | int | float) else _text(v) for k, v in shown.items()}
     final = [k for k in metrics if k.startswith(("val/", "test/"))]

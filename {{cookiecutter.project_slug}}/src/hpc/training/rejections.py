@@ -8,7 +8,7 @@ from typing import Protocol
 from hydra.errors import InstantiationException
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from hpc.config.build import reject_arguments
+from hpc.config.build import reject_bad_arguments
 from hpc.config.errors import ConfigError
 
 
@@ -37,7 +37,7 @@ def rejections(run: Start) -> Iterator[None]:
 
 def _reject(error: Exception) -> None:
     """Raise `ConfigError` where this is no failure of the project's own code."""
-    reject_arguments(error)
+    reject_bad_arguments(error)
     cause = error.__cause__ if isinstance(error, InstantiationException) else error
     if isinstance(cause, MisconfigurationException) or (isinstance(cause, ValueError) and _is_lightnings(cause)):
         rule = f"Lightning rejects this: {' '.join(str(cause).split())}"

@@ -1,0 +1,173 @@
+"""Signatures of the project's own classes and functions, read from their source with `ast`: nothing is imported."""
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from hpc.config.errors import ConfigError
+from hpc.config.project import SOURCES, is_project_code
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The parameters of a callable."""
+
+    parameters: dict[str, str]  # name → annotation as text, "" if there is none
+    required: list[str]
+    accepts_any: bool = False  # **kwargs that cannot be followed any further
+    members: list[str] = field(default_factory=list)  # methods and self.attributes, for the project's own classes
+
+
+def read_source_signature(target: str, library: Callable[[str], Signature]) -> Signature:
+    """Return the signature of one of the project's own classes or functions.
+
+    Args:
+        library: returns the signature of a base class that is not the project's own.
+
+    Raises:
+        ConfigError: there is no such file or name.
+    """
+    module, _, name = target.rpartition(".")
+    node = _find_definition(module, name)
+    if node is None:
+        rule = f"must be a class or a function, and {module} has no {name}"
+        raise ConfigError("_target_", target, rule, "correct the name in the file of configs/")
+    if isinstance(node, ast.FunctionDef):
+        return _signature_of_arguments(node.args, skip=0)
+    return _signature_of_class(module, node, library)
+
+
+def _signature_of_class(module: str, node: ast.ClassDef, library: Callable[[str], Signature]) -> Signature:
+    """Return the signature of `__init__`, with the parameters of the base class that it passes on in **kwargs."""
+    init = next((f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None)
+    own = _signature_of_arguments(init.args, skip=1) if init else _signature_of_fields(node)
+    base = _first_base_signature(module, node, library, follow=own.accepts_any)
+    members = _members(node) + (base.members if base else [])
+    if not (own.accepts_any and base):
+        return replace(own, members=members)
+    filled = _filled_in_super(init)
+    inherited = {name: annotation for name, annotation in base.parameters.items() if name not in filled}
+    required = own.required + [name for name in base.required if name in inherited and name not in own.parameters]
+    return Signature(inherited | own.parameters, required, base.accepts_any, members)
+
+
+def _filled_in_super(init: ast.FunctionDef | None) -> set[str]:
+    """Return the names of the arguments that a class itself gives in `super().__init__(name=...)`."""
+    calls = [node for node in ast.walk(init) if isinstance(node, ast.Call)] if init else []
+    return {k.arg for call in calls if ast.unparse(call.func) == "super().__init__" for k in call.keywords if k.arg}
+
+
+def _signature_of_fields(node: ast.ClassDef) -> Signature:
+    """Return the signature of a class without `__init__`: the fields of a dataclass, or whatever its base accepts."""
+    if not node.decorator_list:
+        return Signature({}, [], accepts_any=True)
+    fields = [f for f in node.body if isinstance(f, ast.AnnAssign)]
+    annotated = {ast.unparse(f.target): ast.unparse(f.annotation) for f in fields}
+    return Signature(annotated, [ast.unparse(f.target) for f in fields if f.value is None])
+
+
+def _first_base_signature(
+    module: str, node: ast.ClassDef, library: Callable[[str], Signature], *, follow: bool
+) -> Signature | None:
+    """Return the signature of the first base class that has parameters, with the members of mixins before it.
+
+    Args:
+        follow: whether to look up the base classes of libraries, which may cost an import.
+    """
+    mixins: Signature | None = None
+    for base in map(ast.unparse, node.bases):
+        signature = _base_signature(base, module, library, follow=follow)
+        if signature and mixins:
+            signature = replace(signature, members=mixins.members + signature.members)
+        if signature and (signature.parameters or not signature.accepts_any):
+            return signature
+        mixins = signature or mixins
+    return mixins
+
+
+def _base_signature(base: str, module: str, library: Callable[[str], Signature], *, follow: bool) -> Signature | None:
+    """Return the signature of the base class that a module calls `base`; None if it cannot be looked up."""
+    first, *rest = base.split(".")
+    if (defining_module := _defining_module(module, first)) is not None:
+        return read_source_signature(f"{defining_module}.{base}", library)
+    target = ".".join([_imported_names(module).get(first, first), *rest])
+    if is_project_code(target):
+        return read_source_signature(target, library)
+    return library(target) if follow and "." in target else None
+
+
+def _signature_of_arguments(arguments: ast.arguments, skip: int) -> Signature:
+    """Return the signature of a function without its first `skip` parameters."""
+    positional = [*arguments.posonlyargs, *arguments.args][skip:]
+    num_defaults = len(arguments.defaults)
+    required = [a.arg for a in positional[: len(positional) - num_defaults]]
+    required += [a.arg for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d is None]
+    named = [*positional, *arguments.kwonlyargs]
+    annotations = {a.arg: ast.unparse(a.annotation) if a.annotation else "" for a in named}
+    return Signature(annotations, required, arguments.kwarg is not None)
+
+
+def _members(node: ast.ClassDef) -> list[str]:
+    """Return the names of a class's methods and of its attributes that are used as `self.name`."""
+    attributes = [
+        child.attr
+        for child in ast.walk(node)
+        if isinstance(child, ast.Attribute) and isinstance(child.value, ast.Name) and child.value.id == "self"
+    ]
+    return sorted({f.name for f in node.body if isinstance(f, ast.FunctionDef)} | set(attributes))
+
+
+@cache
+def _parse_module(module: str) -> ast.Module:
+    """Parse the source of one of the project's own modules."""
+    path = SOURCES.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not file.is_file():
+        rule = f"must be in a module of the project, and there is no file {file}"
+        raise ConfigError("_target_", module, rule, "correct the name in the file of configs/")
+    try:
+        return ast.parse(file.read_text(encoding="utf-8"), str(file))
+    except (SyntaxError, ValueError) as error:  # ValueError: bytes that are not UTF-8, or zeros
+        rule = f"must be in a module of Python, and {file} is not Python: {error}"
+        raise ConfigError("_target_", module, rule, "correct that file") from None
+
+
+def _find_definition(module: str, name: str) -> ast.ClassDef | ast.FunctionDef | None:
+    """Return the class or function that a module defines under a name; None if it defines none."""
+    body = _parse_module(module).body
+    return next((n for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == name), None)
+
+
+def _defining_module(module: str, name: str) -> str | None:
+    """Return the module of the project that defines a name of this one: itself, or one whose `*` it imports.
+
+    None if there is no such module.
+    """
+    if _find_definition(module, name) is not None:
+        return module
+    for node in _parse_module(module).body:
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            source = _imported_module(module, node)
+            if is_project_code(source) and (defining_module := _defining_module(source, name)) is not None:
+                return defining_module
+    return None
+
+
+def _imported_module(module: str, node: ast.ImportFrom) -> str:
+    """Return the dotted name of the module from which `module` imports, also of a relative import."""
+    package = module.split(".")[: -node.level] if node.level else []
+    return ".".join([*package, *([node.module] if node.module else [])])
+
+
+def _imported_names(module: str) -> dict[str, str]:
+    """Map each name that a module imports to the dotted name that it stands for."""
+    names: dict[str, str] = {}
+    for node in _parse_module(module).body:
+        if isinstance(node, ast.Import):
+            names |= {
+                a.asname or a.name.split(".")[0]: a.name if a.asname else a.name.split(".")[0] for a in node.names
+            }
+        elif isinstance(node, ast.ImportFrom):
+            names |= {a.asname or a.name: f"{_imported_module(module, node)}.{a.name}" for a in node.names}
+    return names
