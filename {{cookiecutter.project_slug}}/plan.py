@@ -65,7 +65,7 @@ def told(cfg: DictConfig, made: Plan, own: dict[str, Any], words: list[str], not
         print("\n".join(plan_text.lines(made, title, finish, kept, changes, notes)))
     if "plot" in own:
         try:
-            chart.png(plan_text.charts(made), own["plot"])
+            chart.write_png(plan_text.charts(made), own["plot"])
         except OSError as error:
             raise ConfigError("plot", own["plot"], f"cannot be written: {error.strerror}", "plot=plan.png") from None
 

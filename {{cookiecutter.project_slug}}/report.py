@@ -30,11 +30,11 @@ def main() -> None:
     places = asked or [project.PROJECT / "runs"]
     found = history.find(places[0]) if len(places) == 1 else []
     if len(found) == 1 and found[0].path == places[0]:
-        from hpc.report import files  # what draws is not needed for a table
+        from hpc.report import run_report  # what draws is not needed for a table
 
-        lines = files.made(found[0])
+        lines = run_report.write_report(found[0])
     else:
-        lines = run_table.lines(places)
+        lines = run_table.table_lines(places)
     print("\n".join(map(errors.printable, lines)))
 
 

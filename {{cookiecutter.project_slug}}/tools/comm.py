@@ -43,7 +43,9 @@ def main(place: placement.Place, warned: watchdog.Warned) -> None:
     preflight.rules(cfg)
     reject_alone(cfg)
     try:
-        network_check.run(cfg, place, warned, compose.typed(asked.overrides), frozen)
+        network_check.run_network_check(
+            cfg, place, warned=warned, words=compose.typed(asked.overrides), frozen=frozen
+        )
     except watchdog.Stopped as stopped:
         if placement.speaks(place, os.environ):
             print(f"stopped: {stopped.why}", flush=True)
@@ -76,7 +78,7 @@ def reject_alone(cfg: DictConfig) -> None:
 def submitted(asked: argparse.Namespace) -> None:
     run_dir = submit.submit(asked, program="tools/comm.py")
     if asked.wait and not asked.dry_run:
-        print(job_logs.text(run_dir / network_check.TABLE), end="")
+        print(job_logs.text(run_dir / network_check.TABLE_FILE), end="")
 
 
 def start_here(cfg: DictConfig, words: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The network check as its ranks run it: meet as a training run does, measure, leave a table and network.json."""
+"""The network check as its ranks run it: meet like a training run, measure, write network.txt and network.json."""
 
 import json
 import os
@@ -20,12 +20,19 @@ from hpc.system import files
 from hpc.training import begin as training_begin
 from hpc.training import beginning
 
-RESULT = "network.json"
-TABLE = "network.txt"
+RESULT_FILE = "network.json"
+TABLE_FILE = "network.txt"
 
 
-def run(cfg: DictConfig, place: placement.Place, warned: watchdog.Warned, words: Sequence[str], frozen: bool) -> None:
-    """On every rank. Rank 0 prints the table, and keeps it in the run directory and for the plan.
+def run_network_check(
+    cfg: DictConfig, place: placement.Place, *, warned: watchdog.Warned, words: Sequence[str], frozen: bool
+) -> None:
+    """Run the check; every rank calls this. Rank 0 prints the table, and keeps it in the run directory and for plan.py.
+
+    Args:
+        warned: the signals that this process received.
+        words: the command line, which is kept with the config.
+        frozen: the config comes from the run directory.
 
     Raises:
         Stopped: on all ranks, between two measurements.
@@ -45,27 +52,29 @@ def run(cfg: DictConfig, place: placement.Place, warned: watchdog.Warned, words:
     ) as watching:
         points, seconds = _measure(cfg, place, start, watching, warned)
         if start.claim:
-            report = judged(cfg, start.hosts, points, seconds, _logs(run_dir))
-            _leave(report, cfg.cluster.name, run_dir)
+            report = make_report(cfg, start.hosts, points=points, seconds=seconds, logs=_nccl_logs(run_dir))
+            _write_report(report, cfg.cluster.name, run_dir)
             directory.end(run_dir, start.claim, start.attempt, len(points), "finished")
 
 
-def judged(
+def make_report(
     cfg: DictConfig,
     hosts: list[str],
+    *,
     points: Sequence[Point],
     seconds: Mapping[str, Sequence[float]],
     logs: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What network.json holds.
+    """Return the content of network.json.
 
     Args:
-        seconds: per comparison of nodes, the time of each.
-        logs: what NCCL said on each host.
+        points: the collectives that were timed.
+        seconds: for each comparison (within, neighbours), the time of each node.
+        logs: NCCL's log of each host.
     """
     per_node, date = cfg.trainer.devices, f"{datetime.now().astimezone():%Y-%m-%d %H:%M %z}"
     links = {scope: bandwidth.link(points, scope, hosts, date) for scope in bandwidth.SCOPES}
-    by_host = {what: dict(zip(hosts, some, strict=False)) for what, some in seconds.items()}
+    by_host = {comparison: dict(zip(hosts, times, strict=False)) for comparison, times in seconds.items()}
     cluster = typed.typed(sections.Cluster, cfg.cluster, "cluster")
     return {
         "cluster": cluster.name,
@@ -77,8 +86,10 @@ def judged(
         "transports": {host: sorted(nccl_log.transports(log)) for host, log in logs.items()},
         "seconds_per_node": by_host,
         "compared": bandwidth.compared(links, per_node, cluster),
-        "warnings": [*_sockets(logs), *_slow(by_host)],
-        "points": [asdict(p) | {"algorithm_gbs": p.algorithm_gbs, "bus_gbs": p.bus_gbs} for p in points],
+        "warnings": [*_socket_warnings(logs), *_slow_node_warnings(by_host)],
+        "points": [
+            asdict(point) | {"algorithm_gbs": point.algorithm_gbs, "bus_gbs": point.bus_gbs} for point in points
+        ],
     }
 
 
@@ -89,39 +100,42 @@ def _measure(
     watching: watchdog.Watch,
     warned: watchdog.Warned,
 ) -> tuple[list[Point], dict[str, list[float]]]:
+    """Time the collectives; return the points, and by comparison of nodes the seconds of each."""
     import torch
     import torch.distributed as dist
 
     from hpc.launch import collectives
 
-    _let_nccl_speak(Path(cfg.run_dir) / "nccl")
+    _enable_nccl_logs(Path(cfg.run_dir) / "nccl")
     device = torch.device("cuda", place.local_rank) if layout.on_gpu(cfg) else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(_backend(cfg))
-    done = count()
+    measurement_numbers = count()
 
-    def slowest(doing: str, seconds: float) -> float:
-        watching.progress(next(done), doing)
+    def slowest_rank(measurement: str, seconds: float) -> float:
+        """Return the seconds of the slowest rank; stop all ranks if one of them received a signal."""
+        watching.progress(next(measurement_numbers), measurement)
         both = torch.tensor([seconds, float(warned.signal is not None)], dtype=torch.float64, device=device)
         dist.all_reduce(both, dist.ReduceOp.MAX)
         if both[1]:
-            _stop(cfg, start, f"{warned.signal or 'a signal to another rank'} during {doing}")
+            _stop(cfg, start, f"{warned.signal or 'a signal to another rank'} during {measurement}")
         return float(both[0])
 
-    found = collectives.measure(cfg.trainer.num_nodes, cfg.trainer.devices, device, slowest)
+    timings = collectives.measure(cfg.trainer.num_nodes, cfg.trainer.devices, device, slowest_rank)
     dist.destroy_process_group()
-    return found
+    return timings
 
 
 def _stop(cfg: DictConfig, start: beginning.Beginning, why: str) -> NoReturn:
+    """Note the end of the attempt on the rank that holds its claim, and raise `Stopped`."""
     if start.claim:
         directory.end(Path(cfg.run_dir), start.claim, start.attempt, 0, "failed", why)
     raise watchdog.Stopped(0, why, "failed")
 
 
-def _let_nccl_speak(folder: Path) -> None:
-    """Into a file per rank, whose name begins with its host."""
+def _enable_nccl_logs(folder: Path) -> None:
+    """Make NCCL log into a file per rank, whose name begins with its host."""
     folder.mkdir(exist_ok=True)
     file = str(folder).replace("%", "%%") + "/%h.%p.log"
     os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "NCCL_DEBUG_FILE": file}
@@ -131,8 +145,8 @@ def _backend(cfg: DictConfig) -> str:
     return "nccl" if layout.on_gpu(cfg) else "gloo"
 
 
-def _logs(run_dir: Path) -> dict[str, str]:
-    """What NCCL said, per host; nothing where it was not used."""
+def _nccl_logs(run_dir: Path) -> dict[str, str]:
+    """Return NCCL's log by host; empty if NCCL was not used."""
     logs: dict[str, str] = {}
     for path in sorted((run_dir / "nccl").glob("*.log")):
         host = path.name.rsplit(".", 2)[0]
@@ -140,39 +154,44 @@ def _logs(run_dir: Path) -> dict[str, str]:
     return logs
 
 
-def _sockets(logs: Mapping[str, str]) -> list[str]:
-    fell = [host for host, log in logs.items() if any(name.startswith("Socket") for name in nccl_log.transports(log))]
-    if not fell:
+def _socket_warnings(logs: Mapping[str, str]) -> list[str]:
+    hosts = [host for host, log in logs.items() if any(name.startswith("Socket") for name in nccl_log.transports(log))]
+    if not hosts:
         return []
-    why = list(dict.fromkeys(reason for host in fell for reason in nccl_log.reasons(logs[host])))
+    reasons = list(dict.fromkeys(reason for host in hosts for reason in nccl_log.reasons(logs[host])))
     return [
-        f"NCCL sends over sockets (TCP) on {', '.join(fell)}: the fast network between nodes is not used",
-        *(f"  it says: {reason}" for reason in why[:3]),
+        f"NCCL uses sockets (TCP) on {', '.join(hosts)} instead of the fast network between nodes",
+        *(f"  NCCL's log: {reason}" for reason in reasons[:3]),
     ]
 
 
-def _slow(seconds: Mapping[str, Mapping[str, float]]) -> list[str]:
-    words = {"within": "its own ranks", "neighbours": "its neighbours"}
-    found = [(times, host, what) for what in words for host, times in bandwidth.slow(seconds.get(what, {})).items()]
+def _slow_node_warnings(seconds: Mapping[str, Mapping[str, float]]) -> list[str]:
+    partners = {"within": "its own ranks", "neighbours": "its neighbours"}
+    slow_nodes = [
+        (times, host, comparison)
+        for comparison in partners
+        for host, times in bandwidth.slow(seconds.get(comparison, {})).items()
+    ]
     return [
-        f"{host} is slow: with {words[what]} it takes {times:.1f} times as long as other nodes"
-        for times, host, what in sorted(found, reverse=True)
+        f"{host} is slow: with {partners[comparison]} it takes {times:.1f} times as long as other nodes"
+        for times, host, comparison in sorted(slow_nodes, reverse=True)
     ]
 
 
-def _leave(report: dict[str, Any], cluster: str, run_dir: Path) -> None:
-    points = [Point(**{key: p[key] for key in Point.__dataclass_fields__}) for p in report["points"]]
+def _write_report(report: dict[str, Any], cluster: str, run_dir: Path) -> None:
+    """Write network.json and network.txt, keep the links for the plan, and print the table."""
+    points = [Point(**{key: point[key] for key in Point.__dataclass_fields__}) for point in report["points"]]
     nodes = f"{len(report['nodes'])} nodes" if len(report["nodes"]) > 1 else "one node"
     title = f"{report['backend']} on {nodes} of {cluster} ({', '.join(report['nodes'])}), {report['date']}"
     networks = sorted({name for names in report["transports"].values() for name in names})
     lines = [title, "bandwidths in GB/s, as nccl-tests define them", *bandwidth.table(points)]
     lines += [f"NCCL's network: {', '.join(networks)}"] if networks else []
     lines += [*report["compared"], *(f"warning: {line}" for line in report["warnings"])]
-    files.put(run_dir / RESULT, json.dumps(report, indent=1))
+    files.put(run_dir / RESULT_FILE, json.dumps(report, indent=1))
     try:
-        kept = measured_links.keep(cluster, report["backend"], measured_links.read(report["links"]))
-        lines += [f"kept for the plan in {kept}"]
+        path = measured_links.keep(cluster, report["backend"], measured_links.read(report["links"]))
+        lines += [f"python plan.py uses these links from now on: {path}"]
     except OSError as error:
-        lines += [f"warning: not kept for the plan: {error}"]
-    files.put(run_dir / TABLE, "".join(f"{line}\n" for line in lines))
+        lines += [f"warning: the links cannot be kept for python plan.py: {error}"]
+    files.put(run_dir / TABLE_FILE, "".join(f"{line}\n" for line in lines))
     print("\n".join(lines), flush=True)
