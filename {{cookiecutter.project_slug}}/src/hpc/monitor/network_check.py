@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -11,11 +12,12 @@ from typing import Any, NoReturn
 
 from omegaconf import DictConfig
 
-from hpc.config import layout, sections, typed
+from hpc.config import compose, layout, preflight, sections, typed
 from hpc.launch import bandwidth, measured_links, nccl_log, node_checks, placement
 from hpc.launch.bandwidth import Point
 from hpc.launch.measured_links import Measured
-from hpc.run import directory, frozen_config, watchdog
+from hpc.monitor.network_check_words import reject_alone
+from hpc.run import command_line, directory, frozen_config, watchdog
 from hpc.system import files
 from hpc.training import begin as training_begin
 from hpc.training import beginning
@@ -24,8 +26,30 @@ RESULT = "network.json"
 TABLE = "network.txt"
 
 
-def run(cfg: DictConfig, place: placement.Place, warned: watchdog.Warned, words: Sequence[str], frozen: bool) -> None:
-    """On every rank. Rank 0 prints the table, and keeps it in the run directory and for the plan.
+def run(cfg: DictConfig, place: placement.Place, *, warned: watchdog.Warned, words: Sequence[str]) -> None:
+    """Check the config and measure, on every rank; leave with exit code 1 where all of them are told to stop.
+
+    Args:
+        words: as typed; they are kept beside the config.
+    """
+    preflight.rules(cfg)
+    reject_alone(cfg)
+    is_frozen = command_line.resumes(words) is not None
+    try:
+        _measure_and_keep(cfg, place, warned=warned, words=compose.typed(words), frozen=is_frozen)
+    except watchdog.Stopped as stopped:
+        if placement.speaks(place, os.environ):
+            print(f"stopped: {stopped.why}", flush=True)
+        sys.exit(1)
+
+
+def _measure_and_keep(
+    cfg: DictConfig, place: placement.Place, *, warned: watchdog.Warned, words: Sequence[str], frozen: bool
+) -> None:
+    """Measure between all ranks. Rank 0 prints the table, and keeps it in the run directory and for the plan.
+
+    Args:
+        frozen: the config is the one that a run directory holds.
 
     Raises:
         Stopped: on all ranks, between two measurements.
