@@ -34,7 +34,7 @@ class Tiny(nn.Module):
 import torch
 from torch.utils.data import TensorDataset
 
-from .loading import DataModule
+from hpc.data.data_module import DataModule
 
 
 class Tiny(DataModule):
@@ -46,7 +46,7 @@ class Tiny(DataModule):
 import torch
 from torch.utils.data import Dataset
 
-from .loading import DataModule
+from hpc.data.data_module import DataModule
 
 
 class Constant(DataModule):

@@ -200,7 +200,7 @@ def epoch(loader: Any) -> float:
 
 def forget(folder: Path) -> None:
     """Drop the files of a folder from this node's memory (POSIX_FADV_DONTNEED)."""
-    from my_research.data import packed_files
+    from hpc.data import packed_files
 
     packed_files.pixels.cache_clear()  # mapped pages stay
     for path in folder.rglob("*"):

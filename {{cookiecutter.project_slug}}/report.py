@@ -5,7 +5,6 @@ newest last.
 """
 
 import argparse
-import os
 import signal
 import sys
 from io import TextIOWrapper
@@ -13,28 +12,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
-from hpc.config import errors, project
-from hpc.report import run_table
-from hpc.run import history
+from hpc.config import errors
+from hpc.report import overview
 
 
 def main() -> None:
     parser = errors.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     runs = "run directories, or folders of them; default: runs/"
     parser.add_argument("places", nargs="*", type=Path, metavar="RUN_DIR_OR_FOLDER", help=runs)
-    asked = parser.parse_args().places
-    for place in asked:
-        if not os.path.isdir(place):  # False, too, where no file can have this name
-            rule = "is a file" if os.path.lexists(place) else "there is no such directory"
-            raise errors.ConfigError(str(place), None, rule, "python report.py RUN_DIR, or nothing for runs/")
-    places = asked or [project.PROJECT / "runs"]
-    found = history.find(places[0]) if len(places) == 1 else []
-    if len(found) == 1 and found[0].path == places[0]:
-        from hpc.report import run_report  # what draws is not needed for a table
-
-        lines = run_report.write_report(found[0])
-    else:
-        lines = run_table.table_lines(places)
+    lines = overview.report_lines(parser.parse_args().places)
     print("\n".join(map(errors.printable, lines)))
 
 

@@ -86,7 +86,7 @@ class Desk:
         monkeypatch.delenv("HPC_RUN_DIR")
         monkeypatch.setenv("PATH", str(self.bin))
         monkeypatch.setattr(sys, "prefix", str(self.venv))
-        for module in (project, directory, snapshot, submit.project):
+        for module in (project, directory, snapshot):
             monkeypatch.setattr(module, "PROJECT", self.project)
         monkeypatch.setattr(snapshot, "distributions", lambda: [])
         monkeypatch.chdir(folder)

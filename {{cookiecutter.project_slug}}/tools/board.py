@@ -5,17 +5,15 @@ computer. It listens on localhost only and ends with this program (Ctrl-C). Defa
 """
 
 import argparse
-import os
 import re
-import signal
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from hpc.config import compose, errors, project, section_rules, typed
+from hpc.config import compose, errors, project, typed
 from hpc.config.sections import Cluster
-from hpc.report import ssh_tunnel, tensorboard
+from hpc.report import serve_board
 from hpc.system import home
 
 CLUSTER = re.compile(r"cluster(\.\w+)?=")  # all other words are paths, which may well hold an =
@@ -28,27 +26,7 @@ def main() -> None:
     overrides = [word for word in words if CLUSTER.match(word)]
     places = [home.expand(word) for word in words if word not in overrides] or [project.PROJECT / "runs"]
     cluster = typed.typed(Cluster, compose.compose_overrides(overrides).cluster, "cluster")
-    section_rules.login_host(cluster.login_host)
-    wanted = tensorboard.logdir(tensorboard.shown(places))
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
-    try:
-        with tensorboard.Board(wanted) as serving:
-            tell(serving.port, cluster)
-            sys.exit(serving.wait() or 1)
-    except KeyboardInterrupt:
-        print()  # a line of its own for the shell, after ^C
-
-
-def tell(port: int, cluster: Cluster) -> None:
-    host = ssh_tunnel.here(os.environ)
-    lines = ssh_tunnel.lines(port, home.user(), host, cluster.login_host, os.environ)
-    print(f"TensorBoard is at http://localhost:{port}/ on {host}. On your own computer type")
-    print("".join(f"    {line}\n" for line in lines) + f"and open http://localhost:{port}/ there. Ctrl-C ends it here.")
-    if not cluster.login_host:
-        file = f"configs/cluster/{cluster.name}.yaml or {compose.PERSONAL}"
-        print(f"(cluster.login_host is not known: where this machine has another name outside, set it in {file})")
-    sys.stdout.flush()
+    sys.exit(serve_board.serve(places, cluster))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from hpc.config.errors import ConfigError
 from hpc.config.signatures import Signature, fits, signature
 
 OWN = ["models.resnet.ResNet", "models.gpt.GPT", "module.Classifier"]
-OWN += ["data.digits.Digits", "data.images.Images", "data.text.Text", "data.text.StandardLibrary"]
+OWN += ["data.digits.Digits", "data.images.Images", "data.text.Text", "data.stdlib.StandardLibrary"]
 
 
 @pytest.mark.parametrize("name", [*OWN, "hpc.training.parallel.parallelize"])

@@ -16,8 +16,7 @@ from PIL import Image
 from hpc.config.build import build
 from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
-from hpc.data import file_checks, image_files, text_files
-from my_research.data import text
+from hpc.data import file_checks, image_files, text_files, token_windows
 
 
 def node(name, **values):
@@ -240,7 +239,7 @@ def test_mixed_images_become_normalised_colour_batches(tmp_path):
 
 
 def test_the_centre_is_kept_upright_and_16_bit_grey_is_scaled(tmp_path):
-    from my_research.data.images import ImageFiles
+    from hpc.data.image_datasets import ImageFiles
 
     wide, half = np.zeros((10, 30), np.uint8), np.zeros((10, 10), np.uint8)
     wide[:, 10:20] = half[:5] = 200
@@ -455,9 +454,7 @@ def test_windows_follow_one_another_across_files(tmp_path):
 @pytest.mark.parametrize("in_memory", [0, 1000], ids=["mapped", "in memory"])
 @pytest.mark.parametrize("dtypes", [["uint16"], ["uint8", "uint64", "int64"]], ids=["one dtype", "several"])
 def test_a_batch_of_windows_is_what_one_by_one_gives(tmp_path, monkeypatch, dtypes, in_memory):
-    from my_research.data.text import Windows
-
-    monkeypatch.setattr(text, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(token_windows, "IN_MEMORY", in_memory)
     random = np.random.default_rng(0)
     lengths = [1, 40, 3, 2, 100, 7, 1, 1, 60]
     arrays = [random.integers(0, 200, n).astype(dtypes[i % len(dtypes)]) for i, n in enumerate(lengths)]
@@ -467,7 +464,7 @@ def test_a_batch_of_windows_is_what_one_by_one_gives(tmp_path, monkeypatch, dtyp
     files = [str(tmp_path / f"{i}.npy") for i in range(len(arrays))]
     every = range(0, (len(whole) - 1) // 5)
     for windows in (every, every[3:-2], every[::3], every[4:5]):
-        data = Windows(files, windows, 5, 200)
+        data = token_windows.TokenWindows(files, windows, block_size=5, vocab_size=200)
         chosen = random.permutation(len(windows))
         inputs, targets = data.__getitems__(chosen)
         starts = [windows[i] * 5 for i in chosen]
@@ -477,10 +474,11 @@ def test_a_batch_of_windows_is_what_one_by_one_gives(tmp_path, monkeypatch, dtyp
     array = arrays[4]
     array[-1] = 199
     np.save(files[4], array)
-    text_files.read_only.cache_clear(), text.all_windows_of.cache_clear()
+    text_files.read_only.cache_clear(), token_windows.all_windows_of.cache_clear()
     for chosen, num in ((files, len(every)), (files[4:5], 19)):
         with pytest.raises(ConfigError, match="holds 199"):
-            Windows(chosen, range(num), 5, 199).__getitems__(np.arange(num))
+            data = token_windows.TokenWindows(chosen, range(num), block_size=5, vocab_size=199)
+            data.__getitems__(np.arange(num))
 
 
 def test_few_files_keep_their_last_windows_for_evaluation(tmp_path):

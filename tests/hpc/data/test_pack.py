@@ -14,7 +14,8 @@ from test_data import built, make_images, node, rejected
 
 from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
-from hpc.data import file_checks, packed_files, packing, text_files, token_files, tokenizing
+from hpc.data import file_checks, pack_request, packed_files, packing, text_files, token_files, tokenizing
+from hpc.data import pack_images as packer
 
 pack = runpy.run_path(str(PROJECT / "tools" / "pack.py"))
 PIXELS = 8
@@ -366,8 +367,8 @@ def test_two_at_once_do_not_write_into_one_file(tmp_path):
 def test_what_another_process_has_packed_meanwhile_is_kept(tmp_path, monkeypatch):
     """It was done between this one's look at the place and its lock."""
     folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
-    place = pack["place"]
-    monkeypatch.setitem(pack["main"].__globals__, "place", lambda *words: (place(*words), out.write_text("theirs"))[0])
+    place = pack_request.place
+    monkeypatch.setattr(pack_request, "place", lambda *words: (place(*words), out.write_text("theirs"))[0])
     assert "just been packed" in said(f"data.files={folder}", f"out={out}")
     assert out.read_text() == "theirs" and leftovers(tmp_path) == []
 
@@ -391,7 +392,7 @@ def test_a_disk_that_fills_up_loses_nothing(tmp_path, small_disk, monkeypatch, k
     if kind == "images":
         words = (f"data.dir={make_images(tmp_path / 'images')}", f"data.image_size={PIXELS}", f"out={small_disk}/x.h5")
         assert "needs 1.54e-05 GB" in said(*words)
-        monkeypatch.setitem(pack["pack_images"].__globals__, "reject_without_room", lambda *_: None)  # as with a quota
+        monkeypatch.setattr(packer, "reject_without_room", lambda *_: None)  # as with a quota
     else:
         words = (f"data.files={write_texts(tmp_path / 'texts', 40)}", f"out={small_disk}/x.npy")
     assert "No space left on device" in (rule := said(*words)) and "make room" in rule

@@ -37,7 +37,7 @@ STOCK = """
 import os, lightning as L, torch
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-from my_research.data import digits, text
+from my_research.data import digits, stdlib
 
 class Noted(Dataset):
     def __init__(self, split, num):
@@ -74,7 +74,7 @@ class Stock(L.LightningDataModule):
     def test_dataloader(self):
         return DataLoader(Noted("test", 37), batch_size=8)
 
-digits.Digits = text.StandardLibrary = Stock
+digits.Digits = stdlib.StandardLibrary = Stock
 from my_research.module import Classifier
 Classifier.validation_step = lambda self, batch, batch_idx, dataloader_idx=0: self._evaluate("val", batch)
 """

@@ -1,19 +1,18 @@
 """slurm/ holds what submit.py renders, whoever renders it."""
 
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-import submit
 from hpc.config import compose, project
 from hpc.config.errors import ConfigError
+from hpc.submit import preset_scripts
 
 RENEW = "the config has changed since slurm/ was written; renew it: rm slurm/*.sbatch; python submit.py --render slurm"
 
 
 def rendered(folder: Path, *overrides: str) -> dict[str, str]:
-    submit.render(folder, Namespace(overrides=list(overrides), dry_run=False))
+    preset_scripts.render(folder, overrides)
     return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
 
 
@@ -39,5 +38,5 @@ def test_an_account_is_named_if_it_is_typed(tmp_path: Path) -> None:
 )
 def test_what_such_scripts_cannot_say_is_rejected(words: list[str], dry_run: bool, told: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=told):
-        submit.render(tmp_path / "slurm", Namespace(overrides=words, dry_run=dry_run))
+        preset_scripts.render(tmp_path / "slurm", words, dry_run=dry_run)
     assert not (tmp_path / "slurm").exists()

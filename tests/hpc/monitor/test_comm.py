@@ -84,8 +84,8 @@ def test_wait_prints_the_table_of_the_job(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "one rank has nobody to talk to"),
-        (["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1"], "one rank has nobody to talk to"),
+        ([], "must be at least 2 if trainer.num_nodes=1"),
+        (["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1"], "must be at least 2 if trainer.num_nodes=1"),
         (["trainer=ddp_4node", "trainer.devices=2"], "has no scheduler that could start ranks on other nodes"),
         (["trainer=ddp"], "does not say how many GPUs a node has"),
         (["trainer=ddp_4node", "cluster=juwels_booster", "cluster.account=null"], "has to name it"),

@@ -93,12 +93,13 @@ def test_every_shipped_model_with_every_strategy_on_every_cluster_is_answered(mo
     """A network is traced once for each kind of arithmetic; each machine then decides."""
     asked = runs(model)
     layouts = [setup.of(cfg) for cfg in asked]
+    nothing = {"finish": None, "checkpoint": None, "changes": [], "notes": []}
     for layout, trace in zip(layouts, trace_cache.of(asked[0], layouts), strict=True):
         for machine in machines():
             made = plan.plan(trace, layout, machine)
             assert made.memory.total > 0
-            assert plan_text.lines(made, "title", None, None, [], [])
-            json.dumps(plan_text.as_dict(made, None, None, [], []))
+            assert plan_text.lines(made, "title", **nothing)
+            json.dumps(plan_text.as_dict(made, **nothing))
             plan_text.charts(made)
 
 
@@ -342,10 +343,10 @@ def test_what_a_plan_does_not_know_is_noted(changed, steps, said):
     cluster = OmegaConf.create({"name": "c", "network_gbs": 100, "max_nodes": 256, "time": "0:02:15"})
     layout = replace(setup.Setup(nodes=4, devices=4, micro_batch=1), **changed)
     made = plan.plan(traced(kind(layout)), layout, A100)
-    notes = plan_text.notes(made, cluster, steps, None)
+    notes = plan_text.notes(made, cluster, steps=steps, finish=None)
     assert any(said in note for note in notes) and "cluster=c gives 256 nodes at most" in notes
     unknown = replace(made, trace=replace(made.trace, states=None))
-    assert any("cannot be tried" in note for note in plan_text.notes(unknown, cluster, steps, None))
+    assert any("cannot be tried" in note for note in plan_text.notes(unknown, cluster, steps=steps, finish=None))
 
 
 @pytest.mark.slow

@@ -174,7 +174,7 @@ def show() -> Iterator[Callable[..., Shown]]:
 def test_nothing_is_left_behind(number: int, code: int, show: Callable[..., Shown], tmp_path: Path) -> None:
     shown = show(logged(tmp_path / "run", [3.0, 2.0]), "cluster=slurm", "cluster.login_host=login.site")
     assert re.search(rf"\n +ssh -L {shown.port}:localhost:{shown.port} \S+@login\.site\n", shown.said)
-    assert "login_host is not known" not in shown.said
+    assert "login_host is unknown" not in shown.said
     assert shown.curve("tensorboard", "loss", until=1) == [(0, 3.0), (1, 2.0)]
     processes = shown.processes()
     assert len(processes) >= 2
@@ -194,7 +194,7 @@ def test_several_places_and_an_unknown_login_host(show: Callable[..., Shown], tm
     shown = show(*runs, "cluster=local")
     assert shown.curve("a/seed=1/tensorboard", "loss") == [(0, 1.0)]
     assert shown.curve("b/seed=1/tensorboard", "loss") == [(0, 2.0)]
-    assert "cluster.login_host is not known" in shown.said + shown.process.stdout.readline()  # type: ignore[union-attr]
+    assert "cluster.login_host is unknown" in shown.said + shown.process.stdout.readline()  # type: ignore[union-attr]
 
 
 SMALL = [

@@ -776,14 +776,20 @@ def test_of_a_folder_it_prints_the_table_and_writes_nothing(run_dir: Path) -> No
     assert not (run_dir / "report.html").exists()
 
 
-@pytest.mark.parametrize(("place", "rule"), [("nothing", "there is no such directory"), ("README.md", "is a file"),
-                                             ("resume=runs/x", "there is no such directory")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("place", "rule"),
+    [
+        ("nothing", "must be an existing directory"),
+        ("README.md", "must be a directory, but it is a file"),
+        ("resume=runs/x", "must be an existing directory"),
+    ],
+)
 def test_a_place_that_does_not_exist_is_rejected(place: str, rule: str) -> None:
     done = subprocess.run(
         [sys.executable, "report.py", place], cwd=PROJECT, env=ENVIRON, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"ConfigError: {place}: {rule}.\n")
+    assert done.stderr.startswith(f"ConfigError: {place} {rule}.\n")
 
 
 def test_a_closed_pipe_gives_no_traceback(run_dir: Path) -> None:

@@ -51,6 +51,15 @@ DROPOUT = [
     "+trainer.limit_test_batches=1",
     "checkpoint.monitor=null",
 ]
+# A callback of the researcher's own, in the place of `callbacks.samples`.
+OWN_CALLBACK = """
+from hpc.training import predicted_samples
+
+class OwnCallback(predicted_samples.PredictedSamples):
+    __module__ = "my_research.callbacks"
+
+predicted_samples.PredictedSamples = OwnCallback
+"""
 
 
 def scalars(run_dir: Path) -> dict[str, list[tuple[int, float]]]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from test_resume import COMMON, STOPPING, TYPED, assert_same, scalars
+from test_resume import COMMON, OWN_CALLBACK, STOPPING, TYPED, assert_same, scalars
 
 pytestmark = pytest.mark.slow
 
@@ -217,11 +217,12 @@ Classifier.__init__, Classifier.configure_optimizers = __init__, configure_optim
 Classifier.configure_gradient_clipping = configure_gradient_clipping
 """
 # A callback of one's own averages the network and counts with a metric; a part of the network is compiled.
-AVERAGED = """
+AVERAGED = (
+    OWN_CALLBACK
+    + """
 from copy import deepcopy
 import torch
 from torchmetrics import MeanMetric
-from my_research import samples
 from my_research.module import Classifier
 
 made = Classifier.__init__
@@ -242,8 +243,9 @@ def on_train_batch_end(self, trainer, pl_module, outputs, *batch):
     pl_module.log("own/mean", pl_module.metrics["mean"].compute())
 
 Classifier.__init__ = __init__
-samples.Samples.on_fit_start, samples.Samples.on_train_batch_end = on_fit_start, on_train_batch_end
+OwnCallback.on_fit_start, OwnCallback.on_train_batch_end = on_fit_start, on_train_batch_end
 """
+)
 PLAIN = ["callbacks.throughput=null", "callbacks.samples=null"]  # which look into a batch
 # Copied and drawn as training starts, counted in validations, drawn and counted by who collates the samples.
 STARTED = """
@@ -360,8 +362,9 @@ from my_research.module import Classifier
 Classifier.configure_optimizers = lambda self: torch.optim.LBFGS(self.parameters())
 """
 # What is saved as the module's weights is their average; a callback keeps what it was given, and changes nothing.
-HOOKED = """
-from my_research import samples
+HOOKED = (
+    OWN_CALLBACK
+    + """
 from my_research.module import Classifier
 
 def on_train_batch_end(self, *batch):
@@ -385,8 +388,9 @@ def on_train_end(self, trainer, pl_module):
 
 Classifier.on_train_batch_end = on_train_batch_end
 Classifier.on_save_checkpoint, Classifier.on_load_checkpoint = on_save_checkpoint, on_load_checkpoint
-samples.Samples.on_load_checkpoint, samples.Samples.on_train_end = given, on_train_end
+OwnCallback.on_load_checkpoint, OwnCallback.on_train_end = given, on_train_end
 """
+)
 CLIPPED = """
 from my_research.module import Classifier
 

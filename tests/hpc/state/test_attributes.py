@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelSummary
-from test_resume import COMMON, assert_same, scalars
+from test_resume import COMMON, OWN_CALLBACK, assert_same, scalars
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,12 +30,13 @@ from hpc.state import attributes, checksums, plain_forms, randomness, structure
 
 WORDS = [*COMMON, "+trainer.limit_val_batches=1", "+trainer.limit_test_batches=1", "+trainer.limit_train_batches=5"]
 WORDS += ["trainer=cpu", "trainer.max_epochs=3"]
-KEEPS = """
+KEEPS = (
+    OWN_CALLBACK
+    + """
 import lightning as L
 import torch
 from torchmetrics import MaxMetric, MeanMetric, MetricCollection
 from torchmetrics.wrappers import MetricTracker, MinMaxMetric, Running
-from my_research import samples
 from hpc.resume.resume import Resume
 from my_research.module import Classifier
 
@@ -71,7 +72,7 @@ def training_step(self, batch, batch_idx):
     self.outputs.append(loss)
     for metric in (self.last, self.least, self.tracked):
         metric.update(loss.detach())
-    own = next(callback for callback in self.trainer.callbacks if isinstance(callback, samples.Samples))
+    own = next(callback for callback in self.trainer.callbacks if isinstance(callback, OwnCallback))
     own.seen = getattr(own, "seen", 0) + 1
     self.log_dict({"own/last": self.last.compute(), "own/most": self.tracked.compute(), "own/seen": float(own.seen)})
     self.log_dict({f"own/{name}": value for name, value in self.least.compute().items()})
@@ -85,6 +86,7 @@ Classifier.__init__, Classifier.on_train_start = __init__, on_train_start
 Classifier.on_train_epoch_start, Classifier.on_train_epoch_end = on_train_epoch_start, on_train_epoch_end
 Classifier.on_after_batch_transfer, Classifier.training_step = on_after_batch_transfer, training_step
 """
+)
 # Lightning makes them zero at each step; this module does so at every third one.
 GATHERS = """
 from my_research.module import Classifier

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from hpc.config import compose, layout, preflight
 from hpc.config.errors import ConfigError
 from hpc.jobs.job_states import State
 from hpc.run import directory
-from hpc.studies import run_rates, scaling_jobs, scaling_notes, scaling_points, scaling_table
+from hpc.studies import run_rates, scaling_jobs, scaling_notes, scaling_points, scaling_results, scaling_table
 from hpc.studies.run_rates import Measured
 from hpc.studies.scaling_points import Point
 
@@ -465,11 +464,10 @@ def tool(tmp_path: Path) -> Tool:
 def test_the_plan_stands_beside_the_measurement_where_there_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None, rate: float | None, seconds: float | None
 ) -> None:
-    plan = runpy.run_path(str(PROJECT / "tools" / "scale.py"))["plan"]
-    monkeypatch.setitem(plan.__globals__, "PROJECT", tmp_path)
+    monkeypatch.setattr(scaling_results, "PROJECT", tmp_path)
     if program:
         (tmp_path / "plan.py").write_text(f"import json, sys\nassert sys.argv[1:] == ['a=b', '--json']\n{program}\n")
-    assert plan(["a=b"]) == scaling_table.Plan(rate, seconds)
+    assert scaling_results.plan(["a=b"]) == scaling_table.Plan(rate, seconds)
 
 
 def test_nothing_is_queued_where_one_point_cannot_run(tool: Tool) -> None:
@@ -524,10 +522,10 @@ def test_a_point_that_failed_goes_on_from_its_checkpoint_or_starts_anew(
     if kept:
         final = on_disk.place(run_dir, 40)
         on_disk.publish(on_disk.aside(final), final, {}, {"step": 40, "attempt": 1})
-    conclude = runpy.run_path(str(PROJECT / "tools" / "scale.py"))["conclude"]
     monkeypatch.setattr(scaling_jobs.job_states, "ask", lambda *_: {})
     (one,) = scaling_jobs.look(tmp_path, points("nodes=1"), "slurm")
-    assert conclude(scaling_points.read([*DDP, "nodes=1"]), tmp_path, [one], ["nodes=1"]) == 1
+    study = scaling_points.read([*DDP, "nodes=1"])
+    assert scaling_results.conclude(study, [one], folder=tmp_path, words=["nodes=1"]) == 1
     said = capsys.readouterr().out
     assert (f"from its last checkpoint: python submit.py resume={run_dir}" in said) == kept, said
     assert ("no checkpoint to go on from" in said) != kept and "nodes=1 --again" in said, said

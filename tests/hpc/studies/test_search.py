@@ -225,9 +225,11 @@ def test_tpe_draws_nearer_and_nearer_to_the_best(tmp_path: Path) -> None:
     assert found("tpe") < 0.6 * found("random")
 
 
-def test_a_member_writes_the_config_that_its_words_mean(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tool = runpy.run_path(str(PROJECT / "tools" / "search.py"))
-    tool["ask"](folder / "002")
+def test_a_member_writes_the_config_that_its_words_mean(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["search.py", "--ask", str(folder / "002")])
+    runpy.run_path(str(PROJECT / "tools" / "search.py"))["main"]()
     words = json.loads((folder / "002" / "overrides.json").read_text())
     assert words == [f"{key}={value}" for key, value in drawn(folder, 2)[0].items()]
     cfg = saved_config.load(folder / "002")

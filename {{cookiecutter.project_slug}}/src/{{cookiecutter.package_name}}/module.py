@@ -4,21 +4,20 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
-from torchmetrics import MeanMetric
 
-from hpc.training.lean import Module
-from hpc.training.parallel import clip_gradients, groups_by_mesh
+from hpc.training.factor_schedule import FactorSchedule
+from hpc.training.module import NetworkModule
+from hpc.training.parallel import groups_by_mesh
+from hpc.training.precise_mean import precise_mean
 
 IGNORED = -100  # cross-entropy's own default: a target that counts for nothing
 
 
-class Classifier(Module):
+class Classifier(NetworkModule):
     """Trains a network to name the class: of an image, or of the next token.
 
     Args:
@@ -41,28 +40,17 @@ class Classifier(Module):
         warmup_steps: int = 0,
         bytes_per_token: float | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(network, parallelize=parallelize)
         if warmup_steps < 0:
             raise ValueError(f"warmup_steps must be at least 0, not {warmup_steps}")
-        self.network = network
         self.loss = nn.CrossEntropyLoss()
         self.make_optimizer = optimizer
-        self.parallelize = parallelize
         self.warmup_steps = warmup_steps
         self.bytes_per_token = bytes_per_token
         self.metric = "bits_per_byte" if bytes_per_token else "accuracy"
         self.means = nn.ModuleDict(
             {f"{stage}_{name}": precise_mean() for stage in ("val", "test") for name in ("loss", "metric")}
         )
-
-    @property
-    def backbone(self) -> nn.Module:
-        """All but the head: what fine-tuning freezes first."""
-        return nn.ModuleList(child for name, child in self.network.named_children() if name != "head")
-
-    def configure_model(self) -> None:
-        if self.parallelize is not None:
-            self.parallelize(self.network, self.device_mesh, loss=self.loss)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.network(inputs)
@@ -78,14 +66,6 @@ class Classifier(Module):
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self._evaluate("test", batch)
 
-    def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        clip_gradients(self, optimizer, gradient_clip_val)
-
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Weight decay for matrices only; linear warm-up, then a cosine to zero over the planned steps."""
         trained = [p for p in self.parameters() if p.requires_grad]
@@ -95,7 +75,7 @@ class Classifier(Module):
         ]
         optimizer = self.make_optimizer(groups_by_mesh(groups))
         total = self.trainer.estimated_stepping_batches
-        schedule = Schedule(optimizer, lambda step: warmup_then_cosine(step, self.warmup_steps, total))
+        schedule = FactorSchedule(optimizer, lambda step: warmup_then_cosine(step, self.warmup_steps, total))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _evaluate(self, stage: str, batch: tuple[Tensor, Tensor]) -> None:
@@ -109,19 +89,6 @@ class Classifier(Module):
             mean: Any = self.means[f"{stage}_{name}"]
             mean.update(value, weight=count)
             self.log(f"{stage}/{key}", mean, prog_bar=True, on_epoch=True, on_step=False)
-
-
-def precise_mean() -> Any:
-    """A mean over all ranks. Summed in single precision it would depend on their number, and miscount many tokens."""
-    return MeanMetric().set_dtype(torch.float64)
-
-
-class Schedule(LambdaLR):
-    """A function's factors on the learning rates; groups that fine-tuning adds later keep the rate it gives them."""
-
-    def get_lr(self) -> list[float | Tensor]:
-        scheduled = super().get_lr()
-        return [*scheduled, *(group["lr"] for group in self.optimizer.param_groups[len(scheduled) :])]
 
 
 def accuracy(logits: Tensor, targets: Tensor, count: Tensor) -> Tensor:

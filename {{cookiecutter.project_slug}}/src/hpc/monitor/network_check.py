@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -11,11 +12,12 @@ from typing import Any, NoReturn
 
 from omegaconf import DictConfig
 
-from hpc.config import layout, sections, typed
+from hpc.config import compose, layout, preflight, sections, typed
 from hpc.launch import bandwidth, measured_links, nccl_log, node_checks, placement
 from hpc.launch.bandwidth import Point
 from hpc.launch.measured_links import Measured
-from hpc.run import directory, frozen_config, watchdog
+from hpc.monitor.network_check_words import reject_single_rank
+from hpc.run import command_line, directory, frozen_config, watchdog
 from hpc.system import files
 from hpc.training import begin as training_begin
 from hpc.training import beginning
@@ -25,14 +27,32 @@ TABLE_FILE = "network.txt"
 
 
 def run_network_check(
-    cfg: DictConfig, place: placement.Place, *, warned: watchdog.Warned, words: Sequence[str], frozen: bool
+    cfg: DictConfig, place: placement.Place, *, warned: watchdog.Warned, words: Sequence[str]
 ) -> None:
-    """Run the check; every rank calls this. Rank 0 prints the table, and keeps it in the run directory and for plan.py.
+    """Check the config and measure; every rank calls this. Leave with exit code 1 if all ranks are told to stop.
 
     Args:
         warned: the signals that this process received.
-        words: the command line, which is kept with the config.
-        frozen: the config comes from the run directory.
+        words: the command line, which is kept beside the config.
+    """
+    preflight.rules(cfg)
+    reject_single_rank(cfg)
+    is_frozen = command_line.resumes(words) is not None
+    try:
+        _measure_and_write(cfg, place, warned=warned, words=compose.typed(words), is_frozen=is_frozen)
+    except watchdog.Stopped as stopped:
+        if placement.speaks(place, os.environ):
+            print(f"stopped: {stopped.why}", flush=True)
+        sys.exit(1)
+
+
+def _measure_and_write(
+    cfg: DictConfig, place: placement.Place, *, warned: watchdog.Warned, words: Sequence[str], is_frozen: bool
+) -> None:
+    """Measure between all ranks. Rank 0 prints the table, and keeps it in the run directory and for plan.py.
+
+    Args:
+        is_frozen: the config comes from the run directory.
 
     Raises:
         Stopped: on all ranks, between two measurements.
@@ -40,7 +60,7 @@ def run_network_check(
     node_checks.placed(cfg, place, os.environ)
     warned.parent = os.getppid()
     fresh = directory.choose(cfg.run_dir, cfg.name, datetime.now(), os.environ, place.step or "0")
-    start = training_begin.together(cfg, place, fresh, frozen, os.environ)  # torch from here on
+    start = training_begin.together(cfg, place, fresh, is_frozen, os.environ)  # torch from here on
     run_dir, hang_seconds = Path(cfg.run_dir), 60 * cfg.faults.hang_minutes
     if start.claim:
         frozen_config.keep(run_dir, cfg, words)

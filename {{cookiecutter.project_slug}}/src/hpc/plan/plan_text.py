@@ -16,12 +16,13 @@ from hpc.plan.step_time import flops
 def lines(
     plan: Plan,
     title: str,
+    *,
     finish: Finish | None,
     checkpoint: Checkpoint | None,
     changes: Sequence[str],
     notes: Sequence[str],
 ) -> list[str]:
-    """One screen."""
+    """Return one screen."""
     return [
         title,
         "",
@@ -36,7 +37,8 @@ def lines(
     ]
 
 
-def title(plan: Plan, strategy: str, gpu: str | None) -> str:
+def title(plan: Plan, *, strategy: str, gpu: str | None) -> str:
+    """Return the first line: how large, how, on what."""
     layout = plan.setup
     several = "s" * (layout.world_size > 1)
     ranks = f"{layout.world_size} {gpu or ('GPU' if layout.accelerated else 'CPU rank') + several}"
@@ -45,12 +47,12 @@ def title(plan: Plan, strategy: str, gpu: str | None) -> str:
     return f"{si(plan.trace.whole)} parameters, {strategy}, {layout.precision}: {ranks} on {nodes}, {each}"
 
 
-def notes(plan: Plan, cluster: DictConfig, steps: int | None, finish: Finish | None) -> list[str]:
-    """What the plan does without, and what the project cannot run."""
-    return [said for is_so, said in _notes(plan, cluster, steps, finish) if is_so]
+def notes(plan: Plan, cluster: DictConfig, *, steps: int | None, finish: Finish | None) -> list[str]:
+    """Return what the plan does without, and what the project cannot run."""
+    return [said for is_so, said in _notes(plan, cluster, steps=steps, finish=finish) if is_so]
 
 
-def _notes(plan: Plan, cluster: DictConfig, steps: int | None, finish: Finish | None) -> list[tuple[object, str]]:
+def _notes(plan: Plan, cluster: DictConfig, *, steps: int | None, finish: Finish | None) -> list[tuple[object, str]]:
     setup, timed = plan.setup, plan.step is not None
     held = sum(states(plan.trace.whole, plan.trace.trained * setup.tensor_parallel, plan.trace.states, setup))
     lost = f"{START:.0f} s of a job are for starting, and some for ending"
@@ -130,9 +132,9 @@ def _row(row: Row) -> str:
 
 
 def as_dict(
-    plan: Plan, finish: Finish | None, checkpoint: Checkpoint | None, changes: Sequence[str], notes: Sequence[str]
+    plan: Plan, *, finish: Finish | None, checkpoint: Checkpoint | None, changes: Sequence[str], notes: Sequence[str]
 ) -> dict[str, Any]:
-    """Bytes, seconds, examples or tokens; what is not known is None."""
+    """Return it as plain data: bytes, seconds, examples or tokens; what is not known is None."""
     step = plan.step
     parts = ("seconds", "compute", "communication", "optimizer", "bubble")
     return {

@@ -1,6 +1,5 @@
 """A search: one job array whose members ask a common study for their values. What of it needs no optuna."""
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from hpc.config.compose import compose_overrides
 from hpc.config.errors import ConfigError
 from hpc.run import directory
 from hpc.studies import search_space, sweep
+from hpc.submit.options import SAMPLERS
 from hpc.system import files
 from hpc.system.files import put
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from hpc.studies.optuna_study import Member
 
 FILE = directory.SEARCH
-SAMPLERS = ["random", "tpe"]
 
 
 @dataclass(frozen=True)
@@ -34,38 +33,6 @@ class Search:
     metric: str  # logged in validation
     mode: str  # min or max
     words: list[str]  # as typed
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of submit.py that make several runs of one command line."""
-    several = parser.add_mutually_exclusive_group()
-    every = "key=a,b makes one job array of all combinations"
-    several.add_argument("--multirun", "-m", action="store_true", help=every)
-    some = "key=interval(a,b) or choice(a,b) makes one job array that looks for the best"
-    several.add_argument("--search", choices=SAMPLERS, help=some)
-    parser.add_argument("--trials", type=int, metavar="N", help="with --search: so many runs")
-    parser.add_argument("--at-once", type=int, metavar="N", help="so many runs of an array at the same time")
-
-
-def reject_options(asked: argparse.Namespace) -> None:
-    """Raise `ConfigError` where these options do not go together."""
-    several = asked.multirun or asked.search
-    if several and asked.cfg:
-        raise ConfigError(
-            "--cfg", None, "shows the config of one run, and this is several", "--cfg job without --multirun"
-        )
-    if asked.at_once is not None and (asked.at_once < 1 or not several):
-        rule = "is at least 1, and goes with --multirun or --search"
-        raise ConfigError("--at-once", asked.at_once, rule, "--multirun --at-once 4")
-    if asked.trials is not None and not asked.search:
-        raise ConfigError("--trials", asked.trials, "goes with --search", f"--search tpe --trials {asked.trials}")
-    trials = asked.trials or 0
-    if asked.search and not 2 <= trials <= sweep.MOST:
-        rule = f"says how many runs there are, 2 to {sweep.MOST}"
-        raise ConfigError("--trials", asked.trials, rule, "--trials 40")
-    if asked.search == "tpe" and (asked.at_once or trials) >= trials:
-        rule = "chooses by what other runs have found, and all of them would start together"
-        raise ConfigError("--search", "tpe", rule, f"--at-once {max(trials // 5, 1)}, or --search random")
 
 
 def corners(overrides: Sequence[str], folder: Path) -> list[tuple[DictConfig, list[str]]]:
@@ -84,7 +51,7 @@ def corners(overrides: Sequence[str], folder: Path) -> list[tuple[DictConfig, li
     return found
 
 
-def plan(sampler: str, trials: int, words: Sequence[str], cfgs: Sequence[DictConfig]) -> Search:
+def plan(words: Sequence[str], cfgs: Sequence[DictConfig], *, sampler: str, trials: int) -> Search:
     """Return the search of the command line, given its corners, or raise `ConfigError` where they share no metric."""
     first = cfgs[0]
     if find_spec("optuna") is None:

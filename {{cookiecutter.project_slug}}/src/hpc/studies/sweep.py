@@ -15,8 +15,7 @@ from hpc.config.compose import compose_overrides
 from hpc.config.errors import ConfigError
 from hpc.config.sections import TEXT
 from hpc.jobs.job import Job
-
-MOST = 1000  # members; Slurm's default MaxArraySize is 1001
+from hpc.submit.options import MOST
 
 
 def members(overrides: Sequence[str], folder: Path) -> list[tuple[DictConfig, list[str]]]:

@@ -16,16 +16,6 @@ EACH_STEP += ("on_before_backward", "on_after_backward", "on_before_optimizer_st
 EMPTY = {name: getattr(L.Callback, name) for name in EACH_STEP}
 
 
-class Module(L.LightningModule):
-    """A LightningModule that notes quickly which hook is running."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "_current_fx_name":  # set some forty times a step; nn.Module asks each time whether it is a weight
-            self.__dict__[name] = value
-        else:
-            super().__setattr__(name, value)
-
-
 class Clock(Profiler):
     """Of Lightning's timing points the one that a run wants to know. The others cost next to nothing.
 

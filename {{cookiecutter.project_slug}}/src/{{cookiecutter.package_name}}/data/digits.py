@@ -30,7 +30,9 @@ class Digits(DataModule):
     def __init__(self, num_classes: int = 10, **loading: Any) -> None:
         super().__init__(**loading)
         if num_classes < 10:
-            raise ConfigError("data.num_classes", num_classes, "must be at least 10, for ten digits", "data.num_classes=10")
+            raise ConfigError(
+                "data.num_classes", num_classes, "must be at least 10, for ten digits", "data.num_classes=10"
+            )
         self.num_classes = num_classes
 
     def dataset(self, split: str) -> Dataset:

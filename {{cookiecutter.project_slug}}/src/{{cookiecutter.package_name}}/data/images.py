@@ -1,16 +1,15 @@
 """A folder of class folders of image files."""
 
-import os
 from functools import cache, cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from hpc.data.data_module import DataModule, warp
-from hpc.data.image_files import Samples, describe, fitted, list_images, reject_few_classes
+from hpc.data.image_datasets import ImageFiles
+from hpc.data.image_files import Samples, describe, list_images, reject_few_classes
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as pretrained weights expect
 
@@ -76,19 +75,3 @@ class Images(Photos):
 
     def dataset(self, split: str) -> Dataset:
         return ImageFiles(self.splits[split], self.image_size)
-
-
-class ImageFiles(Dataset):
-    """(uint8 (3, size, size), class number). Raises `ConfigError` for a file that cannot be decoded."""
-
-    def __init__(self, samples: Samples, size: int) -> None:
-        # Arrays and not lists: workers would copy a list of millions as soon as they count references to its items.
-        self.files = np.array([os.fsencode(file) for file, _ in samples])
-        self.labels = np.array([label for _, label in samples])
-        self.size = size
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.from_numpy(fitted(os.fsdecode(self.files[index]), self.size)), int(self.labels[index])

@@ -58,4 +58,6 @@ def resnet(node: DictConfig, cfg: DictConfig) -> None:
 
 def _at_least_one(key: str, size: int | None) -> None:
     if size is not None and size < 1:  # None: data will say it
-        raise ConfigError(f"model.network.{key}", size, "is at least 1", f"model.network.{key}=<a whole number above 0>")
+        raise ConfigError(
+            f"model.network.{key}", size, "is at least 1", f"model.network.{key}=<a whole number above 0>"
+        )

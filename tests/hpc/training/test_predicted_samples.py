@@ -10,11 +10,11 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
-from my_research.samples import LINE, TILE, Samples, contact_sheet, readable, shown, text_table
+from hpc.training.predicted_samples import LINE, TILE, PredictedSamples, contact_sheet, readable, shown, text_table
 
 
 def test_a_contact_sheet_marks_wrong_predictions_in_red() -> None:
-    sheet = contact_sheet(torch.rand(3, 1, 8, 8), [3, 4, 5], [3, 5, 5], columns=2)
+    sheet = contact_sheet(torch.rand(3, 1, 8, 8), predicted=[3, 4, 5], truth=[3, 5, 5], columns=2)
     assert sheet.shape == (2 * (TILE + LINE), 2 * TILE, 3)
     red = (sheet[..., 0] > 200) & (sheet[..., 1] < 100)
     assert not red[:, :TILE].any() and red[: TILE + LINE, TILE:].any()
@@ -65,7 +65,7 @@ def test_the_modules_forward_is_not_called_for_a_picture(makes: Any, pictures: i
     for number in (0, 1):
         torch.manual_seed(1)
         module = Draws(makes)
-        callbacks: list[L.Callback] = [Samples(3)] * number
+        callbacks: list[L.Callback] = [PredictedSamples(3)] * number
         logger = TensorBoardLogger(tmp_path, version=number)
         trainer = L.Trainer(
             accelerator="cpu", callbacks=callbacks, logger=logger, enable_progress_bar=False, enable_checkpointing=False

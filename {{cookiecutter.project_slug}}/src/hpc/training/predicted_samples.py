@@ -12,7 +12,7 @@ TILE = 64  # pixels of an image
 LINE = 14  # pixels of the text above it
 
 
-class Samples(L.Callback):
+class PredictedSamples(L.Callback):
     """The first `num` samples of the first validation batch, with prediction and truth, after each validation.
 
     Predictions are what the module's own forward returned as the batch was validated; it is not called once more, as it
@@ -53,14 +53,16 @@ class Samples(L.Callback):
         predicted, targets = logits.argmax(dim=-1).cpu(), batch[1][: self.num].cpu()
         board = boards[0].experiment
         if shown(batch) == "images":
-            sheet = contact_sheet(batch[0][: self.num].float().cpu(), predicted.tolist(), targets.tolist())
+            sheet = contact_sheet(
+                batch[0][: self.num].float().cpu(), predicted=predicted.tolist(), truth=targets.tolist()
+            )
             board.add_image("val/samples", sheet, trainer.global_step, dataformats="HWC")
         else:
             board.add_text("val/samples", text_table(predicted, targets), trainer.global_step)
 
 
 def shown(batch: Any) -> str:
-    """How a batch can be shown: "images" (n, 1 or 3, height, width) with classes (n,), "text" (n, length), or ""."""
+    """Say how to show a batch: "images" (n, 1 or 3, height, width) with classes (n,), "text" (n, length), or ""."""
     pair = batch[:2] if isinstance(batch, tuple | list) else ()
     if len(pair) < 2 or not all(isinstance(one, Tensor) for one in pair):
         return ""
@@ -69,8 +71,8 @@ def shown(batch: Any) -> str:
     return "images" if images else "text" if inputs.ndim == targets.ndim == 2 else ""
 
 
-def contact_sheet(images: Tensor, predicted: list[int], truth: list[int], columns: int = 4) -> np.ndarray:
-    """Images (n, channels, height, width) in rows, each under its prediction; wrong ones in red. uint8 (H, W, 3)."""
+def contact_sheet(images: Tensor, *, predicted: list[int], truth: list[int], columns: int = 4) -> np.ndarray:
+    """Draw images (n, channels, height, width) in rows under their predictions, wrong ones in red; uint8 (H, W, 3)."""
     from PIL import Image, ImageDraw
 
     rows = -(-len(images) // columns)
@@ -87,8 +89,8 @@ def contact_sheet(images: Tensor, predicted: list[int], truth: list[int], column
     return np.asarray(sheet)
 
 
-def text_table(predicted: Tensor, truth: Tensor, width: int = 80) -> str:
-    """Markdown: each line of truth above what was predicted, token by token, from the true text before it."""
+def text_table(predicted: Tensor, truth: Tensor, *, width: int = 80) -> str:
+    """Return Markdown: each line of truth above what was predicted, token by token, from the true text before it."""
     rows = [
         f"    truth      {readable(t[:width])}\n    predicted  {readable(p[:width])}"
         for p, t in zip(predicted, truth, strict=True)
@@ -97,7 +99,7 @@ def text_table(predicted: Tensor, truth: Tensor, width: int = 80) -> str:
 
 
 def readable(tokens: Tensor) -> str:
-    """Bytes as text, other tokens as numbers."""
+    """Return bytes as text, other tokens as numbers."""
     if int(tokens.max()) < 256:
         text = bytes(tokens.clamp(min=0).tolist()).decode("latin-1")
         return "".join(c if c.isprintable() else "·" for c in text)
