@@ -33,8 +33,8 @@ class Monitor(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if self.attempt is not None:
             return
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        self.attempt = next((callback.attempt for callback in callbacks if isinstance(callback, Resume)), 1)
+        resumes = [callback for callback in trainer.callbacks if isinstance(callback, Resume)]  # type: ignore[attr-defined]
+        self.attempt = resumes[0].attempt if resumes else 1  # type: ignore[attr-defined]
         if not trainer.is_global_zero:
             lean.drop(self, "on_train_batch_end")
         else:

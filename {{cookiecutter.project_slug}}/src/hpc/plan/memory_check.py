@@ -85,9 +85,8 @@ def reject_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
             f"and a step needs {needed_gb:.1f} GB at its peak (python plan.py shows for what)"
         )
         changes = find_fitting_changes(cfg, words, prediction) or [NO_CHANGE_FITS]
-        raise ConfigError(
-            "The memory of this run", None, rule, "; or ".join([*changes, "force=true if you know better"])
-        )
+        fix = "; or ".join([*changes, "force=true if you know better"])
+        raise ConfigError("The memory of this run", None, rule, fix)
 
 
 def find_fitting_changes(cfg: DictConfig, words: Sequence[str], prediction: Prediction) -> list[str]:
