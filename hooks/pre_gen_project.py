@@ -97,9 +97,10 @@ def license_name():
 
 def cluster():
     name = ANSWERS["cluster"]
-    known = sorted(file.stem for file in template().glob("configs/cluster/*.yaml") if file.stem != "base")
+    folders = ("configs/cluster", "src/hpc/jobs/cluster")
+    known = sorted({file.stem for folder in folders for file in template().glob(f"{folder}/*.yaml")} - {"base"})
     if name not in known:
-        fix = "cluster=local, then add configs/cluster/NAME.yaml to the project"
+        fix = "cluster=local, then add configs/cluster/NAME.yaml to the project, as those in src/hpc/jobs/cluster are"
         yield rejected("cluster", name, f"is not one of {', '.join(known)}", fix)
 
 

@@ -12,6 +12,7 @@ import os
 import random
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -152,7 +153,7 @@ def one(
     if code not in (0, 2) and case.inspect != "run":
         return "exit code", f"  exit code {code}\n{told}"
     if code == 0 and case.inspect == "bash":
-        flaw = script(printed[0], ground, case.scripted)
+        flaw = script(printed[0], ground, case.scripted, project)
         if before != looked_at(place, project):
             flaw = "written outside"
         if flaw:
@@ -160,14 +161,16 @@ def one(
     return ("right" if code == 0 else "rejected"), told
 
 
-# In place of what a job script would start: nothing of a scheduler, no waiting, no environment.
+# In place of what a job script would start: nothing of a scheduler, no waiting, no environment. What all job scripts
+# source is the project's, as a run that was only printed has no copy of the code.
 STUBS = """
-source() { :; }; sleep() { read -rt 0.01 <>/dev/zero || :; }; module() { :; }
+source() { case $1 in */src/hpc/jobs/*.bash) builtin source JOBS/"${1##*/}" ;; esac; }
+sleep() { read -rt 0.01 <>/dev/zero || :; }; module() { :; }
 for name in srun scontrol squeue sacct sbatch qsub qstat pbsdsh mpiexec aprun ip; do eval "$name() { :; }"; done
 """
 
 
-def script(text: str, ground: Any, environ: dict[str, str]) -> str:
+def script(text: str, ground: Any, environ: dict[str, str], project: Path) -> str:
     """A job script is bash, asks only for what it should, and nothing that was typed or set is code in it."""
     file = ground.open / "job.sh"
     file.write_text(text)
@@ -175,7 +178,7 @@ def script(text: str, ground: Any, environ: dict[str, str]) -> str:
         return ""  # --cfg, --help
     if subprocess.run([BASH, "-n", str(file)], capture_output=True).returncode or "--uid" in text.replace("\\n", ""):
         return "damaged script"
-    (ground.open / "stubs").write_text(STUBS)
+    (ground.open / "stubs").write_text(STUBS.replace("JOBS", shlex.quote(str(project / "src/hpc/jobs"))))
     (ground.open / "nodes").write_text("n1\n")
     sound = {
         "PATH": "/usr/bin:/bin",

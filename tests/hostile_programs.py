@@ -95,6 +95,7 @@ def prepare(base: Path, project: Path, words: list[str]) -> None:
     for module in MODULES:
         importlib.import_module(f"hpc.{module}")
     shutil.copytree(project / "configs", base / "configs")
+    shutil.copy(project / "src/hpc/jobs/cluster/base.yaml", base / "configs" / "cluster")
     from hpc.config import compose, typed
 
     hostile_kinds.LEAVES[:] = sorted(typed.flat(compose.compose_overrides([])))

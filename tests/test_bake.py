@@ -78,7 +78,7 @@ def parsed(path: Path) -> list[str]:
             return [*strings(tomllib.loads(text))]
         case ".yaml":
             return [*strings(yaml.safe_load(text))]
-        case ".sh" | ".sbatch":
+        case ".sh" | ".sbatch" | ".bash":
             subprocess.run(["bash", "-n", str(path)], check=True)
             return []  # what a person typed has no place in a script
         case _:
@@ -191,10 +191,21 @@ def load_hook(template: Path) -> dict:
 
 
 def test_every_cluster_of_the_template_can_be_answered(template, bake):
-    clusters = [path.stem for path in template.glob("*/configs/cluster/*.yaml") if path.stem != "base"]
-    assert "local" in clusters
-    for cluster in clusters:
-        bake(cluster=cluster)
+    folders = ("configs/cluster", "src/hpc/jobs/cluster")
+    files = [path for folder in folders for path in template.glob(f"*/{folder}/*.yaml") if path.stem != "base"]
+    assert {"local", "slurm", "leonardo"} < {path.stem for path in files}
+    for file in files:
+        project = bake(cluster=file.stem)
+        assert f"\n  - cluster: {file.stem}\n" in (project / "configs" / "train.yaml").read_text()
+
+
+def test_of_the_shipped_clusters_nothing_is_rendered(template, awkward_project):
+    """An update replaces them, so what was answered lies elsewhere."""
+    (shipped,) = template.glob("*/src/hpc/jobs/cluster")
+    for file in shipped.iterdir():
+        assert (awkward_project / "src/hpc/jobs/cluster" / file.name).read_bytes() == file.read_bytes()
+    assert [file.name for file in (awkward_project / "configs" / "cluster").iterdir()] == ["local.yaml"]
+    assert AWKWARD["account"] in (awkward_project / "configs" / "account.yaml").read_text()
 
 
 def test_an_existing_folder_is_rejected_and_unchanged(bake, tmp_path):

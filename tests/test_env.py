@@ -34,7 +34,8 @@ class Place:
         self.project.mkdir()
         for name in ("env.sh", "pyproject.toml", "constraints.txt"):
             shutil.copy(baked / name, self.project)
-        shutil.copytree(baked / "configs" / "cluster", self.project / "configs" / "cluster")
+        for clusters in ("configs/cluster", "src/hpc/jobs/cluster"):
+            shutil.copytree(baked / clusters, self.project / clusters)
         self.venv = folder / "an environment"
         self.log = folder / "log"
         self.stub = folder / "python"
@@ -227,7 +228,7 @@ def test_setup_of_every_cluster_is_read_as_its_file_says(project):
     from omegaconf import OmegaConf
 
     some = 0
-    for path in (project / "configs" / "cluster").glob("*.yaml"):
+    for path in (project / "src/hpc/jobs/cluster").glob("*.yaml"):
         text = (project / "env.sh").read_text()
         function = text[text.index("_env_setup()") : text.index("\n}\n", text.index("_env_setup()")) + 3]
         command = ["bash", "-c", f'{function}_env_setup "$1"', "bash", str(path)]
@@ -249,6 +250,19 @@ def test_modules_of_the_cluster_come_first(place):
     (place.project / "configs" / "cluster" / "mine.yaml").write_text("setup:\n  - no_such_command --x\n")
     code, _, err = place.bash('source "$ENV"', CLUSTER="mine")
     assert code == 1 and "failed, from configs/cluster/mine.yaml: no_such_command --x" in err
+
+
+def test_a_cluster_of_the_project_comes_before_a_shipped_one(place):
+    shipped = place.project / "src/hpc/jobs/cluster/leonardo.yaml"
+    shipped.write_text("setup:\n  - export LOADED=shipped\n")
+    assert place.bash('source "$ENV" && echo "$LOADED"', CLUSTER="leonardo")[1].strip() == "shipped"
+    own = place.project / "configs/cluster/leonardo.yaml"
+    own.write_text("setup:\n  - export LOADED=own\n")
+    assert place.bash('source "$ENV" && echo "$LOADED"', CLUSTER="leonardo")[1].strip() == "own"
+    own.unlink()
+    shipped.write_text("setup:\n  - no_such_command --x\n")
+    code, _, err = place.bash('source "$ENV"', CLUSTER="leonardo")
+    assert code == 1 and "failed, from src/hpc/jobs/cluster/leonardo.yaml: no_such_command --x" in err
 
 
 def test_setup_is_read_however_its_lines_are_written(place):

@@ -148,6 +148,7 @@ def make(slurm, scripts) -> Callable[[str, str], Run]:
     def make(name: str, *plan: str) -> Run:
         run_dir = scripts / name
         (run_dir / "code").mkdir(parents=True)
+        (run_dir / "code" / "src").symlink_to(scripts / "src")  # what job.sh sources
         (run_dir / "code" / "env.sh").write_text(ENV.format(Path(sys.executable).parent, scripts))
         (run_dir / "code" / "train.py").write_text(RANK)
         (run_dir / "plan").write_text("\n".join(plan) + "\n")
@@ -183,6 +184,7 @@ def array(make, scripts) -> tuple[str, list[Run]]:
     """An array's job and its runs."""
     runs = [make("m0", "save, exit 1", FINISH), make("m1", FINISH)]
     (scripts / "members").write_text("".join(f"{run.run_dir}\n" for run in runs))
+    (scripts / "code").symlink_to(runs[0].run_dir / "code")
     return runs[0].slurm.sbatch(STAY, scripts / "array.sh"), runs
 
 

@@ -1,4 +1,4 @@
-"""Twins of the clusters of configs/cluster: slurm.conf lines with which `sbatch --test-only` judges a job as there.
+"""Twins of the clusters that hpc ships: slurm.conf lines with which `sbatch --test-only` judges a job as there.
 
 For each Slurm cluster a few nodes, the partitions and what else a job can hit: the real names, CPUs, kinds of GPU and
 limits as far as the cluster's file gives a source for them. Where memory is not known it is a round number. Not

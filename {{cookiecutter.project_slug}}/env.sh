@@ -1,7 +1,8 @@
 # The one definition of this project's environment:   source env.sh   (bash; people and jobs alike)
 #
-# First the modules of the machine: `setup` in configs/cluster/$CLUSTER.yaml, with CLUSTER={{ cookiecutter.cluster }} if it is not set. A job
-# has loaded them by itself and sets CLUSTER to nothing.
+# First the modules of the machine: `setup` in configs/cluster/$CLUSTER.yaml or, if that is not there, in
+# src/hpc/jobs/cluster/$CLUSTER.yaml, with CLUSTER={{ cookiecutter.cluster }} if it is not set. A job has loaded them by itself and sets
+# CLUSTER to nothing.
 #
 # Then a virtual environment: $VENV if set, else .venv beside this file. The first time it is made, with
 # ${PYTHON:-python3}, and the versions of constraints.txt are installed; afterwards nothing is installed and the network
@@ -135,25 +136,27 @@ _env_install() (
 )
 
 _env_main() {
-    local here venv project marker checksum cluster line setup='' own made
+    local here venv project marker checksum cluster file line setup='' own made
     here=$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd) || return 1
     cluster=${CLUSTER-{{ cookiecutter.cluster }}}
-    if [ -n "$cluster" ] && [ ! -r "$here/configs/cluster/$cluster.yaml" ]; then
-        _env_say "CLUSTER=$cluster is no file of $here/configs/cluster"
+    file=configs/cluster/$cluster.yaml
+    [ -e "$here/$file" ] || file=src/hpc/jobs/cluster/$cluster.yaml
+    if [ -n "$cluster" ] && [ ! -r "$here/$file" ]; then
+        _env_say "CLUSTER=$cluster is no file of $here/configs/cluster or $here/src/hpc/jobs/cluster"
         return 1
     fi
-    if [ -n "$cluster" ] && ! setup=$(_env_setup "$here/configs/cluster/$cluster.yaml"); then
-        _env_say "setup in configs/cluster/$cluster.yaml must be a list with one '  - line' for each line"
+    if [ -n "$cluster" ] && ! setup=$(_env_setup "$here/$file"); then
+        _env_say "setup in $file must be a list with one '  - line' for each line"
         return 1
     fi
     while read -r line <&3; do
-        eval "$line" || { _env_say "failed, from configs/cluster/$cluster.yaml: $line"; return 1; }
+        eval "$line" || { _env_say "failed, from $file: $line"; return 1; }
     done 3<<END
 ${setup:-}
 END
     own=${XDG_CONFIG_HOME:-${HOME:-}/.config}/hpc-ml-template/clusters.yaml
     if [ -n "$cluster" ] && grep -q "^$cluster:.*setup:\|^  *setup:" -- "$own" 2>/dev/null; then
-        _env_say "setup in $own is for jobs; here only configs/cluster/$cluster.yaml is run"
+        _env_say "setup in $own is for jobs; here only that in $file is run"
     fi
     venv=${VENV:-$here/.venv}
     case $venv in /*) ;; *) venv=$PWD/$venv ;; esac

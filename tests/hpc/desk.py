@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import fork  # noqa: F401 - makes hpc importable
+import fork
 import pytest
 
 import submit
@@ -19,7 +19,11 @@ from hpc.submit import scheduler
 
 TOOLS = ["bash", "cat", "cp", "env", "cksum", "git", "sleep"]
 STUB = 'printf "%s\\n" "$@" >>"$0.argv"; env >"$0.env"; cat >"$0.stdin"; cp "${!#}" "$0.script"; '
-FILES = ["train.py", "env.sh", "pyproject.toml", "constraints.txt", "configs/train.yaml", "src/p/build/runs/a.py"]
+SOURCED = ["src/hpc/jobs/pbs.bash", "src/hpc/jobs/slurm.bash"]  # by job scripts, and as they are
+FILES = [
+    *("train.py", "env.sh", "pyproject.toml", "constraints.txt", "configs/train.yaml", "src/p/build/runs/a.py"),
+    *SOURCED,
+]
 JUNK = [".gitignore", "runs/old/last.ckpt", "src/p/__pycache__/a.pyc", "outputs/x"]
 
 # As OpenPBS 23.06 and newer (src/cmds/qstat.c): JSON holds the first of several jobs alone, dsv all of them; one that
@@ -75,7 +79,7 @@ class Desk:
         for tool in TOOLS:
             (self.bin / tool).symlink_to(next(p for f in os.get_exec_path() if (p := Path(f) / tool).exists()))
         for name in FILES + JUNK:
-            self.write(name, f"# {name}\n")
+            self.write(name, (fork.PROJECT / name).read_text() if name in SOURCED else f"# {name}\n")
         self.write(".gitignore", "/runs/\n/outputs/\n__pycache__/\n")
         self.write("pyproject.toml", '[project]\nname = "my-project"\n')
         self.scheduler("echo 17")

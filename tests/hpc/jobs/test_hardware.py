@@ -4,10 +4,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from hpc.config.errors import ConfigError
-from hpc.config.project import CONFIGS
+from hpc.config.project import CONFIGS, shipped_clusters
 from hpc.jobs.hardware import _known, find, gpu, machine
 
-FILES = sorted(file for file in (CONFIGS / "cluster").glob("*.yaml"))
+FILES = sorted([*(CONFIGS / "cluster").glob("*.yaml"), *shipped_clusters(CONFIGS).glob("*.yaml")])
 
 
 @pytest.mark.parametrize("name", list(_known()["gpus"]))

@@ -19,15 +19,16 @@ from hpc.jobs.job import Job
 
 FOUR = "trainer=ddp_4node"
 SLURM = [
-    name
-    for name in compose.groups()["cluster"]
-    if OmegaConf.load(project.CONFIGS / "cluster" / f"{name}.yaml").get("scheduler") == "slurm"
+    file.stem
+    for file in sorted(project.shipped_clusters(project.CONFIGS).glob("*.yaml"))
+    if OmegaConf.load(file).get("scheduler") == "slurm"
 ]
 # What some clusters do not know themselves
 NEEDS = {
     "marenostrum5": ["cluster.qos=acc_debug"],
     "massive_m3": ["cluster.partition=m3g", "cluster.gpus_per_node=2", "cluster.cores_per_gpu=6"],
 }
+SOURCED = project.PROJECT / "src/hpc/jobs/slurm.bash"
 WORK = Path("/home/ana")
 PLACES = {"run_dir": WORK / "runs/d", "code": WORK / "runs/d/code", "work_dir": WORK, "venv": WORK / ".venv"}
 ODD = [WORK / "with space", WORK / "größe", WORK / "it's", WORK / 'a "b" ; c', WORK / "50%j #1", WORK / "[x]*&"]
@@ -154,8 +155,8 @@ def test_an_array_has_a_job_per_member() -> None:
 
 def test_a_script_for_anybody_names_its_run_after_the_job() -> None:
     text = slurm.text(job.of(composed("cluster=slurm", FOUR), (FOUR, "cluster=slurm")))
-    assert f"python train.py {FOUR} cluster=slurm &" in text
-    assert "run_dir=$PWD/runs/digits_$SLURM_JOB_ID$number\n" in text and "--output=digits-%j.log" in text
+    assert text.endswith(f"python train.py {FOUR} cluster=slurm\n") and "--output=digits-%j.log" in text
+    assert "name=digits " in text and "\nbegin_new_run " in text
 
 
 @pytest.mark.parametrize("path", ODD, ids=str)
@@ -164,11 +165,9 @@ def test_odd_paths_reach_sbatch_and_bash_whole(path: Path) -> None:
     text = slurm.text(work)
     log = next(word for word in directives(text) if word.startswith("--output="))
     assert log == f"--output={str(path).replace('%', '%%')}/job-%j.log"
-    lines = [line for line in text.splitlines() if re.match(r"cd |run_dir=|code=|export VENV=", line)]
-    show = 'printf "%s\\n" "$run_dir" "$code" "$VENV"'
-    assert bash("\n".join(['cd() { printf "%s\\n" "$1"; }', *lines, show])).splitlines() == [
-        *[str(path)] * 2, f"{path}/code", str(path),
-    ]  # fmt: skip
+    lines = [line for line in text.splitlines() if re.match(r"run_dir=|work_dir=|export VENV=", line)]
+    show = 'printf "%s\\n" "$run_dir" "$work_dir" "$VENV" "$code"'
+    assert bash("\n".join([*lines, show])).splitlines() == [*[str(path)] * 3, f"{path}/code"]
 
 
 def test_bash_and_shellcheck_find_nothing(tmp_path: Path) -> None:
@@ -182,8 +181,8 @@ def test_bash_and_shellcheck_find_nothing(tmp_path: Path) -> None:
         file.write_text(slurm.text(work), encoding="utf-8")
         subprocess.run(["bash", "-n", file], check=True)
     if shutil.which("shellcheck"):
-        # SC1091: sourced files are not here; SC2015: A && B || C; SC2016: $1 of another shell; SC2034: used by some.
-        check = ["shellcheck", "--exclude=SC1090,SC1091,SC2015,SC2016,SC2034", *files]
+        # SC2016: $1 of another shell
+        check = ["shellcheck", "-x", f"--source-path={project.PROJECT}", "--exclude=SC2016", SOURCED, *files]
         found = subprocess.run(check, capture_output=True, text=True)
         assert found.returncode == 0, found.stdout
 
@@ -196,7 +195,7 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.run_dir, self.bin, self.attempt = folder / "my run's", folder / "bin", 0
-        (self.run_dir / "code").mkdir(parents=True)
+        share(self.run_dir / "code")
         self.bin.mkdir()
         (self.run_dir / "code" / "env.sh").write_text('echo "env.sh $VENV"\n')
         self.program("srun", 'env >"$0.env"; printf "%s\\n" "$@" >"$0.argv"; eval "$SRUN"')
@@ -224,6 +223,12 @@ class Node:
 
     def noted(self, name: str) -> list[str]:
         return (self.bin / name).read_text().splitlines() if (self.bin / name).exists() else []
+
+
+def share(code: Path) -> Path:
+    """Put what job scripts source where they look for it; its path there."""
+    (code / "src/hpc/jobs").mkdir(parents=True)
+    return Path(shutil.copy(SOURCED, code / "src/hpc/jobs"))
 
 
 @pytest.fixture
@@ -259,6 +264,7 @@ def test_the_script_of_a_copy_does_not_go_on_with_the_original(node: Node, tmp_p
 
 
 def test_scripts_that_run_in_one_allocation_have_a_directory_each(node: Node, tmp_path: Path) -> None:
+    share(tmp_path)
     (tmp_path / "env.sh").write_text("")
     for preset in ("gpu", "fsdp"):
         words = (f"trainer={preset}", "trainer.devices=1", "cluster=slurm")
@@ -389,6 +395,9 @@ def test_ranks_are_started_in_the_environment_of_the_run(node: Node) -> None:
     assert (seen["GLOO_SOCKET_IFNAME"], seen["NCCL_SOCKET_IFNAME"]) == ("hsn0", "hsn0,hsn1")  # env comes last
     assert (seen["CACHE"], seen["OMP_NUM_THREADS"], seen["SLURM_EXPORT_ENV"]) == ("/tmp/x-17", "8", "ALL")
     assert 10000 <= int(seen["MASTER_PORT"]) < 30000
+    for name in ("PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE"):
+        assert seen[name] == "1"
+    assert seen["PYTHONHASHSEED"] == "0"
     assert node.said.startswith(f"env.sh {node.work.venv}")
     start = "--nodes=1 --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=0 --wait=30 --label python"
     argv = node.noted("srun.argv")
@@ -397,6 +406,7 @@ def test_ranks_are_started_in_the_environment_of_the_run(node: Node) -> None:
 
 def test_a_member_of_an_array_finds_its_own_run(node: Node, tmp_path: Path) -> None:
     (tmp_path / "members").write_text(f"/elsewhere\n{node.run_dir}\n")
+    share(tmp_path / "code")
     work = replace(node.work, run_dir=None, members=tmp_path / "members", num_members=2)
     place = {"SLURM_JOB_ID": "18", "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "1"}
     assert node.run(work, outcome="continue", **place) == 0

@@ -59,6 +59,13 @@ def edit(file: Path, was: str, now: str) -> None:
     file.write_text(file.read_text().replace(was, now))
 
 
+def own_cluster(configs: Path, name: str, was: str, now: str) -> None:
+    """Take a shipped cluster into `configs/cluster/`, edited."""
+    file = configs / "cluster" / f"{name}.yaml"
+    shutil.copy(project.shipped_clusters(configs) / file.name, file)
+    edit(file, was, now)
+
+
 # -- What may change --
 
 
@@ -189,9 +196,14 @@ def test_neither_does_one_that_no_longer_follows_the_machine(run: Path, configs:
 
 def test_the_runs_own_configs_are_composed(run: Path, configs: Path) -> None:
     shutil.copytree(configs, run / "code" / "configs")
+    shutil.copytree(project.shipped_clusters(configs), run / "code" / project.SHIPPED_CLUSTERS)
     edit(configs / "model" / "base.yaml", "lr: 0.003", "lr: 0.004")
-    edit(configs / "cluster" / "slurm.yaml", "cores_per_gpu: 8", "cores_per_gpu: 9")
+    own_cluster(configs, "slurm", "cores_per_gpu: 8", "cores_per_gpu: 9")
     assert changes.changes(run, compose(run, "trainer.num_nodes=2")) == ["trainer.num_nodes: 4 -> 2"]
+    edit(run / "code" / project.SHIPPED_CLUSTERS / "slurm.yaml", "cores_per_gpu: 8", "cores_per_gpu: 7")
+    assert compose(run, "trainer.num_nodes=2").cluster.cores_per_gpu == 7
+    own_cluster(run / "code" / "configs", "slurm", "cores_per_gpu: 7", "cores_per_gpu: 6")
+    assert compose(run, "trainer.num_nodes=2").cluster.cores_per_gpu == 6
 
 
 def test_what_the_data_said_of_themselves_stays(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from desk import FILES, Desk
+from desk import FILES, SOURCED, Desk
 from fork import PROJECT
 from omegaconf import OmegaConf
 
@@ -51,8 +51,8 @@ def test_a_job_is_handed_over_with_all_that_it_needs(desk: Desk, tmp_path: Path)
     assert desk.noted("sbatch.argv").splitlines() == ["--parsable", str(run_dir / "job.sh")]
     script = desk.noted("sbatch.script")
     assert script == (run_dir / "job.sh").read_text()
-    assert f"cd {tmp_path}\n" in script and f"export VENV={desk.venv}\n" in script
-    assert f"run_dir={shlex.quote(str(run_dir))}\n" in script and 'resume="$run_dir"' in script
+    assert f"\nwork_dir={tmp_path} " in script and f"export VENV={desk.venv}\n" in script
+    assert f"\nrun_dir={shlex.quote(str(run_dir))} " in script and 'resume="$run_dir"' in script
     assert OmegaConf.load(run_dir / "config.yaml").run_dir == str(run_dir)
     typed = ["cluster=slurm", "trainer=ddp_4node", "cluster.time=1:30:00", "name=first"]
     assert json.loads((run_dir / "overrides.json").read_text()) == typed
@@ -206,7 +206,8 @@ def test_the_log_of_an_array_is_where_it_is_told(desk: Desk) -> None:
         written = [folder / f"job-17_{number}.log" for number in range(len(members))]
         if cluster == "pbs":
             written = [Path(member) / "job-17.log" for member in members]
-            assert '>>"$run_dir/job-$id.log"' in (folder / "job.sh").read_text()
+            assert "\nrun_array_job " in (folder / "job.sh").read_text()
+            assert '>>"$run_dir/job-$id.log"' in (folder / "code/src/hpc/jobs/pbs.bash").read_text()
         else:
             assert f'--output="{folder}/job-%A_%a.log"' in (folder / "job.sh").read_text()
         assert len(written) == 2 and all(fnmatch(str(path), told) for path in written), told
@@ -267,7 +268,7 @@ def test_paths_count_from_where_submit_is_called(desk: Desk, tmp_path: Path) -> 
     assert desk.type("cluster=slurm", "run_dir=../mine", "--parsable") == 0
     run_dir = Path(desk.out.split(" ", 1)[1].strip())
     assert run_dir.resolve() == tmp_path / "mine" and run_dir.is_absolute()
-    assert f"cd '{tmp_path / 'else where'}'\n" in (run_dir / "job.sh").read_text()
+    assert f"\nwork_dir='{tmp_path / 'else where'}' " in (run_dir / "job.sh").read_text()
 
 
 def test_a_container_needs_no_environment(desk: Desk) -> None:
@@ -454,6 +455,28 @@ def copied(run_dir: Path) -> list[str]:
     return sorted(str(path.relative_to(run_dir / "code")) for path in files if not path.name.endswith(made))
 
 
+def rank_environment(script: Path) -> str:
+    """In bash: what a script exports for its ranks, by the copy of the code that it sources."""
+    (call,) = re.findall(r"(?m)^ *(set_rank_environment .*)$", script.read_text())
+    (sourced,) = re.findall(r'source "\$code/(src/hpc/jobs/\w+\.bash)"', script.read_text())
+    return f"set -e; source {shlex.quote(str(script.parent / 'code' / sourced))}; {call}"
+
+
+def test_job_scripts_source_the_copy_that_was_made_with_them(desk: Desk) -> None:
+    for cluster in ("slurm", "pbs"):
+        assert desk.type(f"cluster={cluster}", f"run_dir={cluster}") == 0
+        for name in SOURCED:
+            assert Path(cluster, "code", name).read_text() == (PROJECT / name).read_text()
+        desk.write(f"src/hpc/jobs/{cluster}.bash", "echo edited since\n")
+        environ = {"SLURM_JOB_ID": "17", "PATH": os.environ["PATH"]}
+        ran = subprocess.run(
+            ["bash", f"{cluster}/job.sh", "x"], env=environ, capture_output=True, text=True, timeout=60
+        )
+        assert ran.returncode == 2 and "edited" not in ran.stdout and ran.stderr.startswith("job.sh: error: ")
+        assert "missing or damaged" not in ran.stderr
+        desk.write(f"src/hpc/jobs/{cluster}.bash", (PROJECT / f"src/hpc/jobs/{cluster}.bash").read_text())
+
+
 def test_the_snapshot_is_what_git_would_commit(desk: Desk) -> None:
     git(desk.project, "init", "-q")
     git(desk.project, "add", "train.py")
@@ -476,15 +499,15 @@ def test_ranks_find_the_code_compiled_and_compile_nothing_themselves(desk: Desk)
     expected = struct.pack("<3I", 0, int(source.stat().st_mtime), source.stat().st_size)
     assert compiled.read_bytes()[4:16] == expected
     assert "b.py" not in desk.out + desk.err
-    assert re.search(r"(?m)^export .*\bPYTHONDONTWRITEBYTECODE=1\b", Path("mine/job.sh").read_text())
+    exported = subprocess.check_output(["bash", "-c", f"{rank_environment(Path('mine/job.sh'))}; export -p"], text=True)
+    assert 'PYTHONDONTWRITEBYTECODE="1"\n' in exported
 
 
 @pytest.mark.parametrize("cluster", ["slurm", "pbs"])
 def test_sets_of_words_have_one_order_in_all_ranks_and_attempts(cluster: str, desk: Desk) -> None:
     desk.type(f"cluster={cluster}", "cluster.account=a", "run_dir=mine")
-    script = next(path for name in ("node.sh", "job.sh") if (path := Path("mine", name)).exists()).read_text()
-    (line,) = (line for line in script.splitlines() if "PYTHONHASHSEED" in line)
-    ask = f"{line}\n{sys.executable} -c 'print(list(set(map(str, range(9)))))'"
+    script = next(path for name in ("node.sh", "job.sh") if (path := Path("mine", name)).exists())
+    ask = f"{rank_environment(script)}\n{sys.executable} -c 'print(list(set(map(str, range(9)))))'"
     orders = [subprocess.check_output(["bash", "-c", ask], env={}) for _ in range(2)]
     assert orders[0] == orders[1]
 
@@ -620,7 +643,7 @@ def test_data_beside_the_code_are_not_copied_into_every_run(desk: Desk) -> None:
 
 def test_the_shipped_project_is_copied_whole() -> None:
     names = set(snapshot.files())
-    assert {"train.py", "submit.py", "env.sh", "configs/cluster/base.yaml", "src/hpc"} <= names
+    assert {"train.py", "submit.py", "env.sh", "configs/cluster/local.yaml", "src/hpc"} <= names
     assert not any(name.startswith(("runs/", ".git/", ".venv/")) or "__pycache__" in name for name in names)
 
 

@@ -243,3 +243,13 @@ def test_trains_on_a_gpu(trainer: str, call: Callable, tmp_path: Path) -> None:
 def test_more_gpus_than_there_are_is_rejected(trainer: str, call: Callable) -> None:
     done = call("trainer=ddp", "trainer.devices=64", "data.global_batch_size=64")
     assert done.returncode == 2 and "devices are visible" in done.stderr
+
+
+def test_a_run_imports_nothing_of_plans_jobs_searches_and_reports(tmp_path: Path) -> None:
+    code = "import runpy, sys; runpy.run_path('train.py', run_name='__main__'); print('MODULES', *sys.modules)"
+    command = [sys.executable, "-c", code, "trainer.max_steps=2", QUIET, f"run_dir={tmp_path}/run"]
+    done = subprocess.run(command, cwd=PROJECT, env=ENVIRON, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    modules = done.stdout.partition("MODULES ")[2].split()
+    rooms = {module.split(".")[1] for module in modules if module.startswith("hpc.")}
+    assert "resume" in rooms and not rooms & {"charts", "plan", "submit", "studies", "report"}

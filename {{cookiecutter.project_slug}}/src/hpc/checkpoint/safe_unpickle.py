@@ -164,21 +164,21 @@ def allowing_deepspeed() -> Iterator[None]:
 
 
 @contextmanager
-def rejections(path: str | Path, key: str = "ckpt", fix: str = FIX, alone: bool = False) -> Iterator[None]:
+def rejections(path: str | Path, key: str = "ckpt", fix: str = FIX, only_this_rank: bool = False) -> Iterator[None]:
     """Around anything that loads: a checkpoint that names more than data becomes a rejection.
 
-    On every rank alike; `alone` where only this one reads that file. Other errors pass: a manifest has vouched for the
-    files, so they are no mistake of the user.
+    Every rank reads the same file, unless `only_this_rank`. Other errors pass: a manifest has vouched for the files, so
+    they are no mistake of the user.
     """
     try:
         yield
     except CheckpointException as error:  # of dcp.load: what failed, by rank
         for cause, _ in error.failures.values():
             if isinstance(cause, pickle.UnpicklingError):
-                raise ConfigError(key, path, rule(cause), fix, alone) from error
+                raise ConfigError(key, path, rule(cause), fix, only_this_rank) from error
         raise
     except pickle.UnpicklingError as error:
-        raise ConfigError(key, path, rule(error), fix, alone) from error
+        raise ConfigError(key, path, rule(error), fix, only_this_rank) from error
 
 
 def rule(error: Exception) -> str:

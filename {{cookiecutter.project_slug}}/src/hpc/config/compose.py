@@ -10,13 +10,16 @@ from typing import Any, NoReturn
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from hpc.config.errors import ArgumentParser, ConfigError, meant, nearest, reason
 from hpc.config.freezing import quoted
-from hpc.config.project import CONFIGS
+from hpc.config.project import CONFIGS, SHIPPED_CLUSTERS, shipped_clusters
 from hpc.config.sections import TEXT
 from hpc.config.typed import as_list, flat
 from hpc.config.yaml_files import UNREADABLE, yaml_config
@@ -37,6 +40,15 @@ class Parser(ArgumentParser):
     def format_help(self) -> str:
         self.epilog = _groups_help()
         return super().format_help()
+
+
+class ClusterSearchPath(SearchPathPlugin):
+    """Let Hydra find the clusters that hpc ships, wherever the project's own configs/cluster/ has no such file."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append the folder above `cluster/`, as Hydra finds a group in a folder of its name."""
+        for folder in [Path(entry.path) for entry in search_path.get_path() if entry.provider == "main"]:
+            search_path.append("hpc", str(shipped_clusters(folder).parent))
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -73,7 +85,7 @@ def compose_overrides(overrides: Sequence[str], personal: bool = True, configs: 
     for override in overrides:
         _reject_unused(override)
     try:
-        with initialize_config_dir(str(configs), version_base="1.3"):
+        with _hydra(configs):
             cfg = hydra_compose("train", [_literal(override) for override in overrides], return_hydra_config=True)
             cluster = cfg.hydra.runtime.choices.get("cluster")
             with open_dict(cfg):
@@ -91,7 +103,7 @@ def compose_overrides(overrides: Sequence[str], personal: bool = True, configs: 
             rule = f"must be a group of keys; {configs} and what is typed make it something else"
             raise ConfigError(group, None, rule, f"a file of configs/{group} with keys")
     if personal and (own := _personal(str(OmegaConf.select(cfg, "cluster.name")))):
-        with initialize_config_dir(str(configs), version_base="1.3"):
+        with _hydra(configs):
             searched = [override for override in overrides if override.lstrip("+").startswith("hydra.searchpath=")]
             usual = hydra_compose("train", [*searched, f"cluster={cluster}"]).cluster
         _take_personal(own, cfg.cluster, usual, {override.partition("=")[0].lstrip("+~") for override in overrides})
@@ -99,17 +111,23 @@ def compose_overrides(overrides: Sequence[str], personal: bool = True, configs: 
 
 
 def groups(configs: Path | None = None) -> dict[str, list[str]]:
-    """Config groups and the choices each offers, read from the folder `configs/`."""
-    return {
-        folder.name: sorted(file.stem for file in folder.glob("*.yaml") if file.stem != "base")
-        for folder in sorted((configs or CONFIGS).iterdir())
-        if folder.is_dir()
-    }
+    """Return the config groups and the choices each offers: files of `configs/`, and the clusters that hpc ships."""
+    configs = configs or CONFIGS
+    choices: dict[str, set[str]] = {}
+    for folder in (*filter(Path.is_dir, configs.iterdir()), shipped_clusters(configs)):
+        choices.setdefault(folder.name, set()).update(file.stem for file in folder.glob("*.yaml"))
+    return {group: sorted(choices[group] - {"base"}) for group in sorted(choices)}
+
+
+def _hydra(configs: Path) -> initialize_config_dir:
+    """Return the context in which Hydra composes the files of `configs/` and the clusters that hpc ships."""
+    Plugins.instance().register(ClusterSearchPath)
+    return initialize_config_dir(str(configs), version_base="1.3")
 
 
 def _groups_help() -> str:
     lines = [f"  {group}={' | '.join(choices)}" for group, choices in groups().items()]
-    return "config groups (files of configs/):\n" + "\n".join(lines)
+    return f"config groups (files of configs/; clusters also in {SHIPPED_CLUSTERS}/):\n" + "\n".join(lines)
 
 
 def _literal(override: str) -> str:
@@ -130,7 +148,8 @@ def _take_personal(own: dict[str, Any], cluster: DictConfig, usual: DictConfig, 
     assert isinstance(now, dict) and isinstance(before, dict)
     for key, value in own.items():
         if key not in now:
-            raise ConfigError(f"{PERSONAL}: {key}", None, "is no key of configs/cluster", meant(key, map(str, cluster)))
+            fix = meant(key, map(str, cluster))
+            raise ConfigError(f"{PERSONAL}: {key}", None, "must be a key of a cluster's file", fix)
         if f"cluster.{key}" in typed:
             continue
         if isinstance(value, dict) and isinstance(now[key], dict):  # env: name by name, as Hydra does it
@@ -148,7 +167,7 @@ def _personal(cluster: str) -> dict[str, Any]:
     try:
         return dict((OmegaConf.to_container(yaml_config(PERSONAL)).get(cluster) or {}).items())  # type: ignore
     except UNREADABLE as error:
-        rule = f"is YAML, cluster names with keys of configs/cluster: {reason(error)}"
+        rule = f"must be YAML, cluster names with keys of a cluster's file: {reason(error)}"
         raise ConfigError(str(PERSONAL), None, rule, f"{cluster}: {{account: ...}}") from None
 
 
@@ -193,8 +212,10 @@ def _explain(error: HydraException, overrides: Sequence[str], configs: Path) -> 
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = error.missing_cfg_file.replace(".yaml", "").rpartition("/")
         choices = groups(configs).get(group, [])
-        fix = nearest(choice, choices, "one of them")
-        raise ConfigError(group or choice, choice, f"is one of {', '.join(choices)}", f"{group}={fix}") from None
+        fix = f"{group}={nearest(choice, choices, 'one of them')}"
+        if group == "cluster":
+            fix += f", or add configs/cluster/{choice}.yaml, as those in {SHIPPED_CLUSTERS}/ are"
+        raise ConfigError(group or choice, choice, f"is one of {', '.join(choices)}", fix) from None
     if found := re.search(r"Ambiguous value for argument '([^']*)'", text):
         rule = "names several values: of several runs, or of one list"
         raise ConfigError(found.group(1), None, rule, "python submit.py --multirun ..., or key=[a,b]") from None

@@ -10,6 +10,7 @@ SOURCES = Path(__file__).absolute().parents[2]
 PROJECT = SOURCES.parent
 CONFIGS = PROJECT / "configs"
 HPC = __name__.partition(".")[0]  # the name of this package
+SHIPPED_CLUSTERS = Path("src", HPC, "jobs", "cluster")  # in a project
 
 
 @cache
@@ -30,8 +31,14 @@ def project_name() -> str:
         return tomllib.load(file)["project"]["name"]
 
 
+def shipped_clusters(configs: Path) -> Path:
+    """Return the folder of clusters that lies in the same project as `configs`; where it has none, this project's."""
+    beside = configs.parent / SHIPPED_CLUSTERS
+    return beside if beside.is_dir() else SOURCES.parent / SHIPPED_CLUSTERS
+
+
 def require_beside(file: str) -> None:
-    """Raise `ImportError` unless the package whose `__init__.py` is `file` lies beside this one.
+    """Raise `ImportError` unless the package whose `__init__.py` is `file` lies beside this one, in its project.
 
     Two projects that are installed into one environment would otherwise share the `hpc` of one of them.
     """
@@ -41,4 +48,10 @@ def require_beside(file: str) -> None:
             f"{package.name} in {package.parent} must be used with the hpc package that lies beside it; Python has "
             f"imported the one in {SOURCES}, of another project.\n"
             f"Try: PYTHONPATH={package.parent} {Path(sys.executable).name} ..."
+        )
+    if not (PROJECT / "pyproject.toml").is_file():
+        raise ImportError(
+            f"{package.name} and hpc must lie in src/ of their project, beside its configs; they lie in {SOURCES}, "
+            "where the next project to be installed would replace hpc by its own.\n"
+            "Try: pip uninstall the project, then pip install -e <its folder>, or PYTHONPATH=<its folder>/src"
         )

@@ -1,4 +1,4 @@
-"""The sections of the config that this package owns, typed. configs/train.yaml and cluster/base.yaml explain them."""
+"""Typed sections of the config. configs/train.yaml and hpc/jobs/cluster/base.yaml explain them."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -52,7 +52,7 @@ class Faults:
 
 @dataclass
 class Cluster:
-    """What the machine is and how it is asked. A fact that is not known is null. configs/cluster/base.yaml explains."""
+    """What the machine is and how it is asked. A fact that is not known is null. jobs/cluster/base.yaml explains."""
 
     name: str
     scheduler: str | None

@@ -1,5 +1,6 @@
 """From the config to a job: what the scheduler is asked for, derived from what the Trainer is told. Pure; no torch."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,10 +10,6 @@ from hpc.config.cluster_in_bash import cluster_in_bash
 from hpc.config.errors import ConfigError
 from hpc.config.sections import Cluster
 from hpc.config.walltime import walltime
-
-# For the ranks' Python: print at once, stacks on a crash; bytecode is made on submitting, not by every rank anew.
-PYTHON = "PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONDONTWRITEBYTECODE=1"
-HASHES = "export PYTHONHASHSEED=${PYTHONHASHSEED:-0}  # else list(set(names)) has another order in each process"
 
 
 @dataclass(frozen=True)
@@ -55,9 +52,37 @@ class Job:
     program: str = "train.py"  # what the ranks run, a path within the code
 
     @property
+    def is_by_hand(self) -> bool:
+        """Is the script for anybody to submit, many times? Then it makes a run directory when it runs."""
+        return not (self.run_dir or self.members)
+
+    @property
     def gpu_hours(self) -> float:
         """What the job may cost, in GPU-hours."""
         return self.nodes * self.gpus_per_node * self.seconds / 3600
+
+
+def rank_environment(job: Job) -> str:
+    """Return the call that exports what the ranks need. cluster.env comes after it."""
+    words = [f"OMP_NUM_THREADS={job.cores_per_task or 1}"]
+    if job.interface:
+        words += [f"{key}_SOCKET_IFNAME={shlex.quote(job.interface)}" for key in ("NCCL", "GLOO")]
+    return f"set_rank_environment {' '.join(words)}"
+
+
+def source_library(file: str, function: str, by_hand: str | None) -> list[str]:
+    """Source a file of `hpc/jobs` in bash, from `$code`; one message and exit code 2 if it is not there or not whole.
+
+    Its functions are there only if bash could read all of it. `by_hand`: the command that submits such a script.
+    """
+    path = f"$code/src/hpc/jobs/{file}"
+    advice = "if the run was moved, type: python submit.py resume=FOLDER"
+    if by_hand:
+        advice = f"type {by_hand} in the project's folder"
+    return [
+        f'{{ source "{path}" 2>/dev/null && declare -F {function} >/dev/null; }} ||',
+        f'    {{ echo "job.sh: error: {path} is missing or damaged; {advice}" >&2; exit 2; }}',
+    ]
 
 
 def of(cfg: DictConfig, arguments: tuple[str, ...] = (), **places: Path | int | str | bool | None) -> Job:

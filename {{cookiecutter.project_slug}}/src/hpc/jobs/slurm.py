@@ -1,10 +1,14 @@
-"""A job as text for Slurm: one task per device, all of them started by one srun."""
+"""A job as text for Slurm: one task per device, all of them started by one srun.
 
+The script holds what differs from job to job; what all of them do is in slurm.bash, which the script sources.
+"""
+
+import re
 import shlex
 from pathlib import Path
 
 from hpc.config.walltime import clock
-from hpc.jobs.job import HASHES, PYTHON, Job
+from hpc.jobs.job import Job, rank_environment, source_library
 
 # Field -> directive. A field that is None or 0 is not asked for.
 DIRECTIVES = {
@@ -22,21 +26,22 @@ DIRECTIVES = {
 
 # Slurm's warning, for ranks that do not know by themselves when the job ends: early enough to save, in a short job too.
 WARNING = 120  # seconds
-LAST_WORDS = 30  # seconds for the other ranks, when one has ended
+LAST_WORDS = 30  # seconds for the other ranks to end by themselves, when one has ended
 
 
 def text(job: Job) -> str:
-    """For sbatch; `bash` runs it too, inside an allocation. Readable from top to bottom.
+    """Return the script for sbatch; `bash` runs it too, inside an allocation. Readable from top to bottom.
 
     Exit code 0: finished, or Slurm will start it again; 2: rejected; else a failure.
     """
-    return "\n".join([_head(job), *_directives(job), "", *_surroundings(job), *_asking(job), *_launch(job), END])
+    parts = [[*_head(job), *_directives(job)], _beginning(job), _environment(job), _launch(job)]
+    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
-def _head(job: Job) -> str:
+def _head(job: Job) -> list[str]:
     nodes = f"{job.nodes} node{'s' * (job.nodes > 1)}"
     ranks = f"{job.nodes * job.tasks_per_node} ranks, {job.tasks_per_node} on each"
-    return f"#!/bin/bash\n# {job.name}: {nodes}, {ranks}, one per device. Made by submit.py from the config."
+    return ["#!/bin/bash", f"# {job.name}: {nodes}, {ranks}, one per device. Made by submit.py from the config."]
 
 
 def _directives(job: Job) -> list[str]:
@@ -52,7 +57,7 @@ def _directives(job: Job) -> list[str]:
         limit = f"%{job.at_once}" if job.at_once else ""
         asked.append(f"--array=0-{job.num_members - 1}{limit}")
     # Requeued under the same number and appended to: a second attempt neither starts a new run nor erases the log.
-    log = f"{job.name}-%j.log" if not (job.run_dir or job.members) else _log(job)
+    log = f"{job.name}-%j.log" if job.is_by_hand else _log(job)
     return [f"#SBATCH {option}" for option in [*asked, f"--output={log}", "--open-mode=append", "--requeue"]]
 
 
@@ -63,62 +68,38 @@ def _log(job: Job) -> str:
     return f'"{text}/{name}"'
 
 
-def _surroundings(job: Job) -> list[str]:
-    """From the directives to an environment in which `python` is the right one."""
-    lines = [
-        "set -eo pipefail  # not -u: the module command of some sites trips over it",
-        f"umask {job.umask}",
-        ': "${SLURM_JOB_ID:?there is no allocation here: sbatch this file, or run it with bash inside salloc}"',
-        '[ $# = 0 ] || { echo "job.sh: error: words after it are not used: $*; type them to submit.py" >&2; exit 2; }',
-        "",
-        "# Nothing of the shell that submitted this steers the ranks; srun passes on all that is set from here on.",
-        "unset RANK WORLD_SIZE LOCAL_RANK NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT PYTHONPATH HPC_JOB_END",
-        "export SLURM_EXPORT_ENV=ALL",
-        "",
-        *_places(job),
-        BEGINNING,
-        *job.setup,
-    ]
+def _beginning(job: Job) -> list[str]:
+    """Return the values that slurm.bash wants, and the call that begins."""
+    lines, begin = [f"set -eo pipefail; umask {job.umask}"], "begin_run"
+    if job.is_by_hand:
+        begin = "begin_new_run"
+        lines += [f"name={shlex.quote(job.name)} code=$PWD retries={job.retries}"]
+    else:
+        if job.members:
+            begin = "begin_array_run"
+            lines += [f"members={_quote(job.members)} code=${{members%/*}}/code  # as it was when this was submitted"]
+        else:
+            lines += [f"run_dir={_quote(job.run_dir)} code=$run_dir/code  # as it was when this was submitted"]
+        lines += [f"work_dir={_quote(job.work_dir or '.')} retries={job.retries}"]
+    by_hand = "sbatch" if job.is_by_hand else None
+    return [*lines, *source_library("slurm.bash", "run_ranks", by_hand), f'{begin} "$@"']
+
+
+def _environment(job: Job) -> list[str]:
+    """Return the lines from the cluster's own to an environment in which `python` is the right one."""
+    lines = [*job.setup]
     if not job.container:
         lines += [f"export VENV={_quote(job.venv)}"] if job.venv else []
         lines += [f"CLUSTER='' source {_in_code(job, 'env.sh')}  # what the cluster's file sets up is done above"]
-    lines += ["", f"export OMP_NUM_THREADS={job.cores_per_task or 1} {PYTHON}", HASHES]
-    lines += ["export MASTER_PORT=$((10000 + RANDOM % 20000))  # of this attempt; the address follows from the nodes"]
-    if job.interface:
-        lines += [f"export NCCL_SOCKET_IFNAME={job.interface} GLOO_SOCKET_IFNAME={job.interface}"]
+    lines += [rank_environment(job)]
     lines += [f'export {name}="{value}"' for name, value in job.env.items()]
-    return [*lines, "", *_staging(job)]
-
-
-def _places(job: Job) -> list[str]:
-    """Where the run lives, where relative paths count from, Slurm's name for this job, and how a person starts it."""
-    number = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if job.members else "$SLURM_JOB_ID"
-    lines = [f"job={number} retries={job.retries}"]
-    if folder := job.members.parent if job.members else job.run_dir:
-        lines += [f"folder={_quote(folder)}", *ELSEWHERE.strip().splitlines()]
-    lines += [f"cd {_quote(job.work_dir)}"] if job.work_dir else []
-    if not (job.run_dir or job.members):
-        lines += OWN.strip().replace("NAME", job.name).splitlines()
-        lines += ['to_go_on="srun python train.py resume=$(printf %q "$run_dir")"  # in an allocation']
-        return [*lines, '[ "${ENVIRONMENT:-}" != BATCH ] || to_go_on="scontrol requeue $job"']
-    if job.members:
-        lines += [f'run_dir=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {_quote(job.members)})']
-    else:
-        lines += [f"run_dir={_quote(job.run_dir)}"]
-    lines += ["code=$run_dir/code  # as it was when this was submitted"]
-    return [*lines, 'to_go_on="sbatch $(printf %q "$run_dir/job.sh")"']
-
-
-def _staging(job: Job) -> list[str]:
-    if not _stages(job):
-        return []
-    # A warning that comes early is not for tar.
-    unpack = f'trap "" USR2; mkdir -p "{_staged(job)}" && tar -xf "$VENV.tar" -C "{_staged(job)}"'
-    return [
-        "# One big file read by each node, instead of many small ones by each rank.",
-        f"srun --nodes={job.nodes} --ntasks={job.nodes} --ntasks-per-node=1 bash -c {shlex.quote(unpack)}",
-        "",
-    ]
+    if _stages(job):
+        # A warning that comes early is not for tar.
+        unpack = f'trap "" USR2; mkdir -p "{_staged(job)}" && tar -xf "$VENV.tar" -C "{_staged(job)}"'
+        tasks = f"--nodes={job.nodes} --ntasks={job.nodes} --ntasks-per-node=1"
+        lines += ["# One big file read by each node, instead of many small ones by each rank."]
+        lines += [f"srun {tasks} bash -c {shlex.quote(unpack)}"]
+    return lines
 
 
 def _stages(job: Job) -> bool:
@@ -131,130 +112,35 @@ def _staged(job: Job) -> str:
     return f"{job.node_local}/env-$SLURM_JOB_ID"
 
 
-def _asking(job: Job) -> list[str]:
-    if not job.asks:
-        return []
-    python = f"{job.container} python" if job.container else "python"
-    ask = f'{python} {_in_code(job, "tools/search.py")} --ask "$run_dir"'
-    why = "# A run of a search gets its values once, before its ranks start; requeued, it keeps them."
-    return [why, f'[ -e "$run_dir/config.yaml" ] || {ask}', ""]
-
-
 def _launch(job: Job) -> list[str]:
+    python = f"{job.container} python" if job.container else "python"
+    lines = []
+    if job.asks:  # a run of a search gets its values once, before its ranks start; requeued, it keeps them
+        ask = f'{python} {_in_code(job, "tools/search.py")} --ask "$run_dir"'
+        lines += [f'[ -e "$run_dir/config.yaml" ] || {ask}']
     cores = [f"--cpus-per-task={job.cores_per_task}"] if job.cores_per_task else []  # Slurm 22.05 to 23.02 inherit none
     options = [f"--nodes={job.nodes}", f"--ntasks-per-node={job.tasks_per_node}", *cores]
     arguments = ['resume="$run_dir"'] if job.code else [shlex.quote(argument) for argument in job.arguments]
-    python = f"{job.container} python" if job.container else "python"
     if _stages(job):
         python = "bash -c " + shlex.quote(f'PATH="{_staged(job)}/bin:$PATH" exec python "$@"') + " python"
-    program = [python, _in_code(job, job.program), *arguments]
-    return [
-        *TOLD.strip().splitlines(),
-        f"# When one rank has ended, the others have {LAST_WORDS} s to do so by themselves.",
+    command = [
         f"{job.launcher} {' '.join(options)} --kill-on-bad-exit=0 --wait={LAST_WORDS} --label \\",
-        f"    {' '.join(program)} &",
+        f"    {' '.join([python, _in_code(job, job.program), *arguments])}",
     ]
+    if _is_one_command(job):
+        return [*lines, f"run_ranks {command[0]}", command[1]]
+    return [*lines, "outlive_ranks", command[0], f"{command[1]} &", "end_as_ranks_did $!"]
+
+
+def _is_one_command(job: Job) -> bool:
+    """Can the launch be words of another command? What a cluster's file says may be any bash: `ulimit -s 9 && srun`."""
+    said = f"{job.launcher} {job.container or ''}"
+    return said.startswith("srun ") and not re.search(r"[;&|<>()]", said)
 
 
 def _in_code(job: Job, name: str) -> str:
     return f'"$code/{name}"' if job.code else name
 
 
-def _quote(path: Path | None) -> str:
+def _quote(path: Path | str | None) -> str:
     return shlex.quote(str(path))
-
-
-ELSEWHERE = r"""
-# A copy of this folder has a copy of this script, which would go on with the run here. Slurm runs a copy of its own.
-script=$(scontrol show job "$SLURM_JOB_ID" 2>/dev/null | sed -n 's/^ *Command=//p' || true)
-[ "${0##*/}" != job.sh ] || script=$(realpath "$0")
-if [[ $script = */job.sh && -e ${script%/*}/code && ! $script -ef $folder/job.sh ]]; then
-    echo "job $job: error: this script is of the run in $folder, not of the one beside it in ${script%/*};" \
-        "that one goes on by: python submit.py resume=$(printf %q "${script%/*}")" >&2
-    exit 2
-fi
-"""
-
-OWN = r"""
-# A run directory for each script that runs in this job; the same when Slurm starts the job again.
-restart=${SLURM_RESTART_COUNT:-0} script=$(cksum <"$0" || true)
-mkdir -p runs
-for number in '' -{2..999}; do
-    run_dir=$PWD/runs/NAME_$SLURM_JOB_ID$number
-    mkdir "$run_dir" 2>/dev/null && break
-    { read -r its_restart its_script <"$run_dir/.script"; } 2>/dev/null || continue
-    [ "$its_script" != "$script" ] || [ "$its_restart" -ge "$restart" ] || break
-done
-echo "$restart $script" >"$run_dir/.script"
-export HPC_RUN_DIR=$run_dir # in all ranks
-"""
-
-BEGINNING = r"""
-verdict() { cat "$run_dir/verdict" 2>/dev/null || true; }
-earlier='' # verdict of the start before this one, which stays until an attempt of this one has begun
-outcome() { [ "$(verdict)" = "$earlier" ] || verdict | sed -n 's/^outcome //p'; }
-newest() { # checkpoint; names sort as their steps do, and one that is not whole ends in .part
-    find "$run_dir/checkpoints/" -maxdepth 1 -type d -name 'step-*[0-9]' 2>/dev/null | sort | tail -n 1 || true
-}
-count() { # the starts in a row that brought no newer checkpoint than they found
-    [[ $(newest) > $before ]] && stalled=0
-    echo "$stalled" >"$run_dir/stalled" || true # even if the disk is full
-}
-standing() { # of this start with Slurm
-    local now='' restarts=" Restarts=${SLURM_RESTART_COUNT:-0} "
-    for _ in {1..30}; do # the controller may be away for a while
-        now=$(scontrol show job "$job") && break
-        sleep 10
-    done
-    case $now in
-    "" | *JobState=RUNNING*"$restarts"*) echo running ;;
-    *Reason=TimeLimit*"$restarts"* | *"$restarts"*PreemptTime=[0-9]*) echo cut short ;;
-    *"$restarts"*) echo cancelled ;;
-    *) echo requeued ;; # by Slurm itself, or this was cut off and goes on elsewhere
-    esac
-}
-stop() {
-    echo "job $job: $*; to go on: $to_go_on" >&2
-    exit $((status ? status : 1))
-}
-
-[ "$(outcome)" != finished ] || { echo "job $job: the run is finished already" && exit 0; }
-mkdir -p "$run_dir"
-earlier=$(verdict)
-
-stalled=0 before=$(newest) # submitted by hand, a run has all its tries again
-[ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] || read -r stalled <"$run_dir/stalled" || true
-[[ $stalled =~ ^[0-9]{1,9}$ ]] || stalled=0 # a damaged file; bash would execute what stands in it
-stalled=$((10#$stalled + 1))
-count
-
-# When Slurm ends the job, in unix seconds. Before 23.02 it does not say so by itself.
-end=${SLURM_JOB_END_TIME:-$(SLURM_TIME_FORMAT=%s squeue -h -j "$job" -o %e || true)}
-[[ $end =~ ^[0-9]+$ ]] && export HPC_JOB_END=$end
-"""
-
-TOLD = r"""
-# Told to end, this script must live on: its end would kill the ranks, which are told, too, and save. When Slurm cuts it
-# short, it asks at once to start again: ranks that do not hear are killed soon, and this script with them.
-trap 'count; [ "$(standing)" != "cut short" ] || [ "$stalled" -ge "$retries" ] || scontrol requeue "$job" || true' TERM
-"""
-
-END = r"""ranks=$!
-trap 'kill "$ranks"' INT # Ctrl-C inside salloc
-while wait "$ranks"; status=$?; kill -0 "$ranks" 2>/dev/null; do :; done # a signal ends the waiting, not the ranks
-count
-
-case $(outcome) in # exit codes do not come through unchanged, so the ranks leave their common verdict in a file
-finished) exit 0 ;;
-failed) stop "failed (exit code $status); what was asked and why: above and in $run_dir" ;;
-*) [ "$status" -ne 2 ] || stop "rejected; what and why is said above" ;; # another job of this run may go on
-esac
-case $(standing) in
-cancelled) stop "cancelled" ;;
-requeued) echo "job $job: Slurm starts it again" && exit "$status" ;;
-esac
-[ "$stalled" -lt "$retries" ] || stop "failed: $stalled starts in a row brought no newer checkpoint (exit code $status)"
-echo "job $job: not finished (exit code $status), so it is requeued"
-scontrol requeue "$job" && exit 0
-stop "not requeued"
-"""

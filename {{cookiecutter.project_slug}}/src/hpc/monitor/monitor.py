@@ -34,7 +34,7 @@ class Monitor(L.Callback):
         if self.attempt is not None:
             return
         resumes = [callback for callback in trainer.callbacks if isinstance(callback, Resume)]  # type: ignore[attr-defined]
-        self.attempt = resumes[0].attempt if resumes else 1  # type: ignore[attr-defined]
+        self.attempt = resumes[0].run.number if resumes else 1
         if not trainer.is_global_zero:
             lean.drop(self, "on_train_batch_end")
         else:

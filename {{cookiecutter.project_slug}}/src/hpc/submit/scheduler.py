@@ -28,7 +28,7 @@ LEAKS = re.compile(
     r"|(MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK)$"
 )
 KEPT = {"SLURM_CONF", "PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "PBS_DEFAULT"}  # where the scheduler is
-# What sbatch would take from the shell that it is called in, and the keys of configs/cluster that say the same.
+# What sbatch would take from the shell that it is called in, and the keys of a cluster's file that say the same.
 ASKED = {"ACCOUNT": "account", "PARTITION": "partition", "QOS": "qos", "CONSTRAINT": "constraint", "TIMELIMIT": "time"}
 OPTIONS = {"ARRAY_INX": "array", "MEM_PER_NODE": "mem", "REQ_SWITCH": "switches"}  # variables that are called otherwise
 NUMBER = re.compile(r"\d+(;\S+|(\[\])?(\.\S+)?)")  # 17;cluster of sbatch --parsable, 29[].server of qsub

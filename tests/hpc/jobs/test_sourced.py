@@ -1,0 +1,201 @@
+"""Job scripts and what they source: short enough to be read, whole or rejected, and the same while a job runs."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from test_job import NEEDS, Node, composed, node  # noqa: F401 - a fixture
+from test_pbs import FINISH, Pbs, cluster  # noqa: F401 - a fixture
+
+from hpc.config import compose, project
+from hpc.jobs import job, pbs, slurm
+
+MOST = 40  # lines that a person reads in one go
+WORK = Path("/home/ana")
+FILES = {"slurm": "src/hpc/jobs/slurm.bash", "pbs": "src/hpc/jobs/pbs.bash"}
+SCHEDULERS = {
+    name: scheduler
+    for name in compose.groups()["cluster"]
+    if (scheduler := OmegaConf.load(project.CONFIGS / "cluster" / f"{name}.yaml").get("scheduler"))
+}
+
+
+def scripts(name: str) -> dict[str, str]:
+    """All that is rendered for a cluster: of a run, of a member of a search, to submit by hand, for a node."""
+    words = (f"cluster={name}", "trainer=ddp_4node", "cluster.account=abc", *NEEDS.get(name, []))
+    places = {"run_dir": WORK / "runs/d", "code": WORK / "runs/d/code", "work_dir": WORK, "venv": WORK / ".venv"}
+    run = job.of(composed(*words), **places)
+    search = replace(run, run_dir=None, members=WORK / "runs/s/members", num_members=9, at_once=2, asks=True)
+    works = {"run": run, "search": search, "by hand": job.of(composed(*words), words)}
+    if SCHEDULERS[name] == "slurm":
+        return {kind: slurm.text(work) for kind, work in works.items()}
+    return {kind: pbs.text(work) for kind, work in works.items()} | {"node": pbs.node_text(run)}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_person_reads_each_script_in_one_go(name: str) -> None:
+    for kind, text in scripts(name).items():
+        lines = text.splitlines()
+        assert len(lines) <= MOST, f"{kind}: {len(lines)} lines\n{text}"
+        assert sum(FILES[SCHEDULERS[name]] in line and "source " in line for line in lines) == 1
+
+
+def test_the_scripts_of_slurm_are_as_short() -> None:
+    kept = {path.name: len(path.read_text().splitlines()) for path in (project.PROJECT / "slurm").iterdir()}
+    assert kept and max(kept.values()) <= MOST, kept
+
+
+@pytest.mark.parametrize("file", FILES.values())
+def test_what_is_sourced_only_defines_functions(file: str) -> None:
+    """So that sourcing it does nothing that could fail in the middle, and a script says what happens when."""
+    said = subprocess.run(
+        ["bash", "-c", f"before=$(set); source {shlex.quote(str(project.PROJECT / file))}; echo $?; trap; set +o"],
+        env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True,
+    )  # fmt: skip
+    bare = subprocess.run(["bash", "-c", "echo 0; trap; set +o"], env={}, capture_output=True, text=True)
+    assert (said.stdout, said.stderr) == (bare.stdout, "")
+    text = re.sub(r"(?m)^\w+\(\) \{ .* \}$", "", (project.PROJECT / file).read_text())
+    outside = re.sub(r"(?ms)^\w+\(\) \{.*?^\}$", "", text)
+    assert [line for line in outside.splitlines() if line and not line.startswith("#")] == ["{", "}"]
+
+
+@pytest.mark.parametrize("file", FILES.values())
+def test_of_a_file_that_was_cut_off_bash_runs_nothing(file: str, tmp_path: Path) -> None:
+    """Half the name of set_rank_environment is a command that prints all variables, and with them secrets."""
+    text = (project.PROJECT / file).read_text()
+    words = [found.start() + 3 for found in re.finditer(r"(?m)^(set_|find|stop)", text)]
+    assert words
+    for end in sorted({*words, *range(0, len(text) - 1, 199), len(text) - 2}):
+        (tmp_path / "cut").write_text(text[:end])
+        ask = "source ./cut 2>/dev/null; declare -F"
+        done = subprocess.run(["/bin/bash", "-c", ask], cwd=tmp_path, env={"PATH": "/nowhere"}, capture_output=True)
+        assert done.stdout == b"", end
+
+
+# -- A file that is missing or damaged --
+
+
+def damage(path: Path) -> dict[str, Callable[[], object]]:
+    """What may become of a file on a full disk, or by hand."""
+    text = path.read_text()
+    ends = [found.end() for found in re.finditer(r"(?m)^\}\n", text)]  # of functions: what is left is sound bash
+    return {
+        "missing": path.unlink,
+        "empty": lambda: path.write_text(""),
+        "cut in a function": lambda: path.write_text(text[: len(text) // 2]),
+        "cut after a function": lambda: path.write_text(text[: ends[len(ends) // 2]]),
+        "cut after all functions": lambda: path.write_text(text[: ends[-2]]),
+        "cut in the last line": lambda: path.write_text(text[:-2]),
+        "no bash": lambda: path.write_text(text.replace("case ", "case (", 1)),
+        "with a block of zeros": lambda: path.write_bytes(text[:2048].encode() + bytes(2048) + text[4096:].encode()),
+    }
+
+
+KINDS = ("missing", "empty", "cut in a function", "cut after a function", "cut after all functions",
+         "cut in the last line", "no bash", "with a block of zeros")  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_slurm_it_is_rejected_in_one_message(kind: str, node: Node) -> None:  # noqa: F811
+    path = node.run_dir / "code" / FILES["slurm"]
+    damage(path)[kind]()
+    assert node.run() == 2 and not node.noted("srun.argv") and not node.noted("requeued")
+    moved = "if the run was moved, type: python submit.py resume=FOLDER"
+    assert node.said == f"job.sh: error: {path} is missing or damaged; {moved}\n"
+    assert not (node.run_dir / "stalled").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_pbs_it_is_rejected_in_one_message(kind: str, cluster: Pbs) -> None:  # noqa: F811
+    cluster.share(cluster.code, 0.05)
+    path = cluster.code / FILES["pbs"]
+    damage(path)[kind]()
+    (cluster.run_dir / "job.sh").write_text(pbs.text(cluster.job))
+    (cluster.run_dir / "node.sh").write_text(pbs.node_text(cluster.job))
+    for script in (["job.sh"], ["node.sh", cluster.run_dir, cluster.home]):
+        command = ["bash", cluster.run_dir / script[0], *script[1:]]
+        done = subprocess.run(command, env=cluster.environ(), capture_output=True, text=True, timeout=30)
+        assert done.returncode == 2 and not done.stdout
+        assert done.stderr.startswith(f"job.sh: error: {path} is missing or damaged; ") and done.stderr.count("\n") == 1
+    assert not (cluster.home / "tasks").exists()
+
+
+@pytest.mark.parametrize(("scheduler", "command"), [("slurm", "sbatch"), ("pbs", "qsub")])
+def test_elsewhere_a_script_that_anybody_submits_says_where_to(scheduler: str, command: str, tmp_path: Path) -> None:
+    (tmp_path / "script").write_text(scripts(scheduler)["by hand"])
+    environ = {"SLURM_JOB_ID": "17", "PBS_JOBID": "17", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["bash", "script"], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    said = (
+        f"job.sh: error: {tmp_path}/{FILES[scheduler]} is missing or damaged; type {command} in the project's folder\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    assert [path.name for path in tmp_path.iterdir()] == ["script"]
+
+
+# -- While a job runs --
+
+
+def test_what_slurm_jobs_source_may_change_while_they_run(node: Node) -> None:  # noqa: F811
+    """In place, as an editor or a copy does it: bash has read it whole."""
+    path = node.run_dir / "code" / FILES["slurm"]
+    verdict = shlex.quote(str(node.run_dir / "verdict"))
+    ranks = f"echo 'outcome continue' >{verdict}; echo 'exit 77; }} exit 77' >{shlex.quote(str(path))}; exit 85"
+    assert node.run(SRUN=ranks) == 0 and node.noted("requeued") == ["17"], node.said
+
+
+def test_what_pbs_jobs_source_may_change_while_they_run(cluster: Pbs) -> None:  # noqa: F811
+    path = cluster.code / FILES["pbs"]
+    cluster.behaviour(f"time.sleep(0.5)\nopen({str(path)!r}, 'w').write('exit 77')\n{FINISH}")
+    assert cluster.run() == 0, cluster.log()
+
+
+def test_variables_of_the_shell_that_submits_are_not_those_of_the_script(node: Node) -> None:  # noqa: F811
+    text = (project.PROJECT / FILES["slurm"]).read_text()
+    names = {*re.findall(r"\b([a-z_]+)=", text), "members", "name", "work_dir", "retries"} - {"code"}
+    assert {"stalled", "earlier", "ranks"} < names
+    assert node.run(outcome="continue", code=85, **dict.fromkeys(names, "17")) == 0, node.said
+    assert node.noted("srun.argv")[-1] == f"resume={node.run_dir}" and node.noted("requeued") == ["17"]
+    assert (node.run_dir / "stalled").read_text() == "1\n"
+
+
+# -- The launch --
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    ["srun", "srun --mpi=none", "ulimit -c 0; srun", "ulimit -c 0 && srun", "A=1 srun", "time srun", "command srun"],
+)
+def test_a_launcher_may_be_any_bash_that_ends_in_srun(launcher: str, node: Node) -> None:  # noqa: F811
+    """And its process is the launcher's own, so that Ctrl-C ends it."""
+    work = replace(node.work, launcher=launcher)
+    assert ("\nrun_ranks srun " in slurm.text(work)) == launcher.startswith("srun")
+    assert node.run(work, outcome="continue", code=85) == 0, node.said
+    assert node.noted("srun.argv")[-1] == f"resume={node.run_dir}" and node.noted("requeued") == ["17"]
+
+
+def test_a_run_of_a_search_asks_once_before_its_ranks(node: Node) -> None:  # noqa: F811
+    work = replace(node.work, asks=True)
+    node.program("python", '[ "$2" = --ask ] && echo "$1 $3" >>"$0.argv" && [ ! -e "$3/rejects" ] && >"$3/config.yaml"')
+    (node.run_dir / "rejects").touch()
+    assert node.run(work) == 1 and not node.noted("srun.argv"), node.said
+    (node.run_dir / "rejects").unlink()
+    for _ in range(2):
+        assert node.run(work, outcome="continue", code=85) == 0, node.said
+    assert node.noted("python.argv") == [f"{node.run_dir}/code/tools/search.py {node.run_dir}"] * 2
+
+
+def test_a_name_is_a_word_in_a_script_too(node: Node, tmp_path: Path) -> None:  # noqa: F811
+    """Nothing of what is typed is code there, whoever checked it before."""
+    shutil.copytree(node.run_dir / "code", tmp_path, dirs_exist_ok=True)
+    odd = "it's; touch canary; $(touch canary)"
+    work = replace(node.work, name=odd, run_dir=None, code=None, work_dir=None, venv=None)
+    for render in (slurm.text, pbs.text):
+        (line,) = (line for line in render(work).splitlines() if line.startswith("name="))
+        show = subprocess.run(["bash", "-c", f'{line}\necho "$name"'], cwd=tmp_path, capture_output=True, text=True)
+        assert show.stdout == f"{odd}\n" and not (tmp_path / "canary").exists()
