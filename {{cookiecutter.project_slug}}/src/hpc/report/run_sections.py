@@ -17,7 +17,7 @@ from hpc.report.run_statistics import STEP_PARTS, RunStatistics, config_value
 STEP_PART_NAMES = {
     "compute": "computation",
     "data": "waiting for data",
-    "other": "neither: launching kernels, logging, hooks",
+    "other": "other: kernel launches, logging, hooks",
 }
 
 
