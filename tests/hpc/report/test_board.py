@@ -89,18 +89,16 @@ def rejected(*words: Path | str, **environ: str) -> str:
 
 def test_a_login_host_that_is_no_name_is_rejected(tmp_path: Path) -> None:
     said = rejected(logged(tmp_path / "run", [1.0]), "cluster.login_host='a; reboot'")
-    assert "cluster.login_host='a; reboot'\n" in said
+    assert "cluster.login_host" in said.splitlines()[0] and "a; reboot" in said.splitlines()[0]
 
 
 def test_of_a_tensorboard_that_does_not_start_the_error_is_told(tmp_path: Path) -> None:
     run = logged(tmp_path / "run", [1.0])
     (tmp_path / "tensorboard").mkdir()
     (tmp_path / "tensorboard" / "__init__.py").write_text("raise ImportError('No module named tensorboard')")
-    said = rejected(run, PYTHONPATH=str(tmp_path))
-    assert said.splitlines()[1:] == [
-        "  rule: ended with exit code 1: ImportError: No module named tensorboard",
-        "  Try: pip install tensorboard -c constraints.txt",
-    ]
+    sentence, fix = rejected(run, PYTHONPATH=str(tmp_path)).splitlines()
+    assert "ended with exit code 1: ImportError: No module named tensorboard" in sentence
+    assert fix == "  Try: pip install tensorboard -c constraints.txt"
 
 
 class Shown:

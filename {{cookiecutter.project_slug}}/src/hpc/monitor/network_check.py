@@ -70,7 +70,7 @@ def _measure_and_write(
     with watchdog.Watch(
         run_dir, start.claim, start.attempt, place.rank, place.world_size, start.store, hang_seconds, warned
     ) as watching:
-        points, seconds = _measure(cfg, place, start, watching, warned)
+        points, seconds = _measure(cfg, place, start=start, watching=watching, warned=warned)
         if start.claim:
             report = make_report(cfg, start.hosts, points=points, seconds=seconds, logs=_nccl_logs(run_dir))
             _write_report(report, cfg.cluster.name, run_dir)
@@ -116,6 +116,7 @@ def make_report(
 def _measure(
     cfg: DictConfig,
     place: placement.Place,
+    *,
     start: beginning.Beginning,
     watching: watchdog.Watch,
     warned: watchdog.Warned,
