@@ -33,10 +33,10 @@ class Run:
 
 @cache
 def accepted(choice: str) -> Run:
-    """Return the run that a choice makes: alone or, if it does not go with the defaults, with the first partner it fits.
+    """Return the run that a choice makes, alone or with the first partner that it goes with.
 
     Raises:
-        Refused: it fits none; this is what is wrong when it is alone.
+        Refused: it goes with none; this is what is wrong when it is alone.
     """
     partner = PARTNERS.get(choice.partition("=")[0])
     refusals = []
@@ -49,7 +49,7 @@ def accepted(choice: str) -> Run:
 
 
 def compose(*words: str) -> Run:
-    """Return the run of a command line, checked by the rules, and by the files that it names unless a name is made up."""
+    """Return the run of a command line. All rules are checked; the files that it names, unless a name is made up."""
     has_cluster = any(word.startswith("cluster=") for word in words)
     cfg = compose_overrides([*words, *([] if has_cluster else ["cluster=slurm"])])  # which has GPUs for any trainer
     needs = [key for key, value in flat(cfg).items() if value == "???"]

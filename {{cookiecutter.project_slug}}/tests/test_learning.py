@@ -14,16 +14,12 @@ METRIC, BOUND = "test/accuracy", 0.8  # of the default experiment after five epo
 
 
 class StopWhenLearned(L.Callback):
-    """Stops as soon as the training loss is a twentieth of the first one."""
+    """Stops the training as soon as its loss is a twentieth of the first one."""
 
-    losses: list[float] = []
+    def __init__(self) -> None:
+        self.losses: list[float] = []
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.losses = []
-
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.losses.append(float(outputs["loss"]))
         trainer.should_stop = self.losses[-1] < self.losses[0] / 20
 
