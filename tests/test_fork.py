@@ -118,8 +118,8 @@ def test_the_tests_of_a_fork_pass_and_test_what_was_added(bake, tmp_path, capfd)
     project: Path = bake(tmp_path)
     add_files(project)
     with capfd.disabled():
-        lines = run_tests(project, "-v")
-    passed = {line.rpartition(" tests/")[2] for line in lines if " PASSED " in line}
+        lines = run_tests(project, "-rap")
+    passed = {line.removeprefix("PASSED tests/") for line in lines}
     assert [test for test in TESTED if test not in passed] == []
 
 

@@ -18,7 +18,8 @@ from hpc.config.typed import flat
 
 GROUPS = groups()  # {"model": ["gpt_tiny", ...], "data": [...], ...}
 PARTNERS = {"model": "data", "data": "model", "strategy": "model"}  # a choice may go with some of these only
-EXPERIMENTS = [f"experiment={name}" for name in ("[]", *GROUPS["experiment"])]  # []: none, as `python train.py`
+# The first is what `python train.py` learns.
+EXPERIMENTS = ["name=default", *(f"experiment={name}" for name in GROUPS.get("experiment", []))]
 
 LARGE = 50_000_000  # parameters
 

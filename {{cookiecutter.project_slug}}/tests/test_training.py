@@ -72,7 +72,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
             assert run.poll() is None, "it ended before it could be stopped"
             time.sleep(0.02)
         os.killpg(run.pid, signal.SIGUSR1)  # to all processes, as a scheduler does before the time is over
-        run.wait(timeout=60)
+        run.wait(timeout=120)
     finally:
         if run.poll() is None:
             os.killpg(run.pid, signal.SIGKILL)
