@@ -66,11 +66,12 @@ def compose(*words: str) -> Run:
 
 
 def made_up(cfg: DictConfig, key: str) -> Any:
-    """Return a value of the type that the class behind the key takes."""
-    above, _, name = key.rpartition(".")
-    kind = signatures.signature(OmegaConf.select(cfg, f"{above}._target_")).parameters[name]
+    """Return a value of the type that the class behind the key takes; a word where that is not known."""
+    above, _, argument = key.rpartition(".")
+    target = OmegaConf.select(cfg, f"{above}._target_") if above else None
+    annotation = signatures.signature(target).parameters.get(argument, "") if target else ""
     values = {"str": "made-up", "int": 2, "float": 0.5, "bool": True}
-    return next((value for name, value in values.items() if name in kind), "made-up")
+    return next((value for kind, value in values.items() if kind in annotation), "made-up")
 
 
 def targets(cfg: DictConfig) -> list[tuple[str, dict[str, Any]]]:
