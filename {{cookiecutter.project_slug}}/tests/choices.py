@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from hpc.config import preflight, signatures
 from hpc.config.build import build
 from hpc.config.compose import compose_overrides, groups
-from hpc.config.errors import Refused
+from hpc.config.errors import ConfigError
 from hpc.config.typed import flat
 
 GROUPS = groups()  # {"model": ["gpt_tiny", ...], "data": [...], ...}
@@ -37,16 +37,16 @@ def accepted(choice: str) -> Run:
     """Return the run that a choice makes, alone or with the first partner that it goes with.
 
     Raises:
-        Refused: it goes with none; this is what is wrong when it is alone.
+        ConfigError: it goes with none; this is what is wrong when it is alone.
     """
     partner = PARTNERS.get(choice.partition("=")[0])
-    refusals = []
+    errors = []
     for words in [[choice], *([choice, f"{partner}={name}"] for name in GROUPS.get(str(partner), []))]:
         try:
             return compose(*words)
-        except Refused as refused:
-            refusals.append(refused)
-    raise refusals[0]
+        except ConfigError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def compose(*words: str) -> Run:
