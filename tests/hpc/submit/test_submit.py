@@ -635,8 +635,8 @@ def test_only_committed_code_where_that_is_the_rule(desk: Desk, tmp_path: Path) 
 
 
 def test_data_beside_the_code_are_not_copied_into_every_run(desk: Desk) -> None:
-    desk.set.setattr(snapshot, "MOST", 1000)
-    desk.write("data/huge.bin", "x" * 2000)
+    desk.set.setattr(snapshot, "MOST", 100_000)
+    desk.write("data/huge.bin", "x" * 200_000)
     assert desk.type("cluster=slurm") == 2
     assert "data/huge.bin" in desk.err and ".gitignore" in desk.err and desk.runs() == []
 
