@@ -90,6 +90,9 @@ def prepare(base: Path, project: Path, words: list[str]) -> None:
     (run_dir / "errors/1/rank-0.log").write_text("ValueError: x\n")
     (run_dir / "code").mkdir()
     (run_dir / "code/train.py").write_text("")
+    shutil.copytree(
+        project / "src/hpc/jobs", run_dir / "code/src/hpc/jobs"
+    )  # what a script of a run that moves sources
     for library in LIBRARIES:
         importlib.import_module(library)
     for module in MODULES:

@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 
 from omegaconf import DictConfig
 
-from hpc.config import conversion
-from hpc.config import compose, layout, preflight, sections
+from hpc.config import compose, conversion, layout, preflight, sections
 from hpc.launch import bandwidth, measured_links, nccl_log, node_checks, placement
 from hpc.launch.bandwidth import CollectiveTiming
 from hpc.launch.measured_links import MeasuredLinks
@@ -177,7 +176,9 @@ def _nccl_logs(run_dir: Path) -> dict[str, str]:
 
 
 def _socket_warnings(logs: Mapping[str, str]) -> list[str]:
-    hosts = [host for host, log in logs.items() if any(name.startswith("Socket") for name in nccl_log.used_networks(log))]
+    hosts = [
+        host for host, log in logs.items() if any(name.startswith("Socket") for name in nccl_log.used_networks(log))
+    ]
     if not hosts:
         return []
     reasons = list(dict.fromkeys(reason for host in hosts for reason in nccl_log.failure_reasons(logs[host])))
@@ -202,7 +203,10 @@ def _slow_node_warnings(seconds: Mapping[str, Mapping[str, float]]) -> list[str]
 
 def _write_report(report: dict[str, Any], cluster: str, run_dir: Path) -> None:
     """Write network.json and network.txt, keep the links for the plan, and print the table."""
-    points = [CollectiveTiming(**{key: point[key] for key in CollectiveTiming.__dataclass_fields__}) for point in report["points"]]
+    points = [
+        CollectiveTiming(**{key: point[key] for key in CollectiveTiming.__dataclass_fields__})
+        for point in report["points"]
+    ]
     nodes = f"{len(report['nodes'])} nodes" if len(report["nodes"]) > 1 else "one node"
     title = f"{report['backend']} on {nodes} of {cluster} ({', '.join(report['nodes'])}), {report['date']}"
     networks = sorted({name for names in report["transports"].values() for name in names})

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from hpc.config.build import without_checks
-from hpc.config.project import HPC, PROJECT, SOURCES, researcher_packages, project_name
+from hpc.config.project import HPC, PROJECT, SOURCES, project_name, researcher_packages
 from hpc.plan.setup import Setup
 from hpc.plan.trace_types import Trace
 from hpc.system import home

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc.config import personal_clusters
-from hpc.config import cluster_rules
+from hpc.config import cluster_rules, personal_clusters
 from hpc.config.sections import ClusterConfig
 from hpc.report import ssh_tunnel, tensorboard
 from hpc.system import home
