@@ -8,13 +8,13 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from hpc.config.typed import flat
 from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import preflight, signatures
 from hpc.config.build import build
 from hpc.config.compose import compose_overrides, groups
 from hpc.config.errors import ConfigError
-from hpc.config.typed import flat
 
 GROUPS = groups()  # {"model": ["gpt_tiny", ...], "data": [...], ...}
 PARTNERS = {"model": "data", "data": "model", "strategy": "model"}  # a choice may go with some of these only

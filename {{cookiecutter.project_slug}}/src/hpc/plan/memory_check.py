@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 
 from hpc.config.compose import compose_overrides
 from hpc.config.errors import ConfigError
-from hpc.config.preflight import rules
+from hpc.config.preflight import check_rules
 from hpc.jobs.hardware import Machine, machine
 from hpc.launch import measured_links
 from hpc.plan import trace_cache
@@ -35,10 +35,10 @@ def machine_from_config(cfg: DictConfig) -> Machine | None:
     if not setup_from_config(cfg).accelerated or not cluster.gpu:
         return None
     nominal = machine(cluster.gpu, cluster.network_gbs, cluster.gpu_link_gbs, tf32=cfg.matmul_precision != "highest")
-    return with_measured_links(nominal, measured_links.measured(cluster.name), devices=cluster.gpus_per_node)
+    return with_measured_links(nominal, measured_links.load(cluster.name), devices=cluster.gpus_per_node)
 
 
-def with_measured_links(nominal: Machine, links: measured_links.Measured | None, *, devices: int | None) -> Machine:
+def with_measured_links(nominal: Machine, links: measured_links.MeasuredLinks | None, *, devices: int | None) -> Machine:
     """Replace the bandwidths of a machine by measured ones.
 
     A nominal bandwidth is larger than a measured one by the share that can be reached. Across nodes each GPU of a node
@@ -127,7 +127,7 @@ def _compose_setup(words: Sequence[str]) -> Setup | None:
     """Return the setup of a command line; None if its config breaks a rule."""
     try:
         cfg = compose_overrides(words)
-        rules(cfg)
+        check_rules(cfg)
     except ConfigError:
         return None
     return setup_from_config(cfg)

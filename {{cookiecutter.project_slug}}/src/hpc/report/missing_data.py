@@ -12,7 +12,7 @@ from hpc.monitor.node_usage import NodeSamples, Phase
 from hpc.report.run_statistics import CLOCK_TOLERANCE_SECONDS, AttemptSpan, config_value
 from hpc.run import history, job_logs
 from hpc.run.history import Run
-from hpc.system.files import parsed
+from hpc.system.files import parse_json
 
 DEFAULT_EVERY_SECONDS = 10  # between two samples, if the config does not say
 
@@ -48,7 +48,7 @@ def read_made_by(run_dir: Path) -> tuple[dict[str, Any], list[str]]:
     """Return content and notes of made_by.json."""
     path = run_dir / "made_by.json"
     try:
-        content = parsed(job_logs.text(path))
+        content = parse_json(job_logs.text(path))
     except (ValueError, RecursionError):
         content = None
     return (content, []) if isinstance(content, dict) else ({}, ["made_by.json is damaged"] if path.exists() else [])
