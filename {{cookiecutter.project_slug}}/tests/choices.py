@@ -8,15 +8,15 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from hpc.config.typed import flat
+from hpc.config.conversion import flatten
 from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import preflight, signatures
 from hpc.config.build import build
-from hpc.config.compose import compose_overrides, groups
+from hpc.config.compose import compose_overrides, config_groups
 from hpc.config.errors import ConfigError
 
-GROUPS = groups()  # {"model": ["gpt_tiny", ...], "data": [...], ...}
+GROUPS = config_groups()  # {"model": ["gpt_tiny", ...], "data": [...], ...}
 PARTNERS = {"model": "data", "data": "model", "strategy": "model"}  # a choice may go with some of these only
 # The first is what `python train.py` learns.
 EXPERIMENTS = ["name=default", *(f"experiment={name}" for name in GROUPS.get("experiment", []))]
@@ -53,15 +53,15 @@ def compose(*words: str) -> Run:
     """Return the run of a command line. All rules are checked; the files that it names, unless a name is made up."""
     has_cluster = any(word.startswith("cluster=") for word in words)
     cfg = compose_overrides([*words, *([] if has_cluster else ["cluster=slurm"])])  # which has GPUs for any trainer
-    needs = [key for key, value in flat(cfg).items() if value == "???"]
+    needs = [key for key, value in flatten(cfg).items() if value == "???"]
     for key in needs:
         OmegaConf.update(cfg, key, made_up(cfg, key))
-    preflight.rules(cfg)
+    preflight.check_rules(cfg)
     if needs:
         for key, node in targets(cfg):
-            signatures.bind(key, {name: value for name, value in node.items() if value is not None}, complete=False)
+            signatures.check_arguments(key, {name: value for name, value in node.items() if value is not None}, complete=False)
     else:
-        preflight.files(cfg)
+        preflight.check_files(cfg)
     return Run(cfg, needs)
 
 
