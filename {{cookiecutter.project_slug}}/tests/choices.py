@@ -69,14 +69,14 @@ def made_up(cfg: DictConfig, key: str) -> Any:
     """Return a value of the type that the class behind the key takes; a word where that is not known."""
     above, _, argument = key.rpartition(".")
     target = OmegaConf.select(cfg, f"{above}._target_") if above else None
-    annotation = signatures.signature(target).parameters.get(argument, "") if target else ""
+    annotation = signatures.read_signature(target).parameters.get(argument, "") if target else ""
     values = {"str": "made-up", "int": 2, "float": 0.5, "bool": True}
     return next((value for kind, value in values.items() if kind in annotation), "made-up")
 
 
 def targets(cfg: DictConfig) -> list[tuple[str, dict[str, Any]]]:
     """Return all that a config builds: [("model.optimizer", {"_target_": ..., "lr": ...}), ...]."""
-    return [*signatures.targets(OmegaConf.to_container(cfg, resolve=True))]
+    return [*signatures.find_targets(OmegaConf.to_container(cfg, resolve=True))]
 
 
 def complete(choice: str) -> DictConfig:
