@@ -59,7 +59,7 @@ class Decoder:
             works += [self._moves(numbers) for numbers in self._between(direction)]
         parameters = sum(a * b for a, b in shapes) + 2 * d + self.biases * (self._qkv / t + d + h / t + d + 2 * d)
         tensors = len(shapes) + 2 + self.biases * (len(shapes) + 2)
-        sums = (Work(Linear(), Linear(each=WIDE * self.time * d), 4),) if t > 1 else ()
+        sums = (Work(Linear(), Linear(per_example=WIDE * self.time * d), 4),) if t > 1 else ()
         last = 0 if self.whole_again else 1  # the product in front of the output: nobody needs it again
         again = [*forward[:3], *forward[3 + last :]]
         return self._part("block", parameters, tensors, forward, backward, again, sums)
@@ -92,24 +92,29 @@ class Decoder:
         product = 2 * t * t * d
         if self.attention == "flash":
             moved = WIDE * t * (d + self._qkv / self.tensor_parallel)
-            return [Work(Linear(each=(5 if backward else 2) * product), Linear(each=(2 if backward else 1) * moved))]
+            return [
+                Work(
+                    Linear(per_example=(5 if backward else 2) * product),
+                    Linear(per_example=(2 if backward else 1) * moved),
+                )
+            ]
         weights = self.heads / self.tensor_parallel * t * t  # per example
-        once = [self._over(product, weights)] * 2 + [Work(Linear(), Linear(each=WIDE * 2 * weights))]
+        once = [self._over(product, weights)] * 2 + [Work(Linear(), Linear(per_example=WIDE * 2 * weights))]
         if self.dropout:
-            once.append(Work(Linear(), Linear(each=(WIDE * 2 + 1) * weights)))
+            once.append(Work(Linear(), Linear(per_example=(WIDE * 2 + 1) * weights)))
         if not backward:
             return once
         return once * 2 + ([once[0], *once[2:]] if self.attention == "again" else [])
 
     def _over(self, flops: float, weights: float) -> Work:
-        return Work(Linear(each=flops), Linear(each=WIDE * weights))
+        return Work(Linear(per_example=flops), Linear(per_example=WIDE * weights))
 
     def _product(self, a: float, b: float) -> Work:
         """Of (tokens, a) and (a, b)."""
-        return Work(Linear(each=2 * self.time * a * b), Linear(WIDE * a * b, WIDE * self.time * (a + b)))
+        return Work(Linear(per_example=2 * self.time * a * b), Linear(WIDE * a * b, WIDE * self.time * (a + b)))
 
     def _moves(self, numbers: float) -> Work:
-        return Work(Linear(), Linear(each=WIDE * self.time * numbers))
+        return Work(Linear(), Linear(per_example=WIDE * self.time * numbers))
 
     def _before(self) -> Part:
         lookup = [self._moves(2 * self.width)]
@@ -142,9 +147,9 @@ class Decoder:
     ) -> Part:
         numbers = round(parameters)
         return Part(
-            name=name, parameters=numbers, trained=numbers, whole=numbers * self.tensor_parallel, tensors=tensors,
-            buffer_bytes=0,
-            kept=Linear(), output=Linear(each=WIDE * self.time * self.width),
-            forward_peak=(), backward_peak=(), left=Linear(),
-            forward=tuple(forward), backward=tuple(backward), again=tuple(again), reduced=tuple(sums),
+            name=name, num_parameters=numbers, num_trained=numbers,
+            num_parameters_all_ranks=numbers * self.tensor_parallel, num_tensors=tensors, buffer_bytes=0,
+            saved=Linear(), output=Linear(per_example=WIDE * self.time * self.width),
+            forward_peak=(), backward_peak=(), leftover=Linear(),
+            forward=tuple(forward), backward=tuple(backward), recomputed=tuple(again), all_reduced=tuple(sums),
         )  # fmt: skip

@@ -68,16 +68,16 @@ def compared(case: Case, gpu: bool) -> tuple[float, float | None]:
     from tracked import on_gpu, tracked
 
     from hpc.config import build, compose
-    from hpc.plan import setup
-    from hpc.plan import tracer as trace
-    from hpc.plan.memory import memory
+    from hpc.plan.memory import predict_memory
+    from hpc.plan.setup import setup_from_config
+    from hpc.plan.tracer import trace_network
 
     network, precision, again, batch = case
     words = [f"trainer.precision={precision}", f"data.global_batch_size={batch}"]
     words.append(f"strategy.activation_checkpointing={again}")
     cfg = compose.compose_overrides([*NETWORKS[network], *words], personal=False)
-    layout, make, optimize = setup.of(cfg), partial(build.build, cfg.model.network), cfg.model.optimizer
-    planned = memory(trace.trace(make, build.build(optimize), *layout.computes_in), layout).total
+    layout, make, optimize = setup_from_config(cfg), partial(build.build, cfg.model.network), cfg.model.optimizer
+    planned = predict_memory(trace_network(make, build.build(optimize), *layout.computes_in), layout).total
     if not gpu:
         return planned, tracked(cfg, layout)
     if planned > torch.cuda.mem_get_info()[0]:

@@ -25,7 +25,7 @@ NCSA OSL-3.0 UPL-1.0 Unlicense Zlib
 
 # Beside a package `x`, `import x` would no longer find these: what lies in the project's root and what tests share, ...
 OURS = "benchmarks configs data docs env notebooks outputs plan report runs slurm src submit test tests tools train"
-OURS += " cases conftest ranks"
+OURS += " choices conftest"
 # ... libraries whose import name is not their distribution's name (those of the same name are in constraints.txt), ...
 IMPORT_NAMES = """
 absl antlr4 attr cpuinfo cuda dateutil example functorch google grpc hydra isympy lightning_fabric markdown_it

@@ -53,7 +53,7 @@ MODULES = [
     "checkpoint.trained",
     "checkpoint.weights",
     "plan.trace_cache",
-    "plan.fit",
+    "plan.memory_check",
     "resume.resume",
 ]
 
@@ -90,6 +90,9 @@ def prepare(base: Path, project: Path, words: list[str]) -> None:
     (run_dir / "errors/1/rank-0.log").write_text("ValueError: x\n")
     (run_dir / "code").mkdir()
     (run_dir / "code/train.py").write_text("")
+    shutil.copytree(
+        project / "src/hpc/jobs", run_dir / "code/src/hpc/jobs"
+    )  # what a script of a run that moves sources
     for library in LIBRARIES:
         importlib.import_module(library)
     for module in MODULES:
@@ -174,7 +177,7 @@ def _harmless() -> None:
     def ends(*_: Any, **__: Any) -> Any:
         sys.exit(0)
 
-    traces.of = ends
+    traces.load_traces = ends
     board.Board = ends
 
 
@@ -186,10 +189,7 @@ def train(project: Path) -> None:
     from hpc.run import command_line
     from hpc.run import directory as rundir
     from hpc.run.program import program as entered
-    from hpc.training import starting_point
-    from hpc.training import skipped_samples
-    from hpc.training import log_positions
-    from hpc.training import attempt
+    from hpc.training import attempt, log_positions, skipped_samples, starting_point
 
     def looked_at(cfg: Any, this: Any) -> Any:
         from datetime import datetime
@@ -241,7 +241,10 @@ def begin(project: Path) -> None:
         beginning = starting_point.claim_alone(run_dir, "host", environ={})
         if found := beginning.checkpoint:
             log_positions.truncate_logs(
-                run_dir, [build.build(cfg.logger)], positions=found.details.get("logs", {}), events=attempt_log.read_events(run_dir)
+                run_dir,
+                [build.build(cfg.logger)],
+                positions=found.details.get("logs", {}),
+                events=attempt_log.read_events(run_dir),
             )
             skipped_samples.num_skipped_batches(run_dir, found.step, attempt=beginning.attempt)
             with inert.reject_unsafe_pickles(found.path, "resume"):

@@ -1,8 +1,12 @@
-"""A fork: a network, a dataset and a cluster of one's own, by adding files only, trained with fsdp on two processes."""
+"""A fork: a network, a dataset, a cluster and an experiment of one's own, by adding files only.
+
+They train with fsdp on two processes, and the fork's own tests pass and test them, too.
+"""
 
 from pathlib import Path
 
 import pytest
+from test_generated import run_tests
 
 FILES = {
     "src/my_research/models/mlp.py": '''
@@ -80,16 +84,49 @@ max_nodes: 8
 gpus_per_node: 2
 request: "--gres=gpu:{gpus}"
 """,
+    "configs/experiment/tumours.yaml": """
+# @package _global_
+defaults:
+  - override /data: cancer
+  - override /model: mlp
+name: tumours
+trainer:
+  max_epochs: 10
+""",
 }
+TESTED = [
+    "test_configs.py::test_a_choice_is_accepted_and_all_that_it_names_can_be_imported[cluster=mine]",
+    "test_configs.py::test_a_choice_is_accepted_and_all_that_it_names_can_be_imported[data=cancer]",
+    "test_configs.py::test_a_choice_is_accepted_and_all_that_it_names_can_be_imported[experiment=tumours]",
+    "test_configs.py::test_a_choice_is_accepted_and_all_that_it_names_can_be_imported[model=mlp]",
+    "test_data.py::test_no_sample_is_in_two_splits[cancer]",
+    "test_learning.py::test_one_batch_is_learned_by_heart[experiment=tumours]",
+    "test_models.py::test_each_sample_has_an_output_and_each_parameter_a_gradient[mlp]",
+    "test_training.py::test_two_processes_learn_what_one_does[experiment=tumours-fsdp]",
+]
+
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
-def test_a_fork_adds_files_only(bake, run, tmp_path):
-    project: Path = bake(tmp_path)
-    before = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
+def add_files(project: Path) -> None:
     for name, text in FILES.items():
         assert not (project / name).exists()
         (project / name).write_text(text.lstrip())
+
+
+def test_the_tests_of_a_fork_pass_and_test_what_was_added(bake, tmp_path, capfd):
+    project: Path = bake(tmp_path)
+    add_files(project)
+    with capfd.disabled():
+        lines = run_tests(project, "-rap")
+    passed = {line.removeprefix("PASSED tests/") for line in lines}
+    assert [test for test in TESTED if test not in passed] == []
+
+
+def test_a_fork_adds_files_only(bake, run, tmp_path):
+    project: Path = bake(tmp_path)
+    before = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
+    add_files(project)
 
     choices = "model=mlp data=cancer cluster=mine trainer=fsdp name=fork"
     trained = run(f"python train.py {choices} trainer.accelerator=cpu trainer.precision=32-true", project)

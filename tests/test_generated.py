@@ -44,8 +44,8 @@ def test_its_own_tests_pass(awkward_project, pytestconfig, capfd):
     assert not [path for path in awkward_project.parent.rglob("*") if path.name == "canary"]
 
 
-def run_tests(project: Path, *arguments: str) -> None:
-    """Run a project's own tests in the open, and keep what was left out for the last lines."""
+def run_tests(project: Path, *arguments: str) -> list[str]:
+    """Run a project's own tests in the open, and keep what was left out for the last lines; the lines printed."""
     print(f"\n{project.name}: python -m pytest {' '.join(arguments)}", flush=True)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile", *arguments]
     output = []
@@ -56,3 +56,4 @@ def run_tests(project: Path, *arguments: str) -> None:
     said = f"{project.name}: " + re.sub(r"^=+ | =+$", "", output[-1] if output else "no output")
     NOTES.extend([said, *(f"  {line}" for line in output if line.startswith(("FAILED", "ERROR", "SKIPPED", "XFAIL")))])
     assert process.returncode == 0, said
+    return output

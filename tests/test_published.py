@@ -20,20 +20,21 @@ COMPARE = """
 import json, torch
 from functools import partial
 from decoder import Decoder
-from hpc.plan.tracer import trace
+from hpc.plan.tracer import trace_network
 from my_research.models.gpt import GPT
-DIRECTIONS = "forward", "backward", "again"
+DIRECTIONS = "forward", "backward", "recomputed"
 sizes = {"num_layers": 2, "num_heads": 8, "width": 512, "vocab_size": 4096, "block_size": 256}
-traced = trace(lambda: GPT(**sizes), partial(torch.optim.AdamW, lr=1e-3), "bf16")
+traced = trace_network(lambda: GPT(**sizes), partial(torch.optim.AdamW, lr=1e-3), "bf16")
 worked_out = Decoder(layers=2, width=512, heads=8, vocab=4096, time=256, rotary=True, fused_loss=True).trace()
 
 def flops(works): return sum(work.count * work.flops.at(4) for work in works)
-def moved(works): return sum(work.count * work.bytes.at(4) for work in works if not work.flops.each)
+def moved(works): return sum(work.count * work.bytes.at(4) for work in works if not work.flops.per_example)
 def of_blocks(known, count): return [[count(getattr(block, d)) for d in DIRECTIONS] for block in known.blocks]
 
 print(json.dumps([
-    {"parameters": [block.parameters for block in known.blocks], "tensors": [block.tensors for block in known.blocks],
-     "flops": of_blocks(known, flops), "moved": of_blocks(known, moved), "output": known.blocks[0].output.each,
+    {"parameters": [block.num_parameters for block in known.blocks],
+     "tensors": [block.num_tensors for block in known.blocks],
+     "flops": of_blocks(known, flops), "moved": of_blocks(known, moved), "output": known.blocks[0].output.per_example,
      "head": flops(known.parts[-2].forward)}
     for known in (traced, worked_out)
 ]))

@@ -21,10 +21,10 @@ def main() -> None:
     parser = compose.make_parser(__doc__)
     parser.add_argument("--json", action="store_true", help="print the plan for programs")
     asked = parser.parse_intermixed_args(sys.argv[1:])
-    own, asked.overrides = plan_words.split(asked.overrides)
+    own, asked.overrides = plan_words.split_words(asked.overrides)
     planned = run_plan.plan_run(command_line.compose_parsed(asked), asked.overrides, own=own)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` has read enough: no traceback
-    print(run_plan.as_json(planned) if asked.json else run_plan.text(planned))
+    print(run_plan.as_json(planned) if asked.json else run_plan.as_text(planned))
     if "plot" in own:
         run_plan.draw(planned, own["plot"])
 

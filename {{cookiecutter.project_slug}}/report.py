@@ -20,7 +20,7 @@ def main() -> None:
     parser = errors.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     runs = "run directories, or folders of them; default: runs/"
     parser.add_argument("places", nargs="*", type=Path, metavar="RUN_DIR_OR_FOLDER", help=runs)
-    lines = overview.lines(parser.parse_args().places)
+    lines = overview.report_lines(parser.parse_args().places)
     print("\n".join(map(errors.make_printable, lines)))
 
 

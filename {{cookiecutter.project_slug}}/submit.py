@@ -9,13 +9,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
 from hpc.config import errors
 from hpc.run import command_line
-from hpc.submit import options, queue_run, resubmit
+from hpc.submit import options, queue_run
 
 
 def main() -> None:
     asked = options.parse(__doc__, sys.argv[1:])
     how, words = options.Options(asked.dry_run, asked.parsable, asked.wait), asked.overrides
-    if asked.render:
+    if asked.render:  # what a new run does not need is imported where it is asked for
         from hpc.submit import preset_scripts
 
         preset_scripts.render(Path(asked.render), words, dry_run=asked.dry_run)
@@ -28,6 +28,8 @@ def main() -> None:
 
         job_array.submit_search(words, sampler=asked.search, trials=asked.trials, at_once=asked.at_once, options=how)
     elif run_dir := command_line.resume_directory(words):
+        from hpc.submit import resubmit
+
         resubmit.resubmit(command_line.compose_parsed(asked), run_dir, words=words, options=how)
     else:
         queue_run.submit(command_line.compose_parsed(asked), words, options=how)

@@ -19,17 +19,17 @@ from hpc.submit import options, queue_run
 
 
 def main(place: placement.Placement, warned: signals.SignalState) -> None:
-    asked = network_check_words.parse(__doc__, sys.argv[1:])
+    asked = network_check_words.parse_arguments(__doc__, sys.argv[1:])
     cfg, words = command_line.compose_parsed(asked), asked.overrides
     if place.launcher != "none":  # this process is one of the ranks that measure
-        return network_check.run(cfg, place, warned=warned, words=words)
-    network_check_words.reject_alone(cfg)
+        return network_check.run_network_check(cfg, place, warned=warned, words=words)
+    network_check_words.reject_single_rank(cfg)
     if not cfg.cluster.scheduler:
         return local_ranks.start(cfg, words, program=__file__)
     how = options.Options(dry_run=asked.dry_run, wait=asked.wait)
     run_dir = queue_run.submit(cfg, words, options=how, program="tools/comm.py")
     if how.wait and not how.dry_run:
-        print(job_logs.read_tail(run_dir / network_check.TABLE), end="")
+        print(job_logs.read_tail(run_dir / network_check.TABLE_FILE), end="")
 
 
 if __name__ == "__main__":

@@ -485,7 +485,10 @@ def test_a_batch_of_windows_is_what_one_by_one_gives(tmp_path, monkeypatch, dtyp
 
 def test_few_files_keep_their_last_windows_for_evaluation(tmp_path):
     (tmp_path / "text").write_bytes(bytes(i % 251 for i in range(1001)))
-    windows = {s: text_files.split_text(s, [str(tmp_path / "text")], val_files=[], block_size=10)[1] for s in ("train", "val", "test")}
+    windows = {
+        s: text_files.split_text(s, [str(tmp_path / "text")], val_files=[], block_size=10)[1]
+        for s in ("train", "val", "test")
+    }
     assert windows == {"train": range(90), "val": range(90, 95), "test": range(95, 100)}
     _, thinned = text_files.split_text("val", [str(tmp_path / "text")], val_files=[], block_size=10, max_eval_windows=3)
     assert list(thinned) == [90, 92, 94]
@@ -545,7 +548,9 @@ def test_text_that_cannot_be_meant_is_rejected(tmp_path):
     np.save(tmp_path / "table.npy", np.zeros((3, 4), np.int64))
 
     def said(file, **values):
-        return rejected(file_checks.check_text_files, "text", **{"files": str(tmp_path / file), "block_size": 4} | values)
+        return rejected(
+            file_checks.check_text_files, "text", **{"files": str(tmp_path / file), "block_size": 4} | values
+        )
 
     text = node("text", files=str(tmp_path / "text"), block_size=4)
     assert file_checks.check_text_files(text, text) == {"vocab_size": 256, "bytes_per_token": 1.0}

@@ -160,7 +160,9 @@ def test_what_has_changed_since_it_was_packed_is_packed_again(tmp_path, make, mo
     for file in (out, whole):
         done(*words, f"out={file}")
     checksums = [
-        packed_files.read(str(file)).parts.checksum if suffix == ".h5" else token_files.read_notes(str(file))["checksum"]
+        packed_files.read(str(file)).parts.checksum
+        if suffix == ".h5"
+        else token_files.read_notes(str(file))["checksum"]
         for file in (out, whole)
     ]
     assert checksums[0] == checksums[1]
@@ -309,7 +311,9 @@ def trained(folder, beside):
 def test_pieces_begin_where_lines_do_and_leave_nothing_out(tmp_path):
     text = TEXT * 20 + "é" * 500 + "\n\n" + TEXT
     (tmp_path / "text").write_text(text)
-    found = [tokenizing.read_piece(piece) for part in tokenizing.split_into_parts([str(tmp_path / "text")]) for piece in part]
+    found = [
+        tokenizing.read_piece(piece) for part in tokenizing.split_into_parts([str(tmp_path / "text")]) for piece in part
+    ]
     assert "".join(piece for piece, _, _ in found) == text
     assert [ends for piece, _, ends in found if piece] == [False] * (len([p for p, _, _ in found if p]) - 1) + [True]
     assert all(piece[0] in "FDé" for piece, _, _ in found if piece)

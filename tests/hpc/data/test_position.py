@@ -18,8 +18,7 @@ from torch.utils.data import (
 )
 
 from hpc.config.errors import ConfigError
-from hpc.data import position_checks
-from hpc.data import position
+from hpc.data import position, position_checks
 from hpc.data.sampler import EvalBatchSampler, SharedBatches
 
 NUMBERS = range(50)
@@ -80,7 +79,9 @@ def going_on(
         "epoch_loop.batch_progress": {"total": counter | {"completed": batches}, "current": dict(counter)},
         "epoch_progress": {"total": dict(counter), "current": dict(counter)},
     }
-    position_checks.check_position(trainer(**here), saved, start=position.set_counters(loops, saved, accumulate=now), other_data=other_data)
+    position_checks.check_position(
+        trainer(**here), saved, start=position.set_counters(loops, saved, accumulate=now), other_data=other_data
+    )
 
 
 FEWER = {"per_epoch": 12, "every": 12}

@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch.utils.data import Dataset, SequentialSampler
 
-from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler, RepeatedBatchSampler, ResumableLoader, uniform_per_sample
+from hpc.data.sampler import (
+    EvalBatchSampler,
+    GlobalBatchSampler,
+    RepeatedBatchSampler,
+    ResumableLoader,
+    uniform_per_sample,
+)
 
 LAYOUTS = [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2), (8, 1)]  # ranks, accumulate
 
@@ -125,7 +131,9 @@ def test_draws_belong_to_the_sample_and_not_to_its_batch():
     draws = uniform_per_sample(1, 3, indices=index, num=4)
     in_parts = torch.cat([uniform_per_sample(1, 3, indices=part, num=4) for part in index.split(7)])
     torch.testing.assert_close(in_parts, draws, rtol=0, atol=0)
-    torch.testing.assert_close(uniform_per_sample(1, 3, indices=index.sort().values, num=4)[index], draws, rtol=0, atol=0)
+    torch.testing.assert_close(
+        uniform_per_sample(1, 3, indices=index.sort().values, num=4)[index], draws, rtol=0, atol=0
+    )
 
 
 def test_draws_differ_between_epochs_and_seeds():

@@ -96,7 +96,9 @@ def test_tokens_are_staged_and_their_files_are_not_mixed_up(tmp_path, local):
 
 
 def test_where_it_cannot_be_staged_it_is_rejected(tmp_path, images, local, monkeypatch):
-    assert "cluster.node_local='$TMPDIR'" in rejected(file_checks.check_packed_images, "packed", file=images, stage=True)
+    assert "cluster.node_local='$TMPDIR'" in rejected(
+        file_checks.check_packed_images, "packed", file=images, stage=True
+    )
     with pytest.raises(ConfigError, match="leads to ''"):
         staged(file=images, node_local="$NOT_SET_HERE")
     (tmp_path / "text").write_text("some text " * 50)

@@ -25,8 +25,7 @@ from torch.utils.data import (
 )
 
 from hpc.config.errors import ConfigError
-from hpc.data import noted_batches
-from hpc.data import replay, shared_loaders
+from hpc.data import noted_batches, replay, shared_loaders
 from hpc.data.data_module import DataModule
 from hpc.state import batch_effects
 
@@ -381,7 +380,9 @@ def test_a_distributed_sampler_of_ones_own_must_be_for_this_place() -> None:
 
 
 def test_a_distributed_sampler_does_not_repeat_samples_of_an_evaluation() -> None:
-    parts = [shared_loaders.share_loader(distributed(r, 3, shuffle=False), VAL, rank=r, num_ranks=3)[0] for r in range(3)]
+    parts = [
+        shared_loaders.share_loader(distributed(r, 3, shuffle=False), VAL, rank=r, num_ranks=3)[0] for r in range(3)
+    ]
     assert sorted(chain(*(batch.tolist() for part in parts for batch in part))) == NUMBERS
 
     class Other(DistributedSampler):

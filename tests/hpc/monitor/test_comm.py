@@ -84,8 +84,8 @@ def test_wait_prints_the_table_of_the_job(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "one rank has nobody to talk to"),
-        (["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1"], "one rank has nobody to talk to"),
+        ([], "must be at least 2 if trainer.num_nodes=1"),
+        (["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1"], "must be at least 2 if trainer.num_nodes=1"),
         (["trainer=ddp_4node", "trainer.devices=2"], "has no scheduler that could start ranks on other nodes"),
         (["trainer=ddp"], "does not say how many GPUs a node has"),
         (["trainer=ddp_4node", "cluster=juwels_booster", "cluster.account=null"], "must have a value for a job on"),
@@ -106,15 +106,17 @@ def test_sockets_and_slow_nodes_are_warned_of() -> None:
     ]
     n1 = "n1:1:1 [0] NCCL INFO NET/IB : No device found.\nn1:1:1 [0] NCCL INFO C : 0 -> 1 [send] via NET/Socket/0\n"
     n2 = "n2:1:1 [0] NCCL INFO C : 1 -> 0 [send] via NET/IB/0/GDRDMA\n"
-    report = network_check.judged(cfg, ["n1", "n2"], points, {"within": [1.0, 1.6]}, {"n1": n1, "n2": n2})
+    report = network_check.make_report(
+        cfg, ["n1", "n2"], points=points, seconds={"within": [1.0, 1.6]}, logs={"n1": n1, "n2": n2}
+    )
     assert report["warnings"] == [
-        "NCCL sends over sockets (TCP) on n1: the fast network between nodes is not used",
-        "  it says: NET/IB : No device found",
+        "NCCL uses sockets (TCP) on n1 instead of the fast network between nodes",
+        "  NCCL's log: NET/IB : No device found",
         "n2 is slow: with its own ranks it takes 1.6 times as long as other nodes",
     ]
     assert report["transports"] == {"n1": ["Socket"], "n2": ["IB with GPUDirect"]}
     assert report["backend"] == "nccl" and report["links"]["within"] is None
-    well = network_check.judged(cfg, ["n1", "n2"], points, {"within": [1.0, 1.1]}, {"n2": n2})
+    well = network_check.make_report(cfg, ["n1", "n2"], points=points, seconds={"within": [1.0, 1.1]}, logs={"n2": n2})
     assert well["warnings"] == []
 
 

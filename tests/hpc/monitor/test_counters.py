@@ -6,30 +6,34 @@ from pathlib import Path
 import pytest
 
 from hpc.monitor import counters
-from hpc.monitor.counters import Counters, rates
+from hpc.monitor.counters import Counters, compute_rates
 
 Machine = Callable[[dict[str, object]], None]
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Another machine's /proc and /sys: path → what the file says; None: a folder."""
+    """Another machine's /proc and /sys: path → content of the file; None: a folder."""
     monkeypatch.setattr(counters, "PROC", tmp_path / "proc")
     monkeypatch.setattr(counters, "SYS", tmp_path / "sys")
 
     def write(files: dict[str, object]) -> None:
-        for name, said in files.items():
+        for name, text in files.items():
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir() if said is None else path.write_text(f"{said}\n")
+            path.mkdir() if text is None else path.write_text(f"{text}\n")
 
     return write
 
 
 def interface(name: str, received: int, sent: int, kind: int = 1, folder: str = "") -> dict[str, object]:
-    there = f"sys/class/net/{name}"
-    files = {f"{there}/type": kind, f"{there}/statistics/rx_bytes": received, f"{there}/statistics/tx_bytes": sent}
-    return files | ({f"{there}/{folder}": None} if folder else {})
+    base = f"sys/class/net/{name}"
+    files = {
+        f"{base}/type": kind,
+        f"{base}/statistics/rx_bytes": received,
+        f"{base}/statistics/tx_bytes": sent,
+    }
+    return files | ({f"{base}/{folder}": None} if folder else {})
 
 
 def test_the_processors_of_the_job_and_no_others(machine: Machine) -> None:
@@ -37,12 +41,12 @@ def test_the_processors_of_the_job_and_no_others(machine: Machine) -> None:
     before = "cpu  9 9 9 9 9 9 9 9\ncpu0 10 0 0 100 0 0 0 0\ncpu1 0 0 0 0 0 0 0 0\ncpu12 5 5 5 50 5 1 1 1 7 7"
     after = "cpu  9 9 9 9 9 9 9 9\ncpu0 40 0 0 170 0 0 0 0\ncpu1 99 0 0 0 0 0 0 0\ncpu12 15 5 5 80 65 1 1 1 9 9"
     machine({"proc/stat": before})
-    first = counters.counters({0, 12})
+    first = counters.read_counters({0, 12})
     machine({"proc/stat": after})
-    assert rates(first, counters.counters({0, 12}), 1)["cpu_percent"] == pytest.approx(100 * 40 / 200)
+    assert compute_rates(first, counters.read_counters({0, 12}), 1)["cpu_percent"] == pytest.approx(100 * 40 / 200)
 
 
-def test_networks_are_counted_once_however_they_are_laid_over_each_other(machine: Machine) -> None:
+def test_stacked_networks_are_counted_once(machine: Machine) -> None:
     rail, cassini = "sys/class/infiniband/mlx5_0/ports/1/counters", "sys/class/cxi/cxi0/device"
     machine(interface("lo", 10**9, 10**9) | interface("eth0", 1000, 100) | interface("eth1", 2000, 200))
     machine(interface("bond0", 3000, 300, folder="lower_eth0") | interface("ib0", 7777, 7777, kind=32))
@@ -50,52 +54,61 @@ def test_networks_are_counted_once_however_they_are_laid_over_each_other(machine
     machine(interface("hsn0", 8888, 8888) | {f"{cassini}/net/hsn0": None})
     for direction, octets in {"rx": 40000, "tx": 4000}.items():
         machine({f"{cassini}/telemetry/hni_sts_{direction}_ok_octets": f"{octets}@1700000000.123456789"})
-    found = counters.counters(set())
-    assert (sum(found.received.values()), sum(found.sent.values())) == (63000, 6300)
-    assert len(found.received) == 4
+    readings = counters.read_counters(set())
+    assert (sum(readings.received.values()), sum(readings.sent.values())) == (63000, 6300)
+    assert len(readings.received) == 4
 
 
 def test_disks_are_devices_and_sectors_512_bytes(machine: Machine) -> None:
     machine({"sys/block/nvme0n1/device": None, "sys/block/nvme0n1/stat": "  7 0 2000 9 8 0 4000 9 0 9 9"})
     machine({"sys/block/dm-0/stat": "  7 0 2000 9 8 0 4000 9 0 9 9"})
     machine({"sys/block/sr0/device": None, "sys/block/sr0/stat": "cut off"})
-    found = counters.counters(set())
-    assert (found.read, found.written) == ({"nvme0n1": 1024000}, {"nvme0n1": 2048000})
+    readings = counters.read_counters(set())
+    assert (readings.read, readings.written) == ({"nvme0n1": 1024000}, {"nvme0n1": 2048000})
 
 
-def test_memory_is_what_programs_could_not_have(machine: Machine) -> None:
+def test_used_memory_is_total_minus_available(machine: Machine) -> None:
     machine({"proc/meminfo": "MemTotal:  8000000 kB\nMemFree:  1 kB\nMemAvailable:  2000000 kB\nHugePages_Total:  0"})
-    assert counters.memory_gb() == pytest.approx(6.144)
+    assert counters.used_memory_gb() == pytest.approx(6.144)
 
 
-def of(**bytes_: dict[str, int]) -> Counters:
+def make_counters(**bytes_: dict[str, int]) -> Counters:
     empty = {name: {} for name in ("busy", "idle", "received", "sent", "read", "written")}
     return Counters(**(empty | bytes_))
 
 
-def test_rates_are_per_second_and_a_counter_that_began_anew_is_not_known() -> None:
-    before = of(received={"eth0": 2**32 - 1000}, sent={"eth0": 0, "eth1": 0}, read={"sda": 0})
-    after = of(received={"eth0": 500}, sent={"eth0": 3 * 10**6, "eth1": 10**6}, read={"sda": 0, "usb": 10**12})
-    found = rates(before, after, 2)
-    assert found == {
+def test_rates_are_per_second_and_unknown_if_a_counter_restarted() -> None:
+    before = make_counters(received={"eth0": 2**32 - 1000}, sent={"eth0": 0, "eth1": 0}, read={"sda": 0})
+    after = make_counters(
+        received={"eth0": 500}, sent={"eth0": 3 * 10**6, "eth1": 10**6}, read={"sda": 0, "usb": 10**12}
+    )
+    readings = compute_rates(before, after, 2)
+    assert readings == {
         "cpu_percent": None, "net_in_mbs": None, "net_out_mbs": 2, "disk_read_mbs": 0, "disk_write_mbs": None,
     }  # fmt: skip
 
 
-def test_a_machine_that_tells_nothing(machine: Machine) -> None:
-    nothing = counters.counters({0})
-    assert set(rates(nothing, counters.counters({0}), 1).values()) == {None} and counters.memory_gb() is None
+def test_a_machine_without_counters(machine: Machine) -> None:
+    nothing = counters.read_counters({0})
+    assert (
+        set(compute_rates(nothing, counters.read_counters({0}), 1).values()) == {None}
+        and counters.used_memory_gb() is None
+    )
 
 
-def test_this_machine_tells_what_psutil_reads() -> None:
+def test_this_machine_agrees_with_psutil() -> None:
     psutil = pytest.importorskip("psutil")
-    before, found, after = psutil.cpu_times(), counters.counters(counters.cores()), psutil.cpu_times()
-    ticks = found.idle["cpu"] / 100 if len(counters.cores()) == psutil.cpu_count() else None
+    before, readings, after = (
+        psutil.cpu_times(),
+        counters.read_counters(counters.widen_to_allocated_cores()),
+        psutil.cpu_times(),
+    )
+    ticks = readings.idle["cpu"] / 100 if len(counters.widen_to_allocated_cores()) == psutil.cpu_count() else None
     if ticks is not None:
         assert before.idle + before.iowait - 1 <= ticks <= after.idle + after.iowait + 1
     memory = psutil.virtual_memory()
-    assert counters.memory_gb() == pytest.approx((memory.total - memory.available) / 1e9, abs=0.2)
+    assert counters.used_memory_gb() == pytest.approx((memory.total - memory.available) / 1e9, abs=0.2)
     interfaces = psutil.net_io_counters(pernic=True)
-    assert {name for name in found.received if "/" not in name} <= interfaces.keys()
-    for name, received in found.received.items():
+    assert {name for name in readings.received if "/" not in name} <= interfaces.keys()
+    for name, received in readings.received.items():
         assert "/" in name or received <= psutil.net_io_counters(pernic=True)[name].bytes_recv

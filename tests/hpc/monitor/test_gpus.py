@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from hpc.monitor import gpus
-from hpc.monitor.gpus import Amd, Missing, Nvidia, chosen
+from hpc.monitor.gpus import AmdLibrary, NoGpuLibrary, NvidiaLibrary, visible_devices
 
 UUIDS = ["GPU-11111111-aaaa", "GPU-12222222-bbbb", "GPU-33333333-cccc", "GPU-44444444-dddd"]
 SLICE = "MIG-55555555-eeee"
@@ -67,13 +67,13 @@ class Nvml(ModuleType):
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     stand_in = Nvml()
-    assert all(hasattr(pynvml, name) for name in vars(Nvml) if name.startswith("nvml"))  # nothing is made up
+    assert all(hasattr(pynvml, name) for name in vars(Nvml) if name.startswith("nvml"))
     monkeypatch.setitem(sys.modules, "pynvml", stand_in)
     return stand_in
 
 
-def ignored(why: str) -> None:
-    raise AssertionError(f"nothing was to be said: {why}")
+def fail_on_error(error: str) -> None:
+    raise AssertionError(f"no error was expected: {error}")
 
 
 @pytest.mark.parametrize(
@@ -83,16 +83,16 @@ def ignored(why: str) -> None:
         ("2,0", [102, 100]),
         (" 1 , 3 ", [101, 103]),
         ("", []),
-        ("0,-1,1", [100]),  # as CUDA: from the first that is none on, nothing
+        ("0,-1,1", [100]),  # as CUDA: all that follows an invalid word is ignored
         ("0,7,1", [100]),
-        ("GPU-33333333-cccc,GPU-11", [102, 100]),  # shortened, but not to be mistaken
-        ("GPU-1", []),  # two begin so
+        ("GPU-33333333-cccc,GPU-11", [102, 100]),  # shortened, but unambiguous
+        ("GPU-1", []),  # two begin like this
         (SLICE, [SLICE]),
         ("MIG-nobody", []),
     ],
 )
 def test_the_gpus_that_cuda_shows_in_its_order(words: str | None, expected: list[Any], nvml: Nvml) -> None:
-    assert Nvidia({} if words is None else {"CUDA_VISIBLE_DEVICES": words}).devices == expected
+    assert NvidiaLibrary({} if words is None else {"CUDA_VISIBLE_DEVICES": words}).devices == expected
 
 
 def test_torch_reads_these_numbers_in_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,43 +100,43 @@ def test_torch_reads_these_numbers_in_the_same_way(monkeypatch: pytest.MonkeyPat
 
     for words in ("0", "3,1", "1,-1,2", "", "0, 2"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", words)
-        assert chosen(words, range(4)) == _parse_visible_devices()
+        assert visible_devices(words, range(4)) == _parse_visible_devices()
 
 
-def test_what_a_gpu_does(nvml: Nvml) -> None:
-    assert Nvidia({}).read(101, ignored) == [90, 5, 350.5, 60]
+def test_the_figures_of_a_gpu(nvml: Nvml) -> None:
+    assert NvidiaLibrary({}).read_figures(101, fail_on_error) == [90, 5, 350.5, 60]
 
 
-def test_what_a_slice_of_a_gpu_does_not_count_is_no_news(nvml: Nvml) -> None:
-    assert Nvidia({"CUDA_VISIBLE_DEVICES": SLICE}).read(SLICE, ignored) == [None, 5, None, 60]
+def test_figures_that_a_slice_of_a_gpu_lacks_are_no_error(nvml: Nvml) -> None:
+    assert NvidiaLibrary({"CUDA_VISIBLE_DEVICES": SLICE}).read_figures(SLICE, fail_on_error) == [None, 5, None, 60]
 
 
 def test_a_gpu_that_falls_off_the_bus_while_others_stay(nvml: Nvml) -> None:
-    library, said = Nvidia({}), []
+    library, errors = NvidiaLibrary({}), []
     for name in ("UtilizationRates", "MemoryInfo", "PowerUsage", "Temperature"):
         nvml.broken[f"nvmlDeviceGet{name}", 102] = pynvml.NVML_ERROR_GPU_IS_LOST
-    assert library.read(102, said.append) == [None] * 4
-    assert set(said) == {"GPU is lost"} and library.read(103, ignored) == [90, 5, 350.5, 60]
+    assert library.read_figures(102, errors.append) == [None] * 4
+    assert set(errors) == {"GPU is lost"} and library.read_figures(103, fail_on_error) == [90, 5, 350.5, 60]
 
 
 def test_a_gpu_that_cannot_be_reached_keeps_its_place(nvml: Nvml) -> None:
     nvml.broken["nvmlDeviceGetHandleByIndex", 1] = pynvml.NVML_ERROR_NO_PERMISSION
-    assert Nvidia({}).devices == [100, None, 102, 103]
-    assert Nvidia({"CUDA_VISIBLE_DEVICES": "GPU-33,1"}).devices == [102, None]
+    assert NvidiaLibrary({}).devices == [100, None, 102, 103]
+    assert NvidiaLibrary({"CUDA_VISIBLE_DEVICES": "GPU-33,1"}).devices == [102, None]
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has the driver")
 def test_without_a_driver_the_real_library_says_why() -> None:
-    with pytest.raises(Missing, match="NVML Shared Library Not Found"):
-        Nvidia({})
-    with pytest.raises(Missing, match=r"NVML Shared Library Not Found, .*amdsmi"):
-        gpus.found({})
+    with pytest.raises(NoGpuLibrary, match="NVML Shared Library Not Found"):
+        NvidiaLibrary({})
+    with pytest.raises(NoGpuLibrary, match=r"NVML Shared Library Not Found, .*amdsmi"):
+        gpus.open_library({})
 
 
 def test_a_driver_that_fails(nvml: Nvml) -> None:
     nvml.broken["nvmlInit", None] = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
-    with pytest.raises(Missing, match="version mismatch"):
-        Nvidia({})
+    with pytest.raises(NoGpuLibrary, match="version mismatch"):
+        NvidiaLibrary({})
 
 
 class AmdSmiException(Exception):
@@ -145,7 +145,7 @@ class AmdSmiException(Exception):
 
 @pytest.fixture
 def smi(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Two GPUs, which HIP numbers the other way round; the second is one of those that tell no mean power."""
+    """Two GPUs, which HIP numbers in reverse order; the second is one of those that give no mean power."""
     module: Any = ModuleType("amdsmi")
     module.AmdSmiException = AmdSmiException
     module.amdsmi_init = lambda: None
@@ -163,24 +163,24 @@ def smi(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_gpus_of_amd_in_the_order_of_hip(smi: ModuleType) -> None:
-    library = Amd({})
+def test_amd_gpus_are_in_the_order_of_hip(smi: ModuleType) -> None:
+    library = AmdLibrary({})
     assert library.devices == ["b", "a"]
-    assert library.read("a", ignored) == [80, pytest.approx(1.073741824), 300, 55]
-    assert library.read("b", ignored)[2] == 410
-    assert Amd({"ROCR_VISIBLE_DEVICES": "1"}).devices == ["a"]
-    assert Amd({"ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "1"}).devices == ["b"]
-    assert Amd({"CUDA_VISIBLE_DEVICES": "1"}).devices == ["a"]
+    assert library.read_figures("a", fail_on_error) == [80, pytest.approx(1.073741824), 300, 55]
+    assert library.read_figures("b", fail_on_error)[2] == 410
+    assert AmdLibrary({"ROCR_VISIBLE_DEVICES": "1"}).devices == ["a"]
+    assert AmdLibrary({"ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "1"}).devices == ["b"]
+    assert AmdLibrary({"CUDA_VISIBLE_DEVICES": "1"}).devices == ["a"]
 
 
-def test_a_gpu_of_amd_that_does_not_know_or_fails(smi: Any) -> None:
+def test_unknown_and_failing_figures_of_an_amd_gpu(smi: Any) -> None:
     def fails(gpu: str) -> dict[str, Any]:
         raise AmdSmiException("AMDSMI_STATUS_BUSY")
 
     smi.amdsmi_get_gpu_activity = lambda gpu: {"gfx_activity": "N/A"}
     smi.amdsmi_get_power_info = fails
-    said: list[str] = []
-    assert Amd({}).read("a", said.append)[::2] == [None, None] and said == ["AMDSMI_STATUS_BUSY"]
+    errors: list[str] = []
+    assert AmdLibrary({}).read_figures("a", errors.append)[::2] == [None, None] and errors == ["AMDSMI_STATUS_BUSY"]
 
 
 @pytest.mark.parametrize("error", [OSError("libamd_smi.so"), KeyError("ROCM_PATH"), AmdSmiException("no driver")])
@@ -189,11 +189,11 @@ def test_amds_package_may_fail_in_its_own_ways(error: Exception, smi: Any) -> No
         raise error
 
     smi.amdsmi_init = fails
-    with pytest.raises(Missing):
-        Amd({})
+    with pytest.raises(NoGpuLibrary):
+        AmdLibrary({})
 
 
-def test_nvidia_is_asked_first_then_amd(smi: ModuleType, nvml: Nvml) -> None:
-    kinds: list[Callable[..., Any]] = [type(gpus.found({}))]
+def test_nvidia_comes_first_then_amd(smi: ModuleType, nvml: Nvml) -> None:
+    kinds: list[Callable[..., Any]] = [type(gpus.open_library({}))]
     nvml.broken["nvmlInit", None] = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
-    assert [*kinds, type(gpus.found({}))] == [Nvidia, Amd]
+    assert [*kinds, type(gpus.open_library({}))] == [NvidiaLibrary, AmdLibrary]

@@ -40,7 +40,7 @@ def on_train_batch_start(self, trainer, module, batch, batch_idx):
         time.sleep(0.02)
 
 def sampled(self):
-    return len(list(self.run_dir.glob("tensorboard/node-*/events*"))) >= self.attempt
+    return len(list(self.run_dir.glob("tensorboard/node-*/events*"))) >= self.run.number
 
 before, Resume.on_train_batch_start = Resume.on_train_batch_start, on_train_batch_start
 """
@@ -48,10 +48,10 @@ before, Resume.on_train_batch_start = Resume.on_train_batch_start, on_train_batc
 
 def test_the_first_step_may_be_the_whole_epoch(tmp_path: Path) -> None:
     """Of an epoch with fewer batches than a step has, that is the only step."""
-    beside = Monitor(str(tmp_path), 1)
-    beside.attempt = 1  # without a sampler
+    monitor = Monitor(str(tmp_path), 1)
+    monitor.attempt = 1  # without a sampler
     (tmp_path / "monitor").mkdir()
-    fitted(tmp_path, [1.0, 2.0], callbacks=[beside], accumulate_grad_batches=3, max_epochs=2)
+    fitted(tmp_path, [1.0, 2.0], callbacks=[monitor], accumulate_grad_batches=3, max_epochs=2)
     assert [note["step"] for note in noted(tmp_path) if note["what"] == "start"] == [1]
 
 
@@ -62,15 +62,15 @@ def noted(run_dir: Path) -> list[dict]:
 
 def samplers(run_dir: Path) -> list[int]:
     """Processes that sample for this run."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
         except OSError:
             continue
-        if str(run_dir).encode() in words and any(word.endswith(b".hpc.monitoring.node") for word in words):
-            found.append(int(path.parent.name))
-    return found
+        if str(run_dir).encode() in words and any(word.endswith(b"hpc.monitor.sampler") for word in words):
+            pids.append(int(path.parent.name))
+    return pids
 
 
 @pytest.mark.slow
@@ -106,30 +106,30 @@ def test_a_rank_that_is_killed_leaves_no_sampler(start: Callable, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_run_that_is_not_watched_writes_nothing_of_it(start: Callable, tmp_path: Path) -> None:
+def test_a_run_without_monitor_has_no_samples(start: Callable, tmp_path: Path) -> None:
     words = [word for word in WORDS if "monitor" not in word]
     start(tmp_path / "run", 1, ["trainer=cpu", *words, "callbacks.monitor=null", "trainer.max_steps=1"])
     assert not (tmp_path / "run/monitor").exists() and not list(tmp_path.glob("run/tensorboard/node-*"))
 
 
-def test_the_sampler_is_told_when_the_run_ends_or_fails_and_not_between_fit_and_test() -> None:
+def test_the_sampler_ends_when_the_run_ends_or_fails_but_not_between_fit_and_test() -> None:
     from hpc.monitor.monitor import Monitor
 
     nobody: Any = None
-    for end in (lambda one: one.teardown(nobody, nobody, "test"), lambda one: one.on_exception(nobody, nobody, nobody)):
+    for end in (lambda m: m.teardown(nobody, nobody, "test"), lambda m: m.on_exception(nobody, nobody, nobody)):
         reads, writes = os.pipe()
         monitor = Monitor("run", 10)
-        monitor._tell = writes
+        monitor._sampler_pipe = writes
         monitor.teardown(nobody, nobody, "fit")
-        assert monitor._tell == writes
+        assert monitor._sampler_pipe == writes
         end(monitor)
         end(monitor)  # once is enough
         assert os.read(reads, 9) == b"\n" and os.read(reads, 9) == b""  # told, and closed
         os.close(reads)
 
 
-def test_a_phase_is_a_line_and_costs_the_run_nothing_where_it_cannot_be_written(tmp_path: Path) -> None:
-    phases.record_phase(tmp_path, 1, kind="epoch", begin_time=0, step=1)  # no monitor, no folder: nothing
+def test_a_phase_is_a_line_and_is_lost_if_it_cannot_be_written(tmp_path: Path) -> None:
+    phases.record_phase(tmp_path, 1, "epoch", 0, 1)  # no monitor, no folder: nothing
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "monitor").mkdir()
     file = tmp_path / "monitor" / "phases.jsonl"
@@ -142,7 +142,7 @@ def test_a_phase_is_a_line_and_costs_the_run_nothing_where_it_cannot_be_written(
 
 
 @pytest.mark.parametrize("seconds", ["0", "0.5", "-1", ".inf", ".nan", "often"])
-def test_how_often_is_a_number_of_seconds(seconds: str) -> None:
+def test_every_seconds_must_be_a_number_of_seconds(seconds: str) -> None:
     from hpc.config import compose, preflight
 
     cfg = compose.compose_overrides([f"callbacks.monitor.every_seconds={seconds}"])
@@ -150,7 +150,7 @@ def test_how_often_is_a_number_of_seconds(seconds: str) -> None:
         preflight.check_config(cfg)
 
 
-def test_a_process_knows_since_when_it_is_there() -> None:
+def test_a_process_knows_when_it_started() -> None:
     from hpc.system import process
 
     reads, writes = os.pipe()

@@ -38,18 +38,18 @@ nvmlInit, nvmlDeviceGetCount, nvmlDeviceGetHandleByIndex = lambda: None, lambda:
 nvmlDeviceGetUtilizationRates, nvmlDeviceGetPowerUsage = figure(SimpleNamespace(gpu=75)), figure(250000)
 nvmlDeviceGetMemoryInfo, nvmlDeviceGetTemperature = figure(SimpleNamespace(used=2 * 10**9)), figure(50)
 """
-# A rank: starts a sampler of its own, says its process id, does what it is told.
+# A rank: starts a sampler, and ends it when a line "end" arrives.
 RANK = """
 import os, sys, time
 from pathlib import Path
 from hpc.monitor import sampler as node
-tell = node.started(Path(sys.argv[1]), 1, float(sys.argv[2]), int(sys.argv[3]))
+pipe = node.start_sampler(Path(sys.argv[1]), 1, every_seconds=float(sys.argv[2]), num_gpus=int(sys.argv[3]))
 if sys.stdin.readline().strip() == "end":
-    os.write(tell, b"x")
+    os.write(pipe, b"x")
     sys.stdin.readline()
 """
 
-# Prints what one sample needs.
+# Prints the modules that one sample imports.
 IMPORTS = """
 import json, sys
 before = set(sys.modules)
@@ -85,12 +85,12 @@ def lives(pid: int) -> bool:
 def child(pid: int) -> int:
     """The one process that this process has started, when it is the sampler."""
 
-    def found() -> list[str]:
+    def children() -> list[str]:
         return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
-    until(found)
-    until(lambda: b"hpc.monitor.sampler" in Path(f"/proc/{found()[0]}/cmdline").read_bytes())
-    return int(found()[0])
+    until(children)
+    until(lambda: b"hpc.monitor.sampler" in Path(f"/proc/{children()[0]}/cmdline").read_bytes())
+    return int(children()[0])
 
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -117,7 +117,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         rank.communicate()
 
 
-def test_it_samples_until_it_is_told_to_end(start: Start, tmp_path: Path) -> None:
+def test_it_samples_until_a_byte_arrives(start: Start, tmp_path: Path) -> None:
     rank = start()
     sampler = child(rank.pid)
     until(lambda: len(table(tmp_path / "run")) > 2)
@@ -127,13 +127,13 @@ def test_it_samples_until_it_is_told_to_end(start: Start, tmp_path: Path) -> Non
     until(lambda: not lives(sampler))
     assert rank.poll() is None
     rows = table(tmp_path / "run")
-    assert list(rows[0]) == monitor_sampler.PLAIN and {row["attempt"] for row in rows} == {"1"}
+    assert list(rows[0]) == monitor_sampler.COLUMNS and {row["attempt"] for row in rows} == {"1"}
     assert all(float(row["memory_gb"]) > 0 for row in rows)
     assert [float(row["time"]) for row in rows] == sorted(float(row["time"]) for row in rows)
     assert (tmp_path / "log").read_text() == ""
 
 
-def test_a_run_that_is_shorter_than_a_sample_has_one(start: Start, tmp_path: Path) -> None:
+def test_a_run_that_is_shorter_than_an_interval_has_a_sample(start: Start, tmp_path: Path) -> None:
     rank = start(seconds=3600)
     sampler = child(rank.pid)
     assert rank.stdin
@@ -143,14 +143,14 @@ def test_a_run_that_is_shorter_than_a_sample_has_one(start: Start, tmp_path: Pat
     assert len(table(tmp_path / "run")) == 1
 
 
-def test_it_ends_with_its_rank_however_that_ends(start: Start) -> None:
+def test_it_ends_when_its_rank_is_killed(start: Start) -> None:
     rank = start(seconds=3600)
     sampler = child(rank.pid)
     rank.kill()  # SIGKILL
     until(lambda: not lives(sampler), seconds=5)
 
 
-def test_it_ends_with_its_rank_also_where_the_driver_hangs(start: Start, tmp_path: Path) -> None:
+def test_it_ends_with_its_rank_even_if_the_driver_hangs(start: Start, tmp_path: Path) -> None:
     hangs = "import time\nfrom pathlib import Path\nNVMLError = OSError\n"
     hangs += f"def nvmlInit():\n    Path({str(tmp_path / 'asked')!r}).touch()\n    time.sleep(3600)\n"
     (tmp_path / "pynvml.py").write_text(hangs)
@@ -189,16 +189,16 @@ def test_a_gpu_that_falls_off_the_bus_leaves_cells_empty_and_a_line_in_the_log(s
     until(lambda: len(table(tmp_path / "run")) > 2)
     lost.touch()
     until(lambda: table(tmp_path / "run")[-1]["gpu1_watts"] == "")
-    seen = len(table(tmp_path / "run"))
-    until(lambda: len(table(tmp_path / "run")) > seen + 3)
+    num_rows = len(table(tmp_path / "run"))
+    until(lambda: len(table(tmp_path / "run")) > num_rows + 3)
     metrics = ("percent", "memory_gb", "watts", "celsius")
     first, last = table(tmp_path / "run")[0], table(tmp_path / "run")[-1]
     assert [float(first[f"gpu{gpu}_{name}"]) for gpu in (0, 1) for name in metrics] == [75, 2, 250, 50] * 2
     assert [float(last[f"gpu0_{name}"]) for name in metrics] == [75, 2, 250, 50]
     assert {last[f"gpu{gpu}_{name}"] for gpu in (1, 2) for name in metrics} == {""}
-    said = (tmp_path / "log").read_text().splitlines()
-    assert [line.partition(": ")[2] for line in said] == [
-        "no figures of some GPUs: 2 of 3 can be asked",
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert [line.partition(": ")[2] for line in lines] == [
+        "some GPUs are not sampled: only 2 of 3 can be read",
         "GPU 1: GPU is lost",
     ]
 
@@ -209,8 +209,8 @@ def test_without_a_driver_the_node_is_sampled_all_the_same(tmp_path: Path, capfd
     sampler.sample()
     rows = table(tmp_path)
     assert len(rows) == 2 and rows[0]["memory_gb"] and {rows[0][f"gpu{gpu}_watts"] for gpu in (0, 1)} == {""}
-    said = capfd.readouterr().out.splitlines()
-    assert len(said) == 1 and "no figures of GPUs" in said[0]
+    lines = capfd.readouterr().out.splitlines()
+    assert len(lines) == 1 and "the GPUs are not sampled" in lines[0]
 
 
 def test_a_folder_that_cannot_be_written_costs_samples_and_a_line(
@@ -223,11 +223,11 @@ def test_a_folder_that_cannot_be_written_costs_samples_and_a_line(
     (tmp_path / "monitor").unlink()
     sampler.sample()
     assert len(table(tmp_path)) == 1
-    said = capfd.readouterr().out.splitlines()
-    assert len(said) == 1 and "not written: " in said[0]
+    lines = capfd.readouterr().out.splitlines()
+    assert len(lines) == 1 and "samples are lost: cannot write " in lines[0]
 
 
-def test_curves_go_on_where_those_of_an_earlier_start_ended(tmp_path: Path) -> None:
+def test_curves_continue_those_of_an_earlier_attempt(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     row = dict.fromkeys(("cpu_percent", "memory_gb"), 1.0)
@@ -251,8 +251,8 @@ def test_it_needs_neither_torch_nor_lightning_nor_numpy(tmp_path: Path) -> None:
     assert len(table(tmp_path)) == 1
 
 
-def test_what_a_sample_asks_the_kernel_stays_small(tmp_path: Path) -> None:
-    """Files that are opened: what the kernel tells, nothing in the run directory, whose server others share."""
+def test_a_sample_opens_only_files_of_the_kernel(tmp_path: Path) -> None:
+    """It opens nothing in the run directory, whose file server others share."""
     sampler, opened = monitor_sampler.Sampler(tmp_path, 1, 0), []
     sampler.sample()
     watching = True

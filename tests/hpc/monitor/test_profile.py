@@ -10,52 +10,52 @@ from typing import Any
 import pytest
 from torch._C._autograd import DeviceType
 
-from hpc.monitor.profile import Profile, covered, intervals, split, told
+from hpc.monitor.profile import Profile, covered_seconds, format_shares, split_events, time_shares
 
 WORDS = ["trainer.accelerator=cpu", "trainer.max_steps=8", "+trainer.limit_test_batches=1", "callbacks.progress=null"]
 SECOND = 1e6  # microseconds
 
 
-def test_time_that_several_intervals_cover_counts_once() -> None:
-    assert covered([]) == 0
-    assert covered([(0, SECOND), (2 * SECOND, 3 * SECOND), (0.5 * SECOND, SECOND)]) == 2
-    assert covered([(0, 4 * SECOND), (SECOND, 2 * SECOND)]) == 4
+def test_overlapping_intervals_count_once() -> None:
+    assert covered_seconds([]) == 0
+    assert covered_seconds([(0, SECOND), (2 * SECOND, 3 * SECOND), (0.5 * SECOND, SECOND)]) == 2
+    assert covered_seconds([(0, 4 * SECOND), (SECOND, 2 * SECOND)]) == 4
 
 
 def test_shares_of_the_time() -> None:
     """Ten seconds: kernels in four; communication in three, one of them behind a kernel; two of waiting for data."""
     kernels, communication = [(0, 4 * SECOND)], [(3 * SECOND, 6 * SECOND)]
-    shares = split(kernels, communication, seconds=10, waiting=2)
+    shares = time_shares(kernels, communication, total_seconds=10, waiting_seconds=2)
     expected = {"kernels": 0.4, "communication": 0.2, "data": 0.2, "host": 0.2, "hidden": 0.1}
     assert shares == pytest.approx(expected)
-    said = "100.0 ms a step: kernels 40%, communication 20%, data 20%, host 20%; communication behind kernels 10%"
-    assert told(shares, 0.1) == said
-    # Data that come while kernels run are not waited for.
-    assert split([(0, 10 * SECOND)], [], seconds=10, waiting=5)["data"] == 0
-    # Where nobody has measured the wait, what is left may be either.
-    unknown = split(kernels, communication, seconds=10, waiting=None)
-    assert told(unknown, 0.1).endswith("communication 20%, host or data 40%; communication behind kernels 10%")
+    output = "100.0 ms a step: kernels 40%, communication 20%, data 20%, host 20%; communication behind kernels 10%"
+    assert format_shares(shares, 0.1) == output
+    # Data that arrive while kernels run are not waited for.
+    assert time_shares([(0, 10 * SECOND)], [], total_seconds=10, waiting_seconds=5)["data"] == 0
+    # If the wait was not measured, the remaining time may be either.
+    unknown = time_shares(kernels, communication, total_seconds=10, waiting_seconds=None)
+    assert format_shares(unknown, 0.1).endswith("communication 20%, host or data 40%; communication behind kernels 10%")
 
 
-@pytest.mark.parametrize("at_once", [1, 2])
-def test_what_is_recorded_where_a_batch_makes_several_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+@pytest.mark.parametrize("steps_per_batch", [1, 2])
+def test_the_recorded_steps_if_a_batch_makes_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps_per_batch: int
 ) -> None:
     recorder, recorded = Profile(str(tmp_path), True, after=3, steps=3, ranks=[0]), []
 
     def begin(trainer: Any) -> None:
-        recorder._step, recorder._profiler = trainer.global_step, object()
+        recorder._recording_step, recorder._profiler = trainer.global_step, object()
 
     def end(trainer: Any) -> None:
-        recorder._profiler = recorder._profiler and recorded.append((recorder._step, trainer.global_step))
+        recorder._profiler = recorder._profiler and recorded.append((recorder._recording_step, trainer.global_step))
 
     monkeypatch.setattr(recorder, "_begin", begin)
     monkeypatch.setattr(recorder, "_end", end)
-    for step in range(0, 20, at_once):
+    for step in range(0, 20, steps_per_batch):
         trainer: Any = SimpleNamespace(global_step=step, global_rank=0, accumulate_grad_batches=1)
-        for _ in range(3 - at_once):  # with manual optimization not every batch makes a step
+        for _ in range(3 - steps_per_batch):  # with manual optimization not every batch makes a step
             recorder.on_train_batch_start(trainer, None, None, 0)  # type: ignore[arg-type]
-    assert recorded == [(3, 6)] if at_once == 1 else recorded == [(4, 8)]
+    assert recorded == [(3, 6)] if steps_per_batch == 1 else recorded == [(4, 8)]
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
@@ -71,14 +71,14 @@ def test_what_counts_as_communication(on_gpu: bool) -> None:
         event("ncclDevKernel_AllReduce", DeviceType.CUDA, 4),
     ]
     expected = ([(3, 4)], [(4, 5)]) if on_gpu else ([(0, 1)], [(1, 2)])
-    assert intervals(events, on_gpu) == expected
+    assert split_events(events, on_gpu) == expected
 
 
 @pytest.mark.slow
 def test_a_few_steps_of_the_chosen_ranks_are_recorded(start: Callable, tmp_path: Path) -> None:
     words = ["strategy=ddp", "trainer.devices=2", "profile=true", "callbacks.profile.after=2"]
-    said = start(tmp_path / "run", 2, [*WORDS, *words, "callbacks.profile.steps=3", "callbacks.profile.ranks=[1]"])
-    assert "profile of steps 2-4, rank 1: " in said and "rank 0: " not in said
+    output = start(tmp_path / "run", 2, [*WORDS, *words, "callbacks.profile.steps=3", "callbacks.profile.ranks=[1]"])
+    assert "profile of steps 2-4, rank 1: " in output and "rank 0: " not in output
     folder = tmp_path / "run" / "profile"
     assert sorted(path.name for path in folder.iterdir()) == ["rank-1.json.gz", "rank-1.txt"]
     with gzip.open(folder / "rank-1.json.gz") as trace:
@@ -88,6 +88,6 @@ def test_a_few_steps_of_the_chosen_ranks_are_recorded(start: Callable, tmp_path:
 
 
 @pytest.mark.slow
-def test_a_snapshot_of_memory_is_one_of_a_gpu(start: Callable, tmp_path: Path) -> None:
+def test_a_snapshot_of_memory_needs_a_gpu(start: Callable, tmp_path: Path) -> None:
     words = [*WORDS, "profile=true", "callbacks.profile.memory=true"]
     assert "ConfigError: callbacks.profile.memory=True" in start(tmp_path / "run", 1, words, code=2)

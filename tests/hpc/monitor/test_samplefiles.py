@@ -12,7 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from hpc.monitor.sample_files import Curves, Table, append, crc32c, record
+from hpc.monitor.sample_files import SampleTable, ScalarWriter, append_whole, crc32c, tf_record
 
 FEW = ["time", "attempt", "cpu_percent"]
 
@@ -35,18 +35,18 @@ def full(size: int) -> Iterator[None]:
 
 def test_starts_append_and_what_is_not_known_is_an_empty_cell(tmp_path: Path) -> None:
     path = tmp_path / "monitor" / "n1.csv"
-    assert Table(path, FEW).first() is None
-    Table(path, FEW).add({"time": 1000.5, "attempt": 1, "cpu_percent": 12.34567})
-    Table(path, FEW).add({"time": 1010.5, "attempt": 2})
+    assert SampleTable(path, FEW).first_time() is None
+    SampleTable(path, FEW).add({"time": 1000.5, "attempt": 1, "cpu_percent": 12.34567})
+    SampleTable(path, FEW).add({"time": 1010.5, "attempt": 2})
     assert path.read_text() == "time,attempt,cpu_percent\n1000.5,1,12.346\n1010.5,2,\n"
-    assert Table(path, FEW).first() == 1000.5
+    assert SampleTable(path, FEW).first_time() == 1000.5
 
 
 def test_a_line_that_a_crash_cut_off_spoils_no_other(tmp_path: Path) -> None:
     path = tmp_path / "n1.csv"
-    Table(path, FEW).add({"time": 1, "attempt": 1, "cpu_percent": 1})
+    SampleTable(path, FEW).add({"time": 1, "attempt": 1, "cpu_percent": 1})
     path.write_text(path.read_text() + "2,1")
-    Table(path, FEW).add({"time": 3, "attempt": 2, "cpu_percent": 3})
+    SampleTable(path, FEW).add({"time": 3, "attempt": 2, "cpu_percent": 3})
     assert [row["time"] for row in rows(path)] == ["1", "3"] and rows(path)[1]["cpu_percent"] == "3"
 
 
@@ -54,14 +54,14 @@ def test_a_line_that_a_crash_cut_off_spoils_no_other(tmp_path: Path) -> None:
 def test_a_start_with_other_gpus_shares_the_header(more_first: bool, tmp_path: Path) -> None:
     path, many = tmp_path / "n1.csv", [*FEW, "gpu0_percent", "gpu0_watts"]
     for number, columns in enumerate([many, FEW, many] if more_first else [FEW, many, FEW]):
-        Table(path, columns).add(dict.fromkeys(columns, number))
+        SampleTable(path, columns).add(dict.fromkeys(columns, number))
     assert len({line.count(",") for line in path.read_text().splitlines()}) == 1
     assert [row["gpu0_watts"] for row in rows(path)] == (["0", "", "2"] if more_first else ["", "1", ""])
     assert [entry.name for entry in tmp_path.iterdir()] == ["n1.csv"]
 
 
 def test_a_sample_that_finds_no_room_is_lost_whole_and_the_next_is_written(tmp_path: Path) -> None:
-    table, curves = Table(tmp_path / "n1.csv", FEW), Curves(tmp_path)
+    table, curves = SampleTable(tmp_path / "n1.csv", FEW), ScalarWriter(tmp_path)
     table.add({"time": 1, "attempt": 1, "cpu_percent": 1})
     curves.add(1, 0, {"node/cpu_percent": 1})
     (events,) = tmp_path.glob("events*")
@@ -81,7 +81,7 @@ def test_a_sample_that_finds_no_room_is_lost_whole_and_the_next_is_written(tmp_p
 
 def test_all_of_it_or_nothing_also_where_nothing_can_be_written() -> None:
     with open("/dev/full", "wb") as stream, pytest.raises(OSError):
-        append(stream.fileno(), b"a row")
+        append_whole(stream.fileno(), b"a row")
 
 
 def read(folder: Path) -> list[tuple[int, float]]:
@@ -91,7 +91,7 @@ def read(folder: Path) -> list[tuple[int, float]]:
 
 
 def test_tensorboard_shows_the_curves_of_all_starts_as_one(tmp_path: Path) -> None:
-    first, second = Curves(tmp_path), Curves(tmp_path)
+    first, second = ScalarWriter(tmp_path), ScalarWriter(tmp_path)
     first.add(1000.25, 0, {"node/cpu_percent": 50.5, "node/gpu0_watts": None})
     first.add(1010.25, 10, {"node/cpu_percent": 60})
     second.add(1500.25, 500, {"node/cpu_percent": 70})
@@ -106,7 +106,7 @@ def test_tensorboard_shows_the_curves_of_all_starts_as_one(tmp_path: Path) -> No
 def test_a_record_is_framed_as_tensorboards_own(size: int) -> None:
     stream, data = io.BytesIO(), os.urandom(size)
     RecordWriter(stream).write(data)
-    assert record(data) == stream.getvalue()
+    assert tf_record(data) == stream.getvalue()
 
 
 def test_the_checksum_is_castagnolis() -> None:

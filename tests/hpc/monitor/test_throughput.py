@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 from hpc.jobs.hardware import peak
 from hpc.monitor import throughput
 from hpc.monitor.flops import training_flops
-from hpc.monitor.throughput import Throughput, Window, speed
-from hpc.training.step_overhead import DataWaitClock
+from hpc.monitor.throughput import Throughput, Window, window_numbers
+from hpc.training.lean import Clock
 from my_research.models.gpt import GPT
 from my_research.models.resnet import ResNet
 
@@ -52,11 +52,11 @@ def test_the_flops_of_resnet_50_are_the_published_ones() -> None:
 
 
 def test_a_window_adds_up() -> None:
-    window = Window(began=100.0, waited=2.0, ended=110.0, steps=20)
+    window = Window(begin=100.0, waited=2.0, end=110.0, num_steps=20)
     for i in range(20):
         window.add(torch.zeros(8, 16, dtype=torch.int64))
         window.spans.append((100.0 + i / 4, 100.2 + i / 4))
-    numbers = speed(window, replicas=4, world_size=8, flops=1e12, peak=64e12)
+    numbers = window_numbers(window, num_replicas=4, world_size=8, flops_per_example=1e12, peak_flops=64e12)
     assert numbers["perf/tokens_per_second"] == 20 * 8 * 16 * 4 / 10
     assert numbers["perf/tokens_per_second_per_device"] == 20 * 8 * 16 * 4 / 10 / 8
     assert numbers["perf/tflops"] == pytest.approx(20 * 8 * 4 / 10 / 8)
@@ -66,9 +66,9 @@ def test_a_window_adds_up() -> None:
 
 
 def test_waiting_for_data_while_a_gpu_computes_costs_nothing() -> None:
-    window = Window(began=0.0, waited=9.0, ended=10.0, steps=10, spans=[(0.0, 9.5)])
+    window = Window(begin=0.0, waited=9.0, end=10.0, num_steps=10, spans=[(0.0, 9.5)])
     window.add(torch.zeros(8, 3))
-    numbers = speed(window, 1, 1, 1.0, None)
+    numbers = window_numbers(window, num_replicas=1, world_size=1, flops_per_example=1.0, peak_flops=None)
     assert numbers["perf/data_seconds"] == pytest.approx(0.05) and "perf/mfu" not in numbers
     assert numbers["perf/samples_per_second"] == 0.8
 
@@ -92,11 +92,11 @@ def test_the_peak_is_that_of_the_device_and_the_arithmetic(name: str, precision:
     assert peak(name, precision, tf32=True) == (tera and pytest.approx(tera * 1e12))
 
 
-def test_moments_are_read_once() -> None:
-    from hpc.monitor.throughput import between, now
+def test_elapsed_seconds_between_two_moments() -> None:
+    from hpc.monitor.throughput import elapsed_seconds, record_moment
 
-    start = now(torch.device("cpu"))
-    assert 0 <= between(start, now(torch.device("cpu"))) <= perf_counter() - start
+    start = record_moment(torch.device("cpu"))
+    assert 0 <= elapsed_seconds(start, record_moment(torch.device("cpu"))) <= perf_counter() - start
 
 
 # In training
@@ -121,15 +121,15 @@ class Module(L.LightningModule):
 
 def points(folder: Path, batches: list[Any], module: L.LightningModule | None = None, **options: Any) -> dict:
     """What was logged at each step, from that after the first one on."""
-    logger, seen = CSVLogger(folder), {}
-    logger.log_metrics = lambda metrics, step=None: seen.update({step: dict(metrics)})
+    logger, logs = CSVLogger(folder), {}
+    logger.log_metrics = lambda metrics, step=None: logs.update({step: dict(metrics)})
     trainer = L.Trainer(
         accelerator="cpu", logger=logger, enable_progress_bar=False, enable_checkpointing=False,
         enable_model_summary=False, default_root_dir=folder,
         **{"callbacks": [Throughput()], "max_epochs": 1, "log_every_n_steps": 1, "profiler": DataWaitClock()} | options,
     )  # fmt: skip
     trainer.fit(module or Module(), DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
-    return seen
+    return logs
 
 
 PAIR = (torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
@@ -139,26 +139,31 @@ PAIR = (torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
 def test_an_epoch_may_end_with_a_step_of_fewer_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
-    made = []
-    monkeypatch.setattr(throughput, "speed", lambda window, *more: made.append(window) or speed(window, *more))
-    seen = points(tmp_path, [PAIR] * 8, accumulate_grad_batches=3, max_epochs=3, log_every_n_steps=every)
+    windows: list[Window] = []
+
+    def log(window: Window, **facts: Any) -> dict[str, float]:
+        windows.append(window)
+        return window_numbers(window, **facts)
+
+    monkeypatch.setattr(throughput, "window_numbers", log)
+    logs = points(tmp_path, [PAIR] * 8, accumulate_grad_batches=3, max_epochs=3, log_every_n_steps=every)
     expected = {1: [(step, 1, 2 if step % 3 == 2 else 3) for step in range(1, 9)], 3: [(2, 2, 5), (5, 3, 8), (8, 3, 8)]}
-    found = [(step, one.steps, len(one.spans)) for step, one in zip(seen, made, strict=True)]
-    assert found == expected[every]
+    logged = [(step, window.num_steps, len(window.spans)) for step, window in zip(logs, windows, strict=True)]
+    assert logged == expected[every]
 
 
-@pytest.mark.parametrize("profiler", [None, SimpleProfiler(), DataWaitClock()])
-def test_a_wait_that_nobody_has_measured_is_left_out(
+@pytest.mark.parametrize("profiler", [None, SimpleProfiler(), Clock()])
+def test_a_wait_that_was_not_measured_is_left_out(
     tmp_path: Path, profiler: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seen = points(tmp_path, [PAIR] * 3, profiler=profiler)
-    parts = {name.removesuffix("_seconds") for numbers in seen.values() for name in numbers if "_seconds" in name}
-    said = [line for line in capsys.readouterr().out.splitlines() if "perf/data_seconds" in line]
-    if isinstance(profiler, DataWaitClock):
-        assert parts == {"perf/step", "perf/compute", "perf/data", "perf/other"} and not said
+    logs = points(tmp_path, [PAIR] * 3, profiler=profiler)
+    parts = {name.removesuffix("_seconds") for numbers in logs.values() for name in numbers if "_seconds" in name}
+    lines = [line for line in capsys.readouterr().out.splitlines() if "perf/data_seconds" in line]
+    if isinstance(profiler, Clock):
+        assert parts == {"perf/step", "perf/compute", "perf/data", "perf/other"} and not lines
     else:
         assert parts == {"perf/step", "perf/compute"}
-        (line,) = said
+        (line,) = lines
         assert "trainer.profiler" in line
 
 
@@ -185,9 +190,9 @@ ROWS, IDS, PIXELS = torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64), tor
     ],
 )
 def test_a_batch_may_have_any_shape(tmp_path: Path, batch: Any, unit: str | None, flops: bool) -> None:
-    seen = points(tmp_path, [batch] * 3)
-    assert list(seen) == [1, 2] and all(numbers["perf/step_seconds"] > 0 for numbers in seen.values())
-    for numbers in seen.values():
+    logs = points(tmp_path, [batch] * 3)
+    assert list(logs) == [1, 2] and all(numbers["perf/step_seconds"] > 0 for numbers in logs.values())
+    for numbers in logs.values():
         rates = {f"perf/{unit}_per_second", f"perf/{unit}_per_second_per_device"} if unit else set()
         assert {name for name in numbers if "_per_second" in name} == rates
         assert ("perf/tflops" in numbers) == flops
@@ -195,7 +200,7 @@ def test_a_batch_may_have_any_shape(tmp_path: Path, batch: Any, unit: str | None
         assert all(
             numbers[f"perf/{unit}_per_second"] * numbers["perf/step_seconds"]
             == pytest.approx(6 if unit == "tokens" else 2)
-            for numbers in seen.values()
+            for numbers in logs.values()
         )
 
 
@@ -219,15 +224,15 @@ class CannotBeTraced(Network):
 
 def test_counting_operations_leaves_the_network_and_random_numbers_alone(capsys: pytest.CaptureFixture[str]) -> None:
     trainer: Any = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    for network, told in ((SetsItselfUp(3, 1), ""), (CannotBeTraced(3, 1), "cannot be counted")):
+    for network, message in ((SetsItselfUp(3, 1), ""), (CannotBeTraced(3, 1), "cannot be counted")):
         before = torch.get_rng_state()
         Throughput().setup(trainer, Module(network), "fit")
         assert torch.equal(before, torch.get_rng_state())
         assert not getattr(network, "ready", False)
-        assert told in capsys.readouterr().out
+        assert message in capsys.readouterr().out
 
 
-def test_of_a_network_without_an_example_no_flops_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    seen = points(tmp_path, [PAIR] * 3, Module(torch.nn.Linear(3, 1)))
-    assert all("perf/tflops" not in numbers and "perf/samples_per_second" in numbers for numbers in seen.values())
+def test_without_example_input_no_flops_are_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs = points(tmp_path, [PAIR] * 3, Module(torch.nn.Linear(3, 1)))
+    assert all("perf/tflops" not in numbers and "perf/samples_per_second" in numbers for numbers in logs.values())
     assert "example_input" in capsys.readouterr().out

@@ -5,12 +5,12 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from fork import PACKAGE
 from tracked import tracked
 
 from hpc.config import build, compose
-from hpc.plan import setup, tracer
-from hpc.plan.memory import Memory, memory, states
+from hpc.plan import tracer
+from hpc.plan.memory import Memory, predict_memory, state_bytes
+from hpc.plan.setup import Setup, setup_from_config
 from hpc.plan.trace_types import Linear, Part, Trace, Work
 
 GPT = ["model=gpt_124m", "data=stdlib", "data.block_size=1024", "data.vocab_size=50257"]
@@ -19,9 +19,9 @@ RESNET = ["model=resnet50", "data=packed", "data.file=x", "+data.image_size=224"
 
 def planned(*words: str) -> tuple:
     cfg = compose.compose_overrides(words)
-    layout = setup.of(cfg)
+    layout = setup_from_config(cfg)
     make, optimize = partial(build.build, cfg.model.network), build.build(cfg.model.optimizer)
-    return cfg, layout, memory(tracer.trace(make, optimize, *layout.computes_in), layout)
+    return cfg, layout, predict_memory(tracer.trace_network(make, optimize, *layout.computes_in), layout)
 
 
 @pytest.mark.slow
@@ -38,7 +38,7 @@ def test_peak_is_what_torchs_tracker_sees(network, again, precision, batch):
 # Writes down what each rank holds when a step of the optimizer begins; the optimizer's state is there from the second.
 HELD = """
 import json, os
-from my_package.hpc.resuming.resume import Resume
+from hpc.resume.resume import Resume
 
 def size(tensors):
     local = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors if tensor is not None]
@@ -73,7 +73,7 @@ def test_states_are_what_ranks_hold(strategy, start, tmp_path):
     words += ["trainer.max_steps=4"]
     words += ["model=gpt_tiny", "data=stdlib", "trainer.precision=32-true", "data.block_size=32", "callbacks=default"]
     words += ["callbacks.progress.refresh_rate=0", "data.max_eval_windows=8"]
-    start(tmp_path / "run", 2, words, patch=HELD.replace("my_package", PACKAGE))
+    start(tmp_path / "run", 2, words, patch=HELD)
     *_, found = planned(*words)
     for rank in range(2):
         for name, size in json.loads((tmp_path / "run" / f"held-{rank}.json").read_text()).items():
@@ -82,9 +82,9 @@ def test_states_are_what_ranks_hold(strategy, start, tmp_path):
 
 def test_states_follow_the_papers_table():
     """16 bytes per parameter with mixed precision and Adam; a share of it with each stage (ZeRO, section 3)."""
-    half = partial(setup.Setup, nodes=16, devices=4, micro_batch=1, precision="bf16-mixed")
+    half = partial(Setup, nodes=16, devices=4, micro_batch=1, precision="bf16-mixed")
     kinds = ("none", "zero1", "zero2", "zero3", "fsdp")
-    whole = {kind: sum(states(1e9, 1e9, 2.0, half(sharding=kind))) / 1e9 for kind in kinds}
+    whole = {kind: sum(state_bytes(1e9, 1e9, optimizer_states=2.0, setup=half(sharding=kind))) / 1e9 for kind in kinds}
     assert whole == {
         "none": 16,
         "zero1": pytest.approx(4 + 12 / 64),
@@ -99,21 +99,25 @@ def test_total_is_the_sum():
 
 
 def test_a_frozen_parameter_has_no_gradient_and_no_average():
-    alone = setup.Setup(nodes=1, devices=1, micro_batch=1, precision="32-true")
-    assert states(1e9, 1e6, 2.0, alone) == (4e9, 4e6, 8e6)
-    assert states(1e9, 1e6, 2.0, replace(alone, devices=4, sharding="zero2", precision="bf16-mixed")) == (2e9, 5e5, 3e6)
+    alone = Setup(nodes=1, devices=1, micro_batch=1, precision="32-true")
+    assert state_bytes(1e9, 1e6, optimizer_states=2.0, setup=alone) == (4e9, 4e6, 8e6)
+    sharded = replace(alone, devices=4, sharding="zero2", precision="bf16-mixed")
+    assert state_bytes(1e9, 1e6, optimizer_states=2.0, setup=sharded) == (2e9, 5e5, 3e6)
 
 
 def test_of_a_pipeline_the_fullest_stage_counts():
     """With a large vocabulary the last one, though it holds fewer micro-batches than the first."""
     small, large = Work(Linear(), Linear()), 10**10
-    part = partial(Part, buffer_bytes=0, output=Linear(), left=Linear(), forward=(), backward=(), reduced=(small,))
+    part = partial(
+        Part, buffer_bytes=0, output=Linear(), leftover=Linear(), forward=(), backward=(), all_reduced=(small,)
+    )
     sizes = {"before": 1, "block 0": 1, "block 1": 1, "after": large}
     parts = [
-        part(name=name, parameters=size, trained=size, whole=size, tensors=1, kept=Linear(each=8),
+        part(name=name, num_parameters=size, num_trained=size, num_parameters_all_ranks=size,
+             num_tensors=1, saved=Linear(per_example=8),
              forward_peak=(Linear(),), backward_peak=(Linear(),)) for name, size in sizes.items()
     ]  # fmt: skip
-    layout = setup.Setup(nodes=1, devices=2, micro_batch=1, accumulate=8, pipeline=2, precision="32-true")
-    assert memory(Trace(tuple(parts), "tokens", 1), layout).weights == 4 * (large + 1)
-    first = [replace(one, kept=Linear(each=1e12)) for one in parts[:2]]
-    assert memory(Trace((*first, *parts[2:]), "tokens", 1), layout).weights == 4 * 2
+    layout = Setup(nodes=1, devices=2, micro_batch=1, accumulate=8, pipeline=2, precision="32-true")
+    assert predict_memory(Trace(tuple(parts), "tokens", 1), layout).weights == 4 * (large + 1)
+    first = [replace(one, saved=Linear(per_example=1e12)) for one in parts[:2]]
+    assert predict_memory(Trace((*first, *parts[2:]), "tokens", 1), layout).weights == 4 * 2

@@ -17,7 +17,9 @@ from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
 from hpc.jobs import hardware
 from hpc.launch import measured_links
-from hpc.plan import fit, plan, plan_text, setup, smaller, trace_cache
+from hpc.plan import memory_check, plan_text, prediction, trace_cache
+from hpc.plan.fitting_changes import list_candidates
+from hpc.plan.setup import Setup, setup_from_config
 from hpc.plan.trace_types import Trace
 from hpc.run import changes as run_changes
 
@@ -42,18 +44,18 @@ def composed(*words: str):
 
 
 @cache
-def traced(layout: setup.Setup) -> Trace:
+def traced(layout: Setup) -> Trace:
     """Of one network; a trace does not depend on nodes and batch."""
-    return trace_cache.of(composed(*GPT, "trainer=fsdp", *JUWELS), [layout])[0]
+    return trace_cache.load_traces(composed(*GPT, "trainer=fsdp", *JUWELS), [layout])[0]
 
 
-def kind(layout: setup.Setup) -> setup.Setup:
-    alike = setup.Setup(nodes=1, devices=4, micro_batch=1, precision=layout.precision, sharding=layout.sharding)
+def kind(layout: Setup) -> Setup:
+    alike = Setup(nodes=1, devices=4, micro_batch=1, precision=layout.precision, sharding=layout.sharding)
     return replace(alike, devices=layout.devices if layout.world_size == 1 else 4)
 
 
-def of(layout: setup.Setup, machine: hardware.Machine = A100) -> plan.Plan:
-    return plan.plan(traced(kind(layout)), layout, machine)
+def of(layout: Setup, machine: hardware.Machine = A100) -> prediction.Prediction:
+    return prediction.predict(traced(kind(layout)), layout, machine)
 
 
 def test_knows_every_shipped_model():
@@ -78,7 +80,7 @@ def machines() -> list[hardware.Machine | None]:
     found: list[hardware.Machine | None] = []
     for name in compose.config_groups()["cluster"]:
         cfg = composed(f"cluster={name}", "trainer=gpu")
-        if (machine := fit.machine_of(cfg)) not in found:
+        if (machine := memory_check.machine_from_config(cfg)) not in found:
             found.append(machine)
     return found
 
@@ -92,21 +94,21 @@ def test_most_shipped_clusters_name_their_gpu():
 def test_every_shipped_model_with_every_strategy_on_every_cluster_is_answered(model):
     """A network is traced once for each kind of arithmetic; each machine then decides."""
     asked = runs(model)
-    layouts = [setup.of(cfg) for cfg in asked]
+    layouts = [setup_from_config(cfg) for cfg in asked]
     nothing = {"finish": None, "checkpoint": None, "changes": [], "notes": []}
-    for layout, trace in zip(layouts, trace_cache.of(asked[0], layouts), strict=True):
+    for layout, trace in zip(layouts, trace_cache.load_traces(asked[0], layouts), strict=True):
         for machine in machines():
-            made = plan.plan(trace, layout, machine)
+            made = prediction.predict(trace, layout, machine)
             assert made.memory.total > 0
             assert plan_text.lines(made, "title", **nothing)
             json.dumps(plan_text.as_dict(made, **nothing))
             plan_text.charts(made)
 
 
-def layouts() -> st.SearchStrategy[setup.Setup]:
+def layouts() -> st.SearchStrategy[Setup]:
     powers = st.sampled_from([1, 2, 4, 8])
     return st.builds(
-        setup.Setup,
+        Setup,
         nodes=st.sampled_from([1, 2, 4, 16]),
         devices=st.sampled_from([1, 4]),
         micro_batch=powers,
@@ -124,16 +126,16 @@ def layouts() -> st.SearchStrategy[setup.Setup]:
 def test_more_nodes_or_memory_never_make_it_too_big(layout, gigabytes, more):
     gpu = replace(A100.gpu, memory_gb=gigabytes)
     small, large = replace(A100, gpu=gpu), replace(A100, gpu=replace(gpu, memory_gb=gigabytes + more))
-    fits = plan.fits(traced(kind(layout)), layout, small)
-    assert not fits or plan.fits(traced(kind(layout)), layout, large)
-    twice = plan.on(layout, layout.global_batch, nodes=2 * layout.nodes)
-    assert twice is None or not fits or plan.fits(traced(kind(twice)), twice, small)
+    fits = prediction.fits_in_memory(traced(kind(layout)), layout, small)
+    assert not fits or prediction.fits_in_memory(traced(kind(layout)), layout, large)
+    twice = prediction.with_global_batch(layout, layout.global_batch, nodes=2 * layout.nodes)
+    assert twice is None or not fits or prediction.fits_in_memory(traced(kind(twice)), twice, small)
 
 
 @pytest.mark.slow
 def test_a_plan_adds_up():
     cfg = composed(*GPT, "trainer=fsdp_4node", *JUWELS)
-    made = of(setup.of(cfg))
+    made = of(setup_from_config(cfg))
     assert made.fits and made.step and made.rate and made.mfu
     assert made.rate * made.step.seconds == pytest.approx(256 * 1024)
     now = next(row for row in made.scaling if row.nodes == 4)
@@ -144,7 +146,7 @@ def test_a_plan_adds_up():
 
 @pytest.mark.slow
 def test_without_facts_of_the_network_one_node_is_planned():
-    made = of(setup.Setup(nodes=4, devices=4, micro_batch=1, sharding="fsdp"), replace(A100, node_gbs=None))
+    made = of(Setup(nodes=4, devices=4, micro_batch=1, sharding="fsdp"), replace(A100, node_gbs=None))
     assert made.step is None and made.fits is not None and [row.nodes for row in made.scaling] == [1]
 
 
@@ -153,36 +155,36 @@ def test_the_smallest_changes_that_fit_are_found():
     """Every one of them does fit, and nothing smaller does."""
     words = [*GPT, "trainer=ddp_4node", *JUWELS]
     cfg = composed(*words)
-    layout = setup.of(cfg)
+    layout = setup_from_config(cfg)
     made = of(layout)
     assert made.fits is False
-    ways = fit.ways_out(cfg, words, made)
+    ways = memory_check.find_fitting_changes(cfg, words, made)
     assert ways
     for way in ways:
-        changed = setup.of(composed(*words, *way.split()))
+        changed = setup_from_config(composed(*words, *way.split()))
         assert changed.global_batch == layout.global_batch
         assert of(changed).fits
         for word in way.split() if " " in way else ():
-            assert not of(setup.of(composed(*words, word))).fits
+            assert not of(setup_from_config(composed(*words, word))).fits
 
 
 def test_candidates_keep_the_global_batch_and_come_few_first():
-    layout = setup.Setup(nodes=2, devices=4, micro_batch=4, precision="bf16-mixed")
-    found = list(smaller.candidates(layout, blocks=True, max_nodes=8))
+    layout = Setup(nodes=2, devices=4, micro_batch=4, precision="bf16-mixed")
+    found = list(list_candidates(layout, has_blocks=True, max_nodes=8))
     assert {candidate.setup.global_batch for candidate in found} == {32}
-    numbers = [len(candidate.words) for candidate in found]
+    numbers = [len(candidate.overrides) for candidate in found]
     assert numbers == sorted(numbers) and set(numbers) == {1, 2, 3}
-    assert ("trainer.num_nodes=16",) not in {candidate.words for candidate in found}  # the cluster has 8
+    assert ("trainer.num_nodes=16",) not in {candidate.overrides for candidate in found}  # the cluster has 8
 
 
 @pytest.mark.slow
 def test_what_cannot_fit_is_rejected_with_a_way_out():
     words = [*GPT, "trainer=ddp", *JUWELS]
     with pytest.raises(ConfigError, match=r"(?s)A100 has 42.3 GB.*force=true") as rejected:
-        fit.reject_too_big(composed(*words), words)
+        memory_check.reject_too_big(composed(*words), words)
     way = rejected.value.fix.split(";")[0]
-    fit.reject_too_big(composed(*words, *way.split()), [*words, *way.split()])
-    fit.reject_too_big(composed(*words, "force=true"), words)
+    memory_check.reject_too_big(composed(*words, *way.split()), [*words, *way.split()])
+    memory_check.reject_too_big(composed(*words, "force=true"), words)
     for word in ["force=true", *rejected.value.fix.replace(";", "").replace(" or ", " ").split()]:
         if "=" in word:  # whoever moves a run that goes on is told the same, and may type it
             assert word.partition("=")[0].split(".")[0] in run_changes.MAY_CHANGE
@@ -190,26 +192,28 @@ def test_what_cannot_fit_is_rejected_with_a_way_out():
 
 def test_what_cannot_be_traced_is_submitted_with_a_warning(monkeypatch, capsys):
     def no_trace(cfg, setups):
-        raise trace_cache.NotTraced("aten._local_scalar_dense in block 0")
+        raise trace_cache.TracingError("aten._local_scalar_dense in block 0")
 
-    monkeypatch.setattr(trace_cache, "of", no_trace)
-    fit.reject_too_big(composed(*GPT, "trainer=ddp", *JUWELS), [])
-    assert "not planned" in (said := capsys.readouterr().err) and "_local_scalar_dense in block 0" in said
+    monkeypatch.setattr(trace_cache, "load_traces", no_trace)
+    memory_check.reject_too_big(composed(*GPT, "trainer=ddp", *JUWELS), [])
+    warning = capsys.readouterr().err
+    assert "cannot check whether the run fits" in warning and "_local_scalar_dense in block 0" in warning
 
 
 def test_a_measured_network_counts_for_more_than_a_nominal_one():
     """Four rings of 20 GB/s leave a node at once."""
     link = measured_links.Link(gbs=20.0, latency=1e-5, ranks=4, nodes=["n1"], date="2026-01-31")
-    known = fit.with_measured(A100, measured_links.MeasuredLinks(within=None, across=link), devices=4)
+    known = memory_check.with_measured_links(A100, measured_links.MeasuredLinks(within=None, across=link), devices=4)
     assert known.node_gbs == pytest.approx(80 / A100.network.share) and known.gpu == A100.gpu
-    inside = fit.with_measured(A100, measured_links.MeasuredLinks(within=link, across=None), devices=4)
+    inside = memory_check.with_measured_links(A100, measured_links.MeasuredLinks(within=link, across=None), devices=4)
     assert inside.gpu.link_gbs == pytest.approx(20 / A100.network.link_share) and inside.node_gbs == 100
-    assert fit.with_measured(A100, None, devices=4) == A100
+    assert memory_check.with_measured_links(A100, None, devices=4) == A100
 
 
 def test_a_gpu_that_nobody_knows_is_rejected():
     with pytest.raises(ConfigError, match=r"(?s)cluster.gpu=H1000.*cluster.gpu=H100"):
-        fit.machine_of(composed("trainer=ddp", *JUWELS, "cluster.gpu=H1000", "data.global_batch_size=64"))
+        cfg = composed("trainer=ddp", *JUWELS, "cluster.gpu=H1000", "data.global_batch_size=64")
+        memory_check.machine_from_config(cfg)
 
 
 def plan_py(*words: str) -> subprocess.CompletedProcess[str]:
@@ -236,25 +240,31 @@ def test_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["tokens=0"], "is a number above 0"),
-        (["tokens=nan"], "is a number above 0"),
-        (["tokens=1e400"], "is a number above 0"),
-        (["tokens=1e9", "samples=5"], "tokens=1e+09 says how long"),
-        (["tokens=1e9", "trainer.max_steps=5"], "trainer.max_steps=5 says how long"),
-        (["pipeline=two"], "is a whole number above 0"),
-        (["pipeline=3"], "divides the world size, 16"),
-        (["pipeline=16", "model.network.num_layers=7", "micro_batch=1"], "divides the 7 blocks of the network"),
-        (["interleaved=2"], "are pieces of a pipeline's stage"),
-        (["micro_batch=7"], "global batch 256 = data-parallel size 16"),
-        (["data.global_batch_size=0"], "must be at least 1"),
-        (["model.network.width=-8"], "model.network.width=-8\n  rule: is at least 1"),
-        (["model.network.num_layers=0"], "model.network.num_layers=0\n  rule: is at least 1"),
-        (["cluster.gpu=A1000"], "hpc/planning/hardware.yaml knows"),
-        (["cluster.gpu='a100 pcie'"], "hpc/planning/hardware.yaml knows"),  # another name is another GPU
-        (["cluster.network_gbs=0"], "is GB/s, a number above 0"),
-        (["cluster.gpu_link_gbs=nan"], "is GB/s, a number above 0"),
-        (["plot=/proc/no/plan.png"], "its folder cannot be made"),
-        (["plot=plan.jpg"], "its name ends in .png"),
+        (["tokens=0"], "must be a number above 0"),
+        (["tokens=nan"], "must be a number above 0"),
+        (["tokens=1e400"], "must be a number above 0"),
+        (["tokens=1e9", "samples=5"], "samples cannot be combined with tokens=1e+09; got 5."),
+        (["tokens=1e9", "trainer.max_steps=5"], "tokens cannot be combined with trainer.max_steps=5; got 1e+09."),
+        (["pipeline=two"], "must be a whole number above 0"),
+        (
+            ["pipeline=3"],
+            "pipeline must divide the world size (16) together with strategy.tensor_parallel_size (1); got 3.",
+        ),
+        (
+            ["pipeline=16", "model.network.num_layers=7", "micro_batch=1"],
+            "pipeline must split the 7 blocks of the network evenly",
+        ),
+        (["interleaved=2"], "interleaved must come with pipeline="),
+        (["micro_batch=7"], "micro_batch must divide the batch of a data-parallel rank (256 / 16); got 7."),
+        (["data.global_batch_size=0"], "at least 1"),
+        (["model.network.width=-8"], "at least 1"),
+        (["model.network.num_layers=0"], "at least 1"),
+        (["cluster.gpu=A1000"], "hpc/jobs/hardware.yaml"),
+        (["cluster.gpu='a100 pcie'"], "hpc/jobs/hardware.yaml"),  # another name is another GPU
+        (["cluster.network_gbs=0"], "number above 0"),
+        (["cluster.gpu_link_gbs=nan"], "number above 0"),
+        (["plot=/proc/no/plan.png"], "Cannot make the folder of this file"),
+        (["plot=plan.jpg"], "must be the name of a file that ends in .png"),
     ],
 )
 def test_bad_input_gets_one_message(words, said):
@@ -280,29 +290,29 @@ def test_the_model_alone_is_enough():
 
 @pytest.mark.slow
 def test_tensor_parallel_ranks_count_what_they_all_keep_once():
-    layout = setup.of(composed(*GPT, "trainer=fsdp_4node", "strategy=tensor_parallel", *JUWELS))
+    layout = setup_from_config(composed(*GPT, "trainer=fsdp_4node", "strategy=tensor_parallel", *JUWELS))
     assert layout.tensor_parallel > 1
-    alone, shared = (trace_cache.of(composed(*GPT, *JUWELS, "trainer=fsdp"), [one])[0] for one in (
+    alone, shared = (trace_cache.load_traces(composed(*GPT, *JUWELS, "trainer=fsdp"), [one])[0] for one in (
         replace(layout, tensor_parallel=1), layout
     ))  # fmt: skip
-    assert shared.whole == alone.whole
-    assert sum(part.parameters for part in shared.parts) > alone.whole / layout.tensor_parallel
+    assert shared.num_parameters == alone.num_parameters
+    assert sum(part.num_parameters for part in shared.parts) > alone.num_parameters / layout.tensor_parallel
 
 
 @pytest.mark.slow
 def test_margin_and_verdict_agree():
-    layout = setup.of(composed(*GPT, "trainer=fsdp_4node", *JUWELS))
+    layout = setup_from_config(composed(*GPT, "trainer=fsdp_4node", *JUWELS))
     total = of(layout).memory.total
-    for gigabytes in (total / 1e9, total / 1e9 / (1 - plan.SPARE) + 0.01):
+    for gigabytes in (total / 1e9, total / 1e9 / (1 - prediction.SPARE_SHARE) + 0.01):
         made = of(layout, replace(A100, gpu=replace(A100.gpu, memory_gb=gigabytes)))
         assert made.margin is not None and made.fits is (made.margin >= 0)
 
 
 @pytest.mark.slow
 def test_nodes_that_are_asked_for_are_in_the_table_and_one_device_has_no_more():
-    three = of(setup.Setup(nodes=3, devices=4, micro_batch=1, sharding="fsdp"))
+    three = of(Setup(nodes=3, devices=4, micro_batch=1, sharding="fsdp"))
     assert 3 in [row.nodes for row in three.scaling]
-    alone = of(setup.Setup(nodes=1, devices=1, micro_batch=1, single=True))
+    alone = of(Setup(nodes=1, devices=1, micro_batch=1, single=True))
     assert [row.nodes for row in alone.scaling] == [1]
 
 
@@ -310,20 +320,24 @@ def test_nodes_that_are_asked_for_are_in_the_table_and_one_device_has_no_more():
 def test_without_a_way_out_it_says_so():
     words = ["model=gpt_7b", "data.global_batch_size=1", "data.block_size=65536", "trainer=gpu"]
     done = plan_py(*words, "cluster=juwels_booster")
-    assert done.returncode == 0 and fit.NO_WAY in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and memory_check.NO_CHANGE_FITS in done.stdout, done.stdout + done.stderr
 
 
 def test_offloading_comes_after_what_costs_less():
-    layout = setup.Setup(nodes=1, devices=4, micro_batch=4, precision="bf16-mixed")
-    alone = [found.words[0] for found in smaller.candidates(layout, blocks=True) if len(found.words) == 1]
+    layout = Setup(nodes=1, devices=4, micro_batch=4, precision="bf16-mixed")
+    alone = [
+        candidate.overrides[0]
+        for candidate in list_candidates(layout, has_blocks=True)
+        if len(candidate.overrides) == 1
+    ]
     assert alone.index("strategy=zero3_offload") > alone.index("strategy.activation_checkpointing=true")
-    typed = [" ".join(found.words) for found in smaller.candidates(layout, True)]
+    typed = [" ".join(candidate.overrides) for candidate in list_candidates(layout, has_blocks=True)]
     assert not any(words.count("strategy=") > 1 for words in typed)
 
 
 def test_one_device_is_offered_a_node_and_four():
-    layout = setup.Setup(nodes=1, devices=1, micro_batch=64, precision="bf16-mixed", single=True)
-    words = {word for found in smaller.candidates(layout, True, devices=4) for word in found.words}
+    layout = Setup(nodes=1, devices=1, micro_batch=64, precision="bf16-mixed", single=True)
+    words = {word for candidate in list_candidates(layout, has_blocks=True, devices=4) for word in candidate.overrides}
     assert {"trainer=fsdp", "trainer=fsdp_4node"} <= words
 
 
@@ -331,22 +345,22 @@ def test_one_device_is_offered_a_node_and_four():
 @pytest.mark.parametrize(
     ("changed", "steps", "said"),
     [
-        ({}, None, "tells the time to the end"),
-        ({}, 10, "not one step is made"),  # finish is None
-        ({"offload": True, "sharding": "zero3"}, None, "takes longer than said here"),
+        ({}, None, "to predict the time to the end, add"),
+        ({}, 10, "is too short for a single step"),  # finish is None
+        ({"offload": True, "sharding": "zero3"}, None, "takes longer than predicted"),
         ({"pipeline": 2}, None, "train.py has no pipeline"),
-        ({"compile": True, "micro_batch": 64}, None, "torch.compile keeps less"),
-        ({"accelerated": False}, None, "a run on CPUs"),
+        ({"compile": True, "micro_batch": 64}, None, "torch.compile saves less"),
+        ({"accelerated": False}, None, "this run uses CPUs"),
     ],
 )
 def test_what_a_plan_does_not_know_is_noted(changed, steps, said):
     cluster = OmegaConf.create({"name": "c", "network_gbs": 100, "max_nodes": 256, "time": "0:02:15"})
-    layout = replace(setup.Setup(nodes=4, devices=4, micro_batch=1), **changed)
-    made = plan.plan(traced(kind(layout)), layout, A100)
+    layout = replace(Setup(nodes=4, devices=4, micro_batch=1), **changed)
+    made = prediction.predict(traced(kind(layout)), layout, A100)
     notes = plan_text.notes(made, cluster, steps=steps, finish=None)
-    assert any(said in note for note in notes) and "cluster=c gives 256 nodes at most" in notes
-    unknown = replace(made, trace=replace(made.trace, states=None))
-    assert any("cannot be tried" in note for note in plan_text.notes(unknown, cluster, steps=steps, finish=None))
+    assert any(said in note for note in notes) and "cluster=c allows at most 256 nodes" in notes
+    unknown = replace(made, trace=replace(made.trace, optimizer_states=None))
+    assert any("counted as AdamW" in note for note in plan_text.notes(unknown, cluster, steps=steps, finish=None))
 
 
 @pytest.mark.slow

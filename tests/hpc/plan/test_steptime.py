@@ -1,4 +1,4 @@
-"""How long a step takes: what is computed by hand, and what more hardware must never do."""
+"""The time of a step: cases that are computed by hand, and that better hardware is never slower."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from hpc.jobs.hardware import GPU, Eager, Machine, Network
 from hpc.plan import rings, traffic
 from hpc.plan.rings import Group
 from hpc.plan.setup import Setup
-from hpc.plan.step_time import duration, step
+from hpc.plan.step_time import operations_seconds, predict_step
 from hpc.plan.trace_types import Linear, Part, Trace, Work
 
 BF16 = {"bf16": 100.0, "fp32": 10.0}
@@ -22,14 +22,14 @@ SHARDINGS = ["none", "zero1", "zero2", "zero3", "fsdp"]
 
 
 def product(flops: float, weights: float) -> Work:
-    return Work(Linear(each=flops), Linear(weights, 1.0))
+    return Work(Linear(per_example=flops), Linear(weights, 1.0))
 
 
 def part(name: str, flops: float = 0.0, parameters: int = 0, tensors: int = 1, reduced: float = 0.0) -> Part:
     forward = (product(flops, parameters),) if flops else ()
     return Part(
-        name, parameters, parameters, parameters, tensors, 0, Linear(), Linear(each=1e6), (), (), Linear(), forward,
-        forward * 2, (Work(Linear(), Linear(each=reduced), 4),) if reduced else (), forward,
+        name, parameters, parameters, parameters, tensors, 0, Linear(), Linear(per_example=1e6), (), (), Linear(),
+        forward, forward * 2, (Work(Linear(), Linear(per_example=reduced), 4),) if reduced else (), forward,
     )  # fmt: skip
 
 
@@ -40,71 +40,75 @@ def network(flops: float = 1e12, parameters: int = 10**9, blocks: int = 4, reduc
 
 def test_an_operation_takes_its_arithmetic_or_its_bytes_whichever_is_longer() -> None:
     setup = Setup(1, 1, 2, precision="bf16-true")
-    heavy = Work(Linear(each=5e11), Linear(fixed=1.0, each=1.0), 3)
-    assert duration([heavy], setup, IDEAL) == pytest.approx(3 * 2 * 5e11 / (0.5 * 100e12))
-    light = Work(Linear(each=1.0), Linear(fixed=1e9, each=2e9))
-    assert duration([light], setup, IDEAL) == pytest.approx(5e9 / (0.5 * 1e12))
+    heavy = Work(Linear(per_example=5e11), Linear(fixed=1.0, per_example=1.0), 3)
+    assert operations_seconds([heavy], setup, IDEAL) == pytest.approx(3 * 2 * 5e11 / (0.5 * 100e12))
+    light = Work(Linear(per_example=1.0), Linear(fixed=1e9, per_example=2e9))
+    assert operations_seconds([light], setup, IDEAL) == pytest.approx(5e9 / (0.5 * 1e12))
 
 
 def test_products_without_weights_are_attention() -> None:
     setup = Setup(1, 1, 1, precision="bf16-true")
-    works = [Work(Linear(each=1e12), Linear(fixed, 1.0)) for fixed in (1.0, 0.0)]
-    assert duration(works[1:], setup, IDEAL) == pytest.approx(2 * duration(works[:1], setup, IDEAL))
+    works = [Work(Linear(per_example=1e12), Linear(fixed, 1.0)) for fixed in (1.0, 0.0)]
+    assert operations_seconds(works[1:], setup, IDEAL) == pytest.approx(2 * operations_seconds(works[:1], setup, IDEAL))
 
 
 def test_compiling_fuses_what_has_no_flops() -> None:
     eager, compiled = (Setup(1, 1, 1, precision="bf16-true", compile=compile) for compile in (False, True))
-    moves, counts = Work(Linear(), Linear(each=1e9)), product(1e12, 1)
-    assert duration([moves], compiled, IDEAL) == pytest.approx(0.25 * duration([moves], eager, IDEAL))
-    assert duration([counts], compiled, IDEAL) == duration([counts], eager, IDEAL)
+    moves, counts = Work(Linear(), Linear(per_example=1e9)), product(1e12, 1)
+    assert operations_seconds([moves], compiled, IDEAL) == pytest.approx(
+        0.25 * operations_seconds([moves], eager, IDEAL)
+    )
+    assert operations_seconds([counts], compiled, IDEAL) == operations_seconds([counts], eager, IDEAL)
 
 
 def test_what_a_gpu_has_no_units_for_is_computed_in_fp32() -> None:
     old = replace(IDEAL, gpu=replace(CARD, tflops={"fp32": 10.0}))
-    seconds = [duration([product(1e12, 1)], Setup(1, 1, 1, precision="bf16-mixed"), one) for one in (IDEAL, old)]
+    setup = Setup(1, 1, 1, precision="bf16-mixed")
+    seconds = [operations_seconds([product(1e12, 1)], setup, machine) for machine in (IDEAL, old)]
     assert seconds[1] == pytest.approx(10 * seconds[0])
 
 
 def test_a_ring_within_a_node() -> None:
     """7 of 8 parts in 7 steps, over half of 100 GB/s."""
-    assert rings.gather(8e9, Group(8, 1, 8), IDEAL) == pytest.approx(7e9 / 50e9)
-    assert rings.gather(8e9, Group(8, 1, 8), SLOW) == pytest.approx(7e9 / 50e9 + 1e-6 + 7e-6)
+    assert rings.gather_seconds(8e9, Group(8, 1, 8), IDEAL) == pytest.approx(7e9 / 50e9)
+    assert rings.gather_seconds(8e9, Group(8, 1, 8), SLOW) == pytest.approx(7e9 / 50e9 + 1e-6 + 7e-6)
 
 
 def test_a_ring_over_nodes_leaves_each_node_once() -> None:
     """31 of 32 parts over half of 40 GB/s; 3 of the 31 steps go to another node."""
     group = Group(32, 1, 8)
-    assert group.nodes == 4
-    assert rings.gather(32e9, group, IDEAL) == pytest.approx(31e9 / 20e9)
-    assert rings.gather(0.032, group, SLOW) == pytest.approx(1e-6 + 28e-6 + 3e-5)
+    assert group.num_nodes == 4
+    assert rings.gather_seconds(32e9, group, IDEAL) == pytest.approx(31e9 / 20e9)
+    assert rings.gather_seconds(0.032, group, SLOW) == pytest.approx(1e-6 + 28e-6 + 3e-5)
 
 
 def test_groups_that_leave_the_same_nodes_share_the_network() -> None:
     alone, one_of_four = Group(4, 1, 1), Group(4, 4, 4)
-    assert one_of_four.nodes == alone.nodes == 4
-    assert rings.gather(4e9, one_of_four, IDEAL) == pytest.approx(4 * rings.gather(4e9, alone, IDEAL))
+    assert one_of_four.num_nodes == alone.num_nodes == 4
+    assert rings.gather_seconds(4e9, one_of_four, IDEAL) == pytest.approx(4 * rings.gather_seconds(4e9, alone, IDEAL))
 
 
 def test_an_all_reduce_is_two_gathers_and_by_tree_where_messages_are_small() -> None:
     few, many = Group(16, 1, 8), Group(8192, 1, 8)
-    assert rings.reduce(1e9, few, IDEAL) == pytest.approx(2 * rings.gather(1e9, few, IDEAL))
-    assert rings.reduce(1.0, many, SLOW) == pytest.approx(1e-6 + 2 * (7e-6 + 10 * 1e-5), rel=1e-3)
+    assert rings.all_reduce_seconds(1e9, few, IDEAL) == pytest.approx(2 * rings.gather_seconds(1e9, few, IDEAL))
+    assert rings.all_reduce_seconds(1.0, many, SLOW) == pytest.approx(1e-6 + 2 * (7e-6 + 10 * 1e-5), rel=1e-3)
 
 
 @pytest.mark.parametrize(("sharding", "volume"), [("none", 2), ("zero1", 2), ("zero2", 2), ("zero3", 3), ("fsdp", 3)])
 def test_full_sharding_sends_half_as_much_again_as_data_parallelism(sharding: str, volume: int) -> None:
     """arXiv 1910.02054, section 7.2: twice the parameters, or three times. FSDP keeps the last block of four."""
     trace, setup = network(parameters=10**9), Setup(2, 8, 1, sharding=sharding, precision="bf16-true", overlap=False)
-    sent = step(trace, setup, IDEAL).communication * rings.bandwidth(traffic.shards(setup), IDEAL) / (15 / 16)
+    bandwidth = rings.ring_bandwidth(traffic.data_parallel_group(setup), IDEAL)
+    sent = predict_step(trace, setup, IDEAL).communication * bandwidth / (15 / 16)
     kept = 2e9 if sharding == "fsdp" else 0
-    assert sent == pytest.approx(2 * trace.whole * volume - kept, rel=1e-6)
+    assert sent == pytest.approx(2 * trace.num_parameters * volume - kept, rel=1e-6)
 
 
 def test_zero3_waits_for_each_tensor_and_fsdp_for_each_block() -> None:
     """The latency alone: parameters that are a few numbers."""
     trace = network(parameters=10)
     setups = [Setup(128, 8, 1, sharding=kind, precision="bf16-true", overlap=False) for kind in ("zero3", "fsdp")]
-    blocks = [sum(traffic.forward(replace(trace, parts=trace.blocks), s, SLOW).total for s in [one]) for one in setups]
+    blocks = [traffic.forward_gathers(replace(trace, parts=trace.blocks), setup, SLOW).total for setup in setups]
     assert blocks[0] == pytest.approx(10 * blocks[1], rel=1e-3)
 
 
@@ -112,12 +116,12 @@ def test_zero3_with_small_micro_batches_collapses_and_pipelines_do_not() -> None
     """The reason of table 2 of arXiv 2104.04473: a GPU's work shrinks with the batch, what it gathers does not."""
     trace = network(flops=1e13)
     few, many = (
-        [step(trace, Setup(nodes, 8, micro, sharding="zero3", precision="bf16-true", overlap=False), SLOW)][0]
+        [predict_step(trace, Setup(nodes, 8, micro, sharding="zero3", precision="bf16-true", overlap=False), SLOW)][0]
         for nodes, micro in ((48, 4), (192, 1))
     )
     assert many.compute == pytest.approx(few.compute / 4) and many.communication > few.communication
     piped = [
-        step(trace, Setup(nodes, 8, 1, accumulate=times, pipeline=4, precision="bf16-true"), SLOW)
+        predict_step(trace, Setup(nodes, 8, 1, accumulate=times, pipeline=4, precision="bf16-true"), SLOW)
         for nodes, times in ((48, 96), (192, 24))
     ]
     assert piped[1].seconds < 0.35 * piped[0].seconds
@@ -125,9 +129,9 @@ def test_zero3_with_small_micro_batches_collapses_and_pipelines_do_not() -> None
 
 def test_a_pipeline_waits_for_all_stages_but_one_and_less_if_interleaved() -> None:
     """(p - 1) / m of the ideal time, and (p - 1) / (v m): arXiv 2104.04473, section 2.2."""
-    plain = step(network(), Setup(1, 4, 1, accumulate=8, pipeline=4, precision="bf16-true"), IDEAL)
+    plain = predict_step(network(), Setup(1, 4, 1, accumulate=8, pipeline=4, precision="bf16-true"), IDEAL)
     assert plain.bubble == pytest.approx(3 / 8 * plain.compute)
-    interleaved = step(network(), Setup(1, 4, 1, 8, pipeline=4, interleaved=3, precision="bf16-true"), IDEAL)
+    interleaved = predict_step(network(), Setup(1, 4, 1, 8, pipeline=4, interleaved=3, precision="bf16-true"), IDEAL)
     assert interleaved.bubble == pytest.approx(plain.bubble / 3)
     assert interleaved.communication > plain.communication
 
@@ -135,7 +139,9 @@ def test_a_pipeline_waits_for_all_stages_but_one_and_less_if_interleaved() -> No
 def test_ddp_and_zero1_communicate_once_a_step_and_the_others_at_each_micro_batch() -> None:
     for sharding in SHARDINGS:
         once, often = (
-            step(network(), Setup(2, 8, 1, times, sharding=sharding, precision="bf16-true", overlap=False), IDEAL)
+            predict_step(
+                network(), Setup(2, 8, 1, times, sharding=sharding, precision="bf16-true", overlap=False), IDEAL
+            )
             for times in (1, 4)
         )
         times = often.communication / once.communication
@@ -144,27 +150,30 @@ def test_ddp_and_zero1_communicate_once_a_step_and_the_others_at_each_micro_batc
 
 def test_communication_hides_behind_computation_but_for_its_end() -> None:
     setup = Setup(2, 8, 1, sharding="fsdp", precision="bf16-true")
-    longer = step(network(flops=1e15), setup, IDEAL)
-    first, last = traffic.forward(network(), setup, IDEAL).end, traffic.backward(network(), setup, IDEAL).end
+    longer = predict_step(network(flops=1e15), setup, IDEAL)
+    first, last = (
+        traffic.forward_gathers(network(), setup, IDEAL).end,
+        traffic.backward_collectives(network(), setup, IDEAL).end,
+    )
     assert longer.communication == pytest.approx(first + last)
     half = replace(IDEAL, network=replace(NETWORK, hidden=0.5))
-    all_of_it = step(network(flops=1e15), replace(setup, overlap=False), IDEAL).communication
-    assert step(network(flops=1e15), setup, half).communication == pytest.approx(all_of_it / 2)
+    all_of_it = predict_step(network(flops=1e15), replace(setup, overlap=False), IDEAL).communication
+    assert predict_step(network(flops=1e15), setup, half).communication == pytest.approx(all_of_it / 2)
 
 
 def test_tensor_parallel_ranks_wait_for_each_other_and_sum_again_what_is_computed_again() -> None:
     trace = network(reduced=1e9, parameters=0)
     setup = Setup(1, 8, 1, tensor_parallel=8, precision="bf16-true")
-    sums = 16 * rings.reduce(1e9, Group(8, 1, 8), IDEAL)
-    assert step(trace, setup, IDEAL).communication == pytest.approx(sums)
-    assert step(trace, replace(setup, checkpointing=True), IDEAL).communication == pytest.approx(1.5 * sums)
+    sums = 16 * rings.all_reduce_seconds(1e9, Group(8, 1, 8), IDEAL)
+    assert predict_step(trace, setup, IDEAL).communication == pytest.approx(sums)
+    assert predict_step(trace, replace(setup, checkpointing=True), IDEAL).communication == pytest.approx(1.5 * sums)
 
 
 def test_checkpointing_repeats_what_backward_needs() -> None:
     trace = network()
-    parts = [replace(one, again=one.again[:0]) if one.name == "block 0" else one for one in trace.parts]
+    parts = [replace(one, recomputed=one.recomputed[:0]) if one.name == "block 0" else one for one in trace.parts]
     plain, kept, all_but_one = (
-        step(one, Setup(1, 1, 1, checkpointing=again, precision="bf16-true"), IDEAL).compute
+        predict_step(one, Setup(1, 1, 1, checkpointing=again, precision="bf16-true"), IDEAL).compute
         for one, again in ((trace, False), (trace, True), (replace(trace, parts=tuple(parts)), True))
     )
     block = 1e12 / (0.5 * 100e12)
@@ -172,7 +181,7 @@ def test_checkpointing_repeats_what_backward_needs() -> None:
 
 
 def test_the_flops_are_three_times_those_of_forward() -> None:
-    assert step(network(), Setup(1, 1, 2, 3, precision="bf16-true"), IDEAL).flops == 3 * 2 * 3 * 4.5e12
+    assert predict_step(network(), Setup(1, 1, 2, 3, precision="bf16-true"), IDEAL).flops == 3 * 2 * 3 * 4.5e12
 
 
 MACHINES = st.builds(
@@ -211,6 +220,6 @@ def test_better_hardware_is_never_slower(one: Machine, setup: Setup, what: str) 
         "node_gbs": lambda: replace(one, node_gbs=2 * (one.node_gbs or 1)),
         "hop": lambda: replace(one, network=replace(one.network, hop=0.0, link_hop=0.0, start=0.0)),
     }[what]()
-    before, after = step(trace, setup, one), step(trace, setup, better)
+    before, after = predict_step(trace, setup, one), predict_step(trace, setup, better)
     assert after.seconds <= before.seconds * (1 + 1e-9)
     assert min(before.compute, before.communication, before.optimizer, before.bubble) >= 0

@@ -11,7 +11,8 @@ from fork import PACKAGE
 from torch import Tensor, nn
 
 from hpc.config import compose, preflight
-from hpc.plan import fake_step, setup, trace_cache, tracer
+from hpc.plan import fake_step, trace_cache, tracer
+from hpc.plan.setup import setup_from_config
 from hpc.plan.trace_types import Trace, highest
 from my_research.models.gpt import GPT
 
@@ -24,32 +25,32 @@ def small_gpt() -> GPT:
 
 
 def traced(make: Any = small_gpt, optimize: Any = SGD, parameters: str = "32", **how: Any) -> Trace:
-    return tracer.trace(make, optimize, parameters, **how)
+    return tracer.trace_network(make, optimize, parameters, **how)
 
 
-def flops(found: Trace, direction: str) -> float:
-    return sum(work.count * work.flops.each for part in found.parts for work in getattr(part, direction))
+def flops(trace: Trace, direction: str) -> float:
+    return sum(work.count * work.flops.per_example for part in trace.parts for work in getattr(part, direction))
 
 
 def test_parts_parameters_and_operations_are_those_of_the_network():
-    network, found = GPT(**GPT_SIZES), traced()
-    assert [part.name for part in found.parts] == ["before", "block 0", "block 1", "after", "loss"]
-    assert found.whole == found.trained == sum(p.numel() for p in network.parameters())  # tied weights once
-    assert found.blocks[0].parameters == sum(p.numel() for p in network.blocks[0].parameters())
-    assert found.blocks[0].tensors == len(list(network.blocks[0].parameters()))
+    network, trace = GPT(**GPT_SIZES), traced()
+    assert [part.name for part in trace.parts] == ["before", "block 0", "block 1", "after", "loss"]
+    assert trace.num_parameters == trace.num_trained == sum(p.numel() for p in network.parameters())
+    assert trace.blocks[0].num_parameters == sum(p.numel() for p in network.blocks[0].parameters())
+    assert trace.blocks[0].num_tensors == len(list(network.blocks[0].parameters()))
     layers, width, time = 2, 64, 32
-    weights = found.whole - sum(p.numel() for p in network.parameters() if p.ndim < 2)
-    assert flops(found, "forward") == time * (2 * weights + 4 * layers * width * time)
-    assert (found.examples_are, found.tokens) == ("tokens", 32)
+    weights = trace.num_parameters - sum(p.numel() for p in network.parameters() if p.ndim < 2)
+    assert flops(trace, "forward") == time * (2 * weights + 4 * layers * width * time)
+    assert (trace.unit, trace.tokens_per_example) == ("tokens", 32)
 
 
 @pytest.mark.parametrize(("optimize", "kept"), [(SGD, 0), (partial(SGD, momentum=0.9), 1), (torch.optim.AdamW, 2)])
-def test_what_an_optimizer_keeps_is_tried(optimize, kept):
-    assert traced(optimize=optimize).states == pytest.approx(kept, abs=0.01)
+def test_the_states_of_an_optimizer_are_counted(optimize, kept):
+    assert traced(optimize=optimize).optimizer_states == pytest.approx(kept, abs=0.01)
 
 
 def test_an_optimizer_that_cannot_be_tried_is_unknown():
-    assert traced(optimize=partial(torch.optim.LBFGS)).states is None
+    assert traced(optimize=partial(torch.optim.LBFGS)).optimizer_states is None
 
 
 def test_memory_grows_with_the_batch_as_the_lines_say(monkeypatch):
@@ -58,18 +59,18 @@ def test_memory_grows_with_the_batch_as_the_lines_say(monkeypatch):
     monkeypatch.setattr(tracer, "FEW", 40)
     monkeypatch.setattr(tracer, "MORE", 41)
     large = traced()
-    for one, other in zip(small.parts, large.parts, strict=True):
-        assert one.kept.at(40) == other.kept.at(40)
-        assert highest(one.forward_peak, 40) == highest(other.forward_peak, 40)
-        assert highest(one.backward_peak, 40) == highest(other.backward_peak, 40)
+    for small_part, large_part in zip(small.parts, large.parts, strict=True):
+        assert small_part.saved.at(40) == large_part.saved.at(40)
+        assert highest(small_part.forward_peak, 40) == highest(large_part.forward_peak, 40)
+        assert highest(small_part.backward_peak, 40) == highest(large_part.backward_peak, 40)
 
 
 def test_autocast_keeps_half_and_copies_of_weights():
-    """As CUDA's does: what is normalised stays in fp32."""
+    """As with CUDA: normalization stays in fp32."""
     plain, mixed = traced(), traced(autocast="bf16")
     weights = sum(p.numel() for p in GPT(**GPT_SIZES).blocks[0].parameters() if p.ndim == 2)
-    assert mixed.blocks[0].kept.fixed - plain.blocks[0].kept.fixed == pytest.approx(2 * weights, rel=0.05)
-    assert 0.5 < mixed.blocks[0].kept.each / plain.blocks[0].kept.each < 0.8
+    assert mixed.blocks[0].saved.fixed - plain.blocks[0].saved.fixed == pytest.approx(2 * weights, rel=0.05)
+    assert 0.5 < mixed.blocks[0].saved.per_example / plain.blocks[0].saved.per_example < 0.8
 
 
 def test_ranks_that_share_layers_hold_and_do_their_share():
@@ -77,11 +78,11 @@ def test_ranks_that_share_layers_hold_and_do_their_share():
     whole, half = traced(), traced(tensor_parallel=2)
     block, shared = whole.blocks[0], half.blocks[0]
     norms = 2 * 64
-    assert shared.parameters == (block.parameters - norms) / 2 + norms
+    assert shared.num_parameters == (block.num_parameters - norms) / 2 + norms
     assert flops(half, "forward") < 0.6 * flops(whole, "forward")
-    assert sum(work.count for work in shared.reduced) == 4
-    assert sum(work.count * work.bytes.each for work in shared.reduced) == 4 * 32 * 64 * 4
-    assert not block.reduced
+    assert sum(work.count for work in shared.all_reduced) == 4
+    assert sum(work.count * work.bytes.per_example for work in shared.all_reduced) == 4 * 32 * 64 * 4
+    assert not block.all_reduced
 
 
 class Looks(nn.Module):
@@ -98,16 +99,16 @@ class Looks(nn.Module):
         return torch.zeros(batch_size, 4)
 
 
-def test_says_at_which_operation_a_network_cannot_be_traced():
+def test_an_error_names_the_operation_that_cannot_be_traced():
     with pytest.raises(fake_step.NotTraceable, match=r"_local_scalar_dense.default in before"):
         traced(Looks)
 
 
 def test_a_network_without_blocks_is_one_part():
-    found = traced(lambda: GPTLess())
-    assert [part.name for part in found.parts] == ["before", "loss"]
-    assert found.whole == 20
-    assert found.examples_are == "samples"
+    trace = traced(lambda: GPTLess())
+    assert [part.name for part in trace.parts] == ["before", "loss"]
+    assert trace.num_parameters == 20
+    assert trace.unit == "samples"
 
 
 class GPTLess(Looks):
@@ -115,9 +116,9 @@ class GPTLess(Looks):
         return self.layer(x)
 
 
-def test_comes_back_from_json_as_it_was():
-    found = traced()
-    assert Trace.load(found.dump()) == found
+def test_a_trace_survives_json():
+    trace = traced()
+    assert Trace.from_json(trace.to_json()) == trace
 
 
 @pytest.fixture
@@ -126,46 +127,46 @@ def asked(tmp_path, monkeypatch):
     monkeypatch.setattr(trace_cache, "CACHE", tmp_path / "traces")
     cfg = compose.compose_overrides(["model=gpt_tiny", "data=stdlib"])
     preflight.check_config(cfg)
-    return cfg, [setup.of(cfg)]
+    return cfg, [setup_from_config(cfg)]
 
 
 @pytest.mark.slow
-def test_is_made_once_and_then_read(asked, monkeypatch, capsys):
-    (made,) = trace_cache.of(*asked)
-    assert made.whole == 820_352 and "tracing" in capsys.readouterr().err
+def test_a_trace_is_made_once_and_then_read_from_the_cache(asked, monkeypatch, capsys):
+    (made,) = trace_cache.load_traces(*asked)
+    assert made.num_parameters == 820_352 and "tracing" in capsys.readouterr().err
     monkeypatch.setattr(trace_cache.subprocess, "run", None)  # no process from here on
-    assert trace_cache.of(*asked) == [made]
+    assert trace_cache.load_traces(*asked) == [made]
     (file,) = trace_cache.CACHE.iterdir()
     file.write_text(file.read_text()[:-50])  # a crash cut it short
     with pytest.raises(TypeError):
-        trace_cache.of(*asked)
+        trace_cache.load_traces(*asked)
 
 
 @pytest.mark.slow
 def test_another_network_is_another_trace(asked, monkeypatch):
     cfg, setups = asked
-    trace_cache.of(cfg, setups)
+    trace_cache.load_traces(cfg, setups)
     monkeypatch.setattr(trace_cache.subprocess, "run", None)
     cfg.model.network.width = 64
     with pytest.raises(TypeError):
-        trace_cache.of(cfg, setups)
+        trace_cache.load_traces(cfg, setups)
 
 
-def test_a_cache_that_cannot_be_written_does_no_harm(asked, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_no_error(asked, monkeypatch):
     monkeypatch.setattr(trace_cache, "CACHE", trace_cache.PROJECT / "train.py" / "no folder")
-    monkeypatch.setattr(trace_cache, "_make", lambda questions: [traced() for _ in questions])
-    assert trace_cache.of(*asked)[0].whole
+    monkeypatch.setattr(trace_cache, "_run_tracer", lambda questions: [traced() for _ in questions])
+    assert trace_cache.load_traces(*asked)[0].num_parameters
 
 
 @pytest.mark.slow
-def test_what_fails_in_the_other_process_is_told(asked):
+def test_an_error_of_the_tracers_process_is_reported(asked):
     cfg, setups = asked
     cfg.model.network.num_heads = 3
-    with pytest.raises(trace_cache.NotTraced, match=r"aten.view.default in block 0: shape"):
-        trace_cache.of(cfg, setups)
+    with pytest.raises(trace_cache.TracingError, match=r"aten.view.default in block 0: shape"):
+        trace_cache.load_traces(cfg, setups)
     cfg.model.network["_target_"] = "no.such.thing"
-    with pytest.raises(trace_cache.NotTraced):
-        trace_cache.of(cfg, setups)
+    with pytest.raises(trace_cache.TracingError):
+        trace_cache.load_traces(cfg, setups)
 
 
 def test_the_question_is_plain_data(asked):
@@ -186,27 +187,27 @@ class Recurrent(nn.Module):
 
 def test_the_products_of_a_recurrent_network_are_counted():
     steps, gates = 10, 4 * 32
-    counted = flops(tracer.trace(Recurrent, SGD, "32"), "forward")
+    counted = flops(tracer.trace_network(Recurrent, SGD, "32"), "forward")
     assert counted == pytest.approx(2 * steps * (gates * (16 + 32) + 32 * 8))
 
 
-def test_frozen_parameters_are_told_apart():
+def test_frozen_parameters_are_counted_apart():
     def frozen() -> GPT:
         network = GPT(**GPT_SIZES)
         network.blocks.requires_grad_(False)
         return network
 
-    found = tracer.trace(frozen, SGD, "32")
-    assert found.whole - found.trained == sum(p.numel() for p in GPT(**GPT_SIZES).blocks.parameters())
+    trace = tracer.trace_network(frozen, SGD, "32")
+    assert trace.num_parameters - trace.num_trained == sum(p.numel() for p in GPT(**GPT_SIZES).blocks.parameters())
 
 
-def test_a_network_that_gives_no_logits_is_named():
+def test_a_network_that_returns_no_logits_is_rejected():
     class Pair(Recurrent):
         def forward(self, tokens: Tensor) -> Any:
             return super().forward(tokens), None
 
-    with pytest.raises(fake_step.NotTraceable, match="what it returns is no tensor of logits: tuple"):
-        tracer.trace(Pair, SGD, "32")
+    with pytest.raises(fake_step.NotTraceable, match="it must return a tensor of logits, but returns tuple"):
+        tracer.trace_network(Pair, SGD, "32")
 
 
 def test_a_trace_is_of_all_sources_that_a_network_may_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -228,12 +229,12 @@ def test_a_trace_is_of_all_sources_that_a_network_may_come_from(tmp_path: Path, 
         assert trace_cache._digest({}) in seen
 
 
-def test_what_was_wrong_first_is_told():
+def test_the_root_cause_of_an_error_is_reported():
     def broken() -> Any:
         try:
             raise ModuleNotFoundError("No module named 'nowhere'")
         except ModuleNotFoundError as error:
             raise RuntimeError("Error loading 'net':\n") from error
 
-    with pytest.raises(fake_step.NotTraceable, match="its making: No module named 'nowhere'"):
-        tracer.trace(broken, SGD, "32")
+    with pytest.raises(fake_step.NotTraceable, match="its constructor: No module named 'nowhere'"):
+        tracer.trace_network(broken, SGD, "32")

@@ -89,18 +89,16 @@ def rejected(*words: Path | str, **environ: str) -> str:
 
 def test_a_login_host_that_is_no_name_is_rejected(tmp_path: Path) -> None:
     said = rejected(logged(tmp_path / "run", [1.0]), "cluster.login_host='a; reboot'")
-    assert "cluster.login_host='a; reboot'\n" in said
+    assert "cluster.login_host" in said.splitlines()[0] and "a; reboot" in said.splitlines()[0]
 
 
 def test_of_a_tensorboard_that_does_not_start_the_error_is_told(tmp_path: Path) -> None:
     run = logged(tmp_path / "run", [1.0])
     (tmp_path / "tensorboard").mkdir()
     (tmp_path / "tensorboard" / "__init__.py").write_text("raise ImportError('No module named tensorboard')")
-    said = rejected(run, PYTHONPATH=str(tmp_path))
-    assert said.splitlines()[1:] == [
-        "  rule: ended with exit code 1: ImportError: No module named tensorboard",
-        "  Try: pip install tensorboard -c constraints.txt",
-    ]
+    sentence, fix = rejected(run, PYTHONPATH=str(tmp_path)).splitlines()
+    assert "ended with exit code 1: ImportError: No module named tensorboard" in sentence
+    assert fix == "  Try: pip install tensorboard -c constraints.txt"
 
 
 class Shown:
@@ -174,7 +172,7 @@ def show() -> Iterator[Callable[..., Shown]]:
 def test_nothing_is_left_behind(number: int, code: int, show: Callable[..., Shown], tmp_path: Path) -> None:
     shown = show(logged(tmp_path / "run", [3.0, 2.0]), "cluster=slurm", "cluster.login_host=login.site")
     assert re.search(rf"\n +ssh -L {shown.port}:localhost:{shown.port} \S+@login\.site\n", shown.said)
-    assert "login_host is not known" not in shown.said
+    assert "login_host is unknown" not in shown.said
     assert shown.curve("tensorboard", "loss", until=1) == [(0, 3.0), (1, 2.0)]
     processes = shown.processes()
     assert len(processes) >= 2
@@ -194,7 +192,7 @@ def test_several_places_and_an_unknown_login_host(show: Callable[..., Shown], tm
     shown = show(*runs, "cluster=local")
     assert shown.curve("a/seed=1/tensorboard", "loss") == [(0, 1.0)]
     assert shown.curve("b/seed=1/tensorboard", "loss") == [(0, 2.0)]
-    assert "cluster.login_host is not known" in shown.said + shown.process.stdout.readline()  # type: ignore[union-attr]
+    assert "cluster.login_host is unknown" in shown.said + shown.process.stdout.readline()  # type: ignore[union-attr]
 
 
 SMALL = [

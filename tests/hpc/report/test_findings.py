@@ -9,9 +9,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from hpc.config import compose, preflight
-from hpc.report.endings import Ending, advice
-from hpc.report.findings import findings
-from hpc.report.numbers import Numbers
+from hpc.report.endings import Ending, explain_ending
+from hpc.report.findings import list_findings
+from hpc.report.run_statistics import RunStatistics
 
 GPU = ["trainer=gpu", "cluster=juwels_booster", "cluster.account=a"]
 IMAGES = [*GPU, "data=images", "data.dir=.", "data.num_classes=10", "model=resnet18"]
@@ -19,12 +19,14 @@ CLOCK = {"start-up": 10.0, "training": 980.0, "validation": 5.0, "checkpoints": 
 STEP = {"step": 0.1, "compute": 0.097, "data": 0.002, "other": 0.001}
 
 
-def numbers(wall: dict[str, float] | None = None, step: dict[str, float] | None = None, **other: Any) -> Numbers:
-    """A GPU run that nothing limits, but for these."""
-    times = {"start-up": 1, "validation": 5, "checkpoints": 5}
-    plain = {"mfu": 0.5, "communication": None, "gpu_percent": 97.0, "gpu_memory_gb": 35.0, "gpu_room_gb": 42.3}
-    known = {"times": times, "cpu_percent": 40.0} | plain | other
-    return Numbers(wall=CLOCK | (wall or {}), step=STEP | (step or {}), **known)
+def make_statistics(
+    wall: dict[str, float] | None = None, step: dict[str, float] | None = None, **other: Any
+) -> RunStatistics:
+    """A GPU run that nothing limits, except for these numbers."""
+    counts = {"start-up": 1, "validation": 5, "checkpoints": 5}
+    gpu = {"gpu_percent": 97.0, "gpu_memory_gb": 35.0, "gpu_capacity_gb": 42.3}
+    known = {"phase_counts": counts, "cpu_percent": 40.0, "mfu": 0.5, "communication_share": None} | gpu | other
+    return RunStatistics(phase_seconds=CLOCK | (wall or {}), step_seconds=STEP | (step or {}), **known)
 
 
 @cache
@@ -56,15 +58,15 @@ CASES = [
                  "++trainer.val_check_interval=2000", id="validation by steps, of which there are 2000"),
     pytest.param([*GPU, "+trainer.val_check_interval=100"], {"wall": {"validation": 250.0}}, "20 %",
                  "++trainer.val_check_interval=500", id="validation by steps, as typed"),
-    pytest.param([*GPU, "+trainer.val_check_interval=100"], {"wall": {"validation": 250.0}, "steps": 300}, "20 %",
+    pytest.param([*GPU, "+trainer.val_check_interval=100"], {"wall": {"validation": 250.0}, "num_steps": 300}, "20 %",
                  "++trainer.val_check_interval=300", id="validation no rarer than the run is long"),
-    pytest.param([*GPU, "+trainer.val_check_interval=100"], {"wall": {"validation": 250.0}, "steps": 150}, "20 %",
+    pytest.param([*GPU, "+trainer.val_check_interval=100"], {"wall": {"validation": 250.0}, "num_steps": 150}, "20 %",
                  None, id="validation is rare"),
     pytest.param([*GPU, "+trainer.val_check_interval=0.25"], {"wall": {"validation": 250.0}}, "20 %",
                  "++trainer.val_check_interval=1.0", id="validation within an epoch"),
     pytest.param([*GPU, "checkpoint.every_n_steps=10"], {"wall": {"checkpoints": 100.0}}, "5 of them, 100 s",
                  "checkpoint.every_n_steps=50", id="checkpoints by steps"),
-    pytest.param([*GPU, "checkpoint.every_minutes=3"], {"wall": {"checkpoints": 100.0}}, "hold training up",
+    pytest.param([*GPU, "checkpoint.every_minutes=3"], {"wall": {"checkpoints": 100.0}}, "hold up training",
                  "checkpoint.every_minutes=17", id="checkpoints by the clock"),
     pytest.param(GPU, {"wall": {"checkpoints": 100.0}}, "5 of them", "+trainer.check_val_every_n_epoch=2", id="best"),
     pytest.param([*GPU, "cluster.node_local=/tmp"], {"wall": {"start-up": 330.0}}, "Starting takes 25 %",
@@ -76,26 +78,26 @@ CASES = [
     pytest.param(GPU, LEFT, "8.0 GB of a GPU's 42.3 GB", "data.global_batch_size=128", id="memory left"),
     pytest.param([*GPU, "strategy.activation_checkpointing=true"], LEFT, "42.3 GB",
                  "strategy.activation_checkpointing=false", id="memory left, computed twice"),
-    pytest.param([*GPU, "trainer.precision=32-true"], {"mfu": 0.12}, "12 % of what", "trainer.precision=bf16-mixed",
-                 id="fp32"),
+    pytest.param([*GPU, "trainer.precision=32-true"], {"mfu": 0.12}, "12 % of the GPU's peak",
+                 "trainer.precision=bf16-mixed", id="fp32"),
     pytest.param(EAGER, {"mfu": 0.12}, "97 % of a step", "strategy.compile=true", id="low MFU"),
-    pytest.param(["trainer=ddp", *GPU[1:]], {"communication": 0.3}, "wait for each other 30 %",
+    pytest.param(["trainer=ddp", *GPU[1:]], {"communication_share": 0.3}, "wait for each other during 30 %",
                  "data.global_batch_size=128 trainer.accumulate_grad_batches=2", id="communication"),
-    pytest.param(["trainer=fsdp", *TEXT[1:], "strategy.tensor_parallel_size=4"], {"communication": 0.3}, "30 %",
+    pytest.param(["trainer=fsdp", *TEXT[1:], "strategy.tensor_parallel_size=4"], {"communication_share": 0.3}, "30 %",
                  "strategy.tensor_parallel_size=2", id="tensor parallelism"),
     pytest.param([], {"gpu_percent": None, "gpu_memory_gb": None, "mfu": None}, "CPU is 97 %", "trainer=gpu", id="CPU"),
     pytest.param(["cluster.accelerator=cpu"], {"gpu_percent": None, "mfu": None}, "CPU is 97 %", None, id="CPUs only"),
     pytest.param(["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"], {"gpu_percent": None, "mfu": None},
                  "CPU is 97 %", None, id="CPU, many ranks"),
-    pytest.param(["strategy.compile=false"], {"wall": {"start-up": 9000.0}}, "in 1 start. There is nothing to change",
+    pytest.param(["strategy.compile=false"], {"wall": {"start-up": 9000.0}}, "in 1 start. No override shortens it",
                  None, id="start"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "told", "says", "override"), CASES)
-def test_what_to_try(words: list[str], told: dict[str, Any], says: str, override: str | None) -> None:
-    (sentence, *more) = findings(numbers(**told), config(words))
-    assert says in sentence, sentence
+@pytest.mark.parametrize(("words", "numbers", "expected", "override"), CASES)
+def test_what_to_try(words: list[str], numbers: dict[str, Any], expected: str, override: str | None) -> None:
+    (sentence, *more) = list_findings(make_statistics(**numbers), config(words))
+    assert expected in sentence, sentence
     typed = re.findall("`(.+?)`", sentence)
     assert typed == ([override] if override else [])
     if override:  # it can be typed, and the run be submitted
@@ -105,40 +107,41 @@ def test_what_to_try(words: list[str], told: dict[str, Any], says: str, override
     assert len(more) <= 2
 
 
-def test_a_run_that_nothing_limits_is_told_so() -> None:
-    assert findings(numbers(), config(GPU)) == [
-        "Nothing that is measured here limits the run: 97 % of a step is computing."
+def test_a_run_without_bottleneck() -> None:
+    assert list_findings(make_statistics(), config(GPU)) == [
+        "No bottleneck was measured: 97 % of a step is computation."
     ]
 
 
 @pytest.mark.parametrize("other", [{}, {"gpu_percent": 40.0}])
-def test_of_a_wait_that_was_not_measured_nothing_is_concluded(other: dict[str, Any]) -> None:
-    told = replace(numbers(**other), step={"step": 0.1, "compute": 0.034})
-    (sentence,) = findings(told, config(GPU))
-    assert "66 % of a step is not computing" in sentence and "not measured" in sentence and "`" not in sentence
-    almost = replace(numbers(), step={"step": 0.1, "compute": 0.097})
-    assert findings(almost, config(GPU)) == findings(numbers(), config(GPU))
+def test_nothing_is_concluded_from_a_wait_that_was_not_measured(other: dict[str, Any]) -> None:
+    statistics = replace(make_statistics(**other), step_seconds={"step": 0.1, "compute": 0.034})
+    (sentence,) = list_findings(statistics, config(GPU))
+    assert "66 % of a step is not computation" in sentence and "not measured" in sentence and "`" not in sentence
+    almost = replace(make_statistics(), step_seconds={"step": 0.1, "compute": 0.097})
+    assert list_findings(almost, config(GPU)) == list_findings(make_statistics(), config(GPU))
 
 
-def test_of_a_run_without_a_step_nothing_is_said() -> None:
-    nothing = Numbers({}, {}, {}, None, None, None, None, None, None)
-    assert findings(nothing, {}) == ["There is too little to judge by: no step was timed."]
-    assert findings(nothing, config(GPU)) == findings(nothing, {})
+def test_a_run_without_a_step() -> None:
+    nothing = RunStatistics({}, {}, {}, None, None, None, None, None, None)
+    assert list_findings(nothing, {}) == ["There is nothing to judge by: no step was timed."]
+    assert list_findings(nothing, config(GPU)) == list_findings(nothing, {})
 
 
-def test_what_weighs_most_comes_first_and_three_are_told() -> None:
+def test_the_weightiest_finding_comes_first_and_three_are_listed() -> None:
     wall = {"start-up": 400.0, "training": 400.0, "validation": 200.0, "checkpoints": 60.0}
-    told = findings(numbers(wall, WAITS, gpu_memory_gb=8.0), config(FEW))
-    assert [line.split()[0] for line in told] == ["Training", "Starting", "Validation"]
+    findings = list_findings(make_statistics(wall, WAITS, gpu_memory_gb=8.0), config(FEW))
+    assert [sentence.split()[0] for sentence in findings] == ["Training", "Starting", "Validation"]
 
 
 @pytest.mark.parametrize(
     "damaged", [{}, {"data": None}, {"trainer": [1]}, {"trainer": {"max_epochs": "x"}, "checkpoint": 3}]
 )
-def test_a_damaged_config_gives_sentences_without_it(damaged: dict[str, Any]) -> None:
+def test_a_damaged_config_gives_sentences_all_the_same(damaged: dict[str, Any]) -> None:
     wall = {"start-up": 400.0, "validation": 200.0, "checkpoints": 260.0}
-    for told in (numbers(wall, WAITS), numbers(gpu_percent=20.0, mfu=0.1, communication=0.5, gpu_memory_gb=1.0)):
-        assert 1 <= len(findings(told, damaged)) <= 3
+    idle = make_statistics(gpu_percent=20.0, mfu=0.1, communication_share=0.5, gpu_memory_gb=1.0)
+    for statistics in (make_statistics(wall, WAITS), idle):
+        assert 1 <= len(list_findings(statistics, damaged)) <= 3
 
 
 # -- What ended it --
@@ -158,12 +161,12 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("outcome", "why", "words", "typed"), ENDS)
-def test_an_end_that_nobody_wanted(outcome: str, why: str, words: list[str], typed: str | None) -> None:
-    says = advice(Ending(2, outcome, why, 120), config([*IMAGES, *words]), RESUME)
-    assert says.startswith(f"Attempt 2 ended at step 120 ({outcome})") and why in says
-    tries = re.findall("`(.+?)`", says)
+def test_advice_on_an_unexpected_end(outcome: str, why: str, words: list[str], typed: str | None) -> None:
+    sentence = explain_ending(Ending(2, outcome, why, 120), config([*IMAGES, *words]), RESUME)
+    assert sentence.startswith(f"Attempt 2 ended at step 120 ({outcome})") and why in sentence
+    tries = re.findall("`(.+?)`", sentence)
     assert tries[:1] == ([typed] if typed else [])
     for override in tries:
         if not override.startswith("python"):
             compose.compose_overrides([*IMAGES, *words, override], personal=False)
-    assert advice(Ending(1, outcome, why, None), {}, RESUME).startswith(f"Attempt 1 ended ({outcome})")
+    assert explain_ending(Ending(1, outcome, why, None), {}, RESUME).startswith(f"Attempt 1 ended ({outcome})")

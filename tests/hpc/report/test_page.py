@@ -20,15 +20,15 @@ from torch.utils.tensorboard.writer import SummaryWriter
 from hpc.charts import chart
 from hpc.config import compose, freezing
 from hpc.monitor import event_files, node_usage
-from hpc.report import accounts, blocks, files, page, run_charts, run_data, run_table, terminal
-from hpc.run import attempt_log, causes, history
+from hpc.report import accounts, blocks, page, run_charts, run_data, run_report, run_table, terminal
+from hpc.run import causes, directory, history
 from hpc.studies import run_rates
 
 BEGAN = 1_790_000_000.0
 WORDS = ["trainer=ddp", "cluster=juwels_booster", "cluster.gpu=A100", "trainer.devices=2", "trainer.num_nodes=2"]
 SECTIONS = [
-    "What limits it", "Curves", "Throughput", "Where the time goes", "What the nodes did", "Energy",
-    "The scheduler's view", "Attempts", "Environment", "Config",
+    "What limits the run", "Curves", "Throughput", "Where the time goes", "Use of the nodes", "Energy",
+    "Scheduler accounting", "Attempts", "Environment", "Config",
 ]  # fmt: skip
 
 
@@ -141,7 +141,7 @@ class Reader(HTMLParser):
         self.tags: list[str] = []
         self.open: list[str] = []
         self.wants: list[str] = []
-        self.said: list[tuple[str, str]] = []  # the heading above, text
+        self.texts: list[tuple[str, str]] = []  # the heading above, text
         self.heading = ""
         self.feed(text)
         assert not self.open
@@ -163,72 +163,74 @@ class Reader(HTMLParser):
         if self.open and self.open[-1] in ("h1", "h2"):
             self.heading = data
         elif self.open and self.open[-1] != "style" and data.strip():
-            self.said.append((self.heading, data.strip()))
+            self.texts.append((self.heading, data.strip()))
 
     def under(self, heading: str) -> str:
-        return " | ".join(text for above, text in self.said if above == heading)
+        return " | ".join(text for above, text in self.texts if above == heading)
 
 
 def reported(run_dir: Path) -> tuple[Reader, list[str]]:
     """The page and the lines of the terminal."""
     (run,) = history.find_runs(run_dir)
-    lines = files.made(run)
+    lines = run_report.write_report(run)
     assert all(len(line) <= 120 for line in lines if "directory" not in line and "page" not in line)
     return Reader((run_dir / "report.html").read_text()), lines
 
 
 def missing(run_dir: Path) -> list[str]:
     (run,) = history.find_runs(run_dir)
-    return run_data.measure(run).notes
+    return run_data.read_run_data(run).notes
 
 
-def used(found: run_data.Measured) -> chart.Chart:
+def used(data: run_data.RunData) -> chart.Chart:
     """The picture of what the GPUs did."""
-    return run_charts.use(found.nodes, found.phases, found.spans)[0]
+    return run_charts.usage_charts(data.nodes, data.phases, data.spans)[0]
 
 
 # -- A whole run --
 
 
-def test_the_page_tells_all_in_order(run_dir: Path) -> None:
+def test_the_sections_of_the_page_are_in_order(run_dir: Path) -> None:
     read, lines = reported(run_dir)
-    assert list(dict.fromkeys(heading for heading, _ in read.said if heading in SECTIONS)) == SECTIONS
+    assert list(dict.fromkeys(heading for heading, _ in read.texts if heading in SECTIONS)) == SECTIONS
     assert [line for line in lines if line in SECTIONS] == SECTIONS[:-1]  # nobody reads a config here
     assert lines[0] == "digits: finished"
     assert lines[-1] == f"page: {run_dir}/report.html"
     assert read.tags.count("h1") == 1
-    assert "Missing" not in "".join(text for _, text in read.said)
+    assert "missing or damaged" not in "".join(text for _, text in read.texts)
 
 
 def test_its_numbers_are_those_of_the_files(run_dir: Path) -> None:
-    numbers = run_data.measure(history.find_runs(run_dir)[0]).numbers
-    assert numbers.wall == {
+    statistics = run_data.read_run_data(history.find_runs(run_dir)[0]).statistics
+    assert statistics.phase_seconds == {
         "start-up": 120, "training": 1200 - 120 - 60 - 6, "validation": 60, "checkpoints": 6
     }  # fmt: skip
-    assert numbers.step == pytest.approx({"step": 0.2, "compute": 0.09, "data": 0.1, "other": 0.01})
-    assert numbers.gpu_percent == 52  # not what they did in a start
-    assert numbers.gpu_memory_gb == 12.25
-    assert numbers.gpu_room_gb == 42.3
-    assert numbers.cpu_percent == 35.5
-    assert numbers.mfu == pytest.approx(0.2)
+    assert statistics.step_seconds == pytest.approx({"step": 0.2, "compute": 0.09, "data": 0.1, "other": 0.01})
+    assert statistics.gpu_percent == 52  # not what they did in a start
+    assert statistics.gpu_memory_gb == 12.25
+    assert statistics.gpu_capacity_gb == 42.3
+    assert statistics.cpu_percent == 35.5
+    assert statistics.mfu == pytest.approx(0.2)
     assert missing(run_dir) == []
 
 
-def test_it_is_known_how_many_steps_an_epoch_has(run_dir: Path) -> None:
+def test_the_steps_of_an_epoch_come_from_its_phases(run_dir: Path) -> None:
     lines = (run_dir / "monitor" / "phases.jsonl").read_text().splitlines()
-    known = [json.loads(line) for line in lines]
+    phases = [json.loads(line) for line in lines]
     steps = {"epoch": iter((40, 80))}
-    told = [one | {"step": next(steps[one["what"]])} if one["what"] in steps else one for one in known]
-    (run_dir / "monitor" / "phases.jsonl").write_text("".join(json.dumps(one) + "\n" for one in told))
-    assert run_data.measure(history.find_runs(run_dir)[0]).numbers.steps == 40
+    for phase in phases:
+        if phase["what"] in steps:
+            phase["step"] = next(steps[phase["what"]])
+    (run_dir / "monitor" / "phases.jsonl").write_text("".join(json.dumps(phase) + "\n" for phase in phases))
+    assert run_data.read_run_data(history.find_runs(run_dir)[0]).statistics.num_steps == 40
     (run_dir / "monitor" / "phases.jsonl").unlink()
-    assert run_data.measure(history.find_runs(run_dir)[0]).numbers.steps == 1300, "that were made"
+    assert run_data.read_run_data(history.find_runs(run_dir)[0]).statistics.num_steps == 1300, "that were made"
 
 
 def test_each_number_of_a_finding_stands_elsewhere_on_the_page(run_dir: Path) -> None:
     read, _ = reported(run_dir)
-    elsewhere = " ".join(text for heading, text in read.said if heading != "What limits it")
-    sentences = read.under("What limits it")
+    elsewhere = " ".join(text for heading, text in read.texts if heading != "What limits the run")
+    sentences = read.under("What limits the run")
     numbers = re.findall(r"\d[\d.]* (?:%|ms|s|min|h|GB)(?!\w)", re.sub(r"Try \| [^|]+ \|", "", sentences))
     assert len(numbers) >= 4
     assert [number for number in numbers if number not in elsewhere] == []
@@ -238,12 +240,14 @@ def test_each_number_of_a_finding_stands_elsewhere_on_the_page(run_dir: Path) ->
 def test_the_energy_is_the_integral_of_the_power(run_dir: Path) -> None:
     # Two nodes of two GPUs, two attempts: 50 s at 100 W, 10 s between, 530 s at 300 W; nothing while nobody looked.
     joules = 8 * (50 * 100 + 10 * 200 + 530 * 300)
-    assert run_data.measure(history.find_runs(run_dir)[0]).joules == pytest.approx(joules)
-    assert f"{joules / 3600:.3g} Wh: 4 GPUs of 2 nodes" in reported(run_dir)[0].under("Energy")
+    assert run_data.read_run_data(history.find_runs(run_dir)[0]).joules == pytest.approx(joules)
+    assert f"{joules / 3600:.3g} Wh, from the sampled power of 4 GPUs of 2 nodes." in reported(run_dir)[0].under(
+        "Energy"
+    )
 
 
 def test_phases_are_marked_in_the_picture_of_the_nodes(run_dir: Path) -> None:
-    gpus = used(run_data.measure(history.find_runs(run_dir)[0]))
+    gpus = used(run_data.read_run_data(history.find_runs(run_dir)[0]))
     assert {series.name for series in gpus.series} == {"n1", "n2"}
     assert [band.name for band in gpus.bands] == [
         name for name in ("start", "validation", "checkpoint", "end of an epoch") for _ in range(2)
@@ -259,27 +263,27 @@ def test_no_line_leads_from_one_attempt_to_the_next(run_dir: Path) -> None:
         times = [float(when) - (98 if rest[0] == "2" else 0) for when, rest in lines]
         table = [head, *([f"{when}", rest] for when, (_, rest) in zip(times, lines, strict=True))]
         file.write_text("".join(",".join(line) + "\n" for line in table))
-    points = used(run_data.measure(history.find_runs(run_dir)[0])).series[0].points
+    points = used(run_data.read_run_data(history.find_runs(run_dir)[0])).series[0].points
     assert [x for x, y in points if y != y] == pytest.approx([612 / 60])
 
 
 def test_bars_have_the_scale_of_their_chart() -> None:
     series = [chart.Series("n1", [(0, 99.9), (1, 100.0), (2, 99.95)])]
-    (line,) = terminal._curves(chart.Chart("CPU use", "minutes", "%", series, from_zero=True))
+    (line,) = terminal._curve_lines(chart.Chart("CPU use", "minutes", "%", series, from_zero=True))
     assert "███" in line
-    (line,) = terminal._curves(chart.Chart("loss", "step", "", series))
+    (line,) = terminal._curve_lines(chart.Chart("loss", "step", "", series))
     assert "▁█▄" in line
 
 
-def test_a_table_that_is_too_wide_is_told_whole() -> None:
+def test_a_table_that_is_too_wide_becomes_text() -> None:
     hosts, why = "2: " + ", ".join("a-very-long-host-name-of-the-cluster-0001.example.org" for _ in "ab"), "x" * 130
-    lines = terminal._block(blocks.Table(["", "nodes", "why"], [["1", hosts, why], ["2", "1: n1", ""]]))
-    assert max(map(len, lines)) <= run_table.WIDTH - 2
+    lines = terminal._block_lines(blocks.Table(["", "nodes", "why"], [["1", hosts, why], ["2", "1: n1", ""]]))
+    assert max(map(len, lines)) <= run_table.TERMINAL_WIDTH - 2
     assert all(word in "".join("".join(lines).split()) for word in (hosts.replace(" ", ""), why))
     assert lines[-1] == "2; nodes: 1: n1"
 
 
-def test_nothing_is_asked_of_anybody(run_dir: Path) -> None:
+def test_the_page_loads_nothing(run_dir: Path) -> None:
     read, _ = reported(run_dir)
     assert set(read.wants) == {"data:,"}
     assert not {"script", "iframe", "img", "object", "embed", "form"} & set(read.tags)
@@ -288,28 +292,26 @@ def test_nothing_is_asked_of_anybody(run_dir: Path) -> None:
     assert "url(" not in text and "@import" not in text
 
 
-def test_each_attempt_tells_its_cause_after_a_resume_too(run_dir: Path) -> None:
+def test_each_attempt_has_its_reason_after_a_resume_too(run_dir: Path) -> None:
     lines = (run_dir / "attempts.jsonl").read_text().splitlines()
     (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
     cells = reported(run_dir)[0].under("Attempts")
-    assert "10 min | 1 | killed | it left no word" in cells, "to the step of its last phase"
-    causes.write_cause(run_dir, 1, rank=1, host="n1", error="ValueError: no such label", stack="Traceback")
+    assert "10 min | 1 | killed | it recorded no end" in cells, "to the step of its last phase"
+    causes.write_cause(run_dir, 1, 1, "n1", "ValueError: no such label", "Traceback")
     read, text = reported(run_dir)
     assert "failed | rank 1 on n1: ValueError: no such label" in read.under("Attempts")
     assert "no such label" in "".join(text)
-    assert "no such label" not in read.under("What limits it"), "the run went on, and finished"
+    assert "no such label" not in read.under("What limits the run"), "the run went on, and finished"
 
 
-def test_of_a_run_that_failed_the_first_sentence_says_so(run_dir: Path) -> None:
+def test_the_first_sentence_explains_why_a_run_failed(run_dir: Path) -> None:
     lines = (run_dir / "attempts.jsonl").read_text().splitlines()
     (run_dir / "attempts.jsonl").write_text("\n".join(lines[:-1]) + "\n")
-    attempt_log.record_end(
-        run_dir, None, attempt=2, step=1300, outcome="failed", why="loss or gradient was not finite, seen at step 1300"
-    )
-    said = reported(run_dir)[0].under("What limits it")
-    assert said.startswith("Attempt 2 ended at step 1300 (failed): loss or gradient was not finite, seen at step 1300.")
-    assert "model.optimizer.lr=" in said
-    assert "waits for data" in said
+    attempt_log.record_end(run_dir, None, 2, 1300, "failed", "loss or gradient was not finite, seen at step 1300")
+    text = reported(run_dir)[0].under("What limits the run")
+    assert text.startswith("Attempt 2 ended at step 1300 (failed): loss or gradient was not finite, seen at step 1300.")
+    assert "model.optimizer.lr=" in text
+    assert "waits for data" in text
 
 
 # -- What comes from a run directory is text --
@@ -331,7 +333,7 @@ def test_hostile_text_stays_text(run_dir: Path, monkeypatch: pytest.MonkeyPatch)
     writer = SummaryWriter(str(evil / "tensorboard"))
     writer.add_scalar(EVIL, 1.0, 1)
     writer.close()
-    monkeypatch.setattr(accounts, "ask", lambda *_: ([accounts.Account(*[EVIL] * 7)], ""))
+    monkeypatch.setattr(accounts, "query_accounts", lambda *_: ([accounts.JobAccount(*[EVIL] * 7)], ""))
     read, lines = reported(evil)
     assert not {"script", "b"} & set(read.tags)
     assert not [char for char in "".join(lines) + (evil / "report.html").read_text() if char in "\x1b\x07\u202e"]
@@ -340,6 +342,8 @@ def test_hostile_text_stays_text(run_dir: Path, monkeypatch: pytest.MonkeyPatch)
 
 # -- Damage --
 
+NO_FOLDER = "there are no samples of any node: there is no folder monitor/ (callbacks.monitor writes it)"
+
 
 def cut(file: Path, to: int) -> None:
     os.truncate(file, file.stat().st_size - to)
@@ -347,12 +351,12 @@ def cut(file: Path, to: int) -> None:
 
 def test_an_events_file_that_a_crash_cut_off(run_dir: Path) -> None:
     (file,) = (run_dir / "tensorboard").iterdir()
-    whole = event_files.read(run_dir / "tensorboard").points
+    whole = event_files.read_curves(run_dir / "tensorboard").points
     cut(file, 100_000 + 500)  # the text, and the end of what stands before
-    read = event_files.read(run_dir / "tensorboard")
+    read = event_files.read_curves(run_dir / "tensorboard")
     assert 0 < len(read.points["train/loss"]) <= len(whole["train/loss"])
     assert "val/loss" not in read.points
-    assert "ends in the middle of a record; what stands before that is shown" in "".join(missing(run_dir))
+    assert "ends in the middle of a record; the points before that are shown" in "".join(missing(run_dir))
     assert "train/loss" in "\n".join(reported(run_dir)[1])
 
 
@@ -361,10 +365,10 @@ def test_a_record_that_is_damaged_is_left_out(run_dir: Path) -> None:
     content = file.read_bytes()
     at = content.index(b"train/loss") + len(b"train/loss") + 4  # within the four bytes of its value
     file.write_bytes(content[:at] + bytes([content[at] ^ 0x40]) + content[at + 1 :])
-    points = event_files.read(run_dir / "tensorboard").points["train/loss"]
+    points = event_files.read_curves(run_dir / "tensorboard").points["train/loss"]
     assert points[0] == (19, pytest.approx(3 - 19 / 50)), "a value that is wrong is not shown"
     assert len(points) == 9
-    assert missing(run_dir) == [f"{file.name}: 1 damaged record left out"]
+    assert missing(run_dir) == [f"{file.name} has 1 damaged record, which is left out"]
 
 
 def test_an_events_file_that_is_a_directory(run_dir: Path) -> None:
@@ -372,7 +376,7 @@ def test_an_events_file_that_is_a_directory(run_dir: Path) -> None:
     assert missing(run_dir) == ["events.out.tfevents.2 cannot be read: is a directory"]
 
 
-def test_a_curve_that_is_no_number_any_more_says_so(run_dir: Path) -> None:
+def test_a_curve_that_becomes_nan_is_marked(run_dir: Path) -> None:
     writer = SummaryWriter(str(run_dir / "tensorboard"), filename_suffix=".x")
     for step in (109, 119, 129):
         writer.add_scalar("train/loss", float("nan"), step)
@@ -383,13 +387,13 @@ def test_a_curve_that_is_no_number_any_more_says_so(run_dir: Path) -> None:
     read, lines = reported(run_dir)
     (at,) = [index for index, line in enumerate(lines) if "loss: train/loss" in line]
     assert lines[at].endswith("2.82 → 1.02")
-    assert lines[at + 1].strip() == "not finite from step 109 on"
-    assert "train/loss not finite from step 109 on" in read.under("Curves")
-    assert "val/only_nan not finite from step 109 on" in read.under("Curves")
+    assert lines[at + 1].strip() == "NaN or infinite from step 109 on"
+    assert "train/loss: NaN or infinite from step 109 on" in read.under("Curves")
+    assert "val/only_nan: NaN or infinite from step 109 on" in read.under("Curves")
     assert "1e32 → 1e32" in "".join(lines)
     assert "of a step" in read.under("Where the time goes"), "the other steps were timed"
-    (loss, *_) = run_charts.curves(event_files.read(run_dir / "tensorboard"))
-    assert "120" in re.findall(r">(\d+)</text>", chart.svg(loss)), "the axis goes on to the last step"
+    (loss, *_) = run_charts.curve_charts(event_files.read_curves(run_dir / "tensorboard"))
+    assert "120" in re.findall(r">(\d+)</text>", chart.render_svg(loss)), "the axis goes on to the last step"
 
 
 @pytest.mark.parametrize("place", ["tensorboard/x", "tensorboard/version_3", "logs/mine", "."])
@@ -398,9 +402,9 @@ def test_curves_are_found_where_the_loggers_have_written(place: str, run_dir: Pa
     (run_dir / place).mkdir(parents=True, exist_ok=True)
     file.rename(run_dir / place / file.name)
     attempt_log.record_start(
-        run_dir, 3, environ={}, log_dirs=["table", place]
+        run_dir, 3, {}, log_dirs=["table", place]
     )  # not known to have ended, so that its curves are asked
-    assert "No curve" not in reported(run_dir)[0].under("Curves")
+    assert "no curves" not in reported(run_dir)[0].under("Curves")
     assert history.latest_progress(history.read_run(run_dir, "x"))[0] == 100
     measured = run_rates.read(run_dir)
     assert measured and measured.rate == 320
@@ -413,9 +417,9 @@ def test_a_note_of_where_curves_lie_leads_nowhere_else(run_dir: Path, tmp_path: 
     file.rename(tmp_path / "other" / file.name)
     (run_dir / "loop").symlink_to("loop")
     names = ["../other", str(tmp_path / "other"), "link", "loop", "x/../../other", "\0", "\ud800", "x" * 999, 7]
-    attempt_log.record_start(run_dir, 3, environ={}, log_dirs=names)
-    attempt_log.record_start(run_dir, 4, environ={}, log_dirs="link")
-    assert reported(run_dir)[0].under("Curves") == "No curve is in the events files."
+    attempt_log.record_start(run_dir, 3, {}, log_dirs=names)
+    attempt_log.record_start(run_dir, 4, {}, log_dirs="link")
+    assert reported(run_dir)[0].under("Curves") == "The events files contain no curves."
     assert attempt_log.log_dirs(run_dir) == [run_dir / "tensorboard"]
 
 
@@ -424,7 +428,7 @@ def test_an_events_file_of_something_else(content: bytes, run_dir: Path) -> None
     (file,) = (run_dir / "tensorboard").iterdir()
     file.write_bytes(content)
     assert bool(missing(run_dir)) == bool(content)
-    assert reported(run_dir)[0].under("Curves") == "No curve is in the events files."
+    assert reported(run_dir)[0].under("Curves") == "The events files contain no curves."
 
 
 def test_a_run_that_failed_at_its_start(tmp_path: Path) -> None:
@@ -436,8 +440,8 @@ def test_a_run_that_failed_at_its_start(tmp_path: Path) -> None:
     assert lines[0] == "run: failed"
     assert "out of memory" in read.under("Attempts")
     for heading, words in {
-        "What limits it": "too little to judge by", "Curves": "No curve", "Throughput": "No throughput",
-        "Where the time goes": "not known", "What the nodes did": "no samples", "Energy": "Not known",
+        "What limits the run": "nothing to judge by", "Curves": "no curves", "Throughput": "No throughput",
+        "Where the time goes": "unknown", "Use of the nodes": "no samples", "Energy": "unknown",
         "Environment": "no made_by.json", "Config": "no config.yaml",
     }.items():  # fmt: skip
         assert words in read.under(heading), heading
@@ -449,7 +453,7 @@ def test_a_run_that_was_only_submitted(tmp_path: Path) -> None:
     (run / "config.yaml").write_text("{name: run")
     (run / "job.sh").write_text("")
     read, _ = reported(run)
-    assert "None has begun." in read.under("Attempts")
+    assert "No attempt has started." in read.under("Attempts")
 
 
 def test_a_run_that_is_still_running(run_dir: Path, commands: Path) -> None:
@@ -458,39 +462,39 @@ def test_a_run_that_is_still_running(run_dir: Path, commands: Path) -> None:
     (run_dir / "verdict").unlink()
     stub(commands, "squeue", "echo 17 RUNNING None")
     (run,) = history.find_runs(run_dir)
-    found = run_data.measure(run)
-    assert found.row.state == "running"
-    assert found.spans[-1].end == pytest.approx(time.time(), abs=60)
-    assert "left no end" in reported(run_dir)[0].under("Attempts")
+    data = run_data.read_run_data(run)
+    assert data.row.state == "running"
+    assert data.spans[-1].end == pytest.approx(time.time(), abs=60)
+    assert "not recorded an end" in reported(run_dir)[0].under("Attempts")
 
 
 def test_an_attempt_without_an_end_lasted_until_the_last_sign_of_life(run_dir: Path) -> None:
     lines = (run_dir / "attempts.jsonl").read_text().splitlines()
-    (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")  # the first one was struck
-    spans = run_data.measure(history.find_runs(run_dir)[0]).spans
-    assert [span.sure for span in spans] == [False, True]
+    (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")  # the first one was killed
+    spans = run_data.read_run_data(history.find_runs(run_dir)[0]).spans
+    assert [span.has_end for span in spans] == [False, True]
     assert spans[0].end == BEGAN + 600  # its last sample; the files were written later by the second one
     for file in run_dir.glob("monitor/*.csv"):
         file.unlink()
     (run_dir / "claims").mkdir()
     (run_dir / "claims" / "000001.beat").touch()  # long after the second one began: a copy
-    spans = run_data.measure(history.find_runs(run_dir)[0]).spans
+    spans = run_data.read_run_data(history.find_runs(run_dir)[0]).spans
     assert spans[0].end == BEGAN + 333  # its last phase
     os.utime(run_dir / "claims" / "000001.beat", (BEGAN + 580,) * 2)
-    assert run_data.measure(history.find_runs(run_dir)[0]).spans[0].end == BEGAN + 580
+    assert run_data.read_run_data(history.find_runs(run_dir)[0]).spans[0].end == BEGAN + 580
 
 
-def test_a_struck_run_that_waits_for_its_next_start_needs_no_advice(run_dir: Path, commands: Path) -> None:
+def test_a_killed_run_that_waits_for_its_next_start_needs_no_advice(run_dir: Path, commands: Path) -> None:
     lines = (run_dir / "attempts.jsonl").read_text().splitlines()
     (run_dir / "attempts.jsonl").write_text("\n".join(lines[:-1]) + "\n")
     (run_dir / "verdict").unlink()
     stub(commands, "squeue", "echo 17 PENDING BeginTime")
     read, _ = reported(run_dir)
-    assert "killed | it left no word" in read.under("Attempts")
-    assert "Attempt 2" not in read.under("What limits it")
+    assert "killed | it recorded no end" in read.under("Attempts")
+    assert "Attempt 2" not in read.under("What limits the run")
     stub(commands, "squeue", "echo 17 OUT_OF_MEMORY None")
     read, _ = reported(run_dir)
-    assert "Attempt 2 ended at step 100 (out of memory)" in read.under("What limits it")
+    assert "Attempt 2 ended at step 100 (out of memory)" in read.under("What limits the run")
 
 
 def test_no_attempt_lasts_into_the_next_one(run_dir: Path) -> None:
@@ -499,15 +503,15 @@ def test_no_attempt_lasts_into_the_next_one(run_dir: Path) -> None:
     os.utime(run_dir / "claims" / "000001.beat", (BEGAN + 720,) * 2)  # it was fenced off
     lines = (run_dir / "attempts.jsonl").read_text().splitlines()
     (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
-    first, second = run_data.measure(history.find_runs(run_dir)[0]).spans
+    first, second = run_data.read_run_data(history.find_runs(run_dir)[0]).spans
     assert first.end <= second.begin == BEGAN + 700
     late = json.dumps(json.loads(lines[1]) | {"time": BEGAN + 720})  # its last word, after it was fenced off
     (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], late, *lines[2:]]) + "\n")
-    first, second = run_data.measure(history.find_runs(run_dir)[0]).spans
+    first, second = run_data.read_run_data(history.find_runs(run_dir)[0]).spans
     assert first.end == second.begin == BEGAN + 700
 
 
-def test_a_run_that_was_killed_lasted_no_longer_than_its_heart_beat(run_dir: Path) -> None:
+def test_a_killed_run_lasted_until_its_last_heartbeat(run_dir: Path) -> None:
     lines = (run_dir / "attempts.jsonl").read_text().splitlines()
     (run_dir / "attempts.jsonl").write_text("\n".join(lines[:-1]) + "\n")
     (run_dir / "verdict").unlink()
@@ -515,56 +519,56 @@ def test_a_run_that_was_killed_lasted_no_longer_than_its_heart_beat(run_dir: Pat
     (beat := run_dir / "claims" / "000002.beat").touch()
     killed = time.time() - 40  # it may live: a file server shows some beats late
     os.utime(beat, (killed, killed))
-    found = run_data.measure(history.find_runs(run_dir)[0])
-    assert (found.row.state, found.spans[-1].end) == ("running?", pytest.approx(killed))
-    assert [one.outcome for one in found.endings] == ["continue", "running?"]
+    data = run_data.read_run_data(history.find_runs(run_dir)[0])
+    assert (data.row.state, data.spans[-1].end) == ("running?", pytest.approx(killed))
+    assert [ending.outcome for ending in data.endings] == ["continue", "running?"]
     os.utime(beat, (killed - 30, killed - 30))
-    said = reported(run_dir)[0].under("What limits it")
-    assert said.startswith("Attempt 2 ended at step 100 (killed): it left no word")
-    assert f"python submit.py resume={run_dir}" in said
+    text = reported(run_dir)[0].under("What limits the run")
+    assert text.startswith("Attempt 2 ended at step 100 (killed): it recorded no end")
+    assert f"python submit.py resume={run_dir}" in text
 
 
 def test_no_monitor(run_dir: Path) -> None:
     for file in (run_dir / "monitor").iterdir():
         file.unlink()
     (run_dir / "monitor").rmdir()
-    assert missing(run_dir) == ["no node's samples: monitor/ is not there (callbacks.monitor)"]
+    assert missing(run_dir) == [NO_FOLDER]
     read, _ = reported(run_dir)
-    assert "There are no samples" in read.under("What the nodes did")
-    assert "Training waits for data" in read.under("What limits it")  # the events files tell that much
+    assert "There are no samples" in read.under("Use of the nodes")
+    assert "Training waits for data" in read.under("What limits the run")  # the events files tell that much
 
 
 def test_one_of_two_nodes_has_no_samples(run_dir: Path) -> None:
     (run_dir / "monitor" / "n2.csv").unlink()
-    assert missing(run_dir) == ["no samples of n2"]
+    assert missing(run_dir) == ["there are no samples of n2"]
     (run_dir / "monitor" / "n2.csv").write_text("time,attempt\n")
     assert missing(run_dir) == ["n2.csv has no sample"]
-    assert ": 2 GPUs of 1 node, their sampled power" in reported(run_dir)[0].under("Energy")
+    assert "from the sampled power of 2 GPUs of 1 node." in reported(run_dir)[0].under("Energy")
 
 
-def test_while_nobody_looked_no_energy_is_counted(run_dir: Path) -> None:
+def test_gaps_between_samples_count_no_energy(run_dir: Path) -> None:
     file = sampled(run_dir, "n1")
-    before = node_usage.read(file)[0].energy()
+    before = node_usage.read_node(file)[0].energy_joules()
     file.write_text(file.read_text() + f"{BEGAN + 9000},2,35.5,80.1,,52,12.25,300,61,52,12.25,300,61\n")
-    assert node_usage.read(file)[0].energy() == before
+    assert node_usage.read_node(file)[0].energy_joules() == before
 
 
 def test_a_number_without_the_end_of_its_line_may_be_half_of_one(run_dir: Path) -> None:
     file = sampled(run_dir, "n1")
     cut(file, 2)  # 61, the newline and a digit
-    node, damaged = node_usage.read(file)
+    node, damaged = node_usage.read_node(file)
     assert damaged == 1
     assert set(node.gpus("celsius")[1]) == {30, 61}
 
 
 def test_half_written_and_damaged_lines_of_samples(run_dir: Path) -> None:
     file = run_dir / "monitor" / "n1.csv"
-    whole = node_usage.read(file)[0].columns["time"]
+    whole = node_usage.read_node(file)[0].columns["time"]
     file.write_text(file.read_text() + "1,2\n" + f"{BEGAN + 1310},2,x,,,,,,,,,,\n" + f"{BEGAN + 1320},2,99,1")
-    node, damaged = node_usage.read(file)
+    node, damaged = node_usage.read_node(file)
     assert damaged == 3
     assert node.columns["time"] == whole
-    assert missing(run_dir) == ["n1.csv: 3 damaged lines left out"]
+    assert missing(run_dir) == ["n1.csv has 3 damaged lines, which are left out"]
     (run_dir / "monitor" / "n2.csv").write_text(f"{BEGAN},1,3\n{BEGAN + 1},1,3\n")
     assert missing(run_dir)[1:] == ["n2.csv has no sample"]
     reported(run_dir)
@@ -572,8 +576,10 @@ def test_half_written_and_damaged_lines_of_samples(run_dir: Path) -> None:
 
 def test_a_node_whose_clock_is_wrong(run_dir: Path) -> None:
     sampled(run_dir, "n2", skew=7200)
-    assert missing(run_dir) == ["120 of 120 samples of n2 lie outside the run: its clock is wrong"]
-    lines = {series.name: series.points for series in used(run_data.measure(history.find_runs(run_dir)[0])).series}
+    assert missing(run_dir) == ["120 of 120 samples of n2 lie outside the run, so the clock of this node is wrong"]
+    lines = {
+        series.name: series.points for series in used(run_data.read_run_data(history.find_runs(run_dir)[0])).series
+    }
     assert len(lines["n1"]) > 100
     assert lines["n2"] == []
     reported(run_dir)
@@ -584,10 +590,10 @@ def test_a_node_whose_clock_is_wrong(run_dir: Path) -> None:
                                   '{"what": "start", "begin": -1e300, "end": NaN, "attempt": 1}',
                                   '{"what": "start", "begin": 1, "end": 2, "attempt": 1e999}'])  # fmt: skip
 def test_a_damaged_phase_is_left_out(line: str, run_dir: Path) -> None:
-    before = node_usage.phases(run_dir)
+    before = node_usage.read_phases(run_dir)
     with (run_dir / "monitor" / "phases.jsonl").open("a") as stream:
         stream.write(line + "\n" + '{"what": "checkpo')
-    assert node_usage.phases(run_dir) == before
+    assert node_usage.read_phases(run_dir) == before
 
 
 @pytest.mark.parametrize("file", ["config.yaml", "made_by.json", "attempts.jsonl", "verdict", "monitor/n1.csv",
@@ -601,22 +607,26 @@ def test_any_damaged_file_gives_a_page(file: str, content: bytes, run_dir: Path)
         reported(run_dir)
 
 
-@pytest.mark.parametrize(("file", "said"), [("attempts.jsonl", "attempts.jsonl: 1 damaged line left out"),
-                                            ("monitor/phases.jsonl", "monitor/phases.jsonl: 1 damaged line left out"),
-                                            ("config.yaml", "config.yaml is damaged"),
-                                            ("made_by.json", "made_by.json is damaged")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("file", "note"),
+    [
+        ("attempts.jsonl", "attempts.jsonl has 1 damaged line, which is left out"),
+        ("monitor/phases.jsonl", "monitor/phases.jsonl has 1 damaged line, which is left out"),
+        ("config.yaml", "config.yaml is damaged"),
+        ("made_by.json", "made_by.json is damaged"),
+    ],
+)
 @pytest.mark.parametrize("garbage", [False, True], ids=["half", "garbage"])
-def test_what_is_damaged_is_named_and_nothing_false_made_of_it(
-    file: str, said: str, garbage: bool, run_dir: Path
-) -> None:
+def test_damage_is_named_and_nothing_is_concluded_from_it(file: str, note: str, garbage: bool, run_dir: Path) -> None:
     whole = (run_dir / file).read_bytes()
     (run_dir / file).write_bytes(b"\xff\x00\xfe" if garbage else whole[: len(whole) // 2 - 9])
     read, lines = reported(run_dir)
-    assert [line.strip() for line in lines if "Missing" in line] == [f"- Missing: {said}."]
-    assert ("the files that tell are damaged" in read.under("Where the time goes")) == file.endswith("jsonl")
+    after = lines.index("  Some data of this run are missing or damaged:") + 1
+    assert [line for line in lines[after : lines.index("", after)]] == [f"  - {note}."]
+    assert ("the files that record them are damaged" in read.under("Where the time goes")) == file.endswith("jsonl")
     if file.endswith("jsonl"):
         text = "\n".join(lines)
-        assert "Starting takes" not in text and "its clock is wrong" not in text and "node-hours" not in text
+        assert "Starting takes" not in text and "clock" not in text and "node-hours" not in text
         assert "waits for data during 50 %" in text, "that stands elsewhere"
 
 
@@ -624,24 +634,24 @@ def test_a_run_that_ended_before_the_first_sample(tmp_path: Path, monkeypatch: p
     run = made(tmp_path / "digits", monkeypatch)
     for file in (run / "monitor").iterdir():
         file.unlink()
-    assert missing(run) == ["no node's samples: monitor/ is not there (callbacks.monitor)"]
+    assert missing(run) == [NO_FOLDER]
     lines = (run / "attempts.jsonl").read_text().splitlines()
     begin = json.loads(lines[0])["time"]
     (run / "attempts.jsonl").write_text(f"{lines[0]}\n{json.dumps(json.loads(lines[1]) | {'time': begin + 9})}\n")
-    assert missing(run) == ["no node's samples: the run ended before the first one"]
+    assert missing(run) == ["there are no samples of any node: the run ended before the first sample"]
     plain = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(re.sub(r"(?m)^  monitor:\n(    .*\n)+", "  monitor: null\n", plain))
-    assert missing(run) == ["no node's samples: callbacks.monitor is off"]
+    assert missing(run) == ["there are no samples of any node: callbacks.monitor is off"]
 
 
-def test_a_check_of_the_network_is_told_by_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_check_shows_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made(tmp_path / "comm", monkeypatch)
     (run / "network.txt").write_text("gloo on one node\n  size |   <time>\n")
     read, lines = reported(run)
-    assert "  size |   <time>" in read.under("The network")
+    assert "  size |   <time>" in read.under("Network check")
     assert "    size |   <time>" in lines
-    assert [heading for heading in SECTIONS if heading in lines] == ["The scheduler's view", "Attempts", "Environment"]
-    assert not {"precision", "strategy", "ResNet on Digits"} & set(read.under(read.said[0][0]).split(" | "))
+    assert [heading for heading in SECTIONS if heading in lines] == ["Scheduler accounting", "Attempts", "Environment"]
+    assert not {"precision", "strategy", "ResNet on Digits"} & set(read.under(read.texts[0][0]).split(" | "))
 
 
 # -- Bounds --
@@ -650,8 +660,10 @@ def test_a_check_of_the_network_is_told_by_its_table(tmp_path: Path, monkeypatch
 def test_a_mean_rate_is_all_samples_over_all_seconds() -> None:
     """Two windows of as many steps each, one of which took nine times as long."""
     seconds, rates = [(9, 0.1), (19, 0.9)], [(9, 900.0), (19, 100.0)]
-    assert event_files.Curves({"perf/step_seconds": seconds, "rate": rates}).rate("rate") == pytest.approx(2 * 90 / 1.0)
-    assert event_files.Curves({"rate": rates}).rate("rate") == pytest.approx(500.0)
+    assert event_files.RunCurves({"perf/step_seconds": seconds, "rate": rates}).rate("rate") == pytest.approx(
+        2 * 90 / 1.0
+    )
+    assert event_files.RunCurves({"rate": rates}).rate("rate") == pytest.approx(500.0)
 
 
 def test_a_long_curve_is_read_with_a_bounded_number_of_points() -> None:
@@ -666,13 +678,13 @@ def test_a_long_curve_is_read_with_a_bounded_number_of_points() -> None:
     curve.add(49_001, 3.0)  # made again from there
     assert (50_001, 1e9) not in curve.points()
     steps = list(curve.values)
-    assert event_files.KEPT / 2 <= len(steps) <= event_files.KEPT
-    assert {b - a for a, b in pairwise(steps)} == {curve.every}  # evenly
+    assert event_files.MAX_POINTS / 2 <= len(steps) <= event_files.MAX_POINTS
+    assert {b - a for a, b in pairwise(steps)} == {curve.stride}  # evenly
 
 
-def test_more_records_than_anybody_waits_for(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_files, "MOST", 20)
-    assert "more than 20 points in all; what stands before that is shown" in "".join(missing(run_dir))
+def test_no_more_than_max_records_are_read(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_files, "MAX_RECORDS", 20)
+    assert "there are more than 20 points; the points before that are shown" in "".join(missing(run_dir))
 
 
 def test_a_step_that_was_made_twice_counts_as_it_was_made_last(tmp_path: Path) -> None:
@@ -681,34 +693,36 @@ def test_a_step_that_was_made_twice_counts_as_it_was_made_last(tmp_path: Path) -
         for step in steps:
             writer.add_scalar("loss", value, step)
         writer.close()
-    assert event_files.read(tmp_path).points["loss"] == [(1, 1.0), (2, 5.0), (3, 1.0)]
+    assert event_files.read_curves(tmp_path).points["loss"] == [(1, 1.0), (2, 5.0), (3, 1.0)]
 
 
 def test_of_many_nodes_all_are_read_and_two_lines_drawn(run_dir: Path) -> None:
-    before = run_data.measure(history.find_runs(run_dir)[0]).joules
+    before = run_data.read_run_data(history.find_runs(run_dir)[0]).joules
     for number in range(3, 71):
         sampled(run_dir, f"n{number}")
     (slow := run_dir / "monitor" / "n66.csv").write_text(slow.read_text().replace(",52,", ",21,"))
-    found = run_data.measure(history.find_runs(run_dir)[0])
-    assert found.notes == []
-    assert before and found.joules == pytest.approx(35 * before), "of all nodes"
-    assert [series.name for series in used(found).series] == ["mean of 70", "least used: n66"]
+    data = run_data.read_run_data(history.find_runs(run_dir)[0])
+    assert data.notes == []
+    assert before and data.joules == pytest.approx(35 * before), "of all nodes"
+    assert [series.name for series in used(data).series] == ["mean of 70", "least used: n66"]
     read, _ = reported(run_dir)
     assert "140 GPUs of 70 nodes" in read.under("Energy")
-    assert "The 40 of 70 nodes that did least:" in read.under("What the nodes did")
-    assert "n66 | 120 | 21" in read.under("What the nodes did")
+    assert "The 40 least used of 70 nodes:" in read.under("Use of the nodes")
+    assert "n66 | 120 | 21" in read.under("Use of the nodes")
 
 
 def test_of_very_many_samples_some_are_read(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = run_data.measure(history.find_runs(run_dir)[0])
-    monkeypatch.setattr(node_usage, "BYTES", sum(file.stat().st_size for file in run_dir.glob("monitor/*.csv")) // 3)
-    found = run_data.measure(history.find_runs(run_dir)[0])
-    assert found.notes == ["of the samples of the 2 nodes one in 3 is read"]
-    assert len(found.nodes[0].times) == 40
-    assert found.joules == pytest.approx(before.joules, rel=0.1), "the integral is that of all the time"
+    before = run_data.read_run_data(history.find_runs(run_dir)[0])
+    monkeypatch.setattr(
+        node_usage, "MAX_BYTES", sum(file.stat().st_size for file in run_dir.glob("monitor/*.csv")) // 3
+    )
+    data = run_data.read_run_data(history.find_runs(run_dir)[0])
+    assert data.notes == ["only one in 3 of the samples of the 2 nodes is read"]
+    assert len(data.nodes[0].times) == 40
+    assert data.joules == pytest.approx(before.joules, rel=0.1), "the integral is that of all the time"
 
 
-# -- The scheduler's view --
+# -- Scheduler accounting --
 
 SACCT = """17|COMPLETED|00:10:00||01:00:00|cpu=64,gres/gpu=4,node=2|0:0
 17.batch|COMPLETED|00:10:00|900K|00:01:00|cpu=32|0:0
@@ -719,17 +733,15 @@ SACCT = """17|COMPLETED|00:10:00||01:00:00|cpu=64,gres/gpu=4,node=2|0:0
 
 def test_sacct_is_asked_for_each_start_of_a_job(run_dir: Path, commands: Path) -> None:
     stub(commands, "sacct", f"echo \"$*\" >{commands}/asked\nprintf '%s' '{SACCT}{SACCT}'")
-    found, why = accounts.ask("slurm", ["17", "17", "--help"], {os.getuid()})
+    job_accounts, reason = accounts.query_accounts("slurm", ["17", "17", "--help"], {os.getuid()})
     asked = (commands / "asked").read_text().split()
     assert asked[-1] == "--jobs=17"
     assert "--duplicates" in asked  # each start of a requeued job
-    assert why == ""
-    assert (
-        found
-        == [accounts.Account("17", "COMPLETED", "00:10:00", "31.5G", "01:00:00", "cpu=64,gres/gpu=4,node=2", "0:0")] * 2
-    )
+    assert reason == ""
+    cells = ("17", "COMPLETED", "00:10:00", "31.5G", "01:00:00", "cpu=64,gres/gpu=4,node=2", "0:0")
+    assert job_accounts == [accounts.JobAccount(*cells)] * 2
     stub(commands, "squeue", "exit 1")
-    assert "31.5G" in reported(run_dir)[0].under("The scheduler's view")
+    assert "31.5G" in reported(run_dir)[0].under("Scheduler accounting")
 
 
 def test_qstat_is_asked_for_ended_jobs_too(commands: Path) -> None:
@@ -738,25 +750,25 @@ def test_qstat_is_asked_for_ended_jobs_too(commands: Path) -> None:
     jobs = {f"{number}.server": {"job_state": "F", "Exit_status": 271} | used for number in (1, 11, 3, 20)}
     jobs["20.server"]["Job_Owner"] = "ben@login1"
     stub(commands, "qstat", qstat(jobs))
-    told = [accounts.Account(number, "F", "00:01:00", "3gb", "00:02:00", "", "271") for number in ("1", "3", "11")]
-    assert accounts.ask("pbs", ["1", "11", "3", "7", "20"], {os.getuid()}) == (told, "")
-    assert accounts.ask("pbs", ["7", "10"], {os.getuid()}) == ([], "qstat does not know 7, 10.")
+    told = [accounts.JobAccount(number, "F", "00:01:00", "3gb", "00:02:00", "", "271") for number in ("1", "3", "11")]
+    assert accounts.query_accounts("pbs", ["1", "11", "3", "7", "20"], {os.getuid()}) == (told, "")
+    assert accounts.query_accounts("pbs", ["7", "10"], {os.getuid()}) == ([], "qstat does not know 7, 10.")
 
 
-def test_what_pbs_does_not_count_is_said(run_dir: Path, commands: Path) -> None:
+def test_a_note_says_what_pbs_does_not_count(run_dir: Path, commands: Path) -> None:
     job = {"job_state": "F", "Exit_status": 0, "resources_used": {"mem": "15mb"}}
     stub(commands, "qstat", qstat({"17.server": job}))
-    view = reported(run_dir)[0].under("The scheduler's view")
+    view = reported(run_dir)[0].under("Scheduler accounting")
     assert "15mb" in view and "leave out the ranks" in view
 
 
 @pytest.mark.parametrize(("body", "says"), [(None, "There is no sacct on this"), ("exit 1", "sacct does not answer"),
                                             ("true", "sacct does not know 17.")])  # fmt: skip
-def test_a_scheduler_that_tells_nothing_is_named(body: str | None, says: str, run_dir: Path, commands: Path) -> None:
+def test_a_scheduler_without_accounting_is_named(body: str | None, says: str, run_dir: Path, commands: Path) -> None:
     if body:
         stub(commands, "sacct", f"{body}")
     stub(commands, "squeue", "exit 1")
-    assert says in reported(run_dir)[0].under("The scheduler's view")
+    assert says in reported(run_dir)[0].under("Scheduler accounting")
 
 
 # -- The command --
@@ -778,30 +790,36 @@ def test_of_a_folder_it_prints_the_table_and_writes_nothing(run_dir: Path) -> No
     assert not (run_dir / "report.html").exists()
 
 
-@pytest.mark.parametrize(("place", "rule"), [("nothing", "there is no such directory"), ("README.md", "is a file"),
-                                             ("resume=runs/x", "there is no such directory")])  # fmt: skip
-def test_a_place_that_is_none_is_rejected(place: str, rule: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "rule"),
+    [
+        ("nothing", "must be an existing directory"),
+        ("README.md", "must be a directory, but it is a file"),
+        ("resume=runs/x", "must be an existing directory"),
+    ],
+)
+def test_a_place_that_does_not_exist_is_rejected(place: str, rule: str) -> None:
     done = subprocess.run(
         [sys.executable, "report.py", place], cwd=PROJECT, env=ENVIRON, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"ConfigError: {place}\n  rule: {rule}\n")
+    assert done.stderr.startswith(f"ConfigError: {place} {rule}.\n")
 
 
-def test_who_has_read_enough_sees_no_traceback(run_dir: Path) -> None:
+def test_a_closed_pipe_gives_no_traceback(run_dir: Path) -> None:
     command = f"{sys.executable} report.py {run_dir} | true"  # which has gone before the first line comes
     done = subprocess.run(["/bin/bash", "-c", command], cwd=PROJECT, env=ENVIRON, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("", "")
     assert (run_dir / "report.html").exists()
 
 
-def test_where_no_page_can_be_written_the_terminal_still_tells(run_dir: Path) -> None:
+def test_without_a_page_the_terminal_still_shows_the_report(run_dir: Path) -> None:
     (run_dir / "report.html").mkdir()  # as good as a directory of somebody else's
-    lines = files.made(history.find_runs(run_dir)[0])
+    lines = run_report.write_report(history.find_runs(run_dir)[0])
     assert lines[0] == "digits: finished"
-    assert lines[-1] == f"no page was written: Is a directory: {run_dir}"
+    assert lines[-1] == f"cannot write {run_dir}/report.html: Is a directory"
     assert not list(run_dir.glob(".report*"))
 
 
-def test_a_sentence_shows_what_is_typed_as_such() -> None:
-    assert page._typed("Try `a=<b>`: x") == "Try <code>a=&lt;b&gt;</code>: x"
+def test_text_between_backticks_is_code() -> None:
+    assert page._with_code("Try `a=<b>`: x") == "Try <code>a=&lt;b&gt;</code>: x"

@@ -126,7 +126,7 @@ def beat(run_dir: Path, number: int, minutes: float) -> None:
 
 def rows(*places: Path) -> dict[str, dict[str, str]]:
     """The table, read by the columns of its title line: run → title → cell. `note`: the line below."""
-    lines = run_table.lines(places)
+    lines = run_table.table_lines(places)
     titles = lines[0].split()
     table: dict[str, dict[str, str]] = {}
     for line in lines[1:]:
@@ -151,7 +151,7 @@ def test_a_finished_run_is_told_in_one_line(runs: Path, clock: Clock) -> None:
     number = attempt(runs / "digits")
     clock(30)
     end(runs / "digits", number, 500, "finished", TESTED)
-    assert run_table.lines([runs]) == [
+    assert run_table.table_lines([runs]) == [
         "run     job  state     attempts  nodes  step  metric              node-hours",
         "digits  17   finished         1      2   500  test/accuracy 0.91        1.00",
     ]
@@ -362,9 +362,9 @@ def test_accounts_tell_what_squeue_has_forgotten(line: str, state: str, runs: Pa
 def test_without_a_scheduler_the_launcher_tells_which_it_was(runs: Path, commands: Path) -> None:
     attempt(runs / "digits")
     (run,) = history.find_runs(runs / "digits")
-    assert run_table.scheduler(run) == "slurm"
+    assert run_table.run_scheduler(run) == "slurm"
     stub(commands, "qstat", "exit 1")
-    assert run_table.scheduler(run) == "pbs"
+    assert run_table.run_scheduler(run) == "pbs"
 
 
 def test_a_site_without_accounts(runs: Path, commands: Path) -> None:
@@ -441,7 +441,7 @@ def test_a_scheduler_that_does_not_answer_is_named(name: str, runs: Path, comman
     attempt(runs / "digits")
     written(runs, 1)
     stub(commands, name, "echo 'fatal: Could not establish a configuration source' >&2; exit 1")
-    *_, row, last = run_table.lines([runs])
+    *_, row, last = run_table.table_lines([runs])
     assert "running?" in row and last.startswith(f"{name} does not answer")
 
 
@@ -450,7 +450,7 @@ def test_a_scheduler_that_hangs_is_not_waited_for(runs: Path, commands: Path, mo
     stub(commands, "squeue", "exec /bin/sleep 20")
     monkeypatch.setattr(job_states, "PATIENCE", 0.2)
     begun = time.perf_counter()
-    assert run_table.lines([runs])[-1].startswith("squeue does not answer")
+    assert run_table.table_lines([runs])[-1].startswith("squeue does not answer")
     assert len(calls(commands)) == 1 and time.perf_counter() - begun < 5
 
 
@@ -618,7 +618,7 @@ def test_the_rank_that_raised_first_is_told(runs: Path, clock: Clock) -> None:
     clock(10)
     raise_in(run_dir, 1, errors.ConfigError("ckpt", "x.ckpt", "there is no such file", "ckpt=..."))
     clock(0)
-    assert only(runs)["note"] == "rank 1 on n1: ConfigError: ckpt=x.ckpt: there is no such file"
+    assert only(runs)["note"] == "rank 1 on n1: ConfigError: ckpt=x.ckpt: there is no such file."
 
 
 def test_the_original_is_told_not_its_echoes(runs: Path, clock: Clock) -> None:
@@ -736,8 +736,8 @@ def test_a_run_that_is_well_has_no_error_from_its_log(runs: Path, commands: Path
 
 
 def test_no_run_at_all(tmp_path: Path) -> None:
-    assert run_table.lines([tmp_path / "runs"]) == [
-        f"no run in {tmp_path / 'runs'} yet: python train.py or python submit.py makes one"
+    assert run_table.table_lines([tmp_path / "runs"]) == [
+        f"There is no run in {tmp_path / 'runs'} yet. Try: python train.py, or python submit.py"
     ]
 
 
@@ -792,16 +792,16 @@ def test_what_is_no_run_is_passed_over(runs: Path) -> None:
     (runs / "broken").symlink_to("nowhere")
     (runs / "loop").symlink_to("loop")
     assert list(rows(runs)) == ["digits"]
-    assert run_table.lines([runs, runs / "empty", runs / "nothing"])[:2] == [
-        f"{runs / 'empty'}: no run",
-        f"{runs / 'nothing'}: no run",
+    assert run_table.table_lines([runs, runs / "empty", runs / "nothing"])[:2] == [
+        f"{runs / 'empty'}: there is no run",
+        f"{runs / 'nothing'}: there is no run",
     ]
 
 
 def test_lines_fit_a_terminal(runs: Path) -> None:
     for name in ("short", "x" * 90):
         end(runs / name, attempt(runs / name), 5, "finished", TESTED)
-    lines = run_table.lines([runs])
+    lines = run_table.table_lines([runs])
     assert max(map(len, lines)) <= 120
     assert [line.split()[0] for line in lines] == ["run", "short", "x" * 90, "17"]
 
@@ -815,7 +815,7 @@ def test_the_command_answers_at_once_and_without_torch(runs: Path, commands: Pat
         end(run_dir, attempt(run_dir, f"{number}"), 5, ["finished", "continue"][number % 2], TESTED)
     stub(commands, "squeue", "exit 0")
     begun = time.perf_counter()
-    run_table.lines([runs])
+    run_table.table_lines([runs])
     assert time.perf_counter() - begun < 0.5
     code = f"""
 import runpy, sys
@@ -846,4 +846,4 @@ assert "tensorboard" in sys.modules and "torch" not in sys.modules
 def test_by_default_it_looks_into_runs() -> None:
     done = subprocess.run([sys.executable, "report.py"], cwd=PROJECT, capture_output=True, text=True, env={"PATH": ""})
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("run ") or f"no run in {PROJECT / 'runs'} yet" in done.stdout
+    assert done.stdout.startswith("run ") or f"There is no run in {PROJECT / 'runs'} yet" in done.stdout

@@ -43,7 +43,10 @@ class Ranks:
     def __init__(self, num_ranks: int, lead: int | None, every: int, stride: int) -> None:
         self.store, self.lead, self.every, self.stride = Store(), lead, every, stride
         self.wants = [False] * num_ranks
-        self.early = [EarlyAgreement(lambda rank=rank: self.wants[rank], rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
+        self.early = [
+            EarlyAgreement(lambda rank=rank: self.wants[rank], rank=rank, num_ranks=num_ranks)
+            for rank in range(num_ranks)
+        ]
         self.at, self.next = [0] * num_ranks, 0
         self.waits = [False] * num_ranks  # in an agreement, for the others
         self.agreed: list[int] = []

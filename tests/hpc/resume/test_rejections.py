@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader
 from hpc.config import build as config_build
 from hpc.config import compose, preflight
 from hpc.config.errors import ConfigError
-from hpc.resume import saving
-from hpc.resume import resume, unsupported
+from hpc.resume import resume, saving, unsupported
 from hpc.resume import trainer as resume_trainer
 from hpc.training import rejections
 
@@ -54,7 +53,10 @@ def test_what_lightning_finds_wrong_with_the_data_is_a_sentence() -> None:
     with pytest.raises(ConfigError, match=r"rejects this: `val_check_interval`"):  # noqa: SIM117
         with rejections.reject_lightning_errors(SimpleNamespace(trains=False, take_back=None)):  # type: ignore[arg-type]
             trainer.fit(BoringModel())
-    with pytest.raises(ValueError, match="mine"), rejections.reject_lightning_errors(SimpleNamespace(trains=False, take_back=None)):  # type: ignore
+    with (
+        pytest.raises(ValueError, match="mine"),
+        rejections.reject_lightning_errors(SimpleNamespace(trains=False, take_back=None)),
+    ):  # type: ignore
         raise ValueError("mine")
 
 
@@ -194,7 +196,9 @@ class Look(L.Callback):
         self.seen: list[tuple[bool, set[str]]] = []
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.seen.append((trainer.sanity_checking, saving.validation_metric_names(trainer) | trainer.callback_metrics.keys()))
+        self.seen.append(
+            (trainer.sanity_checking, saving.validation_metric_names(trainer) | trainer.callback_metrics.keys())
+        )
 
 
 def test_metrics_of_several_validation_loaders_are_known_in_the_sanity_check(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hpc.monitor import event_files, node_usage
-from hpc.monitor.sample_files import Curves, Table
-from hpc.run import attempt_log
+from hpc.monitor.sample_files import SampleTable, ScalarWriter
+from hpc.run import directory
 from hpc.studies.journal import Journal
 
 COLUMNS = ["time", "attempt", "percent"]
@@ -26,15 +26,15 @@ def add_operation(folder: Path, number: int) -> None:
 
 
 def add_row(folder: Path, number: int) -> None:
-    Table(folder / "node.csv", COLUMNS).add({"time": 1000.0 + number, "attempt": 1, "percent": 12.345 + number})
+    SampleTable(folder / "node.csv", COLUMNS).add({"time": 1000.0 + number, "attempt": 1, "percent": 12.345 + number})
 
 
 def points(folder: Path) -> list[Any]:
-    return event_files.read(folder).points.get("loss", [])
+    return event_files.read_curves(folder).points.get("loss", [])
 
 
 def rows(folder: Path) -> list[Any]:
-    return [list(values) for values in zip(*node_usage.read(folder / "node.csv")[0].columns.values(), strict=True)]
+    return [list(values) for values in zip(*node_usage.read_node(folder / "node.csv")[0].columns.values(), strict=True)]
 
 
 # How a record is added, how all are read.
@@ -73,7 +73,7 @@ def _next(add: Callable[[Path, int], None], read: Callable[[Path], list[Any]], f
 
 
 def test_curves_that_are_cut_off_at_any_byte(tmp_path: Path) -> None:
-    curves = Curves(tmp_path)
+    curves = ScalarWriter(tmp_path)
     for step in range(3):
         curves.add(1.0, step, {"loss": step / 2})
     (file,) = tmp_path.iterdir()

@@ -637,8 +637,8 @@ def test_only_committed_code_where_that_is_the_rule(desk: Desk, tmp_path: Path) 
 
 
 def test_data_beside_the_code_are_not_copied_into_every_run(desk: Desk) -> None:
-    desk.set.setattr(snapshot, "MAX_BYTES", 1000)
-    desk.write("data/huge.bin", "x" * 2000)
+    desk.set.setattr(snapshot, "MOST", 100_000)
+    desk.write("data/huge.bin", "x" * 200_000)
     assert desk.type("cluster=slurm") == 2
     assert "data/huge.bin" in desk.err and ".gitignore" in desk.err and desk.runs() == []
 
@@ -739,3 +739,23 @@ def test_attempts_and_the_verdict_are_noted(tmp_path: Path) -> None:
 def test_the_job_is_a_plain_value() -> None:
     cfg = compose.compose_overrides(["cluster=slurm", "trainer=ddp"])
     assert job.of(cfg) == job.of(cfg)
+
+
+@pytest.mark.parametrize("then", ["without it", "another one"])
+def test_a_script_is_not_written_for_code_whose_functions_are_others(then: str, desk: Desk) -> None:
+    """A run that moves gets a new script and keeps its code: the two must be of one version."""
+    shutil.copytree(PROJECT / "configs", desk.project / "configs", dirs_exist_ok=True)
+    assert desk.type("cluster=slurm", "trainer=ddp", "run_dir=mine") == 0, desk.err
+    before = {path.name: path.read_bytes() for path in Path("mine").iterdir() if path.is_file()}
+    sourced = Path("mine/code/src/hpc/jobs/slurm.bash")
+    if then == "without it":  # submitted before there was one
+        sourced.unlink()
+    else:
+        desk.write("src/hpc/jobs/slurm.bash", sourced.read_text() + "\n")  # changed since
+        project_file = desk.project / "src/hpc/jobs/slurm.bash"
+        assert project_file.read_text() != sourced.read_text()
+    assert desk.type("resume=mine", "cluster.time=0:30:00") == 2
+    fix = f"python {Path('mine').absolute()}/code/submit.py resume={Path('mine').absolute()}"
+    assert "slurm.bash" in desk.err and fix in desk.err, desk.err
+    assert {path.name: path.read_bytes() for path in Path("mine").iterdir() if path.is_file()} == before
+    assert desk.type("resume=mine") == 0, "the same script goes on with the same code"

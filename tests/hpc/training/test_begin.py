@@ -13,8 +13,8 @@ from hpc.checkpoint import on_disk
 from hpc.config.errors import ConfigError
 from hpc.launch import placement
 from hpc.run import attempt_log, directory
-from hpc.training import starting_point
 from hpc.training import beginning as training_beginning
+from hpc.training import starting_point
 from hpc.training.starting_point import StartingPoint
 
 JOB = {"SLURM_JOB_ID": "7"}
@@ -36,7 +36,9 @@ def two(run_dir: Path) -> list[StartingPoint | ConfigError]:
     def rank(number: int) -> None:
         place = placement.Placement("srun", number, 2, number, 2)
         try:
-            said[number] = starting_point.claim_together(run_dir, place, hosts=["n1", "n2"], store=store, timeout_seconds=30, environ=dict(JOB))
+            said[number] = starting_point.claim_together(
+                run_dir, place, hosts=["n1", "n2"], store=store, timeout_seconds=30, environ=dict(JOB)
+            )
         except ConfigError as rejected:
             said[number] = rejected
 

@@ -111,7 +111,9 @@ def test_only_scalars_make_curves_and_the_rest_is_left_alone(tmp_path: Path) -> 
 
 def test_a_loss_of_one_number_may_have_any_shape(tmp_path: Path) -> None:
     assert select_scalars({"loss": torch.ones(1, 1)}, torch.device("cpu"))["loss"].shape == ()
-    assert select_scalars({"loss": torch.ones(2)}, torch.device("cpu")) == {} == select_scalars(None, torch.device("cpu"))
+    assert (
+        select_scalars({"loss": torch.ones(2)}, torch.device("cpu")) == {} == select_scalars(None, torch.device("cpu"))
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*returned `None`")

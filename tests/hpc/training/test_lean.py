@@ -5,8 +5,7 @@ import pytest
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from hpc.training import step_overhead
-from hpc.training import lean
+from hpc.training import lean, step_overhead
 
 
 class Once(L.Callback):
@@ -37,7 +36,9 @@ class Starts(L.Callback):
 def test_only_a_callbacks_own_functions_are_left() -> None:
     starts, inherits = step_overhead.drop_empty_hooks([Starts(), Inherits()])
     assert callable(starts.on_train_batch_start) and callable(inherits.on_train_batch_end)
-    assert [name for name in step_overhead.STEP_HOOKS if getattr(starts, name) is None] == list(step_overhead.STEP_HOOKS[1:])
+    assert [name for name in step_overhead.STEP_HOOKS if getattr(starts, name) is None] == list(
+        step_overhead.STEP_HOOKS[1:]
+    )
     assert inherits.on_train_batch_start is None and callable(inherits.on_validation_end)
 
 

@@ -14,9 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from hpc.checkpoint.on_disk import Checkpoint
 from hpc.config.errors import ConfigError
-from hpc.training import skipped_samples
-from hpc.training import log_positions
-from hpc.training import loggers, record
+from hpc.training import log_positions, loggers, record, skipped_samples
 
 WORDS = [
     "trainer=cpu",
@@ -257,7 +255,9 @@ def test_nothing_outside_of_a_run_is_cut(tmp_path: Path) -> None:
         (others / name).write_bytes(b"precious")
     (tmp_path / "run/tensorboard").mkdir(parents=True)
     within = TensorBoardLogger(tmp_path / "run", name="tensorboard", version="")
-    log_positions.truncate_logs(tmp_path / "run", [within], positions={f"tensorboard/../../others/{names[0]}": 3}, events=ATTEMPTS)
+    log_positions.truncate_logs(
+        tmp_path / "run", [within], positions={f"tensorboard/../../others/{names[0]}": 3}, events=ATTEMPTS
+    )
     elsewhere = TensorBoardLogger(tmp_path, name="others", version="")
     log_positions.truncate_logs(tmp_path / "run", [elsewhere], positions={f"../others/{names[0]}": 3}, events=ATTEMPTS)
     assert [file.read_bytes() for file in others.iterdir()] == [b"precious"] * 2

@@ -10,7 +10,15 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
-from hpc.training.predicted_samples import LINE_PIXELS, TILE_PIXELS, PredictedSamples, contact_sheet, readable, sample_kind, text_table
+from hpc.training.predicted_samples import (
+    LINE_PIXELS,
+    TILE_PIXELS,
+    PredictedSamples,
+    contact_sheet,
+    readable,
+    sample_kind,
+    text_table,
+)
 
 
 def test_a_contact_sheet_marks_wrong_predictions_in_red() -> None:

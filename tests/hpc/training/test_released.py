@@ -11,9 +11,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
 from hpc.config.errors import ConfigError
+from hpc.training.deepspeed_strategy import DeepSpeed
 from hpc.training.released_layers import TracksReleasedLayers
 from hpc.training.strategies import FSDP
-from hpc.training.deepspeed_strategy import DeepSpeed
 
 # In each rank: the head is frozen till the second epoch. What each has made of it is told at the end.
 FROZEN = """

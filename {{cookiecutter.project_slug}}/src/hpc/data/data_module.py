@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hpc.config.errors import ConfigError
 from hpc.data import staging
-from hpc.data.fetching import IndexedDataset, BatchLoader
+from hpc.data.fetching import BatchLoader, IndexedDataset
 from hpc.data.file_checks import reject_few_samples, reject_large_batch
 from hpc.data.file_parts import FileParts
 from hpc.data.image_files import SPLITS
@@ -129,7 +129,9 @@ class DataModule(L.LightningDataModule):
             raise copy(batch)
         inputs, targets, indices = batch
         if self.num_draws and self.trainer is not None and self.trainer.training:
-            inputs = self.augment(inputs, uniform_per_sample(self.seed, self.trainer.current_epoch, indices=indices, num=self.num_draws))
+            inputs = self.augment(
+                inputs, uniform_per_sample(self.seed, self.trainer.current_epoch, indices=indices, num=self.num_draws)
+            )
         inputs = self.prepare_inputs(inputs)
         if self.trainer is not None:  # Lightning converts before the transfer, when images are still uint8
             inputs = self.trainer.precision_plugin.convert_input(inputs)

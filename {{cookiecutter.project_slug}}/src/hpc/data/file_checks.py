@@ -15,8 +15,8 @@ from hpc.data import packed_files
 from hpc.data.file_parts import verify_parts
 from hpc.data.image_files import decode_image, list_images, reject_few_classes
 from hpc.data.staging import reject_missing_folder
-from hpc.data.text_files import is_token_file, list_text, num_tokens, map_file, reject_tokens_outside, split_text
-from hpc.data.token_files import read_notes, token_parts, read_vocabulary
+from hpc.data.text_files import is_token_file, list_text, map_file, num_tokens, reject_tokens_outside, split_text
+from hpc.data.token_files import read_notes, read_vocabulary, token_parts
 from hpc.launch.placement import read_placement
 
 MAX_CHECKED_IMAGES = 2000

@@ -37,7 +37,9 @@ def verify_parts(parts: FileParts, key: str, at_most: int | None = None) -> int:
     try:
         found = os.path.getsize(parts.file)
         if found < end:
-            raise ConfigError(key, parts.file, f"has {end} bytes as it was packed; here are {found}", COPY_OR_PACK_AGAIN)
+            raise ConfigError(
+                key, parts.file, f"has {end} bytes as it was packed; here are {found}", COPY_OR_PACK_AGAIN
+            )
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # crc32 and read give the interpreter's lock up
             crcs = list(pool.map(lambda i: range_checksum(parts.file, start=starts[i], size=parts.sizes[i]), some))
     except OSError as error:

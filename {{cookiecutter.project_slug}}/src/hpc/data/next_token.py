@@ -7,7 +7,7 @@ from torch.utils.data import Dataset
 from hpc.data.data_module import DataModule
 from hpc.data.file_parts import FileParts
 from hpc.data.text_files import split_text
-from hpc.data.token_files import describe_text, token_parts, read_vocabulary
+from hpc.data.token_files import describe_text, read_vocabulary, token_parts
 from hpc.data.token_windows import TokenWindows
 
 

@@ -36,7 +36,9 @@ def pack(data: Any, out: str) -> list[str]:
         part = packing.unfinished_paths(out)[0]
         if not os.path.exists(part):
             labels, words = [label for _, label in samples], [os.fsencode(name) for name in classes]
-            packed_files.create(f"{part}.new", names=names, labels=labels, classes=words, splits=ranges, image_size=size)
+            packed_files.create(
+                f"{part}.new", names=names, labels=labels, classes=words, splits=ranges, image_size=size
+            )
             os.replace(f"{part}.new", part)
         shape = packed_files.read(part, unfinished=True)
         left, bad = [number for number in range(len(shape.crcs)) if number not in done], []

@@ -34,7 +34,10 @@ def pack(data: Any, out: str, *, tokenizer: str) -> list[str]:
     def of_part(number: int) -> list[str]:
         return [file for file, _, _ in every[number]]
 
-    with packing.open_journal(out, fingerprint("text", spec, data.vocab_size, every), files_of_part=of_part) as (known, note):
+    with packing.open_journal(out, fingerprint("text", spec, data.vocab_size, every), files_of_part=of_part) as (
+        known,
+        note,
+    ):
         done = [known[number] for number in range(len(known))]
         text = ""
         if spec != "bytes":
@@ -48,7 +51,14 @@ def pack(data: Any, out: str, *, tokenizer: str) -> list[str]:
         work = partial(tokenizing.read_byte_part, every)
         if text:
             work = partial(tokenizing.tokenize_part, every, tokenizing.load_tokenizer(text, tokenizer), noted["dtype"])
-        _write(out, partial(packing.work_with_state, work, of_part), num_parts=len(every), noted=noted, done=done, note=note)
+        _write(
+            out,
+            partial(packing.work_with_state, work, of_part),
+            num_parts=len(every),
+            noted=noted,
+            done=done,
+            note=note,
+        )
     what = f"{noted['tokens']} tokens, vocabulary {noted['vocab_size']}, {noted['bytes_per_token']:.3f} bytes per token"
     command = f"python train.py data=text data.files={shlex.quote(out)} model=gpt_124m trainer=gpu"
     return [*summary(out, files, what=what, checksum=noted["checksum"]), command]

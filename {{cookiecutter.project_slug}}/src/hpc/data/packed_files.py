@@ -144,7 +144,9 @@ def read(file: str, unfinished: bool = False) -> PackedFile:
                     "data.file", file, "was packed to the end; this was not", "the same tools/pack.py again"
                 )
             if checksum and checksum != _checksum(made):
-                raise ConfigError("data.file", file, "says of itself what was packed; its checksum does not fit", COPY_OR_PACK_AGAIN)
+                raise ConfigError(
+                    "data.file", file, "says of itself what was packed; its checksum does not fit", COPY_OR_PACK_AGAIN
+                )
             images, splits = made["images"], json.loads(made.attrs["splits"])
             if images.id.get_offset() is None or images.dtype.str != "|u1" or images.shape[1:2] != (3,):
                 raise ValueError("its images are not one block of uint8")

@@ -18,7 +18,9 @@ from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler
 from hpc.state import checksums, plain_forms, randomness
 from hpc.state.batch_effects import FetchEffects
 
-NOT_PERSISTENT = "persistent_workers=False, as random numbers of workers that outlive an epoch could not be repeated by a run"
+NOT_PERSISTENT = (
+    "persistent_workers=False, as random numbers of workers that outlive an epoch could not be repeated by a run"
+)
 NOT_PERSISTENT += " that goes on"
 PLAIN_LOADER = "a torch.utils.data.DataLoader"
 
@@ -223,7 +225,9 @@ def pass_over_batches(
         if is_same and place["sum"] != batches.sums[many]:
             sampler = getattr(batches.batches, "sampler", batches.batches)
             rule = f"{type(sampler).__name__} must give the same samples for the same random numbers"
-            raise ConfigError("data", None, rule, f"{PLAIN_LOADER} with shuffle=True, or a sampler with set_epoch(epoch)")
+            raise ConfigError(
+                "data", None, rule, f"{PLAIN_LOADER} with shuffle=True, or a sampler with set_epoch(epoch)"
+            )
         if loader.num_workers != place.get("workers", loader.num_workers) and trainer.is_global_zero:
             said = f"train: {place['workers']} -> {loader.num_workers} workers"
             print(f"{said}: random numbers that they draw are others from here on", flush=True)

@@ -19,8 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from hpc.config.errors import ConfigError
-from hpc.data import noted_batches
-from hpc.data import replay
+from hpc.data import noted_batches, replay
 from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler, SharedBatches, batch_ranges
 
 USE_ONE_DEVICE = "one device: trainer=gpu or trainer=cpu"
@@ -83,7 +82,9 @@ class SharesLoaders:
         return super().reduce(tensor, group, reduce_op)  # type: ignore[misc]
 
 
-def share_loader(loader: Any, stage: RunningStage, *, rank: int, num_ranks: int, alone: bool = False) -> tuple[object, str]:
+def share_loader(
+    loader: Any, stage: RunningStage, *, rank: int, num_ranks: int, alone: bool = False
+) -> tuple[object, str]:
     """Return the loader with this rank's samples, and what to tell of it.
 
     Args:
@@ -113,7 +114,9 @@ def share_loader(loader: Any, stage: RunningStage, *, rank: int, num_ranks: int,
     batches: Any = loader.batch_sampler  # a loader that was given one knows neither its order nor how large batches are
     if type(batches) is not BatchSampler or not hasattr(batches.sampler, "__len__"):
         rule = f"each of the {num_ranks} ranks must get samples of its own; how to share out this sampler is not known"
-        raise _rejected(split, loader, rule, f"a DistributedSampler (with `rank` and `num_replicas`), or {USE_PLAIN_LOADER}")
+        raise _rejected(
+            split, loader, rule, f"a DistributedSampler (with `rank` and `num_replicas`), or {USE_PLAIN_LOADER}"
+        )
     order: Any = SequentialSampler(loader.dataset) if own else batches.sampler  # type: ignore[arg-type]
     num_samples, batch_size = len(order), batches.batch_size
     if batches.drop_last:  # of an evaluation as many as one process would leave out

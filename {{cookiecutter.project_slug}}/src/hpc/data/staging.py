@@ -38,7 +38,11 @@ def node_local_folder(node_local: str) -> str:
     if not os.path.isdir(said.stdout):
         rule = f"is a folder on {socket.gethostname()}; it leads to {said.stdout!r}"
         raise ConfigError(
-            "cluster.node_local", node_local, rule, f"a folder that jobs have there, {OR_NO_STAGING}", only_this_rank=True
+            "cluster.node_local",
+            node_local,
+            rule,
+            f"a folder that jobs have there, {OR_NO_STAGING}",
+            only_this_rank=True,
         )
     return said.stdout
 
@@ -106,7 +110,9 @@ def _looked_at(folder: Path) -> Iterator[None]:
         before, moved = _parts(folder), process.io_bytes()
         while not over.wait(POLL_SECONDS):
             with suppress(OSError):
-                if process.io_bytes() - moved >= MIN_PROGRESS_BYTES:  # to verify a copy changes nothing that neighbours could see
+                if (
+                    process.io_bytes() - moved >= MIN_PROGRESS_BYTES
+                ):  # to verify a copy changes nothing that neighbours could see
                     moved = process.io_bytes()
                     for mine in folder.glob(f"*{_aside()}"):
                         os.utime(mine)
@@ -142,7 +148,9 @@ def _reject_without_room(size: int, node_local: str) -> None:
     if free < size:
         where = f"{node_local_folder(node_local)} on {socket.gethostname()}"
         rule = f"needs {size / 1e9:.3g} GB; {where} has {free / 1e9:.3g} GB free"
-        raise ConfigError("data.stage", True, rule, f"another cluster.node_local=, {OR_NO_STAGING}", only_this_rank=True)
+        raise ConfigError(
+            "data.stage", True, rule, f"another cluster.node_local=, {OR_NO_STAGING}", only_this_rank=True
+        )
 
 
 def _copy(parts: FileParts, copy: str) -> None:

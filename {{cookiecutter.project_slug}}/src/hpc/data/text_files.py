@@ -15,7 +15,21 @@ if TYPE_CHECKING:
     import numpy as np
 
 TOKEN_SUFFIXES = (".npy", ".bin")  # any other file is text, read as bytes
-BINARY_SUFFIXES = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".tar", ".parquet", ".arrow", ".h5", ".pdf", ".pt")
+BINARY_SUFFIXES = (
+    ".gz",
+    ".bz2",
+    ".xz",
+    ".zst",
+    ".lz4",
+    ".zip",
+    ".7z",
+    ".tar",
+    ".parquet",
+    ".arrow",
+    ".h5",
+    ".pdf",
+    ".pt",
+)
 SPLIT_TWENTIETHS = {"train": (0, 18), "val": (18, 19), "test": (19, 20)}
 
 

@@ -34,7 +34,9 @@ def read_notes(file: str) -> dict[str, Any] | None:
         numbers = [noted[key] + 0 for key in NUMBER_KEYS]
         dtype, whole = noted["dtype"], noted["checksum"] == notes_checksum(noted)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError("data.files", path, f"is what tools/pack.py has written; {error!r}", COPY_OR_PACK_AGAIN) from None
+        raise ConfigError(
+            "data.files", path, f"is what tools/pack.py has written; {error!r}", COPY_OR_PACK_AGAIN
+        ) from None
     tokens = map_file(file)
     if not whole or (len(tokens), str(tokens.dtype)) != (numbers[0], dtype):
         rule = f"{path} describes it: {numbers[0]} tokens, {dtype}; it holds {len(tokens)}, {tokens.dtype}"

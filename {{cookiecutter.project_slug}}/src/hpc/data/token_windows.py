@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hpc.data.fetching import copy_to_tensor
-from hpc.data.text_files import num_tokens, map_file, reject_tokens_outside
+from hpc.data.text_files import map_file, num_tokens, reject_tokens_outside
 
 MAX_TOKENS_IN_MEMORY = 1 << 26  # tokens
 
@@ -56,7 +56,9 @@ class TokenWindows(Dataset):
         if self.vocab_size is not None and (tokens.max() >= self.vocab_size or tokens.min() < 0):
             row, column = np.argwhere((tokens < 0) | (tokens >= self.vocab_size))[0]
             file = int(np.searchsorted(self.ends, starts[row] + column, side="right"))
-            reject_tokens_outside(self.vocab_size, smallest=int(tokens.min()), largest=int(tokens.max()), file=self.files[file])
+            reject_tokens_outside(
+                self.vocab_size, smallest=int(tokens.min()), largest=int(tokens.max()), file=self.files[file]
+            )
         return copy_to_tensor(tokens[:, :-1], np.int64), copy_to_tensor(tokens[:, 1:], np.int64)
 
     def _from_several(self, starts: np.ndarray) -> np.ndarray:

@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 20  # bytes: a tokenizer needs a few hundred times as much memory
 PART_BYTES = 1 << 24  # bytes that one process does at a time
 MAX_TRAINING_BYTES = 1 << 30  # bytes, evenly spread; more text makes a BPE hardly better
-END_OF_TEXT_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>")  # the token that ends a file: the first that there is
+END_OF_TEXT_TOKENS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<eos>",
+    "</s>",
+)  # the token that ends a file: the first that there is
 
 Piece = tuple[str, int, int]  # file, first byte, one past the last: before they are moved to where lines begin
 
@@ -76,7 +81,9 @@ def read_byte_part(every: Sequence[Sequence[Piece]], number: int) -> tuple[bytes
     return read, len(read)
 
 
-def tokenize_part(every: Sequence[Sequence[Piece]], tokenizer: "Tokenizer", dtype: str, number: int) -> tuple[bytes, int]:
+def tokenize_part(
+    every: Sequence[Sequence[Piece]], tokenizer: "Tokenizer", dtype: str, number: int
+) -> tuple[bytes, int]:
     """(tokens as bytes of `dtype`, bytes of text) of a part. Raises `ConfigError`."""
     import numpy as np
 

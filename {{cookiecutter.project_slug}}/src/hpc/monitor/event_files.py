@@ -1,4 +1,4 @@
-"""The curves that a run has left in TensorBoard's files, as far as they can be read. Imports no torch."""
+"""Readers of the curves in a run's TensorBoard files, as far as these can be read. Imports no torch."""
 
 import struct
 from collections import defaultdict
@@ -8,137 +8,143 @@ from math import isfinite
 from pathlib import Path
 from typing import IO, Any
 
-from hpc.monitor.sample_files import masked
+from hpc.monitor.damage_notes import damage_note
+from hpc.monitor.sample_files import masked_checksum
 from hpc.system.files import open_regular_file
 
-LARGEST = 2**16  # bytes of a record; what is larger, as pictures and histograms, is passed over unread
-MOST = 2_000_000  # records that are read: some 20 seconds
-KEPT = 4000  # points of a curve; of more, every second one goes
-PROFILE = "profile/text_summary"  # what hpc/monitor/profile.py has told
+MAX_RECORD_BYTES = 2**16  # larger records, such as pictures and histograms, are skipped
+MAX_RECORDS = 2_000_000  # reading them takes about 20 seconds
+MAX_POINTS = 4000  # of a curve; when it has more, every second point is dropped
+PROFILE_TAG = "profile/text_summary"  # the text that hpc/monitor/profile.py logs
 
-Point = tuple[float, float]  # step, value
+CurvePoint = tuple[float, float]  # step, value
 
 
 @dataclass
 class Curve:
-    """Values by step; a step that was made twice counts as it was made last.
+    """Values by step. If a step was logged twice, the later value counts.
 
-    Thinned evenly while it grows, but for the lowest, the highest and the last one.
+    The curve is thinned evenly while it grows, but keeps its lowest, its highest and its last point.
     """
 
     values: dict[int, float] = field(default_factory=dict)
-    low: Point | None = None
-    high: Point | None = None
-    last: Point | None = None
-    seen: int = 0
-    every: int = 1
+    low: CurvePoint | None = None
+    high: CurvePoint | None = None
+    last: CurvePoint | None = None
+    num_added: int = 0
+    stride: int = 1  # one of so many points is kept
 
-    def points(self) -> list[Point]:
-        kept = [point for point in (self.low, self.high, self.last) if point]
-        return sorted((self.values | dict(kept)).items())  # type: ignore[arg-type]
+    def points(self) -> list[CurvePoint]:
+        extremes = [point for point in (self.low, self.high, self.last) if point]
+        return sorted((self.values | dict(extremes)).items())  # type: ignore[arg-type]
 
     def add(self, step: int, value: float) -> None:
-        if self.last and step <= self.last[0]:  # made again, after a checkpoint
-            self.low, self.high = (one if one and one[0] < step else None for one in (self.low, self.high))
+        if self.last and step <= self.last[0]:  # the run resumed from a checkpoint and repeats this step
+            self.low, self.high = (
+                extreme if extreme and extreme[0] < step else None for extreme in (self.low, self.high)
+            )
         self.last = (step, value)
         if isfinite(value):
             self.low = min(self.low or self.last, self.last, key=lambda point: point[1])
             self.high = max(self.high or self.last, self.last, key=lambda point: point[1])
-        if self.seen % self.every == 0:
+        if self.num_added % self.stride == 0:
             self.values[step] = value
-        self.seen += 1
-        if len(self.values) > KEPT:
-            self.values, self.every = dict(list(self.values.items())[::2]), 2 * self.every
+        self.num_added += 1
+        if len(self.values) > MAX_POINTS:
+            self.values, self.stride = dict(list(self.values.items())[::2]), 2 * self.stride
 
 
 @dataclass
-class Curves:
-    """By tag. `notes` say what could not be read."""
+class RunCurves:
+    """The curves of a run by tag. `notes` name what could not be read."""
 
-    points: dict[str, list[Point]] = field(default_factory=dict)
-    profile: str = ""
+    points: dict[str, list[CurvePoint]] = field(default_factory=dict)
+    profile: str = ""  # the one-line summary of a profile, if there is one
     notes: list[str] = field(default_factory=list)
 
     def mean(self, tag: str) -> float | None:
-        """Of the points that are numbers; None where there are none."""
+        """Return the mean of the finite values; None if there are none."""
         values = [value for _, value in self.points.get(tag, []) if isfinite(value)]
         return sum(values) / len(values) if values else None
 
     def rate(self, tag: str) -> float | None:
-        """Of something per second over all windows of steps, each as long as it took; None where nothing is known."""
-        seconds = dict(self.points.get("perf/step_seconds", []))
-        known = [(value, seconds.get(step, 0.0)) for step, value in self.points.get(tag, []) if isfinite(value)]
-        whole = sum(took for _, took in known)
-        return sum(value * took for value, took in known) / whole if whole > 0 else self.mean(tag)
+        """Return the mean of a rate per second, weighted by step time; None if nothing is known of it.
+
+        Each point stands for a window of equally many steps, so that its step time says how long the window took.
+        """
+        step_seconds = dict(self.points.get("perf/step_seconds", []))
+        weighted = [(value, step_seconds.get(step, 0.0)) for step, value in self.points.get(tag, []) if isfinite(value)]
+        total = sum(seconds for _, seconds in weighted)
+        return sum(value * seconds for value, seconds in weighted) / total if total > 0 else self.mean(tag)
 
 
-def read(*folders: Path) -> Curves:
-    """What the events files of these folders hold, not those of the folders in them."""
-    files, read = [file for folder in folders for file in folder.glob("events.out.tfevents.*")], Curves()
-    files.sort(key=lambda file: file.name)  # their names begin with the time
+def read_curves(*folders: Path) -> RunCurves:
+    """Read the events files of these folders, without those of subfolders."""
+    files, run = [file for folder in folders for file in folder.glob("events.out.tfevents.*")], RunCurves()
+    files.sort(key=lambda file: file.name)  # their names begin with their time
     try:
         from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
     except ImportError:
-        read.notes += ["tensorboard is not installed, so that no curve can be read"] if files else []
-        return read
+        run.notes += ["tensorboard is not installed, so no curve can be read"] if files else []
+        return run
     curves: dict[str, Curve] = defaultdict(Curve)
-    left = MOST
+    num_records = 0
     for file in files:
         damaged = 0
         try:
             for event in _events(file, Event):
                 damaged += event is None
-                _add(curves, read, event)
-                left -= 1
-                if left == 0:
-                    raise ValueError(f"more than {MOST} points in all")
+                _add_event(event, curves, run)
+                num_records += 1
+                if num_records == MAX_RECORDS:
+                    raise ValueError(f"there are more than {MAX_RECORDS} points")
         except ValueError as error:
-            read.notes.append(f"{file.name}: {error}; what stands before that is shown")
+            run.notes.append(f"{file.name}: {error}; the points before that are shown")
         except OSError as error:
-            read.notes.append(f"{file.name} cannot be read: {error.strerror}")
+            run.notes.append(f"{file.name} cannot be read: {error.strerror}")
         if damaged:
-            read.notes.append(f"{file.name}: {damaged} damaged record{'s' if damaged > 1 else ''} left out")
-        if left == 0:
+            run.notes.append(damage_note(file.name, damaged, "record"))
+        if num_records == MAX_RECORDS:
             break
-    read.points = {tag: curve.points() for tag, curve in sorted(curves.items())}
-    return read
+    run.points = {tag: curve.points() for tag, curve in sorted(curves.items())}
+    return run
 
 
-def _add(curves: dict[str, Curve], read: Curves, event: Any) -> None:
+def _add_event(event: Any, curves: dict[str, Curve], run: RunCurves) -> None:
     for value in event.summary.value if event else ():
         if value.HasField("simple_value"):
             curves[value.tag].add(event.step, value.simple_value)
-        elif value.tag == PROFILE and value.tensor.string_val:
-            read.profile = value.tensor.string_val[0].decode(errors="replace").partition("\n")[0]
+        elif value.tag == PROFILE_TAG and value.tensor.string_val:
+            run.profile = value.tensor.string_val[0].decode(errors="replace").partition("\n")[0]
 
 
-def _events(file: Path, event: Any) -> Iterator[Any]:
-    """None for one that is damaged."""
+def _events(file: Path, event_class: Any) -> Iterator[Any]:
+    """Yield the events of a file; None for a damaged one."""
     with open_regular_file(file) as stream:
         for data in _records(stream):
             try:
-                yield None if data is None else event.FromString(data)
-            except Exception:  # protobuf's own, whichever of its implementations is installed
+                yield None if data is None else event_class.FromString(data)
+            except Exception:  # protobuf's errors differ between its implementations
                 yield None
 
 
 def _records(stream: IO[bytes]) -> Iterator[bytes | None]:
-    """Length, its checksum, the data, their checksum (TFRecord). Raises `ValueError` where the file is cut off.
+    """Yield the data of each record; None if they are damaged. Raises `ValueError` where the file is cut off.
 
-    A record whose data are damaged comes as None.
+    A record of TFRecord is the length, its checksum, the data, and their checksum.
     """
     end = stream.seek(0, 2)
     position = stream.seek(0)
     while position < end:
         head = stream.read(12)
         (length,) = struct.unpack("<Q", head[:8]) if len(head) == 12 else (end,)
-        if len(head) == 12 and head[8:] != masked(head[:8]):
+        if len(head) == 12 and head[8:] != masked_checksum(head[:8]):
             raise ValueError("the length of a record is damaged")
         position += 12 + length + 4
         if position > end:
-            raise ValueError("it ends in the middle of a record")
-        if length > LARGEST:
+            raise ValueError("the file ends in the middle of a record")
+        if length > MAX_RECORD_BYTES:
             stream.seek(position)
             continue
         data = stream.read(length + 4)
-        yield data[:-4] if data[-4:] == masked(data[:-4]) else None
+        yield data[:-4] if data[-4:] == masked_checksum(data[:-4]) else None

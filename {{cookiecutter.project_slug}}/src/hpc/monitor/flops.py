@@ -1,4 +1,4 @@
-"""What a network computes for an example, found without a device and without memory."""
+"""The floating-point operations of a network, counted without a device and without memory."""
 
 from copy import deepcopy
 from typing import Any
@@ -9,21 +9,23 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def training_flops(network: Any) -> int:
-    """Floating-point operations of forward and backward for one example of a network.
+    """Return the floating-point operations of forward and backward for one example.
 
-    Matrix products, convolutions and attention, two operations per multiply-add; attention as if it were not causal,
-    as PaLM counts (Chowdhery et al., 2022, appendix B). What activation checkpointing computes again does not count:
-    ask before it is switched on.
+    Counted are matrix products, convolutions and attention, with two operations per multiply-add, and attention as if
+    it were not causal, as PaLM counts (Chowdhery et al., 2022, appendix B). Recomputation by activation checkpointing
+    must not count, so call this before checkpointing is switched on.
 
     Args:
-        network: with `example_input(batch_size)`. Its forward is called on a copy without content: it may set itself up
-            by the first batch that it sees.
+        network: has `example_input(batch_size)`. Its forward is called on a copy without content, because a network may
+            initialize itself from the first batch that it sees.
     """
     content = [*network.parameters(), *network.buffers()]
-    hollow = {id(one): torch.empty_like(one, device="meta", requires_grad=one.requires_grad) for one in content}
+    on_meta = {
+        id(tensor): torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad) for tensor in content
+    }
     for parameter in network.parameters():
-        hollow[id(parameter)] = nn.Parameter(hollow[id(parameter)], parameter.requires_grad)
-    copy = deepcopy(network, hollow).eval()  # dropout draws no numbers, batch norm takes one example
+        on_meta[id(parameter)] = nn.Parameter(on_meta[id(parameter)], parameter.requires_grad)
+    copy = deepcopy(network, on_meta).eval()  # dropout draws no numbers, and batch norm accepts a single example
     counter = FlopCounterMode(display=False)
     with counter:
         copy(network.example_input(1).to("meta")).sum().backward()

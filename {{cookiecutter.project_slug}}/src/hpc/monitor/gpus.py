@@ -1,81 +1,86 @@
-"""What a node's GPUs do, asked of the driver: no context on a GPU, none of its memory, no torch."""
+"""Figures of a node's GPUs from the driver, without a context on a GPU, without its memory, without torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 METRICS = ("percent", "memory_gb", "watts", "celsius")
-Reading = list[float | None]  # in that order; None: not known
+GpuFigures = list[float | None]  # in the order of METRICS; None: unknown
 
 
-class Missing(Exception):
-    """Nothing on this node tells about its GPUs; the message says why."""
+class NoGpuLibrary(Exception):
+    """No library of this node gives figures of its GPUs; the message says why."""
 
 
-def found(environ: Mapping[str, str]) -> "Nvidia | Amd":
-    """What tells about the GPUs of this node. Raises `Missing`."""
-    why = []
-    for library in (Nvidia, Amd):
+def open_library(environ: Mapping[str, str]) -> "NvidiaLibrary | AmdLibrary":
+    """Return the library that gives figures of this node's GPUs. Raises `NoGpuLibrary`."""
+    reasons = []
+    for library in (NvidiaLibrary, AmdLibrary):
         try:
             return library(environ)
-        except Missing as missing:
-            why.append(str(missing))
-    raise Missing(", ".join(why))
+        except NoGpuLibrary as error:
+            reasons.append(str(error))
+    raise NoGpuLibrary(", ".join(reasons))
 
 
-def chosen(words: str | None, there: Sequence[Any], named: Callable[[str], Any] = lambda word: None) -> list[Any]:
-    """Those of the devices that a variable such as CUDA_VISIBLE_DEVICES lets a program see, in its order.
+def visible_devices(
+    words: str | None, devices: Sequence[Any], *, by_name: Callable[[str], Any] = lambda name: None
+) -> list[Any]:
+    """Return the devices that a variable such as CUDA_VISIBLE_DEVICES lets a program see, in its order.
 
     Args:
-        words: numbers and names with commas between them; None: all devices. From the first that is none on, CUDA sees
-            nothing.
-        named: the device of this name, or None.
+        words: numbers and names, separated by commas; None: all devices. CUDA ignores all that follows an invalid word.
+        by_name: returns the device of a name, or None.
     """
     if words is None:
-        return list(there)
-    seen = []
+        return list(devices)
+    visible = []
     for word in map(str.strip, words.split(",")):
-        if word.isdecimal() and int(word) < len(there):
-            seen.append(there[int(word)])
-        elif (device := named(word)) is not None:
-            seen.append(device)
+        if word.isdecimal() and int(word) < len(devices):
+            visible.append(devices[int(word)])
+        elif (device := by_name(word)) is not None:
+            visible.append(device)
         else:
             break
-    return seen
+    return visible
 
 
-class Nvidia:
-    """By NVML. `devices`: in torch's order; None: cannot be reached."""
+class NvidiaLibrary:
+    """NVML. `devices` are in torch's order; None is a GPU that cannot be reached."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         try:
             import pynvml
-        except ImportError as error:  # an image may do without it
-            raise Missing(str(error)) from None
+        except ImportError as error:  # a container image may lack it
+            raise NoGpuLibrary(str(error)) from None
         self._nvml: Any = pynvml
         try:
             pynvml.nvmlInit()
-            there = [self._handle(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            handles = [self._handle(index) for index in range(pynvml.nvmlDeviceGetCount())]
         except pynvml.NVMLError as error:
-            raise Missing(str(error)) from None
-        self.devices = chosen(environ.get("CUDA_VISIBLE_DEVICES"), there, lambda word: self._named(word, there))
+            raise NoGpuLibrary(str(error)) from None
+        words = environ.get("CUDA_VISIBLE_DEVICES")
+        self.devices = visible_devices(words, handles, by_name=lambda name: self._find(name, handles))
 
-    def read(self, device: Any, said: Callable[[str], object]) -> Reading:
-        """Of one GPU. `said` is told what goes wrong; what a GPU (a slice of one, say) does not count is no news."""
+    def read_figures(self, device: Any, report_error: Callable[[str], object]) -> GpuFigures:
+        """Return the figures of one GPU.
+
+        Errors go to `report_error`, but for figures that this kind of GPU (a slice of one, say) does not have.
+        """
         nvml = self._nvml
-        asks: list[Callable[[], float]] = [
+        queries: list[Callable[[], float]] = [
             lambda: nvml.nvmlDeviceGetUtilizationRates(device).gpu,
             lambda: nvml.nvmlDeviceGetMemoryInfo(device).used / 1e9,
             lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1000,
             lambda: nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
         ]
-        return [self._told(ask, said) for ask in asks]
+        return [self._figure(query, report_error) for query in queries]
 
-    def _told(self, ask: Callable[[], float], said: Callable[[str], object]) -> float | None:
+    def _figure(self, query: Callable[[], float], report_error: Callable[[str], object]) -> float | None:
         try:
-            return float(ask())
+            return float(query())
         except self._nvml.NVMLError as error:
             if error.value != self._nvml.NVML_ERROR_NOT_SUPPORTED:
-                said(str(error))
+                report_error(str(error))
             return None
 
     def _handle(self, index: int) -> Any:
@@ -84,20 +89,20 @@ class Nvidia:
         except self._nvml.NVMLError:
             return None
 
-    def _named(self, word: str, there: Sequence[Any]) -> Any:
-        """The GPU with this UUID, which may be shortened, or the slice of one with this UUID (MIG)."""
+    def _find(self, name: str, handles: Sequence[Any]) -> Any:
+        """Return the GPU with this UUID, which may be shortened, or the slice of a GPU (MIG) with this UUID."""
         nvml = self._nvml
         try:
-            if word.startswith("MIG-"):
-                return nvml.nvmlDeviceGetHandleByUUID(word)
-            found = [device for device in there if device and nvml.nvmlDeviceGetUUID(device).startswith(word)]
+            if name.startswith("MIG-"):
+                return nvml.nvmlDeviceGetHandleByUUID(name)
+            matches = [handle for handle in handles if handle and nvml.nvmlDeviceGetUUID(handle).startswith(name)]
         except nvml.NVMLError:
             return None
-        return found[0] if len(found) == 1 and word.startswith("GPU-") else None
+        return matches[0] if len(matches) == 1 and name.startswith("GPU-") else None
 
 
-class Amd:
-    """By AMD SMI, whose Python package comes with ROCm. It writes N/A for what it does not know."""
+class AmdLibrary:
+    """AMD SMI, whose Python package comes with ROCm. It writes N/A for figures that it does not know."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         try:
@@ -105,16 +110,18 @@ class Amd:
 
             self._smi: Any = amdsmi
             amdsmi.amdsmi_init()
-            there = sorted(amdsmi.amdsmi_get_processor_handles(), key=self._hip_id)
-        except Exception as error:  # the package looks for its library in its own ways, and fails in as many
-            raise Missing(str(error)) from None
-        # The runtime below HIP hides devices first; HIP counts what is left.
-        left = chosen(environ.get("ROCR_VISIBLE_DEVICES"), there)
-        self.devices = chosen(environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")), left)
+            handles = sorted(amdsmi.amdsmi_get_processor_handles(), key=self._hip_id)
+        except Exception as error:  # the package searches for its library in several ways, with an error for each
+            raise NoGpuLibrary(str(error)) from None
+        # The runtime below HIP hides devices first; HIP numbers the remaining ones.
+        of_runtime = visible_devices(environ.get("ROCR_VISIBLE_DEVICES"), handles)
+        words = environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES"))
+        self.devices = visible_devices(words, of_runtime)
 
-    def read(self, device: Any, said: Callable[[str], object]) -> Reading:
+    def read_figures(self, device: Any, report_error: Callable[[str], object]) -> GpuFigures:
+        """Return the figures of one GPU; errors go to `report_error`."""
         smi = self._smi
-        asks: list[Callable[[], Any]] = [
+        queries: list[Callable[[], Any]] = [
             lambda: smi.amdsmi_get_gpu_activity(device)["gfx_activity"],
             lambda: smi.amdsmi_get_gpu_vram_usage(device)["vram_used"] * 2**20 / 1e9,
             lambda: self._watts(smi.amdsmi_get_power_info(device)),
@@ -122,19 +129,19 @@ class Amd:
                 device, smi.AmdSmiTemperatureType.JUNCTION, smi.AmdSmiTemperatureMetric.CURRENT
             ),
         ]
-        return [self._told(ask, said) for ask in asks]
+        return [self._figure(query, report_error) for query in queries]
 
-    def _told(self, ask: Callable[[], Any], said: Callable[[str], object]) -> float | None:
+    def _figure(self, query: Callable[[], Any], report_error: Callable[[str], object]) -> float | None:
         try:
-            value = ask()
+            value = query()
         except (self._smi.AmdSmiException, TypeError, KeyError) as error:
-            said(str(error))
+            report_error(str(error))
             return None
         return float(value) if isinstance(value, int | float) else None
 
     @staticmethod
     def _watts(info: Mapping[str, Any]) -> Any:
-        """Older GPUs tell a mean, newer ones what is drawn now."""
+        """Return the mean power, which older GPUs give, or the current power, which newer ones give."""
         mean = info["average_socket_power"]
         return mean if isinstance(mean, int) else info["current_socket_power"]
 
@@ -142,4 +149,4 @@ class Amd:
         try:
             return int(self._smi.amdsmi_get_gpu_enumeration_info(device)["hip_id"])
         except (AttributeError, self._smi.AmdSmiException, KeyError, ValueError):
-            return 0  # an older library: as it lists them
+            return 0  # an older library: keep its order

@@ -1,4 +1,4 @@
-"""Beside the training: a process on each node that samples what the node does, and notes of when the run did what."""
+"""A callback that starts a sampler on each node and notes the phases of a run, such as start, validation and test."""
 
 import os
 import time
@@ -13,28 +13,28 @@ from hpc.resume.resume import Resume
 from hpc.run import phases
 from hpc.system import process
 from hpc.training import step_overhead
-from hpc.training import lean
 
-EPOCHS = 5  # of each start that are noted: a small run may make thousands
+MAX_EPOCHS = 5  # that each attempt notes: a small run may have thousands of them
 
 
 class Monitor(L.Callback):
-    """Starts the sampler of its node (node.py) on each node's first rank. Rank 0 notes phases.
+    """Start the sampler (sampler.py) on the first rank of each node, and note phases on rank 0.
 
-    Between the phases it does nothing: a step costs what it costs without.
+    It does nothing between phases, so that a step takes no longer.
     """
 
     def __init__(self, run_dir: str, every_seconds: float) -> None:
         self.run_dir, self.every_seconds = Path(run_dir), every_seconds
         self.attempt: int | None = None
-        self._tell: int | None = None  # a pipe to the sampler
-        self._begin: dict[str, float] = {}
-        self._epochs = EPOCHS
+        self._sampler_pipe: int | None = None  # a byte in it ends the sampler
+        self._begins: dict[str, float] = {}  # unix time by phase
+        self._epochs_left = MAX_EPOCHS
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if self.attempt is not None:
             return
-        self.attempt = next((one.run.number for one in trainer.callbacks if isinstance(one, Resume)), 1)  # type: ignore[attr-defined]
+        resumes = [callback for callback in trainer.callbacks if isinstance(callback, Resume)]  # type: ignore[attr-defined]
+        self.attempt = resumes[0].run.number if resumes else 1
         if not trainer.is_global_zero:
             step_overhead.disable_hook(self, "on_train_batch_end")
         else:
@@ -42,56 +42,60 @@ class Monitor(L.Callback):
                 (self.run_dir / "monitor").mkdir(parents=True, exist_ok=True)
         if trainer.local_rank == 0:
             gpus = trainer.num_devices if trainer.strategy.root_device.type == "cuda" else 0
-            self._tell = sampler.started(self.run_dir, self.attempt, self.every_seconds, gpus)
+            self._sampler_pipe = sampler.start_sampler(
+                self.run_dir, self.attempt, every_seconds=self.every_seconds, num_gpus=gpus
+            )
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if not trainer.fit_loop._should_accumulate():  # an epoch may end with fewer batches than a step has
-            step_overhead.disable_hook(self, "on_train_batch_end")  # the first step is done: compiled, loaded
-            self._begin["start"] = process.start_unix_time()
+            step_overhead.disable_hook(
+                self, "on_train_batch_end"
+            )  # the first step is done, with all compiling and loading
+            self._begins["start"] = process.start_unix_time()
             self._note(trainer, "start")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._begin["epoch"] = time.time()  # of one that goes on in the middle, Lightning tells no start
+        self._begins["epoch"] = time.time()  # an epoch that resumes in its middle has no on_train_epoch_start
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._begin["epoch"] = time.time()
+        self._begins["epoch"] = time.time()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._epochs:
-            self._epochs -= 1
+        if self._epochs_left:
+            self._epochs_left -= 1
             self._note(trainer, "epoch")
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._begin["validation"] = time.time()
+        self._begins["validation"] = time.time()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not trainer.sanity_checking:  # that is a part of the start
+        if not trainer.sanity_checking:  # the sanity check is a part of the start
             self._note(trainer, "validation")
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._begin["test"] = time.time()
+        self._begins["test"] = time.time()
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._note(trainer, "test")
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        self._leave()
+        self._end_sampler()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage == "test":  # the last thing that a run does
-            self._leave()
+        if stage == "test":  # the last stage of a run
+            self._end_sampler()
 
-    def _note(self, trainer: L.Trainer, what: str) -> None:
-        begin = self._begin.pop(what, None)
+    def _note(self, trainer: L.Trainer, phase: str) -> None:
+        begin = self._begins.pop(phase, None)
         if trainer.is_global_zero and self.attempt is not None and begin is not None:
-            phases.record_phase(self.run_dir, self.attempt, kind=what, begin_time=begin, step=trainer.global_step)
+            phases.record_phase(self.run_dir, self.attempt, kind=phase, begin_time=begin, step=trainer.global_step)
 
-    def _leave(self) -> None:
-        """Tell the sampler to end, which writes its last row first; nobody waits for it."""
-        if self._tell is not None:
+    def _end_sampler(self) -> None:
+        """Make the sampler write its last row and end, without waiting for it."""
+        if self._sampler_pipe is not None:
             with suppress(OSError):  # it has ended already
-                os.write(self._tell, b"\n")  # closing alone would not do: a forked data worker may hold the pipe
-            os.close(self._tell)
-            self._tell = None
+                os.write(self._sampler_pipe, b"\n")  # closing is not enough: a forked data worker may hold the pipe
+            os.close(self._sampler_pipe)
+            self._sampler_pipe = None

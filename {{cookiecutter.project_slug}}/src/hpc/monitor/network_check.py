@@ -1,4 +1,4 @@
-"""The network check as its ranks run it: meet as a training run does, measure, leave a table and network.json."""
+"""The network check as its ranks run it: meet like a training run, measure, write network.txt and network.json."""
 
 import json
 import os
@@ -16,42 +16,42 @@ from hpc.config import compose, conversion, layout, preflight, sections
 from hpc.launch import bandwidth, measured_links, nccl_log, node_checks, placement
 from hpc.launch.bandwidth import CollectiveTiming
 from hpc.launch.measured_links import MeasuredLinks
-from hpc.monitor.network_check_words import reject_alone
+from hpc.monitor.network_check_words import reject_single_rank
 from hpc.run import attempt_log, command_line, directory, frozen_config, signals, watchdog
 from hpc.system import files
-from hpc.training import starting_point
-from hpc.training import meet_ranks
-from hpc.training import begin as training_begin
-from hpc.training import beginning
+from hpc.training import meet_ranks, starting_point
 
-RESULT = "network.json"
-TABLE = "network.txt"
+RESULT_FILE = "network.json"
+TABLE_FILE = "network.txt"
 
 
-def run(cfg: DictConfig, place: placement.Placement, *, warned: signals.SignalState, words: Sequence[str]) -> None:
-    """Check the config and measure, on every rank; leave with exit code 1 where all of them are told to stop.
+def run_network_check(
+    cfg: DictConfig, place: placement.Placement, *, warned: signals.SignalState, words: Sequence[str]
+) -> None:
+    """Check the config and measure; every rank calls this. Leave with exit code 1 if all ranks are told to stop.
 
     Args:
-        words: as typed; they are kept beside the config.
+        warned: the signals that this process received.
+        words: the command line, which is kept beside the config.
     """
     preflight.check_rules(cfg)
-    reject_alone(cfg)
+    reject_single_rank(cfg)
     is_frozen = command_line.resume_directory(words) is not None
     try:
-        _measure_and_keep(cfg, place, warned=warned, words=compose.select_overrides(words), frozen=is_frozen)
+        _measure_and_write(cfg, place, warned=warned, words=compose.select_overrides(words), is_frozen=is_frozen)
     except watchdog.Stopped as stopped:
         if placement.is_reporting_rank(place, os.environ):
             print(f"stopped: {stopped.why}", flush=True)
         sys.exit(1)
 
 
-def _measure_and_keep(
-    cfg: DictConfig, place: placement.Placement, *, warned: signals.SignalState, words: Sequence[str], frozen: bool
+def _measure_and_write(
+    cfg: DictConfig, place: placement.Placement, *, warned: signals.SignalState, words: Sequence[str], is_frozen: bool
 ) -> None:
-    """Measure between all ranks. Rank 0 prints the table, and keeps it in the run directory and for the plan.
+    """Measure between all ranks. Rank 0 prints the table, and keeps it in the run directory and for plan.py.
 
     Args:
-        frozen: the config is the one that a run directory holds.
+        is_frozen: the config comes from the run directory.
 
     Raises:
         Stopped: on all ranks, between two measurements.
@@ -59,7 +59,9 @@ def _measure_and_keep(
     node_checks.check_launch(cfg, place, environ=os.environ)
     warned.launcher_pid = os.getppid()
     fresh = directory.choose(cfg.run_dir, cfg.name, now=datetime.now(), environ=os.environ, step=place.step or "0")
-    start = meet_ranks.begin_attempt(cfg, place, new_run_dir=fresh, is_frozen=frozen, environ=os.environ)  # torch from here on
+    start = meet_ranks.begin_attempt(
+        cfg, place, new_run_dir=fresh, is_frozen=is_frozen, environ=os.environ
+    )  # torch from here on
     run_dir, hang_seconds = Path(cfg.run_dir), 60 * cfg.faults.hang_minutes
     if start.claim:
         frozen_config.create_or_replace(run_dir, cfg, words=words)
@@ -76,29 +78,31 @@ def _measure_and_keep(
         hang_seconds=hang_seconds,
         signals=warned,
     ) as watching:
-        points, seconds = _measure(cfg, place, start, watching, warned)
+        points, seconds = _measure(cfg, place, start=start, watching=watching, warned=warned)
         if start.claim:
-            report = judged(cfg, start.hosts, points, seconds, _logs(run_dir))
-            _leave(report, cfg.cluster.name, run_dir)
+            report = make_report(cfg, start.hosts, points=points, seconds=seconds, logs=_nccl_logs(run_dir))
+            _write_report(report, cfg.cluster.name, run_dir)
             attempt_log.record_end(run_dir, start.claim, attempt=start.attempt, step=len(points), outcome="finished")
 
 
-def judged(
+def make_report(
     cfg: DictConfig,
     hosts: list[str],
+    *,
     points: Sequence[CollectiveTiming],
     seconds: Mapping[str, Sequence[float]],
     logs: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What network.json holds.
+    """Return the content of network.json.
 
     Args:
-        seconds: per comparison of nodes, the time of each.
-        logs: what NCCL said on each host.
+        points: the collectives that were timed.
+        seconds: for each comparison (within, neighbours), the time of each node.
+        logs: NCCL's log of each host.
     """
     per_node, date = cfg.trainer.devices, f"{datetime.now().astimezone():%Y-%m-%d %H:%M %z}"
     links = {scope: bandwidth.link_from_timings(points, scope, nodes=hosts, date=date) for scope in bandwidth.SCOPES}
-    by_host = {what: dict(zip(hosts, some, strict=False)) for what, some in seconds.items()}
+    by_host = {comparison: dict(zip(hosts, times, strict=False)) for comparison, times in seconds.items()}
     cluster = conversion.to_dataclass(sections.ClusterConfig, cfg.cluster, name="cluster")
     return {
         "cluster": cluster.name,
@@ -110,51 +114,57 @@ def judged(
         "transports": {host: sorted(nccl_log.used_networks(log)) for host, log in logs.items()},
         "seconds_per_node": by_host,
         "compared": bandwidth.compare_with_cluster(links, cluster, ranks_per_node=per_node),
-        "warnings": [*_sockets(logs), *_slow(by_host)],
-        "points": [asdict(p) | {"algorithm_gbs": p.algorithm_gbs, "bus_gbs": p.bus_gbs} for p in points],
+        "warnings": [*_socket_warnings(logs), *_slow_node_warnings(by_host)],
+        "points": [
+            asdict(point) | {"algorithm_gbs": point.algorithm_gbs, "bus_gbs": point.bus_gbs} for point in points
+        ],
     }
 
 
 def _measure(
     cfg: DictConfig,
     place: placement.Placement,
+    *,
     start: starting_point.StartingPoint,
     watching: watchdog.Watchdog,
     warned: signals.SignalState,
 ) -> tuple[list[CollectiveTiming], dict[str, list[float]]]:
+    """Time the collectives; return the points, and by comparison of nodes the seconds of each."""
     import torch
     import torch.distributed as dist
 
     from hpc.launch import collectives
 
-    _let_nccl_speak(Path(cfg.run_dir) / "nccl")
+    _enable_nccl_logs(Path(cfg.run_dir) / "nccl")
     device = torch.device("cuda", place.local_rank) if layout.is_on_gpu(cfg) else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(_backend(cfg))
-    done = count()
+    measurement_numbers = count()
 
-    def slowest(doing: str, seconds: float) -> float:
-        watching.report_progress(next(done), doing)
+    def slowest_rank(measurement: str, seconds: float) -> float:
+        """Return the seconds of the slowest rank; stop all ranks if one of them received a signal."""
+        watching.report_progress(next(measurement_numbers), measurement)
         both = torch.tensor([seconds, float(warned.signal is not None)], dtype=torch.float64, device=device)
         dist.all_reduce(both, dist.ReduceOp.MAX)
         if both[1]:
-            _stop(cfg, start, f"{warned.signal or 'a signal to another rank'} during {doing}")
+            _stop(cfg, start, f"{warned.signal or 'a signal to another rank'} during {measurement}")
         return float(both[0])
 
-    found = collectives.measure(cfg.trainer.num_nodes, cfg.trainer.devices, device=device, slowest_rank=slowest)
+    timings = collectives.measure(cfg.trainer.num_nodes, cfg.trainer.devices, device=device, slowest_rank=slowest_rank)
     dist.destroy_process_group()
-    return found
+    return timings
 
 
 def _stop(cfg: DictConfig, start: starting_point.StartingPoint, why: str) -> NoReturn:
+    """Note the end of the attempt on the rank that holds its claim, and raise `Stopped`."""
     if start.claim:
         attempt_log.record_end(Path(cfg.run_dir), start.claim, attempt=start.attempt, step=0, outcome="failed", why=why)
     raise watchdog.Stopped(0, why, "failed")
 
 
-def _let_nccl_speak(folder: Path) -> None:
-    """Into a file per rank, whose name begins with its host."""
+def _enable_nccl_logs(folder: Path) -> None:
+    """Make NCCL log into a file per rank, whose name begins with its host."""
     folder.mkdir(exist_ok=True)
     file = str(folder).replace("%", "%%") + "/%h.%p.log"
     os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "NCCL_DEBUG_FILE": file}
@@ -164,8 +174,8 @@ def _backend(cfg: DictConfig) -> str:
     return "nccl" if layout.is_on_gpu(cfg) else "gloo"
 
 
-def _logs(run_dir: Path) -> dict[str, str]:
-    """What NCCL said, per host; nothing where it was not used."""
+def _nccl_logs(run_dir: Path) -> dict[str, str]:
+    """Return NCCL's log by host; empty if NCCL was not used."""
     logs: dict[str, str] = {}
     for path in sorted((run_dir / "nccl").glob("*.log")):
         host = path.name.rsplit(".", 2)[0]
@@ -173,35 +183,37 @@ def _logs(run_dir: Path) -> dict[str, str]:
     return logs
 
 
-def _sockets(logs: Mapping[str, str]) -> list[str]:
-    fell = [
+def _socket_warnings(logs: Mapping[str, str]) -> list[str]:
+    hosts = [
         host for host, log in logs.items() if any(name.startswith("Socket") for name in nccl_log.used_networks(log))
     ]
-    if not fell:
+    if not hosts:
         return []
-    why = list(dict.fromkeys(reason for host in fell for reason in nccl_log.failure_reasons(logs[host])))
+    reasons = list(dict.fromkeys(reason for host in hosts for reason in nccl_log.failure_reasons(logs[host])))
     return [
-        f"NCCL sends over sockets (TCP) on {', '.join(fell)}: the fast network between nodes is not used",
-        *(f"  it says: {reason}" for reason in why[:3]),
+        f"NCCL uses sockets (TCP) on {', '.join(hosts)} instead of the fast network between nodes",
+        *(f"  NCCL's log: {reason}" for reason in reasons[:3]),
     ]
 
 
-def _slow(seconds: Mapping[str, Mapping[str, float]]) -> list[str]:
-    words = {"within": "its own ranks", "neighbours": "its neighbours"}
-    found = [
-        (times, host, what)
-        for what in words
-        for host, times in bandwidth.find_slow_nodes(seconds.get(what, {})).items()
+def _slow_node_warnings(seconds: Mapping[str, Mapping[str, float]]) -> list[str]:
+    partners = {"within": "its own ranks", "neighbours": "its neighbours"}
+    slow_nodes = [
+        (times, host, comparison)
+        for comparison in partners
+        for host, times in bandwidth.find_slow_nodes(seconds.get(comparison, {})).items()
     ]
     return [
-        f"{host} is slow: with {words[what]} it takes {times:.1f} times as long as other nodes"
-        for times, host, what in sorted(found, reverse=True)
+        f"{host} is slow: with {partners[comparison]} it takes {times:.1f} times as long as other nodes"
+        for times, host, comparison in sorted(slow_nodes, reverse=True)
     ]
 
 
-def _leave(report: dict[str, Any], cluster: str, run_dir: Path) -> None:
+def _write_report(report: dict[str, Any], cluster: str, run_dir: Path) -> None:
+    """Write network.json and network.txt, keep the links for the plan, and print the table."""
     points = [
-        CollectiveTiming(**{key: p[key] for key in CollectiveTiming.__dataclass_fields__}) for p in report["points"]
+        CollectiveTiming(**{key: point[key] for key in CollectiveTiming.__dataclass_fields__})
+        for point in report["points"]
     ]
     nodes = f"{len(report['nodes'])} nodes" if len(report["nodes"]) > 1 else "one node"
     title = f"{report['backend']} on {nodes} of {cluster} ({', '.join(report['nodes'])}), {report['date']}"
@@ -209,11 +221,11 @@ def _leave(report: dict[str, Any], cluster: str, run_dir: Path) -> None:
     lines = [title, "bandwidths in GB/s, as nccl-tests define them", *bandwidth.timing_table(points)]
     lines += [f"NCCL's network: {', '.join(networks)}"] if networks else []
     lines += [*report["compared"], *(f"warning: {line}" for line in report["warnings"])]
-    files.write_atomically(run_dir / RESULT, json.dumps(report, indent=1))
+    files.write_atomically(run_dir / RESULT_FILE, json.dumps(report, indent=1))
     try:
-        kept = measured_links.save(cluster, report["backend"], links=measured_links.parse(report["links"]))
-        lines += [f"kept for the plan in {kept}"]
+        path = measured_links.save(cluster, report["backend"], links=measured_links.parse(report["links"]))
+        lines += [f"python plan.py uses these links from now on: {path}"]
     except OSError as error:
-        lines += [f"warning: not kept for the plan: {error}"]
-    files.write_atomically(run_dir / TABLE, "".join(f"{line}\n" for line in lines))
+        lines += [f"warning: the links cannot be kept for python plan.py: {error}"]
+    files.write_atomically(run_dir / TABLE_FILE, "".join(f"{line}\n" for line in lines))
     print("\n".join(lines), flush=True)

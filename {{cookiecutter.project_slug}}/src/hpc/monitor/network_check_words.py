@@ -1,4 +1,4 @@
-"""The words of a network check: what they say besides what is typed, and what they cannot ask for."""
+"""The command line of a network check: its options, its defaults, and what it rejects."""
 
 import argparse
 from collections.abc import Sequence
@@ -9,24 +9,24 @@ from hpc.config import compose
 from hpc.config.errors import ConfigError
 from hpc.run import command_line
 
-# What differs from a training run, unless it is typed: it is short, and what failed once fails again.
+# The defaults differ from those of a training run: a check is short, and one that failed would fail again.
 DEFAULTS = ["name=comm", "cluster.time=0:15:00", "faults.retries=1"]
 
 
-def parse(description: str | None, argv: Sequence[str]) -> argparse.Namespace:
-    """Return the words and options of a command line; the words of a new measurement are completed."""
+def parse_arguments(description: str | None, argv: Sequence[str]) -> argparse.Namespace:
+    """Return overrides and options of a command line. The overrides of a new measurement include the defaults."""
     parser = compose.make_parser(description)
     parser.add_argument("--dry-run", action="store_true", help="print the job script and write nothing")
     parser.add_argument("--wait", action="store_true", help="wait for the job and print its table")
-    asked = parser.parse_intermixed_args(argv)
-    if command_line.resume_directory(asked.overrides) is None:
-        asked.overrides = completed(asked.overrides)
-    return asked
+    arguments = parser.parse_intermixed_args(argv)
+    if command_line.resume_directory(arguments.overrides) is None:
+        arguments.overrides = with_defaults(arguments.overrides)
+    return arguments
 
 
-def completed(typed: Sequence[str]) -> list[str]:
-    """Return the words with the defaults, and with a global batch that any number of ranks can share."""
-    words = [*DEFAULTS, *typed]
+def with_defaults(overrides: Sequence[str]) -> list[str]:
+    """Add the defaults, and a global batch that is divisible by the number of ranks."""
+    words = [*DEFAULTS, *overrides]
     trainer = compose.compose_overrides(words).trainer
     if any(word.startswith("data.global_batch_size=") for word in words) or not trainer.devices:
         return words
@@ -34,8 +34,8 @@ def completed(typed: Sequence[str]) -> list[str]:
     return [*words, f"data.global_batch_size={size}"]
 
 
-def reject_alone(cfg: DictConfig) -> None:
-    """Raise `ConfigError` for a single rank."""
+def reject_single_rank(cfg: DictConfig) -> None:
+    """Raise `ConfigError` if there is only one rank."""
     if cfg.trainer.num_nodes * (cfg.trainer.devices or 2) == 1:
-        rule = "one rank has nobody to talk to: a network is measured between two or more"
+        rule = "must be at least 2 if trainer.num_nodes=1, because a network is measured between ranks"
         raise ConfigError("trainer.devices", 1, rule, "trainer=ddp trainer.devices=2, or trainer=ddp_4node")

@@ -1,4 +1,4 @@
-"""What the nodes did while a run was on: monitor/ of its directory, as the samplers wrote it. Imports no torch."""
+"""Samples of the nodes and phases of a run, read from monitor/ of its directory. Imports no torch."""
 
 import math
 import re
@@ -11,24 +11,25 @@ from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
 
+from hpc.monitor.damage_notes import damage_note
 from hpc.run.job_logs import read_tail
 from hpc.system.files import open_regular_file, parse_json
 
-BYTES = 32 * 2**20  # of all nodes' samples that are read, some 3 s; of more, samples that lie evenly
-GAP = 5  # so many intervals without a sample: nobody knows what was between
-ASIDE = ("start", "validation", "checkpoint", "test")  # phases that are not training
-LARGEST = 1e12  # of any cell
+MAX_BYTES = 32 * 2**20  # of samples that are read, in about 3 s; of more samples, one in so many is read
+GAP_INTERVALS = 5  # after so many intervals without a sample, the time between counts as unknown
+NOT_TRAINING = ("start", "validation", "checkpoint", "test")  # phases
+LARGEST = 1e12  # the largest value that a cell may have
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A span of an attempt, in unix time of the first node."""
+    """A part of an attempt, in unix time of the first node."""
 
-    what: str
+    name: str  # start, epoch, validation, checkpoint, test
     begin: float
     end: float
     attempt: int
-    step: int = 0  # the last one done
+    step: int = 0  # the last step that was done
 
     @property
     def seconds(self) -> float:
@@ -36,8 +37,8 @@ class Phase:
 
 
 @dataclass
-class Node:
-    """A table of samples, by column; what is not known is not a number (nan)."""
+class NodeSamples:
+    """The samples of a node, by column; unknown values are NaN."""
 
     host: str
     columns: dict[str, array] = field(default_factory=dict)
@@ -47,53 +48,53 @@ class Node:
         return self.columns.get("time", array("d"))
 
     def gpus(self, metric: str) -> list[array]:
-        """The columns of all of its GPUs, of percent, memory_gb, watts or celsius."""
+        """Return the columns of all of its GPUs. `metric` is percent, memory_gb, watts or celsius."""
         return [self.columns[name] for name in self.columns if re.fullmatch(rf"gpu\d+_{metric}", name)]
 
     def gpu_percent(self) -> list[float]:
-        """The mean of its GPUs, by sample."""
-        return [mean(values) for values in zip(*self.gpus("percent"), strict=True)]
+        """Return the mean use of its GPUs, by sample."""
+        return [known_mean(values) for values in zip(*self.gpus("percent"), strict=True)]
 
-    def energy(self) -> float:
-        """Of its GPUs, in joules, by the trapezoidal rule; gaps count nothing."""
+    def energy_joules(self) -> float:
+        """Return the energy of its GPUs by the trapezoidal rule; gaps between samples count as 0."""
         times, attempts = self.times, self.columns.get("attempt", ())
-        steps = [after - before for before, after in pairwise(times)]
-        longest = GAP * median(steps) if steps else 0
+        intervals = [after - before for before, after in pairwise(times)]
+        longest = GAP_INTERVALS * median(intervals) if intervals else 0
         watts = [sum(value for value in values if value == value) for values in zip(*self.gpus("watts"), strict=True)]
         return sum(
             seconds * (watts[index] + watts[index + 1]) / 2
-            for index, seconds in enumerate(steps if watts else [])
+            for index, seconds in enumerate(intervals if watts else [])
             if 0 < seconds <= longest and attempts[index] == attempts[index + 1]
         )
 
 
-def nodes(run_dir: Path) -> tuple[list[Node], list[str]]:
-    """The samples of each node, and what is wrong with them."""
+def read_nodes(run_dir: Path) -> tuple[list[NodeSamples], list[str]]:
+    """Return the samples of each node, and notes on those that are damaged or left out."""
     files = sorted((run_dir / "monitor").glob("*.csv"))
-    every = max(math.ceil(sum(_size(file) for file in files) / BYTES), 1)
-    found, notes = [], []
-    if every > 1:
-        notes.append(f"of the samples of the {len(files)} nodes one in {every} is read")
+    stride = max(math.ceil(sum(_size(file) for file in files) / MAX_BYTES), 1)
+    nodes, notes = [], []
+    if stride > 1:
+        notes.append(f"only one in {stride} of the samples of the {len(files)} nodes is read")
     for file in files:
-        node, damaged = read(file, every)
-        found.append(node)
+        node, damaged = read_node(file, stride)
+        nodes.append(node)
         if not node.times:
             notes.append(f"{file.name} has no sample")
         elif damaged:
-            notes.append(f"{file.name}: {damaged} damaged line{'s' if damaged > 1 else ''} left out")
-    return found, notes
+            notes.append(damage_note(file.name, damaged, "line"))
+    return nodes, notes
 
 
-def read(file: Path, every: int = 1) -> tuple[Node, int]:
-    """One node's table, of its lines one in `every`, and how many of these are damaged."""
-    node, damaged = Node(file.stem), 0
+def read_node(file: Path, stride: int = 1) -> tuple[NodeSamples, int]:
+    """Return every `stride`-th sample of a node, and how many of these lines are damaged."""
+    node, damaged = NodeSamples(file.stem), 0
     try:
         with TextIOWrapper(open_regular_file(file), encoding="utf-8", errors="replace") as stream:
             names = stream.readline().rstrip("\n").split(",")
             if names[:2] != ["time", "attempt"]:
                 return node, 1
             node.columns = {name: array("d") for name in names}
-            for line in islice(stream, 0, None, every):
+            for line in islice(stream, 0, None, stride):
                 cells = _cells(line, len(names))
                 damaged += cells is None
                 for name, cell in zip(names, cells or (), strict=False):
@@ -110,17 +111,17 @@ def _size(file: Path) -> int:
         return 0
 
 
-def phases(run_dir: Path) -> list[Phase]:
-    """What rank 0 has noted; a damaged line is left out, and so is a phase that ends before it begins."""
-    return [phase for phase in _noted(run_dir) if phase]
+def read_phases(run_dir: Path) -> list[Phase]:
+    """Return the phases that rank 0 noted, without damaged lines and without phases that end before they begin."""
+    return [phase for phase in _phase_lines(run_dir) if phase]
 
 
-def damaged_phases(run_dir: Path) -> int:
-    """How many lines are left out."""
-    return _noted(run_dir).count(None)
+def count_damaged_phases(run_dir: Path) -> int:
+    """Return how many lines `read_phases` leaves out."""
+    return _phase_lines(run_dir).count(None)
 
 
-def _noted(run_dir: Path) -> list[Phase | None]:
+def _phase_lines(run_dir: Path) -> list[Phase | None]:
     return [_phase(line) for line in read_tail(run_dir / "monitor" / "phases.jsonl").splitlines() if line.strip()]
 
 
@@ -134,34 +135,34 @@ def _phase(line: str) -> Phase | None:
     return phase if 0 <= phase.seconds < LARGEST else None
 
 
-def training(node: Node, phases: Sequence[Phase]) -> list[int]:
-    """Which of its samples were taken while the run trained, and did not start, validate, test or save."""
-    aside = sorted((phase.begin, phase.end) for phase in phases if phase.what in ASIDE)
-    begins, ends = [begin for begin, _ in aside], []
-    for _, end in aside:
+def training_samples(node: NodeSamples, phases: Sequence[Phase]) -> list[int]:
+    """Return the indices of samples that were taken while the run trained, not in one of NOT_TRAINING."""
+    excluded = sorted((phase.begin, phase.end) for phase in phases if phase.name in NOT_TRAINING)
+    begins, ends = [begin for begin, _ in excluded], []
+    for _, end in excluded:  # phases may overlap
         ends.append(max(end, ends[-1] if ends else end))
-    kept = []
-    for index, when in enumerate(node.times):
-        before = bisect_right(begins, when)
-        if not before or when > ends[before - 1]:
-            kept.append(index)
-    return kept
+    indices = []
+    for index, time in enumerate(node.times):
+        num_begun = bisect_right(begins, time)
+        if not num_begun or time > ends[num_begun - 1]:
+            indices.append(index)
+    return indices
 
 
-def busy(node: Node) -> float:
-    """How much it did: percent of its GPUs, or of its CPUs where it has none; infinite: not known."""
-    percents = mean(node.gpu_percent() or node.columns.get("cpu_percent", ()))
-    return percents if percents == percents else math.inf
+def utilization_percent(node: NodeSamples) -> float:
+    """Return the mean use of its GPUs, or of its CPUs if it has no GPU; infinite if it is unknown."""
+    percent = known_mean(node.gpu_percent() or node.columns.get("cpu_percent", ()))
+    return percent if percent == percent else math.inf
 
 
-def mean(values: Sequence[float]) -> float:
-    """Of those that are known; nan: none is."""
+def known_mean(values: Sequence[float]) -> float:
+    """Return the mean of the values that are known (not NaN); NaN if there are none."""
     known = [value for value in values if value == value]
     return sum(known) / len(known) if known else math.nan
 
 
 def _cells(line: str, count: int) -> list[float] | None:
-    """The numbers of a line; None: it is damaged, or has no end yet."""
+    """Return the numbers of a line; None if it is damaged or incomplete."""
     words = line.rstrip("\n").split(",")
     if not line.endswith("\n") or len(words) != count:
         return None
@@ -169,5 +170,5 @@ def _cells(line: str, count: int) -> list[float] | None:
         cells = [float(word) if word else math.nan for word in words]
     except ValueError:
         return None
-    good = all(abs(cell) < LARGEST or cell != cell for cell in cells)
-    return cells if good and cells[0] == cells[0] else None
+    in_range = all(abs(cell) < LARGEST or cell != cell for cell in cells)
+    return cells if in_range and cells[0] == cells[0] else None

@@ -1,4 +1,4 @@
-"""Counts what a network does while it runs on tensors without content: operations, and the memory that is alive."""
+"""A meter of a network that runs on tensors without content: its operations, and the memory that is alive."""
 
 import weakref
 from collections.abc import Callable
@@ -21,66 +21,68 @@ FORMULAS: dict[Any, Callable[..., int]] = flop_registry | {
         ATEN._scaled_dot_product_flash_attention_backward
     ],
 }
-# What CUDA's autocast computes in fp32 and the CPU's does not (docs.pytorch.org/docs/stable/amp.html).
+# Functions that CUDA's autocast computes in fp32, and the CPU's does not (docs.pytorch.org/docs/stable/amp.html).
 IN_FP32 = {F.layer_norm, F.group_norm, F.softmax, F.log_softmax, F.nll_loss, F.cross_entropy, F.mse_loss, F.l1_loss}
 IN_FP32 |= {torch.softmax, torch.log_softmax, torch.exp, torch.log, torch.pow, torch.cumsum, torch.norm, F.softplus}
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
 
 
 @dataclass
-class Span:
-    """What one part did in one direction. Bytes."""
+class PartRun:
+    """One part in one direction. Sizes are bytes."""
 
-    begin: int = 0  # alive
-    end: int = 0
-    levels: list[int] = field(default_factory=list)  # alive after each time that some more was, above what was at begin
+    begin: int = 0  # alive when it began
+    end: int = 0  # alive when it ended
+    levels: list[int] = field(default_factory=list)  # alive after each allocation, beyond `begin`
     work: list[tuple[int, int]] = field(default_factory=list)  # FLOPs and bytes of each operation
-    reduced: list[int] = field(default_factory=list)
-    needed: int = 0  # of the operations, before backward's last tensor was there
+    reduced: list[int] = field(default_factory=list)  # of each collective
+    num_needed: int = 0  # operations until the last tensor that backward needs
 
 
 class Meter(TorchDispatchMode):
-    """`spans` by part and direction; `last`, the operation that was begun last, in `part`.
+    """Measure a network: `runs` by part and direction; `operation` is the newest one, in `part`.
 
-    Parameters and buffers count as the part's that reads them first, and not as memory that is alive.
+    Parameters and buffers belong to the part that reads them first, and do not count as memory that is alive.
     """
 
     def __init__(self, network: torch.nn.Module) -> None:
         super().__init__()
         self.states = {_key(state): state for state in (*network.parameters(), *network.buffers())}
         self.owner: dict[int, str] = {}
-        self.spans: dict[tuple[str, str], Span] = {}
-        self.part, self.last = "before", "the beginning"
-        self._span, self.alive = Span(), 0
-        self._known = set(self.states)  # memory that is counted
-        self._gradients: set[int] = set()  # and is no longer
+        self.runs: dict[tuple[str, str], PartRun] = {}
+        self.part, self.operation = "before", "the beginning"
+        self._run, self.alive = PartRun(), 0
+        self._counted = set(self.states)  # storages
+        self._gradients: set[int] = set()  # storages of complete gradients, which are not counted any more
         for parameter in network.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._is_state)
+                parameter.register_post_accumulate_grad_hook(self._discount_gradient)
 
     def enter(self, part: str, direction: str) -> None:
+        """End the present part, and begin another one."""
         self.leave()
         self.part = part
-        self._span = self.spans.setdefault((part, direction), Span(begin=self.alive))
+        self._run = self.runs.setdefault((part, direction), PartRun(begin=self.alive))
 
     def leave(self) -> None:
-        self._span.end = self.alive
+        """End the present part."""
+        self._run.end = self.alive
 
-    def saved(self, tensor: Tensor) -> Tensor:
-        """A tensor that backward needs: all operations so far are needed for it, as checkpointing sees it."""
-        self._span.needed = len(self._span.work)
+    def note_saved(self, tensor: Tensor) -> Tensor:
+        """Note a tensor that backward needs: checkpointing would repeat all operations so far. Return the tensor."""
+        self._run.num_needed = len(self._run.work)
         return tensor
 
-    def owned(self, part: str) -> list[Tensor]:
-        """Parameters and buffers of a part. What nobody read is before all parts."""
+    def owned_tensors(self, part: str) -> list[Tensor]:
+        """Return parameters and buffers of a part. Those that no part read belong to the part "before"."""
         return [state for key, state in self.states.items() if self.owner.get(key, "before") == part]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # what it does to this rank's part comes here by itself
+            return NotImplemented  # its operations on this rank's shard arrive here one by one
         if func.namespace == "prim":
             return func(*args, **(kwargs or {}))
-        self.last = str(func)
+        self.operation = str(func)
         out = func(*args, **(kwargs or {}))
         read = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
         written = [t for t in tree_iter(out) if isinstance(t, Tensor)]
@@ -88,36 +90,36 @@ class Meter(TorchDispatchMode):
             if (key := _key(tensor)) in self.states:
                 self.owner.setdefault(key, self.part)
         for tensor in written:
-            self._hold(tensor)
+            self._count(tensor)
         if func.namespace == "_c10d_functional":
             if any(name in str(func) for name in COLLECTIVES):
-                self._span.reduced.append(sum(map(nbytes, read)))
+                self._run.reduced.append(sum(map(local_bytes, read)))
         elif not is_view(func):
             formula = FORMULAS.get(func._overloadpacket)
             flops = formula(*args, **(kwargs or {}), out_val=out) if formula else 0
-            self._span.work.append((flops, sum(map(nbytes, (*read, *written)))))
+            self._run.work.append((flops, sum(map(local_bytes, (*read, *written)))))
         return out
 
-    def _hold(self, tensor: Tensor) -> None:
-        """Count memory until it is freed; of tensors that share it, once."""
-        storage = local(tensor).untyped_storage()
+    def _count(self, tensor: Tensor) -> None:
+        """Count the storage of a tensor once, until it is freed."""
+        storage = local_shard(tensor).untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if key in self._known:
+        if key in self._counted:
             return
-        self._known.add(key)
+        self._counted.add(key)
         self.alive += size
-        self._span.levels.append(self.alive - self._span.begin)
+        self._run.levels.append(self.alive - self._run.begin)
         weakref.finalize(storage, self._free, key, size)
 
-    def _is_state(self, parameter: Tensor) -> None:
-        """The gradient of a parameter, now complete, is no longer something that its part keeps."""
+    def _discount_gradient(self, parameter: Tensor) -> None:
+        """Stop to count the complete gradient of a parameter: memory.py adds the gradients itself."""
         assert parameter.grad is not None
         if (key := _key(parameter.grad)) not in self._gradients:
             self._gradients.add(key)
-            self.alive -= local(parameter.grad).untyped_storage().nbytes()
+            self.alive -= local_shard(parameter.grad).untyped_storage().nbytes()
 
     def _free(self, key: int, size: int) -> None:
-        self._known.discard(key)
+        self._counted.discard(key)
         if key in self._gradients:
             self._gradients.discard(key)
         else:
@@ -125,7 +127,7 @@ class Meter(TorchDispatchMode):
 
 
 class CudaAutocast(TorchFunctionMode):
-    """Over the CPU's autocast: what CUDA's leaves in fp32."""
+    """Compute in fp32 what CUDA's autocast computes in fp32; to be used within the CPU's autocast."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in IN_FP32 and args and isinstance(args[0], Tensor) and args[0].is_floating_point():
@@ -133,13 +135,14 @@ class CudaAutocast(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def nbytes(tensor: Tensor) -> int:
-    return local(tensor).numel() * tensor.element_size()
+def local_bytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor on this rank."""
+    return local_shard(tensor).numel() * tensor.element_size()
 
 
 def is_view(func: Any) -> bool:
-    """Does the operation only look at memory that is there? Such take no time and no memory."""
-    if func is ATEN._unsafe_view.default:  # does not say so in its schema
+    """Return whether an operation only makes a view, which takes no time and no memory."""
+    if func is ATEN._unsafe_view.default:  # its schema does not say so
         return True
     returns = func._schema.returns
     alias = returns[0].alias_info if returns else None
@@ -147,10 +150,10 @@ def is_view(func: Any) -> bool:
 
 
 def _key(tensor: Tensor) -> int:
-    """The memory behind a tensor."""
-    return local(tensor).untyped_storage()._cdata
+    """Return a key of the storage behind a tensor."""
+    return local_shard(tensor).untyped_storage()._cdata
 
 
-def local(tensor: Tensor) -> Tensor:
-    """This rank's share."""
+def local_shard(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a tensor."""
     return getattr(tensor, "_local_tensor", tensor)

@@ -1,4 +1,4 @@
-"""The words of plan.py that are no overrides of the config, and what follows from them. No torch."""
+"""The words of plan.py that are not overrides of the config, and the setup that they plan. Imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,95 +9,110 @@ from typing import Any
 from omegaconf import DictConfig
 
 from hpc.config.errors import ConfigError
-from hpc.plan.plan import on
+from hpc.plan.prediction import with_global_batch
 from hpc.plan.setup import Setup
 from hpc.plan.trace_types import Trace
 
-KINDS = {"tokens": float, "samples": float, "pipeline": int, "interleaved": int, "micro_batch": int}
+TYPES = {"tokens": float, "samples": float, "pipeline": int, "interleaved": int, "micro_batch": int}
 EXAMPLES = {"tokens": "300e9", "samples": "1e8", "pipeline": "2", "interleaved": "2", "micro_batch": "1"}
-PIPED = {"pipeline", "interleaved", "micro_batch"}
+LAYOUT_WORDS = {"pipeline", "interleaved", "micro_batch"}
 
 
-def split(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """What plan.py knows by itself, read; and the words of a config.
+def split_words(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return plan.py's own words by key, and the overrides of the config.
 
     Raises:
-        ConfigError: a word that means nothing, or two that say the same.
+        ConfigError: a value is not valid, or two words contradict each other.
     """
     own: dict[str, Any] = {}
-    others = []
+    overrides = []
     for word in words:
         key, _, value = word.partition("=")
         if key == "plot":
-            own[key] = _picture(value)
-        elif key in KINDS:
-            own[key] = _number(key, value)
+            own[key] = _picture_path(value)
+        elif key in TYPES:
+            own[key] = _positive_number(key, value)
         else:
-            others.append(word)
+            overrides.append(word)
     if "tokens" in own and "samples" in own:
-        raise ConfigError("samples", f"{own['samples']:g}", f"tokens={own['tokens']:g} says how long", "one of the two")
+        rule = f"cannot be combined with tokens={own['tokens']:g}"
+        raise ConfigError("samples", f"{own['samples']:g}", rule, "one of the two")
     if "interleaved" in own and own.get("pipeline", 1) == 1:
-        raise ConfigError("interleaved", own["interleaved"], "are pieces of a pipeline's stage", "pipeline=2 with it")
-    return own, others
+        rule = "must come with pipeline=, because it splits the stages of a pipeline"
+        raise ConfigError("interleaved", own["interleaved"], rule, f"pipeline=2 interleaved={own['interleaved']}")
+    return own, overrides
 
 
-def _number(key: str, value: str) -> float | int:
+def with_layout_words(setup: Setup, own: dict[str, Any]) -> Setup:
+    """Return the setup with the pipeline and the micro-batch of plan.py's own words, and the same global batch.
+
+    Raises:
+        ConfigError: the world size is not divisible by the stages, or the batch not by the micro-batch.
+    """
+    if not own.keys() & LAYOUT_WORDS:
+        return setup
+    stages = {key: own[key] for key in ("pipeline", "interleaved") if key in own}
+    piped = replace(setup, **stages)
+    if setup.world_size % (piped.tensor_parallel * piped.pipeline):
+        tensor_parallel = f"strategy.tensor_parallel_size ({piped.tensor_parallel})"
+        rule = f"must divide the world size ({setup.world_size}) together with {tensor_parallel}"
+        raise ConfigError("pipeline", piped.pipeline, rule, "pipeline=2, or another trainer.num_nodes=")
+    num_ranks, micro_batch = piped.data_parallel, own.get("micro_batch", setup.micro_batch)
+    accumulate = max(1, setup.global_batch // (num_ranks * micro_batch))
+    planned = with_global_batch(setup, setup.global_batch, **stages, accumulate=accumulate)
+    if planned is None or planned.micro_batch != micro_batch:
+        rule = f"must divide the batch of a data-parallel rank ({setup.global_batch} / {num_ranks})"
+        raise ConfigError("micro_batch", micro_batch, rule, "micro_batch=1, or another data.global_batch_size=")
+    return planned
+
+
+def reject_uneven_stages(trace: Trace, setup: Setup) -> None:
+    """Raise `ConfigError` for a pipeline whose stages cannot have equally many blocks."""
+    num_pieces, num_blocks = setup.pipeline * setup.interleaved, len(trace.blocks)
+    if setup.pipeline > 1 and (not num_blocks or num_blocks % num_pieces):
+        rule = f"must split the {num_blocks} blocks of the network evenly, with interleaved={setup.interleaved}"
+        raise ConfigError("pipeline", setup.pipeline, rule, "pipeline=2, or no pipeline=")
+
+
+def num_steps(cfg: DictConfig, trace: Trace, *, setup: Setup, own: dict[str, Any]) -> int | None:
+    """Return the optimizer steps of the run; None if neither the config nor plan.py's own words give them.
+
+    Raises:
+        ConfigError: both give them, or tokens are counted of a network whose input has none.
+    """
+    max_steps = cfg.trainer.max_steps if cfg.trainer.max_steps > 0 else None
+    key = next((key for key in ("tokens", "samples") if key in own), None)
+    if key is None:
+        return max_steps
+    if max_steps:
+        rule = f"cannot be combined with trainer.max_steps={max_steps}"
+        raise ConfigError(key, f"{own[key]:g}", rule, "one of the two")
+    if key == "tokens" and trace.unit != "tokens":
+        rule = "cannot be counted, because the input of this network is samples"
+        raise ConfigError(key, f"{own[key]:g}", rule, f"samples={own[key]:g}")
+    num_samples = own[key] / (trace.tokens_per_example if key == "tokens" else 1)
+    return ceil(num_samples / setup.global_batch)
+
+
+def _positive_number(key: str, value: str) -> float | int:
     try:
-        number = KINDS[key](value)
+        number = TYPES[key](value)
     except ValueError:
         number = 0
     if not 0 < number < 1e30:
-        kind = "a whole number" if KINDS[key] is int else "a number"
-        raise ConfigError(key, value, f"is {kind} above 0", f"{key}={EXAMPLES[key]}")
+        kind = "a whole number" if TYPES[key] is int else "a number"
+        raise ConfigError(key, value, f"must be {kind} above 0", f"{key}={EXAMPLES[key]}")
     return number
 
 
-def _picture(value: str) -> Path:
-    """Its folder is made, so that nothing is in the way when it is drawn."""
+def _picture_path(value: str) -> Path:
+    """Return the path of the picture, and make its folder now, so that drawing does not fail later."""
     path = Path(value)
     if path.suffix != ".png" or path.is_dir():
-        raise ConfigError("plot", value, "is a file that is made, and its name ends in .png", "plot=plan.png")
+        raise ConfigError("plot", value, "must be the name of a file that ends in .png", "plot=plan.png")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError("plot", value, f"its folder cannot be made: {error.strerror}", "plot=plan.png") from None
+        rule = f"Cannot make the folder of this file: {error.strerror}"
+        raise ConfigError("plot", value, rule, "plot=plan.png") from None
     return path
-
-
-def piped(layout: Setup, own: dict[str, Any]) -> Setup:
-    """With the stages of a pipeline and the micro-batch that are asked for, and the same global batch."""
-    if not own.keys() & PIPED:
-        return layout
-    stages = {key: own[key] for key in ("pipeline", "interleaved") if key in own}
-    split_over = replace(layout, **stages)
-    each = split_over.tensor_parallel * split_over.pipeline
-    if layout.world_size % each:
-        rule = f"times tensor parallelism, {each}, divides the world size, {layout.world_size}"
-        raise ConfigError("pipeline", split_over.pipeline, rule, "pipeline=2, or other trainer.num_nodes=")
-    ranks, micro = split_over.data_parallel, own.get("micro_batch", layout.micro_batch)
-    found = on(layout, layout.global_batch, **stages, accumulate=max(1, layout.global_batch // (ranks * micro)))
-    if found is None or found.micro_batch != micro:
-        rule = f"global batch {layout.global_batch} = data-parallel size {ranks} * accumulate * micro_batch"
-        raise ConfigError("micro_batch", micro, rule, "micro_batch=1, or another data.global_batch_size=")
-    return found
-
-
-def reject_uneven(trace: Trace, setup: Setup) -> None:
-    """Raise `ConfigError` for a pipeline whose stages cannot hold equally many blocks."""
-    pieces, blocks = setup.pipeline * setup.interleaved, len(trace.blocks)
-    if setup.pipeline > 1 and (not blocks or blocks % pieces):
-        rule = f"times interleaved={setup.interleaved} divides the {blocks} blocks of the network"
-        raise ConfigError("pipeline", setup.pipeline, rule, "pipeline=2, or without it")
-
-
-def steps(cfg: DictConfig, trace: Trace, setup: Setup, own: dict[str, Any]) -> int | None:
-    """Optimizer steps to the end; None: not said."""
-    typed = cfg.trainer.max_steps if cfg.trainer.max_steps > 0 else None
-    word = next((word for word in ("tokens", "samples") if word in own), None)
-    if word is None:
-        return typed
-    if typed:
-        raise ConfigError(word, f"{own[word]:g}", f"trainer.max_steps={typed} says how long", "one of the two")
-    if word == "tokens" and trace.examples_are != "tokens":
-        raise ConfigError(word, f"{own[word]:g}", "this network is given samples", f"samples={own[word]:g}")
-    return ceil(own[word] / (trace.tokens if word == "tokens" else 1) / setup.global_batch)

@@ -1,4 +1,4 @@
-"""How long communication takes, in seconds: rings within a node and across nodes. Pure; imports no torch.
+"""Times of collectives in rings within a node and across nodes. Pure; imports no torch.
 
 The bandwidth terms are those of NCCL's own measure (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), the latency
 terms those that NCCL chooses its algorithm by (github.com/NVIDIA/nccl, src/graph/tuning.cc).
@@ -12,67 +12,71 @@ from hpc.jobs.hardware import Machine
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that communicate: `size` of them, each `stride`-th, on nodes of `devices`."""
+    """Ranks that communicate: `size` of them, each `stride`-th, on nodes of `devices` GPUs."""
 
     size: int
     stride: int
     devices: int
 
     @property
-    def local(self) -> int:
-        """Members on one node."""
+    def ranks_per_node(self) -> int:
         return min(self.size, max(1, self.devices // self.stride))
 
     @property
-    def nodes(self) -> int:
-        return math.ceil(self.size / self.local)
+    def num_nodes(self) -> int:
+        return math.ceil(self.size / self.ranks_per_node)
 
 
-def gather(size: float, group: Group, machine: Machine) -> float:
-    """All-gather to, or reduce-scatter of, `size` bytes: (n - 1) / n of them in n - 1 steps."""
+def gather_seconds(size: float, group: Group, machine: Machine) -> float:
+    """Return the time of an all-gather to, or a reduce-scatter of, `size` bytes: (n - 1) / n of them in n - 1 steps."""
     if group.size == 1 or not size:
         return 0.0
     volume = size * (group.size - 1) / group.size
-    return machine.network.start + _ring(group, machine) + volume / bandwidth(group, machine)
+    return machine.network.start + _ring_latency(group, machine) + volume / ring_bandwidth(group, machine)
 
 
-def reduce(size: float, group: Group, machine: Machine) -> float:
-    """All-reduce of `size` bytes: reduce-scatter and all-gather, or a tree of nodes where latency counts for more."""
+def all_reduce_seconds(size: float, group: Group, machine: Machine) -> float:
+    """Return the time of an all-reduce of `size` bytes.
+
+    It is a reduce-scatter and an all-gather, or a tree of nodes if that has a lower latency.
+    """
     if group.size == 1 or not size:
         return 0.0
-    net = machine.network
-    tree = (group.local - 1) * net.link_hop + math.log2(group.nodes) * net.hop
+    network = machine.network
+    tree_latency = (group.ranks_per_node - 1) * network.link_hop + math.log2(group.num_nodes) * network.hop
+    latency = min(_ring_latency(group, machine), tree_latency)
     volume = size * (group.size - 1) / group.size
-    return net.start + 2 * min(_ring(group, machine), tree) + 2 * volume / bandwidth(group, machine)
+    return network.start + 2 * latency + 2 * volume / ring_bandwidth(group, machine)
 
 
-def send(size: float, across: bool, devices: int, machine: Machine) -> float:
-    """`size` bytes from each of a node's `devices` to one other, which is on the same node or not."""
-    net = machine.network
-    if not across:
-        return net.start + net.link_hop + size / _link(machine)
-    return net.start + net.hop + size * devices / _node(machine)
+def send_seconds(size: float, *, to_other_node: bool, devices: int, machine: Machine) -> float:
+    """Return the time in which each of a node's `devices` sends `size` bytes to one other GPU."""
+    network = machine.network
+    if not to_other_node:
+        return network.start + network.link_hop + size / _link_bandwidth(machine)
+    return network.start + network.hop + size * devices / _node_bandwidth(machine)
 
 
-def bandwidth(group: Group, machine: Machine) -> float:
-    """Bytes per second through a ring, which leaves each node once. Groups on the same node share what it sends."""
-    if group.nodes == 1:
-        return _link(machine)
-    across = _node(machine) / max(1, group.devices // group.local)
-    return across if group.local == 1 else min(_link(machine), across)
+def ring_bandwidth(group: Group, machine: Machine) -> float:
+    """Return the bytes per second of a ring, which leaves each node once. Groups on the same nodes share its links."""
+    if group.num_nodes == 1:
+        return _link_bandwidth(machine)
+    across = _node_bandwidth(machine) / max(1, group.devices // group.ranks_per_node)
+    return across if group.ranks_per_node == 1 else min(_link_bandwidth(machine), across)
 
 
-def _ring(group: Group, machine: Machine) -> float:
-    """Its hops one after the other: one to the next node for each node but one, the others within nodes."""
-    across = group.nodes - 1
-    return (group.size - 1 - across) * machine.network.link_hop + across * machine.network.hop
+def _ring_latency(group: Group, machine: Machine) -> float:
+    """Return the latency of all hops of a ring: one hop to the next node per node but one, all others within nodes."""
+    num_across = group.num_nodes - 1
+    num_within = group.size - 1 - num_across
+    return num_within * machine.network.link_hop + num_across * machine.network.hop
 
 
-def _link(machine: Machine) -> float:
+def _link_bandwidth(machine: Machine) -> float:
     return machine.gpu.link_gbs * 1e9 * machine.network.link_share
 
 
-def _node(machine: Machine) -> float:
-    """What a node sends. Ask for more than one node only where this is known."""
+def _node_bandwidth(machine: Machine) -> float:
+    """Return the bytes per second that a node sends. It must be known where there is more than one node."""
     assert machine.node_gbs is not None
     return machine.node_gbs * 1e9 * machine.network.share

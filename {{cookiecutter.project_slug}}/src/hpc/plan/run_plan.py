@@ -1,4 +1,4 @@
-"""The plan of a run as plan.py prints it: with its end, its checkpoints, and what would make it fit. No torch here."""
+"""The plan of a run as plan.py prints it: prediction, end, checkpoints, and changes after which it fits. No torch."""
 
 import json
 from collections.abc import Sequence
@@ -11,104 +11,113 @@ from omegaconf import DictConfig
 from hpc.charts import chart
 from hpc.config import preflight, walltime
 from hpc.config.errors import ConfigError
-from hpc.plan import campaign, fit, plan_text, plan_words, setup, trace_cache
-from hpc.plan.plan import Plan, plan
+from hpc.plan import memory_check, plan_text, plan_words, trace_cache
+from hpc.plan.prediction import Prediction, predict
+from hpc.plan.setup import setup_from_config
+from hpc.plan.whole_run import CheckpointCost, Finish, predict_checkpoint_cost, predict_finish
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A plan, and what follows from it for the run as a whole."""
+    """A prediction, and what follows from it for the whole run."""
 
-    plan: Plan
+    prediction: Prediction
     title: str
-    finish: campaign.Finish | None  # None: it is not known when the run ends
-    checkpoint: campaign.Checkpoint | None
-    changes: list[str]  # overrides, each of which makes a run fit that does not
+    finish: Finish | None  # None: unknown
+    checkpoint: CheckpointCost | None
+    changes: list[str]  # overrides, with each of which a run fits that does not
     notes: list[str]
 
     @property
     def rest(self) -> dict[str, Any]:
-        """All but the plan itself and its title, by name."""
-        return {name: value for name, value in vars(self).items() if name not in ("plan", "title")}
+        """All fields but prediction and title, by name."""
+        return {name: value for name, value in vars(self).items() if name not in ("prediction", "title")}
 
 
 def plan_run(cfg: DictConfig, words: Sequence[str], *, own: dict[str, Any]) -> RunPlan:
     """Plan the run of a config.
 
     Args:
-        words: as typed, of the config.
-        own: what plan.py knows by itself, as `plan_words.split` reads it.
+        words: the overrides that were typed.
+        own: plan.py's own words, from `plan_words.split_words`.
 
     Raises:
         ConfigError: the config breaks a rule, or its network cannot be traced.
     """
     preflight.check_rules(cfg)
-    notes = _look_at_data(cfg)
-    made = _plan(cfg, own)
-    steps = plan_words.steps(cfg, made.trace, made.setup, own)
+    notes = _fill_in_data(cfg)
+    prediction = _predict(cfg, own)
+    steps = plan_words.num_steps(cfg, prediction.trace, setup=prediction.setup, own=own)
     finish = None
-    if made.step and steps:
-        limit = walltime.walltime_seconds("cluster.time", cfg.cluster.time)
-        finish = campaign.finish(made.step.seconds, steps, made.setup, limit)
-    changes = fit.ways_out(cfg, words, made) if made.fits is False and not own.keys() & plan_words.PIPED else []
-    notes += plan_text.notes(made, cfg.cluster, steps=steps, finish=finish)
-    notes += _without_way_out(made, changes, own=own)
+    if prediction.step and steps:
+        limit_seconds = walltime.walltime_seconds("cluster.time", cfg.cluster.time)
+        finish = predict_finish(prediction.step.seconds, steps, setup=prediction.setup, limit_seconds=limit_seconds)
+    has_layout_words = bool(own.keys() & plan_words.LAYOUT_WORDS)
+    changes = []
+    if prediction.fits is False and not has_layout_words:
+        changes = memory_check.find_fitting_changes(cfg, words, prediction)
+    notes += plan_text.notes(prediction, cfg.cluster, steps=steps, finish=finish)
+    if prediction.fits is False and not changes:
+        notes.append(_note_without_changes(has_layout_words))
     if finish and cfg.trainer.max_steps > 0 and cfg.trainer.max_epochs not in (None, -1):
-        notes.append(f"trainer.max_epochs={cfg.trainer.max_epochs} ends the run earlier if these are fewer steps")
+        notes.append(f"the run ends earlier if trainer.max_epochs={cfg.trainer.max_epochs} makes fewer steps")
     return RunPlan(
-        plan=made,
-        title=plan_text.title(made, strategy=cfg.strategy.name, gpu=cfg.cluster.gpu),
+        prediction=prediction,
+        title=plan_text.title(prediction, strategy=cfg.strategy.name, gpu=cfg.cluster.gpu),
         finish=finish,
-        checkpoint=campaign.checkpoint(made.trace, made.setup),
+        checkpoint=predict_checkpoint_cost(prediction.trace, prediction.setup),
         changes=changes,
         notes=notes,
     )
 
 
-def text(run: RunPlan) -> str:
-    """Return one screen for a person."""
-    return "\n".join(plan_text.lines(run.plan, run.title, **run.rest))
+def as_text(plan: RunPlan) -> str:
+    """Return the plan as one screen of text."""
+    return "\n".join(plan_text.lines(plan.prediction, plan.title, **plan.rest))
 
 
-def as_json(run: RunPlan) -> str:
-    """Return the same for programs."""
-    return json.dumps(plan_text.as_dict(run.plan, **run.rest), indent=1)
+def as_json(plan: RunPlan) -> str:
+    """Return the plan as JSON."""
+    return json.dumps(plan_text.as_dict(plan.prediction, **plan.rest), indent=1)
 
 
-def draw(run: RunPlan, file: Path) -> None:
-    """Write a picture of rate and efficiency over nodes. Raises `ConfigError` where it cannot be written."""
+def draw(plan: RunPlan, file: Path) -> None:
+    """Write a picture of rate and efficiency over nodes. Raises `ConfigError` if it cannot be written."""
     try:
-        chart.png(plan_text.charts(run.plan), file)
+        chart.write_png(plan_text.charts(plan.prediction), file)
     except OSError as error:
-        raise ConfigError("plot", file, f"cannot be written: {error.strerror}", "plot=plan.png") from None
+        raise ConfigError("plot", file, f"Cannot write this file: {error.strerror}", "plot=plan.png") from None
 
 
-def _plan(cfg: DictConfig, own: dict[str, Any]) -> Plan:
-    layout = plan_words.piped(setup.of(cfg), own)
-    machine = fit.machine_of(cfg)
+def _predict(cfg: DictConfig, own: dict[str, Any]) -> Prediction:
+    setup = plan_words.with_layout_words(setup_from_config(cfg), own)
+    machine = memory_check.machine_from_config(cfg)
     try:
-        trace = trace_cache.of(cfg, [layout])[0]
-    except trace_cache.NotTraced as error:
-        rule = f"it cannot be run on tensors without content: {error}"
-        raise ConfigError("model.network", None, rule, "change that; submit.py submits it unplanned") from None
-    plan_words.reject_uneven(trace, layout)
-    return plan(trace, layout, machine)
+        (trace,) = trace_cache.load_traces(cfg, [setup])
+    except trace_cache.TracingError as error:
+        rule = f"cannot be traced on tensors without content: {error}"
+        fix = "change the network, or run python submit.py, which submits it without a plan"
+        raise ConfigError("model.network", None, rule, fix) from None
+    plan_words.reject_uneven_stages(trace, setup)
+    return predict(trace, setup, machine)
 
 
-def _look_at_data(cfg: DictConfig) -> list[str]:
-    """Fill in what data say of themselves; a plan can do without them where the config says it, which is noted."""
+def _fill_in_data(cfg: DictConfig) -> list[str]:
+    """Fill in the values of the config that the data files give. Return a note if they cannot be read.
+
+    A plan needs no data files if the config has these values.
+    """
     try:
         preflight.check_files(cfg)
-    except ConfigError as rejected:
-        if not rejected.key.startswith("data.") or None in cfg.model.network.values():
+    except ConfigError as error:
+        if not error.key.startswith("data.") or None in cfg.model.network.values():
             raise
-        return [f"data are not looked at: {rejected.key}: {rejected.rule}"]
+        sentence = str(error).splitlines()[0].rstrip(".")
+        return [f"the data files were not read: {sentence}"]
     return []
 
 
-def _without_way_out(made: Plan, changes: list[str], *, own: dict[str, Any]) -> list[str]:
-    if made.fits is not False or changes:
-        return []
-    if own.keys() & plan_words.PIPED:
-        return ["what would make it fit is told without pipeline= and micro_batch="]
-    return [f"to make it fit: {fit.NO_WAY}"]
+def _note_without_changes(has_layout_words: bool) -> str:
+    if has_layout_words:
+        return "to see changes after which it fits, leave out pipeline=, interleaved= and micro_batch="
+    return f"to make it fit: {memory_check.NO_CHANGE_FITS}"

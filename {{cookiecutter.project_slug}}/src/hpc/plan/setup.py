@@ -1,4 +1,4 @@
-"""How a run is laid out over devices, as far as its memory and its time depend on it. No torch."""
+"""The layout of a run over devices, as far as its memory and its time depend on it. Imports no torch."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from omegaconf import DictConfig
 
 from hpc.config.layout import derive_layout, is_on_gpu
 
-# By the name of the strategy; what is not here keeps everything on every rank.
+# By the name of the strategy. A strategy that is not listed keeps everything on every rank.
 SHARDING = {"fsdp": "fsdp", "tensor_parallel": "fsdp", "deepspeed_zero1": "zero1", "deepspeed_zero2": "zero2"}
 SHARDING |= {"deepspeed_zero3": "zero3", "zero3_offload": "zero3"}
 BYTES = {"64": 8, "32": 4, "16": 2, "bf16": 2}  # of a number, by the first word of trainer.precision
@@ -14,24 +14,24 @@ BYTES = {"64": 8, "32": 4, "16": 2, "bf16": 2}  # of a number, by the first word
 
 @dataclass(frozen=True)
 class Setup:
-    """World size = nodes * devices = data-parallel * tensor-parallel * pipeline."""
+    """The layout of a run: world size = nodes * devices = data-parallel * tensor-parallel * pipeline."""
 
     nodes: int
     devices: int  # per node
-    micro_batch: int  # examples of a rank at a time
-    accumulate: int = 1  # micro-batches of a step
+    micro_batch: int  # examples that a rank computes at once
+    accumulate: int = 1  # micro-batches per step
     tensor_parallel: int = 1
-    pipeline: int = 1  # stages; the project runs one
-    interleaved: int = 1  # pieces of the network that each stage has (arXiv 2104.04473, section 2.2)
+    pipeline: int = 1  # stages; train.py runs only one
+    interleaved: int = 1  # pieces of the network per stage (arXiv 2104.04473, section 2.2)
     sharding: str = "none"  # fsdp, zero1, zero2, zero3
     precision: str = "32-true"
     checkpointing: bool = False
     compile: bool = False
     offload: bool = False  # of parameters and optimizer to the node's memory
-    bucket: int = 0  # numbers that DeepSpeed's buffers for reducing hold
-    overlap: bool = True  # communicates while it computes
+    bucket: int = 0  # numbers in DeepSpeed's buffers for reducing
+    overlap: bool = True  # of communication and computation
     accelerated: bool = True  # on GPUs
-    single: bool = False  # one device without a process group, whose gradients lie in no buckets
+    single: bool = False  # one device without a process group, hence without buckets for gradients
 
     @property
     def world_size(self) -> int:
@@ -47,21 +47,22 @@ class Setup:
 
     @property
     def computes_in(self) -> tuple[str, str | None]:
-        """What parameters are when they are computed with, and what autocast makes of it; as `trace.trace` takes them.
+        """Return the precision of parameters in computation, and that of autocast (None: no autocast).
 
-        FSDP2 gathers shards in bf16 (parallel.py); DeepSpeed keeps a copy in 16 bit, and autocasts nothing.
+        FSDP2 gathers shards in bf16 (training/parallel.py). DeepSpeed keeps a 16-bit copy, without autocast.
         """
-        kind, _, how = self.precision.partition("-")
-        if how != "mixed":
+        kind, _, mode = self.precision.partition("-")
+        if mode != "mixed":
             return kind, None
         if self.sharding.startswith("zero"):
             return kind, None
         return (kind, kind) if self.sharding == "fsdp" and self.data_parallel > 1 else ("32", kind)
 
 
-def of(cfg: DictConfig) -> Setup:
-    """The setup of a checked config."""
+def setup_from_config(cfg: DictConfig) -> Setup:
+    """Return the setup of a checked config."""
     strategy, trainer = cfg.strategy, cfg.trainer
+    has_overlap = strategy.lightning.get("overlap_comm")
     return Setup(
         nodes=trainer.num_nodes,
         devices=trainer.devices,
@@ -73,7 +74,7 @@ def of(cfg: DictConfig) -> Setup:
         checkpointing=strategy.activation_checkpointing,
         compile=strategy.compile,
         offload=bool(strategy.lightning.get("offload_optimizer")),
-        bucket=strategy.lightning.get("reduce_bucket_size", 0) * (1 + bool(strategy.lightning.get("overlap_comm"))),
+        bucket=strategy.lightning.get("reduce_bucket_size", 0) * (1 + bool(has_overlap)),
         overlap=strategy.lightning.get("overlap_comm", True),
         accelerated=is_on_gpu(cfg),
         single=strategy.name == "single",

@@ -1,4 +1,4 @@
-"""Traces of networks: kept in a cache, made by a process of its own where they are not. No torch here."""
+"""A cache of traces. A process of its own makes a trace that is missing. Imports no torch."""
 
 import json
 import os
@@ -20,37 +20,40 @@ from hpc.plan.trace_types import Trace
 from hpc.system import home
 
 CACHE = home.expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / project_name() / "traces"
-OURS = ("fake_step.py", "meter.py", "tracer.py", "trace_types.py")
-ANY = {"lr": 0.001, "weight_decay": 0.1}  # for all: what an optimizer keeps does not depend on them
-SECONDS = 600  # a network that takes longer is not traced
+TRACER_FILES = ("fake_step.py", "meter.py", "tracer.py", "trace_types.py")
+# The same for all runs, because the states of an optimizer do not depend on them.
+OPTIMIZER_VALUES = {"lr": 0.001, "weight_decay": 0.1}
+TIMEOUT_SECONDS = 600  # a network that takes longer is not traced
 
 
-class NotTraced(Exception):
-    """There is no trace of this network; the message says why."""
+class TracingError(Exception):
+    """The network cannot be traced; the message says why."""
 
 
-def of(cfg: DictConfig, setups: Sequence[Setup]) -> list[Trace]:
-    """A trace for each setup, of the network and the optimizer that the config names.
+def load_traces(cfg: DictConfig, setups: Sequence[Setup]) -> list[Trace]:
+    """Return a trace for each setup, of the network and the optimizer of the config.
 
     Raises:
-        NotTraced: the network does not run on tensors without content, or there is nothing to run it.
+        TracingError: the network does not run on tensors without content, or the tracer cannot be started.
     """
     questions = [_question(cfg, setup) for setup in setups]
     digests = [_digest(question) for question in questions]
-    found = {digest: known for digest in set(digests) if (known := _load(digest))}
-    missing = {digest: asked for digest, asked in zip(digests, questions, strict=True) if digest not in found}
+    traces = {digest: trace for digest in set(digests) if (trace := _read(digest))}
+    missing = {digest: question for digest, question in zip(digests, questions, strict=True) if digest not in traces}
     if missing:
-        found |= dict(zip(missing, _make(list(missing.values())), strict=True))
+        traces |= dict(zip(missing, _run_tracer(list(missing.values())), strict=True))
     for digest in missing:
-        _keep(digest, found[digest])
-    return [found[digest] for digest in digests]
+        _write(digest, traces[digest])
+    return [traces[digest] for digest in digests]
 
 
 def _question(cfg: DictConfig, setup: Setup) -> dict[str, Any]:
+    """Return the arguments of a trace as plain data."""
     parameters, autocast = setup.computes_in
+    optimizer = without_checks(cfg.model.optimizer)
     return {
         "network": without_checks(cfg.model.network),
-        "optimizer": {key: ANY.get(key, value) for key, value in without_checks(cfg.model.optimizer).items()},
+        "optimizer": {key: OPTIMIZER_VALUES.get(key, value) for key, value in optimizer.items()},
         "parameters": parameters,
         "autocast": autocast,
         "tensor_parallel": setup.tensor_parallel,
@@ -58,51 +61,54 @@ def _question(cfg: DictConfig, setup: Setup) -> dict[str, Any]:
 
 
 def _digest(question: dict[str, Any]) -> str:
-    """Of all that a trace depends on: the question, the sources of the network, the versions of the libraries."""
+    """Return a digest of all that a trace depends on: the question, the network's sources, the libraries' versions."""
     hashed = sha256(json.dumps(question, sort_keys=True).encode(errors="surrogateescape"))
     hashed.update(version("torch").encode())
-    apart = (
-        SOURCES / HPC,
-        *(SOURCES / package / "data" for package in researcher_packages()),
-    )  # a network knows nothing of them
-    theirs = [path for path in SOURCES.rglob("*.py") if not any(path.is_relative_to(folder) for folder in apart)]
-    for path in (PROJECT / "constraints.txt", *sorted(theirs), *(Path(__file__).with_name(name) for name in OURS)):
+    # A network does not import hpc, nor the packages' data folders.
+    unused = (SOURCES / HPC, *(SOURCES / package / "data" for package in researcher_packages()))
+    sources = [path for path in SOURCES.rglob("*.py") if not any(path.is_relative_to(folder) for folder in unused)]
+    tracer_files = (Path(__file__).with_name(name) for name in TRACER_FILES)
+    for path in (PROJECT / "constraints.txt", *sorted(sources), *tracer_files):
         hashed.update(path.read_bytes())
     return hashed.hexdigest()[:32]
 
 
-def _load(digest: str) -> Trace | None:
-    with suppress(OSError, ValueError, KeyError, TypeError):  # not there, or not whole
-        return Trace.load((CACHE / f"{digest}.json").read_text(encoding="utf-8"))
+def _read(digest: str) -> Trace | None:
+    with suppress(OSError, ValueError, KeyError, TypeError):  # missing or damaged
+        return Trace.from_json((CACHE / f"{digest}.json").read_text(encoding="utf-8"))
     return None
 
 
-def _keep(digest: str, trace: Trace) -> None:
-    aside = CACHE / f".{digest}-{os.getpid()}"
-    with suppress(OSError):  # a full or a foreign home: it is made again the next time
+def _write(digest: str, trace: Trace) -> None:
+    temporary = CACHE / f".{digest}-{os.getpid()}"
+    with suppress(OSError):  # the home is full or cannot be written: the next call traces again
         CACHE.mkdir(parents=True, exist_ok=True)
-        aside.write_text(trace.dump(), encoding="utf-8")
-        aside.replace(CACHE / f"{digest}.json")
+        temporary.write_text(trace.to_json(), encoding="utf-8")
+        temporary.replace(CACHE / f"{digest}.json")
 
 
-def _make(questions: Sequence[dict[str, Any]]) -> list[Trace]:
-    kinds = {f"{one['autocast']}-mixed" if one["autocast"] else f"{one['parameters']}-true" for one in questions}
-    sys.stderr.write(f"tracing the network, once, in {' and '.join(sorted(kinds))} ...\n")
+def _run_tracer(questions: Sequence[dict[str, Any]]) -> list[Trace]:
+    sys.stderr.write(f"tracing the network, once, in {' and '.join(sorted(set(map(_precision, questions))))} ...\n")
     command = [sys.executable, "-m", f"{__package__}.tracer"]
     environ = os.environ | {"PYTHONPATH": str(SOURCES)}
     try:
-        done = subprocess.run(
-            command, input=json.dumps(questions), env=environ, capture_output=True, text=True, timeout=SECONDS
+        process = subprocess.run(
+            command, input=json.dumps(questions), env=environ, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
         )
     except subprocess.TimeoutExpired:
-        raise NotTraced(f"it took more than {SECONDS} s") from None
+        raise TracingError(f"it took more than {TIMEOUT_SECONDS} s") from None
     except OSError as error:
-        raise NotTraced(str(error)) from None
+        raise TracingError(str(error)) from None
     try:
-        answers = json.loads(done.stdout.splitlines()[-1])
+        answers = json.loads(process.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        raise NotTraced((done.stderr.strip().splitlines() or ["it ended without an answer"])[-1]) from None
+        last_line = (process.stderr.strip().splitlines() or ["the tracer ended without an answer"])[-1]
+        raise TracingError(last_line) from None
     for answer in answers:
         if "error" in answer:
-            raise NotTraced(answer["error"])
-    return [Trace.load(json.dumps(answer)) for answer in answers]
+            raise TracingError(answer["error"])
+    return [Trace.from_json(json.dumps(answer)) for answer in answers]
+
+
+def _precision(question: dict[str, Any]) -> str:
+    return f"{question['autocast']}-mixed" if question["autocast"] else f"{question['parameters']}-true"

@@ -1,4 +1,4 @@
-"""What is known of a network without running it: sizes, work and memory of its parts. Written by trace.py; no torch."""
+"""The trace of a network: sizes, work and memory of its parts. tracer.py makes it. Imports no torch."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -7,50 +7,51 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Linear:
-    """A size that grows with the micro-batch."""
+    """A size that is linear in the micro-batch."""
 
     fixed: float = 0.0
-    each: float = 0.0  # per example
+    per_example: float = 0.0
 
     def at(self, examples: float) -> float:
-        return self.fixed + self.each * examples
+        return self.fixed + self.per_example * examples
 
 
 def highest(lines: tuple[Linear, ...], examples: float) -> float:
+    """Return the highest of several lines at a micro-batch."""
     return max(line.at(examples) for line in lines)
 
 
 @dataclass(frozen=True)
 class Work:
-    """Equal operations. Matrix products, convolutions and attention have FLOPs; the rest only moves bytes."""
+    """Equal operations. Matrix products, convolutions and attention have FLOPs; all others only move bytes."""
 
-    flops: Linear  # of one of them, a multiply-add counted as two
-    bytes: Linear  # read and written by one of them
+    flops: Linear  # of one operation, with two per multiply-add
+    bytes: Linear  # read and written by one operation
     count: int = 1
 
 
 @dataclass(frozen=True)
 class Part:
-    """A block, or what stands before, between or behind the blocks, or the loss; in the order of forward.
+    """A part of a network, in the order of forward: a block, what lies before or after the blocks, or the loss.
 
-    Sizes are of one rank of a tensor-parallel group; bytes in the precision that the network was traced in.
+    Sizes are those of one rank of a tensor-parallel group. Bytes are in the precision in which the network was traced.
     """
 
     name: str
-    parameters: int  # numbers, shared ones counted where they are used first
-    trained: int  # of them; the others are frozen
-    whole: int  # of all ranks of the group, once
-    tensors: int  # that these parameters are
+    num_parameters: int  # shared ones count where they are used first
+    num_trained: int  # parameters that are not frozen
+    num_parameters_all_ranks: int  # of the whole tensor-parallel group
+    num_tensors: int  # that hold the parameters
     buffer_bytes: int
-    kept: Linear  # alive after its forward that was not before: for backward, and its output
-    output: Linear  # handed to the next part
-    forward_peak: tuple[Linear, ...]  # alive at most during its forward, above what was before: the highest of them
-    backward_peak: tuple[Linear, ...]  # the same of its backward, without gradients of parameters
-    left: Linear  # alive after its backward that was not before its forward: the gradient of its input, and the like
+    saved: Linear  # bytes that its forward leaves alive: its output, and what backward needs
+    output: Linear  # bytes handed to the next part
+    forward_peak: tuple[Linear, ...]  # bytes alive at most in forward, beyond those before it: the highest line counts
+    backward_peak: tuple[Linear, ...]  # the same for backward, without gradients of parameters
+    leftover: Linear  # bytes that its backward leaves alive beyond those before its forward, as its input's gradient
     forward: tuple[Work, ...]
     backward: tuple[Work, ...]
-    reduced: tuple[Work, ...]  # tensors summed by the tensor-parallel ranks, forward and backward: their bytes
-    again: tuple[Work, ...] = ()  # of forward, what checkpointing repeats: up to the last tensor that backward needs
+    all_reduced: tuple[Work, ...]  # tensors that tensor-parallel ranks sum, in forward and backward: their bytes
+    recomputed: tuple[Work, ...] = ()  # work of forward that activation checkpointing repeats
 
 
 @dataclass(frozen=True)
@@ -58,44 +59,44 @@ class Trace:
     """A network in one precision, for one degree of tensor parallelism."""
 
     parts: tuple[Part, ...]
-    examples_are: str  # "samples" or "tokens"
-    tokens: int  # per example; 1 for samples
+    unit: str  # "samples" or "tokens"
+    tokens_per_example: int  # 1 for samples
     tensor_parallel: int = 1
-    states: float | None = 2.0  # numbers that the optimizer keeps per parameter; None: it could not be tried
-    inputs: int = 0  # numbers in an example
+    optimizer_states: float | None = 2.0  # numbers that the optimizer keeps per parameter; None: it could not be tried
+    numbers_per_example: int = 0  # in the input
 
     @property
-    def trained(self) -> int:
+    def num_trained(self) -> int:
         """Parameters of a tensor-parallel rank that are not frozen."""
-        return sum(part.trained for part in self.parts)
+        return sum(part.num_trained for part in self.parts)
 
     @property
-    def whole(self) -> int:
+    def num_parameters(self) -> int:
         """Parameters of the network, over all tensor-parallel ranks."""
-        return sum(part.whole for part in self.parts)
+        return sum(part.num_parameters_all_ranks for part in self.parts)
 
     @property
     def blocks(self) -> tuple[Part, ...]:
         return tuple(part for part in self.parts if part.name.startswith("block"))
 
-    def dump(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def load(text: str) -> "Trace":
-        """Raises ValueError, KeyError or TypeError where `text` is not what `dump` wrote."""
-        known = json.loads(text)
-        return Trace(**known | {"parts": tuple(_part(one) for one in known["parts"])})
+    def from_json(text: str) -> "Trace":
+        """Return the trace that `to_json` wrote. Raises ValueError, KeyError or TypeError for any other text."""
+        fields = json.loads(text)
+        return Trace(**fields | {"parts": tuple(_part(part) for part in fields["parts"])})
 
 
-def _part(known: dict[str, Any]) -> Part:
-    linear: dict[str, Any] = {key: Linear(**known[key]) for key in ("kept", "output", "left")}
+def _part(fields: dict[str, Any]) -> Part:
+    linear: dict[str, Any] = {key: Linear(**fields[key]) for key in ("saved", "output", "leftover")}
     for key in ("forward_peak", "backward_peak"):
-        linear[key] = tuple(Linear(**line) for line in known[key])
-    directions = ("forward", "backward", "reduced", "again")
-    work: dict[str, Any] = {key: tuple(_work(one) for one in known[key]) for key in directions}
-    return Part(**known | linear | work)
+        linear[key] = tuple(Linear(**line) for line in fields[key])
+    work_keys = ("forward", "backward", "all_reduced", "recomputed")
+    work: dict[str, Any] = {key: tuple(_work(item) for item in fields[key]) for key in work_keys}
+    return Part(**fields | linear | work)
 
 
-def _work(known: dict[str, Any]) -> Work:
-    return Work(Linear(**known["flops"]), Linear(**known["bytes"]), known["count"])
+def _work(fields: dict[str, Any]) -> Work:
+    return Work(Linear(**fields["flops"]), Linear(**fields["bytes"]), fields["count"])

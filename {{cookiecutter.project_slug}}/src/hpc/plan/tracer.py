@@ -1,7 +1,7 @@
-"""What a network costs, as lines over the micro-batch, from two runs of it on tensors without content.
+"""The tracer of a network: its cost as lines over the micro-batch, from two runs on tensors without content.
 
-`python -m hpc.plan.tracer` is a process of its own, which trace_cache.py starts: torch, and a network that
-fails, stay out of the caller's.
+trace_cache.py starts `python -m hpc.plan.tracer` as a process of its own, so that its caller need not import torch, and
+does not fail if the network does.
 """
 
 import json
@@ -17,105 +17,119 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from hpc.config.build import build
-from hpc.plan.fake_step import NotTraceable, Ran, cause, run
-from hpc.plan.meter import Span, local, nbytes
+from hpc.plan.fake_step import FakeStep, NotTraceable, root_cause, run_fake_step
+from hpc.plan.meter import PartRun, local_bytes, local_shard
 from hpc.plan.trace_types import Linear, Part, Trace, Work
 
-FEW, MORE = 2, 3  # examples of the two runs that each line goes through; one is too few for batch norm
-DIRECTIONS = ("forward", "backward")
-LIKELY = [2**power for power in range(20)]  # micro-batches
+FEW, MORE = 2, 3  # examples of the two runs that determine each line; a single one is too few for batch norm
+LIKELY_BATCHES = [2**power for power in range(20)]  # examples per micro-batch
 
 
-def trace(
-    make: Callable[[], Any],
-    optimize: Callable[[Any], Optimizer],
+def trace_network(
+    make_network: Callable[[], Any],
+    make_optimizer: Callable[[Any], Optimizer],
     parameters: str,
     autocast: str | None = None,
+    *,
     tensor_parallel: int = 1,
 ) -> Trace:
-    """Forward, cross-entropy and backward of a network, measured part by part, and a step of its optimizer.
+    """Measure forward, cross-entropy and backward of a network part by part, and a step of its optimizer.
 
     Args:
-        make: → the network, with `example_input(batch_size)`, and `blocks` if it has any.
-        optimize: parameters → the optimizer.
-        parameters: what they are computed with: 64, 32, 16 or bf16.
-        autocast: what it may compute with instead, on CUDA.
+        make_network: returns the network, with `example_input(batch_size)`, and `blocks` if it has any.
+        make_optimizer: returns the optimizer of parameters.
+        parameters: their precision in computation: 64, 32, 16 or bf16.
+        autocast: the precision of CUDA's autocast; None: no autocast.
         tensor_parallel: ranks that share each layer, as the network's `tensor_parallel_plan` says.
 
     Raises:
         NotTraceable
     """
-    for examples in (FEW, MORE) if tensor_parallel > 1 else ():  # what DTensor tries out at first is not the network's
-        run(make, optimize, examples, parameters, autocast, tensor_parallel)
-    few, more = (run(make, optimize, examples, parameters, autocast, tensor_parallel) for examples in (FEW, MORE))
-    parts = tuple(_part(name, few, more) for name in few.names)
-    unit, tokens = ("tokens", few.inputs) if few.text else ("samples", 1)
-    return Trace(parts, unit, tokens, tensor_parallel, few.states, few.inputs)
+    run = partial(
+        run_fake_step,
+        make_network,
+        make_optimizer,
+        parameters=parameters,
+        autocast=autocast,
+        num_ranks=tensor_parallel,
+    )
+    for num_examples in (FEW, MORE) if tensor_parallel > 1 else ():  # DTensor's first runs do extra work of its own
+        run(num_examples=num_examples)
+    few, more = (run(num_examples=num_examples) for num_examples in (FEW, MORE))
+    unit, tokens_per_example = ("tokens", few.numbers_per_example) if few.is_text else ("samples", 1)
+    return Trace(
+        parts=tuple(_part(name, few, more) for name in few.names),
+        unit=unit,
+        tokens_per_example=tokens_per_example,
+        tensor_parallel=tensor_parallel,
+        optimizer_states=few.optimizer_states,
+        numbers_per_example=few.numbers_per_example,
+    )
 
 
-def _part(name: str, few: Ran, more: Ran) -> Part:
-    first, second = ({d: ran.meter.spans.get((name, d), Span()) for d in DIRECTIONS} for ran in (few, more))
-
-    def line(size: Callable[[Any], float], *of: Any) -> Linear:
-        return _line(*map(size, of or (first, second)))
-
-    work = {d: _work(first[d].work, second[d].work) for d in first}
-    sums = [[(0, size) for d in first for size in spans[d].reduced] for spans in (first, second)]
-    owned = few.meter.owned(name)
-    parameters = [state for state in owned if isinstance(state, Parameter)]
+def _part(name: str, few: FakeStep, more: FakeStep) -> Part:
+    forward, backward = (
+        [step.meter.runs.get((name, direction), PartRun()) for step in (few, more)]
+        for direction in ("forward", "backward")
+    )
+    sums = [[(0, size) for run in runs for size in run.reduced] for runs in zip(forward, backward, strict=True)]
+    leftover = [after.end - before.begin if after.end else 0 for before, after in zip(forward, backward, strict=True)]
+    tensors = few.meter.owned_tensors(name)
+    parameters = [tensor for tensor in tensors if isinstance(tensor, Parameter)]
     return Part(
         name=name,
-        parameters=sum(local(one).numel() for one in parameters),
-        trained=sum(local(one).numel() for one in parameters if one.requires_grad),
-        whole=sum(one.numel() for one in parameters),
-        tensors=len(parameters),
-        buffer_bytes=sum(nbytes(one) for one in owned if not isinstance(one, Parameter)),
-        kept=line(lambda spans: spans["forward"].end - spans["forward"].begin),
-        output=line(lambda ran: ran.outputs.get(name, 0), few, more),
-        forward_peak=_highest(first["forward"].levels, second["forward"].levels),
-        backward_peak=_highest(first["backward"].levels, second["backward"].levels),
-        left=line(lambda spans: spans["backward"].end - spans["forward"].begin if spans["backward"].end else 0),
-        forward=work["forward"],
-        backward=work["backward"],
-        reduced=_work(*sums),
-        again=_work(*(spans["forward"].work[: spans["forward"].needed] for spans in (first, second))),
+        num_parameters=sum(local_shard(parameter).numel() for parameter in parameters),
+        num_trained=sum(local_shard(parameter).numel() for parameter in parameters if parameter.requires_grad),
+        num_parameters_all_ranks=sum(parameter.numel() for parameter in parameters),
+        num_tensors=len(parameters),
+        buffer_bytes=sum(local_bytes(tensor) for tensor in tensors if not isinstance(tensor, Parameter)),
+        saved=_line(*(run.end - run.begin for run in forward)),
+        output=_line(*(step.output_bytes.get(name, 0) for step in (few, more))),
+        forward_peak=_highest_lines(*(run.levels for run in forward)),
+        backward_peak=_highest_lines(*(run.levels for run in backward)),
+        leftover=_line(*leftover),
+        forward=_work(*(run.work for run in forward)),
+        backward=_work(*(run.work for run in backward)),
+        all_reduced=_work(*sums),
+        recomputed=_work(*(run.work[: run.num_needed] for run in forward)),
     )
 
 
 def _line(few: float, more: float) -> Linear:
-    each = (more - few) / (MORE - FEW)
-    return Linear(few - each * FEW, each)
+    """Return the line through the sizes of both runs."""
+    per_example = (more - few) / (MORE - FEW)
+    return Linear(few - per_example * FEW, per_example)
 
 
-def _highest(few: list[int], more: list[int]) -> tuple[Linear, ...]:
-    """Of the lines through the levels of both runs those that are highest for some batch: the peak may be another."""
+def _highest_lines(few: list[int], more: list[int]) -> tuple[Linear, ...]:
+    """Return those lines through the levels of both runs that are the highest for some micro-batch."""
     if len(few) != len(more):
         few, more = [max(few, default=0)], [max(more, default=0)]
     lines = set(map(_line, few, more)) | {Linear()}
-    return tuple({max(lines, key=lambda line: line.at(examples)) for examples in LIKELY})
+    return tuple({max(lines, key=lambda line: line.at(examples)) for examples in LIKELY_BATCHES})
 
 
 def _work(few: list[tuple[int, int]], more: list[tuple[int, int]]) -> tuple[Work, ...]:
-    """Equal operations together. Of a network that does other things for other batches, the larger run's."""
+    """Group equal operations. If both runs have different operations, those of the larger run count."""
     if len(few) != len(more):
         few = [(flops * FEW // MORE, size * FEW // MORE) for flops, size in more]
-    alike = Counter(zip(few, more, strict=True))
-    return tuple(Work(_line(a[0], b[0]), _line(a[1], b[1]), count) for (a, b), count in alike.items())
+    counts = Counter(zip(few, more, strict=True))
+    return tuple(Work(_line(a[0], b[0]), _line(a[1], b[1]), count) for (a, b), count in counts.items())
 
 
 def main() -> None:
-    """Questions as JSON on stdin; on stdout for each its trace, or {"error": why not}."""
+    """Read questions as JSON from stdin, and print for each its trace, or {"error": reason}."""
     print(json.dumps([_answer(**question) for question in json.load(sys.stdin)]))
 
 
-def _answer(network: dict[str, Any], optimizer: dict[str, Any], **how: Any) -> dict[str, Any]:
-    make, optimize = (partial(build, OmegaConf.create(node)) for node in (network, optimizer))
+def _answer(network: dict[str, Any], optimizer: dict[str, Any], **options: Any) -> dict[str, Any]:
+    make_network, make_optimizer = (partial(build, OmegaConf.create(node)) for node in (network, optimizer))
     try:
-        made = optimize()
+        optimizer_of = make_optimizer()
     except Exception as error:
-        return {"error": f"its optimizer: {cause(error)}"}
+        return {"error": f"its optimizer: {root_cause(error)}"}
     try:
-        return asdict(trace(make, made, **how))
+        return asdict(trace_network(make_network, optimizer_of, **options))
     except NotTraceable as error:
         return {"error": str(error)}
 

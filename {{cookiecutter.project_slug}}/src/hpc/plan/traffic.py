@@ -1,124 +1,136 @@
-"""What the ranks of a setup have to send each other, and how much of that computation hides. Pure; imports no torch."""
+"""Communication between the ranks of a setup, and how much of it computation hides. Pure; imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpc.jobs.hardware import Machine
-from hpc.plan.rings import Group, gather, reduce, send
+from hpc.plan.rings import Group, all_reduce_seconds, gather_seconds, send_seconds
 from hpc.plan.setup import BYTES, Setup
 from hpc.plan.trace_types import Part, Trace
 
-BUCKET = 25e6  # bytes; the last of DDP's buckets is summed when backward is over (arXiv 2006.15704, section 3.2)
-REUSED = 1e9  # parameters that ZeRO-3 keeps when they are needed again so soon (stage3_max_reuse_distance of DeepSpeed)
+# Bytes. The last of DDP's buckets is summed when backward is over (arXiv 2006.15704, section 3.2).
+BUCKET_BYTES = 25e6
+# Parameters that ZeRO-3 keeps if they are needed again soon (stage3_max_reuse_distance of DeepSpeed).
+REUSED_PARAMETERS = 1e9
 
 
 @dataclass(frozen=True)
-class Beside:
-    """Seconds of communication beside computation, and of the first or last of it, which has none to run beside."""
+class OverlappedTime:
+    """Seconds of communication that may run beside computation; `end` of them, the first or the last, cannot."""
 
     total: float
     end: float
 
-    def exposed(self, compute: float, overlap: bool, machine: Machine) -> float:
-        """Both share the GPU's units and its memory: one beside the other, some of the time is only moved."""
+    def exposed(self, compute_seconds: float, *, overlap: bool, machine: Machine) -> float:
+        """Return the seconds that computation does not hide.
+
+        Both share the GPU's units and its memory, so that a part of the communication always costs time.
+        """
         if not overlap:
             return self.total
-        return max(self.end, self.total - compute, (1 - machine.network.hidden) * self.total)
+        return max(self.end, self.total - compute_seconds, (1 - machine.network.hidden) * self.total)
 
 
-def shards(setup: Setup) -> Group:
-    """The data-parallel ranks; those that share a layer are neighbours."""
+def data_parallel_group(setup: Setup) -> Group:
+    """Return the data-parallel ranks; those that share a layer are neighbours."""
     return Group(setup.data_parallel, setup.tensor_parallel, setup.devices)
 
 
-def forward(trace: Trace, setup: Setup, machine: Machine) -> Beside:
-    """Parameters of each part, gathered before it runs."""
+def forward_gathers(trace: Trace, setup: Setup, machine: Machine) -> OverlappedTime:
+    """Return the time to gather the parameters of each part before it runs."""
     gathers = [_gather(part, setup, machine) for part in trace.parts]
-    return Beside(sum(gathers), next(filter(None, gathers), 0.0))
+    return OverlappedTime(sum(gathers), next(filter(None, gathers), 0.0))
 
 
-def backward(trace: Trace, setup: Setup, machine: Machine) -> Beside:
-    """Parameters once more, and gradients summed to the rank that keeps them.
+def backward_collectives(trace: Trace, setup: Setup, machine: Machine) -> OverlappedTime:
+    """Return the time to gather parameters again, and to sum gradients on the rank that keeps them.
 
-    FSDP still has the last block's. ZeRO-3 gathers a block that is computed again twice, unless it is small.
+    FSDP still has the last block's parameters. ZeRO-3 gathers a recomputed block twice, unless it is small.
     """
-    kept = trace.blocks[-1:] if setup.sharding == "fsdp" else ()
-    again = trace.blocks if setup.sharding == "zero3" and setup.checkpointing else ()
-    gathers = [_gather(part, setup, machine) for part in trace.parts if part not in kept]
-    gathers += [_gather(part, setup, machine) for part in again if part.parameters > REUSED]
+    still_gathered = trace.blocks[-1:] if setup.sharding == "fsdp" else ()
+    recomputed = trace.blocks if setup.sharding == "zero3" and setup.checkpointing else ()
+    gathers = [_gather(part, setup, machine) for part in trace.parts if part not in still_gathered]
+    gathers += [_gather(part, setup, machine) for part in recomputed if part.num_parameters > REUSED_PARAMETERS]
     scatters = [_scatter(part, setup, machine) for part in trace.parts]
-    return Beside(sum(gathers) + sum(scatters), next(filter(None, scatters), 0.0))
+    return OverlappedTime(sum(gathers) + sum(scatters), next(filter(None, scatters), 0.0))
 
 
-def gradients(trace: Trace, setup: Setup, machine: Machine) -> Beside:
-    """Once a step: what DDP sums and ZeRO-1 sums to the rank that keeps it. The others do so in each backward."""
-    size, group = _bytes(trace.parts, setup), shards(setup)
-    collective = {"none": reduce, "zero1": gather}.get(setup.sharding)
+def gradient_sums(trace: Trace, setup: Setup, machine: Machine) -> OverlappedTime:
+    """Return the time, once per step, in which DDP and ZeRO-1 sum gradients. The others sum in each backward."""
+    size, group = _trained_bytes(trace.parts, setup), data_parallel_group(setup)
+    collective = {"none": all_reduce_seconds, "zero1": gather_seconds}.get(setup.sharding)
     if collective is None:
-        return Beside(0.0, 0.0)
-    return Beside(collective(size, group, machine), collective(min(BUCKET, size), group, machine))
+        return OverlappedTime(0.0, 0.0)
+    return OverlappedTime(collective(size, group, machine), collective(min(BUCKET_BYTES, size), group, machine))
 
 
-def updated(trace: Trace, setup: Setup, machine: Machine) -> float:
-    """Once a step: parameters from the ranks that have updated them, to all (ZeRO-1 and 2)."""
+def parameter_gather(trace: Trace, setup: Setup, machine: Machine) -> float:
+    """Return the time, once per step, in which ZeRO-1 and 2 gather the parameters that each rank has updated."""
     if setup.sharding not in ("zero1", "zero2"):
         return 0.0
-    return gather(_bytes(trace.parts, setup), shards(setup), machine)
+    return gather_seconds(_trained_bytes(trace.parts, setup), data_parallel_group(setup), machine)
 
 
-def within(trace: Trace, setup: Setup, machine: Machine) -> float:
-    """Sums over tensor-parallel ranks of one micro-batch, which computation waits for (arXiv 2104.04473, section 3.2).
+def tensor_parallel_sums(trace: Trace, setup: Setup, machine: Machine) -> float:
+    """Return the time of the sums over tensor-parallel ranks in a micro-batch, which computation waits for.
 
-    A block that is computed again sums again what its forward has summed: half.
+    The sums are those of arXiv 2104.04473, section 3.2. A recomputed block repeats those of its forward: half of them.
     """
     group = Group(setup.tensor_parallel, 1, setup.devices)
     total = 0.0
     for part in trace.parts:
-        again = 1.5 if setup.checkpointing and part in trace.blocks else 1.0
-        sums = (work.count * reduce(work.bytes.at(setup.micro_batch), group, machine) for work in part.reduced)
-        total += again * sum(sums)
+        repeats = 1.5 if setup.checkpointing and part in trace.blocks else 1.0
+        sums = (
+            work.count * all_reduce_seconds(work.bytes.at(setup.micro_batch), group, machine)
+            for work in part.all_reduced
+        )
+        total += repeats * sum(sums)
     return total
 
 
-def between(trace: Trace, setup: Setup, machine: Machine) -> float:
-    """A micro-batch handed from stage to stage, forth and back, by each stage as often as it has pieces.
+def stage_transfers(trace: Trace, setup: Setup, machine: Machine) -> float:
+    """Return the time to hand a micro-batch from stage to stage and back, once for each piece of a stage.
 
     Each tensor-parallel rank sends its share (arXiv 2104.04473, sections 3.2 and 4.1).
     """
     if setup.pipeline == 1:
         return 0.0
     size = trace.blocks[0].output.at(setup.micro_batch) / setup.tensor_parallel
-    across = setup.tensor_parallel * setup.data_parallel >= setup.devices
-    return 2 * setup.interleaved * send(size, across, setup.devices, machine)
+    to_other_node = setup.tensor_parallel * setup.data_parallel >= setup.devices
+    once = send_seconds(size, to_other_node=to_other_node, devices=setup.devices, machine=machine)
+    return 2 * setup.interleaved * once
 
 
 def _gather(part: Part, setup: Setup, machine: Machine) -> float:
-    """FSDP gathers a part in one go (arXiv 2304.11277, section 3.2), ZeRO-3 tensor by tensor."""
+    """Return the time to gather a part: FSDP does it at once (arXiv 2304.11277, section 3.2), ZeRO-3 by tensor."""
     if setup.sharding not in ("fsdp", "zero3"):
         return 0.0
-    return _pieces(part.parameters * _width(setup), part, setup, machine)
+    return _sharded_seconds(part.num_parameters * _wire_bytes(setup), part, setup, machine)
 
 
 def _scatter(part: Part, setup: Setup, machine: Machine) -> float:
-    """In each micro-batch's backward: FSDP, ZeRO-2 and ZeRO-3. FSDP's mixed precision sums in fp32 (parallel.py)."""
+    """Return the time to sum a part's gradients in each backward, which FSDP, ZeRO-2 and ZeRO-3 do.
+
+    With mixed precision, FSDP sums in fp32 (training/parallel.py).
+    """
     if setup.sharding not in ("fsdp", "zero2", "zero3"):
         return 0.0
-    width = 4 if setup.sharding == "fsdp" and setup.precision.endswith("mixed") else _width(setup)
-    return _pieces(part.trained * width, part, setup, machine)
+    width = 4 if setup.sharding == "fsdp" and setup.precision.endswith("mixed") else _wire_bytes(setup)
+    return _sharded_seconds(part.num_trained * width, part, setup, machine)
 
 
-def _pieces(size: float, part: Part, setup: Setup, machine: Machine) -> float:
+def _sharded_seconds(size: float, part: Part, setup: Setup, machine: Machine) -> float:
     if not size:
         return 0.0
-    pieces = part.tensors if setup.sharding == "zero3" else 1
-    return pieces * gather(size / pieces, shards(setup), machine)
+    num_pieces = part.num_tensors if setup.sharding == "zero3" else 1
+    return num_pieces * gather_seconds(size / num_pieces, data_parallel_group(setup), machine)
 
 
-def _bytes(parts: Sequence[Part], setup: Setup) -> float:
-    return sum(part.trained for part in parts) * _width(setup)
+def _trained_bytes(parts: Sequence[Part], setup: Setup) -> float:
+    return sum(part.num_trained for part in parts) * _wire_bytes(setup)
 
 
-def _width(setup: Setup) -> int:
-    """Bytes of a parameter or a gradient on the wire. DDP's stay in fp32 where arithmetic is mixed."""
-    kind, _, how = setup.precision.partition("-")
-    return 4 if how == "mixed" and setup.sharding == "none" else BYTES[kind]
+def _wire_bytes(setup: Setup) -> int:
+    """Return the bytes of a parameter or a gradient when it is sent. DDP's stay in fp32 with mixed precision."""
+    kind, _, mode = setup.precision.partition("-")
+    return 4 if mode == "mixed" and setup.sharding == "none" else BYTES[kind]

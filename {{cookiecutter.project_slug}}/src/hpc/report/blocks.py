@@ -1,4 +1,4 @@
-"""What a story of a run is made of. A page and a terminal each show it in their own way."""
+"""The parts of a report. page.py shows them as HTML, terminal.py as text."""
 
 from dataclasses import dataclass, field
 
@@ -7,51 +7,55 @@ from hpc.charts.chart import Chart
 
 @dataclass(frozen=True)
 class Facts:
-    """Few words each, with their names."""
+    """Short texts with their names: (name, text)."""
 
     items: list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Items:
-    """Sentences; what stands between ` is typed."""
+class BulletList:
+    """Sentences. Text between backticks is something to type."""
 
-    lines: list[str]
+    sentences: list[str]
 
 
 @dataclass(frozen=True)
 class Table:
+    """Rows of cells below a head."""
+
     head: list[str]
     rows: list[list[str]]
 
 
 @dataclass(frozen=True)
-class Plain:
-    """Lines that are laid out already."""
+class Preformatted:
+    """Lines whose spaces matter."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Figures:
-    """`wide`: over all of the page."""
+    """Charts beside each other; with `wide`, each over the width of the page."""
 
     charts: list[Chart]
     wide: bool = False
 
 
 @dataclass(frozen=True)
-class Fold:
-    """Long text, shown when it is asked for; in a terminal not at all."""
+class Collapsed:
+    """A long text that a page shows after a click, and a terminal not at all."""
 
     name: str
     text: str
 
 
-Block = str | Facts | Items | Table | Plain | Figures | Fold
+Block = str | Facts | BulletList | Table | Preformatted | Figures | Collapsed
 
 
 @dataclass(frozen=True)
 class Section:
+    """A part of a report under a title."""
+
     title: str
     blocks: list[Block] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""How each attempt at a run ended and why, and what to do about an end that nobody wanted."""
+"""The end of each attempt at a run, and advice on an end that nobody wanted."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -8,97 +8,109 @@ from typing import Any
 
 from hpc.jobs import job_states
 from hpc.monitor.node_usage import Phase
-from hpc.report.numbers import value
-from hpc.report.run_table import ACTIVE, Row
+from hpc.report.run_statistics import config_value
+from hpc.report.run_table import ACTIVE, RunRow
 from hpc.run import history
 from hpc.run.history import RunRecord
 
-BY_SCHEDULER = {word.lower().replace("_", " ") for word in job_states.ENDED}
-WELL = {"finished", "continue"} | ACTIVE
-BACK = "`faults.nonfinite=rollback`: back to the last checkpoint, past these samples."
-SILENT = "it left no word, as after SIGKILL or when its node is gone"
+SCHEDULER_OUTCOMES = {word.lower().replace("_", " ") for word in job_states.ENDED}
+EXPECTED_OUTCOMES = {"finished", "continue"} | ACTIVE
+ROLLBACK = "`faults.nonfinite=rollback`: the run returns to the last checkpoint and skips these samples."
+NO_END_RECORDED = "it recorded no end, as after SIGKILL or when its node is lost"
 
 
 @dataclass(frozen=True)
 class Ending:
-    """Of an attempt; `step`: the last that is known of it."""
+    """The end of an attempt. `step` is the last one that is known."""
 
     attempt: int
     outcome: str  # finished, continue, failed, killed, or a scheduler's word
-    why: str
+    reason: str
     step: int | None
 
     @property
-    def well(self) -> bool:
-        return self.outcome in WELL
+    def is_expected(self) -> bool:
+        return self.outcome in EXPECTED_OUTCOMES
 
 
-def endings(run: RunRecord, row: Row, phases: list[Phase]) -> list[Ending]:
-    """One for each attempt. What a rank has raised says more than the scheduler, and that more than nothing."""
-    found = []
+def attempt_endings(run: RunRecord, row: RunRow, phases: list[Phase]) -> list[Ending]:
+    """Return the ending of each attempt.
+
+    The error that a rank raised counts more than what the scheduler says, and that counts more than nothing.
+    """
+    endings = []
     for attempt, following in zip_longest(run.attempts, run.attempts[1:]):
         end = attempt.end or {}
-        reached = max((phase.step for phase in phases if phase.attempt == attempt.number), default=None)
-        step = end["step"] if isinstance(end.get("step"), int) else row.step if following is None else reached
-        outcome, why = str(end.get("outcome") or ""), str(end.get("why") or "")
-        if outcome not in WELL and (raised := history.first_cause_of_attempt(run, attempt.number)):
-            outcome, why = "failed", raised
+        phase_step = max((phase.step for phase in phases if phase.attempt == attempt.number), default=None)
+        step = end["step"] if isinstance(end.get("step"), int) else row.step if following is None else phase_step
+        outcome, reason = str(end.get("outcome") or ""), str(end.get("why") or "")
+        if outcome not in EXPECTED_OUTCOMES and (raised := history.first_cause_of_attempt(run, attempt.number)):
+            outcome, reason = "failed", raised
         elif not end:
-            newest = following is None and row.job == (attempt.job or "-")  # else a job is meant that begins the next
-            outcome, why = _without_a_word(row) if newest else ("killed", SILENT)
-        found.append(Ending(attempt.number, outcome, why, step))
-    return found
+            # Otherwise the row is about a job that will start the next attempt.
+            is_row_of_attempt = following is None and row.job == (attempt.job or "-")
+            outcome, reason = _ending_from_state(row) if is_row_of_attempt else ("killed", NO_END_RECORDED)
+        endings.append(Ending(attempt.number, outcome, reason, step))
+    return endings
 
 
-def advice(ended: Ending, config: Mapping[str, Any], again: str) -> str:
-    """What ended the run, and what to try. Pure.
+def explain_ending(ending: Ending, config: Mapping[str, Any], resume_command: str) -> str:
+    """Return how the run ended and what to try, in sentences. Pure.
 
     Args:
-        again: what is typed to go on.
+        resume_command: what to type to resume the run.
     """
-    step = "" if ended.step is None else f" at step {ended.step}"
-    why = f": {ended.why.rstrip('.')}" if ended.why else ""
-    return f"Attempt {ended.attempt} ended{step} ({ended.outcome}){why}. {next(_ways(ended, config, again))}"
+    step = "" if ending.step is None else f" at step {ending.step}"
+    reason = f": {ending.reason.rstrip('.')}" if ending.reason else ""
+    advice = next(_advice(ending, config, resume_command))
+    return f"Attempt {ending.attempt} ended{step} ({ending.outcome}){reason}. {advice}"
 
 
-def _without_a_word(row: Row) -> tuple[str, str]:
+def has_stopped_unfinished(row: RunRow) -> bool:
+    """Return whether the run came to an end that nobody wanted, and nothing will start it again."""
+    return row.state.partition(" (")[0] in SCHEDULER_OUTCOMES | {"failed", "died", "given up", "ended"}
+
+
+def _ending_from_state(row: RunRow) -> tuple[str, str]:
+    """Return outcome and reason of the newest attempt, which recorded no end, from the state of the run."""
     if row.state in ACTIVE:
-        return row.state, "it has left no end yet"
-    if not over(row):  # what its state tells is of the next start
-        return "killed", SILENT
-    word, _, why = row.state.partition(" (")
-    return word if word in BY_SCHEDULER - {"failed", "completed"} else "killed", row.note or why.rstrip(")") or SILENT
+        return row.state, "it has not recorded an end yet"
+    if not has_stopped_unfinished(row):  # the state is that of the next start
+        return "killed", NO_END_RECORDED
+    word, _, reason = row.state.partition(" (")
+    outcome = word if word in SCHEDULER_OUTCOMES - {"failed", "completed"} else "killed"
+    return outcome, row.note or reason.rstrip(")") or NO_END_RECORDED
 
 
-def over(row: Row) -> bool:
-    """Did the run come to an end that nobody wanted, and nothing starts it again?"""
-    return row.state.partition(" (")[0] in BY_SCHEDULER | {"failed", "died", "given up", "ended"}
-
-
-def _ways(ended: Ending, config: Mapping[str, Any], again: str) -> Iterator[str]:
-    """The first one is meant."""
-    said, goes_on = f"{ended.outcome} {ended.why}", f"`{again}`: it goes on from the last checkpoint."
-    lr, workers = value(config, "model.optimizer.lr"), value(config, "data.num_workers")
-    accumulate, minutes = value(config, "trainer.accumulate_grad_batches"), value(config, "faults.hang_minutes")
-    if re.search("not finite|FloatingPointError", said):
+def _advice(ending: Ending, config: Mapping[str, Any], resume_command: str) -> Iterator[str]:
+    """Yield advice, of which the first one fits best."""
+    text, resume = f"{ending.outcome} {ending.reason}", f"`{resume_command}`: the run resumes from the last checkpoint."
+    hang_minutes = config_value(config, "faults.hang_minutes")
+    if re.search("not finite|NaN or infinite|FloatingPointError", text):
+        lr = config_value(config, "model.optimizer.lr")
         if isinstance(lr, int | float):
-            yield f"Try `model.optimizer.lr={lr / 10:g}`: smaller steps. Or {BACK}"
-        yield f"Try {BACK}"
-    if re.search("OutOfMemoryError|CUDA out of memory", said) and isinstance(accumulate, int):
-        then = "the same batch in half as large pieces. `python plan.py` with the words of this run names more ways."
-        yield f"Try `trainer.accumulate_grad_batches={2 * accumulate}`: {then}"
-    if re.search(r"(?i)out.of.memory|oom|MemoryError|DataLoader worker.*killed", said):
-        if isinstance(workers, int) and workers > 1:
-            yield f"Try `data.num_workers={workers // 2}`: fewer processes hold data in the node's memory."
-        yield "A node has too little memory for it: more of cluster.memory_gb, or fewer ranks on a node."
-    if "Hang" in said and isinstance(minutes, int | float):
-        yield f"errors/{ended.attempt}/ tells where each rank was. If a step may take so long, {_longer(minutes)}"
-    if "ConfigError" in said:
-        yield "Change what its rule names, and start again."
-    if ended.outcome == "failed":
-        yield f"errors/{ended.attempt}/ and the log tell where. Once that is mended, {goes_on}"
-    yield f"Try {goes_on}"
+            yield f"Try `model.optimizer.lr={lr / 10:g}`: it makes smaller steps. Or try {ROLLBACK}"
+        yield f"Try {ROLLBACK}"
+    yield from _memory_advice(text, config)
+    if "Hang" in text and isinstance(hang_minutes, int | float):
+        longer = f"If a step may take this long, try `faults.hang_minutes={2 * hang_minutes:g}`."
+        yield f"errors/{ending.attempt}/ shows where each rank was. {longer}"
+    if "ConfigError" in text:
+        yield "Change what this message names, and start the run again."
+    if ending.outcome == "failed":
+        yield f"errors/{ending.attempt}/ and the log show where. When the cause is fixed, type {resume}"
+    yield f"Try {resume}"
 
 
-def _longer(minutes: float) -> str:
-    return f"try `faults.hang_minutes={2 * minutes:g}`."
+def _memory_advice(text: str, config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield advice if the memory of a GPU or of a node was exhausted."""
+    accumulate = config_value(config, "trainer.accumulate_grad_batches")
+    if re.search("OutOfMemoryError|CUDA out of memory", text) and isinstance(accumulate, int):
+        effect = "the same batch is computed in pieces of half the size."
+        more = "`python plan.py` with the overrides of this run lists more changes."
+        yield f"Try `trainer.accumulate_grad_batches={2 * accumulate}`: {effect} {more}"
+    if re.search(r"(?i)out.of.memory|oom|MemoryError|DataLoader worker.*killed", text):
+        num_workers = config_value(config, "data.num_workers")
+        if isinstance(num_workers, int) and num_workers > 1:
+            yield f"Try `data.num_workers={num_workers // 2}`: fewer processes hold data in the node's memory."
+        yield "The run needs more memory on a node: increase cluster.memory_gb, or use fewer ranks per node."

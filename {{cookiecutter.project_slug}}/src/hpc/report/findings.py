@@ -1,205 +1,247 @@
-"""What limits a run, and which override to try next: plain sentences, each from a number that the page shows. Pure."""
+"""Sentences on what limits a run, and the override to try next. Each is made from numbers that the page shows. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from hpc.charts.units import percent, seconds
-from hpc.report.numbers import Numbers, value
-from hpc.report.validation_interval import rarer
+from hpc.charts.units import format_percent, format_seconds
+from hpc.report.run_statistics import RunStatistics, config_value
+from hpc.report.validation_interval import less_frequent_validation
 
-MOST = 3
-LONGER = "of a longer run it is a smaller share."
+MAX_FINDINGS = 3
+CHECKPOINT_SHARE = 0.02  # of the time of the run, after the override for checkpoints
+SMALLER_WHEN_LONGER = "in a longer run this share is smaller."
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence with its number, and what to type. `weight`: about the share of the time that is at stake."""
+    """An observation with its number, an override to try, and its effect.
+
+    Without an override, `effect` is a sentence on what else can be done. `weight` is about the share of the time that
+    is at stake.
+    """
 
     weight: float
-    says: str
-    override: str | None  # words of a command line; None: there is none
-    then: str  # what that does, or what else there is to do
+    observation: str
+    override: str | None
+    effect: str
 
     @property
     def text(self) -> str:
-        return f"{self.says} Try `{self.override}`: {self.then}" if self.override else f"{self.says} {self.then}"
+        if self.override:
+            return f"{self.observation} Try `{self.override}`: {self.effect}"
+        return f"{self.observation} {self.effect}"
 
 
-def findings(numbers: Numbers, config: Mapping[str, Any]) -> list[str]:
-    """Three sentences at most, what weighs most first."""
-    found = [finding for rule in RULES for finding in rule(numbers, config)]
-    found.sort(key=lambda finding: -finding.weight)
-    return [finding.text for finding in found[:MOST]] or [_nothing(numbers)]
+def list_findings(statistics: RunStatistics, config: Mapping[str, Any]) -> list[str]:
+    """Return at most MAX_FINDINGS findings, the weightiest first; or a sentence that there are none."""
+    findings = [finding for rule in RULES for finding in rule(statistics, config)]
+    findings.sort(key=lambda finding: -finding.weight)
+    if findings:
+        return [finding.text for finding in findings[:MAX_FINDINGS]]
+    if statistics.step_seconds:
+        return [f"No bottleneck was measured: {format_percent(statistics.share('compute'))} of a step is computation."]
+    return ["There is nothing to judge by: no step was timed."]
 
 
-def _nothing(numbers: Numbers) -> str:
-    if numbers.step:
-        return (
-            f"Nothing that is measured here limits the run: {percent(numbers.share('compute'))} of a step is computing."
-        )
-    return "There is too little to judge by: no step was timed."
-
-
-def _data(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
-    share = numbers.share("data")
+def _waiting_for_data(statistics: RunStatistics, config: Mapping[str, Any]) -> Iterator[Finding]:
+    share = statistics.share("data")
     if share < 0.1:
         return
-    waits, whole = seconds(numbers.step["data"]), seconds(numbers.step["step"])
-    says = f"Training waits for data during {percent(share)} of a step: {waits} of {whole}."
-    workers, busy = value(config, "data.num_workers"), (numbers.cpu_percent or 0) >= 90
-    kind = str(value(config, "data._target_")).rpartition(".")[2]
-    if value(config, "data.stage") is False and value(config, "data.node_local"):
-        yield Finding(share, says, "data.stage=true", "the node reads its own copy of the packed file.")
-    elif isinstance(workers, int) and not busy:
-        yield Finding(share, says, f"data.num_workers={2 * workers or 2}", "more processes prepare batches.")
-    elif kind == "Images":
-        then = "The README's tools/pack.py decodes the images once, into one file for data=packed."
-        yield Finding(share, says, None, then)
+    waiting = format_seconds(statistics.step_seconds["data"])
+    step = format_seconds(statistics.step_seconds["step"])
+    observation = f"Training waits for data during {format_percent(share)} of a step: {waiting} of {step}."
+    num_workers = config_value(config, "data.num_workers")
+    are_cores_busy = (statistics.cpu_percent or 0) >= 90
+    dataset = str(config_value(config, "data._target_")).rpartition(".")[2]
+    if config_value(config, "data.stage") is False and config_value(config, "data.node_local"):
+        effect = "each node then reads its own copy of the packed file."
+        yield Finding(share, observation, "data.stage=true", effect)
+    elif isinstance(num_workers, int) and not are_cores_busy:
+        effect = "more processes then prepare batches."
+        yield Finding(share, observation, f"data.num_workers={2 * num_workers or 2}", effect)
+    elif dataset == "Images":
+        effect = "tools/pack.py decodes all images once, into a single file for data=packed (see the README)."
+        yield Finding(share, observation, None, effect)
     else:
-        yield Finding(
-            share, says, None, "No override makes this data quicker: look at what its dataset does for a sample."
-        )
+        effect = "No override makes this dataset faster: look at what it does for one sample."
+        yield Finding(share, observation, None, effect)
 
 
-def _unmeasured(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
-    rest = 1 - numbers.share("compute")
-    if not numbers.step.get("step") or "compute" not in numbers.step or "data" in numbers.step or rest < 0.1:
+def _unmeasured_wait(statistics: RunStatistics, config: Mapping[str, Any]) -> Iterator[Finding]:
+    step, rest = statistics.step_seconds, 1 - statistics.share("compute")
+    if not step.get("step") or "compute" not in step or "data" in step or rest < 0.1:
         return
-    says = f"{percent(rest)} of a step is not computing; how much of it is waiting for data was not measured."
-    yield Finding(rest, says, None, "The trainer.profiler of configs/trainer/base.yaml measures it.")
+    observation = (
+        f"{format_percent(rest)} of a step is not computation. How much of it is waiting for data was not measured."
+    )
+    yield Finding(rest, observation, None, "The trainer.profiler of configs/trainer/base.yaml measures it.")
 
 
-def _validation(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
-    share = numbers.share("validation")
-    if share >= 0.1:
-        says = f"Validation takes {percent(share)} of the run: {seconds(numbers.wall['validation'])} in all."
-        override = rarer(share, numbers, config)
-        then = "it validates less often." if override else f"It is rare already: {LONGER}"
-        yield Finding(share, says, override, then)
-
-
-def _checkpoints(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
-    share, saves = numbers.share("checkpoints"), numbers.times.get("checkpoints", 0)
-    if share < 0.05 or not saves:
-        return
-    took, each = numbers.wall["checkpoints"], numbers.wall["checkpoints"] / saves
-    says = f"Checkpoints hold training up for {percent(share)} of the run: {saves} of them, {seconds(took)} in all."
-    steps, minutes = value(config, "checkpoint.every_n_steps"), value(config, "checkpoint.every_minutes")
-    by_clock = sum(numbers.wall.values()) / (60 * minutes) if isinstance(minutes, int | float) and minutes > 0 else 0
-    if isinstance(steps, int):
-        override = f"checkpoint.every_n_steps={steps * ceil(share / 0.02)}"
-    elif by_clock > saves / 2:
-        override = f"checkpoint.every_minutes={max(ceil(each / 0.02 / 60), ceil(2 * minutes))}"
-    elif value(config, "checkpoint.monitor") and numbers.times.get("validation", 0) > saves / 2:
-        then = "each validation that finds a better value saves it."
-        yield Finding(share, says, rarer(share, numbers, config), then)
-        return
-    else:
-        return
-    yield Finding(share, says, override, "it saves less often, and loses more when it is struck.")
-
-
-def _start(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
-    share, starts = numbers.share("start-up"), numbers.times.get("start-up", 0)
+def _validation_time(statistics: RunStatistics, config: Mapping[str, Any]) -> Iterator[Finding]:
+    share = statistics.share("validation")
     if share < 0.1:
         return
-    took = numbers.wall["start-up"]
-    says = f"Starting takes {percent(share)} of the run: {seconds(took)} in {starts} start{'s' if starts > 1 else ''}."
-    if value(config, "cluster.stage_env") is False and value(config, "cluster.node_local"):
-        yield Finding(share, says, "cluster.stage_env=true", "each node imports from its own copy of the environment.")
-    elif value(config, "strategy.compile") is True and took / max(starts, 1) > 30:
-        yield Finding(share, says, "strategy.compile=false", "a short run does not win back what compiling takes.")
+    total = format_seconds(statistics.phase_seconds["validation"])
+    observation = f"Validation takes {format_percent(share)} of the run: {total} in all."
+    if override := less_frequent_validation(share, statistics, config):
+        yield Finding(share, observation, override, "the run then validates less often.")
     else:
-        yield Finding(share, says, None, f"There is nothing to change: {LONGER}")
+        yield Finding(share, observation, None, f"It is rare already; {SMALLER_WHEN_LONGER}")
 
 
-def _memory(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
-    used, room = numbers.gpu_memory_gb, numbers.gpu_room_gb
-    if not used or not room or used > room / 2 or numbers.share("data") > 0.3 or (numbers.mfu or 0) > 0.45:
+def _checkpoint_time(statistics: RunStatistics, config: Mapping[str, Any]) -> Iterator[Finding]:
+    share, num_saves = statistics.share("checkpoints"), statistics.phase_counts.get("checkpoints", 0)
+    if share < 0.05 or not num_saves:
         return
-    says = f"At most {used:.1f} GB of a GPU's {room:.1f} GB are in use, so a larger micro-batch fits."
-    yield Finding(0.1, says, *_larger(config))
-
-
-def _idle(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
-    busy, host = numbers.gpu_percent, numbers.share("other")
-    if busy is not None and busy < 80 and "data" in numbers.step and numbers.share("data") < 0.1:
-        says = f"The GPUs are busy {percent(busy / 100)} of the training time, and data are not what they wait for."
-        yield Finding(1 - busy / 100, says, *_fewer_launches(config))
-    elif busy is None and host >= 0.2 and _accelerated(config):
-        says = f"{percent(host)} of a step is neither computing nor waiting for data: the host is too slow for the GPU."
-        yield Finding(host, says, *_fewer_launches(config))
-
-
-def _arithmetic(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
-    mfu, share = numbers.mfu, numbers.share("compute")
-    if mfu is None or mfu >= 0.3 or share < 0.6:
+    total_seconds = statistics.phase_seconds["checkpoints"]
+    observation = (
+        f"Checkpoints hold up training for {format_percent(share)} of the run: "
+        f"{num_saves} of them, {format_seconds(total_seconds)} in all."
+    )
+    every_n_steps, every_minutes = (
+        config_value(config, f"checkpoint.{key}") for key in ("every_n_steps", "every_minutes")
+    )
+    run_seconds = sum(statistics.phase_seconds.values())
+    has_minutes = isinstance(every_minutes, int | float) and every_minutes > 0
+    num_saves_by_clock = run_seconds / (60 * every_minutes) if has_minutes else 0
+    if isinstance(every_n_steps, int):
+        override = f"checkpoint.every_n_steps={every_n_steps * ceil(share / CHECKPOINT_SHARE)}"
+    elif num_saves_by_clock > num_saves / 2:
+        minutes = ceil(total_seconds / num_saves / CHECKPOINT_SHARE / 60)
+        override = f"checkpoint.every_minutes={max(minutes, ceil(2 * every_minutes))}"
+    elif config_value(config, "checkpoint.monitor") and statistics.phase_counts.get("validation", 0) > num_saves / 2:
+        override = less_frequent_validation(share, statistics, config)
+        effect = f"{'each' if override else 'Each'} validation with a better value saves a checkpoint."
+        yield Finding(share, observation, override, effect)
         return
-    says = f"Computing is {percent(share)} of a step, and reaches {percent(mfu)} of what the GPU can do (MFU)."
-    if value(config, "trainer.precision") == "32-true":
-        yield Finding(
-            share * (1 - mfu), says, "trainer.precision=bf16-mixed", "products in bf16 are several times quicker."
-        )
-    elif value(config, "strategy.compile") is False:
-        yield Finding(share * (1 - mfu) / 2, says, "strategy.compile=true", "fused kernels read and write memory less.")
+    else:
+        return
+    yield Finding(share, observation, override, "the run saves less often, but an interruption then costs more work.")
 
 
-def _processor(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
-    share, busy = numbers.share("compute"), numbers.cpu_percent
-    if _accelerated(config):
-        if busy is not None and busy >= 95 and numbers.share("data") >= 0.1:
-            says = f"The CPU cores of this job are busy {percent(busy / 100)} of the training time."
-            yield Finding(
-                0.1, says, None, "More cores come with more of cluster.cores_per_gpu, where the site gives them."
-            )
-    elif share >= 0.5:
-        says = f"Computing on the CPU is {percent(share)} of a step."
-        if value(config, "cluster.accelerator") == "cpu":
-            yield Finding(share / 2, says, None, "This cluster is one of CPUs: more of them share the work.")
-        elif value(config, "strategy.name") != "single" or (value(config, "trainer.num_nodes") or 1) > 1:
-            yield Finding(share / 2, says, None, "A GPU for each rank, where there are some, computes faster.")
-        else:
-            yield Finding(share / 2, says, "trainer=gpu", "a GPU, where there is one, computes faster.")
+def _start_up_time(statistics: RunStatistics, config: Mapping[str, Any]) -> Iterator[Finding]:
+    share, num_starts = statistics.share("start-up"), statistics.phase_counts.get("start-up", 0)
+    if share < 0.1:
+        return
+    total_seconds = statistics.phase_seconds["start-up"]
+    starts = f"{num_starts} start{'s' if num_starts > 1 else ''}"
+    observation = f"Starting takes {format_percent(share)} of the run: {format_seconds(total_seconds)} in {starts}."
+    if config_value(config, "cluster.stage_env") is False and config_value(config, "cluster.node_local"):
+        effect = "each node then imports from its own copy of the environment."
+        yield Finding(share, observation, "cluster.stage_env=true", effect)
+    elif config_value(config, "strategy.compile") is True and total_seconds / max(num_starts, 1) > 30:
+        effect = "a short run does not regain the time that compiling takes."
+        yield Finding(share, observation, "strategy.compile=false", effect)
+    else:
+        yield Finding(share, observation, None, f"No override shortens it; {SMALLER_WHEN_LONGER}")
 
 
-def _communication(numbers: Numbers, config: Mapping[str, Any]) -> Iterator[Finding]:
-    share, batch = numbers.communication or 0, value(config, "data.global_batch_size")
+def _communication_time(statistics: RunStatistics, config: Mapping[str, Any]) -> Iterator[Finding]:
+    share, batch = statistics.communication_share or 0, config_value(config, "data.global_batch_size")
     if share < 0.15:
         return
-    says = f"The devices wait for each other {percent(share)} of a step, by the profile."
-    if (ranks := value(config, "strategy.tensor_parallel_size") or 1) > 1:
-        then = "fewer ranks exchange what each layer computes, if the layers fit."
-        yield Finding(share, says, f"strategy.tensor_parallel_size={ranks // 2}", then)
+    observation = f"According to the profile, the devices wait for each other during {format_percent(share)} of a step."
+    if (ranks := config_value(config, "strategy.tensor_parallel_size") or 1) > 1:
+        effect = "fewer ranks then exchange what each layer computes, if the layers fit."
+        yield Finding(share, observation, f"strategy.tensor_parallel_size={ranks // 2}", effect)
     elif isinstance(batch, int):
-        accumulate = value(config, "trainer.accumulate_grad_batches") or 1
+        accumulate = config_value(config, "trainer.accumulate_grad_batches") or 1
         override = f"data.global_batch_size={2 * batch} trainer.accumulate_grad_batches={2 * accumulate}"
-        yield Finding(
-            share, says, override, "gradients are exchanged half as often; the learning rate may have to follow."
-        )
+        effect = "gradients are then exchanged half as often, but the learning rate may have to change."
+        yield Finding(share, observation, override, effect)
 
 
-RULES = (_data, _unmeasured, _validation, _checkpoints, _start, _communication, _idle, _arithmetic, _processor, _memory)
+def _idle_gpus(statistics: RunStatistics, config: Mapping[str, Any]) -> Iterator[Finding]:
+    percent, host_share = statistics.gpu_percent, statistics.share("other")
+    if percent is not None and percent < 80 and "data" in statistics.step_seconds and statistics.share("data") < 0.1:
+        use = format_percent(percent / 100)
+        observation = f"The GPUs are busy {use} of the training time, although they do not wait for data."
+        yield Finding(1 - percent / 100, observation, *_fewer_kernel_launches(config))
+    elif percent is None and host_share >= 0.2 and _is_on_gpu(config):
+        neither = f"{format_percent(host_share)} of a step is neither computation nor waiting for data"
+        yield Finding(host_share, f"{neither}: the host is too slow for the GPU.", *_fewer_kernel_launches(config))
 
 
-def _larger(config: Mapping[str, Any]) -> tuple[str | None, str]:
-    """The override that makes the micro-batch larger, and what it does."""
-    accumulate, batch = value(config, "trainer.accumulate_grad_batches"), value(config, "data.global_batch_size")
+def _low_mfu(statistics: RunStatistics, config: Mapping[str, Any]) -> Iterator[Finding]:
+    mfu, share = statistics.mfu, statistics.share("compute")
+    if mfu is None or mfu >= 0.3 or share < 0.6:
+        return
+    peak = f"{format_percent(mfu)} of the GPU's peak (MFU)"
+    observation = f"Computation is {format_percent(share)} of a step, but reaches only {peak}."
+    if config_value(config, "trainer.precision") == "32-true":
+        effect = "matrix products in bf16 are several times faster."
+        yield Finding(share * (1 - mfu), observation, "trainer.precision=bf16-mixed", effect)
+    elif config_value(config, "strategy.compile") is False:
+        effect = "fused kernels read and write less memory."
+        yield Finding(share * (1 - mfu) / 2, observation, "strategy.compile=true", effect)
+
+
+def _busy_cpu(statistics: RunStatistics, config: Mapping[str, Any]) -> Iterator[Finding]:
+    share, percent = statistics.share("compute"), statistics.cpu_percent
+    if _is_on_gpu(config):
+        if percent is not None and percent >= 95 and statistics.share("data") >= 0.1:
+            observation = f"The CPU cores of this job are busy {format_percent(percent / 100)} of the training time."
+            effect = "A larger cluster.cores_per_gpu gives the job more cores, if the site allows it."
+            yield Finding(0.1, observation, None, effect)
+    elif share >= 0.5:
+        observation = f"Computation on the CPU is {format_percent(share)} of a step."
+        if config_value(config, "cluster.accelerator") == "cpu":
+            yield Finding(share / 2, observation, None, "This cluster has only CPUs: more of them can share the work.")
+        elif config_value(config, "strategy.name") != "single" or (config_value(config, "trainer.num_nodes") or 1) > 1:
+            yield Finding(share / 2, observation, None, "A GPU for each rank would compute faster, if there are GPUs.")
+        else:
+            yield Finding(share / 2, observation, "trainer=gpu", "a GPU computes faster, if there is one.")
+
+
+def _unused_gpu_memory(statistics: RunStatistics, config: Mapping[str, Any]) -> Iterator[Finding]:
+    used, capacity = statistics.gpu_memory_gb, statistics.gpu_capacity_gb
+    if not used or not capacity or used > capacity / 2:
+        return
+    if statistics.share("data") > 0.3 or (statistics.mfu or 0) > 0.45:
+        return
+    observation = f"At most {used:.1f} GB of a GPU's {capacity:.1f} GB are used, so a larger micro-batch fits."
+    yield Finding(0.1, observation, *_larger_micro_batch(config))
+
+
+RULES = (
+    _waiting_for_data,
+    _unmeasured_wait,
+    _validation_time,
+    _checkpoint_time,
+    _start_up_time,
+    _communication_time,
+    _idle_gpus,
+    _low_mfu,
+    _busy_cpu,
+    _unused_gpu_memory,
+)
+
+
+def _larger_micro_batch(config: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return the override that makes the micro-batch larger, and its effect."""
+    accumulate = config_value(config, "trainer.accumulate_grad_batches")
+    batch = config_value(config, "data.global_batch_size")
     if isinstance(accumulate, int) and accumulate > 1 and accumulate % 2 == 0:
-        return f"trainer.accumulate_grad_batches={accumulate // 2}", "the same batch in half as many pieces."
-    if value(config, "strategy.activation_checkpointing") is True:
+        return (
+            f"trainer.accumulate_grad_batches={accumulate // 2}",
+            "the same batch in half as many pieces.",
+        )
+    if config_value(config, "strategy.activation_checkpointing") is True:
         return "strategy.activation_checkpointing=false", "nothing is computed twice."
     if isinstance(batch, int):
-        return f"data.global_batch_size={2 * batch}", "more work for each kernel; the learning rate may have to follow."
+        effect = "each kernel has more work, but the learning rate may have to change."
+        return f"data.global_batch_size={2 * batch}", effect
     return None, ""
 
 
-def _fewer_launches(config: Mapping[str, Any]) -> tuple[str | None, str]:
-    if value(config, "strategy.compile") is False:
+def _fewer_kernel_launches(config: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return the override after which a step launches fewer or larger kernels, and its effect."""
+    if config_value(config, "strategy.compile") is False:
         return "strategy.compile=true", "fewer and larger kernels are launched."
-    return _larger(config)
+    return _larger_micro_batch(config)
 
 
-def _accelerated(config: Mapping[str, Any]) -> bool:
-    return value(config, "trainer.accelerator") != "cpu"
+def _is_on_gpu(config: Mapping[str, Any]) -> bool:
+    return config_value(config, "trainer.accelerator") != "cpu"

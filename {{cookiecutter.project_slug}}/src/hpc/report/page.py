@@ -1,22 +1,21 @@
-"""A run's story as one HTML file: no script, nothing from elsewhere, light and dark, for a phone and for a desk."""
+"""The report of a run as one HTML file that loads nothing and has no scripts, for phone and desk, light and dark."""
 
 import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from hpc.charts import chart
-from hpc.charts.chart import Chart
-from hpc.report.blocks import Block, Facts, Fold, Items, Plain, Section, Table
+from hpc.charts.chart import Chart, render_svg
+from hpc.report.blocks import Block, BulletList, Collapsed, Facts, Preformatted, Section, Table
 
-NARROW, WIDE = (400, 270), (1120, 300)  # pixels of a chart
-LONG, WHOLE = 28, ' class="whole"'  # characters of a fact that gets a line of its own
+NARROW, WIDE = (400, 270), (1120, 300)  # width and height of a chart in pixels
+MAX_FACT_LENGTH = 28  # characters; a longer fact gets a line of its own
 
 
-def html(sections: Sequence[Section]) -> str:
-    """The page. All that comes from a run directory is text in it."""
+def render_html(sections: Sequence[Section]) -> str:
+    """Return the page, in which everything from the run directory is escaped text."""
     style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-    title = clean(sections[0].title)
+    title = escape_text(sections[0].title)
     name, _, state = title.rpartition(": ")
     body = "".join(_section(section) for section in sections[1:])
     return (
@@ -29,55 +28,60 @@ def html(sections: Sequence[Section]) -> str:
     )
 
 
-def clean(text: str) -> str:
-    """As text in HTML, without characters that are none, or that turn the direction of others."""
+def escape_text(text: str) -> str:
+    """Escape a text for HTML, and drop characters that cannot be printed or change the direction of others."""
     return escape("".join(char if char.isprintable() or char == "\n" else " " for char in text))
 
 
 def _section(section: Section) -> str:
-    return f"<section>\n<h2>{clean(section.title)}</h2>\n{''.join(map(_block, section.blocks))}</section>\n"
+    return f"<section>\n<h2>{escape_text(section.title)}</h2>\n{''.join(map(_block, section.blocks))}</section>\n"
 
 
 def _block(block: Block) -> str:
     if isinstance(block, str):
-        return f"<p>{_typed(block)}</p>\n"
+        return f"<p>{_with_code(block)}</p>\n"
     if isinstance(block, Facts):
-        inside = "".join(
-            f"<div{WHOLE if len(text) > LONG else ''}><dt>{clean(name)}</dt><dd>{clean(text)}</dd></div>"
-            for name, text in block.items
-        )
-        return f"<dl>{inside}</dl>\n"
-    if isinstance(block, Items):
-        return f"<ul>{''.join(f'<li>{_typed(line)}</li>' for line in block.lines)}</ul>\n"
+        return f"<dl>{''.join(_fact(name, text) for name, text in block.items)}</dl>\n"
+    if isinstance(block, BulletList):
+        return f"<ul>{''.join(f'<li>{_with_code(sentence)}</li>' for sentence in block.sentences)}</ul>\n"
     if isinstance(block, Table):
         return _table(block)
-    if isinstance(block, Plain):
-        return (
-            f'<div class="table" role="region" tabindex="0" aria-label="table"><pre>{clean(block.text)}</pre></div>\n'
-        )
-    if isinstance(block, Fold):
-        return f"<details><summary>{clean(block.name)}</summary><pre>{clean(block.text)}</pre></details>\n"
-    figures = "".join(_figure(one, block.wide) for one in block.charts)
+    if isinstance(block, Preformatted):
+        text = f"<pre>{escape_text(block.text)}</pre>"
+        return f'<div class="table" role="region" tabindex="0" aria-label="table">{text}</div>\n'
+    if isinstance(block, Collapsed):
+        summary = f"<summary>{escape_text(block.name)}</summary>"
+        return f"<details>{summary}<pre>{escape_text(block.text)}</pre></details>\n"
+    figures = "".join(_figure(chart, block.wide) for chart in block.charts)
     return f'<div class="charts{" wide" if block.wide else ""}">{figures}</div>\n'
 
 
-def _typed(line: str) -> str:
-    """What stands between ` is typed."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", clean(line))
+def _fact(name: str, text: str) -> str:
+    style = ' class="whole"' if len(text) > MAX_FACT_LENGTH else ""
+    return f"<div{style}><dt>{escape_text(name)}</dt><dd>{escape_text(text)}</dd></div>"
+
+
+def _with_code(sentence: str) -> str:
+    """Escape a sentence, and mark the text between backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape_text(sentence))
 
 
 def _table(table: Table) -> str:
-    head = "".join(f'<th scope="col">{clean(cell)}</th>' for cell in table.head)
-    rows = "".join(
-        f'<tr><th scope="row">{clean(row[0])}</th>{"".join(f"<td>{clean(cell)}</td>" for cell in row[1:])}</tr>'
-        for row in table.rows
-    )
-    name = clean(", ".join(filter(None, table.head)))
-    inside = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    return f'<div class="table" role="region" tabindex="0" aria-label="table: {name}">{inside}</div>\n'
+    head = "".join(f'<th scope="col">{escape_text(cell)}</th>' for cell in table.head)
+    rows = "".join(map(_row, table.rows))
+    name = escape_text(", ".join(filter(None, table.head)))
+    html = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f'<div class="table" role="region" tabindex="0" aria-label="table: {name}">{html}</div>\n'
 
 
-def _figure(one: Chart, wide: bool) -> str:
-    """A wide one in two sizes, of which the style shows that which fits."""
-    small = chart.svg(one, *NARROW)
-    return f"<figure>{small}</figure>" if not wide else f'<figure class="both">{small}{chart.svg(one, *WIDE)}</figure>'
+def _row(row: Sequence[str]) -> str:
+    cells = "".join(f"<td>{escape_text(cell)}</td>" for cell in row[1:])
+    return f'<tr><th scope="row">{escape_text(row[0])}</th>{cells}</tr>'
+
+
+def _figure(chart: Chart, wide: bool) -> str:
+    """Return a figure. A wide chart is drawn in two sizes, of which the style shows the one that fits."""
+    narrow = render_svg(chart, NARROW[0], height=NARROW[1])
+    if not wide:
+        return f"<figure>{narrow}</figure>"
+    return f'<figure class="both">{narrow}{render_svg(chart, WIDE[0], height=WIDE[1])}</figure>'

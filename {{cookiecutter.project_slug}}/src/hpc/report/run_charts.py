@@ -1,4 +1,4 @@
-"""The charts of a run, from its curves and from what its nodes did. Pure."""
+"""The charts of a run: its curves, its throughput, the parts of its steps, the use of its nodes. Pure."""
 
 import math
 from collections import defaultdict
@@ -8,15 +8,16 @@ from statistics import median
 
 from hpc.charts.chart import Band, Chart, Series
 from hpc.monitor import node_usage
-from hpc.monitor.event_files import Curves, Point
-from hpc.monitor.node_usage import GAP, Node, Phase
-from hpc.report.numbers import CLOCK, Span
+from hpc.monitor.event_files import CurvePoint, RunCurves
+from hpc.monitor.node_usage import GAP_INTERVALS, NodeSamples, Phase
+from hpc.report.run_statistics import CLOCK_TOLERANCE_SECONDS, STEP_PARTS, AttemptSpan
 
-LAST = {"lr": "learning rate", "grad_norm": "gradient norm"}  # of the curves, and how they are called
-MOST = 12  # charts of curves
-LINES = 3  # in a chart of nodes or GPUs; of more, their mean and the least used one
-BINS = 300
-BANDS = {
+LAST_CURVES = {"lr": "learning rate", "grad_norm": "gradient norm"}  # tags of curves that come last, and their titles
+MAX_CURVE_CHARTS = 12
+MAX_LINES = 3  # in a chart of nodes or GPUs; instead of more, their mean and the least used one
+NUM_BINS = 300  # of the time, in which a mean is taken
+CORES_LABEL = "% of the job's cores"
+BAND_NAMES = {
     "start": "start",
     "validation": "validation",
     "checkpoint": "checkpoint",
@@ -26,149 +27,157 @@ BANDS = {
 UNITS = ((7200, 3600, "hours"), (180, 60, "minutes"), (0, 1, "seconds"))
 
 
-def curves(curves: Curves) -> list[Chart]:
-    """Of the same quantity in training and in validation one chart; the loss first."""
+def curve_charts(curves: RunCurves) -> list[Chart]:
+    """Return the charts of what was logged, the loss first; training and validation share a chart."""
     groups: dict[str, list[str]] = defaultdict(list)
     for tag in curves.points:
         if not tag.startswith(("perf/", "test/", "hp_metric", "epoch")):
             groups[tag.rpartition("/")[2]].append(tag)
-    names = sorted(groups, key=lambda name: (name in LAST, name != "loss", name))
-    return [_chart(LAST.get(name, name.replace("_", " ")), groups[name], curves) for name in names[:MOST]]
+    names = sorted(groups, key=lambda name: (name in LAST_CURVES, name != "loss", name))
+    titles = {name: LAST_CURVES.get(name, name.replace("_", " ")) for name in names[:MAX_CURVE_CHARTS]}
+    return [_curve_chart(title, groups[name], curves) for name, title in titles.items()]
 
 
-def _chart(title: str, tags: Sequence[str], curves: Curves) -> Chart:
+def _curve_chart(title: str, tags: Sequence[str], curves: RunCurves) -> Chart:
     series = [Series(tag, curves.points[tag]) for tag in sorted(tags, key=lambda tag: not tag.startswith("train/"))]
     return Chart(title, "step", "", series)
 
 
-def rates(curves: Curves) -> list[tuple[str, str]]:
-    """Tags of throughput, and how each is called."""
-    found = [(tag, tag.removeprefix("perf/").replace("_", " ")) for tag in curves.points if "_per_second" in tag]
-    known = [("perf/tflops", "TFLOP/s per device"), ("perf/mfu", "MFU")]
-    return found + [(tag, name) for tag, name in known if tag in curves.points]
+def throughput_tags(curves: RunCurves) -> list[tuple[str, str]]:
+    """Return the tags of throughput with their names."""
+    rates = [(tag, tag.removeprefix("perf/").replace("_", " ")) for tag in curves.points if "_per_second" in tag]
+    others = [("perf/tflops", "TFLOP/s per device"), ("perf/mfu", "MFU")]
+    return rates + [(tag, name) for tag, name in others if tag in curves.points]
 
 
-def throughput(curves: Curves) -> list[Chart]:
+def throughput_charts(curves: RunCurves) -> list[Chart]:
+    """Return a chart for each rate of all devices together, and for MFU."""
     return [
         Chart(name, "step", "", [Series(name, curves.points[tag])], from_zero=True)
-        for tag, name in rates(curves)
+        for tag, name in throughput_tags(curves)
         if not tag.endswith("_per_device")
     ]
 
 
-def step(curves: Curves) -> list[Chart]:
-    """What a step goes into, and the share of it that is waiting for data."""
-    names = ("compute", "data", "other")
+def step_charts(curves: RunCurves) -> list[Chart]:
+    """Return a chart of the parts of a step, and one of the share of a step that waits for data."""
     series = [
-        Series(name, [(x, 1000 * y) for x, y in curves.points[tag]])
-        for name in names
-        if (tag := f"perf/{name}_seconds") in curves.points
+        Series(part, [(x, 1000 * y) for x, y in curves.points[tag]])
+        for part in STEP_PARTS
+        if (tag := f"perf/{part}_seconds") in curves.points
     ]
-    whole = dict(curves.points.get("perf/step_seconds", []))
-    waits = [(x, 100 * y / whole[x]) for x, y in curves.points.get("perf/data_seconds", []) if whole.get(x)]
-    shares = Chart("waiting for data", "step", "% of a step", [Series("data", waits)], from_zero=True)
-    return [Chart("a step's parts", "step", "milliseconds", series, from_zero=True), *([shares] if waits else [])]
+    step_seconds = dict(curves.points.get("perf/step_seconds", []))
+    data_points = curves.points.get("perf/data_seconds", [])
+    shares = [(x, 100 * y / step_seconds[x]) for x, y in data_points if step_seconds.get(x)]
+    waiting = Chart("waiting for data", "step", "% of a step", [Series("data", shares)], from_zero=True)
+    return [Chart("parts of a step", "step", "milliseconds", series, from_zero=True), *([waiting] if shares else [])]
 
 
-def use(nodes: Sequence[Node], phases: Sequence[Phase], spans: Sequence[Span]) -> list[Chart]:
-    """What the GPUs did, or else the CPUs, over the time since the run began, with its phases."""
-    begin, end = (spans[0].begin, max(span.end for span in spans)) if spans else _ends(nodes)
-    factor, unit = next((factor, unit) for least, factor, unit in UNITS if end - begin >= least)
-    bands = [
-        Band(BANDS[one.what], (since - begin) / factor, (one.end - begin) / factor)
-        for one in sorted(phases, key=lambda one: list(BANDS).index(one.what) if one.what in BANDS else 0)
-        if one.what in BANDS
-        and begin - CLOCK <= (since := one.end if one.what == "epoch" else one.begin) <= end + CLOCK
-    ]
-    axis, charts = f"{unit} since the run began", []
-    for title, label, lines in _uses(nodes):
-        shown = {name: _in_time(line, begin, end, factor) for name, line in lines.items()}
-        series = [Series(name, points) for name, points in _few(shown).items()]
-        charts.append(Chart(title, axis, label, series, bands, from_zero=True))
+def usage_charts(nodes: Sequence[NodeSamples], phases: Sequence[Phase], spans: Sequence[AttemptSpan]) -> list[Chart]:
+    """Return charts of the use of GPUs and CPUs over the time since the start of the run, with its phases."""
+    begin, end = (spans[0].begin, max(span.end for span in spans)) if spans else _first_and_last_time(nodes)
+    factor, unit = next((factor, unit) for shortest, factor, unit in UNITS if end - begin >= shortest)
+    bands = _bands(phases, begin, end, factor=factor)
+    x_label, charts = f"{unit} since the start of the run", []
+    for title, y_label, lines in _usage_lines(nodes):
+        in_run = {name: _in_run(points, begin, end, factor=factor) for name, points in lines.items()}
+        series = [Series(name, points) for name, points in _mean_and_least(in_run).items()]
+        charts.append(Chart(title, x_label, y_label, series, bands, from_zero=True))
     return charts
 
 
-def _uses(nodes: Sequence[Node]) -> list[tuple[str, str, dict[str, list[Point]]]]:
-    """Title, unit and lines of each chart; of one node a line for each GPU, of several one for each node."""
-    alone = nodes[0] if len(nodes) == 1 else None
+def _bands(phases: Sequence[Phase], begin: float, end: float, *, factor: float) -> list[Band]:
+    """Return the phases in units of `factor` seconds since `begin`, in the order of BAND_NAMES."""
+    names, bands = list(BAND_NAMES), []
+    named = [phase for phase in phases if phase.name in BAND_NAMES]
+    for phase in sorted(named, key=lambda phase: names.index(phase.name)):
+        since = phase.end if phase.name == "epoch" else phase.begin  # of an epoch only the end is marked
+        if begin - CLOCK_TOLERANCE_SECONDS <= since <= end + CLOCK_TOLERANCE_SECONDS:
+            bands.append(Band(BAND_NAMES[phase.name], (since - begin) / factor, (phase.end - begin) / factor))
+    return bands
+
+
+def _usage_lines(nodes: Sequence[NodeSamples]) -> list[tuple[str, str, dict[str, list[CurvePoint]]]]:
+    """Return title, y label and lines of each chart: a line per GPU of a single node, else a line per node."""
+    cpu = ("CPU use", CORES_LABEL, _column_points(nodes, "cpu_percent"))
     if not any(node.gpus("percent") for node in nodes):
-        return [("CPU use", "% of the job's cores", _columns(nodes, "cpu_percent"))]
-    if alone:
-        both = [("GPU use", "%", "percent"), ("GPU memory", "GB", "memory_gb")]
+        return [cpu]
+    if len(nodes) == 1:
+        (node,) = nodes
+        charts = [("GPU use", "%", "percent"), ("GPU memory", "GB", "memory_gb")]
         return [
-            (title, unit, {f"GPU {i}": _points(alone, values) for i, values in enumerate(alone.gpus(metric))})
-            for title, unit, metric in both
-        ] + [("CPU use", "% of the job's cores", _columns(nodes, "cpu_percent"))]
+            (title, unit, {f"GPU {i}": _points(node, values) for i, values in enumerate(node.gpus(metric))})
+            for title, unit, metric in charts
+        ] + [cpu]
     gpus = {node.host: _points(node, node.gpu_percent()) for node in nodes if node.gpus("percent")}
-    return [
-        ("GPU use", "% of a node's GPUs", gpus),
-        ("CPU use", "% of the job's cores", _columns(nodes, "cpu_percent")),
-    ]
+    return [("GPU use", "% of a node's GPUs", gpus), cpu]
 
 
-def _columns(nodes: Sequence[Node], name: str) -> dict[str, list[Point]]:
-    return {node.host: _points(node, node.columns[name]) for node in nodes if name in node.columns}
+def _column_points(nodes: Sequence[NodeSamples], column: str) -> dict[str, list[CurvePoint]]:
+    return {node.host: _points(node, node.columns[column]) for node in nodes if column in node.columns}
 
 
-def _points(node: Node, values: Sequence[float]) -> list[Point]:
-    """With a gap where no sample was taken for long, and between two attempts."""
+def _points(node: NodeSamples, values: Sequence[float]) -> list[CurvePoint]:
+    """Return (time, value), with NaN where no sample was taken for long, and between two attempts."""
     times, attempts = node.times, node.columns["attempt"]
-    longest = GAP * median([b - a for a, b in pairwise(times)]) if len(times) > 2 else math.inf
-    points: list[Point] = []
-    for index, (when, number) in enumerate(zip(times, values, strict=True)):
-        if index and (when - points[-1][0] > longest or attempts[index] != attempts[index - 1]):
-            points.append((when, math.nan))
-        points.append((when, number))
+    longest = GAP_INTERVALS * median([b - a for a, b in pairwise(times)]) if len(times) > 2 else math.inf
+    points: list[CurvePoint] = []
+    for index, (time, value) in enumerate(zip(times, values, strict=True)):
+        if index and (time - points[-1][0] > longest or attempts[index] != attempts[index - 1]):
+            points.append((time, math.nan))
+        points.append((time, value))
     return points
 
 
-def _in_time(points: Sequence[Point], begin: float, end: float, factor: float) -> list[Point]:
-    """Since the beginning, without what a wrong clock has put before or after the run."""
-    return [((when - begin) / factor, value) for when, value in points if begin - CLOCK <= when <= end + CLOCK]
+def _in_run(points: Sequence[CurvePoint], begin: float, end: float, *, factor: float) -> list[CurvePoint]:
+    """Return points in units of `factor` seconds since `begin`, without those that a wrong clock put elsewhere."""
+    earliest, latest = begin - CLOCK_TOLERANCE_SECONDS, end + CLOCK_TOLERANCE_SECONDS
+    return [((time - begin) / factor, value) for time, value in points if earliest <= time <= latest]
 
 
-def _few(lines: dict[str, list[Point]]) -> dict[str, list[Point]]:
-    """The lines themselves, or their mean and the one that is lowest on average."""
-    if len(lines) <= LINES:
+def _mean_and_least(lines: dict[str, list[CurvePoint]]) -> dict[str, list[CurvePoint]]:
+    """Return the lines, or if there are many, their mean and the one that is lowest on average."""
+    if len(lines) <= MAX_LINES:
         return lines
     last = max((x for points in lines.values() for x, _ in points), default=0) or 1.0
-    bins: dict[int, list[Point]] = defaultdict(list)
+    bins: dict[int, list[CurvePoint]] = defaultdict(list)
     for points in lines.values():
         for x, y in points:
             if y == y:
-                bins[int(BINS * x / last)].append((x, y))
-    middle = [
-        (node_usage.mean([x for x, _ in some]), node_usage.mean([y for _, y in some]))
-        for _, some in sorted(bins.items())
+                bins[int(NUM_BINS * x / last)].append((x, y))
+    mean_line = [
+        (node_usage.known_mean([x for x, _ in points]), node_usage.known_mean([y for _, y in points]))
+        for _, points in sorted(bins.items())
     ]
-    known = {name: node_usage.mean([y for _, y in points]) for name, points in lines.items()}
-    least = min((name for name in known if known[name] == known[name]), key=lambda name: known[name], default="")
-    return {f"mean of {len(lines)}": middle} | ({f"least used: {least}": lines[least]} if least else {})
+    means = {name: node_usage.known_mean([y for _, y in points]) for name, points in lines.items()}
+    least = min((name for name, mean in means.items() if mean == mean), key=lambda name: means[name], default="")
+    return {f"mean of {len(lines)}": mean_line} | ({f"least used: {least}": lines[least]} if least else {})
 
 
-def _ends(nodes: Sequence[Node]) -> tuple[float, float]:
-    times = [when for node in nodes for when in node.times]
+def _first_and_last_time(nodes: Sequence[NodeSamples]) -> tuple[float, float]:
+    times = [time for node in nodes for time in node.times]
     return (min(times), max(times)) if times else (0.0, 1.0)
 
 
-def summary(node: Node, phases: Sequence[Phase]) -> dict[str, str]:
-    """A line of the table of nodes: means while training, and what was most at any time."""
-    kept, row = node_usage.training(node, phases), {"node": node.host, "samples": str(len(node.times))}
-    percents, watts, heat = node.gpu_percent(), node.gpus("watts"), node.gpus("celsius")
-    means = {
-        "GPU %": [percents[index] for index in kept] if percents else [],
-        "watts per GPU": [column[index] for column in watts for index in kept],
-        "CPU %": [node.columns["cpu_percent"][index] for index in kept] if "cpu_percent" in node.columns else [],
+def node_summary(node: NodeSamples, phases: Sequence[Phase]) -> dict[str, str]:
+    """Return a row of the table of nodes, by column: means while training, and peaks of the whole run."""
+    training = node_usage.training_samples(node, phases)
+    gpu_percent = node.gpu_percent()
+    cpu_percent = node.columns.get("cpu_percent", ())
+    in_training = {
+        "GPU %": [gpu_percent[index] for index in training] if gpu_percent else [],
+        "watts per GPU": [column[index] for column in node.gpus("watts") for index in training],
+        "CPU %": [cpu_percent[index] for index in training] if cpu_percent else [],
     }
-    most = {
-        "GPU memory, GB": [value for column in node.gpus("memory_gb") for value in column],
-        "°C, most": [value for column in heat for value in column],
-        "memory, GB": list(node.columns.get("memory_gb", [])),
-        "network in, MB/s": list(node.columns.get("net_in_mbs", [])),
-        "disk read, MB/s": list(node.columns.get("disk_read_mbs", [])),
+    whole_run = {
+        "peak GPU memory, GB": [value for column in node.gpus("memory_gb") for value in column],
+        "peak °C": [value for column in node.gpus("celsius") for value in column],
+        "peak memory, GB": list(node.columns.get("memory_gb", [])),
+        "peak network in, MB/s": list(node.columns.get("net_in_mbs", [])),
+        "peak disk read, MB/s": list(node.columns.get("disk_read_mbs", [])),
     }
-    row |= {name: f"{mean:.0f}" for name, values in means.items() if (mean := node_usage.mean(values)) == mean}
-    for name, values in most.items():
-        if known := [value for value in values if value == value]:
-            row[name if "most" in name else f"{name}, most"] = f"{max(known):.1f}"
-    return row
+    means = {name: node_usage.known_mean(values) for name, values in in_training.items()}
+    known = {name: [value for value in values if value == value] for name, values in whole_run.items()}
+    row = {"node": node.host, "samples": str(len(node.times))}
+    row |= {name: f"{mean:.0f}" for name, mean in means.items() if mean == mean}
+    return row | {name: f"{max(values):.1f}" for name, values in known.items() if values}

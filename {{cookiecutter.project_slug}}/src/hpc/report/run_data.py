@@ -1,4 +1,4 @@
-"""All that is known of one run: its directory, read once, and what the scheduler has counted. Imports no torch."""
+"""The data of one run: its directory, read once, and the scheduler's accounting. Imports no torch."""
 
 import math
 import time
@@ -7,104 +7,127 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpc.monitor import event_files, node_usage
-from hpc.monitor.event_files import Curves
-from hpc.monitor.node_usage import Node, Phase
-from hpc.report import accounts, damage, run_table
-from hpc.report.accounts import Account
-from hpc.report.endings import Ending, endings
-from hpc.report.numbers import Numbers, Span, numbers
-from hpc.report.run_table import Row
+from hpc.monitor.event_files import RunCurves
+from hpc.monitor.node_usage import NodeSamples, Phase
+from hpc.report import accounts, missing_data, run_table
+from hpc.report.accounts import JobAccount
+from hpc.report.endings import Ending, attempt_endings
+from hpc.report.run_statistics import AttemptSpan, RunStatistics, compute_statistics
+from hpc.report.run_table import RunRow
 from hpc.run import attempt_log, history, job_logs
 from hpc.run.history import AttemptRecord, RunRecord
 
+MAX_START_UP_SECONDS = 3600  # between the start of a process and the start of its attempt
+
 
 @dataclass(frozen=True)
-class Measured:
-    """All that a page shows."""
+class RunData:
+    """Everything that a report shows of a run."""
 
     run: RunRecord
-    row: Row
+    row: RunRow
     config: dict[str, Any]
     config_text: str
     made_by: dict[str, Any]
-    spans: list[Span]
+    spans: list[AttemptSpan]
     endings: list[Ending]
-    curves: Curves
-    nodes: list[Node]
+    curves: RunCurves
+    nodes: list[NodeSamples]
     phases: list[Phase]
     joules: float | None
-    accounts: list[Account]
-    no_accounts: str  # why there are none
-    numbers: Numbers
-    network: str  # the table of a check of the network, which trains nothing
-    whole: bool  # it is known how the time was spent
-    notes: list[str]  # what is damaged or missing
+    accounts: list[JobAccount]
+    no_accounts_reason: str
+    statistics: RunStatistics
+    network_table: str  # of a network check, which trains nothing
+    has_times: bool  # False if the files are damaged that say how the time was spent
+    notes: list[str]  # on missing or damaged files
 
 
-def measure(run: RunRecord) -> Measured:
-    """Read all of a run directory; what cannot be read is missing, and said so."""
-    row = run_table.one(run)
-    curves, phases = event_files.read(*attempt_log.log_dirs(run.path)), node_usage.phases(run.path)
-    nodes, notes = node_usage.nodes(run.path)
-    goes_on = row.state in run_table.ACTIVE - {"running?"} and row.job == (
-        run.attempts[-1].job if run.attempts else None
-    )
-    spans = attempts(run, phases, goes_on)
-    config_text, config, no_config = damage.config(run.path)
-    made_by, no_origin = damage.made_by(run.path)
-    no_times = damage.of_times(run)
+def read_run_data(run: RunRecord) -> RunData:
+    """Read a run directory. Data that cannot be read are missing, and `notes` say so."""
+    row = run_table.query_row(run)
+    curves, phases = event_files.read_curves(*attempt_log.log_dirs(run.path)), node_usage.read_phases(run.path)
+    nodes, node_notes = node_usage.read_nodes(run.path)
+    spans = attempt_spans(run, phases, is_running=_is_last_attempt_running(run, row))
+    config_text, config, config_notes = missing_data.read_config(run.path)
+    made_by, made_by_notes = missing_data.read_made_by(run.path)
+    time_notes = missing_data.notes_on_times(run)
+    statistics = compute_statistics(spans, phases, curves=curves, nodes=nodes, config=config)
+    statistics = replace(statistics, num_steps=_steps_of_epoch(phases, row.step))
+    if time_notes:
+        statistics = replace(statistics, phase_seconds={}, phase_counts={})
     jobs = [attempt.job for attempt in run.attempts if attempt.job]
-    found, why = accounts.ask(run_table.scheduler(run), jobs, {run.owner})
-    told = replace(numbers(spans, phases, curves, nodes, config), steps=_epoch(phases, row.step))
-    around = [] if no_times else damage.clocks(nodes, spans)
-    network = job_logs.read_tail(run.path / "network.txt")
-    silent = [] if network else damage.silent(run, nodes, spans, phases, config)
-    return Measured(
+    job_accounts, no_accounts_reason = accounts.query_accounts(run_table.run_scheduler(run), jobs, {run.owner})
+    network_table = job_logs.read_tail(run.path / "network.txt")
+    notes = [*time_notes, *config_notes, *made_by_notes, *curves.notes, *node_notes]
+    if not time_notes:
+        notes += missing_data.notes_on_clocks(nodes, spans)
+    if not network_table:
+        notes += missing_data.notes_on_samples(run, nodes, spans=spans, phases=phases, config=config)
+    return RunData(
         run=run,
         row=row,
         config=config,
         config_text=config_text,
         made_by=made_by,
         spans=spans,
-        endings=endings(run, row, phases),
+        endings=attempt_endings(run, row, phases),
         curves=curves,
         nodes=nodes,
         phases=phases,
-        joules=sum(node.energy() for node in nodes) if any(node.gpus("watts") for node in nodes) else None,
-        accounts=found,
-        no_accounts=why,
-        numbers=replace(told, wall={}, times={}) if no_times else told,
-        network=network,
-        whole=not no_times,
-        notes=[*no_times, *no_config, *no_origin, *curves.notes, *notes, *around, *silent],
+        joules=_joules(nodes),
+        accounts=job_accounts,
+        no_accounts_reason=no_accounts_reason,
+        statistics=statistics,
+        network_table=network_table,
+        has_times=not time_notes,
+        notes=notes,
     )
 
 
-def attempts(run: RunRecord, phases: Sequence[Phase], active: bool) -> list[Span]:
-    """When each attempt began and ended. One that left no end lasted until its last sign of life before the next.
+def attempt_spans(run: RunRecord, phases: Sequence[Phase], *, is_running: bool) -> list[AttemptSpan]:
+    """Return begin and end of each attempt.
+
+    An attempt that recorded no end lasted until its last sign of life before the next attempt.
 
     Args:
-        active: the scheduler says that the last one still runs.
+        is_running: the scheduler says that the last attempt is still running.
     """
     begins = [_begin(attempt, phases) for attempt in run.attempts]
-    spans: list[Span] = []
+    spans: list[AttemptSpan] = []
     for index, (attempt, begin) in enumerate(zip(run.attempts, begins, strict=True)):
         limit = begins[index + 1] if index + 1 < len(begins) else math.inf
         if attempt.end:
             end = attempt.end["time"]
         else:
-            end = time.time() if active and limit == math.inf else history.last_sign_of_life(run, attempt, until=limit)
-        spans.append(Span(begin, max(min(end, limit), begin), attempt.end is not None))
+            end = (
+                time.time()
+                if is_running and limit == math.inf
+                else history.last_sign_of_life(run, attempt, until=limit)
+            )
+        spans.append(AttemptSpan(begin, max(min(end, limit), begin), attempt.end is not None))
     return spans
 
 
-def _epoch(phases: Sequence[Phase], made: int | None) -> int | None:
-    """Steps of an epoch, or all that were made where it did not come to the end of one."""
-    ends = [phase.step for phase in phases if phase.what == "epoch" and phase.step > 0]
-    return min([*ends, *([made] if made else [])], default=None)
+def _is_last_attempt_running(run: RunRecord, row: RunRow) -> bool:
+    """Return whether the scheduler says so; "running?" is only a guess."""
+    newest_job = run.attempts[-1].job if run.attempts else None
+    return row.state in run_table.ACTIVE - {"running?"} and row.job == newest_job
+
+
+def _steps_of_epoch(phases: Sequence[Phase], last_step: int | None) -> int | None:
+    """Return the steps of an epoch, or all that were made if the run did not reach the end of one."""
+    ends = [phase.step for phase in phases if phase.name == "epoch" and phase.step > 0]
+    return min([*ends, *([last_step] if last_step else [])], default=None)
 
 
 def _begin(attempt: AttemptRecord, phases: Sequence[Phase]) -> float:
-    """Rank 0 notes an attempt when it has found its checkpoint; the process has begun before."""
-    starts = [phase.begin for phase in phases if phase.attempt == attempt.number and phase.what == "start"]
-    return min([attempt.start, *(start for start in starts if attempt.start - start < 3600)])
+    """Return when the process of rank 0 started, which was before it noted the attempt."""
+    starts = [phase.begin for phase in phases if phase.attempt == attempt.number and phase.name == "start"]
+    return min([attempt.start, *(start for start in starts if attempt.start - start < MAX_START_UP_SECONDS)])
+
+
+def _joules(nodes: Sequence[NodeSamples]) -> float | None:
+    if not any(node.gpus("watts") for node in nodes):
+        return None
+    return sum(node.energy_joules() for node in nodes)

@@ -1,4 +1,4 @@
-"""What ran and how: from run directories, and the scheduler where there is one, to a table. Imports no torch."""
+"""A table of runs, from their directories and, if there is one, from the scheduler. Imports no torch."""
 
 import time
 from collections.abc import Sequence
@@ -11,18 +11,19 @@ from hpc.jobs.job_states import State
 from hpc.run import history, last_alive
 from hpc.run.history import RunRecord
 
-WIDTH = 120  # columns of a terminal
-SHORT = 40  # characters of a reason that still fit behind the state
-RECENT = 600  # seconds: a run without a heartbeat that wrote something since then is probably alive
+TERMINAL_WIDTH = 120  # columns
+MAX_REASON_LENGTH = 40  # characters of a reason that is shown behind the state; a longer one gets its own line
+MAX_CELL_LENGTH = 400  # characters
+RECENT_SECONDS = 600  # a run without a heartbeat that wrote something within this time is probably running
 OUTCOMES = {"finished": "finished", "continue": "to be continued", "failed": "failed"}
-ACTIVE = {"running", "completing", "running?"}  # states in which a run goes on
+ACTIVE = {"running", "completing", "running?"}  # states of a run that makes steps
 REJECTED = State("failed", "exit code 2")
-WELL = {"finished", "to be continued", "completed", "submitted", "not submitted", "running?"}
+STATES_WITHOUT_ERROR = {"finished", "to be continued", "completed", "submitted", "not submitted", "running?"}
 
 
 @dataclass(frozen=True)
-class Row:
-    """A run as a person wants to see it."""
+class RunRow:
+    """A row of the table: the cells of a run."""
 
     run: str
     job: str
@@ -32,99 +33,110 @@ class Row:
     step: int | None
     metric: str
     node_hours: float
-    note: str  # why it waits or what went wrong first
+    note: str  # why the run waits, or its first error
 
 
-def lines(places: Sequence[Path]) -> list[str]:
-    """The table of all runs at or below these places, newest last."""
-    found = {place: history.find_runs(place) for place in places}
-    runs = [run for some in found.values() for run in some]
+def table_lines(places: Sequence[Path]) -> list[str]:
+    """Return the table of all runs at or below these places, newest last."""
+    runs_by_place = {place: history.find_runs(place) for place in places}
+    runs = [run for runs_of_place in runs_by_place.values() for run in runs_of_place]
     runs.sort(key=lambda run: (run.submit_time or run.stale_before, run.path.parent, run.index))
     if not runs:
-        return [f"no run in {' '.join(map(str, places))} yet: python train.py or python submit.py makes one"]
-    told = {name: _told(name, [run for run in runs if scheduler(run) == name]) for name in job_states.COMMAND}
-    silent = [command for name, command in job_states.COMMAND.items() if told[name] is None and which(command)]
+        return [f"There is no run in {' '.join(map(str, places))} yet. Try: python train.py, or python submit.py"]
+    states = {
+        name: _query_states(name, [run for run in runs if run_scheduler(run) == name]) for name in job_states.COMMAND
+    }
+    silent = [command for name, command in job_states.COMMAND.items() if states[name] is None and which(command)]
     now = time.time()
     return [
-        *(f"{clean(place)}: no run" for place, some in found.items() if not some),
-        *table([row(run, told[scheduler(run)], now) for run in runs]),
-        *(f"{command} does not answer: the states are what the run directories tell" for command in silent),
+        *(f"{one_line(place)}: there is no run" for place, runs_of_place in runs_by_place.items() if not runs_of_place),
+        *_format_table([_make_row(run, states[run_scheduler(run)], now) for run in runs]),
+        *(f"{command} does not answer, so the states come from the run directories alone" for command in silent),
     ]
 
 
-def one(run: RunRecord) -> Row:
-    """Asks the scheduler of this run alone."""
-    return row(run, _told(scheduler(run), [run]), time.time())
+def query_row(run: RunRecord) -> RunRow:
+    """Return the row of one run, after asking the scheduler for its jobs."""
+    return _make_row(run, _query_states(run_scheduler(run), [run]), time.time())
 
 
-def row(run: RunRecord, told: dict[str, State] | None, now: float) -> Row:
-    """One run, given what its scheduler knows (None: nobody to ask)."""
-    job, state = _judged(run, told, now)
-    short = f"{state.word} ({state.why})" if state.why and len(state.why) <= SHORT else state.word
-    note = state.why if short == state.word else ""
+def _make_row(run: RunRecord, states: dict[str, State] | None, now: float) -> RunRow:
+    """Return the row of a run.
+
+    Args:
+        states: of jobs, from the scheduler; None if it cannot be asked.
+        now: unix time.
+    """
+    job, state = _job_and_state(run, states, now)
+    has_short_reason = bool(state.why) and len(state.why) <= MAX_REASON_LENGTH
+    note = "" if has_short_reason else state.why
     if state.word != "finished" and not note:
         note = history.first_error(run, logs_too=False) or (run.why if run.verdict == state.word == "failed" else "")
-        note = note or history.first_error(run, logs_too=not (state.active or state.word in WELL))
+        note = note or history.first_error(run, logs_too=not (state.active or state.word in STATES_WITHOUT_ERROR))
     step, metric = history.latest_progress(run)
-    hosts = len(run.attempts[-1].hosts) if run.attempts else 0
-    runs_on = state.word in ACTIVE - {"running?"} and bool(run.attempts) and job == run.attempts[-1].job
-    return Row(
+    num_hosts = len(run.attempts[-1].hosts) if run.attempts else 0
+    is_running = state.word in ACTIVE - {"running?"} and bool(run.attempts) and job == run.attempts[-1].job
+    return RunRow(
         run=run.name,
         job=job or "-",
-        state=short,
+        state=f"{state.word} ({state.why})" if has_short_reason else state.word,
         attempts=len(run.attempts),
-        nodes=hosts or run.submitted.get("nodes"),
+        nodes=num_hosts or run.submitted.get("nodes"),
         step=step,
         metric=metric,
-        node_hours=history.node_hours(run, now if runs_on else None),
+        node_hours=history.node_hours(run, now if is_running else None),
         note=note,
     )
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """A line per run, at most 120 columns wide, notes on lines of their own; so are names that leave no room."""
+def _format_table(rows: Sequence[RunRow]) -> list[str]:
+    """Return a line per run, at most TERMINAL_WIDTH wide. A note, or a name that is too long, gets its own line."""
     titles = ("job", "state", "attempts", "nodes", "step", "metric", "node-hours")
     cells = [titles, *([_cell(getattr(row, title.replace("-", "_"))) for title in titles] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    names = ["run", *(clean(row.run) for row in rows)]
-    room = min(max(map(len, names)), max(WIDTH - sum(widths) - 2 * len(widths), len("run")))
-    text = []
-    for name, note, line in zip(names, ["", *(clean(row.note) for row in rows)], cells, strict=True):
-        if len(name) > room:
-            text.append(name)
+    names = ["run", *(one_line(row.run) for row in rows)]
+    name_width = min(max(map(len, names)), max(TERMINAL_WIDTH - sum(widths) - 2 * len(widths), len("run")))
+    lines = []
+    for name, note, row in zip(names, ["", *(one_line(row.note) for row in rows)], cells, strict=True):
+        if len(name) > name_width:
+            lines.append(name)
             name = ""
-        sized = [
+        padded = [
             cell.ljust(width) if title in ("job", "state", "metric") else cell.rjust(width)
-            for title, cell, width in zip(titles, line, widths, strict=True)
+            for title, cell, width in zip(titles, row, widths, strict=True)
         ]
-        text.append("  ".join([name.ljust(room), *sized]).rstrip())
+        lines.append("  ".join([name.ljust(name_width), *padded]).rstrip())
         if note:
-            text.append(f"    {note}")
-    return text
+            lines.append(f"    {note}")
+    return lines
 
 
-def scheduler(run: RunRecord) -> str:
-    """The one that it was submitted to; for a job made by hand, the one that is here, or whose launcher it had."""
-    asked = run.submitted.get("scheduler")
-    if asked in job_states.COMMAND:
-        return asked
-    if here := next((name for name, command in job_states.COMMAND.items() if which(command)), None):
-        return here
+def run_scheduler(run: RunRecord) -> str:
+    """Return the scheduler that a run was submitted to.
+
+    If that is not recorded, because a person wrote the job script, it is the scheduler of this machine, or the one that
+    fits the launcher of the newest attempt.
+    """
+    submitted_to = run.submitted.get("scheduler")
+    if submitted_to in job_states.COMMAND:
+        return submitted_to
+    if installed := next((name for name, command in job_states.COMMAND.items() if which(command)), None):
+        return installed
     return "slurm" if run.attempts and run.attempts[-1].launcher in ("srun", "slurm") else "pbs"
 
 
-def _told(scheduler: str, runs: Sequence[RunRecord]) -> dict[str, State] | None:
-    """One question for all runs that are not known to be finished."""
-    asked = [run for run in runs if run.jobs and not run.is_finished]
-    jobs = {job for run in asked for job in run.jobs}
-    return job_states.ask(scheduler, jobs, {run.owner for run in asked}) if asked else {}
+def _query_states(scheduler: str, runs: Sequence[RunRecord]) -> dict[str, State] | None:
+    """Return the states of the jobs of all unfinished runs, from a single call; None if there is no answer."""
+    unfinished = [run for run in runs if run.jobs and not run.is_finished]
+    jobs = {job for run in unfinished for job in run.jobs}
+    return job_states.ask(scheduler, jobs, {run.owner for run in unfinished}) if unfinished else {}
 
 
-def _judged(run: RunRecord, told: dict[str, State] | None, now: float) -> tuple[str | None, State]:
-    """The job that counts and the run's state: what is certain first, what the directory lets one guess last."""
+def _job_and_state(run: RunRecord, states: dict[str, State] | None, now: float) -> tuple[str | None, State]:
+    """Return the job that counts and the state of the run, from certain facts first and from guesses last."""
     if run.is_finished:
-        return run.job, State("finished", run.why.partition(":")[0])  # pruned, where a search gave it up
-    known = {job: told[job] for job in run.jobs if job in told} if told else {}
+        return run.job, State("finished", run.why.partition(":")[0])  # "pruned", if a search ended it early
+    known = {job: states[job] for job in run.jobs if job in states} if states else {}
     for job, state in known.items():
         if state.active:
             return job, state
@@ -133,39 +145,45 @@ def _judged(run: RunRecord, told: dict[str, State] | None, now: float) -> tuple[
         return run.job, State("not submitted", str(error).removeprefix("not submitted").removeprefix(": "))
     if starts := history.num_stalled_starts(run):
         return run.job, State("given up", f"{starts} starts without a newer checkpoint")
-    rejected = run.verdict == "continue" and known.get(run.job or "") == REJECTED  # its next start
-    if run.verdict in OUTCOMES and not rejected and (told is None or _has_begun(run)):
+    # The verdict of an attempt stays if the next start of the run is rejected.
+    is_restart_rejected = run.verdict == "continue" and known.get(run.job or "") == REJECTED
+    if run.verdict in OUTCOMES and not is_restart_rejected and (states is None or _has_started(run)):
         return run.job, State(OUTCOMES[run.verdict], run.why if run.verdict == "continue" else "")
     if run.job in known:
         return run.job, known[run.job]
-    return run.job, State(_guessed(run, asked=told is not None and run.job is not None, now=now))
+    return run.job, State(_guess_state(run, is_job_unknown=states is not None and run.job is not None, now=now))
 
 
-def _has_begun(run: RunRecord) -> bool:
-    """Is the verdict that of the job that counts, or of one before it?"""
+def _has_started(run: RunRecord) -> bool:
+    """Return whether the verdict is that of the job that counts, and not of an earlier one."""
     return not run.attempts or run.attempts[-1].job == run.job
 
 
-def _guessed(run: RunRecord, asked: bool, now: float) -> str:
-    """The state without a verdict, and without a scheduler or (`asked`) with one that does not know the job."""
+def _guess_state(run: RunRecord, *, is_job_unknown: bool, now: float) -> str:
+    """Return the probable state of a run without a verdict.
+
+    Args:
+        is_job_unknown: the scheduler answered, but does not know the job; otherwise it could not be asked.
+    """
     last = run.attempts[-1] if run.attempts and run.attempts[-1].job == run.job else None
     if history.first_error(run, logs_too=False):
         return "failed"
     if last and last.end:
         return OUTCOMES.get(str(last.end.get("outcome")), "ended")
     if last:
-        patience = last_alive.SILENT_SECONDS if last_alive.last_beat(run.path, last.number) else RECENT
-        return "died" if asked or now - history.last_sign_of_life(run, last) > patience else "running?"
+        patience_seconds = last_alive.SILENT_SECONDS if last_alive.last_beat(run.path, last.number) else RECENT_SECONDS
+        is_silent = now - history.last_sign_of_life(run, last) > patience_seconds
+        return "died" if is_job_unknown or is_silent else "running?"
     if run.jobs:
-        return "did not start" if asked else "submitted"
+        return "did not start" if is_job_unknown else "submitted"
     return "not submitted"
 
 
 def _cell(value: object) -> str:
-    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else clean(value)
+    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else one_line(value)
 
 
-def clean(value: object) -> str:
-    """On one line, without what would steer a terminal."""
-    text = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
-    return text if len(text) <= 400 else f"{text[:400]} ..."
+def one_line(value: object) -> str:
+    """Return a value as one line of text, without characters that control a terminal."""
+    text = " ".join("".join(char if char.isprintable() else " " for char in str(value)).split())
+    return text if len(text) <= MAX_CELL_LENGTH else f"{text[:MAX_CELL_LENGTH]} ..."

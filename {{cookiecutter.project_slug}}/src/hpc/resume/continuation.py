@@ -11,8 +11,7 @@ from torch import Tensor
 from hpc.checkpoint import weights
 from hpc.checkpoint.load_hooks import researcher_callbacks
 from hpc.checkpoint.strategy_state import RANK_STATE, read_rank_state
-from hpc.data import position_checks
-from hpc.data import position, replay, same_data
+from hpc.data import position, position_checks, replay, same_data
 from hpc.resume import accumulated_gradients, epoch_metrics, schedules
 from hpc.state import attributes, randomness, trainer_settings
 from hpc.state.batch_effects import has_transfer_hooks
@@ -48,7 +47,9 @@ def state_to_save(
             ],
             "settings": trainer_settings.find_changed(trainer, was_set),
             "evaluation": replay.evaluation_generators(trainer),
-            "loaders": replay.loader_places(trainer, is_fetched=place["is_fetched"], between_epochs=place["between_epochs"]),
+            "loaders": replay.loader_places(
+                trainer, is_fetched=place["is_fetched"], between_epochs=place["between_epochs"]
+            ),
         },
     }
 
@@ -68,7 +69,9 @@ class Continuation:
         self.place, self.scheduled = checkpoint["position"], checkpoint["scheduled"]
         position_checks.reject_earlier_end(trainer, self.place, steps=checkpoint["global_step"])
         accumulate = position.micro_batches_per_step(trainer, self.place["epoch"])
-        self.start = position.set_counters(checkpoint["loops"]["fit_loop"], self.place, accumulate=accumulate, skipped=skipped)
+        self.start = position.set_counters(
+            checkpoint["loops"]["fit_loop"], self.place, accumulate=accumulate, skipped=skipped
+        )
         self.is_own = self.place["world_size"] == trainer.world_size
         self.folder, self.own = Path(str(trainer.ckpt_path)), checkpoint[RANK_STATE]
         self.of_data = checkpoint.get(type(getattr(trainer, "datamodule", None)).__qualname__)
@@ -91,7 +94,9 @@ class Continuation:
         position.start_at(trainer, self.start)
         if not self.start.between_epochs:
             is_same = self.is_own and self.start.batches == self.place["batches"]
-            replay.pass_over_batches(trainer, loaders, num_done=self._batches, tick=tick, is_same=is_same and not other_data)
+            replay.pass_over_batches(
+                trainer, loaders, num_done=self._batches, tick=tick, is_same=is_same and not other_data
+            )
             self.built = self._restore_data(trainer) | self.built  # also what collates
         schedules.restore(trainer.optimizers, self.scheduled)
         if not self.start.is_fetched:
@@ -195,7 +200,9 @@ class Continuation:
 def tells_changes(trainer: L.Trainer, module: L.LightningModule) -> Callable[[], None]:
     """Return what tells that weights are others than now, when the last checkpoint has been made of them."""
     before, callbacks = weights.local_sums(module), trainer.callbacks  # type: ignore[attr-defined]
-    averages = any(isinstance(callback, weight_averaging.AVERAGING_CALLBACKS) for callback in callbacks)  # which is in it
+    averages = any(
+        isinstance(callback, weight_averaging.AVERAGING_CALLBACKS) for callback in callbacks
+    )  # which is in it
 
     def tell() -> None:
         if trainer.is_global_zero and not (averages or torch.equal(before, weights.local_sums(module))):

@@ -18,11 +18,9 @@ from hpc.config.conversion import to_dataclass
 from hpc.config.errors import ConfigError
 from hpc.config.sections import CheckpointConfig, FaultsConfig
 from hpc.data import noted_batches
-from hpc.data import replay
 from hpc.data.loader_randomness import LoaderRandomness
 from hpc.data.shared_loaders import reject_differing_orders
-from hpc.resume import training_end
-from hpc.resume import continuation, schedules, unsupported
+from hpc.resume import continuation, schedules, training_end, unsupported
 from hpc.resume.agreement import Agreement, Request
 from hpc.resume.continuation import Continuation
 from hpc.resume.evaluation_stop import EvaluationStop, is_validation_next
@@ -32,18 +30,19 @@ from hpc.run.watchdog import Stopped
 from hpc.state import attributes, randomness, trainer_settings
 from hpc.state.batch_effects import TransferEffects
 from hpc.state.holder_fields import SKIPS_NOT_FINITE
-from hpc.training import skipped_samples
-from hpc.training import record, weight_averaging
+from hpc.training import record, skipped_samples, weight_averaging
 from hpc.training.attempt import Attempt
-from hpc.training.parallel import last_gradient_norm, reject_unskippable_module
 from hpc.training.ddp_buckets import settle_buckets
+from hpc.training.parallel import last_gradient_norm, reject_unskippable_module
 from hpc.training.synced_buffers import SyncsBuffers
 
 PRUNED = "pruned: worse than the median trial"
 JOB_END = "the end of the job's time"
 # Of several, the last one is what a run stops for.
 REASONS = ("", "SIGUSR1", "SIGUSR2", INTERRUPTED, "SIGTERM", ORPHANED, JOB_END, PRUNED)
-QUIET_FACTOR = 4  # times as long as a step may take, a write may show no sign that it goes on: a disk that is slow to sync
+QUIET_FACTOR = (
+    4  # times as long as a step may take, a write may show no sign that it goes on: a disk that is slow to sync
+)
 ASSUMED_SAVE_SECONDS = 60.0  # seconds that a save is assumed to take before one was seen
 
 
@@ -164,7 +163,9 @@ class Resume(L.Callback):
             self.redone.begin()
             pl_module.zero_grad()  # Lightning ends it with a step of the optimizer, with the gradients that are left
             trainer.gradient_clip_val = None  # torch does not cut the values of no gradients
-        if noted_batches.note_batches(trainer) and trainer.current_epoch == 0:  # iterators of other epochs are made after this
+        if (
+            noted_batches.note_batches(trainer) and trainer.current_epoch == 0
+        ):  # iterators of other epochs are made after this
             iter(trainer.fit_loop._data_fetcher)  # type: ignore[call-overload]
 
     def on_train_batch_start(
@@ -514,7 +515,9 @@ class Resume(L.Callback):
         why = f"loss or gradient was not finite, seen at step {step}"
         if self.faults.nonfinite == "rollback" and self._saved_step:  # else there is nothing to go back to
             stepped = trainer.fit_loop.epoch_loop._batches_that_stepped  # `step` counts those of all optimizers
-            skipped_samples.record_skip(self.run_dir, stepped, attempt=self.run.number) if trainer.is_global_zero else None
+            skipped_samples.record_skip(
+                self.run_dir, stepped, attempt=self.run.number
+            ) if trainer.is_global_zero else None
             self._leave(trainer, step, "continue", f"{why}: back to the last checkpoint, past these samples")
         self._leave(trainer, step, "failed", why)
 

@@ -14,8 +14,7 @@ from hpc.resume.changed_hyperparameters import Hyperparameters
 from hpc.resume.resume import Resume
 from hpc.resume.stopping import Trial
 from hpc.run import attempt_log
-from hpc.training import step_overhead
-from hpc.training import lean, loggers, record, strategies
+from hpc.training import loggers, record, step_overhead, strategies
 from hpc.training.attempt import Attempt
 from hpc.training.curves import Curves
 

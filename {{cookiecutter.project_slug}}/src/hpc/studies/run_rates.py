@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median_low
 
 from hpc.monitor import event_files, node_usage
-from hpc.monitor.event_files import Curves
+from hpc.monitor.event_files import RunCurves
 from hpc.run import attempt_log
 
 PARTS = ("step", "compute", "data", "other")  # perf/<part>_seconds
@@ -32,7 +32,7 @@ class Measured:
 
 def read(run_dir: Path) -> Measured | None:
     """None: the run has not trained long enough to leave two points of perf/step_seconds, or none of its rate."""
-    curves = event_files.read(*attempt_log.log_dirs(run_dir))
+    curves = event_files.read_curves(*attempt_log.log_dirs(run_dir))
     windows = curves.points.get("perf/step_seconds", [])[1:]  # the first one is warm-up
     if not windows:
         return None
@@ -49,7 +49,7 @@ def read(run_dir: Path) -> Measured | None:
     return Measured(unit, rate, step, compute, data, other, fast, slow, len(windows), metric, value, use)
 
 
-def last_metric(curves: Curves) -> tuple[str, float | None]:
+def last_metric(curves: RunCurves) -> tuple[str, float | None]:
     """Name and value of the test metric that says most: not the loss where there is another."""
     names = [name for name in curves.points if name.startswith("test/")]
     name = next((name for name in names if not name.endswith("loss")), names[-1] if names else "")
@@ -58,9 +58,9 @@ def last_metric(curves: Curves) -> tuple[str, float | None]:
 
 def gpu_percent(run_dir: Path) -> float | None:
     """Mean use of all GPUs of all nodes while the run trained; None where nobody sampled it."""
-    phases, found = node_usage.phases(run_dir), []
-    for node in node_usage.nodes(run_dir)[0]:
+    phases, found = node_usage.read_phases(run_dir), []
+    for node in node_usage.read_nodes(run_dir)[0]:
         percent = node.gpu_percent()
-        found += [percent[index] for index in node_usage.training(node, phases) if percent]
-    mean = node_usage.mean(found)
+        found += [percent[index] for index in node_usage.training_samples(node, phases) if percent]
+    mean = node_usage.known_mean(found)
     return None if math.isnan(mean) else mean

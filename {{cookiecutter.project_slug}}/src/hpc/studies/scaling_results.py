@@ -53,7 +53,7 @@ def write(study: Study, tries: Sequence[Try], *, folder: Path, rates: dict[int, 
     title = f"{study.scaling.capitalize()} scaling, {study.steps} steps: `{' '.join(study.words)}`"
     (folder / "scaling.md").write_text(scaling_table.markdown(title, cells, below), encoding="utf-8")
     (folder / "scaling.csv").write_text(scaling_table.as_csv(rows), encoding="utf-8")
-    chart.png(scaling_table.charts(study, rows), folder / "scaling.png")
+    chart.write_png(scaling_table.charts(study, rows), folder / "scaling.png")
     print(f"{folder}/scaling.csv, scaling.md, scaling.png")
 
 

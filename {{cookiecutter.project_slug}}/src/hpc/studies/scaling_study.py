@@ -10,7 +10,7 @@ from hpc.config import compose, preflight
 from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
 from hpc.jobs import job
-from hpc.plan import fit
+from hpc.plan import memory_check
 from hpc.run import directory
 from hpc.studies import scaling_jobs, scaling_points, scaling_results, scaling_submission, scaling_table
 from hpc.studies.scaling_points import Point, Study
@@ -73,7 +73,7 @@ def check(study: Study) -> tuple[list[Point], list[DictConfig]]:
     for cfg in cfgs:
         preflight.check_job(cfg)
     preflight.check_files(cfgs[0])  # the data of all
-    fit.reject_too_big(cfgs[0], points[0].words)  # on more nodes no device holds more
+    memory_check.reject_too_big(cfgs[0], points[0].words)  # on more nodes no device holds more
     return points, cfgs
 
 

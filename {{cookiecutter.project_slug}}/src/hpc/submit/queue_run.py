@@ -57,7 +57,7 @@ def check(cfg: DictConfig, words: Sequence[str] | None) -> None:
 def reject_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
     """Raise `ConfigError` for what does not fit on the cluster's GPUs, where its file names them."""
     if cfg.cluster.gpu:
-        from hpc.plan.fit import reject_too_big  # of the plan nothing is read where it cannot tell
+        from hpc.plan.memory_check import reject_too_big  # of the plan nothing is read where it cannot tell
 
         reject_too_big(cfg, words)
 

@@ -8,11 +8,14 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from hpc.config import project
 from hpc.config.errors import ConfigError
 from hpc.jobs import job, pbs, slurm
 from hpc.run import directory
 from hpc.system import files
 from hpc.system.files import write_atomically
+
+SOURCED = ("src/hpc/jobs/slurm.bash", "src/hpc/jobs/pbs.bash")  # by job scripts, from the run's copy of the code
 
 
 def describe(cfg: DictConfig, **places: Any) -> job.Job:
@@ -43,10 +46,29 @@ def work_dir(run_dir: Path) -> Path:
 
 
 def reject_no_training(run_dir: Path) -> None:
-    """Raise `ConfigError` where the ranks of a submitted run start another program than train.py."""
+    """Raise `ConfigError` where a new job script would not do for a submitted run that moves.
+
+    Its ranks start another program than train.py, or its copy of the code has other functions for job scripts.
+    """
     scripts = [path for name in ("job.sh", "node.sh") if (path := run_dir / name).is_file()]
     if not any("/train.py" in files.read_text(path, errors="surrogateescape") for path in scripts):
         rule = "trains nothing, so that it cannot go on elsewhere"
         raise ConfigError(
             "resume", run_dir, rule, f"resume={run_dir} alone; or the tool that made it, with these words"
         )
+    for name in SOURCED:
+        if _content(run_dir / "code" / name) != _content(project.PROJECT / name):
+            rule = f"must have {name} in its copy of the code as this project has it: a new job script sources that"
+            own = shlex.quote(str(run_dir / "code" / "submit.py"))
+            raise ConfigError(
+                "resume", run_dir, rule, f"python {own} resume={shlex.quote(str(run_dir))}, and these words"
+            )
+
+
+def _content(path: Path) -> bytes | None:
+    """Return what a file holds; None where there is none to read."""
+    try:
+        with files.open_regular_file(path) as stream:
+            return stream.read()
+    except OSError:
+        return None

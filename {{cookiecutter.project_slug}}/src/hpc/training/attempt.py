@@ -92,9 +92,7 @@ def _begin_watched(cfg: DictConfig, program: Program) -> Iterator[Attempt]:
     signals.launcher_pid = getppid() if place.launcher != "none" else None
     job_end = placement.job_end_unix_time(environ)
     starting_point.forget_parent_run(place, environ)
-    new_run_dir = directory.choose(
-        cfg.run_dir, cfg.name, now=datetime.now(), environ=environ, step=place.step or "0"
-    )
+    new_run_dir = directory.choose(cfg.run_dir, cfg.name, now=datetime.now(), environ=environ, step=place.step or "0")
     is_frozen = command_line.resume_directory(program.words) is not None
     start = meet_ranks.begin_attempt(cfg, place, new_run_dir=new_run_dir, is_frozen=is_frozen, environ=environ)
     run_dir = Path(cfg.run_dir)

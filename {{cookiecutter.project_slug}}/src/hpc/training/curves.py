@@ -60,7 +60,9 @@ class Curves(L.Callback):
         if (step + 1) % trainer.log_every_n_steps:
             return
         self._micro_batches.append(select_scalars(outputs, trainer.strategy.root_device))
-        if trainer.fit_loop._should_accumulate():  # asked, not counted: an epoch's last step may have fewer micro-batches
+        if (
+            trainer.fit_loop._should_accumulate()
+        ):  # asked, not counted: an epoch's last step may have fewer micro-batches
             return
         self.write(trainer)
         means = mean_over_micro_batches(self._micro_batches, accumulate=trainer.accumulate_grad_batches)

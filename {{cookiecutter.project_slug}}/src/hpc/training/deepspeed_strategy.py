@@ -39,7 +39,9 @@ class DeepSpeed(TracksReleasedLayers, SyncsBuffers, SharesLoaders, CheckpointMix
         super().setup(trainer)
         optimizer = getattr(self.deepspeed_engine.optimizer, "optimizer", None)
         if isinstance(optimizer, torch.optim.Adagrad):  # not the object whose learning rate schedules change
-            rule = "DeepSpeed replaces Adagrad by an optimizer of its own, on which schedules and parameter groups have "
+            rule = (
+                "DeepSpeed replaces Adagrad by an optimizer of its own, on which schedules and parameter groups have "
+            )
             rule += "no effect"
             raise ConfigError("model.optimizer", "Adagrad", rule, "another optimizer, or strategy=ddp or fsdp")
         if any(map(_mixes_dtypes, self.lightning_module.modules())):

@@ -16,7 +16,9 @@ from hpc.config.build import build
 from hpc.config.errors import ConfigError
 
 
-def build_loggers(cfg: DictConfig, checkpoint: Checkpoint | None, *, starts: Sequence[Mapping[str, Any]]) -> list[Logger]:
+def build_loggers(
+    cfg: DictConfig, checkpoint: Checkpoint | None, *, starts: Sequence[Mapping[str, Any]]
+) -> list[Logger]:
     """Build the loggers of the config: one, a list, or named ones, of which those that are null are left out.
 
     Args:

@@ -104,9 +104,7 @@ class FSDP(TracksReleasedLayers, SyncsBuffers, SharesLoaders, CheckpointMixin, M
         parameters = dict(self.lightning_module.named_parameters())
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         updated = {id(parameter) for group in groups for parameter in group["params"]}  # not networks within metrics
-        unsharded = [
-            name for name in names if id(parameters[name]) in updated and not _is_sharded(parameters[name])
-        ]
+        unsharded = [name for name in names if id(parameters[name]) in updated and not _is_sharded(parameters[name])]
         if unsharded and self.distributed_sampler_kwargs["num_replicas"] > 1:
             rule = "With strategy=fsdp, each trained parameter must lie in a sharded part of the module. Gradients of "
             rule += "others are not averaged, so each rank would train them on its own samples"

@@ -1,0 +1,135 @@
+"""The check whether a run fits on the GPUs of its config, and the changes after which it fits. Imports no torch."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from omegaconf import DictConfig
+
+from hpc.config.compose import compose_overrides
+from hpc.config.errors import ConfigError
+from hpc.config.preflight import check_rules
+from hpc.jobs.hardware import Machine, machine
+from hpc.launch import measured_links
+from hpc.plan import trace_cache
+from hpc.plan.fitting_changes import Candidate, list_candidates, smallest_fitting
+from hpc.plan.prediction import Prediction, fits_in_memory, predict
+from hpc.plan.setup import Setup, setup_from_config
+from hpc.plan.trace_types import Trace
+
+MAX_CHANGES = 3  # that are listed
+NO_CHANGE_FITS = "a smaller network or global batch: no strategy, number of nodes or precision makes this one fit"
+
+Arithmetic = tuple[object, ...]  # precisions and tensor parallelism, which determine a trace
+
+
+def machine_from_config(cfg: DictConfig) -> Machine | None:
+    """Return the machine of a run; None if the cluster's file does not name its GPU, or if the run uses no GPU.
+
+    The bandwidths that tools/comm.py measured replace those of the cluster's file.
+
+    Raises:
+        ConfigError: a GPU that hpc/jobs/hardware.yaml does not have.
+    """
+    cluster = cfg.cluster
+    if not setup_from_config(cfg).accelerated or not cluster.gpu:
+        return None
+    nominal = machine(cluster.gpu, cluster.network_gbs, cluster.gpu_link_gbs, tf32=cfg.matmul_precision != "highest")
+    return with_measured_links(nominal, measured_links.load(cluster.name), devices=cluster.gpus_per_node)
+
+
+def with_measured_links(
+    nominal: Machine, links: measured_links.MeasuredLinks | None, *, devices: int | None
+) -> Machine:
+    """Replace the bandwidths of a machine by measured ones.
+
+    A nominal bandwidth is larger than a measured one by the share that can be reached. Across nodes each GPU of a node
+    measured a ring of its own, all at once, so that a node sends the sum of them.
+
+    Args:
+        devices: per node.
+    """
+    within = links.within if links else None
+    across = links.across if links else None
+    measured = nominal
+    if within:
+        measured = replace(measured, gpu=replace(measured.gpu, link_gbs=within.gbs / nominal.network.link_share))
+    if across and devices:
+        measured = replace(measured, node_gbs=across.gbs * devices / nominal.network.share)
+    return measured
+
+
+def reject_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
+    """Reject a run that cannot fit, before it waits in the queue. `force=true` disables this check.
+
+    A network that cannot be traced passes with a warning.
+
+    Args:
+        words: the command line of the config, to which the error suggests overrides.
+
+    Raises:
+        ConfigError: with the smallest changes after which the run fits.
+    """
+    machine = machine_from_config(cfg)
+    if machine is None or cfg.force or cfg.test_only:
+        return
+    setup = setup_from_config(cfg)
+    try:
+        (trace,) = trace_cache.load_traces(cfg, [setup])
+    except trace_cache.TracingError as error:
+        sys.stderr.write(f"warning: cannot check whether the run fits: the network cannot be traced: {error}\n")
+        return
+    prediction = predict(trace, setup, machine)
+    if prediction.fits is False:
+        needed_gb, capacity_gb = prediction.memory.total / 1e9, machine.gpu.memory_gb
+        rule = (
+            f"must fit on a GPU: {cfg.cluster.gpu} has {capacity_gb:.1f} GB for torch, "
+            f"and a step needs {needed_gb:.1f} GB at its peak (python plan.py shows for what)"
+        )
+        changes = find_fitting_changes(cfg, words, prediction) or [NO_CHANGE_FITS]
+        fix = "; or ".join([*changes, "force=true if you know better"])
+        raise ConfigError("The memory of this run", None, rule, fix)
+
+
+def find_fitting_changes(cfg: DictConfig, words: Sequence[str], prediction: Prediction) -> list[str]:
+    """Return overrides for a run that does not fit. With each of them, on top of `words`, it fits."""
+    setup, machine = prediction.setup, machine_from_config(cfg)
+    assert machine is not None
+    has_blocks, max_nodes, devices = bool(prediction.trace.blocks), cfg.cluster.max_nodes, cfg.cluster.gpus_per_node
+    candidates = list(list_candidates(setup, has_blocks=has_blocks, max_nodes=max_nodes, devices=devices))
+    traces = _traces(cfg, [candidate.setup for candidate in candidates])
+
+    def fits(candidate: Candidate) -> bool:
+        trace = traces.get(_arithmetic(candidate.setup))
+        if trace is None or not fits_in_memory(trace, candidate.setup, machine):
+            return False
+        # The composed config may change more than the candidate's fields, buffers for example.
+        composed = _compose_setup([*words, *candidate.overrides])
+        if composed is None or _arithmetic(composed) not in traces:
+            return False
+        return fits_in_memory(traces[_arithmetic(composed)], composed, machine)
+
+    return [" ".join(candidate.overrides) for candidate in smallest_fitting(candidates, fits, max_count=MAX_CHANGES)]
+
+
+def _traces(cfg: DictConfig, setups: Sequence[Setup]) -> dict[Arithmetic, Trace]:
+    """Return a trace for each arithmetic of these setups; empty if the network cannot be traced."""
+    distinct = {_arithmetic(setup): setup for setup in setups}
+    try:
+        return dict(zip(distinct, trace_cache.load_traces(cfg, list(distinct.values())), strict=True))
+    except trace_cache.TracingError:
+        return {}
+
+
+def _arithmetic(setup: Setup) -> Arithmetic:
+    return (*setup.computes_in, setup.tensor_parallel)
+
+
+def _compose_setup(words: Sequence[str]) -> Setup | None:
+    """Return the setup of a command line; None if its config breaks a rule."""
+    try:
+        cfg = compose_overrides(words)
+        check_rules(cfg)
+    except ConfigError:
+        return None
+    return setup_from_config(cfg)

@@ -1,0 +1,60 @@
+"""Each network of configs/model computes what it should. A model that you add there is tested, too."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from choices import GROUPS, accepted, is_large
+from hydra.utils import get_class
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from hpc.config.build import build
+
+pytestmark = pytest.mark.parametrize("model", GROUPS["model"])
+
+
+def test_each_sample_has_an_output_and_each_parameter_a_gradient(model: str) -> None:
+    with torch.device("meta"):  # shapes without content: of a network of any size
+        network = build_network(arguments(model))
+        outputs = network(network.example_input(3))
+    assert len(outputs) == 3
+    outputs.sum().backward()
+    assert [name for name, parameter in network.named_parameters() if parameter.grad is None] == []
+
+
+def test_a_sample_has_the_same_output_alone_and_in_a_batch(model: str) -> None:
+    if is_large(arguments(model)):
+        pytest.skip(f"{model} is too large to be computed here")
+    torch.manual_seed(0)
+    network = build_network(arguments(model)).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():  # branches that begin as zero would hide what is in them
+            parameter += 0.02 * torch.randn_like(parameter)
+        inputs = random_like(network.example_input(3))
+        outputs = network(inputs)
+        torch.testing.assert_close(network(inputs[1:2]), outputs[1:2], atol=1e-4, rtol=1e-4)
+    assert outputs.isfinite().all()
+    assert not torch.allclose(outputs[0], outputs[1]), "the output does not depend on the input"
+
+
+def arguments(model: str) -> dict[str, Any]:
+    """The network's node in a model config, with a number where one is counted in your files (null in the config)."""
+    node: Any = OmegaConf.to_container(accepted(f"model={model}").cfg.model.network, resolve=True)
+    for name, parameter in inspect.signature(get_class(node["_target_"])).parameters.items():
+        if parameter.default is parameter.empty and node.get(name, 0) is None:
+            node[name] = 10
+    return node
+
+
+def build_network(node: dict[str, Any]) -> nn.Module:
+    network = build(node)
+    if not hasattr(network, "example_input"):
+        pytest.skip(f"{node['_target_']} has no example_input")
+    return network
+
+
+def random_like(inputs: Tensor) -> Tensor:
+    """Inputs of this shape; of whole numbers those that any vocabulary has."""
+    return torch.randn_like(inputs) if inputs.is_floating_point() else torch.randint_like(inputs, 2)
