@@ -154,7 +154,7 @@ class DataModule(L.LightningDataModule):
         batch_size = max(1, self.global_batch_size // (place["num_ranks"] * self._accumulate()))
         return self._loader(dataset, EvalBatchSampler(len(dataset), batch_size, **place))
 
-    def _loader(self, dataset: "Indexed", sampler: Any) -> DataLoader:
+    def _loader(self, dataset: IndexedDataset, sampler: Any) -> DataLoader:
         workers = self._num_workers()
         # The sampler yields whole batches of indices, so automatic batching is off (batch_size=None).
         loader = BatchLoader(

@@ -89,7 +89,7 @@ def reject_large_batch(global_batch_size: int, num_samples: int) -> None:
         raise ConfigError("data.global_batch_size", global_batch_size, rule, f"data.global_batch_size={num_samples}")
 
 
-def reject_few_samples(split: str, num_samples: int, num_ranks: int) -> None:
+def reject_few_samples(split: str, num_samples: int, *, num_ranks: int) -> None:
     """Nothing is repeated to fill a batch, so a rank without a sample would have nothing to evaluate."""
     if num_samples < num_ranks:
         rule = f"each of the {num_ranks} ranks must have a sample to evaluate; {split} has {num_samples}"

@@ -22,8 +22,8 @@ class FileParts:
     checksum: str
 
 
-def verify_parts(parts: FileParts, key: str, at_most: int | None = None) -> int:
-    """Compare parts with their checksums: all of them or `at_most`, the first, the last and some between. How many.
+def verify_parts(parts: FileParts, key: str, *, max_parts: int | None = None) -> int:
+    """Compare parts with their checksums: all of them or `max_parts`, the first, the last and some between. How many.
 
     Raises:
         ConfigError: the file cannot be read, is too short, or holds other bytes than were packed.
@@ -33,7 +33,11 @@ def verify_parts(parts: FileParts, key: str, at_most: int | None = None) -> int:
         starts.append(end)
         end += size
     num = len(starts)
-    some = range(num) if at_most is None or num <= at_most else [i * (num - 1) // (at_most - 1) for i in range(at_most)]
+    some = (
+        range(num)
+        if max_parts is None or num <= max_parts
+        else [i * (num - 1) // (max_parts - 1) for i in range(max_parts)]
+    )
     try:
         found = os.path.getsize(parts.file)
         if found < end:
@@ -51,7 +55,7 @@ def verify_parts(parts: FileParts, key: str, at_most: int | None = None) -> int:
     return len(crcs)
 
 
-def range_checksum(file: str, start: int, size: int, block: int = 1 << 20) -> int:
+def range_checksum(file: str, *, start: int, size: int, block: int = 1 << 20) -> int:
     """zlib.crc32 of so many bytes of a file."""
     value, end = 0, start + size
     with open(file, "rb", buffering=0) as stream:

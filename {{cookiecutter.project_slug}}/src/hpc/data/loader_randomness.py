@@ -15,7 +15,7 @@ LAST = {"train": "_last_train_dl_reload_epoch", "val": "_last_val_dl_reload_epoc
 Notes = dict[str, dict[str, Any]]  # of each split, as plain data
 
 
-class MadeLoaders:
+class LoaderRandomness:
     """Notes what loaders are made with, from now on, and lets the next ones be made with what was noted."""
 
     def __init__(self, trainer: L.Trainer) -> None:

@@ -41,7 +41,7 @@ class NextToken(DataModule):
         raise NotImplementedError
 
     def dataset(self, split: str) -> Dataset:
-        chosen, windows = split_text(split, *self.list_files(), self.block_size, self.max_eval_windows)
+        chosen, windows = self._windows(split)
         told = read_vocabulary(chosen)[0]
         vocab_size = self.vocab_size or told or 0  # 0: the first batch is rejected
         known = told is not None and told <= vocab_size  # by the tokenizer that made the file, and its checksums
@@ -49,12 +49,18 @@ class NextToken(DataModule):
         return TokenWindows(files, windows, block_size=self.block_size, vocab_size=largest)
 
     def describe(self, split: str) -> dict[str, Any]:
-        chosen, windows = split_text(split, *self.list_files(), self.block_size, self.max_eval_windows)
+        chosen, windows = self._windows(split)
         return {"files": describe_text(chosen), "windows": [windows.start, windows.stop, windows.step]}
 
     def to_stage(self) -> list[FileParts]:
         files, val_files = self.list_files()
         return [token_parts(file) for file in files + val_files]
+
+    def _windows(self, split: str) -> tuple[list[str], range]:
+        files, val_files = self.list_files()
+        return split_text(
+            split, files, val_files=val_files, block_size=self.block_size, max_eval_windows=self.max_eval_windows
+        )
 
     def near(self, file: str) -> str:
         """Return the file itself, or its copy on this node."""

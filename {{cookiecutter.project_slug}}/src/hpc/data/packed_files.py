@@ -63,7 +63,13 @@ def num_images_per_part(image_size: int) -> int:
 
 
 def create(
-    file: str, names: Sequence[bytes], labels: Sequence[int], classes: Sequence[bytes], splits: Any, image_size: int
+    file: str,
+    *,
+    names: Sequence[bytes],
+    labels: Sequence[int],
+    classes: Sequence[bytes],
+    splits: Any,
+    image_size: int,
 ) -> None:
     """A file with all but the images, whose place is kept, and what `finish` adds. Raises `OSError`."""
     import h5py

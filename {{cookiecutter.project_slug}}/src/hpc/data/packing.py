@@ -33,12 +33,13 @@ def unfinished_paths(out: str) -> tuple[str, str]:
 
 @contextmanager
 def open_journal(
-    out: str, plan: str, files: Callable[[int], Iterable[str]]
+    out: str, plan: str, *, files_of_part: Callable[[int], Iterable[str]]
 ) -> Iterator[tuple[dict[int, Any], Callable[[int, str, Any], None]]]:
     """(what was noted of the parts that are done, a function that notes one: its number, state and result).
 
     Args:
-        files: of a part. One whose files have changed since is to be done again, and so are those after it.
+        files_of_part: returns the files of a part. A part whose files have changed is packed again, and so are those
+            after it.
 
     Raises:
         ConfigError: another process packs into this file, or an interrupted one had other files or settings.
@@ -58,7 +59,7 @@ def open_journal(
         if not os.path.exists(part):
             lines = []  # what they tell of is gone
         done = {number: (state, result) for number, state, result in map(json.loads, lines[1:])}
-        current = dict(takewhile(lambda one: one[1][0] == files_state(files(one[0])), done.items()))
+        current = dict(takewhile(lambda one: one[1][0] == files_state(files_of_part(one[0])), done.items()))
         stream.truncate(len("".join(f"{line}\n" for line in lines[: 1 + len(current)]).encode()))
 
         def note(*entry: Any) -> None:
@@ -100,15 +101,15 @@ def publish(out: str) -> None:
     os.unlink(path)
 
 
-def map_in_order(work: Work, numbers: Iterable[int], processes: int) -> Iterator[Any]:
+def map_in_order(work: Work, numbers: Iterable[int], *, num_processes: int) -> Iterator[Any]:
     """work(number) for each of them, by so many processes; the results in order. What it raises is raised here."""
     waiting: deque[Future[Any]] = deque()
     context = multiprocessing.get_context("fork")  # `work` may hold long lists: they are shared, not sent
-    with ProcessPoolExecutor(processes, context, _begin, (work,)) as pool:
+    with ProcessPoolExecutor(num_processes, context, _begin, (work,)) as pool:
         try:
             for number in numbers:
                 waiting.append(pool.submit(_do, number))
-                if len(waiting) > 2 * processes:
+                if len(waiting) > 2 * num_processes:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
@@ -121,11 +122,11 @@ def map_in_order(work: Work, numbers: Iterable[int], processes: int) -> Iterator
                 future.cancel()
 
 
-def write_at(descriptor: int, data: memoryview, at: int) -> None:
+def write_at(descriptor: int, data: memoryview, *, offset: int) -> None:
     """Write all of it at this place, to the disk. Raises `OSError`, also when the disk is full."""
     while data:
-        written = os.pwrite(descriptor, data, at)
-        data, at = data[written:], at + written
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written
     os.fdatasync(descriptor)
 
 

@@ -5,156 +5,19 @@ that another process draws the same ones, passes over the batches that are done,
 """
 
 import warnings
-import zlib
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 
 from hpc.config.errors import ConfigError
+from hpc.data.noted_batches import PLAIN_LOADER, NotedBatches, chain_of_samplers, index_sampler, note_batches
 from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler
-from hpc.state import checksums, plain_forms, randomness
-from hpc.state.batch_effects import FetchEffects
-
-NOT_PERSISTENT = (
-    "persistent_workers=False, as random numbers of workers that outlive an epoch could not be repeated by a run"
-)
-NOT_PERSISTENT += " that goes on"
-PLAIN_LOADER = "a torch.utils.data.DataLoader"
+from hpc.state import plain_forms
 
 
-class NotedBatches(Sampler[Any]):
-    """The batches of another sampler, with the random state that each pass over them began with.
-
-    A loader draws the seed of its workers when an iterator is made, and the order of its samples with the first batch.
-    """
-
-    def __init__(self, batches: Any, samplers: list[Any], fetched: FetchEffects | None) -> None:
-        self.batches, self.samplers = batches, samplers
-        self.marks = self._marks()
-        self.made: dict[str, Any] | None = None  # random state when the iterator was made
-        self.begun: dict[str, Any] | None = None  # and before its first batch
-        self.sums = [0]  # of the first n batches
-        self.again: dict[str, Any] = {}  # what `place` returned, of a pass that is to be repeated
-        self.fetched = fetched
-        self.repeated: list[dict[str, Any]] = []  # marks of what the samplers were as the pass was begun once more
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "batches":  # of a copy that is being made
-            raise AttributeError(name)
-        return getattr(self.batches, name)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[Any]:
-        if self.again:
-            self._restore(self.again.get("made"))
-        if self.made is None or self.begun is not None:  # an iterator may be made anew before it is used
-            self.made, self.begun = self._random(), None
-        return self._pass()
-
-    def _pass(self) -> Iterator[Any]:
-        if self.again:
-            self._restore(self.again.get("begun"))
-            self.again, self.repeated = {}, self._marks()
-        self.begun, self.sums = self._random(), [0]
-        if self.fetched:
-            self.fetched.begin_epoch()
-        sums, batches = self.sums, iter(self.batches)  # an iterator that was given up may still read on
-        while True:
-            if self.fetched:
-                self.fetched.before_batch()
-            if (indices := next(batches, None)) is None:
-                return
-            sums.append(zlib.crc32(repr(indices).encode(), sums[-1]))
-            yield indices
-
-    def place(self, num: int) -> dict[str, Any]:
-        """Return where this pass is after so many batches."""
-        return {"made": self.made, "begun": self.begun, "batches": num, "sum": self.sums[num], "now": self.own()}
-
-    def put_from_outside(self, now: list[dict[str, Any]]) -> None:
-        """Give the samplers what a module, say, had written into them: the next pass begins with it.
-
-        Args:
-            now: what `own` returned within the pass that has been repeated, which makes its own changes again.
-        """
-        for sampler, state, begun, present in zip(self.samplers, now, self.repeated, self._marks(), strict=False):
-            same = {name for name in begun.keys() & present.keys() if begun[name] == present[name]}
-            outside = {name for name in same if not plain_forms.is_generator(vars(sampler)[name])}
-            self._put(sampler, {name: form for name, form in state.items() if name in outside})
-
-    def _marks(self) -> list[dict[str, Any]]:
-        return [
-            {name: checksums.fingerprint(value) for name, value in plain_forms.data_attributes(one).items()}
-            for one in self.samplers
-        ]
-
-    def _random(self) -> dict[str, Any]:
-        return {"all": randomness.plain_state(), "own": self.own()}
-
-    def _restore(self, state: dict[str, Any] | None) -> None:
-        if state is not None:
-            randomness.restore(state["all"])
-            self.restore(state["own"])
-
-    def own(self) -> list[dict[str, Any]]:
-        """What samplers draw or count with: their generators, and what has changed since they were made."""
-        found: list[dict[str, Any]] = []
-        for sampler, before in zip(self.samplers, self.marks, strict=True):
-            kept = {
-                name: plain_forms.to_plain_on_host(value)
-                for name, value in plain_forms.data_attributes(sampler).items()
-                if plain_forms.is_generator(value) or checksums.fingerprint(value) != before.get(name)
-            }
-            found.append({name: form for name, form in kept.items() if form != plain_forms.NOT_KEPT})
-        return found
-
-    def restore(self, own: list[dict[str, Any]]) -> None:
-        """Let the samplers be what they were when `own` was asked."""
-        for sampler, state in zip(self.samplers, own, strict=False):
-            self._put(sampler, state)
-
-    def _put(self, sampler: Any, state: dict[str, Any]) -> None:
-        for name, form in state.items():
-            plain_forms.set_attribute(sampler, name, form=form)
-
-
-def outlives(loader: Any) -> bool:
-    """Would its workers outlive an epoch? From now on they do not."""
-    was = getattr(loader, "persistent_workers", False)
-    if was:
-        vars(loader)["persistent_workers"] = False
-    return was
-
-
-def note(trainer: L.Trainer) -> bool:
-    """Note from now on where loaders are that do not know it themselves; were there any new ones?
-
-    Iterators that were made before must be made anew. Raises `ConfigError`.
-    """
-    combined: Any = trainer.fit_loop._combined_loader
-    known = NotedBatches | GlobalBatchSampler
-    new = [loader for loader in combined.flattened if not isinstance(_batches(loader), known)]
-    for loader in new:
-        if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
-            rule = "an interrupted run must find its place in the data again, and of this it is not known"
-            raise ConfigError("data", f"{type(loader).__name__}, with an __iter__ of its own", rule, PLAIN_LOADER)
-        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        # Workers make batches in processes of their own.
-        fetched = None if loader.num_workers else FetchEffects(trainer)
-        vars(loader)[name] = NotedBatches(_batches(loader), _samplers(loader), fetched)  # nobody may set it
-        if make_workers_short_lived(loader) and trainer.is_global_zero:
-            print(f"train: {NOT_PERSISTENT}", flush=True)
-    if new:
-        combined.reset()  # also workers that are there already
-    return bool(new)
-
-
-def loader_places(trainer: L.Trainer, is_fetched: bool, between_epochs: bool) -> list[dict[str, Any]]:
+def loader_places(trainer: L.Trainer, *, is_fetched: bool, between_epochs: bool) -> list[dict[str, Any]]:
     """Where each loader is, as plain data; {} for those that know it themselves.
 
     Args:
@@ -164,7 +27,7 @@ def loader_places(trainer: L.Trainer, is_fetched: bool, between_epochs: bool) ->
     combined: Any = trainer.fit_loop._combined_loader
     done, found = trainer.fit_loop.epoch_loop.batch_progress.current.completed, []
     for loader, iterator in zip(combined.flattened, combined._iterator.iterators, strict=True):
-        batches = _batches(loader)
+        batches = index_sampler(loader)
         if not isinstance(batches, NotedBatches):
             found.append({})
         elif between_epochs:
@@ -182,7 +45,7 @@ def prepare_loaders(trainer: L.Trainer, found: list[dict[str, Any]]) -> None:
     warnings.filterwarnings("ignore", ".*your dataloader is not resumable")  # Lightning's; here it is
     note_batches(trainer)
     for loader, place in zip(trainer.fit_loop._combined_loader.flattened, found, strict=False):  # type: ignore
-        batches = _batches(loader)
+        batches = index_sampler(loader)
         if isinstance(batches, NotedBatches):
             batches.again = {key: place[key] for key in ("made", "begun") if key in place}
             batches.restore(place.get("own", []))
@@ -191,15 +54,15 @@ def prepare_loaders(trainer: L.Trainer, found: list[dict[str, Any]]) -> None:
 def pass_over_batches(
     trainer: L.Trainer,
     found: list[dict[str, Any]],
-    num: Callable[[int | None], int],
-    tick: Callable[[], object],
     *,
+    num_done: Callable[[int | None], int],
+    tick: Callable[[], object],
     is_same: bool,
 ) -> None:
     """After iterators were made: pass over the batches that are done.
 
     Args:
-        num: how many they were, None: not known → how many they are now.
+        num_done: how many they were, None: not known → how many they are now.
         tick: called for each of them.
         is_same: must they be the same ones, as the same ranks go on?
 
@@ -208,10 +71,10 @@ def pass_over_batches(
     """
     combined: Any = trainer.fit_loop._combined_loader
     for number, (loader, iterator) in enumerate(zip(combined.flattened, combined._iterator.iterators, strict=True)):
-        batches, place = _batches(loader), found[number] if number < len(found) else {}
+        batches, place = index_sampler(loader), found[number] if number < len(found) else {}
         if not isinstance(batches, NotedBatches):
             continue
-        many = num(place.get("batches"))
+        many = num_done(place.get("batches"))
         if many and trainer.is_global_zero:
             read = " and read once more, as workers draw random numbers" if loader.num_workers else ""
             print(f"train: the first {many} batches of epoch {trainer.current_epoch} are passed over{read}", flush=True)
@@ -240,7 +103,7 @@ def evaluation_generators(trainer: L.Trainer) -> list[list[Any]]:
     return [[plain_forms.to_plain(generator) for _, _, generator in _generators_alone(trainer, one)] for one in loaders]
 
 
-def restore_evaluation(trainer: L.Trainer, loader: Any, saved: list[Any]) -> None:
+def restore_evaluation(trainer: L.Trainer, loader: Any, *, saved: list[Any]) -> None:
     """Before an iterator of a loader is made: what `of_evaluation` returned for it."""
     for (sampler, name, _), form in zip(_generators_alone(trainer, loader), saved, strict=False):
         plain_forms.set_attribute(sampler, name, form=form)
@@ -255,24 +118,8 @@ def _generators_alone(trainer: L.Trainer, loader: Any) -> list[tuple[Any, str, A
 def _generators(loader: Any) -> list[tuple[Any, str, Any]]:
     """Whose they are, under which name."""
     ours = isinstance(getattr(loader, "sampler", None), GlobalBatchSampler | EvalBatchSampler)
-    samplers = [] if ours or not isinstance(loader, DataLoader) else _samplers(loader)
+    samplers = [] if ours or not isinstance(loader, DataLoader) else chain_of_samplers(loader)
     data = [
         (sampler, name, value) for sampler in samplers for name, value in plain_forms.data_attributes(sampler).items()
     ]
     return [place for place in data if plain_forms.is_generator(place[2])]
-
-
-def _batches(loader: Any) -> Any:
-    return getattr(loader, "_index_sampler", None)
-
-
-def _samplers(loader: DataLoader) -> list[Any]:
-    """What chooses samples: samplers, those that they are made of, and the loader's generator."""
-    found: list[Any] = []
-    next_ones: list[Any] = [loader.batch_sampler, loader.sampler]
-    while next_ones:
-        one = next_ones.pop(0)
-        if hasattr(one, "__dict__") and all(one is not other for other in found):
-            found.append(one)
-            next_ones += [getattr(one, name, None) for name in ("sampler", "batch_sampler")]
-    return [*found, SimpleNamespace(generator=loader.generator)]

@@ -152,25 +152,25 @@ class SharedBatches(Sampler[list[Any]]):
             yield order[part.start : part.stop]
 
 
-def uniform_per_sample(seed: int, epoch: int, index: Tensor, num: int) -> Tensor:
+def uniform_per_sample(seed: int, epoch: int, *, indices: Tensor, num: int) -> Tensor:
     """Random numbers in [0, 1) that are a function of (seed, epoch, sample index) alone.
 
     Args:
         seed: the run's seed.
         epoch: the epoch the samples are drawn in.
-        index: sample indices, int64, shape (batch,), on any device.
+        indices: of the samples, int64, shape (batch,), on any device.
         num: how many numbers each sample gets.
 
     Returns:
-        float32, shape (batch, num), on the device of `index`; the same on every device and in every batch layout.
+        float32, shape (batch, num), on the device of `indices`; the same on every device and in every batch layout.
     """
-    columns = torch.arange(1, num + 1, device=index.device)
-    counter = index[:, None] * (num + 1) + columns + _key(seed, epoch)
+    columns = torch.arange(1, num + 1, device=indices.device)
+    counter = indices[:, None] * (num + 1) + columns + _key(seed, epoch)
     bits = _mix(counter) >> 11 & (1 << 24) - 1
     return bits.to(torch.float32) / (1 << 24)
 
 
-def sample_seeds(seed: int, epoch: int, indices: list[int]) -> list[int]:
+def sample_seeds(seed: int, epoch: int, *, indices: list[int]) -> list[int]:
     """A number below 2**32 for each sample, a function of (seed, epoch, sample index) alone."""
     return (_mix(torch.tensor(indices) + _key(seed, epoch)) >> 16 & (1 << 32) - 1).tolist()
 

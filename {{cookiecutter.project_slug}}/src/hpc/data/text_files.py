@@ -53,7 +53,7 @@ def list_text(files: Any, val_files: Any = None) -> tuple[list[str], list[str]]:
 
 
 def split_text(
-    split: str, files: list[str], val_files: list[str], block_size: int, max_eval_windows: int | None = None
+    split: str, files: list[str], *, val_files: list[str], block_size: int, max_eval_windows: int | None = None
 ) -> tuple[list[str], range]:
     """The files of "train", "val" or "test", to be laid end to end, and which windows of them are its samples.
 
@@ -110,7 +110,7 @@ def map_file(file: str) -> "np.ndarray":
     return array
 
 
-def reject_tokens_outside(vocab_size: int, smallest: int, largest: int, file: str) -> None:
+def reject_tokens_outside(vocab_size: int, *, smallest: int, largest: int, file: str) -> None:
     """A token beyond the network's outputs would stop the run in the middle, on a GPU without a message."""
     if smallest < 0:
         raise ConfigError("data.files", file, f"tokens are not negative; here is {smallest}", "write the file again")

@@ -104,22 +104,22 @@ def npy_header(num: int, dtype: str) -> bytes:
     return stream.getvalue()
 
 
-def write_header_and_notes(descriptor: int, out: str, noted: dict[str, Any], done: list[Any]) -> None:
+def write_header_and_notes(descriptor: int, out: str, *, notes: dict[str, Any], done: list[Any]) -> None:
     """The header before the tokens, and the note beside them: it is there when the tokens get their name.
 
     Args:
-        noted: as `tokenizing.described`; completed here.
+        notes: as `tokenizing.described`; completed here.
         done: of each part (bytes of tokens, their crc32, bytes of text).
 
     Raises:
         OSError: the disk is full, say.
     """
-    item = {"uint8": 1, "uint16": 2, "uint32": 4}[noted["dtype"]]
+    item = {"uint8": 1, "uint16": 2, "uint32": 4}[notes["dtype"]]
     num = sum(size for size, _, _ in done) // item
-    write_at(descriptor, memoryview(npy_header(num, noted["dtype"])), offset=0)
-    noted["tokens"], noted["parts"] = num, [[size // item, crc] for size, crc, _ in done]
-    noted["bytes_per_token"] = sum(length for _, _, length in done) / num
-    noted["checksum"] = notes_checksum(noted)
-    with open(f"{out}.json.part", "w", encoding="utf-8") as note:
-        json.dump(noted, note)
+    write_at(descriptor, memoryview(npy_header(num, notes["dtype"])), offset=0)
+    notes["tokens"], notes["parts"] = num, [[size // item, crc] for size, crc, _ in done]
+    notes["bytes_per_token"] = sum(length for _, _, length in done) / num
+    notes["checksum"] = notes_checksum(notes)
+    with open(f"{out}.json.part", "w", encoding="utf-8") as stream:
+        json.dump(notes, stream)
     os.replace(f"{out}.json.part", f"{out}.json")

@@ -147,7 +147,7 @@ def dtype_for(vocab_size: int) -> str:
     return "uint8" if vocab_size <= 256 else "uint16" if vocab_size <= 65536 else "uint32"
 
 
-def describe_tokens(asked: Any, files: Sequence[str], tokenizer: str, text: str) -> dict[str, Any]:
+def describe_tokens(data_files: Any, files: Sequence[str], *, tokenizer: str, text: str) -> dict[str, Any]:
     """What is noted beside the tokens, as far as it is known before they are made."""
     size = 256
     loaded = load_tokenizer(text, tokenizer) if text else None
@@ -159,7 +159,7 @@ def describe_tokens(asked: Any, files: Sequence[str], tokenizer: str, text: str)
         "vocab_size": -(-size // 64) * 64,
         "tokenizer": f"{tokenizer} {sha}" if text else "bytes",
         "end_of_text": end_of_text_token(loaded) if loaded else None,
-        "sources": {"data.files": str(asked), "files": len(files), "bytes": sum(map(os.path.getsize, files))},
+        "sources": {"data.files": str(data_files), "files": len(files), "bytes": sum(map(os.path.getsize, files))},
     }
 
 
