@@ -1,4 +1,4 @@
-"""What schedules set in the optimizers, kept beside the optimizers' own states, which do not go to every strategy."""
+"""Values that schedules set in the optimizers. They are saved apart: not every strategy accepts an optimizer's state."""
 
 import zlib
 from collections.abc import Sequence
@@ -10,40 +10,41 @@ from torch.optim import Optimizer
 
 from hpc.config.errors import ConfigError
 
-SCHEDULED = ("lr", "weight_decay", "momentum", "betas")  # what schedules and callbacks change while a run goes on
+SCHEDULED_KEYS = ("lr", "weight_decay", "momentum", "betas")  # what schedules and callbacks change while a run goes on
 
 
 def scheduled_values(optimizers: Sequence[Optimizer]) -> list[list[dict[str, Any]]]:
-    """Of each group of each optimizer, as plain data."""
+    """Return these values as plain data: a list of groups for each optimizer."""
     return [
-        [{key: _plain(group[key]) for key in SCHEDULED if key in group} for group in optimizer.param_groups]
+        [{key: _plain(group[key]) for key in SCHEDULED_KEYS if key in group} for group in optimizer.param_groups]
         for optimizer in optimizers
     ]
 
 
 def restore(optimizers: Sequence[Optimizer], saved: list[list[dict[str, Any]]]) -> None:
-    """Set what `scheduled` returned. An optimizer that begins anew would take a step with its first learning rate."""
+    """Set the result of `scheduled_values`. A new optimizer would take a step with its first learning rate."""
     for optimizer, groups in zip(optimizers, saved, strict=False):
         for group, values in zip(optimizer.param_groups, groups, strict=False):
             for key, value in values.items():
-                if isinstance(group.get(key), Tensor):  # a captured graph reads it there
+                if isinstance(group.get(key), Tensor):  # a captured graph reads the tensor
                     group[key].fill_(value)
                 else:
                     group[key] = value
 
 
 def learning_rate_checksum(optimizers: Sequence[Optimizer]) -> int:
-    """Of the learning rates; to six digits, as processors round the last ones otherwise."""
-    rates = [f"{float(group['lr']):.6g}" for one in optimizers for group in one.param_groups if "lr" in group]
+    """Return a checksum of the learning rates, to six digits: processors differ in how they round the last ones."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]
+    rates = [f"{float(group['lr']):.6g}" for group in groups]
     return zlib.crc32(" ".join(rates).encode())
 
 
 def reject_differing_rates(trainer: L.Trainer) -> None:
-    """Of ranks whose learning rates are not the same. Raises `ConfigError`, on each of them."""
-    monitors = [str(one.monitor) for one in trainer.lr_scheduler_configs if one.reduce_on_plateau]
-    rule = f"all ranks must have the same learning rates, or their weights drift apart; at step {trainer.global_step} "
-    rule += "they differ: a schedule has gone by what each rank has seen of its own samples"
-    fix = "let each rank call a schedule with the same numbers"
+    """Raise `ConfigError`, on each rank, because the ranks have different learning rates."""
+    monitors = [str(config.monitor) for config in trainer.lr_scheduler_configs if config.reduce_on_plateau]
+    rule = f"All ranks must have the same learning rates, or their weights drift apart. At step {trainer.global_step} "
+    rule += "they differ, because a schedule follows a value that each rank has computed from its own samples"
+    fix = "call the schedule with the same numbers on each rank"
     if monitors:
         fix = f"sync_dist=True in self.log({monitors[0]!r}, ...), so that the schedule goes by the mean of all ranks"
     raise ConfigError(f"lr_scheduler of {monitors[0]}" if monitors else "lr_scheduler", None, rule, fix)

@@ -1,9 +1,16 @@
 """When a run stops, and why: a signal, the end of the job's time, or a search that prunes it."""
 
 import time
-from typing import Protocol
+from typing import NoReturn, Protocol
 
+import lightning as L
+
+from hpc.resume.agreement import Agreement
+from hpc.run import attempt_log
 from hpc.run.signals import INTERRUPTED, ORPHANED, SignalState
+from hpc.run.watchdog import Stopped
+from hpc.training import record
+from hpc.training.attempt import Attempt
 
 PRUNED = "pruned: worse than the median trial"
 JOB_END = "the end of the job's time"
@@ -66,3 +73,21 @@ class StopReasons:
         margin = 2 * save_seconds + 2 * self._longest_gap_seconds + SPARE_SECONDS
         is_over = time.time() > self.job_end - min(margin, self._given_seconds / 3)
         return REASONS.index(JOB_END) if is_over else 0
+
+
+def end_attempt(
+    run: Attempt, trainer: L.Trainer, agreement: Agreement, *, step: int, outcome: str, why: str
+) -> NoReturn:
+    """Record the end of the attempt, and raise `Stopped` on every rank.
+
+    Args:
+        agreement: of all ranks, which wait for each other: a launcher may end all of them when the first one exits.
+        step: the last optimizer step that is not lost.
+        outcome: continue, failed, or finished: a run that its search ends early has a result all the same.
+    """
+    if trainer.is_global_zero:
+        attempt_log.record_end(run.run_dir, run.claim, attempt=run.number, step=step, outcome=outcome, why=why)
+    if outcome == "finished":
+        record.log_result(trainer, run.cfg, metrics=run.validation_metrics)
+    agreement.barrier()
+    raise Stopped(step, why, outcome)

@@ -3,6 +3,9 @@
 from typing import Any
 
 import lightning as L
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -10,11 +13,12 @@ from hpc.checkpoint import weights
 from hpc.config.build import build, build_group
 from hpc.data.same_data import SameData
 from hpc.data.staging_progress import StagingProgress
+from hpc.launch.placement import Placement
 from hpc.resume.changed_hyperparameters import Hyperparameters
 from hpc.resume.resume import Resume
 from hpc.resume.stopping import Trial
 from hpc.run import attempt_log
-from hpc.training import loggers, record, step_overhead, strategies
+from hpc.training import loggers, record, secret_values, step_overhead, strategies
 from hpc.training.attempt import Attempt
 from hpc.training.curves import Curves
 
@@ -24,8 +28,8 @@ def make_trainer(
 ) -> L.Trainer:
     """Make the Trainer that the config describes, with its loggers, callbacks and strategy.
 
-    Of our own there are four callbacks more: curves, a look at whether the data are still the same, saving and
-    resuming, and hyperparameters that change while a run goes on.
+    Four callbacks are added to those of the config: they log curves, check that the data are still the same, save and
+    resume the run, and apply hyperparameters that changed between two attempts.
 
     Args:
         trial: what a run of a search reports to, on rank 0.
@@ -34,13 +38,13 @@ def make_trainer(
         ConfigError: the loggers, callbacks or checkpoint of the config cannot be used.
     """
     cfg = run.cfg
-    record.hide_secrets(cfg, module, data)
+    secret_values.hide_secrets(cfg, module, data)
     if cfg.ckpt and not run.checkpoint:
         weights.load(module, cfg.ckpt)
-    logging = loggers.build_loggers(cfg, run.checkpoint, starts=attempt_log.read_starts(run.run_dir))
-    if run.claim:  # after what may be rejected, so that a rejection leaves no run behind
-        run.take_back = record.record_attempt(run, logging)
-    ours = [
+    run_loggers = loggers.build_loggers(cfg, run.checkpoint, starts=attempt_log.read_starts(run.run_dir))
+    if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
+        run.undo_config_change = record.record_attempt(run, run_loggers)
+    own_callbacks = [
         Curves(),
         SameData(run.run_dir),
         Resume(run, trial=trial if run.claim else None),
@@ -48,36 +52,46 @@ def make_trainer(
     ]
     StagingProgress(run.watch, run.checkpoint.step if run.checkpoint else 0)
     strategies.extend_group_timeouts(60 * cfg.faults.hang_minutes)
-    trainer = _build(run, logging, step_overhead.drop_empty_hooks([*ours, *build_group(cfg.callbacks)]))
+    callbacks = step_overhead.drop_empty_hooks([*own_callbacks, *build_group(cfg.callbacks)])
+    trainer = _build_trainer(run, run_loggers, callbacks)
     record.log_config(trainer, cfg)
     return trainer
 
 
-def _build(run: Attempt, logging: list[Logger], callbacks: list[L.Callback]) -> L.Trainer:
-    double = strategies.double_precision_plugins(run.cfg.trainer.precision)
+def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Callback]) -> L.Trainer:
+    precision_plugins = strategies.double_precision_plugins(run.cfg.trainer.precision)
     return build(
         run.cfg.trainer,
-        logger=logging,
+        logger=run_loggers,
         callbacks=callbacks,
-        precision=None if double else run.cfg.trainer.precision,
-        plugins=[record.make_cluster_environment(run.program.place), *double],
+        precision=None if precision_plugins else run.cfg.trainer.precision,
+        plugins=[_cluster_environment(run.program.place), *precision_plugins],
         enable_checkpointing=False,  # Lightning's own: neither atomic nor exact
     )
+
+
+def _cluster_environment(place: Placement) -> ClusterEnvironment:
+    """Return what tells Lightning its rank: the result of `launch`, so that it never guesses from SLURM_ variables."""
+    return LightningEnvironment() if place.launcher == "none" else TorchElasticEnvironment()
 
 
 def test(
     trainer: L.Trainer, module: L.LightningModule, data: L.LightningDataModule, *, is_required: bool
 ) -> dict[str, float]:
-    """Test the module, and return its metrics. Where there is nothing to test, say so.
+    """Test the module, and return its metrics. If there is nothing to test, print a note.
 
     Raises:
         MisconfigurationException: nothing can be tested, and `is_required`.
     """
-    owners = {"test_step": (module,), "test_dataloader": (data, module)}
-    lacks = [name for name, some in owners.items() if not any(is_overridden(name, one) for one in some)]
-    metrics = [] if lacks and not is_required else trainer.test(module, data, verbose=False)
+    owners_by_method = {"test_step": (module,), "test_dataloader": (data, module)}
+    missing = [
+        method
+        for method, owners in owners_by_method.items()
+        if not any(is_overridden(method, owner) for owner in owners)
+    ]
+    metrics = [] if missing and not is_required else trainer.test(module, data, verbose=False)
     if not metrics and trainer.is_global_zero:
-        why = f"there is no {' and no '.join(lacks)}" if lacks else "there are no batches"
+        why = f"there is no {' and no '.join(missing)}" if missing else "there are no batches"
         print(f"note: nothing is tested: {why}", flush=True)
     return dict(metrics[0]) if metrics else {}
 

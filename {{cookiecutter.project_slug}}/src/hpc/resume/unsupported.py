@@ -1,4 +1,4 @@
-"""What a run cannot go on with exactly after an interruption, rejected before its first step."""
+"""Reject, before the first step, what a run could not resume exactly after an interruption."""
 
 import inspect
 import math
@@ -20,99 +20,104 @@ from hpc.training.shown_names import join_names
 
 
 def reject_unsupported_callbacks(trainer: L.Trainer) -> None:
-    """Reject callbacks that a module brings, or that are derived, as preflight does for those of the config."""
+    """Raise `ConfigError` for callbacks that the module adds, and for subclasses; preflight checks those of the config."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for kind in type(callback).__mro__:
             if kind.__name__ in UNSUPPORTED_CALLBACKS and kind.__module__.startswith(
                 ("lightning.", "pytorch_lightning.")
             ):
-                fix = "leave it out of callbacks= and of the module's configure_callbacks"
+                fix = "remove it from callbacks= and from the module's configure_callbacks"
                 raise ConfigError("callbacks", type(callback).__name__, UNSUPPORTED_CALLBACKS[kind.__name__][0], fix)
 
 
 def reject_unsupported(trainer: L.Trainer) -> None:
-    """When loaders and optimizers are there. Raises `ConfigError`."""
+    """Raise `ConfigError` for a rule of `RULES` that is broken. Called once loaders and optimizers exist."""
     for is_broken, key, value, rule, fix in RULES:
         if is_broken(trainer):
-            raise ConfigError(key, value(trainer), f"{rule}, so that an interrupted run can go on exactly", fix)
+            raise ConfigError(key, value(trainer), f"{rule}, so that an interrupted run can resume exactly", fix)
 
 
 def reject_unvalidated(trainer: Any, metrics: set[str]) -> None:
-    """Raise `ConfigError` where EarlyStopping would ask, at the end of an epoch, for a metric of a validation to come.
+    """Raise `ConfigError` if EarlyStopping would need, at the end of an epoch, a metric of a validation that comes later.
 
     Args:
-        metrics: those that validation logs, as far as a sanity check has shown.
+        metrics: names of those that validation logs, as far as a sanity check has shown.
     """
-    first = min(trainer.num_training_batches, trainer.val_check_batch) / micro_batches_per_step(trainer, 0)
-    ends_before = 0 <= trainer.max_steps < math.ceil(first) if math.isfinite(first) else False
+    first_validation_step = min(trainer.num_training_batches, trainer.val_check_batch) / micro_batches_per_step(
+        trainer, 0
+    )
+    ends_before = math.isfinite(first_validation_step) and 0 <= trainer.max_steps < math.ceil(first_validation_step)
     if not ends_before and (trainer.check_val_every_n_epoch or 1) == 1:
         return
     for callback in trainer.callbacks:
-        # Lightning decides in `setup` when it asks, and says so nowhere else.
-        asks = isinstance(callback, EarlyStopping) and callback.strict and callback._check_on_train_epoch_end
-        if asks and callback.monitor in metrics:
-            rule = f"it asks for {callback.monitor} at the end of the first epoch: a validation must come before"
+        # Lightning decides in `setup` when the callback checks, and only this private attribute shows it.
+        needs_metric = isinstance(callback, EarlyStopping) and callback.strict and callback._check_on_train_epoch_end
+        if needs_metric and callback.monitor in metrics:
+            rule = f"A validation must come before the end of the first epoch, where this needs {callback.monitor}"
             fix = "strict=false for this callback, or a smaller trainer.val_check_interval"
             raise ConfigError("callbacks", f"EarlyStopping(monitor={callback.monitor})", rule, fix)
 
 
 def weight_names(trainer: L.Trainer) -> set[str]:
-    """Of the weights that a checkpoint would hold."""
+    """Return the names of the weights that a checkpoint would hold."""
     return set(trainer.strategy.lightning_module_state_dict())
 
 
 def reject_lazy_layers(module: L.LightningModule) -> None:
-    """Reject layers that get their sizes only from the first batch: into them no checkpoint can be read."""
-    weights = [*module.named_parameters(), *module.named_buffers()]
-    if lazy := [name for name, weight in weights if is_lazy(weight)]:
-        rule = "layers must have their sizes before training begins, or no checkpoint could be loaded"
-        fix = "the layer that is not lazy, as torch.nn.Linear, or an example through the network once in __init__"
+    """Raise `ConfigError` for layers that get their sizes only from the first batch: no checkpoint fits them before."""
+    named_weights = [*module.named_parameters(), *module.named_buffers()]
+    if lazy := [name for name, weight in named_weights if is_lazy(weight)]:
+        rule = "Layers must have their sizes before training begins, or no checkpoint could be loaded"
+        fix = "a layer that is not lazy, such as torch.nn.Linear, or one call of the network in __init__"
         raise ConfigError("model", join_names(lazy), rule, fix)
 
 
 def reject_changed_names(trainer: L.Trainer, before: set[str]) -> None:
-    """Raise `ConfigError` where weights have come or gone since a checkpoint would have been loaded."""
-    if others := sorted(weight_names(trainer) ^ before):
-        rule = "parameters and buffers must be there before training begins, or no checkpoint could be loaded; "
-        rule += f"since then these have come or gone: {', '.join(others[:5])}"
+    """Raise `ConfigError` if weights were added or removed since a checkpoint would have been loaded."""
+    if changed := sorted(weight_names(trainer) ^ before):
+        rule = "Parameters and buffers must exist before training begins, or no checkpoint could be loaded. "
+        rule += f"Since then these were added or removed: {', '.join(changed[:5])}"
         name = type(trainer.lightning_module).__name__
         raise ConfigError("model", name, rule, "make them in __init__, setup or configure_model of the module")
 
 
-def _has_rest(trainer: L.Trainer) -> bool:
-    num = trainer.num_training_batches
-    return math.isfinite(num) and num % trainer.accumulate_grad_batches != 0
+def _has_incomplete_step(trainer: L.Trainer) -> bool:
+    """Return whether the last step of an epoch has fewer micro-batches."""
+    num_batches = trainer.num_training_batches
+    return math.isfinite(num_batches) and num_batches % trainer.accumulate_grad_batches != 0
 
 
-def _kept_beside(trainer: L.Trainer) -> str:
-    """An optimizer that wraps another one, say, and what it keeps besides."""
-    if isinstance(trainer.strategy, DeepSpeedStrategy):  # which saves all of its own
+def _describe_other_state(trainer: L.Trainer) -> str:
+    """Return the optimizers that keep state outside `state`, e.g. one that wraps another; "" if there is none."""
+    if isinstance(trainer.strategy, DeepSpeedStrategy):  # it saves the whole state of its own optimizers
         return ""
-    known = {"state", "param_groups"}
-    kept = {type(one).__name__: sorted(one.state_dict().keys() - known) for one in trainer.optimizers}
-    return "; ".join(f"{name} ({', '.join(keys)})" for name, keys in kept.items() if keys)
+    saved_keys = {"state", "param_groups"}
+    other_keys = {
+        type(optimizer).__name__: sorted(optimizer.state_dict().keys() - saved_keys) for optimizer in trainer.optimizers
+    }
+    return "; ".join(f"{name} ({', '.join(keys)})" for name, keys in other_keys.items() if keys)
 
 
-def _foreign(trainer: L.Trainer) -> str:
-    """How many parameters nobody would save."""
+def _describe_foreign_parameters(trainer: L.Trainer) -> str:
+    """Return how many parameters of optimizers no checkpoint would hold; "" if there is none."""
     if isinstance(trainer.strategy, DeepSpeedStrategy | ModelParallelStrategy):  # theirs are other tensors by now
         return ""
     own = set(trainer.lightning_module.parameters())
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-    num = sum(parameter not in own for group in groups for parameter in group["params"])
-    return f"{num} parameters that are none of the model's" if num else ""
+    num_foreign = sum(parameter not in own for group in groups for parameter in group["params"])
+    return f"{num_foreign} parameters that do not belong to the model" if num_foreign else ""
 
 
-def _left_out(trainer: L.Trainer) -> str:
-    """Weights that a module's own `state_dict` leaves out."""
-    if isinstance(trainer.strategy, DeepSpeedStrategy):  # which saves them without it
+def _describe_missing_weights(trainer: L.Trainer) -> str:
+    """Return the weights that the module's own `state_dict` leaves out; "" if there is none."""
+    if isinstance(trainer.strategy, DeepSpeedStrategy):  # it saves them without `state_dict`
         return ""
     names = weights.names_not_in_state_dict(trainer.lightning_module)
     return f"state_dict() without {', '.join(names[:3])}{' ...' * (len(names) > 3)}" if names else ""
 
 
-def _not_called(trainer: L.Trainer) -> str:
-    """A module's own `load_state_dict` that does not take what torch gives it."""
+def _describe_unusable_loading(trainer: L.Trainer) -> str:
+    """Return how the module's own `load_state_dict` rejects torch's arguments; "" if it accepts them."""
     load = trainer.lightning_module.load_state_dict
     try:
         inspect.signature(load).bind(state_dict={}, strict=True, assign=False)
@@ -121,76 +126,77 @@ def _not_called(trainer: L.Trainer) -> str:
     return ""
 
 
-Ask = Callable[[L.Trainer], object]
-RULES: list[tuple[Ask, str, Ask, str, str]] = [
+Question = Callable[[L.Trainer], object]
+# Whether the rule is broken, the key, its value, the rule, the fix.
+RULES: list[tuple[Question, str, Question, str, str]] = [
     (
         lambda trainer: isinstance(trainer.fit_loop._data_fetcher, _DataLoaderIterDataFetcher),
         "model",
         lambda trainer: f"{type(trainer.lightning_module).__name__}.training_step(dataloader_iter)",
-        "training_step must be given its batches",
+        "The training_step must take a batch, not an iterator",
         "def training_step(self, batch, batch_idx)",
     ),
     (
         lambda trainer: trainer.reload_dataloaders_every_n_epochs > 1,  # type: ignore[attr-defined]
         "trainer.reload_dataloaders_every_n_epochs",
         lambda trainer: trainer.reload_dataloaders_every_n_epochs,  # type: ignore[attr-defined]
-        "loaders must be made at each epoch or once",
+        "must be 1 (new loaders in each epoch) or 0 (the same in all)",
         "trainer.reload_dataloaders_every_n_epochs=1, or 0",
     ),
     (
         lambda trainer: getattr(trainer, "_val_check_time_interval", None) is not None,
         "trainer.val_check_interval",
         lambda trainer: f"{trainer._val_check_time_interval:.0f} seconds",  # type: ignore[attr-defined]
-        "validation must follow a number of batches, not the clock, which does not repeat itself",
+        "must be a number of batches and not a time, which would not be the same again",
         "trainer.val_check_interval=<batches, or a fraction of an epoch>",
     ),
-    (  # gradients of a lone micro-batch would go into the next epoch's first step, and are not saved
-        lambda trainer: isinstance(trainer.strategy, DeepSpeedStrategy) and _has_rest(trainer),
+    (  # gradients of an incomplete step would go into the first step of the next epoch, and are not saved
+        lambda trainer: isinstance(trainer.strategy, DeepSpeedStrategy) and _has_incomplete_step(trainer),
         "trainer.accumulate_grad_batches",
         lambda trainer: trainer.accumulate_grad_batches,
-        "under DeepSpeed, which counts micro-batches over epochs, the batches of an epoch must be divisible by it",
+        "must divide the batches of an epoch under DeepSpeed, which counts micro-batches over epochs",
         "trainer.limit_train_batches=<a multiple of it>",
     ),
     (
         lambda trainer: not trainer.lightning_module.strict_loading,
         "model",
         lambda trainer: f"{type(trainer.lightning_module).__name__}.strict_loading=False",
-        "strict_loading must be True: a checkpoint must hold all weights, frozen ones, too",
+        "A checkpoint must hold all weights, frozen ones, too",
         "self.strict_loading = True, and a state_dict without gaps",
     ),
     (
-        _left_out,
+        _describe_missing_weights,
         "model",
-        lambda trainer: f"{type(trainer.lightning_module).__name__}, {_left_out(trainer)}",
-        "a checkpoint must hold all weights, frozen ones, too",
+        lambda trainer: f"{type(trainer.lightning_module).__name__}, {_describe_missing_weights(trainer)}",
+        "A checkpoint must hold all weights, frozen ones, too",
         "a state_dict without gaps",
     ),
     (
-        _not_called,
+        _describe_unusable_loading,
         "model",
-        _not_called,
-        "load_state_dict must take the arguments that it has in torch",
+        _describe_unusable_loading,
+        "A load_state_dict must take the same arguments as torch's",
         "def load_state_dict(self, state_dict, strict=True, assign=False)",
     ),
     (
         lambda trainer: any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers),
         "model.optimizer",
         lambda trainer: "LBFGS",
-        "an optimizer must keep its state by parameter",
+        "An optimizer must keep its state per parameter",
         "another optimizer",
     ),
     (
-        lambda trainer: _kept_beside(trainer),
+        lambda trainer: _describe_other_state(trainer),
         "model.optimizer",
-        lambda trainer: _kept_beside(trainer),
-        "an optimizer must keep its state by parameter, in `state` alone",
+        lambda trainer: _describe_other_state(trainer),
+        "An optimizer must keep its whole state per parameter, in `state`",
         "another optimizer",
     ),
     (
-        lambda trainer: _foreign(trainer),
+        lambda trainer: _describe_foreign_parameters(trainer),
         "model.optimizer",
-        lambda trainer: _foreign(trainer),
-        "an optimizer must have parameters of the model only",
+        lambda trainer: _describe_foreign_parameters(trainer),
+        "An optimizer must have parameters of the model only",
         "self.NAME = the part that the parameters belong to, in the model's __init__",
     ),
 ]

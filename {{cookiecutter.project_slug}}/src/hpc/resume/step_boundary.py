@@ -1,0 +1,121 @@
+"""Between two optimizer steps, all ranks agree on whether to save and whether to stop, and do it."""
+
+import lightning as L
+
+from hpc.config.sections import FaultsConfig
+from hpc.resume import schedules
+from hpc.resume.agreement import Agreement, Request
+from hpc.resume.evaluation_stop import EvaluationStop, is_validation_next
+from hpc.resume.nonfinite import NonFiniteCheck
+from hpc.resume.saving import Saver
+from hpc.resume.stopping import PRUNED, REASONS, StopReasons, Trial, end_attempt
+from hpc.training import skipped_samples
+from hpc.training.attempt import Attempt
+
+
+class StepBoundary:
+    """The decisions of this rank, and the agreements with the other ranks.
+
+    Args:
+        trial: on rank 0, what a run of a search reports to.
+
+    Attributes:
+        reasons: why this rank wants to stop.
+        nonfinite: collects NaN or infinite losses.
+        agreement: of all ranks, at optimizer steps.
+        evaluation_stop: of all ranks, at the batches of an evaluation.
+        is_saved_before_evaluation: whether the evaluation that runs now may be stopped, to be repeated as a whole.
+    """
+
+    def __init__(
+        self, trainer: L.Trainer, run: Attempt, *, saver: Saver, faults: FaultsConfig, trial: Trial | None
+    ) -> None:
+        self.trainer, self.run, self.saver, self.faults, self.trial = trainer, run, saver, faults, trial
+        self.reasons = StopReasons(run.program.signals, job_end=run.job_end)
+        self.nonfinite = NonFiniteCheck(is_skipping=faults.nonfinite == "skip")
+        self.agreement = Agreement(lambda: bool(self._step_reason()))
+        self.evaluation_stop = EvaluationStop(self.agreement, self._evaluation_reason)
+        self.is_saved_before_evaluation = False
+        exchanges = self.agreement.early.exchange, self.evaluation_stop.agreement.early.exchange
+        run.watch.exchange_with(lambda store: [exchange(store) for exchange in exchanges])
+
+    def reach(self, *, is_last: bool = False) -> None:
+        """Agree, save and stop, as far as it is due.
+
+        Args:
+            is_last: no step follows in this training, or in this part of it.
+
+        Raises:
+            Stopped: on all ranks.
+            ConfigError: the ranks have different learning rates.
+        """
+        trainer, saver = self.trainer, self.saver
+        step = trainer.global_step
+        self.reasons.record_stop_place()
+        self.is_saved_before_evaluation = False
+        is_before_validation, is_due = not is_last and is_validation_next(trainer), saver.is_step_due(step)
+        is_needed = is_due or is_last or is_before_validation or saver.has_new_metrics
+        if not (is_needed or self.agreement.is_due(step)):
+            return
+        if saver.has_new_metrics and not trainer.strategy.is_writing:  # type: ignore[attr-defined]
+            saver.finish_write(trainer)  # so that the best checkpoint so far is known to be on the disk
+        request = Request(
+            stop=self._step_reason(),
+            save=is_due or is_last or (trainer.is_global_zero and saver.is_time_due(trainer)),
+            is_best=trainer.is_global_zero and saver.is_new_best(),
+            is_not_finite=self.nonfinite.take(trainer, trainer.lightning_module),
+            save_before_validation=is_before_validation and self.evaluation_stop.is_long is not False,
+        )
+        checksum = 0 if is_last else schedules.learning_rate_checksum(trainer.optimizers)
+        agreed = self.agreement.agree(step, request, checksum=checksum)
+        if agreed.ranks_differ:
+            schedules.reject_differing_rates(trainer)
+        saver.has_new_metrics, self.is_saved_before_evaluation = False, bool(agreed.save_before_validation)
+        if agreed.is_not_finite:
+            self._end_nonfinite(step)
+        wants_save = agreed.save or agreed.is_best or agreed.stop or agreed.save_before_validation
+        if wants_save and (step != saver.saved_step or agreed.is_best):
+            saver.save(trainer, step, is_best=bool(agreed.is_best))
+        if agreed.stop and not is_last:
+            saver.finish_write(trainer)
+            why = REASONS[agreed.stop]
+            self._end(step, outcome="finished" if why == PRUNED else "continue", why=why)
+
+    def reach_evaluation_batch(self) -> None:
+        """Stop here, if all ranks do, where only this evaluation and one step are lost since the last checkpoint.
+
+        Raises:
+            Stopped: on all ranks.
+        """
+        if not (self.is_saved_before_evaluation or self.trainer.sanity_checking or self.trainer.testing):
+            return
+        self.reasons.record_stop_place()
+        if reason := self.evaluation_stop.agreed_reason():
+            self.saver.finish_write(self.trainer)
+            self._end(self.saver.saved_step, outcome="continue", why=REASONS[reason])
+
+    def _step_reason(self) -> int:
+        return self.reasons.between_steps(
+            is_global_zero=self.trainer.is_global_zero, save_seconds=self.saver.save_seconds
+        )
+
+    def _evaluation_reason(self) -> int:
+        return self.reasons.within_evaluation(
+            is_global_zero=self.trainer.is_global_zero, save_seconds=self.saver.save_seconds
+        )
+
+    def _end_nonfinite(self, step: int) -> None:
+        """End the attempt before anything is saved: a loss or a gradient was NaN or infinite, perhaps some steps ago."""
+        self.saver.finish_write(self.trainer)
+        why = f"loss or gradient was not finite, seen at step {step}"
+        if self.faults.nonfinite == "rollback" and self.saver.saved_step:  # without a checkpoint there is no way back
+            if self.trainer.is_global_zero:
+                num_batches = self.trainer.fit_loop.epoch_loop._batches_that_stepped  # `step` counts all optimizers'
+                skipped_samples.record_skip(self.run.run_dir, num_batches, attempt=self.run.number)
+            self._end(step, outcome="continue", why=f"{why}: back to the last checkpoint, past these samples")
+        self._end(step, outcome="failed", why=why)
+
+    def _end(self, step: int, *, outcome: str, why: str) -> None:
+        if self.trainer.is_global_zero and self.trial and outcome != "continue":
+            self.trial.end("pruned" if outcome == "finished" else "fail")
+        end_attempt(self.run, self.trainer, self.agreement, step=step, outcome=outcome, why=why)
