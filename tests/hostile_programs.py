@@ -99,7 +99,7 @@ def prepare(base: Path, project: Path, words: list[str]) -> None:
         importlib.import_module(f"hpc.{module}")
     shutil.copytree(project / "configs", base / "configs")
     shutil.copy(project / "src/hpc/jobs/cluster/base.yaml", base / "configs" / "cluster")
-    from hpc.config import compose, conversion, personal_clusters, typed
+    from hpc.config import compose, conversion
 
     hostile_kinds.LEAVES[:] = sorted(conversion.flatten(compose.compose_overrides([])))
     hostile_kinds.GROUPS |= compose.config_groups()
@@ -189,7 +189,7 @@ def train(project: Path) -> None:
     from hpc.run import command_line
     from hpc.run import directory as rundir
     from hpc.run.program import program as entered
-    from hpc.training import attempt, log_positions, skipped_samples, starting_point
+    from hpc.training import attempt
 
     def looked_at(cfg: Any, this: Any) -> Any:
         from datetime import datetime
@@ -232,8 +232,7 @@ def begin(project: Path) -> None:
     from hpc.checkpoint import safe_unpickle as inert
     from hpc.config import build, errors
     from hpc.run import attempt_log, command_line
-    from hpc.training import beginning as begin
-    from hpc.training import loggers, record
+    from hpc.training import log_positions, skipped_samples, starting_point
 
     run_dir = Path(sys.argv[1])
     with errors.exit_on_config_error():

@@ -23,7 +23,7 @@ LIBRARIES = (
     "tensorboard.backend.event_processing.event_accumulator", "hydra", "h5py",
 )  # fmt: skip
 # Ranks agree at every step, not once a second, so that a run of a second stops where it is told to.
-AT_ONCE = "from hpc.resume import agreement as agree; agree.ABOUT = 0\n"
+AT_ONCE = "from hpc.resume import agreement as agree; agree.INTERVAL_SECONDS = 0\n"
 # On the command line no `_target_` may be typed; train.yaml's own `logger` can be replaced nowhere else.
 TYPED = "import re; from hpc.config import compose; compose.CODE_KEYS = re.compile('(?!)')\n"
 PLAIN = ["trainer.log_every_n_steps=1", "+trainer.enable_progress_bar=false", "+trainer.enable_model_summary=false"]

@@ -21,7 +21,7 @@ from hpc.charts import chart
 from hpc.config import compose, freezing
 from hpc.monitor import event_files, node_usage
 from hpc.report import accounts, blocks, page, run_charts, run_data, run_report, run_table, terminal
-from hpc.run import causes, directory, history
+from hpc.run import attempt_log, causes, history
 from hpc.studies import run_rates
 
 BEGAN = 1_790_000_000.0

@@ -21,7 +21,7 @@ class Clock:
         agreement, step, times = Agreement(), 0, []
         while self.now < until:
             if step >= agreement.next_step:
-                agreement.ask(step, Request())
+                agreement.agree(step, Request())
                 times.append(self.now)
             self.now += seconds_per_step(step)
             step += 1
@@ -61,9 +61,9 @@ def wishes(rank: int) -> list[object]:
     for step in range(200):
         if step >= agreement.next_step:
             asked.append(step)
-            heard.append(agreement.ask(step, Request(stop=rank if step else 0, save=1 - rank, best=0)))
-    agreement.wait()
-    return [asked, [(wish.stop, wish.save, wish.best, wish.not_finite) for wish in heard]]
+            heard.append(agreement.agree(step, Request(stop=rank if step else 0, save=1 - rank)))
+    agreement.barrier()
+    return [asked, [(wish.stop, wish.save, wish.is_best, wish.is_not_finite) for wish in heard]]
 
 
 def test_all_ranks_hear_the_same_and_ask_at_the_same_steps(together: Callable) -> None:

@@ -55,7 +55,7 @@ class Ranks:
         if self.waits[rank]:
             return
         step = self.at[rank]
-        here = step >= self.next or self.early[rank].look(step)
+        here = step >= self.next or self.early[rank].reach(step)
         if here:
             self.waits[rank] = True
             if all(self.waits):
@@ -68,7 +68,7 @@ class Ranks:
         self.agreed.append(self.at[0])
         self.next = self.at[0] + self.every * self.stride
         for rank, early in enumerate(self.early):
-            early.agreed(self.at[rank])
+            early.conclude(self.at[rank])
             self.waits[rank] = False
             self.at[rank] += self.stride
 
@@ -90,7 +90,7 @@ def test_never_at_different_steps_and_always_soon(
 
     def goes_on(turns: int) -> None:
         for _ in range(turns * num_ranks):
-            ranks.early[chance.randrange(num_ranks)].turn(ranks.store)
+            ranks.early[chance.randrange(num_ranks)].exchange(ranks.store)
             whole, part = divmod(steps_per_turn, 1)
             for _ in range(int(whole) + (chance.random() < part)):
                 ranks.step(chance.randrange(num_ranks))
@@ -119,7 +119,7 @@ def test_it_takes_a_few_turns_and_the_next_step() -> None:
     at, turns = max(ranks.at), 0
     while len(ranks.agreed) < 2:
         for rank in range(3):
-            ranks.early[rank].turn(ranks.store)
+            ranks.early[rank].exchange(ranks.store)
         turns += 1
         if turns % 2 == 0:
             for _ in range(3):
@@ -140,7 +140,7 @@ import os, signal, time
 from hpc.resume import agreement as agree
 from my_research.module import Classifier
 
-agree.ABOUT = 1000  # so that the next agreement is at step 585, as after steps that were fast
+agree.INTERVAL_SECONDS = 1000  # so that the next agreement is at step 585, as after steps that were fast
 before = Classifier.training_step
 
 def training_step(self, batch, batch_idx):

@@ -3,15 +3,15 @@
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from fork import scalars
+from torch import nn
 
 from hpc.checkpoint import weights
 from hpc.report import run_table
-from hpc.resume.resume import Resume
+from hpc.resume.nonfinite import NonFiniteCheck
 from hpc.run import history
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,7 @@ INFINITE = f"""
 from hpc.resume import agreement as agree
 from my_research.module import Classifier
 
-agree.GROWTH, agree.ABOUT = 1000, 1000
+agree.MAX_GROWTH, agree.INTERVAL_SECONDS = 1000, 1000
 before = Classifier.training_step
 
 def training_step(self, batch, batch_idx):
@@ -64,7 +64,7 @@ def test_the_run_stops(strategy: str, start: Callable, tmp_path: Path) -> None:
     assert verdict(run_dir) == f"attempt 1\nstep 10\noutcome failed\nwhy {why}\n"
     assert checkpoints(run_dir) == [5]
     (run_dir / "log-1.out").write_text("srun: error: node1: task 1: Exited with exit code 1\n")
-    row = run_table.row(history.read_run(run_dir, "run"), None, 0)
+    row = run_table.query_row(history.read_run(run_dir, "run"))
     assert row.state == "failed" and row.note == why
 
 
@@ -87,7 +87,7 @@ def test_the_run_does_not_go_back_where_nothing_was_saved(start: Callable, tmp_p
 
 DUMP = """
 import torch
-from hpc.resume.resume import Resume
+from hpc.resume.nonfinite import NonFiniteCheck
 
 ended = Resume.on_train_end
 
@@ -128,11 +128,14 @@ def test_an_optimizer_that_is_not_fused_is_rejected(start: Callable, tmp_path: P
 
 def test_a_step_without_a_loss_is_not_judged() -> None:
     """A training_step may return nothing; one that optimizes by hand may return any loss."""
-    watching: Any = SimpleNamespace(faults=SimpleNamespace(nonfinite="stop"), _not_finite=None)
-    for outputs in (None, {}, {"loss": "none"}):
-        Resume.on_train_batch_end(watching, None, None, outputs)  # type: ignore[arg-type]
-    assert watching._not_finite is None
-    Resume.on_train_batch_end(watching, None, None, {"loss": torch.ones(2)})  # type: ignore[arg-type]
-    assert not watching._not_finite
-    Resume.on_train_batch_end(watching, None, None, {"loss": torch.tensor([1.0, float("nan")])})  # type: ignore[arg-type]
-    assert watching._not_finite
+    check, trainer, module = NonFiniteCheck(is_skipping=False), SimpleNamespace(precision="32-true"), nn.Module()
+    module.trainer = SimpleNamespace(model=None)
+
+    def is_seen(*outputs: object) -> bool:
+        for output in outputs:
+            check.add_loss(output)
+        return check.take(trainer, module)  # type: ignore[arg-type]
+
+    assert not is_seen(None, {}, {"loss": "none"}, {"loss": torch.ones(2)})
+    assert is_seen({"loss": torch.tensor([1.0, float("nan")])}, {"loss": torch.ones(2)})
+    assert not is_seen(), "each is reported once"

@@ -114,7 +114,7 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(strategy: str, start: Cal
 
 
 # What else has a state. On the command line no `_target_` may be typed: here it may.
-TYPED = "import re; from hpc.run import command_line as commandline; commandline.CODE_KEYS = re.compile('(?!)')"
+TYPED = "import re; from hpc.config import compose; compose.CODE_KEYS = re.compile('(?!)')"
 PLATEAU = """
 import torch
 from my_research.module import Classifier
@@ -176,7 +176,7 @@ def test_ranks_whose_learning_rates_differ_train_no_further(start: Callable, tmp
     words = ["trainer=ddp", *COMMON, "trainer.devices=2", "trainer.max_epochs=4", "data.global_batch_size=128"]
     start(tmp_path / "mean", 2, words, patch=WATCHED.replace("SYNC", "True"))
     said = start(tmp_path / "own", 2, words, patch=WATCHED.replace("SYNC", "False"), code=2)
-    assert "all ranks must have the same learning rates" in said and "sync_dist=True in self.log('own/watched'" in said
+    assert "All ranks must have the same learning rates" in said and "sync_dist=True in self.log('own/watched'" in said
     assert "Traceback" not in said
 
 
@@ -187,7 +187,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from hpc.training import strategies
 
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**9, growth_interval=2)
-strategies.double = lambda precision: [MixedPrecision("16-mixed", "cpu", scaler)]
+strategies.double_precision_plugins = lambda precision: [MixedPrecision("16-mixed", "cpu", scaler)]
 """
 
 
@@ -256,9 +256,9 @@ def test_the_end_of_the_jobs_time_is_seen_coming(start: Callable, tmp_path: Path
 LONG = """
 import os, time
 from hpc.checkpoint import on_disk as checkpoint
-from hpc.resume import resume
+from hpc.resume import saving
 
-resume.QUIET = 2
+saving.QUIET_FACTOR = 2
 make_durable = checkpoint.make_durable
 
 def slow(part):

@@ -577,7 +577,7 @@ def test_a_file_that_goes_away_while_it_is_copied(tracked: bool, desk: Desk) -> 
     gone = "env.sh" if tracked else "notes.tmp"
     desk.set.setattr(snapshot, "project_files", lambda: [*names, *([] if tracked else [gone])])
     (desk.project / gone).unlink(missing_ok=True)
-    snapshot.reject("snapshot")
+    snapshot.reject_unsuitable_code("snapshot")
     mine = desk.project / "runs" / "mine"
     mine.mkdir()
     if tracked:

@@ -49,12 +49,12 @@ def network(layers: int = 1) -> GPT:
 
 
 def test_the_key_names_what_a_compilation_depends_on() -> None:
-    same = compile_cache.cache_key(network(), "H100", "bf16-mixed")
-    assert same == compile_cache.cache_key(network(), "H100", "bf16-mixed")
+    same = compile_cache.cache_key(network(), "H100", precision="bf16-mixed")
+    assert same == compile_cache.cache_key(network(), "H100", precision="bf16-mixed")
     others = [
-        compile_cache.cache_key(network(2), "H100", "bf16-mixed"),
-        compile_cache.cache_key(network(), "A100", "bf16-mixed"),
-        compile_cache.cache_key(network(), "H100", "32-true"),
+        compile_cache.cache_key(network(2), "H100", precision="bf16-mixed"),
+        compile_cache.cache_key(network(), "A100", precision="bf16-mixed"),
+        compile_cache.cache_key(network(), "H100", precision="32-true"),
     ]
     assert len({same, *others}) == 4
 
@@ -63,9 +63,9 @@ def test_the_key_follows_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     file = tmp_path / "mine.py"
     file.write_text("one")
     monkeypatch.setattr(compile_cache.inspect, "getfile", lambda kind: str(file))
-    before = compile_cache.cache_key(nn.Identity(), "", "")
+    before = compile_cache.cache_key(nn.Identity(), "", precision="")
     file.write_text("two")
-    assert compile_cache.cache_key(nn.Identity(), "", "") != before
+    assert compile_cache.cache_key(nn.Identity(), "", precision="") != before
 
 
 def test_kept_and_unpacked_on_another_node(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_kept_and_unpacked_on_another_node(tmp_path: Path) -> None:
 
 def cache(folder: Path, local: Path, run_dir: Path) -> compile_cache.CompileCache:
     """Set up for a run whose node-local storage is `local`."""
-    made = compile_cache.CompileCache(str(folder), True, str(local))
+    made = compile_cache.CompileCache(str(folder), enabled=True, node_local=str(local))
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
     trainer = SimpleNamespace(strategy=strategy, precision="32-true", default_root_dir=str(run_dir))
     made.setup(trainer, SimpleNamespace(network=nn.Linear(2, 2)), "fit")  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ def test_a_folder_of_somebody_else_is_neither_used_nor_the_end(
         os.chown(place, os.getuid() + 1, -1)
     found = cache(*folders)
     assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent.parent == Path(tempfile.gettempdir())
-    assert found.place.is_dir() and not list(place.iterdir())
+    assert found.cache_dir.is_dir() and not list(place.iterdir())
     assert "must be a folder of this user" in capsys.readouterr().out
 
 
@@ -135,14 +135,14 @@ def test_a_full_node_is_a_warning(
         written(self, info, path)
 
     first = cache(*folders)
-    (first.place / "kernel.so").write_text("code")
-    compile_cache.pack_archive(first.place, first.archive)
-    shutil.rmtree(first.place)
+    (first.cache_dir / "kernel.so").write_text("code")
+    compile_cache.pack_archive(first.cache_dir, first.archive)
+    shutil.rmtree(first.cache_dir)
     monkeypatch.setattr(tarfile.TarFile, "makefile", makefile)
     found = cache(*folders)
-    assert found.place.is_relative_to(folders[2]) and (found.place / "kernel.so").read_text() == "code"
+    assert found.cache_dir.is_relative_to(folders[2]) and (found.cache_dir / "kernel.so").read_text() == "code"
     assert capsys.readouterr().out.count("No space left") == 2
-    assert not list(first.place.parent.iterdir())  # half an archive would take the room that others need
+    assert not list(first.cache_dir.parent.iterdir())  # half an archive would take the room that others need
 
 
 @pytest.mark.parametrize("kept", ["damaged", "of another user", "a folder"])
@@ -152,9 +152,9 @@ def test_what_cannot_be_trusted_or_read_is_no_cache(
     if kept == "of another user" and os.getuid():
         pytest.skip("only root may give a file away")
     first = cache(*folders)
-    (first.place / "kernel.so").write_text("code")
-    compile_cache.pack_archive(first.place, first.archive)
-    shutil.rmtree(first.place)
+    (first.cache_dir / "kernel.so").write_text("code")
+    compile_cache.pack_archive(first.cache_dir, first.archive)
+    shutil.rmtree(first.cache_dir)
     if kept == "damaged":
         first.archive.write_text("no archive")
     elif kept == "a folder":
@@ -163,7 +163,7 @@ def test_what_cannot_be_trusted_or_read_is_no_cache(
     else:
         os.chown(first.archive, os.getuid() + 1, -1)
     found = cache(*folders)
-    assert found.place == first.place and not list(found.place.iterdir())
+    assert found.cache_dir == first.cache_dir and not list(found.cache_dir.iterdir())
     assert "compiles anew" in capsys.readouterr().out
 
 
@@ -172,8 +172,8 @@ def test_what_another_run_takes_away_meanwhile_is_a_warning(
 ) -> None:
     """Runs of one node compile at one place."""
     found = cache(*folders)
-    (found.place / "aside").mkdir()
-    (found.place / "aside" / "kernel.so").write_text("code")
+    (found.cache_dir / "aside").mkdir()
+    (found.cache_dir / "aside" / "kernel.so").write_text("code")
     scandir = os.scandir
 
     def gone(path: str | Path) -> object:
@@ -183,7 +183,7 @@ def test_what_another_run_takes_away_meanwhile_is_a_warning(
 
     monkeypatch.setattr(os, "scandir", gone)
     found.on_train_end(SimpleNamespace(is_global_zero=True), None)  # type: ignore[arg-type]
-    (found.place / "other.so").write_text("code")
+    (found.cache_dir / "other.so").write_text("code")
     monkeypatch.setattr(tarfile.TarFile, "addfile", lambda *_: gone("aside"))
     found.on_train_end(SimpleNamespace(is_global_zero=True), None)  # type: ignore[arg-type]
     assert "is not kept" in capsys.readouterr().out and not list(folders[0].iterdir())

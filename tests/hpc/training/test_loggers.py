@@ -14,7 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from hpc.checkpoint.on_disk import Checkpoint
 from hpc.config.errors import ConfigError
-from hpc.training import log_positions, loggers, record, skipped_samples
+from hpc.training import log_positions, loggers, skipped_samples
 
 WORDS = [
     "trainer=cpu",
@@ -30,10 +30,9 @@ WORDS = [
 # On the command line no `_target_` may be typed: here it may, and is then as good as one in a file of configs/.
 TYPED = """
 import re
-from hpc.config import trust
-from hpc.run import command_line as commandline
+from hpc.config import compose, trust
 
-commandline.CODE_KEYS = re.compile("(?!)")
+compose.CODE_KEYS = re.compile("(?!)")
 trust.TRUSTED_IF_NAMED = ()
 """
 BOARD = "{_target_:lightning.pytorch.loggers.TensorBoardLogger,save_dir:${run_dir},name:tensorboard,version:''}"
@@ -198,7 +197,7 @@ def test_a_resumed_run_hides_no_point_from_before(tmp_path: Path) -> None:
     """With manual optimization the steps that a checkpoint counts are not those by which curves are numbered."""
     node = {"_target_": "lightning.pytorch.loggers.TensorBoardLogger", "save_dir": str(tmp_path), "name": "tensorboard"}
     cfg = configured(tmp_path, {**node, "version": ""})
-    saved = Checkpoint(tmp_path, step=6, attempt=1, files={}, note={"stepped": 12})
+    saved = Checkpoint(tmp_path, step=6, attempt=1, files={}, details={"stepped": 12})
     for found, steps in ((None, range(12)), (saved, range(12, 14))):
         (logger,) = loggers.build_loggers(cfg, found, starts=[])
         for step in steps:

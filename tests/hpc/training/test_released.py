@@ -117,15 +117,15 @@ def test_what_is_no_part_by_itself_cannot_be_sharded_by_itself() -> None:
     optimizers, place = [torch.optim.SGD(module.parameters())], {"num_replicas": 2}
     strategy: Any = SimpleNamespace(lightning_module=module, optimizers=optimizers, distributed_sampler_kwargs=place)
     with pytest.raises(ConfigError, match="scale in a part of the module that configure_model shards, or strategy=ddp"):
-        FSDP.released(strategy, ["scale"])
+        FSDP.on_released(strategy, ["scale"])
 
 
 def test_deepspeed_rejects_what_it_would_never_train() -> None:
     strategy = DeepSpeed()
-    strategy.released(["head.weight"])  # as training begins
-    strategy.alone = {}
+    strategy.on_released(["head.weight"])  # as training begins
+    strategy.frozen = {}
     with pytest.raises(ConfigError, match="never trains what is frozen"):
-        strategy.released(["body.weight"])
+        strategy.on_released(["body.weight"])
 
 
 def test_what_was_trained_before_is_not_released_once_more() -> None:

@@ -14,7 +14,7 @@ from hpc.config import compose, freezing, preflight
 from hpc.config.errors import ConfigError
 from hpc.report import run_report
 from hpc.run import history
-from hpc.training import record
+from hpc.training import secret_values
 
 SECRET = "hush-4711"
 
@@ -69,13 +69,13 @@ def test_hyperparameters_hold_references(monkeypatch: pytest.MonkeyPatch) -> Non
             self.save_hyperparameters()
 
     module = Module(SECRET, {"deep": [SECRET, 1]})
-    record.hide_secrets(cfg, module, lightning.LightningDataModule())
+    secret_values.hide_secrets(cfg, module, lightning.LightningDataModule())
     for kept in (module.hparams, module.hparams_initial):
         assert dict(kept) == {"token": "${oc.env:KEY}", "more": {"deep": ["${oc.env:KEY}", 1]}}
     words = ["+cluster.env.A='https://me:${oc.env:KEY}@host'", "cluster.setup=['${oc.env:KEY} x']"]
     cfg = compose.compose_overrides(words)
     module = Module(f"https://me:{SECRET}@host", {"list": [f"{SECRET} x"]})
-    record.hide_secrets(cfg, module)
+    secret_values.hide_secrets(cfg, module)
     assert SECRET not in str((module.hparams, module.hparams_initial))
 
 
@@ -95,7 +95,7 @@ def test_what_is_decoded_stays_a_reference_and_keeps_its_kind(monkeypatch: pytes
             self.save_hyperparameters()
 
     module = Module(values["LIST"], values["DICT"])
-    record.hide_secrets(cfg, module)
+    secret_values.hide_secrets(cfg, module)
     assert dict(module.hparams) == {"a": [words["LIST"], 2, 3], "b": {"key": words["DICT"]}}
 
 

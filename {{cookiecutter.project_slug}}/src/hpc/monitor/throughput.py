@@ -14,6 +14,7 @@ from hpc.config.errors import first_line
 from hpc.jobs.hardware import peak
 from hpc.monitor.flops import training_flops
 from hpc.training.curves import show_in_progress_bar
+from hpc.training.step_overhead import DataWaitClock
 
 
 @dataclass
@@ -220,5 +221,5 @@ def elapsed_seconds(start: Any, end: Any) -> float:
 
 
 def data_wait_seconds(trainer: Any) -> float | None:
-    """Return how long training has waited for data; None if `trainer.profiler` is not hpc.training.lean.Clock."""
-    return getattr(trainer.profiler, "waited", None)
+    """Return how long training has waited for data; None if `trainer.profiler` is not a `DataWaitClock`."""
+    return trainer.profiler.waited_seconds if isinstance(trainer.profiler, DataWaitClock) else None

@@ -13,7 +13,6 @@ from hpc.checkpoint import on_disk
 from hpc.config.errors import ConfigError
 from hpc.launch import placement
 from hpc.run import attempt_log, directory
-from hpc.training import beginning as training_beginning
 from hpc.training import starting_point
 from hpc.training.starting_point import StartingPoint
 
@@ -150,7 +149,7 @@ def test_a_run_that_got_somewhere_does_not_start_anew(left: str, start: Begin, t
         final.rename(tmp_path / "elsewhere")
     rejected = start(run_dir)
     reached = 20 if left == "nothing" else 0
-    assert f"it came to step {reached} or further, and none of its checkpoints is whole" in rejection(rejected)
+    assert f"The run reached step {reached} or further, and none of its checkpoints is whole" in rejection(rejected)
     os.system(rejected[0].fix.removesuffix(" to start it anew"))
     assert went_on(start(run_dir))[1] is None
 

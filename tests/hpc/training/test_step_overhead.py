@@ -5,7 +5,7 @@ import pytest
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from hpc.training import lean, step_overhead
+from hpc.training import step_overhead
 
 
 class Once(L.Callback):
@@ -56,8 +56,7 @@ def test_functions_that_a_callback_was_given_are_left() -> None:
 def test_lightning_calls_what_is_left_and_passes_over_the_rest() -> None:
     callbacks = [Once(), Inherits(), Starts()]
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "barebones": False}
-    trainer = L.Trainer(
-        max_steps=3, limit_val_batches=0, accelerator="cpu", callbacks=step_overhead.drop_empty_hooks(callbacks), **options
-    )  # fmt: skip
+    kept = step_overhead.drop_empty_hooks(callbacks)
+    trainer = L.Trainer(max_steps=3, limit_val_batches=0, accelerator="cpu", callbacks=kept, **options)
     trainer.fit(BoringModel())
     assert trainer.global_step == 3 and [one.calls for one in callbacks[:2]] == [1, 3]

@@ -20,10 +20,10 @@ ONE, TWO = ["trainer=cpu", *TINY], ["trainer=ddp", "trainer.devices=2", *TINY]
 # Every validation is taken for a long one. The warning comes at one batch, a line is left for each that begins.
 STOP = """
 import os, signal
-from hpc.resume import redone
+from hpc.resume import evaluation_stop
 from my_research.module import Classifier
 
-redone.LONG = 0.0
+evaluation_stop.LONG_SECONDS = 0.0
 before = Classifier.HOOK
 
 def hook(self, batch, batch_idx, *more):
