@@ -18,14 +18,14 @@ from hpc.state import randomness
 
 
 class BatchLoader(ResumableLoader):
-    """Without worker processes this process fetches, and no machinery of theirs costs anything.
+    """A loader of whole batches. Without worker processes this process fetches them, without the loader's overhead.
 
-    A thread may then fetch and pin batches ahead, so that a GPU does not wait. On a CPU it would take from training
-    what it gives to it, and it may not fetch what draws random numbers, which training in this process draws, too.
+    A thread may then fetch and pin batches ahead, so that a GPU does not wait. It is not used on a CPU, where it would
+    take the cores that training needs, nor for a dataset that draws random numbers, as training draws them, too.
     """
 
-    num_ahead = 0  # batches
-    device = 0  # the GPU that they are for
+    num_ahead = 0  # batches that a thread fetches ahead
+    device = 0  # the GPU that the batches are for
 
     def __iter__(self) -> Any:
         if self.num_workers:
@@ -35,21 +35,21 @@ class BatchLoader(ResumableLoader):
     def _batches(self) -> Iterator[Any]:
         pins = self.pin_memory and torch.cuda.is_available()
         if self.num_ahead and pins:
-            torch.cuda.set_device(self.device)  # a thread of its own would pin with the first GPU of the node
-        for wanted in self.sampler:
-            batch = self.dataset[wanted]
-            yield tuple(one.pin_memory() for one in batch) if pins and isinstance(batch, tuple) else batch
+            torch.cuda.set_device(self.device)  # a new thread would pin memory for the first GPU of the node
+        for epoch_and_indices in self.sampler:
+            batch = self.dataset[epoch_and_indices]
+            yield tuple(tensor.pin_memory() for tensor in batch) if pins and isinstance(batch, tuple) else batch
 
 
 class IndexedDataset(Dataset):
-    """A dataset that is asked for (epoch, indices) and returns (inputs, targets, indices).
+    """A dataset that is indexed by (epoch, indices) and returns (inputs, targets, indices).
 
-    A rejection is returned, not raised: a DataLoader worker would turn it into a RuntimeError of another wording.
+    A `ConfigError` is returned, not raised: a DataLoader worker would turn it into a RuntimeError with another message.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset, self.seed = dataset, seed
-        self.draws = getattr(dataset, "draws", not isinstance(dataset, TensorDataset))
+        self.draws = getattr(dataset, "draws", not isinstance(dataset, TensorDataset))  # random numbers
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -58,8 +58,8 @@ class IndexedDataset(Dataset):
         epoch, indices = batch
         try:
             inputs, targets = self._samples(epoch, indices)
-        except ConfigError as rejected:
-            return rejected
+        except ConfigError as error:
+            return error
         return inputs, targets, torch.from_numpy(indices)
 
     def _samples(self, epoch: int, indices: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -68,11 +68,11 @@ class IndexedDataset(Dataset):
             return inputs, targets
         if not self.draws:
             return self.dataset.__getitems__(indices)
-        listed = indices.tolist()
+        index_list = indices.tolist()
         with nullcontext() if get_worker_info() else isolate_rng(include_cuda=False):
-            return self._drawing_samples(listed, sample_seeds(self.seed, epoch, indices=listed))
+            return self._samples_with_draws(index_list, sample_seeds(self.seed, epoch, indices=index_list))
 
-    def _drawing_samples(self, indices: list[int], seeds: list[int]) -> tuple[Tensor, Tensor]:
+    def _samples_with_draws(self, indices: list[int], seeds: list[int]) -> tuple[Tensor, Tensor]:
         if hasattr(self.dataset, "__getitems__"):
             randomness.seed_host(seeds[0])
             return self.dataset.__getitems__(indices)
@@ -86,19 +86,19 @@ class IndexedDataset(Dataset):
 
 
 def empty_batch(shape: Sequence[int], dtype: type[np.generic]) -> Tensor:
-    """An empty tensor for a batch; pinned where it goes to a GPU from here, so that it is not copied once more."""
-    if _pins() and get_worker_info() is None:
+    """Return an uninitialized tensor for a batch; pinned if this process sends it to a GPU, which saves a copy."""
+    if _has_gpu() and get_worker_info() is None:
         return torch.empty(tuple(shape), dtype=getattr(torch, dtype.__name__), pin_memory=True)
-    return torch.from_numpy(np.empty(shape, dtype))  # in huge pages, unlike torch's
+    return torch.from_numpy(np.empty(shape, dtype))  # numpy allocates in huge pages, unlike torch
 
 
 def copy_to_tensor(array: np.ndarray, dtype: type[np.generic]) -> Tensor:
-    """A copy of an array, in a `buffer`."""
-    if not _pins() or get_worker_info():
+    """Return a copy of an array, in an `empty_batch`."""
+    if not _has_gpu() or get_worker_info():
         return torch.from_numpy(array.astype(dtype))
-    copied = empty_batch(array.shape, dtype)
-    copied.numpy()[...] = array
-    return copied
+    tensor = empty_batch(array.shape, dtype)
+    tensor.numpy()[...] = array
+    return tensor
 
 
-_pins = cache(torch.cuda.is_available)
+_has_gpu = cache(torch.cuda.is_available)

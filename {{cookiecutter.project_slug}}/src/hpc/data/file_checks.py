@@ -1,6 +1,7 @@
-"""What can be told on the login node about the files a config points at. Imports no torch.
+"""Checks of the files that a config names, made on the login node before a job is submitted. No torch here.
 
-`image_folder`, `packed_images` and `text_files` are the `_check_` of configs/data/images.yaml, packed.yaml, text.yaml.
+`check_image_folder`, `check_packed_images` and `check_text_files` are the `_check_` of configs/data/images.yaml,
+packed.yaml and text.yaml. They return values for keys that are null.
 """
 
 import os
@@ -21,14 +22,14 @@ from hpc.launch.placement import read_placement
 
 MAX_CHECKED_IMAGES = 2000
 MAX_CHECKED_PARTS = 8  # of a packed file, each about 16 MB
-MAX_CHECKED_TOKENS = 1_000_000  # at each end of a token file; of many files less each
+MAX_CHECKED_TOKENS = 1_000_000  # at each end of a token file; fewer per file if there are many
 
 
 def check_image_folder(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
-    """Reject a `data.dir` that cannot be trained on; up to 2000 images, spread evenly, are decoded to know."""
-    classes, splits, left_out = list_images(node.get("dir"))
-    if left_out and read_placement(os.environ).rank == 0:
-        print(make_printable(f"note: {left_out}"), file=sys.stderr, flush=True)
+    """Reject a `data.dir` that cannot be trained on. Up to 2000 of its images, evenly spread, are decoded."""
+    classes, splits, ignored = list_images(node.get("dir"))
+    if ignored and read_placement(os.environ).rank == 0:
+        print(make_printable(f"note: {ignored}"), file=sys.stderr, flush=True)
     if node.num_classes is not None:
         reject_few_classes(node.num_classes, len(classes))
     reject_large_batch(node.global_batch_size, len(splits["train"]))
@@ -36,12 +37,12 @@ def check_image_folder(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | No
     num = min(len(files), MAX_CHECKED_IMAGES)
     with ThreadPoolExecutor(8) as pool:
         for _ in pool.map(decode_image, [files[i * len(files) // num] for i in range(num)]):
-            pass  # what a thread rejects is raised here
+            pass  # the loop raises the error of each thread here
     return {"num_classes": len(classes)} if node.num_classes is None else None
 
 
 def check_packed_images(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
-    """Reject a `data.file` that cannot be trained on; a few of its parts are compared with their checksums."""
+    """Reject a `data.file` that cannot be trained on. A few of its parts are compared with their checksums."""
     packed = packed_files.read(str(node.file))
     packed_files.reject_other_size(packed, node.image_size)
     if node.num_classes is not None:
@@ -54,18 +55,9 @@ def check_packed_images(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | N
 
 
 def check_text_files(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
-    """Reject text or token files that cannot be trained on. Of token files both ends are read."""
+    """Reject text or token files that cannot be trained on. Of token files, both ends are read."""
     files, val_files = list_text(node.get("files"), node.get("val_files"))
-    for split in ("train", "val", "test"):
-        chosen, windows = split_text(split, files, val_files=val_files, block_size=node.block_size)
-        if not windows:
-            found = sum(map(num_tokens, chosen))
-            rule = f"{split} needs a window of block_size + 1 = {node.block_size + 1} tokens; the files have {found}"
-            raise ConfigError(
-                "data.files", node.files, rule, "more text, or data.val_files=..., or a smaller data.block_size"
-            )
-        if split == "train":
-            reject_large_batch(node.global_batch_size, len(windows))
+    _reject_short_text(node, files, val_files=val_files)
     vocab_size, bytes_per_token = read_vocabulary(files + val_files)
     limit = node.vocab_size or vocab_size or 0
     if not is_token_file(files[0]):
@@ -78,21 +70,34 @@ def check_text_files(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None
             verify_parts(token_parts(file), "data.files", max_parts=MAX_CHECKED_PARTS)
     reject_missing_folder(node.stage, node.node_local)
     for file in files + val_files if node.stage else ():
-        token_parts(file)  # rejects what was not packed
+        token_parts(file)  # rejects a file that was not packed
     return {"vocab_size": vocab_size, "bytes_per_token": bytes_per_token}
 
 
 def reject_large_batch(global_batch_size: int, num_samples: int) -> None:
-    """An incomplete batch is left out of an epoch, so one that is larger than the training set would never come."""
+    """Raise `ConfigError` for a batch larger than the training set: an epoch leaves its last, incomplete batch out."""
     if global_batch_size > num_samples:
-        rule = f"the training set has {num_samples} samples, a batch cannot be larger"
+        rule = f"cannot be larger than the training set, which has {num_samples} samples"
         raise ConfigError("data.global_batch_size", global_batch_size, rule, f"data.global_batch_size={num_samples}")
 
 
 def reject_few_samples(split: str, num_samples: int, *, num_ranks: int) -> None:
-    """Nothing is repeated to fill a batch, so a rank without a sample would have nothing to evaluate."""
+    """Raise `ConfigError` if a rank has no sample to evaluate: none is repeated to fill a batch."""
     if num_samples < num_ranks:
-        rule = f"each of the {num_ranks} ranks must have a sample to evaluate; {split} has {num_samples}"
-        raise ConfigError(
-            "data", None, rule, f"more samples for {split}, or fewer trainer.num_nodes or trainer.devices"
-        )
+        rule = f"must have a sample of each split for each of the {num_ranks} ranks; {split} has {num_samples}"
+        fix = f"more samples for {split}, or fewer trainer.num_nodes or trainer.devices"
+        raise ConfigError("data", None, rule, fix)
+
+
+def _reject_short_text(node: DictConfig, files: list[str], *, val_files: list[str]) -> None:
+    """Raise `ConfigError` if a split has no window of tokens, or training has fewer than a batch."""
+    for split in ("train", "val", "test"):
+        split_files, windows = split_text(split, files, val_files=val_files, block_size=node.block_size)
+        if not windows:
+            num = sum(map(num_tokens, split_files))
+            window = f"a window of block_size + 1 = {node.block_size + 1} tokens"
+            rule = f"must hold {window} for {split}, and hold only {num} tokens for it"
+            fix = "more text, or data.val_files=..., or a smaller data.block_size"
+            raise ConfigError("data.files", node.files, rule, fix)
+        if split == "train":
+            reject_large_batch(node.global_batch_size, len(windows))

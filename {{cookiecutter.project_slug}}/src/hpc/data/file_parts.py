@@ -1,4 +1,4 @@
-"""A large file in parts, each with its own checksum: a few of them can be verified, or all in parallel. No torch."""
+"""A large file in parts that each have a checksum: a few can be verified, or all of them in parallel. No torch here."""
 
 import os
 import zlib
@@ -13,17 +13,21 @@ COPY_OR_PACK_AGAIN = "copy it again, or pack again: python tools/pack.py ..."
 
 @dataclass(frozen=True)
 class FileParts:
-    """Bytes `offset` to the end of the last part of a packed file. `checksum`: of all that was packed, in hex."""
+    """The parts of a packed file: its bytes from `offset` to the end of the last part."""
 
     file: str
-    offset: int
+    offset: int  # bytes
     sizes: Sequence[int]  # bytes
     crcs: Sequence[int]  # zlib.crc32
-    checksum: str
+    checksum: str  # of all that was packed, in hex
 
 
 def verify_parts(parts: FileParts, key: str, *, max_parts: int | None = None) -> int:
-    """Compare parts with their checksums: all of them or `max_parts`, the first, the last and some between. How many.
+    """Compare parts with their checksums; return how many were compared.
+
+    Args:
+        key: the key of the config that names the file, for errors.
+        max_parts: compare at most so many: the first, the last, and some between; None: all of them.
 
     Raises:
         ConfigError: the file cannot be read, is too short, or holds other bytes than were packed.
@@ -33,30 +37,29 @@ def verify_parts(parts: FileParts, key: str, *, max_parts: int | None = None) ->
         starts.append(end)
         end += size
     num = len(starts)
-    some = (
-        range(num)
-        if max_parts is None or num <= max_parts
-        else [i * (num - 1) // (max_parts - 1) for i in range(max_parts)]
-    )
+    numbers = range(num)
+    if max_parts is not None and num > max_parts:
+        numbers = [i * (num - 1) // (max_parts - 1) for i in range(max_parts)]
     try:
-        found = os.path.getsize(parts.file)
-        if found < end:
-            raise ConfigError(
-                key, parts.file, f"has {end} bytes as it was packed; here are {found}", COPY_OR_PACK_AGAIN
-            )
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # crc32 and read give the interpreter's lock up
-            crcs = list(pool.map(lambda i: range_checksum(parts.file, start=starts[i], size=parts.sizes[i]), some))
+        file_size = os.path.getsize(parts.file)
+        if file_size < end:
+            rule = f"The file must have {end} bytes, as when it was packed; it has {file_size}"
+            raise ConfigError(key, parts.file, rule, COPY_OR_PACK_AGAIN)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # crc32 and read release the GIL
+            crcs = list(pool.map(lambda i: range_checksum(parts.file, start=starts[i], size=parts.sizes[i]), numbers))
     except OSError as error:
-        raise ConfigError(key, parts.file, f"can be read; {error.strerror}", COPY_OR_PACK_AGAIN) from None
-    for i, found in zip(some, crcs, strict=True):
-        if found != parts.crcs[i]:
-            rule = f"holds what was packed; bytes {starts[i]} to {starts[i] + parts.sizes[i]} are others"
+        rule = f"The file cannot be read: {error.strerror}"
+        raise ConfigError(key, parts.file, rule, COPY_OR_PACK_AGAIN) from None
+    for number, crc in zip(numbers, crcs, strict=True):
+        if crc != parts.crcs[number]:
+            end = starts[number] + parts.sizes[number]
+            rule = f"The file must hold what was packed; its bytes {starts[number]} to {end} have changed"
             raise ConfigError(key, parts.file, rule, COPY_OR_PACK_AGAIN)
     return len(crcs)
 
 
 def range_checksum(file: str, *, start: int, size: int, block: int = 1 << 20) -> int:
-    """zlib.crc32 of so many bytes of a file."""
+    """Return the zlib.crc32 of `size` bytes of a file from byte `start` on, read in blocks."""
     value, end = 0, start + size
     with open(file, "rb", buffering=0) as stream:
         stream.seek(start)

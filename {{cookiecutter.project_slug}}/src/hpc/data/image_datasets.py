@@ -1,4 +1,4 @@
-"""Datasets of images: decoded from files whenever they are read, or gathered out of one packed file."""
+"""Datasets of images: decoded from a file at each access, or gathered from one packed file."""
 
 import os
 
@@ -14,10 +14,14 @@ from hpc.data.packed_files import PackedFile
 
 
 class ImageFiles(Dataset):
-    """(uint8 (3, size, size), class number). Raises `ConfigError` for a file that cannot be decoded."""
+    """Image files as (uint8 (3, size, size), class number).
+
+    Raises:
+        ConfigError: a file cannot be decoded.
+    """
 
     def __init__(self, samples: Samples, size: int) -> None:
-        # Arrays and not lists: workers would copy a list of millions as soon as they count references to its items.
+        # Arrays, not lists: reference counts in a list of millions would make each worker copy its memory.
         self.files = np.array([os.fsencode(file) for file, _ in samples])
         self.labels = np.array([label for _, label in samples])
         self.size = size
@@ -30,11 +34,11 @@ class ImageFiles(Dataset):
 
 
 class PackedSamples(Dataset):
-    """The images of a split, in the order of the folder they came from.
+    """The images of a split of a packed file, in the order of the folder from which they were packed.
 
-    A batch is one gather out of the memory map, in the order that the sampler gives. Nothing is shuffled to suit the
-    disk. Read for the first time, images of 224 pixels came at the disk's speed; sorted, announced by madvise, or by
-    several threads they came no faster, and with MADV_RANDOM ten times slower. From memory order costs nothing.
+    A batch is one gather from the memory map, in the order of the sampler. The order is not changed to suit the disk:
+    images of 224 pixels came at the disk's speed when they were read for the first time. Sorted indices, madvise and
+    several threads were no faster, and MADV_RANDOM was ten times slower. In memory, the order costs nothing.
     """
 
     draws = False  # random numbers
@@ -42,7 +46,7 @@ class PackedSamples(Dataset):
     def __init__(self, packed: PackedFile, split: str, *, file: str) -> None:
         self.first, self.end = packed.splits[split]
         self.labels = packed.labels[self.first : self.end]
-        self.place = (file, packed.offset, len(packed.labels), packed.image_bytes)  # mapped in each worker by itself
+        self.map_arguments = (file, packed.offset, len(packed.labels), packed.image_bytes)  # each worker maps the file
         self.shape = (3, packed.image_size, packed.image_size)
 
     def __len__(self) -> int:
@@ -53,9 +57,9 @@ class PackedSamples(Dataset):
         return inputs[0], targets[0]
 
     def __getitems__(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Images uint8 (batch, 3, size, size) and class numbers int64 (batch,)."""
+        """Return images uint8 (batch, 3, size, size) and class numbers int64 (batch,)."""
         images = empty_batch((len(indices), *self.shape), np.uint8)
         out = images.numpy().reshape(len(indices), -1)
-        # "clip" is what lets numpy write into `out` without a copy between; the sampler gives no index to clip.
-        packed_files.map_pixels(*self.place).take(indices + self.first, axis=0, out=out, mode="clip")
+        # With "clip", numpy writes into `out` without a copy between; the sampler gives no index that needs clipping.
+        packed_files.map_pixels(*self.map_arguments).take(indices + self.first, axis=0, out=out, mode="clip")
         return images, torch.from_numpy(self.labels[indices])

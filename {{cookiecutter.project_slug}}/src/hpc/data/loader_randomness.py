@@ -1,7 +1,7 @@
-"""Loaders of a run that goes on are made with the random numbers that they were made with at first.
+"""Loaders of a resumed run are created with the random numbers with which they were created at first.
 
-A part of the data that is drawn in `val_dataloader()`, say, stays the same one. A run that goes on makes its loaders at
-other moments: it makes no sanity check, and draws other numbers before.
+So a part of the data that is drawn in `val_dataloader()`, for example, stays the same. Without this it would change: a
+resumed run creates its loaders at other moments, as it makes no sanity check, and draws other numbers before.
 """
 
 from collections.abc import Callable
@@ -11,12 +11,17 @@ import lightning as L
 
 from hpc.state import plain_forms, randomness
 
-LAST = {"train": "_last_train_dl_reload_epoch", "val": "_last_val_dl_reload_epoch"}  # as Lightning's loops note it
+LAST_RELOAD_EPOCH = {"train": "_last_train_dl_reload_epoch", "val": "_last_val_dl_reload_epoch"}  # of Lightning's loops
 Notes = dict[str, dict[str, Any]]  # of each split, as plain data
 
 
 class LoaderRandomness:
-    """Notes what loaders are made with, from now on, and lets the next ones be made with what was noted."""
+    """Notes the random numbers with which loaders are created, and lets later loaders be created with noted ones.
+
+    Attributes:
+        notes: of the loaders that exist.
+        again: the result of `state` of an earlier attempt, for loaders that are still to be created.
+    """
 
     def __init__(self, trainer: L.Trainer) -> None:
         self.trainer = trainer
@@ -24,56 +29,61 @@ class LoaderRandomness:
         self.notes: Notes = {}
         self.again: Notes = {}
         for split, loop in self.loops.items():
-            # Lightning has no hook there. It asks this whenever new loaders may be needed.
-            loop.setup_data = self._noting(split, loop, loop.setup_data)  # type: ignore[method-assign]
-        self._pass_over(self.loops["val"])
+            # Lightning has no hook for this. It calls `setup_data` whenever new loaders may be needed.
+            loop.setup_data = self._with_notes(split, loop, loop.setup_data)  # type: ignore[method-assign]
+        self._keep_loaders_of_passed_validation(self.loops["val"])
 
-    def _pass_over(self, loop: Any) -> None:
-        """Where a run goes on right after a validation Lightning passes over that one: not with new loaders."""
-        pass_over = loop.increment_progress_to_evaluation_end
+    def _keep_loaders_of_passed_validation(self, loop: Any) -> None:
+        """Create no new loaders for a validation that Lightning counts as done, right after which a run resumes."""
+        count_as_done = loop.increment_progress_to_evaluation_end
 
-        def passed_over() -> None:
+        def count_without_reload() -> None:
             if loop._combined_loader is None:
-                return pass_over()
+                return count_as_done()
             last, loop._last_val_dl_reload_epoch = loop._last_val_dl_reload_epoch, self.trainer.current_epoch
-            pass_over()
+            count_as_done()
             loop._last_val_dl_reload_epoch = last
 
-        loop.increment_progress_to_evaluation_end = passed_over
+        loop.increment_progress_to_evaluation_end = count_without_reload
 
     def state(self) -> Notes:
-        """Of the loaders that are there."""
-        return {split: note | {"epoch": getattr(self.loops[split], LAST[split])} for split, note in self.notes.items()}
+        """Return the notes of the loaders that exist, with the epoch of each."""
+        return {
+            split: note | {"epoch": getattr(self.loops[split], LAST_RELOAD_EPOCH[split])}
+            for split, note in self.notes.items()
+        }
 
-    def _noting(self, split: str, loop: Any, set_up: Callable[[], None]) -> Callable[[], None]:
-        def set_up_noted() -> None:
-            before, loaders = self._drawn(), loop._combined_loader
-            # A schedule may ask for the length of training before the epoch is known that goes on.
-            due = split in self.again and self.trainer.current_epoch >= self.again[split]["epoch"]
-            again = self.again.pop(split) if due else None
+    def _with_notes(self, split: str, loop: Any, set_up: Callable[[], None]) -> Callable[[], None]:
+        """Return a loop's `setup_data` that restores noted random numbers first, and notes those of new loaders."""
+
+        def set_up_with_notes() -> None:
+            before, loaders = self._capture(), loop._combined_loader
+            # A schedule may ask for the length of training before the epoch is known at which it resumes.
+            is_due = split in self.again and self.trainer.current_epoch >= self.again[split]["epoch"]
+            again = self.again.pop(split) if is_due else None
             if again:
-                self._draw(again)
+                self._restore(again)
             set_up()
-            made = loop._combined_loader is not loaders
-            if made:  # Lightning puts random numbers back after a sanity check
+            is_new = loop._combined_loader is not loaders
+            if is_new:  # "apart": during a sanity check, after which Lightning restores the random numbers
                 self.notes[split] = again or before | {"apart": self.trainer.sanity_checking}
             if again:
-                setattr(loop, LAST[split], again["epoch"])
-                self._draw(before if again["apart"] or not made else {"own": before["own"]})
+                setattr(loop, LAST_RELOAD_EPOCH[split], again["epoch"])
+                self._restore(before if again["apart"] or not is_new else {"own": before["own"]})
 
-        return set_up_noted
+        return set_up_with_notes
 
-    def _drawn(self) -> dict[str, Any]:
-        """The random state, and that of generators that a DataModule has."""
+    def _capture(self) -> dict[str, Any]:
+        """Return the random state of this process, and that of generators among the DataModule's attributes."""
         data: Any = getattr(self.trainer, "datamodule", None)
-        own = plain_forms.data_attributes(data) if data is not None else {}
+        attributes = plain_forms.data_attributes(data) if data is not None else {}
         generators = {
-            name: plain_forms.to_plain(value) for name, value in own.items() if plain_forms.is_generator(value)
+            name: plain_forms.to_plain(value) for name, value in attributes.items() if plain_forms.is_generator(value)
         }
         return {"random": randomness.plain_state(), "own": generators}
 
-    def _draw(self, drawn: dict[str, Any]) -> None:
-        if "random" in drawn:
-            randomness.restore(drawn["random"])
-        for name, form in drawn["own"].items():
+    def _restore(self, captured: dict[str, Any]) -> None:
+        if "random" in captured:
+            randomness.restore(captured["random"])
+        for name, form in captured["own"].items():
             plain_forms.set_attribute(self.trainer.datamodule, name, form=form)  # type: ignore[attr-defined]

@@ -12,13 +12,15 @@ from hpc.data.token_windows import TokenWindows
 
 
 class NextToken(DataModule):
-    """Inputs int64 (block_size,); targets are the same tokens one place on. A subclass says which files.
+    """Base class for text data: inputs int64 (block_size,), and as targets the same tokens shifted by one.
+
+    A subclass implements `list_files`.
 
     Args:
-        block_size: tokens a network sees at once.
-        vocab_size: larger than every token; networks read `${data.vocab_size}`. Null: as the files say.
-        bytes_per_token: for bits per byte, read as `${data.bytes_per_token}`; 1.0 for bytes. Null: as the files say.
-        max_eval_windows: validation and test take at most so many windows, evenly spread.
+        block_size: tokens that the network sees at once.
+        vocab_size: larger than every token; networks read `${data.vocab_size}`. Null: as noted beside the files.
+        bytes_per_token: for bits per byte, read as `${data.bytes_per_token}`; 1.0 for bytes. Null: as noted.
+        max_eval_windows: use at most so many windows, evenly spread, for validation and for the test.
     """
 
     def __init__(
@@ -37,31 +39,34 @@ class NextToken(DataModule):
         self.max_eval_windows = max_eval_windows
 
     def list_files(self) -> tuple[list[str], list[str]]:
-        """Return files for training and for validation; of the former a tenth is held out when the latter are none."""
+        """Return files for training and for validation; without the latter, a tenth of the former is held out."""
         raise NotImplementedError
 
     def dataset(self, split: str) -> Dataset:
-        chosen, windows = self._windows(split)
-        told = read_vocabulary(chosen)[0]
-        vocab_size = self.vocab_size or told or 0  # 0: the first batch is rejected
-        known = told is not None and told <= vocab_size  # by the tokenizer that made the file, and its checksums
-        files, largest = [self.near(file) for file in chosen], None if known else vocab_size
-        return TokenWindows(files, windows, block_size=self.block_size, vocab_size=largest)
+        split_files, windows = self._windows(split)
+        noted_size = read_vocabulary(split_files)[0]
+        vocab_size = self.vocab_size or noted_size or 0  # 0: the first batch is rejected
+        # The tokenizer that made the file, and its checksums, ensure that no token is larger.
+        is_large_enough = noted_size is not None and noted_size <= vocab_size
+        files = [self._nearest_file(file) for file in split_files]
+        checked_size = None if is_large_enough else vocab_size
+        return TokenWindows(files, windows, block_size=self.block_size, vocab_size=checked_size)
 
     def describe(self, split: str) -> dict[str, Any]:
-        chosen, windows = self._windows(split)
-        return {"files": describe_text(chosen), "windows": [windows.start, windows.stop, windows.step]}
+        split_files, windows = self._windows(split)
+        return {"files": describe_text(split_files), "windows": [windows.start, windows.stop, windows.step]}
 
     def to_stage(self) -> list[FileParts]:
         files, val_files = self.list_files()
         return [token_parts(file) for file in files + val_files]
 
+    def _nearest_file(self, file: str) -> str:
+        """Return the path of the file's copy on this node, or of the file itself if it is not staged."""
+        return self.nearest(token_parts(file)) if self.stage else file
+
     def _windows(self, split: str) -> tuple[list[str], range]:
+        """Return the files of a split and the numbers of its windows in them."""
         files, val_files = self.list_files()
         return split_text(
             split, files, val_files=val_files, block_size=self.block_size, max_eval_windows=self.max_eval_windows
         )
-
-    def near(self, file: str) -> str:
-        """Return the file itself, or its copy on this node."""
-        return self.nearest(token_parts(file)) if self.stage else file

@@ -1,4 +1,8 @@
-"""Batches of an ordinary DataLoader, noted with the random state that each pass over them begins with."""
+"""Ordinary DataLoaders whose batches are noted: the random state with which each pass over them began, and a checksum.
+
+The order of a loader follows from the random numbers that it draws when its epoch begins. From the notes, another
+process draws the same ones; see `replay`.
+"""
 
 import zlib
 from collections.abc import Iterator
@@ -14,30 +18,41 @@ from hpc.state import checksums, plain_forms, randomness
 from hpc.state.batch_effects import FetchEffects
 
 NOT_PERSISTENT = (
-    "persistent_workers=False, as random numbers of workers that outlive an epoch could not be repeated by a run"
+    "persistent_workers=False is set: if workers outlived an epoch, a resumed run could not repeat their random numbers"
 )
-NOT_PERSISTENT += " that goes on"
 PLAIN_LOADER = "a torch.utils.data.DataLoader"
 
 
 class NotedBatches(Sampler[Any]):
-    """The batches of another sampler, with the random state that each pass over them began with.
+    """The batches of another sampler, with the random state with which each pass over them began.
 
-    A loader draws the seed of its workers when an iterator is made, and the order of its samples with the first batch.
+    A loader draws the seed of its workers when an iterator is created, and the order of its samples with the first
+    batch. So both moments are noted.
+
+    Args:
+        batches: the sampler of batches.
+        samplers: all samplers that choose samples, with their attributes.
+        fetch_effects: what fetching a batch in this process changes; None if workers fetch.
+
+    Attributes:
+        at_creation: the random state when the iterator was created.
+        at_first_batch: the random state before the first batch of the pass.
+        running_checksums: of the first n batches of the pass, at index n.
+        to_repeat: the random states of a pass to be repeated by the next one, as `place_after` returned them.
     """
 
-    def __init__(self, batches: Any, samplers: list[Any], fetched: FetchEffects | None) -> None:
+    def __init__(self, batches: Any, samplers: list[Any], fetch_effects: FetchEffects | None) -> None:
         self.batches, self.samplers = batches, samplers
-        self.marks = self._marks()
-        self.made: dict[str, Any] | None = None  # random state when the iterator was made
-        self.begun: dict[str, Any] | None = None  # and before its first batch
-        self.sums = [0]  # of the first n batches
-        self.again: dict[str, Any] = {}  # what `place` returned, of a pass that is to be repeated
-        self.fetched = fetched
-        self.repeated: list[dict[str, Any]] = []  # marks of what the samplers were as the pass was begun once more
+        self.fetch_effects = fetch_effects
+        self.at_creation: dict[str, Any] | None = None
+        self.at_first_batch: dict[str, Any] | None = None
+        self.running_checksums = [0]
+        self.to_repeat: dict[str, Any] = {}
+        self._initial_fingerprints = self._fingerprints()
+        self._fingerprints_at_repeat: list[dict[str, Any]] = []  # of the samplers when a repeated pass began
 
     def __getattr__(self, name: str) -> Any:
-        if name == "batches":  # of a copy that is being made
+        if name == "batches":  # missing in a copy that is being made
             raise AttributeError(name)
         return getattr(self.batches, name)
 
@@ -45,123 +60,140 @@ class NotedBatches(Sampler[Any]):
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Any]:
-        if self.again:
-            self._restore(self.again.get("made"))
-        if self.made is None or self.begun is not None:  # an iterator may be made anew before it is used
-            self.made, self.begun = self._random(), None
+        if self.to_repeat:
+            self._restore(self.to_repeat.get("made"))
+        # A second iterator may be created before the first one was used: then the first one's state counts.
+        if self.at_creation is None or self.at_first_batch is not None:
+            self.at_creation, self.at_first_batch = self._capture(), None
         return self._pass()
 
     def _pass(self) -> Iterator[Any]:
-        if self.again:
-            self._restore(self.again.get("begun"))
-            self.again, self.repeated = {}, self._marks()
-        self.begun, self.sums = self._random(), [0]
-        if self.fetched:
-            self.fetched.begin_epoch()
-        sums, batches = self.sums, iter(self.batches)  # an iterator that was given up may still read on
+        if self.to_repeat:
+            self._restore(self.to_repeat.get("begun"))
+            self.to_repeat, self._fingerprints_at_repeat = {}, self._fingerprints()
+        self.at_first_batch, self.running_checksums = self._capture(), [0]
+        if self.fetch_effects:
+            self.fetch_effects.begin_epoch()
+        # A local name, as an iterator that was given up may still be read by workers.
+        running_checksums, batches = self.running_checksums, iter(self.batches)
         while True:
-            if self.fetched:
-                self.fetched.before_batch()
+            if self.fetch_effects:
+                self.fetch_effects.before_batch()
             if (indices := next(batches, None)) is None:
                 return
-            sums.append(zlib.crc32(repr(indices).encode(), sums[-1]))
+            running_checksums.append(zlib.crc32(repr(indices).encode(), running_checksums[-1]))
             yield indices
 
-    def place(self, num: int) -> dict[str, Any]:
-        """Return where this pass is after so many batches."""
-        return {"made": self.made, "begun": self.begun, "batches": num, "sum": self.sums[num], "now": self.own()}
+    def place_after(self, num: int) -> dict[str, Any]:
+        """Return the place of this pass after so many batches, as plain data."""
+        return {
+            "made": self.at_creation,
+            "begun": self.at_first_batch,
+            "batches": num,
+            "sum": self.running_checksums[num],
+            "now": self.sampler_states(),
+        }
 
-    def put_from_outside(self, now: list[dict[str, Any]]) -> None:
-        """Give the samplers what a module, say, had written into them: the next pass begins with it.
+    def sampler_states(self) -> list[dict[str, Any]]:
+        """Return the generators of the samplers, and their attributes that have changed, as plain data."""
+        states: list[dict[str, Any]] = []
+        for sampler, initial in zip(self.samplers, self._initial_fingerprints, strict=True):
+            forms = {
+                name: plain_forms.to_plain_on_host(value)
+                for name, value in plain_forms.data_attributes(sampler).items()
+                if plain_forms.is_generator(value) or checksums.fingerprint(value) != initial.get(name)
+            }
+            states.append({name: form for name, form in forms.items() if form != plain_forms.NOT_KEPT})
+        return states
+
+    def restore_samplers(self, states: list[dict[str, Any]]) -> None:
+        """Restore the samplers' state from the result of `sampler_states`."""
+        for sampler, state in zip(self.samplers, states, strict=False):
+            _set_attributes(sampler, state)
+
+    def restore_outside_changes(self, states: list[dict[str, Any]]) -> None:
+        """Restore what others, such as the module, had written into the samplers: the next pass begins with it.
+
+        The repeated pass has made its own changes again. So attributes that it has changed are left as they are.
 
         Args:
-            now: what `own` returned within the pass that has been repeated, which makes its own changes again.
+            states: the result of `sampler_states` at the place within the pass that has been repeated.
         """
-        for sampler, state, begun, present in zip(self.samplers, now, self.repeated, self._marks(), strict=False):
-            same = {name for name in begun.keys() & present.keys() if begun[name] == present[name]}
-            outside = {name for name in same if not plain_forms.is_generator(vars(sampler)[name])}
-            self._put(sampler, {name: form for name, form in state.items() if name in outside})
+        present = self._fingerprints()
+        for sampler, state, before, after in zip(
+            self.samplers, states, self._fingerprints_at_repeat, present, strict=False
+        ):
+            unchanged = {name for name in before.keys() & after.keys() if before[name] == after[name]}
+            from_outside = {name for name in unchanged if not plain_forms.is_generator(vars(sampler)[name])}
+            _set_attributes(sampler, {name: form for name, form in state.items() if name in from_outside})
 
-    def _marks(self) -> list[dict[str, Any]]:
+    def _fingerprints(self) -> list[dict[str, Any]]:
         return [
-            {name: checksums.fingerprint(value) for name, value in plain_forms.data_attributes(one).items()}
-            for one in self.samplers
+            {name: checksums.fingerprint(value) for name, value in plain_forms.data_attributes(sampler).items()}
+            for sampler in self.samplers
         ]
 
-    def _random(self) -> dict[str, Any]:
-        return {"all": randomness.plain_state(), "own": self.own()}
+    def _capture(self) -> dict[str, Any]:
+        return {"all": randomness.plain_state(), "own": self.sampler_states()}
 
     def _restore(self, state: dict[str, Any] | None) -> None:
         if state is not None:
             randomness.restore(state["all"])
-            self.restore(state["own"])
-
-    def own(self) -> list[dict[str, Any]]:
-        """What samplers draw or count with: their generators, and what has changed since they were made."""
-        found: list[dict[str, Any]] = []
-        for sampler, before in zip(self.samplers, self.marks, strict=True):
-            kept = {
-                name: plain_forms.to_plain_on_host(value)
-                for name, value in plain_forms.data_attributes(sampler).items()
-                if plain_forms.is_generator(value) or checksums.fingerprint(value) != before.get(name)
-            }
-            found.append({name: form for name, form in kept.items() if form != plain_forms.NOT_KEPT})
-        return found
-
-    def restore(self, own: list[dict[str, Any]]) -> None:
-        """Let the samplers be what they were when `own` was asked."""
-        for sampler, state in zip(self.samplers, own, strict=False):
-            self._put(sampler, state)
-
-    def _put(self, sampler: Any, state: dict[str, Any]) -> None:
-        for name, form in state.items():
-            plain_forms.set_attribute(sampler, name, form=form)
-
-
-def make_workers_short_lived(loader: Any) -> bool:
-    """Would its workers outlive an epoch? From now on they do not."""
-    was = getattr(loader, "persistent_workers", False)
-    if was:
-        vars(loader)["persistent_workers"] = False
-    return was
+            self.restore_samplers(state["own"])
 
 
 def note_batches(trainer: L.Trainer) -> bool:
-    """Note from now on where loaders are that do not know it themselves; were there any new ones?
+    """Note the batches of training loaders from now on; return whether there were any new loaders to note.
 
-    Iterators that were made before must be made anew. Raises `ConfigError`.
+    Loaders that know their place themselves are left as they are. Iterators that exist must be created again.
+
+    Raises:
+        ConfigError: a loader iterates in a way of its own.
     """
     combined: Any = trainer.fit_loop._combined_loader
-    known = NotedBatches | GlobalBatchSampler
-    new = [loader for loader in combined.flattened if not isinstance(index_sampler(loader), known)]
-    for loader in new:
+    knows_place = NotedBatches | GlobalBatchSampler
+    new_loaders = [loader for loader in combined.flattened if not isinstance(index_sampler(loader), knows_place)]
+    for loader in new_loaders:
         if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
-            rule = "an interrupted run must find its place in the data again, and of this it is not known"
+            rule = "A resumed run must find its place in the data again, which this loader does not make possible"
             raise ConfigError("data", f"{type(loader).__name__}, with an __iter__ of its own", rule, PLAIN_LOADER)
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        # Workers make batches in processes of their own.
-        fetched = None if loader.num_workers else FetchEffects(trainer)
-        vars(loader)[name] = NotedBatches(
-            index_sampler(loader), chain_of_samplers(loader), fetched
-        )  # nobody may set it
+        # Workers make batches in processes of their own, and change nothing here.
+        fetch_effects = None if loader.num_workers else FetchEffects(trainer)
+        noted = NotedBatches(index_sampler(loader), list_samplers(loader), fetch_effects)
+        vars(loader)[name] = noted  # DataLoader does not allow this attribute to be set
         if make_workers_short_lived(loader) and trainer.is_global_zero:
             print(f"train: {NOT_PERSISTENT}", flush=True)
-    if new:
-        combined.reset()  # also workers that are there already
-    return bool(new)
+    if new_loaders:
+        combined.reset()  # also ends workers that exist
+    return bool(new_loaders)
+
+
+def make_workers_short_lived(loader: Any) -> bool:
+    """Let the workers of a loader end with each epoch from now on; return whether they would have outlived it."""
+    was_persistent = getattr(loader, "persistent_workers", False)
+    if was_persistent:
+        vars(loader)["persistent_workers"] = False
+    return was_persistent
 
 
 def index_sampler(loader: Any) -> Any:
+    """Return the sampler that gives the indices of each batch, or of each sample if a loader makes no batches."""
     return getattr(loader, "_index_sampler", None)
 
 
-def chain_of_samplers(loader: DataLoader) -> list[Any]:
-    """What chooses samples: samplers, those that they are made of, and the loader's generator."""
-    found: list[Any] = []
-    next_ones: list[Any] = [loader.batch_sampler, loader.sampler]
-    while next_ones:
-        one = next_ones.pop(0)
-        if hasattr(one, "__dict__") and all(one is not other for other in found):
-            found.append(one)
-            next_ones += [getattr(one, name, None) for name in ("sampler", "batch_sampler")]
-    return [*found, SimpleNamespace(generator=loader.generator)]
+def list_samplers(loader: DataLoader) -> list[Any]:
+    """Return what chooses samples: samplers, also those inside of them, and a holder of the loader's generator."""
+    samplers: list[Any] = []
+    to_visit: list[Any] = [loader.batch_sampler, loader.sampler]
+    while to_visit:
+        sampler = to_visit.pop(0)
+        if hasattr(sampler, "__dict__") and all(sampler is not other for other in samplers):
+            samplers.append(sampler)
+            to_visit += [getattr(sampler, name, None) for name in ("sampler", "batch_sampler")]
+    return [*samplers, SimpleNamespace(generator=loader.generator)]
+
+
+def _set_attributes(sampler: Any, state: dict[str, Any]) -> None:
+    for name, form in state.items():
+        plain_forms.set_attribute(sampler, name, form=form)

@@ -1,13 +1,13 @@
-"""Images packed into one HDF5 file: its shape, made and read. Imports no torch.
+"""Images packed into one HDF5 file: its format, written and read. No torch here.
 
     images   uint8 (num, 3, size, size), one block: mapped into memory at its offset, as HDF5's own reading is slower
-    labels   int64 (num,), numbers into `classes`
+    labels   int64 (num,), indices into `classes`
     names    the images' files, relative to the folder they came from, as bytes: a name need not be UTF-8
     classes  the names of the class folders, as bytes
-    crc32    of the images in parts of `part` each
+    crc32    one for every `part` images
 
-and the attributes `splits` (JSON: first and one past the last image of train, val and test), `part`, and `checksum`, of
-all this. It is written last: a file that lacks it is unfinished and rejected.
+It has the attributes `splits` (JSON: first and one past the last image of train, val and test), `part`, and `checksum`
+of all this but the images. The checksum is written last: a file without it is unfinished, and rejected.
 """
 
 import functools
@@ -29,18 +29,18 @@ from hpc.data.packing import write_at
 if TYPE_CHECKING:
     import numpy as np
 
-PART_BYTES = 1 << 24  # bytes
+PART_BYTES = 1 << 24
 PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class PackedFile:
-    """What a file says of itself."""
+    """A packed file without its pixels."""
 
     file: str
-    offset: int  # bytes, of the first image
+    offset: int  # bytes before the first image
     image_size: int  # pixels
-    part: int  # images
+    images_per_part: int
     labels: "np.ndarray"
     classes: tuple[str, ...]
     splits: dict[str, tuple[int, int]]
@@ -54,7 +54,8 @@ class PackedFile:
     @property
     def parts(self) -> FileParts:
         num = len(self.labels)
-        sizes = [(min(first + self.part, num) - first) * self.image_bytes for first in range(0, num, self.part)]
+        firsts = range(0, num, self.images_per_part)
+        sizes = [(min(first + self.images_per_part, num) - first) * self.image_bytes for first in firsts]
         return FileParts(self.file, self.offset, sizes, self.crcs, self.checksum)
 
 
@@ -71,137 +72,148 @@ def create(
     splits: Any,
     image_size: int,
 ) -> None:
-    """A file with all but the images, whose place is kept, and what `finish` adds. Raises `OSError`."""
+    """Create a file with everything but the images, for which it leaves room, and what `finish` adds.
+
+    Raises:
+        OSError: the disk is full, for example.
+    """
     import h5py
     import numpy as np
 
-    part = num_images_per_part(image_size)
-    made: Any
-    with _os_errors(), h5py.File(file, "w", alignment_threshold=PAGE_BYTES, alignment_interval=PAGE_BYTES) as made:
-        made["names"] = np.array(names, dtype="S")
-        made["labels"] = np.array(labels, dtype=np.int64)
-        made["classes"] = np.array(classes, dtype="S")
-        made["crc32"] = np.zeros(-(-len(names) // part), np.uint32)
-        made.attrs["splits"] = json.dumps(splits)
-        made.attrs["part"] = part
+    images_per_part = num_images_per_part(image_size)
+    hdf5: Any
+    with _hdf5_os_errors(), h5py.File(file, "w", alignment_threshold=PAGE_BYTES, alignment_interval=PAGE_BYTES) as hdf5:
+        hdf5["names"] = np.array(names, dtype="S")
+        hdf5["labels"] = np.array(labels, dtype=np.int64)
+        hdf5["classes"] = np.array(classes, dtype="S")
+        hdf5["crc32"] = np.zeros(-(-len(names) // images_per_part), np.uint32)
+        hdf5.attrs["splits"] = json.dumps(splits)
+        hdf5.attrs["part"] = images_per_part
         early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # the offset is known before anything is written
         early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
         space = h5py.h5s.create_simple((len(names), 3, image_size, image_size))
-        h5py.h5d.create(made.id, b"images", h5py.h5t.STD_U8LE, space, early)
+        h5py.h5d.create(hdf5.id, b"images", h5py.h5t.STD_U8LE, space, early)
 
 
 def write_part(samples: Samples, packed: PackedFile, number: int) -> tuple[int, int | None, list[ConfigError]]:
-    """Decode the images of a part and put them in their place in the file.
+    """Decode the images of a part and write them at their place in the file.
 
     Returns:
-        The part's number, its checksum or None, and which of its images cannot be decoded: then nothing is written.
+        The part's number, its checksum, and an error for each image that cannot be decoded. If there is one, the
+        checksum is None and nothing is written.
 
     Raises:
-        OSError: the disk is full, say.
+        OSError: the disk is full, for example.
     """
     import numpy as np
 
-    decoded, bad = [], []
-    for image, _ in samples[number * packed.part : (number + 1) * packed.part]:
+    decoded, errors = [], []
+    for image, _ in samples[number * packed.images_per_part : (number + 1) * packed.images_per_part]:
         try:
             decoded.append(load_cropped(image, packed.image_size))
-        except ConfigError as rejected:
-            bad.append(rejected)
-    if bad:
-        return number, None, bad
+        except ConfigError as error:
+            errors.append(error)
+    if errors:
+        return number, None, errors
     data = np.stack(decoded).data.cast("B")
     descriptor = os.open(packed.file, os.O_WRONLY)
     try:
-        write_at(descriptor, data, offset=packed.offset + number * packed.part * packed.image_bytes)
+        write_at(descriptor, data, offset=packed.offset + number * packed.images_per_part * packed.image_bytes)
     finally:
         os.close(descriptor)
     return number, zlib.crc32(data), []
 
 
 def finish(file: str, crcs: Sequence[int]) -> str:
-    """Note the checksums of the parts, then that of all: from here on the file is whole. Raises `OSError`."""
+    """Write the checksums of the parts, then the checksum of the file, which makes it whole; return the latter.
+
+    Raises:
+        OSError: the disk is full, for example.
+    """
     import h5py
     import numpy as np
 
-    made: Any
-    with _os_errors(), h5py.File(file, "r+") as made:
-        made["crc32"][...] = np.array(crcs, np.uint32)
-        made.flush()
-        made.attrs["checksum"] = checksum = _checksum(made)
+    hdf5: Any
+    with _hdf5_os_errors(), h5py.File(file, "r+") as hdf5:
+        hdf5["crc32"][...] = np.array(crcs, np.uint32)
+        hdf5.flush()
+        hdf5.attrs["checksum"] = checksum = _checksum(hdf5)
     return checksum
 
 
 def read(file: str, unfinished: bool = False) -> PackedFile:
-    """What a packed file says of itself; the images stay where they are.
+    """Return what a packed file holds beside its images, which are not read.
+
+    Args:
+        unfinished: accept a file that is still being packed.
 
     Raises:
-        ConfigError: it is none, was not packed to the end, or was cut short or changed.
+        ConfigError: it is not a packed file, its packing was interrupted, or it was cut short or changed.
     """
     import h5py
 
-    made: Any
+    hdf5: Any
     fix = "on a login node: python tools/pack.py data.dir=<folder of class folders> out=<file>.h5"
     try:
-        with h5py.File(file, "r") as made:
-            checksum = made.attrs.get("checksum", "")
+        with h5py.File(file, "r") as hdf5:
+            checksum = hdf5.attrs.get("checksum", "")
             if not checksum and not unfinished:
-                raise ConfigError(
-                    "data.file", file, "was packed to the end; this was not", "the same tools/pack.py again"
-                )
-            if checksum and checksum != _checksum(made):
-                raise ConfigError(
-                    "data.file", file, "says of itself what was packed; its checksum does not fit", COPY_OR_PACK_AGAIN
-                )
-            images, splits = made["images"], json.loads(made.attrs["splits"])
+                rule = "The file must be packed to the end; packing this one was interrupted"
+                raise ConfigError("data.file", file, rule, "the same tools/pack.py again")
+            if checksum and checksum != _checksum(hdf5):
+                rule = "The file must be as it was packed; its labels, names or checksums have changed"
+                raise ConfigError("data.file", file, rule, COPY_OR_PACK_AGAIN)
+            images, splits = hdf5["images"], json.loads(hdf5.attrs["splits"])
             if images.id.get_offset() is None or images.dtype.str != "|u1" or images.shape[1:2] != (3,):
                 raise ValueError("its images are not one block of uint8")
             return PackedFile(
                 file=file,
                 offset=images.id.get_offset(),
                 image_size=images.shape[-1],
-                part=int(made.attrs["part"]),
-                labels=made["labels"][...],
-                classes=tuple(name.decode(errors="surrogateescape") for name in made["classes"][...]),
+                images_per_part=int(hdf5.attrs["part"]),
+                labels=hdf5["labels"][...],
+                classes=tuple(name.decode(errors="surrogateescape") for name in hdf5["classes"][...]),
                 splits={split: (first, end) for split, (first, end) in splits.items()},
-                crcs=tuple(made["crc32"][...].tolist()),
+                crcs=tuple(hdf5["crc32"][...].tolist()),
                 checksum=checksum,
             )
     except FileNotFoundError:
-        raise ConfigError("data.file", file, "names a file; there is none", fix) from None
+        raise ConfigError("data.file", file, "must be an existing file", fix) from None
     except (OSError, KeyError, ValueError, AttributeError, TypeError) as error:
-        raise ConfigError("data.file", file, f"is a packed file, and whole: {error}", fix) from None
+        rule = f"The file must be one that tools/pack.py has packed: {error}"
+        raise ConfigError("data.file", file, rule, fix) from None
 
 
 def reject_other_size(packed: PackedFile, image_size: int | None) -> None:
-    """A network for other images than these would fail in its first step, or learn at another scale."""
+    """Raise `ConfigError` for another image size: the network would fail in its first step, or see another scale."""
     if image_size is not None and image_size != packed.image_size:
-        rule = f"{packed.file} holds images of {packed.image_size} x {packed.image_size} pixels"
+        rule = f"must be {packed.image_size}, the size of the images in {packed.file}"
         raise ConfigError("data.image_size", image_size, rule, "data.image_size=null, or pack again")
 
 
 @functools.lru_cache(maxsize=16)
 def map_pixels(file: str, offset: int, num: int, image_bytes: int) -> "np.ndarray":
-    """The images of a file, uint8 (num, image_bytes), mapped into memory; once per process and file."""
+    """Map the images of a file into memory, once per process and file; return uint8 (num, image_bytes)."""
     import numpy as np
 
     return np.asarray(np.memmap(file, np.uint8, "r", offset, (num, image_bytes)))
 
 
 @contextmanager
-def _os_errors() -> Iterator[None]:
-    """HDF5 tells of a full disk in several ways; here it is an OSError with its number."""
+def _hdf5_os_errors() -> Iterator[None]:
+    """Raise an `OSError` with its number for a full disk, which HDF5 reports in several ways."""
     try:
         yield
     except (OSError, RuntimeError) as error:
-        if found := re.search(r"errno = (\d+)", str(error)):
-            raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+        if errno := re.search(r"errno = (\d+)", str(error)):
+            raise OSError(int(errno[1]), os.strerror(int(errno[1]))) from error
         raise
 
 
-def _checksum(made: Any) -> str:
-    digest = hashlib.sha256(json.dumps([list(made["images"].shape), int(made.attrs["part"])]).encode())
-    digest.update(made.attrs["splits"].encode())
+def _checksum(hdf5: Any) -> str:
+    digest = hashlib.sha256(json.dumps([list(hdf5["images"].shape), int(hdf5.attrs["part"])]).encode())
+    digest.update(hdf5.attrs["splits"].encode())
     for name in ("names", "labels", "classes", "crc32"):
-        digest.update(made[name][...].tobytes())
+        digest.update(hdf5[name][...].tobytes())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Check whether a run can resume at a saved position with the loaders, layout and limits that it has now."""
+"""Checks that a saved position is the same place in the data with the loaders, layout and limits of the resumed run."""
 
 from typing import Any
 
@@ -11,110 +11,140 @@ from hpc.data.position import StartPosition
 
 
 def reject_earlier_end(trainer: L.Trainer, saved: dict[str, Any], *, steps: int) -> None:
-    """Raise `ConfigError` where training was to have ended before this place: Lightning would take it for finished.
+    """Raise `ConfigError` if training now ends before the saved position: Lightning would take it for finished.
 
-    Where the end is that of the run itself, its last batch has gone beyond it: several optimizers made a step each.
+    An unchanged end is accepted: with several optimizers, the last batch makes several steps and goes beyond it.
 
     Args:
-        steps: of the optimizer, that are done.
+        steps: optimizer steps that are done.
     """
     epochs = saved["epoch"] + (saved["batches"] > 0 and not saved["between_epochs"])
     ends = {"step": (trainer.max_steps, steps), "epoch": (trainer.max_epochs, epochs)}
     for unit, (end, done) in ends.items():
         if end is not None and -1 < end < done and end != saved["ends"][unit]:
-            rule = f"the run has reached {unit} {done}, and must not end before it"
+            rule = f"must be at least {done}: the run has reached {unit} {done}, and must not end before it"
             raise ConfigError(f"trainer.max_{unit}s", end, rule, f"trainer.max_{unit}s={done}, or more")
 
 
 def check_position(
     trainer: L.Trainer, saved: dict[str, Any], *, start: StartPosition, other_data: bool = False
 ) -> None:
-    """When the loaders are there: is this place the same as the one that was saved? Raises `ConfigError`.
+    """Check, once the loaders exist, that `start` is the place in the data that was saved. Raise `ConfigError`.
 
     Args:
-        other_data: the data have changed since, and that is meant.
+        saved: the result of `position.current_position` when the run was saved.
+        other_data: whether the data have changed since, on purpose.
     """
-    was, now = saved["accumulate"], start.micro_batches_per_step
-    if (
-        start.batches
-        and _between_one_and_many(trainer, saved)
-        and not all(map(position.has_global_order, position.training_loaders(trainer)))
-    ):
-        rule = "within an epoch, one rank goes through a plain DataLoader in another order than several ranks do"
+    loaders = position.training_loaders(trainer)
+    if start.batches and _changes_order(trainer, saved) and not all(map(position.has_global_order, loaders)):
+        rule = "cannot change within an epoch between one and several, "
+        rule += "as the order of a plain DataLoader differs between one rank and several"
         raise ConfigError("trainer.devices", trainer.num_devices, rule, "as many devices as before")
-    _check_samples(trainer, saved, now)  # before numbers of batches, which follow from it
-    per_epoch, validate_every = (
-        position.finite_or_none(trainer.num_training_batches),
-        position.finite_or_none(trainer.val_check_batch),
+    _check_samples_per_step(trainer, saved, start)  # first, as the numbers of batches follow from it
+    _check_batch_counts(trainer, saved, start, other_data=other_data)
+    _check_epoch_length(trainer, start, other_data=other_data)
+    if _is_moved(trainer, saved, start):
+        _check_evaluations(trainer, saved, start)
+
+
+def describe_order_change(trainer: L.Trainer, saved: dict[str, Any]) -> str:
+    """Return a note if samples come in another order than before the run was saved, else ""."""
+    # None: the loaders of this project, whose order does not depend on the number of ranks.
+    batch_samplers = [getattr(loader, "batch_sampler", None) for loader in position.training_loaders(trainer)]
+    orders = [getattr(batch_sampler, "sampler", None) for batch_sampler in batch_samplers]
+    same_on_any_rank = SequentialSampler | DistributedSampler | None
+    if not _changes_order(trainer, saved) or all(isinstance(order, same_on_any_rank) for order in orders):
+        return ""
+    before = "several ranks" if saved["num_ranks"] > 1 else "one rank"
+    return (
+        f"note: train: from here on samples come in another order than on {before}, each still once in an epoch: "
+        "one rank draws the order of a DataLoader as Lightning does, several ranks by seed and epoch"
     )
-    is_moved = (was, saved["num_ranks"]) != (now, position.num_data_ranks(trainer))
+
+
+def _changes_order(trainer: L.Trainer, saved: dict[str, Any]) -> bool:
+    """Return whether the run has moved between one rank and several."""
+    return (saved["num_ranks"] == 1) != (position.num_data_ranks(trainer) == 1)
+
+
+def _is_moved(trainer: L.Trainer, saved: dict[str, Any], start: StartPosition) -> bool:
+    """Return whether a global batch is cut into other micro-batches than before."""
+    now = start.micro_batches_per_step, position.num_data_ranks(trainer)
+    return (saved["accumulate"], saved["num_ranks"]) != now
+
+
+def _check_samples_per_step(trainer: L.Trainer, saved: dict[str, Any], start: StartPosition) -> None:
+    now = start.micro_batches_per_step
+    before = [size * saved["accumulate"] for size in saved["samples"]]
+    after = [size * now for size in position.samples_per_micro_batch(trainer)]
+    if before == after:
+        return
+    key, value, fix = _changed_key(trainer, saved, start)
+    is_one_loader = len(before) == len(after) == 1
+    if is_one_loader and before[0] * now % after[0] == 0 and not position.accumulation_schedule(trainer):
+        fix = f"trainer.accumulate_grad_batches={before[0] * now // after[0]}"
+    rule = f"A step must have as many samples as before: {_join(before)}, not {_join(after)}"
+    raise ConfigError(key, value, rule, fix)
+
+
+def _check_batch_counts(trainer: L.Trainer, saved: dict[str, Any], start: StartPosition, *, other_data: bool) -> None:
+    """Check that an epoch, and the interval of validation, have as many optimizer steps as before."""
+    was, now = saved["accumulate"], start.micro_batches_per_step
+    per_epoch = position.finite_or_none(trainer.num_training_batches)
+    validate_every = position.finite_or_none(trainer.val_check_batch)
     for key, value, before, after in (
         ("limit_train_batches", trainer.limit_train_batches, saved["batches_per_epoch"], per_epoch),
         ("val_check_interval", trainer.val_check_interval, saved["validate_every"], validate_every),
     ):
         if other_data and value != after:
-            continue  # it follows from how many batches there are now
-        if is_moved and None not in (before, after) and after * was != before * now:
-            if isinstance(value, float) and value == 1.0 and after * was < before * now:  # there are no more
-                key, value, fix = _layout(trainer, saved, now)
-                rule = f"an epoch must have as many batches of a rank as before, {before} in steps of {was}; "
-                raise ConfigError(key, value, f"{rule}now there are {after}, in steps of {now}", fix)
-            rule = f"counts micro-batches, and must mean as many optimizer steps as before: {before} / {was}"
-            fits = before * now % was == 0
-            fix = f"trainer.{key}={before * now // was}" if fits else f"trainer.accumulate_grad_batches={was}"
-            raise ConfigError(f"trainer.{key}", value, rule, fix)
-    if per_epoch is not None and start.batches >= per_epoch:
-        rule = f"the run has done {start.batches} batches of its epoch, which must have more; now it has {per_epoch}"
-        if other_data:
-            fix = "the data as they were until this epoch has ended, or a new run from its weights: ckpt=<last.ckpt>"
-            raise ConfigError("data", "changed", rule, fix)
-        raise ConfigError(
-            "trainer.limit_train_batches", trainer.limit_train_batches, rule, "the value that the run had"
-        )
-    if is_moved:
-        _check_evaluations(trainer, saved, now)
+            continue  # the value is a share of the batches, whose number has changed with the data
+        if not _is_moved(trainer, saved, start) or None in (before, after) or after * was == before * now:
+            continue
+        if isinstance(value, float) and value == 1.0 and after * was < before * now:  # there are no more batches
+            key, value, fix = _changed_key(trainer, saved, start)
+            rule = f"An epoch must have as many batches per rank as before, {before} in steps of {was}; "
+            raise ConfigError(key, value, f"{rule}now it has {after}, in steps of {now}", fix)
+        rule = f"This counts micro-batches, and must mean as many optimizer steps as before ({before} / {was})"
+        is_whole = before * now % was == 0
+        fix = f"trainer.{key}={before * now // was}" if is_whole else f"trainer.accumulate_grad_batches={was}"
+        raise ConfigError(f"trainer.{key}", value, rule, fix)
 
 
-def describe_order_change(trainer: L.Trainer, saved: dict[str, Any]) -> str:
-    """Return what to tell where the samples come in another order now; "" where they do not."""
-    batches = [
-        getattr(loader, "batch_sampler", None) for loader in position.training_loaders(trainer)
-    ]  # None: those of this project
-    orders = [getattr(one, "sampler", None) for one in batches]  # the researcher's own
-    kept = SequentialSampler | DistributedSampler | None  # the same order on any number of ranks
-    if not _between_one_and_many(trainer, saved) or all(isinstance(order, kept) for order in orders):
-        return ""
-    before = "several ranks" if saved["num_ranks"] > 1 else "one rank"
-    said = f"from here on samples come in another order than on {before}, each still once in an epoch"
-    return f"note: train: {said}: one rank draws the order of a DataLoader as Lightning does, several by seed and epoch"
-
-
-def _between_one_and_many(trainer: L.Trainer, saved: dict[str, Any]) -> bool:
-    return (saved["num_ranks"] == 1) != (position.num_data_ranks(trainer) == 1)
-
-
-def _check_samples(trainer: L.Trainer, saved: dict[str, Any], now: int) -> None:
-    was = saved["accumulate"]
-    before, after = [
-        [one * k for one in sizes]
-        for sizes, k in ((saved["samples"], was), (position.samples_per_micro_batch(trainer), now))
-    ]
-    if before == after:
+def _check_epoch_length(trainer: L.Trainer, start: StartPosition, *, other_data: bool) -> None:
+    """Check that the epoch has more batches than are done."""
+    per_epoch = position.finite_or_none(trainer.num_training_batches)
+    if per_epoch is None or start.batches < per_epoch:
         return
-    key, value, fix = _layout(trainer, saved, now)
-    if (
-        len(before) == len(after) == 1
-        and before[0] * now % after[0] == 0
-        and not position.accumulation_schedule(trainer)
-    ):
-        fix = f"trainer.accumulate_grad_batches={before[0] * now // after[0]}"
-    rule = f"a step must have as many samples as before: {_listed(before)}, not {_listed(after)}"
-    raise ConfigError(key, value, rule, fix)
+    rule = f"The epoch must have more batches than the {start.batches} that are done; now it has {per_epoch}"
+    if other_data:
+        fix = "the data as they were until this epoch has ended, or a new run from its weights: ckpt=<last.ckpt>"
+        raise ConfigError("data", "changed", rule, fix)
+    raise ConfigError("trainer.limit_train_batches", trainer.limit_train_batches, rule, "the value that the run had")
 
 
-def _layout(trainer: L.Trainer, saved: dict[str, Any], now: int) -> tuple[str, object, str]:
+def _check_evaluations(trainer: L.Trainer, saved: dict[str, Any], start: StartPosition) -> None:
+    """Check that as many samples are evaluated, cut into other batches. A limit that is lifted is accepted."""
+    was, now = saved["accumulate"], start.micro_batches_per_step
+    samples_before, samples_after = saved["validated"], position.validation_samples(trainer)
+    for key, before in saved["limits"].items():
+        limit = getattr(trainer, key)
+        if limit == 0 or (isinstance(limit, float) and limit == 1.0):  # an int is a number of batches
+            continue
+        is_count = isinstance(limit, int) and isinstance(before, int)
+        is_same = is_count and limit * was == before * now
+        if key == "limit_val_batches" and None not in (samples_before, samples_after):
+            is_same = samples_before == samples_after
+        if is_same:
+            continue
+        rule = "This counts the batches of one rank, which have changed: as many samples as before must be evaluated"
+        is_whole = is_count and before * now % was == 0 and before * now // was != limit
+        fix = f"trainer.{key}={before * now // was}" if is_whole else "the layout as before"
+        raise ConfigError(f"trainer.{key}", limit, rule, f"{fix}, or trainer.{key}=1.0 for all of them")
+
+
+def _changed_key(trainer: L.Trainer, saved: dict[str, Any], start: StartPosition) -> tuple[str, object, str]:
     """Return the key by which a step is cut otherwise than before, its value, and how to have it as before."""
-    was = saved["accumulate"]
+    was, now = saved["accumulate"], start.micro_batches_per_step
     if saved["num_ranks"] != position.num_data_ranks(trainer):
         return "trainer.devices", trainer.num_devices, "as many devices as before"
     if was == now:
@@ -124,24 +154,5 @@ def _layout(trainer: L.Trainer, saved: dict[str, Any], now: int) -> tuple[str, o
     return "trainer.accumulate_grad_batches", now, f"trainer.accumulate_grad_batches={was}"
 
 
-def _check_evaluations(trainer: L.Trainer, saved: dict[str, Any], now: int) -> None:
-    """Are as many samples evaluated, cut into other batches? A limit that is lifted counts none."""
-    was, taken = saved["accumulate"], (saved["validated"], position.validation_samples(trainer))
-    for key, before in saved["limits"].items():
-        limit = getattr(trainer, key)
-        if limit == 0 or (isinstance(limit, float) and limit == 1.0):  # an int is a number of batches
-            continue
-        is_count = isinstance(limit, int) and isinstance(before, int)
-        is_same = is_count and limit * was == before * now
-        if key == "limit_val_batches" and None not in taken:
-            is_same = taken[0] == taken[1]
-        if is_same:
-            continue
-        rule = "counts the batches of one rank, which are others now: as many samples as before must be evaluated"
-        fits = is_count and before * now % was == 0 and before * now // was != limit
-        fix = f"trainer.{key}={before * now // was}" if fits else "the layout as before"
-        raise ConfigError(f"trainer.{key}", limit, rule, f"{fix}, or trainer.{key}=1.0 for all of them")
-
-
-def _listed(numbers: list[int]) -> str:
+def _join(numbers: list[int]) -> str:
     return " and ".join(map(str, numbers))

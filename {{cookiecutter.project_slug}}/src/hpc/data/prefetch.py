@@ -1,4 +1,4 @@
-"""Batches fetched ahead by a thread: for data that are gathered from memory, worker processes are slower than none."""
+"""Batches that a thread fetches ahead: for data gathered from memory, worker processes are slower than no workers."""
 
 import queue
 import threading
@@ -9,40 +9,40 @@ END = object()
 
 
 def prefetch(batches: Iterable[Any], num: int) -> Iterator[Any]:
-    """The same batches in the same order; up to `num` wait to be taken. What fetching raises is raised here."""
-    waiting: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(num)
-    over = threading.Event()
-    thread = threading.Thread(target=_fetch, args=(batches, waiting, over), daemon=True, name="batches ahead")
+    """Yield the same batches in the same order, while up to `num` more wait in a queue. Raise what fetching raises."""
+    fetched: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(num)
+    stop = threading.Event()
+    thread = threading.Thread(target=_fetch, args=(batches, fetched, stop), daemon=True, name="prefetch batches")
     thread.start()
     try:
         while True:
-            batch, error = waiting.get()
+            batch, error = fetched.get()
             if error is not None:
                 raise error
             if batch is END:
                 return
             yield batch
     finally:  # also when an epoch is left in the middle
-        over.set()
+        stop.set()
         while thread.is_alive():
-            _empty(waiting)
+            _empty(fetched)
             thread.join(0.01)
 
 
-def _fetch(batches: Iterable[Any], waiting: queue.Queue[Any], over: threading.Event) -> None:
+def _fetch(batches: Iterable[Any], fetched: queue.Queue[Any], stop: threading.Event) -> None:
     try:
         for batch in batches:
-            waiting.put((batch, None))
-            if over.is_set():
+            fetched.put((batch, None))
+            if stop.is_set():
                 return
-        waiting.put((END, None))
+        fetched.put((END, None))
     except BaseException as error:
-        waiting.put((None, error))
+        fetched.put((None, error))
 
 
-def _empty(waiting: queue.Queue[Any]) -> None:
+def _empty(fetched: queue.Queue[Any]) -> None:
     try:
         while True:
-            waiting.get_nowait()
+            fetched.get_nowait()
     except queue.Empty:
         pass

@@ -1,7 +1,7 @@
-"""Ordinary DataLoaders, gone on with in the middle of an epoch: their batches up to that place are drawn once more.
+"""Ordinary DataLoaders of a run that resumes in the middle of an epoch: their batches up to that place are drawn again.
 
-The order of a loader follows from the random numbers that are drawn when its epoch begins. They are noted there, so
-that another process draws the same ones, passes over the batches that are done, and has the next one before it.
+They are drawn with the random numbers that `noted_batches` has noted. The batches that are done are passed over, and
+the next one comes first.
 """
 
 import warnings
@@ -12,114 +12,128 @@ import lightning as L
 from torch.utils.data import DataLoader
 
 from hpc.config.errors import ConfigError
-from hpc.data.noted_batches import PLAIN_LOADER, NotedBatches, chain_of_samplers, index_sampler, note_batches
+from hpc.data.noted_batches import PLAIN_LOADER, NotedBatches, index_sampler, list_samplers, note_batches
 from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler
 from hpc.state import plain_forms
 
 
 def loader_places(trainer: L.Trainer, *, is_fetched: bool, between_epochs: bool) -> list[dict[str, Any]]:
-    """Where each loader is, as plain data; {} for those that know it themselves.
+    """Return the place of each training loader, as plain data; {} for those that know it themselves.
 
     Args:
-        is_fetched: was the next batch fetched already?
-        between_epochs: is the next thing to happen the beginning of an epoch?
+        is_fetched: whether the next batch has been fetched.
+        between_epochs: whether an epoch begins next.
     """
     combined: Any = trainer.fit_loop._combined_loader
-    done, found = trainer.fit_loop.epoch_loop.batch_progress.current.completed, []
+    done, places = trainer.fit_loop.epoch_loop.batch_progress.current.completed, []
     for loader, iterator in zip(combined.flattened, combined._iterator.iterators, strict=True):
         batches = index_sampler(loader)
         if not isinstance(batches, NotedBatches):
-            found.append({})
+            places.append({})
         elif between_epochs:
-            found.append({"own": batches.own()})
+            places.append({"own": batches.sampler_states()})
         else:
-            cycles = combined._mode == "max_size_cycle"
-            num = iterator._num_yielded - is_fetched if cycles else min(iterator._num_yielded, done)
-            before = batches.fetched.state() if is_fetched and batches.fetched else None
-            found.append(batches.place(num) | {"workers": loader.num_workers, "next": before})
-    return found
+            repeats_shorter = combined._mode == "max_size_cycle"
+            num = iterator._num_yielded - is_fetched if repeats_shorter else min(iterator._num_yielded, done)
+            before_next = batches.fetch_effects.state() if is_fetched and batches.fetch_effects else None
+            places.append(batches.place_after(num) | {"workers": loader.num_workers, "next": before_next})
+    return places
 
 
-def prepare_loaders(trainer: L.Trainer, found: list[dict[str, Any]]) -> None:
-    """Before iterators are made: let them be those that were left. Raises `ConfigError`."""
-    warnings.filterwarnings("ignore", ".*your dataloader is not resumable")  # Lightning's; here it is
+def prepare_loaders(trainer: L.Trainer, places: list[dict[str, Any]]) -> None:
+    """Let the next iterators of the loaders draw as those that were saved. Raise `ConfigError`.
+
+    Args:
+        places: the result of `loader_places` when the run was saved.
+    """
+    warnings.filterwarnings("ignore", ".*your dataloader is not resumable")  # Lightning's warning; here it is resumable
     note_batches(trainer)
-    for loader, place in zip(trainer.fit_loop._combined_loader.flattened, found, strict=False):  # type: ignore
+    for loader, place in zip(trainer.fit_loop._combined_loader.flattened, places, strict=False):  # type: ignore
         batches = index_sampler(loader)
         if isinstance(batches, NotedBatches):
-            batches.again = {key: place[key] for key in ("made", "begun") if key in place}
-            batches.restore(place.get("own", []))
+            batches.to_repeat = {key: place[key] for key in ("made", "begun") if key in place}
+            batches.restore_samplers(place.get("own", []))
 
 
 def pass_over_batches(
     trainer: L.Trainer,
-    found: list[dict[str, Any]],
+    places: list[dict[str, Any]],
     *,
     num_done: Callable[[int | None], int],
     tick: Callable[[], object],
     is_same: bool,
 ) -> None:
-    """After iterators were made: pass over the batches that are done.
+    """Pass over the batches that are done, after iterators were created.
 
     Args:
-        num_done: how many they were, None: not known → how many they are now.
-        tick: called for each of them.
-        is_same: must they be the same ones, as the same ranks go on?
+        places: the result of `loader_places` when the run was saved.
+        num_done: returns how many batches of a loader are done in this layout, from how many were done when it was
+            saved (None: unknown).
+        tick: called for each batch that is passed over.
+        is_same: whether these must be the same batches, as the same ranks resume.
 
     Raises:
-        ConfigError: they are others.
+        ConfigError: they are other batches.
     """
     combined: Any = trainer.fit_loop._combined_loader
     for number, (loader, iterator) in enumerate(zip(combined.flattened, combined._iterator.iterators, strict=True)):
-        batches, place = index_sampler(loader), found[number] if number < len(found) else {}
+        batches, place = index_sampler(loader), places[number] if number < len(places) else {}
         if not isinstance(batches, NotedBatches):
             continue
-        many = num_done(place.get("batches"))
-        if many and trainer.is_global_zero:
-            read = " and read once more, as workers draw random numbers" if loader.num_workers else ""
-            print(f"train: the first {many} batches of epoch {trainer.current_epoch} are passed over{read}", flush=True)
-        for _ in range(many):
+        num = num_done(place.get("batches"))
+        if num and trainer.is_global_zero:
+            how = ", and fetched again, as workers draw random numbers" if loader.num_workers else ""
+            print(f"train: the first {num} batches of epoch {trainer.current_epoch} are passed over{how}", flush=True)
+        for _ in range(num):
             next(iterator) if loader.num_workers else iterator._next_index()
             tick()
-        batches.put_from_outside(place.get("now", []))
-        iterator._num_yielded = many
-        if batches.fetched:
-            batches.fetched.to_restore = place.get("next")
-        if is_same and place["sum"] != batches.sums[many]:
+        batches.restore_outside_changes(place.get("now", []))
+        iterator._num_yielded = num
+        if batches.fetch_effects:
+            batches.fetch_effects.to_restore = place.get("next")
+        if is_same and place["sum"] != batches.running_checksums[num]:
             sampler = getattr(batches.batches, "sampler", batches.batches)
             rule = f"{type(sampler).__name__} must give the same samples for the same random numbers"
-            raise ConfigError(
-                "data", None, rule, f"{PLAIN_LOADER} with shuffle=True, or a sampler with set_epoch(epoch)"
-            )
+            fix = f"{PLAIN_LOADER} with shuffle=True, or a sampler with set_epoch(epoch)"
+            raise ConfigError("data", None, rule, fix)
         if loader.num_workers != place.get("workers", loader.num_workers) and trainer.is_global_zero:
-            said = f"train: {place['workers']} -> {loader.num_workers} workers"
-            print(f"{said}: random numbers that they draw are others from here on", flush=True)
+            change = f"the number of workers has changed from {place['workers']} to {loader.num_workers}"
+            print(f"train: {change}: from here on they draw other random numbers", flush=True)
 
 
 def evaluation_generators(trainer: L.Trainer) -> list[list[Any]]:
-    """The generators that each loader of a validation draws with, and training does not, as plain data."""
+    """Return for each validation loader the generators that it draws with, and training does not, as plain data."""
     combined = trainer.fit_loop.epoch_loop.val_loop._combined_loader
-    loaders = combined.flattened if combined is not None else []
-    return [[plain_forms.to_plain(generator) for _, _, generator in _generators_alone(trainer, one)] for one in loaders]
+    return [
+        [plain_forms.to_plain(generator) for _, _, generator in _generators_of_evaluation(trainer, loader)]
+        for loader in (combined.flattened if combined is not None else [])
+    ]
 
 
 def restore_evaluation(trainer: L.Trainer, loader: Any, *, saved: list[Any]) -> None:
-    """Before an iterator of a loader is made: what `of_evaluation` returned for it."""
-    for (sampler, name, _), form in zip(_generators_alone(trainer, loader), saved, strict=False):
+    """Restore the generators of a validation loader before its iterator is created.
+
+    Args:
+        saved: the item of this loader in the result of `evaluation_generators`.
+    """
+    for (sampler, name, _), form in zip(_generators_of_evaluation(trainer, loader), saved, strict=False):
         plain_forms.set_attribute(sampler, name, form=form)
 
 
-def _generators_alone(trainer: L.Trainer, loader: Any) -> list[tuple[Any, str, Any]]:
-    loaders: list[Any] = trainer.fit_loop._combined_loader.flattened  # type: ignore[union-attr]
-    of_training = {id(generator) for one in loaders for *_, generator in _generators(one)}
-    return [place for place in _generators(loader) if id(place[2]) not in of_training]
+def _generators_of_evaluation(trainer: L.Trainer, loader: Any) -> list[tuple[Any, str, Any]]:
+    """Return the generators of a loader that no training loader has, too."""
+    training_loaders: list[Any] = trainer.fit_loop._combined_loader.flattened  # type: ignore[union-attr]
+    of_training = {
+        id(generator) for training_loader in training_loaders for *_, generator in _generators(training_loader)
+    }
+    return [entry for entry in _generators(loader) if id(entry[2]) not in of_training]
 
 
 def _generators(loader: Any) -> list[tuple[Any, str, Any]]:
-    """Whose they are, under which name."""
-    ours = isinstance(getattr(loader, "sampler", None), GlobalBatchSampler | EvalBatchSampler)
-    samplers = [] if ours or not isinstance(loader, DataLoader) else chain_of_samplers(loader)
-    data = [
+    """Return (owner, attribute, generator) for each generator that chooses samples of a researcher's loader."""
+    has_own_sampler = isinstance(getattr(loader, "sampler", None), GlobalBatchSampler | EvalBatchSampler)
+    samplers = [] if has_own_sampler or not isinstance(loader, DataLoader) else list_samplers(loader)
+    entries = [
         (sampler, name, value) for sampler in samplers for name, value in plain_forms.data_attributes(sampler).items()
     ]
-    return [place for place in data if plain_forms.is_generator(place[2])]
+    return [entry for entry in entries if plain_forms.is_generator(entry[2])]

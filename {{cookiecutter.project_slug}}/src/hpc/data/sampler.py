@@ -1,4 +1,4 @@
-"""One global order of samples, and random numbers tied to a sample: neither depends on how many ranks there are."""
+"""One global order of samples, and random numbers tied to a sample: neither depends on the number of ranks."""
 
 import zlib
 from collections.abc import Iterator
@@ -13,17 +13,17 @@ from torch.utils.data import DataLoader, DistributedSampler, Sampler, Sequential
 from hpc.state import randomness
 
 
-# Both are distributed samplers to Lightning, which would otherwise share their batches out once more where
-# trainer.use_distributed_sampler is true.
+# The samplers of this project are subclasses of DistributedSampler. Otherwise Lightning would shard their batches a
+# second time if trainer.use_distributed_sampler is true.
 # pyright: reportMissingSuperCall=false, reportIncompatibleMethodOverride=false
 class GlobalBatchSampler(DistributedSampler):
-    """(epoch, samples) of each micro-batch of one data-parallel rank, from an order that follows from (seed, epoch).
+    """Yield (epoch, samples) of each micro-batch of one data-parallel rank, in an order given by (seed, epoch).
 
-    Global batch `k` is `order[k * global_batch_size : (k + 1) * global_batch_size]` whatever the layout. It is cut
-    into `accumulate` micro-steps and each of those into one micro-batch per rank. An incomplete last batch is left out.
+    Global batch `k` is `order[k * global_batch_size : (k + 1) * global_batch_size]` in every layout. It is cut into
+    `accumulate` micro-steps, and each of those into one micro-batch per rank. An incomplete last batch is left out.
     """
 
-    repeats = False  # the order of epoch 0 in every epoch
+    repeats_first_epoch = False
 
     def __init__(
         self, num_samples: int, global_batch_size: int, *, rank: int, num_ranks: int, accumulate: int, seed: int
@@ -37,12 +37,12 @@ class GlobalBatchSampler(DistributedSampler):
         self.epoch = self.start = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Lightning calls this before each epoch."""
+        """Begin this epoch; Lightning calls this before each epoch."""
         if epoch != self.epoch:
             self.epoch, self.start = epoch, 0
 
     def go_to(self, epoch: int, start: int) -> None:
-        """Go on in this epoch after `start` micro-batches, once; after that it begins at 0, also in the same epoch.
+        """Let the next pass begin after `start` micro-batches of this epoch; passes after that begin at 0.
 
         The length stays that of a whole epoch.
         """
@@ -53,7 +53,7 @@ class GlobalBatchSampler(DistributedSampler):
         return self.num_samples // self.global_batch_size * micro_steps
 
     def __iter__(self) -> Iterator[tuple[int, np.ndarray]]:
-        generator = torch.Generator().manual_seed(_key(self.seed, 0 if self.repeats else self.epoch))
+        generator = torch.Generator().manual_seed(_key(self.seed, 0 if self.repeats_first_epoch else self.epoch))
         order = torch.randperm(self.num_samples, generator=generator).numpy()
         stride = self.micro_batch_size * self.num_ranks
         first, self.start = self.start, 0
@@ -63,19 +63,19 @@ class GlobalBatchSampler(DistributedSampler):
 
 
 class RepeatedBatchSampler(GlobalBatchSampler, SequentialSampler):
-    """The same batches in every epoch, for `trainer.overfit_batches`.
+    """Yield the same batches in every epoch, for `trainer.overfit_batches`.
 
-    Lightning replaces what is no SequentialSampler then, by a sampler of single indices.
+    It is a SequentialSampler, as Lightning then replaces any other sampler by one of single indices.
     """
 
-    repeats = True
+    repeats_first_epoch = True
 
 
 class ResumableLoader(DataLoader):
-    """A loader over a `GlobalBatchSampler` that goes on in the middle of an epoch.
+    """A loader over a `GlobalBatchSampler` that can begin in the middle of an epoch.
 
-    By these two methods Lightning knows that it can. How far training has come is not known here, as workers fetch
-    ahead: resume.py says it.
+    Lightning recognizes that by these two methods. The loader does not know how far training has come, as workers fetch
+    ahead: `position.start_at` passes the place.
     """
 
     def state_dict(self) -> dict[str, Any]:
@@ -87,13 +87,13 @@ class ResumableLoader(DataLoader):
 
 
 class EvalBatchSampler(DistributedSampler, SequentialSampler):
-    """Every sample once over all ranks, in order, in equally many batches on each rank; epoch 0. See `shares`."""
+    """Yield every sample once over all ranks, in order, in equally many batches on each rank. See `batch_ranges`."""
 
     def __init__(self, num_samples: int, batch_size: int, *, rank: int, num_ranks: int) -> None:
         self.parts = batch_ranges(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
 
     def set_epoch(self, epoch: int) -> None:
-        """Lightning calls this before each evaluation; the order stays."""
+        """Keep the order; Lightning calls this before each evaluation."""
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -104,10 +104,11 @@ class EvalBatchSampler(DistributedSampler, SequentialSampler):
 
 
 def batch_ranges(num_samples: int, batch_size: int, *, rank: int, num_ranks: int) -> list[range]:
-    """Return the positions in each batch of one rank, so that all ranks together have every sample once.
+    """Return the positions of each batch of one rank, so that all ranks together have every sample once.
 
-    Ranks have equally many batches, none of them empty, and nothing is repeated to fill one. The last batches differ by
-    one sample at most; they hold one more than `batch_size` where too few samples are left for a round of their own.
+    Ranks have equally many batches, none is empty, and no sample is repeated to fill one. The last batches of the ranks
+    differ by one sample at most. They hold up to one more than `batch_size` if too few samples are left for one more
+    batch on each rank.
     """
     whole, rest = divmod(num_samples, batch_size * num_ranks)
     num = max(1, whole + (rest >= num_ranks)) if num_samples else 0
@@ -119,22 +120,22 @@ def batch_ranges(num_samples: int, batch_size: int, *, rank: int, num_ranks: int
 
 
 class SharedBatches(Sampler[list[Any]]):
-    """The batches of one rank, out of the order that another sampler gives: the same one on all ranks.
+    """The batches of one rank, cut from the order of another sampler, which must be the same on all ranks.
 
-    That sampler draws its random numbers as a function of (seed, epoch), unless it has a generator of its own.
+    That sampler draws random numbers as a function of (seed, epoch), unless it has a generator of its own.
 
     Args:
-        parts: of that order, the positions in each batch of this rank; see `shares`.
+        parts: the positions in that order of each batch of this rank; see `batch_ranges`.
     """
 
     def __init__(self, sampler: Any, parts: list[range], *, seed: int) -> None:
         self.sampler, self.parts, self.seed, self.epoch = sampler, parts, seed, 0
-        self.checksum: int | None = None  # of the first order that is drawn in this epoch
-        self.is_compared = False  # with those of other ranks
+        self.checksum: int | None = None  # of the first order drawn in this epoch
+        self.is_compared = False  # whether the checksum was compared with those of other ranks
 
     def set_epoch(self, epoch: int) -> None:
-        """Lightning calls this before each epoch."""
-        if epoch != self.epoch:  # another order, which may follow from what each rank has seen for itself
+        """Begin this epoch; Lightning calls this before each epoch."""
+        if epoch != self.epoch:  # another order, which may depend on what each rank has trained on
             self.epoch, self.checksum, self.is_compared = epoch, None, False
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
@@ -153,13 +154,13 @@ class SharedBatches(Sampler[list[Any]]):
 
 
 def uniform_per_sample(seed: int, epoch: int, *, indices: Tensor, num: int) -> Tensor:
-    """Random numbers in [0, 1) that are a function of (seed, epoch, sample index) alone.
+    """Return random numbers in [0, 1) that are a function of (seed, epoch, sample index) alone.
 
     Args:
         seed: the run's seed.
-        epoch: the epoch the samples are drawn in.
+        epoch: the epoch in which the samples are drawn.
         indices: of the samples, int64, shape (batch,), on any device.
-        num: how many numbers each sample gets.
+        num: numbers per sample.
 
     Returns:
         float32, shape (batch, num), on the device of `indices`; the same on every device and in every batch layout.
@@ -171,7 +172,7 @@ def uniform_per_sample(seed: int, epoch: int, *, indices: Tensor, num: int) -> T
 
 
 def sample_seeds(seed: int, epoch: int, *, indices: list[int]) -> list[int]:
-    """A number below 2**32 for each sample, a function of (seed, epoch, sample index) alone."""
+    """Return a number below 2**32 for each sample, a function of (seed, epoch, sample index) alone."""
     return (_mix(torch.tensor(indices) + _key(seed, epoch)) >> 16 & (1 << 32) - 1).tolist()
 
 
@@ -180,7 +181,7 @@ def _key(seed: int, epoch: int) -> int:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) on int64, which wraps around like uint64."""
+    """Apply the finalizer of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) to int64, which wraps around like uint64."""
     x = (x ^ (x >> 30 & (1 << 34) - 1)) * -4658895280553007687  # 0xbf58476d1ce4e5b9
     x = (x ^ (x >> 27 & (1 << 37) - 1)) * -7723592293110705685  # 0x94d049bb133111eb
     return x ^ (x >> 31 & (1 << 33) - 1)

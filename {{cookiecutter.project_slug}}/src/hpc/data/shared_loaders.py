@@ -1,7 +1,7 @@
-"""Loaders that a researcher brings, shared out among ranks: each rank gets samples of its own, and none comes twice.
+"""A researcher's own loaders, shared out among ranks: each rank gets different samples, and no sample comes twice.
 
-Of a plain DataLoader over a map-style dataset the batches are replaced; dataset, collate function and workers stay.
-What cannot be shared out is rejected: ranks that all trained on the same samples would look like a faster run.
+The batches of a plain DataLoader over a map-style dataset are replaced; dataset, collate function and workers stay. A
+loader that cannot be shared out is rejected: if all ranks trained on the same samples, it would look like a faster run.
 """
 
 import os
@@ -27,56 +27,56 @@ USE_PLAIN_LOADER = "a DataLoader with batch_size=... over a dataset with __len__
 
 
 def data_rank(strategy: Any) -> dict[str, int]:
-    """This process among those that get different samples. Ranks of one tensor-parallel group share theirs."""
+    """Return this process's rank among those that get different samples. Ranks of a tensor-parallel group share one."""
     kwargs = getattr(strategy, "distributed_sampler_kwargs", None)
     return {"rank": kwargs["rank"], "num_ranks": kwargs["num_replicas"]} if kwargs else {"rank": 0, "num_ranks": 1}
 
 
 class SharesLoaders:
-    """For a strategy: shares out the loaders that Lightning hands to it."""
+    """A mixin for strategies that shares out the loaders that Lightning passes to them."""
 
     lightning_module: Any
-    evaluation: Sequence[list[Any]] = ()  # what loaders of a validation go on with, till they are made
-    _said: tuple[str, ...] = ()
+    evaluation: Sequence[list[Any]] = ()  # saved generators of each validation loader that is still to be created
+    _printed_notes: tuple[str, ...] = ()
 
     def process_dataloader(self, dataloader: object) -> object:
         trainer = self.lightning_module.trainer
         alone, stage = trainer.world_size == 1, trainer.state.stage
-        loader, said = share_loader(dataloader, stage, alone=alone, **data_rank(self))
+        loader, note = share_loader(dataloader, stage, alone=alone, **data_rank(self))
         if stage == RunningStage.TRAINING and not alone:
-            self._look_ahead(trainer)
-        self._say(said, trainer)
-        is_validated = stage in (RunningStage.SANITY_CHECKING, RunningStage.VALIDATING)
-        is_ours = isinstance(getattr(loader, "sampler", None), EvalBatchSampler)  # draws from a generator of its own
-        if is_validated and not is_ours and noted_batches.make_workers_short_lived(loader):
-            self._say(f"val: {noted_batches.NOT_PERSISTENT}", trainer)
-        if is_validated and self.evaluation:
+            self._check_evaluation_loaders(trainer)
+        self._print_once(note, trainer)
+        is_validating = stage in (RunningStage.SANITY_CHECKING, RunningStage.VALIDATING)
+        has_own_generator = isinstance(getattr(loader, "sampler", None), EvalBatchSampler)
+        if is_validating and not has_own_generator and noted_batches.make_workers_short_lived(loader):
+            self._print_once(f"val: {noted_batches.NOT_PERSISTENT}", trainer)
+        if is_validating and self.evaluation:
             replay.restore_evaluation(trainer, loader, saved=self.evaluation[0])
             self.evaluation = self.evaluation[1:]
         return loader
 
-    def _say(self, said: str, trainer: Any) -> None:
-        if said and said not in self._said and trainer.is_global_zero:
-            self._said += (said,)
-            print(said, flush=True)
+    def _print_once(self, note: str, trainer: Any) -> None:
+        if note and note not in self._printed_notes and trainer.is_global_zero:
+            self._printed_notes += (note,)
+            print(note, flush=True)
 
-    def _look_ahead(self, trainer: Any) -> None:
-        """What cannot be evaluated is told before training, as far as its loaders can be made by then."""
+    def _check_evaluation_loaders(self, trainer: Any) -> None:
+        """Reject loaders of validation and test before training, if they can be created by then."""
         limits = {"val": trainer.limit_val_batches, "test": trainer.limit_test_batches}
         for split in (split for split, limit in limits.items() if limit and trainer.datamodule is not None):
             try:
-                made = getattr(trainer.datamodule, f"{split}_dataloader")()
-                loaders = (made if isinstance(made, CombinedLoader) else CombinedLoader(made)).flattened
+                created = getattr(trainer.datamodule, f"{split}_dataloader")()
+                loaders = (created if isinstance(created, CombinedLoader) else CombinedLoader(created)).flattened
             except ConfigError:
                 raise
-            except Exception:  # the researcher's setup("test") comes first
+            except Exception:  # the researcher's setup("test") may have to come first
                 continue
-            stage, place = (RunningStage.TESTING if split == "test" else RunningStage.VALIDATING), data_rank(self)
+            stage, place = RunningStage.TESTING if split == "test" else RunningStage.VALIDATING, data_rank(self)
             for loader in loaders:
                 share_loader(loader, stage, rank=place["rank"], num_ranks=place["num_ranks"])
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """As Lightning does it, which counts samples in whole numbers, and would cut their mean over ranks to one."""
+        """Reduce as Lightning does, but without truncating the mean of integers, such as counts of samples."""
         if reduce_op in ("mean", "avg") and isinstance(tensor, Tensor) and not tensor.is_floating_point():
             tensor = tensor.double()
         return super().reduce(tensor, group, reduce_op)  # type: ignore[misc]
@@ -85,88 +85,79 @@ class SharesLoaders:
 def share_loader(
     loader: Any, stage: RunningStage, *, rank: int, num_ranks: int, alone: bool = False
 ) -> tuple[object, str]:
-    """Return the loader with this rank's samples, and what to tell of it.
+    """Return a loader with this rank's samples, and a note to print ("" for none).
 
     Args:
-        alone: there is one process: what the researcher brings stays as it is.
+        alone: whether this is the only process: then the researcher's loader stays as it is.
 
     Raises:
-        ConfigError: it cannot be shared out, or a run could not go on with it.
+        ConfigError: the loader cannot be shared out, or a run could not be resumed with it.
     """
-    training, split = stage == RunningStage.TRAINING, stage.dataloader_prefix or "train"
+    is_training, split = stage == RunningStage.TRAINING, stage.dataloader_prefix or "train"
     if isinstance(getattr(loader, "sampler", None), GlobalBatchSampler | EvalBatchSampler):
         return loader, ""
-    if training:
-        _reject_without_place(loader)
+    if is_training:
+        _reject_unresumable(loader)
     if alone:
         return loader, ""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        rule = f"each of the {num_ranks} ranks must get samples of its own; this loader gives all of them the same"
-        raise _rejected(split, loader, rule, f"{USE_PLAIN_LOADER}, or {USE_ONE_DEVICE}")
-    if own := _place_aware(loader):
-        _reject_other_place(split, loader, own, rank, num_ranks)
-        if training or own.num_replicas * len(own) == len(loader.dataset):  # type: ignore[arg-type]
-            return loader, ""
-        if type(own) is not DistributedSampler:
-            rule = f"evaluation must count each of the {len(loader.dataset)} samples once; "  # type: ignore[arg-type]
-            rule += f"{type(own).__name__} gives {own.num_replicas} * {len(own)}"
-            raise _rejected(split, loader, rule, "the same loader without a sampler: it is shared out exactly")
-    batches: Any = loader.batch_sampler  # a loader that was given one knows neither its order nor how large batches are
-    if type(batches) is not BatchSampler or not hasattr(batches.sampler, "__len__"):
-        rule = f"each of the {num_ranks} ranks must get samples of its own; how to share out this sampler is not known"
-        raise _rejected(
-            split, loader, rule, f"a DistributedSampler (with `rank` and `num_replicas`), or {USE_PLAIN_LOADER}"
-        )
-    order: Any = SequentialSampler(loader.dataset) if own else batches.sampler  # type: ignore[arg-type]
+        rule = f"Each of the {num_ranks} ranks must get different samples; this loader gives all of them the same"
+        raise _loader_error(split, loader, rule, f"{USE_PLAIN_LOADER}, or {USE_ONE_DEVICE}")
+    sampler = _distributed_sampler(loader)
+    if sampler and _gives_each_sample_once(split, loader, sampler, is_training=is_training, ranks=(rank, num_ranks)):
+        return loader, ""
+    order, batches = _order_of_samples(split, loader, sampler, num_ranks=num_ranks)
     num_samples, batch_size = len(order), batches.batch_size
-    if batches.drop_last:  # of an evaluation as many as one process would leave out
-        num_samples -= num_samples % (batch_size * num_ranks if training else batch_size)
+    if batches.drop_last:  # an evaluation leaves out as many samples as in one process
+        num_samples -= num_samples % (batch_size * num_ranks if is_training else batch_size)
     if num_samples < num_ranks:
-        rule = f"each of the {num_ranks} ranks must get a batch; there are {len(order)} samples"
-        raise _rejected(split, loader, rule, f"more samples, a smaller batch, or {USE_ONE_DEVICE}")
+        rule = f"Each of the {num_ranks} ranks must get a batch; there are only {len(order)} samples"
+        raise _loader_error(split, loader, rule, f"more samples, a smaller batch, or {USE_ONE_DEVICE}")
     parts = batch_ranges(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
-    said = f"{split}: {num_samples} samples are shared out among {num_ranks} ranks, {batch_size} in a batch of each"
-    return _with_batches(loader, SharedBatches(order, parts, seed=_seed())), said
+    note = f"{split}: {num_samples} samples are shared out among {num_ranks} ranks, {batch_size} in a batch of each"
+    return _with_batches(loader, SharedBatches(order, parts, seed=_run_seed())), note
 
 
 def reject_differing_orders(loaders: Any, group: Any) -> None:
-    """Compare the order that each loader has drawn. To be called on all ranks, after its first batch.
+    """Compare the order that each loader has drawn. All ranks must call this after its first batch.
 
     Args:
         group: of all ranks, on the host; None: there is one rank.
 
     Raises:
-        ConfigError: on all ranks, where each took its part of another order: some samples would be repeated.
+        ConfigError: on all ranks, if they took their parts of different orders: some samples would be repeated.
     """
-    given = [getattr(loader, "batch_sampler", None) for loader in tree_leaves(loaders)] if group else []
-    shared = [batches.batches if isinstance(batches, noted_batches.NotedBatches) else batches for batches in given]
-    for batches in (batches for batches in shared if isinstance(batches, SharedBatches) and not batches.is_compared):
-        if batches.checksum is None:
+    batch_samplers = [getattr(loader, "batch_sampler", None) for loader in tree_leaves(loaders)] if group else []
+    for batches in batch_samplers:
+        shared = batches.batches if isinstance(batches, noted_batches.NotedBatches) else batches
+        if not isinstance(shared, SharedBatches) or shared.is_compared or shared.checksum is None:
             continue
-        batches.is_compared = True
-        both = torch.tensor([batches.checksum, -batches.checksum])
-        dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
-        if both.sum():
-            name = type(batches.sampler).__name__
+        shared.is_compared = True
+        max_and_minus_min = torch.tensor([shared.checksum, -shared.checksum])
+        dist.all_reduce(max_and_minus_min, dist.ReduceOp.MAX, group=group)
+        if max_and_minus_min.sum():
+            name = type(shared.sampler).__name__
             rule = f"{name} must give all ranks the same order of samples, of which each gets its part; "
-            rule += "it gives each rank another one"
-            fix = f"shuffle=True in place of it, or in {name} a fixed seed, and what else it goes by alike on all ranks"
+            rule += "it gives them different orders"
+            fix = f"shuffle=True in place of it, or in {name} a fixed seed and nothing else that differs between ranks"
             raise ConfigError("data", name, rule, fix)
 
 
-def _reject_without_place(loader: Any) -> None:
-    """A run that goes on must find its place in the data again."""
+def _reject_unresumable(loader: Any) -> None:
+    """Raise `ConfigError` for a training loader in which a resumed run cannot find its place."""
     is_stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
-    if is_stream or hasattr(loader, "state_dict") or not hasattr(loader, "__len__"):
-        what = "a stream" if is_stream else "a loader with a state_dict()" if hasattr(loader, "state_dict") else "this"
-        rule = f"an interrupted run must go on at the same sample; with {what} it would begin at the first one again"
-        raise _rejected("train", loader, rule, USE_PLAIN_LOADER)
+    has_state = hasattr(loader, "state_dict")
+    if is_stream or has_state or not hasattr(loader, "__len__"):
+        kind = "a stream" if is_stream else "a loader with a state_dict()" if has_state else "this loader"
+        rule = f"A resumed run must continue at the same sample; with {kind} it would start again from the first one"
+        raise _loader_error("train", loader, rule, USE_PLAIN_LOADER)
     if sized_len(loader) == 0:
-        raise _rejected("train", loader, "it must have a batch to train on", "more samples, or drop_last=False")
+        rule = "The loader must have at least one batch to train on"
+        raise _loader_error("train", loader, rule, "more samples, or drop_last=False")
 
 
-def _place_aware(loader: DataLoader) -> Any:
-    """The sampler of a loader that says which rank it serves; None: there is none."""
+def _distributed_sampler(loader: DataLoader) -> Any:
+    """Return the sampler of a loader that knows which rank it serves; None if there is none."""
     inner = getattr(loader.batch_sampler, "sampler", None)
     for sampler in (loader.sampler, loader.batch_sampler, inner):
         if hasattr(sampler, "rank") and hasattr(sampler, "num_replicas"):
@@ -174,30 +165,67 @@ def _place_aware(loader: DataLoader) -> Any:
     return None
 
 
-def _reject_other_place(split: str, loader: DataLoader, own: Any, rank: int, num_ranks: int) -> None:
-    if (own.rank, own.num_replicas) != (rank, num_ranks):
-        rule = f"the sampler here must be for rank {rank} of {num_ranks} that get different samples; "
-        rule += f"{type(own).__name__} is for rank {own.rank} of {own.num_replicas}"
+def _gives_each_sample_once(
+    split: str, loader: DataLoader, sampler: Any, *, is_training: bool, ranks: tuple[int, int]
+) -> bool:
+    """Return whether a loader with a distributed sampler can stay as it is.
+
+    Otherwise, it is one of an evaluation whose DistributedSampler repeats samples, and can be shared out.
+
+    Args:
+        ranks: this rank, and their number.
+
+    Raises:
+        ConfigError: the sampler is for another rank, or repeats or omits samples of an evaluation in its own way.
+    """
+    rank, num_ranks = ranks
+    name = type(sampler).__name__
+    if (sampler.rank, sampler.num_replicas) != (rank, num_ranks):
+        rule = f"The sampler must be for rank {rank} of {num_ranks} that get different samples; "
+        rule += f"{name} is for rank {sampler.rank} of {sampler.num_replicas}"
         fix = "the same loader without it: it is shared out, or its arguments from trainer.distributed_sampler_kwargs"
-        raise _rejected(split, loader, rule, fix)
+        raise _loader_error(split, loader, rule, fix)
+    num_samples = len(loader.dataset)  # type: ignore[arg-type]
+    if is_training or sampler.num_replicas * len(sampler) == num_samples:
+        return True
+    if type(sampler) is not DistributedSampler:
+        rule = f"Evaluation must count each of the {num_samples} samples once; "
+        rule += f"{name} gives {sampler.num_replicas} * {len(sampler)}"
+        raise _loader_error(split, loader, rule, "the same loader without a sampler: it is shared out exactly")
+    return False
+
+
+def _order_of_samples(split: str, loader: DataLoader, sampler: Any, *, num_ranks: int) -> tuple[Any, BatchSampler]:
+    """Return the sampler that orders a loader's samples on all ranks alike, and its batch sampler.
+
+    Raises:
+        ConfigError: the loader was given batches, and neither their order nor their size is known.
+    """
+    batches: Any = loader.batch_sampler
+    if type(batches) is not BatchSampler or not hasattr(batches.sampler, "__len__"):
+        rule = f"Each of the {num_ranks} ranks must get different samples, and this sampler cannot be shared out"
+        fix = f"a DistributedSampler (with `rank` and `num_replicas`), or {USE_PLAIN_LOADER}"
+        raise _loader_error(split, loader, rule, fix)
+    order: Any = SequentialSampler(loader.dataset) if sampler else batches.sampler  # type: ignore[arg-type]
+    return order, batches
 
 
 def _with_batches(loader: DataLoader, batches: SharedBatches) -> DataLoader:
-    """A copy of a loader with other batches.
+    """Return a copy of a loader with other batches.
 
-    Its class need not be made anew, whose arguments are not known; a DataLoader lets nobody set these two.
+    It is not constructed again, as the arguments of a subclass are unknown; DataLoader forbids setting the attributes.
     """
     other = copy(loader)
     other.__dict__ |= {"sampler": batches, "batch_sampler": batches}
     return other
 
 
-def _rejected(split: str, loader: object, rule: str, fix: str) -> ConfigError:
+def _loader_error(split: str, loader: object, rule: str, fix: str) -> ConfigError:
     dataset = getattr(loader, "dataset", None)
-    of = f" over {type(dataset).__name__}" if dataset is not None else ""
-    return ConfigError("data", f"{type(loader).__name__}{of} ({split})", rule, fix)
+    over = f" over {type(dataset).__name__}" if dataset is not None else ""
+    return ConfigError("data", f"{type(loader).__name__}{over} ({split})", rule, fix)
 
 
-def _seed() -> int:
-    """The run's, as `lightning.seed_everything` has left it."""
+def _run_seed() -> int:
+    """Return the run's seed, which `lightning.seed_everything` has written into the environment."""
     return int(os.environ.get("PL_GLOBAL_SEED", 0))

@@ -1,4 +1,4 @@
-"""Data that are being copied to a node are no hang, on any rank of the run: those that wait hear that it goes on."""
+"""Progress of staging, reported to the watchdogs of all ranks: ranks that wait for a copy do not hang."""
 
 from typing import Any
 
@@ -9,32 +9,35 @@ STORE_KEY = "copying/moves"
 
 
 class StagingProgress:
-    """From now on, till the watch converses of something else, each sign of a copy is progress of all ranks.
+    """Reports each sign of a copy as progress of all ranks, until the watchdog exchanges something else.
 
     Args:
-        step: where the run begins.
+        watch: the watchdog of this rank.
+        step: the step at which the attempt starts.
     """
 
     def __init__(self, watch: Watchdog, step: int) -> None:
         self.watch, self.step = watch, step
-        self._moves = self._told = self._heard = 0
-        staging.on_progress = self.moved
-        watch.exchange_with(self.turn)
+        self._num_signs = 0  # of copies on this node
+        self._num_sent = 0  # value of `_num_signs` when the other ranks were last told
+        self._num_received = 0  # value of the counter in the store when it was last read
+        staging.on_progress = self.copy_has_grown
+        watch.exchange_with(self.exchange)
 
-    def moved(self) -> None:
-        """A copy on this node goes on."""
-        self._moves += 1
-        self._progress()
+    def copy_has_grown(self) -> None:
+        """Report a sign that a copy on this node has grown."""
+        self._num_signs += 1
+        self._report()
 
-    def turn(self, store: Any) -> None:
-        """Tell the other ranks, and hear of them, about once a second."""
-        if self._told != self._moves:
-            self._told = self._moves
+    def exchange(self, store: Any) -> None:
+        """Exchange signs with the other ranks; the watchdog calls this about once a second."""
+        if self._num_sent != self._num_signs:
+            self._num_sent = self._num_signs
             store.add(STORE_KEY, 1)
-        heard = store.add(STORE_KEY, 0)
-        if heard != self._heard:
-            self._heard = heard
-            self._progress()
+        counter = store.add(STORE_KEY, 0)
+        if counter != self._num_received:
+            self._num_received = counter
+            self._report()
 
-    def _progress(self) -> None:
+    def _report(self) -> None:
         self.watch.report_progress(self.step, "copying data to a node")

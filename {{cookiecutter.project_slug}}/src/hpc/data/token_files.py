@@ -1,4 +1,4 @@
-"""What tools/pack.py leaves beside a token file `x.npy`: `x.npy.json` says vocabulary and checksums. No torch.
+"""The notes that tools/pack.py writes beside a token file `x.npy`: `x.npy.json`. No torch here.
 
 Keys: tokens, dtype, vocab_size (a multiple of 64, so that matrices have whole tiles), bytes_per_token (measured),
 tokenizer, end_of_text (the token between files, or null), sources, parts ([tokens, crc32] each), checksum.
@@ -20,82 +20,84 @@ NUMBER_KEYS = ("tokens", "vocab_size", "bytes_per_token")
 
 
 def read_notes(file: str) -> dict[str, Any] | None:
-    """What is noted of a token file; None: nothing.
+    """Return the notes of a token file; None if it has none.
 
     Raises:
-        ConfigError: the note cannot be read, or is that of another file.
+        ConfigError: the notes cannot be read, or are those of another file.
     """
     path = f"{file}.json"
     if not os.path.exists(path):
         return None
     try:
         with open(path, encoding="utf-8") as stream:
-            noted = json.load(stream)
-        numbers = [noted[key] + 0 for key in NUMBER_KEYS]
-        dtype, whole = noted["dtype"], noted["checksum"] == notes_checksum(noted)
+            notes = json.load(stream)
+        numbers = [notes[key] + 0 for key in NUMBER_KEYS]  # raises TypeError for anything but a number
+        dtype, is_unchanged = notes["dtype"], notes["checksum"] == notes_checksum(notes)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            "data.files", path, f"is what tools/pack.py has written; {error!r}", COPY_OR_PACK_AGAIN
-        ) from None
+        rule = f"The file must be as tools/pack.py has written it: {error!r}"
+        raise ConfigError("data.files", path, rule, COPY_OR_PACK_AGAIN) from None
     tokens = map_file(file)
-    if not whole or (len(tokens), str(tokens.dtype)) != (numbers[0], dtype):
-        rule = f"{path} describes it: {numbers[0]} tokens, {dtype}; it holds {len(tokens)}, {tokens.dtype}"
+    if not is_unchanged or (len(tokens), str(tokens.dtype)) != (numbers[0], dtype):
+        rule = f"The file must hold {numbers[0]} tokens of {dtype}, as noted in {path}; "
+        rule += f"it holds {len(tokens)} tokens of {tokens.dtype}" if is_unchanged else "these notes have changed"
         raise ConfigError("data.files", file, rule, COPY_OR_PACK_AGAIN)
-    return noted
+    return notes
 
 
-def notes_checksum(noted: dict[str, Any]) -> str:
-    """Of all that is noted and, through the parts, of the tokens."""
-    rest = {key: value for key, value in noted.items() if key != "checksum"}
+def notes_checksum(notes: dict[str, Any]) -> str:
+    """Return a checksum of the notes without their own checksum; through those of the parts, it covers the tokens."""
+    rest = {key: value for key, value in notes.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def read_vocabulary(files: Sequence[str]) -> tuple[int | None, float | None]:
-    """(vocabulary size, bytes per token) of text, or as noted of token files; None: not known.
+    """Return (vocabulary size, bytes per token) of text, or as noted beside token files; (None, None) if unknown.
 
     Raises:
-        ConfigError: files of several tokenizers.
+        ConfigError: the files are of several tokenizers.
     """
     if not is_token_file(files[0]):
         return 256, 1.0
-    known = {file: noted for file in files if (noted := read_notes(file))}
-    if len(known) < len(files):
+    notes_of = {file: notes for file in files if (notes := read_notes(file))}
+    if len(notes_of) < len(files):
         return None, None
-    first = known[files[0]]
-    for file, noted in known.items():
-        if noted["tokenizer"] != first["tokenizer"]:
-            rule = f"one tokenizer made all files; {files[0]} is of {first['tokenizer']}, this of {noted['tokenizer']}"
+    tokenizer = notes_of[files[0]]["tokenizer"]
+    for file, notes in notes_of.items():
+        if notes["tokenizer"] != tokenizer:
+            rule = "All files must be of one tokenizer; "
+            rule += f"{files[0]} is of {tokenizer}, and this one of {notes['tokenizer']}"
             raise ConfigError("data.files", file, rule, "files of one tokenizer")
-    num = sum(noted["tokens"] for noted in known.values())
-    size = sum(noted["tokens"] * noted["bytes_per_token"] for noted in known.values())
-    return max(noted["vocab_size"] for noted in known.values()), size / num
+    num = sum(notes["tokens"] for notes in notes_of.values())
+    size = sum(notes["tokens"] * notes["bytes_per_token"] for notes in notes_of.values())
+    return max(notes["vocab_size"] for notes in notes_of.values()), size / num
 
 
 def describe_text(files: Sequence[str]) -> str:
-    """By what files are known again, in a copy of their folder, too: names, sizes, checksums of what was packed."""
+    """Return a checksum of the files' names, sizes and noted checksums; a copy of their folder has the same."""
     root = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
     digest = hashlib.sha256()
     for file in files:
-        noted = read_notes(file) if is_token_file(file) else None
-        known = [os.path.relpath(os.path.abspath(file), root), os.path.getsize(file), noted and noted["checksum"]]
-        digest.update(repr(known).encode(errors="surrogateescape"))
+        notes = read_notes(file) if is_token_file(file) else None
+        facts = [os.path.relpath(os.path.abspath(file), root), os.path.getsize(file), notes and notes["checksum"]]
+        digest.update(repr(facts).encode(errors="surrogateescape"))
     return digest.hexdigest()[:16]
 
 
 def token_parts(file: str) -> FileParts:
-    """The checksums of a packed token file. Raises `ConfigError` where there are none."""
-    noted = read_notes(file) if is_token_file(file) else None
-    if noted is None:
+    """Return the parts of a packed token file and their checksums. Raise `ConfigError` if it was not packed."""
+    notes = read_notes(file) if is_token_file(file) else None
+    if notes is None:
+        rule = f"Staging copies packed files, and {file} was not packed"
         fix = "python tools/pack.py data.files=... out=<file>.npy, or data.stage=false"
-        raise ConfigError("data.stage", True, f"copies packed files; {file} was not packed", fix)
+        raise ConfigError("data.stage", True, rule, fix)
     tokens = map_file(file)
-    sizes = [num * tokens.itemsize for num, _ in noted["parts"]]
+    sizes = [num * tokens.itemsize for num, _ in notes["parts"]]
     offset = os.path.getsize(file) - tokens.nbytes
-    return FileParts(file, offset, sizes, [crc for _, crc in noted["parts"]], noted["checksum"])
+    return FileParts(file, offset, sizes, [crc for _, crc in notes["parts"]], notes["checksum"])
 
 
 def npy_header(num: int, dtype: str) -> bytes:
-    """What stands before the tokens in a .npy file; always of the same length."""
+    """Return the bytes before `num` tokens in a .npy file; their length does not depend on `num`."""
     import numpy as np
 
     stream = io.BytesIO()
@@ -105,19 +107,19 @@ def npy_header(num: int, dtype: str) -> bytes:
 
 
 def write_header_and_notes(descriptor: int, out: str, *, notes: dict[str, Any], done: list[Any]) -> None:
-    """The header before the tokens, and the note beside them: it is there when the tokens get their name.
+    """Write the header before the tokens, and the notes beside them, before the token file gets its name.
 
     Args:
-        notes: as `tokenizing.described`; completed here.
-        done: of each part (bytes of tokens, their crc32, bytes of text).
+        notes: the result of `tokenizing.describe_tokens`; completed in place.
+        done: for each part, (bytes of tokens, their crc32, bytes of text).
 
     Raises:
-        OSError: the disk is full, say.
+        OSError: the disk is full, for example.
     """
-    item = {"uint8": 1, "uint16": 2, "uint32": 4}[notes["dtype"]]
-    num = sum(size for size, _, _ in done) // item
+    token_bytes = {"uint8": 1, "uint16": 2, "uint32": 4}[notes["dtype"]]
+    num = sum(size for size, _, _ in done) // token_bytes
     write_at(descriptor, memoryview(npy_header(num, notes["dtype"])), offset=0)
-    notes["tokens"], notes["parts"] = num, [[size // item, crc] for size, crc, _ in done]
+    notes["tokens"], notes["parts"] = num, [[size // token_bytes, crc] for size, crc, _ in done]
     notes["bytes_per_token"] = sum(length for _, _, length in done) / num
     notes["checksum"] = notes_checksum(notes)
     with open(f"{out}.json.part", "w", encoding="utf-8") as stream:

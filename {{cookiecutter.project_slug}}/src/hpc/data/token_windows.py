@@ -1,4 +1,4 @@
-"""Windows into files of tokens, for predicting the next one: a batch is one gather out of mapped files."""
+"""Windows into files of tokens, for predicting the next token: a batch is one gather from mapped files."""
 
 import functools
 
@@ -9,20 +9,21 @@ from torch.utils.data import Dataset
 from hpc.data.fetching import copy_to_tensor
 from hpc.data.text_files import map_file, num_tokens, reject_tokens_outside
 
-MAX_TOKENS_IN_MEMORY = 1 << 26  # tokens
+MAX_TOKENS_IN_MEMORY = 1 << 26  # of several files that are loaded
 
 
 class TokenWindows(Dataset):
-    """Files laid end to end, seen through windows: number i starts at token i * block_size, across files if need be.
+    """Windows into files laid end to end: window i starts at token i * block_size, and may reach into the next file.
 
-    One file is read through its memory map, a batch in one gather. So are several, in memory, if together they are
-    small. Of many that are large, each is gathered from by itself, which is slower: tools/pack.py makes one of them.
+    A batch from one file is one gather from its memory map. Several small files are loaded and treated as one. A batch
+    from several large files takes a gather for each of them, which is slower: tools/pack.py makes one file of them.
 
     Args:
-        vocab_size: larger than every token, which is looked at in each batch; None: that is known.
+        windows: the numbers of the windows that are samples.
+        vocab_size: larger than every token, checked in each batch; None: already known to be so.
     """
 
-    draws = False  # random numbers
+    draws = False  # no random numbers
 
     def __init__(self, files: list[str], windows: range, *, block_size: int, vocab_size: int | None) -> None:
         self.files, self.windows, self.block_size, self.vocab_size = files, windows, block_size, vocab_size
@@ -30,8 +31,8 @@ class TokenWindows(Dataset):
         self.ends = np.cumsum(lengths)
         self.begins = self.ends - lengths
         self.start, self.stride = windows.start * block_size, windows.step * block_size
-        small = len(files) > 1 and self.ends[-1] <= MAX_TOKENS_IN_MEMORY
-        self.loaded = _together([map_file(file) for file in files]) if small else None
+        is_small = len(files) > 1 and self.ends[-1] <= MAX_TOKENS_IN_MEMORY
+        self.loaded = _concatenate([map_file(file) for file in files]) if is_small else None
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -41,10 +42,10 @@ class TokenWindows(Dataset):
         return inputs[0], targets[0]
 
     def __getitems__(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, each int64 (batch, block_size).
+        """Return inputs and targets, each int64 (batch, block_size).
 
         Raises:
-            ConfigError: a token is outside of the vocabulary.
+            ConfigError: a token is outside the vocabulary.
         """
         starts = indices * self.stride + self.start
         if self.loaded is not None:
@@ -62,39 +63,40 @@ class TokenWindows(Dataset):
         return copy_to_tensor(tokens[:, :-1], np.int64), copy_to_tensor(tokens[:, 1:], np.int64)
 
     def _from_several(self, starts: np.ndarray) -> np.ndarray:
-        """Return windows int64 (batch, block_size + 1): one gather for each file that they begin in."""
+        """Return windows int64 (batch, block_size + 1), by one gather for each file in which some start."""
         windows = np.empty((len(starts), self.block_size + 1), np.int64)
         files = np.searchsorted(self.ends, starts, side="right")
         for file in map(int, np.unique(files)):
             rows = np.flatnonzero(files == file)
-            every, local = all_windows_of_file(self.files[file], self.block_size + 1), starts[rows] - self.begins[file]
-            inside = local < len(every)
-            windows[rows[inside]] = every[local[inside]]
-            for row, start in zip(rows[~inside], local[~inside], strict=True):
+            file_windows = all_windows_of_file(self.files[file], self.block_size + 1)
+            local = starts[rows] - self.begins[file]
+            is_inside = local < len(file_windows)
+            windows[rows[is_inside]] = file_windows[local[is_inside]]
+            for row, start in zip(rows[~is_inside], local[~is_inside], strict=True):
                 windows[row] = self._across(file, int(start))
         return windows
 
     def _across(self, file: int, start: int) -> np.ndarray:
-        """Return a window from token `start` of a file into those after it."""
+        """Return a window that starts at token `start` of a file and reaches into those after it."""
         pieces, missing = [], self.block_size + 1
         while missing:
             pieces.append(map_file(self.files[file])[start : start + missing])
             file, start, missing = file + 1, 0, missing - len(pieces[-1])
-        return _together(pieces)
+        return _concatenate(pieces)
 
 
-def _together(arrays: list[np.ndarray]) -> np.ndarray:
+def _concatenate(arrays: list[np.ndarray]) -> np.ndarray:
     dtypes = {array.dtype for array in arrays}
     return np.concatenate(arrays, dtype=dtypes.pop() if len(dtypes) == 1 else np.int64, casting="unsafe")
 
 
 def all_windows(tokens: np.ndarray, length: int) -> np.ndarray:
-    """Return tokens through a window at each of them, (number, length); a view, which takes no memory."""
+    """Return the windows that start at each token, (number, length), as a view that takes no memory."""
     num = max(0, len(tokens) - length + 1)
     return np.ndarray((num, length), tokens.dtype, tokens, 0, (tokens.itemsize, tokens.itemsize))
 
 
 @functools.lru_cache(maxsize=256)
 def all_windows_of_file(file: str, length: int) -> np.ndarray:
-    """Return `all_windows` of a file, made once."""
+    """Return `all_windows` of a file; the view is cached."""
     return all_windows(np.asarray(map_file(file)), length)

@@ -1,4 +1,4 @@
-"""Text into tokens, a piece at a time: by bytes, or by a tokenizer of the library `tokenizers`. No torch here."""
+"""Text to tokens, a piece at a time: as bytes, or by a tokenizer of the library `tokenizers`. No torch here."""
 
 import hashlib
 import os
@@ -10,37 +10,33 @@ from hpc.config.errors import ConfigError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-PIECE_BYTES = 1 << 20  # bytes: a tokenizer needs a few hundred times as much memory
-PART_BYTES = 1 << 24  # bytes that one process does at a time
-MAX_TRAINING_BYTES = 1 << 30  # bytes, evenly spread; more text makes a BPE hardly better
-END_OF_TEXT_TOKENS = (
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<eos>",
-    "</s>",
-)  # the token that ends a file: the first that there is
+PIECE_BYTES = 1 << 20  # a tokenizer needs a few hundred times as much memory
+PART_BYTES = 1 << 24  # for one process at a time
+MAX_TRAINING_BYTES = 1 << 30  # evenly spread; a BPE hardly improves with more text
+END_OF_TEXT_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>")  # the first that exists ends each file
 
-Piece = tuple[str, int, int]  # file, first byte, one past the last: before they are moved to where lines begin
+Piece = tuple[str, int, int]  # file, first byte, one past the last byte: before both are moved to where a line starts
+Parts = Sequence[Sequence[Piece]]
 
 
 def split_into_parts(files: Sequence[str]) -> list[list[Piece]]:
-    """All files, in order, in parts of about PART bytes, which are pieces of at most about PIECE."""
-    found: list[list[Piece]] = [[]]
-    filled = 0
+    """Return all files, in order, as parts of about PART_BYTES, each a list of pieces of at most about PIECE_BYTES."""
+    parts: list[list[Piece]] = [[]]
+    part_size = 0
     for file in files:
         size = os.path.getsize(file)
         for start in range(0, size, PIECE_BYTES):
-            if filled >= PART_BYTES:
-                found.append([])
-                filled = 0
+            if part_size >= PART_BYTES:
+                parts.append([])
+                part_size = 0
             end = min(start + PIECE_BYTES, size)
-            found[-1].append((file, start, end))
-            filled += end - start
-    return found
+            parts[-1].append((file, start, end))
+            part_size += end - start
+    return parts
 
 
 def read_piece(piece: Piece) -> tuple[str, int, bool]:
-    """(text, its bytes in the file, whether the file ends here) of a piece, cut where lines begin.
+    """Return (text, its bytes in the file, whether it ends the file) of a piece, cut where lines start.
 
     Raises:
         ConfigError: it is not UTF-8.
@@ -48,107 +44,110 @@ def read_piece(piece: Piece) -> tuple[str, int, bool]:
     file, start, end = piece
     with open(file, "rb") as stream:
         size = os.fstat(stream.fileno()).st_size
-        start, end = _cut(stream, start, size), _cut(stream, end, size)
+        start, end = _move_to_line_start(stream, start, size), _move_to_line_start(stream, end, size)
         stream.seek(start)
-        read = stream.read(max(0, end - start))
+        data = stream.read(max(0, end - start))
     try:
-        return read.decode(), len(read), end == size and bool(read)
+        return data.decode(), len(data), end == size and bool(data)
     except UnicodeDecodeError as error:
-        rule = f"is text in UTF-8; from byte {start + error.start} on it is not"
-        raise ConfigError(
-            "data.files", file, rule, "iconv -f latin1 -t utf-8, leave it out, or tokenizer=bytes"
-        ) from None
+        rule = f"Text must be UTF-8; from byte {start + error.start} on, this file is not"
+        fix = "iconv -f latin1 -t utf-8, leave it out, or tokenizer=bytes"
+        raise ConfigError("data.files", file, rule, fix) from None
 
 
-def find_unreadable(every: Sequence[Sequence[Piece]], number: int) -> list[ConfigError]:
-    """Which pieces of a part are not UTF-8."""
-    found = []
-    for piece in every[number]:
+def find_unreadable(parts: Parts, number: int) -> list[ConfigError]:
+    """Return an error for each piece of a part that is not UTF-8."""
+    errors = []
+    for piece in parts[number]:
         try:
             read_piece(piece)
-        except ConfigError as rejected:
-            found.append(rejected)
-    return found
+        except ConfigError as error:
+            errors.append(error)
+    return errors
 
 
-def read_byte_part(every: Sequence[Sequence[Piece]], number: int) -> tuple[bytes, int]:
-    """(tokens, bytes of text): of bytes the same."""
-    read = b""
-    for file, start, end in every[number]:
+def read_byte_part(parts: Parts, number: int) -> tuple[bytes, int]:
+    """Return (tokens, bytes of text) of a part whose tokens are its bytes."""
+    data = b""
+    for file, start, end in parts[number]:
         with open(file, "rb") as stream:
             stream.seek(start)
-            read += stream.read(end - start)
-    return read, len(read)
+            data += stream.read(end - start)
+    return data, len(data)
 
 
-def tokenize_part(
-    every: Sequence[Sequence[Piece]], tokenizer: "Tokenizer", dtype: str, number: int
-) -> tuple[bytes, int]:
-    """(tokens as bytes of `dtype`, bytes of text) of a part. Raises `ConfigError`."""
+def tokenize_part(parts: Parts, tokenizer: "Tokenizer", dtype: str, number: int) -> tuple[bytes, int]:
+    """Return (tokens as bytes of `dtype`, bytes of text) of a part. Raise `ConfigError` for text that is not UTF-8."""
     import numpy as np
 
     end_of_text, tokens, size = end_of_text_token(tokenizer), [], 0
-    for piece in every[number]:
-        text, length, ends = read_piece(piece)
+    for piece in parts[number]:
+        text, length, is_end = read_piece(piece)
         tokens.append(np.array(tokenizer.encode(text, add_special_tokens=False).ids, dtype))
         size += length
-        if ends and end_of_text is not None:
+        if is_end and end_of_text is not None:
             tokens.append(np.array([end_of_text], dtype))
     return np.concatenate(tokens).tobytes(), size
 
 
 def load_tokenizer(text: str, source: str) -> "Tokenizer":
-    """A tokenizer from the text of its tokenizer.json. Raises `ConfigError`."""
+    """Return the tokenizer of a tokenizer.json's text; `source` is named in errors. Raise `ConfigError`."""
     from tokenizers import Tokenizer
 
     try:
         return Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(
-            "tokenizer", source, f"is the tokenizer.json of a tokenizer: {error}", "tokenizer=bpe"
-        ) from None
+    except Exception as error:  # the library raises no narrower class
+        rule = f"must be the tokenizer.json of a tokenizer: {error}"
+        raise ConfigError("tokenizer", source, rule, "tokenizer=bpe") from None
 
 
-def train_bpe(every: Sequence[Sequence[Piece]], vocab_size: int) -> str:
-    """The tokenizer.json of a byte-level BPE that is trained on (some of) the pieces. Raises `ConfigError`."""
+def train_bpe(parts: Parts, vocab_size: int) -> str:
+    """Train a byte-level BPE on (some of) the pieces; return its tokenizer.json. Raise `ConfigError`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore
     alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special_tokens = [END_OF_TEXT_TOKENS[0]]
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[END_OF_TEXT_TOKENS[0]], initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab_size, special_tokens=special_tokens, initial_alphabet=alphabet, show_progress=False
     )  # type: ignore
 
-    chosen = [piece for part in every for piece in part]
-    size = sum(end - start for _, start, end in chosen)
+    pieces = [piece for part in parts for piece in part]
+    size = sum(end - start for _, start, end in pieces)
 
-    def some() -> Iterator[str]:
-        for piece in chosen[:: max(1, size // MAX_TRAINING_BYTES)]:
+    def texts() -> Iterator[str]:
+        for piece in pieces[:: max(1, size // MAX_TRAINING_BYTES)]:
             yield read_piece(piece)[0]
 
-    tokenizer.train_from_iterator(some(), trainer)
+    tokenizer.train_from_iterator(texts(), trainer)
     return tokenizer.to_str(pretty=True)
 
 
 def end_of_text_token(tokenizer: "Tokenizer") -> int | None:
-    """The token that is put after each file."""
+    """Return the token to put after each file, if the tokenizer has one."""
     return next((number for name in END_OF_TEXT_TOKENS if (number := tokenizer.token_to_id(name)) is not None), None)
 
 
 def vocabulary_size(tokenizer: "Tokenizer") -> int:
-    """One more than the largest number of a token."""
+    """Return one more than the largest token."""
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
 def dtype_for(vocab_size: int) -> str:
-    """The smallest that holds all tokens."""
+    """Return the smallest dtype that holds all tokens."""
     return "uint8" if vocab_size <= 256 else "uint16" if vocab_size <= 65536 else "uint32"
 
 
 def describe_tokens(data_files: Any, files: Sequence[str], *, tokenizer: str, text: str) -> dict[str, Any]:
-    """What is noted beside the tokens, as far as it is known before they are made."""
+    """Return the notes that are written beside the tokens, without those that are known only when they are made.
+
+    Args:
+        data_files: the config's value, of which `files` is the list.
+        tokenizer: bytes, bpe, or the file of a tokenizer.
+        text: of the tokenizer.json; "" for bytes.
+    """
     size = 256
     loaded = load_tokenizer(text, tokenizer) if text else None
     if loaded:
@@ -163,20 +162,20 @@ def describe_tokens(data_files: Any, files: Sequence[str], *, tokenizer: str, te
     }
 
 
-def _cut(stream: Any, at: int, size: int) -> int:
-    """The first place from `at` on where a line begins, and not with white space: no token crosses it, as a rule.
+def _move_to_line_start(stream: Any, offset: int, size: int) -> int:
+    """Return the first place from `offset` on where a line starts, without white space: tokens rarely cross it.
 
-    Where no line begins within a piece: the next character.
+    If no line starts within a piece, return the start of the next character.
     """
-    if at in (0, size):
-        return at
-    stream.seek(at)
+    if offset in (0, size):
+        return offset
+    stream.seek(offset)
     following = stream.read(PIECE_BYTES)
-    found = following.find(b"\n")
-    while 0 <= found < len(following) - 1:
-        if following[found + 1 : found + 2].strip():
-            return at + found + 1
-        found = following.find(b"\n", found + 1)
+    newline = following.find(b"\n")
+    while 0 <= newline < len(following) - 1:
+        if following[newline + 1 : newline + 2].strip():
+            return offset + newline + 1
+        newline = following.find(b"\n", newline + 1)
     if len(following) < PIECE_BYTES:
         return size
-    return at + next((i for i in range(4) if following[i] & 0xC0 != 0x80), 0)
+    return offset + next((i for i in range(4) if following[i] & 0xC0 != 0x80), 0)
