@@ -16,7 +16,7 @@ def names():
 
 def test_order_is_kept_and_the_thread_ends():
     assert list(prefetch(range(100), 2)) == list(range(100))
-    assert "batches ahead" not in names()
+    assert "prefetch batches" not in names()
 
 
 def test_so_many_are_fetched_and_no_more():
@@ -35,7 +35,7 @@ def test_so_many_are_fetched_and_no_more():
     assert not taken.acquire(timeout=0.1) and fetched == [0, 1, 2, 3]
     found.close()  # an epoch that is left in the middle
     assert len(fetched) < 7
-    assert "batches ahead" not in names()
+    assert "prefetch batches" not in names()
 
 
 def test_what_fetching_raises_is_raised():
@@ -47,7 +47,7 @@ def test_what_fetching_raises_is_raised():
     assert next(found) == 1
     with pytest.raises(ValueError, match="in the thread"):
         next(found)
-    assert "batches ahead" not in names()
+    assert "prefetch batches" not in names()
 
 
 def test_a_loader_that_fetches_ahead_gives_the_same_also_from_the_middle(tmp_path):

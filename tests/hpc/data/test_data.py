@@ -110,7 +110,7 @@ def test_folders_of_splits_are_taken_as_they_are(tmp_path):
         image_files.list_images(str(tmp_path))
 
 
-def test_what_is_left_out_of_a_folder_of_images_is_told(tmp_path, capsys):
+def test_files_that_are_ignored_in_a_folder_of_images_are_named(tmp_path, capsys):
     folder = make_images(tmp_path / "images")
     assert image_files.list_images(str(folder))[2] == ""
     (folder / "cat" / "more").mkdir()
@@ -118,8 +118,8 @@ def test_what_is_left_out_of_a_folder_of_images_is_told(tmp_path, capsys):
         (folder / name).write_bytes(b"")
     images = node("images", dir=str(folder), global_batch_size=1)
     file_checks.check_image_folder(images, images)
-    told = "left out are 2 files of .bmp, folders in a class's folder, files of no suffix; an image is .jpg, .jpeg"
-    assert told in capsys.readouterr().err
+    note = "2 files that end in .bmp, folders in a class's folder, files without a suffix are ignored; images are .jpg,"
+    assert note in capsys.readouterr().err
     for split in ("train", "val"):
         make_images(tmp_path / "splits" / split, num=3)
     make_images(tmp_path / "splits" / "testing", num=3)
@@ -130,19 +130,19 @@ def test_folders_that_cannot_be_meant_are_rejected(tmp_path):
     def said(**values):
         return rejected(file_checks.check_image_folder, "images", **({"dir": str(tmp_path)} | values))
 
-    assert "none of this name" in said(dir=str(tmp_path / "no"))
-    assert "one folder per class" in said()
+    assert "must be an existing folder; got" in said(dir=str(tmp_path / "no"))
+    assert "one folder of images per class" in said()
     (tmp_path / "cat").mkdir()
     assert f"data.dir={tmp_path / 'cat'}" in said()
     (tmp_path / "cat" / "notes.txt").touch()
     (tmp_path / "cat" / "._0.jpg").touch()
     assert "this one has none" in said()
-    assert "is a folder" in said(dir=str(tmp_path / "cat" / "notes.txt"))
+    assert "must be a folder; got" in said(dir=str(tmp_path / "cat" / "notes.txt"))
     Image.new("RGB", (4, 4)).save(tmp_path / "cat" / "0.png")
     assert "there are none for" in said()
     make_images(tmp_path / "many", classes=("a", "b", "c"))
-    assert "data.num_classes=2" in said(dir=str(tmp_path / "many"), num_classes=2)
-    assert "data.global_batch_size=999" in said(dir=str(tmp_path / "many"), global_batch_size=999)
+    assert "must be at least the number of classes in the data (3); got 2" in said(dir=str(tmp_path / "many"), num_classes=2)
+    assert "samples; got 999" in said(dir=str(tmp_path / "many"), global_batch_size=999)
 
 
 @pytest.mark.parametrize("damage", ["truncated png", "truncated jpeg", "empty", "text"])
@@ -190,11 +190,11 @@ def test_a_file_counts_once_also_through_links(tmp_path):
     assert f"{folder}/linked/a.txt" in text_files.list_text(str(folder))[0]
     (folder / "linked").unlink()
     (tmp_path / "link").symlink_to(folder / "текст.txt")
-    with pytest.raises(ConfigError, match="what validates is not trained on"):
+    with pytest.raises(ConfigError, match="validation must not see what is trained on"):
         text_files.list_text(str(folder), str(tmp_path / "link"))
     for rejected_files in ([str(folder / "текст.txt")] * 2, str(tmp_path / "more.txt.GZ")):
         (tmp_path / "more.txt.GZ").write_bytes(b"x")
-        with pytest.raises(ConfigError, match=r"twice|must be text"):
+        with pytest.raises(ConfigError, match=r"cannot name a file twice|must be text"):
             text_files.list_text(rejected_files)
     (folder / "loop").symlink_to("loop")
     with pytest.raises(ConfigError, match=r"levels of symbolic links"):
@@ -316,7 +316,7 @@ def drawn(dataset, epoch=0, start=0, num_workers=0, num_ranks=1, seed=1):
     data.dataset = lambda split: dataset
     found = {}
     for rank in range(num_ranks):
-        data._place = lambda rank=rank: {"rank": rank, "num_ranks": num_ranks}
+        data._data_rank = lambda rank=rank: {"rank": rank, "num_ranks": num_ranks}
         loader = data.train_dataloader()
         loader.load_state_dict({"epoch": epoch, "batches": start})
         for numbers, _, indices in loader:
@@ -538,7 +538,7 @@ def test_a_vocabulary_is_larger_than_every_token(tmp_path):
     assert "late.bin holds 1000" in rejected(file_checks.check_text_files, "text", vocab_size=1000, **late)
     np.save(tmp_path / "train.npy", -np.arange(3000))
     text_files.map_file.cache_clear()
-    assert "not negative" in rejected(file_checks.check_text_files, "text", vocab_size=1000, **paths)
+    assert "cannot be negative" in rejected(file_checks.check_text_files, "text", vocab_size=1000, **paths)
 
 
 def test_text_that_cannot_be_meant_is_rejected(tmp_path):
@@ -555,12 +555,12 @@ def test_text_that_cannot_be_meant_is_rejected(tmp_path):
     text = node("text", files=str(tmp_path / "text"), block_size=4)
     assert file_checks.check_text_files(text, text) == {"vocab_size": 256, "bytes_per_token": 1.0}
     assert f"data.files={tmp_path}/no" in said("no*")
-    assert "there are none" in said("empty")
-    assert "there are none" in said("text", files=[])
+    assert "There are no such files with content" in said("empty")
+    assert "There are no such files with content" in said("text", files=[])
     assert "block_size + 1 = 1025" in said("text", block_size=1024)
     assert "data.vocab_size=256" in said("text", vocab_size=128)
     assert "cannot be larger" in said("text", global_batch_size=10_000)
-    assert "not like it" in said("", files=[str(tmp_path / "text"), str(tmp_path / "table.npy")])
+    assert "differs from this one" in said("", files=[str(tmp_path / "text"), str(tmp_path / "table.npy")])
     assert "(3, 4)" in said("table.npy")
     assert "write the file again" in said("broken.npy")
-    assert "what validates is not trained on" in said("text", val_files=str(tmp_path / "t*t"))
+    assert "validation must not see what is trained on" in said("text", val_files=str(tmp_path / "t*t"))

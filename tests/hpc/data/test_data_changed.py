@@ -58,7 +58,7 @@ def test_other_data_are_rejected_until_they_are_meant(start: Callable[..., str],
     (folder / "ant").rename(folder / "dog")  # labels rotate
     image(folder / "bee" / "new.png", 7)
     said = start(run_dir, 1, [], code=2)
-    assert "train: classes ant -> dog" in said and "must go on with the data that it began with" in said
+    assert "train: classes ant -> dog" in said and "must continue with the data that it started with" in said
     assert ALLOW in said
     assert "data changed, as resume_allow=[data] permits" in start(run_dir, 1, [ALLOW], stop_at=5)
     assert len(events(run_dir)) == 1 and not allowed_changes.read_grant(run_dir)
@@ -140,7 +140,7 @@ def test_a_test_on_the_validation_data_is_told(has_test: bool, tmp_path: Path, c
     data = built("images", dir=str(tmp_path), image_size=8)
     data.trainer = SimpleNamespace(is_global_zero=True, strategy=None, accumulate_grad_batches=1, num_devices=1)
     data.train_dataloader(), data.test_dataloader()
-    assert capsys.readouterr().out.count("it evaluates those of validation once more") == (not has_test)
+    assert capsys.readouterr().out.count("the test evaluates the samples of validation again") == (not has_test)
 
 
 # Keys of the config

@@ -111,7 +111,7 @@ def test_what_was_interrupted_is_rejected_and_then_goes_on(tmp_path, capsys):
     noted = journal.read_text().splitlines()
     assert len(noted) in (7, 8) and not out.exists()  # the plan, and eight parts but for one or two
     assert "python tools/pack.py" in rejected(file_checks.check_packed_images, "packed", file=str(out))
-    assert "packed to the end" in rejected(file_checks.check_packed_images, "packed", file=str(part))
+    assert "must be packed to the end" in rejected(file_checks.check_packed_images, "packed", file=str(part))
     with journal.open("a") as stream:
         stream.write("12345")  # a crash in the middle of a line
     assert "other files or settings" in said(f"data.dir={folder}", f"out={out}", "data.image_size=9")
@@ -145,8 +145,8 @@ def test_what_has_changed_since_it_was_packed_is_packed_again(tmp_path, make, mo
     out, whole = tmp_path / f"out{suffix}", tmp_path / f"whole{suffix}"
     words = [f"data.dir={folder}", f"data.image_size={PIXELS}"] if make is make_images else [f"data.files={folder}"]
 
-    def interrupted(*asked):
-        results = in_order(*asked)
+    def interrupted(*arguments, **keywords):
+        results = in_order(*arguments, **keywords)
         for _ in range(3):
             yield next(results)
         results.close()
@@ -225,7 +225,7 @@ def test_values_that_do_not_fit_the_file_are_rejected(tmp_path):
             built("packed", file=out, **{key: value}).dataset("train")
     assert "cannot be larger" in rejected(file_checks.check_packed_images, "packed", file=out, global_batch_size=999)
     (tmp_path / "other.h5").write_text("something else")
-    assert "is a packed file" in rejected(file_checks.check_packed_images, "packed", file=str(tmp_path / "other.h5"))
+    assert "must be one that tools/pack.py has packed" in rejected(file_checks.check_packed_images, "packed", file=str(tmp_path / "other.h5"))
 
 
 # Text
@@ -347,16 +347,16 @@ def test_what_cannot_be_meant_is_rejected(tmp_path, monkeypatch):
     assert f"out={tmp_path}/x.h5" in said(images, f"out={tmp_path}/x")
     assert "mkdir -p" in said(images, f"out={tmp_path}/no/x.h5")
     (tmp_path / "there.h5").touch()
-    assert "is there already" in said(images, f"out={tmp_path}/there.h5")
+    assert "cannot be a file that exists already" in said(images, f"out={tmp_path}/there.h5")
     assert "leave it out" in said(images, f"out={tmp_path}/x.h5", "trainer=gpu")
     assert "data.image_size" in said(images, f"out={tmp_path}/x.h5", "data.imagesize=8")
-    assert "takes data.files" in said(text, f"out={tmp_path}/x.npy", f"data.val_files={texts}/1.txt")
-    assert "takes data.dir" in said(images, f"out={tmp_path}/x.h5", "tokenizer=bpe")
-    assert "typed once" in said(text, f"out={tmp_path}/x.npy", f"out={tmp_path}/y.npy")
+    assert "takes only data.files" in said(text, f"out={tmp_path}/x.npy", f"data.val_files={texts}/1.txt")
+    assert "takes only data.dir" in said(images, f"out={tmp_path}/x.h5", "tokenizer=bpe")
+    assert "typed only once" in said(text, f"out={tmp_path}/x.npy", f"out={tmp_path}/y.npy")
     assert "tokenizer=bpe as well" in said(text, f"out={tmp_path}/x.npy", "data.vocab_size=300")
     assert "data.vocab_size=32768" in said(text, f"out={tmp_path}/x.npy", "tokenizer=bpe")
     assert "tokenizer=bytes" in said(text, f"out={tmp_path}/x.npy", f"tokenizer={tmp_path}/none.json")
-    assert "is the tokenizer.json" in said(text, f"out={tmp_path}/y.npy", f"tokenizer={texts}/1.txt")
+    assert "must be the tokenizer.json of a tokenizer" in said(text, f"out={tmp_path}/y.npy", f"tokenizer={texts}/1.txt")
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     command = said(images, f"out={tmp_path}/with space.h5")
     assert f"on a login node: python tools/pack.py {images} 'out={tmp_path}/with space.h5'" in command
@@ -365,15 +365,15 @@ def test_what_cannot_be_meant_is_rejected(tmp_path, monkeypatch):
 def test_two_at_once_do_not_write_into_one_file(tmp_path):
     folder, out = make_images(tmp_path / "images"), tmp_path / "images.h5"
     with packing.open_journal(str(out), "of another process", files_of_part=lambda number: []):
-        assert "by another process" in said(f"data.dir={folder}", f"out={out}")
+        assert "another process is packing it" in said(f"data.dir={folder}", f"out={out}")
 
 
 def test_what_another_process_has_packed_meanwhile_is_kept(tmp_path, monkeypatch):
     """It was done between this one's look at the place and its lock."""
     folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
-    place = pack_request.place
-    monkeypatch.setattr(pack_request, "place", lambda *words: (place(*words), out.write_text("theirs"))[0])
-    assert "just been packed" in said(f"data.files={folder}", f"out={out}")
+    check_out = pack_request.check_out
+    monkeypatch.setattr(pack_request, "check_out", lambda *words: (check_out(*words), out.write_text("theirs"))[0])
+    assert "Another process has just packed this file" in said(f"data.files={folder}", f"out={out}")
     assert out.read_text() == "theirs" and leftovers(tmp_path) == []
 
 
@@ -396,7 +396,7 @@ def test_a_disk_that_fills_up_loses_nothing(tmp_path, small_disk, monkeypatch, k
     if kind == "images":
         words = (f"data.dir={make_images(tmp_path / 'images')}", f"data.image_size={PIXELS}", f"out={small_disk}/x.h5")
         assert "needs 1.54e-05 GB" in said(*words)
-        monkeypatch.setattr(packer, "reject_without_room", lambda *_: None)  # as with a quota
+        monkeypatch.setattr(packer, "reject_full_disk", lambda *_: None)  # as with a quota
     else:
         words = (f"data.files={write_texts(tmp_path / 'texts', 40)}", f"out={small_disk}/x.npy")
     assert "No space left on device" in (rule := said(*words)) and "make room" in rule

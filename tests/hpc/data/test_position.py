@@ -36,7 +36,7 @@ def trainer(
     num_val: int = 0,
     schedule: dict[int, int] | None = None,
 ) -> Any:
-    """As far as `check` looks at one. Without a limit an epoch is all that there is.
+    """As far as `position_checks` looks at one. Without a limit an epoch is all that there is.
 
     num_val: samples of a validation whose loader is there by now.
     """

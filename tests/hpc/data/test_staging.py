@@ -50,7 +50,7 @@ def staged(name="packed", **values):
 def test_the_copy_is_made_once_and_read(tmp_path, images, local, capsys):
     data = staged(file=images, node_local=local)
     (copy,) = (tmp_path / "local").glob("*/images.h5")
-    assert data.dataset("train").place[0] == str(copy)
+    assert data.dataset("train").map_arguments[0] == str(copy)
     assert copy.read_bytes() == Path(images).read_bytes()
     assert stat.S_IMODE(copy.parent.stat().st_mode) == 0o700
     assert [path.name for path in copy.parent.iterdir()] == ["images.h5"]
@@ -78,7 +78,7 @@ def test_a_copy_that_went_wrong_gets_no_name(tmp_path, images, local, monkeypatc
         Path(target).write_bytes(data)
 
     monkeypatch.setattr(staging.shutil, "copyfile", copies)
-    with pytest.raises(ConfigError, match="holds what was packed"):
+    with pytest.raises(ConfigError, match="must hold what was packed"):
         staged(file=images, node_local=local)
     assert [path for path in (tmp_path / "local").rglob("*") if path.is_file()] == []
 
@@ -99,12 +99,12 @@ def test_where_it_cannot_be_staged_it_is_rejected(tmp_path, images, local, monke
     assert "cluster.node_local='$TMPDIR'" in rejected(
         file_checks.check_packed_images, "packed", file=images, stage=True
     )
-    with pytest.raises(ConfigError, match="leads to ''"):
+    with pytest.raises(ConfigError, match="is expanded to ''"):
         staged(file=images, node_local="$NOT_SET_HERE")
     (tmp_path / "text").write_text("some text " * 50)
     text = {"files": str(tmp_path / "text"), "block_size": 4, "stage": True, "node_local": local}
     assert "was not packed" in rejected(file_checks.check_text_files, "text", **text)
-    with pytest.raises(ConfigError, match="files that tools"):
+    with pytest.raises(ConfigError, match="copies files that tools"):
         staged("digits")
     monkeypatch.setattr(staging.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(ConfigError, match="GB free"):
@@ -194,16 +194,16 @@ def test_a_copy_of_a_neighbour_is_waited_for_as_long_as_it_goes_on(sign, images,
 
 
 def test_one_that_verifies_its_copy_shows_that_it_does(images, local, monkeypatch):
-    verify, seen = staging.verify, []
+    verify_parts, seen = staging.verify_parts, []
 
-    def long(parts, key, at_most=None):
+    def verify_slowly(parts, key, *, max_parts=None):
         limit = time.monotonic() + 20
-        while not at_most and len(seen) < 5 and time.monotonic() < limit:
+        while not max_parts and len(seen) < 5 and time.monotonic() < limit:
             Path(images).read_bytes()
             time.sleep(0.01)
-        return verify(parts, key, at_most)
+        return verify_parts(parts, key, max_parts=max_parts)
 
-    monkeypatch.setattr(staging, "verify", long)
+    monkeypatch.setattr(staging, "verify_parts", verify_slowly)
     monkeypatch.setattr(staging, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(staging, "MIN_PROGRESS_BYTES", 100)
     monkeypatch.setattr(staging, "on_progress", lambda: seen.append(1))

@@ -25,7 +25,7 @@ from torch.utils.data import (
 )
 
 from hpc.config.errors import ConfigError
-from hpc.data import noted_batches, replay, shared_loaders
+from hpc.data import noted_batches, shared_loaders
 from hpc.data.data_module import DataModule
 from hpc.state import batch_effects
 
@@ -190,7 +190,7 @@ def test_ranks_of_a_tensor_parallel_run_get_the_same_samples(start: Callable[...
 @pytest.mark.slow
 def test_a_run_that_could_not_go_on_does_not_begin(start: Callable[..., str], tmp_path: Path) -> None:
     said = start(tmp_path / "run", 1, WORDS, patch=stock(tmp_path, True), code=2)
-    assert "ConfigError: data=DataLoader over Stream (train)" in said and "must go on at the same sample" in said
+    assert "ConfigError: data=DataLoader over Stream (train)" in said and "must continue at the same sample" in said
     assert not noted(tmp_path, "train")
 
 
@@ -261,7 +261,7 @@ def test_ranks_that_draw_orders_of_their_own_do_not_train(
 def test_a_test_that_cannot_be_shared_out_is_told_before_training(start: Callable[..., str], tmp_path: Path) -> None:
     patch = stock(tmp_path).replace('Noted("test", 37)', 'Noted("test", 1)')
     said = start(tmp_path / "run", 2, [*WORDS, "strategy=ddp", "trainer.devices=2"], patch=patch, code=2)
-    assert "DataLoader over Noted (test)" in said and "each of the 2 ranks must get a batch; there are 1" in said
+    assert "DataLoader over Noted (test)" in said and "Each of the 2 ranks must get a batch; there are only 1" in said
     assert not noted(tmp_path, "train")
 
 
@@ -305,7 +305,7 @@ def plain(**options: Any) -> DataLoader:
 def test_before_each_batch_only_what_it_may_change_is_noted(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing where workers make it; and no copy of what never changes in itself, of which a module has thousands."""
     copied: list[Any] = []
-    monkeypatch.setattr(batch_effects, "_copied", lambda value: copied.append(value) or value)
+    monkeypatch.setattr(batch_effects, "_copy", lambda value: copied.append(value) or value)
     data: Any = L.LightningDataModule()
     data.seen, data.name, data.history = 0, "name", [1]
     combined = SimpleNamespace(flattened=[plain(num_workers=workers)], reset=lambda: None)
@@ -419,16 +419,16 @@ class Remembers(DataLoader):
 @pytest.mark.parametrize(
     ("loader", "stage", "words"),
     [
-        (DataLoader(Stream()), TRAIN, "an interrupted run must go on at the same sample; with a stream"),
+        (DataLoader(Stream()), TRAIN, "A resumed run must continue at the same sample; with a stream"),
         (DataLoader(Stream()), VAL, "this loader gives all of them the same"),
         ([[1], [2]], TRAIN, "this loader gives all of them the same"),
-        (iter([1]), TRAIN, "must go on at the same sample"),
+        (iter([1]), TRAIN, "must continue at the same sample; with this loader"),
         (Remembers(range(9)), TRAIN, r"with a loader with a state_dict\(\)"),  # type: ignore[arg-type]
-        (DataLoader(range(9), batch_sampler=Buckets()), TRAIN, "how to share out this sampler is not known"),  # type: ignore[arg-type]
-        (DataLoader(range(9), sampler=Endless()), TRAIN, "how to share out this sampler is not known"),  # type: ignore[arg-type]
-        (DataLoader(range(9), batch_size=None), TRAIN, "how to share out this sampler is not known"),  # type: ignore[arg-type]
-        (DataLoader(range(1)), VAL, "each of the 2 ranks must get a batch; there are 1 samples"),  # type: ignore[arg-type]
-        (DataLoader(range(9), batch_size=8, drop_last=True), TRAIN, "must get a batch; there are 9"),  # type: ignore[arg-type]
+        (DataLoader(range(9), batch_sampler=Buckets()), TRAIN, "this sampler cannot be shared out"),  # type: ignore[arg-type]
+        (DataLoader(range(9), sampler=Endless()), TRAIN, "this sampler cannot be shared out"),  # type: ignore[arg-type]
+        (DataLoader(range(9), batch_size=None), TRAIN, "this sampler cannot be shared out"),  # type: ignore[arg-type]
+        (DataLoader(range(1)), VAL, "Each of the 2 ranks must get a batch; there are only 1 samples"),  # type: ignore[arg-type]
+        (DataLoader(range(9), batch_size=8, drop_last=True), TRAIN, "must get a batch; there are only 9"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_what_cannot_be_shared_out_is_rejected(loader: Any, stage: RunningStage, words: str) -> None:
@@ -445,7 +445,7 @@ def test_one_process_gets_what_the_researcher_brings(loader: Any) -> None:
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("loader", [DataLoader([]), plain(batch_size=64, drop_last=True)])  # type: ignore[arg-type]
 def test_no_batch_to_train_on_is_rejected(loader: DataLoader, alone: bool) -> None:
-    with pytest.raises(ConfigError, match="must have a batch"):
+    with pytest.raises(ConfigError, match="must have at least one batch"):
         shared_loaders.share_loader(loader, TRAIN, rank=0, num_ranks=1 if alone else 2, alone=alone)
     if alone:
         assert shared_loaders.share_loader(loader, VAL, rank=0, num_ranks=1, alone=True) == (loader, "")
@@ -483,7 +483,7 @@ def test_a_metric_of_numbers_is_the_same_for_any_number_of_ranks(num_ranks: int)
     total, count, batches = 0.0, 0, []
     for rank in range(num_ranks):
         data = Regression(global_batch_size=8)
-        data._place = lambda rank=rank: {"rank": rank, "num_ranks": num_ranks}  # type: ignore[method-assign]
+        data._data_rank = lambda rank=rank: {"rank": rank, "num_ranks": num_ranks}  # type: ignore[method-assign]
         loader = data.val_dataloader()
         batches.append(len(loader))
         for batch in loader:
@@ -497,8 +497,8 @@ def test_a_metric_of_numbers_is_the_same_for_any_number_of_ranks(num_ranks: int)
 
 def test_fewer_samples_than_ranks_are_told_before_training() -> None:
     data = Regression(global_batch_size=37)
-    data._place = lambda: {"rank": 0, "num_ranks": 37}  # type: ignore[method-assign]
+    data._data_rank = lambda: {"rank": 0, "num_ranks": 37}  # type: ignore[method-assign]
     data.train_dataloader()
-    data._place = lambda: {"rank": 0, "num_ranks": 38}  # type: ignore[method-assign]
-    with pytest.raises(ConfigError, match="each of the 38 ranks must have a sample to evaluate; val has 37"):
+    data._data_rank = lambda: {"rank": 0, "num_ranks": 38}  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="must have a sample of each split for each of the 38 ranks; val has 37"):
         data.train_dataloader()
