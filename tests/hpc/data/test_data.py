@@ -1,4 +1,4 @@
-"""Data: what is rejected on the login node (without torch), and what reaches the network."""
+"""Data: checks on the login node (without torch), and the batches that reach the network."""
 
 import os
 import random
@@ -20,13 +20,13 @@ from hpc.data import file_checks, image_files, text_files, token_windows
 
 
 def node(name, **values):
-    """A data node as shipped, with a few values of this test."""
+    """Return a data node as shipped, with a few values of this test."""
     shipped = OmegaConf.load(PROJECT / "configs" / "data" / f"{name}.yaml")
     return OmegaConf.merge(shipped, {"seed": 1, "global_batch_size": 2, "node_local": None, **values})
 
 
 def rejected(check, name, **values):
-    """How a check rejects a data node."""
+    """Return the message with which a check rejects a data node."""
     data = node(name, **values)
     with pytest.raises(ConfigError) as caught:
         check(data, data)
@@ -43,15 +43,15 @@ def read_all(data):
 
 
 def rejected_while_reading(data):
-    """In words only: as long as somebody held the exception, the workers would be held, too."""
+    """Return parts of the error, and not the exception: it would keep the workers alive."""
     try:
         read_all(data)
-    except ConfigError as rejected:
-        return rejected.key, rejected.value, rejected.fix
+    except ConfigError as error:
+        return error.key, error.value, error.fix
 
 
 def make_images(folder, classes=("cat", "dog"), num=40, size=(20, 30)):
-    """PNG and JPEG, colour and grey, of several sizes."""
+    """Write PNG and JPEG files, in colour and grey, of several sizes; return their folder."""
     for label, name in enumerate(classes):
         (folder / name).mkdir(parents=True)
         for i in range(num):
@@ -75,14 +75,14 @@ def test_checks_need_no_torch():
     assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == 0
 
 
-def test_a_good_folder_tells_its_number_of_classes(tmp_path):
+def test_the_check_of_a_good_folder_returns_its_number_of_classes(tmp_path):
     images = node("images", dir=str(make_images(tmp_path / "images")))
     assert file_checks.check_image_folder(images, images) == {"num_classes": 2}
     for images.num_classes in (2, 3):
         assert file_checks.check_image_folder(images, images) is None
 
 
-def test_a_hash_splits_and_an_image_stays_where_it_is(tmp_path):
+def test_a_hash_splits_images_and_each_stays_in_its_split(tmp_path):
     folder = make_images(tmp_path / "images", num=100)
     _, before, _ = image_files.list_images(str(folder))
     listed = [file for samples in before.values() for file, _ in samples]
@@ -97,7 +97,7 @@ def test_a_hash_splits_and_an_image_stays_where_it_is(tmp_path):
     assert all(set(before[split]) <= set(after[split]) for split in before)
 
 
-def test_folders_of_splits_are_taken_as_they_are(tmp_path):
+def test_folders_per_split_are_used_as_they_are(tmp_path):
     for split, num in (("train", 6), ("val", 3)):
         make_images(tmp_path / split, num=num)
     classes, splits, _ = image_files.list_images(str(tmp_path))
@@ -126,23 +126,24 @@ def test_files_that_are_ignored_in_a_folder_of_images_are_named(tmp_path, capsys
     assert "the folder testing/" in image_files.list_images(str(tmp_path / "splits"))[2]
 
 
-def test_folders_that_cannot_be_meant_are_rejected(tmp_path):
-    def said(**values):
+def test_folders_that_cannot_be_trained_on_are_rejected(tmp_path):
+    def message(**values):
         return rejected(file_checks.check_image_folder, "images", **({"dir": str(tmp_path)} | values))
 
-    assert "must be an existing folder; got" in said(dir=str(tmp_path / "no"))
-    assert "one folder of images per class" in said()
+    assert "must be an existing folder; got" in message(dir=str(tmp_path / "no"))
+    assert "one folder of images per class" in message()
     (tmp_path / "cat").mkdir()
-    assert f"data.dir={tmp_path / 'cat'}" in said()
+    assert f"data.dir={tmp_path / 'cat'}" in message()
     (tmp_path / "cat" / "notes.txt").touch()
     (tmp_path / "cat" / "._0.jpg").touch()
-    assert "this one has none" in said()
-    assert "must be a folder; got" in said(dir=str(tmp_path / "cat" / "notes.txt"))
+    assert "this one has none" in message()
+    assert "must be a folder; got" in message(dir=str(tmp_path / "cat" / "notes.txt"))
     Image.new("RGB", (4, 4)).save(tmp_path / "cat" / "0.png")
-    assert "there are none for" in said()
+    assert "there are none for" in message()
     make_images(tmp_path / "many", classes=("a", "b", "c"))
-    assert "must be at least the number of classes in the data (3); got 2" in said(dir=str(tmp_path / "many"), num_classes=2)
-    assert "samples; got 999" in said(dir=str(tmp_path / "many"), global_batch_size=999)
+    too_few = "must be at least the number of classes in the data (3); got 2"
+    assert too_few in message(dir=str(tmp_path / "many"), num_classes=2)
+    assert "samples; got 999" in message(dir=str(tmp_path / "many"), global_batch_size=999)
 
 
 @pytest.mark.parametrize("damage", ["truncated png", "truncated jpeg", "empty", "text"])
@@ -201,7 +202,7 @@ def test_a_file_counts_once_also_through_links(tmp_path):
         text_files.list_text(str(folder))
 
 
-def test_names_in_other_letters_are_dealt_out_as_bytes(tmp_path):
+def test_file_names_that_are_not_utf_8_are_split_as_bytes(tmp_path):
     for i in range(40):
         (tmp_path / os.fsdecode(f"{i} ".encode() + b"\xff\xfe")).write_bytes(b"0123456789" * 30)
     data = built("text", files=str(tmp_path), block_size=8)
@@ -209,7 +210,7 @@ def test_names_in_other_letters_are_dealt_out_as_bytes(tmp_path):
     assert [len(names) for names in splits] == [36, 2, 2]
 
 
-def test_workers_are_as_many_as_the_cores_but_one(tmp_path, monkeypatch):
+def test_there_is_one_worker_less_than_cores(tmp_path, monkeypatch):
     from hpc.launch import placement
 
     for cores, workers in ((8, 7), (2, 1), (1, 1)):
@@ -236,8 +237,8 @@ def test_mixed_images_become_normalised_colour_batches(tmp_path):
     for inputs, targets in read_all(data):
         assert inputs.shape[1:] == (3, 16, 16)
         pixels = inputs.mean((2, 3)) * inputs.new_tensor(STD) + inputs.new_tensor(MEAN)
-        known = targets >= 0
-        assert (pixels * 255 - (60 + 50 * targets[:, None]))[known].abs().max() < 5
+        is_real = targets >= 0
+        assert (pixels * 255 - (60 + 50 * targets[:, None]))[is_real].abs().max() < 5
 
 
 def test_the_centre_is_kept_upright_and_16_bit_grey_is_scaled(tmp_path):
@@ -257,7 +258,7 @@ def test_the_centre_is_kept_upright_and_16_bit_grey_is_scaled(tmp_path):
     assert (images[2][0][:, 5:] == 0).all()
 
 
-def test_image_augmentation_cuts_the_part_that_the_draws_say():
+def test_image_augmentation_crops_as_the_draws_say():
     import torch
 
     data = built("images", dir="unused", smallest_crop=1 / 16)
@@ -289,7 +290,7 @@ def test_augmentation_belongs_to_the_sample_and_not_to_its_batch(name):
 
 
 class Draws:
-    """Without augmentation of ours: as one writes it who knows torch's own examples."""
+    """A dataset that augments in `__getitem__`, as in torch's own examples."""
 
     def __len__(self):
         return 12
@@ -309,22 +310,22 @@ class DrawsAtOnce(Draws):
 
 
 def drawn(dataset, epoch=0, start=0, num_workers=0, num_ranks=1, seed=1):
-    """What each sample of an epoch got: its index and three numbers."""
+    """Return for each sample of an epoch, by its index, the three numbers that it drew."""
     from hpc.data.data_module import DataModule
 
     data = DataModule(global_batch_size=4, seed=seed, num_workers=num_workers)
     data.dataset = lambda split: dataset
-    found = {}
+    numbers_of = {}
     for rank in range(num_ranks):
         data._data_rank = lambda rank=rank: {"rank": rank, "num_ranks": num_ranks}
         loader = data.train_dataloader()
         loader.load_state_dict({"epoch": epoch, "batches": start})
         for numbers, _, indices in loader:
-            found |= dict(zip(indices.tolist(), numbers.tolist(), strict=True))
-    return found
+            numbers_of |= dict(zip(indices.tolist(), numbers.tolist(), strict=True))
+    return numbers_of
 
 
-def test_what_a_dataset_draws_belongs_to_the_sample_and_its_epoch():
+def test_random_numbers_of_a_dataset_depend_on_sample_and_epoch():
     first = drawn(Draws())
     assert len(first) == 12 and len({number for numbers in first.values() for number in numbers}) == 36
     assert first == drawn(Draws(), num_workers=2) == drawn(Draws(), num_ranks=2)
@@ -334,28 +335,28 @@ def test_what_a_dataset_draws_belongs_to_the_sample_and_its_epoch():
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("dataset", [Draws(), DrawsAtOnce()], ids=["one by one", "at once"])
-def test_a_run_that_goes_on_draws_the_same(dataset, num_workers):
+def test_a_resumed_run_draws_the_same_numbers(dataset, num_workers):
     whole, rest = drawn(dataset, epoch=3), drawn(dataset, epoch=3, start=1, num_workers=num_workers)
     assert rest == {index: numbers for index, numbers in whole.items() if index in rest} and len(rest) == 8
 
 
-def test_what_a_dataset_draws_takes_nothing_from_the_run():
+def test_draws_of_a_dataset_leave_the_generators_of_the_run_alone():
     import torch
 
     from hpc.data.fetching import IndexedDataset
 
-    def next_ones():
+    def next_numbers():
         return random.random(), np.random.rand(), torch.rand(()).item()
 
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    expected = next_ones()
+    expected = next_numbers()
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     IndexedDataset(Draws(), seed=1)[0, np.array([3, 4])]
-    assert next_ones() == expected
+    assert next_numbers() == expected
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_iterator_takes_no_random_number_from_the_run(workers):
+def test_an_iterator_draws_no_random_number_of_the_run(workers):
     """A resumed run makes iterators that the uninterrupted one made long before."""
     import torch
 
@@ -387,7 +388,7 @@ def test_digits_without_their_package_are_rejected(monkeypatch: pytest.MonkeyPat
         digits.read.__wrapped__()  # what has been read is kept
 
 
-def test_digits_are_split_once_and_evenly():
+def test_digits_are_in_one_split_each_and_evenly():
     from my_research.data.digits import indices_of, read
 
     _, digits = read()
@@ -455,7 +456,7 @@ def test_windows_follow_one_another_across_files(tmp_path):
 
 @pytest.mark.parametrize("in_memory", [0, 1000], ids=["mapped", "in memory"])
 @pytest.mark.parametrize("dtypes", [["uint16"], ["uint8", "uint64", "int64"]], ids=["one dtype", "several"])
-def test_a_batch_of_windows_is_what_one_by_one_gives(tmp_path, monkeypatch, dtypes, in_memory):
+def test_a_batch_has_the_same_windows_as_single_samples(tmp_path, monkeypatch, dtypes, in_memory):
     monkeypatch.setattr(token_windows, "MAX_TOKENS_IN_MEMORY", in_memory)
     random = np.random.default_rng(0)
     lengths = [1, 40, 3, 2, 100, 7, 1, 1, 60]
@@ -541,26 +542,26 @@ def test_a_vocabulary_is_larger_than_every_token(tmp_path):
     assert "cannot be negative" in rejected(file_checks.check_text_files, "text", vocab_size=1000, **paths)
 
 
-def test_text_that_cannot_be_meant_is_rejected(tmp_path):
+def test_text_that_cannot_be_trained_on_is_rejected(tmp_path):
     (tmp_path / "text").write_text("some text " * 50)
     (tmp_path / "empty").touch()
     (tmp_path / "broken.npy").write_text("this is no array")
     np.save(tmp_path / "table.npy", np.zeros((3, 4), np.int64))
 
-    def said(file, **values):
+    def message(file, **values):
         return rejected(
             file_checks.check_text_files, "text", **{"files": str(tmp_path / file), "block_size": 4} | values
         )
 
     text = node("text", files=str(tmp_path / "text"), block_size=4)
     assert file_checks.check_text_files(text, text) == {"vocab_size": 256, "bytes_per_token": 1.0}
-    assert f"data.files={tmp_path}/no" in said("no*")
-    assert "There are no such files with content" in said("empty")
-    assert "There are no such files with content" in said("text", files=[])
-    assert "block_size + 1 = 1025" in said("text", block_size=1024)
-    assert "data.vocab_size=256" in said("text", vocab_size=128)
-    assert "cannot be larger" in said("text", global_batch_size=10_000)
-    assert "differs from this one" in said("", files=[str(tmp_path / "text"), str(tmp_path / "table.npy")])
-    assert "(3, 4)" in said("table.npy")
-    assert "write the file again" in said("broken.npy")
-    assert "validation must not see what is trained on" in said("text", val_files=str(tmp_path / "t*t"))
+    assert f"data.files={tmp_path}/no" in message("no*")
+    assert "There are no such files with content" in message("empty")
+    assert "There are no such files with content" in message("text", files=[])
+    assert "block_size + 1 = 1025" in message("text", block_size=1024)
+    assert "data.vocab_size=256" in message("text", vocab_size=128)
+    assert "cannot be larger" in message("text", global_batch_size=10_000)
+    assert "differs from this one" in message("", files=[str(tmp_path / "text"), str(tmp_path / "table.npy")])
+    assert "(3, 4)" in message("table.npy")
+    assert "write the file again" in message("broken.npy")
+    assert "validation must not see what is trained on" in message("text", val_files=str(tmp_path / "t*t"))

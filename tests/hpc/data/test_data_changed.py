@@ -1,4 +1,4 @@
-"""What may change while a run goes on if a person says so, and takes effect then: data, learning rates, other keys."""
+"""Changes that a person permits for a resumed run, and that then take effect: data, learning rates, other keys."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ def events(run_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_other_data_are_rejected_until_they_are_meant(start: Callable[..., str], tmp_path: Path) -> None:
+def test_changed_data_are_rejected_until_they_are_permitted(start: Callable[..., str], tmp_path: Path) -> None:
     folder, run_dir = tmp_path / "images", tmp_path / "run"
     make_images(folder, ("ant", "bee", "cat"), num=30, size=(8, 8))
     words = ["data=images", f"data.dir={folder}", "data.image_size=8", "data.num_workers=0", "data.global_batch_size=8"]
@@ -57,9 +57,9 @@ def test_other_data_are_rejected_until_they_are_meant(start: Callable[..., str],
     start(run_dir, 1, [*WORDS, *words], stop_at=3)
     (folder / "ant").rename(folder / "dog")  # labels rotate
     image(folder / "bee" / "new.png", 7)
-    said = start(run_dir, 1, [], code=2)
-    assert "train: classes ant -> dog" in said and "must continue with the data that it started with" in said
-    assert ALLOW in said
+    output = start(run_dir, 1, [], code=2)
+    assert "train: classes ant -> dog" in output and "must continue with the data that it started with" in output
+    assert ALLOW in output
     assert "data changed, as resume_allow=[data] permits" in start(run_dir, 1, [ALLOW], stop_at=5)
     assert len(events(run_dir)) == 1 and not allowed_changes.read_grant(run_dir)
     for checkpoint in (run_dir / "checkpoints").glob("step-0*5"):
@@ -72,14 +72,14 @@ def test_other_data_are_rejected_until_they_are_meant(start: Callable[..., str],
     assert len(events(run_dir)) == 2
 
 
-# What tells data from others
+# How data are recognized
 
 
 def fingerprints(folder: Path, tmp_path: Path) -> Callable[[], dict[str, Any]]:
     return lambda: built("images", dir=str(folder), image_size=8).fingerprint()
 
 
-def test_images_are_known_by_names_labels_and_sizes(tmp_path: Path) -> None:
+def test_images_are_recognized_by_names_labels_and_sizes(tmp_path: Path) -> None:
     folder = make_images(tmp_path / "images", num=30)
     of = fingerprints(folder, tmp_path)
     before = of()
@@ -92,7 +92,7 @@ def test_images_are_known_by_names_labels_and_sizes(tmp_path: Path) -> None:
     assert "train: classes cat -> eel" in same_data.list_differences(other, of())
 
 
-def test_text_is_known_by_names_and_sizes(tmp_path: Path) -> None:
+def test_text_is_recognized_by_names_and_sizes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / "text" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "text" / name).write_bytes(bytes(range(100)) * 20)
@@ -109,7 +109,7 @@ def test_text_is_known_by_names_and_sizes(tmp_path: Path) -> None:
     assert "train: samples" in " ".join(same_data.list_differences(before, of("text")))
 
 
-def test_of_a_stock_dataset_the_number_is_compared() -> None:
+def test_stock_datasets_are_compared_by_their_number_of_samples() -> None:
     def described(num: int, **others: Any) -> dict[str, Any]:
         loader = SimpleNamespace(flattened=[SimpleNamespace(dataset=range(num)), SimpleNamespace()])
         val = SimpleNamespace(_combined_loader=None)
@@ -122,7 +122,7 @@ def test_of_a_stock_dataset_the_number_is_compared() -> None:
 
 
 @pytest.mark.parametrize("checksum", ["one", "other"])
-def test_tokens_are_known_by_what_was_noted_when_they_were_packed(
+def test_tokens_are_recognized_by_the_notes_of_their_packing(
     checksum: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted = {"checksum": "one", "tokens": 100, "vocab_size": 64, "bytes_per_token": 1.0, "tokenizer": "t"}
@@ -134,7 +134,7 @@ def test_tokens_are_known_by_what_was_noted_when_they_were_packed(
 
 
 @pytest.mark.parametrize("has_test", [True, False])
-def test_a_test_on_the_validation_data_is_told(has_test: bool, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_test_on_the_validation_data_is_noted(has_test: bool, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     for split in ("train", "val", "test") if has_test else ("train", "val"):
         make_images(tmp_path / split, num=6)
     data = built("images", dir=str(tmp_path), image_size=8)
@@ -149,7 +149,7 @@ def test_a_test_on_the_validation_data_is_told(has_test: bool, tmp_path: Path, c
 LR = "model.optimizer.lr"
 
 
-def test_a_key_is_changed_when_it_is_named(run: Path) -> None:  # noqa: F811
+def test_a_key_that_resume_allow_names_is_changed(run: Path) -> None:  # noqa: F811
     with pytest.raises(ConfigError) as caught:
         compose(run, f"{LR}=0.1")
     assert f"{LR}=0.1 resume_allow=[{LR}] to change it on purpose" in caught.value.fix
@@ -165,22 +165,22 @@ def test_a_key_is_changed_when_it_is_named(run: Path) -> None:  # noqa: F811
         compose(run, f"{LR}=0.2")
 
 
-def test_what_follows_from_a_named_key_may_follow(run: Path) -> None:  # noqa: F811
+def test_keys_below_a_named_section_may_change(run: Path) -> None:  # noqa: F811
     compose(run, "+model.optimizer.eps=1e-6", "resume_allow=[model.optimizer]")
     with pytest.raises(ConfigError, match=r"model\.warmup_steps=7"):
         compose(run, f"{LR}=0.1", "model.warmup_steps=7", f"resume_allow=[{LR}]")
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["seed=3", "resume_allow=[seed]"], "cannot name seed, which must stay the same"),
         (["data.global_batch_size=8", "resume_allow=[data]"], "data.global_batch_size must stay 64"),
         (["resume_allow=[model.optimizer.lrr]"], r"resume_allow=\[model.optimizer.lr\]"),
     ],
 )
-def test_what_cannot_be_meant(words: list[str], told: str, run: Path) -> None:  # noqa: F811
-    with pytest.raises(ConfigError, match=told):
+def test_permissions_that_cannot_be_given_are_rejected(words: list[str], message: str, run: Path) -> None:  # noqa: F811
+    with pytest.raises(ConfigError, match=message):
         compose(run, *words)
 
 
@@ -199,18 +199,20 @@ def test_a_permission_waits_for_its_job(run: Path) -> None:  # noqa: F811
 
 
 def test_submit_takes_a_permission_for_one_job(moving: Any) -> None:  # noqa: F811
-    mine = Path("mine")
-    (mine / "attempts.jsonl").touch()
+    run_dir = Path("mine")
+    (run_dir / "attempts.jsonl").touch()
     assert moving.type("resume=mine", f"{LR}=0.1") == 2 and f"resume_allow=[{LR}]" in moving.err
     assert moving.type("resume=mine", f"{LR}=0.1", f"resume_allow=[{LR},data]") == 0
-    assert frozen_config.read(mine).model.optimizer.lr == 0.1 and events(mine)[0]["changes"] == [f"{LR}: 0.003 -> 0.1"]
-    assert allowed_changes.read_grant(mine) == [LR, "data"]
+    assert frozen_config.read(run_dir).model.optimizer.lr == 0.1 and events(run_dir)[0]["changes"] == [
+        f"{LR}: 0.003 -> 0.1"
+    ]
+    assert allowed_changes.read_grant(run_dir) == [LR, "data"]
     moving.scheduler("echo 19")
     assert moving.type("resume=mine") == 0  # the job before it was cancelled
-    assert allowed_changes.read_grant(mine) == []
+    assert allowed_changes.read_grant(run_dir) == []
 
 
-# They take effect
+# Permitted changes take effect
 
 
 @pytest.mark.slow
@@ -220,8 +222,8 @@ def test_a_changed_learning_rate_takes_effect(
 ) -> None:
     words = [*WORDS, f"strategy={strategy}", f"trainer.devices={ranks}", "trainer.max_steps=30"]
     start(tmp_path / "run", ranks, words, stop_at=5)
-    said = start(tmp_path / "run", ranks, [f"{LR}=0.03", f"resume_allow=[{LR}]"], stop_at=9)
-    assert f"{LR}: 0.003 -> 0.03" in said
+    output = start(tmp_path / "run", ranks, [f"{LR}=0.03", f"resume_allow=[{LR}]"], stop_at=9)
+    assert f"{LR}: 0.003 -> 0.03" in output
     start(tmp_path / "run", ranks, [])
     start(tmp_path / "other", ranks, [*words, f"{LR}=0.03"])
     first, rates = scalars(tmp_path / "other", "lr"), scalars(tmp_path / "run", "lr")
@@ -241,12 +243,12 @@ class Trainer:
         self.lr_scheduler_configs = [SimpleNamespace(scheduler=self.schedule)]
 
     def steps(self, num: int) -> list[list[float]]:
-        found = []
+        rates = []
         for _ in range(num):
-            found.append([group["lr"] for group in self.optimizers[0].param_groups])
+            rates.append([group["lr"] for group in self.optimizers[0].param_groups])
             self.optimizers[0].step()
             self.schedule.step(*[1.0] * isinstance(self.schedule, torch.optim.lr_scheduler.ReduceLROnPlateau))
-        return found
+        return rates
 
 
 SCHEDULES = torch.optim.lr_scheduler
@@ -265,7 +267,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stop", [2, 6])
-def test_a_schedule_goes_on_as_if_it_had_begun_with_the_new_rate(kind: str, stop: int) -> None:
+def test_a_schedule_continues_as_if_it_had_started_with_the_new_rate(kind: str, stop: int) -> None:
     old, new, all_new = (Trainer(lr, KINDS[kind]) for lr in (0.1, 0.4, 0.4))
     resumed(old, new, stop, changed=True)
     assert np.array(new.steps(6)) == pytest.approx(np.array(all_new.steps(stop + 6)[stop:]))

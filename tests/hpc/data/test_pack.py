@@ -31,24 +31,24 @@ def outside_of_jobs(monkeypatch):
     monkeypatch.setattr(tokenizing, "PART_BYTES", 400)
 
 
-def done(*words):
+def run_pack(*words):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["pack.py", *map(str, words)])
         pack["main"]()
 
 
-def said(*words):
+def error_of(*words):
     with pytest.raises(ConfigError) as caught:
-        done(*words)
+        run_pack(*words)
     return str(caught.value)
 
 
 def pack_images(folder, out, *words):
-    done(f"data.dir={folder}", f"out={out}", f"data.image_size={PIXELS}", *words)
+    run_pack(f"data.dir={folder}", f"out={out}", f"data.image_size={PIXELS}", *words)
 
 
 def pack_text(folder, out, *words):
-    done(f"data.files={folder}", f"out={out}", *words)
+    run_pack(f"data.files={folder}", f"out={out}", *words)
 
 
 def write_texts(folder, num=12):
@@ -59,9 +59,9 @@ def write_texts(folder, num=12):
 
 
 def batches(data):
-    """What every split's loader gives, as plain lists."""
+    """Return the batches of every split's loader, as plain lists."""
     loaders = data.train_dataloader(), data.val_dataloader(), data.test_dataloader()
-    return [[one.tolist() for one in batch] for loader in loaders for batch in loader]
+    return [[tensor.tolist() for tensor in batch] for loader in loaders for batch in loader]
 
 
 def leftovers(folder):
@@ -99,14 +99,14 @@ def test_a_batch_is_read_through_a_map_and_not_loaded(tmp_path):
     assert isinstance(pixels.base, np.memmap) and read.offset % packed_files.PAGE_BYTES == 0
 
 
-def test_what_was_interrupted_is_rejected_and_then_goes_on(tmp_path, capsys):
+def test_an_unfinished_file_is_rejected_and_packing_it_resumes(tmp_path, capsys):
     folder, out = make_images(tmp_path / "images"), tmp_path / "images.h5"
     bad = [folder / "dog" / f"{i}.png" for i in (37, 39)]
     good = bad[0].read_bytes()
-    for one in bad:
-        one.write_bytes(good[: len(good) // 2])
-    words = said(f"data.dir={folder}", f"out={out}", f"data.image_size={PIXELS}") + capsys.readouterr().err
-    assert all(str(one) in words for one in bad) and "1 more" in words
+    for file in bad:
+        file.write_bytes(good[: len(good) // 2])
+    words = error_of(f"data.dir={folder}", f"out={out}", f"data.image_size={PIXELS}") + capsys.readouterr().err
+    assert all(str(file) in words for file in bad) and "1 more" in words
     part, journal = (Path(path) for path in packing.unfinished_paths(str(out)))
     noted = journal.read_text().splitlines()
     assert len(noted) in (7, 8) and not out.exists()  # the plan, and eight parts but for one or two
@@ -114,9 +114,9 @@ def test_what_was_interrupted_is_rejected_and_then_goes_on(tmp_path, capsys):
     assert "must be packed to the end" in rejected(file_checks.check_packed_images, "packed", file=str(part))
     with journal.open("a") as stream:
         stream.write("12345")  # a crash in the middle of a line
-    assert "other files or settings" in said(f"data.dir={folder}", f"out={out}", "data.image_size=9")
-    for one in bad:
-        one.write_bytes(good)
+    assert "other files or settings" in error_of(f"data.dir={folder}", f"out={out}", "data.image_size=9")
+    for file in bad:
+        file.write_bytes(good)
     first = packed_files.read(str(part), unfinished=True)
     packed_first = image_of(tmp_path / "images", 0)
     kept, state = packed_first.read_bytes(), packed_first.stat()
@@ -125,13 +125,13 @@ def test_what_was_interrupted_is_rejected_and_then_goes_on(tmp_path, capsys):
     pack_images(folder, out)
     packed_first.write_bytes(kept)
     assert first.offset == packed_files.read(str(out)).offset and leftovers(tmp_path) == []
-    done("--verify", out)
+    run_pack("--verify", out)
     of_folder = built("images", dir=str(folder), image_size=PIXELS, num_workers=0)
     assert batches(built("packed", file=str(out))) == batches(of_folder)
 
 
-def of_other_content(folder):
-    """Each file with as many bytes as before."""
+def change_content(folder):
+    """Change each file, but not its size."""
     for file in folder.rglob("*.*"):
         before = file.stat().st_size
         file.write_bytes(file.read_bytes()[::-1]) if file.suffix == ".txt" else Image.new("RGB", (9, 9)).save(file)
@@ -140,7 +140,7 @@ def of_other_content(folder):
 
 
 @pytest.mark.parametrize("make", [make_images, write_texts])
-def test_what_has_changed_since_it_was_packed_is_packed_again(tmp_path, make, monkeypatch):
+def test_files_that_have_changed_since_they_were_packed_are_packed_again(tmp_path, make, monkeypatch):
     folder, suffix = make(tmp_path / "files"), ".h5" if make is make_images else ".npy"
     out, whole = tmp_path / f"out{suffix}", tmp_path / f"whole{suffix}"
     words = [f"data.dir={folder}", f"data.image_size={PIXELS}"] if make is make_images else [f"data.files={folder}"]
@@ -155,10 +155,10 @@ def test_what_has_changed_since_it_was_packed_is_packed_again(tmp_path, make, mo
     in_order = packing.map_in_order
     with monkeypatch.context() as patch:
         patch.setattr(packing, "map_in_order", interrupted)
-        assert "interrupted" in said(*words, f"out={out}")
-    of_other_content(folder)
+        assert "interrupted" in error_of(*words, f"out={out}")
+    change_content(folder)
     for file in (out, whole):
-        done(*words, f"out={file}")
+        run_pack(*words, f"out={file}")
     checksums = [
         packed_files.read(str(file)).parts.checksum
         if suffix == ".h5"
@@ -166,32 +166,32 @@ def test_what_has_changed_since_it_was_packed_is_packed_again(tmp_path, make, mo
         for file in (out, whole)
     ]
     assert checksums[0] == checksums[1]
-    done("--verify", out)
+    run_pack("--verify", out)
 
 
 def image_of(folder, index):
-    """The file of a training image."""
+    """Return the file of a training image."""
     from hpc.data.image_files import list_images
 
     return Path(list_images(str(folder))[1]["train"][index][0])
 
 
-def test_without_its_unfinished_file_a_journal_counts_for_nothing(tmp_path):
+def test_a_journal_without_its_unfinished_file_is_ignored(tmp_path):
     folder, out = make_images(tmp_path / "images"), tmp_path / "images.h5"
     bad = folder / "dog" / "39.png"
     good = bad.read_bytes()
     bad.write_bytes(b"")
-    said(f"data.dir={folder}", f"out={out}", f"data.image_size={PIXELS}")
+    error_of(f"data.dir={folder}", f"out={out}", f"data.image_size={PIXELS}")
     Path(packing.unfinished_paths(str(out))[0]).unlink()
     bad.write_bytes(good)
     pack_images(folder, out)
-    done("--verify", out)
+    run_pack("--verify", out)
 
 
-def test_a_process_that_is_killed_is_told_of(tmp_path, monkeypatch):
+def test_a_process_that_is_killed_is_reported(tmp_path, monkeypatch):
     folder, out = make_images(tmp_path / "images"), tmp_path / "images.h5"
     monkeypatch.setattr(packed_files, "write_part", lambda *_: os.kill(os.getpid(), 9))
-    assert "was killed" in said(f"data.dir={folder}", f"out={out}", f"data.image_size={PIXELS}")
+    assert "was killed" in error_of(f"data.dir={folder}", f"out={out}", f"data.image_size={PIXELS}")
     monkeypatch.undo()
     pack_images(folder, out)
 
@@ -213,7 +213,7 @@ def test_a_damaged_file_is_rejected_before_training(tmp_path, damage):
         with h5py.File(out, "r+") as changed:
             changed["labels"][3] = 1 - changed["labels"][3]
     assert str(out) in rejected(file_checks.check_packed_images, "packed", file=str(out))
-    assert str(out) in said("--verify", out)
+    assert str(out) in error_of("--verify", out)
 
 
 def test_values_that_do_not_fit_the_file_are_rejected(tmp_path):
@@ -225,7 +225,9 @@ def test_values_that_do_not_fit_the_file_are_rejected(tmp_path):
             built("packed", file=out, **{key: value}).dataset("train")
     assert "cannot be larger" in rejected(file_checks.check_packed_images, "packed", file=out, global_batch_size=999)
     (tmp_path / "other.h5").write_text("something else")
-    assert "must be one that tools/pack.py has packed" in rejected(file_checks.check_packed_images, "packed", file=str(tmp_path / "other.h5"))
+    other = str(tmp_path / "other.h5")
+    message = rejected(file_checks.check_packed_images, "packed", file=other)
+    assert "must be one that tools/pack.py has packed" in message
 
 
 # Text
@@ -240,11 +242,11 @@ def test_bytes_are_packed_as_they_are(tmp_path, capsys):
     assert "14 before (files and their folders), 2 after" in capsys.readouterr().out
     text = node("text", files=str(out), block_size=16)
     assert file_checks.check_text_files(text, text) == {"vocab_size": 256, "bytes_per_token": 1.0}
-    done("--verify", out)
+    run_pack("--verify", out)
 
 
 @pytest.mark.parametrize("tokenizer", ["bpe", "a file"])
-def test_tokens_say_vocabulary_and_bytes_and_lead_back_to_the_text(tmp_path, tokenizer):
+def test_tokens_have_notes_and_decode_to_the_text(tmp_path, tokenizer):
     folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
     pack_text(folder, out, "tokenizer=bpe", "data.vocab_size=300")
     if tokenizer == "a file":
@@ -257,27 +259,28 @@ def test_tokens_say_vocabulary_and_bytes_and_lead_back_to_the_text(tmp_path, tok
     ends = np.flatnonzero(tokens == 0)  # <|endoftext|>
     listed = text_files.sort_by_hash([str(file) for file in sorted(folder.iterdir())])
     made = Tokenizer.from_file(f"{out}.tokenizer.json")
-    texts = [made.decode(one.tolist()) for one in np.split(tokens, ends)]
+    texts = [made.decode(document.tolist()) for document in np.split(tokens, ends)]
     assert texts == [*(Path(file).read_text() for file in listed), ""]
     size = sum(map(os.path.getsize, listed))
     text = node("text", files=str(out), block_size=16)
     assert file_checks.check_text_files(text, text) == {"vocab_size": 320, "bytes_per_token": size / len(tokens)}
     assert size / len(tokens) > 1.5
-    for vocab_size, looked_at in ((None, None), (320, None), (319, 319)):  # is it known to be large enough?
+    for vocab_size, checked_size in ((None, None), (320, None), (319, 319)):  # None: the notes say it is large enough
         assert (
-            built("text", files=str(out), block_size=16, vocab_size=vocab_size).dataset("train").vocab_size == looked_at
+            built("text", files=str(out), block_size=16, vocab_size=vocab_size).dataset("train").vocab_size
+            == checked_size
         )
 
 
-def test_packing_text_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
+def test_packing_text_resumes_where_it_was_interrupted(tmp_path, monkeypatch):
     folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
     last = Path(text_files.sort_by_hash([str(file) for file in sorted(folder.iterdir())])[-1])
     good = last.read_bytes()
     monkeypatch.setattr(tokenizing, "find_unreadable", lambda *_: [])  # it has become so in the meantime
     words = (f"data.files={folder}", f"tokenizer={trained(folder, tmp_path)}", f"out={out}")
-    done(*words[:2], f"out={tmp_path / 'whole.npy'}")
+    run_pack(*words[:2], f"out={tmp_path / 'whole.npy'}")
     last.write_bytes(good[:-3] + b"\xe9 \n")
-    rule = said(*words)
+    rule = error_of(*words)
     assert f"data.files={last}" in rule and f"from byte {len(good) - 3} on" in rule
     part, journal = packing.unfinished_paths(str(out))
     assert len(Path(journal).read_text().splitlines()) > 2
@@ -285,17 +288,17 @@ def test_packing_text_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
     with open(part, "ab") as stream:
         stream.write(b"half a part, which nobody noted")
     last.write_bytes(good)
-    done(*words)
+    run_pack(*words)
     assert out.read_bytes() == (tmp_path / "whole.npy").read_bytes()
     assert leftovers(tmp_path) == []
     assert token_files.read_notes(str(out))["parts"] == token_files.read_notes(str(tmp_path / "whole.npy"))["parts"]
 
 
-def test_all_that_is_not_text_is_named_at_once(tmp_path, capsys):
+def test_all_files_that_are_not_text_are_named_at_once(tmp_path, capsys):
     folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
     for name in ("3.txt", "7.txt"):
         (folder / name).write_bytes((folder / name).read_bytes() + b"\xff\xfe")
-    words = said(f"data.files={folder}", f"out={out}", "tokenizer=bpe", "data.vocab_size=300")
+    words = error_of(f"data.files={folder}", f"out={out}", "tokenizer=bpe", "data.vocab_size=300")
     words += capsys.readouterr().err
     assert f"{folder}/3.txt" in words and f"{folder}/7.txt" in words and "1 more" in words
     assert not Path(f"{out}.tokenizer.json").exists()
@@ -311,16 +314,16 @@ def trained(folder, beside):
 def test_pieces_begin_where_lines_do_and_leave_nothing_out(tmp_path):
     text = TEXT * 20 + "é" * 500 + "\n\n" + TEXT
     (tmp_path / "text").write_text(text)
-    found = [
+    pieces = [
         tokenizing.read_piece(piece) for part in tokenizing.split_into_parts([str(tmp_path / "text")]) for piece in part
     ]
-    assert "".join(piece for piece, _, _ in found) == text
-    assert [ends for piece, _, ends in found if piece] == [False] * (len([p for p, _, _ in found if p]) - 1) + [True]
-    assert all(piece[0] in "FDé" for piece, _, _ in found if piece)
+    assert "".join(piece for piece, _, _ in pieces) == text
+    assert [ends for piece, _, ends in pieces if piece] == [False] * (len([p for p, _, _ in pieces if p]) - 1) + [True]
+    assert all(piece[0] in "FDé" for piece, _, _ in pieces if piece)
 
 
 @pytest.mark.parametrize("damage", ["other dtype", "cut short", "a token", "another note"])
-def test_tokens_that_are_not_as_noted_are_rejected(tmp_path, damage):
+def test_tokens_that_differ_from_their_notes_are_rejected(tmp_path, damage):
     folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
     pack_text(folder, out)
     tokens = np.load(out)
@@ -337,43 +340,44 @@ def test_tokens_that_are_not_as_noted_are_rejected(tmp_path, damage):
     assert str(out) in rejected(file_checks.check_text_files, "text", files=str(out), block_size=16)
 
 
-# What cannot be meant, or cannot be done
+# Words that are wrong, and disks that are full
 
 
-def test_what_cannot_be_meant_is_rejected(tmp_path, monkeypatch):
+def test_wrong_words_are_rejected(tmp_path, monkeypatch):
     folder, texts = make_images(tmp_path / "images"), write_texts(tmp_path / "texts")
     images, text = f"data.dir={folder}", f"data.files={texts}"
-    assert "out=<file>.h5" in said(images)
-    assert f"out={tmp_path}/x.h5" in said(images, f"out={tmp_path}/x")
-    assert "mkdir -p" in said(images, f"out={tmp_path}/no/x.h5")
+    assert "out=<file>.h5" in error_of(images)
+    assert f"out={tmp_path}/x.h5" in error_of(images, f"out={tmp_path}/x")
+    assert "mkdir -p" in error_of(images, f"out={tmp_path}/no/x.h5")
     (tmp_path / "there.h5").touch()
-    assert "cannot be a file that exists already" in said(images, f"out={tmp_path}/there.h5")
-    assert "leave it out" in said(images, f"out={tmp_path}/x.h5", "trainer=gpu")
-    assert "data.image_size" in said(images, f"out={tmp_path}/x.h5", "data.imagesize=8")
-    assert "takes only data.files" in said(text, f"out={tmp_path}/x.npy", f"data.val_files={texts}/1.txt")
-    assert "takes only data.dir" in said(images, f"out={tmp_path}/x.h5", "tokenizer=bpe")
-    assert "typed only once" in said(text, f"out={tmp_path}/x.npy", f"out={tmp_path}/y.npy")
-    assert "tokenizer=bpe as well" in said(text, f"out={tmp_path}/x.npy", "data.vocab_size=300")
-    assert "data.vocab_size=32768" in said(text, f"out={tmp_path}/x.npy", "tokenizer=bpe")
-    assert "tokenizer=bytes" in said(text, f"out={tmp_path}/x.npy", f"tokenizer={tmp_path}/none.json")
-    assert "must be the tokenizer.json of a tokenizer" in said(text, f"out={tmp_path}/y.npy", f"tokenizer={texts}/1.txt")
+    assert "cannot be a file that exists already" in error_of(images, f"out={tmp_path}/there.h5")
+    assert "leave it out" in error_of(images, f"out={tmp_path}/x.h5", "trainer=gpu")
+    assert "data.image_size" in error_of(images, f"out={tmp_path}/x.h5", "data.imagesize=8")
+    assert "takes only data.files" in error_of(text, f"out={tmp_path}/x.npy", f"data.val_files={texts}/1.txt")
+    assert "takes only data.dir" in error_of(images, f"out={tmp_path}/x.h5", "tokenizer=bpe")
+    assert "typed only once" in error_of(text, f"out={tmp_path}/x.npy", f"out={tmp_path}/y.npy")
+    assert "tokenizer=bpe as well" in error_of(text, f"out={tmp_path}/x.npy", "data.vocab_size=300")
+    assert "data.vocab_size=32768" in error_of(text, f"out={tmp_path}/x.npy", "tokenizer=bpe")
+    assert "tokenizer=bytes" in error_of(text, f"out={tmp_path}/x.npy", f"tokenizer={tmp_path}/none.json")
+    no_tokenizer = error_of(text, f"out={tmp_path}/y.npy", f"tokenizer={texts}/1.txt")
+    assert "must be the tokenizer.json of a tokenizer" in no_tokenizer
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    command = said(images, f"out={tmp_path}/with space.h5")
+    command = error_of(images, f"out={tmp_path}/with space.h5")
     assert f"on a login node: python tools/pack.py {images} 'out={tmp_path}/with space.h5'" in command
 
 
-def test_two_at_once_do_not_write_into_one_file(tmp_path):
+def test_two_processes_do_not_write_into_one_file(tmp_path):
     folder, out = make_images(tmp_path / "images"), tmp_path / "images.h5"
     with packing.open_journal(str(out), "of another process", files_of_part=lambda number: []):
-        assert "another process is packing it" in said(f"data.dir={folder}", f"out={out}")
+        assert "another process is packing it" in error_of(f"data.dir={folder}", f"out={out}")
 
 
-def test_what_another_process_has_packed_meanwhile_is_kept(tmp_path, monkeypatch):
+def test_a_file_that_another_process_has_just_packed_is_kept(tmp_path, monkeypatch):
     """It was done between this one's look at the place and its lock."""
     folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
     check_out = pack_request.check_out
     monkeypatch.setattr(pack_request, "check_out", lambda *words: (check_out(*words), out.write_text("theirs"))[0])
-    assert "Another process has just packed this file" in said(f"data.files={folder}", f"out={out}")
+    assert "Another process has just packed this file" in error_of(f"data.files={folder}", f"out={out}")
     assert out.read_text() == "theirs" and leftovers(tmp_path) == []
 
 
@@ -395,15 +399,15 @@ def test_a_disk_that_fills_up_loses_nothing(tmp_path, small_disk, monkeypatch, k
     ballast.write_bytes(bytes(248 * 1024))
     if kind == "images":
         words = (f"data.dir={make_images(tmp_path / 'images')}", f"data.image_size={PIXELS}", f"out={small_disk}/x.h5")
-        assert "needs 1.54e-05 GB" in said(*words)
+        assert "needs 1.54e-05 GB" in error_of(*words)
         monkeypatch.setattr(packer, "reject_full_disk", lambda *_: None)  # as with a quota
     else:
         words = (f"data.files={write_texts(tmp_path / 'texts', 40)}", f"out={small_disk}/x.npy")
-    assert "No space left on device" in (rule := said(*words)) and "make room" in rule
+    assert "No space left on device" in (rule := error_of(*words)) and "make room" in rule
     assert not (small_disk / words[-1].partition("=")[2]).exists()
     ballast.unlink()
-    done(*words)
-    done("--verify", words[-1].partition("=")[2])
+    run_pack(*words)
+    run_pack("--verify", words[-1].partition("=")[2])
 
 
 @pytest.mark.slow
@@ -432,6 +436,6 @@ def test_an_image_that_claims_too_many_pixels_is_named(tmp_path, monkeypatch, re
     for limit in (None, 10**8):  # beyond twice Pillow's limit it raises, before that it only warns
         if limit:
             monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit + 10**7)
-        rule = said(f"data.dir={folder}", f"out={tmp_path}/x.h5", f"data.image_size={PIXELS}")
+        rule = error_of(f"data.dir={folder}", f"out={tmp_path}/x.h5", f"data.image_size={PIXELS}")
         assert f"data.dir={bomb}" in rule and "pixels" in rule and "make it smaller" in rule
     assert not recwarn.list

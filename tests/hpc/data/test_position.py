@@ -1,6 +1,6 @@
-"""Where a run goes on when its steps are cut into other micro-batches, limits are typed anew, or its data have changed.
+"""Where a run resumes when its steps are cut into other micro-batches, or its limits or its data have changed.
 
-Limits and intervals of validation count micro-batches of one rank: so many optimizer steps as before are meant.
+Limits and intervals of validation count micro-batches of one rank: they must mean as many optimizer steps as before.
 """
 
 from types import SimpleNamespace
@@ -36,9 +36,9 @@ def trainer(
     num_val: int = 0,
     schedule: dict[int, int] | None = None,
 ) -> Any:
-    """As far as `position_checks` looks at one. Without a limit an epoch is all that there is.
+    """Return as much of a trainer as `position_checks` reads. Without a limit, an epoch has all batches.
 
-    num_val: samples of a validation whose loader is there by now.
+    num_val: samples of a validation whose loader exists by now.
     """
     sampler = EvalBatchSampler(num_val, micro_batch, rank=0, num_ranks=ranks)
     some = len(sampler) * evaluated if isinstance(evaluated, float) else min(evaluated, len(sampler))
@@ -60,10 +60,10 @@ def trainer(
     )
 
 
-def going_on(
+def resume_at(
     was: int, now: int, then: dict[str, Any], here: dict[str, Any], batches: int = 0, *, other_data: bool = False
 ) -> None:
-    """Go on after so many micro-batches of an epoch, in steps of `was` and now of `now` micro-batches.
+    """Resume after so many micro-batches of an epoch, in steps of `now` micro-batches and of `was` before.
 
     then: per_epoch, every, evaluated, num_val, and ranks and micro_batch if they are not 2 and 4; here: the same, and
     what is typed.
@@ -113,8 +113,8 @@ SAME = {
 
 
 @pytest.mark.parametrize("case", SAME)
-def test_it_is_the_same_place(case: str) -> None:
-    going_on(*SAME[case])
+def test_the_same_place_is_accepted(case: str) -> None:
+    resume_at(*SAME[case])
 
 
 # Words, then key and fix of the rejection.
@@ -221,20 +221,20 @@ REJECTED = {
 
 
 @pytest.mark.parametrize("case", REJECTED)
-def test_it_is_another_place(case: str) -> None:
+def test_another_place_is_rejected(case: str) -> None:
     words, key, fix = REJECTED[case]
     with pytest.raises(ConfigError) as caught:
-        going_on(*words)
+        resume_at(*words)
     assert (caught.value.key, caught.value.fix) == (key, fix)
 
 
 @pytest.mark.parametrize("was", [1, 2])
-def test_another_order_is_told_where_a_run_moves_between_one_rank_and_several(was: int) -> None:
+def test_another_order_is_noted_when_a_run_moves_between_one_rank_and_several(was: int) -> None:
     def note(order: Any, now: int) -> str:
-        there = trainer(per_epoch=6, every=6, ranks=now, micro_batch=4)
+        moved = trainer(per_epoch=6, every=6, ranks=now, micro_batch=4)
         batches = SharedBatches(order, [], seed=1) if now > 1 else BatchSampler(order, 4, drop_last=False)
-        there.fit_loop._combined_loader.flattened = [SimpleNamespace(batch_sampler=batches)]
-        return position_checks.describe_order_change(there, {"num_ranks": was})
+        moved.fit_loop._combined_loader.flattened = [SimpleNamespace(batch_sampler=batches)]
+        return position_checks.describe_order_change(moved, {"num_ranks": was})
 
     now = 3 - was
     before = "than on one rank" if was == 1 else "than on several ranks"
@@ -243,21 +243,21 @@ def test_another_order_is_told_where_a_run_moves_between_one_rank_and_several(wa
     assert not note(DistributedSampler(NUMBERS, now, 0), now)  # type: ignore[arg-type]
 
 
-# Data that have changed, as it was meant
+# Data that have changed on purpose
 
 
-def test_an_epoch_that_other_data_have_shortened_is_no_wrong_limit() -> None:
+def test_an_epoch_that_other_data_have_shortened_is_not_reported_as_a_limit() -> None:
     for batches in (6, 8):
         with pytest.raises(ConfigError) as caught:
-            going_on(2, 2, FEWER, {"per_epoch": 6, "every": 6}, batches, other_data=True)
+            resume_at(2, 2, FEWER, {"per_epoch": 6, "every": 6}, batches, other_data=True)
         assert (caught.value.key, "now it has 6" in caught.value.rule) == ("data", True)
         assert "data as they were until this epoch has ended" in caught.value.fix
-    going_on(2, 2, FEWER, {"per_epoch": 6, "every": 6}, 4, other_data=True)
-    going_on(2, 2, FEWER, {"per_epoch": 6, "every": 6}, other_data=True)
+    resume_at(2, 2, FEWER, {"per_epoch": 6, "every": 6}, 4, other_data=True)
+    resume_at(2, 2, FEWER, {"per_epoch": 6, "every": 6}, other_data=True)
 
 
-def test_of_other_data_only_what_is_typed_counts_micro_batches() -> None:
+def test_with_other_data_only_typed_limits_are_compared() -> None:
     fewer = {"per_epoch": 20, "every": 20, "micro_batch": 2}  # twice the micro-batches of 10
-    going_on(2, 4, FEWER, fewer, other_data=True)
+    resume_at(2, 4, FEWER, fewer, other_data=True)
     with pytest.raises(ConfigError, match=r"trainer\.limit_train_batches=24"):
-        going_on(2, 4, FEWER, fewer | {"per_epoch": 12, "every": 12, "limit": 12}, other_data=True)
+        resume_at(2, 4, FEWER, fewer | {"per_epoch": 12, "every": 12, "limit": 12}, other_data=True)

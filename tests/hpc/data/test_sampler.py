@@ -1,4 +1,4 @@
-"""The order of samples and the numbers drawn for them do not depend on how many ranks there are."""
+"""The order of samples and the numbers drawn for them do not depend on the number of ranks."""
 
 from itertools import chain
 
@@ -18,10 +18,10 @@ LAYOUTS = [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2), (8, 1)]  # ranks, accumulate
 
 
 def batches(sampler, epoch=0):
-    """The indices of each batch."""
-    found = list(sampler)
-    assert {number for number, _ in found} <= {epoch}
-    return [indices.tolist() for _, indices in found]
+    """Return the indices of each batch."""
+    epochs_and_indices = list(sampler)
+    assert {number for number, _ in epochs_and_indices} <= {epoch}
+    return [indices.tolist() for _, indices in epochs_and_indices]
 
 
 def flat(batches):
@@ -33,7 +33,7 @@ def global_batches_of_one(epoch):
 
 
 def global_batches(num_samples, global_batch_size, ranks, accumulate, epoch=0, seed=1, start=0):
-    """The samples that each optimizer step sees, over all ranks and micro-steps, in the order of the ranks."""
+    """Return the samples that each optimizer step sees, over all ranks and micro-steps, in the order of the ranks."""
     samplers = [
         GlobalBatchSampler(num_samples, global_batch_size, rank=r, num_ranks=ranks, accumulate=accumulate, seed=seed)
         for r in range(ranks)
@@ -72,18 +72,18 @@ def test_epochs_and_seeds_have_their_own_order_and_repeat_it():
 
 @pytest.mark.parametrize(("ranks", "accumulate"), LAYOUTS)
 @pytest.mark.parametrize("start", [0, 1, 4, 6])
-def test_a_run_goes_on_in_the_middle_of_an_epoch_in_every_layout(start, ranks, accumulate):
-    """Whoever wrote down the place may have had another layout: it is converted to micro-batches of this one."""
+def test_a_run_resumes_in_the_middle_of_an_epoch_in_every_layout(start, ranks, accumulate):
+    """The place may come from another layout: it is converted to micro-batches of this one."""
     rest = global_batches(100, 16, ranks, accumulate, epoch=2, start=start)
     assert rest == global_batches(100, 16, 1, 1, epoch=2)[start:]
 
 
-def test_the_epoch_after_the_one_that_was_gone_on_in_is_whole():
+def test_the_epoch_after_the_resumed_one_is_whole():
     sampler = GlobalBatchSampler(100, 16, rank=0, num_ranks=1, accumulate=1, seed=1)
     sampler.go_to(2, 4)
     sampler.set_epoch(2)  # Lightning says so at the start
     assert (len(batches(sampler, 2)), len(sampler)) == (2, 6)
-    assert batches(sampler, 2) == global_batches_of_one(2)  # again in the same epoch, where a longer loader goes on
+    assert batches(sampler, 2) == global_batches_of_one(2)  # again in the same epoch, as beside a longer loader
     sampler.set_epoch(3)
     assert batches(sampler, 3) == global_batches_of_one(3)
 
@@ -102,7 +102,7 @@ class Numbers(Dataset):
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_workers_that_fetch_ahead_change_nothing(num_workers):
-    """Gone on from the third batch on, with all workers busy with the first epoch."""
+    """The loader begins after the third batch, while its workers are busy with the first epoch."""
     sampler = GlobalBatchSampler(100, 16, rank=0, num_ranks=1, accumulate=1, seed=1)
     workers = dict(num_workers=num_workers, persistent_workers=num_workers > 0)
     loader = ResumableLoader(Numbers(), sampler=sampler, batch_size=None, **workers)

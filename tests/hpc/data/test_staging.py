@@ -47,7 +47,7 @@ def staged(name="packed", **values):
     return data
 
 
-def test_the_copy_is_made_once_and_read(tmp_path, images, local, capsys):
+def test_the_copy_is_made_once_and_training_reads_it(tmp_path, images, local, capsys):
     data = staged(file=images, node_local=local)
     (copy,) = (tmp_path / "local").glob("*/images.h5")
     assert data.dataset("train").map_arguments[0] == str(copy)
@@ -71,7 +71,7 @@ def test_a_copy_that_is_not_whole_is_made_again(tmp_path, images, local, damage)
     assert copy.read_bytes() == good
 
 
-def test_a_copy_that_went_wrong_gets_no_name(tmp_path, images, local, monkeypatch):
+def test_a_wrong_copy_is_never_published(tmp_path, images, local, monkeypatch):
     def copies(source, target):
         data, offset = bytearray(Path(source).read_bytes()), packed_files.read(images).offset
         data[offset] ^= 1
@@ -83,7 +83,7 @@ def test_a_copy_that_went_wrong_gets_no_name(tmp_path, images, local, monkeypatc
     assert [path for path in (tmp_path / "local").rglob("*") if path.is_file()] == []
 
 
-def test_tokens_are_staged_and_their_files_are_not_mixed_up(tmp_path, local):
+def test_token_files_are_staged_without_confusing_them(tmp_path, local):
     pack_text(write_texts(tmp_path / "train"), tmp_path / "train.npy")
     pack_text(write_texts(tmp_path / "val", 3), tmp_path / "val.npy")
     values = {"files": f"{tmp_path}/train.npy", "val_files": f"{tmp_path}/val.npy", "block_size": 16}
@@ -95,7 +95,7 @@ def test_tokens_are_staged_and_their_files_are_not_mixed_up(tmp_path, local):
     assert batches(data) == batches(built("text", **values))
 
 
-def test_where_it_cannot_be_staged_it_is_rejected(tmp_path, images, local, monkeypatch):
+def test_staging_that_cannot_work_is_rejected(tmp_path, images, local, monkeypatch):
     assert "cluster.node_local='$TMPDIR'" in rejected(
         file_checks.check_packed_images, "packed", file=images, stage=True
     )
@@ -127,7 +127,7 @@ def test_a_folder_that_somebody_else_prepared_is_not_used(prepared, tmp_path, im
     assert not [*theirs.iterdir(), *folder.iterdir()]
 
 
-def test_nor_one_that_is_prepared_at_the_last_moment(tmp_path, images, local, monkeypatch):
+def test_a_folder_that_somebody_else_prepares_at_the_last_moment_is_not_used(tmp_path, images, local, monkeypatch):
     folder = Path(staging.copy_path(packed_files.read(images).parts, local)).parent
     (tmp_path / "theirs").mkdir()
 
@@ -143,7 +143,7 @@ def test_nor_one_that_is_prepared_at_the_last_moment(tmp_path, images, local, mo
 
 
 def test_runs_of_one_node_share_one_copy(tmp_path, images, local, capfd):
-    """Each has memory for one, and the node has room for one; a run that was killed had begun one."""
+    """The folder holds the unfinished copy of a run that was killed."""
     folder = Path(staging.copy_path(packed_files.read(images).parts, local)).parent
     folder.mkdir(mode=0o700)
     (folder / "images.h5.n1-1.part").write_text("begun")
@@ -165,11 +165,11 @@ def test_of_two_ranks_one_copies_and_both_train(tmp_path, images, local, start):
     assert start(tmp_path / "run", 2, words).count("copying") == 1
 
 
-# A wait is no hang as long as the copy goes on
+# Waiting for a copy that grows is not a hang
 
 
 @pytest.mark.parametrize("sign", ["size", "time", "none"])
-def test_a_copy_of_a_neighbour_is_waited_for_as_long_as_it_goes_on(sign, images, local, monkeypatch):
+def test_a_neighbours_copy_is_waited_for_as_long_as_it_grows(sign, images, local, monkeypatch):
     parts = packed_files.read(images).parts
     folder = private_folder.make(Path(staging.copy_path(parts, local)).parent)
     theirs, seen, held = folder / "images.h5.elsewhere-1.part", [], os.open(folder, os.O_RDONLY)
@@ -193,7 +193,7 @@ def test_a_copy_of_a_neighbour_is_waited_for_as_long_as_it_goes_on(sign, images,
     assert num >= 5 if sign != "none" else num == 0
 
 
-def test_one_that_verifies_its_copy_shows_that_it_does(images, local, monkeypatch):
+def test_verifying_a_copy_counts_as_progress(images, local, monkeypatch):
     verify_parts, seen = staging.verify_parts, []
 
     def verify_slowly(parts, key, *, max_parts=None):
@@ -233,8 +233,8 @@ WORDS += ["callbacks.samples=null"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("grows", "code"), [(True, 0), (False, 86)])
-def test_ranks_wait_for_a_copy_as_long_as_it_goes_on(grows, code, images, local, start, tmp_path):
-    """It takes longer than a rank may do nothing."""
+def test_ranks_wait_for_a_copy_as_long_as_it_grows(grows, code, images, local, start, tmp_path):
+    """The copy takes longer than a rank may be without progress."""
     words = [*WORDS, f"data.file={images}", f"cluster.node_local={tmp_path}/local", "faults.hang_minutes=0.05"]
     said = start(tmp_path / "run", 2, words, patch=SLOW.replace("GROWS", str(grows)), code=code)
     assert grows or "Hang" in said

@@ -1,4 +1,4 @@
-"""Data as Lightning alone wants them: no rank gets samples of another, no metric depends on the number of ranks."""
+"""Stock DataLoaders and DataModules: ranks get different samples, and metrics do not depend on their number."""
 
 import json
 from collections import Counter
@@ -32,7 +32,7 @@ from hpc.state import batch_effects
 TRAIN, VAL = RunningStage.TRAINING, RunningStage.VALIDATING
 NUMBERS = list(range(50))
 
-# In place of the shipped DataModule, in each rank: what every sample was asked for is noted.
+# Replaces the shipped DataModule in each rank, and notes each sample that is read.
 STOCK = """
 import os, lightning as L, torch
 from lightning.pytorch.utilities import CombinedLoader
@@ -78,7 +78,7 @@ digits.Digits = stdlib.StandardLibrary = Stock
 from my_research.module import Classifier
 Classifier.validation_step = lambda self, batch, batch_idx, dataloader_idx=0: self._evaluate("val", batch)
 """
-# Batches are fetched ahead, also such as are not trained on before a run is stopped.
+# Notes the samples that are trained on: more are fetched ahead before a run is stopped.
 TRAINED = """
 numbers = {float(Noted("none", 60)[index][0].sum()): index for index in range(60)}
 before = Classifier.training_step
@@ -102,21 +102,21 @@ WORDS = [
 
 
 def noted(folder: Path, split: str) -> list[list[int]]:
-    """The samples that each rank asked for."""
+    """Return the samples that each rank read."""
     return [list(map(int, file.read_text().split())) for file in sorted(folder.glob(f"{split}-*"))]
 
 
 def loaded(loader: Any, stage: RunningStage, num_ranks: int, epoch: int = 0) -> list[list[list[Any]]]:
-    """What each rank gets, as lists of batches."""
-    found = []
+    """Return the batches of each rank, as lists."""
+    per_rank = []
     for rank in range(num_ranks):
         torch.manual_seed(rank)  # ranks do not agree on more than the seed of the run
-        mine, _ = shared_loaders.share_loader(loader, stage, rank=rank, num_ranks=num_ranks)
-        mine.sampler.set_epoch(epoch)
-        batches = list(mine)
-        assert len(batches) == len(mine)
-        found.append([batch.tolist() for batch in batches])
-    return found
+        loader_of_rank, _ = shared_loaders.share_loader(loader, stage, rank=rank, num_ranks=num_ranks)
+        loader_of_rank.sampler.set_epoch(epoch)
+        batches = list(loader_of_rank)
+        assert len(batches) == len(loader_of_rank)
+        per_rank.append([batch.tolist() for batch in batches])
+    return per_rank
 
 
 def everything(per_rank: list[list[list[Any]]]) -> list[Any]:
@@ -131,10 +131,10 @@ def stock(folder: Path, stream: bool | None = False) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed_zero2"])
-def test_ranks_of_a_run_get_samples_of_their_own(strategy: str, start: Callable[..., str], tmp_path: Path) -> None:
+def test_ranks_of_a_run_get_different_samples(strategy: str, start: Callable[..., str], tmp_path: Path) -> None:
     words = [*WORDS, f"strategy={strategy}", "trainer.devices=2", "trainer.max_epochs=2"]
     words += ["trainer.precision=32-true"] if "deepspeed" in strategy else []
-    said = start(tmp_path / "run", 2, words, patch=stock(tmp_path))
+    output = start(tmp_path / "run", 2, words, patch=stock(tmp_path))
     train = noted(tmp_path, "train")
     assert Counter(chain(*train)) == dict.fromkeys(range(50), 2)  # two epochs
     epochs = [[samples[:25], samples[25:]] for samples in train]
@@ -143,11 +143,11 @@ def test_ranks_of_a_run_get_samples_of_their_own(strategy: str, start: Callable[
     for split, num in (("val", 21), ("more", 16)):
         assert Counter(chain(*noted(tmp_path, split))) == dict.fromkeys(range(num), 2)
     assert sorted(chain(*noted(tmp_path, "test"))) == list(range(37))
-    assert said.count("50 samples are shared out among 2 ranks, 8 in a batch of each") == 1
+    assert output.count("50 samples are shared out among 2 ranks, 8 in a batch of each") == 1
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_at_its_place_and_with_more_samples_if_that_is_meant(
+def test_a_run_resumes_at_its_place_and_with_more_samples_if_permitted(
     start: Callable[..., str], tmp_path: Path
 ) -> None:
     words = [*WORDS, "strategy=ddp", "trainer.devices=2", "trainer.max_epochs=2"]
@@ -164,18 +164,18 @@ def test_a_run_goes_on_at_its_place_and_with_more_samples_if_that_is_meant(
 
 
 @pytest.mark.slow
-def test_a_run_that_moves_to_one_rank_is_told_what_to_type_and_of_its_new_order(
+def test_a_run_that_moves_to_one_rank_gets_a_fix_and_a_note_on_its_order(
     start: Callable[..., str], tmp_path: Path
 ) -> None:
     patch = stock(tmp_path).replace('Noted("train", 50)', 'Noted("train", 48)')
     start(tmp_path / "run", 2, [*WORDS, "strategy=ddp", "trainer.devices=2", "trainer.max_epochs=1"], patch=patch)
     words = ["strategy=single", "trainer.devices=1", "trainer.max_epochs=2"]
-    said = start(tmp_path / "run", 1, words, patch=patch, code=2)
-    assert "trainer.devices=1\n" in said and "as many samples as before: 16, not 8" in said
+    output = start(tmp_path / "run", 1, words, patch=patch, code=2)
+    assert "trainer.devices=1\n" in output and "as many samples as before: 16, not 8" in output
     fix = "trainer.accumulate_grad_batches=2"
-    assert f"Try: {fix}\n" in said
-    said = start(tmp_path / "run", 1, [*words, fix], patch=patch)
-    assert said.count("samples come in another order than on several ranks") == 1
+    assert f"Try: {fix}\n" in output
+    output = start(tmp_path / "run", 1, [*words, fix], patch=patch)
+    assert output.count("samples come in another order than on several ranks") == 1
 
 
 @pytest.mark.slow
@@ -188,13 +188,13 @@ def test_ranks_of_a_tensor_parallel_run_get_the_same_samples(start: Callable[...
 
 
 @pytest.mark.slow
-def test_a_run_that_could_not_go_on_does_not_begin(start: Callable[..., str], tmp_path: Path) -> None:
-    said = start(tmp_path / "run", 1, WORDS, patch=stock(tmp_path, True), code=2)
-    assert "ConfigError: data=DataLoader over Stream (train)" in said and "must continue at the same sample" in said
+def test_a_run_that_could_not_be_resumed_is_rejected(start: Callable[..., str], tmp_path: Path) -> None:
+    output = start(tmp_path / "run", 1, WORDS, patch=stock(tmp_path, True), code=2)
+    assert "ConfigError: data=DataLoader over Stream (train)" in output and "must continue at the same sample" in output
     assert not noted(tmp_path, "train")
 
 
-# A sampler that draws from a generator that nobody has seeded.
+# A sampler that draws from an unseeded generator.
 UNSEEDED = """
 import numpy
 from torch.utils.data import Sampler
@@ -213,7 +213,7 @@ Stock.SPLIT_dataloader = lambda self: DataLoader(Noted("SPLIT", 20), batch_size=
 """
 
 
-# Each rank notes something of the samples that it has seen, and goes by that in the next epoch.
+# Each rank orders the next epoch by the losses of the samples that it has seen.
 OWN_WEIGHTS = """
 class Hardest(Sampler):
     def __init__(self):
@@ -237,35 +237,37 @@ Stock.train_dataloader = lambda self: DataLoader(Noted("train", 20), batch_size=
 
 
 @pytest.mark.slow
-def test_ranks_whose_orders_differ_later_stop_there(start: Callable[..., str], tmp_path: Path) -> None:
+def test_ranks_whose_orders_differ_in_a_later_epoch_stop_there(start: Callable[..., str], tmp_path: Path) -> None:
     patch = stock(tmp_path) + UNSEEDED + TRAINED.replace("FOLDER", str(tmp_path)) + OWN_WEIGHTS
     words = [*WORDS, "trainer.max_epochs=2", "strategy=ddp", "trainer.devices=2"]
-    said = start(tmp_path / "run", 2, words, patch=patch, code=2)
-    assert "Hardest must give all ranks the same order of samples" in said
+    output = start(tmp_path / "run", 2, words, patch=patch, code=2)
+    assert "Hardest must give all ranks the same order of samples" in output
     assert sorted(chain(*noted(tmp_path, "trained"))) == list(range(20)), "the first epoch was right"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_ranks_that_draw_orders_of_their_own_do_not_train(
-    split: str, start: Callable[..., str], tmp_path: Path
-) -> None:
+def test_ranks_that_draw_different_orders_do_not_train(split: str, start: Callable[..., str], tmp_path: Path) -> None:
     patch = stock(tmp_path) + UNSEEDED.replace("SPLIT", split) + TRAINED.replace("FOLDER", str(tmp_path))
     words = [word for word in WORDS if "sanity" not in word]  # so that it is validated before the first step
-    said = start(tmp_path / "run", 2, [*words, "strategy=ddp", "trainer.devices=2"], patch=patch, code=2)
-    assert "Unseeded must give all ranks the same order of samples" in said and "Traceback" not in said
+    output = start(tmp_path / "run", 2, [*words, "strategy=ddp", "trainer.devices=2"], patch=patch, code=2)
+    assert "Unseeded must give all ranks the same order of samples" in output and "Traceback" not in output
     assert not noted(tmp_path, "trained")
 
 
 @pytest.mark.slow
-def test_a_test_that_cannot_be_shared_out_is_told_before_training(start: Callable[..., str], tmp_path: Path) -> None:
+def test_a_test_that_cannot_be_shared_out_is_rejected_before_training(
+    start: Callable[..., str], tmp_path: Path
+) -> None:
     patch = stock(tmp_path).replace('Noted("test", 37)', 'Noted("test", 1)')
-    said = start(tmp_path / "run", 2, [*WORDS, "strategy=ddp", "trainer.devices=2"], patch=patch, code=2)
-    assert "DataLoader over Noted (test)" in said and "Each of the 2 ranks must get a batch; there are only 1" in said
+    output = start(tmp_path / "run", 2, [*WORDS, "strategy=ddp", "trainer.devices=2"], patch=patch, code=2)
+    assert (
+        "DataLoader over Noted (test)" in output and "Each of the 2 ranks must get a batch; there are only 1" in output
+    )
     assert not noted(tmp_path, "train")
 
 
-# A metric as one logs it who knows Lightning alone: a mean over each batch, and batches differ in size.
+# A metric logged as in Lightning's documentation: a mean over each batch, of batches that differ in size.
 LOGS = """
 from my_research.module import Classifier
 
@@ -290,8 +292,8 @@ def test_metrics_are_the_same_in_every_layout(start: Callable[..., str], tmp_pat
     one = metrics_of(start, tmp_path / "one", 1)
     assert len(one) == 3
     for ranks, strategy in ((2, "ddp"), (4, "ddp"), (2, "fsdp")):
-        found = metrics_of(start, tmp_path / f"{strategy}-{ranks}", ranks, f"strategy={strategy}")
-        assert found == pytest.approx(one, rel=0, abs=1e-9)
+        metrics = metrics_of(start, tmp_path / f"{strategy}-{ranks}", ranks, f"strategy={strategy}")
+        assert metrics == pytest.approx(one, rel=0, abs=1e-9)
     words = ["strategy=deepspeed_zero3", "trainer.precision=32-true", "model.network.widths=[8,8,16]"]
     alone, shared = (metrics_of(start, tmp_path / f"zero-{ranks}", ranks, *words) for ranks in (1, 2))
     assert shared == pytest.approx(alone, rel=0, abs=1e-5)
@@ -302,8 +304,10 @@ def plain(**options: Any) -> DataLoader:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_before_each_batch_only_what_it_may_change_is_noted(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing where workers make it; and no copy of what never changes in itself, of which a module has thousands."""
+def test_only_attributes_that_a_batch_may_change_are_copied_before_it(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None if workers make the batch; and no copies of immutable values, of which a module has thousands."""
     copied: list[Any] = []
     monkeypatch.setattr(batch_effects, "_copy", lambda value: copied.append(value) or value)
     data: Any = L.LightningDataModule()
@@ -352,7 +356,7 @@ def test_an_incomplete_batch_is_left_out_where_the_loader_says_so() -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_a_sampler_of_ones_own_is_shared_out(num_ranks: int) -> None:
+def test_a_researchers_sampler_is_shared_out(num_ranks: int) -> None:
     weights = WeightedRandomSampler([1.0] * 25 + [0.0] * 25, num_samples=40)
     drawn = [everything(loaded(plain(batch_size=4, sampler=weights), TRAIN, num_ranks)) for _ in range(2)]
     assert len(drawn[0]) == 40 and max(drawn[0]) < 25
@@ -368,7 +372,7 @@ def distributed(rank: int, num_ranks: int, **options: Any) -> DataLoader:
     return plain(batch_size=8, sampler=sampler)
 
 
-def test_a_distributed_sampler_of_ones_own_must_be_for_this_place() -> None:
+def test_a_researchers_distributed_sampler_must_be_for_this_rank() -> None:
     loader = distributed(1, 3)
     assert shared_loaders.share_loader(loader, TRAIN, rank=1, num_ranks=3) == (loader, "")
     with pytest.raises(ConfigError, match=r"must be for rank 0 of 2 .*is for rank 1 of 3"):
@@ -431,20 +435,20 @@ class Remembers(DataLoader):
         (DataLoader(range(9), batch_size=8, drop_last=True), TRAIN, "must get a batch; there are only 9"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_what_cannot_be_shared_out_is_rejected(loader: Any, stage: RunningStage, words: str) -> None:
+def test_a_loader_that_cannot_be_shared_out_is_rejected(loader: Any, stage: RunningStage, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         shared_loaders.share_loader(loader, stage, rank=0, num_ranks=2)
 
 
 @pytest.mark.parametrize("loader", [DataLoader(range(9), batch_sampler=Buckets()), plain(batch_size=3), [[1], [2]]])  # type: ignore[arg-type]
-def test_one_process_gets_what_the_researcher_brings(loader: Any) -> None:
+def test_one_process_gets_the_researchers_loader_unchanged(loader: Any) -> None:
     for stage in (TRAIN, VAL):
         assert shared_loaders.share_loader(loader, stage, rank=0, num_ranks=1, alone=True) == (loader, "")
 
 
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("loader", [DataLoader([]), plain(batch_size=64, drop_last=True)])  # type: ignore[arg-type]
-def test_no_batch_to_train_on_is_rejected(loader: DataLoader, alone: bool) -> None:
+def test_a_loader_without_a_batch_to_train_on_is_rejected(loader: DataLoader, alone: bool) -> None:
     with pytest.raises(ConfigError, match="must have at least one batch"):
         shared_loaders.share_loader(loader, TRAIN, rank=0, num_ranks=1 if alone else 2, alone=alone)
     if alone:
@@ -455,15 +459,15 @@ def test_ranks_of_a_tensor_parallel_group_get_the_same_samples() -> None:
     group = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": 1, "rank": 0})
     place = shared_loaders.data_rank(group)
     assert place == {"rank": 0, "num_ranks": 1}
-    found = []
+    per_seed = []
     for seed in (1, 2):  # two ranks, whose generators have drifted apart
         torch.manual_seed(seed)
         loader, _ = shared_loaders.share_loader(plain(batch_size=8, shuffle=True), TRAIN, **place)
-        found.append([batch.tolist() for batch in loader])  # type: ignore[attr-defined]
-    assert found[0] == found[1] and sorted(chain(*found[0])) == NUMBERS
+        per_seed.append([batch.tolist() for batch in loader])  # type: ignore[attr-defined]
+    assert per_seed[0] == per_seed[1] and sorted(chain(*per_seed[0])) == NUMBERS
 
 
-def test_our_own_loaders_stay_whatever_lightning_is_told_to_do() -> None:
+def test_loaders_of_this_project_are_never_changed() -> None:
     data = Regression(global_batch_size=8)
     for loader, stage in ((data.train_dataloader(), TRAIN), (data.val_dataloader(), VAL)):
         assert shared_loaders.share_loader(loader, stage, rank=0, num_ranks=2) == (loader, "")
@@ -471,7 +475,7 @@ def test_our_own_loaders_stay_whatever_lightning_is_told_to_do() -> None:
 
 
 class Regression(DataModule):
-    """Targets are numbers, of which none stands for padding."""
+    """Data whose targets are numbers, none of which stands for padding."""
 
     def dataset(self, split: str) -> TensorDataset:
         targets = torch.linspace(-300, 500, 37, dtype=torch.float64)
@@ -495,7 +499,7 @@ def test_a_metric_of_numbers_is_the_same_for_any_number_of_ranks(num_ranks: int)
     assert len(set(batches)) == 1
 
 
-def test_fewer_samples_than_ranks_are_told_before_training() -> None:
+def test_fewer_samples_than_ranks_are_rejected_before_training() -> None:
     data = Regression(global_batch_size=37)
     data._data_rank = lambda: {"rank": 0, "num_ranks": 37}  # type: ignore[method-assign]
     data.train_dataloader()

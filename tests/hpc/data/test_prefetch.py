@@ -10,16 +10,16 @@ from hpc.data.fetching import BatchLoader, IndexedDataset
 from hpc.data.prefetch import prefetch
 
 
-def names():
+def thread_names():
     return [thread.name for thread in threading.enumerate()]
 
 
 def test_order_is_kept_and_the_thread_ends():
     assert list(prefetch(range(100), 2)) == list(range(100))
-    assert "prefetch batches" not in names()
+    assert "prefetch batches" not in thread_names()
 
 
-def test_so_many_are_fetched_and_no_more():
+def test_no_more_batches_are_fetched_than_asked_for():
     fetched, taken = [], threading.Semaphore(0)
 
     def batches():
@@ -28,29 +28,29 @@ def test_so_many_are_fetched_and_no_more():
             taken.release()
             yield number
 
-    found = prefetch(batches(), 2)
-    assert next(found) == 0
-    for _ in range(4):  # the one that was taken, two that wait, and one that has no place yet
+    fetched_ahead = prefetch(batches(), 2)
+    assert next(fetched_ahead) == 0
+    for _ in range(4):  # one was taken, two wait in the queue, and one waits for room in it
         assert taken.acquire(timeout=10)
     assert not taken.acquire(timeout=0.1) and fetched == [0, 1, 2, 3]
-    found.close()  # an epoch that is left in the middle
+    fetched_ahead.close()  # an epoch that is left in the middle
     assert len(fetched) < 7
-    assert "prefetch batches" not in names()
+    assert "prefetch batches" not in thread_names()
 
 
-def test_what_fetching_raises_is_raised():
+def test_errors_of_fetching_are_raised():
     def batches():
         yield 1
         raise ValueError("in the thread")
 
-    found = prefetch(batches(), 2)
-    assert next(found) == 1
+    fetched_ahead = prefetch(batches(), 2)
+    assert next(fetched_ahead) == 1
     with pytest.raises(ValueError, match="in the thread"):
-        next(found)
-    assert "prefetch batches" not in names()
+        next(fetched_ahead)
+    assert "prefetch batches" not in thread_names()
 
 
-def test_a_loader_that_fetches_ahead_gives_the_same_also_from_the_middle(tmp_path):
+def test_a_loader_that_fetches_ahead_gives_the_same_batches_also_from_the_middle(tmp_path):
     (tmp_path / "text").write_bytes(bytes(i * i % 251 for i in range(20_000)))
     data = built("text", files=str(tmp_path / "text"), global_batch_size=16, block_size=64)
     alone = data.train_dataloader()
@@ -58,13 +58,13 @@ def test_a_loader_that_fetches_ahead_gives_the_same_also_from_the_middle(tmp_pat
     assert isinstance(loader, BatchLoader) and loader.num_ahead == 0  # no GPU here
     loader.num_ahead = 2
     for start in (0, 5):
-        for one in (alone, loader):
-            one.load_state_dict({"epoch": 1, "batches": start})
-        for expected, found in zip(alone, loader, strict=True):
-            assert all(a.equal(b) for a, b in zip(expected, found, strict=True))
+        for each in (alone, loader):
+            each.load_state_dict({"epoch": 1, "batches": start})
+        for expected, batch in zip(alone, loader, strict=True):
+            assert all(a.equal(b) for a, b in zip(expected, batch, strict=True))
 
 
-def test_what_draws_random_numbers_is_not_fetched_by_a_thread(monkeypatch):
+def test_a_dataset_that_draws_random_numbers_is_not_fetched_by_a_thread(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
