@@ -41,7 +41,7 @@ class NotedBatches(Sampler[Any]):
         to_repeat: the random states of a pass to be repeated by the next one, as `place_after` returned them.
     """
 
-    def __init__(self, batches: Any, samplers: list[Any], fetch_effects: FetchEffects | None) -> None:
+    def __init__(self, batches: Any, samplers: list[Any], *, fetch_effects: FetchEffects | None) -> None:
         self.batches, self.samplers = batches, samplers
         self.fetch_effects = fetch_effects
         self.at_creation: dict[str, Any] | None = None
@@ -160,7 +160,7 @@ def note_batches(trainer: L.Trainer) -> bool:
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         # Workers make batches in processes of their own, and change nothing here.
         fetch_effects = None if loader.num_workers else FetchEffects(trainer)
-        noted = NotedBatches(index_sampler(loader), list_samplers(loader), fetch_effects)
+        noted = NotedBatches(index_sampler(loader), list_samplers(loader), fetch_effects=fetch_effects)
         vars(loader)[name] = noted  # DataLoader does not allow this attribute to be set
         if make_workers_short_lived(loader) and trainer.is_global_zero:
             print(f"train: {NOT_PERSISTENT}", flush=True)

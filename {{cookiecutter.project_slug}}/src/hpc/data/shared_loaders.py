@@ -102,17 +102,17 @@ def share_loader(
         return loader, ""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         rule = f"Each of the {num_ranks} ranks must get different samples; this loader gives all of them the same"
-        raise _loader_error(split, loader, rule, f"{USE_PLAIN_LOADER}, or {USE_ONE_DEVICE}")
+        raise _loader_error(split, loader, rule=rule, fix=f"{USE_PLAIN_LOADER}, or {USE_ONE_DEVICE}")
     sampler = _distributed_sampler(loader)
-    if sampler and _gives_each_sample_once(split, loader, sampler, is_training=is_training, ranks=(rank, num_ranks)):
+    if sampler and _stays_as_it_is(split, loader, sampler=sampler, is_training=is_training, ranks=(rank, num_ranks)):
         return loader, ""
-    order, batches = _order_of_samples(split, loader, sampler, num_ranks=num_ranks)
+    order, batches = _order_of_samples(split, loader, sampler=sampler, num_ranks=num_ranks)
     num_samples, batch_size = len(order), batches.batch_size
     if batches.drop_last:  # an evaluation leaves out as many samples as in one process
         num_samples -= num_samples % (batch_size * num_ranks if is_training else batch_size)
     if num_samples < num_ranks:
         rule = f"Each of the {num_ranks} ranks must get a batch; there are only {len(order)} samples"
-        raise _loader_error(split, loader, rule, f"more samples, a smaller batch, or {USE_ONE_DEVICE}")
+        raise _loader_error(split, loader, rule=rule, fix=f"more samples, a smaller batch, or {USE_ONE_DEVICE}")
     parts = batch_ranges(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
     note = f"{split}: {num_samples} samples are shared out among {num_ranks} ranks, {batch_size} in a batch of each"
     return _with_batches(loader, SharedBatches(order, parts, seed=_run_seed())), note
@@ -150,10 +150,10 @@ def _reject_unresumable(loader: Any) -> None:
     if is_stream or has_state or not hasattr(loader, "__len__"):
         kind = "a stream" if is_stream else "a loader with a state_dict()" if has_state else "this loader"
         rule = f"A resumed run must continue at the same sample; with {kind} it would start again from the first one"
-        raise _loader_error("train", loader, rule, USE_PLAIN_LOADER)
+        raise _loader_error("train", loader, rule=rule, fix=USE_PLAIN_LOADER)
     if sized_len(loader) == 0:
         rule = "The loader must have at least one batch to train on"
-        raise _loader_error("train", loader, rule, "more samples, or drop_last=False")
+        raise _loader_error("train", loader, rule=rule, fix="more samples, or drop_last=False")
 
 
 def _distributed_sampler(loader: DataLoader) -> Any:
@@ -165,9 +165,7 @@ def _distributed_sampler(loader: DataLoader) -> Any:
     return None
 
 
-def _gives_each_sample_once(
-    split: str, loader: DataLoader, sampler: Any, *, is_training: bool, ranks: tuple[int, int]
-) -> bool:
+def _stays_as_it_is(split: str, loader: DataLoader, *, sampler: Any, is_training: bool, ranks: tuple[int, int]) -> bool:
     """Return whether a loader with a distributed sampler can stay as it is.
 
     Otherwise, it is one of an evaluation whose DistributedSampler repeats samples, and can be shared out.
@@ -184,18 +182,18 @@ def _gives_each_sample_once(
         rule = f"The sampler must be for rank {rank} of {num_ranks} that get different samples; "
         rule += f"{name} is for rank {sampler.rank} of {sampler.num_replicas}"
         fix = "the same loader without it: it is shared out, or its arguments from trainer.distributed_sampler_kwargs"
-        raise _loader_error(split, loader, rule, fix)
+        raise _loader_error(split, loader, rule=rule, fix=fix)
     num_samples = len(loader.dataset)  # type: ignore[arg-type]
     if is_training or sampler.num_replicas * len(sampler) == num_samples:
         return True
     if type(sampler) is not DistributedSampler:
         rule = f"Evaluation must count each of the {num_samples} samples once; "
         rule += f"{name} gives {sampler.num_replicas} * {len(sampler)}"
-        raise _loader_error(split, loader, rule, "the same loader without a sampler: it is shared out exactly")
+        raise _loader_error(split, loader, rule=rule, fix="the same loader without a sampler: it is shared out exactly")
     return False
 
 
-def _order_of_samples(split: str, loader: DataLoader, sampler: Any, *, num_ranks: int) -> tuple[Any, BatchSampler]:
+def _order_of_samples(split: str, loader: DataLoader, *, sampler: Any, num_ranks: int) -> tuple[Any, BatchSampler]:
     """Return the sampler that orders a loader's samples on all ranks alike, and its batch sampler.
 
     Raises:
@@ -205,7 +203,7 @@ def _order_of_samples(split: str, loader: DataLoader, sampler: Any, *, num_ranks
     if type(batches) is not BatchSampler or not hasattr(batches.sampler, "__len__"):
         rule = f"Each of the {num_ranks} ranks must get different samples, and this sampler cannot be shared out"
         fix = f"a DistributedSampler (with `rank` and `num_replicas`), or {USE_PLAIN_LOADER}"
-        raise _loader_error(split, loader, rule, fix)
+        raise _loader_error(split, loader, rule=rule, fix=fix)
     order: Any = SequentialSampler(loader.dataset) if sampler else batches.sampler  # type: ignore[arg-type]
     return order, batches
 
@@ -220,7 +218,7 @@ def _with_batches(loader: DataLoader, batches: SharedBatches) -> DataLoader:
     return other
 
 
-def _loader_error(split: str, loader: object, rule: str, fix: str) -> ConfigError:
+def _loader_error(split: str, loader: object, *, rule: str, fix: str) -> ConfigError:
     dataset = getattr(loader, "dataset", None)
     over = f" over {type(dataset).__name__}" if dataset is not None else ""
     return ConfigError("data", f"{type(loader).__name__}{over} ({split})", rule, fix)
