@@ -171,7 +171,7 @@ def test_a_run_that_moves_to_one_rank_gets_a_fix_and_a_note_on_its_order(
     start(tmp_path / "run", 2, [*WORDS, "strategy=ddp", "trainer.devices=2", "trainer.max_epochs=1"], patch=patch)
     words = ["strategy=single", "trainer.devices=1", "trainer.max_epochs=2"]
     output = start(tmp_path / "run", 1, words, patch=patch, code=2)
-    assert "trainer.devices=1\n" in output and "as many samples as before: 16, not 8" in output
+    assert "trainer.devices=1: A step must have as many samples as before: 16, not 8." in output
     fix = "trainer.accumulate_grad_batches=2"
     assert f"Try: {fix}\n" in output
     output = start(tmp_path / "run", 1, [*words, fix], patch=patch)
