@@ -17,7 +17,7 @@ from hpc.state import randomness
 # second time if trainer.use_distributed_sampler is true.
 # pyright: reportMissingSuperCall=false, reportIncompatibleMethodOverride=false
 class GlobalBatchSampler(DistributedSampler):
-    """Yield (epoch, samples) of each micro-batch of one data-parallel rank, in an order given by (seed, epoch).
+    """The micro-batches of one data-parallel rank as (epoch, indices), in a global order given by (seed, epoch).
 
     Global batch `k` is `order[k * global_batch_size : (k + 1) * global_batch_size]` in every layout. It is cut into
     `accumulate` micro-steps, and each of those into one micro-batch per rank. An incomplete last batch is left out.
@@ -63,7 +63,7 @@ class GlobalBatchSampler(DistributedSampler):
 
 
 class RepeatedBatchSampler(GlobalBatchSampler, SequentialSampler):
-    """Yield the same batches in every epoch, for `trainer.overfit_batches`.
+    """The same batches in every epoch, for `trainer.overfit_batches`.
 
     It is a SequentialSampler, as Lightning then replaces any other sampler by one of single indices.
     """
@@ -87,7 +87,7 @@ class ResumableLoader(DataLoader):
 
 
 class EvalBatchSampler(DistributedSampler, SequentialSampler):
-    """Yield every sample once over all ranks, in order, in equally many batches on each rank. See `batch_ranges`."""
+    """Every sample once over all ranks, in order, in equally many batches on each rank. See `batch_ranges`."""
 
     def __init__(self, num_samples: int, batch_size: int, *, rank: int, num_ranks: int) -> None:
         self.parts = batch_ranges(num_samples, batch_size, rank=rank, num_ranks=num_ranks)

@@ -140,8 +140,10 @@ def _expand(key: str, patterns: Any) -> list[str]:
     files: list[str] = []
     for pattern in patterns:
         path = os.path.expanduser(pattern)
-        matches = [path] if os.path.isfile(path) else sorted(glob.glob(path, recursive=True))
-        matches = _files_below(path) if os.path.isdir(path) else matches
+        if os.path.isdir(path):
+            matches = _files_below(path)
+        else:
+            matches = [path] if os.path.isfile(path) else sorted(glob.glob(path, recursive=True))
         if not matches:
             raise ConfigError(key, pattern, "There are no such files", fix)
         files += matches
