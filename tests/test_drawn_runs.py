@@ -259,7 +259,7 @@ REJECTED = {
         "strategy": "fsdp",
         "ranks": 2,
     },
-    "the batches of an epoch must be divisible by it": {
+    "must divide the batches of an epoch under DeepSpeed": {
         **changed(SHARED, ["trainer.accumulate_grad_batches=2", "+trainer.limit_train_batches=3"], []),
         **DEEPSPEED,
     },

@@ -51,11 +51,11 @@ def test_what_lightning_finds_wrong_with_the_data_is_a_sentence() -> None:
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = L.Trainer(accelerator="cpu", max_epochs=1, val_check_interval=1000, **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"rejects this: `val_check_interval`"):  # noqa: SIM117
-        with rejections.reject_lightning_errors(SimpleNamespace(trains=False, take_back=None)):  # type: ignore[arg-type]
+        with rejections.reject_lightning_errors(SimpleNamespace(has_started_training=False, undo_config_change=None)):  # type: ignore[arg-type]
             trainer.fit(BoringModel())
     with (
         pytest.raises(ValueError, match="mine"),
-        rejections.reject_lightning_errors(SimpleNamespace(trains=False, take_back=None)),
+        rejections.reject_lightning_errors(SimpleNamespace(has_started_training=False, undo_config_change=None)),
     ):  # type: ignore
         raise ValueError("mine")
 
@@ -100,7 +100,7 @@ TRAINER = {
 
 def test_what_lightning_rejects_before_the_first_step() -> None:
     def build(trains: bool) -> None:
-        with rejections.reject_lightning_errors(SimpleNamespace(trains=trains, take_back=None)):  # type: ignore[arg-type]
+        with rejections.reject_lightning_errors(SimpleNamespace(has_started_training=trains, undo_config_change=None)):  # type: ignore[arg-type]
             config_build.build(OmegaConf.create(TRAINER), callbacks=[ModelCheckpoint()])
 
     with pytest.raises(ConfigError, match="found `ModelCheckpoint` in callbacks list"):
@@ -127,7 +127,7 @@ def test_values_that_a_library_does_not_take(build: Callable[[], Any]) -> None:
     taken_back = []
     with (
         pytest.raises(ConfigError, match="must have values that"),
-        rejections.reject_lightning_errors(SimpleNamespace(trains=False, take_back=lambda: taken_back.append(True))),  # type: ignore[arg-type]
+        rejections.reject_lightning_errors(SimpleNamespace(has_started_training=False, undo_config_change=lambda: taken_back.append(True))),  # type: ignore[arg-type]
     ):
         build()
     assert taken_back == [True]
@@ -251,7 +251,7 @@ def test_what_is_trained_is_done_without_a_test(
             resume_trainer.test(trainer, module(), data(), is_required=True)
 
 
-UNTIL_VALIDATED = "a validation must come before"
+UNTIL_VALIDATED = "A validation must come before"
 
 
 @pytest.mark.parametrize(

@@ -580,7 +580,7 @@ Classifier.on_train_batch_end = on_train_batch_end
 def test_a_run_that_is_stopped_in_its_test_tests_what_was_trained(start: Callable, tmp_path: Path) -> None:
     words = [*WORDS, "+trainer.limit_train_batches=2"]
     said = start(tmp_path / "reference", 1, words, patch=ENDED)
-    assert "on_train_end has changed weights: what is tested now is not in last.ckpt" in said
+    assert "on_train_end has changed the weights, so the test uses weights that are not in last.ckpt" in said
     start(tmp_path / "run", 1, words, patch=f"{ENDED}Classifier.on_test_start = on_test_start", code=85)
     start(tmp_path / "run", 1, [], patch=ENDED)
     assert scalars(tmp_path / "run") == scalars(tmp_path / "reference")
@@ -684,12 +684,12 @@ class Augmented(DataLoader):
         yield from super().__iter__()
 """
 NEVER = {
-    "strict_loading": ([], GAPS, "a checkpoint must hold all weights"),
+    "strict_loading": ([], GAPS, "A checkpoint must hold all weights"),
     "a state_dict with gaps": ([], LEFT_OUT, "state_dict() without network.head.weight"),
-    "a buffer that comes late": ([], LATE, "parameters and buffers must be there before training begins"),
-    "a load_state_dict with other arguments": ([], RENAMED, "load_state_dict must take the arguments that it has"),
-    "an optimizer around another": (["trainer.gradient_clip_val=null"], LOOKAHEAD, "in `state` alone"),
-    "parameters that are none of the model's": ([], FOREIGN, "an optimizer must have parameters of the model only"),
+    "a buffer that comes late": ([], LATE, "Parameters and buffers must exist before training begins"),
+    "a load_state_dict with other arguments": ([], RENAMED, "A load_state_dict must take the same arguments as torch's"),
+    "an optimizer around another": (["trainer.gradient_clip_val=null"], LOOKAHEAD, "keep its whole state per parameter"),
+    "parameters that are none of the model's": ([], FOREIGN, "An optimizer must have parameters of the model only"),
     "a loader that changes its batches": (
         PLAIN,
         stock("Augmented(Noisy(50), 8)", more=AUGMENTED),
@@ -700,8 +700,8 @@ NEVER = {
         HOOKED.replace('checkpoint["trained"] = ', ""),
         "must not replace weights in state_dict",
     ),
-    "LBFGS": (["trainer.gradient_clip_val=null"], LBFGS, "an optimizer must keep its state by parameter"),
-    "the clock": (["+trainer.val_check_interval=00:00:10:00"], PLATEAU, "validation must follow a number of batches"),
+    "LBFGS": (["trainer.gradient_clip_val=null"], LBFGS, "An optimizer must keep its state per parameter"),
+    "the clock": (["+trainer.val_check_interval=00:00:10:00"], PLATEAU, "must be a number of batches, not a time"),
 }
 
 

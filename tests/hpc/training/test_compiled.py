@@ -120,7 +120,7 @@ def test_a_folder_of_somebody_else_is_neither_used_nor_the_end(
     found = cache(*folders)
     assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent.parent == Path(tempfile.gettempdir())
     assert found.cache_dir.is_dir() and not list(place.iterdir())
-    assert "must be a folder of this user" in capsys.readouterr().out
+    assert "must be a folder that this user owns and nobody else can write" in capsys.readouterr().out
 
 
 def test_a_full_node_is_a_warning(

@@ -146,7 +146,7 @@ def test_a_name_that_the_module_logs_is_left_to_it(tmp_path: Path, capsys: pytes
     assert values == {"train/loss": [7.0], "lr": [42.0, 42.0]}
     assert [numbers["train/double"] for *_, numbers in seen if "train/double" in numbers] == [2.0, 4.0]
     notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note:")]
-    assert notes == ["note: the module logs lr, train/loss itself: these curves have its values alone from step 0 on"]
+    assert notes == ["note: the module logs lr, train/loss itself: from step 0 on these curves show only its values"]
 
 
 class Late(Line):

@@ -124,7 +124,7 @@ def test_deepspeed_rejects_what_it_would_never_train() -> None:
     strategy = DeepSpeed()
     strategy.on_released(["head.weight"])  # as training begins
     strategy.frozen = {}
-    with pytest.raises(ConfigError, match="never trains what is frozen"):
+    with pytest.raises(ConfigError, match="never trains parameters that are frozen when training starts"):
         strategy.on_released(["body.weight"])
 
 
@@ -154,5 +154,5 @@ class Steps(TracksReleasedLayers, Strategy):
     def __init__(self, module: nn.Module) -> None:
         self.lightning_module, self.told = module, list[list[str]]()
 
-    def released(self, names: list[str]) -> None:
+    def on_released(self, names: list[str]) -> None:
         self.told.append(names)

@@ -147,7 +147,7 @@ RULES: list[tuple[Question, str, Question, str, str]] = [
         lambda trainer: getattr(trainer, "_val_check_time_interval", None) is not None,
         "trainer.val_check_interval",
         lambda trainer: f"{trainer._val_check_time_interval:.0f} seconds",  # type: ignore[attr-defined]
-        "must be a number of batches and not a time, which would not be the same again",
+        "must be a number of batches, not a time",
         "trainer.val_check_interval=<batches, or a fraction of an epoch>",
     ),
     (  # gradients of an incomplete step would go into the first step of the next epoch, and are not saved
