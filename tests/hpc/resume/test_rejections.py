@@ -125,10 +125,8 @@ TAKEN = {
 @pytest.mark.parametrize("build", TAKEN.values(), ids=TAKEN)
 def test_values_that_a_library_does_not_take(build: Callable[[], Any]) -> None:
     taken_back = []
-    with (
-        pytest.raises(ConfigError, match="must have values that"),
-        rejections.reject_lightning_errors(SimpleNamespace(has_started_training=False, undo_config_change=lambda: taken_back.append(True))),  # type: ignore[arg-type]
-    ):
+    run: Any = SimpleNamespace(has_started_training=False, undo_config_change=lambda: taken_back.append(True))
+    with pytest.raises(ConfigError, match="must have values that"), rejections.reject_lightning_errors(run):
         build()
     assert taken_back == [True]
 

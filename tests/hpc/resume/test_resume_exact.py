@@ -687,8 +687,8 @@ NEVER = {
     "strict_loading": ([], GAPS, "A checkpoint must hold all weights"),
     "a state_dict with gaps": ([], LEFT_OUT, "state_dict() without network.head.weight"),
     "a buffer that comes late": ([], LATE, "Parameters and buffers must exist before training begins"),
-    "a load_state_dict with other arguments": ([], RENAMED, "A load_state_dict must take the same arguments as torch's"),
-    "an optimizer around another": (["trainer.gradient_clip_val=null"], LOOKAHEAD, "keep its whole state per parameter"),
+    "a load_state_dict with other arguments": ([], RENAMED, "must take the same arguments as torch's"),
+    "an optimizer around another": (["trainer.gradient_clip_val=null"], LOOKAHEAD, "its whole state per parameter"),
     "parameters that are none of the model's": ([], FOREIGN, "An optimizer must have parameters of the model only"),
     "a loader that changes its batches": (
         PLAIN,

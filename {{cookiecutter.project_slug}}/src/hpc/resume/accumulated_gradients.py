@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def state(module: L.LightningModule) -> dict[str, Tensor]:
-    """Return this rank's gradients on the host, sharded ones gathered; {} if Lightning sets them to zero at each step."""
+    """Return this rank's gradients on the host, gathered if sharded; {} if Lightning zeroes them at each step."""
     if module.automatic_optimization and not is_overridden("optimizer_zero_grad", module):
         return {}  # a run is saved between two steps
     gradients = {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}

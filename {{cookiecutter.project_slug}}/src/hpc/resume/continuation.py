@@ -1,4 +1,4 @@
-"""The state from which a run resumes: saved between two steps, restored when training starts and with its first batch."""
+"""The state from which a run resumes: saved between two steps, restored when training starts and at its first batch."""
 
 from collections.abc import Callable
 from pathlib import Path

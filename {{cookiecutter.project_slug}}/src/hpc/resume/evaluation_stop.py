@@ -1,7 +1,7 @@
 """Stop within a validation, a sanity check, a test, or the last epoch of stochastic weight averaging.
 
-Nothing is saved there: the run resumes from the checkpoint before, and repeats the whole. So a checkpoint is made before
-the step that a long validation follows.
+Nothing is saved there: the run resumes from the checkpoint before it, and repeats all of it. So a checkpoint precedes
+the step before a long validation.
 """
 
 import time
@@ -43,7 +43,7 @@ class EvaluationStop:
         return self.agreement.agree(self._num_batches, Request(stop=self.stop_reason())).stop
 
     def measure_validation(self, trainer: Any) -> None:
-        """Decide at the end of a validation whether validations are long. A sanity check is scaled up to a whole one."""
+        """Decide at the end of a validation whether validations are long; a sanity check is scaled up."""
         seconds = time.monotonic() - self._start_time
         if trainer.sanity_checking:
             seconds *= sum(trainer.num_val_batches) / sum(trainer.num_sanity_val_batches)

@@ -1,4 +1,4 @@
-"""Values that schedules set in the optimizers. They are saved apart: not every strategy accepts an optimizer's state."""
+"""Values that schedules set in optimizers, saved apart because not every strategy accepts an optimizer's state."""
 
 import zlib
 from collections.abc import Sequence

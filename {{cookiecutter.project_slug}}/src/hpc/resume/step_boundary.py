@@ -105,7 +105,7 @@ class StepBoundary:
         )
 
     def _end_nonfinite(self, step: int) -> None:
-        """End the attempt before anything is saved: a loss or a gradient was NaN or infinite, perhaps some steps ago."""
+        """End the attempt before anything is saved: a loss or gradient was NaN or infinite, perhaps some steps ago."""
         self.saver.finish_write(self.trainer)
         why = f"loss or gradient was not finite, seen at step {step}"
         if self.faults.nonfinite == "rollback" and self.saver.saved_step:  # without a checkpoint there is no way back

@@ -1,4 +1,4 @@
-"""The end of training, after the last checkpoint: what `on_train_end` does to weights, and where Lightning calls no hook."""
+"""The end of training, after the last checkpoint, when `on_train_end` may still change weights."""
 
 from collections.abc import Callable
 

@@ -20,7 +20,7 @@ from hpc.training.shown_names import join_names
 
 
 def reject_unsupported_callbacks(trainer: L.Trainer) -> None:
-    """Raise `ConfigError` for callbacks that the module adds, and for subclasses; preflight checks those of the config."""
+    """Raise `ConfigError` for callbacks of the module, and for subclasses; preflight checks those of the config."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for kind in type(callback).__mro__:
             if kind.__name__ in UNSUPPORTED_CALLBACKS and kind.__module__.startswith(
@@ -38,7 +38,7 @@ def reject_unsupported(trainer: L.Trainer) -> None:
 
 
 def reject_unvalidated(trainer: Any, metrics: set[str]) -> None:
-    """Raise `ConfigError` if EarlyStopping would need, at the end of an epoch, a metric of a validation that comes later.
+    """Raise `ConfigError` if EarlyStopping would need, at the end of an epoch, a metric of a later validation.
 
     Args:
         metrics: names of those that validation logs, as far as a sanity check has shown.

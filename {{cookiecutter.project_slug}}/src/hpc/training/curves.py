@@ -133,7 +133,7 @@ class Curves(L.Callback):
 def show_in_progress_bar(trainer: Any, numbers: Mapping[str, float]) -> None:
     """Give numbers to the progress bar; one rank alone may call this.
 
-    `trainer.progress_bar_metrics` would not do: at the end of an epoch, reading it makes all ranks reduce their metrics.
+    `trainer.progress_bar_metrics` will not do: at the end of an epoch, reading it makes all ranks reduce metrics.
     """
     trainer._logger_connector._progress_bar_metrics.update(numbers)
 
@@ -152,7 +152,7 @@ def logged_names(trainer: Any) -> set[str]:
 
 
 def select_scalars(outputs: Mapping[Any, Any] | None, device: torch.device) -> dict[str, Tensor]:
-    """Return those outputs of `training_step` that make a curve: its loss, scalar tensors and numbers, on the device."""
+    """Return the outputs of `training_step` that make a curve: loss, scalar tensors and numbers, on the device."""
     selected = {}
     for name, value in (outputs or {}).items():
         if isinstance(value, Tensor):

@@ -60,8 +60,8 @@ class DeepSpeed(TracksReleasedLayers, SyncsBuffers, SharesLoaders, CheckpointMix
         os.environ["DS_ACCELERATOR"] = "cpu"
         import deepspeed.ops
 
-        # DeepSpeed's all-reduce through shared memory would be compiled at first use, and a job that is killed meanwhile
-        # would leave a lock that hangs all later ones. gloo is as good.
+        # DeepSpeed's all-reduce through shared memory would be compiled at first use. A job that is killed meanwhile
+        # would leave a lock that hangs all later ones, and gloo is as good.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         # DeepSpeed needs an index on each device; Lightning's CPU devices have none.
         self.parallel_devices = [torch.device("cpu", i) for i in range(self.num_processes)]

@@ -21,7 +21,7 @@ class AttemptState(Protocol):
 
 @contextmanager
 def reject_lightning_errors(run: AttemptState) -> Iterator[None]:
-    """Convert errors that Lightning raises before the first step to `ConfigError`, and restore the run's config then."""
+    """Convert Lightning's errors before the first step to `ConfigError`, and restore the run's config then."""
     try:
         try:
             yield

@@ -1,4 +1,4 @@
-"""The strategies but for DeepSpeed. All of them save and restore a run in the same way (checkpoint/strategy_state.py)."""
+"""The strategies except DeepSpeed. All save and restore a run in the same way (checkpoint/strategy_state.py)."""
 
 import inspect
 from datetime import timedelta

@@ -16,7 +16,7 @@ NORM_STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}  # of a
 
 
 def buffers_read_in_training(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """Return module part and attribute of each buffer that training may read, by its name: a queue, a codebook, a centre.
+    """Return submodule and attribute of each buffer that training may read, by name: a queue, a codebook, a centre.
 
     These are all but the statistics of norms and the buffers of metrics.
     """
