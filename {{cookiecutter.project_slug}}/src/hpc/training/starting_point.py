@@ -155,7 +155,7 @@ def _checkpoint_folders(run_dir: Path) -> list[Path]:
 
 
 def _reject_foreign_checkpoints(run_dir: Path) -> None:
-    """Raise `ConfigError` if a new run would write among another program's checkpoints, which may have the same names."""
+    """Raise `ConfigError` if a new run would write among another program's checkpoints, perhaps of the same names."""
     folder = run_dir / "checkpoints"
     if (run_dir / "config.yaml").exists() or attempt_log.read_events(run_dir) or not folder.is_dir():
         return

@@ -29,7 +29,7 @@ def reject_unsupported(trainer: L.Trainer) -> None:
 
 
 def convert_before_copy(trainer: L.Trainer, module: L.LightningModule) -> None:
-    """Convert the module to float64 before callbacks copy it; Lightning does so later, and a float32 copy would round."""
+    """Convert the module to float64 before callbacks copy it: Lightning does so later, but a copy would be float32."""
     averaging = [*_stochastic_callbacks(trainer), *_moving_callbacks(trainer)]
     if averaging and isinstance(trainer.precision_plugin, DoublePrecision):
         trainer.precision_plugin.convert_module(module)
