@@ -40,14 +40,13 @@ MODULES = [
     "run.command_line",
     "submit.scripts",
     "report.run_table",
-    "report.files",
     "report.tensorboard",
     "report.ssh_tunnel",
     "studies.search",
     "studies.optuna_study",
     "studies.trial_table",
     "studies.sweep",
-    "training.begin",
+    "training.starting_point",
     "training.record",
     "training.strategies",
     "checkpoint.trained",
@@ -99,7 +98,7 @@ def prepare(base: Path, project: Path, words: list[str]) -> None:
         importlib.import_module(f"hpc.{module}")
     shutil.copytree(project / "configs", base / "configs")
     shutil.copy(project / "src/hpc/jobs/cluster/base.yaml", base / "configs" / "cluster")
-    from hpc.config import compose, conversion, personal_clusters, typed
+    from hpc.config import compose, conversion, personal_clusters
 
     hostile_kinds.LEAVES[:] = sorted(conversion.flatten(compose.compose_overrides([])))
     hostile_kinds.GROUPS |= compose.config_groups()
@@ -232,8 +231,7 @@ def begin(project: Path) -> None:
     from hpc.checkpoint import safe_unpickle as inert
     from hpc.config import build, errors
     from hpc.run import attempt_log, command_line
-    from hpc.training import beginning as begin
-    from hpc.training import loggers, record
+    from hpc.training import log_positions, skipped_samples, starting_point
 
     run_dir = Path(sys.argv[1])
     with errors.exit_on_config_error():

@@ -114,7 +114,7 @@ def known_keys(model: str, words: list[str]) -> dict[str, Any]:
         return KEYS[model]
     from omegaconf import OmegaConf
 
-    from hpc.config import compose, conversion, signatures, typed
+    from hpc.config import compose, conversion, signatures
 
     cfg = compose.compose_overrides(words)
     flat = conversion.flatten(cfg)

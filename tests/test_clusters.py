@@ -26,7 +26,7 @@ from hpc.submit.scripts import describe, text
 scripts, run_dir = {}, Path("/runs/it's 100 % mine")
 for cluster, overrides in json.loads(sys.argv[1]).items():
     cfg = compose.compose_overrides([f"cluster={cluster}", "trainer=ddp_4node", *overrides])
-    preflight.job(cfg)
+    preflight.check_job(cfg)
     works = {"job": describe(cfg, run_dir=run_dir)}
     cfg.trainer.num_nodes = cfg.trainer.devices = 1
     works["one"] = describe(cfg, run_dir=run_dir)

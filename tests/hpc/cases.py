@@ -14,7 +14,7 @@ from hpc.config import compose, preflight
 from hpc.launch import meeting, placement
 from hpc.run import directory, signals
 from hpc.run.program import Program
-from hpc.training import beginning, starting_point
+from hpc.training import starting_point
 
 
 def main(out: str, cases: dict[str, list[str]]) -> None:

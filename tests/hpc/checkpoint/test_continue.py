@@ -39,10 +39,10 @@ def on_train_batch_end(self, trainer, module, outputs, *batch):
 Resume.on_train_batch_end = on_train_batch_end
 """
 NO_OPTIMIZER = """
-from hpc.checkpoint import strategy_state as kept, deepspeed_universal as universal
+from hpc.checkpoint import deepspeed_universal, strategy_state
 
-kept.Kept.load_optimizer_state_dict = lambda self, checkpoint: None
-universal.load = universal.fill
+strategy_state.CheckpointMixin.load_optimizer_state_dict = lambda self, checkpoint: None
+deepspeed_universal.load_universal = deepspeed_universal.load_weights
 """
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fork import PACKAGE
 
-from hpc.config import signatures, source_signatures, sources
+from hpc.config import signatures, source_signatures
 from hpc.config.errors import ConfigError
 from hpc.config.signatures import Signature, is_compatible, read_signature
 

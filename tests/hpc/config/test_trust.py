@@ -198,7 +198,7 @@ def test_reading_a_run_imports_nothing_that_is_named(run: Path) -> None:
 
     code = (
         f"import sys; sys.path[:0] = [{str(project.PROJECT / 'src')!r}]; from pathlib import Path\n"
-        f"from hpc.run import command_line; command_line.resumed(Path({str(run)!r}), [])\n"
+        f"from hpc.run import command_line; command_line.compose_resumed(Path({str(run)!r}), [])\n"
         "assert not {'torch', 'lightning'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ, timeout=60)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc.config import compose, conversion, project, sections, typed
+from hpc.config import compose, conversion, project, sections
 from hpc.launch import bandwidth, measured_links, nccl_log
 from hpc.launch.bandwidth import CollectiveTiming
 from hpc.launch.measured_links import Link, MeasuredLinks

@@ -129,7 +129,7 @@ def test_the_sampler_ends_when_the_run_ends_or_fails_but_not_between_fit_and_tes
 
 
 def test_a_phase_is_a_line_and_is_lost_if_it_cannot_be_written(tmp_path: Path) -> None:
-    phases.record_phase(tmp_path, 1, "epoch", 0, 1)  # no monitor, no folder: nothing
+    phases.record_phase(tmp_path, 1, kind="epoch", begin_time=0, step=1)  # no monitor, no folder: nothing
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "monitor").mkdir()
     file = tmp_path / "monitor" / "phases.jsonl"

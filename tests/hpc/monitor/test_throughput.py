@@ -16,7 +16,7 @@ from hpc.jobs.hardware import peak
 from hpc.monitor import throughput
 from hpc.monitor.flops import training_flops
 from hpc.monitor.throughput import Throughput, Window, window_numbers
-from hpc.training.lean import Clock
+from hpc.training.step_overhead import DataWaitClock
 from my_research.models.gpt import GPT
 from my_research.models.resnet import ResNet
 
@@ -152,14 +152,14 @@ def test_an_epoch_may_end_with_a_step_of_fewer_batches(
     assert logged == expected[every]
 
 
-@pytest.mark.parametrize("profiler", [None, SimpleProfiler(), Clock()])
+@pytest.mark.parametrize("profiler", [None, SimpleProfiler(), DataWaitClock()])
 def test_a_wait_that_was_not_measured_is_left_out(
     tmp_path: Path, profiler: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logs = points(tmp_path, [PAIR] * 3, profiler=profiler)
     parts = {name.removesuffix("_seconds") for numbers in logs.values() for name in numbers if "_seconds" in name}
     lines = [line for line in capsys.readouterr().out.splitlines() if "perf/data_seconds" in line]
-    if isinstance(profiler, Clock):
+    if isinstance(profiler, DataWaitClock):
         assert parts == {"perf/step", "perf/compute", "perf/data", "perf/other"} and not lines
     else:
         assert parts == {"perf/step", "perf/compute"}

@@ -21,7 +21,7 @@ from hpc.charts import chart
 from hpc.config import compose, freezing
 from hpc.monitor import event_files, node_usage
 from hpc.report import accounts, blocks, page, run_charts, run_data, run_report, run_table, terminal
-from hpc.run import causes, directory, history
+from hpc.run import attempt_log, causes, history
 from hpc.studies import run_rates
 
 BEGAN = 1_790_000_000.0
@@ -297,7 +297,7 @@ def test_each_attempt_has_its_reason_after_a_resume_too(run_dir: Path) -> None:
     (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
     cells = reported(run_dir)[0].under("Attempts")
     assert "10 min | 1 | killed | it recorded no end" in cells, "to the step of its last phase"
-    causes.write_cause(run_dir, 1, 1, "n1", "ValueError: no such label", "Traceback")
+    causes.write_cause(run_dir, 1, rank=1, host="n1", error="ValueError: no such label", stack="Traceback")
     read, text = reported(run_dir)
     assert "failed | rank 1 on n1: ValueError: no such label" in read.under("Attempts")
     assert "no such label" in "".join(text)

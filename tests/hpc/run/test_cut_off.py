@@ -11,7 +11,7 @@ import pytest
 
 from hpc.monitor import event_files, node_usage
 from hpc.monitor.sample_files import SampleTable, ScalarWriter
-from hpc.run import directory
+from hpc.run import attempt_log
 from hpc.studies.journal import Journal
 
 COLUMNS = ["time", "attempt", "percent"]

@@ -13,7 +13,7 @@ import pytest
 from hpc.config import compose, errors, freezing
 from hpc.launch.placement import read_placement
 from hpc.run import attempt_log, command_line, directory
-from hpc.training import begin, meet_ranks
+from hpc.training import meet_ranks
 
 # What `srun --pty bash` leaves in the environment of every command that is typed in it.
 SHELL = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}

@@ -406,7 +406,7 @@ def errors() -> Iterator[tuple[BaseException, bool]]:
 
 
 def test_what_would_fail_again() -> None:
-    judged = [(repr(error), watchdog.deterministic(error)) for error, _ in errors()]
+    judged = [(repr(error), causes.is_deterministic(error)) for error, _ in errors()]
     assert judged == [(repr(error), expected) for error, expected in errors()]
 
 
@@ -415,7 +415,7 @@ def test_the_end_of_the_launcher_is_a_warning_and_writing_to_its_pipe_no_error()
 import os, sys, time
 sys.path.insert(0, {str(PROJECT / "src")!r})
 from hpc.run import signals
-warned = signals.Warned(parent=os.getppid())
+warned = signals.SignalState(launcher_pid=os.getppid())
 warned.check_launcher()
 assert warned.signal is None
 os.write(2, b"here")

@@ -8,7 +8,6 @@ import pytest
 from desk import Desk
 
 from hpc.config import conversion, preflight
-from hpc.config import typed as config_typed
 from hpc.config.errors import ConfigError
 from hpc.run import directory, frozen_config
 from hpc.studies import sweep
