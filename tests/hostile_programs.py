@@ -98,7 +98,7 @@ def prepare(base: Path, project: Path, words: list[str]) -> None:
         importlib.import_module(f"hpc.{module}")
     shutil.copytree(project / "configs", base / "configs")
     shutil.copy(project / "src/hpc/jobs/cluster/base.yaml", base / "configs" / "cluster")
-    from hpc.config import compose, conversion, personal_clusters
+    from hpc.config import compose, conversion
 
     hostile_kinds.LEAVES[:] = sorted(conversion.flatten(compose.compose_overrides([])))
     hostile_kinds.GROUPS |= compose.config_groups()
@@ -115,14 +115,14 @@ def _search(folder: Path) -> None:
     words = ["model.optimizer.lr=interval(0.001,0.1)"]
     for number in range(3):
         (folder / f"{number:03}").mkdir(parents=True)
-    search.save(folder, search.Search("random", 3, 1, "val/loss", "min", words))
+    search.save_search(folder, search.Search("random", 3, 1, "val/loss", "min", words))
     (folder / "submitted.json").write_text(
         '{"time": 1.0, "scheduler": "slurm", "job": "18", "jobs": ["18"], "error": null}'
     )
     for number in range(2):
-        study.ask(folder / f"{number:03}")
-        study.member(folder / f"{number:03}").report(0, 0.5)
-        study.member(folder / f"{number:03}").end("complete", 0.5)
+        study.overrides_of_member(folder / f"{number:03}")
+        study.open_reporter(folder / f"{number:03}").report(0, 0.5)
+        study.open_reporter(folder / f"{number:03}").end("complete", 0.5)
     (folder / "members").write_text("".join(f"{folder}/{number:03}\n" for number in range(3)))
 
 
@@ -188,7 +188,7 @@ def train(project: Path) -> None:
     from hpc.run import command_line
     from hpc.run import directory as rundir
     from hpc.run.program import program as entered
-    from hpc.training import attempt, log_positions, skipped_samples, starting_point
+    from hpc.training import attempt
 
     def looked_at(cfg: Any, this: Any) -> Any:
         from datetime import datetime

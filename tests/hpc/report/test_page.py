@@ -406,8 +406,8 @@ def test_curves_are_found_where_the_loggers_have_written(place: str, run_dir: Pa
     )  # not known to have ended, so that its curves are asked
     assert "no curves" not in reported(run_dir)[0].under("Curves")
     assert history.latest_progress(history.read_run(run_dir, "x"))[0] == 100
-    measured = run_rates.read(run_dir)
-    assert measured and measured.rate == 320
+    measured = run_rates.read_rates(run_dir)
+    assert measured and measured.rate_per_second == 320
 
 
 def test_a_note_of_where_curves_lie_leads_nowhere_else(run_dir: Path, tmp_path: Path) -> None:

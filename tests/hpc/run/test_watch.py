@@ -17,7 +17,7 @@ import pytest
 from fork import ENVIRON, PROJECT, free_port, said
 
 from hpc.config import errors as config_errors
-from hpc.run import causes, signals, watchdog
+from hpc.run import causes, signals
 from hpc.run.peers import Peers
 
 pytestmark = pytest.mark.slow
