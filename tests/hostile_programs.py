@@ -40,7 +40,7 @@ MODULES = [
     "run.command_line",
     "submit.scripts",
     "report.run_table",
-    "report.tensorboard",
+    "report.tensorboard_server",
     "report.ssh_tunnel",
     "studies.search",
     "studies.optuna_study",
@@ -263,9 +263,10 @@ def check(project: Path) -> None:
 
 
 def tunnel(project: Path) -> None:
-    from hpc.report import ssh_tunnel as tunnel
+    from hpc.report import ssh_tunnel
 
-    print("\n".join(tunnel.lines(6006, "me", tunnel.here(os.environ), None, os.environ)))
+    host = ssh_tunnel.name_of_this_host(os.environ)
+    print("\n".join(ssh_tunnel.ssh_lines(6006, user="me", host=host, login_host=None, environ=os.environ)))
 
 
 def bake(project: Path) -> None:
