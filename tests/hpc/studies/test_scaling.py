@@ -506,12 +506,12 @@ def test_nothing_is_queued_where_one_point_cannot_run(tool: Tool) -> None:
 
 def test_a_folder_that_cannot_be_is_told_first(tool: Tool, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for out, says in ((tmp_path / "file", "is a file"), (tool.bin, "something else"), ("/dev/null/x", "cannot be written")):
+    rules = {tmp_path / "file": "is a file", tool.bin: "something else", Path("/dev/null/x"): "cannot be written"}
+    for out, rule in rules.items():
         code, said = tool.type("nodes=1", f"out={out}")
-        assert (code, tool.jobs()) == (2, 0) and said.startswith("ConfigError: out ") and f"; got {out}.\n" in said, (
-            said
-        )
-        assert says in said and "run_dir" not in said
+        assert (code, tool.jobs()) == (2, 0), said
+        assert said.startswith("ConfigError: out ") and f"; got {out}.\n" in said
+        assert rule in said and "run_dir" not in said
 
 
 def test_without_a_scheduler_nothing_is_left(tool: Tool) -> None:
@@ -527,7 +527,8 @@ def test_without_a_scheduler_nothing_is_left(tool: Tool) -> None:
 def test_a_cluster_without_a_scheduler_is_told_before_what_its_file_does_not_say(tool: Tool) -> None:
     code, said = tool.type("nodes=1,2,4,8", "cluster=local")
     assert (code, tool.folder.exists()) == (2, False), said
-    assert said.startswith("ConfigError: cluster must be a cluster with a scheduler; got local.\n") and "trainer.devices" not in said
+    assert said.startswith("ConfigError: cluster must be a cluster with a scheduler; got local.\n")
+    assert "trainer.devices" not in said
 
 
 def test_a_first_point_that_is_rejected_leaves_nothing_queued(tool: Tool) -> None:
