@@ -220,5 +220,5 @@ def elapsed_seconds(start: Any, end: Any) -> float:
 
 
 def data_wait_seconds(trainer: Any) -> float | None:
-    """Return how long training has waited for data; None if `trainer.profiler` is not hpc.training.step_overhead.DataWaitClock."""
+    """Return how long training has waited for data; None unless `trainer.profiler` is a `DataWaitClock`."""
     return getattr(trainer.profiler, "waited_seconds", None)
