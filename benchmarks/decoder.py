@@ -88,7 +88,7 @@ class Decoder:
             yield from [self._qkv / split, d / outside, h, d / outside]
 
     def _attention(self, direction: str) -> list[Work]:
-        """Return the work of attention. Flash has 2 products forward and 5 backward, as torch counts them: not causal."""
+        """Return the work of attention. Flash: 2 products forward, 5 backward, counted as not causal."""
         d, t, backward = self.width / self.tensor_parallel, self.time, direction == "backward"
         product = 2 * t * t * d
         if self.attention == "flash":

@@ -143,13 +143,13 @@ class TrialReporter:
     def __init__(self, study: optuna.Study, run_name: str) -> None:
         self._study, self._run_name = study, run_name
 
-    def report(self, validation: int, value: float) -> bool:
+    def report(self, number: int, value: float) -> bool:
         """Report the metric of a validation, counted from 0; return whether the trial should be pruned."""
         with _warn_if_unreachable():
             trial = newest_trial(self._study, self._run_name)
             # A resumed run repeats the validations after its checkpoint.
-            if validation not in _newest_frozen_trial(self._study, self._run_name).intermediate_values:
-                trial.report(value, validation)
+            if number not in _newest_frozen_trial(self._study, self._run_name).intermediate_values:
+                trial.report(value, number)
             return trial.should_prune()
         return False
 
