@@ -1,4 +1,4 @@
-"""A tiny module and data that record each step, which drawn_runs.py adds to a baked project as src/my_research/drawn.py."""
+"""A tiny module and data that record each step: src/my_research/drawn.py of the baked project."""
 
 from collections import deque
 from copy import deepcopy

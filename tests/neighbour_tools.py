@@ -16,7 +16,7 @@ OURS = "from hpc.run import environment; environment.reject_incomplete_environme
 
 
 def packed(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
-    """Several processes pack the same or other text into one file: one does, the others are rejected; the file is whole."""
+    """Several processes pack text into one file: one does, the others are rejected, and the file is whole."""
     folder = ground.folder / name
     ground.protect(folder, ["text.npy.part", "other.npy", ".other.npy.journal"])
     out = folder / "text.npy"

@@ -14,7 +14,7 @@ UNLIKE_FILES = re.compile(
 
 
 def differences(reference: Path, run_dir: Path, draw: dict[str, Any]) -> str:
-    """Return the first difference, or "". Values must be bitwise equal, or within `draw["tolerance"]` if the run moves."""
+    """Return the first difference, or "". Values must be bitwise equal; if the run moves, within the tolerance."""
     moved, tolerance = bool(draw["moves"]), draw["tolerance"]
     if moved:
         found = _steps_moved(reference, run_dir, tolerance)

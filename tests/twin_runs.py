@@ -1,5 +1,8 @@
-"""Run a draw twice: without interruption, and interrupted and resumed. Ranks are forked from a process that has imported
-the libraries; each executes the train.py of a baked project with words that a person could type."""
+"""Run a draw twice: without interruption, and interrupted and resumed.
+
+Ranks are forked from a process that has imported the libraries. Each executes the train.py of a baked project with
+words that a person could type.
+"""
 
 import importlib
 import json

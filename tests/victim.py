@@ -15,7 +15,10 @@ from hpc.resume.resume import Resume
 
 
 class Victim(L.Callback):
-    """Writes `steps` (attempt and step, on rank 0) and `pid-<rank>` into the run directory; reads `sleep-<rank>` and `pace`."""
+    """Writes `steps` (attempt and step, on rank 0) and `pid-<rank>` into the run directory.
+
+    It reads `sleep-<rank>` and `pace` there.
+    """
 
     def __init__(self, run_dir: str) -> None:
         self.run_dir = Path(run_dir)
