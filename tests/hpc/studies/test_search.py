@@ -46,8 +46,8 @@ def searching(folder: Path, sampler: str = "random", trials: int = 8, **others: 
     return folder
 
 
-def drawn(folder: Path, *numbers: int) -> list[dict[str, float]]:
-    """The learning rates that members are given, asked in this order."""
+def drawn(folder: Path, *numbers: int) -> list[dict[str, str]]:
+    """The values that members are given, asked in this order."""
     return [
         dict(word.split("=", 1) for word in optuna_study.overrides_of_member(folder / f"{number:03}"))
         for number in numbers
