@@ -6,7 +6,7 @@
 # make hostile   COUNT=5000 SEED=1: what others type, set and leave in files, drawn; each is right, or one sentence
 # make bench   what a step, a start, a save and a batch cost, and how right plan.py is, into benchmarks/results.json, README.md and docs/speed.png
 # make bench-gpu   large networks on one GPU, into benchmarks/results.json and README.md: PY=python3, whose packages it uses;
-#              FORK=, where PY has no cookiecutter, a folder that benchmarks/fork.py has made
+#              FORK=, where PY has no cookiecutter, a folder that benchmarks/bench_project.py has made
 # make check   the quick ones: lint, types, unit tests
 # make clean   remove what the others made: .venv and build
 
@@ -49,7 +49,7 @@ hostile: env
 	.venv/bin/python tests/drawn_inputs.py --count $(COUNT) --seed $(SEED)
 
 bench: env
-	for name in steps startup loading checkpoints knobs monitor published memory; do \
+	for name in steps startup loading checkpoints fast_defaults monitor published memory; do \
 	    .venv/bin/python benchmarks/$$name.py --out benchmarks/results.json || exit 1; \
 	done
 	@# Not into .venv: torchmetrics imports matplotlib wherever it is, and every start would take longer.

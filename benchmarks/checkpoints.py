@@ -1,7 +1,7 @@
-"""What it costs that a run can stop and go on: python benchmarks/checkpoints.py [--out results.json]
+"""Measure what it costs that a run can stop and resume: python benchmarks/checkpoints.py [--out results.json]
 
-Ranks are processes of this machine. A step of 10 ms is a pause, at whose end the ranks wait for each other as they do
-for gradients. Segments with and without the agreement, and saves and bare copies, take turns.
+Ranks are processes of this machine. A step is a pause of 10 ms, after which the ranks wait for each other as they do
+for gradients. Segments with and without the agreement, and saves and bare copies, alternate.
 """
 
 import argparse
@@ -17,39 +17,41 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 from cookiecutter.main import cookiecutter
-from rows import report, row
+from result_rows import make_row, print_and_save
 
 TEMPLATE = Path(__file__).resolve().parents[1]
-RANKS, STEP, STEPS, SEGMENTS = 4, 0.010, 400, 6
-ABOUT = 80  # steps from one agreement to the next
+NUM_RANKS, STEP_SECONDS, STEPS, SEGMENTS = 4, 0.010, 400, 6
+STEPS_BETWEEN_AGREEMENTS = 80  # about
 WIDTH, LAYERS, SAVES = 2048, 8, 6  # 34 million parameters: 128 MiB of weights, 256 MiB of Adam's state
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="a list of rows, in JSON")
+    parser.add_argument("--out", type=Path, help="the JSON file of results, which is updated")
     parser.add_argument(
         "--folder", type=Path, default=Path(tempfile.gettempdir()), help="where checkpoints are written"
     )
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         project = cookiecutter(str(TEMPLATE), no_input=True, default_config=True, output_dir=folder)
-        rows = measured(agreements, RANKS, project) + measured(saves, 1, project)
-    report(rows, asked.out)
+        rows = measure(agreements, NUM_RANKS, project) + measure(saves, 1, project)
+    print_and_save(rows, arguments.out)
 
 
-def measured(benchmark: Callable[[int, Path], list[dict[str, Any]]], ranks: int, project: str) -> list[dict[str, Any]]:
-    """The rows of rank 0."""
+def measure(
+    benchmark: Callable[[int, Path], list[dict[str, Any]]], num_ranks: int, project: str
+) -> list[dict[str, Any]]:
+    """Run a benchmark on several ranks, and return the rows of rank 0."""
     out = Path(project) / f"{benchmark.__name__}.json"
-    processes.spawn(_rank, (benchmark, ranks, project, out), nprocs=ranks)
+    processes.spawn(_run_rank, (benchmark, num_ranks, project, out), nprocs=num_ranks)
     return json.loads(out.read_text())
 
 
-def _rank(rank: int, benchmark: Callable[..., Any], ranks: int, project: str, out: Path) -> None:
+def _run_rank(rank: int, benchmark: Callable[..., Any], num_ranks: int, project: str, out: Path) -> None:
     sys.path.insert(0, f"{project}/src")
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{project}/meet-{benchmark.__name__}", rank=rank, world_size=ranks
+        "gloo", init_method=f"file://{project}/meet-{benchmark.__name__}", rank=rank, world_size=num_ranks
     )
     rows = benchmark(rank, Path(project))
     if rank == 0:
@@ -59,59 +61,62 @@ def _rank(rank: int, benchmark: Callable[..., Any], ranks: int, project: str, ou
 
 
 def agreements(rank: int, project: Path) -> list[dict[str, Any]]:
-    """What agreeing adds to a step: the time in it, over the time of all steps."""
+    """Measure what agreeing adds to a step: the time spent in it, relative to the time of all steps."""
     from hpc.resume.agreement import Agreement, Request
 
     agreement, token = Agreement(), torch.zeros(1)
-    shares, calls, ratios = [], [], []
+    shares, intervals, ratios = [], [], []
     step = 0
 
-    def segment(agrees: bool) -> tuple[float, float, int]:
+    def run_segment(has_agreement: bool) -> tuple[float, float, int]:
+        """Return the seconds of all steps, those spent on agreeing, and the number of agreements."""
         nonlocal step
-        spent, asked, began = 0.0, 0, time.perf_counter()
+        agreeing_seconds, num_agreements, start_time = 0.0, 0, time.perf_counter()
         for _ in range(STEPS):
-            time.sleep(STEP)
+            time.sleep(STEP_SECONDS)
             dist.all_reduce(token)
             step += 1
-            if agrees:
-                at = time.perf_counter()
-                due = agreement.due(step)
-                spent += time.perf_counter() - at
-            if agrees and due:
-                dist.barrier()  # whoever is late is waited for by the next step otherwise
-                at = time.perf_counter()
-                agreement.ask(step, Request())
-                spent, asked = spent + time.perf_counter() - at, asked + 1
-            elif not agrees and step % ABOUT == 0:
+            is_due = False
+            if has_agreement:
+                before = time.perf_counter()
+                is_due = agreement.is_due(step)
+                agreeing_seconds += time.perf_counter() - before
+            if is_due:
+                dist.barrier()  # otherwise the next step waits for late ranks
+                before = time.perf_counter()
+                agreement.agree(step, Request())
+                agreeing_seconds += time.perf_counter() - before
+                num_agreements += 1
+            elif not has_agreement and step % STEPS_BETWEEN_AGREEMENTS == 0:
                 dist.barrier()
-        return time.perf_counter() - began, spent, asked
+        return time.perf_counter() - start_time, agreeing_seconds, num_agreements
 
-    segment(True)  # the first steps ask often
+    run_segment(True)  # agreements are frequent in the first steps
     for _ in range(SEGMENTS):
         agreement.next_step = step + 1
-        lasted, spent, asked = segment(True)
-        alone, _, _ = segment(False)
-        shares.append(100 * spent / lasted)
-        calls.append(STEPS / max(asked, 1))
-        ratios.append(100 * (lasted / alone - 1))
+        seconds, agreeing_seconds, num_agreements = run_segment(True)
+        seconds_without, _, _ = run_segment(False)
+        shares.append(100 * agreeing_seconds / seconds)
+        intervals.append(STEPS / max(num_agreements, 1))
+        ratios.append(100 * (seconds / seconds_without - 1))
     return [
-        row(f"agreeing on a flag, {RANKS} ranks, steps of 10 ms: added", shares, "%", 0.5),
-        row("the same, from the time of whole segments with and without", ratios, "%"),
-        row("steps from one agreement to the next, which exchange nothing", calls, ""),
+        make_row(f"agreeing on a flag, {NUM_RANKS} ranks, steps of 10 ms: added", shares, "%", 0.5),
+        make_row("the same, from the time of whole segments with and without", ratios, "%"),
+        make_row("steps from one agreement to the next, which exchange nothing", intervals, ""),
     ]
 
 
 def saves(rank: int, project: Path) -> list[dict[str, Any]]:
-    """How long a save holds up training, over a bare copy of the same tensors, and over the whole writing."""
+    """Measure how long a save blocks training, relative to a bare copy of the same tensors and to the whole write."""
     import lightning
 
-    from hpc.checkpoint import on_disk as checkpoint
+    from hpc.checkpoint import on_disk
     from hpc.checkpoint.strategy_state import ON_PUBLISHED
     from hpc.training import strategies
 
-    stalls, copies, wholes = [], [], []
+    stalls, copies, writes = [], [], []
 
-    class Deep(lightning.LightningModule):
+    class DeepNetwork(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.layers = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
@@ -122,40 +127,42 @@ def saves(rank: int, project: Path) -> list[dict[str, Any]]:
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters())
 
-    class Saving(lightning.Callback):
+    class TimedSave(lightning.Callback):
         def on_save_checkpoint(self, trainer: Any, module: Any, saved: dict[str, Any]) -> None:
-            saved[ON_PUBLISHED] = Path.exists  # without something to do afterwards, a save is waited for
+            saved[ON_PUBLISHED] = Path.exists  # a save without a function to call afterwards would be waited for
 
         def on_train_batch_end(self, trainer: Any, module: Any, *others: Any) -> None:
-            held = [state for one in trainer.optimizers[0].state.values() for state in one.values()]
-            tensors = [*module.parameters(), *held]
-            began = time.perf_counter()
-            trainer.save_checkpoint(checkpoint.checkpoint_path(project / "run", trainer.global_step))
-            stalled = time.perf_counter() - began
+            states = [value for state in trainer.optimizers[0].state.values() for value in state.values()]
+            tensors = [*module.parameters(), *states]
+            start_time = time.perf_counter()
+            trainer.save_checkpoint(on_disk.checkpoint_path(project / "run", trainer.global_step))
+            stall_seconds = time.perf_counter() - start_time
             trainer.strategy.writer.wait()
-            whole = time.perf_counter() - began
-            began = time.perf_counter()
-            there = [tensor.detach().clone() for tensor in tensors]
-            copied = time.perf_counter() - began
-            del there
-            if trainer.global_step > 1:  # the first one imports and makes groups
-                stalls.append(stalled), copies.append(copied), wholes.append(whole)
+            write_seconds = time.perf_counter() - start_time
+            start_time = time.perf_counter()
+            tensor_copies = [tensor.detach().clone() for tensor in tensors]
+            copy_seconds = time.perf_counter() - start_time
+            del tensor_copies
+            if trainer.global_step > 1:  # the first save imports modules and makes process groups
+                stalls.append(stall_seconds)
+                copies.append(copy_seconds)
+                writes.append(write_seconds)
 
     (project / "run/checkpoints").mkdir(parents=True)
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(SAVES + 1, WIDTH)))
     strategy = strategies.Single(torch.device("cpu"))
     trainer = lightning.Trainer(
         accelerator="cpu", devices=1, strategy=strategy, max_steps=SAVES + 1, logger=False,
-        callbacks=[Saving()], enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[TimedSave()], enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    trainer.fit(Deep(), data)
-    over_copy = [stalled / copied for stalled, copied in zip(stalls, copies, strict=True)]
-    of_whole = [100 * stalled / whole for stalled, whole in zip(stalls, wholes, strict=True)]
+    trainer.fit(DeepNetwork(), data)
+    over_copy = [stall / copy for stall, copy in zip(stalls, copies, strict=True)]
+    of_write = [100 * stall / write for stall, write in zip(stalls, writes, strict=True)]
     return [
-        row("a save holds up training, over a bare copy of its tensors", over_copy, "x"),
-        row("a save holds up training, of the time till it is whole", of_whole, "%"),
-        row("a save of 384 MiB holds up training", stalls, "s"),
-        row("the bare copy", copies, "s"),
+        make_row("a save holds up training, over a bare copy of its tensors", over_copy, "x"),
+        make_row("a save holds up training, of the time till it is whole", of_write, "%"),
+        make_row("a save of 384 MiB holds up training", stalls, "s"),
+        make_row("the bare copy", copies, "s"),
     ]
 
 

@@ -1,6 +1,7 @@
-"""The trace of a decoder-only transformer, worked out from its sizes, as published networks are not the project's.
+"""The trace of a decoder-only transformer, computed from its sizes, as published networks are not in the project.
 
-Operations as PyTorch runs them one by one, in 16 bit; bytes are read and written ones. Wants the project on sys.path.
+It has the operations that PyTorch runs one by one, in 16 bit; bytes are those read and written. The project must be on
+sys.path.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,16 +9,16 @@ from dataclasses import dataclass
 
 from hpc.plan.trace_types import Linear, Part, Trace, Work
 
-WIDE = 2  # bytes of a number
+NUMBER_BYTES = 2
 Works = Sequence[Work]
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """Sizes, and how the operations are written.
+    """The sizes of a decoder, and how its operations are implemented.
 
-    attention: "flash" keeps no matrix of weights. "whole" writes it and reads it, as fused kernels for softmax do.
-    "again" computes it once more in backward (arXiv 2205.05198, section 5).
+    attention: "flash" keeps no matrix of weights. "whole" writes and reads it, as fused kernels for softmax do.
+    "again" computes it again in the backward pass (arXiv 2205.05198, section 5).
     """
 
     layers: int
@@ -34,10 +35,10 @@ class Decoder:
     dropout: bool = False
     unpadded: bool = False  # queries, keys, values and the result are gathered and scattered around attention
     fused_loss: bool = False  # cross-entropy in one pass over 16-bit logits
-    metrics: int = 0  # cross-entropies of each batch that are only looked at
+    metrics: int = 0  # cross-entropies of each batch that are only logged
     tensor_parallel: int = 1
-    whole_again: bool = False  # checkpointing repeats all of forward, not only what backward needs
-    sequence_parallel: bool = False  # what is not split by tensor parallelism is split along the sequence
+    whole_again: bool = False  # checkpointing repeats the whole forward pass, not only what the backward pass needs
+    sequence_parallel: bool = False  # operations outside tensor parallelism are split along the sequence
 
     def trace(self) -> Trace:
         block = self._block()
@@ -46,7 +47,7 @@ class Decoder:
 
     @property
     def _qkv(self) -> float:
-        """Width of queries, keys and values together."""
+        """The width of queries, keys and values together."""
         return self.width * (1 + 2 * (self.kv_heads or self.heads) / self.heads)
 
     def _block(self) -> Part:
@@ -59,13 +60,13 @@ class Decoder:
             works += [self._moves(numbers) for numbers in self._between(direction)]
         parameters = sum(a * b for a, b in shapes) + 2 * d + self.biases * (self._qkv / t + d + h / t + d + 2 * d)
         tensors = len(shapes) + 2 + self.biases * (len(shapes) + 2)
-        sums = (Work(Linear(), Linear(per_example=WIDE * self.time * d), 4),) if t > 1 else ()
-        last = 0 if self.whole_again else 1  # the product in front of the output: nobody needs it again
+        sums = (Work(Linear(), Linear(per_example=NUMBER_BYTES * self.time * d), 4),) if t > 1 else ()
+        last = 0 if self.whole_again else 1  # the last product: the backward pass does not need its result
         again = [*forward[:3], *forward[3 + last :]]
         return self._part("block", parameters, tensors, forward, backward, again, sums)
 
     def _between(self, direction: str) -> Iterator[float]:
-        """Numbers per token, read and written, by each operation between the products."""
+        """Yield how many numbers per token each operation between the products reads and writes."""
         backward = direction == "backward"
         d, split = self.width, self.tensor_parallel
         outside = split if self.sequence_parallel else 1
@@ -75,7 +76,7 @@ class Decoder:
             yield from [2.5 * d / outside] * 2  # a mask of bytes
         h = (self.hidden or 4 * d) / split
         yield from ([5 * h, 3 * h] if backward else [2 * h, 3 * h]) if self.gated else [(3 if backward else 2) * h]
-        yield 2 * d / split  # heads side by side again
+        yield 2 * d / split  # heads are concatenated
         if backward:
             yield 4 * self._qkv / split  # gradients of queries, keys and values in one piece
         if self.unpadded:
@@ -87,11 +88,11 @@ class Decoder:
             yield from [self._qkv / split, d / outside, h, d / outside]
 
     def _attention(self, direction: str) -> list[Work]:
-        """Flash: 2 products forward, 5 backward, as torch counts them. Causality saves nothing in these counts."""
+        """Return the work of attention. Flash: 2 products forward, 5 backward, counted as not causal."""
         d, t, backward = self.width / self.tensor_parallel, self.time, direction == "backward"
         product = 2 * t * t * d
         if self.attention == "flash":
-            moved = WIDE * t * (d + self._qkv / self.tensor_parallel)
+            moved = NUMBER_BYTES * t * (d + self._qkv / self.tensor_parallel)
             return [
                 Work(
                     Linear(per_example=(5 if backward else 2) * product),
@@ -99,22 +100,24 @@ class Decoder:
                 )
             ]
         weights = self.heads / self.tensor_parallel * t * t  # per example
-        once = [self._over(product, weights)] * 2 + [Work(Linear(), Linear(per_example=WIDE * 2 * weights))]
+        once = [self._over(product, weights)] * 2 + [Work(Linear(), Linear(per_example=NUMBER_BYTES * 2 * weights))]
         if self.dropout:
-            once.append(Work(Linear(), Linear(per_example=(WIDE * 2 + 1) * weights)))
+            once.append(Work(Linear(), Linear(per_example=(NUMBER_BYTES * 2 + 1) * weights)))
         if not backward:
             return once
         return once * 2 + ([once[0], *once[2:]] if self.attention == "again" else [])
 
     def _over(self, flops: float, weights: float) -> Work:
-        return Work(Linear(per_example=flops), Linear(per_example=WIDE * weights))
+        return Work(Linear(per_example=flops), Linear(per_example=NUMBER_BYTES * weights))
 
     def _product(self, a: float, b: float) -> Work:
-        """Of (tokens, a) and (a, b)."""
-        return Work(Linear(per_example=2 * self.time * a * b), Linear(WIDE * a * b, WIDE * self.time * (a + b)))
+        """Return the work of the matrix product of (tokens, a) and (a, b)."""
+        return Work(
+            Linear(per_example=2 * self.time * a * b), Linear(NUMBER_BYTES * a * b, NUMBER_BYTES * self.time * (a + b))
+        )
 
     def _moves(self, numbers: float) -> Work:
-        return Work(Linear(), Linear(per_example=WIDE * self.time * numbers))
+        return Work(Linear(), Linear(per_example=NUMBER_BYTES * self.time * numbers))
 
     def _before(self) -> Part:
         lookup = [self._moves(2 * self.width)]
@@ -128,11 +131,11 @@ class Decoder:
         )
 
     def _loss(self) -> Part:
-        """Logits once in fp32 and their logarithms of softmax, as autocast has it; or read as they are."""
+        """Return the loss: logits in fp32 and their log-softmax, as with autocast; or one pass over 16-bit logits."""
         classes = self.vocab / self.tensor_parallel
         forward, backward = ((1,), (2,)) if self.fused_loss else ((3, 4, 2), (2, 6, 3))
         forward += (3, 4, 2) * self.metrics
-        works = [[self._moves(classes * numbers) for numbers in one] for one in (forward, backward)]
+        works = [[self._moves(classes * numbers) for numbers in direction] for direction in (forward, backward)]
         return self._part("loss", 0, 0, *works)
 
     def _part(
@@ -149,7 +152,7 @@ class Decoder:
         return Part(
             name=name, num_parameters=numbers, num_trained=numbers,
             num_parameters_all_ranks=numbers * self.tensor_parallel, num_tensors=tensors, buffer_bytes=0,
-            saved=Linear(), output=Linear(per_example=WIDE * self.time * self.width),
+            saved=Linear(), output=Linear(per_example=NUMBER_BYTES * self.time * self.width),
             forward_peak=(), backward_peak=(), leftover=Linear(),
             forward=tuple(forward), backward=tuple(backward), recomputed=tuple(again), all_reduced=tuple(sums),
         )  # fmt: skip

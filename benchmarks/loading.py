@@ -1,12 +1,12 @@
-"""How fast data come: python benchmarks/loading.py [--folder DIR] [--node-local DIR] [--out results.json]
+"""Measure data loading: python benchmarks/loading.py [--folder DIR] [--node-local DIR] [--out results.json]
 
-What training sees, batch for batch: the project's data module, sampler and loader over files that tools/pack.py made,
-against numpy's fancy indexing of the same arrays in RAM with an order that is there already, in one thread. Both take
-turns, and the files are in the page cache. Then the same photos from a folder of JPEG files, packed, and staged, in
---folder: there the first epoch reads from the file system, where that lets go of a file's pages when asked to.
+First, the batches of training: the project's data module, sampler and loader on files made by tools/pack.py, compared
+with numpy's fancy indexing of the same arrays in RAM, in a precomputed order and in one thread. Both alternate, and the
+files are in the page cache. Then the same photos as a folder of JPEG files, packed, and staged, in --folder: the first
+epoch reads from the file system, if that drops a file's pages on request.
 
-The photos are crops of the two that scikit-learn brings along; the text is Python's standard library and its tests,
-by a BPE that is trained on it.
+The photos are crops of the two in scikit-learn. The text is Python's standard library and its tests, tokenized by a BPE
+that is trained on it.
 """
 
 import argparse
@@ -24,24 +24,24 @@ from typing import Any
 
 import numpy as np
 from cookiecutter.main import cookiecutter
-from rows import report, row
+from result_rows import make_row, print_and_save
 
 TEMPLATE = Path(__file__).resolve().parents[1]
-PHOTOS, PIXELS = 4800, 256
-ROUNDS, SECONDS = 41, 0.1  # turns of each, and about how long one lasts: short, so that both see the same machine
+NUM_PHOTOS, PIXELS = 4800, 256
+ROUNDS, TURN_SECONDS = 41, 0.1  # about; turns are short, so that both programs see the same load of the machine
 BLOCK, BATCH_TOKENS = 1024, 64
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="a list of rows, in JSON")
+    parser.add_argument("--out", type=Path, help="the JSON file of results, which is updated")
     temporary = Path(tempfile.gettempdir())
     parser.add_argument("--folder", type=Path, default=temporary, help="on the file system that is measured")
     parser.add_argument("--node-local", type=Path, default=temporary, help="storage of this node, for staging")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     with (
-        tempfile.TemporaryDirectory(dir=asked.folder) as made,
-        tempfile.TemporaryDirectory(dir=asked.node_local) as own,
+        tempfile.TemporaryDirectory(dir=arguments.folder) as made,
+        tempfile.TemporaryDirectory(dir=arguments.node_local) as own,
     ):
         folder = Path(made)
         project = cookiecutter(str(TEMPLATE), no_input=True, default_config=True, output_dir=made)
@@ -50,16 +50,16 @@ def main() -> None:
         rows = []
         for size, batch in ((64, 128), (224, 64)):
             pack(project, f"data.dir={folder}/photos", f"data.image_size={size}", f"out={folder}/{size}.h5")
-            rows += images(str(folder / f"{size}.h5"), batch)
-        text = json.dumps(sources())
+            rows += measure_images(str(folder / f"{size}.h5"), batch)
+        text = json.dumps(list_sources())
         pack(project, f"data.files={text}", "tokenizer=bpe", "data.vocab_size=4096", f"out={folder}/text.npy")
-        rows += tokens(str(folder / "text.npy"))
-        rows += places(folder, str(folder / "224.h5"), own)
-    report(rows, asked.out)
+        rows += measure_tokens(str(folder / "text.npy"))
+        rows += measure_storage(folder, str(folder / "224.h5"), node_local=own)
+    print_and_save(rows, arguments.out)
 
 
 def make_photos(folder: Path) -> None:
-    """JPEG files in two class folders: parts of two real photos, each at its own place and scale."""
+    """Write JPEG files in two class folders: random crops of two real photos."""
     from PIL import Image
     from sklearn.datasets import load_sample_images
 
@@ -67,108 +67,109 @@ def make_photos(folder: Path) -> None:
     for name, photo in zip(("china", "flower"), load_sample_images().images, strict=True):
         (folder / name).mkdir(parents=True)
         whole = Image.fromarray(photo)
-        for i in range(PHOTOS // 2):
+        for i in range(NUM_PHOTOS // 2):
             side = int(random.integers(100, min(whole.size)))
             left, top = (int(random.integers(0, length - side + 1)) for length in whole.size)
             part = whole.resize((PIXELS, PIXELS), box=(left, top, left + side, top + side))
             part.save(folder / name / f"{i}.jpg", quality=90)
 
 
-def sources() -> list[str]:
-    """The files of the standard library and its tests, but for some of these that are no UTF-8 on purpose."""
-    found = []
+def list_sources() -> list[str]:
+    """Return the files of the standard library and its tests, without those that deliberately are not UTF-8."""
+    files = []
     for file in Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"):
         if "site-packages" not in file.parts:
             with suppress(UnicodeDecodeError):
                 file.read_text(encoding="utf-8")
-                found.append(str(file))
-    return found
+                files.append(str(file))
+    return files
 
 
 def pack(project: str, *words: str) -> None:
     subprocess.run([sys.executable, f"{project}/tools/pack.py", *words], check=True, stdout=subprocess.DEVNULL)
 
 
-def images(file: str, batch: int) -> list[dict[str, Any]]:
-    """Packed images through the loader, over fancy indexing of the same array in RAM."""
+def measure_images(file: str, batch: int) -> list[dict[str, Any]]:
+    """Compare the loader of packed images with fancy indexing of the same array in RAM."""
     from my_research.data.packed import PackedImages
 
     data = PackedImages(file, global_batch_size=batch)
-    found, (first, end) = data.packed, data.packed.splits["train"]
-    shape = (len(found.labels), 3, found.image_size, found.image_size)
-    ram = np.fromfile(file, np.uint8, np.prod(shape), offset=found.offset).reshape(shape)[first:end]
-    labels = found.labels[first:end]
+    packed, (first, end) = data.packed, data.packed.splits["train"]
+    shape = (len(packed.labels), 3, packed.image_size, packed.image_size)
+    ram = np.fromfile(file, np.uint8, np.prod(shape), offset=packed.offset).reshape(shape)[first:end]
+    labels = packed.labels[first:end]
 
-    order = orders(len(ram), batch)
+    order = shuffle_batches(len(ram), batch)
 
-    def floor() -> Iterator[Any]:
+    def numpy_batches() -> Iterator[Any]:
         for rows in order:
             yield ram[rows], labels[rows]
 
-    name = f"packed images, {found.image_size} x {found.image_size}, batches of {batch}"
-    return compared(name, data, floor, batch, "images/s")
+    name = f"packed images, {packed.image_size} x {packed.image_size}, batches of {batch}"
+    return compare(name, data, numpy_batches, batch_units=batch, unit="images/s")
 
 
-def tokens(file: str) -> list[dict[str, Any]]:
-    """The same for packed tokens: windows, as inputs and targets."""
+def measure_tokens(file: str) -> list[dict[str, Any]]:
+    """Compare the same for packed tokens: windows, as inputs and targets."""
     from my_research.data.text import Text
 
     data = Text(file, block_size=BLOCK, global_batch_size=BATCH_TOKENS)
     ram = np.load(file)
-    num, every = len(data.dataset("train")), np.lib.stride_tricks.sliding_window_view(ram, BLOCK + 1)
+    windows = np.lib.stride_tricks.sliding_window_view(ram, BLOCK + 1)
+    order = shuffle_batches(len(data.dataset("train")), BATCH_TOKENS)  # type: ignore[arg-type]
 
-    order = orders(num, BATCH_TOKENS)
-
-    def floor() -> Iterator[Any]:
+    def numpy_batches() -> Iterator[Any]:
         for rows in order:
-            read = every[rows * BLOCK]
-            yield read[:, :-1].astype(np.int64), read[:, 1:].astype(np.int64)
+            batch = windows[rows * BLOCK]
+            yield batch[:, :-1].astype(np.int64), batch[:, 1:].astype(np.int64)
 
     name = f"packed tokens ({ram.dtype}), windows of {BLOCK}, batches of {BATCH_TOKENS}"
-    return compared(name, data, floor, BATCH_TOKENS * BLOCK, "tokens/s")
+    return compare(name, data, numpy_batches, batch_units=BATCH_TOKENS * BLOCK, unit="tokens/s")
 
 
-def orders(num: int, batch: int) -> list[np.ndarray]:
-    """Batches of random indices."""
-    order = np.random.default_rng(1).permutation(num)
-    return [order[start : start + batch] for start in range(0, num - batch + 1, batch)]
+def shuffle_batches(num_samples: int, batch: int) -> list[np.ndarray]:
+    """Return batches of random indices."""
+    order = np.random.default_rng(1).permutation(num_samples)
+    return [order[start : start + batch] for start in range(0, num_samples - batch + 1, batch)]
 
 
-def compared(name: str, data: Any, floor: Callable[[], Any], size: int, unit: str) -> list[dict[str, Any]]:
-    """The loader's rate over the floor's, and each by itself; a batch is `size` units."""
+def compare(
+    name: str, data: Any, numpy_batches: Callable[[], Any], *, batch_units: int, unit: str
+) -> list[dict[str, Any]]:
+    """Return rows with the loader's rate relative to numpy's, and with each rate."""
     loader = data.train_dataloader()
-    ours, theirs = [], []
-    for batches in (lambda: loader, floor):
-        rate(batches, size)  # maps the pages
+    loader_rates, numpy_rates = [], []
+    for batches in (lambda: loader, numpy_batches):
+        measure_rate(batches, batch_units)  # maps the pages
     for _ in range(ROUNDS):
-        ours.append(rate(lambda: loader, size))
-        theirs.append(rate(floor, size))
-    over = [ours / theirs for ours, theirs in zip(ours, theirs, strict=True)]
+        loader_rates.append(measure_rate(lambda: loader, batch_units))
+        numpy_rates.append(measure_rate(numpy_batches, batch_units))
+    ratios = [ours / numpys for ours, numpys in zip(loader_rates, numpy_rates, strict=True)]
     return [
-        row(f"{name}: loader over numpy from RAM", over, "x", 0.75, "higher"),
-        row(f"{name}: loader", ours, unit, better="higher"),
-        row(f"{name}: numpy from RAM", theirs, unit, better="higher"),
+        make_row(f"{name}: loader over numpy from RAM", ratios, "x", 0.75, "higher"),
+        make_row(f"{name}: loader", loader_rates, unit, better="higher"),
+        make_row(f"{name}: numpy from RAM", numpy_rates, unit, better="higher"),
     ]
 
 
-def rate(batches: Callable[[], Any], size: int) -> float:
-    """Units per second, over whole epochs, about SECONDS in all."""
-    done, began = 0, time.perf_counter()
-    while (lasted := time.perf_counter() - began) < SECONDS:
+def measure_rate(batches: Callable[[], Any], batch_units: int) -> float:
+    """Return the units per second over whole epochs, for about TURN_SECONDS."""
+    num_units, start_time = 0, time.perf_counter()
+    while (seconds := time.perf_counter() - start_time) < TURN_SECONDS:
         for _ in batches():
-            done += size
-    return done / lasted
+            num_units += batch_units
+    return num_units / seconds
 
 
-def places(folder: Path, packed: str, node_local: str) -> list[dict[str, Any]]:
-    """Epochs of the same photos from files, packed and staged: the first, from the file system, and later ones."""
+def measure_storage(folder: Path, packed: str, *, node_local: str) -> list[dict[str, Any]]:
+    """Measure the first and later epochs of the same photos as files, packed, and staged."""
     from my_research.data.images import Images
     from my_research.data.packed import PackedImages
 
     staged = PackedImages(packed, global_batch_size=64, stage=True, node_local=node_local)
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     staged.prepare_data()
-    rows = [row("the packed file is staged in", [time.perf_counter() - began], "s")]
+    rows = [make_row("the packed file is staged in", [time.perf_counter() - start_time], "s")]
     kinds = {
         "a folder of JPEG files": Images(str(folder / "photos"), global_batch_size=64, num_workers=None),
         "packed": PackedImages(packed, global_batch_size=64),
@@ -178,27 +179,27 @@ def places(folder: Path, packed: str, node_local: str) -> list[dict[str, Any]]:
     warm: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(3):
         for name, data in kinds.items():
-            forget(folder)
-            forget(Path(node_local))
+            drop_from_page_cache(folder)
+            drop_from_page_cache(Path(node_local))
             loader = data.train_dataloader()
-            cold[name].append(epoch(loader))
-            warm[name].append(epoch(loader))
-            del loader  # its workers, too
+            cold[name].append(epoch_rate(loader))
+            warm[name].append(epoch_rate(loader))
+            del loader  # and its workers
     for name in kinds:
-        rows += [row(f"photos of 224 x 224, {name}: first epoch", cold[name], "images/s", better="higher")]
-        rows += [row(f"photos of 224 x 224, {name}: later epochs", warm[name], "images/s", better="higher")]
+        rows += [make_row(f"photos of 224 x 224, {name}: first epoch", cold[name], "images/s", better="higher")]
+        rows += [make_row(f"photos of 224 x 224, {name}: later epochs", warm[name], "images/s", better="higher")]
     return rows
 
 
-def epoch(loader: Any) -> float:
-    """Images per second."""
-    began, done = time.perf_counter(), 0
+def epoch_rate(loader: Any) -> float:
+    """Return the images per second of an epoch."""
+    start_time, num_images = time.perf_counter(), 0
     for images, *_ in loader:
-        done += len(images)
-    return done / (time.perf_counter() - began)
+        num_images += len(images)
+    return num_images / (time.perf_counter() - start_time)
 
 
-def forget(folder: Path) -> None:
+def drop_from_page_cache(folder: Path) -> None:
     """Drop the files of a folder from this node's memory (POSIX_FADV_DONTNEED)."""
     from hpc.data import packed_files
 

@@ -1,7 +1,7 @@
-"""The planner's memory against what torch counts: python benchmarks/memory.py [--gpu [--project DIR]] [--out FILE]
+"""Compare the planned memory with what torch counts: python benchmarks/memory.py [--gpu [--project DIR]] [--out FILE]
 
-Networks of full size, in a plain training loop. Without --gpu torch's MemTracker counts tensors without content; with
-it CUDA's allocator counts real ones, of those runs that the plan says will fit.
+Networks of full size run in a plain training loop. Without --gpu torch's MemTracker counts tensors without content.
+With --gpu CUDA's allocator counts real ones, for those runs that should fit according to the plan.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fork import fork
-from rows import report, row
+from bench_project import make_project
+from result_rows import make_row, print_and_save
 
+COUNTERS = Path(__file__).resolve().parents[1] / "tests" / "hpc"  # the folder of tracked.py
 TEXT = ["data=stdlib", "data.vocab_size=50257"]
 NETWORKS = {
     "ResNet-50": ["model=resnet50", "data=packed", "data.file=x", "+data.image_size=224", "+data.num_classes=1000"],
@@ -29,41 +31,44 @@ NETWORKS = {
 }
 PRECISIONS = ("32-true", "bf16-mixed")
 BATCHES = (1, 8, 32)
-Case = tuple[str, str, bool, int]  # network, precision, is it checkpointed, batch
+Case = tuple[str, str, bool, int]  # network, precision, whether activations are checkpointed, batch
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", action="store_true", help="count on this machine's GPU")
-    parser.add_argument("--project", type=Path, help="one that benchmarks/fork.py has made; otherwise it is made here")
-    parser.add_argument("--out", type=Path, help="a list of rows, in JSON")
-    asked = parser.parse_args()
-    if asked.gpu and not torch.cuda.is_available():
+    parser.add_argument("--project", type=Path, help="a project made by benchmarks/bench_project.py; default: make one")
+    parser.add_argument("--out", type=Path, help="the JSON file of results, which is updated")
+    arguments = parser.parse_args()
+    if arguments.gpu and not torch.cuda.is_available():
         print("no GPU here: memory is not compared with one")
         return
     cases = list(product(NETWORKS, PRECISIONS, (False, True), BATCHES))
-    # A process for each case on a GPU: what one leaves behind there is not the next one's.
-    workers, each = (1, 1) if asked.gpu else (os.cpu_count() or 1, None)
+    # On a GPU each case has its own process, so that no case inherits memory from the one before.
+    num_workers, cases_per_worker = (1, 1) if arguments.gpu else (os.cpu_count() or 1, None)
     with tempfile.TemporaryDirectory() as folder:
-        project = (asked.project or fork(Path(folder))).resolve()
+        project = (arguments.project or make_project(Path(folder))).resolve()
         spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(workers, spawn, enter, (project,), max_tasks_per_child=each) as pool:
-            found = dict(zip(cases, pool.map(partial(compared, gpu=asked.gpu), cases), strict=True))
-    for (network, precision, again, batch), sizes in found.items():
-        name = f"{network}, {precision}, {'checkpointed, ' if again else ''}batch of {batch}"
-        print(f"{name:50} {told(*sizes)}")
-    report(judged(found, asked.gpu), asked.out)
+        with ProcessPoolExecutor(
+            num_workers, spawn, add_to_path, (project,), max_tasks_per_child=cases_per_worker
+        ) as pool:
+            sizes = dict(zip(cases, pool.map(partial(compare_memory, gpu=arguments.gpu), cases), strict=True))
+    for (network, precision, is_checkpointed, batch), (planned, counted) in sizes.items():
+        name = f"{network}, {precision}, {'checkpointed, ' if is_checkpointed else ''}batch of {batch}"
+        print(f"{name:50} {describe_sizes(planned, counted)}")
+    print_and_save(make_rows(sizes, gpu=arguments.gpu), arguments.out)
 
 
-def enter(project: Path) -> None:
-    """The modules of a project, and what its tests count by, can be imported."""
-    sys.path[:0] = [str(project / "src"), str(project / "tests")]
+def add_to_path(project: Path) -> None:
+    """Make importable the modules of a project, and the counters of the tests of hpc."""
+    sys.path[:0] = [str(project / "src"), str(COUNTERS)]
 
 
-def compared(case: Case, gpu: bool) -> tuple[float, float | None]:
-    """Bytes that are planned, and that were counted; None: it was not tried, as the plan says it does not fit.
+def compare_memory(case: Case, gpu: bool) -> tuple[float, float | None]:
+    """Return the planned and the counted bytes.
 
-    Of a run that should fit and does not, infinitely many were counted.
+    None counted: the run was not tried, as it does not fit according to the plan. Infinite: it should have fitted, but
+    ran out of memory.
     """
     from tracked import on_gpu, tracked
 
@@ -72,40 +77,46 @@ def compared(case: Case, gpu: bool) -> tuple[float, float | None]:
     from hpc.plan.setup import setup_from_config
     from hpc.plan.tracer import trace_network
 
-    network, precision, again, batch = case
+    network, precision, is_checkpointed, batch = case
     words = [f"trainer.precision={precision}", f"data.global_batch_size={batch}"]
-    words.append(f"strategy.activation_checkpointing={again}")
+    words.append(f"strategy.activation_checkpointing={is_checkpointed}")
     cfg = compose.compose_overrides([*NETWORKS[network], *words], personal=False)
-    layout, make, optimize = setup_from_config(cfg), partial(build.build, cfg.model.network), cfg.model.optimizer
-    planned = predict_memory(trace_network(make, build.build(optimize), *layout.computes_in), layout).total
+    setup, make_network = setup_from_config(cfg), partial(build.build, cfg.model.network)
+    trace = trace_network(make_network, build.build(cfg.model.optimizer), *setup.computes_in)
+    planned = predict_memory(trace, setup).total
     if not gpu:
-        return planned, tracked(cfg, layout)
+        return planned, tracked(cfg, setup)
     if planned > torch.cuda.mem_get_info()[0]:
         return planned, None
     try:
-        return planned, on_gpu(cfg, layout)
+        return planned, on_gpu(cfg, setup)
     except torch.OutOfMemoryError:
         return planned, float("inf")
 
 
-def told(planned: float, counted: float | None) -> str:
+def describe_sizes(planned: float, counted: float | None) -> str:
+    """Return planned and counted memory, and the error of the plan, as text."""
     if counted is None:
         return f"{planned / 1e9:7.2f} GB, does not fit"
     return f"{planned / 1e9:7.2f} GB for {counted / 1e9:7.2f} GB {planned / counted - 1:+6.1%}"
 
 
-def judged(found: dict[Case, Any], gpu: bool) -> list[dict[str, Any]]:
-    """The rows of results.json: errors in percent."""
-    by = "CUDA's allocator" if gpu else "torch's tracker"
-    tried = [(planned, counted) for planned, counted in found.values() if counted is not None]
+def make_rows(sizes: Mapping[Case, tuple[float, float | None]], *, gpu: bool) -> list[dict[str, Any]]:
+    """Return the rows of results.json: errors of the planned memory in percent.
+
+    Args:
+        sizes: planned and counted bytes of each case.
+    """
+    counter = "CUDA's allocator" if gpu else "torch's tracker"
+    tried = [(planned, counted) for planned, counted in sizes.values() if counted is not None]
     errors = [100 * abs(planned / counted - 1) for planned, counted in tried if counted < float("inf")]
     rows = [
-        row(f"plan: error of memory, against {by}", [statistics.mean(errors)], "%", 5),
-        row(f"plan: largest error of memory, against {by}", [max(errors)], "%", 12),
-        row(f"plan: runs whose memory was compared with {by}", [len(errors)], "", 12, "higher"),
+        make_row(f"plan: error of memory, against {counter}", [statistics.mean(errors)], "%", 5),
+        make_row(f"plan: largest error of memory, against {counter}", [max(errors)], "%", 12),
+        make_row(f"plan: runs whose memory was compared with {counter}", [len(errors)], "", 12, "higher"),
     ]
     if gpu:
-        rows.append(row("plan: runs that should fit and ran out of memory", [len(tried) - len(errors)], "", 0))
+        rows.append(make_row("plan: runs that should fit and ran out of memory", [len(tried) - len(errors)], "", 0))
     return rows
 
 

@@ -1,7 +1,7 @@
-"""GPT and ResNet-50 over hand-written loops, on one GPU: python benchmarks/models.py [--project DIR] [--out FILE]
+"""Compare GPT and ResNet-50 with hand-written loops on a GPU: python benchmarks/models.py [--project DIR] [--out FILE]
 
-Installs nothing. On a machine without a GPU the same programs train small networks, to see that all of it runs; FILE
-stays as it is.
+Installs nothing. On a machine without a GPU the same programs train small networks, to test that they run; FILE does
+not change then.
 """
 
 import argparse
@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from fork import Command, fork, ours, plain
-from rows import report, row
-from turns import taken
+from bench_project import Command, make_project, plain_command, project_command
+from result_rows import make_row, print_and_save
+from turns import measure_turns
 
 GPU = torch.cuda.is_available()
 TURNS, STEPS, WARM_UP = (9, 10, 20) if GPU else (3, 2, 3)
 GOALS = {"124M": (1.01, 45.0), "1.3B": (None, 50.0)}  # step over the hand-written loop's, MFU in percent
-# layers, heads, width, vocabulary, block, sequences per step: of a GPU that holds two such programs at a time
+# Layers, heads, width, vocabulary, block, sequences per step. The GPU holds two such programs at a time.
 GPTS = {"124M": (12, 12, 768, 50304, 1024, 32), "1.3B": (24, 32, 2048, 50304, 1024, 16)}
 IMAGES = {"batch": 256, "size": 224, "files": 4096}  # three programs at a time
 if not GPU:
@@ -31,67 +31,77 @@ ON = ["trainer=gpu" if GPU else "trainer=cpu", "trainer.log_every_n_steps=10"]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--project", type=Path, help="one that benchmarks/fork.py has made; otherwise it is made here")
-    parser.add_argument("--out", type=Path, help="a list of rows, in JSON")
-    asked = parser.parse_args()
+    parser.add_argument("--project", type=Path, help="a project made by benchmarks/bench_project.py; default: make one")
+    parser.add_argument("--out", type=Path, help="the JSON file of results, which is updated")
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        project = (asked.project or fork(folder)).resolve()
-        rows = [one for size in GPTS for one in gpt(size, project, folder)] + resnet(project, folder)
-        if not GPU:  # it all runs; the figures say nothing
-            rows, asked.out = [{**one, "goal": None} for one in rows], None
-        report(rows, asked.out)
+        project = (arguments.project or make_project(folder)).resolve()
+        rows = [row for size in GPTS for row in measure_gpt(size, project, folder)] + measure_resnet(project, folder)
+        if not GPU:  # these figures mean nothing
+            rows, arguments.out = [{**row, "goal": None} for row in rows], None
+        print_and_save(rows, arguments.out)
 
 
-def gpt(size: str, project: Path, folder: Path) -> list[dict[str, Any]]:
+def measure_gpt(size: str, project: Path, folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a GPT: step time, tokens per second, and model FLOPs utilization (MFU)."""
     layers, heads, width, vocab, block, batch = GPTS[size]
     file = folder / f"{vocab}.bin"
     if not file.exists():
         np.random.default_rng(0).integers(0, vocab, 2**24 if GPU else 2**16, dtype=np.uint16).tofile(file)
-    slower, least = GOALS.get(size, (None, None))
+    max_ratio, min_mfu = GOALS.get(size, (None, None))
     sizes = {"layers": layers, "heads": heads, "width": width, "vocab": vocab, "block": block, "batch": batch}
     network = {"num_layers": layers, "num_heads": heads, "width": width}
-    mine = ours(
+    command = project_command(
         project, folder / f"gpt-{size}", *ON, "model=gpt_124m", "data=text", f"data.files={file}",
         f"data.vocab_size={vocab}", f"data.block_size={block}", f"data.global_batch_size={batch}",
         "data.bytes_per_token=4.4", *(f"model.network.{key}={value}" for key, value in network.items()), threads=2,
     )  # fmt: skip
     words = [str(file), *(f"--{key}={value}" for key, value in sizes.items()), *(["--compile"] if GPU else [])]
-    programs = {"plain": [plain("plain_gpt.py", *words, threads=2)], "ours": [mine]}
-    took = taken(programs, folder, steps=STEPS, turns=TURNS, warm_up=WARM_UP)
-    # As PaLM counts (Chowdhery et al., 2022, appendix B).
-    weights = 12 * layers * width**2 + vocab * width
-    flops = batch * block * (6 * weights + 12 * layers * width * block)
+    programs = {"plain": [plain_command("plain_gpt.py", *words, threads=2)], "ours": [command]}
+    seconds = measure_turns(programs, folder, steps=STEPS, turns=TURNS, warm_up=WARM_UP)
+    # Counted as for PaLM (Chowdhery et al., 2022, appendix B).
+    num_weights = 12 * layers * width**2 + vocab * width
+    flops = batch * block * (6 * num_weights + 12 * layers * width * block)
     return [
-        row(f"GPT {size}: step over the hand-written loop's", ratios(took["ours"], took["plain"]), "x", slower),
-        row(f"GPT {size}: step", [1e3 * value for value in took["ours"]], "ms"),
-        row(f"GPT {size}: tokens per second", [batch * block / value for value in took["ours"]], "", None, "higher"),
-        *utilisation(f"GPT {size}: MFU", flops, took["ours"], least, project),
+        make_row(
+            f"GPT {size}: step over the hand-written loop's", ratios(seconds["ours"], seconds["plain"]), "x", max_ratio
+        ),
+        make_row(f"GPT {size}: step", [1e3 * value for value in seconds["ours"]], "ms"),
+        make_row(
+            f"GPT {size}: tokens per second", [batch * block / value for value in seconds["ours"]], "", None, "higher"
+        ),
+        *utilization_rows(f"GPT {size}: MFU", flops, seconds["ours"], goal=min_mfu, project=project),
     ]
 
 
-def resnet(project: Path, folder: Path) -> list[dict[str, Any]]:
+def measure_resnet(project: Path, folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of ResNet-50: step time, images per second, and the cost of packed data."""
     batch, size = IMAGES["batch"], IMAGES["size"]
     words = [f"--batch={batch}", f"--size={size}", *(["--compile"] if GPU else [])]
-    net = [*ON, "model=resnet50", "model.network.norm=batch", f"data.global_batch_size={batch}"]
+    network = [*ON, "model=resnet50", "model.network.norm=batch", f"data.global_batch_size={batch}"]
     constant = ["data=constant", f"data.image_size={size}"]
-    packed = ["data=packed", f"data.file={pack(project, folder)}", "model.network.num_classes=1000"]
+    packed = ["data=packed", f"data.file={pack_photographs(project, folder)}", "model.network.num_classes=1000"]
     programs: dict[str, Sequence[Command]] = {
-        "plain": [plain("plain_resnet.py", *words, threads=2)],
-        "constant": [ours(project, folder / "constant", *net, *constant, threads=2)],
-        "packed": [ours(project, folder / "packed", *net, *packed, threads=2)],
+        "plain": [plain_command("plain_resnet.py", *words, threads=2)],
+        "constant": [project_command(project, folder / "constant", *network, *constant, threads=2)],
+        "packed": [project_command(project, folder / "packed", *network, *packed, threads=2)],
     }
-    took = taken(programs, folder, steps=STEPS, turns=TURNS, warm_up=WARM_UP)
-    per_second = [batch / value for value in took["constant"]]
+    seconds = measure_turns(programs, folder, steps=STEPS, turns=TURNS, warm_up=WARM_UP)
+    per_second = [batch / value for value in seconds["constant"]]
     return [
-        row("ResNet-50: step over the hand-written loop's", ratios(took["constant"], took["plain"]), "x", 1.01),
-        row("ResNet-50: images per second", per_second, "", 4500, "higher"),
-        row("ResNet-50: packed data over constant", ratios(took["constant"], took["packed"]), "x", 0.95, "higher"),
+        make_row(
+            "ResNet-50: step over the hand-written loop's", ratios(seconds["constant"], seconds["plain"]), "x", 1.01
+        ),
+        make_row("ResNet-50: images per second", per_second, "", 4500, "higher"),
+        make_row(
+            "ResNet-50: packed data over constant", ratios(seconds["constant"], seconds["packed"]), "x", 0.95, "higher"
+        ),
     ]
 
 
-def pack(project: Path, folder: Path) -> Path:
-    """JPEG files of the size of photographs, packed by the project's own tool."""
+def pack_photographs(project: Path, folder: Path) -> Path:
+    """Make JPEG files of the size of photographs, pack them with the project's tool, and return the packed file."""
     from PIL import Image
 
     generator, size = np.random.default_rng(0), IMAGES["size"]
@@ -105,19 +115,23 @@ def pack(project: Path, folder: Path) -> Path:
     return folder / "images.h5"
 
 
-def utilisation(
-    name: str, flops: float, seconds: Sequence[float], goal: float | None, project: Path
+def utilization_rows(
+    name: str, flops: float, seconds: Sequence[float], *, goal: float | None, project: Path
 ) -> list[dict[str, Any]]:
-    """MFU in percent; nothing where the device's peak is not known."""
+    """Return a row with the model FLOPs utilization in percent; no row if the peak of the device is unknown."""
     sys.path.insert(0, str(project / "src"))
     from hpc.jobs.hardware import peak
 
-    best = peak(torch.cuda.get_device_name(), "bf16-mixed") if GPU else None
-    return [row(name, [100 * flops / value / best for value in seconds], "%", goal, "higher")] if best else []
+    peak_flops = peak(torch.cuda.get_device_name(), "bf16-mixed") if GPU else None
+    return (
+        [make_row(name, [100 * flops / value / peak_flops for value in seconds], "%", goal, "higher")]
+        if peak_flops
+        else []
+    )
 
 
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
-    return [above / below for above, below in zip(numerators, denominators, strict=True)]
+    return [numerator / denominator for numerator, denominator in zip(numerators, denominators, strict=True)]
 
 
 if __name__ == "__main__":

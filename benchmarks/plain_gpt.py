@@ -1,6 +1,6 @@
-"""A GPT trained by hand, in one file, as fast as one can write it: python benchmarks/plain_gpt.py tokens.bin
+"""Train a GPT in a fast hand-written loop, in one file: python benchmarks/plain_gpt.py tokens.bin
 
-With PMI_SIZE in the environment, one of several ranks.
+If PMI_SIZE is in the environment, this process is one of several ranks.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
-from turns import turn
+from turns import wait_for_turn
 
 RANK, SIZE = int(os.environ.get("PMI_RANK", 0)), int(os.environ.get("PMI_SIZE", 1))
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -90,12 +90,12 @@ def main() -> None:
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--compile", action="store_true")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")
     if SIZE > 1:
         dist.init_process_group("gloo", init_method="env://", rank=RANK, world_size=SIZE)
-    gpt = GPT(asked.layers, asked.heads, asked.width, asked.vocab, asked.block).to(DEVICE)
+    gpt = GPT(arguments.layers, arguments.heads, arguments.width, arguments.vocab, arguments.block).to(DEVICE)
     matrices = [weight for weight in gpt.parameters() if weight.ndim == 2]
     vectors = [weight for weight in gpt.parameters() if weight.ndim < 2]
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
@@ -104,12 +104,12 @@ def main() -> None:
     step: nn.Module = gpt
     if SIZE > 1:
         step = nn.parallel.DistributedDataParallel(gpt, gradient_as_bucket_view=True, broadcast_buffers=False)
-    if asked.compile:
+    if arguments.compile:
         step = torch.compile(step)  # type: ignore[assignment]
     board = SummaryWriter(tempfile.mkdtemp()) if RANK == 0 else None
-    data = batches(asked.tokens, asked.batch // SIZE, asked.block)
+    data = batches(arguments.tokens, arguments.batch // SIZE, arguments.block)
     for number, (tokens, targets) in enumerate(tqdm(data, mininterval=1.0, disable=RANK > 0)):
-        turn()
+        wait_for_turn()
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=DEVICE.type == "cuda"):
             loss = step(tokens, targets)
         optimizer.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""A ResNet-50 trained by hand, in one file, as fast as one can write it: python benchmarks/plain_resnet.py [--options]
+"""Train a ResNet-50 in a fast hand-written loop, in one file: python benchmarks/plain_resnet.py [--options]
 
 On one batch of random images, which lies on the device: what training costs where data cost nothing.
 """
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
-from turns import turn
+from turns import wait_for_turn
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--compile", action="store_true")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")
     net = resnet50(1000).to(DEVICE, memory_format=torch.channels_last)
@@ -63,13 +63,13 @@ def main() -> None:
     def forward(images: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(net(images), targets)
 
-    step = torch.compile(forward) if asked.compile else forward
-    images = torch.randn(asked.batch, 3, asked.size, asked.size, device=DEVICE)
+    step = torch.compile(forward) if arguments.compile else forward
+    images = torch.randn(arguments.batch, 3, arguments.size, arguments.size, device=DEVICE)
     images = images.contiguous(memory_format=torch.channels_last)
-    targets = torch.randint(0, 1000, (asked.batch,), device=DEVICE)
+    targets = torch.randint(0, 1000, (arguments.batch,), device=DEVICE)
     board, number = SummaryWriter(tempfile.mkdtemp()), 0
     for number in tqdm(range(10**9), mininterval=1.0):
-        turn()
+        wait_for_turn()
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=DEVICE.type == "cuda"):
             loss = step(images, targets)
         optimizer.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""The same work by hand: python benchmarks/plain_tiny.py"""
+"""The same work in a hand-written loop: python benchmarks/plain_tiny.py"""
 
 import tempfile
 
@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
-from turns import turn
+from turns import wait_for_turn
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     while True:
         order = torch.randperm(8000).view(-1, 8)
         for batch in tqdm(order, mininterval=1.0):
-            turn()
+            wait_for_turn()
             loss = F.cross_entropy(network(inputs[batch]), targets[batch])
             optimizer.zero_grad(set_to_none=True)
             loss.backward()

@@ -1,6 +1,6 @@
-"""The fault run: python tests/chaos.py --faults 100 --seed 1. Training on a real Slurm that is struck again and again.
+"""Inject random faults into training on a real Slurm: python tests/chaos.py --faults 100 --seed 1
 
-Every run must end, with the very weights and curves of one that nothing happened to.
+Every run must end, with exactly the weights and curves of a run without faults.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from faults import INTERVAL, KINDS, Run
 from slurm_project import QUIET, Desk, made_for_tests
 
 HERE = Path(__file__).resolve().parent
-STEPS = 40  # of a run for each fault that strikes it, at the most
+STEPS = 40  # of a run per injected fault, at most
 HANG = 15.0  # seconds without a step, after which ranks end themselves
-ENDS = 90.0  # seconds in which what was struck has ended: Slurm needs 20 to see that a node is gone, ranks HANG and 20
+ENDS = 90.0  # seconds until a failed job has ended: Slurm needs 20 to see that a node is lost, ranks need HANG and 20
 GOES_ON = 180.0  # seconds in which it trains again
 PER_RUN = 5
 MARKS = ("<!-- faults -->", "<!-- end of faults -->")

@@ -1,8 +1,8 @@
-"""Hostile input by machine: python tests/drawn_inputs.py --count 2000 --seed 1
+"""Test random hostile input: python tests/drawn_inputs.py --count 2000 --seed 1
 
-Draws what is typed, what is set, and what lies in files that others made; hands it to the programs of a baked project,
-each in a process forked from one that has imported the libraries. Each must be right, or one sentence and exit code 2:
-no traceback, no hang, nothing executed, nothing written elsewhere, no escape code on the terminal.
+It draws command lines, environments and foreign files, and gives them to the programs of a baked project, each in a
+process forked from one that has imported the libraries. A program must work, or print one sentence and exit with code
+2: no traceback, no hang, nothing executed, nothing written elsewhere, no escape code on the terminal.
 """
 
 import argparse

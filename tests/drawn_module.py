@@ -1,4 +1,4 @@
-"""What the twins add to a baked project, as src/my_research/drawn.py: a tiny module and data that record each step."""
+"""A tiny module and data that record each step: src/my_research/drawn.py of the baked project."""
 
 from collections import deque
 from copy import deepcopy
@@ -19,7 +19,7 @@ from hpc.training.parallel import clip_gradients
 from my_research.drawn_trace import passes, write
 
 FEATURES, CLASSES = 4, 3
-SIZES = {"train": 0, "val": 1000, "other": 2000, "test": 3000}  # where the numbers of a split's samples begin
+SIZES = {"train": 0, "val": 1000, "other": 2000, "test": 3000}  # the number of a split's first sample
 
 
 class Network(nn.Module):

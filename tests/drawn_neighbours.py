@@ -1,8 +1,8 @@
-"""Neighbours by machine: python tests/drawn_neighbours.py --rounds 100 --seed 1 [--only 7] [--controls]
+"""Test random concurrent use: python tests/drawn_neighbours.py --rounds 100 --seed 1 [--only 7] [--controls]
 
 In every round one user does several things at once: runs inside each other's directories, in one allocation, on one
 range of ports, on the same nodes, with one compile cache, one packed or staged file, one environment, one study; some
-are killed. None may change, end or see another's. What is drawn follows from the seed and the number of the round.
+are killed. None may change, end or see another's files. The seed and the number of a round determine what it draws.
 """
 
 import argparse
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from neighbour_rounds import Rounds, Scene
 
 HERE = Path(__file__).resolve().parent
-# A scene, and a cure that is taken away: the machine must find the harm.
+# By scene, code that removes its protection: the rounds must then find the harm.
 CONTROLS = {
     "one directory": """
 from hpc.run import claim
@@ -42,7 +42,7 @@ from hpc.run import frozen_config
 frozen_config.create_exclusively = frozen_config.create_or_replace
 """,
 }
-TRIES = 6  # rounds in which a control must be found: not every round hits the moment
+TRIES = 6  # rounds within which the harm must be found: not every round hits the right moment
 
 
 def campaign(shared: "Rounds", numbers: list[int], seed: int) -> list[int]:

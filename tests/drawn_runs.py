@@ -1,6 +1,9 @@
-"""Twins by machine: python tests/drawn_runs.py --count 500 --seed 1. A run is drawn, runs through, and runs again,
-interrupted and resumed: both must be one. --only 17 runs the twin of that number; --shrink leaves out what it can do
-without and prints what is left; --draw FILE runs that."""
+"""Compare random runs with interrupted twins: python tests/drawn_runs.py --count 500 --seed 1
+
+A random run trains without interruption, and again with interruptions and resumes: the results must be equal. --only 17
+runs the pair of that number. --shrink reduces it to what is needed for the difference and prints that. --draw FILE runs
+the printed draw.
+"""
 
 import argparse
 import json
@@ -26,7 +29,7 @@ KINDS = ("same", "different", "hung", "rejected")
 
 
 def campaign(project: Path, folder: Path, seed: int, numbers: list[int], jobs: int) -> list[tuple[int, Outcome]]:
-    """Run these twins, `jobs` at a time; tell of each that is not the same as it ends."""
+    """Run these pairs, `jobs` at a time, and print each that differs when it ends."""
     done = []
     with ProcessPoolExecutor(jobs, get_context("fork"), die_with_parent) as pool:
         asked = {

@@ -1,6 +1,6 @@
-"""What each rank of a twin did, and what happens to it: src/my_research/drawn_trace.py of the baked project.
+"""Record what each rank of a run does, and interrupt it: src/my_research/drawn_trace.py of the baked project.
 
-TWIN_TRACE names the file for what was done, a JSON line for each thing; TWIN_STRIKE says what is to happen to whom.
+TWIN_TRACE names the file of the record, with a JSON line per event. TWIN_STRIKE describes the interruption.
 """
 
 import json
@@ -18,32 +18,33 @@ counted: dict[str, int] = {}
 
 
 class Struck(Exception):
-    """What a researcher's own code may raise."""
+    """An error as from a researcher's own code."""
 
 
 def passes(where: str, trainer: L.Trainer | None = None) -> None:
-    """This process comes by a place for another time; there it may be struck."""
+    """Count that this process passes a place, and interrupt it there if TWIN_STRIKE says so."""
     counted[where] = counted.get(where, 0) + 1
     if not STRIKE or STRIKE["rank"] != RANK or (where, counted[where]) != (STRIKE["where"], STRIKE["count"]):
         return
     write({"what": "struck"})
     if STRIKE["how"] == "raise":
-        raise Struck("as told")
-    if STRIKE["how"] == "clock":  # the end of the job's time has come
-        next(callback for callback in trainer.callbacks if hasattr(callback, "end")).end = time.time()  # type: ignore
+        raise Struck("as TWIN_STRIKE requests")
+    if STRIKE["how"] == "clock":  # the end of the job's wall time
+        resume = next(callback for callback in trainer.callbacks if hasattr(callback, "boundary"))  # type: ignore
+        resume.boundary.reasons.job_end = time.time()  # type: ignore
     else:
         os.kill(os.getpid(), getattr(signal, STRIKE["how"]))
 
 
 def write(what: dict[str, Any]) -> None:
-    """A line, with one call: a process that is killed leaves whole ones."""
+    """Write a line with one call, so that a killed process leaves only whole lines."""
     file = os.open(f"{os.environ['TWIN_TRACE']}.{RANK}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, (json.dumps(what) + "\n").encode())
     os.close(file)
 
 
 def watch_writer() -> None:
-    """Each call with which a checkpoint is made durable or named is a place, too."""
+    """Make each call that syncs or renames a checkpoint a place, too."""
     for name in ("fsync", "rename", "replace", "symlink", "rmdir"):
         setattr(os, name, counting(getattr(os, name)))
 

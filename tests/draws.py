@@ -1,6 +1,6 @@
-"""Draws a run and how it is interrupted, as plain data: draw(seed, number) is always the same.
+"""Draw a random run and its interruptions, as plain data: draw(seed, number) is always the same.
 
-Not hypothesis: a twin takes seconds, and each must be known by its number alone, whichever others were drawn.
+Hypothesis is not used: a run takes seconds, and each must be reproducible by its number alone.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ ENDS = ("SIGKILL", "raise", "SIGINT")
 
 
 def draw(seed: int, number: int) -> dict[str, Any]:
-    """A run. Keys as `twin_runs` reads them; `moves` and `strikes` say what its twin suffers."""
+    """Return a run with the keys that `twin_runs` reads; `moves` and `strikes` are the interruptions of its twin."""
     dice = Dice(f"{seed}-{number}")
     drawn: dict[str, Any] = {"strategy": "single", "ranks": 1, "words": [], "first_words": [], "then_words": []}
     drawn |= {"strikes": [], "moves": [], "tolerance": 0.0}

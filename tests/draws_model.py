@@ -1,15 +1,15 @@
-"""Draws what a run trains: a module with its optimizers and schedules, and callbacks of Lightning's own list."""
+"""Draw what a run trains: a module with its optimizers and schedules, and callbacks of Lightning."""
 
 import random
 from typing import Any
 
 CALLBACKS = "lightning.pytorch.callbacks."
-# How a metric of training is called, of which an epoch has one value.
+# The name of a metric of training that has one value per epoch.
 MONITORS = {"step": "own/loss", "epoch": "own/loss", "both": "own/loss_epoch", "metric": "own/metric"}
 
 
 class Dice(random.Random):
-    """With the two throws that are needed."""
+    """A random generator with two more draws."""
 
     def chance(self, share: float) -> bool:
         return self.random() < share

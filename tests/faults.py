@@ -1,4 +1,4 @@
-"""What can go wrong with a run on a cluster, made to go wrong. Each fault strikes a run that trains."""
+"""Faults of a cluster, each injected into a run that trains."""
 
 import json
 import os
@@ -14,18 +14,18 @@ from slurm_nodes import Slurm
 from slurm_project import wait_for
 
 INTERVAL = 10  # steps from one checkpoint to the next
-SOON = 60.0  # seconds in which what a fault waits for comes
+SOON = 60.0  # seconds within which a fault finds the moment that it waits for
 
 
 @dataclass
 class Run:
-    """A submitted run, seen from outside."""
+    """A submitted run, as it appears from outside."""
 
     slurm: Slurm
     job: str
     run_dir: Path
     disk: Path  # the small file system that the checkpoints lie on
-    heal: list[Callable[[], None]] = field(default_factory=list)  # how to undo what was done to the nodes
+    heal: list[Callable[[], None]] = field(default_factory=list)  # functions that repair the nodes
 
     def steps(self) -> list[tuple[int, int]]:
         """(attempt, step) of each step that was done, in order."""

@@ -1,4 +1,4 @@
-"""Ranks forked from a process that has imported the libraries, and their exit codes."""
+"""Fork ranks from a process that has imported the libraries, and collect their exit codes."""
 
 import ctypes
 import os
@@ -9,23 +9,23 @@ import time
 import traceback
 from pathlib import Path
 
-LIMIT = 90.0  # seconds for one start, or it hangs
+LIMIT = 90.0  # seconds for one start, after which it counts as hanging
 
 
 def placed(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """What MPICH's mpiexec would leave in the environment."""
+    """Return the environment variables that MPICH's mpiexec sets."""
     place = {"PMI_RANK": rank, "PMI_SIZE": ranks, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": ranks}
     return {name: str(value) for name, value in {**place, "MASTER_PORT": port}.items()}
 
 
 def die_with_parent() -> None:
-    """A campaign that is interrupted leaves no process behind."""
+    """Let the kernel kill this process when its parent dies."""
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def fork(project: Path, log: Path, words: list[str], environ: dict[str, str], patch: str) -> int:
-    """One rank; its process id."""
+    """Fork a rank, and return its process id."""
     sys.stdout.flush()
     if pid := os.fork():
         return pid

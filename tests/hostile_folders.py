@@ -1,4 +1,4 @@
-"""Cases for drawn_inputs.py: folders that others made or damaged, and the program that reads them."""
+"""Cases for drawn_inputs.py: foreign or damaged folders, and the program that reads them."""
 
 import os
 import random
@@ -12,7 +12,7 @@ READERS = ["report.py", "report.py", "folder", "train.py", "submit.py", "plan.py
 
 
 def run_directories(rng: random.Random, ground: Ground) -> Case:
-    """A run directory of which files are damaged, replaced, linked elsewhere or strangely named."""
+    """Return a case with a run directory whose files are damaged, replaced, linked elsewhere or strangely named."""
     run = ground.copy("run")
     files = sorted(path for path in run.rglob("*") if path.is_file() and not path.is_symlink())
     files = [path for path in files if "code" not in path.parts and "checkpoints" not in path.parts]

@@ -1,4 +1,4 @@
-"""Where a case of drawn_inputs.py takes place, and what a case is."""
+"""A case of drawn_inputs.py, and the folders that it uses."""
 
 import random
 import shutil
@@ -9,10 +9,10 @@ from pathlib import Path
 
 @dataclass
 class Ground:
-    """Where a case takes place. `open`: there files may be written; everywhere else nothing may change."""
+    """The folders of a case. Files may be written in `open`; nothing else may change."""
 
     folder: Path
-    base: Path  # run, search, images, text: sound ones to copy
+    base: Path  # valid run, search, images, text, to be copied
 
     @property
     def canary(self) -> Path:

@@ -1,4 +1,4 @@
-"""Cases for drawn_inputs.py: what is typed, set or written in a config, and the program that meets it."""
+"""Cases for drawn_inputs.py: hostile command lines, variables and configs, and the program that reads them."""
 
 import random
 import shutil
@@ -16,7 +16,7 @@ GROUPS: dict[str, list[str]] = {}
 
 
 def overrides(rng: random.Random, ground: Ground) -> Case:
-    """Values, keys and whole words of the command line."""
+    """Return a case with hostile values, keys and whole words on the command line."""
     words = []
     for _ in range(rng.randrange(1, 4)):
         key, value = rng.choice(LEAVES), values.text(rng, ground.canary)

@@ -1,4 +1,4 @@
-"""The programs of a baked project as drawn_inputs.py starts them, in a process that has imported what they need."""
+"""Start the programs of a baked project for drawn_inputs.py, in a process that has imported the libraries."""
 
 import importlib
 import json
@@ -40,14 +40,13 @@ MODULES = [
     "run.command_line",
     "submit.scripts",
     "report.run_table",
-    "report.files",
-    "report.tensorboard",
+    "report.tensorboard_server",
     "report.ssh_tunnel",
     "studies.search",
     "studies.optuna_study",
     "studies.trial_table",
     "studies.sweep",
-    "training.begin",
+    "training.starting_point",
     "training.record",
     "training.strategies",
     "checkpoint.trained",
@@ -59,7 +58,7 @@ MODULES = [
 
 
 def prepare(base: Path, project: Path, words: list[str]) -> None:
-    """Import, and make a run, a search, images and text that are sound."""
+    """Import the libraries, and make a valid run, a search, images and text."""
     base.mkdir()
     run_dir = base / "run"
     command = [sys.executable, str(project / "train.py"), f"run_dir={run_dir}", *words]
@@ -110,20 +109,21 @@ def prepare(base: Path, project: Path, words: list[str]) -> None:
 
 
 def _search(folder: Path) -> None:
-    from hpc.studies import optuna_study as study
-    from hpc.studies import search
+    from hpc.studies import optuna_study, search
 
     words = ["model.optimizer.lr=interval(0.001,0.1)"]
     for number in range(3):
         (folder / f"{number:03}").mkdir(parents=True)
-    search.save(folder, search.Search("random", 3, 1, "val/loss", "min", words))
+    search.save_search(folder, search.Search("random", 3, 1, "val/loss", "min", words))
     (folder / "submitted.json").write_text(
         '{"time": 1.0, "scheduler": "slurm", "job": "18", "jobs": ["18"], "error": null}'
     )
     for number in range(2):
-        study.ask(folder / f"{number:03}")
-        study.member(folder / f"{number:03}").report(0, 0.5)
-        study.member(folder / f"{number:03}").end("complete", 0.5)
+        optuna_study.overrides_of_member(folder / f"{number:03}")
+        reporter = optuna_study.open_reporter(folder / f"{number:03}")
+        assert reporter
+        reporter.report(0, 0.5)
+        reporter.end("complete", 0.5)
     (folder / "members").write_text("".join(f"{folder}/{number:03}\n" for number in range(3)))
 
 
@@ -170,43 +170,44 @@ def enter(case: Any, project: Path) -> None:
 
 
 def _harmless() -> None:
-    """No TensorBoard is started, and nothing is traced."""
-    from hpc.plan import trace_cache as traces
-    from hpc.report import tensorboard as board
+    """Let the program exit instead of starting TensorBoard or tracing a network."""
+    from hpc.plan import trace_cache
+    from hpc.report import tensorboard_server
 
-    def ends(*_: Any, **__: Any) -> Any:
+    def exit_instead(*_: Any, **__: Any) -> Any:
         sys.exit(0)
 
-    traces.load_traces = ends
-    board.Board = ends
+    trace_cache.load_traces = exit_instead
+    tensorboard_server.TensorBoardServer = exit_instead  # type: ignore[misc, assignment]
 
 
 def train(project: Path) -> None:
-    """train.py up to where ranks would meet."""
+    """Run train.py up to the point where ranks would meet."""
     import train as program
     from hpc.config import build
-    from hpc.launch import placement as launch
-    from hpc.run import command_line
-    from hpc.run import directory as rundir
+    from hpc.launch import placement
+    from hpc.run import command_line, directory
     from hpc.run.program import program as entered
     from hpc.training import attempt
 
-    def looked_at(cfg: Any, this: Any) -> Any:
+    def stop_before_meeting(cfg: Any, this: Any) -> Any:
         from datetime import datetime
 
         from hpc.launch import node_checks
 
         place = this.place
-        run_dir = rundir.choose(cfg.run_dir, cfg.name, now=datetime.now(), environ=os.environ, step=place.step or "0")
+        run_dir = directory.choose(
+            cfg.run_dir, cfg.name, now=datetime.now(), environ=os.environ, step=place.step or "0"
+        )
         node_checks.check_agreement([node_checks.collect_node_facts(cfg, place, environ=os.environ)])
         if place.launcher != "none":
-            launch.export_rank_variables(place, os.environ, host_suffix=cfg.cluster.master_addr_suffix)
-            launch.num_usable_cores(place.local_world_size or 1, os.environ)
+            placement.export_rank_variables(place, os.environ, host_suffix=cfg.cluster.master_addr_suffix)
+            placement.num_usable_cores(place.local_world_size or 1, os.environ)
         build.build(cfg.model)
         print(ascii(str(run_dir)))
         sys.exit(0)
 
-    attempt._begin_watched = looked_at
+    attempt._begin_watched = stop_before_meeting
     with entered() as this:
         program.train(command_line.compose(program.__doc__, this.words), this)
 
@@ -228,8 +229,8 @@ def weights(project: Path) -> None:
 
 
 def begin(project: Path) -> None:
-    """What rank 0 does with a run directory before training: find the checkpoint, and read it as plain data."""
-    from hpc.checkpoint import safe_unpickle as inert
+    """Do what rank 0 does with a run directory before training: find the checkpoint, and read it as plain data."""
+    from hpc.checkpoint import safe_unpickle
     from hpc.config import build, errors
     from hpc.run import attempt_log, command_line
     from hpc.training import log_positions, skipped_samples, starting_point
@@ -237,20 +238,20 @@ def begin(project: Path) -> None:
     run_dir = Path(sys.argv[1])
     with errors.exit_on_config_error():
         cfg = command_line.compose_resumed(run_dir, [])
-        beginning = starting_point.claim_alone(run_dir, "host", environ={})
-        if found := beginning.checkpoint:
+        start = starting_point.claim_alone(run_dir, "host", environ={})
+        if checkpoint := start.checkpoint:
             log_positions.truncate_logs(
                 run_dir,
                 [build.build(cfg.logger)],
-                positions=found.details.get("logs", {}),
+                positions=checkpoint.details.get("logs", {}),
                 events=attempt_log.read_events(run_dir),
             )
-            skipped_samples.num_skipped_batches(run_dir, found.step, attempt=beginning.attempt)
-            with inert.reject_unsafe_pickles(found.path, "resume"):
-                inert.load_plain(found.path / "meta.pt")
-                inert.load_plain(found.path / "rank-0.pt")
+            skipped_samples.num_skipped_batches(run_dir, checkpoint.step, attempt=start.attempt)
+            with safe_unpickle.reject_unsafe_pickles(checkpoint.path, "resume"):
+                safe_unpickle.load_plain(checkpoint.path / "meta.pt")
+                safe_unpickle.load_plain(checkpoint.path / "rank-0.pt")
         build.build(cfg.model)
-        beginning.claim.release()
+        start.claim.release()
 
 
 def check(project: Path) -> None:
@@ -264,13 +265,14 @@ def check(project: Path) -> None:
 
 
 def tunnel(project: Path) -> None:
-    from hpc.report import ssh_tunnel as tunnel
+    from hpc.report import ssh_tunnel
 
-    print("\n".join(tunnel.lines(6006, "me", tunnel.here(os.environ), None, os.environ)))
+    host = ssh_tunnel.name_of_this_host(os.environ)
+    print("\n".join(ssh_tunnel.ssh_lines(6006, user="me", host=host, login_host=None, environ=os.environ)))
 
 
 def bake(project: Path) -> None:
-    """The hook that looks at the answers, and no more: what it accepts is baked by test_bake.py."""
+    """Run only the hook that checks the answers; test_bake.py bakes what it accepts."""
     from cookiecutter.environment import StrictEnvironment
 
     template = Path(__file__).resolve().parents[1]

@@ -1,6 +1,6 @@
-"""The kind of hostile input in which a network is really trained: odd values beside sound ones, for drawn_inputs.py.
+"""Cases for drawn_inputs.py that really train a network, with some odd values among valid ones.
 
-Either it trains as it was asked to and ends with 0, or one sentence and exit code 2 come before the first step.
+The run must train as requested and exit with code 0, or print one sentence and exit with code 2 before the first step.
 """
 
 import json
@@ -14,8 +14,8 @@ from typing import Any
 import hostile_values as values
 from hostile_ground import Case, Ground
 
-ENOUGH = 60  # steps, after which a run that was given no end near is left: it trains
-STEPPED = "stepped"  # a file of as many bytes as batches were trained with
+ENOUGH = 60  # steps after which a run without a near end is stopped, as it trains
+STEPPED = "stepped"  # a file with one byte per trained batch
 SMALL = {
     "trainer.max_steps": "2", "+trainer.limit_train_batches": "4", "+trainer.limit_val_batches": "1",
     "+trainer.limit_test_batches": "1", "trainer.log_every_n_steps": "1", "callbacks.progress": "null",

@@ -1,4 +1,4 @@
-"""What a hostile world types, sets and leaves in files: drawn by drawn_inputs.py. CANARY stands for a file's path."""
+"""Hostile values, variables and file contents, drawn by drawn_inputs.py. CANARY stands for the path of a file."""
 
 import json
 import os

@@ -1,5 +1,5 @@
-"""What the rounds of drawn_neighbours.py stand on: commands forked from a process that has imported the libraries once,
-and bystanders, whose files and processes nobody may touch."""
+"""The base of the rounds of drawn_neighbours.py: commands, forked from a process that has imported the libraries, and
+bystanders, whose files and processes must not be touched."""
 
 import ctypes
 import hashlib
@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-LIMIT = 150.0  # seconds for what runs at once; a step takes milliseconds, and the machine may have more to do
-GONE = 30.0  # seconds after its end in which what a command has started is gone, too: a sampler writes its last row
+LIMIT = 150.0  # seconds for the commands of a round; a step takes milliseconds, but the machine may be busy
+GONE = 30.0  # seconds after the end of a command within which its children end: a sampler writes its last row
 PR_SET_CHILD_SUBREAPER = 36
 BYSTANDERS: set[int] = set()  # processes
-# Of the environment, nothing of a surrounding job: what a round says counts.
+# The variables that commands inherit: none of a surrounding job.
 KEPT = (
     "PATH",
     "HOME",

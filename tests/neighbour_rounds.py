@@ -1,4 +1,4 @@
-"""What the rounds of drawn_neighbours.py share: data, runs made alone to compare with, allocations, what hits a run."""
+"""What the rounds of drawn_neighbours.py share: data, reference runs, allocations, and signals that kill a run."""
 
 import os
 import signal
@@ -12,14 +12,14 @@ from neighbour_ground import Command, Ground
 from PIL import Image
 from slurm_nodes import Slurm
 
-# A scene yields commands that run beside those of other scenes, goes on when they have ended, and says what was harmed.
+# A scene yields commands that run beside those of other scenes, continues when they have ended, and reports harm.
 Scene = Iterator[list[Command]]
 SMALL = [
     "trainer.max_steps=6", "trainer.log_every_n_steps=1", "+trainer.val_check_interval=3", "checkpoint.every_n_steps=2",
     "+trainer.limit_val_batches=1", "+trainer.limit_test_batches=1", "callbacks.progress=null",
     "model.network.depths=[1]", "model.network.widths=[8]",
 ]  # fmt: skip
-# A run is one of these, so that it can be compared with the same run made alone.
+# A run is one of these, so that it can be compared with the same run without neighbours.
 RUNS = {
     "digits": ["callbacks.samples=null"],
     "seed 2": ["callbacks.samples=null", "seed=2"],

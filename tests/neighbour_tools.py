@@ -16,7 +16,7 @@ OURS = "from hpc.run import environment; environment.reject_incomplete_environme
 
 
 def packed(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
-    """Several pack into one file, of the same text or of other: one does, the others are told; it is whole."""
+    """Several processes pack text into one file: one does, the others are rejected, and the file is whole."""
     folder = ground.folder / name
     ground.protect(folder, ["text.npy.part", "other.npy", ".other.npy.journal"])
     out = folder / "text.npy"
@@ -90,26 +90,26 @@ from torch import device, nn
 from hpc.training.compile_cache import CompileCache
 KILLED = False
 folder = Path("{folder}")
-cache = CompileCache(str(folder / "shared"), True, str(folder / "node"))
+cache = CompileCache(str(folder / "shared"), enabled=True, node_local=str(folder / "node"))
 strategy = SimpleNamespace(root_device=device("cpu"))
 trainer = SimpleNamespace(strategy=strategy, precision="32-true", default_root_dir=str(folder), is_global_zero=True)
 cache.setup(trainer, SimpleNamespace(network=nn.Linear(2, 2)), "fit")
 for number in range(8):
-    aside = cache.place / f"tmp-{{os.getpid()}}-{{number}}"
+    aside = cache.cache_dir / f"tmp-{{os.getpid()}}-{{number}}"
     aside.mkdir(parents=True)
     (aside / "kernel.so").write_text("code" * 500)
     if KILLED and number == 4:
         os.kill(os.getpid(), 9)
     try:
-        aside.rename(cache.place / f"kernel-{{number}}")
+        aside.rename(cache.cache_dir / f"kernel-{{number}}")
     except OSError:
         (aside / "kernel.so").unlink()
         aside.rmdir()
     cache.on_save_checkpoint(trainer, None, {{}})
     time.sleep(random.random() / 100)
 cache.on_train_end(trainer, None)
-whole = [path for path in cache.place.glob("kernel-*/kernel.so") if path.read_text() == "code" * 500]
-assert len(whole) == 8, sorted(cache.place.rglob("*"))
+whole = [path for path in cache.cache_dir.glob("kernel-*/kernel.so") if path.read_text() == "code" * 500]
+assert len(whole) == 8, sorted(cache.cache_dir.rglob("*"))
 print("kernels", len(whole))
 sys.exit(0)
 """

@@ -1,6 +1,7 @@
-"""python same_run.py PROJECT REFERENCE RUN: what differs between two runs that should be one; exit code 1 if anything.
+"""Print the differences of two runs that should be equal: python same_run.py PROJECT REFERENCE RUN
 
-Weights, what the last checkpoint holds of optimizer and random numbers, every scalar but those of time and hardware.
+It compares weights, the optimizer state and random numbers of the last checkpoint, and all scalars except those of time
+and hardware. The exit code is 1 if anything differs.
 """
 
 import json
@@ -10,7 +11,7 @@ from typing import Any
 
 
 def scalars(run_dir: Path, purge: bool) -> dict[str, list[tuple[int, float]]]:
-    """Tag → (step, value) as written, or as TensorBoard shows it after a restart (purged)."""
+    """Return (step, value) by tag, as written or, if purged, as TensorBoard shows it after a restart."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run_dir / "tensorboard"), {"scalars": 0}, purge_orphaned_data=purge)
@@ -20,7 +21,7 @@ def scalars(run_dir: Path, purge: bool) -> dict[str, list[tuple[int, float]]]:
 
 
 def differences(reference: Path, run_dir: Path) -> list[str]:
-    """One line for each thing that differs."""
+    """Return one line per difference."""
     import torch
 
     from hpc.checkpoint import weights

@@ -1,4 +1,4 @@
-"""The judgement of benchmarks/memory.py on what was planned and counted."""
+"""The rows of benchmarks/memory.py for given planned and counted bytes."""
 
 import sys
 
@@ -7,10 +7,10 @@ from conftest import REPO
 
 sys.path.insert(0, str(REPO / "benchmarks"))
 
-from memory import judged, told
+from memory import describe_sizes, make_rows
 
 GB = 10**9
-FOUND = {
+SIZES = {
     ("GPT 1B", "32-true", False, 1): (30 * GB, 29 * GB),
     ("GPT 1B", "32-true", False, 8): (89 * GB, 100 * GB),
     ("GPT 1B", "32-true", True, 8): (70 * GB, float("inf")),  # planned to fit
@@ -19,7 +19,7 @@ FOUND = {
 
 
 def test_errors_are_of_what_was_counted():
-    values = {one["name"].partition(":")[2]: one["value"] for one in judged(FOUND, gpu=True)}
+    values = {one["name"].partition(":")[2]: one["value"] for one in make_rows(SIZES, gpu=True)}
     assert values[" error of memory, against CUDA's allocator"] == pytest.approx(100 * (1 / 29 + 0.11) / 2)
     assert values[" largest error of memory, against CUDA's allocator"] == pytest.approx(11)
     assert values[" runs whose memory was compared with CUDA's allocator"] == 2
@@ -27,5 +27,5 @@ def test_errors_are_of_what_was_counted():
 
 
 def test_a_run_that_does_not_fit_is_told_so():
-    assert told(277 * GB, None) == " 277.00 GB, does not fit"
-    assert told(89 * GB, 100 * GB) == "  89.00 GB for  100.00 GB -11.0%"
+    assert describe_sizes(277 * GB, None) == " 277.00 GB, does not fit"
+    assert describe_sizes(89 * GB, 100 * GB) == "  89.00 GB for  100.00 GB -11.0%"

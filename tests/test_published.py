@@ -10,9 +10,9 @@ BENCHMARKS = REPO / "benchmarks"
 
 JUDGE = """
 import json, published
-told = {run: published.predicted(run) for run in published.runs()}
-rows = published.judged(told, {run: published.days(run) for run in told if run.days})
-print(json.dumps({"rows": rows, "fitted": sum(run.fitted for run in told), "all": len(told)}))
+predictions = {run: published.predict(run) for run in published.read_runs()}
+rows = published.make_rows(predictions, {run: published.predict_days(run) for run in predictions if run.days})
+print(json.dumps({"rows": rows, "fitted": sum(run.is_fitted for run in predictions), "all": len(predictions)}))
 """
 
 # A network of the project: as it is traced, and as decoder.py works it out.

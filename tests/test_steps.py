@@ -9,28 +9,28 @@ from conftest import REPO
 sys.path.insert(0, str(REPO / "benchmarks"))
 
 import steps
-from fork import fork, ours, ranks
-from turns import STEPS_PER_SECOND, taken
+from bench_project import make_project, project_command, rank_commands
+from turns import STEPS_PER_SECOND, measure_turns
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fork(tmp_path_factory.mktemp("fork"))
+    return make_project(tmp_path_factory.mktemp("fork"))
 
 
 def test_function_calls_of_a_step_with_everything_on(project: Path, tmp_path: Path) -> None:
-    programs = {"ours": [ours(project, tmp_path / "run", *steps.TINY)]}
-    (calls,) = taken(programs, tmp_path, steps=300, turns=1, meter="calls", warm_up=100)["ours"]
+    programs = {"ours": [project_command(project, tmp_path / "run", *steps.TINY)]}
+    (calls,) = measure_turns(programs, tmp_path, steps=300, turns=1, meter="calls", warm_up=100)["ours"]
     assert calls <= 2500
 
 
 def test_watching_the_nodes_adds_nothing_to_a_step(project: Path, tmp_path: Path) -> None:
     """But that Lightning asks of each of its six functions whether there is one, in two calls."""
     words = {"watched": [], "not": ["callbacks.monitor=null"]}
-    programs = {name: [ours(project, tmp_path / name, *steps.TINY, *more)] for name, more in words.items()}
-    calls = taken(programs, tmp_path, steps=300, turns=1, meter="calls", warm_up=100)
+    programs = {name: [project_command(project, tmp_path / name, *steps.TINY, *more)] for name, more in words.items()}
+    calls = measure_turns(programs, tmp_path, steps=300, turns=1, meter="calls", warm_up=100)
     assert calls["watched"][0] - calls["not"][0] <= 2 * 6 + 1
 
 
@@ -38,11 +38,11 @@ def test_ranks_exchange_gradients_and_nothing_else(project: Path, tmp_path: Path
     """But for the agreement, once a second, and a point of the curves every fifty steps."""
     steps_made = 5 * STEPS_PER_SECOND
     programs = {
-        "plain": ranks(steps.by_hand(tmp_path), 2),
-        "ours": ranks(steps.gpt(project, tmp_path, "run", *steps.TWO), 2),
+        "plain": rank_commands(steps.plain_gpt_command(tmp_path), 2),
+        "ours": rank_commands(steps.gpt_command(project, tmp_path, "run", *steps.TWO_RANKS), 2),
     }
     made = {
-        meter: taken(programs, tmp_path, steps=steps_made, turns=1, meter=meter, warm_up=30)
+        meter: measure_turns(programs, tmp_path, steps=steps_made, turns=1, meter=meter, warm_up=30)
         for meter in ("collectives", "collectives, sum")
     }
     assert made["collectives"]["ours"] == made["collectives"]["plain"]
@@ -53,10 +53,10 @@ def test_ranks_exchange_gradients_and_nothing_else(project: Path, tmp_path: Path
 def test_fsdp_gathers_the_last_block_once_and_the_others_twice(project: Path, tmp_path: Path) -> None:
     words = {"kept": [], "gathered": ["model.parallelize.keep_last=false"]}
     programs = {
-        name: ranks(steps.gpt(project, tmp_path, name, "strategy=fsdp", "trainer.devices=2", *more), 2)
+        name: rank_commands(steps.gpt_command(project, tmp_path, name, "strategy=fsdp", "trainer.devices=2", *more), 2)
         for name, more in words.items()
     }
-    made = taken(programs, tmp_path, steps=20, turns=1, meter="collectives", warm_up=30)
+    made = measure_turns(programs, tmp_path, steps=20, turns=1, meter="collectives", warm_up=30)
     parts = steps.GPT["layers"] + 1  # the blocks, and what is beside them, which stays gathered, too
     gathered, reduced, norm = parts + parts - 2, parts, 1
     assert made == {"kept": [gathered + reduced + norm], "gathered": [gathered + 1 + reduced + norm]}

@@ -8,15 +8,15 @@ from conftest import REPO
 
 sys.path.insert(0, str(REPO / "benchmarks"))
 
-from rows import row
-from table import MARKS, reached, tables
+from result_rows import make_row
+from table import MARKS, is_goal_reached, make_tables
 
 RESULTS = json.loads((REPO / "benchmarks" / "results.json").read_text(encoding="utf-8"))
 
 
 def test_the_readme_shows_what_was_measured():
     found = MARKS.search((REPO / "README.md").read_text(encoding="utf-8"))
-    assert found and found[0] == found[1] + tables(RESULTS) + found[2]
+    assert found and found[0] == found[1] + make_tables(RESULTS) + found[2]
     assert (REPO / "docs" / "speed.png").exists()
 
 
@@ -30,6 +30,6 @@ def test_every_row_says_when_and_where():
     ("lower", 1.0, True), ("lower", 1.1, False), ("higher", 1.0, True), ("higher", 0.9, False),
 ])  # fmt: skip
 def test_a_goal_is_reached_or_missed(better, value, expected):
-    one = row("name", [value], "", 1.0, better)
-    assert reached(one) is expected
-    assert ("missed" in tables([one | {"machine": "here", "date": "today"}])) is not expected
+    one = make_row("name", [value], "", 1.0, better)
+    assert is_goal_reached(one) is expected
+    assert ("missed" in make_tables([one | {"machine": "here", "date": "today"}])) is not expected

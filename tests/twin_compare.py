@@ -1,4 +1,4 @@
-"""What differs first between a run and its twin that was interrupted: steps, curves, the last checkpoint, files."""
+"""Find the first difference between a run and its interrupted twin: steps, curves, the last checkpoint, files."""
 
 import json
 import re
@@ -14,7 +14,7 @@ UNLIKE_FILES = re.compile(
 
 
 def differences(reference: Path, run_dir: Path, draw: dict[str, Any]) -> str:
-    """The first difference, "" if there is none. Bits where the layout stays, else `draw["tolerance"]`."""
+    """Return the first difference, or "". Values must be bitwise equal; if the run moves, within the tolerance."""
     moved, tolerance = bool(draw["moves"]), draw["tolerance"]
     if moved:
         found = _steps_moved(reference, run_dir, tolerance)

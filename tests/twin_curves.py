@@ -1,12 +1,11 @@
-"""What differs first between what two runs have logged."""
+"""Find the first difference between the logs of two runs."""
 
 import csv
 import re
 from pathlib import Path
 
-# Seconds, and which attempt it was: what no twin shares.
-# Of validations that did not come to their end Lightning counts batches, and asks nowhere how many.
-# How long training was to be when it was saved: an extension of a run that was stopped early saves no more.
+# Times and the number of the attempt differ between twins. So do Lightning's batch counts of interrupted validations,
+# which it does not use, and the planned length of training when it was saved.
 OWN = re.compile(
     r"attempt|'Timer|time_elapsed|seconds|fp32_flat_groups|perf/|node/|val_loop\.batch_progress"
     r"|'Hyperparameters.*length|\['position'\]\['ends'\]"
@@ -20,7 +19,7 @@ def near(values: list[float], others: list[float], tolerance: float) -> bool:
 
 
 def curves(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every scalar that TensorBoard shows, but for what depends on time and hardware."""
+    """Return every scalar that TensorBoard shows, except those that depend on time and hardware."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     board = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})

@@ -1,5 +1,8 @@
-"""Two runs of one draw: one goes through, its twin is interrupted and resumed. Forked from a process that has imported
-the libraries once; each rank executes the train.py of a baked project with words that a person could type."""
+"""Run a draw twice: without interruption, and interrupted and resumed.
+
+Ranks are forked from a process that has imported the libraries. Each executes the train.py of a baked project with
+words that a person could type.
+"""
 
 import importlib
 import json
@@ -22,9 +25,9 @@ LIBRARIES = (
     "lightning.pytorch.callbacks", "torch.distributed.checkpoint", "torch.utils.tensorboard", "torchmetrics",
     "tensorboard.backend.event_processing.event_accumulator", "hydra", "h5py",
 )  # fmt: skip
-# Ranks agree at every step, not once a second, so that a run of a second stops where it is told to.
-AT_ONCE = "from hpc.resume import agreement as agree; agree.INTERVAL_SECONDS = 0\n"
-# On the command line no `_target_` may be typed; train.yaml's own `logger` can be replaced nowhere else.
+# Ranks agree at every step instead of once a second, so that a short run stops at the requested step.
+AT_ONCE = "from hpc.resume import agreement; agreement.INTERVAL_SECONDS = 0\n"
+# Allow `_target_` on the command line, as the `logger` of train.yaml can be replaced nowhere else.
 TYPED = "import re; from hpc.config import compose; compose.CODE_KEYS = re.compile('(?!)')\n"
 PLAIN = ["trainer.log_every_n_steps=1", "+trainer.enable_progress_bar=false", "+trainer.enable_model_summary=false"]
 KEPT_ENVIRONMENT = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV")

@@ -1,7 +1,6 @@
-"""What the fault run adds to a baked project, as src/my_research/victim.py: a callback that suffers.
+"""A callback for fault injection, which chaos.py adds to a baked project as src/my_research/victim.py.
 
-It lets every step last a while and writes it down, makes the result depend on each rank's random numbers, and sleeps
-for ever where it is told to.
+It slows down every step and records it, makes the result depend on each rank's random numbers, and hangs on request.
 """
 
 import os
@@ -12,16 +11,22 @@ from typing import Any
 import lightning as L
 import torch
 
+from hpc.resume.resume import Resume
+
 
 class Victim(L.Callback):
-    """Beside the run's own files: `steps` (attempt step, on rank 0), `pid-<rank>`, and what the harness writes."""
+    """Writes `steps` (attempt and step, on rank 0) and `pid-<rank>` into the run directory.
+
+    It reads `sleep-<rank>` and `pace` there.
+    """
 
     def __init__(self, run_dir: str) -> None:
         self.run_dir = Path(run_dir)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         (self.run_dir / f"pid-{trainer.global_rank}").write_text(str(os.getpid()))
-        self.attempt = next(callback.attempt for callback in trainer.callbacks if hasattr(callback, "attempt"))
+        resume = next(callback for callback in trainer.callbacks if isinstance(callback, Resume))  # type: ignore
+        self.attempt = resume.run.number
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, index: int) -> None:
         batch[0].add_(torch.randn_like(batch[0]), alpha=0.1)

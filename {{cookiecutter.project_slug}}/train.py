@@ -34,7 +34,7 @@ def trial_of_search(run_dir: Path) -> Any:
         return None
     from hpc.studies import search
 
-    return search.member(run_dir)
+    return search.open_reporter(run_dir)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from hpc.config import compose, conversion, errors, project
 from hpc.config.sections import ClusterConfig
-from hpc.report import serve_board
+from hpc.report import tensorboard_command
 from hpc.system import home
 
 CLUSTER = re.compile(r"cluster(\.\w+)?=")  # all other words are paths, which may well hold an =
@@ -26,7 +26,7 @@ def main() -> None:
     overrides = [word for word in words if CLUSTER.match(word)]
     places = [home.expand(word) for word in words if word not in overrides] or [project.PROJECT / "runs"]
     cluster = conversion.to_dataclass(ClusterConfig, compose.compose_overrides(overrides).cluster, name="cluster")
-    sys.exit(serve_board.serve(places, cluster))
+    sys.exit(tensorboard_command.serve_until_stopped(places, cluster))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ def main() -> None:
     parser.add_argument("--no-wait", action="store_true", help="submit, show what is there, and leave")
     parser.add_argument("--again", action="store_true", help="submit failed points again, with the code as it is now")
     asked = parser.parse_intermixed_args()
-    sys.exit(scaling_study.run(asked.words, dry_run=asked.dry_run, again=asked.again, wait=not asked.no_wait))
+    options = {"dry_run": asked.dry_run, "retry_failed": asked.again, "wait": not asked.no_wait}
+    sys.exit(scaling_study.run_study(asked.words, **options))
 
 
 if __name__ == "__main__":

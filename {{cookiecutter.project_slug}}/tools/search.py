@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from hpc.config import errors
-from hpc.studies import search_answers
+from hpc.studies import search_command
 
 
 def main() -> None:
@@ -20,9 +20,9 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.ask:
         run_dir = asked.folder.absolute()
-        lines = [f"{run_dir.name}: {' '.join(search_answers.ask(run_dir))}"]
+        lines = [f"{run_dir.name}: {' '.join(search_command.assign_values(run_dir))}"]
     else:
-        lines = search_answers.trials(asked.folder)
+        lines = search_command.list_trials(asked.folder)
     print("\n".join(map(errors.make_printable, lines)), flush=True)
 
 

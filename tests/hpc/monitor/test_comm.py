@@ -89,7 +89,7 @@ def test_wait_prints_the_table_of_the_job(desk: Desk) -> None:
         (["trainer=ddp_4node", "trainer.devices=2"], "has no scheduler that could start ranks on other nodes"),
         (["trainer=ddp"], "does not say how many GPUs a node has"),
         (["trainer=ddp_4node", "cluster=juwels_booster", "cluster.account=null"], "must have a value for a job on"),
-        (["resume=/nowhere"], "there is no such directory"),
+        (["resume=/nowhere"], "resume must be an existing directory; got /nowhere."),
     ],
 )
 def test_what_cannot_be_measured_is_told_at_once(words: list[str], said: str, desk: Desk) -> None:

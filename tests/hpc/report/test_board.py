@@ -21,7 +21,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
-from hpc.report import ssh_tunnel, tensorboard
+from hpc.report import ssh_tunnel, tensorboard_server
 
 TOOL = str(PROJECT / "tools" / "board.py")
 JUMP = "ssh -J ana@login.site -L 4321:localhost:4321 ana@"
@@ -37,42 +37,53 @@ def logged(run_dir: Path, values: list[float]) -> Path:
 
 
 def test_on_a_login_node_the_line_leads_to_it() -> None:
-    line = ssh_tunnel.lines(4321, "ana", "login.site", "login.site", {})
+    line = ssh_tunnel.ssh_lines(4321, user="ana", host="login.site", login_host="login.site", environ={})
     assert line == ["ssh -L 4321:localhost:4321 ana@login.site"]
-    several = ssh_tunnel.lines(4321, "ana", "login3.internal", "login.site", {})  # an address that several nodes share
+    # login.site is an address that several nodes share
+    several = ssh_tunnel.ssh_lines(4321, user="ana", host="login3.internal", login_host="login.site", environ={})
     assert several[0] == "ssh -L 4321:localhost:4321 ana@login.site" and several[2] == f"{JUMP}login3.internal"
-    unknown = ssh_tunnel.lines(4321, "ana", "login3.internal", None, {})
+    unknown = ssh_tunnel.ssh_lines(4321, user="ana", host="login3.internal", login_host=None, environ={})
     assert unknown == ["ssh -L 4321:localhost:4321 ana@login3.internal"]
 
 
 def test_on_a_compute_node_the_line_jumps() -> None:
     job = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n7", "SLURM_SUBMIT_HOST": "login3"}
-    lines = ssh_tunnel.lines(4321, "ana", ssh_tunnel.here(job), "login.site", job)
+    lines = ssh_tunnel.ssh_lines(
+        4321, user="ana", host=ssh_tunnel.name_of_this_host(job), login_host="login.site", environ=job
+    )
     assert lines[0] == f"{JUMP}n7" and "run this on a login node instead" in " ".join(lines)
-    assert ssh_tunnel.lines(1, "ana", "n7", None, job)[0] == "ssh -J ana@login3 -L 1:localhost:1 ana@n7"
-    assert ssh_tunnel.lines(4321, "ana", "n7", "login.site", {"PBS_JOBID": "7.server"})[0] == f"{JUMP}n7"
+    assert (
+        ssh_tunnel.ssh_lines(1, user="ana", host="n7", login_host=None, environ=job)[0]
+        == "ssh -J ana@login3 -L 1:localhost:1 ana@n7"
+    )
+    assert (
+        ssh_tunnel.ssh_lines(4321, user="ana", host="n7", login_host="login.site", environ={"PBS_JOBID": "7.server"})[0]
+        == f"{JUMP}n7"
+    )
     salloc = {"SLURM_JOB_ID": "7"}  # its shell is on the login node
-    assert ssh_tunnel.lines(1, "ana", "login", "login.site", salloc) == ["ssh -L 1:localhost:1 ana@login.site"]
+    assert ssh_tunnel.ssh_lines(1, user="ana", host="login", login_host="login.site", environ=salloc) == [
+        "ssh -L 1:localhost:1 ana@login.site"
+    ]
 
 
 def test_places_without_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "loop").symlink_to(tmp_path / "empty")
-    for place, said in {"empty": "holds no TensorBoard events", "nowhere": "there is no such directory"}.items():
+    for place, said in {"empty": "must hold TensorBoard events", "nowhere": "does not exist"}.items():
         with pytest.raises(ConfigError, match=said):
-            tensorboard.shown([tmp_path / place])
+            tensorboard_server.select_places([tmp_path / place])
     run = logged(tmp_path / "run", [1.0])
-    assert tensorboard.shown([run, tmp_path / "empty"]) == [run]
+    assert tensorboard_server.select_places([run, tmp_path / "empty"]) == [run]
     assert capsys.readouterr().err == f"{tmp_path}/empty: no TensorBoard events\n"
 
 
 def test_several_places_have_names_of_their_own(tmp_path: Path) -> None:
-    assert tensorboard.logdir([tmp_path, tmp_path]) == ["--logdir", str(tmp_path)]
-    option, spec = tensorboard.logdir([tmp_path / "a" / "run", tmp_path / "b:c" / "run"])
+    assert tensorboard_server.logdir_arguments([tmp_path, tmp_path]) == ["--logdir", str(tmp_path)]
+    option, spec = tensorboard_server.logdir_arguments([tmp_path / "a" / "run", tmp_path / "b:c" / "run"])
     assert option == "--logdir_spec"
     assert spec == f"a/run:{tmp_path}/a/run,b_c/run:{tmp_path}/b:c/run"
     with pytest.raises(ConfigError, match="commas"):
-        tensorboard.logdir([tmp_path / "a,b", tmp_path / "c"])
+        tensorboard_server.logdir_arguments([tmp_path / "a,b", tmp_path / "c"])
 
 
 def test_no_torch() -> None:

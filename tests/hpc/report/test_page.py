@@ -297,7 +297,7 @@ def test_each_attempt_has_its_reason_after_a_resume_too(run_dir: Path) -> None:
     (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
     cells = reported(run_dir)[0].under("Attempts")
     assert "10 min | 1 | killed | it recorded no end" in cells, "to the step of its last phase"
-    causes.write_cause(run_dir, 1, 1, "n1", "ValueError: no such label", "Traceback")
+    causes.write_cause(run_dir, 1, rank=1, host="n1", error="ValueError: no such label", stack="Traceback")
     read, text = reported(run_dir)
     assert "failed | rank 1 on n1: ValueError: no such label" in read.under("Attempts")
     assert "no such label" in "".join(text)
@@ -307,7 +307,8 @@ def test_each_attempt_has_its_reason_after_a_resume_too(run_dir: Path) -> None:
 def test_the_first_sentence_explains_why_a_run_failed(run_dir: Path) -> None:
     lines = (run_dir / "attempts.jsonl").read_text().splitlines()
     (run_dir / "attempts.jsonl").write_text("\n".join(lines[:-1]) + "\n")
-    attempt_log.record_end(run_dir, None, 2, 1300, "failed", "loss or gradient was not finite, seen at step 1300")
+    why = "loss or gradient was not finite, seen at step 1300"
+    attempt_log.record_end(run_dir, None, attempt=2, step=1300, outcome="failed", why=why)
     text = reported(run_dir)[0].under("What limits the run")
     assert text.startswith("Attempt 2 ended at step 1300 (failed): loss or gradient was not finite, seen at step 1300.")
     assert "model.optimizer.lr=" in text
@@ -401,13 +402,12 @@ def test_curves_are_found_where_the_loggers_have_written(place: str, run_dir: Pa
     (file,) = (run_dir / "tensorboard").iterdir()
     (run_dir / place).mkdir(parents=True, exist_ok=True)
     file.rename(run_dir / place / file.name)
-    attempt_log.record_start(
-        run_dir, 3, {}, log_dirs=["table", place]
-    )  # not known to have ended, so that its curves are asked
+    # not known to have ended, so that its curves are read
+    attempt_log.record_start(run_dir, 3, environ={}, log_dirs=["table", place])
     assert "no curves" not in reported(run_dir)[0].under("Curves")
     assert history.latest_progress(history.read_run(run_dir, "x"))[0] == 100
-    measured = run_rates.read(run_dir)
-    assert measured and measured.rate == 320
+    measured = run_rates.read_rates(run_dir)
+    assert measured and measured.rate_per_second == 320
 
 
 def test_a_note_of_where_curves_lie_leads_nowhere_else(run_dir: Path, tmp_path: Path) -> None:
@@ -417,8 +417,8 @@ def test_a_note_of_where_curves_lie_leads_nowhere_else(run_dir: Path, tmp_path: 
     file.rename(tmp_path / "other" / file.name)
     (run_dir / "loop").symlink_to("loop")
     names = ["../other", str(tmp_path / "other"), "link", "loop", "x/../../other", "\0", "\ud800", "x" * 999, 7]
-    attempt_log.record_start(run_dir, 3, {}, log_dirs=names)
-    attempt_log.record_start(run_dir, 4, {}, log_dirs="link")
+    attempt_log.record_start(run_dir, 3, environ={}, log_dirs=names)
+    attempt_log.record_start(run_dir, 4, environ={}, log_dirs="link")
     assert reported(run_dir)[0].under("Curves") == "The events files contain no curves."
     assert attempt_log.log_dirs(run_dir) == [run_dir / "tensorboard"]
 

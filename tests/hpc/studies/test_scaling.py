@@ -23,9 +23,17 @@ from hpc.config import compose, layout, preflight
 from hpc.config.errors import ConfigError
 from hpc.jobs.job_states import State
 from hpc.run import attempt_log
-from hpc.studies import run_rates, scaling_jobs, scaling_notes, scaling_points, scaling_results, scaling_table
-from hpc.studies.run_rates import Measured
-from hpc.studies.scaling_points import Point
+from hpc.studies import (
+    run_rates,
+    scaling_charts,
+    scaling_footnotes,
+    scaling_jobs,
+    scaling_points,
+    scaling_results,
+    scaling_table,
+)
+from hpc.studies.run_rates import RunRates
+from hpc.studies.scaling_points import ScalingPoint
 
 # A job needs an environment that env.sh has finished, or a container; nothing of either is started here.
 DDP = ["trainer=ddp", "cluster=slurm", "cluster.container=none"]
@@ -37,14 +45,14 @@ def composed(words: tuple[str, ...]) -> DictConfig:
     return compose.compose_overrides(words)
 
 
-def points(*words: str) -> list[Point]:
-    asked = scaling_points.read([*DDP, *words])
-    return scaling_points.points(asked, composed(asked.first))
+def points(*words: str) -> list[ScalingPoint]:
+    study = scaling_points.parse_study([*DDP, *words])
+    return scaling_points.plan_points(study, composed(study.first_overrides))
 
 
 def told(*words: str) -> str:
-    asked = scaling_points.read([*DDP, *words])
-    return scaling_notes.why(asked, points(*words))
+    study = scaling_points.parse_study([*DDP, *words])
+    return scaling_footnotes.explain_accuracy(study, points(*words))
 
 
 def rejection(*words: str) -> str:
@@ -85,26 +93,26 @@ def test_weak_scaling_keeps_the_samples_per_device(words: list[str], rates: list
 
 
 def test_the_rate_of_sgd_is_scaled_linearly() -> None:
-    asked = scaling_points.read([*DDP, "nodes=2,3", "scaling=weak"])
-    first = compose.compose_overrides(asked.first)
+    study = scaling_points.parse_study([*DDP, "nodes=2,3", "scaling=weak"])
+    first = compose.compose_overrides(study.first_overrides)
     first.model.optimizer._target_ = "torch.optim.SGD"
-    assert [point.lr for point in scaling_points.points(asked, first)] == pytest.approx([0.003, 0.0045])
-    assert [point.batch for point in scaling_points.points(asked, first)] == [64, 96]
+    assert [point.lr for point in scaling_points.plan_points(study, first)] == pytest.approx([0.003, 0.0045])
+    assert [point.global_batch_size for point in scaling_points.plan_points(study, first)] == [64, 96]
 
 
 def test_a_rate_that_the_config_does_not_have_is_not_scaled() -> None:
-    asked = scaling_points.read([*DDP, "nodes=1,2", "scaling=weak"])
-    first = compose.compose_overrides([*asked.first, "~model.optimizer.lr"])
+    study = scaling_points.parse_study([*DDP, "nodes=1,2", "scaling=weak"])
+    first = compose.compose_overrides([*study.first_overrides, "~model.optimizer.lr"])
     with pytest.raises(ConfigError, match="lr=keep"):
-        scaling_points.points(asked, first)
-    kept = scaling_points.read([*DDP, "nodes=1,2", "scaling=weak", "lr=keep"])
-    assert [point.lr for point in scaling_points.points(kept, first)] == [None, None]
+        scaling_points.plan_points(study, first)
+    kept = scaling_points.parse_study([*DDP, "nodes=1,2", "scaling=weak", "lr=keep"])
+    assert [point.lr for point in scaling_points.plan_points(kept, first)] == [None, None]
 
 
 def test_the_warm_up_fits_into_the_run() -> None:
-    assert scaling_points.warmup_steps(700, 200, scales=False) == 100
-    assert scaling_points.warmup_steps(0, 200, scales=True) == 20  # Goyal et al.: a large rate needs one
-    assert scaling_points.warmup_steps(0, 200, scales=False) == 0
+    assert scaling_points.fit_warmup(700, 200, is_lr_scaled=False) == 100
+    assert scaling_points.fit_warmup(0, 200, is_lr_scaled=True) == 20  # Goyal et al.: a large rate needs one
+    assert scaling_points.fit_warmup(0, 200, is_lr_scaled=False) == 0
     words = points("nodes=1,2", "scaling=weak", "model.warmup_steps=700")[1].words
     assert composed(words).model.warmup_steps == 100
 
@@ -119,7 +127,7 @@ def test_why_accuracy_falls_is_said_of_this_study() -> None:
     assert "the batch stays 64" in told("nodes=1,4")
     grown = told("nodes=1,4", "scaling=weak")
     assert "from 64 to 256" in grown and "from 0.003 to 0.006 (lr=sqrt), after 20 steps of warm-up" in grown
-    assert "the rate stays, as lr=keep asks" in told("nodes=1,4", "scaling=weak", "lr=keep")
+    assert "the rate stays, because of lr=keep" in told("nodes=1,4", "scaling=weak", "lr=keep")
     assert ". " not in grown  # one sentence
 
 
@@ -131,7 +139,7 @@ def test_why_accuracy_falls_is_said_of_this_study() -> None:
         (["nodes=1,two"], "above 0"),
         (["nodes=1,2", "steps=-1"], "above 0"),
         (["nodes=1,2", "steps=39"], "steps=40"),
-        (["nodes=1,2", "steps=40,80"], "is a whole number above 0\n"),
+        (["nodes=1,2", "steps=40,80"], "must be an integer above 0; got 40,80."),
         (["nodes=2,1,2"], "nodes=1,2"),
         (["nodes=1,2", "nodes=4"], "typed twice"),
         (["nodes=1,2", "scaling=weak", "lr=sqrt", "lr=keep"], "typed twice"),
@@ -141,7 +149,7 @@ def test_why_accuracy_falls_is_said_of_this_study() -> None:
         (["nodes=1,2", "scaling=week"], "scaling=weak"),
         (["nodes=1,2", "lr=root"], "must be one of"),
         (["nodes=1,2", "lr=sqrt"], "scaling=weak"),
-        (["nodes=1,2", "callbacks.throughput=null"], "measures"),
+        (["nodes=1,2", "callbacks.throughput=null"], "it measures"),
         (["nodes=1,2", "data.global_batch_size=many"], "type int"),
     ],
 )
@@ -158,70 +166,81 @@ def test_a_batch_that_divides_for_some_points_only_is_rejected_with_one_for_all(
 
 
 def test_further_nodes_belong_to_the_same_study() -> None:
-    one, more = scaling_points.read([*DDP, "nodes=1,2"]), scaling_points.read(["nodes=1,2,4", *DDP, "out=here"])
+    one, more = (
+        scaling_points.parse_study([*DDP, "nodes=1,2"]),
+        scaling_points.parse_study(["nodes=1,2,4", *DDP, "out=here"]),
+    )
     assert one.digest == more.digest
-    assert one.digest != scaling_points.read([*DDP, "nodes=2,4"]).digest  # its first point has another batch
-    assert one.digest != scaling_points.read([*DDP, "nodes=1,2", "seed=2"]).digest
+    assert one.digest != scaling_points.parse_study([*DDP, "nodes=2,4"]).digest  # its first point has another batch
+    assert one.digest != scaling_points.parse_study([*DDP, "nodes=1,2", "seed=2"]).digest
 
 
 # Rows
 
 
-def found(step: float, compute: float, rate: float) -> Measured:
+def found(step: float, compute: float, rate: float) -> RunRates:
     other = step - compute - 0.01
-    return Measured("samples", rate, step, compute, 0.01, other, step, step, 19, "test/accuracy", 0.9, None)
+    return RunRates("samples", rate, step, compute, 0.01, other, step, step, 19, "test/accuracy", 0.9, None)
 
 
 def test_efficiency_and_excess_are_held_against_the_first_point() -> None:
-    strong = [Point(n, 4 * n, 64, 0.003, "keep", 20, 200, ()) for n in (1, 2, 4)]
+    strong = [ScalingPoint(n, 4 * n, 64, 0.003, "keep", 20, 200, ()) for n in (1, 2, 4)]
     numbers = {1: found(0.10, 0.08, 640.0), 2: found(0.08, 0.06, 800.0), 4: found(0.05, 0.03, 1280.0)}
-    rows = scaling_table.rows(strong, numbers, {2: scaling_table.Plan(900.0, 0.07)})
+    rows = scaling_table.make_rows(strong, numbers, plans={2: scaling_table.PredictedRate(900.0, 0.07)})
     assert [row.efficiency for row in rows] == pytest.approx([1, 800 / 1280, 0.5])
     assert [row.excess_seconds for row in rows] == pytest.approx([0, 0.06 - 0.04, 0.03 - 0.02])
     assert [row.planned_rate_per_second for row in rows] == [None, 900.0, None]
-    weak = [Point(n, 4 * n, 64 * n, 0.003, "sqrt", 20, 200, ()) for n in (1, 2)]
-    rows = scaling_table.rows(weak, {1: found(0.10, 0.08, 640.0), 2: found(0.125, 0.1, 1024.0)}, {})
+    weak = [ScalingPoint(n, 4 * n, 64 * n, 0.003, "sqrt", 20, 200, ()) for n in (1, 2)]
+    rows = scaling_table.make_rows(weak, {1: found(0.10, 0.08, 640.0), 2: found(0.125, 0.1, 1024.0)}, plans={})
     assert [row.efficiency for row in rows] == pytest.approx([1, 0.8])
     assert rows[1].excess_seconds == pytest.approx(0.02)
-    rows = scaling_table.rows(strong, {2: numbers[2], 4: numbers[4]}, {})  # the first one failed
+    rows = scaling_table.make_rows(strong, {2: numbers[2], 4: numbers[4]}, plans={})  # the first one failed
     assert [(row.nodes, row.efficiency) for row in rows] == [(2, 1.0), (4, pytest.approx(0.8))]
 
 
 def test_the_table_has_the_digits_that_people_compare() -> None:
-    assert [scaling_table.digits(value) for value in (None, 0, 2, 0.0042426, 1234567.8, 0.91234)] == [
+    assert [scaling_table.format_number(value) for value in (None, 0, 2, 0.0042426, 1234567.8, 0.91234)] == [
         "-", "0", "2", "0.004243", "1234568", "0.9123",
     ]  # fmt: skip
-    strong = scaling_points.read([*DDP, "nodes=1,2"])
-    rows = scaling_table.rows(points("nodes=1,2"), {1: found(0.10, 0.08, 640.0), 2: found(0.08, 0.06, 1.5e6)}, {})
-    cells = scaling_table.table(rows)
+    strong = scaling_points.parse_study([*DDP, "nodes=1,2"])
+    rows = scaling_table.make_rows(
+        points("nodes=1,2"), {1: found(0.10, 0.08, 640.0), 2: found(0.08, 0.06, 1.5e6)}, plans={}
+    )
+    cells = scaling_table.format_cells(rows)
     assert cells[0][-1] == "accuracy" and cells[2][-1] == "0.9" and "1500000" in cells[2]
-    assert max(map(len, scaling_table.aligned(cells))) <= 120
-    assert list(csv.DictReader(io.StringIO(scaling_table.as_csv(rows))))[1]["rate_per_second"] == "1500000.0"
-    assert scaling_table.markdown("", cells, []).count("|") == (len(cells) + 1) * (len(cells[0]) + 1)
-    assert "they differ by rounding" in scaling_notes.compared(strong, points("nodes=1,2"))
-    weak = scaling_points.read([*DDP, "nodes=1,8", "scaling=weak"])
-    assert "nodes=1 steps=1600" in scaling_notes.compared(weak, points("nodes=1,8", "scaling=weak"))
+    assert max(map(len, scaling_table.align_columns(cells))) <= 120
+    assert list(csv.DictReader(io.StringIO(scaling_table.to_csv(rows))))[1]["rate_per_second"] == "1500000.0"
+    assert scaling_table.to_markdown("", cells, notes=[]).count("|") == (len(cells) + 1) * (len(cells[0]) + 1)
+    assert "They differ by rounding" in scaling_footnotes.compare_metrics(strong, points("nodes=1,2"))
+    weak = scaling_points.parse_study([*DDP, "nodes=1,8", "scaling=weak"])
+    assert "nodes=1 steps=1600" in scaling_footnotes.compare_metrics(weak, points("nodes=1,8", "scaling=weak"))
 
 
 def test_below_the_table_stands_what_explains_it() -> None:
-    weak, made = scaling_points.read([*DDP, "nodes=1,2", "scaling=weak"]), points("nodes=1,2", "scaling=weak")
+    weak, made = scaling_points.parse_study([*DDP, "nodes=1,2", "scaling=weak"]), points("nodes=1,2", "scaling=weak")
     numbers = {1: found(0.10, 0.08, 640.0), 2: found(0.125, 0.1, 1024.0)}
-    both, one = (scaling_table.rows(made, {n: numbers[n] for n in nodes}, {}) for nodes in ((1, 2), (1,)))
-    lines = scaling_notes.wrapped(scaling_notes.below(weak, made, both))
+    both, one = (scaling_table.make_rows(made, {n: numbers[n] for n in nodes}, plans={}) for nodes in ((1, 2), (1,)))
+    lines = scaling_footnotes.wrap_notes(scaling_footnotes.footnotes(weak, made, both))
     (command,) = [line for line in lines if "tools/scale.py" in line]
     assert command.split()[:3] == ["python", "tools/scale.py", "nodes=1"] and command.endswith(DDP[-1])
     assert max(len(line) for line in lines if line != command) <= 100
-    assert "Where accuracy falls" in " ".join(lines)
-    assert "accuracy" not in " ".join(scaling_notes.below(weak, made, one)), "of one metric there is nothing to explain"
-    page = scaling_table.markdown("", scaling_table.table(both), scaling_notes.below(weak, made, both))
+    assert "Accuracy often falls" in " ".join(lines)
+    assert "accuracy" not in " ".join(scaling_footnotes.footnotes(weak, made, one)), (
+        "of one metric there is nothing to explain"
+    )
+    page = scaling_table.to_markdown(
+        "", scaling_table.format_cells(both), notes=scaling_footnotes.footnotes(weak, made, both)
+    )
     assert page.rstrip().split("\n")[-2].startswith("- Metrics are"), "one item each"
 
 
 def test_no_part_of_a_step_lies_below_0() -> None:
-    strong = scaling_points.read([*DDP, "nodes=1,2"])
-    rows = scaling_table.rows(points("nodes=1,2"), {1: found(0.1, 0.08, 640.0), 2: found(0.05, 0.039, 1280.0)}, {})
+    strong = scaling_points.parse_study([*DDP, "nodes=1,2"])
+    rows = scaling_table.make_rows(
+        points("nodes=1,2"), {1: found(0.1, 0.08, 640.0), 2: found(0.05, 0.039, 1280.0)}, plans={}
+    )
     assert rows[1].excess_seconds < 0, "the table says what was measured"
-    step = scaling_table.charts(strong, rows)[-1]
+    step = scaling_charts.make_charts(strong, rows)[-1]
     assert min(y for series in step.series for _, y in series.points) == 0 and step.from_zero
 
 
@@ -256,40 +275,47 @@ def leave(
 @pytest.mark.parametrize("times", [[9.0, 0.2, 0.4, 0.3], [9.0, 0.5, 0.2, 0.4, 0.3]])
 def test_each_number_is_one_of_the_events_files(tmp_path: Path, times: list[float]) -> None:
     leave(tmp_path, times)
-    numbers = run_rates.read(tmp_path)
+    numbers = run_rates.read_rates(tmp_path)
     assert numbers is not None
     by_reader = {tag: scalars(tmp_path, f"perf/{tag}") for tag in ("step_seconds", "compute_seconds", "data_seconds")}
-    at = by_reader["step_seconds"].index(numbers.step)
-    assert numbers.step == median_low(by_reader["step_seconds"][1:]) == pytest.approx(0.3)
-    assert (numbers.compute, numbers.data) == (by_reader["compute_seconds"][at], by_reader["data_seconds"][at])
-    assert numbers.rate == scalars(tmp_path, "perf/samples_per_second")[at] == pytest.approx(64 / 0.3)
-    assert numbers.other == scalars(tmp_path, "perf/other_seconds")[at]
-    assert {numbers.fast, numbers.slow} <= set(by_reader["step_seconds"][1:])
-    assert (numbers.metric, numbers.value) == ("test/accuracy", scalars(tmp_path, "test/accuracy")[0])
-    assert (numbers.windows, numbers.unit, numbers.gpu_percent) == (len(times) - 1, "samples", None)
+    at = by_reader["step_seconds"].index(numbers.step_seconds)
+    assert numbers.step_seconds == median_low(by_reader["step_seconds"][1:]) == pytest.approx(0.3)
+    assert (numbers.compute_seconds, numbers.data_seconds) == (
+        by_reader["compute_seconds"][at],
+        by_reader["data_seconds"][at],
+    )
+    assert numbers.rate_per_second == scalars(tmp_path, "perf/samples_per_second")[at] == pytest.approx(64 / 0.3)
+    assert numbers.other_seconds == scalars(tmp_path, "perf/other_seconds")[at]
+    assert {numbers.fast_step_seconds, numbers.slow_step_seconds} <= set(by_reader["step_seconds"][1:])
+    assert (numbers.metric, numbers.metric_value) == ("test/accuracy", scalars(tmp_path, "test/accuracy")[0])
+    assert (numbers.num_windows, numbers.unit, numbers.gpu_percent) == (len(times) - 1, "samples", None)
 
 
 def test_a_run_without_two_windows_has_measured_nothing(tmp_path: Path) -> None:
-    assert run_rates.read(tmp_path) is None
+    assert run_rates.read_rates(tmp_path) is None
     leave(tmp_path, [9.0])
-    assert run_rates.read(tmp_path) is None
+    assert run_rates.read_rates(tmp_path) is None
 
 
 def test_a_wait_that_was_not_measured_is_no_number(tmp_path: Path) -> None:
     leave(tmp_path, [9.0, 0.3, 0.3], parts=("step", "compute"))
-    numbers = run_rates.read(tmp_path)
-    assert numbers and numbers.compute == pytest.approx(0.21) and numbers.data is numbers.other is None
-    strong = scaling_points.read([*DDP, "nodes=1,2"])
-    rows = scaling_table.rows(points("nodes=1,2"), {1: numbers, 2: found(0.05, 0.039, 1280.0)}, {})
-    titles, first, _ = scaling_table.table(rows)
+    numbers = run_rates.read_rates(tmp_path)
+    assert (
+        numbers
+        and numbers.compute_seconds == pytest.approx(0.21)
+        and numbers.data_seconds is numbers.other_seconds is None
+    )
+    strong = scaling_points.parse_study([*DDP, "nodes=1,2"])
+    rows = scaling_table.make_rows(points("nodes=1,2"), {1: numbers, 2: found(0.05, 0.039, 1280.0)}, plans={})
+    titles, first, _ = scaling_table.format_cells(rows)
     assert [first[titles.index(part)] for part in ("step", "compute", "data", "other")] == ["300", "210", "-", "-"]
-    data = [series for series in scaling_table.charts(strong, rows)[-1].series if series.name == "data"]
+    data = [series for series in scaling_charts.make_charts(strong, rows)[-1].series if series.name == "data"]
     assert {nodes for series in data for nodes, _ in series.points} == {2}
 
 
 def test_a_run_whose_rate_is_not_known_has_measured_nothing(tmp_path: Path) -> None:
     leave(tmp_path, [9.0, 0.3, 0.3], unit="")
-    assert run_rates.read(tmp_path) is None
+    assert run_rates.read_rates(tmp_path) is None
 
 
 @pytest.mark.parametrize("damage", ["cut short", "overwritten"])
@@ -300,9 +326,9 @@ def test_an_events_file_that_a_crash_damaged_counts_as_far_as_it_goes(tmp_path: 
         os.truncate(last, last.stat().st_size - 5)
     else:
         last.write_bytes(last.read_bytes()[:-9] + b"no event.")
-    numbers = run_rates.read(tmp_path)
-    assert numbers and (numbers.step, numbers.unit) == (pytest.approx(0.3), "tokens")
-    assert (numbers.metric, numbers.value) == ("test/accuracy", pytest.approx(0.9))  # the loss is lost
+    numbers = run_rates.read_rates(tmp_path)
+    assert numbers and (numbers.step_seconds, numbers.unit) == (pytest.approx(0.3), "tokens")
+    assert (numbers.metric, numbers.metric_value) == ("test/accuracy", pytest.approx(0.9))  # the loss is lost
 
 
 def test_use_of_gpus_is_the_mean_while_the_run_trained(tmp_path: Path) -> None:
@@ -317,7 +343,7 @@ def test_use_of_gpus_is_the_mean_while_the_run_trained(tmp_path: Path) -> None:
     common = {"attempt": 1, "step": 1}
     notes = [json.dumps(common | {"what": what, "begin": BEGAN + b, "end": BEGAN + e}) for what, b, e in phases]
     (tmp_path / "monitor" / "phases.jsonl").write_text("\n".join(notes))
-    numbers = run_rates.read(tmp_path)
+    numbers = run_rates.read_rates(tmp_path)
     assert numbers and numbers.gpu_percent == pytest.approx((85 + 100 + 65) / 3)
 
 
@@ -325,17 +351,13 @@ def test_use_of_gpus_is_the_mean_while_the_run_trained(tmp_path: Path) -> None:
 
 
 def test_a_new_try_has_a_directory_of_its_own(tmp_path: Path) -> None:
-    assert (
-        scaling_jobs.directory(tmp_path, 2, again=False)
-        == scaling_jobs.directory(tmp_path, 2, again=True)
-        == tmp_path / "nodes-2"
-    )
+    assert scaling_jobs.newest_run_dir(tmp_path, 2) == scaling_jobs.next_run_dir(tmp_path, 2) == tmp_path / "nodes-2"
     for number, name in enumerate(["nodes-2", "nodes-2.2", "nodes-2.3"]):
-        made = scaling_jobs.directory(tmp_path, 2, again=True)
+        made = scaling_jobs.next_run_dir(tmp_path, 2)
         assert made.name == name
         made.mkdir()
-        assert scaling_jobs.directory(tmp_path, 2, again=False) == made, number
-    assert scaling_jobs.directory(tmp_path, 20, again=True).name == "nodes-20"
+        assert scaling_jobs.newest_run_dir(tmp_path, 2) == made, number
+    assert scaling_jobs.next_run_dir(tmp_path, 20).name == "nodes-20"
 
 
 RUNNING = State("running", active=True)
@@ -368,11 +390,11 @@ def test_the_state_of_a_point(
         queue(run_dir, None if "rejected" in noted else "17")
     if noted[1:]:
         end(run_dir, noted[1])
-    one, other = scaling_jobs.look(tmp_path, points("nodes=1,2"), "slurm")
-    assert (one.state.word, one.failed, one.finished) == (word, failed, word == "finished")
+    one, other = scaling_jobs.read_point_jobs(tmp_path, points("nodes=1,2"), scheduler="slurm")
+    assert (one.state.word, one.has_failed, one.is_finished) == (word, failed, word == "finished")
     assert other.state.word == "not submitted" and other.run is None
     assert len(asked) <= 1  # question to the scheduler, for all points
-    assert ("Priority" in one.told) == (noted == ["submitted"] and word == "pending")
+    assert ("Priority" in one.short_state) == (noted == ["submitted"] and word == "pending")
 
 
 def test_a_run_that_ends_while_the_scheduler_is_asked_has_not_failed(
@@ -380,8 +402,8 @@ def test_a_run_that_ends_while_the_scheduler_is_asked_has_not_failed(
 ) -> None:
     queue(tmp_path / "nodes-1", "17")
     monkeypatch.setattr(scaling_jobs.job_states, "ask", lambda *_: end(tmp_path / "nodes-1", "finished") or {})
-    (one,) = scaling_jobs.look(tmp_path, points("nodes=1"), "slurm")
-    assert one.finished and not one.failed
+    (one,) = scaling_jobs.read_point_jobs(tmp_path, points("nodes=1"), scheduler="slurm")
+    assert one.is_finished and not one.has_failed
 
 
 def queue(run_dir: Path, job: str | None) -> None:
@@ -469,13 +491,13 @@ def test_the_plan_stands_beside_the_measurement_where_there_is_one(
     monkeypatch.setattr(scaling_results, "PROJECT", tmp_path)
     if program:
         (tmp_path / "plan.py").write_text(f"import json, sys\nassert sys.argv[1:] == ['a=b', '--json']\n{program}\n")
-    assert scaling_results.plan(["a=b"]) == scaling_table.Plan(rate, seconds)
+    assert scaling_results.predict_rate(["a=b"]) == scaling_table.PredictedRate(rate, seconds)
 
 
 def test_nothing_is_queued_where_one_point_cannot_run(tool: Tool) -> None:
     for words, says in (
         (["nodes=1,2,3", "data.global_batch_size=64"], "data.global_batch_size=48 or data.global_batch_size=72"),
-        (["nodes=1,2,4", "cluster.max_nodes=2"], "has 2 nodes"),
+        (["nodes=1,2,4", "cluster.max_nodes=2"], "trainer.num_nodes must be at most 2"),
     ):
         code, said = tool.type(*words)
         assert (code, tool.jobs(), tool.folder.exists()) == (2, 0, False), said
@@ -484,10 +506,12 @@ def test_nothing_is_queued_where_one_point_cannot_run(tool: Tool) -> None:
 
 def test_a_folder_that_cannot_be_is_told_first(tool: Tool, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for out, says in ((tmp_path / "file", "is a file"), (tool.bin, "something else"), ("/dev/null/x", "directory")):
+    rules = {tmp_path / "file": "is a file", tool.bin: "something else", Path("/dev/null/x"): "cannot be written"}
+    for out, rule in rules.items():
         code, said = tool.type("nodes=1", f"out={out}")
-        assert (code, tool.jobs()) == (2, 0) and said.startswith(f"ConfigError: out={out}\n"), said
-        assert says in said and "run_dir" not in said
+        assert (code, tool.jobs()) == (2, 0), said
+        assert said.startswith("ConfigError: out ") and f"; got {out}.\n" in said
+        assert rule in said and "run_dir" not in said
 
 
 def test_without_a_scheduler_nothing_is_left(tool: Tool) -> None:
@@ -503,7 +527,8 @@ def test_without_a_scheduler_nothing_is_left(tool: Tool) -> None:
 def test_a_cluster_without_a_scheduler_is_told_before_what_its_file_does_not_say(tool: Tool) -> None:
     code, said = tool.type("nodes=1,2,4,8", "cluster=local")
     assert (code, tool.folder.exists()) == (2, False), said
-    assert said.startswith("ConfigError: cluster=local\n") and "trainer.devices" not in said
+    assert said.startswith("ConfigError: cluster must be a cluster with a scheduler; got local.\n")
+    assert "trainer.devices" not in said
 
 
 def test_a_first_point_that_is_rejected_leaves_nothing_queued(tool: Tool) -> None:
@@ -525,12 +550,12 @@ def test_a_point_that_failed_goes_on_from_its_checkpoint_or_starts_anew(
         final = on_disk.checkpoint_path(run_dir, 40)
         on_disk.publish(on_disk.make_part_folder(final), final, files={}, details={"step": 40, "attempt": 1})
     monkeypatch.setattr(scaling_jobs.job_states, "ask", lambda *_: {})
-    (one,) = scaling_jobs.look(tmp_path, points("nodes=1"), "slurm")
-    study = scaling_points.read([*DDP, "nodes=1"])
-    assert scaling_results.conclude(study, [one], folder=tmp_path, words=["nodes=1"]) == 1
+    (one,) = scaling_jobs.read_point_jobs(tmp_path, points("nodes=1"), scheduler="slurm")
+    study = scaling_points.parse_study([*DDP, "nodes=1"])
+    assert scaling_results.report_results(study, [one], folder=tmp_path, words=["nodes=1"]) == 1
     said = capsys.readouterr().out
     assert (f"from its last checkpoint: python submit.py resume={run_dir}" in said) == kept, said
-    assert ("no checkpoint to go on from" in said) != kept and "nodes=1 --again" in said, said
+    assert ("it left no checkpoint" in said) != kept and "nodes=1 --again" in said, said
 
 
 @pytest.mark.slow
@@ -547,7 +572,7 @@ def test_a_study_goes_on_where_it_was(tool: Tool) -> None:
     (tool.folder / "nodes-2" / "job-18.log").write_text("srun: error: n2: task 5: Killed\n")
     code, said = tool.type("nodes=1,2")
     assert (code, tool.jobs()) == (1, 2), said  # what is done, or failed, is not submitted again by itself
-    assert "task 5: Killed" in said and "no checkpoint to go on from" in said and "--again" in said
+    assert "task 5: Killed" in said and "it left no checkpoint" in said and "--again" in said
     (row,) = csv.DictReader((tool.folder / "scaling.csv").open())
     assert (row["nodes"], row["gpu_percent"]) == ("1", "")
 
@@ -575,7 +600,7 @@ def test_a_point_that_a_full_queue_rejects_is_queued_by_the_next_call(tool: Tool
     full = 'if [ "$(wc -l <"$0.calls")" -ge 1 ] && [ ! -e "$0.room" ]; then echo QOSMaxSubmitJob >&2; exit 1; fi\n'
     tool.stub("sbatch", full + 'echo job >>"$0.calls"; echo $((16 + $(wc -l <"$0.calls")))')
     code, said = tool.type("nodes=1,2", "--no-wait")
-    assert (code, tool.jobs()) == (2, 1) and "QOSMaxSubmitJob" in said and "goes on from there" in said
+    assert (code, tool.jobs()) == (2, 1) and "QOSMaxSubmitJob" in said and "same command continues" in said
     (tool.bin / "sbatch.room").touch()
     code, said = tool.type("nodes=1,2", "--no-wait")
     assert (code, tool.jobs(), tool.runs()) == (0, 2, ["nodes-1", "nodes-2"]), said
@@ -592,7 +617,7 @@ def test_ctrl_c_leaves_the_jobs_and_says_how_to_go_on(tool: Tool) -> None:
         said += line
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and "queued jobs go on" in err and "nodes=1,2" in err, (out, err)
+    assert process.returncode == 130 and "queued jobs keep running" in err and "nodes=1,2" in err, (out, err)
     assert "Traceback" not in err and not (tool.bin / "scancel.calls").exists()
     assert tool.jobs() == 2
 

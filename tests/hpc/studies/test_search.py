@@ -40,25 +40,28 @@ def folder(tmp_path: Path) -> Path:
 def searching(folder: Path, sampler: str = "random", trials: int = 8, **others: object) -> Path:
     folder.mkdir()
     asked = {"seed": 1, "metric": "val/loss", "mode": "min", "words": WORDS} | others
-    search.save(folder, Search(sampler, trials, **asked))  # type: ignore[arg-type]
-    for run_dir in search.run_dirs(folder, trials):
+    search.save_search(folder, Search(sampler, trials, **asked))  # type: ignore[arg-type]
+    for run_dir in search.member_run_dirs(folder, trials):
         run_dir.mkdir()
     return folder
 
 
-def drawn(folder: Path, *numbers: int) -> list[dict[str, float]]:
-    """The learning rates that members are given, asked in this order."""
-    return [dict(word.split("=", 1) for word in optuna_study.ask(folder / f"{number:03}")) for number in numbers]
+def drawn(folder: Path, *numbers: int) -> list[dict[str, str]]:
+    """The values that members are given, asked in this order."""
+    return [
+        dict(word.split("=", 1) for word in optuna_study.overrides_of_member(folder / f"{number:03}"))
+        for number in numbers
+    ]
 
 
-def member(folder: Path, number: int) -> optuna_study.Member:
-    made = search.member(folder / f"{number:03}")
+def member(folder: Path, number: int) -> optuna_study.TrialReporter:
+    made = search.open_reporter(folder / f"{number:03}")
     assert made is not None
     return made
 
 
 def known(folder: Path) -> dict[str, TrialState]:
-    return {trial.user_attrs["run"]: trial.state for trial in optuna_study.of(folder).get_trials()}
+    return {trial.user_attrs["run"]: trial.state for trial in optuna_study.open_study(folder).get_trials()}
 
 
 # -- What is typed --
@@ -81,7 +84,7 @@ def known(folder: Path) -> dict[str, TrialState]:
     ],
 )
 def test_the_space_is_what_hydra_would_sweep(word: str, meant: Range | Choice) -> None:
-    assert search_space.of(["trainer=gpu", word]) == {word.partition("=")[0]: meant}
+    assert search_space.parse_space(["trainer=gpu", word]) == {word.partition("=")[0]: meant}
 
 
 @pytest.mark.parametrize(
@@ -90,38 +93,38 @@ def test_the_space_is_what_hydra_would_sweep(word: str, meant: Range | Choice) -
         (["a=1", "b=x"], "to choose from"),
         (["a=interval(2, 1)"], "to a larger one"),
         (["a=interval(0, inf)"], "to a larger one"),
-        (["a=interval(x, y)"], "are numbers"),
-        (["a=tag(log, interval(1, y))"], "are numbers"),
-        (["a=range(x, 3)"], "are numbers"),
+        (["a=interval(x, y)"], "must be numbers"),
+        (["a=tag(log, interval(1, y))"], "must be numbers"),
+        (["a=range(x, 3)"], "must be numbers"),
         (["a=tag(log, interval(0, 1))"], "above 0"),
-        (["a=tag(lgo, interval(1, 2))"], "the one tag is log"),
-        (["a=tag(log, choice(1, 2))"], "the one tag is log"),
-        (["a=range(3, 1)"], "is empty"),
+        (["a=tag(lgo, interval(1, 2))"], "only tag is log"),
+        (["a=tag(log, choice(1, 2))"], "only tag is log"),
+        (["a=range(3, 1)"], "not be empty"),
         (["model=glob(*)"], "no glob"),
-        (["a=shuffle(1, 2)"], "shuffles by itself"),
-        (["a=1", "a=interval(1, 2)"], "typed twice"),
+        (["a=shuffle(1, 2)"], "cannot be shuffled"),
+        (["a=1", "a=interval(1, 2)"], "given twice"),
     ],
 )
 def test_what_is_no_space_is_rejected(typed: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        search_space.of(typed)
+        search_space.parse_space(typed)
 
 
 def test_corners_are_all_ends_together_or_each_of_them() -> None:
     few = {"a": Range(0.5, 2.0), "b": Choice(("x", "y", "z"))}
-    assert [tuple(corner.values()) for corner in search_space.corners(few)] == [
+    assert [tuple(corner.values()) for corner in search_space.list_corners(few)] == [
         ("0.5", "x"), ("0.5", "y"), ("0.5", "z"), ("2.0", "x"), ("2.0", "y"), ("2.0", "z"),
     ]  # fmt: skip
     many = few | {f"c{i}": Range(1, 9) for i in range(6)}
-    corners = search_space.corners(many)
-    assert len(corners) <= search_space.MOST
+    corners = search_space.list_corners(many)
+    assert len(corners) <= search_space.MAX_CORNERS
     assert {(key, end) for corner in corners for key, end in corner.items()} == {
         (key, end) for key, asked in many.items() for end in asked.ends
     }
 
 
 def test_the_words_of_a_run_are_those_typed_with_values() -> None:
-    assert search_space.filled(WORDS, {LR: 0.25, "data.global_batch_size": "64"}) == [
+    assert search_space.fill_in(WORDS, {LR: 0.25, "data.global_batch_size": "64"}) == [
         "trainer=cpu", f"{LR}=0.25", "data.global_batch_size=64",
     ]  # fmt: skip
 
@@ -142,7 +145,7 @@ def test_a_search_is_one_array_whose_members_ask(desk: Desk) -> None:
     for path in members:
         assert (path / "code" / "train.py").is_file() and not (path / "config.yaml").exists()
         assert ask in (path / "job.sh").read_text() and "--array" not in (path / "job.sh").read_text()
-    assert search.load(folder) == Search("tpe", 40, 1, "val/loss", "min", TYPED)
+    assert search.load_search(folder) == Search("tpe", 40, 1, "val/loss", "min", TYPED)
     assert len(run_table.table_lines([folder])) >= 41, "members that wait are shown"
 
 
@@ -166,7 +169,7 @@ def test_a_search_is_one_array_whose_members_ask(desk: Desk) -> None:
         (["--search", "random", "--trials", "8", "model.warmup_steps=5,x"], "warmup_steps"),
         (["--search", "random", "--trials", "8", "checkpoint.monitor=null"], "checkpoint.monitor=val/loss"),
         (["--search", "random", "--trials", "8", "checkpoint.mode=min,max"], "one metric"),
-        (["--search", "random", "--trials", "8", "ckpt=.", "test_only=true"], "a search trains"),
+        (["--search", "random", "--trials", "8", "ckpt=.", "test_only=true"], "runs of a search train"),
     ],
 )
 def test_a_search_that_cannot_be_writes_nothing(typed: list[str], words: str, desk: Desk) -> None:
@@ -176,7 +179,7 @@ def test_a_search_that_cannot_be_writes_nothing(typed: list[str], words: str, de
 
 def test_the_ends_of_a_search_must_be_rates_that_can_be(desk: Desk) -> None:
     assert desk.type(*TYPED[:2], f"{LR}=interval(-1, 1)", "--search", "random", "--trials", "8") == 2
-    assert f"ConfigError: {LR}=-1.0\n" in desk.err and desk.runs() == []
+    assert f"ConfigError: {LR} must be" in desk.err and "got -1.0." in desk.err and desk.runs() == []
 
 
 def test_a_search_without_optuna_is_rejected_before_it_is_queued(desk: Desk) -> None:
@@ -268,22 +271,22 @@ def test_a_member_that_starts_again_goes_on_with_its_trial(folder: Path) -> None
     for number in range(1, 5):
         again.report(number, 1.0)
     again.end("complete", 0.5)
-    (trial,) = optuna_study.of(folder).get_trials()
+    (trial,) = optuna_study.open_study(folder).get_trials()
     assert sorted(trial.intermediate_values) == [0, 1, 2, 3, 4] and trial.value == 0.5
-    assert drawn(folder, 1) == [before] and search.member(folder / "001") is None, "it has ended"
+    assert drawn(folder, 1) == [before] and search.open_reporter(folder / "001") is None, "it has ended"
 
 
 def test_of_a_run_without_a_search_nothing_is_told(tmp_path: Path) -> None:
-    assert search.member(tmp_path) is None
+    assert search.open_reporter(tmp_path) is None
 
 
 def test_a_study_that_cannot_be_reached_costs_a_warning(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reached = member(folder, 0)
     (folder / optuna_study.JOURNAL).unlink()
     (folder / optuna_study.JOURNAL).mkdir()
-    assert not reached.report(0, 1.0) and search.member(folder / "001") is None
+    assert not reached.report(0, 1.0) and search.open_reporter(folder / "001") is None
     reached.end("complete", 1.0)
-    assert capsys.readouterr().err.count("warning: the study of this search cannot be reached") == 3
+    assert capsys.readouterr().err.count("warning: cannot reach the study of this search") == 3
 
 
 # -- Failed --
@@ -299,7 +302,7 @@ def test_a_trial_whose_job_is_over_has_failed(folder: Path, monkeypatch: pytest.
     attempt_log.write_verdict(
         folder / "001", 1, step=5, outcome="failed", why="loss was not finite"
     )  # and its job is about to end
-    optuna_study.settle(optuna_study.of(folder), folder)
+    optuna_study.fail_ended_trials(optuna_study.open_study(folder), folder)
     failed = [run for run, state in known(folder).items() if state == TrialState.FAIL]
     # 2 is to be requeued, of 5, which no job has, nobody knows; Slurm has forgotten 0 and 4
     assert sorted(failed) == ["000", "001", "003", "004"]
@@ -317,7 +320,7 @@ def test_a_trial_whose_next_job_waits_has_not_failed(folder: Path, monkeypatch: 
     told["29[2]"] = job_states.State("cancelled")
     asked = []
     monkeypatch.setattr(job_states, "ask", lambda scheduler, jobs, owners: asked.append((scheduler, jobs)) or told)
-    optuna_study.settle(optuna_study.of(folder), folder)
+    optuna_study.fail_ended_trials(optuna_study.open_study(folder), folder)
     assert asked == [("pbs", {"29[0]", "29[1]", "29[2]", "31"})]
     assert [run for run, state in known(folder).items() if state == TrialState.FAIL] == ["002"]
 
@@ -328,7 +331,7 @@ def test_where_no_scheduler_answers_only_a_verdict_counts(folder: Path, monkeypa
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     drawn(folder, 0, 1)
     attempt_log.write_verdict(folder / "001", 1, step=5, outcome="failed")
-    optuna_study.settle(optuna_study.of(folder), folder)
+    optuna_study.fail_ended_trials(optuna_study.open_study(folder), folder)
     assert known(folder) == {"000": TrialState.RUNNING, "001": TrialState.FAIL}
 
 
@@ -336,7 +339,7 @@ def test_started_again_by_hand_after_a_failure_it_is_another_trial_with_the_same
     (before,) = drawn(folder, 4)
     member(folder, 4).end("fail")
     member(folder, 4).end("complete", 0.25)
-    first, second = optuna_study.of(folder).get_trials()
+    first, second = optuna_study.open_study(folder).get_trials()
     assert (first.state, second.state, second.value) == (TrialState.FAIL, TrialState.COMPLETE, 0.25)
     assert first.params == second.params and drawn(folder, 4) == [before]
 
@@ -345,10 +348,10 @@ def test_who_was_taken_for_dead_is_heard_all_the_same(folder: Path) -> None:
     drawn(folder, 4)
     told = member(folder, 4)
     told.report(0, 1.0)
-    optuna_study.of(folder).tell(0, state=TrialState.FAIL)
+    optuna_study.open_study(folder).tell(0, state=TrialState.FAIL)
     told.report(1, 0.5)
     told.end("complete", 0.5)
-    first, second = optuna_study.of(folder).get_trials()
+    first, second = optuna_study.open_study(folder).get_trials()
     assert (second.state, second.params) == (TrialState.COMPLETE, first.params)
     assert second.intermediate_values == {0: 1.0, 1: 0.5}
 
@@ -376,8 +379,8 @@ def test_a_line_that_is_no_operation_is_named(line: str, folder: Path) -> None:
     with path.open("a") as stream:
         stream.write('{"op_co\n' + line + "\n")
     done = shown(str(folder))
-    assert done.returncode == 2 and done.stderr.startswith(f"ConfigError: SEARCH={path}, line {number}\n"), done.stderr
-    assert "is no operation" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and done.stderr.startswith(f"ConfigError: {path}, line {number}: "), done.stderr
+    assert "not an operation" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_no_search_and_no_optuna_are_told_in_plain_words(folder: Path, tmp_path: Path) -> None:
@@ -386,7 +389,7 @@ def test_no_search_and_no_optuna_are_told_in_plain_words(folder: Path, tmp_path:
     done = shown(str(folder), PYTHONPATH=str(tmp_path / "broken"))
     assert done.returncode == 2 and "Try: pip install optuna" in done.stderr and "Traceback" not in done.stderr
     done = shown(str(tmp_path))
-    assert done.returncode == 2 and f"it holds no {search.FILE}\n" in done.stderr and "Errno" not in done.stderr
+    assert done.returncode == 2 and f"it holds no {search.FILE}.\n" in done.stderr and "Errno" not in done.stderr
 
 
 def shown(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -403,9 +406,9 @@ def test_nothing_in_the_file_is_executed(folder: Path) -> None:
 
 def crowd(folder: Path, first: int, each: int) -> None:
     """One of several processes: some members, one after the other."""
-    journal.PATIENCE = 5
+    journal.LOCK_GRACE_SECONDS = 5
     for number in range(first, first + each):
-        optuna_study.ask(folder / f"{number:03}")
+        optuna_study.overrides_of_member(folder / f"{number:03}")
         told = member(folder, number)
         for validation in range(5):
             told.report(validation, float(number))
@@ -434,7 +437,7 @@ def test_many_processes_share_a_study_with_one_that_was_killed(tmp_path: Path, m
         process.join(120)
         process.kill()
     assert [process.exitcode for process in others] == [0] * processes
-    made = optuna_study.of(folder).get_trials()
+    made = optuna_study.open_study(folder).get_trials()
     assert sorted(trial.user_attrs["run"] for trial in made) == [f"{n:03}" for n in range(processes * each)]
     for trial in made:
         assert trial.state == TrialState.COMPLETE and trial.value == int(trial.user_attrs["run"])
@@ -451,27 +454,27 @@ def test_the_table_has_the_best_first_and_its_command_line(folder: Path) -> None
         told = member(folder, number)
         told.report(0, value or 1.0)
         told.end("fail" if value is None else "complete" if number < 2 else "pruned", value if number < 2 else None)
-    title, *rows, empty, best, command = trial_table.lines(folder)
+    title, *rows, empty, best, command = trial_table.text_lines(folder)
     assert title.split() == ["run", "state", "validations", "val/loss", LR, "data.global_batch_size"]
     cells = [row.split()[:4] for row in rows]
     assert cells[:2] == [["001", "finished", "1", "0.25"], ["000", "finished", "1", "0.5"]]
     assert cells[2:] == [["002", "pruned", "1", "0.75"], ["003", "failed", "1", "-"]] and not empty
     assert best == f"best val/loss 0.25 of 2 finished trials: {folder / '001'}"
-    assert shlex.split(command) == ["python", "submit.py", *optuna_study.ask(folder / "001")]
+    assert shlex.split(command) == ["python", "submit.py", *optuna_study.overrides_of_member(folder / "001")]
 
 
 def test_who_may_only_read_sees_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn(folder, 0)
     monkeypatch.setattr(Journal, "append_logs", lambda *_: pytest.fail("somebody else's folder"))
-    assert trial_table.lines(folder)[1].split()[:2] == ["000", "running"]
+    assert trial_table.text_lines(folder)[1].split()[:2] == ["000", "running"]
 
 
 def test_before_anything_is_found_the_table_says_so(folder: Path, tmp_path: Path) -> None:
-    assert "no run of" in trial_table.lines(folder)[0] and not (folder / optuna_study.JOURNAL).exists()
+    assert "no run of" in trial_table.text_lines(folder)[0] and not (folder / optuna_study.JOURNAL).exists()
     drawn(folder, 0)
-    assert trial_table.lines(folder)[-1] == "no trial has finished yet"
-    with pytest.raises(ConfigError, match="is no folder of a search"):
-        trial_table.lines(tmp_path)
+    assert trial_table.text_lines(folder)[-1] == "no trial has finished yet"
+    with pytest.raises(ConfigError, match="not the folder of a search"):
+        trial_table.text_lines(tmp_path)
 
 
 # -- Trained --
@@ -495,7 +498,7 @@ def test_all_ranks_leave_a_run_that_is_given_up_and_it_is_finished(start: Callab
     assert "pruned: worse than the median trial" in said
     run = history.read_run(folder / "000", "000")
     assert run.is_finished and run.attempts[-1].end and run.attempts[-1].end["step"] == 19, "after one validation"
-    (trial,) = (trial for trial in optuna_study.of(folder).get_trials() if trial.user_attrs["run"] == "000")
+    (trial,) = (trial for trial in optuna_study.open_study(folder).get_trials() if trial.user_attrs["run"] == "000")
     assert trial.state == TrialState.PRUNED
     assert trial.value == pytest.approx(scalars(folder / "000", "val/loss")[0], rel=1e-6)
     files = (folder / "000" / "tensorboard").glob("events.*")
@@ -509,7 +512,7 @@ def test_a_run_that_finishes_tells_its_best_and_one_that_stops_goes_on(start: Ca
     start(folder / "000", 1, words, stop_at=25)
     assert known(folder) == {"000": TrialState.RUNNING}
     start(folder / "000", 1, [])
-    (trial,) = optuna_study.of(folder).get_trials()
+    (trial,) = optuna_study.open_study(folder).get_trials()
     losses = scalars(folder / "000", "val/loss")
     assert trial.state == TrialState.COMPLETE and trial.value == pytest.approx(min(losses), rel=1e-6)
     assert [trial.intermediate_values[n] for n in range(3)] == pytest.approx(losses, rel=1e-6)

@@ -10,7 +10,7 @@ from hpc.config import preflight
 from hpc.config.errors import ConfigError
 
 
-def start(cfg: DictConfig, words: Sequence[str], *, program: str) -> None:
+def start_ranks(cfg: DictConfig, words: Sequence[str], *, program: str) -> None:
     """Start a rank per device as children of torchrun. When one dies, torchrun ends the others and this program fails.
 
     Args:

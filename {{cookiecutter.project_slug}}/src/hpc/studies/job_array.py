@@ -13,47 +13,47 @@ from hpc.submit.scripts import describe, text, write
 
 
 def submit_sweep(words: Sequence[str], *, at_once: int | None, options: Options) -> None:
-    """Queue a run for each combination of `key=a,b`. Every config is checked before anything is written."""
+    """Queue a run for each combination of `key=a,b`. All configs are checked before anything is written."""
     folder = directory.choose(None, "sweep", now=datetime.now(), environ={})
-    members = sweep.members(words, folder)
-    shared = {"members": folder / "members", "num_members": len(members), "at_once": at_once}
+    members = sweep.compose_members(words, folder)
+    array_fields = {"members": folder / "members", "num_members": len(members), "at_once": at_once}
     jobs = []
-    for cfg, its_words in members:
-        queue_run.check(cfg, its_words)
-        jobs.append(describe(cfg, **shared))
-    sweep.reject_unlike(jobs)
-    first, _ = members[0]
+    for cfg, overrides in members:
+        queue_run.check(cfg, overrides)
+        jobs.append(describe(cfg, **array_fields))
+    sweep.reject_different_requests(jobs)
+    first_cfg, _ = members[0]
     if options.dry_run:
-        print(text(jobs[0], first), end="")
+        print(text(jobs[0], first_cfg), end="")
         return
     with queue_run.withdrawn_without_room(folder):
-        array.begin(first, folder, run_dirs=[Path(cfg.run_dir) for cfg, _ in members], wait=options.wait)
-        for cfg, its_words in members:
+        array.begin(first_cfg, folder, run_dirs=[Path(cfg.run_dir) for cfg, _ in members], wait=options.wait)
+        for cfg, overrides in members:
             run_dir = Path(cfg.run_dir)
-            frozen_config.create_or_replace(run_dir, cfg, words=its_words)
-            write(describe(cfg, run_dir=run_dir), cfg, run_dir)  # for submit.py resume=, alone
-        write(jobs[0], first, folder)
-    await_end(hand_over(first, folder, options=options, num_members=len(members)), options)
+            frozen_config.create_or_replace(run_dir, cfg, words=overrides)
+            write(describe(cfg, run_dir=run_dir), cfg, run_dir)  # for submit.py resume= of this member alone
+        write(jobs[0], first_cfg, folder)
+    await_end(hand_over(first_cfg, folder, options=options, num_members=len(members)), options)
 
 
 def submit_search(words: Sequence[str], *, sampler: str, trials: int, at_once: int | None, options: Options) -> None:
-    """Queue a search, whose members get their values when they start: here the corners of its space are checked."""
+    """Queue a search. Its members get their values when they start; here the corners of its space are checked."""
     folder = directory.choose(None, "search", now=datetime.now(), environ={})
-    corners = search.corners(words, folder)
-    for cfg, its_words in corners:
-        queue_run.check(cfg, its_words)
+    corners = search.compose_corners(words, folder)
+    for cfg, overrides in corners:
+        queue_run.check(cfg, overrides)
     cfgs = [cfg for cfg, _ in corners]
-    plan = search.plan(words, cfgs, sampler=sampler, trials=trials)
-    shared = {"members": folder / "members", "num_members": trials, "at_once": at_once, "asks": True}
-    jobs = [describe(cfg, **shared) for cfg in cfgs]
-    sweep.reject_unlike(jobs)
+    settings = search.make_search(words, cfgs, sampler=sampler, trials=trials)
+    array_fields = {"members": folder / "members", "num_members": trials, "at_once": at_once, "asks": True}
+    jobs = [describe(cfg, **array_fields) for cfg in cfgs]
+    sweep.reject_different_requests(jobs)
     if options.dry_run:
         print(text(jobs[0], cfgs[0]), end="")
         return
-    run_dirs = search.run_dirs(folder, trials)
+    run_dirs = search.member_run_dirs(folder, trials)
     with queue_run.withdrawn_without_room(folder):
         array.begin(cfgs[0], folder, run_dirs=run_dirs, wait=options.wait)
-        search.save(folder, plan)
+        search.save_search(folder, settings)
         for run_dir in run_dirs:
             write(describe(cfgs[0], run_dir=run_dir), cfgs[0], run_dir)
         write(jobs[0], cfgs[0], folder)

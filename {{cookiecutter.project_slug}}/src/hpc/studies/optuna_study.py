@@ -1,4 +1,4 @@
-"""The study of a search, in Optuna's terms: who asks it gets values, who reports to it is told when to give up."""
+"""The study of a search in Optuna: it gives a member its values, and decides when a member is pruned."""
 
 import os
 import sys
@@ -22,156 +22,169 @@ from hpc.studies.search import Search
 from hpc.system.files import parse_json
 
 JOURNAL = "journal.jsonl"
-NAME = "search"
-RANDOM, JUDGES = 10, 5  # trials before TPE goes by what was found, and completed ones before one is given up
-SAME = ("params", "distributions", "intermediate_values")  # what a run has that goes on after its trial has failed
+STUDY_NAME = "search"
+NUM_RANDOM_TRIALS = 10  # before TPE uses earlier results
+NUM_UNPRUNED_TRIALS = 5  # completed, before one is pruned
+INHERITED_FIELDS = ("params", "distributions", "intermediate_values")  # by the trial that follows a failed one
 
 
-def of(folder: Path, number: int = 0) -> optuna.Study:
-    """The study in the folder of a search; it begins with the first that asks.
+def open_study(folder: Path, member: int = 0) -> optuna.Study:
+    """Return the study in the folder of a search; the first call creates it.
 
     Args:
-        number: of the member that asks. Seed and number decide what `random` draws, whoever comes first.
+        member: the number of the run that asks. Seed and number decide what `random` draws, in whatever order runs ask.
 
     Raises:
         ConfigError: there is no search, or its journal cannot be read.
     """
-    asked = search.load(folder)
+    settings = search.load_search(folder)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     journal = Journal(folder / JOURNAL)
     try:
         storage = JournalStorage(journal)
-        begun = storage.get_all_studies()
+        studies = storage.get_all_studies()
     except OSError as error:
-        raise ConfigError(
-            "SEARCH", journal.path, f"cannot be read: {error.strerror}", "ask whose search it is"
-        ) from None
-    except Exception as error:  # whatever Optuna makes of a line that it has not written
-        rule = f"is no operation of a study ({type(error).__name__}: {error})"
-        raise ConfigError("SEARCH", f"{journal.path}, line {journal.line}", rule, "take this line out") from None
-    if not begun:  # who only looks at it may have no right to write
-        direction = StudyDirection.MINIMIZE if asked.mode == "min" else StudyDirection.MAXIMIZE
-        optuna.create_study(storage=storage, study_name=NAME, direction=direction, load_if_exists=True)
-    return optuna.load_study(study_name=NAME, storage=storage, sampler=sampler(asked, number), pruner=pruner(asked))
+        rule = f"The study of this search cannot be read: {error.strerror}"
+        raise ConfigError("FOLDER", journal.path, rule, "ask the owner of the search") from None
+    except Exception as error:  # Optuna raises errors of many types for a line that it has not written
+        rule = f"This line is not an operation of a study ({type(error).__name__}: {error})"
+        raise ConfigError(f"{journal.path}, line {journal.line_number}", None, rule, "remove this line") from None
+    if not studies:  # a person who only looks at an existing study may not be allowed to write
+        direction = StudyDirection.MINIMIZE if settings.mode == "min" else StudyDirection.MAXIMIZE
+        optuna.create_study(storage=storage, study_name=STUDY_NAME, direction=direction, load_if_exists=True)
+    sampler, pruner = make_sampler(settings, member), make_pruner(settings)
+    return optuna.load_study(study_name=STUDY_NAME, storage=storage, sampler=sampler, pruner=pruner)
 
 
-def sampler(asked: Search, number: int) -> optuna.samplers.BaseSampler:
-    seed = int(np.random.SeedSequence([asked.seed % 2**63, number]).generate_state(1)[0])
-    if asked.sampler == "random":
+def make_sampler(settings: Search, member: int) -> optuna.samplers.BaseSampler:
+    seed = int(np.random.SeedSequence([settings.seed % 2**63, member]).generate_state(1)[0])
+    if settings.sampler == "random":
         return optuna.samplers.RandomSampler(seed)
-    return optuna.samplers.TPESampler(n_startup_trials=min(RANDOM, max(asked.trials // 4, 1)), seed=seed)
+    num_random = min(NUM_RANDOM_TRIALS, max(settings.trials // 4, 1))
+    return optuna.samplers.TPESampler(n_startup_trials=num_random, seed=seed)
 
 
-def pruner(asked: Search) -> optuna.pruners.BasePruner:
-    """Gives a trial up whose best value so far is worse than the median of completed trials at the same validation.
+def make_pruner(settings: Search) -> optuna.pruners.BasePruner:
+    """Return the median pruner.
 
-    Rather than successive halving: it needs no number of steps to begin with, gives up about half and not three of
-    four, which a learning rate that falls late would not survive, and waits for some whole trials to judge by.
+    It prunes a trial whose best value so far is worse than the median of completed trials at the same validation.
+    Unlike successive halving it needs no number of steps in advance, prunes about half of the trials instead of three
+    of four, among them those whose learning rate falls late, and first waits for some complete trials to compare with.
     """
-    return optuna.pruners.MedianPruner(n_startup_trials=min(JUDGES, max(asked.trials // 4, 1)))
+    return optuna.pruners.MedianPruner(n_startup_trials=min(NUM_UNPRUNED_TRIALS, max(settings.trials // 4, 1)))
 
 
-def ask(run_dir: Path) -> list[str]:
-    """The words of a member: as typed, with the values of its trial. Asked again, the same words."""
-    asked = search.load(run_dir.parent)
-    study = of(run_dir.parent, int(run_dir.name))
-    settle(study, run_dir.parent)
-    trial = trial_of(study, run_dir.name)
-    return search_space.filled(
-        asked.words, {key: drawn(trial, key, one) for key, one in search_space.of(asked.words).items()}
-    )
+def overrides_of_member(run_dir: Path) -> list[str]:
+    """Return the overrides of a member, with the values of its trial. Every call returns the same overrides."""
+    settings = search.load_search(run_dir.parent)
+    study = open_study(run_dir.parent, int(run_dir.name))
+    fail_ended_trials(study, run_dir.parent)
+    trial = newest_trial(study, run_dir.name)
+    space = search_space.parse_space(settings.words)
+    values = {key: suggest_value(trial, key, dimension) for key, dimension in space.items()}
+    return search_space.fill_in(settings.words, values)
 
 
-def drawn(trial: Trial, key: str, asked: search_space.Range | search_space.Choice) -> float | str:
-    """A value of the trial; one that it has already is kept."""
-    if isinstance(asked, search_space.Choice):
-        return trial.suggest_categorical(key, asked.values)
-    if isinstance(asked.low, int) and isinstance(asked.high, int):
-        return trial.suggest_int(key, asked.low, asked.high, step=asked.step, log=asked.log)
-    return trial.suggest_float(key, asked.low, asked.high, log=asked.log)
+def suggest_value(trial: Trial, key: str, dimension: search_space.Range | search_space.Choice) -> float | str:
+    """Return the trial's value of a key, which is drawn at the first call."""
+    if isinstance(dimension, search_space.Choice):
+        return trial.suggest_categorical(key, dimension.values)
+    if isinstance(dimension.low, int) and isinstance(dimension.high, int):
+        return trial.suggest_int(key, dimension.low, dimension.high, step=dimension.step, log=dimension.log)
+    return trial.suggest_float(key, dimension.low, dimension.high, log=dimension.log)
 
 
-def trial_of(study: optuna.Study, name: str) -> Trial:
-    """The newest trial of a member. A new one at its first start and, as far as it came, after one that failed."""
-    job, known = placement.job_id(os.environ), _trials(study, name)
-    if not known or known[-1].state == TrialState.FAIL:
-        same = {key: getattr(known[-1], key) for key in SAME} if known else {}
-        # In one line of the journal: nobody can be killed between the trial and its name.
-        study.add_trial(create_trial(state=TrialState.RUNNING, user_attrs={"run": name, "job": job}, **same))
-    last = _last(study, name)
-    trial = Trial(study, last._trial_id)
-    if last.state == TrialState.RUNNING and last.user_attrs["job"] != job:
+def newest_trial(study: optuna.Study, run_name: str) -> Trial:
+    """Return the newest trial of a member, and note in it the job that this process is part of.
+
+    A new trial is made when the member first starts, and after a failed trial, whose values and metrics it inherits.
+    """
+    job, trials = placement.job_id(os.environ), _trials_of_run(study, run_name)
+    if not trials or trials[-1].state == TrialState.FAIL:
+        inherited = {key: getattr(trials[-1], key) for key in INHERITED_FIELDS} if trials else {}
+        # One line of the journal: no process can be killed between the trial and its name.
+        study.add_trial(create_trial(state=TrialState.RUNNING, user_attrs={"run": run_name, "job": job}, **inherited))
+    newest = _newest_frozen_trial(study, run_name)
+    trial = Trial(study, newest._trial_id)
+    if newest.state == TrialState.RUNNING and newest.user_attrs["job"] != job:
         trial.set_user_attr("job", job)
     return trial
 
 
-def _scheduler(folder: Path) -> str:
-    """The scheduler that the search was submitted to; "" where that is not known."""
-    try:
-        note = parse_json(job_logs.read_tail(folder / "submitted.json") or "{}")
-    except ValueError:
-        return ""
-    return str(note.get("scheduler", "")) if isinstance(note, dict) else ""
-
-
-def settle(study: optuna.Study, folder: Path) -> None:
-    """Trials whose job is over though they have not ended are marked as failed: nobody goes on with them by itself."""
+def fail_ended_trials(study: optuna.Study, folder: Path) -> None:
+    """Mark those running trials as failed whose job has ended, as no process will end them."""
     running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    scheduler = _scheduler(folder)
+    scheduler = _read_scheduler(folder)
     runs = [history.read_run(folder / trial.user_attrs["run"], trial.user_attrs["run"]) for trial in running]
-    # With PBS the job that goes on is another one, which is known as soon as it is queued.
-    jobs = [{trial.user_attrs["job"], *run.jobs} - {""} for trial, run in zip(running, runs, strict=True)]
-    known = scheduler in job_states.COMMAND and any(jobs)
-    told = job_states.ask(scheduler, set().union(*jobs), {folder.stat().st_uid}) if known else None
-    for trial, run, its in zip(running, runs, jobs, strict=True):
-        over = told is not None and its and not any(job in told and told[job].active for job in its)
-        if over or run.verdict == "failed" or history.num_stalled_starts(run):
-            with _reaching():
+    # With PBS a run is continued by another job, which the run knows as soon as it is queued.
+    jobs_per_run = [{trial.user_attrs["job"], *run.jobs} - {""} for trial, run in zip(running, runs, strict=True)]
+    states = None  # of the jobs; None: unknown
+    if scheduler in job_states.COMMAND and any(jobs_per_run):
+        states = job_states.ask(scheduler, set().union(*jobs_per_run), {folder.stat().st_uid})
+    for trial, run, jobs in zip(running, runs, jobs_per_run, strict=True):
+        has_ended = states is not None and jobs and not any(job in states and states[job].active for job in jobs)
+        if has_ended or run.verdict == "failed" or history.num_stalled_starts(run):
+            with _warn_if_unreachable():
                 study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
-class Member:
-    """A trial, to the run that makes it. A study that cannot be reached costs a warning, and no training."""
+def _read_scheduler(folder: Path) -> str:
+    """Return the scheduler that the search was submitted to; "" if it is unknown."""
+    try:
+        submission = parse_json(job_logs.read_tail(folder / "submitted.json") or "{}")
+    except ValueError:
+        return ""
+    return str(submission.get("scheduler", "")) if isinstance(submission, dict) else ""
 
-    def __init__(self, study: optuna.Study, name: str) -> None:
-        self._study, self._name = study, name
+
+class TrialReporter:
+    """Reports the metric of a run to the study. If the study cannot be reached, it warns, and training goes on."""
+
+    def __init__(self, study: optuna.Study, run_name: str) -> None:
+        self._study, self._run_name = study, run_name
 
     def report(self, number: int, value: float) -> bool:
-        """The metric of a validation, counted from 0: is the trial to be given up?"""
-        with _reaching():
-            trial = trial_of(self._study, self._name)
-            if number not in _last(self._study, self._name).intermediate_values:  # as in a run that goes on
+        """Report the metric of a validation, counted from 0; return whether the trial should be pruned."""
+        with _warn_if_unreachable():
+            trial = newest_trial(self._study, self._run_name)
+            # A resumed run repeats the validations after its checkpoint.
+            if number not in _newest_frozen_trial(self._study, self._run_name).intermediate_values:
                 trial.report(value, number)
             return trial.should_prune()
         return False
 
     def end(self, outcome: str, value: float | None = None) -> None:
-        """`outcome`: complete, which has a value; pruned; fail."""
-        with _reaching():
-            trial = trial_of(self._study, self._name)  # a new one, should somebody have taken this run for dead
+        """End the trial.
+
+        Args:
+            outcome: complete, which needs a value; pruned; fail.
+        """
+        with _warn_if_unreachable():
+            trial = newest_trial(self._study, self._run_name)  # a new one, if another process has marked it as failed
             self._study.tell(trial, value, TrialState[outcome.upper()], skip_if_finished=True)
 
 
-def member(run_dir: Path) -> Member | None:
-    """None: its trial has ended, or the study cannot be reached."""
-    with _reaching():
-        study = of(run_dir.parent, int(run_dir.name))
-        trial_of(study, run_dir.name)
-        return Member(study, run_dir.name) if _last(study, run_dir.name).state == TrialState.RUNNING else None
+def open_reporter(run_dir: Path) -> TrialReporter | None:
+    """Return the reporter of a member; None if its trial has ended or the study cannot be reached."""
+    with _warn_if_unreachable():
+        study = open_study(run_dir.parent, int(run_dir.name))
+        newest_trial(study, run_dir.name)
+        is_running = _newest_frozen_trial(study, run_dir.name).state == TrialState.RUNNING
+        return TrialReporter(study, run_dir.name) if is_running else None
     return None
 
 
-def _trials(study: optuna.Study, name: str) -> list[FrozenTrial]:
-    return [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get("run") == name]
+def _trials_of_run(study: optuna.Study, run_name: str) -> list[FrozenTrial]:
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get("run") == run_name]
 
 
-def _last(study: optuna.Study, name: str) -> FrozenTrial:
-    return _trials(study, name)[-1]
+def _newest_frozen_trial(study: optuna.Study, run_name: str) -> FrozenTrial:
+    return _trials_of_run(study, run_name)[-1]
 
 
 @contextmanager
-def _reaching() -> Iterator[None]:
+def _warn_if_unreachable() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        print(f"warning: the study of this search cannot be reached: {error!r}", file=sys.stderr, flush=True)
+        print(f"warning: cannot reach the study of this search: {error!r}", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""The jobs of a scaling study: a run directory per try at a point, and what has become of it. Changes nothing."""
+"""The jobs of a scaling study: a run directory per job of a point, and the state of its newest job. Changes nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from pathlib import Path
@@ -9,79 +9,96 @@ from hpc.jobs import job_states
 from hpc.jobs.job_states import State
 from hpc.run import history
 from hpc.run.history import RunRecord
-from hpc.studies.scaling_points import Point
+from hpc.studies.scaling_points import ScalingPoint
 
-REJECTED = "not submitted"
+NOT_SUBMITTED = "not submitted"
 
 
 @dataclass(frozen=True)
-class Try:
-    """The newest one at a point."""
+class PointJob:
+    """The newest job of a point."""
 
-    point: Point
-    run: RunRecord | None  # None: there is none yet
+    point: ScalingPoint
+    run: RunRecord | None  # None: it has no run directory yet
     state: State
 
     @property
     def name(self) -> str:
-        return f"nodes={self.point.nodes}"
+        return f"nodes={self.point.num_nodes}"
 
     @property
-    def told(self) -> str:
-        """In few words; why it waits, not how it failed."""
-        waits = f" ({self.state.why})" if self.state.active and self.state.why else ""
-        return f"{self.name} {self.state.word}{waits}"
+    def short_state(self) -> str:
+        """The state in a few words, with the reason for waiting, but not the reason of a failure."""
+        reason = f" ({self.state.why})" if self.state.active and self.state.why else ""
+        return f"{self.name} {self.state.word}{reason}"
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return self.run is not None and self.run.is_finished
 
     @property
-    def failed(self) -> bool:
-        return not (self.finished or self.state.active or self.state.word == REJECTED)
+    def has_failed(self) -> bool:
+        return not (self.is_finished or self.state.active or self.state.word == NOT_SUBMITTED)
 
 
-def directory(folder: Path, nodes: int, again: bool) -> Path:
-    """Of the newest try, nodes-4 or nodes-4.3; with `again` of the next one, where there is one already."""
-    names = (folder / (f"nodes-{nodes}" + (f".{number}" if number > 1 else "")) for number in count(1))
-    there = list(takewhile(Path.exists, names))
-    following = folder / (f"nodes-{nodes}" + (f".{len(there) + 1}" if there else ""))
-    return following if again or not there else there[-1]
+def newest_run_dir(folder: Path, num_nodes: int) -> Path:
+    """Return the run directory of a point's newest job, e.g. nodes-4 or nodes-4.3; of the first if there is none."""
+    existing = _existing_run_dirs(folder, num_nodes)
+    return existing[-1] if existing else next_run_dir(folder, num_nodes)
 
 
-def look(folder: Path, points: Sequence[Point], scheduler: str) -> list[Try]:
-    """The newest try at each point; one question to the scheduler for all that are not finished."""
-    before = [_read(folder, point) for point in points]
-    asked = [run for one in before if (run := one.run) and run.jobs and not run.is_finished]
-    jobs, owners = {job for run in asked for job in run.jobs}, {run.owner for run in asked}
-    told = job_states.ask(scheduler, jobs, owners) if asked else {}
-    # Read once more: a run that ended well while the scheduler was asked would else be taken for one that failed.
-    return [judged(_read(folder, point), told) for point in points]
+def next_run_dir(folder: Path, num_nodes: int) -> Path:
+    """Return the run directory of a point's next job, which does not exist yet."""
+    return _numbered_run_dir(folder, num_nodes, len(_existing_run_dirs(folder, num_nodes)) + 1)
 
 
-def missing(folder: Path, points: Sequence[Point], scheduler: str, again: bool) -> list[Try]:
-    """The points that have no job; with `again` also those whose job has failed."""
-    found = look(folder, points, scheduler)
-    return [one for one in found if one.state.word == REJECTED or (again and one.failed)]
+def _existing_run_dirs(folder: Path, num_nodes: int) -> list[Path]:
+    paths = (_numbered_run_dir(folder, num_nodes, number) for number in count(1))
+    return list(takewhile(Path.exists, paths))
 
 
-def judged(one: Try, told: dict[str, State] | None) -> Try:
-    """With its state, given what the scheduler knows of the jobs; None: it does not answer."""
-    run = one.run
+def _numbered_run_dir(folder: Path, num_nodes: int, number: int) -> Path:
+    return folder / (f"nodes-{num_nodes}" + (f".{number}" if number > 1 else ""))
+
+
+def read_point_jobs(folder: Path, points: Sequence[ScalingPoint], *, scheduler: str) -> list[PointJob]:
+    """Return the newest job of each point. The scheduler gets one query for all jobs that have not finished."""
+    runs = [run for point in points if (run := _read_job(folder, point).run) and run.jobs and not run.is_finished]
+    job_ids, owners = {job_id for run in runs for job_id in run.jobs}, {run.owner for run in runs}
+    states = job_states.ask(scheduler, job_ids, owners) if runs else {}
+    # Read again: otherwise a run that finished during the query would count as failed.
+    return [_with_state(_read_job(folder, point), states) for point in points]
+
+
+def jobs_to_submit(
+    folder: Path, points: Sequence[ScalingPoint], *, scheduler: str, retry_failed: bool
+) -> list[PointJob]:
+    """Return those points that have no job; with `retry_failed` also those whose job has failed."""
+    jobs = read_point_jobs(folder, points, scheduler=scheduler)
+    return [job for job in jobs if job.state.word == NOT_SUBMITTED or (retry_failed and job.has_failed)]
+
+
+def _with_state(job: PointJob, states: Mapping[str, State] | None) -> PointJob:
+    """Return the job with its state.
+
+    Args:
+        states: of the jobs that the scheduler knows, by job id; None if it does not answer.
+    """
+    run = job.run
     if run is None or run.is_finished:
-        return replace(one, state=State("finished" if run else REJECTED))
-    known = [told[job] for job in run.jobs if job in told] if told else []
-    if active := next((state for state in known if state.active), None):
-        return replace(one, state=active)
+        return replace(job, state=State("finished" if run else NOT_SUBMITTED))
+    run_states = [states[job_id] for job_id in run.jobs if job_id in states] if states else []
+    if active := next((state for state in run_states if state.active), None):
+        return replace(job, state=active)
     if not run.jobs or run.submitted.get("error"):
-        return replace(one, state=State(REJECTED, str(run.submitted.get("error") or "")))
-    if told is None:
-        return replace(one, state=State("unknown", active=True))
-    ended = next((state for state in known if state.word != "completed"), State("failed"))
-    why = history.first_error(run, logs_too=True) or run.why or ended.why or "it left no reason, see its log"
-    return replace(one, state=State(ended.word, why))
+        return replace(job, state=State(NOT_SUBMITTED, str(run.submitted.get("error") or "")))
+    if states is None:
+        return replace(job, state=State("unknown", active=True))
+    ended = next((state for state in run_states if state.word != "completed"), State("failed"))
+    reason = history.first_error(run, logs_too=True) or run.why or ended.why or "unknown reason, see its log"
+    return replace(job, state=State(ended.word, reason))
 
 
-def _read(folder: Path, point: Point) -> Try:
-    path = directory(folder, point.nodes, again=False)
-    return Try(point, history.read_run(path, path.name) if path.is_dir() else None, State(REJECTED))
+def _read_job(folder: Path, point: ScalingPoint) -> PointJob:
+    path = newest_run_dir(folder, point.num_nodes)
+    return PointJob(point, history.read_run(path, path.name) if path.is_dir() else None, State(NOT_SUBMITTED))

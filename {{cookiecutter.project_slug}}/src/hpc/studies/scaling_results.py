@@ -1,72 +1,81 @@
-"""What a scaling study leaves: scaling.csv, scaling.md and scaling.png, and of failed points what to type."""
+"""The results of a scaling study: scaling.csv, scaling.md and scaling.png, and what to type for failed points."""
 
 import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpc.charts import chart
 from hpc.checkpoint import on_disk
 from hpc.config.project import PROJECT
-from hpc.studies import run_rates, scaling_notes, scaling_table
-from hpc.studies.scaling_jobs import Try
-from hpc.studies.scaling_points import Study
+from hpc.studies import run_rates, scaling_charts, scaling_footnotes, scaling_table
+from hpc.studies.run_rates import RunRates
+from hpc.studies.scaling_jobs import PointJob
+from hpc.studies.scaling_points import ScalingStudy
 
-PATIENCE = 600  # seconds for plan.py, which traces a large network once
+PLAN_TIMEOUT_SECONDS = 600  # plan.py traces a large network once
 
 
-def conclude(study: Study, tries: Sequence[Try], *, folder: Path, words: Sequence[str]) -> int:
-    """Write the table as far as points are done, print what is missing and what to type; return the exit code.
+def report_results(study: ScalingStudy, jobs: Sequence[PointJob], *, folder: Path, words: Sequence[str]) -> int:
+    """Write the table of all finished points, print what is missing and what to type; return the exit code.
 
     Args:
         folder: the study's.
-        words: as typed.
+        words: the command line of the study.
     """
-    runs = {one.point.nodes: one.run for one in tries if one.run and one.finished}
-    rates = {nodes: numbers for nodes, run in runs.items() if (numbers := run_rates.read(run.path))}
+    finished_runs = {job.point.num_nodes: job.run for job in jobs if job.run and job.is_finished}
+    rates = {nodes: measured for nodes, run in finished_runs.items() if (measured := run_rates.read_rates(run.path))}
     if rates:
-        write(study, tries, folder=folder, rates=rates)
-    for one in tries:
-        if one.failed and one.run:
-            print(f"{one.name} {one.state.word}: {one.state.why}")
-            resume = f"python submit.py resume={shlex.quote(str(one.run.path))}"
-            kept = on_disk.list_checkpoints(one.run.path)
-            print(f"  to go on from its last checkpoint: {resume}" if kept else "  it left no checkpoint to go on from")
-        elif one.finished and one.point.nodes not in rates:
-            print(f"{one.name} finished, but left no curves of perf/ that can be read")
-    if any(one.failed for one in tries):
-        print(f"  to start afresh, with the code as it is now: {command(words)} --again")
-    if waits := any(one.state.active for one in tries):
-        print(f"the rest, once their jobs have ended: {command(words)}")
-    return 0 if waits or len(rates) == len(tries) else 1
+        write_results(study, jobs, folder=folder, rates=rates)
+    for job in jobs:
+        if job.has_failed and job.run:
+            print(f"{job.name} {job.state.word}: {job.state.why}")
+            command = f"python submit.py resume={shlex.quote(str(job.run.path))}"
+            has_checkpoint = bool(on_disk.list_checkpoints(job.run.path))
+            print(f"  to resume from its last checkpoint: {command}" if has_checkpoint else "  it left no checkpoint")
+        elif job.is_finished and job.point.num_nodes not in rates:
+            print(f"{job.name} finished, but has no readable curves of perf/")
+    if any(job.has_failed for job in jobs):
+        print(f"  to start anew, with the current code: {study_command(words)} --again")
+    is_active = any(job.state.active for job in jobs)
+    if is_active:
+        print(f"for the rest, once their jobs have ended: {study_command(words)}")
+    return 0 if is_active or len(rates) == len(jobs) else 1
 
 
-def write(study: Study, tries: Sequence[Try], *, folder: Path, rates: dict[int, run_rates.Measured]) -> None:
-    """Print the table of the points that are done, and write it with its picture into the folder."""
-    points = [one.point for one in tries]
-    plans = {point.nodes: plan(point.words) for point in points if point.nodes in rates}
-    rows = scaling_table.rows(points, rates, plans)
-    cells, below = scaling_table.table(rows), scaling_notes.below(study, points, rows)
-    print("\n".join([*scaling_table.aligned(cells), *scaling_notes.wrapped(below)]))
+def write_results(
+    study: ScalingStudy, jobs: Sequence[PointJob], *, folder: Path, rates: Mapping[int, RunRates]
+) -> None:
+    """Print the table of the measured points, and write it with its charts into the folder.
+
+    Args:
+        rates: by number of nodes.
+    """
+    points = [job.point for job in jobs]
+    plans = {point.num_nodes: predict_rate(point.words) for point in points if point.num_nodes in rates}
+    rows = scaling_table.make_rows(points, rates, plans=plans)
+    cells, notes = scaling_table.format_cells(rows), scaling_footnotes.footnotes(study, points, rows)
+    print("\n".join([*scaling_table.align_columns(cells), *scaling_footnotes.wrap_notes(notes)]))
     title = f"{study.scaling.capitalize()} scaling, {study.steps} steps: `{' '.join(study.words)}`"
-    (folder / "scaling.md").write_text(scaling_table.markdown(title, cells, below), encoding="utf-8")
-    (folder / "scaling.csv").write_text(scaling_table.as_csv(rows), encoding="utf-8")
-    chart.write_png(scaling_table.charts(study, rows), folder / "scaling.png")
+    (folder / "scaling.md").write_text(scaling_table.to_markdown(title, cells, notes=notes), encoding="utf-8")
+    (folder / "scaling.csv").write_text(scaling_table.to_csv(rows), encoding="utf-8")
+    chart.write_png(scaling_charts.make_charts(study, rows), folder / "scaling.png")
     print(f"{folder}/scaling.csv, scaling.md, scaling.png")
 
 
-def plan(words: Sequence[str]) -> scaling_table.Plan:
-    """Return what plan.py predicts for these words, where it can."""
-    typed = [sys.executable, str(PROJECT / "plan.py"), *words, "--json"]
+def predict_rate(words: Sequence[str]) -> scaling_table.PredictedRate:
+    """Return what plan.py predicts for these overrides; no values if it fails."""
+    command = [sys.executable, str(PROJECT / "plan.py"), *words, "--json"]
     try:
-        said = json.loads(subprocess.run(typed, capture_output=True, text=True, timeout=PATIENCE).stdout)
-        return scaling_table.Plan(said.get("rate"), (said.get("step") or {}).get("seconds"))
+        output = subprocess.run(command, capture_output=True, text=True, timeout=PLAN_TIMEOUT_SECONDS).stdout
+        plan = json.loads(output)
+        return scaling_table.PredictedRate(plan.get("rate"), (plan.get("step") or {}).get("seconds"))
     except (OSError, ValueError, AttributeError, subprocess.TimeoutExpired):
-        return scaling_table.Plan()
+        return scaling_table.PredictedRate()
 
 
-def command(words: Sequence[str]) -> str:
+def study_command(words: Sequence[str]) -> str:
     """Return the command line of the study."""
     return shlex.join(["python", "tools/scale.py", *words])

@@ -1,4 +1,4 @@
-"""A scaling study from its words to its table: check all points, submit those that are missing, wait, conclude."""
+"""A scaling study from its command line to its table: check all points, submit missing ones, wait, report."""
 
 import sys
 from collections.abc import Sequence
@@ -13,87 +13,88 @@ from hpc.jobs import job
 from hpc.plan import memory_check
 from hpc.run import directory
 from hpc.studies import scaling_jobs, scaling_points, scaling_results, scaling_submission, scaling_table
-from hpc.studies.scaling_points import Point, Study
+from hpc.studies.scaling_points import ScalingPoint, ScalingStudy
 from hpc.submit import scheduler
 from hpc.system import home
 
-NOTE = "study.json"  # in the study's folder: what its points have in common
+RECORD_FILE = "study.json"  # in the study's folder: what its points share
 
 
-def run(words: Sequence[str], *, dry_run: bool = False, again: bool = False, wait: bool = True) -> int:
-    """Do all that these words ask for, and return the exit code. Called again, it goes on where it was.
+def run_study(words: Sequence[str], *, dry_run: bool = False, retry_failed: bool = False, wait: bool = True) -> int:
+    """Do what a command line asks for, and return the exit code. Called again, it continues.
 
     Args:
         dry_run: print the points and the first job, and write nothing.
-        again: submit points that have failed once more.
-        wait: till no job of the study is on its way.
+        retry_failed: submit failed points again.
+        wait: until no job of the study is queued or running.
 
     Returns:
-        0: done or on its way; 1: a point has failed; 130: interrupted, and no job is ended.
+        0: finished, queued or running; 1: a point has failed; 130: interrupted by Ctrl-C, which cancels no job.
 
     Raises:
-        ConfigError: a point that cannot run, or a folder that holds something else.
+        ConfigError: a point cannot run, or the folder holds something else.
     """
     try:
-        return _run(words, dry_run=dry_run, again=again, wait=wait)
+        return _run_study(words, dry_run=dry_run, retry_failed=retry_failed, wait=wait)
     except KeyboardInterrupt:
-        goes_on = scaling_results.command(words)
-        print(f"\ninterrupted: queued jobs go on, and so does this with\n  {goes_on}", file=sys.stderr)
+        command = scaling_results.study_command(words)
+        print(f"\ninterrupted: queued jobs keep running; to continue, type\n  {command}", file=sys.stderr)
         return 130
 
 
-def _run(words: Sequence[str], *, dry_run: bool, again: bool, wait: bool) -> int:
-    study = scaling_points.read(words)
-    points, cfgs = check(study)
-    folder = place(study, cfgs[0])
-    table = "\n".join(scaling_table.asked(study, points, [job.of(cfg) for cfg in cfgs]))
+def _run_study(words: Sequence[str], *, dry_run: bool, retry_failed: bool, wait: bool) -> int:
+    study = scaling_points.parse_study(words)
+    points, cfgs = check_points(study)
+    folder = choose_folder(study, cfgs[0])
+    table = "\n".join(scaling_table.submission_table(study, points, jobs=[job.of(cfg) for cfg in cfgs]))
     if dry_run:
         print(table, flush=True)
-        return scaling_submission.dry_run(folder, points[0])
-    missing = scaling_jobs.missing(folder, points, cfgs[0].cluster.scheduler, again)
+        return scaling_submission.print_first_job(folder, points[0])
+    scheduler_name = cfgs[0].cluster.scheduler
+    missing = scaling_jobs.jobs_to_submit(folder, points, scheduler=scheduler_name, retry_failed=retry_failed)
     if missing:
-        scheduler.find(cfgs[0].cluster.scheduler)
-    make(folder, study, first=cfgs[0])
+        scheduler.find(scheduler_name)
+    create_folder(folder, study, first_cfg=cfgs[0])
     print(table, flush=True)
-    scaling_submission.submit(folder, missing)
-    tries = scaling_submission.wait(folder, points, cfgs=cfgs, patient=wait)
-    return scaling_results.conclude(study, tries, folder=folder, words=words)
+    scaling_submission.submit_points(folder, missing)
+    jobs = scaling_submission.wait_for_jobs(folder, points, cfgs=cfgs, wait=wait)
+    return scaling_results.report_results(study, jobs, folder=folder, words=words)
 
 
-def check(study: Study) -> tuple[list[Point], list[DictConfig]]:
-    """Return all points and their configs, each of which would run. Raises `ConfigError`."""
-    first = compose.compose_overrides(study.first)
+def check_points(study: ScalingStudy) -> tuple[list[ScalingPoint], list[DictConfig]]:
+    """Return all points and their checked configs. Raises `ConfigError` if one of them cannot run."""
+    first = compose.compose_overrides(study.first_overrides)
     try:
         preflight.check_job(first)
-    except ConfigError as rejected:
-        if rejected.key != scaling_points.BATCH:  # told below, for all points at once
+    except ConfigError as error:
+        if error.key != scaling_points.BATCH:  # `plan_points` checks the batch for all points at once
             raise
-    points = scaling_points.points(study, first)
+    points = scaling_points.plan_points(study, first)
     cfgs = [compose.compose_overrides(point.words) for point in points]
     for cfg in cfgs:
         preflight.check_job(cfg)
-    preflight.check_files(cfgs[0])  # the data of all
-    memory_check.reject_too_big(cfgs[0], points[0].words)  # on more nodes no device holds more
+    preflight.check_files(cfgs[0])  # all points have the same data
+    memory_check.reject_too_big(cfgs[0], points[0].words)  # no device needs more memory on more nodes
     return points, cfgs
 
 
-def place(study: Study, first: DictConfig) -> Path:
-    """Return the study's folder, made or to be made. Raises `ConfigError` where there is something else."""
-    folder = home.expand(study.out or PROJECT / "runs" / f"scaling_{first.name}_{study.digest}").absolute()
+def choose_folder(study: ScalingStudy, first_cfg: DictConfig) -> Path:
+    """Return the study's folder, which may not exist yet. Raises `ConfigError` if it holds something else."""
+    folder = home.expand(study.out or PROJECT / "runs" / f"scaling_{first_cfg.name}_{study.digest}").absolute()
     if folder.exists() and not folder.is_dir():
-        raise ConfigError("out", folder, "is a file", "out=<a new folder>")
-    note = folder / NOTE
-    known = note.read_text(encoding="utf-8") if note.is_file() else None
-    if folder.is_dir() and any(folder.iterdir()) and known != scaling_points.record(study, first):
-        rule = "holds something else, or a study of other words or of a config that was changed since"
-        raise ConfigError("out", folder, rule, "out=<a new folder>")
+        raise ConfigError("out", folder, "must be a folder, but is a file", "out=<a new folder>")
+    record_file = folder / RECORD_FILE
+    record = record_file.read_text(encoding="utf-8") if record_file.is_file() else None
+    if folder.is_dir() and any(folder.iterdir()) and record != scaling_points.study_record(study, first_cfg):
+        rule = "must be empty or hold this study, but it holds something else: perhaps a study of other words, or of a "
+        raise ConfigError("out", folder, f"{rule}config that was changed since", "out=<a new folder>")
     return folder
 
 
-def make(folder: Path, study: Study, *, first: DictConfig) -> None:
-    """Make the folder, and note there what the points have in common. Raises `ConfigError` where one cannot write."""
+def create_folder(folder: Path, study: ScalingStudy, *, first_cfg: DictConfig) -> None:
+    """Create the folder, and record there what the points share. Raises `ConfigError` if it cannot be written."""
     try:
-        directory.create(folder, first.group_readable)
-    except ConfigError as rejected:  # of a run_dir that nobody has typed
-        raise ConfigError("out", folder, rejected.rule, "out=<a folder>, or make room (files count, too)") from None
-    (folder / NOTE).write_text(scaling_points.record(study, first), encoding="utf-8")
+        directory.create(folder, first_cfg.group_readable)
+    except ConfigError as error:  # names run_dir, which nobody has typed
+        raise ConfigError("out", folder, error.rule, "out=<a folder>, or make room (quotas count files, too)") from None
+    (folder / RECORD_FILE).write_text(scaling_points.study_record(study, first_cfg), encoding="utf-8")

@@ -11,69 +11,73 @@ from omegaconf import DictConfig
 from hpc.config.project import PROJECT
 from hpc.jobs import job
 from hpc.studies import scaling_jobs
-from hpc.studies.scaling_jobs import Try
-from hpc.studies.scaling_points import Point
+from hpc.studies.scaling_jobs import PointJob
+from hpc.studies.scaling_points import ScalingPoint
 
-GRACE = 600  # seconds over the longest walltime, after which nothing is expected any more
-PAUSE = 60  # seconds between two questions to the scheduler, at most
+GRACE_SECONDS = 600  # beyond the longest wall time, after which no change of a state is expected
+MAX_PAUSE_SECONDS = 60  # between two queries of the scheduler
 
 
-def submit(folder: Path, missing: Sequence[Try]) -> None:
-    """Submit a job for each of these points. Leaves where submit.py rejects, which says why."""
-    for number, one in enumerate(missing):
-        words = _to_type(folder, one)
-        code, job_id = _hand_over(words)
+def submit_points(folder: Path, missing: Sequence[PointJob]) -> None:
+    """Submit a job for each of these points. Exit with submit.py's code if it rejects one; it prints the reason."""
+    for index, point_job in enumerate(missing):
+        words = _submit_words(folder, point_job)
+        code, job_id = _submit(words)
         if code:
-            goes_on = "the jobs above are queued; the same command goes on from there"
-            print(goes_on if number else "the same command tries again", file=sys.stderr)
+            retry = "the jobs above are queued; the same command continues with this one"
+            print(retry if index else "the same command tries again", file=sys.stderr)
             sys.exit(code)
-        print(f"{one.name}: job {job_id}, {words[-1].partition('=')[2]}", flush=True)
+        print(f"{point_job.name}: job {job_id}, {words[-1].partition('=')[2]}", flush=True)
 
 
-def dry_run(folder: Path, point: Point) -> int:
+def print_first_job(folder: Path, point: ScalingPoint) -> int:
     """Print the job script of a point, as submit.py prints it; return its exit code."""
-    command = [sys.executable, str(PROJECT / "submit.py"), "--dry-run", *_words_of_new_try(folder, point)]
+    command = [sys.executable, str(PROJECT / "submit.py"), "--dry-run", *_new_run_words(folder, point)]
     return subprocess.run(command).returncode
 
 
-def wait(folder: Path, points: Sequence[Point], *, cfgs: Sequence[DictConfig], patient: bool) -> list[Try]:
-    """Return what has become of all points once no job is on its way.
+def wait_for_jobs(
+    folder: Path, points: Sequence[ScalingPoint], *, cfgs: Sequence[DictConfig], wait: bool
+) -> list[PointJob]:
+    """Return the newest job of each point once none is queued or running.
 
-    Those that nothing is heard of are given up after a limit.
+    If no job is queued, and no state changes for the longest wall time and GRACE_SECONDS, the wait ends, too.
 
     Args:
         cfgs: of the points.
-        patient: wait at all; otherwise return what is so now.
+        wait: if false, return the current states at once.
     """
-    limit = GRACE + max(job.of(cfg).seconds for cfg in cfgs)
-    begun = changed = time.monotonic()
-    said = ""
+    limit_seconds = GRACE_SECONDS + max(job.of(cfg).seconds for cfg in cfgs)
+    start_time = change_time = time.monotonic()
+    printed = ""
     while True:
-        found = scaling_jobs.look(folder, points, cfgs[0].cluster.scheduler)
-        active, now = [one for one in found if one.state.active], time.monotonic()
-        words = ", ".join(one.told for one in found)
-        if words != said:
-            said, changed = words, now
-            print(f"{time.strftime('%H:%M:%S')} {words}", flush=True)
-        queued = any(one.state.word == "pending" for one in active)
-        if not patient or not active or (not queued and now - changed > limit):
-            return found
-        time.sleep(min(max((now - begun) / 10, 1), PAUSE))
+        point_jobs = scaling_jobs.read_point_jobs(folder, points, scheduler=cfgs[0].cluster.scheduler)
+        active = [point_job for point_job in point_jobs if point_job.state.active]
+        now = time.monotonic()
+        states = ", ".join(point_job.short_state for point_job in point_jobs)
+        if states != printed:
+            printed, change_time = states, now
+            print(f"{time.strftime('%H:%M:%S')} {states}", flush=True)
+        is_queued = any(point_job.state.word == "pending" for point_job in active)
+        if not wait or not active or (not is_queued and now - change_time > limit_seconds):
+            return point_jobs
+        time.sleep(min(max((now - start_time) / 10, 1), MAX_PAUSE_SECONDS))
 
 
-def _to_type(folder: Path, one: Try) -> list[str]:
-    """Return words for submit.py: the job that was written before, if a full queue rejected it; else a new try."""
-    if one.state.word == scaling_jobs.REJECTED and one.run and (one.run.path / "job.sh").exists():
-        return [f"resume={one.run.path}"]
-    return _words_of_new_try(folder, one.point)
+def _submit_words(folder: Path, point_job: PointJob) -> list[str]:
+    """Return words for submit.py: those of a job that is written but was rejected by a full queue; else a new run's."""
+    run = point_job.run
+    if point_job.state.word == scaling_jobs.NOT_SUBMITTED and run and (run.path / "job.sh").exists():
+        return [f"resume={run.path}"]
+    return _new_run_words(folder, point_job.point)
 
 
-def _words_of_new_try(folder: Path, point: Point) -> list[str]:
-    return [*point.words, f"run_dir={scaling_jobs.directory(folder, point.nodes, again=True)}"]
+def _new_run_words(folder: Path, point: ScalingPoint) -> list[str]:
+    return [*point.words, f"run_dir={scaling_jobs.next_run_dir(folder, point.num_nodes)}"]
 
 
-def _hand_over(words: Sequence[str]) -> tuple[int, str]:
-    """Return submit.py's exit code and the job's number. Ctrl-C does not reach it: it may have queued the job."""
+def _submit(words: Sequence[str]) -> tuple[int, str]:
+    """Return submit.py's exit code and the job id. Ctrl-C does not reach it, as it may just have queued the job."""
     process = subprocess.Popen(
         [sys.executable, str(PROJECT / "submit.py"), "--parsable", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,

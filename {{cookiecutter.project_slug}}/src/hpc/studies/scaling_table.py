@@ -1,30 +1,29 @@
-"""What a scaling study has found: its points and what their runs measured → rows → table, CSV, pictures. Pure."""
+"""The table of a scaling study: from its points and what their runs measured to rows, text and CSV. Pure."""
 
 import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
-from hpc.charts.chart import Chart, Series
 from hpc.config.walltime import format_walltime
 from hpc.jobs.job import Job
-from hpc.studies.run_rates import Measured
-from hpc.studies.scaling_points import Point, Study
+from hpc.studies.run_rates import RunRates
+from hpc.studies.scaling_points import ScalingPoint, ScalingStudy
 
 TIMES = ("step", "compute", "data", "other", "excess")  # <name>_seconds of a row
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What plan.py predicts of a point; None: it does not know."""
+class PredictedRate:
+    """What plan.py predicts for a point; None: unknown."""
 
-    rate: float | None = None  # samples or tokens per second, of all devices
+    rate_per_second: float | None = None  # samples or tokens, of all devices
     step_seconds: float | None = None
 
 
 @dataclass(frozen=True)
-class Row:
-    """A point that was measured. A row of the CSV file has these names."""
+class ScalingRow:
+    """A measured point. The columns of scaling.csv have the names of these fields."""
 
     nodes: int
     devices: int
@@ -50,128 +49,115 @@ class Row:
     value: float | None
 
 
-def asked(study: Study, points: Sequence[Point], jobs: Sequence[Job]) -> list[str]:
-    """What is submitted, and what it may cost."""
+def submission_table(study: ScalingStudy, points: Sequence[ScalingPoint], *, jobs: Sequence[Job]) -> list[str]:
+    """Return the points that are to be submitted, and their cost, as lines for the terminal."""
     cells = [["nodes", "devices", "batch", "per device", "lr", "at most"]]
     for point, job in zip(points, jobs, strict=True):
-        sizes = [point.nodes, point.devices, point.batch, point.per_device, point.lr]
-        cells.append([*map(digits, sizes), format_walltime(job.seconds)])
-    hours = sum(job.gpu_hours for job in jobs)
-    cost = f", at most {digits(hours, 3)} GPU-hours in all" if hours else ""
-    return [f"{study.scaling} scaling, {study.steps} steps per point{cost}", *aligned(cells)]
+        sizes = [point.num_nodes, point.num_devices, point.global_batch_size, point.samples_per_device, point.lr]
+        cells.append([*map(format_number, sizes), format_walltime(job.seconds)])
+    gpu_hours = sum(job.gpu_hours for job in jobs)
+    cost = f", at most {format_number(gpu_hours, 3)} GPU-hours in all" if gpu_hours else ""
+    return [f"{study.scaling} scaling, {study.steps} steps per point{cost}", *align_columns(cells)]
 
 
-def rows(points: Sequence[Point], measured: Mapping[int, Measured], plans: Mapping[int, Plan]) -> list[Row]:
-    """A row for each point that was measured; the first of them is what the others are held against.
+def make_rows(
+    points: Sequence[ScalingPoint], rates: Mapping[int, RunRates], *, plans: Mapping[int, PredictedRate]
+) -> list[ScalingRow]:
+    """Return a row for each measured point. Efficiency and excess are relative to the first of them.
 
     Args:
-        measured, plans: by number of nodes.
+        rates: what was measured, by number of nodes.
+        plans: what plan.py predicts, by number of nodes.
     """
-    done = [point for point in points if point.nodes in measured]
-    return [_row(point, measured[point.nodes], plans.get(point.nodes, Plan()), done[0], measured) for point in done]
+    measured = [point for point in points if point.num_nodes in rates]
+    return [
+        _make_row(
+            point,
+            rates[point.num_nodes],
+            plan=plans.get(point.num_nodes, PredictedRate()),
+            base=measured[0],
+            base_rates=rates[measured[0].num_nodes],
+        )
+        for point in measured
+    ]
 
 
-def _row(point: Point, found: Measured, plan: Plan, base: Point, measured: Mapping[int, Measured]) -> Row:
-    first = measured[base.nodes]
-    return Row(
-        nodes=point.nodes,
-        devices=point.devices,
-        global_batch_size=point.batch,
-        samples_per_device=point.per_device,
+def _make_row(
+    point: ScalingPoint, rates: RunRates, *, plan: PredictedRate, base: ScalingPoint, base_rates: RunRates
+) -> ScalingRow:
+    base_rate_per_device = base_rates.rate_per_second / base.num_devices
+    base_compute_seconds = base_rates.compute_seconds * point.samples_per_device / base.samples_per_device
+    return ScalingRow(
+        nodes=point.num_nodes,
+        devices=point.num_devices,
+        global_batch_size=point.global_batch_size,
+        samples_per_device=point.samples_per_device,
         learning_rate=point.lr,
         steps=point.steps,
-        windows=found.windows,
-        unit=found.unit,
-        rate_per_second=found.rate,
-        planned_rate_per_second=plan.rate,
-        efficiency=(found.rate / point.devices) / (first.rate / base.devices),
-        step_seconds=found.step,
-        fast_step_seconds=found.fast,
-        slow_step_seconds=found.slow,
+        windows=rates.num_windows,
+        unit=rates.unit,
+        rate_per_second=rates.rate_per_second,
+        planned_rate_per_second=plan.rate_per_second,
+        efficiency=rates.rate_per_second / point.num_devices / base_rate_per_device,
+        step_seconds=rates.step_seconds,
+        fast_step_seconds=rates.fast_step_seconds,
+        slow_step_seconds=rates.slow_step_seconds,
         planned_step_seconds=plan.step_seconds,
-        compute_seconds=found.compute,
-        data_seconds=found.data,
-        other_seconds=found.other,
-        excess_seconds=found.compute - first.compute * point.per_device / base.per_device,
-        gpu_percent=found.gpu_percent,
-        metric=found.metric,
-        value=found.value,
+        compute_seconds=rates.compute_seconds,
+        data_seconds=rates.data_seconds,
+        other_seconds=rates.other_seconds,
+        excess_seconds=rates.compute_seconds - base_compute_seconds,
+        gpu_percent=rates.gpu_percent,
+        metric=rates.metric,
+        value=rates.metric_value,
     )
 
 
-def table(found: Sequence[Row]) -> list[list[str]]:
-    """Titles, then a line of cells for each row; times in milliseconds."""
-    metric = found[0].metric.removeprefix("test/") or "metric"
-    titles = ["nodes", "devices", "batch", "lr", f"{found[0].unit}/s", "planned", "eff. %", *TIMES, "GPU %", metric]
-    return [titles, *(_cells(row) for row in found)]
+def format_cells(rows: Sequence[ScalingRow]) -> list[list[str]]:
+    """Return the titles, then the cells of each row; times in milliseconds."""
+    metric = rows[0].metric.removeprefix("test/") or "metric"
+    titles = ["nodes", "devices", "batch", "lr", f"{rows[0].unit}/s", "planned", "eff. %", *TIMES, "GPU %", metric]
+    return [titles, *(_row_cells(row) for row in rows)]
 
 
-def _cells(row: Row) -> list[str]:
+def _row_cells(row: ScalingRow) -> list[str]:
     sizes = [row.nodes, row.devices, row.global_batch_size, row.learning_rate]
     rates = [row.rate_per_second, row.planned_rate_per_second]
     times = [getattr(row, f"{part}_seconds") for part in TIMES]
-    small = [100 * row.efficiency, *(None if time is None else 1000 * time for time in times), row.gpu_percent]
-    return [*map(digits, [*sizes, *rates]), *(digits(value, 3) for value in small), digits(row.value)]
+    milliseconds = [None if seconds is None else 1000 * seconds for seconds in times]
+    short = [100 * row.efficiency, *milliseconds, row.gpu_percent]
+    return [
+        *map(format_number, [*sizes, *rates]),
+        *(format_number(value, 3) for value in short),
+        format_number(row.value),
+    ]
 
 
-def digits(value: float | None, most: int = 4) -> str:
-    """So many that count; no exponent for large numbers, which a person compares."""
+def format_number(value: float | None, num_digits: int = 4) -> str:
+    """Return a number with so many significant digits. Large ones have all digits and no exponent, to be compared."""
     if value is None:
         return "-"
-    return f"{value:.0f}" if abs(value) >= 10**most else f"{value:.{most}g}"
+    return f"{value:.0f}" if abs(value) >= 10**num_digits else f"{value:.{num_digits}g}"
 
 
-def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
-    """For the terminal."""
+def align_columns(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Return the table as lines for the terminal."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
 
 
-def markdown(title: str, cells: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
-    """The same as a page of Markdown."""
+def to_markdown(title: str, cells: Sequence[Sequence[str]], *, notes: Sequence[str]) -> str:
+    """Return the table and its notes as a page of Markdown."""
     titles, *lines = ("| " + " | ".join(line) + " |" for line in cells)
-    rule = "|" + "---:|" * len(cells[0])
+    separator = "|" + "---:|" * len(cells[0])
     items = (f"- {note}".replace("\n", " ") for note in notes)
-    return "\n".join([title, "", titles, rule, *lines, "", *items, ""])
+    return "\n".join([title, "", titles, separator, *lines, "", *items, ""])
 
 
-def as_csv(found: Sequence[Row]) -> str:
-    """All digits. An empty cell: not known."""
+def to_csv(rows: Sequence[ScalingRow]) -> str:
+    """Return the rows as CSV with all digits. An empty cell means unknown."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
+    writer = csv.DictWriter(text, [field.name for field in fields(ScalingRow)], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(asdict(row) for row in found)
+    writer.writerows(asdict(row) for row in rows)
     return text.getvalue()
-
-
-def charts(study: Study, found: Sequence[Row]) -> list[Chart]:
-    """Rate, efficiency, and where a step's time goes; by nodes, with the plan beside what was measured."""
-    first = found[0]
-    devices = {row.nodes: row.devices / first.devices for row in found}
-    measured = {row.nodes: row.rate_per_second for row in found}
-    planned = {row.nodes: rate for row in found if (rate := row.planned_rate_per_second)}
-    ideal = Series("ideal", [(nodes, first.rate_per_second * devices[nodes]) for nodes in devices], "dashes")
-    rates = [*_joined("measured", measured), *_joined("planned", planned), ideal]
-    shares = [*_joined("measured", {row.nodes: 100 * row.efficiency for row in found})]
-    if first.nodes in planned:
-        share = {nodes: 100 * rate / devices[nodes] / planned[first.nodes] for nodes, rate in planned.items()}
-        shares += _joined("planned", share)
-    shares.append(Series("ideal", [(nodes, 100) for nodes in devices], "dashes"))
-    # An excess may lie below 0 by the noise of two measurements: as part of a time it is 0 then.
-    times = {
-        part: {row.nodes: max(1000 * time, 0) for row in found if (time := getattr(row, f"{part}_seconds")) is not None}
-        for part in TIMES
-    }
-    parts = [series for part in TIMES for series in _joined(part, times[part])]
-    title = f"{study.scaling.capitalize()} scaling"
-    return [
-        Chart(title, "nodes", f"{first.unit} per second", rates, log_x=True, log_y=True),
-        Chart("Efficiency", "nodes", f"% of nodes={first.nodes}, per device", shares, log_x=True),
-        Chart("A step", "nodes", "ms", parts, log_x=True, from_zero=True),
-    ]
-
-
-def _joined(name: str, points: Mapping[int, float]) -> list[Series]:
-    """Points with a line through them; none where there are none."""
-    at = list(points.items())
-    return [Series(name, at), Series(name, at, "dots")] if at else []

@@ -1,4 +1,4 @@
-"""A search: one job array whose members ask a common study for their values. What of it needs no optuna."""
+"""A search: one job array whose members get their values from a common study. This part needs no optuna."""
 
 import json
 from collections.abc import Sequence
@@ -18,85 +18,103 @@ from hpc.system import files
 from hpc.system.files import write_atomically
 
 if TYPE_CHECKING:
-    from hpc.studies.optuna_study import Member
+    from hpc.studies.optuna_study import TrialReporter
 
 FILE = directory.SEARCH_FILE
 
 
 @dataclass(frozen=True)
 class Search:
-    """What all members must know alike."""
+    """The settings that all members share. Its fields are the keys of search.json."""
 
     sampler: str
     trials: int
     seed: int
     metric: str  # logged in validation
     mode: str  # min or max
-    words: list[str]  # as typed
+    words: list[str]  # the command line as it was typed
 
 
-def corners(overrides: Sequence[str], folder: Path) -> list[tuple[DictConfig, list[str]]]:
-    """Compose the configs at the ends of what is searched: where one is rejected, a run of the search would be.
+def compose_corners(overrides: Sequence[str], folder: Path) -> list[tuple[DictConfig, list[str]]]:
+    """Return the configs and overrides at the ends of the space: if one of them is rejected, some run would be, too.
 
     Raises:
-        ConfigError: nothing is searched, or what any config rejects.
+        ConfigError: no key is searched, or a config cannot be composed.
     """
     sweep.reject_run_dir(overrides)
-    found = []
-    for values in search_space.corners(search_space.of(overrides)):
-        words = search_space.filled(overrides, values)
+    corners = []
+    for values in search_space.list_corners(search_space.parse_space(overrides)):
+        words = search_space.fill_in(overrides, values)
         cfg = compose_overrides(words)
         cfg.run_dir = str(folder / "000")
-        found.append((cfg, words))
-    return found
+        corners.append((cfg, words))
+    return corners
 
 
-def plan(words: Sequence[str], cfgs: Sequence[DictConfig], *, sampler: str, trials: int) -> Search:
-    """Return the search of the command line, given its corners, or raise `ConfigError` where they share no metric."""
+def make_search(words: Sequence[str], cfgs: Sequence[DictConfig], *, sampler: str, trials: int) -> Search:
+    """Return the search that a command line describes.
+
+    Args:
+        words: the command line.
+        cfgs: the configs of its corners.
+
+    Raises:
+        ConfigError: optuna is not installed, the runs do not train, or they share no metric.
+    """
     first = cfgs[0]
     if find_spec("optuna") is None:
-        raise ConfigError("--search", sampler, "needs the package optuna", "pip install optuna -c constraints.txt")
+        rule = "A search needs the package optuna, which is not installed"
+        raise ConfigError("--search", sampler, rule, "pip install optuna -c constraints.txt")
     if any(cfg.test_only for cfg in cfgs):
-        raise ConfigError("test_only", "true", "a search trains", "leave test_only out")
+        raise ConfigError("test_only", "true", "must be false, as the runs of a search train", "leave test_only out")
     if len({(cfg.checkpoint.monitor, cfg.checkpoint.mode) for cfg in cfgs}) > 1:
-        raise ConfigError("checkpoint.monitor", None, "a search has one metric", "one monitor, one mode")
+        rule = "must be the same for all runs, with one checkpoint.mode, as a search has one metric"
+        raise ConfigError("checkpoint.monitor", None, rule, "one monitor, one mode")
     if not first.checkpoint.monitor:
-        rule = "names what the search makes small (checkpoint.mode=min) or large (max)"
+        rule = "must name the metric that the search minimizes (checkpoint.mode=min) or maximizes (checkpoint.mode=max)"
         raise ConfigError("checkpoint.monitor", "null", rule, "checkpoint.monitor=val/loss")
     return Search(sampler, trials, first.seed, first.checkpoint.monitor, first.checkpoint.mode, list(words))
 
 
-def run_dirs(folder: Path, trials: int) -> list[Path]:
-    """One per member; its name is the member's number."""
-    return [folder / f"{number:03}" for number in range(trials)]
+def member_run_dirs(folder: Path, num_members: int) -> list[Path]:
+    """Return a run directory per member, whose name is the member's number."""
+    return [folder / f"{number:03}" for number in range(num_members)]
 
 
-def save(folder: Path, search: Search) -> None:
+def save_search(folder: Path, search: Search) -> None:
+    """Write the settings into the folder of the search."""
     write_atomically(folder / FILE, json.dumps(asdict(search), indent=1))
 
 
-def load(folder: Path) -> Search:
-    """Raise `ConfigError` where there is no search that this code can read."""
+def load_search(folder: Path) -> Search:
+    """Return the settings of the search in this folder. Raises `ConfigError` if there is none that can be read."""
     try:
-        asked = Search(**files.parse_json(files.read_text(folder / FILE)))
-        texts = isinstance(asked.words, list) and all(isinstance(word, str) for word in (asked.metric, *asked.words))
-        if not texts or not all(isinstance(number, int) for number in (asked.trials, asked.seed)):
-            raise ValueError("its values are of other types")
-        if asked.sampler not in SAMPLERS or asked.mode not in ("min", "max"):
-            raise ValueError("it names another sampler or mode")
-        return asked
+        search = Search(**files.parse_json(files.read_text(folder / FILE)))
+        words = search.words
+        are_texts = isinstance(words, list) and all(isinstance(word, str) for word in (search.metric, *words))
+        if not are_texts or not all(isinstance(number, int) for number in (search.trials, search.seed)):
+            raise ValueError("a value has the wrong type")
+        if search.sampler not in SAMPLERS or search.mode not in ("min", "max"):
+            raise ValueError("its sampler or its mode is unknown")
+        return search
     except (OSError, ValueError, TypeError) as error:
-        why = f"it holds no {FILE}" if isinstance(error, FileNotFoundError) else f"{FILE} is damaged: {error}"
-        if isinstance(error, PermissionError):
-            why = f"you may not read {FILE}"
-        fix = "runs/<the folder that submit.py --search has named>"
-        raise ConfigError("SEARCH", folder, f"is no folder of a search: {why}", fix) from None
+        reason = f"{FILE} is damaged: {error}"
+        if isinstance(error, FileNotFoundError):
+            reason = f"it holds no {FILE}"
+        elif isinstance(error, PermissionError):
+            reason = f"you are not allowed to read {FILE}"
+        rule = f"This is not the folder of a search: {reason}"
+        fix = "runs/<the folder that submit.py --search has printed>"
+        raise ConfigError("FOLDER", folder, rule, fix) from None
 
 
-def member(run_dir: Path) -> "Member | None":
-    """Return what a run of a search tells its study; None: it has none. For one process of the run."""
+def open_reporter(run_dir: Path) -> "TrialReporter | None":
+    """Return the object through which a run of a search reports its metric; None for all other runs.
+
+    To be called by one process of the run.
+    """
     if not directory.is_search_trial(run_dir):
         return None
-    from hpc.studies import optuna_study  # optuna, from here on
+    from hpc.studies import optuna_study  # optuna from here on
 
-    return optuna_study.member(run_dir)
+    return optuna_study.open_reporter(run_dir)

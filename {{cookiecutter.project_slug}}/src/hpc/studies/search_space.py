@@ -1,4 +1,4 @@
-"""What a search may choose from: words in Hydra's grammar of sweeps, read as ranges and choices. Pure; no optuna."""
+"""The space of a search: overrides in Hydra's syntax for sweeps, read as ranges and choices. Pure; no optuna."""
 
 import math
 import re
@@ -11,17 +11,17 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, R
 from hpc.config.errors import ConfigError
 from hpc.studies import sweep
 
-MOST = 32  # corners that are looked at: each takes some hundredths of a second
+MAX_CORNERS = 32  # that are checked: each takes some hundredths of a second
 EXAMPLE = "'model.optimizer.lr=tag(log, interval(1e-4, 1e-1))'"
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, both included; whole ones where `low` is an int."""
+    """Numbers from `low` to `high`, both included; integers if `low` is one."""
 
     low: float
     high: float
-    step: int = 1  # of whole numbers
+    step: int = 1  # between integers
     log: bool = False
 
     @property
@@ -31,7 +31,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Choice:
-    """Values without an order, each as one would type it."""
+    """Values without an order, each as it is written on a command line."""
 
     values: tuple[str, ...]
 
@@ -40,74 +40,78 @@ class Choice:
         return self.values
 
 
-Space = dict[str, Range | Choice]  # by what stands before the `=`
+Space = dict[str, Range | Choice]  # by the key of the override
 
 
-def of(words: Sequence[str]) -> Space:
-    """Return what the words leave open.
+def parse_space(overrides: Sequence[str]) -> Space:
+    """Return the keys that these overrides leave open, with their ranges and choices.
 
     Raises:
-        ConfigError: that is nothing, a key is given twice, or a range is not one of numbers.
+        ConfigError: no key is open, an open key is given twice, or the ends of a range are not numbers.
     """
-    found: Space = {}
-    for word in words:
-        key = word.partition("=")[0]
-        if (asked := _asked(word)) is None:
+    space: Space = {}
+    for override in overrides:
+        key = override.partition("=")[0]
+        if (dimension := _parse_dimension(override)) is None:
             continue
-        if sum(other.partition("=")[0] == key for other in words) > 1:
-            raise ConfigError(word, None, "this key is typed twice, and one of them is searched", "one of the two")
-        found[key] = asked
-    if not found:
-        raise ConfigError("--search", None, "no key has an interval, a range or several values to choose from", EXAMPLE)
-    return found
+        if sum(other.partition("=")[0] == key for other in overrides) > 1:
+            raise ConfigError(override, None, "A key that is searched must not be given twice", "one of the two")
+        space[key] = dimension
+    if not space:
+        rule = "needs at least one key with an interval, a range or several values to choose from"
+        raise ConfigError("--search", None, rule, EXAMPLE)
+    return space
 
 
-def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
-    """The words of one run: what they leave open has these values."""
-    keys = [word.partition("=")[0] for word in words]
-    return [f"{key}={values[key]}" if key in values else word for key, word in zip(keys, words, strict=True)]
+def fill_in(overrides: Sequence[str], values: Mapping[str, object]) -> list[str]:
+    """Return the overrides of one run: the open keys have these values."""
+    keys = [override.partition("=")[0] for override in overrides]
+    return [
+        f"{key}={values[key]}" if key in values else override for key, override in zip(keys, overrides, strict=True)
+    ]
 
 
-def corners(space: Space) -> list[dict[str, str]]:
-    """Both ends of each range and all choices, in all combinations; where these are too many, each value once."""
-    sides = [asked.ends for asked in space.values()]
-    if math.prod(map(len, sides)) <= MOST:
-        found = list(product(*sides))
+def list_corners(space: Space) -> list[dict[str, str]]:
+    """Return all combinations of the ends of each range and all choices; if these are too many, each end once."""
+    ends = [dimension.ends for dimension in space.values()]
+    if math.prod(map(len, ends)) <= MAX_CORNERS:
+        corners = list(product(*ends))
     else:
-        found = [tuple(side[number % len(side)] for side in sides) for number in range(max(map(len, sides)))]
-    return [dict(zip(space, values, strict=True)) for values in found]
+        corners = [tuple(values[number % len(values)] for values in ends) for number in range(max(map(len, ends)))]
+    return [dict(zip(space, corner, strict=True)) for corner in corners]
 
 
-def _asked(word: str) -> Range | Choice | None:
-    """None: the word says what it means."""
-    parsed = sweep.parsed(word)
-    if parsed is None and re.search(r"=.*\b(interval|range)\(", word):
-        raise ConfigError(word, None, "the ends of an interval, and of a range, are numbers", EXAMPLE)
+def _parse_dimension(override: str) -> Range | Choice | None:
+    """Return what an override leaves open; None if it sets a single value. Raises `ConfigError`."""
+    parsed = sweep.parse_override(override)
+    if parsed is None and re.search(r"=.*\b(interval|range)\(", override):
+        raise ConfigError(override, None, "The ends of an interval or a range must be numbers", EXAMPLE)
     if parsed is None or not parsed.is_sweep_override():
         return None
-    asked = parsed.value()
-    tags = getattr(asked, "tags", set())
-    if tags - {"log"} or (tags and not isinstance(asked, IntervalSweep)):
-        raise ConfigError(word, None, "the one tag is log, and it goes with interval(low, high)", EXAMPLE)
-    if getattr(asked, "shuffle", False):
-        raise ConfigError(word, None, "a search shuffles by itself", "without shuffle")
-    if isinstance(asked, IntervalSweep):
-        return _interval(word, asked)
-    if isinstance(asked, RangeSweep) and isinstance(asked.start, int) and isinstance(asked.step, int):
-        numbers = sorted(range(asked.start, asked.stop, asked.step))  # type: ignore[arg-type]
+    value = parsed.value()
+    tags = getattr(value, "tags", set())
+    if tags - {"log"} or (tags and not isinstance(value, IntervalSweep)):
+        rule = "The only tag is log, and it must belong to an interval(low, high)"
+        raise ConfigError(override, None, rule, EXAMPLE)
+    if getattr(value, "shuffle", False):
+        raise ConfigError(override, None, "A search cannot be shuffled: it draws its values", "leave shuffle out")
+    if isinstance(value, IntervalSweep):
+        return _range_of_interval(override, value)
+    if isinstance(value, RangeSweep) and isinstance(value.start, int) and isinstance(value.step, int):
+        numbers = sorted(range(value.start, value.stop, value.step))  # type: ignore[arg-type]
         if numbers:
-            return Range(numbers[0], numbers[-1], abs(asked.step))
-    elif isinstance(asked, ChoiceSweep | RangeSweep) and (values := sweep.choices(word)):
-        return Choice(tuple(value.partition("=")[2] for value in values))
-    elif isinstance(asked, Glob):
-        raise ConfigError(word, None, "a search knows no glob", "choice(one, another)")
-    raise ConfigError(word, None, "is empty", "range(start, stop, step), without stop itself")
+            return Range(numbers[0], numbers[-1], abs(value.step))
+    elif isinstance(value, ChoiceSweep | RangeSweep) and (choices := sweep.list_choices(override)):
+        return Choice(tuple(choice.partition("=")[2] for choice in choices))
+    elif isinstance(value, Glob):
+        raise ConfigError(override, None, "A search must list its choices and has no glob", "choice(one, another)")
+    raise ConfigError(override, None, "A range must not be empty", "range(start, stop, step), where stop is excluded")
 
 
-def _interval(word: str, asked: IntervalSweep) -> Range:
-    low, high = asked.start, asked.end
+def _range_of_interval(override: str, interval: IntervalSweep) -> Range:
+    low, high = interval.start, interval.end
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ConfigError(word, None, "goes from a number to a larger one", EXAMPLE)
-    if "log" in asked.tags and low <= 0:
-        raise ConfigError(word, None, "a logarithm begins above 0", EXAMPLE)
-    return Range(low, high, log="log" in asked.tags)
+        raise ConfigError(override, None, "An interval must go from a finite number to a larger one", EXAMPLE)
+    if "log" in interval.tags and low <= 0:
+        raise ConfigError(override, None, "A logarithmic interval must begin above 0", EXAMPLE)
+    return Range(low, high, log="log" in interval.tags)

@@ -1,4 +1,4 @@
-"""One command line, many runs: all combinations of `key=a,b`, as members of one job array."""
+"""A sweep: all combinations of `key=a,b` on one command line, as members of one job array."""
 
 import re
 from collections.abc import Sequence
@@ -18,68 +18,73 @@ from hpc.jobs.job import Job
 from hpc.submit.options import MOST
 
 
-def members(overrides: Sequence[str], folder: Path) -> list[tuple[DictConfig, list[str]]]:
-    """Per combination a config, with a run directory of its own below `folder`, named by what varies; and its words.
+def compose_members(overrides: Sequence[str], folder: Path) -> list[tuple[DictConfig, list[str]]]:
+    """Return the config and the overrides of each combination.
+
+    Each config has a run directory of its own below `folder`, which is named after the values that vary.
 
     Raises:
-        ConfigError: nothing varies, too much does, or what any config rejects.
+        ConfigError: no key has several values, there are too many combinations, or a config is rejected.
     """
     reject_run_dir(overrides)
-    values = [choices(override) for override in overrides]
-    if not any(len(some) > 1 for some in values):
-        raise ConfigError("--multirun", None, "no key has several values", "seed=0,1,2")
-    combinations = list(product(*values))
+    choices = [list_choices(override) for override in overrides]
+    if not any(len(values) > 1 for values in choices):
+        raise ConfigError("--multirun", None, "At least one key must have several values", "seed=0,1,2")
+    combinations = list(product(*choices))
     if len(combinations) > MOST:
-        raise ConfigError("--multirun", len(combinations), f"at most {MOST} runs make an array", "fewer values")
-    found = []
+        rule = f"must make at most {MOST} runs, as they are one job array"
+        raise ConfigError("--multirun", f"{len(combinations)} combinations", rule, "fewer values")
+    members = []
     for number, words in enumerate(combinations):
-        varied = [word for word, some in zip(words, values, strict=True) if len(some) > 1]
+        varied = [word for word, values in zip(words, choices, strict=True) if len(values) > 1]
         name = re.sub(r"[^A-Za-z0-9._=+-]+", "_", "_".join([str(number), *varied]))[:120]
         cfg = compose_overrides(words)
         cfg.run_dir = str(folder / name)
-        found.append((cfg, list(words)))
-    return found
+        members.append((cfg, list(words)))
+    return members
 
 
 def reject_run_dir(overrides: Sequence[str]) -> None:
-    """Raise `ConfigError` where one directory is named for several runs."""
-    if typed := next((override for override in overrides if override.startswith("run_dir=")), None):
-        raise ConfigError(
-            typed, None, "each run of a sweep has a directory of its own, below runs/", "leave run_dir= out"
-        )
+    """Raise `ConfigError` if the command line sets one run directory for several runs."""
+    if word := next((override for override in overrides if override.startswith("run_dir=")), None):
+        rule = "cannot be set for several runs: each of them has a directory of its own below runs/"
+        raise ConfigError("run_dir", word.partition("=")[2], rule, "leave run_dir= out")
 
 
-def reject_unlike(jobs: Sequence[Job]) -> None:
-    """Members of an array share what they ask the scheduler for. Raises `ConfigError` where they do not."""
+def reject_different_requests(jobs: Sequence[Job]) -> None:
+    """Raise `ConfigError` if these jobs request different resources, as members of one job array cannot."""
     for job in jobs[1:]:
         for field, value in vars(job).items():
             if value != (first := getattr(jobs[0], field)) and field not in ("name", "code"):
-                rule = f"one job array asks for the same for all its runs; here {field} is {first} and {value}"
-                raise ConfigError("job array", None, rule, "submit these as arrays of their own")
+                rule = f"must request the same resources for all its runs; here {field} is {first} and {value}"
+                raise ConfigError("The job array", None, rule, "submit these as arrays of their own")
 
 
-def parsed(override: str) -> Override | None:
-    """A word as Hydra reads it; None where it cannot: compose says what is wrong with it."""
+def parse_override(override: str) -> Override | None:
+    """Return an override as Hydra parses it; None if it cannot: then the config's own check says what is wrong."""
     try:
         return OverridesParser.create().parse_override(override)
     except (HydraException, OmegaConfBaseException):
         return None
 
 
-def choices(override: str) -> list[str]:
-    """`seed=0,1` as [`seed=0`, `seed=1`]; a single value, and what Hydra cannot read, as it stands."""
-    word = parsed(override)
-    if word is None or not word.is_sweep_override():
+def list_choices(override: str) -> list[str]:
+    """Return an override per value: `seed=0,1` as [`seed=0`, `seed=1`].
+
+    An override with a single value, and one that Hydra cannot parse, is returned unchanged.
+    """
+    parsed = parse_override(override)
+    if parsed is None or not parsed.is_sweep_override():
         return [override]
-    if not word.is_discrete_sweep():
-        rule = "is no list of values; a search draws from an interval"
+    if not parsed.is_discrete_sweep():
+        rule = "A sweep needs a list of values, and only a search draws from an interval"
         raise ConfigError(override, None, rule, "--search random --trials 20")
     key = override.partition("=")[0]
     try:
-        values = list(word.sweep_string_iterator())
+        values = list(parsed.sweep_string_iterator())
     except HydraException as error:  # glob(*) is for the choices of a group
-        rule = f"must list the values of a sweep: {error}"
-        raise ConfigError(override, None, rule, "the values themselves, with commas between") from None
-    if key in TEXT_KEYS:  # compose takes these as they are typed, Hydra puts backslashes before colons and spaces
+        rule = f"A sweep must list its values: {error}"
+        raise ConfigError(override, None, rule, "the values themselves, separated by commas") from None
+    if key in TEXT_KEYS:  # compose takes these literally, but Hydra puts backslashes before colons and spaces
         values = [value if value[:1] in ("'", '"') else re.sub(r"\\(.)", r"\1", value) for value in values]
     return [f"{key}={value}" for value in values]

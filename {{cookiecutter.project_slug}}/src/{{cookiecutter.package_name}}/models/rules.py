@@ -11,7 +11,7 @@ def optimizer(node: DictConfig, cfg: DictConfig) -> None:
     """The `_check_` of the optimizer: torch takes a learning rate of 0 or infinity, and tells of one below 0 late."""
     rate = node.get("lr")
     if isinstance(rate, int | float) and not (rate > 0 and math.isfinite(rate)):  # a word is told of with the types
-        raise ConfigError("model.optimizer.lr", rate, "is a number above 0", "model.optimizer.lr=0.003")
+        raise ConfigError("model.optimizer.lr", rate, "must be a number above 0", "model.optimizer.lr=0.003")
 
 
 def gpt(node: DictConfig, cfg: DictConfig) -> None:

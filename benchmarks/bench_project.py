@@ -1,6 +1,6 @@
-"""A project as a research group would fork it: with a tiny network, its data, and steps that take turns.
+"""Make a project for the benchmarks: a baked one with a tiny network, its data, and steps that take turns.
 
-python benchmarks/fork.py FOLDER makes one for a machine that lacks cookiecutter.
+For a machine without cookiecutter, make one elsewhere and copy it: python benchmarks/bench_project.py FOLDER
 """
 
 import os
@@ -50,7 +50,7 @@ from hpc.data.data_module import DataModule
 
 
 class Constant(DataModule):
-    \"\"\"One batch of random images, again and again: what training costs where data cost nothing.\"\"\"
+    \"\"\"The same batch of random images at every step, so that data cost no time.\"\"\"
 
     def __init__(self, *, image_size: int, num_classes: int, **shared) -> None:
         super().__init__(**shared)
@@ -64,7 +64,7 @@ class Constant(DataModule):
 
 
 class Images(Dataset):
-    draws = False  # random numbers, of those that a run that goes on would have to draw again
+    draws = False  # no random numbers that a resumed run would have to draw again
 
     def __init__(self, size: int, num_classes: int, count: int) -> None:
         self.size, self.num_classes, self.count = size, num_classes, count
@@ -84,16 +84,16 @@ from types import SimpleNamespace
 
 import lightning
 import turns
-from hpc.resume import agreement as agree
+from hpc.resume import agreement
 
 
 class Turns(lightning.Callback):
     def __init__(self) -> None:
         if turns.METER.startswith("collectives"):  # how often ranks agree must not depend on how busy the machine is
-            agree.time = SimpleNamespace(monotonic=lambda: turns.begun() / turns.STEPS_PER_SECOND)
+            agreement.time = SimpleNamespace(monotonic=lambda: turns.num_started_steps() / turns.STEPS_PER_SECOND)
 
     def on_train_batch_start(self, *_) -> None:
-        turns.turn()
+        turns.wait_for_turn()
 """,
     "configs/model/tiny.yaml": """
 defaults: [base]
@@ -120,8 +120,8 @@ turns:
 }
 
 
-def fork(folder: Path) -> Path:
-    """A baked project with that in it."""
+def make_project(folder: Path) -> Path:
+    """Bake a project in a folder, add the files above, and return its path."""
     from cookiecutter.main import cookiecutter
 
     project = Path(cookiecutter(str(HERE.parent), no_input=True, default_config=True, output_dir=str(folder)))
@@ -130,37 +130,40 @@ def fork(folder: Path) -> Path:
     return project
 
 
-def environ(threads: int = 1) -> dict[str, str]:
-    """Without what this user has set; the benchmarks' own modules can be imported."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    return kept | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(HERE), "XDG_CONFIG_HOME": os.devnull}
+def clean_environ(threads: int = 1) -> dict[str, str]:
+    """Return the environment without this user's settings for Python; the benchmarks' modules can be imported in it."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    return environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(HERE), "XDG_CONFIG_HOME": os.devnull}
 
 
-def ours(project: Path, run_dir: Path, *words: str, python: str = sys.executable, threads: int = 1) -> Command:
-    """train.py with all that a run has by default, and turns; no validation interrupts it."""
-    always = ["callbacks=turns", "trainer.max_epochs=-1", "+trainer.limit_val_batches=0"]
-    always += ["+trainer.limit_test_batches=1", "checkpoint.monitor=null"]
-    command = [python, str(project / "train.py"), *always, f"run_dir={run_dir}", *words]
-    return command, environ(threads)
+def project_command(
+    project: Path, run_dir: Path, *words: str, python: str = sys.executable, threads: int = 1
+) -> Command:
+    """Return the command of train.py with all defaults of a run, with turns and without validation."""
+    overrides = ["callbacks=turns", "trainer.max_epochs=-1", "+trainer.limit_val_batches=0"]
+    overrides += ["+trainer.limit_test_batches=1", "checkpoint.monitor=null"]
+    command = [python, str(project / "train.py"), *overrides, f"run_dir={run_dir}", *words]
+    return command, clean_environ(threads)
 
 
-def plain(program: str, *words: str, python: str = sys.executable, threads: int = 1) -> Command:
-    return [python, str(HERE / program), *words], environ(threads)
+def plain_command(program: str, *words: str, python: str = sys.executable, threads: int = 1) -> Command:
+    """Return the command of one of the hand-written programs in this folder."""
+    return [python, str(HERE / program), *words], clean_environ(threads)
 
 
-def ranks(command: Command, count: int) -> list[Command]:
-    """As processes of one machine that mpiexec has started: what we read and what plain programs read."""
+def rank_commands(command: Command, num_ranks: int) -> list[Command]:
+    """Return the command of each rank, with the variables that mpiexec sets for the processes of one machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
-    def placed(rank: int) -> dict[str, str]:
-        mpi = {"PMI_RANK": rank, "PMI_SIZE": count, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": count}
-        return {**command[1], **there, **{name: str(value) for name, value in mpi.items()}}
+    def rank_environ(rank: int) -> dict[str, str]:
+        mpi = {"PMI_RANK": rank, "PMI_SIZE": num_ranks, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": num_ranks}
+        return {**command[1], **address, **{name: str(value) for name, value in mpi.items()}}
 
-    return [(command[0], placed(rank)) for rank in range(count)]
+    return [(command[0], rank_environ(rank)) for rank in range(num_ranks)]
 
 
 if __name__ == "__main__":
-    print(fork(Path(sys.argv[1])))
+    print(make_project(Path(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""The same work by a Lightning Trainer as its documentation shows it: python benchmarks/stock.py [features|bare]"""
+"""The same work with a Lightning Trainer as in its documentation: python benchmarks/stock_trainer.py [features|bare]"""
 
 import sys
 import tempfile
@@ -11,12 +11,12 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
-from turns import turn
+from turns import wait_for_turn
 
 
 class Turns(L.Callback):
     def on_train_batch_start(self, *_: Any) -> None:
-        turn()
+        wait_for_turn()
 
 
 class Module(L.LightningModule):

@@ -1,0 +1,67 @@
+"""The two things that tools/search.py does: list the trials of a search, and give a member its values.
+
+A member asks for its values in its job, before its ranks start.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from omegaconf.errors import OmegaConfBaseException
+
+from hpc.config import compose, errors, preflight, trust
+from hpc.config.errors import ConfigError
+from hpc.run import frozen_config
+from hpc.studies import search
+
+
+def list_trials(folder: Path) -> list[str]:
+    """Return a line per trial, the best first, and the command line of the best one. Raises `ConfigError`."""
+    search.load_search(folder.absolute())
+    _reject_without_optuna()
+    from hpc.studies import trial_table
+
+    with _reject_damaged_study(folder):
+        return trial_table.text_lines(folder.absolute())
+
+
+def assign_values(run_dir: Path) -> list[str]:
+    """Get the values of a member, write its config into its run directory, and return its overrides.
+
+    Raises:
+        ConfigError: there is no search, its study cannot be read, or the config is rejected.
+    """
+    search.load_search(run_dir.parent)
+    _reject_without_optuna()
+    from hpc.studies import optuna_study
+
+    with _reject_damaged_study(run_dir.parent):
+        words = optuna_study.overrides_of_member(run_dir)
+    cfg = compose.compose_overrides(words)
+    trust.reject_untrusted(cfg, run_dir)  # the overrides come from a file in the folder
+    cfg.run_dir = str(run_dir)
+    preflight.check_config(cfg)
+    frozen_config.create_or_replace(run_dir, cfg, words=words)
+    return words
+
+
+@contextmanager
+def _reject_damaged_study(folder: Path) -> Iterator[None]:
+    """Raise `ConfigError` for any error while a study is read: a damaged journal can fail anywhere in Optuna."""
+    try:
+        yield
+    except (ConfigError, OmegaConfBaseException):
+        raise
+    except Exception as error:
+        rule = f"The study of this search cannot be read: {type(error).__name__}: {errors.first_line(error)}"
+        fix = "python report.py FOLDER, as the runs themselves are not damaged"
+        raise ConfigError("FOLDER", folder, rule, fix) from error
+
+
+def _reject_without_optuna() -> None:
+    """Raise `ConfigError` if optuna cannot be imported."""
+    try:
+        import optuna  # noqa: F401
+    except ImportError as error:
+        rule = f"must be installed, but cannot be imported: {error}"
+        raise ConfigError("The package optuna", None, rule, "pip install optuna -c constraints.txt") from None
