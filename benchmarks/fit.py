@@ -13,7 +13,7 @@ from published import Run, error, predicted, project, runs
 # Of A100, of H100, of all. What is not here is taken from where its comment says.
 START = {
     "A100 matmul_share": 0.8, "A100 attention_share": 0.5, "H100 matmul_share": 0.8, "H100 attention_share": 0.5,
-    "memory_share": 0.8, "share": 0.5, "hidden": 0.5,
+    "memory_share": 0.8, "node_share": 0.5, "overlap_share": 0.5,
 }  # fmt: skip
 
 
@@ -49,8 +49,10 @@ def adjusted(constants: dict[str, float]) -> Callable[[Any], Any]:
         return replace(
             machine,
             gpu=replace(machine.gpu, **gpu),
-            network=replace(machine.network, share=constants["share"], hidden=constants["hidden"]),
-            eager=replace(machine.eager, memory_share=constants["memory_share"]),
+            network=replace(
+                machine.network, node_share=constants["node_share"], overlap_share=constants["overlap_share"]
+            ),
+            operations=replace(machine.operations, memory_share=constants["memory_share"]),
         )
 
     return adjust

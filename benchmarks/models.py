@@ -110,9 +110,9 @@ def utilisation(
 ) -> list[dict[str, Any]]:
     """MFU in percent; nothing where the device's peak is not known."""
     sys.path.insert(0, str(project / "src"))
-    from hpc.jobs.hardware import peak
+    from hpc.jobs.hardware import peak_flops
 
-    best = peak(torch.cuda.get_device_name(), "bf16-mixed") if GPU else None
+    best = peak_flops(torch.cuda.get_device_name(), "bf16-mixed") if GPU else None
     return [row(name, [100 * flops / value / best for value in seconds], "%", goal, "higher")] if best else []
 
 

@@ -112,10 +112,10 @@ def predicted(run: Run, adjusted: Any = lambda machine: machine) -> float:
 
 
 def step_seconds(run: Run, adjusted: Any = lambda machine: machine) -> float:
-    from hpc.jobs.hardware import machine
+    from hpc.jobs.hardware import machine_from_cluster
     from hpc.plan.step_time import predict_step
 
-    return predict_step(run.network.trace(), run.setup, adjusted(machine(run.gpu, run.node_gbs))).seconds
+    return predict_step(run.network.trace(), run.setup, adjusted(machine_from_cluster(run.gpu, run.node_gbs))).seconds
 
 
 def days(run: Run) -> float:

@@ -13,12 +13,12 @@ from hpc.submit import options, queue_run
 
 
 def main() -> None:
-    asked = options.parse(__doc__, sys.argv[1:])
-    how, words = options.Options(asked.dry_run, asked.parsable, asked.wait), asked.overrides
+    asked = options.parse_arguments(__doc__, sys.argv[1:])
+    how, words = options.SubmitOptions(asked.dry_run, asked.parsable, asked.wait), asked.overrides
     if asked.render:  # what a new run does not need is imported where it is asked for
         from hpc.submit import preset_scripts
 
-        preset_scripts.render(Path(asked.render), words, dry_run=asked.dry_run)
+        preset_scripts.write_preset_scripts(Path(asked.render), words, dry_run=asked.dry_run)
     elif asked.multirun:
         from hpc.studies import job_array
 
@@ -32,7 +32,7 @@ def main() -> None:
 
         resubmit.resubmit(command_line.compose_parsed(asked), run_dir, words=words, options=how)
     else:
-        queue_run.submit(command_line.compose_parsed(asked), words, options=how)
+        queue_run.submit_run(command_line.compose_parsed(asked), words, options=how)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ def main(place: placement.Placement, warned: signals.SignalState) -> None:
     network_check_words.reject_single_rank(cfg)
     if not cfg.cluster.scheduler:
         return local_ranks.start(cfg, words, program=__file__)
-    how = options.Options(dry_run=asked.dry_run, wait=asked.wait)
-    run_dir = queue_run.submit(cfg, words, options=how, program="tools/comm.py")
+    how = options.SubmitOptions(dry_run=asked.dry_run, wait=asked.wait)
+    run_dir = queue_run.submit_run(cfg, words, options=how, program="tools/comm.py")
     if how.wait and not how.dry_run:
         print(job_logs.read_tail(run_dir / network_check.TABLE_FILE), end="")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc.jobs.hardware import GPU, Eager, Machine, Network
+from hpc.jobs.hardware import GPU, Machine, Network, OperationCosts
 from hpc.plan import rings, traffic
 from hpc.plan.rings import Group
 from hpc.plan.setup import Setup
@@ -15,9 +15,11 @@ from hpc.plan.trace_types import Linear, Part, Trace, Work
 
 BF16 = {"bf16": 100.0, "fp32": 10.0}
 CARD = GPU("card", 40, BF16, 1000, 100, matmul_share=0.5, attention_share=0.25, fixed_gb=1)
-NETWORK = Network(link_share=0.5, share=0.5, hidden=1.0, start=0.0, link_hop=0.0, hop=0.0)
-IDEAL = Machine(CARD, 40.0, NETWORK, Eager(memory_share=0.5, launch=0.0, fused=0.25))
-SLOW = replace(IDEAL, network=replace(NETWORK, start=1e-6, link_hop=1e-6, hop=1e-5))
+NETWORK = Network(
+    link_share=0.5, node_share=0.5, overlap_share=1.0, start_seconds=0.0, link_hop_seconds=0.0, node_hop_seconds=0.0
+)
+IDEAL = Machine(CARD, 40.0, NETWORK, OperationCosts(memory_share=0.5, launch_seconds=0.0, fused_share=0.25))
+SLOW = replace(IDEAL, network=replace(NETWORK, start_seconds=1e-6, link_hop_seconds=1e-6, node_hop_seconds=1e-5))
 SHARDINGS = ["none", "zero1", "zero2", "zero3", "fsdp"]
 
 

@@ -8,7 +8,6 @@ import pytest
 from desk import Desk
 
 from hpc.config import conversion, preflight
-from hpc.config import typed as config_typed
 from hpc.config.errors import ConfigError
 from hpc.run import directory, frozen_config
 from hpc.studies import sweep
@@ -137,4 +136,4 @@ def test_names_may_differ() -> None:
     cfgs = [cfg for cfg, _ in sweep.members(["cluster=slurm", "name=a,b"], FOLDER)]
     for cfg in cfgs:
         preflight.check_rules(cfg)
-    sweep.reject_unlike([job.of(cfg, code=Path(cfg.run_dir)) for cfg in cfgs])
+    sweep.reject_unlike([job.job_from_config(cfg, code=Path(cfg.run_dir)) for cfg in cfgs])

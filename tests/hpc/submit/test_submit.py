@@ -301,7 +301,7 @@ def test_no_scheduler_here(desk: Desk) -> None:
 
 
 def test_waiting_for_the_scheduler_is_announced(desk: Desk) -> None:
-    desk.set.setattr(scheduler, "SLOW", 0.05)
+    desk.set.setattr(scheduler, "NOTICE_AFTER_SECONDS", 0.05)
     desk.scheduler("sleep 0.5; echo 17")
     assert desk.type("cluster=slurm", "--parsable") == 0
     assert desk.err == "waiting for sbatch to answer ...\n" and desk.out.startswith("17 ")
@@ -738,7 +738,7 @@ def test_attempts_and_the_verdict_are_noted(tmp_path: Path) -> None:
 
 def test_the_job_is_a_plain_value() -> None:
     cfg = compose.compose_overrides(["cluster=slurm", "trainer=ddp"])
-    assert job.of(cfg) == job.of(cfg)
+    assert job.job_from_config(cfg) == job.job_from_config(cfg)
 
 
 @pytest.mark.parametrize("then", ["without it", "another one"])

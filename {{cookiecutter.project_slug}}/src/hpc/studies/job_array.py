@@ -7,54 +7,56 @@ from pathlib import Path
 from hpc.run import directory, frozen_config
 from hpc.studies import search, sweep
 from hpc.submit import array, queue_run
-from hpc.submit.hand_over import await_end, hand_over
-from hpc.submit.options import Options
-from hpc.submit.scripts import describe, text, write
+from hpc.submit.options import SubmitOptions
+from hpc.submit.scripts import describe_job, render_script, write_scripts
+from hpc.submit.submission import exit_after_job, submit_and_report
 
 
-def submit_sweep(words: Sequence[str], *, at_once: int | None, options: Options) -> None:
+def submit_sweep(words: Sequence[str], *, at_once: int | None, options: SubmitOptions) -> None:
     """Queue a run for each combination of `key=a,b`. Every config is checked before anything is written."""
     folder = directory.choose(None, "sweep", now=datetime.now(), environ={})
     members = sweep.members(words, folder)
-    shared = {"members": folder / "members", "num_members": len(members), "at_once": at_once}
+    shared = {"members_file": folder / "members", "num_members": len(members), "at_once": at_once}
     jobs = []
     for cfg, its_words in members:
-        queue_run.check(cfg, its_words)
-        jobs.append(describe(cfg, **shared))
+        queue_run.check_submission(cfg, its_words)
+        jobs.append(describe_job(cfg, **shared))
     sweep.reject_unlike(jobs)
     first, _ = members[0]
     if options.dry_run:
-        print(text(jobs[0], first), end="")
+        print(render_script(jobs[0], first), end="")
         return
-    with queue_run.withdrawn_without_room(folder):
-        array.begin(first, folder, run_dirs=[Path(cfg.run_dir) for cfg, _ in members], wait=options.wait)
+    with queue_run.undo_if_disk_is_full(folder):
+        array.create_array_folder(first, folder, run_dirs=[Path(cfg.run_dir) for cfg, _ in members], wait=options.wait)
         for cfg, its_words in members:
             run_dir = Path(cfg.run_dir)
             frozen_config.create_or_replace(run_dir, cfg, words=its_words)
-            write(describe(cfg, run_dir=run_dir), cfg, run_dir)  # for submit.py resume=, alone
-        write(jobs[0], first, folder)
-    await_end(hand_over(first, folder, options=options, num_members=len(members)), options)
+            write_scripts(describe_job(cfg, run_dir=run_dir), cfg, run_dir)  # for submit.py resume=, alone
+        write_scripts(jobs[0], first, folder)
+    exit_after_job(submit_and_report(first, folder, options=options, num_members=len(members)), options)
 
 
-def submit_search(words: Sequence[str], *, sampler: str, trials: int, at_once: int | None, options: Options) -> None:
+def submit_search(
+    words: Sequence[str], *, sampler: str, trials: int, at_once: int | None, options: SubmitOptions
+) -> None:
     """Queue a search, whose members get their values when they start: here the corners of its space are checked."""
     folder = directory.choose(None, "search", now=datetime.now(), environ={})
     corners = search.corners(words, folder)
     for cfg, its_words in corners:
-        queue_run.check(cfg, its_words)
+        queue_run.check_submission(cfg, its_words)
     cfgs = [cfg for cfg, _ in corners]
     plan = search.plan(words, cfgs, sampler=sampler, trials=trials)
-    shared = {"members": folder / "members", "num_members": trials, "at_once": at_once, "asks": True}
-    jobs = [describe(cfg, **shared) for cfg in cfgs]
+    shared = {"members_file": folder / "members", "num_members": trials, "at_once": at_once, "is_search_trial": True}
+    jobs = [describe_job(cfg, **shared) for cfg in cfgs]
     sweep.reject_unlike(jobs)
     if options.dry_run:
-        print(text(jobs[0], cfgs[0]), end="")
+        print(render_script(jobs[0], cfgs[0]), end="")
         return
     run_dirs = search.run_dirs(folder, trials)
-    with queue_run.withdrawn_without_room(folder):
-        array.begin(cfgs[0], folder, run_dirs=run_dirs, wait=options.wait)
+    with queue_run.undo_if_disk_is_full(folder):
+        array.create_array_folder(cfgs[0], folder, run_dirs=run_dirs, wait=options.wait)
         search.save(folder, plan)
         for run_dir in run_dirs:
-            write(describe(cfgs[0], run_dir=run_dir), cfgs[0], run_dir)
-        write(jobs[0], cfgs[0], folder)
-    await_end(hand_over(cfgs[0], folder, options=options, num_members=trials), options)
+            write_scripts(describe_job(cfgs[0], run_dir=run_dir), cfgs[0], run_dir)
+        write_scripts(jobs[0], cfgs[0], folder)
+    exit_after_job(submit_and_report(cfgs[0], folder, options=options, num_members=trials), options)

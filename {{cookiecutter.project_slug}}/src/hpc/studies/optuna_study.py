@@ -121,10 +121,10 @@ def settle(study: optuna.Study, folder: Path) -> None:
     runs = [history.read_run(folder / trial.user_attrs["run"], trial.user_attrs["run"]) for trial in running]
     # With PBS the job that goes on is another one, which is known as soon as it is queued.
     jobs = [{trial.user_attrs["job"], *run.jobs} - {""} for trial, run in zip(running, runs, strict=True)]
-    known = scheduler in job_states.COMMAND and any(jobs)
-    told = job_states.ask(scheduler, set().union(*jobs), {folder.stat().st_uid}) if known else None
+    known = scheduler in job_states.QUERY_COMMAND and any(jobs)
+    told = job_states.query_states(scheduler, set().union(*jobs), {folder.stat().st_uid}) if known else None
     for trial, run, its in zip(running, runs, jobs, strict=True):
-        over = told is not None and its and not any(job in told and told[job].active for job in its)
+        over = told is not None and its and not any(job in told and told[job].is_active for job in its)
         if over or run.verdict == "failed" or history.num_stalled_starts(run):
             with _reaching():
                 study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)

@@ -6,7 +6,7 @@ from itertools import count, takewhile
 from pathlib import Path
 
 from hpc.jobs import job_states
-from hpc.jobs.job_states import State
+from hpc.jobs.job_states import JobState
 from hpc.run import history
 from hpc.run.history import RunRecord
 from hpc.studies.scaling_points import Point
@@ -20,7 +20,7 @@ class Try:
 
     point: Point
     run: RunRecord | None  # None: there is none yet
-    state: State
+    state: JobState
 
     @property
     def name(self) -> str:
@@ -29,8 +29,8 @@ class Try:
     @property
     def told(self) -> str:
         """In few words; why it waits, not how it failed."""
-        waits = f" ({self.state.why})" if self.state.active and self.state.why else ""
-        return f"{self.name} {self.state.word}{waits}"
+        waits = f" ({self.state.reason})" if self.state.is_active and self.state.reason else ""
+        return f"{self.name} {self.state.name}{waits}"
 
     @property
     def finished(self) -> bool:
@@ -38,7 +38,7 @@ class Try:
 
     @property
     def failed(self) -> bool:
-        return not (self.finished or self.state.active or self.state.word == REJECTED)
+        return not (self.finished or self.state.is_active or self.state.name == REJECTED)
 
 
 def directory(folder: Path, nodes: int, again: bool) -> Path:
@@ -54,7 +54,7 @@ def look(folder: Path, points: Sequence[Point], scheduler: str) -> list[Try]:
     before = [_read(folder, point) for point in points]
     asked = [run for one in before if (run := one.run) and run.jobs and not run.is_finished]
     jobs, owners = {job for run in asked for job in run.jobs}, {run.owner for run in asked}
-    told = job_states.ask(scheduler, jobs, owners) if asked else {}
+    told = job_states.query_states(scheduler, jobs, owners) if asked else {}
     # Read once more: a run that ended well while the scheduler was asked would else be taken for one that failed.
     return [judged(_read(folder, point), told) for point in points]
 
@@ -62,26 +62,26 @@ def look(folder: Path, points: Sequence[Point], scheduler: str) -> list[Try]:
 def missing(folder: Path, points: Sequence[Point], scheduler: str, again: bool) -> list[Try]:
     """The points that have no job; with `again` also those whose job has failed."""
     found = look(folder, points, scheduler)
-    return [one for one in found if one.state.word == REJECTED or (again and one.failed)]
+    return [one for one in found if one.state.name == REJECTED or (again and one.failed)]
 
 
-def judged(one: Try, told: dict[str, State] | None) -> Try:
+def judged(one: Try, told: dict[str, JobState] | None) -> Try:
     """With its state, given what the scheduler knows of the jobs; None: it does not answer."""
     run = one.run
     if run is None or run.is_finished:
-        return replace(one, state=State("finished" if run else REJECTED))
+        return replace(one, state=JobState("finished" if run else REJECTED))
     known = [told[job] for job in run.jobs if job in told] if told else []
-    if active := next((state for state in known if state.active), None):
+    if active := next((state for state in known if state.is_active), None):
         return replace(one, state=active)
     if not run.jobs or run.submitted.get("error"):
-        return replace(one, state=State(REJECTED, str(run.submitted.get("error") or "")))
+        return replace(one, state=JobState(REJECTED, str(run.submitted.get("error") or "")))
     if told is None:
-        return replace(one, state=State("unknown", active=True))
-    ended = next((state for state in known if state.word != "completed"), State("failed"))
-    why = history.first_error(run, logs_too=True) or run.why or ended.why or "it left no reason, see its log"
-    return replace(one, state=State(ended.word, why))
+        return replace(one, state=JobState("unknown", is_active=True))
+    ended = next((state for state in known if state.name != "completed"), JobState("failed"))
+    why = history.first_error(run, logs_too=True) or run.why or ended.reason or "it left no reason, see its log"
+    return replace(one, state=JobState(ended.name, why))
 
 
 def _read(folder: Path, point: Point) -> Try:
     path = directory(folder, point.nodes, again=False)
-    return Try(point, history.read_run(path, path.name) if path.is_dir() else None, State(REJECTED))
+    return Try(point, history.read_run(path, path.name) if path.is_dir() else None, JobState(REJECTED))

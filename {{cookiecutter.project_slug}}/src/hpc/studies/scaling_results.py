@@ -30,7 +30,7 @@ def conclude(study: Study, tries: Sequence[Try], *, folder: Path, words: Sequenc
         write(study, tries, folder=folder, rates=rates)
     for one in tries:
         if one.failed and one.run:
-            print(f"{one.name} {one.state.word}: {one.state.why}")
+            print(f"{one.name} {one.state.name}: {one.state.reason}")
             resume = f"python submit.py resume={shlex.quote(str(one.run.path))}"
             kept = on_disk.list_checkpoints(one.run.path)
             print(f"  to go on from its last checkpoint: {resume}" if kept else "  it left no checkpoint to go on from")
@@ -38,7 +38,7 @@ def conclude(study: Study, tries: Sequence[Try], *, folder: Path, words: Sequenc
             print(f"{one.name} finished, but left no curves of perf/ that can be read")
     if any(one.failed for one in tries):
         print(f"  to start afresh, with the code as it is now: {command(words)} --again")
-    if waits := any(one.state.active for one in tries):
+    if waits := any(one.state.is_active for one in tries):
         print(f"the rest, once their jobs have ended: {command(words)}")
     return 0 if waits or len(rates) == len(tries) else 1
 

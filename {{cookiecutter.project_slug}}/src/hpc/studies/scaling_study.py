@@ -46,13 +46,13 @@ def _run(words: Sequence[str], *, dry_run: bool, again: bool, wait: bool) -> int
     study = scaling_points.read(words)
     points, cfgs = check(study)
     folder = place(study, cfgs[0])
-    table = "\n".join(scaling_table.asked(study, points, [job.of(cfg) for cfg in cfgs]))
+    table = "\n".join(scaling_table.asked(study, points, [job.job_from_config(cfg) for cfg in cfgs]))
     if dry_run:
         print(table, flush=True)
         return scaling_submission.dry_run(folder, points[0])
     missing = scaling_jobs.missing(folder, points, cfgs[0].cluster.scheduler, again)
     if missing:
-        scheduler.find(cfgs[0].cluster.scheduler)
+        scheduler.find_submit_command(cfgs[0].cluster.scheduler)
     make(folder, study, first=cfgs[0])
     print(table, flush=True)
     scaling_submission.submit(folder, missing)

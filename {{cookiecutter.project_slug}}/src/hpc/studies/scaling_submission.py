@@ -45,17 +45,17 @@ def wait(folder: Path, points: Sequence[Point], *, cfgs: Sequence[DictConfig], p
         cfgs: of the points.
         patient: wait at all; otherwise return what is so now.
     """
-    limit = GRACE + max(job.of(cfg).seconds for cfg in cfgs)
+    limit = GRACE + max(job.job_from_config(cfg).walltime_seconds for cfg in cfgs)
     begun = changed = time.monotonic()
     said = ""
     while True:
         found = scaling_jobs.look(folder, points, cfgs[0].cluster.scheduler)
-        active, now = [one for one in found if one.state.active], time.monotonic()
+        active, now = [one for one in found if one.state.is_active], time.monotonic()
         words = ", ".join(one.told for one in found)
         if words != said:
             said, changed = words, now
             print(f"{time.strftime('%H:%M:%S')} {words}", flush=True)
-        queued = any(one.state.word == "pending" for one in active)
+        queued = any(one.state.name == "pending" for one in active)
         if not patient or not active or (not queued and now - changed > limit):
             return found
         time.sleep(min(max((now - begun) / 10, 1), PAUSE))
@@ -63,7 +63,7 @@ def wait(folder: Path, points: Sequence[Point], *, cfgs: Sequence[DictConfig], p
 
 def _to_type(folder: Path, one: Try) -> list[str]:
     """Return words for submit.py: the job that was written before, if a full queue rejected it; else a new try."""
-    if one.state.word == scaling_jobs.REJECTED and one.run and (one.run.path / "job.sh").exists():
+    if one.state.name == scaling_jobs.REJECTED and one.run and (one.run.path / "job.sh").exists():
         return [f"resume={one.run.path}"]
     return _words_of_new_try(folder, one.point)
 

@@ -55,7 +55,7 @@ def asked(study: Study, points: Sequence[Point], jobs: Sequence[Job]) -> list[st
     cells = [["nodes", "devices", "batch", "per device", "lr", "at most"]]
     for point, job in zip(points, jobs, strict=True):
         sizes = [point.nodes, point.devices, point.batch, point.per_device, point.lr]
-        cells.append([*map(digits, sizes), format_walltime(job.seconds)])
+        cells.append([*map(digits, sizes), format_walltime(job.walltime_seconds)])
     hours = sum(job.gpu_hours for job in jobs)
     cost = f", at most {digits(hours, 3)} GPU-hours in all" if hours else ""
     return [f"{study.scaling} scaling, {study.steps} steps per point{cost}", *aligned(cells)]

@@ -15,7 +15,7 @@ from hpc.config.compose import compose_overrides
 from hpc.config.errors import ConfigError
 from hpc.config.sections import TEXT_KEYS
 from hpc.jobs.job import Job
-from hpc.submit.options import MOST
+from hpc.submit.options import MAX_ARRAY_SIZE
 
 
 def members(overrides: Sequence[str], folder: Path) -> list[tuple[DictConfig, list[str]]]:
@@ -29,8 +29,9 @@ def members(overrides: Sequence[str], folder: Path) -> list[tuple[DictConfig, li
     if not any(len(some) > 1 for some in values):
         raise ConfigError("--multirun", None, "no key has several values", "seed=0,1,2")
     combinations = list(product(*values))
-    if len(combinations) > MOST:
-        raise ConfigError("--multirun", len(combinations), f"at most {MOST} runs make an array", "fewer values")
+    if len(combinations) > MAX_ARRAY_SIZE:
+        rule = f"must have at most {MAX_ARRAY_SIZE} combinations of values"
+        raise ConfigError("--multirun", len(combinations), rule, "fewer values")
     found = []
     for number, words in enumerate(combinations):
         varied = [word for word, some in zip(words, values, strict=True) if len(some) > 1]
