@@ -373,9 +373,9 @@ def test_an_iterator_takes_no_random_number_from_the_run(workers):
 def test_digits_are_those_of_the_package():
     from sklearn.datasets import load_digits
 
-    from my_research.data.digits import read
+    from my_research.data.digits import read_digits
 
-    for ours, theirs in zip(read(), load_digits(return_X_y=True), strict=True):
+    for ours, theirs in zip(read_digits(), load_digits(return_X_y=True), strict=True):
         assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs)
 
 
@@ -384,14 +384,14 @@ def test_digits_without_their_package_are_rejected(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(digits, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="scikit-learn"):
-        digits.read.__wrapped__()  # what has been read is kept
+        digits.read_digits.__wrapped__()  # without the cache
 
 
 def test_digits_are_split_once_and_evenly():
-    from my_research.data.digits import indices_of, read
+    from my_research.data.digits import read_digits, split_indices
 
-    _, digits = read()
-    splits = [indices_of(split, digits) for split in ("train", "val", "test")]
+    _, digits = read_digits()
+    splits = [split_indices(split, digits) for split in ("train", "val", "test")]
     assert sorted(np.concatenate(splits)) == list(range(len(digits)))
     for indices, tenths in zip(splits, (7, 1, 2), strict=True):
         counts = np.bincount(digits[indices], minlength=10)

@@ -73,7 +73,7 @@ def test_directives_follow_from_the_fields() -> None:
         ["-l", "walltime=01:30:00"], ["-r", "y"], ["-j", "oe"], ["-k", "oed"], ["-o", "/home/ana/runs/digits/"],
         ["-l", "filesystems=home:eagle"], ["-m", "n"],
     ]  # fmt: skip
-    shared = replace(SUPEK, qos="high", constraint="system=polaris", partition=None, seconds=100 * 3600)
+    shared = replace(SUPEK, qos="high", constraint="system=polaris", partition=None, walltime_seconds=100 * 3600)
     said = directives(pbs.render_job_script(shared))
     assert ["-l", "select=2:ncpus=4:ngpus=1:mpiprocs=1:system=polaris"] in said and ["-l", "place=scatter"] in said
     assert ["-l", "qos=high"] in said and ["-l", "walltime=100:00:00"] in said and ["-W", "umask=027"] in said
@@ -267,10 +267,10 @@ class Pbs:
     ) -> subprocess.Popen[bytes]:
         """Submit; `tick`: seconds between two looks, in the place of one."""
         job = job or self.job
-        folder = job.members.parent if job.members else self.run_dir
+        folder = job.members_file.parent if job.members_file else self.run_dir
         for name, text in (("job.sh", pbs.render_job_script(job)), ("node.sh", pbs.render_node_script(job))):
             (folder / name).write_text(text)
-        members = [Path(line) for line in job.members.read_text().splitlines()] if job.members else []
+        members = [Path(line) for line in job.members_file.read_text().splitlines()] if job.members_file else []
         for code in [self.code, self.work, *(place / "code" for place in [folder, *members])]:
             self.share(code, tick)
         self.nodefile.write_text("".join(f"{host}\n" for host in hosts.split()))
@@ -495,7 +495,7 @@ def test_a_server_that_is_away_is_asked_again(cluster: Pbs, away: int, tries: in
 def test_at_the_end_of_its_time_too_the_server_is_asked_again(cluster: Pbs) -> None:
     cluster.behaviour(COUNT_TERM + WAIT)
     (cluster.home / "away").write_text("2")
-    job = cluster.start(replace(cluster.job, seconds=1))
+    job = cluster.start(replace(cluster.job, walltime_seconds=1))
     wait_until(lambda: all((cluster.run_dir / f"ready-{rank}").exists() for rank in (0, 1)))
     job.terminate()
     wait_until(lambda: len(cluster.submitted()) == 3)
@@ -568,7 +568,7 @@ def test_a_rank_that_was_killed_is_a_crash(cluster: Pbs) -> None:
 def test_a_job_that_is_told_to_end(cluster: Pbs, ranks: str, code: int, seconds: int, jobs: int) -> None:
     """Deleted, it does not come back; at the end of the walltime it does, once, and does not wait for its ranks."""
     cluster.behaviour(COUNT_TERM + ranks)
-    job = cluster.start(replace(cluster.job, seconds=seconds))
+    job = cluster.start(replace(cluster.job, walltime_seconds=seconds))
     wait_until(lambda: all((cluster.run_dir / f"ready-{rank}").exists() for rank in (0, 1)))
     job.terminate()
     wait_until(lambda: all((cluster.run_dir / f"term-{rank}").exists() for rank in (0, 1)))

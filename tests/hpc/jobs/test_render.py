@@ -33,7 +33,7 @@ def test_an_account_is_named_if_it_is_typed(tmp_path: Path) -> None:
     [
         (["trainer=fsdp"], False, "for each preset"),
         (["run_dir=mine"], False, "each job makes its own"),
-        (["cluster=slurm"], True, "--dry-run writes nothing"),
+        (["cluster=slurm"], True, "--dry-run, which writes nothing"),
     ],
 )
 def test_what_such_scripts_cannot_say_is_rejected(words: list[str], dry_run: bool, told: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from test_job import NEEDS, Node, composed, node  # noqa: F401 - a fixture
 from test_pbs import FINISH, Pbs, cluster  # noqa: F401 - a fixture
 
-from hpc.config import compose, project
+from hpc.config import project
 from hpc.jobs import job, pbs, slurm
 
 MOST = 40  # lines that a person reads in one go

@@ -158,7 +158,7 @@ def test_communication_hides_behind_computation_but_for_its_end() -> None:
         traffic.backward_collectives(network(), setup, IDEAL).end,
     )
     assert longer.communication == pytest.approx(first + last)
-    half = replace(IDEAL, network=replace(NETWORK, hidden=0.5))
+    half = replace(IDEAL, network=replace(NETWORK, overlap_share=0.5))
     all_of_it = predict_step(network(flops=1e15), replace(setup, overlap=False), IDEAL).communication
     assert predict_step(network(flops=1e15), setup, half).communication == pytest.approx(all_of_it / 2)
 
@@ -190,7 +190,7 @@ MACHINES = st.builds(
     lambda peak, memory, link, node, hidden, hop: Machine(
         replace(CARD, tflops={"bf16": peak, "fp32": peak / 8}, bandwidth_gbs=memory, link_gbs=link),
         node,
-        replace(NETWORK, hidden=hidden, start=hop, link_hop=hop, hop=3 * hop),
+        replace(NETWORK, overlap_share=hidden, start=hop, link_hop=hop, hop=3 * hop),
         IDEAL.eager,
     ),
     st.floats(1, 1e4), st.floats(10, 1e4), st.floats(1, 1e3), st.floats(1, 1e3), st.floats(0, 1), st.floats(0, 1e-4),

@@ -157,7 +157,7 @@ def test_what_this_shell_has_for_sbatch_is_told(desk: Desk) -> None:
     for variable, key in (("JOB_NAME", "name"), ("MEM_PER_NODE", "cluster.memory_gb"), ("GPUS", "trainer.devices")):
         desk.set.setenv(f"SBATCH_{variable}", "4")  # an option of this name would be rejected
         assert desk.type("cluster=slurm") == 0
-        assert f"SBATCH_{variable}=4 of this shell is not passed on; {key}= says that" in desk.err
+        assert f"SBATCH_{variable}=4 of this shell is not passed on; {key}= sets that" in desk.err
     desk.set.setenv("SLURM_JOB_ID", "16")  # submitted in a job: these may be that job's
     assert desk.type("cluster=slurm") == 0 and "SBATCH_" not in desk.err
 
@@ -217,7 +217,7 @@ def test_the_log_of_an_array_is_where_it_is_told(desk: Desk) -> None:
 @pytest.mark.parametrize("value", ["[-l a=b]", '"[-l a=b]"', "-l a=b"])
 def test_the_fix_of_a_list_is_a_list(value: str, desk: Desk) -> None:
     assert desk.type("cluster=pbs", f"cluster.options={value}", "--dry-run") == 2
-    (fix,) = re.findall(r"""fix: .*?('cluster\.options=.*')$""", desk.err.strip(), re.MULTILINE)
+    (fix,) = re.findall(r"""Try: .*?('cluster\.options=.*')$""", desk.err.strip(), re.MULTILINE)
     assert desk.type("cluster=pbs", *shlex.split(fix), "--dry-run") == 0, desk.err
     assert "\n#PBS -l a=b\n" in desk.out
 
@@ -420,7 +420,7 @@ def test_what_cannot_go_on_is_rejected(desk: Desk) -> None:
         "a: [": "is damaged",
         "- a": "is damaged: no keys",
         "": "is damaged: no keys",
-        f"{frozen}later: 1\n": f"later is unknown\n  Try: python {Path('mine/code').absolute()}/submit.py",
+        f"{frozen}later: 1\n": f"unknown keys later; got {Path('mine').absolute()}.\n  Try: python {Path('mine/code').absolute()}/submit.py",
         frozen.replace("\nfaults:", "\nfalts:"): "faults is new here",
         frozen.replace("scheduler: slurm", "scheduler: null"): "with a scheduler",
     }.items():
@@ -577,7 +577,7 @@ def test_a_file_that_goes_away_while_it_is_copied(tracked: bool, desk: Desk) -> 
     gone = "env.sh" if tracked else "notes.tmp"
     desk.set.setattr(snapshot, "project_files", lambda: [*names, *([] if tracked else [gone])])
     (desk.project / gone).unlink(missing_ok=True)
-    snapshot.reject("snapshot")
+    snapshot.reject_unsuitable_code("snapshot")
     mine = desk.project / "runs" / "mine"
     mine.mkdir()
     if tracked:
@@ -637,7 +637,7 @@ def test_only_committed_code_where_that_is_the_rule(desk: Desk, tmp_path: Path) 
 
 
 def test_data_beside_the_code_are_not_copied_into_every_run(desk: Desk) -> None:
-    desk.set.setattr(snapshot, "MOST", 100_000)
+    desk.set.setattr(snapshot, "MAX_BYTES", 100_000)
     desk.write("data/huge.bin", "x" * 200_000)
     assert desk.type("cluster=slurm") == 2
     assert "data/huge.bin" in desk.err and ".gitignore" in desk.err and desk.runs() == []

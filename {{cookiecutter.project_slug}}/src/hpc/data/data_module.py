@@ -36,7 +36,7 @@ class DataModule(L.LightningDataModule):
         num_workers: processes that fetch; null: as many as this process has cores, but for one. What is gathered from
             memory is faster without.
         num_ahead: batches that a thread fetches ahead for a GPU, where there are no workers; 0: none.
-        stage: copy the files of `to_stage` to `node_local` before training.
+        stage: copy the files of `files_to_stage` to `node_local` before training.
         node_local: a folder on the node, as bash reads it.
     """
 
@@ -76,7 +76,7 @@ class DataModule(L.LightningDataModule):
         """Inputs as the network wants them, on their device (uint8 → float, say). After `augment`, in every split."""
         return inputs
 
-    def to_stage(self) -> list[FileParts]:
+    def files_to_stage(self) -> list[FileParts]:
         """The packed files that can be copied to the node."""
         raise ConfigError(
             "data.stage", True, "copies files that tools/pack.py made", "data.stage=false, or data=packed"
@@ -92,11 +92,11 @@ class DataModule(L.LightningDataModule):
 
     def prepare_data(self) -> None:
         """Lightning calls this in one process per node, and the others wait for as long as it takes."""
-        for parts in self.to_stage() if self.stage else ():
+        for parts in self.files_to_stage() if self.stage else ():
             staging.reject_missing_folder(self.stage, self.node_local)
             staging.stage_file(parts, str(self.node_local))
 
-    def nearest(self, parts: FileParts) -> str:
+    def local_path(self, parts: FileParts) -> str:
         """The file itself, or its copy on this node."""
         return staging.copy_path(parts, self.node_local) if self.stage and self.node_local else parts.file
 

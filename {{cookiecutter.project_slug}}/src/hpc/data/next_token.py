@@ -52,10 +52,10 @@ class NextToken(DataModule):
         chosen, windows = split_text(split, *self.list_files(), self.block_size, self.max_eval_windows)
         return {"files": describe_text(chosen), "windows": [windows.start, windows.stop, windows.step]}
 
-    def to_stage(self) -> list[FileParts]:
+    def files_to_stage(self) -> list[FileParts]:
         files, val_files = self.list_files()
         return [token_parts(file) for file in files + val_files]
 
     def near(self, file: str) -> str:
         """Return the file itself, or its copy on this node."""
-        return self.nearest(token_parts(file)) if self.stage else file
+        return self.local_path(token_parts(file)) if self.stage else file
