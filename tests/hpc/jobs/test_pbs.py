@@ -122,7 +122,7 @@ def test_bash_and_shellcheck_find_nothing(name: str, tmp_path: Path) -> None:
         subprocess.run(["bash", "-n", path], check=True)
         if shutil.which("shellcheck"):
             # SC2317: in a script that is submitted by hand, its copy for the nodes reaches what nodes do.
-            by_hand = ["--exclude=SC2317"] if job.is_by_hand else []
+            by_hand = ["--exclude=SC2317"] if job.is_reusable else []
             check = ["shellcheck", "-x", f"--source-path={project.PROJECT}", *by_hand, SOURCED, path]
             found = subprocess.run(check, capture_output=True, text=True)
             assert found.returncode == 0, found.stdout

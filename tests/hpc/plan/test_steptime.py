@@ -190,7 +190,7 @@ MACHINES = st.builds(
     lambda peak, memory, link, node, hidden, hop: Machine(
         replace(CARD, tflops={"bf16": peak, "fp32": peak / 8}, bandwidth_gbs=memory, link_gbs=link),
         node,
-        replace(NETWORK, overlap_share=hidden, start=hop, link_hop=hop, hop=3 * hop),
+        replace(NETWORK, overlap_share=hidden, start_seconds=hop, link_hop_seconds=hop, node_hop_seconds=3 * hop),
         IDEAL.eager,
     ),
     st.floats(1, 1e4), st.floats(10, 1e4), st.floats(1, 1e3), st.floats(1, 1e3), st.floats(0, 1), st.floats(0, 1e-4),
@@ -220,7 +220,9 @@ def test_better_hardware_is_never_slower(one: Machine, setup: Setup, what: str) 
             one, gpu=replace(one.gpu, tflops={key: 2 * value for key, value in one.gpu.tflops.items()})
         ),
         "node_gbs": lambda: replace(one, node_gbs=2 * (one.node_gbs or 1)),
-        "hop": lambda: replace(one, network=replace(one.network, hop=0.0, link_hop=0.0, start=0.0)),
+        "hop": lambda: replace(
+            one, network=replace(one.network, node_hop_seconds=0.0, link_hop_seconds=0.0, start_seconds=0.0)
+        ),
     }[what]()
     before, after = predict_step(trace, setup, one), predict_step(trace, setup, better)
     assert after.seconds <= before.seconds * (1 + 1e-9)

@@ -421,7 +421,7 @@ def test_what_cannot_go_on_is_rejected(desk: Desk) -> None:
         "- a": "is damaged: no keys",
         "": "is damaged: no keys",
         f"{frozen}later: 1\n": f"unknown keys later; got {Path('mine').absolute()}.\n  Try: python {Path('mine/code').absolute()}/submit.py",
-        frozen.replace("\nfaults:", "\nfalts:"): "faults is new here",
+        frozen.replace("\nfaults:", "\nfalts:"): "its config lacks faults and has the unknown keys falts",
         frozen.replace("scheduler: slurm", "scheduler: null"): "with a scheduler",
     }.items():
         Path("mine/config.yaml").write_text(text)
