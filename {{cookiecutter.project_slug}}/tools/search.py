@@ -17,7 +17,8 @@ from hpc.studies import search_answers
 def main() -> None:
     parser = errors.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder that submit.py --search has printed")
-    parser.add_argument("--ask", action="store_true", help="FOLDER is a run directory: draw its values, write its config")
+    ask_help = "FOLDER is a run directory: draw its values and write its config"
+    parser.add_argument("--ask", action="store_true", help=ask_help)
     arguments = parser.parse_args()
     if arguments.ask:
         run_dir = arguments.folder.absolute()

@@ -415,12 +415,12 @@ def test_what_cannot_go_on_is_rejected(desk: Desk) -> None:
     }.items():
         assert desk.type(*typed) == 2
         assert words in desk.err
-    frozen = Path("mine/config.yaml").read_text()
+    frozen, mine = Path("mine/config.yaml").read_text(), Path("mine").absolute()
     for text, words in {
         "a: [": "is damaged",
         "- a": "is damaged: no keys",
         "": "is damaged: no keys",
-        f"{frozen}later: 1\n": f"unknown keys later; got {Path('mine').absolute()}.\n  Try: python {Path('mine/code').absolute()}/submit.py",
+        f"{frozen}later: 1\n": f"unknown keys later; got {mine}.\n  Try: python {mine}/code/submit.py",
         frozen.replace("\nfaults:", "\nfalts:"): "its config lacks faults and has the unknown keys falts",
         frozen.replace("scheduler: slurm", "scheduler: null"): "with a scheduler",
     }.items():

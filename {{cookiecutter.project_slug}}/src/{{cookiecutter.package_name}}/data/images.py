@@ -29,7 +29,7 @@ class ImageDataModule(DataModule):
         self.smallest_crop = smallest_crop
 
     def augment(self, inputs: Tensor, draws: Tensor) -> Tensor:
-        """Crop a random part with a ratio of 3:4 to 4:3, resize it, and mirror half of the images (Szegedy et al., 2014)."""
+        """Crop a random part with a ratio of 3:4 to 4:3, resize it, and mirror half of them (Szegedy et al., 2014)."""
         area = self.smallest_crop + (1 - self.smallest_crop) * draws[:, 0]
         ratio = (4 / 3) ** (2 * draws[:, 1] - 1)
         width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)

@@ -30,8 +30,9 @@ def check_gpt(network: DictConfig, cfg: DictConfig) -> None:
         fix = f"model.network.num_heads={_largest_divisor(width, min(num_heads, width))}"
         raise ConfigError("model.network.num_heads", num_heads, rule, fix)
     if width // num_heads % 2:
-        rule = f"must give each head an even size, for rotary positions, and {width} / {num_heads} = {width // num_heads}"
-        raise ConfigError("model.network.num_heads", num_heads, rule, "model.network.num_heads=<width / 64, for example>")
+        rule = f"must give each head an even size, for rotary positions; {width} / {num_heads} is {width // num_heads}"
+        fix = "model.network.num_heads=<width / 64, for example>"
+        raise ConfigError("model.network.num_heads", num_heads, rule, fix)
     num_ranks = cfg.strategy.tensor_parallel_size
     if num_heads % num_ranks:
         rule = f"must be a divisor of the number of attention heads ({num_heads})"

@@ -54,7 +54,7 @@ class GPT(nn.Module):
         return torch.zeros(batch_size, self.block_size, dtype=torch.int64)
 
     def tensor_parallel_plan(self) -> dict[str, ParallelStyle]:
-        """Return Megatron's plan (Shoeybi et al., 2019): heads and hidden units are split, with two all-reduces per block."""
+        """Return Megatron's plan (Shoeybi et al., 2019): split heads and hidden units; two all-reduces per block."""
         return {
             "blocks.*.attention.qkv": ColwiseParallel(),
             "blocks.*.attention.out": RowwiseParallel(),
@@ -63,7 +63,7 @@ class GPT(nn.Module):
         }
 
     def _init_weights(self, num_layers: int) -> None:
-        """Initialize as GPT-2: N(0, 0.02), with layers that add to the residual stream scaled by 1 / sqrt(2 * layers)."""
+        """Initialize as GPT-2: N(0, 0.02), scaled by 1 / sqrt(2 * layers) where a layer adds to the residual stream."""
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:
                 continue
