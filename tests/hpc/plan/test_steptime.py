@@ -191,7 +191,7 @@ MACHINES = st.builds(
         replace(CARD, tflops={"bf16": peak, "fp32": peak / 8}, bandwidth_gbs=memory, link_gbs=link),
         node,
         replace(NETWORK, overlap_share=hidden, start_seconds=hop, link_hop_seconds=hop, node_hop_seconds=3 * hop),
-        IDEAL.eager,
+        IDEAL.operations,
     ),
     st.floats(1, 1e4), st.floats(10, 1e4), st.floats(1, 1e3), st.floats(1, 1e3), st.floats(0, 1), st.floats(0, 1e-4),
 )  # fmt: skip

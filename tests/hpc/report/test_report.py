@@ -89,7 +89,7 @@ def submit(folder: Path, commands: Path, work: job.Job, answer: str = "echo 17",
     (folder / "job.sh").write_text("#!/bin/bash\n")
     stub(commands, scheduler.SUBMIT_COMMAND[to], answer)
     try:
-        scheduler.submit_job(folder, OmegaConf.create({"name": "here", "scheduler": to}), work)
+        scheduler.submit_job(folder, OmegaConf.create({"name": "here", "scheduler": to}), job=work)
     except errors.ConfigError:
         assert "exit" in answer
     finally:
