@@ -123,8 +123,8 @@ def test_keeps_the_shells_options_and_names(place):
 @pytest.mark.parametrize(
     ("env", "reason"),
     [
-        ({"STUB_OLD": "1"}, "needs Python 3.11"),
-        ({"PYTHON": "no-such-python"}, "needs Python 3.11"),
+        ({"STUB_OLD": "1"}, "Python 3.11 or newer is needed"),
+        ({"PYTHON": "no-such-python"}, "Python 3.11 or newer is needed"),
         ({"STUB_PIP": "1"}, "the installation failed"),
         ({"VENV": "/proc/none/venv"}, "set VENV"),
     ],

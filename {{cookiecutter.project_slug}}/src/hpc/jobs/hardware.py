@@ -83,7 +83,7 @@ def machine_from_cluster(
     """
     for key, value in (("network_gbs", node_gbs), ("gpu_link_gbs", link_gbs)):
         if value is not None and not 0 < value < float("inf"):
-            rule = "must be a bandwidth in GB/s, above 0"
+            rule = "must be a number above 0, in GB/s"
             raise ConfigError(f"cluster.{key}", value, rule, f"cluster.{key}=null if it is unknown")
     gpu = get_gpu(gpu_name)
     if link_gbs is not None:

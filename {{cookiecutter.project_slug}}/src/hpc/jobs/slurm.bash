@@ -171,7 +171,7 @@ exit_as_ranks_did() { # PID of the launcher
     case $(read_outcome) in # srun changes exit codes, so the ranks write their common verdict into a file
     finished) exit 0 ;;
     failed) exit_unfinished "failed (exit code $status); the reason is above and in $run_dir" ;;
-    *) [ "$status" -ne 2 ] || exit_unfinished "rejected; the reason is above" ;; # another job may run it
+    *) [ "$status" -ne 2 ] || exit_unfinished "rejected; the reason is above" ;; # another job may be running it
     esac
     case $(query_job_state) in
     cancelled) exit_unfinished "cancelled" ;;

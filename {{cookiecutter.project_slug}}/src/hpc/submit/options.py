@@ -61,5 +61,5 @@ def _reject_combinations(arguments: argparse.Namespace) -> None:
         rule = f"must be the number of runs of a search, from 2 to {MAX_ARRAY_SIZE}"
         raise ConfigError("--trials", arguments.trials, rule, "--trials 40")
     if arguments.search == "tpe" and (arguments.at_once or trials) >= trials:
-        rule = "must have fewer runs at the same time than trials, as it learns from the runs that have ended"
+        rule = "must start fewer runs at the same time than there are trials, as it learns from those that have ended"
         raise ConfigError("--search tpe", None, rule, f"--at-once {max(trials // 5, 1)}, or --search random")
