@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 project = Path.cwd()
-# Where the person stands: this hook itself runs inside the new project.
-here = os.environ.get("PWD", "")
-path = os.path.relpath(project, here) if here and project.is_relative_to(here) else str(project)
+# The folder in which cookiecutter was called. The hook itself runs in the new project.
+caller = os.environ.get("PWD", "")
+path = os.path.relpath(project, caller) if caller and project.is_relative_to(caller) else str(project)
 
 sys.stdout.reconfigure(errors="backslashreplace")  # a path that the terminal cannot show must not fail the bake
 print(f"\nNext:\n  cd {shlex.quote(path)}\n  source env.sh\n  python train.py\n")

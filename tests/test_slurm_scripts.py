@@ -66,7 +66,7 @@ def test_what_a_script_says_goes_on(desk):
     seen = json.loads((run_dir / "rank-0.json").read_text())
     desk.slurm.exec(seen["host"], "kill", "-9", str(seen["pid"]))
     ended = desk.ended(job)
-    typed = re.search("1 starts in a row .*; to go on: (.*)", ended.log)
+    typed = re.search("1 starts in a row .*; to continue: (.*)", ended.log)
     assert ended.state == "FAILED" and typed, ended.log
     (run_dir / "go").touch()
     desk.slurm.call(*shlex.split(typed[1]))

@@ -1,8 +1,8 @@
-"""Will it fit, how long does it take, is one more node worth it: python plan.py [group=choice] [key=value] [words]
+"""Predict memory, time and cost of a run, and how it scales: python plan.py [group=choice] [key=value] [words]
 
-tokens=300e9, samples=1e8     how much to train on, for the time to the end; or trainer.max_steps=
-plot=FILE.png                 a picture of rate and efficiency over nodes
-pipeline=8 interleaved=2 micro_batch=1    stages of a pipeline and pieces in each, to compare: train.py runs none
+tokens=300e9, samples=1e8     amount of training, for the time to the end; or trainer.max_steps=
+plot=FILE.png                 draw rate and efficiency over the number of nodes
+pipeline=8 interleaved=2 micro_batch=1    compare with pipeline stages, and chunks in each; train.py runs none
 """
 
 import gc
@@ -19,17 +19,17 @@ from hpc.run import command_line
 
 def main() -> None:
     parser = compose.make_parser(__doc__)
-    parser.add_argument("--json", action="store_true", help="print the plan for programs")
-    asked = parser.parse_intermixed_args(sys.argv[1:])
-    own, asked.overrides = plan_words.split_words(asked.overrides)
-    planned = run_plan.plan_run(command_line.compose_parsed(asked), asked.overrides, own=own)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` has read enough: no traceback
-    print(run_plan.as_json(planned) if asked.json else run_plan.as_text(planned))
-    if "plot" in own:
-        run_plan.draw(planned, own["plot"])
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    arguments = parser.parse_intermixed_args(sys.argv[1:])
+    plan_options, arguments.overrides = plan_words.split_words(arguments.overrides)
+    plan = run_plan.plan_run(command_line.compose_parsed(arguments), arguments.overrides, own=plan_options)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end without a traceback when `| head` closes the pipe
+    print(run_plan.as_json(plan) if arguments.json else run_plan.as_text(plan))
+    if "plot" in plan_options:
+        run_plan.draw(plan, plan_options["plot"])
 
 
 if __name__ == "__main__":
-    gc.disable()  # as in submit.py
+    gc.disable()  # a short process: collecting garbage would only delay the answer
     with errors.exit_on_config_error():
         main()

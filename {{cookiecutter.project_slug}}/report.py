@@ -1,7 +1,7 @@
-"""What ran and how: python report.py [RUN_DIR_OR_FOLDER ...]
+"""Report on runs: python report.py [RUN_DIR_OR_FOLDER ...]
 
-Of one run directory, all that is known of it, here and as the page RUN_DIR/report.html; otherwise a table of the runs,
-newest last.
+One run directory: everything known about the run, printed here and written as the page RUN_DIR/report.html. Otherwise:
+a table of the runs, newest last.
 """
 
 import argparse
@@ -18,15 +18,15 @@ from hpc.report import overview
 
 def main() -> None:
     parser = errors.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    runs = "run directories, or folders of them; default: runs/"
-    parser.add_argument("places", nargs="*", type=Path, metavar="RUN_DIR_OR_FOLDER", help=runs)
-    lines = overview.report_lines(parser.parse_args().places)
+    paths_help = "run directories, or folders of them; default: runs/"
+    parser.add_argument("paths", nargs="*", type=Path, metavar="RUN_DIR_OR_FOLDER", help=paths_help)
+    lines = overview.report_lines(parser.parse_args().paths)
     print("\n".join(map(errors.make_printable, lines)))
 
 
 if __name__ == "__main__":
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` has read enough: no traceback
+        sys.stdout.reconfigure(errors="backslashreplace")  # for names that the terminal cannot show
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end without a traceback when `| head` closes the pipe
     with errors.exit_on_config_error():
         main()

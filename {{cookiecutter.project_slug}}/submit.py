@@ -1,4 +1,4 @@
-"""Hand a run to the cluster's scheduler: python submit.py [group=choice] [key=value]"""
+"""Queue a run on the cluster: python submit.py [group=choice] [key=value]"""
 
 import atexit
 import gc
@@ -13,30 +13,32 @@ from hpc.submit import options, queue_run
 
 
 def main() -> None:
-    asked = options.parse(__doc__, sys.argv[1:])
-    how, words = options.Options(asked.dry_run, asked.parsable, asked.wait), asked.overrides
-    if asked.render:  # what a new run does not need is imported where it is asked for
+    arguments = options.parse_arguments(__doc__, sys.argv[1:])
+    words = arguments.overrides
+    submit_options = options.SubmitOptions(arguments.dry_run, arguments.parsable, arguments.wait)
+    if arguments.render:  # modules that a new run does not need are imported below
         from hpc.submit import preset_scripts
 
-        preset_scripts.render(Path(asked.render), words, dry_run=asked.dry_run)
-    elif asked.multirun:
+        preset_scripts.write_preset_scripts(Path(arguments.render), words, dry_run=arguments.dry_run)
+    elif arguments.multirun:
         from hpc.studies import job_array
 
-        job_array.submit_sweep(words, at_once=asked.at_once, options=how)
-    elif asked.search:
+        job_array.submit_sweep(words, at_once=arguments.at_once, options=submit_options)
+    elif arguments.search:
         from hpc.studies import job_array
 
-        job_array.submit_search(words, sampler=asked.search, trials=asked.trials, at_once=asked.at_once, options=how)
+        size = {"trials": arguments.trials, "at_once": arguments.at_once}
+        job_array.submit_search(words, sampler=arguments.search, **size, options=submit_options)
     elif run_dir := command_line.resume_directory(words):
         from hpc.submit import resubmit
 
-        resubmit.resubmit(command_line.compose_parsed(asked), run_dir, words=words, options=how)
+        resubmit.resubmit(command_line.compose_parsed(arguments), run_dir, words=words, options=submit_options)
     else:
-        queue_run.submit(command_line.compose_parsed(asked), words, options=how)
+        queue_run.submit_run(command_line.compose_parsed(arguments), words, options=submit_options)
 
 
 if __name__ == "__main__":
-    gc.disable()  # what lives for a third of a second looks for no garbage, at its end neither
-    atexit.register(gc.freeze)
+    gc.disable()  # a short process: collecting garbage would only delay the answer
+    atexit.register(gc.freeze)  # nor at its end
     with errors.exit_on_config_error():
         main()

@@ -83,7 +83,7 @@ class Desk:
         self.write(".gitignore", "/runs/\n/outputs/\n__pycache__/\n")
         self.write("pyproject.toml", '[project]\nname = "my-project"\n')
         self.scheduler("echo 17")
-        for name in [name for name in os.environ if scheduler.LEAKS.match(name)]:
+        for name in [name for name in os.environ if scheduler.LEAKED_VARIABLES.match(name)]:
             monkeypatch.delenv(name)
         monkeypatch.delenv("PYTHONPATH", raising=False)
         monkeypatch.setenv("HPC_RUN_DIR", "")  # so that what a run sets is taken back

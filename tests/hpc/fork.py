@@ -60,10 +60,10 @@ os.environ[VARIABLE] = str(PROJECT)
 sys.path[:0] = [place for place in (str(PROJECT), str(PROJECT / "src")) if place not in sys.path]
 sys.path += [str(room) for room in Path(__file__).parent.iterdir() if room.is_dir()]  # tests share what others make
 
-from hpc.submit.scheduler import LEAKS  # noqa: E402
+from hpc.submit.scheduler import LEAKED_VARIABLES  # noqa: E402
 
 # Only names of this environment's own making: a test behaves alike inside a job and on a laptop.
-ENVIRON = {key: value for key, value in os.environ.items() if not LEAKS.match(key)}
+ENVIRON = {key: value for key, value in os.environ.items() if not LEAKED_VARIABLES.match(key)}
 PACKAGE = ANSWERS["package_name"]
 QUIET = "callbacks.progress.refresh_rate=0"
 

@@ -8,12 +8,12 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from hpc.config.conversion import flatten
 from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import preflight, signatures
 from hpc.config.build import build
 from hpc.config.compose import compose_overrides, config_groups
+from hpc.config.conversion import flatten
 from hpc.config.errors import ConfigError
 
 GROUPS = config_groups()  # {"model": ["gpt_tiny", ...], "data": [...], ...}
@@ -59,7 +59,8 @@ def compose(*words: str) -> Run:
     preflight.check_rules(cfg)
     if needs:
         for key, node in targets(cfg):
-            signatures.check_arguments(key, {name: value for name, value in node.items() if value is not None}, complete=False)
+            given = {name: value for name, value in node.items() if value is not None}
+            signatures.check_arguments(key, given, complete=False)
     else:
         preflight.check_files(cfg)
     return Run(cfg, needs)

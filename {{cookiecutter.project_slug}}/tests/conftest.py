@@ -12,9 +12,9 @@ import pytest
 os.environ["XDG_CONFIG_HOME"] = os.devnull  # before hpc is imported: your own accounts are not part of a test
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is: two processes share this machine
 
-from hpc.submit.scheduler import LEAKS
+from hpc.submit.scheduler import LEAKED_VARIABLES
 
-for name in filter(LEAKS.match, list(os.environ)):
+for name in filter(LEAKED_VARIABLES.match, list(os.environ)):
     del os.environ[name]  # of a job that you may be in: no test runs as a part of it
 
 PROJECT = Path(__file__).resolve().parents[1]

@@ -1,7 +1,8 @@
 """Show curves in a browser: python tools/board.py [RUN_DIR_OR_FOLDER ...] [cluster=NAME]
 
-Starts TensorBoard on this machine, a login node or a compute node, and prints the ssh line that brings it to your own
-computer. It listens on localhost only and ends with this program (Ctrl-C). Default: all runs, the configured cluster.
+Starts TensorBoard on this machine, a login node or a compute node, and prints the ssh command that forwards it to your
+own computer. It listens on localhost only and ends with this program (Ctrl-C). Default: all runs, and the cluster of
+the config.
 """
 
 import argparse
@@ -13,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from hpc.config import compose, conversion, errors, project
 from hpc.config.sections import ClusterConfig
-from hpc.report import tensorboard_command
+from hpc.report import serve_board
 from hpc.system import home
 
-CLUSTER = re.compile(r"cluster(\.\w+)?=")  # all other words are paths, which may well hold an =
+CLUSTER = re.compile(r"cluster(\.\w+)?=")  # all other words are paths, which may contain an =
 
 
 def main() -> None:
@@ -24,9 +25,9 @@ def main() -> None:
     parser.add_argument("words", nargs="*", metavar="RUN_DIR_OR_FOLDER | cluster=NAME")
     words = parser.parse_args().words
     overrides = [word for word in words if CLUSTER.match(word)]
-    places = [home.expand(word) for word in words if word not in overrides] or [project.PROJECT / "runs"]
+    paths = [home.expand(word) for word in words if word not in overrides] or [project.PROJECT / "runs"]
     cluster = conversion.to_dataclass(ClusterConfig, compose.compose_overrides(overrides).cluster, name="cluster")
-    sys.exit(tensorboard_command.serve_until_stopped(places, cluster))
+    sys.exit(serve_board.serve(paths, cluster))
 
 
 if __name__ == "__main__":

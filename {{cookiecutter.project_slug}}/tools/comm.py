@@ -1,8 +1,8 @@
 """Measure the network between GPUs: python tools/comm.py trainer=ddp_4node [cluster=NAME] [key=value]
 
-Submits a job on the nodes that a run with these words would get. It times all-reduce, all-gather and reduce-scatter per
-message size, inside a node and across nodes, and leaves a table in its log. Without a scheduler it runs here:
-python tools/comm.py trainer=ddp trainer.accelerator=cpu trainer.devices=2
+Submits a job with the nodes that a run with these words would get. The job times all-reduce, all-gather and
+reduce-scatter for several message sizes, within a node and across nodes, and writes a table into its log. Without a
+scheduler it runs on this machine: python tools/comm.py trainer=ddp trainer.accelerator=cpu trainer.devices=2
 """
 
 import os
@@ -13,28 +13,28 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from hpc.config import errors
 from hpc.launch import local_ranks, placement
-from hpc.monitor import network_check, network_check_command
+from hpc.monitor import network_check, network_check_words
 from hpc.run import command_line, job_logs, signals
 from hpc.submit import options, queue_run
 
 
-def main(place: placement.Placement, warned: signals.SignalState) -> None:
-    asked = network_check_command.parse_arguments(__doc__, sys.argv[1:])
-    cfg, words = command_line.compose_parsed(asked), asked.overrides
-    if place.launcher != "none":  # this process is one of the ranks that measure
-        return network_check.run_network_check(cfg, place, warned=warned, words=words)
-    network_check_command.reject_single_rank(cfg)
+def main(place: placement.Placement, signal_state: signals.SignalState) -> None:
+    arguments = network_check_words.parse_arguments(__doc__, sys.argv[1:])
+    cfg, words = command_line.compose_parsed(arguments), arguments.overrides
+    if place.launcher != "none":  # this process is one of the job's ranks
+        return network_check.run_network_check(cfg, place, warned=signal_state, words=words)
+    network_check_words.reject_single_rank(cfg)
     if not cfg.cluster.scheduler:
-        return local_ranks.start_ranks(cfg, words, program=__file__)
-    how = options.Options(dry_run=asked.dry_run, wait=asked.wait)
-    run_dir = queue_run.submit(cfg, words, options=how, program="tools/comm.py")
-    if how.wait and not how.dry_run:
+        return local_ranks.start(cfg, words, program=__file__)
+    submit_options = options.SubmitOptions(dry_run=arguments.dry_run, wait=arguments.wait)
+    run_dir = queue_run.submit_run(cfg, words, options=submit_options, program="tools/comm.py")
+    if submit_options.wait and not submit_options.dry_run:
         print(job_logs.read_tail(run_dir / network_check.TABLE_FILE), end="")
 
 
 if __name__ == "__main__":
     with errors.exit_on_config_error():
-        here = placement.read_placement(os.environ)
-    told = signals.listen() if here.launcher != "none" else signals.SignalState()
-    with errors.exit_on_config_error(placement.is_reporting_rank(here, os.environ)):
-        main(here, told)
+        place = placement.read_placement(os.environ)
+    signal_state = signals.listen() if place.launcher != "none" else signals.SignalState()
+    with errors.exit_on_config_error(placement.is_reporting_rank(place, os.environ)):
+        main(place, signal_state)

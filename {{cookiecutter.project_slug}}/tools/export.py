@@ -1,6 +1,6 @@
 """Write a run's weights as one safetensors file: python tools/export.py RUN_DIR OUT.safetensors [--step N | --best]
 
-They come from the newest whole checkpoint, of any strategy, with one tensor in memory at a time.
+Reads the newest complete checkpoint, of any strategy, with one tensor in memory at a time.
 """
 
 import argparse
@@ -17,15 +17,16 @@ def main() -> None:
     parser = errors.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN_DIR", help="a run directory, or a checkpoint")
     parser.add_argument("out", type=Path, metavar="OUT.safetensors")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step, not the newest")
-    which.add_argument("--best", action="store_true", help="the best checkpoint, not the newest")
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--step", type=int, metavar="N", help="export the checkpoint of this step")
+    choice.add_argument("--best", action="store_true", help="export the best checkpoint")
     parser.add_argument("--force", action="store_true", help="overwrite OUT.safetensors")
-    words = parser.parse_args()
-    if words.out.exists() and not words.force:
-        raise errors.ConfigError("OUT", words.out, "is there already", "another name, or --force")
-    checkpoint, size = export.export(words.run, words.out, step=words.step, best=words.best)
-    print(errors.make_printable(f"{words.out}: {size} bytes from {checkpoint}"))
+    arguments = parser.parse_args()
+    if arguments.out.exists() and not arguments.force:
+        rule = "must be a new file, and this one exists"
+        raise errors.ConfigError("OUT.safetensors", arguments.out, rule, "another name, or --force")
+    checkpoint, num_bytes = export.export(arguments.run, arguments.out, step=arguments.step, best=arguments.best)
+    print(errors.make_printable(f"{arguments.out}: {num_bytes} bytes from {checkpoint}"))
 
 
 if __name__ == "__main__":

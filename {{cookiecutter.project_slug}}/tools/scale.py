@@ -1,14 +1,14 @@
-"""Measure how training scales: one job per number of nodes, through submit.py, then a table and a picture of them all.
+"""Measure how training scales with the number of nodes: one job per number, then a table and a plot of all.
 
-  python tools/scale.py nodes=1,2,4,8 trainer=ddp                  strong scaling: the global batch is kept
-  python tools/scale.py nodes=1,2,4,8 trainer=ddp scaling=weak     weak: the samples per device are; the rate follows
+  python tools/scale.py nodes=1,2,4,8 trainer=ddp                  strong scaling: constant global batch
+  python tools/scale.py nodes=1,2,4,8 trainer=ddp scaling=weak     weak scaling: constant batch per device
 
-It waits for the jobs, and writes scaling.csv, scaling.md and scaling.png. Ctrl-C ends no job: called again with the
-same words it goes on where it was, and takes further nodes= into the same study.
+It waits for the jobs, then writes scaling.csv, scaling.md and scaling.png. Ctrl-C ends no job: the same command
+continues the study, also with more nodes=.
 
   steps=200       optimizer steps per point
-  lr=             with scaling=weak: linear (default for SGD), sqrt (for other optimizers), keep
-  out=FOLDER      default: below runs/, named after what was typed
+  lr=             learning rate with scaling=weak: linear (default for SGD), sqrt (default for others), keep
+  out=FOLDER      default: in runs/, named after the words of the command
 """
 
 import argparse
@@ -23,14 +23,16 @@ from hpc.studies import scaling_study
 
 def main() -> None:
     parser = errors.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words = "nodes=, scaling=, lr=, steps=, out=, and whatever submit.py takes"
-    parser.add_argument("words", nargs="*", metavar="key=value", help=words)
+    words_help = "nodes=, scaling=, lr=, steps=, out=, and overrides as for submit.py"
+    parser.add_argument("words", nargs="*", metavar="key=value", help=words_help)
     parser.add_argument("--dry-run", action="store_true", help="print the points and the first job, and write nothing")
-    parser.add_argument("--no-wait", action="store_true", help="submit, show what is there, and leave")
-    parser.add_argument("--again", action="store_true", help="submit failed points again, with the code as it is now")
-    asked = parser.parse_intermixed_args()
-    options = {"dry_run": asked.dry_run, "retry_failed": asked.again, "wait": not asked.no_wait}
-    sys.exit(scaling_study.run_study(asked.words, **options))
+    parser.add_argument("--no-wait", action="store_true", help="submit, print the results so far, and exit")
+    parser.add_argument("--again", action="store_true", help="submit failed points again, with the current code")
+    arguments = parser.parse_intermixed_args()
+    exit_code = scaling_study.run(
+        arguments.words, dry_run=arguments.dry_run, again=arguments.again, wait=not arguments.no_wait
+    )
+    sys.exit(exit_code)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""What a search has found: python tools/search.py FOLDER
+"""Print the results of a search: python tools/search.py FOLDER
 
-Its trials, the best first, and the command line of the best one. In a job, before the ranks: --ask RUN_DIR.
+Prints its trials, the best first, and the command line of the best one. Job scripts call it with --ask RUN_DIR before
+they start the ranks.
 """
 
 import argparse
@@ -10,19 +11,20 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from hpc.config import errors
-from hpc.studies import search_command
+from hpc.studies import search_answers
 
 
 def main() -> None:
     parser = errors.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="what submit.py --search has named")
-    parser.add_argument("--ask", action="store_true", help="FOLDER is a run's: ask for its values, write its config")
-    asked = parser.parse_args()
-    if asked.ask:
-        run_dir = asked.folder.absolute()
-        lines = [f"{run_dir.name}: {' '.join(search_command.assign_values(run_dir))}"]
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder that submit.py --search has printed")
+    ask_help = "FOLDER is a run directory: draw its values and write its config"
+    parser.add_argument("--ask", action="store_true", help=ask_help)
+    arguments = parser.parse_args()
+    if arguments.ask:
+        run_dir = arguments.folder.absolute()
+        lines = [f"{run_dir.name}: {' '.join(search_answers.ask(run_dir))}"]
     else:
-        lines = search_command.list_trials(asked.folder)
+        lines = search_answers.trials(arguments.folder)
     print("\n".join(map(errors.make_printable, lines)), flush=True)
 
 

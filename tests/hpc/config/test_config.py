@@ -124,7 +124,7 @@ REFUSALS = [
     (
         ["strategy=tensor_parallel", *TWO, *TEXT, "model.network.num_heads=1"],
         "strategy.tensor_parallel_size",
-        "1 attention",
+        "number of attention heads (1)",
     ),
     ([*TEXT, "model.network.num_heads=5"], "model.network.num_heads", "num_heads=4"),
     (["strategy=fsdp", *TWO, "trainer.precision=16-mixed"], "trainer.precision", "bf16-mixed"),
@@ -166,7 +166,7 @@ REFUSALS = [
     ([*TEXT, "model.network.num_heads=9000000000000000000000"], "model.network.num_heads", "num_heads=128"),
     ([*TEXT, "+model.network.dropout=1.5"], "model.network.dropout", "from 0 to 1"),
     (["data.num_classes=-2"], "model.network.num_classes", "at least 1"),
-    (["model.network.depths=[1,1]"], "model.network.depths", "widths has 3"),
+    (["model.network.depths=[1,1]"], "model.network.depths", "model.network.widths, which has 3"),
     (["model.network.depths=[1,1,0]"], "model.network.depths", "above 0"),
     (["model.network.widths=[16,32,100]"], "model.network.widths", "norm=batch"),
     (["+model.network.norm=none"], "model.network.norm", "group or batch"),

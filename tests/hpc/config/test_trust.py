@@ -47,7 +47,7 @@ TOUCH = "touch {canary}"
 PIPES = "torch.utils.data.datapipes.iter"
 PICKLES = node(f"{PIPES}.IterableWrapper", iterable=["{folder}/bomb.pickle"])
 HOSTILE: dict[str, dict[str, object]] = {
-    "a function of the project": node("hpc.jobs.job_states.call", _args_=["touch", "{canary}"]),
+    "a function of the project": node("hpc.jobs.job_states.run_command", _args_=["touch", "{canary}"]),
     "a module that a module imports": node("hpc.jobs.job_states.subprocess.run", args=["touch", "{canary}"]),
     "the same of torch": node("torch.nn.parallel.distributed.os.system", command=TOUCH),
     "the same of lightning": node("lightning.pytorch.trainer.trainer.os.system", command=TOUCH),
@@ -68,7 +68,7 @@ HOSTILE: dict[str, dict[str, object]] = {
     "below another": node("torch.nn.Sequential", _args_=[node("torch.nn.Linear", in_features=node("os.getpid"))]),
     "in part": node("os.system", _partial_=True, _args_=[TOUCH]),
     "no recursion": node("os.system", _recursive_=False, _convert_="object", command=TOUCH),
-    "an import path of ours": node("torch.nn.Identity", _check_="hpc.jobs.job_states.call"),
+    "an import path of ours": node("torch.nn.Identity", _check_="hpc.jobs.job_states.run_command"),
     "another import path": node("torch.nn.Identity", _check_="os.system"),
     "a check of another kind": node("torch.nn.Identity", _check_=f"{PACKAGE}.module.Classifier"),
     "computed": node("${oc.env:SHELL}"),

@@ -42,7 +42,7 @@ def composed(*overrides: str) -> DictConfig:
 def made(*overrides: str) -> Job:
     cfg = composed(*overrides)
     preflight.check_job(cfg)
-    return job.of(cfg, **PLACES)
+    return job.job_from_config(cfg, **PLACES)
 
 
 def on(cluster: str, *overrides: str) -> Job:
@@ -85,9 +85,14 @@ def test_what_is_asked_for_follows_from_trainer_and_cluster(cluster: str) -> Non
         "--open-mode=append",
         "--requeue",
     ]
-    assert directives(slurm.text(work)) == ["--job-name=digits", "--nodes=2", *ASKED[cluster].split(), *more]
+    assert directives(slurm.render_job_script(work)) == [
+        "--job-name=digits",
+        "--nodes=2",
+        *ASKED[cluster].split(),
+        *more,
+    ]
     srun = f"--nodes=2 --ntasks-per-node={work.tasks_per_node} --cpus-per-task={work.cores_per_task} "
-    assert srun in slurm.text(work), "srun is told again: some versions inherit not all of it"
+    assert srun in slurm.render_job_script(work), "srun is told again: some versions inherit not all of it"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +105,7 @@ def test_what_is_asked_for_follows_from_trainer_and_cluster(cluster: str) -> Non
 )
 def test_a_part_of_a_node_asks_for_its_share(cluster: str, devices: int, request_: str, memory: int | None) -> None:
     work = on(cluster, "trainer=ddp", f"trainer.devices={devices}", "data.global_batch_size=60")
-    said = directives(slurm.text(work))
+    said = directives(slurm.render_job_script(work))
     assert request_ in said and f"--ntasks-per-node={devices}" in said and "--exclusive" not in said
     assert [word for word in said if word.startswith("--mem")] == ([f"--mem={memory}G"] if memory else [])
 
@@ -108,8 +113,8 @@ def test_a_part_of_a_node_asks_for_its_share(cluster: str, devices: int, request
 def test_training_on_cpus_asks_for_no_gpu() -> None:
     for cluster in ("slurm", "juwels_booster", "lumi_g"):
         work = on(cluster, "trainer=cpu")
-        assert work.gpus_per_node == 0 and not work.whole_nodes and work.gpu_hours == 0
-        assert not re.search("gpu|gres|--exclusive", " ".join(directives(slurm.text(work))))
+        assert work.gpus_per_node == 0 and not work.is_exclusive and work.gpu_hours == 0
+        assert not re.search("gpu|gres|--exclusive", " ".join(directives(slurm.render_job_script(work))))
 
 
 def test_gpu_hours() -> None:
@@ -118,43 +123,43 @@ def test_gpu_hours() -> None:
 
 @pytest.mark.parametrize("cluster", SLURM)
 def test_no_task_is_kept_from_the_gpus_of_its_node(cluster: str) -> None:
-    text = slurm.text(on(cluster, FOUR))
+    text = slurm.render_job_script(on(cluster, FOUR))
     for never in ("--ntasks=", "--gpus-per-task", "--ntasks-per-gpu", "--gpu-bind=single", "--gpu-bind=closest"):
         assert never not in text
     assert "--gpu-bind" not in " ".join(directives(text))
 
 
 def test_options_container_and_setup_of_the_cluster() -> None:
-    assert "--network=disable_rdzv_get" in directives(slurm.text(on("frontier", FOUR)))
+    assert "--network=disable_rdzv_get" in directives(slurm.render_job_script(on("frontier", FOUR)))
     work = replace(on("narval", FOUR), container="apptainer exec --nv my.sif")
-    text = slurm.text(work)
+    text = slurm.render_job_script(work)
     assert '    apptainer exec --nv my.sif python "$code/train.py" resume="$run_dir"' in text
     assert "env.sh" not in text and "VENV" not in text  # the image holds the environment
     assert text.index("module load StdEnv/2023") < text.index("srun --nodes")
-    text = slurm.text(on("narval", FOUR))
+    text = slurm.render_job_script(on("narval", FOUR))
     assert text.index("module load") < text.index("export VENV=") < text.index('source "$code/env.sh"')
 
 
 def test_an_environment_is_staged_where_that_is_wanted() -> None:
     work = on("narval", FOUR, "cluster.stage_env=true")
-    text, here = slurm.text(work), "$SLURM_TMPDIR/env-$SLURM_JOB_ID"
+    text, here = slurm.render_job_script(work), "$SLURM_TMPDIR/env-$SLURM_JOB_ID"
     assert f'tar -xf "$VENV.tar" -C "{here}"' in text and f'PATH="{here}/bin:$PATH" exec python "$@"' in text
     assert text.index("env.sh") < text.index("--ntasks-per-node=1 bash") < text.index("train.py")
     for other in (on("narval", FOUR), replace(work, container="apptainer exec my.sif", venv=None)):
-        assert "tar -x" not in slurm.text(other) and here not in slurm.text(other)
+        assert "tar -x" not in slurm.render_job_script(other) and here not in slurm.render_job_script(other)
     with pytest.raises(ConfigError, match="node_local"):
         on("slurm", FOUR, "cluster.stage_env=true")
 
 
 def test_an_array_has_a_job_per_member() -> None:
-    work = replace(on("slurm"), run_dir=None, members=WORK / "sweep/members", num_members=16)
-    assert "--array=0-15" in directives(slurm.text(work))
-    said = directives(slurm.text(replace(work, at_once=4)))
+    work = replace(on("slurm"), run_dir=None, members_file=WORK / "sweep/members", num_members=16)
+    assert "--array=0-15" in directives(slurm.render_job_script(work))
+    said = directives(slurm.render_job_script(replace(work, at_once=4)))
     assert "--array=0-15%4" in said and "--output=/home/ana/sweep/job-%A_%a.log" in said
 
 
 def test_a_script_for_anybody_names_its_run_after_the_job() -> None:
-    text = slurm.text(job.of(composed("cluster=slurm", FOUR), (FOUR, "cluster=slurm")))
+    text = slurm.render_job_script(job.job_from_config(composed("cluster=slurm", FOUR), (FOUR, "cluster=slurm")))
     assert text.endswith(f"python train.py {FOUR} cluster=slurm\n") and "--output=digits-%j.log" in text
     assert "name=digits " in text and "\nbegin_new_run " in text
 
@@ -162,7 +167,7 @@ def test_a_script_for_anybody_names_its_run_after_the_job() -> None:
 @pytest.mark.parametrize("path", ODD, ids=str)
 def test_odd_paths_reach_sbatch_and_bash_whole(path: Path) -> None:
     work = replace(on("slurm"), run_dir=path, work_dir=path, venv=path)
-    text = slurm.text(work)
+    text = slurm.render_job_script(work)
     log = next(word for word in directives(text) if word.startswith("--output="))
     assert log == f"--output={str(path).replace('%', '%%')}/job-%j.log"
     lines = [line for line in text.splitlines() if re.match(r"run_dir=|work_dir=|export VENV=", line)]
@@ -173,12 +178,12 @@ def test_odd_paths_reach_sbatch_and_bash_whole(path: Path) -> None:
 def test_bash_and_shellcheck_find_nothing(tmp_path: Path) -> None:
     works = {cluster: on(cluster, FOUR) for cluster in SLURM}
     works |= {f"odd{number}": replace(works["slurm"], run_dir=path, work_dir=path) for number, path in enumerate(ODD)}
-    works["array"] = replace(works["slurm"], run_dir=None, members=ODD[1] / "members", num_members=3)
-    works["hand"] = job.of(composed("cluster=slurm"), ("trainer=cpu", "name=it's"))
+    works["array"] = replace(works["slurm"], run_dir=None, members_file=ODD[1] / "members", num_members=3)
+    works["hand"] = job.job_from_config(composed("cluster=slurm"), ("trainer=cpu", "name=it's"))
     works["staged"] = on("narval", "cluster.stage_env=true")
     files = [tmp_path / f"{name}.sh" for name in works]
     for file, work in zip(files, works.values(), strict=True):
-        file.write_text(slurm.text(work), encoding="utf-8")
+        file.write_text(slurm.render_job_script(work), encoding="utf-8")
         subprocess.run(["bash", "-n", file], check=True)
     if shutil.which("shellcheck"):
         # SC2016: $1 of another shell
@@ -216,7 +221,7 @@ class Node:
         verdict = f"printf '{said}' >{shlex.quote(str(self.run_dir))}/verdict"
         environ = {"SLURM_JOB_ID": "17", "SRUN": f"{verdict if outcome else ':'}; exit {code}"} | environ
         environ |= {"PATH": f"{self.bin}:/usr/bin:/bin"}
-        script = slurm.text(work or self.work)
+        script = slurm.render_job_script(work or self.work)
         done = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True)
         self.said = done.stdout + done.stderr
         return done.returncode
@@ -253,11 +258,11 @@ def test_the_script_of_a_copy_does_not_go_on_with_the_original(node: Node, tmp_p
     (tmp_path / "link").symlink_to(node.run_dir)
     shows = "JobState=RUNNING Restarts=0 x\n   Command={}/job.sh\n   WorkDir=/"
     assert node.run(SHOW=shows.format(copy)) == 2 and not node.noted("srun.argv")
-    typed = re.search("goes on by: (.*)", node.said)
+    typed = re.search("to continue that one: (.*)", node.said)
     assert typed and shlex.split(typed[1]) == ["python", "submit.py", f"resume={copy}"]
     for allowed in (node.run_dir, tmp_path / "link", tmp_path):  # the last one is no run directory
         assert node.run(SHOW=shows.format(allowed), outcome="continue") == 0, node.said
-    (copy / "job.sh").write_text(slurm.text(node.work))
+    (copy / "job.sh").write_text(slurm.render_job_script(node.work))
     environ = {"SLURM_JOB_ID": "17", "PATH": f"{node.bin}:/usr/bin:/bin"}
     by_hand = subprocess.run(["bash", "job.sh"], cwd=copy, env=environ, capture_output=True, text=True)
     assert by_hand.returncode == 2 and str(node.run_dir) in by_hand.stderr
@@ -268,7 +273,7 @@ def test_scripts_that_run_in_one_allocation_have_a_directory_each(node: Node, tm
     (tmp_path / "env.sh").write_text("")
     for preset in ("gpu", "fsdp"):
         words = (f"trainer={preset}", "trainer.devices=1", "cluster=slurm")
-        (tmp_path / preset).write_text(slurm.text(job.of(composed(*words), words)))
+        (tmp_path / preset).write_text(slurm.render_job_script(job.job_from_config(composed(*words), words)))
 
     def start(preset: str, outcome: str, **environ: str) -> str:
         """The run's directory, as its ranks see it; "" where none were started."""
@@ -315,7 +320,7 @@ def test_who_starts_it_again(node: Node, said: str, again: bool) -> None:
 
 def test_where_slurm_rejects_it_says_what_to_type(node: Node) -> None:
     assert node.run(outcome="continue", code=85, REQUEUE="1") == 85, "not requeued is not done"
-    typed = re.search("not requeued; to go on: (.*)", node.said)
+    typed = re.search("not requeued; to continue: (.*)", node.said)
     assert typed and shlex.split(typed[1]) == ["sbatch", f"{node.run_dir}/job.sh"]
 
 
@@ -363,7 +368,7 @@ def test_when_the_job_ends_is_told_to_the_ranks(node: Node) -> None:
 
 def test_the_warning_comes_early_in_a_short_job_too() -> None:
     for time, warning in [("0:10:00", 60), ("1:00:00", 120), ("0:01:00", 6)]:
-        assert f"--signal=USR2@{warning}" in directives(slurm.text(on("slurm", f"cluster.time={time}")))
+        assert f"--signal=USR2@{warning}" in directives(slurm.render_job_script(on("slurm", f"cluster.time={time}")))
 
 
 def test_a_run_that_is_finished_is_not_started(node: Node) -> None:
@@ -407,7 +412,7 @@ def test_ranks_are_started_in_the_environment_of_the_run(node: Node) -> None:
 def test_a_member_of_an_array_finds_its_own_run(node: Node, tmp_path: Path) -> None:
     (tmp_path / "members").write_text(f"/elsewhere\n{node.run_dir}\n")
     share(tmp_path / "code")
-    work = replace(node.work, run_dir=None, members=tmp_path / "members", num_members=2)
+    work = replace(node.work, run_dir=None, members_file=tmp_path / "members", num_members=2)
     place = {"SLURM_JOB_ID": "18", "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "1"}
     assert node.run(work, outcome="continue", **place) == 0
     assert node.noted("srun.argv")[-1] == f"resume={node.run_dir}"
@@ -473,7 +478,7 @@ def test_words_that_yaml_takes_for_something_else_are_rejected(line: str, cluste
 def test_fields_that_a_cluster_file_may_not_use_are_rejected(line: str, cluster_file: Callable) -> None:
     cluster_file(f"gpus_per_node: 4\n{line}")
     with pytest.raises(ConfigError, match="gpus"):
-        job.of(compose.compose_overrides(["cluster=mine", "trainer=ddp"]))
+        job.job_from_config(compose.compose_overrides(["cluster=mine", "trainer=ddp"]))
 
 
 @pytest.mark.parametrize(

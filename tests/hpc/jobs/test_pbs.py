@@ -27,19 +27,19 @@ RECORDED = Path(__file__).parent / "recorded"
 SOURCED = project.PROJECT / "src/hpc/jobs/pbs.bash"
 WORK = Path("/home/ana")
 JOB = Job(
-    name="digits", nodes=2, tasks_per_node=4, gpus_per_node=4, cores_per_task=8, memory_gb=256, seconds=5400,
-    whole_nodes=True, account="proj-7", partition="gpu", qos=None, constraint=None,
+    name="digits", nodes=2, tasks_per_node=4, gpus_per_node=4, cores_per_task=8, memory_gb=256, walltime_seconds=5400,
+    is_exclusive=True, account="proj-7", partition="gpu", qos=None, constraint=None,
     request="ncpus=32:ngpus=4:mpiprocs=1", options=("-l filesystems=home:eagle", "-m n"), launcher="pbsdsh --",
     container=None, setup=("module load python cuda",), env={"NCCL_DEBUG": "WARN"}, interface=None, node_local=None,
     stage_env=False, chain=1, retries=3, umask="077", arguments=(), run_dir=WORK / "runs/digits",
     code=WORK / "runs/digits/code", work_dir=WORK, venv=WORK / ".venv",
 )  # fmt: skip
 SUPEK = replace(
-    JOB, tasks_per_node=1, memory_gb=None, whole_nodes=False, request="ncpus=4:ngpus=1:mpiprocs=1", options=(),
+    JOB, tasks_per_node=1, memory_gb=None, is_exclusive=False, request="ncpus=4:ngpus=1:mpiprocs=1", options=(),
     account=None, launcher="mpiexec -n 2 --ppn 1 --cpu-bind none", container='apptainer exec --nv "$IMAGE_PATH"',
     setup=("module load cray-pals scientific/pytorch/2.0.0-ngc",), env={}, interface="hsn0", umask="027",
 )  # fmt: skip
-ARRAY = replace(JOB, run_dir=None, members=WORK / "runs/sweep/members", num_members=16, at_once=4)
+ARRAY = replace(JOB, run_dir=None, members_file=WORK / "runs/sweep/members", num_members=16, at_once=4)
 SHIPPED = {"default": JOB, "supek": SUPEK, "array": ARRAY}
 ODD = [WORK / "with space", WORK / "größe", WORK / "it's", WORK / 'a "b" $HOME `id` ; c', WORK / "50%: #1"]
 
@@ -49,7 +49,7 @@ ODD = [WORK / "with space", WORK / "größe", WORK / "it's", WORK / 'a "b" $HOME
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_texts_are_as_recorded(name: str) -> None:
-    said = f"{pbs.text(SHIPPED[name])}##### node.sh\n{pbs.node_text(SHIPPED[name])}"
+    said = f"{pbs.render_job_script(SHIPPED[name])}##### node.sh\n{pbs.render_node_script(SHIPPED[name])}"
     path = RECORDED / f"{name}.pbs"
     if os.environ.get("RECORD"):
         path.write_text(said, encoding="utf-8")
@@ -67,43 +67,45 @@ def directives(text: str) -> list[list[str]]:
 
 
 def test_directives_follow_from_the_fields() -> None:
-    assert directives(pbs.text(JOB)) == [
+    assert directives(pbs.render_job_script(JOB)) == [
         ["-N", "digits"], ["-A", "proj-7"], ["-q", "gpu"], ["-W", "umask=077"],
         ["-l", "select=2:ncpus=32:ngpus=4:mpiprocs=1:mem=256gb"], ["-l", "place=scatter:excl"],
         ["-l", "walltime=01:30:00"], ["-r", "y"], ["-j", "oe"], ["-k", "oed"], ["-o", "/home/ana/runs/digits/"],
         ["-l", "filesystems=home:eagle"], ["-m", "n"],
     ]  # fmt: skip
-    shared = replace(SUPEK, qos="high", constraint="system=polaris", partition=None, seconds=100 * 3600)
-    said = directives(pbs.text(shared))
+    shared = replace(SUPEK, qos="high", constraint="system=polaris", partition=None, walltime_seconds=100 * 3600)
+    said = directives(pbs.render_job_script(shared))
     assert ["-l", "select=2:ncpus=4:ngpus=1:mpiprocs=1:system=polaris"] in said and ["-l", "place=scatter"] in said
     assert ["-l", "qos=high"] in said and ["-l", "walltime=100:00:00"] in said and ["-W", "umask=027"] in said
     assert not {"-q", "-A", "-J"} & {option for option, _ in said}
 
 
 def test_an_array_has_as_many_jobs_as_members() -> None:
-    assert ["-J", "0-15%4"] in directives(pbs.text(ARRAY))
-    assert ["-J", "0-15"] in directives(pbs.text(replace(ARRAY, at_once=None)))
-    assert ["-o", "/home/ana/runs/sweep/"] in directives(pbs.text(ARRAY))
+    assert ["-J", "0-15%4"] in directives(pbs.render_job_script(ARRAY))
+    assert ["-J", "0-15"] in directives(pbs.render_job_script(replace(ARRAY, at_once=None)))
+    assert ["-o", "/home/ana/runs/sweep/"] in directives(pbs.render_job_script(ARRAY))
     # qsub: "illegal -J value" for 0-0
-    assert "-J" not in {option for option, _ in directives(pbs.text(replace(ARRAY, num_members=1)))}
+    assert "-J" not in {option for option, _ in directives(pbs.render_job_script(replace(ARRAY, num_members=1)))}
 
 
 @pytest.mark.parametrize("path", ODD, ids=str)
 def test_odd_paths_reach_qsub_and_bash_whole(path: Path) -> None:
     job = replace(JOB, run_dir=path, work_dir=path, venv=path, name="Größe 2", account="a b")
-    said = directives(pbs.text(job))
+    said = directives(pbs.render_job_script(job))
     assert ["-N", "Gr__e_2"] in said and ["-A", "a b"] in said
     # qsub takes printable ASCII only
     assert (["-o", f"{path}/"] in said) == str(path).isascii()
     names = ("run_dir", "work_dir")
-    lines = [line for line in pbs.text(job).split("\n") if line.startswith(tuple(f"{name}=" for name in names))]
+    lines = [
+        line for line in pbs.render_job_script(job).split("\n") if line.startswith(tuple(f"{name}=" for name in names))
+    ]
     shown = [f'printf "%s\\n" "${name}"' for name in names]
     assert bash("\n".join([*lines, *shown])) == f"{path}\n" * len(names)
 
 
 def test_values_of_the_environment_may_name_variables_and_hold_quotes() -> None:
     job = replace(JOB, env={"A": "$HOME/x", "B": 'say "hi" `id` \\'})
-    body = pbs.node_text(job).partition("    set_rank_environment ")[2].partition("\n}")[0]
+    body = pbs.render_node_script(job).partition("    set_rank_environment ")[2].partition("\n}")[0]
     assert bash(f'HOME=/h; : {body}\nprintf "%s|" "$A" "$B"') == '/h/x|say "hi" `id` \\|'
 
 
@@ -112,7 +114,7 @@ def test_bash_and_shellcheck_find_nothing(name: str, tmp_path: Path) -> None:
     by_hand = replace(JOB, run_dir=None, code=None, work_dir=None, venv=None, arguments=("trainer=ddp", "name=a b"))
     staged = replace(JOB, node_local="$TMPDIR", stage_env=True)
     job = (SHIPPED | {"by hand": by_hand, "staged": staged})[name]
-    for kind in (pbs.text, pbs.node_text):
+    for kind in (pbs.render_job_script, pbs.render_node_script):
         text = kind(job)
         assert text.isascii() and "\r" not in text and text.endswith("\n")
         path = tmp_path / f"{kind.__name__}.sh"
@@ -120,7 +122,7 @@ def test_bash_and_shellcheck_find_nothing(name: str, tmp_path: Path) -> None:
         subprocess.run(["bash", "-n", path], check=True)
         if shutil.which("shellcheck"):
             # SC2317: in a script that is submitted by hand, its copy for the nodes reaches what nodes do.
-            by_hand = ["--exclude=SC2317"] if job.is_by_hand else []
+            by_hand = ["--exclude=SC2317"] if job.is_reusable else []
             check = ["shellcheck", "-x", f"--source-path={project.PROJECT}", *by_hand, SOURCED, path]
             found = subprocess.run(check, capture_output=True, text=True)
             assert found.returncode == 0, found.stdout
@@ -265,10 +267,10 @@ class Pbs:
     ) -> subprocess.Popen[bytes]:
         """Submit; `tick`: seconds between two looks, in the place of one."""
         job = job or self.job
-        folder = job.members.parent if job.members else self.run_dir
-        for name, text in (("job.sh", pbs.text(job)), ("node.sh", pbs.node_text(job))):
+        folder = job.members_file.parent if job.members_file else self.run_dir
+        for name, text in (("job.sh", pbs.render_job_script(job)), ("node.sh", pbs.render_node_script(job))):
             (folder / name).write_text(text)
-        members = [Path(line) for line in job.members.read_text().splitlines()] if job.members else []
+        members = [Path(line) for line in job.members_file.read_text().splitlines()] if job.members_file else []
         for code in [self.code, self.work, *(place / "code" for place in [folder, *members])]:
             self.share(code, tick)
         self.nodefile.write_text("".join(f"{host}\n" for host in hosts.split()))
@@ -452,7 +454,7 @@ def test_a_job_submits_the_next(cluster: Pbs, job: str) -> None:
         assert option == "-a" and 60 < time.mktime(time.strptime(value, "%Y%m%d%H%M.%S")) - time.time() < 121
     else:
         assert (option, value) == ("-W", "depend=afterany:17.server")
-    assert "goes on as job 18.server" in cluster.log()
+    assert "continues as job 18.server" in cluster.log()
 
 
 def test_a_run_goes_on_from_job_to_job(cluster: Pbs) -> None:
@@ -486,14 +488,14 @@ def test_a_server_that_is_away_is_asked_again(cluster: Pbs, away: int, tries: in
     (cluster.home / "away").write_text(f"{away}")
     assert cluster.run() == 85
     assert len(cluster.submitted()) == tries and "cannot connect to server" in cluster.log()
-    assert ("goes on as job 21.server" in cluster.log()) == (away == 3)
-    assert ("could not submit the next job from here; to go on: qsub " in cluster.log()) == (away == 99)
+    assert ("continues as job 21.server" in cluster.log()) == (away == 3)
+    assert ("could not submit the next job from here; to continue: qsub " in cluster.log()) == (away == 99)
 
 
 def test_at_the_end_of_its_time_too_the_server_is_asked_again(cluster: Pbs) -> None:
     cluster.behaviour(COUNT_TERM + WAIT)
     (cluster.home / "away").write_text("2")
-    job = cluster.start(replace(cluster.job, seconds=1))
+    job = cluster.start(replace(cluster.job, walltime_seconds=1))
     wait_until(lambda: all((cluster.run_dir / f"ready-{rank}").exists() for rank in (0, 1)))
     job.terminate()
     wait_until(lambda: len(cluster.submitted()) == 3)
@@ -514,7 +516,7 @@ def test_where_a_node_cannot_submit_it_says_what_to_type(cluster: Pbs, qsub: str
     if qsub == "rejects":
         cluster.program(cluster.bin / "qsub", "raise SystemExit('Bad UID for job execution')")
     assert cluster.run() == 85
-    found = re.search("could not submit .* to go on: (.*)", cluster.log())
+    found = re.search("could not submit .* to continue: (.*)", cluster.log())
     assert found and shlex.split(found[1]) == ["qsub", str(cluster.run_dir / "job.sh")]
 
 
@@ -524,7 +526,7 @@ def test_crashes_without_progress_end_the_run(cluster: Pbs) -> None:
         assert cluster.run(HPC_AFTER=after) in (9, 143)
         assert (cluster.run_dir / "stalled").read_text() == f"{count}\n"
         assert len(cluster.submitted()) == min(count, 2)
-    assert "3 starts in a row brought no newer checkpoint" in cluster.log() and "to go on: qsub " in cluster.log()
+    assert "3 starts in a row brought no newer checkpoint" in cluster.log() and "to continue: qsub " in cluster.log()
     assert cluster.run() in (9, 143) and len(cluster.submitted()) == 3, "somebody who submits it again means it"
 
 
@@ -566,16 +568,16 @@ def test_a_rank_that_was_killed_is_a_crash(cluster: Pbs) -> None:
 def test_a_job_that_is_told_to_end(cluster: Pbs, ranks: str, code: int, seconds: int, jobs: int) -> None:
     """Deleted, it does not come back; at the end of the walltime it does, once, and does not wait for its ranks."""
     cluster.behaviour(COUNT_TERM + ranks)
-    job = cluster.start(replace(cluster.job, seconds=seconds))
+    job = cluster.start(replace(cluster.job, walltime_seconds=seconds))
     wait_until(lambda: all((cluster.run_dir / f"ready-{rank}").exists() for rank in (0, 1)))
     job.terminate()
     wait_until(lambda: all((cluster.run_dir / f"term-{rank}").exists() for rank in (0, 1)))
     assert job.wait(timeout=20) == code
     assert len(cluster.submitted()) == jobs
     said = cluster.log()
-    assert not jobs or said.index("goes on as job") < said.index("nodes ended"), "it may be killed in a few seconds"
+    assert not jobs or said.index("continues as job") < said.index("nodes ended"), "it may be killed in a few seconds"
     # PBS does the same to a job that has lost a node (exit code 271): nothing tells the two apart.
-    assert jobs or re.search("by qdel, or by PBS that lost a node .* queue it again; to go on: qsub ", said)
+    assert jobs or re.search("by qdel, or by PBS, which lost a node .* submit it again; to continue: qsub ", said)
 
 
 def test_nodes_that_are_one_host_are_rejected(cluster: Pbs) -> None:
@@ -593,7 +595,7 @@ def test_several_lines_of_a_host_are_one_node(cluster: Pbs) -> None:
 
 def test_outside_of_a_job_it_says_so(cluster: Pbs) -> None:
     cluster.share(cluster.code, 1)
-    (cluster.run_dir / "job.sh").write_text(pbs.text(cluster.job))
+    (cluster.run_dir / "job.sh").write_text(pbs.render_job_script(cluster.job))
     command = ["bash", str(cluster.run_dir / "job.sh")]
     ran = subprocess.run(command, env={"PATH": "/usr/bin:/bin"}, cwd=cluster.home, capture_output=True, text=True)
     assert ran.returncode == 2 and "qsub" in ran.stderr
@@ -675,7 +677,7 @@ def test_an_array_member_runs_in_its_directory(cluster: Pbs) -> None:
         (member / "code").mkdir(parents=True)
         shutil.copy(cluster.code / "env.sh", member / "code")
     (folder / "members").write_text("".join(f"{member}\n" for member in members))
-    job = replace(cluster.job, run_dir=None, members=folder / "members", num_members=2)
+    job = replace(cluster.job, run_dir=None, members_file=folder / "members", num_members=2)
     assert cluster.run(job, PBS_JOBID="29[1].server", PBS_ARRAY_INDEX="1") == 0
     assert cluster.seen(1, members[1])["argv"][-1] == f"resume={members[1]}"
     assert (members[1] / "job-29.log").exists() and (members[1] / "node-0-29.log").exists()
@@ -694,7 +696,7 @@ python() {
 def test_a_run_of_a_search_asks_once_before_its_ranks(cluster: Pbs) -> None:
     with (cluster.code / "env.sh").open("a") as stream:
         stream.write(ASKED)
-    job = replace(cluster.job, asks=True)
+    job = replace(cluster.job, is_search_trial=True)
     (cluster.run_dir / "rejects").touch()
     assert cluster.run(job) == 2 and not (cluster.run_dir / "seen-0").exists(), cluster.log()
     (cluster.run_dir / "rejects").unlink()
@@ -723,7 +725,7 @@ def test_a_script_submitted_by_hand_goes_on_by_itself(cluster: Pbs) -> None:
     assert cluster.run(replace(cluster.job, run_dir=None, code=None, work_dir=None)) == 85
     run_dir = cluster.work / "runs" / "digits_17"
     (*_, script) = cluster.submitted()[0]
-    assert script == str(run_dir / "job.sh") and "goes on as job 18.server" in (run_dir / "job-17.log").read_text()
+    assert script == str(run_dir / "job.sh") and "continues as job 18.server" in (run_dir / "job-17.log").read_text()
     (run_dir / "seen-1").unlink()
     cluster.behaviour(FINISH)
     go_on = ["/bin/bash", script]

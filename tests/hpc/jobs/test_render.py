@@ -12,7 +12,7 @@ RENEW = "the config has changed since slurm/ was written; renew it: rm slurm/*.s
 
 
 def rendered(folder: Path, *overrides: str) -> dict[str, str]:
-    preset_scripts.render(folder, overrides)
+    preset_scripts.write_preset_scripts(folder, overrides)
     return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
 
 
@@ -32,11 +32,11 @@ def test_an_account_is_named_if_it_is_typed(tmp_path: Path) -> None:
     ("words", "dry_run", "told"),
     [
         (["trainer=fsdp"], False, "for each preset"),
-        (["run_dir=mine"], False, "of each job's own"),
-        (["cluster=slurm"], True, "--dry-run writes nothing"),
+        (["run_dir=mine"], False, "each job makes its own"),
+        (["cluster=slurm"], True, "--dry-run, which writes nothing"),
     ],
 )
 def test_what_such_scripts_cannot_say_is_rejected(words: list[str], dry_run: bool, told: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=told):
-        preset_scripts.render(tmp_path / "slurm", words, dry_run=dry_run)
+        preset_scripts.write_preset_scripts(tmp_path / "slurm", words, dry_run=dry_run)
     assert not (tmp_path / "slurm").exists()

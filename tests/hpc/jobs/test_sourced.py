@@ -13,16 +13,16 @@ from omegaconf import OmegaConf
 from test_job import NEEDS, Node, composed, node  # noqa: F401 - a fixture
 from test_pbs import FINISH, Pbs, cluster  # noqa: F401 - a fixture
 
-from hpc.config import compose, project
+from hpc.config import project
 from hpc.jobs import job, pbs, slurm
 
 MOST = 40  # lines that a person reads in one go
 WORK = Path("/home/ana")
 FILES = {"slurm": "src/hpc/jobs/slurm.bash", "pbs": "src/hpc/jobs/pbs.bash"}
 SCHEDULERS = {
-    name: scheduler
-    for name in compose.config_groups()["cluster"]
-    if (scheduler := OmegaConf.load(project.CONFIGS / "cluster" / f"{name}.yaml").get("scheduler"))
+    file.stem: scheduler
+    for file in sorted(project.shipped_clusters(project.CONFIGS).glob("*.yaml"))
+    if (scheduler := OmegaConf.load(file).get("scheduler"))
 }
 
 
@@ -30,12 +30,14 @@ def scripts(name: str) -> dict[str, str]:
     """All that is rendered for a cluster: of a run, of a member of a search, to submit by hand, for a node."""
     words = (f"cluster={name}", "trainer=ddp_4node", "cluster.account=abc", *NEEDS.get(name, []))
     places = {"run_dir": WORK / "runs/d", "code": WORK / "runs/d/code", "work_dir": WORK, "venv": WORK / ".venv"}
-    run = job.of(composed(*words), **places)
-    search = replace(run, run_dir=None, members=WORK / "runs/s/members", num_members=9, at_once=2, asks=True)
-    works = {"run": run, "search": search, "by hand": job.of(composed(*words), words)}
+    run = job.job_from_config(composed(*words), **places)
+    search = replace(
+        run, run_dir=None, members_file=WORK / "runs/s/members", num_members=9, at_once=2, is_search_trial=True
+    )
+    works = {"run": run, "search": search, "by hand": job.job_from_config(composed(*words), words)}
     if SCHEDULERS[name] == "slurm":
-        return {kind: slurm.text(work) for kind, work in works.items()}
-    return {kind: pbs.text(work) for kind, work in works.items()} | {"node": pbs.node_text(run)}
+        return {kind: slurm.render_job_script(work) for kind, work in works.items()}
+    return {kind: pbs.render_job_script(work) for kind, work in works.items()} | {"node": pbs.render_node_script(run)}
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
@@ -69,7 +71,7 @@ def test_what_is_sourced_only_defines_functions(file: str) -> None:
 def test_of_a_file_that_was_cut_off_bash_runs_nothing(file: str, tmp_path: Path) -> None:
     """Half the name of set_rank_environment is a command that prints all variables, and with them secrets."""
     text = (project.PROJECT / file).read_text()
-    words = [found.start() + 3 for found in re.finditer(r"(?m)^(set_|find|stop)", text)]
+    words = [found.start() + 3 for found in re.finditer(r"(?m)^(set_|find|exit_)", text)]
     assert words
     for end in sorted({*words, *range(0, len(text) - 1, 199), len(text) - 2}):
         (tmp_path / "cut").write_text(text[:end])
@@ -116,8 +118,8 @@ def test_of_pbs_it_is_rejected_in_one_message(kind: str, cluster: Pbs) -> None: 
     cluster.share(cluster.code, 0.05)
     path = cluster.code / FILES["pbs"]
     damage(path)[kind]()
-    (cluster.run_dir / "job.sh").write_text(pbs.text(cluster.job))
-    (cluster.run_dir / "node.sh").write_text(pbs.node_text(cluster.job))
+    (cluster.run_dir / "job.sh").write_text(pbs.render_job_script(cluster.job))
+    (cluster.run_dir / "node.sh").write_text(pbs.render_node_script(cluster.job))
     for script in (["job.sh"], ["node.sh", cluster.run_dir, cluster.home]):
         command = ["bash", cluster.run_dir / script[0], *script[1:]]
         done = subprocess.run(command, env=cluster.environ(), capture_output=True, text=True, timeout=30)
@@ -174,13 +176,13 @@ def test_variables_of_the_shell_that_submits_are_not_those_of_the_script(node: N
 def test_a_launcher_may_be_any_bash_that_ends_in_srun(launcher: str, node: Node) -> None:  # noqa: F811
     """And its process is the launcher's own, so that Ctrl-C ends it."""
     work = replace(node.work, launcher=launcher)
-    assert ("\nrun_ranks srun " in slurm.text(work)) == launcher.startswith("srun")
+    assert ("\nrun_ranks srun " in slurm.render_job_script(work)) == launcher.startswith("srun")
     assert node.run(work, outcome="continue", code=85) == 0, node.said
     assert node.noted("srun.argv")[-1] == f"resume={node.run_dir}" and node.noted("requeued") == ["17"]
 
 
 def test_a_run_of_a_search_asks_once_before_its_ranks(node: Node) -> None:  # noqa: F811
-    work = replace(node.work, asks=True)
+    work = replace(node.work, is_search_trial=True)
     node.program("python", '[ "$2" = --ask ] && echo "$1 $3" >>"$0.argv" && [ ! -e "$3/rejects" ] && >"$3/config.yaml"')
     (node.run_dir / "rejects").touch()
     assert node.run(work) == 1 and not node.noted("srun.argv"), node.said
@@ -195,7 +197,7 @@ def test_a_name_is_a_word_in_a_script_too(node: Node, tmp_path: Path) -> None:  
     shutil.copytree(node.run_dir / "code", tmp_path, dirs_exist_ok=True)
     odd = "it's; touch canary; $(touch canary)"
     work = replace(node.work, name=odd, run_dir=None, code=None, work_dir=None, venv=None)
-    for render in (slurm.text, pbs.text):
+    for render in (slurm.render_job_script, pbs.render_job_script):
         (line,) = (line for line in render(work).splitlines() if line.startswith("name="))
         show = subprocess.run(["bash", "-c", f'{line}\necho "$name"'], cwd=tmp_path, capture_output=True, text=True)
         assert show.stdout == f"{odd}\n" and not (tmp_path / "canary").exists()

@@ -12,7 +12,7 @@ from lightning.pytorch.profilers import SimpleProfiler
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from hpc.jobs.hardware import peak
+from hpc.jobs.hardware import peak_flops
 from hpc.monitor import throughput
 from hpc.monitor.flops import training_flops
 from hpc.monitor.throughput import Throughput, Window, window_numbers
@@ -89,7 +89,7 @@ def test_waiting_for_data_while_a_gpu_computes_costs_nothing() -> None:
     ],
 )
 def test_the_peak_is_that_of_the_device_and_the_arithmetic(name: str, precision: str, tera: float | None) -> None:
-    assert peak(name, precision, tf32=True) == (tera and pytest.approx(tera * 1e12))
+    assert peak_flops(name, precision, tf32=True) == (tera and pytest.approx(tera * 1e12))
 
 
 def test_elapsed_seconds_between_two_moments() -> None:

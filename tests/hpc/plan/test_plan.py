@@ -23,7 +23,7 @@ from hpc.plan.setup import Setup, setup_from_config
 from hpc.plan.trace_types import Trace
 from hpc.run import changes as run_changes
 
-A100 = hardware.machine("A100", 100.0)
+A100 = hardware.machine_from_cluster("A100", 100.0)
 GPT = ["model=gpt_1b", "data=stdlib", "data.block_size=1024", "data.global_batch_size=256"]
 JUWELS = ["cluster=juwels_booster", "cluster.account=x"]
 MODELS = {
@@ -204,14 +204,14 @@ def test_a_measured_network_counts_for_more_than_a_nominal_one():
     """Four rings of 20 GB/s leave a node at once."""
     link = measured_links.Link(gbs=20.0, latency=1e-5, ranks=4, nodes=["n1"], date="2026-01-31")
     known = memory_check.with_measured_links(A100, measured_links.MeasuredLinks(within=None, across=link), devices=4)
-    assert known.node_gbs == pytest.approx(80 / A100.network.share) and known.gpu == A100.gpu
+    assert known.node_gbs == pytest.approx(80 / A100.network.node_share) and known.gpu == A100.gpu
     inside = memory_check.with_measured_links(A100, measured_links.MeasuredLinks(within=link, across=None), devices=4)
     assert inside.gpu.link_gbs == pytest.approx(20 / A100.network.link_share) and inside.node_gbs == 100
     assert memory_check.with_measured_links(A100, None, devices=4) == A100
 
 
 def test_a_gpu_that_nobody_knows_is_rejected():
-    with pytest.raises(ConfigError, match=r"(?s)cluster.gpu=H1000.*cluster.gpu=H100"):
+    with pytest.raises(ConfigError, match=r"(?s)cluster.gpu must be .*got H1000.*cluster.gpu=H100"):
         cfg = composed("trainer=ddp", *JUWELS, "cluster.gpu=H1000", "data.global_batch_size=64")
         memory_check.machine_from_config(cfg)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc.jobs.hardware import GPU, Eager, Machine, Network
+from hpc.jobs.hardware import GPU, Machine, Network, OperationCosts
 from hpc.plan import rings, traffic
 from hpc.plan.rings import Group
 from hpc.plan.setup import Setup
@@ -15,9 +15,11 @@ from hpc.plan.trace_types import Linear, Part, Trace, Work
 
 BF16 = {"bf16": 100.0, "fp32": 10.0}
 CARD = GPU("card", 40, BF16, 1000, 100, matmul_share=0.5, attention_share=0.25, fixed_gb=1)
-NETWORK = Network(link_share=0.5, share=0.5, hidden=1.0, start=0.0, link_hop=0.0, hop=0.0)
-IDEAL = Machine(CARD, 40.0, NETWORK, Eager(memory_share=0.5, launch=0.0, fused=0.25))
-SLOW = replace(IDEAL, network=replace(NETWORK, start=1e-6, link_hop=1e-6, hop=1e-5))
+NETWORK = Network(
+    link_share=0.5, node_share=0.5, overlap_share=1.0, start_seconds=0.0, link_hop_seconds=0.0, node_hop_seconds=0.0
+)
+IDEAL = Machine(CARD, 40.0, NETWORK, OperationCosts(memory_share=0.5, launch_seconds=0.0, fused_share=0.25))
+SLOW = replace(IDEAL, network=replace(NETWORK, start_seconds=1e-6, link_hop_seconds=1e-6, node_hop_seconds=1e-5))
 SHARDINGS = ["none", "zero1", "zero2", "zero3", "fsdp"]
 
 
@@ -156,7 +158,7 @@ def test_communication_hides_behind_computation_but_for_its_end() -> None:
         traffic.backward_collectives(network(), setup, IDEAL).end,
     )
     assert longer.communication == pytest.approx(first + last)
-    half = replace(IDEAL, network=replace(NETWORK, hidden=0.5))
+    half = replace(IDEAL, network=replace(NETWORK, overlap_share=0.5))
     all_of_it = predict_step(network(flops=1e15), replace(setup, overlap=False), IDEAL).communication
     assert predict_step(network(flops=1e15), setup, half).communication == pytest.approx(all_of_it / 2)
 
@@ -188,8 +190,8 @@ MACHINES = st.builds(
     lambda peak, memory, link, node, hidden, hop: Machine(
         replace(CARD, tflops={"bf16": peak, "fp32": peak / 8}, bandwidth_gbs=memory, link_gbs=link),
         node,
-        replace(NETWORK, hidden=hidden, start=hop, link_hop=hop, hop=3 * hop),
-        IDEAL.eager,
+        replace(NETWORK, overlap_share=hidden, start_seconds=hop, link_hop_seconds=hop, node_hop_seconds=3 * hop),
+        IDEAL.operations,
     ),
     st.floats(1, 1e4), st.floats(10, 1e4), st.floats(1, 1e3), st.floats(1, 1e3), st.floats(0, 1), st.floats(0, 1e-4),
 )  # fmt: skip
@@ -218,7 +220,9 @@ def test_better_hardware_is_never_slower(one: Machine, setup: Setup, what: str) 
             one, gpu=replace(one.gpu, tflops={key: 2 * value for key, value in one.gpu.tflops.items()})
         ),
         "node_gbs": lambda: replace(one, node_gbs=2 * (one.node_gbs or 1)),
-        "hop": lambda: replace(one, network=replace(one.network, hop=0.0, link_hop=0.0, start=0.0)),
+        "hop": lambda: replace(
+            one, network=replace(one.network, node_hop_seconds=0.0, link_hop_seconds=0.0, start_seconds=0.0)
+        ),
     }[what]()
     before, after = predict_step(trace, setup, one), predict_step(trace, setup, better)
     assert after.seconds <= before.seconds * (1 + 1e-9)

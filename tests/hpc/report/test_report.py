@@ -53,7 +53,7 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def work() -> job.Job:
-    return job.of(compose.compose_overrides(["trainer=ddp", "cluster=slurm", "trainer.num_nodes=2"]))
+    return job.job_from_config(compose.compose_overrides(["trainer=ddp", "cluster=slurm", "trainer.num_nodes=2"]))
 
 
 def stub(commands: Path, name: str, body: str) -> None:
@@ -87,13 +87,13 @@ def submit(folder: Path, commands: Path, work: job.Job, answer: str = "echo 17",
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text("name: digits\n")
     (folder / "job.sh").write_text("#!/bin/bash\n")
-    stub(commands, scheduler.COMMAND[to], answer)
+    stub(commands, scheduler.SUBMIT_COMMAND[to], answer)
     try:
-        scheduler.submit(folder, OmegaConf.create({"name": "here", "scheduler": to}), work)
+        scheduler.submit_job(folder, OmegaConf.create({"name": "here", "scheduler": to}), job=work)
     except errors.ConfigError:
         assert "exit" in answer
     finally:
-        (commands / scheduler.COMMAND[to]).unlink()
+        (commands / scheduler.SUBMIT_COMMAND[to]).unlink()
         (commands / "calls").unlink()
 
 
@@ -448,7 +448,7 @@ def test_a_scheduler_that_does_not_answer_is_named(name: str, runs: Path, comman
 def test_a_scheduler_that_hangs_is_not_waited_for(runs: Path, commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt(runs / "digits")
     stub(commands, "squeue", "exec /bin/sleep 20")
-    monkeypatch.setattr(job_states, "PATIENCE", 0.2)
+    monkeypatch.setattr(job_states, "TIMEOUT_SECONDS", 0.2)
     begun = time.perf_counter()
     assert run_table.table_lines([runs])[-1].startswith("squeue does not answer")
     assert len(calls(commands)) == 1 and time.perf_counter() - begun < 5

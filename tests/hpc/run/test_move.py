@@ -476,7 +476,7 @@ def test_a_run_whose_job_is_queued_is_left_alone(
     scheduler: str, word: str, said: str | None, cancel: str | None, desk: Desk
 ) -> None:
     assert desk.type(f"cluster={scheduler}", "trainer=ddp", "run_dir=mine") == 0
-    asked = desk.bin / job_states.COMMAND[scheduler]
+    asked = desk.bin / job_states.QUERY_COMMAND[scheduler]
     asked.write_text(f"#!{desk.bin / 'bash'}\n{QUEUE[scheduler].replace('WORD', word)}\n")
     asked.chmod(0o755)
     desk.scheduler("echo 18")
@@ -512,8 +512,8 @@ def test_a_run_whose_next_job_waits_is_left_alone(desk: Desk) -> None:
 def test_of_an_array_only_the_runs_own_part_counts(desk: Desk) -> None:
     desk.scheduler("echo '29[].server'")
     assert desk.type("cluster=pbs", "trainer=ddp", "seed=1,2", "--multirun") == 0
-    told = {"29[0]": job_states.State("running", active=True), "29[1]": job_states.State("failed")}
-    desk.set.setattr(job_states, "ask", lambda scheduler, jobs, owners: told)
+    told = {"29[0]": job_states.JobState("running", is_active=True), "29[1]": job_states.JobState("failed")}
+    desk.set.setattr(job_states, "query_states", lambda scheduler, jobs, owners: told)
     desk.scheduler("echo 30.server")
     assert desk.type(f"resume={desk.runs()[0]}/0_seed=1") == 2 and "29[0] is running" in desk.err
     assert desk.type(f"resume={desk.runs()[0]}/1_seed=2") == 0

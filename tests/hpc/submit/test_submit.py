@@ -157,7 +157,7 @@ def test_what_this_shell_has_for_sbatch_is_told(desk: Desk) -> None:
     for variable, key in (("JOB_NAME", "name"), ("MEM_PER_NODE", "cluster.memory_gb"), ("GPUS", "trainer.devices")):
         desk.set.setenv(f"SBATCH_{variable}", "4")  # an option of this name would be rejected
         assert desk.type("cluster=slurm") == 0
-        assert f"SBATCH_{variable}=4 of this shell is not passed on; {key}= says that" in desk.err
+        assert f"SBATCH_{variable}=4 of this shell is not passed on; {key}= sets that" in desk.err
     desk.set.setenv("SLURM_JOB_ID", "16")  # submitted in a job: these may be that job's
     assert desk.type("cluster=slurm") == 0 and "SBATCH_" not in desk.err
 
@@ -217,7 +217,7 @@ def test_the_log_of_an_array_is_where_it_is_told(desk: Desk) -> None:
 @pytest.mark.parametrize("value", ["[-l a=b]", '"[-l a=b]"', "-l a=b"])
 def test_the_fix_of_a_list_is_a_list(value: str, desk: Desk) -> None:
     assert desk.type("cluster=pbs", f"cluster.options={value}", "--dry-run") == 2
-    (fix,) = re.findall(r"""fix: .*?('cluster\.options=.*')$""", desk.err.strip(), re.MULTILINE)
+    (fix,) = re.findall(r"""Try: .*?('cluster\.options=.*')$""", desk.err.strip(), re.MULTILINE)
     assert desk.type("cluster=pbs", *shlex.split(fix), "--dry-run") == 0, desk.err
     assert "\n#PBS -l a=b\n" in desk.out
 
@@ -301,7 +301,7 @@ def test_no_scheduler_here(desk: Desk) -> None:
 
 
 def test_waiting_for_the_scheduler_is_announced(desk: Desk) -> None:
-    desk.set.setattr(scheduler, "SLOW", 0.05)
+    desk.set.setattr(scheduler, "NOTICE_AFTER_SECONDS", 0.05)
     desk.scheduler("sleep 0.5; echo 17")
     assert desk.type("cluster=slurm", "--parsable") == 0
     assert desk.err == "waiting for sbatch to answer ...\n" and desk.out.startswith("17 ")
@@ -415,13 +415,13 @@ def test_what_cannot_go_on_is_rejected(desk: Desk) -> None:
     }.items():
         assert desk.type(*typed) == 2
         assert words in desk.err
-    frozen = Path("mine/config.yaml").read_text()
+    frozen, mine = Path("mine/config.yaml").read_text(), Path("mine").absolute()
     for text, words in {
         "a: [": "is damaged",
         "- a": "is damaged: no keys",
         "": "is damaged: no keys",
-        f"{frozen}later: 1\n": f"later is unknown\n  Try: python {Path('mine/code').absolute()}/submit.py",
-        frozen.replace("\nfaults:", "\nfalts:"): "faults is new here",
+        f"{frozen}later: 1\n": f"unknown keys later; got {mine}.\n  Try: python {mine}/code/submit.py",
+        frozen.replace("\nfaults:", "\nfalts:"): "its config lacks faults and has the unknown keys falts",
         frozen.replace("scheduler: slurm", "scheduler: null"): "with a scheduler",
     }.items():
         Path("mine/config.yaml").write_text(text)
@@ -637,7 +637,7 @@ def test_only_committed_code_where_that_is_the_rule(desk: Desk, tmp_path: Path) 
 
 
 def test_data_beside_the_code_are_not_copied_into_every_run(desk: Desk) -> None:
-    desk.set.setattr(snapshot, "MOST", 100_000)
+    desk.set.setattr(snapshot, "MAX_BYTES", 100_000)
     desk.write("data/huge.bin", "x" * 200_000)
     assert desk.type("cluster=slurm") == 2
     assert "data/huge.bin" in desk.err and ".gitignore" in desk.err and desk.runs() == []
@@ -738,7 +738,7 @@ def test_attempts_and_the_verdict_are_noted(tmp_path: Path) -> None:
 
 def test_the_job_is_a_plain_value() -> None:
     cfg = compose.compose_overrides(["cluster=slurm", "trainer=ddp"])
-    assert job.of(cfg) == job.of(cfg)
+    assert job.job_from_config(cfg) == job.job_from_config(cfg)
 
 
 @pytest.mark.parametrize("then", ["without it", "another one"])

@@ -1,4 +1,4 @@
-"""Your research: the module, its networks, its data. Change anything; `hpc`, beside it, runs them."""
+"""Your research: the LightningModule, its networks and its data. Change anything here; the package `hpc` runs it."""
 
 from hpc.config.project import require_beside
 

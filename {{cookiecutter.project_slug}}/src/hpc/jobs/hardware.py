@@ -1,4 +1,4 @@
-"""What GPUs and networks can do, as hardware.yaml holds it. Imports no torch."""
+"""Facts of GPUs and networks, as hardware.yaml lists them. Imports no torch."""
 
 import re
 from dataclasses import dataclass, replace
@@ -10,14 +10,14 @@ import yaml
 
 from hpc.config.errors import ConfigError, closest_word
 
-VENDORS = ("NVIDIA ", "AMD ", "Tesla ")
-FILE = Path(__file__).with_name("hardware.yaml")
-ARITHMETIC = {"bf16": "bf16", "16": "fp16", "32": "fp32", "64": "fp64"}  # by the first word of trainer.precision
+VENDOR_PREFIXES = ("NVIDIA ", "AMD ", "Tesla ")
+HARDWARE_FILE = Path(__file__).with_name("hardware.yaml")
+ARITHMETIC_OF_PRECISION = {"bf16": "bf16", "16": "fp16", "32": "fp32", "64": "fp64"}  # first part of trainer.precision
 
 
 @dataclass(frozen=True)
 class GPU:
-    """One device as torch counts them. hardware.yaml explains."""
+    """One device as torch counts them. The comments of hardware.yaml define the fields."""
 
     name: str
     memory_gb: float
@@ -28,94 +28,104 @@ class GPU:
     attention_share: float
     fixed_gb: float
 
-    def peak(self, precision: str, tf32: bool = False) -> float | None:
-        """FLOP/s at best in the Trainer's precision; None where it is not known."""
-        kind = ARITHMETIC.get(precision.split("-")[0], "")
-        if kind == "fp32" and tf32 and "tf32" in self.tflops:
-            kind = "tf32"
-        return self.tflops[kind] * 1e12 if kind in self.tflops else None
+    def peak_flops(self, precision: str, tf32: bool = False) -> float | None:
+        """Return the peak in FLOP/s for the Trainer's precision; None if it is not known."""
+        arithmetic = ARITHMETIC_OF_PRECISION.get(precision.split("-")[0], "")
+        if arithmetic == "fp32" and tf32 and "tf32" in self.tflops:
+            arithmetic = "tf32"
+        return self.tflops[arithmetic] * 1e12 if arithmetic in self.tflops else None
 
 
 @dataclass(frozen=True)
 class Network:
-    """What rings reach of the nominal bandwidth, and how long their steps take at least. hardware.yaml explains."""
+    """Shares of the nominal bandwidth that ring collectives reach, and their latencies. See hardware.yaml."""
 
     link_share: float
-    share: float
-    hidden: float
-    start: float
-    link_hop: float
-    hop: float
+    node_share: float
+    overlap_share: float
+    start_seconds: float
+    link_hop_seconds: float
+    node_hop_seconds: float
 
 
 @dataclass(frozen=True)
-class Eager:
-    """What operations cost beside their work, and what torch.compile saves."""
+class OperationCosts:
+    """Costs of operations other than matrix products, and what torch.compile saves. See hardware.yaml."""
 
     memory_share: float
-    launch: float
-    fused: float
+    launch_seconds: float
+    fused_share: float
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run runs on. `node_gbs`: GB/s that a node sends, nominal; None: not known, ask for one node only."""
+    """The hardware that a run uses.
+
+    Attributes:
+        node_gbs: nominal GB/s that a node sends; None if unknown, then plans are for one node only.
+        tf32: whether fp32 matrix products are computed in TF32 where the GPU can.
+    """
 
     gpu: GPU
     node_gbs: float | None
     network: Network
-    eager: Eager
-    tf32: bool = True  # fp32 is multiplied as TF32 where the GPU can
+    operations: OperationCosts
+    tf32: bool = True
 
 
-def machine(name: str, node_gbs: float | None, link_gbs: float | None = None, tf32: bool = True) -> Machine:
-    """Return the machine of a cluster file's gpu, network_gbs and gpu_link_gbs, or raise `ConfigError`."""
+def machine_from_cluster(
+    gpu_name: str, node_gbs: float | None, *, link_gbs: float | None = None, tf32: bool = True
+) -> Machine:
+    """Return the machine of a cluster file's gpu, network_gbs and gpu_link_gbs.
+
+    Raises:
+        ConfigError: the GPU is unknown, or a bandwidth is not above 0.
+    """
     for key, value in (("network_gbs", node_gbs), ("gpu_link_gbs", link_gbs)):
         if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(
-                f"cluster.{key}", value, "is GB/s, a number above 0", f"cluster.{key}=null, where it is not known"
-            )
-    found = gpu(name)
-    found = found if link_gbs is None else replace(found, link_gbs=link_gbs)
-    return Machine(found, node_gbs, Network(**_known()["network"]), Eager(**_known()["eager"]), tf32)
+            rule = "must be a number above 0, in GB/s"
+            raise ConfigError(f"cluster.{key}", value, rule, f"cluster.{key}=null if it is unknown")
+    gpu = get_gpu(gpu_name)
+    if link_gbs is not None:
+        gpu = replace(gpu, link_gbs=link_gbs)
+    facts = _read_hardware()
+    return Machine(gpu, node_gbs, Network(**facts["network"]), OperationCosts(**facts["operations"]), tf32)
 
 
-def gpu(name: str) -> GPU:
-    """The GPU that a cluster file names. Raises `ConfigError` for one that hardware.yaml does not have."""
-    known = _known()["gpus"]
-    exactly = [one for one in known if one.casefold() == name.casefold()]
-    if exactly:
-        return GPU(exactly[0], **known[exactly[0]])
-    if name.startswith(VENDORS) and (found := find(name)):  # what torch calls it
-        return found
-    rule = f"hpc/jobs/hardware.yaml knows {', '.join(known)}"
-    typed = {one.casefold(): one for one in known}
-    meant = typed[closest_word(name.casefold(), typed, next(iter(typed)))]
-    raise ConfigError(
-        "cluster.gpu", name, rule, f"cluster.gpu={repr(meant) if ' ' in meant else meant}, or add it there"
-    )
+def get_gpu(name: str) -> GPU:
+    """Return the GPU that a cluster file names. Raise `ConfigError` if hardware.yaml does not list it."""
+    gpus = _read_hardware()["gpus"]
+    spelling = {listed.casefold(): listed for listed in gpus}
+    if listed := spelling.get(name.casefold()):
+        return GPU(listed, **gpus[listed])
+    if name.startswith(VENDOR_PREFIXES) and (gpu := match_gpu(name)):  # the name that torch reports
+        return gpu
+    rule = f"must be one of the GPUs in hpc/jobs/hardware.yaml ({', '.join(gpus)})"
+    closest = spelling[closest_word(name.casefold(), spelling, next(iter(spelling)))]
+    quoted = repr(closest) if " " in closest else closest
+    raise ConfigError("cluster.gpu", name, rule, f"cluster.gpu={quoted}, or add your GPU to that file")
 
 
-def find(device: str) -> GPU | None:
-    """The GPU of a device that torch names so, as "NVIDIA H100 80GB HBM3": the longest name that is a part of it."""
-    known = _known()["gpus"]
-    fits = [name for name in known if re.search(rf"(?i)(?<!\w){re.escape(name)}(?!\w)", device)]
-    return GPU(name := max(fits, key=len), **known[name]) if fits else None
+def match_gpu(device_name: str) -> GPU | None:
+    """Return the GPU whose name is the longest that occurs in `device_name`, e.g. "NVIDIA H100 80GB HBM3"."""
+    gpus = _read_hardware()["gpus"]
+    matches = [name for name in gpus if re.search(rf"(?i)(?<!\w){re.escape(name)}(?!\w)", device_name)]
+    return GPU(name := max(matches, key=len), **gpus[name]) if matches else None
 
 
-def peak(device: str, precision: str, tf32: bool = False) -> float | None:
-    """FLOP/s of one device at best; None where it is not known.
+def peak_flops(device_name: str, precision: str, *, tf32: bool = False) -> float | None:
+    """Return the peak of one device in FLOP/s; None if it is not known.
 
     Args:
-        device: its name, as torch gives it.
+        device_name: as torch reports it.
         precision: the Trainer's.
-        tf32: may matrix products of fp32 be rounded to TF32?
+        tf32: whether fp32 matrix products may be rounded to TF32.
     """
-    found = find(device)
-    return found.peak(precision, tf32) if found else None
+    gpu = match_gpu(device_name)
+    return gpu.peak_flops(precision, tf32) if gpu else None
 
 
 @cache
-def _known() -> dict[str, Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there is one: fifteen times as fast
-    return yaml.load(FILE.read_text(encoding="utf-8"), loader)
+def _read_hardware() -> dict[str, Any]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is fifteen times as fast
+    return yaml.load(HARDWARE_FILE.read_text(encoding="utf-8"), loader)

@@ -1,4 +1,4 @@
-"""From the config to a job: what the scheduler is asked for, derived from what the Trainer is told. Pure; no torch."""
+"""The job of a config: what the scheduler is asked for follows from the Trainer and the cluster. Pure; no torch."""
 
 import shlex
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from hpc.config.walltime import walltime_seconds
 
 @dataclass(frozen=True)
 class Job:
-    """All that a job script says. Sizes are per node or per task, as named; one task drives one device."""
+    """The contents of a job script. Each task drives one device."""
 
     name: str
     nodes: int
     tasks_per_node: int
-    gpus_per_node: int  # that are used; how they are asked for, if at all, is `request`
+    gpus_per_node: int  # that the run uses; `request` is the option that asks for them
     cores_per_task: int | None
-    memory_gb: int | None  # per node; 0: all of it; None: not asked for
-    seconds: int  # walltime
-    whole_nodes: bool
+    memory_gb: int | None  # per node; 0 asks for all of it, None for none
+    walltime_seconds: int
+    is_exclusive: bool  # whole nodes
     account: str | None
     partition: str | None
     qos: str | None
@@ -38,58 +38,65 @@ class Job:
     node_local: str | None
     stage_env: bool
     chain: int
-    retries: int  # starts in a row without a newer checkpoint, after which the job does not start again
+    retries: int  # the job stops after so many starts in a row without a newer checkpoint
     umask: str
     arguments: tuple[str, ...]  # of train.py
-    run_dir: Path | None = None  # None: named after the job when it runs
-    members: Path | None = None  # a sweep: this file holds one run directory per line
+    run_dir: Path | None = None  # None: the job makes one, named after it
+    members_file: Path | None = None  # of a job array: one run directory per line
     num_members: int = 0
-    at_once: int | None = None
-    code: Path | None = None  # train.py and env.sh lie here; None: where sbatch is typed
-    work_dir: Path | None = None  # relative paths of the config count from here; None: where sbatch is typed
-    venv: Path | None = None  # None: env.sh's own default
-    asks: bool = False  # a member of a search: before its first start it asks for its values
-    program: str = "train.py"  # what the ranks run, a path within the code
+    at_once: int | None = None  # members of an array that may run at the same time
+    code: Path | None = None  # folder of train.py and env.sh; None: the folder in which sbatch is typed
+    work_dir: Path | None = None  # relative paths of the config start here; None: where sbatch is typed
+    venv: Path | None = None  # None: the default of env.sh
+    is_search_trial: bool = False  # asks the search for its values before its first start
+    program: str = "train.py"  # that the ranks run; a path in `code`
 
     @property
-    def is_by_hand(self) -> bool:
-        """Is the script for anybody to submit, many times? Then it makes a run directory when it runs."""
-        return not (self.run_dir or self.members)
+    def is_reusable(self) -> bool:
+        """Whether the script may be submitted many times: each of its jobs makes a run directory of its own."""
+        return not (self.run_dir or self.members_file)
 
     @property
     def gpu_hours(self) -> float:
-        """What the job may cost, in GPU-hours."""
-        return self.nodes * self.gpus_per_node * self.seconds / 3600
+        """The most that the job may cost, in GPU-hours."""
+        return self.nodes * self.gpus_per_node * self.walltime_seconds / 3600
 
 
-def rank_environment(job: Job) -> str:
-    """Return the call that exports what the ranks need. cluster.env comes after it."""
+def rank_environment_call(job: Job) -> str:
+    """Return the line of bash that exports the ranks' variables. Those of cluster.env come after it and win."""
     words = [f"OMP_NUM_THREADS={job.cores_per_task or 1}"]
     if job.interface:
         words += [f"{key}_SOCKET_IFNAME={shlex.quote(job.interface)}" for key in ("NCCL", "GLOO")]
     return f"set_rank_environment {' '.join(words)}"
 
 
-def source_library(file: str, function: str, by_hand: str | None) -> list[str]:
-    """Source a file of `hpc/jobs` in bash, from `$code`; one message and exit code 2 if it is not there or not whole.
+def source_library_lines(file: str, function: str, submit_command: str | None) -> list[str]:
+    """Return the lines of bash that source a file of `hpc/jobs` in `$code`, or end with one message and exit code 2.
 
-    Its functions are there only if bash could read all of it. `by_hand`: the command that submits such a script.
+    Args:
+        file: bash defines its functions only if it could read the whole file.
+        function: one of them, to tell whether it could.
+        submit_command: sbatch or qsub for a script that a person submits; None for one that submit.py submits.
     """
     path = f"$code/src/hpc/jobs/{file}"
     advice = "if the run was moved, type: python submit.py resume=FOLDER"
-    if by_hand:
-        advice = f"type {by_hand} in the project's folder"
+    if submit_command:
+        advice = f"type {submit_command} in the project's folder"
     return [
         f'{{ source "{path}" 2>/dev/null && declare -F {function} >/dev/null; }} ||',
         f'    {{ echo "job.sh: error: {path} is missing or damaged; {advice}" >&2; exit 2; }}',
     ]
 
 
-def of(cfg: DictConfig, arguments: tuple[str, ...] = (), **places: Path | int | str | bool | None) -> Job:
-    """The job that a checked config describes; `places` are fields of `Job` from `run_dir` on.
+def job_from_config(cfg: DictConfig, arguments: tuple[str, ...] = (), **fields: Path | int | str | bool | None) -> Job:
+    """Return the job that a checked config describes.
+
+    Args:
+        arguments: of train.py, for a script that holds no run directory.
+        fields: of `Job`, from `run_dir` on.
 
     Raises:
-        ConfigError: a time, or a `{field}` in the cluster's file, that cannot be read.
+        ConfigError: a time, or a `{field}` of the cluster's file, cannot be read.
     """
     cluster = cluster_in_bash(cfg)
     nodes, devices = cfg.trainer.num_nodes, cfg.trainer.devices
@@ -103,16 +110,16 @@ def of(cfg: DictConfig, arguments: tuple[str, ...] = (), **places: Path | int | 
         tasks_per_node=devices,
         gpus_per_node=gpus,
         cores_per_task=cores,
-        memory_gb=_share(cluster, gpus, all_gpus),
-        seconds=walltime_seconds("cluster.time", cluster.time),
-        whole_nodes=cluster.exclusive and all_gpus,
+        memory_gb=_memory_share_gb(cluster, gpus, all_gpus=all_gpus),
+        walltime_seconds=walltime_seconds("cluster.time", cluster.time),
+        is_exclusive=cluster.exclusive and all_gpus,
         account=cluster.account or None,
         partition=cluster.partition,
         qos=cluster.qos,
         constraint=cluster.constraint,
-        request=_filled("cluster.request", cluster.request, sizes) if cluster.request else None,
+        request=_fill_in_sizes("cluster.request", cluster.request, sizes) if cluster.request else None,
         options=tuple(cluster.options),
-        launcher=_filled("cluster.launcher", cluster.launcher, sizes),
+        launcher=_fill_in_sizes("cluster.launcher", cluster.launcher, sizes),
         container=cluster.container,
         setup=tuple(cluster.setup),
         env=cluster.env,
@@ -123,19 +130,21 @@ def of(cfg: DictConfig, arguments: tuple[str, ...] = (), **places: Path | int | 
         retries=cfg.faults.retries,
         umask="027" if cfg.group_readable else "077",
         arguments=arguments,
-        **places,  # type: ignore[arg-type]
+        **fields,  # type: ignore[arg-type]
     )
 
 
-def _share(cluster: ClusterConfig, gpus: int, all_gpus: bool) -> int | None:
-    """Main memory per node, in GB: the share that goes with the GPUs."""
+def _memory_share_gb(cluster: ClusterConfig, gpus: int, *, all_gpus: bool) -> int | None:
+    """Return the main memory per node, in GB: the share that belongs to the GPUs that are used."""
     if cluster.memory_gb is None or all_gpus or not cluster.gpus_per_node:
         return cluster.memory_gb
     return cluster.memory_gb * max(gpus, 1) // cluster.gpus_per_node or None
 
 
-def _filled(key: str, text: str, sizes: dict[str, int]) -> str:
+def _fill_in_sizes(key: str, text: str, sizes: dict[str, int]) -> str:
+    """Return a value of the cluster's file with its `{nodes}`, `{gpus}`, ... replaced."""
     try:
         return text.format(**sizes)
     except (KeyError, ValueError, IndexError):
-        raise ConfigError(key, text, f"knows {', '.join(f'{{{name}}}' for name in sizes)}", f"{key}='...'") from None
+        names = ", ".join(f"{{{name}}}" for name in sizes)
+        raise ConfigError(key, text, f"must use no names in braces but {names}", f"{key}='...'") from None

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from hpc.config.errors import first_line
-from hpc.jobs.hardware import peak
+from hpc.jobs.hardware import peak_flops
 from hpc.monitor.flops import training_flops
 from hpc.training.curves import show_in_progress_bar
 from hpc.training.step_overhead import DataWaitClock
@@ -95,7 +95,7 @@ class Throughput(L.Callback):
     def _find_peak(self, trainer: Any) -> None:
         device, tf32 = trainer.strategy.root_device, torch.get_float32_matmul_precision() != "highest"
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        self._peak_flops = peak(name, str(trainer.precision), tf32)
+        self._peak_flops = peak_flops(name, str(trainer.precision), tf32=tf32)
         if self._peak_flops is None:
             why = f"hpc/jobs/hardware.yaml has no peak of {name!r} in {trainer.precision}"
             print(f"perf/mfu is not logged: {why}", flush=True)

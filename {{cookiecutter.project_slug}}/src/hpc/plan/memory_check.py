@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from hpc.config.compose import compose_overrides
 from hpc.config.errors import ConfigError
 from hpc.config.preflight import check_rules
-from hpc.jobs.hardware import Machine, machine
+from hpc.jobs.hardware import Machine, machine_from_cluster
 from hpc.launch import measured_links
 from hpc.plan import trace_cache
 from hpc.plan.fitting_changes import Candidate, list_candidates, smallest_fitting
@@ -34,7 +34,8 @@ def machine_from_config(cfg: DictConfig) -> Machine | None:
     cluster = cfg.cluster
     if not setup_from_config(cfg).accelerated or not cluster.gpu:
         return None
-    nominal = machine(cluster.gpu, cluster.network_gbs, cluster.gpu_link_gbs, tf32=cfg.matmul_precision != "highest")
+    tf32 = cfg.matmul_precision != "highest"
+    nominal = machine_from_cluster(cluster.gpu, cluster.network_gbs, link_gbs=cluster.gpu_link_gbs, tf32=tf32)
     return with_measured_links(nominal, measured_links.load(cluster.name), devices=cluster.gpus_per_node)
 
 
@@ -55,7 +56,7 @@ def with_measured_links(
     if within:
         measured = replace(measured, gpu=replace(measured.gpu, link_gbs=within.gbs / nominal.network.link_share))
     if across and devices:
-        measured = replace(measured, node_gbs=across.gbs * devices / nominal.network.share)
+        measured = replace(measured, node_gbs=across.gbs * devices / nominal.network.node_share)
     return measured
 
 

@@ -32,7 +32,7 @@ def gather_seconds(size: float, group: Group, machine: Machine) -> float:
     if group.size == 1 or not size:
         return 0.0
     volume = size * (group.size - 1) / group.size
-    return machine.network.start + _ring_latency(group, machine) + volume / ring_bandwidth(group, machine)
+    return machine.network.start_seconds + _ring_latency(group, machine) + volume / ring_bandwidth(group, machine)
 
 
 def all_reduce_seconds(size: float, group: Group, machine: Machine) -> float:
@@ -43,18 +43,19 @@ def all_reduce_seconds(size: float, group: Group, machine: Machine) -> float:
     if group.size == 1 or not size:
         return 0.0
     network = machine.network
-    tree_latency = (group.ranks_per_node - 1) * network.link_hop + math.log2(group.num_nodes) * network.hop
+    tree_latency = (group.ranks_per_node - 1) * network.link_hop_seconds
+    tree_latency += math.log2(group.num_nodes) * network.node_hop_seconds
     latency = min(_ring_latency(group, machine), tree_latency)
     volume = size * (group.size - 1) / group.size
-    return network.start + 2 * latency + 2 * volume / ring_bandwidth(group, machine)
+    return network.start_seconds + 2 * latency + 2 * volume / ring_bandwidth(group, machine)
 
 
 def send_seconds(size: float, *, to_other_node: bool, devices: int, machine: Machine) -> float:
     """Return the time in which each of a node's `devices` sends `size` bytes to one other GPU."""
     network = machine.network
     if not to_other_node:
-        return network.start + network.link_hop + size / _link_bandwidth(machine)
-    return network.start + network.hop + size * devices / _node_bandwidth(machine)
+        return network.start_seconds + network.link_hop_seconds + size / _link_bandwidth(machine)
+    return network.start_seconds + network.node_hop_seconds + size * devices / _node_bandwidth(machine)
 
 
 def ring_bandwidth(group: Group, machine: Machine) -> float:
@@ -69,7 +70,7 @@ def _ring_latency(group: Group, machine: Machine) -> float:
     """Return the latency of all hops of a ring: one hop to the next node per node but one, all others within nodes."""
     num_across = group.num_nodes - 1
     num_within = group.size - 1 - num_across
-    return num_within * machine.network.link_hop + num_across * machine.network.hop
+    return num_within * machine.network.link_hop_seconds + num_across * machine.network.node_hop_seconds
 
 
 def _link_bandwidth(machine: Machine) -> float:
@@ -79,4 +80,4 @@ def _link_bandwidth(machine: Machine) -> float:
 def _node_bandwidth(machine: Machine) -> float:
     """Return the bytes per second that a node sends. It must be known where there is more than one node."""
     assert machine.node_gbs is not None
-    return machine.node_gbs * 1e9 * machine.network.share
+    return machine.node_gbs * 1e9 * machine.network.node_share

@@ -63,15 +63,15 @@ def operations_seconds(works: Iterable[Work], setup: Setup, machine: Machine) ->
 
     torch.compile fuses those without FLOPs. A precision for which a GPU has no units (bf16 on a V100) runs in fp32.
     """
-    gpu, eager = machine.gpu, machine.eager
-    peak = gpu.peak(setup.precision, machine.tf32) or gpu.tflops["fp32"] * 1e12
+    gpu, operations = machine.gpu, machine.operations
+    peak = gpu.peak_flops(setup.precision, machine.tf32) or gpu.tflops["fp32"] * 1e12
     total = 0.0
     for work in works:
         flops, size = work.flops.at(setup.micro_batch), work.bytes.at(setup.micro_batch)
         share = gpu.matmul_share if work.bytes.fixed else gpu.attention_share  # attention has no weights
-        fused = eager.fused if setup.compile and not flops else 1.0
-        memory_seconds = size / (eager.memory_share * gpu.bandwidth_gbs * 1e9)
-        total += work.count * max(flops / (share * peak), fused * memory_seconds, fused * eager.launch)
+        fused = operations.fused_share if setup.compile and not flops else 1.0
+        memory_seconds = size / (operations.memory_share * gpu.bandwidth_gbs * 1e9)
+        total += work.count * max(flops / (share * peak), fused * memory_seconds, fused * operations.launch_seconds)
     return total
 
 
@@ -84,7 +84,7 @@ def optimizer_seconds(trace: Trace, setup: Setup, machine: Machine) -> float:
     width = 2 if setup.precision.endswith("16-true") else 4
     states = 2.0 if trace.optimizer_states is None else trace.optimizer_states
     accesses = 3 + 2 * states + CLIPPING_ACCESSES
-    return num_parameters * width * accesses / (machine.eager.memory_share * machine.gpu.bandwidth_gbs * 1e9)
+    return num_parameters * width * accesses / (machine.operations.memory_share * machine.gpu.bandwidth_gbs * 1e9)
 
 
 def forward_flops(trace: Trace, examples: float) -> float:

@@ -28,7 +28,7 @@ class OverlappedTime:
         """
         if not overlap:
             return self.total
-        return max(self.end, self.total - compute_seconds, (1 - machine.network.hidden) * self.total)
+        return max(self.end, self.total - compute_seconds, (1 - machine.network.overlap_share) * self.total)
 
 
 def data_parallel_group(setup: Setup) -> Group:

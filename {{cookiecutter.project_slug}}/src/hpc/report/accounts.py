@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from hpc.jobs.job_states import call, qstat, users
+from hpc.jobs.job_states import query_pbs_jobs, run_command, slurm_user_option
 
 COMMANDS = {"slurm": "sacct", "pbs": "qstat"}
 SACCT_FIELDS = "JobID,State,Elapsed,MaxRSS,TotalCPU,AllocTRES,ExitCode"
@@ -47,8 +47,8 @@ def query_accounts(scheduler: str, jobs: Sequence[str], owners: Iterable[int]) -
 
 def _query_sacct(jobs: Sequence[str], owners: set[int]) -> list[JobAccount] | None:
     # --duplicates: a requeued job has one record for each of its starts.
-    command = ["sacct", "--noheader", "--parsable2", "--duplicates", f"--format={SACCT_FIELDS}", *users(owners)]
-    answer = call(*command, f"--jobs={','.join(jobs)}")
+    command = ["sacct", "--noheader", "--parsable2", "--duplicates", f"--format={SACCT_FIELDS}"]
+    answer = run_command(*command, *slurm_user_option(owners), f"--jobs={','.join(jobs)}")
     if answer is None or answer.returncode:
         return None
     accounts: list[JobAccount] = []
@@ -71,7 +71,7 @@ def _size_bytes(size: str) -> float:
 
 
 def _query_qstat(jobs: Sequence[str], owners: set[int]) -> list[JobAccount] | None:
-    attributes = qstat(jobs, owners)
+    attributes = query_pbs_jobs(jobs, owners)
     if attributes is None:
         return None
     return [_pbs_account(job, attributes[job]) for job in sorted(attributes, key=_sort_key) if job in jobs]

@@ -13,7 +13,7 @@ from hpc.report.run_table import ACTIVE, RunRow
 from hpc.run import history
 from hpc.run.history import RunRecord
 
-SCHEDULER_OUTCOMES = {word.lower().replace("_", " ") for word in job_states.ENDED}
+SCHEDULER_OUTCOMES = {word.lower().replace("_", " ") for word in job_states.SLURM_END_STATES}
 EXPECTED_OUTCOMES = {"finished", "continue"} | ACTIVE
 ROLLBACK = "`faults.nonfinite=rollback`: the run returns to the last checkpoint and skips these samples."
 NO_END_RECORDED = "it recorded no end, as after SIGKILL or when its node is lost"

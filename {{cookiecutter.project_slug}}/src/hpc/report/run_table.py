@@ -7,7 +7,7 @@ from pathlib import Path
 from shutil import which
 
 from hpc.jobs import job_states
-from hpc.jobs.job_states import State
+from hpc.jobs.job_states import JobState
 from hpc.run import history, last_alive
 from hpc.run.history import RunRecord
 
@@ -17,7 +17,7 @@ MAX_CELL_LENGTH = 400  # characters
 RECENT_SECONDS = 600  # a run without a heartbeat that wrote something within this time is probably running
 OUTCOMES = {"finished": "finished", "continue": "to be continued", "failed": "failed"}
 ACTIVE = {"running", "completing", "running?"}  # states of a run that makes steps
-REJECTED = State("failed", "exit code 2")
+REJECTED = JobState("failed", "exit code 2")
 STATES_WITHOUT_ERROR = {"finished", "to be continued", "completed", "submitted", "not submitted", "running?"}
 
 
@@ -44,9 +44,10 @@ def table_lines(places: Sequence[Path]) -> list[str]:
     if not runs:
         return [f"There is no run in {' '.join(map(str, places))} yet. Try: python train.py, or python submit.py"]
     states = {
-        name: _query_states(name, [run for run in runs if run_scheduler(run) == name]) for name in job_states.COMMAND
+        name: _query_states(name, [run for run in runs if run_scheduler(run) == name])
+        for name in job_states.QUERY_COMMAND
     }
-    silent = [command for name, command in job_states.COMMAND.items() if states[name] is None and which(command)]
+    silent = [command for name, command in job_states.QUERY_COMMAND.items() if states[name] is None and which(command)]
     now = time.time()
     return [
         *(f"{one_line(place)}: there is no run" for place, runs_of_place in runs_by_place.items() if not runs_of_place),
@@ -60,7 +61,7 @@ def query_row(run: RunRecord) -> RunRow:
     return _make_row(run, _query_states(run_scheduler(run), [run]), time.time())
 
 
-def _make_row(run: RunRecord, states: dict[str, State] | None, now: float) -> RunRow:
+def _make_row(run: RunRecord, states: dict[str, JobState] | None, now: float) -> RunRow:
     """Return the row of a run.
 
     Args:
@@ -68,18 +69,18 @@ def _make_row(run: RunRecord, states: dict[str, State] | None, now: float) -> Ru
         now: unix time.
     """
     job, state = _job_and_state(run, states, now)
-    has_short_reason = bool(state.why) and len(state.why) <= MAX_REASON_LENGTH
-    note = "" if has_short_reason else state.why
-    if state.word != "finished" and not note:
-        note = history.first_error(run, logs_too=False) or (run.why if run.verdict == state.word == "failed" else "")
-        note = note or history.first_error(run, logs_too=not (state.active or state.word in STATES_WITHOUT_ERROR))
+    has_short_reason = bool(state.reason) and len(state.reason) <= MAX_REASON_LENGTH
+    note = "" if has_short_reason else state.reason
+    if state.name != "finished" and not note:
+        note = history.first_error(run, logs_too=False) or (run.why if run.verdict == state.name == "failed" else "")
+        note = note or history.first_error(run, logs_too=not (state.is_active or state.name in STATES_WITHOUT_ERROR))
     step, metric = history.latest_progress(run)
     num_hosts = len(run.attempts[-1].hosts) if run.attempts else 0
-    is_running = state.word in ACTIVE - {"running?"} and bool(run.attempts) and job == run.attempts[-1].job
+    is_running = state.name in ACTIVE - {"running?"} and bool(run.attempts) and job == run.attempts[-1].job
     return RunRow(
         run=run.name,
         job=job or "-",
-        state=f"{state.word} ({state.why})" if has_short_reason else state.word,
+        state=f"{state.name} ({state.reason})" if has_short_reason else state.name,
         attempts=len(run.attempts),
         nodes=num_hosts or run.submitted.get("nodes"),
         step=step,
@@ -118,40 +119,40 @@ def run_scheduler(run: RunRecord) -> str:
     fits the launcher of the newest attempt.
     """
     submitted_to = run.submitted.get("scheduler")
-    if submitted_to in job_states.COMMAND:
+    if submitted_to in job_states.QUERY_COMMAND:
         return submitted_to
-    if installed := next((name for name, command in job_states.COMMAND.items() if which(command)), None):
+    if installed := next((name for name, command in job_states.QUERY_COMMAND.items() if which(command)), None):
         return installed
     return "slurm" if run.attempts and run.attempts[-1].launcher in ("srun", "slurm") else "pbs"
 
 
-def _query_states(scheduler: str, runs: Sequence[RunRecord]) -> dict[str, State] | None:
+def _query_states(scheduler: str, runs: Sequence[RunRecord]) -> dict[str, JobState] | None:
     """Return the states of the jobs of all unfinished runs, from a single call; None if there is no answer."""
     unfinished = [run for run in runs if run.jobs and not run.is_finished]
     jobs = {job for run in unfinished for job in run.jobs}
-    return job_states.ask(scheduler, jobs, {run.owner for run in unfinished}) if unfinished else {}
+    return job_states.query_states(scheduler, jobs, {run.owner for run in unfinished}) if unfinished else {}
 
 
-def _job_and_state(run: RunRecord, states: dict[str, State] | None, now: float) -> tuple[str | None, State]:
+def _job_and_state(run: RunRecord, states: dict[str, JobState] | None, now: float) -> tuple[str | None, JobState]:
     """Return the job that counts and the state of the run, from certain facts first and from guesses last."""
     if run.is_finished:
-        return run.job, State("finished", run.why.partition(":")[0])  # "pruned", if a search ended it early
+        return run.job, JobState("finished", run.why.partition(":")[0])  # "pruned", if a search ended it early
     known = {job: states[job] for job in run.jobs if job in states} if states else {}
     for job, state in known.items():
-        if state.active:
+        if state.is_active:
             return job, state
     error = run.submitted.get("error")
     if error and run.submit_time >= run.stale_before:
-        return run.job, State("not submitted", str(error).removeprefix("not submitted").removeprefix(": "))
+        return run.job, JobState("not submitted", str(error).removeprefix("not submitted").removeprefix(": "))
     if starts := history.num_stalled_starts(run):
-        return run.job, State("given up", f"{starts} starts without a newer checkpoint")
+        return run.job, JobState("given up", f"{starts} starts without a newer checkpoint")
     # The verdict of an attempt stays if the next start of the run is rejected.
     is_restart_rejected = run.verdict == "continue" and known.get(run.job or "") == REJECTED
     if run.verdict in OUTCOMES and not is_restart_rejected and (states is None or _has_started(run)):
-        return run.job, State(OUTCOMES[run.verdict], run.why if run.verdict == "continue" else "")
+        return run.job, JobState(OUTCOMES[run.verdict], run.why if run.verdict == "continue" else "")
     if run.job in known:
         return run.job, known[run.job]
-    return run.job, State(_guess_state(run, is_job_unknown=states is not None and run.job is not None, now=now))
+    return run.job, JobState(_guess_state(run, is_job_unknown=states is not None and run.job is not None, now=now))
 
 
 def _has_started(run: RunRecord) -> bool:

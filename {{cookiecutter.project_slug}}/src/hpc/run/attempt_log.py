@@ -59,7 +59,7 @@ def record_end(
 
 
 def write_verdict(path: Path, attempt: int, *, step: int, outcome: str, why: str = "") -> None:
-    """Write the file by which the job script decides how to go on: whole or not at all, and synced to the disk.
+    """Write the file by which the job script decides how to continue: whole or not at all, and synced to the disk.
 
     Args:
         outcome: `continue`, `finished` or `failed`.

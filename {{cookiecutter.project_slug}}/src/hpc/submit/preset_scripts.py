@@ -1,4 +1,4 @@
-"""Write a job script for each preset of the trainer: `sbatch slurm/ddp_4node.sbatch` (or qsub) starts it."""
+"""Write a job script for each trainer preset: `sbatch slurm/ddp_4node.sbatch` (or qsub) starts a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,28 +6,37 @@ from pathlib import Path
 from hpc.config import compose, preflight
 from hpc.config.errors import ConfigError
 from hpc.jobs import job
-from hpc.submit.scripts import text
+from hpc.submit.scripts import render_script
 
 
-def render(folder: Path, words: Sequence[str], *, dry_run: bool = False) -> None:
-    """Write the scripts into `folder` and print their names: no run directory, nobody's account unless it is typed."""
+def write_preset_scripts(folder: Path, words: Sequence[str], *, dry_run: bool = False) -> None:
+    """Write a script per preset into `folder` and print the file names.
+
+    The scripts hold no run directory, and no account unless `words` gives one.
+
+    Args:
+        words: overrides as typed; default: cluster=slurm.
+    """
     overrides = list(words) or ["cluster=slurm"]
     if dry_run:
-        raise ConfigError("--render", folder, "writes a script per preset; --dry-run writes nothing", "one of them")
+        raise ConfigError(
+            "--render", folder, "cannot be combined with --dry-run, which writes nothing", "leave one out"
+        )
     if word := next((word for word in overrides if word.startswith("trainer=")), None):
-        raise ConfigError(word, None, "--render writes a script for each preset of the trainer", "leave it out")
+        rule = "cannot be combined with --render, which writes a script for each preset of the trainer"
+        raise ConfigError(word, None, rule, "leave it out")
     scripts = {}
     for preset in compose.config_groups()["trainer"]:
         if preset == "cpu":
             continue
-        typed = (f"trainer={preset}", *overrides)
-        cfg = compose.compose_overrides(["cluster.account=null", *typed], personal=False)
+        arguments = (f"trainer={preset}", *overrides)
+        cfg = compose.compose_overrides(["cluster.account=null", *arguments], personal=False)
         if cfg.run_dir:
-            rule = "is of each job's own: such a script is submitted many times"
+            rule = "cannot be given with --render: a script may be submitted many times, and each job makes its own"
             raise ConfigError("run_dir", cfg.run_dir, rule, "leave it out, or submit.py without --render")
         preflight.check_rules(cfg)
         name = f"{preset}.{'pbs' if cfg.cluster.scheduler == 'pbs' else 'sbatch'}"
-        scripts[folder / name] = text(job.of(cfg, typed), cfg)
+        scripts[folder / name] = render_script(job.job_from_config(cfg, arguments), cfg)
     folder.mkdir(parents=True, exist_ok=True)
     for file, script in scripts.items():
         file.write_text(script, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Queue one run: check it, make its run directory with a copy of the code, write its job script, hand it over."""
+"""Queue one run: check its config, make its run directory with a copy of the code, write its job script, submit it."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,41 +12,41 @@ from hpc.config import preflight, project
 from hpc.config.errors import ConfigError
 from hpc.run import directory, environment, frozen_config, snapshot
 from hpc.submit import scheduler
-from hpc.submit.hand_over import await_end, hand_over
-from hpc.submit.options import Options
-from hpc.submit.scripts import describe, text, write
+from hpc.submit.options import SubmitOptions
+from hpc.submit.scripts import describe_job, render_script, write_scripts
+from hpc.submit.submission import exit_after_job, submit_and_report
 
 
-def submit(cfg: DictConfig, words: Sequence[str], *, options: Options, program: str = "train.py") -> Path:
-    """Queue a job whose ranks start `program`, and return its run directory. With --wait, end as the job does.
+def submit_run(cfg: DictConfig, words: Sequence[str], *, options: SubmitOptions, program: str = "train.py") -> Path:
+    """Queue a job whose ranks run `program`, and return its run directory. With --wait, exit with the job's exit code.
 
     Args:
-        words: as typed; they are kept beside the config.
+        words: overrides as typed; they are stored beside the config.
     """
-    check(cfg, words if program == "train.py" else None)
+    check_submission(cfg, words if program == "train.py" else None)
     cfg.run_dir = str(directory.choose(cfg.run_dir, cfg.name, now=datetime.now(), environ={}))
     run_dir = Path(cfg.run_dir)
-    work = describe(cfg, run_dir=run_dir, program=program)
+    job = describe_job(cfg, run_dir=run_dir, program=program)
     if options.dry_run:
-        print(text(work, cfg), end="")
+        print(render_script(job, cfg), end="")
         return run_dir
-    make_ready(cfg, project.PROJECT, wait=options.wait)
+    prepare_submission(cfg, project.PROJECT, wait=options.wait)
     snapshot.reject_unsuitable_code(cfg.dirty_tree)
     directory.reject_used(run_dir)
-    with withdrawn_without_room(run_dir):
+    with undo_if_disk_is_full(run_dir):
         directory.create(run_dir, cfg.group_readable)
         frozen_config.create_exclusively(run_dir, cfg, words=list(words))
         snapshot.copy_code(run_dir)
-        write(work, cfg, run_dir)
-    await_end(hand_over(cfg, run_dir, options=options), options)
+        write_scripts(job, cfg, run_dir)
+    exit_after_job(submit_and_report(cfg, run_dir, options=options), options)
     return run_dir
 
 
-def check(cfg: DictConfig, words: Sequence[str] | None) -> None:
-    """Raise `ConfigError` for a config that may not be submitted. Fills in what data say of themselves.
+def check_submission(cfg: DictConfig, words: Sequence[str] | None) -> None:
+    """Raise `ConfigError` if the config cannot be submitted. Fill in the keys that follow from the data.
 
     Args:
-        words: as typed, where the job trains; None where it does not.
+        words: overrides as typed, for a job that trains; None for other jobs, whose memory is not checked.
     """
     preflight.check_job(cfg)
     preflight.check_files(cfg)
@@ -55,22 +55,23 @@ def check(cfg: DictConfig, words: Sequence[str] | None) -> None:
 
 
 def reject_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
-    """Raise `ConfigError` for what does not fit on the cluster's GPUs, where its file names them."""
+    """Raise `ConfigError` if training does not fit on the cluster's GPUs, provided that its file names them."""
     if cfg.cluster.gpu:
-        from hpc.plan.memory_check import reject_too_big  # of the plan nothing is read where it cannot tell
+        from hpc.plan.memory_check import reject_too_big  # only here, as submit.py without a GPU needs no plan
 
         reject_too_big(cfg, words)
 
 
-def make_ready(cfg: DictConfig, code: Path, *, wait: bool) -> None:
-    """Find a scheduler here, and an environment for the code that is to run; pack it where the cluster wants that.
+def prepare_submission(cfg: DictConfig, code: Path, *, wait: bool) -> None:
+    """Check that there are a scheduler and an environment for `code`. Pack the environment if the cluster stages it.
 
     Raises:
-        ConfigError: one of them is missing. Of the run nothing is written yet.
+        ConfigError: one of them is missing. Nothing of the run has been written.
     """
-    scheduler.find(cfg.cluster.scheduler)
+    scheduler.find_submit_command(cfg.cluster.scheduler)
     if wait and cfg.cluster.scheduler == "pbs" and cfg.cluster.chain > 1:
-        raise ConfigError("--wait", None, "follows one job, and this is a chain", "cluster.chain=1, or without --wait")
+        rule = "cannot be used with a chain of jobs: it waits for one job"
+        raise ConfigError("--wait", None, rule, "cluster.chain=1, or leave --wait out")
     if not cfg.cluster.container:
         environment.reject_incomplete_environment(Path(sys.prefix), code)
         if cfg.cluster.stage_env:
@@ -78,8 +79,12 @@ def make_ready(cfg: DictConfig, code: Path, *, wait: bool) -> None:
 
 
 @contextmanager
-def withdrawn_without_room(run_dir: Path) -> Iterator[None]:
-    """Leave no run behind where a part of its job cannot be written. Raises `ConfigError`."""
+def undo_if_disk_is_full(run_dir: Path) -> Iterator[None]:
+    """Remove the run's config if a part of the job cannot be written, so that the directory holds no run.
+
+    Raises:
+        ConfigError: a file could not be written.
+    """
     try:
         yield
     except OSError as error:

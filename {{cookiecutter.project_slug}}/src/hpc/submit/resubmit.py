@@ -1,4 +1,4 @@
-"""Queue a run that was submitted before once more, by its own script and code; or by a new script, if it moves."""
+"""Queue a submitted run again: with its own script and code, or with a new script if its resources change."""
 
 import os
 import sys
@@ -10,48 +10,48 @@ from omegaconf import DictConfig
 from hpc.config import compose, preflight
 from hpc.config.errors import ConfigError
 from hpc.run import allowed_changes, directory, frozen_config
-from hpc.submit import queued
-from hpc.submit.hand_over import await_end, hand_over
-from hpc.submit.options import Options
-from hpc.submit.queue_run import make_ready, reject_too_big
-from hpc.submit.scripts import describe, reject_no_training, text, work_dir, write
+from hpc.submit import duplicate_jobs
+from hpc.submit.options import SubmitOptions
+from hpc.submit.queue_run import prepare_submission, reject_too_big
+from hpc.submit.scripts import describe_job, read_work_dir, reject_unmovable_run, render_script, write_scripts
+from hpc.submit.submission import exit_after_job, submit_and_report
 from hpc.system import files
 
 
-def resubmit(cfg: DictConfig, run_dir: Path, *, words: Sequence[str], options: Options) -> None:
-    """Queue the job of a run directory again.
+def resubmit(cfg: DictConfig, run_dir: Path, *, words: Sequence[str], options: SubmitOptions) -> None:
+    """Queue the job of a run directory again. With --wait, exit with the job's exit code.
 
     Args:
-        cfg: the run's own config, with what is typed now.
-        words: what is typed now, which may move the run to other nodes.
+        cfg: the run's own config, with the overrides that are typed now.
+        words: these overrides; some of them, such as trainer.num_nodes, need a new job script.
     """
     preflight.check_job(cfg)
     reject_not_submitted(run_dir)
-    moves, overrides = frozen_config.list_changes(run_dir, cfg), compose.select_overrides(words)
-    if moves:
-        reject_no_training(run_dir)
-        os.chdir(work_dir(run_dir))  # its relative paths shall mean what they meant
+    changes, overrides = frozen_config.list_changes(run_dir, cfg), compose.select_overrides(words)
+    if changes:
+        reject_unmovable_run(run_dir)
+        os.chdir(read_work_dir(run_dir))  # the run's relative paths keep their meaning
         preflight.check_files(cfg)
         reject_too_big(cfg, frozen_config.merge_overrides(run_dir, overrides))
     if options.dry_run:
-        sys.stderr.write("".join(f"{line}\n" for line in moves))
+        sys.stderr.write("".join(f"{line}\n" for line in changes))
         script = files.read_text(run_dir / "job.sh", errors="surrogateescape")
-        print(text(describe(cfg, run_dir=run_dir), cfg) if moves else script, end="")
+        print(render_script(describe_job(cfg, run_dir=run_dir), cfg) if changes else script, end="")
         return
-    with queued.alone(run_dir):
-        queued.reject_queued(run_dir)
-        make_ready(cfg, run_dir / "code", wait=options.wait)
+    with duplicate_jobs.lock_submission(run_dir):
+        duplicate_jobs.reject_queued_run(run_dir)
+        prepare_submission(cfg, run_dir / "code", wait=options.wait)
         directory.create(run_dir, cfg.group_readable)
-        allowed_changes.withdraw(run_dir)  # of a job that was never run
+        allowed_changes.withdraw(run_dir)  # those of a job that never ran
         frozen_config.create_or_replace(run_dir, cfg, words=overrides)
-        if moves:
-            write(describe(cfg, run_dir=run_dir), cfg, run_dir)
-        command = hand_over(cfg, run_dir, options=options)
-    await_end(command, options)
+        if changes:
+            write_scripts(describe_job(cfg, run_dir=run_dir), cfg, run_dir)
+        command = submit_and_report(cfg, run_dir, options=options)
+    exit_after_job(command, options)
 
 
 def reject_not_submitted(run_dir: Path) -> None:
-    """Raise `ConfigError` where submit.py has not made the run directory."""
+    """Raise `ConfigError` if submit.py has not made the run directory."""
     if not all((run_dir / name).is_file() for name in ("job.sh", "code/train.py")):
-        rule = "was not made by submit.py: there is no job.sh with its code in it"
+        rule = "must be a run directory that submit.py has made, with job.sh and a copy of the code"
         raise ConfigError("resume", run_dir, rule, f"python train.py resume={run_dir}, in a job")

@@ -1,4 +1,4 @@
-"""From a checked config to the files that a scheduler is given."""
+"""The files that a scheduler gets for a checked config."""
 
 import re
 import shlex
@@ -15,58 +15,61 @@ from hpc.run import directory
 from hpc.system import files
 from hpc.system.files import write_atomically
 
-SOURCED = ("src/hpc/jobs/slurm.bash", "src/hpc/jobs/pbs.bash")  # by job scripts, from the run's copy of the code
+SOURCED_FILES = ("src/hpc/jobs/slurm.bash", "src/hpc/jobs/pbs.bash")  # by job scripts, from the run's copy of the code
 
 
-def describe(cfg: DictConfig, **places: Any) -> job.Job:
-    """The job of a config, in this environment and from this directory; `places` as for `job.of`."""
+def describe_job(cfg: DictConfig, **fields: Any) -> job.Job:
+    """Return the job of a config, with this Python's environment and this working directory.
+
+    Args:
+        fields: of `Job`, as in `job.job_from_config`.
+    """
     venv = None if cfg.cluster.container else Path(sys.prefix)
-    run_dir = places.get("run_dir") or Path(cfg.run_dir)
-    places.setdefault("asks", directory.is_search_trial(run_dir))
-    return job.of(cfg, work_dir=Path.cwd(), code=run_dir / "code", venv=venv, **places)
+    run_dir = fields.get("run_dir") or Path(cfg.run_dir)
+    fields.setdefault("is_search_trial", directory.is_search_trial(run_dir))
+    return job.job_from_config(cfg, work_dir=Path.cwd(), code=run_dir / "code", venv=venv, **fields)
 
 
-def text(work: job.Job, cfg: DictConfig) -> str:
-    """The script for sbatch or qsub."""
-    return pbs.text(work) if cfg.cluster.scheduler == "pbs" else slurm.text(work)
+def render_script(work: job.Job, cfg: DictConfig) -> str:
+    """Return the script for sbatch or qsub."""
+    return pbs.render_job_script(work) if cfg.cluster.scheduler == "pbs" else slurm.render_job_script(work)
 
 
-def write(work: job.Job, cfg: DictConfig, folder: Path) -> None:
-    """The script, and for PBS the one that runs on each node."""
-    write_atomically(folder / "job.sh", text(work, cfg))
+def write_scripts(work: job.Job, cfg: DictConfig, folder: Path) -> None:
+    """Write job.sh and, for PBS, node.sh, which runs on each node."""
+    write_atomically(folder / "job.sh", render_script(work, cfg))
     if cfg.cluster.scheduler == "pbs":
-        write_atomically(folder / "node.sh", pbs.node_text(work))
+        write_atomically(folder / "node.sh", pbs.render_node_script(work))
 
 
-def work_dir(run_dir: Path) -> Path:
-    """Where relative paths of a submitted run count from, as its job script says; here, if that place is gone."""
-    found = re.search(r"(?m)^(?:cd |work_dir=)(.+)$", files.read_text(run_dir / "job.sh", errors="surrogateescape"))
-    place = Path(shlex.split(found[1])[0]) if found else Path.cwd()
-    return place if place.is_dir() else Path.cwd()
+def read_work_dir(run_dir: Path) -> Path:
+    """Return the folder in which a submitted run's relative paths start; the current one if that is gone."""
+    script = files.read_text(run_dir / "job.sh", errors="surrogateescape")
+    match = re.search(r"(?m)^(?:cd |work_dir=)(.+)$", script)
+    folder = Path(shlex.split(match[1])[0]) if match else Path.cwd()
+    return folder if folder.is_dir() else Path.cwd()
 
 
-def reject_no_training(run_dir: Path) -> None:
-    """Raise `ConfigError` where a new job script would not do for a submitted run that moves.
+def reject_unmovable_run(run_dir: Path) -> None:
+    """Raise `ConfigError` if a new job script would not work for a submitted run.
 
-    Its ranks start another program than train.py, or its copy of the code has other functions for job scripts.
+    Its ranks run another program than train.py, or its copy of the code has other functions for job scripts.
     """
     scripts = [path for name in ("job.sh", "node.sh") if (path := run_dir / name).is_file()]
     if not any("/train.py" in files.read_text(path, errors="surrogateescape") for path in scripts):
-        rule = "trains nothing, so that it cannot go on elsewhere"
-        raise ConfigError(
-            "resume", run_dir, rule, f"resume={run_dir} alone; or the tool that made it, with these words"
-        )
-    for name in SOURCED:
-        if _content(run_dir / "code" / name) != _content(project.PROJECT / name):
-            rule = f"must have {name} in its copy of the code as this project has it: a new job script sources that"
-            own = shlex.quote(str(run_dir / "code" / "submit.py"))
-            raise ConfigError(
-                "resume", run_dir, rule, f"python {own} resume={shlex.quote(str(run_dir))}, and these words"
-            )
+        rule = "Only a run of train.py can continue with changes"
+        fix = f"resume={run_dir} alone; or the tool that made the run, with these words"
+        raise ConfigError("resume", run_dir, rule, fix)
+    for name in SOURCED_FILES:
+        if _read_bytes(run_dir / "code" / name) != _read_bytes(project.PROJECT / name):
+            rule = f"A new job script sources {name}, which differs between the run's copy of the code and this project"
+            own_submit = shlex.quote(str(run_dir / "code" / "submit.py"))
+            fix = f"python {own_submit} resume={shlex.quote(str(run_dir))}, and these words"
+            raise ConfigError("resume", run_dir, rule, fix)
 
 
-def _content(path: Path) -> bytes | None:
-    """Return what a file holds; None where there is none to read."""
+def _read_bytes(path: Path) -> bytes | None:
+    """Return a file's content; None if it cannot be read."""
     try:
         with files.open_regular_file(path) as stream:
             return stream.read()

@@ -140,7 +140,7 @@ def _exit_stopped(cfg: DictConfig, program: Program, stopped: Stopped) -> NoRetu
     if program.is_reporting_rank:
         print(f"stopped at step {stopped.step}: {stopped.why}\nrun directory {cfg.run_dir}", flush=True)
         if is_continued and (is_interrupted or not placement.is_in_job(environ)):
-            print(f"to go on: python train.py resume={shlex.quote(str(cfg.run_dir))}", flush=True)
+            print(f"to continue: python train.py resume={shlex.quote(str(cfg.run_dir))}", flush=True)
     if placement.is_lightning_child(place):  # Lightning would kill the process that started this one
         sys.exit(ExitCode.DONE)
     program.signals.ends_by_sigint = is_interrupted and place.launcher == "none"

@@ -1,0 +1,1 @@
+"""Datasets, one LightningDataModule per file of configs/data."""

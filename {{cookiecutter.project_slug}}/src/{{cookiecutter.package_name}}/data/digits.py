@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1797 real images of 8x8 pixels that come with the package."""
+"""Handwritten digits: 1797 images of 8x8 pixels that come with scikit-learn."""
 
 import math
 from functools import cache
@@ -14,15 +14,16 @@ from torch.utils.data import Dataset, TensorDataset
 from hpc.config.errors import ConfigError
 from hpc.data.data_module import DataModule, warp_images
 
-# Tenths of each class, in file order. They depend on no seed: every run is tested on the same images.
-TENTHS = {"train": range(0, 7), "val": range(7, 8), "test": range(8, 10)}
+# Tenths of each class, in file order. The seed does not change them, so every run is tested on the same images.
+SPLIT_TENTHS = {"train": range(0, 7), "val": range(7, 8), "test": range(8, 10)}
 
 
 class Digits(DataModule):
-    """Images float32 (1, 8, 8) with about zero mean and unit variance; targets 0 to 9.
+    """Images, float32 (1, 8, 8), with about zero mean and unit variance; targets from 0 to 9.
 
     Args:
-        num_classes: 10; networks read `${data.num_classes}`.
+        num_classes: the network's number of classes, at least 10; model configs read it as `${data.num_classes}`.
+        loading: of `DataModule`.
     """
 
     num_draws = 4
@@ -30,45 +31,48 @@ class Digits(DataModule):
     def __init__(self, num_classes: int = 10, **loading: Any) -> None:
         super().__init__(**loading)
         if num_classes < 10:
-            raise ConfigError(
-                "data.num_classes", num_classes, "must be at least 10, for ten digits", "data.num_classes=10"
-            )
+            rule = "must be at least 10, the number of digits"
+            raise ConfigError("data.num_classes", num_classes, rule, "data.num_classes=10")
         self.num_classes = num_classes
 
     def dataset(self, split: str) -> Dataset:
-        pixels, digits = read()
+        pixels, digits = read_digits()
         images = torch.tensor(pixels / 16, dtype=torch.float32).view(-1, 1, 8, 8)
-        chosen = indices_of(split, digits)
-        return TensorDataset(images[chosen], torch.tensor(digits)[chosen])
+        indices = split_indices(split, digits)
+        return TensorDataset(images[indices], torch.tensor(digits)[indices])
 
     def augment(self, inputs: Tensor, draws: Tensor) -> Tensor:
-        """Turned by up to 10 degrees, scaled by up to 10 %, shifted by up to 0.75 pixels."""
-        turn, scale, right, down = (2 * draws - 1).unbind(1)
-        turn, scale, right, down = turn * math.radians(10), 1 + 0.1 * scale, right * 0.75 / 4, down * 0.75 / 4
-        cos, sin = scale * turn.cos(), scale * turn.sin()
+        """Rotate by up to 10 degrees, scale by up to 10 %, and shift by up to 0.75 pixels."""
+        angle, scale, right, down = (2 * draws - 1).unbind(1)
+        angle, scale, right, down = angle * math.radians(10), 1 + 0.1 * scale, right * 0.75 / 4, down * 0.75 / 4
+        cos, sin = scale * angle.cos(), scale * angle.sin()
         return warp_images(inputs, torch.stack([cos, -sin, right, sin, cos, down], dim=1).view(-1, 2, 3))
 
     def prepare_inputs(self, inputs: Tensor) -> Tensor:
+        """Normalize by the mean and the standard deviation of all pixels."""
         return (inputs - 0.305) / 0.376
 
 
 @cache
-def read() -> tuple[np.ndarray, np.ndarray]:
-    """Pixels (1797, 64) from 0 to 16, and digits (1797,): the package's file, read without the package's 300 modules.
+def read_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Read scikit-learn's file, without importing its 300 modules.
+
+    Returns:
+        Pixels (1797, 64) from 0 to 16, and digits (1797,).
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: the file does not exist.
     """
     package = find_spec("sklearn")
     file = Path(str(package.origin)).parent / "datasets/data/digits.csv.gz" if package else None
     if not (file and file.is_file()):
-        rule = f"lie in the package scikit-learn; {file or 'it'} is not there"
-        raise ConfigError("data", "digits", rule, "pip install scikit-learn -c constraints.txt")
+        rule = f"must be installed with the package scikit-learn, and {file or 'that'} does not exist"
+        raise ConfigError("data=digits", None, rule, "pip install scikit-learn -c constraints.txt")
     rows = np.loadtxt(file, delimiter=",")
     return rows[:, :-1], rows[:, -1].astype(int)
 
 
-def indices_of(split: str, digits: np.ndarray) -> np.ndarray:
-    """Positions of the samples of a split: the same tenths of every class."""
+def split_indices(split: str, digits: np.ndarray) -> np.ndarray:
+    """Return the indices of the samples of a split: the same tenths of every class."""
     by_class = np.argsort(digits, kind="stable")
-    return np.sort(by_class[np.isin(np.arange(len(digits)) % 10, TENTHS[split])])
+    return np.sort(by_class[np.isin(np.arange(len(digits)) % 10, SPLIT_TENTHS[split])])

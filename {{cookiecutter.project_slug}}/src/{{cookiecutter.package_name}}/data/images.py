@@ -1,4 +1,4 @@
-"""A folder of class folders of image files."""
+"""Images in one folder per class."""
 
 from functools import cache, cached_property
 from typing import Any
@@ -11,14 +11,15 @@ from hpc.data.data_module import DataModule, warp_images
 from hpc.data.image_datasets import ImageFiles
 from hpc.data.image_files import Samples, describe_images, list_images, reject_few_classes
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as pretrained weights expect
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, as pretrained networks expect
 
 
-class Photos(DataModule):
-    """Images float32 (3, image_size, image_size), normalised; targets are class numbers in the order of the names.
+class ImageDataModule(DataModule):
+    """Normalized images, float32 (3, image_size, image_size); targets are class numbers in the order of their names.
 
     Args:
-        smallest_crop: training sees a random part of an image, at least this share of its area.
+        smallest_crop: smallest share of an image's area that a random crop for training has.
+        loading: of `DataModule`.
     """
 
     num_draws = 5
@@ -28,7 +29,7 @@ class Photos(DataModule):
         self.smallest_crop = smallest_crop
 
     def augment(self, inputs: Tensor, draws: Tensor) -> Tensor:
-        """A random part of the image, 3:4 to 4:3, at full size; every other one mirrored (Szegedy et al., 2014)."""
+        """Crop a random part with a ratio of 3:4 to 4:3, resize it, and mirror half of them (Szegedy et al., 2014)."""
         area = self.smallest_crop + (1 - self.smallest_crop) * draws[:, 0]
         ratio = (4 / 3) ** (2 * draws[:, 1] - 1)
         width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
@@ -38,33 +39,36 @@ class Photos(DataModule):
         return warp_images(inputs, torch.stack([width * mirror, zero, x, zero, height, y], dim=1).view(-1, 2, 3))
 
     def prepare_inputs(self, inputs: Tensor) -> Tensor:
-        mean, std = _constants(inputs.device)
+        """Normalize by the mean and the standard deviation of ImageNet."""
+        mean, std = _mean_and_std(inputs.device)
         return (inputs / 255 - mean) / std
 
 
 @cache
-def _constants(device: torch.device) -> list[Tensor]:
-    """Mean and standard deviation; kept, as copying them to a GPU for each batch would wait for it."""
+def _mean_and_std(device: torch.device) -> list[Tensor]:
+    """Return both as tensors on a device. They are cached, as each copy to a GPU would wait for its work."""
     return [torch.tensor(value, device=device).view(3, 1, 1) for value in (MEAN, STD)]
 
 
-class Images(Photos):
-    """Photos from a folder of class folders, decoded by worker processes whenever they are read.
+class Images(ImageDataModule):
+    """Images in a folder, decoded by worker processes each time they are read.
 
     Args:
-        dir: `<class>/*.{jpg,jpeg,png}` or `{train,val,test}/<class>/*`, see `image_files.list_images`.
-        image_size: pixels; the shorter side is resized to it, the rest is cropped around the centre.
-        num_classes: networks read `${data.num_classes}`; null is filled in by the check of the folder.
+        dir: holds `<class>/*.{jpg,jpeg,png}` or `{train,val,test}/<class>/*`; see `image_files.list_images`.
+        image_size: pixels. The shorter side is resized to this size, the longer one is cropped around the centre.
+        num_classes: model configs read it as `${data.num_classes}`. If null, the number of folders is filled in.
+        loading: of `ImageDataModule`.
     """
 
-    def __init__(self, dir: str, image_size: int = 224, num_classes: int | None = None, **photos: Any) -> None:
-        super().__init__(**photos)
+    def __init__(self, dir: str, image_size: int = 224, num_classes: int | None = None, **loading: Any) -> None:
+        super().__init__(**loading)
         self.dir = dir
         self.image_size = image_size
         self.num_classes = num_classes
 
     @cached_property
     def splits(self) -> dict[str, Samples]:
+        """The files and targets of each split."""
         classes, splits, _ = list_images(self.dir)
         if self.num_classes is not None:
             reject_few_classes(self.num_classes, len(classes))

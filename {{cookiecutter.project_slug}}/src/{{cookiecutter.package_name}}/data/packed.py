@@ -1,4 +1,4 @@
-"""Images from one file that tools/pack.py made: the same images, in the same order, as from the folder it came from."""
+"""Images in one file made by tools/pack.py: the same images, in the same order, as in the folder they came from."""
 
 import os
 from functools import cached_property
@@ -12,39 +12,44 @@ from hpc.data.image_datasets import PackedSamples
 from hpc.data.image_files import reject_few_classes
 from hpc.data.packed_files import PackedFile
 
-from .images import Photos
+from .images import ImageDataModule
 
 
-class PackedImages(Photos):
-    """As `images.Images`, from one large file.
+class PackedImages(ImageDataModule):
+    """Images in one large file, which is faster than many small ones.
 
     Args:
         file: made by tools/pack.py.
-        image_size, num_classes: as packed; null is filled in by the check of the file.
+        image_size: pixels, as packed. If null, filled in.
+        num_classes: as packed. If null, filled in. Model configs read it as `${data.num_classes}`.
+        loading: of `ImageDataModule`.
     """
 
-    def __init__(self, file: str, image_size: int | None = None, num_classes: int | None = None, **photos: Any) -> None:
-        super().__init__(**photos)
+    def __init__(
+        self, file: str, image_size: int | None = None, num_classes: int | None = None, **loading: Any
+    ) -> None:
+        super().__init__(**loading)
         self.file = file
         self.image_size = image_size
         self.num_classes = num_classes
 
     @cached_property
     def packed(self) -> PackedFile:
-        found = packed_files.read(self.file)
-        packed_files.reject_other_size(found, self.image_size)
+        """The file's header: classes, splits, checksums."""
+        packed = packed_files.read(self.file)
+        packed_files.reject_other_size(packed, self.image_size)
         if self.num_classes is not None:
-            reject_few_classes(self.num_classes, len(found.classes))
-        return found
+            reject_few_classes(self.num_classes, len(packed.classes))
+        return packed
 
-    def to_stage(self) -> list[FileParts]:
+    def files_to_stage(self) -> list[FileParts]:
         return [self.packed.parts]
 
     def describe(self, split: str) -> dict[str, Any]:
-        """As noted when the file was packed, and the size it has: terabytes are not read."""
+        """Return the checksum from the file's header and the file's size: reading all of it would take too long."""
         packed = self.packed
-        known = {"classes": list(packed.classes), "images": list(packed.splits[split])}
-        return known | {"checksum": packed.checksum[:16], "bytes": os.path.getsize(self.file)}
+        images = {"classes": list(packed.classes), "images": list(packed.splits[split])}
+        return images | {"checksum": packed.checksum[:16], "bytes": os.path.getsize(self.file)}
 
     def dataset(self, split: str) -> Dataset:
-        return PackedSamples(self.packed, split, file=self.nearest(self.packed.parts))
+        return PackedSamples(self.packed, split, file=self.local_path(self.packed.parts))

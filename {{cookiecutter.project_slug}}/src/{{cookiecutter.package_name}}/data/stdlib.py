@@ -1,4 +1,4 @@
-"""The text that every machine has: the sources of Python's own standard library."""
+"""A text that every machine has: the sources of Python's standard library."""
 
 import os
 import sysconfig
@@ -7,22 +7,21 @@ from hpc.config.errors import ConfigError
 from hpc.data.next_token import NextToken
 from hpc.data.text_files import list_text
 
-# Tests, what is installed beside the library, and tables and manuals in the shape of code.
-NOT_SOURCES = {"test", "tests", "idle_test", "lib2to3", "idlelib", "site-packages", "dist-packages", "__pycache__"}
-NOT_SOURCES |= {"encodings", "pydoc_data"}
+# Folders of tests, of installed packages, and of tables and manuals that are stored as code.
+SKIPPED_FOLDERS = {"test", "tests", "idle_test", "lib2to3", "idlelib", "site-packages", "dist-packages", "__pycache__"}
+SKIPPED_FOLDERS |= {"encodings", "pydoc_data"}
 
 
 class StandardLibrary(NextToken):
-    """The sources of Python's own standard library, as bytes: about 10 MB of real text, without a download."""
+    """The sources of Python's standard library as bytes: about 10 MB of real text, without a download."""
 
     def list_files(self) -> tuple[list[str], list[str]]:
         root = sysconfig.get_paths()["stdlib"]
         sources: list[str] = []
-        for folder, below, names in os.walk(root):
-            below[:] = sorted(set(below) - NOT_SOURCES)
+        for folder, subfolders, names in os.walk(root):
+            subfolders[:] = sorted(set(subfolders) - SKIPPED_FOLDERS)
             sources += [os.path.join(folder, name) for name in sorted(names) if name.endswith(".py")]
         if not sources:
-            raise ConfigError(
-                "data", "stdlib", f"this Python comes with its sources in {root}", "data=text data.files=..."
-            )
+            rule = f"needs the sources of Python's standard library, and there are none in {root}"
+            raise ConfigError("data=stdlib", None, f"It {rule}", "data=text data.files=...")
         return list_text(sources)

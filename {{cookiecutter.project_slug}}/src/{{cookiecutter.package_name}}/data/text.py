@@ -1,4 +1,4 @@
-"""Your own text, as bytes or as tokens, for predicting the next one."""
+"""Your own text, as bytes or as tokens."""
 
 from typing import Any
 
@@ -7,15 +7,16 @@ from hpc.data.text_files import list_text
 
 
 class Text(NextToken):
-    """Your own text or tokens.
+    """Files of text or of tokens, for predicting the next byte or token.
 
     Args:
-        files: a path, a glob, a folder, or a list of them; `.npy` and `.bin` (uint16) hold tokens, others text.
-        val_files: the same, for validation and test.
+        files: a path, a glob, a folder, or a list of them; `.npy` and `.bin` (uint16) hold tokens, other files text.
+        val_files: the same, for validation and test. If null, a tenth of `files` is held out.
+        loading: of `NextToken`.
     """
 
-    def __init__(self, files: str | list[str], val_files: str | list[str] | None = None, **windows: Any) -> None:
-        super().__init__(**windows)
+    def __init__(self, files: str | list[str], val_files: str | list[str] | None = None, **loading: Any) -> None:
+        super().__init__(**loading)
         self.files, self.val_files = files, val_files
 
     def list_files(self) -> tuple[list[str], list[str]]:

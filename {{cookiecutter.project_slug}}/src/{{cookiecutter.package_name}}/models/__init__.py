@@ -1,0 +1,1 @@
+"""Networks, and the checks of their configs."""

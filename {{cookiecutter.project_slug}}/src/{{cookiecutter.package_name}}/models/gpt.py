@@ -1,4 +1,4 @@
-"""GPT: a decoder-only transformer (Radford et al., 2019) with rotary positions and without biases."""
+"""GPT: a decoder-only transformer (Radford et al., 2019) with rotary position embeddings and without biases."""
 
 import math
 
@@ -9,11 +9,16 @@ from torch.nn import functional as F
 
 
 class GPT(nn.Module):
-    """Tokens (batch, time) int64 → logits (batch, time, classes); time is at most block_size.
+    """Map tokens (batch, time), int64, to logits (batch, time, classes).
 
     Args:
-        vocab_multiple: there are so many classes that they are a multiple of it, at least vocab_size; those on top are
-            never right. Matrix products are fast for sizes that tiles of the hardware divide.
+        num_layers: number of transformer blocks.
+        num_heads: attention heads per block; `width` must be divisible by it.
+        width: size of the hidden states.
+        vocab_size: larger than every token.
+        block_size: longest sequence.
+        vocab_multiple: the number of classes is `vocab_size` rounded up to a multiple of this. Matrix products of
+            such sizes are faster; the added classes are never targets.
     """
 
     def __init__(
@@ -29,14 +34,14 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         self.block_size = block_size
-        classes = -(-vocab_size // vocab_multiple) * vocab_multiple
-        self.token = nn.Embedding(classes, width)
+        num_classes = -(-vocab_size // vocab_multiple) * vocab_multiple  # rounded up
+        self.token = nn.Embedding(num_classes, width)
         self.drop = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(width, width // num_heads, dropout) for _ in range(num_layers))
         self.norm = nn.LayerNorm(width, bias=False)
-        self.head = nn.Linear(width, classes, bias=False)
+        self.head = nn.Linear(width, num_classes, bias=False)
         self._init_weights(num_layers)
-        self.head.weight = self.token.weight  # tied (Press and Wolf, 2017)
+        self.head.weight = self.token.weight  # weight tying (Press and Wolf, 2017)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.drop(self.token(tokens))
@@ -45,10 +50,11 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
     def example_input(self, batch_size: int) -> Tensor:
+        """Return tokens of the largest size, for counting FLOPs."""
         return torch.zeros(batch_size, self.block_size, dtype=torch.int64)
 
     def tensor_parallel_plan(self) -> dict[str, ParallelStyle]:
-        """Megatron's split (Shoeybi et al., 2019): heads and hidden units are shared out, two all-reduces per block."""
+        """Return Megatron's plan (Shoeybi et al., 2019): split heads and hidden units; two all-reduces per block."""
         return {
             "blocks.*.attention.qkv": ColwiseParallel(),
             "blocks.*.attention.out": RowwiseParallel(),
@@ -57,16 +63,16 @@ class GPT(nn.Module):
         }
 
     def _init_weights(self, num_layers: int) -> None:
-        """GPT-2's: N(0, 0.02), and what adds to the residual stream scaled by 1 / sqrt(2 * layers)."""
+        """Initialize as GPT-2: N(0, 0.02), scaled by 1 / sqrt(2 * layers) where a layer adds to the residual stream."""
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:
                 continue
-            residual = name.endswith(("attention.out.weight", "down.weight"))
-            nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * num_layers) if residual else 0.02)
+            is_residual = name.endswith(("attention.out.weight", "down.weight"))
+            nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * num_layers) if is_residual else 0.02)
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """A pre-norm transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, width: int, head_dim: int, dropout: float) -> None:
         super().__init__()
@@ -83,12 +89,12 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention; flash or memory-efficient kernels through PyTorch's SDPA."""
+    """Causal self-attention by PyTorch's scaled_dot_product_attention, which uses flash kernels where it can."""
 
     def __init__(self, width: int, head_dim: int, dropout: float) -> None:
         super().__init__()
         self.head_dim, self.dropout = head_dim, dropout
-        # Rows are ordered head by head, q, k, v within each: a tensor-parallel rank gets whole heads.
+        # Rows are ordered by head, and within a head by q, k, v, so that a tensor-parallel rank gets whole heads.
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
 
@@ -96,15 +102,18 @@ class Attention(nn.Module):
         batch, time, _ = x.shape
         heads = self.qkv(x).view(batch, time, -1, 3 * self.head_dim).transpose(1, 2)
         q, k, v = heads.chunk(3, dim=-1)
-        q, k = rotated(q, k)
+        q, k = apply_rotary(q, k)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0)
         return self.out(y.transpose(1, 2).reshape(batch, time, -1))
 
 
-def rotated(*vectors: Tensor) -> list[Tensor]:
-    """Queries and keys (batch, heads, time, head_dim), each turned by an angle that grows with its position.
+def apply_rotary(*vectors: Tensor) -> list[Tensor]:
+    """Rotate queries and keys by angles that grow with the position, so that attention sees relative positions.
 
-    Their products then depend on how far apart two positions are (RoPE; Su et al., 2021).
+    Args:
+        vectors: queries and keys, each (batch, heads, time, head_dim) with an even head_dim.
+
+    Source: RoPE (Su et al., 2021).
     """
     time, head_dim = vectors[0].shape[-2:]
     pair = torch.arange(head_dim // 2, device=vectors[0].device)

@@ -1,4 +1,4 @@
-"""ResNet (He et al., 2015) with a choice of block, norm and stem: 8x8 digits or 224x224 photographs."""
+"""ResNet (He et al., 2015), for 8x8 digits as well as for 224x224 photographs."""
 
 from functools import partial
 
@@ -8,15 +8,16 @@ from torch.nn import functional as F
 
 
 class ResNet(nn.Module):
-    """Images (batch, in_channels, image_size, image_size) → logits (batch, num_classes).
+    """Map images (batch, in_channels, image_size, image_size) to logits (batch, num_classes).
 
     Args:
-        depths: residual blocks per stage; every stage after the first halves the resolution.
-        widths: channels per stage (of the 3x3 convolutions).
-        bottleneck: three-convolution blocks with four times as many output channels (ResNet-50 and deeper).
-        norm: "group" looks at one sample at a time, so results do not depend on how a batch is shared among devices;
-            "batch" is the classic choice, outside that promise.
-        large_images: a 7x7 stem with stride 2 and pooling, for images of about 100 pixels and more.
+        depths: number of residual blocks per stage; each stage after the first halves the resolution.
+        widths: channels of the 3x3 convolutions per stage.
+        image_size: pixels; only `example_input` needs it.
+        bottleneck: use blocks of three convolutions with four times as many output channels (ResNet-50 and deeper).
+        norm: "group" normalizes each sample by itself, so results do not depend on the number of devices; "batch" is
+            the original, whose results do.
+        large_images: use a 7x7 stem with stride 2 and pooling, for images of about 100 pixels and more.
     """
 
     def __init__(
@@ -59,11 +60,12 @@ class ResNet(nn.Module):
         return self.head(x.mean(dim=(2, 3)))
 
     def example_input(self, batch_size: int) -> Tensor:
+        """Return blank images, for counting FLOPs."""
         return torch.zeros(batch_size, self.in_channels, self.image_size, self.image_size)
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut (ResNet-18 and -34)."""
+    """A residual block of two 3x3 convolutions (ResNet-18 and -34)."""
 
     def __init__(self, channels: int, width: int, stride: int, make_norm: type[nn.Module]) -> None:
         super().__init__()
@@ -81,7 +83,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 with the stride in the 3x3 (the "v1.5" variant), and a shortcut (ResNet-50 and deeper)."""
+    """A residual block of 1x1, 3x3 and 1x1 convolutions, with the stride in the 3x3 ("v1.5"; ResNet-50 and deeper)."""
 
     def __init__(self, channels: int, width: int, stride: int, make_norm: type[nn.Module]) -> None:
         super().__init__()
@@ -102,19 +104,19 @@ class Bottleneck(nn.Module):
 
 
 def make_shortcut(channels: int, out_channels: int, stride: int, make_norm: type[nn.Module]) -> nn.Module:
-    """Identity where the shape stays, else a 1x1 convolution."""
+    """Return the identity if a block keeps the shape, else a 1x1 convolution."""
     if stride == 1 and channels == out_channels:
         return nn.Identity()
     return nn.Sequential(nn.Conv2d(channels, out_channels, 1, stride, bias=False), make_norm(out_channels))
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """Groups of 8 channels or more: at most 32 groups (Wu and He, 2018)."""
+    """Return a group norm with groups of at least 8 channels, and at most 32 groups (Wu and He, 2018)."""
     return nn.GroupNorm(min(32, max(1, channels // 8)), channels)
 
 
 def init_weights(module: nn.Module) -> None:
-    """He initialisation for convolutions; the residual branch of each block starts at zero (Goyal et al., 2017)."""
+    """Initialize convolutions as He et al. (2015), and the last norm of each block to zero (Goyal et al., 2017)."""
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     elif isinstance(module, BasicBlock | Bottleneck):

@@ -1,0 +1,52 @@
+"""Keep a run from having two jobs: one submission at a time, and none while a job is queued or running."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from hpc.config.errors import ConfigError
+from hpc.jobs import job_states
+from hpc.run import history
+
+CANCEL_COMMAND = {"slurm": "scancel", "pbs": "qdel"}
+
+
+@contextmanager
+def lock_submission(run_dir: Path) -> Iterator[None]:
+    """Hold the run's lock, so that only one of several `submit.py resume=` at the same time submits a job.
+
+    If the file cannot be opened or the storage has no locks, continue without: later steps report what cannot be
+    written.
+
+    Raises:
+        ConfigError: another process holds the lock.
+    """
+    with ExitStack() as stack:
+        try:
+            # This file is never replaced by another one. A member of an array has none yet.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(run_dir / "submitted.json", flags, 0o640)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the kernel, however this process ends
+        except BlockingIOError:
+            rule = "Another submit.py is submitting this run, and a run can have only one job at a time"
+            raise ConfigError("resume", run_dir, rule, f"wait a moment, then: python report.py {run_dir}") from None
+        except OSError:
+            pass
+        yield
+
+
+def reject_queued_run(run_dir: Path) -> None:
+    """Raise `ConfigError` if the scheduler has a job of this run. Accept the run if the scheduler does not answer."""
+    run = history.read_run(run_dir, run_dir.name)
+    scheduler = run.submitted.get("scheduler")
+    if scheduler not in job_states.QUERY_COMMAND or not run.jobs:
+        return
+    states = job_states.query_states(scheduler, run.jobs, {run.owner}) or {}
+    active = [job for job in run.jobs if job in states and states[job].is_active]  # no other members of the array
+    if active:
+        rule = f"Its job {active[0]} is {states[active[0]].name}, and a run can have only one job at a time"
+        fix = f"wait for job {active[-1]}, or {CANCEL_COMMAND[scheduler]} {' '.join(active)}"
+        raise ConfigError("resume", run_dir, rule, fix)

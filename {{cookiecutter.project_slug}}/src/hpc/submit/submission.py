@@ -1,0 +1,42 @@
+"""Submit a written job, and print what was queued."""
+
+import sys
+from pathlib import Path
+from subprocess import Popen
+
+from omegaconf import DictConfig
+
+from hpc.config import walltime
+from hpc.submit import scheduler
+from hpc.submit.options import SubmitOptions
+from hpc.submit.scripts import describe_job
+
+
+def submit_and_report(cfg: DictConfig, folder: Path, *, options: SubmitOptions, num_members: int = 1) -> Popen[str]:
+    """Submit the job script in `folder` and print the job's number, its log and its cost.
+
+    Returns:
+        The command of the scheduler. With --wait, it ends when the job does, with the job's exit code.
+    """
+    job = describe_job(cfg, run_dir=folder)
+    num_jobs = num_members * (job.chain if cfg.cluster.scheduler == "pbs" else 1)
+    cost = f"{job.gpu_hours * num_jobs:g} GPU-hours" if job.gpus_per_node else "no GPU"
+    size = f"{job.nodes} nodes x {job.tasks_per_node} tasks, {walltime.format_walltime(job.walltime_seconds)}"
+    if num_members > 1:
+        size = f"{num_members} runs of {size} each"
+    elif num_jobs > 1:
+        size = f"{num_jobs} jobs, one after the other, of {size} each"
+    job_ids, command = scheduler.submit_job(folder, cfg.cluster, job=job, wait=options.wait)
+    if options.parsable:
+        print(job_ids[0], folder)
+    else:
+        log = scheduler.log_path(folder, cfg.cluster.scheduler, job_id=job_ids[0], is_array=num_members > 1)
+        print(f"job {' '.join(job_ids)}\nrun directory {folder}\nlog {log}")
+        print(f"asks for at most {size}: {cost}")
+    return command
+
+
+def exit_after_job(command: Popen[str], options: SubmitOptions) -> None:
+    """With --wait, wait for the job, and exit with its exit code unless that is 0."""
+    if options.wait and (code := command.wait()):
+        sys.exit(code)
