@@ -52,7 +52,7 @@ def adjuster(constants: dict[str, float]) -> Callable[[Any], Any]:
             machine,
             gpu=replace(machine.gpu, **gpu),
             network=replace(machine.network, share=constants["share"], hidden=constants["hidden"]),
-            eager=replace(machine.eager, memory_share=constants["memory_share"]),
+            eager=replace(machine.operations, memory_share=constants["memory_share"]),
         )
 
     return adjust

@@ -120,9 +120,9 @@ def utilization_rows(
 ) -> list[dict[str, Any]]:
     """Return a row with the model FLOPs utilization in percent; no row if the peak of the device is unknown."""
     sys.path.insert(0, str(project / "src"))
-    from hpc.jobs.hardware import peak
+    from hpc.jobs.hardware import peak_flops
 
-    peak_flops = peak(torch.cuda.get_device_name(), "bf16-mixed") if GPU else None
+    peak_flops = peak_flops(torch.cuda.get_device_name(), "bf16-mixed") if GPU else None
     return (
         [make_row(name, [100 * flops / value / peak_flops for value in seconds], "%", goal, "higher")]
         if peak_flops

@@ -116,10 +116,10 @@ def predict(run: PublishedRun, adjust: Any = lambda machine: machine) -> float:
 
 
 def predict_step_seconds(run: PublishedRun, adjust: Any = lambda machine: machine) -> float:
-    from hpc.jobs.hardware import machine
+    from hpc.jobs.hardware import machine_from_cluster
     from hpc.plan.step_time import predict_step
 
-    return predict_step(run.network.trace(), run.setup, adjust(machine(run.gpu, run.node_gbs))).seconds
+    return predict_step(run.network.trace(), run.setup, adjust(machine_from_cluster(run.gpu, run.node_gbs))).seconds
 
 
 def predict_days(run: PublishedRun) -> float:

@@ -96,7 +96,8 @@ root = Path(sys.argv[1])
 words = ["cluster=slurm", "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "faults.retries=2"]
 cfg = compose.compose_overrides(words)
 places = {"run_dir": root / "RUN", "code": root / "RUN/code", "work_dir": root, "venv": None}
-work = replace(job.job_from_config(cfg, **places), cores_per_task=1, memory_gb=1, is_exclusive=False, partition=None, request=None)
+described = job.job_from_config(cfg, **places)
+work = replace(described, cores_per_task=1, memory_gb=1, is_exclusive=False, partition=None, request=None)
 (root / "job.sh").write_text(slurm.render_job_script(work))
 array = replace(work, run_dir=None, members_file=root / "members", num_members=2)
 (root / "array.sh").write_text(slurm.render_job_script(array))

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from hpc.config import compose, conversion, errors, project
 from hpc.config.sections import ClusterConfig
-from hpc.report import serve_board
+from hpc.report import tensorboard_command
 from hpc.system import home
 
 CLUSTER = re.compile(r"cluster(\.\w+)?=")  # all other words are paths, which may contain an =
@@ -27,7 +27,7 @@ def main() -> None:
     overrides = [word for word in words if CLUSTER.match(word)]
     paths = [home.expand(word) for word in words if word not in overrides] or [project.PROJECT / "runs"]
     cluster = conversion.to_dataclass(ClusterConfig, compose.compose_overrides(overrides).cluster, name="cluster")
-    sys.exit(serve_board.serve(paths, cluster))
+    sys.exit(tensorboard_command.serve_until_stopped(paths, cluster))
 
 
 if __name__ == "__main__":

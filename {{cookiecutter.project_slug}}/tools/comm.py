@@ -13,19 +13,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from hpc.config import errors
 from hpc.launch import local_ranks, placement
-from hpc.monitor import network_check, network_check_words
+from hpc.monitor import network_check, network_check_command
 from hpc.run import command_line, job_logs, signals
 from hpc.submit import options, queue_run
 
 
 def main(place: placement.Placement, signal_state: signals.SignalState) -> None:
-    arguments = network_check_words.parse_arguments(__doc__, sys.argv[1:])
+    arguments = network_check_command.parse_arguments(__doc__, sys.argv[1:])
     cfg, words = command_line.compose_parsed(arguments), arguments.overrides
     if place.launcher != "none":  # this process is one of the job's ranks
         return network_check.run_network_check(cfg, place, warned=signal_state, words=words)
-    network_check_words.reject_single_rank(cfg)
+    network_check_command.reject_single_rank(cfg)
     if not cfg.cluster.scheduler:
-        return local_ranks.start(cfg, words, program=__file__)
+        return local_ranks.start_ranks(cfg, words, program=__file__)
     submit_options = options.SubmitOptions(dry_run=arguments.dry_run, wait=arguments.wait)
     run_dir = queue_run.submit_run(cfg, words, options=submit_options, program="tools/comm.py")
     if submit_options.wait and not submit_options.dry_run:

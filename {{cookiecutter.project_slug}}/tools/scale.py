@@ -29,8 +29,8 @@ def main() -> None:
     parser.add_argument("--no-wait", action="store_true", help="submit, print the results so far, and exit")
     parser.add_argument("--again", action="store_true", help="submit failed points again, with the current code")
     arguments = parser.parse_intermixed_args()
-    exit_code = scaling_study.run(
-        arguments.words, dry_run=arguments.dry_run, again=arguments.again, wait=not arguments.no_wait
+    exit_code = scaling_study.run_study(
+        arguments.words, dry_run=arguments.dry_run, retry_failed=arguments.again, wait=not arguments.no_wait
     )
     sys.exit(exit_code)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from hpc.config import errors
-from hpc.studies import search_answers
+from hpc.studies import search_command
 
 
 def main() -> None:
@@ -22,9 +22,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.ask:
         run_dir = arguments.folder.absolute()
-        lines = [f"{run_dir.name}: {' '.join(search_answers.ask(run_dir))}"]
+        lines = [f"{run_dir.name}: {' '.join(search_command.assign_values(run_dir))}"]
     else:
-        lines = search_answers.trials(arguments.folder)
+        lines = search_command.list_trials(arguments.folder)
     print("\n".join(map(errors.make_printable, lines)), flush=True)
 
 

@@ -32,12 +32,12 @@ validated, publish = Resume.on_validation_end, checkpoint.publish
 
 def on_validation_end(self, trainer, module):
     validated(self, trainer, module)
-    self.metrics["{metric}"] = LOSSES[trainer.current_epoch]
+    self.run.validation_metrics["{metric}"] = LOSSES[trainer.current_epoch]
 
-def named(part, final, files, note):
-    if note["step"] == {step}:
+def named(part, final, *, files, details):
+    if details["step"] == {step}:
         {happens}
-    publish(part, final, files, note)
+    publish(part, final, files=files, details=details)
 
 Resume.on_validation_end = on_validation_end
 checkpoint.publish = named

@@ -33,7 +33,7 @@ def on_train_batch_end(self, trainer, module, outputs, *batch):
     before(self, trainer, module, outputs, *batch)
     loss = trainer.strategy.reduce(outputs["loss"].detach().clone(), reduce_op="mean")
     if trainer.is_global_zero:
-        with open(f"{self.run_dir}/losses", "a") as stream:
+        with open(f"{self.run.run_dir}/losses", "a") as stream:
             stream.write(f"{float(loss)!r}\\n")
 
 Resume.on_train_batch_end = on_train_batch_end

@@ -385,14 +385,14 @@ def test_digits_without_their_package_are_rejected(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(digits, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="scikit-learn"):
-        digits.read.__wrapped__()  # what has been read is kept
+        digits.read_digits.__wrapped__()  # what has been read is kept
 
 
 def test_digits_are_in_one_split_each_and_evenly():
-    from my_research.data.digits import indices_of, read
+    from my_research.data.digits import read_digits, split_indices
 
-    _, digits = read()
-    splits = [indices_of(split, digits) for split in ("train", "val", "test")]
+    _, digits = read_digits()
+    splits = [split_indices(split, digits) for split in ("train", "val", "test")]
     assert sorted(np.concatenate(splits)) == list(range(len(digits)))
     for indices, tenths in zip(splits, (7, 1, 2), strict=True):
         counts = np.bincount(digits[indices], minlength=10)

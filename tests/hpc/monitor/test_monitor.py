@@ -40,7 +40,7 @@ def on_train_batch_start(self, trainer, module, batch, batch_idx):
         time.sleep(0.02)
 
 def sampled(self):
-    return len(list(self.run_dir.glob("tensorboard/node-*/events*"))) >= self.run.number
+    return len(list(self.run.run_dir.glob("tensorboard/node-*/events*"))) >= self.run.number
 
 before, Resume.on_train_batch_start = Resume.on_train_batch_start, on_train_batch_start
 """

@@ -21,7 +21,7 @@ from PIL import Image
 from hpc.checkpoint import on_disk
 from hpc.config import compose, layout, preflight
 from hpc.config.errors import ConfigError
-from hpc.jobs.job_states import State
+from hpc.jobs.job_states import JobState
 from hpc.run import attempt_log
 from hpc.studies import (
     run_rates,
@@ -360,20 +360,20 @@ def test_a_new_try_has_a_directory_of_its_own(tmp_path: Path) -> None:
     assert scaling_jobs.next_run_dir(tmp_path, 20).name == "nodes-20"
 
 
-RUNNING = State("running", active=True)
+RUNNING = JobState("running", is_active=True)
 
 
 @pytest.mark.parametrize(
     ("noted", "told", "word", "failed"),
     [
         (["submitted"], {"17": RUNNING}, "running", False),
-        (["submitted"], {"17": State("pending", "Priority", active=True)}, "pending", False),
+        (["submitted"], {"17": JobState("pending", "Priority", is_active=True)}, "pending", False),
         (["submitted"], None, "unknown", False),  # nobody answers: it may run
         (["submitted"], {}, "failed", True),
-        (["submitted"], {"17": State("timeout")}, "timeout", True),
-        (["submitted", "continue"], {"17": State("pending", active=True)}, "pending", False),  # requeued
-        (["submitted", "continue"], {"17": State("cancelled")}, "cancelled", True),
-        (["submitted", "failed"], {"17": State("completed")}, "failed", True),
+        (["submitted"], {"17": JobState("timeout")}, "timeout", True),
+        (["submitted", "continue"], {"17": JobState("pending", is_active=True)}, "pending", False),  # requeued
+        (["submitted", "continue"], {"17": JobState("cancelled")}, "cancelled", True),
+        (["submitted", "failed"], {"17": JobState("completed")}, "failed", True),
         (["submitted", "finished"], {"17": RUNNING}, "finished", False),
         (["submitted", "finished"], None, "finished", False),
         (["rejected"], {}, "not submitted", False),
@@ -391,8 +391,8 @@ def test_the_state_of_a_point(
     if noted[1:]:
         end(run_dir, noted[1])
     one, other = scaling_jobs.read_point_jobs(tmp_path, points("nodes=1,2"), scheduler="slurm")
-    assert (one.state.word, one.has_failed, one.is_finished) == (word, failed, word == "finished")
-    assert other.state.word == "not submitted" and other.run is None
+    assert (one.state.name, one.has_failed, one.is_finished) == (word, failed, word == "finished")
+    assert other.state.name == "not submitted" and other.run is None
     assert len(asked) <= 1  # question to the scheduler, for all points
     assert ("Priority" in one.short_state) == (noted == ["submitted"] and word == "pending")
 

@@ -294,8 +294,13 @@ def test_a_study_that_cannot_be_reached_costs_a_warning(folder: Path, capsys: py
 
 def test_a_trial_whose_job_is_over_has_failed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "submitted.json").write_text(json.dumps({"scheduler": "slurm"}))
-    told = {"17_1": job_states.State("running", active=True), "17_2": job_states.State("pending", active=True)}
-    monkeypatch.setattr(job_states, "ask", lambda scheduler, jobs, owners: told | {"17_3": job_states.State("timeout")})
+    told = {
+        "17_1": job_states.JobState("running", is_active=True),
+        "17_2": job_states.JobState("pending", is_active=True),
+    }
+    monkeypatch.setattr(
+        job_states, "query_states", lambda scheduler, jobs, owners: told | {"17_3": job_states.JobState("timeout")}
+    )
     for number in range(6):
         monkeypatch.setenv("SLURM_JOB_ID", f"17_{number}" if number < 5 else "")
         drawn(folder, number)
@@ -316,10 +321,15 @@ def test_a_trial_whose_next_job_waits_has_not_failed(folder: Path, monkeypatch: 
         monkeypatch.setenv("PBS_JOBID", f"29[{number}].server")
         drawn(folder, number)
     (folder / "001" / "successors").write_text("1800000000 31.server\n")
-    told = {"29[0]": job_states.State("running", active=True), "31": job_states.State("pending", active=True)}
-    told["29[2]"] = job_states.State("cancelled")
+    told = {
+        "29[0]": job_states.JobState("running", is_active=True),
+        "31": job_states.JobState("pending", is_active=True),
+    }
+    told["29[2]"] = job_states.JobState("cancelled")
     asked = []
-    monkeypatch.setattr(job_states, "ask", lambda scheduler, jobs, owners: asked.append((scheduler, jobs)) or told)
+    monkeypatch.setattr(
+        job_states, "query_states", lambda scheduler, jobs, owners: asked.append((scheduler, jobs)) or told
+    )
     optuna_study.fail_ended_trials(optuna_study.open_study(folder), folder)
     assert asked == [("pbs", {"29[0]", "29[1]", "29[2]", "31"})]
     assert [run for run, state in known(folder).items() if state == TrialState.FAIL] == ["002"]
@@ -327,7 +337,7 @@ def test_a_trial_whose_next_job_waits_has_not_failed(folder: Path, monkeypatch: 
 
 def test_where_no_scheduler_answers_only_a_verdict_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "submitted.json").write_text(json.dumps({"scheduler": "slurm"}))
-    monkeypatch.setattr(job_states, "ask", lambda *_: None)
+    monkeypatch.setattr(job_states, "query_states", lambda *_: None)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     drawn(folder, 0, 1)
     attempt_log.write_verdict(folder / "001", 1, step=5, outcome="failed")

@@ -136,4 +136,4 @@ def test_names_may_differ() -> None:
     cfgs = [cfg for cfg, _ in sweep.compose_members(["cluster=slurm", "name=a,b"], FOLDER)]
     for cfg in cfgs:
         preflight.check_rules(cfg)
-    sweep.reject_different_requests([job.of(cfg, code=Path(cfg.run_dir)) for cfg in cfgs])
+    sweep.reject_different_requests([job.job_from_config(cfg, code=Path(cfg.run_dir)) for cfg in cfgs])

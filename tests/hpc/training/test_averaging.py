@@ -47,7 +47,7 @@ def on_validation_batch_end(self, trainer, *batch, **number):
     before(self, trainer, *batch, **number)
     state = trainer.lightning_module.state_dict()
     digest = hashlib.sha256(b"".join(state[key].numpy().tobytes() for key in sorted(state))).hexdigest()
-    with open(f"{self.run_dir}/digests", "a") as stream:
+    with open(f"{self.run.run_dir}/digests", "a") as stream:
         stream.write(json.dumps([trainer.global_step, digest]) + "\\n")
 
 Resume.on_validation_batch_end = on_validation_batch_end

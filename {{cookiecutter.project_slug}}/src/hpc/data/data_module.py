@@ -36,7 +36,7 @@ class DataModule(L.LightningDataModule):
         num_workers: processes that fetch batches; null: one less than the cores of this process. Samples that are
             gathered from memory are faster without.
         num_ahead: batches that a thread fetches ahead for a GPU if there are no workers; 0: none.
-        stage: copy the files of `to_stage` to `node_local` before training.
+        stage: copy the files of `files_to_stage` to `node_local` before training.
         node_local: a folder on the node's own storage, in the syntax of bash.
     """
 
@@ -76,7 +76,7 @@ class DataModule(L.LightningDataModule):
         """Return inputs of any split as the network needs them, on their device, after `augment` (uint8 → float)."""
         return inputs
 
-    def to_stage(self) -> list[FileParts]:
+    def files_to_stage(self) -> list[FileParts]:
         """Return the packed files that can be copied to the node."""
         rule = "Staging copies files that tools/pack.py has packed, and these data have none"
         raise ConfigError("data.stage", True, rule, "data.stage=false, or data=packed")
@@ -91,11 +91,11 @@ class DataModule(L.LightningDataModule):
 
     def prepare_data(self) -> None:
         """Copy files to this node. Lightning calls this in one process per node; the others wait without a limit."""
-        for parts in self.to_stage() if self.stage else ():
+        for parts in self.files_to_stage() if self.stage else ():
             staging.reject_missing_folder(self.stage, self.node_local)
             staging.stage_file(parts, str(self.node_local))
 
-    def nearest(self, parts: FileParts) -> str:
+    def local_path(self, parts: FileParts) -> str:
         """Return the path of the file's copy on this node, or of the file itself if it is not staged."""
         return staging.copy_path(parts, self.node_local) if self.stage and self.node_local else parts.file
 

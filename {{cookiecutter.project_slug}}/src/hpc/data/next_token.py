@@ -48,7 +48,7 @@ class NextToken(DataModule):
         vocab_size = self.vocab_size or noted_size or 0  # 0: the first batch is rejected
         # The tokenizer that made the file, and its checksums, ensure that no token is larger.
         is_large_enough = noted_size is not None and noted_size <= vocab_size
-        files = [self._nearest_file(file) for file in split_files]
+        files = [self._local_file(file) for file in split_files]
         checked_size = None if is_large_enough else vocab_size
         return TokenWindows(files, windows, block_size=self.block_size, vocab_size=checked_size)
 
@@ -56,13 +56,13 @@ class NextToken(DataModule):
         split_files, windows = self._windows(split)
         return {"files": describe_text(split_files), "windows": [windows.start, windows.stop, windows.step]}
 
-    def to_stage(self) -> list[FileParts]:
+    def files_to_stage(self) -> list[FileParts]:
         files, val_files = self.list_files()
         return [token_parts(file) for file in files + val_files]
 
-    def _nearest_file(self, file: str) -> str:
+    def _local_file(self, file: str) -> str:
         """Return the path of the file's copy on this node, or of the file itself if it is not staged."""
-        return self.nearest(token_parts(file)) if self.stage else file
+        return self.local_path(token_parts(file)) if self.stage else file
 
     def _windows(self, split: str) -> tuple[list[str], range]:
         """Return the files of a split and the numbers of its windows in them."""

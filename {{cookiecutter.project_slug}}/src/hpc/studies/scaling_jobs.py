@@ -6,7 +6,7 @@ from itertools import count, takewhile
 from pathlib import Path
 
 from hpc.jobs import job_states
-from hpc.jobs.job_states import State
+from hpc.jobs.job_states import JobState
 from hpc.run import history
 from hpc.run.history import RunRecord
 from hpc.studies.scaling_points import ScalingPoint
@@ -20,7 +20,7 @@ class PointJob:
 
     point: ScalingPoint
     run: RunRecord | None  # None: it has no run directory yet
-    state: State
+    state: JobState
 
     @property
     def name(self) -> str:
@@ -29,8 +29,8 @@ class PointJob:
     @property
     def short_state(self) -> str:
         """The state in a few words, with the reason for waiting, but not the reason of a failure."""
-        reason = f" ({self.state.why})" if self.state.active and self.state.why else ""
-        return f"{self.name} {self.state.word}{reason}"
+        reason = f" ({self.state.reason})" if self.state.is_active and self.state.reason else ""
+        return f"{self.name} {self.state.name}{reason}"
 
     @property
     def is_finished(self) -> bool:
@@ -38,7 +38,7 @@ class PointJob:
 
     @property
     def has_failed(self) -> bool:
-        return not (self.is_finished or self.state.active or self.state.word == NOT_SUBMITTED)
+        return not (self.is_finished or self.state.is_active or self.state.name == NOT_SUBMITTED)
 
 
 def newest_run_dir(folder: Path, num_nodes: int) -> Path:
@@ -65,7 +65,7 @@ def read_point_jobs(folder: Path, points: Sequence[ScalingPoint], *, scheduler: 
     """Return the newest job of each point. The scheduler gets one query for all jobs that have not finished."""
     runs = [run for point in points if (run := _read_job(folder, point).run) and run.jobs and not run.is_finished]
     job_ids, owners = {job_id for run in runs for job_id in run.jobs}, {run.owner for run in runs}
-    states = job_states.ask(scheduler, job_ids, owners) if runs else {}
+    states = job_states.query_states(scheduler, job_ids, owners) if runs else {}
     # Read again: otherwise a run that finished during the query would count as failed.
     return [_with_state(_read_job(folder, point), states) for point in points]
 
@@ -75,10 +75,10 @@ def jobs_to_submit(
 ) -> list[PointJob]:
     """Return those points that have no job; with `retry_failed` also those whose job has failed."""
     jobs = read_point_jobs(folder, points, scheduler=scheduler)
-    return [job for job in jobs if job.state.word == NOT_SUBMITTED or (retry_failed and job.has_failed)]
+    return [job for job in jobs if job.state.name == NOT_SUBMITTED or (retry_failed and job.has_failed)]
 
 
-def _with_state(job: PointJob, states: Mapping[str, State] | None) -> PointJob:
+def _with_state(job: PointJob, states: Mapping[str, JobState] | None) -> PointJob:
     """Return the job with its state.
 
     Args:
@@ -86,19 +86,19 @@ def _with_state(job: PointJob, states: Mapping[str, State] | None) -> PointJob:
     """
     run = job.run
     if run is None or run.is_finished:
-        return replace(job, state=State("finished" if run else NOT_SUBMITTED))
+        return replace(job, state=JobState("finished" if run else NOT_SUBMITTED))
     run_states = [states[job_id] for job_id in run.jobs if job_id in states] if states else []
-    if active := next((state for state in run_states if state.active), None):
+    if active := next((state for state in run_states if state.is_active), None):
         return replace(job, state=active)
     if not run.jobs or run.submitted.get("error"):
-        return replace(job, state=State(NOT_SUBMITTED, str(run.submitted.get("error") or "")))
+        return replace(job, state=JobState(NOT_SUBMITTED, str(run.submitted.get("error") or "")))
     if states is None:
-        return replace(job, state=State("unknown", active=True))
-    ended = next((state for state in run_states if state.word != "completed"), State("failed"))
-    reason = history.first_error(run, logs_too=True) or run.why or ended.why or "unknown reason, see its log"
-    return replace(job, state=State(ended.word, reason))
+        return replace(job, state=JobState("unknown", is_active=True))
+    ended = next((state for state in run_states if state.name != "completed"), JobState("failed"))
+    reason = history.first_error(run, logs_too=True) or run.why or ended.reason or "unknown reason, see its log"
+    return replace(job, state=JobState(ended.name, reason))
 
 
 def _read_job(folder: Path, point: ScalingPoint) -> PointJob:
     path = newest_run_dir(folder, point.num_nodes)
-    return PointJob(point, history.read_run(path, path.name) if path.is_dir() else None, State(NOT_SUBMITTED))
+    return PointJob(point, history.read_run(path, path.name) if path.is_dir() else None, JobState(NOT_SUBMITTED))

@@ -31,7 +31,7 @@ def report_results(study: ScalingStudy, jobs: Sequence[PointJob], *, folder: Pat
         write_results(study, jobs, folder=folder, rates=rates)
     for job in jobs:
         if job.has_failed and job.run:
-            print(f"{job.name} {job.state.word}: {job.state.why}")
+            print(f"{job.name} {job.state.name}: {job.state.reason}")
             command = f"python submit.py resume={shlex.quote(str(job.run.path))}"
             has_checkpoint = bool(on_disk.list_checkpoints(job.run.path))
             print(f"  to resume from its last checkpoint: {command}" if has_checkpoint else "  it left no checkpoint")
@@ -39,7 +39,7 @@ def report_results(study: ScalingStudy, jobs: Sequence[PointJob], *, folder: Pat
             print(f"{job.name} finished, but has no readable curves of perf/")
     if any(job.has_failed for job in jobs):
         print(f"  to start anew, with the current code: {study_command(words)} --again")
-    is_active = any(job.state.active for job in jobs)
+    is_active = any(job.state.is_active for job in jobs)
     if is_active:
         print(f"for the rest, once their jobs have ended: {study_command(words)}")
     return 0 if is_active or len(rates) == len(jobs) else 1

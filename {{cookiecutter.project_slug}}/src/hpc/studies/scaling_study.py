@@ -46,14 +46,14 @@ def _run_study(words: Sequence[str], *, dry_run: bool, retry_failed: bool, wait:
     study = scaling_points.parse_study(words)
     points, cfgs = check_points(study)
     folder = choose_folder(study, cfgs[0])
-    table = "\n".join(scaling_table.submission_table(study, points, jobs=[job.of(cfg) for cfg in cfgs]))
+    table = "\n".join(scaling_table.submission_table(study, points, jobs=[job.job_from_config(cfg) for cfg in cfgs]))
     if dry_run:
         print(table, flush=True)
         return scaling_submission.print_first_job(folder, points[0])
     scheduler_name = cfgs[0].cluster.scheduler
     missing = scaling_jobs.jobs_to_submit(folder, points, scheduler=scheduler_name, retry_failed=retry_failed)
     if missing:
-        scheduler.find(scheduler_name)
+        scheduler.find_submit_command(scheduler_name)
     create_folder(folder, study, first_cfg=cfgs[0])
     print(table, flush=True)
     scaling_submission.submit_points(folder, missing)

@@ -47,18 +47,18 @@ def wait_for_jobs(
         cfgs: of the points.
         wait: if false, return the current states at once.
     """
-    limit_seconds = GRACE_SECONDS + max(job.of(cfg).seconds for cfg in cfgs)
+    limit_seconds = GRACE_SECONDS + max(job.job_from_config(cfg).walltime_seconds for cfg in cfgs)
     start_time = change_time = time.monotonic()
     printed = ""
     while True:
         point_jobs = scaling_jobs.read_point_jobs(folder, points, scheduler=cfgs[0].cluster.scheduler)
-        active = [point_job for point_job in point_jobs if point_job.state.active]
+        active = [point_job for point_job in point_jobs if point_job.state.is_active]
         now = time.monotonic()
         states = ", ".join(point_job.short_state for point_job in point_jobs)
         if states != printed:
             printed, change_time = states, now
             print(f"{time.strftime('%H:%M:%S')} {states}", flush=True)
-        is_queued = any(point_job.state.word == "pending" for point_job in active)
+        is_queued = any(point_job.state.name == "pending" for point_job in active)
         if not wait or not active or (not is_queued and now - change_time > limit_seconds):
             return point_jobs
         time.sleep(min(max((now - start_time) / 10, 1), MAX_PAUSE_SECONDS))
@@ -67,7 +67,7 @@ def wait_for_jobs(
 def _submit_words(folder: Path, point_job: PointJob) -> list[str]:
     """Return words for submit.py: those of a job that is written but was rejected by a full queue; else a new run's."""
     run = point_job.run
-    if point_job.state.word == scaling_jobs.NOT_SUBMITTED and run and (run.path / "job.sh").exists():
+    if point_job.state.name == scaling_jobs.NOT_SUBMITTED and run and (run.path / "job.sh").exists():
         return [f"resume={run.path}"]
     return _new_run_words(folder, point_job.point)
 

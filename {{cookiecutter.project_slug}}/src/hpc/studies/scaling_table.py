@@ -54,7 +54,7 @@ def submission_table(study: ScalingStudy, points: Sequence[ScalingPoint], *, job
     cells = [["nodes", "devices", "batch", "per device", "lr", "at most"]]
     for point, job in zip(points, jobs, strict=True):
         sizes = [point.num_nodes, point.num_devices, point.global_batch_size, point.samples_per_device, point.lr]
-        cells.append([*map(format_number, sizes), format_walltime(job.seconds)])
+        cells.append([*map(format_number, sizes), format_walltime(job.walltime_seconds)])
     gpu_hours = sum(job.gpu_hours for job in jobs)
     cost = f", at most {format_number(gpu_hours, 3)} GPU-hours in all" if gpu_hours else ""
     return [f"{study.scaling} scaling, {study.steps} steps per point{cost}", *align_columns(cells)]

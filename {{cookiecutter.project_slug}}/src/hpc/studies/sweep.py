@@ -15,7 +15,7 @@ from hpc.config.compose import compose_overrides
 from hpc.config.errors import ConfigError
 from hpc.config.sections import TEXT_KEYS
 from hpc.jobs.job import Job
-from hpc.submit.options import MOST
+from hpc.submit.options import MAX_ARRAY_SIZE
 
 
 def compose_members(overrides: Sequence[str], folder: Path) -> list[tuple[DictConfig, list[str]]]:
@@ -31,8 +31,8 @@ def compose_members(overrides: Sequence[str], folder: Path) -> list[tuple[DictCo
     if not any(len(values) > 1 for values in choices):
         raise ConfigError("--multirun", None, "At least one key must have several values", "seed=0,1,2")
     combinations = list(product(*choices))
-    if len(combinations) > MOST:
-        rule = f"must make at most {MOST} runs, as they are one job array"
+    if len(combinations) > MAX_ARRAY_SIZE:
+        rule = f"must make at most {MAX_ARRAY_SIZE} runs, as they are one job array"
         raise ConfigError("--multirun", f"{len(combinations)} combinations", rule, "fewer values")
     members = []
     for number, words in enumerate(combinations):
