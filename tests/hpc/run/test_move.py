@@ -418,7 +418,7 @@ def test_of_two_that_go_on_with_a_run_at_once_one_queues_a_job(moving: Desk) -> 
     while moving.noted("sbatch.argv").count("job.sh") == before:
         assert time.monotonic() < limit
         time.sleep(0.02)
-    assert moving.type("resume=mine") == 2 and "another submit.py hands a job of this run over" in moving.err
+    assert moving.type("resume=mine") == 2 and "Another submit.py is submitting this run" in moving.err
     Path("go").touch()
     assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == 0
     assert moving.noted("sbatch.argv").count("job.sh") == before + 1
@@ -465,11 +465,11 @@ QUEUE = {
 @pytest.mark.parametrize(
     ("scheduler", "word", "said", "cancel"),
     [
-        ("slurm", "PENDING", "its job 17 is pending", "scancel 17"),
-        ("slurm", "RUNNING", "its job 17 is running", "scancel 17"),
+        ("slurm", "PENDING", "Its job 17 is pending", "scancel 17"),
+        ("slurm", "RUNNING", "Its job 17 is running", "scancel 17"),
         ("slurm", "COMPLETED", None, None),
-        ("pbs", "Q", "its job 17 is pending", "qdel 17"),
-        ("pbs", "R", "its job 17 is running", "qdel 17"),
+        ("pbs", "Q", "Its job 17 is pending", "qdel 17"),
+        ("pbs", "R", "Its job 17 is running", "qdel 17"),
     ],
 )
 def test_a_run_whose_job_is_queued_is_left_alone(
@@ -498,7 +498,7 @@ def test_a_run_whose_next_job_waits_is_left_alone(desk: Desk) -> None:
     jobs = {"17.server": {"job_state": "F", "Exit_status": 85}, "18.server": {"job_state": "H"}}
     (desk.bin / "qstat").write_text(f"#!{desk.bin / 'bash'}\n{qstat(jobs)}\n")
     (desk.bin / "qstat").chmod(0o755)
-    assert desk.type("resume=mine") == 2 and "its job 18 is pending" in desk.err and "qdel 18" in desk.err
+    assert desk.type("resume=mine") == 2 and "Its job 18 is pending" in desk.err and "qdel 18" in desk.err
     with Path("mine/successors").open("a") as stream:
         stream.write(f"{time.time():.0f} 19.server\n")
     jobs["19.server"] = {"job_state": "H"}
