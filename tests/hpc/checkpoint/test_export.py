@@ -152,7 +152,7 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
     command = [sys.executable, PROJECT / "tools" / "export.py", run, tmp_path / "w"]
     assert "step-000000012" in subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
     again = subprocess.run(command, timeout=60, capture_output=True, text=True)
-    assert again.returncode == 2 and again.stderr.startswith("ConfigError: OUT=")
+    assert again.returncode == 2 and again.stderr.startswith("ConfigError: OUT.safetensors must be a new file")
 
 
 def test_help_is_quick() -> None:

@@ -374,9 +374,9 @@ def test_an_iterator_draws_no_random_number_of_the_run(workers):
 def test_digits_are_those_of_the_package():
     from sklearn.datasets import load_digits
 
-    from my_research.data.digits import read
+    from my_research.data.digits import read_digits
 
-    for ours, theirs in zip(read(), load_digits(return_X_y=True), strict=True):
+    for ours, theirs in zip(read_digits(), load_digits(return_X_y=True), strict=True):
         assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs)
 
 

@@ -69,7 +69,7 @@ def test_it_runs_again_as_it_was_and_never_as_training(cluster: str, desk: Desk)
     assert typed(desk, "trainer=ddp_4node", f"cluster={cluster}", "run_dir=link") == 0
     before = Path("link/job.sh").read_text()
     assert desk.type("resume=link", "trainer.num_nodes=2") == 2
-    assert "trains nothing" in desk.err and desk.err.count("ConfigError:") == 1
+    assert "Only a run of train" in desk.err and desk.err.count("ConfigError:") == 1
     assert desk.type("resume=link") == 0 and Path("link/job.sh").read_text() == before
 
 

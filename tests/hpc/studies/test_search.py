@@ -152,13 +152,13 @@ def test_a_search_is_one_array_whose_members_ask(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        (["--trials", "8"], "goes with --search"),
-        (["--search", "random"], "how many runs"),
+        (["--trials", "8"], "cannot be given without --search"),
+        (["--search", "random"], "must be the number of runs of a search"),
         (["--search", "random", "--trials", "1"], "2 to 1000"),
         (["--search", "random", "--trials", "1001"], "2 to 1000"),
         (["--search", "random", "--trials", "8", "--at-once", "0"], "at least 1"),
         (["--search", "tpe", "--trials", "8"], "--at-once 1"),
-        (["--search", "tpe", "--trials", "8", "--at-once", "8"], "start together"),
+        (["--search", "tpe", "--trials", "8", "--at-once", "8"], "must start fewer runs at the same time"),
         (["--search", "random", "--trials", "8", "--cfg", "job"], "--cfg"),
         (["--search", "random", "--trials", "8", "run_dir=mine"], "leave run_dir= out"),
         (["--search", "random", "--trials", "8", "trainer.devices=1,2"], "here tasks_per_node is 1 and 2"),

@@ -116,12 +116,12 @@ def test_a_sweep_is_one_array(desk: Desk) -> None:
     [
         (["trainer=ddp,ddp_4node"], "here nodes is 1 and 4"),
         (["trainer=ddp", "trainer.devices=1,2"], "here tasks_per_node is 1 and 2"),
-        (["cluster.time=1:00:00,2:00:00"], "here seconds is 3600 and 7200"),
+        (["cluster.time=1:00:00,2:00:00"], "here walltime_seconds is 3600 and 7200"),
         (["seed=1,x"], "int"),
         (["data.global_batch_size=64,0"], "at least 1"),
         (["name=a,b c"], "name"),
         (["seed=1,2", "--at-once", "0"], "at least 1"),
-        (["seed=1,2", "--cfg", "job"], "without --multirun"),
+        (["seed=1,2", "--cfg", "job"], "--cfg cannot be combined with --multirun"),
         (["seed=1"], "several values"),
     ],
 )

@@ -16,7 +16,7 @@ def submit_sweep(words: Sequence[str], *, at_once: int | None, options: SubmitOp
     """Queue a run for each combination of `key=a,b`. All configs are checked before anything is written."""
     folder = directory.choose(None, "sweep", now=datetime.now(), environ={})
     members = sweep.compose_members(words, folder)
-    array_fields = {"members": folder / "members", "num_members": len(members), "at_once": at_once}
+    array_fields = {"members_file": folder / "members", "num_members": len(members), "at_once": at_once}
     jobs = []
     for cfg, overrides in members:
         queue_run.check_submission(cfg, overrides)
@@ -50,7 +50,7 @@ def submit_search(
         queue_run.check_submission(cfg, overrides)
     cfgs = [cfg for cfg, _ in corners]
     settings = search.make_search(words, cfgs, sampler=sampler, trials=trials)
-    array_fields = {"members": folder / "members", "num_members": trials, "at_once": at_once, "asks": True}
+    array_fields = {"members_file": folder / "members", "num_members": trials, "at_once": at_once, "is_search_trial": True}
     jobs = [describe_job(cfg, **array_fields) for cfg in cfgs]
     sweep.reject_different_requests(jobs)
     if options.dry_run:
