@@ -62,7 +62,7 @@ def _run_rank(rank: int, benchmark: Callable[..., Any], num_ranks: int, project:
 
 def agreements(rank: int, project: Path) -> list[dict[str, Any]]:
     """Measure what agreeing adds to a step: the time spent in it, relative to the time of all steps."""
-    from hpc.resume.agreement import Agreement, Request
+    from hpc.resume.agreement import Agreement, RankRequest
 
     agreement, token = Agreement(), torch.zeros(1)
     shares, intervals, ratios = [], [], []
@@ -79,12 +79,12 @@ def agreements(rank: int, project: Path) -> list[dict[str, Any]]:
             is_due = False
             if has_agreement:
                 before = time.perf_counter()
-                is_due = agreement.is_due(step)
+                is_due = agreement.arrive(step)
                 agreeing_seconds += time.perf_counter() - before
             if is_due:
                 dist.barrier()  # otherwise the next step waits for late ranks
                 before = time.perf_counter()
-                agreement.agree(step, Request())
+                agreement.agree(step, RankRequest())
                 agreeing_seconds += time.perf_counter() - before
                 num_agreements += 1
             elif not has_agreement and step % STEPS_BETWEEN_AGREEMENTS == 0:

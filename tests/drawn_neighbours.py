@@ -35,7 +35,7 @@ claim.Claim.may_write = lambda _: True
     "one staged file": """
 from contextlib import nullcontext
 from hpc.data import staging
-staging._alone = nullcontext
+staging._lock_folder = nullcontext
 """,
     "one submit directory": """
 from hpc.run import frozen_config

@@ -119,7 +119,7 @@ def _search(folder: Path) -> None:
         '{"time": 1.0, "scheduler": "slurm", "job": "18", "jobs": ["18"], "error": null}'
     )
     for number in range(2):
-        optuna_study.overrides_of_member(folder / f"{number:03}")
+        optuna_study.draw_member_overrides(folder / f"{number:03}")
         reporter = optuna_study.open_reporter(folder / f"{number:03}")
         assert reporter
         reporter.report(0, 0.5)
@@ -196,7 +196,7 @@ def train(project: Path) -> None:
         from hpc.launch import node_checks
 
         place = this.place
-        run_dir = directory.choose(
+        run_dir = directory.choose_run_dir(
             cfg.run_dir, cfg.name, now=datetime.now(), environ=os.environ, step=place.step or "0"
         )
         node_checks.check_agreement([node_checks.collect_node_facts(cfg, place, environ=os.environ)])

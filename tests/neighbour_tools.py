@@ -12,7 +12,7 @@ from neighbour_ground import Command, Ground
 from neighbour_rounds import Rounds, Scene
 from neighbour_trains import THEIRS
 
-OURS = "from hpc.run import environment; environment.reject_incomplete_environment = lambda *_: None"
+OURS = "from hpc.run import virtual_environment; virtual_environment.reject_incomplete_environment = lambda *_: None"
 
 
 def packed(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:

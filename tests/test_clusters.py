@@ -22,14 +22,14 @@ from pathlib import Path
 sys.path[:0] = ["src", "."]
 from hpc.config import compose, preflight
 from hpc.jobs import pbs
-from hpc.submit.scripts import describe_job, render_script
+from hpc.submit.scripts import make_job, render_script
 scripts, run_dir = {}, Path("/runs/it's 100 % mine")
 for cluster, overrides in json.loads(sys.argv[1]).items():
     cfg = compose.compose_overrides([f"cluster={cluster}", "trainer=ddp_4node", *overrides])
     preflight.check_job(cfg)
-    works = {"job": describe_job(cfg, run_dir=run_dir)}
+    works = {"job": make_job(cfg, run_dir=run_dir)}
     cfg.trainer.num_nodes = cfg.trainer.devices = 1
-    works["one"] = describe_job(cfg, run_dir=run_dir)
+    works["one"] = make_job(cfg, run_dir=run_dir)
     scripts[cluster] = {name: render_script(work, cfg) for name, work in works.items()}
     if cfg.cluster.scheduler == "pbs":
         scripts[cluster] |= {f"{name}, node": pbs.render_node_script(work) for name, work in works.items()}

@@ -47,7 +47,7 @@ def take():
     job, answer = launch.job_id(os.environ), run_dir / f"answer-{os.environ['SLURM_JOB_ID']}-{start}"
     if rank == "0":
         try:
-            claim.take(run_dir, dict(job=job, restart=start, host=os.uname().nodename, pid=os.getpid()))
+            claim.take_claim(run_dir, dict(job=job, restart=start, host=os.uname().nodename, pid=os.getpid()))
             said = "yes"
         except errors.ConfigError as rejected:
             said = "no"

@@ -13,7 +13,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
 from hpc.config import compose, errors
-from hpc.plan import plan_words, run_plan
+from hpc.plan import plan_arguments
+from hpc.plan import plan_arguments, run_plan
 from hpc.run import command_line
 
 
@@ -21,7 +22,7 @@ def main() -> None:
     parser = compose.make_parser(__doc__)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     arguments = parser.parse_intermixed_args(sys.argv[1:])
-    plan_options, arguments.overrides = plan_words.split_words(arguments.overrides)
+    plan_options, arguments.overrides = plan_arguments.split_words(arguments.overrides)
     plan = run_plan.plan_run(command_line.compose_parsed(arguments), arguments.overrides, own=plan_options)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end without a traceback when `| head` closes the pipe
     print(run_plan.as_json(plan) if arguments.json else run_plan.as_text(plan))

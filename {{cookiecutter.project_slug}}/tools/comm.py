@@ -22,7 +22,7 @@ def main(place: placement.Placement, signal_state: signals.SignalState) -> None:
     arguments = network_check_command.parse_arguments(__doc__, sys.argv[1:])
     cfg, words = command_line.compose_parsed(arguments), arguments.overrides
     if place.launcher != "none":  # this process is one of the job's ranks
-        return network_check.run_network_check(cfg, place, warned=signal_state, words=words)
+        return network_check.run_network_check(cfg, place, signal_state=signal_state, words=words)
     network_check_command.reject_single_rank(cfg)
     if not cfg.cluster.scheduler:
         return local_ranks.start_ranks(cfg, words, program=__file__)

@@ -17,7 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from hpc.config import errors
-from hpc.data import pack_files
+from hpc.data import pack_command
+from hpc.data import pack_command
 
 
 def main() -> None:
@@ -27,7 +28,7 @@ def main() -> None:
     parser.add_argument("words", nargs="*", metavar="key=value", help="out=, tokenizer=, and keys of configs/data")
     parser.add_argument("--verify", metavar="FILE", help="a file that this program has written")
     arguments = parser.parse_args()
-    lines = pack_files.verify(arguments.verify) if arguments.verify else pack_files.pack(arguments.words)
+    lines = pack_command.verify(arguments.verify) if arguments.verify else pack_command.pack(arguments.words)
     print("\n".join(map(errors.make_printable, lines)))
 
 

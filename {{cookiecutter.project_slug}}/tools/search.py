@@ -22,7 +22,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.ask:
         run_dir = arguments.folder.absolute()
-        lines = [f"{run_dir.name}: {' '.join(search_command.assign_values(run_dir))}"]
+        lines = [f"{run_dir.name}: {' '.join(search_command.write_member_config(run_dir))}"]
     else:
         lines = search_command.list_trials(arguments.folder)
     print("\n".join(map(errors.make_printable, lines)), flush=True)

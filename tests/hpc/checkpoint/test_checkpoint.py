@@ -262,7 +262,7 @@ def test_the_links_lead_where_the_run_that_goes_on_knows_them(best: int | None, 
     for name in (on_disk.LAST, on_disk.BEST):
         on_disk.set_link(there / name, there / "step-000000030")
     place = on_disk.checkpoint_path(tmp_path, best) if best else None
-    assert on_disk.settle_links(on_disk.checkpoint_path(tmp_path, 20), place) == (best in (10, 20))
+    assert on_disk.repair_links(on_disk.checkpoint_path(tmp_path, 20), place) == (best in (10, 20))
     leads = {"best.ckpt": f"step-{best:09d}"} if best in (10, 20) else {}
     assert links(tmp_path) == {"last.ckpt": "step-000000020"} | leads
 
@@ -277,7 +277,7 @@ def test_a_copy_of_what_a_link_leads_to_is_a_checkpoint(left_out: str | None, tm
     shutil.copytree(there, copied, ignore=shutil.ignore_patterns(left_out or ""))
     assert not links(tmp_path / "copied")
     best, newest = (on_disk.checkpoint_path(tmp_path / "copied", step) for step in (10, 20))
-    assert on_disk.settle_links(newest, best)
+    assert on_disk.repair_links(newest, best)
     assert links(tmp_path / "copied") == {"best.ckpt": "step-000000010", "last.ckpt": "step-000000020"}
     assert all(not on_disk.find_flaw(found) for found in on_disk.list_checkpoints(tmp_path / "copied"))
     assert len(folders(tmp_path / "copied")) == 4
@@ -291,7 +291,7 @@ def test_another_checkpoint_in_the_place_of_a_link_stays(tmp_path: Path) -> None
     on_disk.publish(
         part, other := final.with_name(on_disk.BEST), files={"weights": (8, 0)}, details={"step": 20, "attempt": 3}
     )
-    on_disk.settle_links(final, None)
+    on_disk.repair_links(final, None)
     assert (other / "weights").read_text() == "precious"
 
 

@@ -17,7 +17,7 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for name in PACKAGES:
         folder = tmp_path_factory.mktemp(name)
         (folder / "src" / name).mkdir(parents=True)
-        beside = "from hpc.config.project import require_beside\n\nrequire_beside(__file__)\n"
+        beside = "from hpc.config.project import require_same_project\n\nrequire_same_project(__file__)\n"
         (folder / "src" / name / "__init__.py").write_text(beside)
         for file in (TEMPLATE / "src/hpc").rglob("*.py"):
             copy = folder / "src/hpc" / file.relative_to(TEMPLATE / "src/hpc")

@@ -93,7 +93,7 @@ HOSTILE: dict[str, dict[str, object]] = {
     "a metric that downloads": node("torchmetrics.text.BERTScore", model_name_or_path="{folder}"),
     "the same by another way": node("torchmetrics.text.bert.BERTScore", model_name_or_path="{folder}"),
     "a class of no concern": node("lightning.pytorch.callbacks.progress.rich_progress._RichProgressTheme"),
-    "a class of hpc, reached through another module": node("hpc.data.data_module.GlobalBatchSampler"),
+    "a class of hpc, reached through another module": node("hpc.data.data_module.GlobalOrderSampler"),
     "a number": node(7),
     "a list": node(["os", "system"]),
     "nothing": node(""),

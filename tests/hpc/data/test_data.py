@@ -183,23 +183,23 @@ def test_a_file_counts_once_also_through_links(tmp_path):
     (folder / "текст.txt").write_text("another text")
     (folder / "around").symlink_to(folder)  # a glob with ** goes round and round, forty times
     for pattern in (f"{folder}/**/*.txt", str(folder)):
-        listed, _ = text_files.list_text(pattern)
+        listed, _ = text_files.list_text_files(pattern)
         assert sorted(map(os.path.basename, listed)) == sorted(name for name in os.listdir(folder) if name != "around")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "a.txt").write_text("text elsewhere")
     (folder / "linked").symlink_to(tmp_path / "elsewhere")
-    assert f"{folder}/linked/a.txt" in text_files.list_text(str(folder))[0]
+    assert f"{folder}/linked/a.txt" in text_files.list_text_files(str(folder))[0]
     (folder / "linked").unlink()
     (tmp_path / "link").symlink_to(folder / "текст.txt")
     with pytest.raises(ConfigError, match="validation must not see what is trained on"):
-        text_files.list_text(str(folder), str(tmp_path / "link"))
+        text_files.list_text_files(str(folder), str(tmp_path / "link"))
     for rejected_files in ([str(folder / "текст.txt")] * 2, str(tmp_path / "more.txt.GZ")):
         (tmp_path / "more.txt.GZ").write_bytes(b"x")
         with pytest.raises(ConfigError, match=r"cannot name a file twice|must be text"):
-            text_files.list_text(rejected_files)
+            text_files.list_text_files(rejected_files)
     (folder / "loop").symlink_to("loop")
     with pytest.raises(ConfigError, match=r"levels of symbolic links"):
-        text_files.list_text(str(folder))
+        text_files.list_text_files(str(folder))
 
 
 def test_file_names_that_are_not_utf_8_are_split_as_bytes(tmp_path):
@@ -487,11 +487,13 @@ def test_a_batch_has_the_same_windows_as_single_samples(tmp_path, monkeypatch, d
 def test_few_files_keep_their_last_windows_for_evaluation(tmp_path):
     (tmp_path / "text").write_bytes(bytes(i % 251 for i in range(1001)))
     windows = {
-        s: text_files.split_text(s, [str(tmp_path / "text")], val_files=[], block_size=10)[1]
+        s: text_files.windows_of_split(s, [str(tmp_path / "text")], val_files=[], block_size=10)[1]
         for s in ("train", "val", "test")
     }
     assert windows == {"train": range(90), "val": range(90, 95), "test": range(95, 100)}
-    _, thinned = text_files.split_text("val", [str(tmp_path / "text")], val_files=[], block_size=10, max_eval_windows=3)
+    _, thinned = text_files.windows_of_split(
+        "val", [str(tmp_path / "text")], val_files=[], block_size=10, max_eval_windows=3
+    )
     assert list(thinned) == [90, 92, 94]
 
 

@@ -114,7 +114,7 @@ def test_stock_datasets_are_compared_by_their_number_of_samples() -> None:
         loader = SimpleNamespace(flattened=[SimpleNamespace(dataset=range(num)), SimpleNamespace()])
         val = SimpleNamespace(_combined_loader=None)
         loop = SimpleNamespace(_combined_loader=loader, epoch_loop=SimpleNamespace(val_loop=val))
-        return same_data.describe_data(SimpleNamespace(datamodule=None, fit_loop=loop))
+        return same_data.data_identity(SimpleNamespace(datamodule=None, fit_loop=loop))
 
     assert same_data.list_differences(described(50), described(50)) == []
     assert same_data.list_differences(described(50), described(51)) == ["train: samples 50 -> 51"]
@@ -126,11 +126,11 @@ def test_tokens_are_recognized_by_the_notes_of_their_packing(
     checksum: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted = {"checksum": "one", "tokens": 100, "vocab_size": 64, "bytes_per_token": 1.0, "tokenizer": "t"}
-    monkeypatch.setattr(token_files, "read_notes", lambda file: noted)
+    monkeypatch.setattr(token_files, "read_metadata", lambda file: noted)
     np.save(tmp_path / "tokens.npy", np.arange(100))
-    before = token_files.describe_text([str(tmp_path / "tokens.npy")])
+    before = token_files.text_checksum([str(tmp_path / "tokens.npy")])
     noted["checksum"] = checksum
-    assert (token_files.describe_text([str(tmp_path / "tokens.npy")]) == before) == (checksum == "one")
+    assert (token_files.text_checksum([str(tmp_path / "tokens.npy")]) == before) == (checksum == "one")
 
 
 @pytest.mark.parametrize("has_test", [True, False])

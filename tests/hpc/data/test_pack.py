@@ -88,13 +88,13 @@ def test_training_gets_the_same_images_in_the_same_order(tmp_path, capsys, layou
     assert batches(packed) == batches(of_folder)
     data = node("packed", file=str(tmp_path / "images.h5"))
     assert file_checks.check_packed_images(data, data) == {"num_classes": 2, "image_size": PIXELS}
-    read = packed_files.read(data.file)
+    read = packed_files.read_packed_header(data.file)
     assert [os.fsencode(name) for name in read.classes] == [b"d\xf6g", "кот".encode()]
 
 
 def test_a_batch_is_read_through_a_map_and_not_loaded(tmp_path):
     pack_images(make_images(tmp_path / "images"), tmp_path / "images.h5")
-    read = packed_files.read(str(tmp_path / "images.h5"))
+    read = packed_files.read_packed_header(str(tmp_path / "images.h5"))
     pixels = packed_files.map_pixels(read.file, read.offset, len(read.labels), read.image_bytes)
     assert isinstance(pixels.base, np.memmap) and read.offset % packed_files.PAGE_BYTES == 0
 
@@ -117,14 +117,14 @@ def test_an_unfinished_file_is_rejected_and_packing_it_resumes(tmp_path, capsys)
     assert "other files or settings" in error_of(f"data.dir={folder}", f"out={out}", "data.image_size=9")
     for file in bad:
         file.write_bytes(good)
-    first = packed_files.read(str(part), unfinished=True)
+    first = packed_files.read_packed_header(str(part), unfinished=True)
     packed_first = image_of(tmp_path / "images", 0)
     kept, state = packed_first.read_bytes(), packed_first.stat()
     packed_first.write_bytes(b"is not read again".ljust(state.st_size))
     os.utime(packed_first, ns=(state.st_atime_ns, state.st_mtime_ns))
     pack_images(folder, out)
     packed_first.write_bytes(kept)
-    assert first.offset == packed_files.read(str(out)).offset and leftovers(tmp_path) == []
+    assert first.offset == packed_files.read_packed_header(str(out)).offset and leftovers(tmp_path) == []
     run_pack("--verify", out)
     of_folder = built("images", dir=str(folder), image_size=PIXELS, num_workers=0)
     assert batches(built("packed", file=str(out))) == batches(of_folder)
@@ -160,9 +160,9 @@ def test_files_that_have_changed_since_they_were_packed_are_packed_again(tmp_pat
     for file in (out, whole):
         run_pack(*words, f"out={file}")
     checksums = [
-        packed_files.read(str(file)).parts.checksum
+        packed_files.read_packed_header(str(file)).parts.checksum
         if suffix == ".h5"
-        else token_files.read_notes(str(file))["checksum"]
+        else token_files.read_metadata(str(file))["checksum"]
         for file in (out, whole)
     ]
     assert checksums[0] == checksums[1]
@@ -200,7 +200,7 @@ def test_a_process_that_is_killed_is_reported(tmp_path, monkeypatch):
 def test_a_damaged_file_is_rejected_before_training(tmp_path, damage):
     out = tmp_path / "images.h5"
     pack_images(make_images(tmp_path / "images"), out)
-    read = packed_files.read(str(out))
+    read = packed_files.read_packed_header(str(out))
     if damage == "the end":
         os.truncate(out, read.offset + 100)
     elif damage == "a pixel":
@@ -291,7 +291,9 @@ def test_packing_text_resumes_where_it_was_interrupted(tmp_path, monkeypatch):
     run_pack(*words)
     assert out.read_bytes() == (tmp_path / "whole.npy").read_bytes()
     assert leftovers(tmp_path) == []
-    assert token_files.read_notes(str(out))["parts"] == token_files.read_notes(str(tmp_path / "whole.npy"))["parts"]
+    assert (
+        token_files.read_metadata(str(out))["parts"] == token_files.read_metadata(str(tmp_path / "whole.npy"))["parts"]
+    )
 
 
 def test_all_files_that_are_not_text_are_named_at_once(tmp_path, capsys):
@@ -375,8 +377,10 @@ def test_two_processes_do_not_write_into_one_file(tmp_path):
 def test_a_file_that_another_process_has_just_packed_is_kept(tmp_path, monkeypatch):
     """It was done between this one's look at the place and its lock."""
     folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
-    check_out = pack_request.check_out
-    monkeypatch.setattr(pack_request, "check_out", lambda *words: (check_out(*words), out.write_text("theirs"))[0])
+    check_out = pack_request.check_output_path
+    monkeypatch.setattr(
+        pack_request, "check_output_path", lambda *words: (check_out(*words), out.write_text("theirs"))[0]
+    )
     assert "Another process has just packed this file" in error_of(f"data.files={folder}", f"out={out}")
     assert out.read_text() == "theirs" and leftovers(tmp_path) == []
 

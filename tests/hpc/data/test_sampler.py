@@ -8,7 +8,7 @@ from torch.utils.data import Dataset, SequentialSampler
 
 from hpc.data.sampler import (
     EvalBatchSampler,
-    GlobalBatchSampler,
+    GlobalOrderSampler,
     RepeatedBatchSampler,
     ResumableLoader,
     uniform_per_sample,
@@ -35,7 +35,7 @@ def global_batches_of_one(epoch):
 def global_batches(num_samples, global_batch_size, ranks, accumulate, epoch=0, seed=1, start=0):
     """Return the samples that each optimizer step sees, over all ranks and micro-steps, in the order of the ranks."""
     samplers = [
-        GlobalBatchSampler(num_samples, global_batch_size, rank=r, num_ranks=ranks, accumulate=accumulate, seed=seed)
+        GlobalOrderSampler(num_samples, global_batch_size, rank=r, num_ranks=ranks, accumulate=accumulate, seed=seed)
         for r in range(ranks)
     ]
     for sampler in samplers:
@@ -79,7 +79,7 @@ def test_a_run_resumes_in_the_middle_of_an_epoch_in_every_layout(start, ranks, a
 
 
 def test_the_epoch_after_the_resumed_one_is_whole():
-    sampler = GlobalBatchSampler(100, 16, rank=0, num_ranks=1, accumulate=1, seed=1)
+    sampler = GlobalOrderSampler(100, 16, rank=0, num_ranks=1, accumulate=1, seed=1)
     sampler.go_to(2, 4)
     sampler.set_epoch(2)  # Lightning says so at the start
     assert (len(batches(sampler, 2)), len(sampler)) == (2, 6)
@@ -103,7 +103,7 @@ class Numbers(Dataset):
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_workers_that_fetch_ahead_change_nothing(num_workers):
     """The loader begins after the third batch, while its workers are busy with the first epoch."""
-    sampler = GlobalBatchSampler(100, 16, rank=0, num_ranks=1, accumulate=1, seed=1)
+    sampler = GlobalOrderSampler(100, 16, rank=0, num_ranks=1, accumulate=1, seed=1)
     workers = dict(num_workers=num_workers, persistent_workers=num_workers > 0)
     loader = ResumableLoader(Numbers(), sampler=sampler, batch_size=None, **workers)
     next(iter(loader))

@@ -65,7 +65,7 @@ def test_a_copy_that_is_not_whole_is_made_again(tmp_path, images, local, damage)
     staged(file=images, node_local=local)
     (copy,) = (tmp_path / "local").glob("*/images.h5")
     good = copy.read_bytes()
-    offset = packed_files.read(images).offset
+    offset = packed_files.read_packed_header(images).offset
     copy.write_bytes(good[:-9] if damage == "short" else good[:offset] + b"x" + good[offset + 1 :])
     staged(file=images, node_local=local)
     assert copy.read_bytes() == good
@@ -73,7 +73,7 @@ def test_a_copy_that_is_not_whole_is_made_again(tmp_path, images, local, damage)
 
 def test_a_wrong_copy_is_never_published(tmp_path, images, local, monkeypatch):
     def copies(source, target):
-        data, offset = bytearray(Path(source).read_bytes()), packed_files.read(images).offset
+        data, offset = bytearray(Path(source).read_bytes()), packed_files.read_packed_header(images).offset
         data[offset] ^= 1
         Path(target).write_bytes(data)
 
@@ -114,7 +114,7 @@ def test_staging_that_cannot_work_is_rejected(tmp_path, images, local, monkeypat
 
 @pytest.mark.parametrize("prepared", ["folder", "link"])
 def test_a_folder_that_somebody_else_prepared_is_not_used(prepared, tmp_path, images, local):
-    folder = Path(staging.copy_path(packed_files.read(images).parts, local)).parent
+    folder = Path(staging.staged_path(packed_files.read_packed_header(images).parts, local)).parent
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     if prepared == "link":
@@ -128,7 +128,7 @@ def test_a_folder_that_somebody_else_prepared_is_not_used(prepared, tmp_path, im
 
 
 def test_a_folder_that_somebody_else_prepares_at_the_last_moment_is_not_used(tmp_path, images, local, monkeypatch):
-    folder = Path(staging.copy_path(packed_files.read(images).parts, local)).parent
+    folder = Path(staging.staged_path(packed_files.read_packed_header(images).parts, local)).parent
     (tmp_path / "theirs").mkdir()
 
     def disk_usage(_):
@@ -144,7 +144,7 @@ def test_a_folder_that_somebody_else_prepares_at_the_last_moment_is_not_used(tmp
 
 def test_runs_of_one_node_share_one_copy(tmp_path, images, local, capfd):
     """The folder holds the unfinished copy of a run that was killed."""
-    folder = Path(staging.copy_path(packed_files.read(images).parts, local)).parent
+    folder = Path(staging.staged_path(packed_files.read_packed_header(images).parts, local)).parent
     folder.mkdir(mode=0o700)
     (folder / "images.h5.n1-1.part").write_text("begun")
     runs = [multiprocessing.get_context("fork").Process(target=staged, kwargs={"file": images, "node_local": local})]
@@ -170,8 +170,8 @@ def test_of_two_ranks_one_copies_and_both_train(tmp_path, images, local, start):
 
 @pytest.mark.parametrize("sign", ["size", "time", "none"])
 def test_a_neighbours_copy_is_waited_for_as_long_as_it_grows(sign, images, local, monkeypatch):
-    parts = packed_files.read(images).parts
-    folder = private_folder.make(Path(staging.copy_path(parts, local)).parent)
+    parts = packed_files.read_packed_header(images).parts
+    folder = private_folder.make(Path(staging.staged_path(parts, local)).parent)
     theirs, seen, held = folder / "images.h5.elsewhere-1.part", [], os.open(folder, os.O_RDONLY)
     monkeypatch.setattr(staging, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(staging, "on_progress", lambda: seen.append(threading.current_thread()))
@@ -189,7 +189,7 @@ def test_a_neighbours_copy_is_waited_for_as_long_as_it_grows(sign, images, local
     num = len(seen)
     os.close(held)
     waiting.join(20)
-    assert not waiting.is_alive() and Path(staging.copy_path(parts, local)).is_file()
+    assert not waiting.is_alive() and Path(staging.staged_path(parts, local)).is_file()
     assert num >= 5 if sign != "none" else num == 0
 
 
@@ -207,7 +207,7 @@ def test_verifying_a_copy_counts_as_progress(images, local, monkeypatch):
     monkeypatch.setattr(staging, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(staging, "MIN_PROGRESS_BYTES", 100)
     monkeypatch.setattr(staging, "on_progress", lambda: seen.append(1))
-    staging.stage_file(packed_files.read(images).parts, local)
+    staging.stage_file(packed_files.read_packed_header(images).parts, local)
     assert len(seen) >= 5
 
 

@@ -457,7 +457,7 @@ def test_a_loader_without_a_batch_to_train_on_is_rejected(loader: DataLoader, al
 
 def test_ranks_of_a_tensor_parallel_group_get_the_same_samples() -> None:
     group = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": 1, "rank": 0})
-    place = shared_loaders.data_rank(group)
+    place = shared_loaders.data_rank_and_size(group)
     assert place == {"rank": 0, "num_ranks": 1}
     per_seed = []
     for seed in (1, 2):  # two ranks, whose generators have drifted apart

@@ -656,7 +656,7 @@ def test_a_launcher_that_starts_nothing_is_noticed(cluster: Pbs, launcher: str) 
     assert time.monotonic() - began < 8, "of 60 looks 10 are enough"
     assert "0 of 2 nodes ended" in cluster.log() and not cluster.submitted()
     said = "no-such-launcher: " if launcher.startswith("no") else "mpiexec: unknown option --ppn"
-    assert said in job_logs.first_error(cluster.run_dir, "17") and "the launcher" in job_logs.first_error(
+    assert said in job_logs.first_logged_error(cluster.run_dir, "17") and "the launcher" in job_logs.first_logged_error(
         cluster.run_dir, "17"
     )
     (cluster.run_dir / "attempts.jsonl").touch()

@@ -11,7 +11,7 @@ from hpc.config import build, compose
 from hpc.plan import tracer
 from hpc.plan.memory import Memory, predict_memory, state_bytes
 from hpc.plan.setup import Setup, setup_from_config
-from hpc.plan.trace_types import Linear, Part, Trace, Work
+from hpc.plan.trace_types import LinearCost, Part, Trace, Work
 
 GPT = ["model=gpt_124m", "data=stdlib", "data.block_size=1024", "data.vocab_size=50257"]
 RESNET = ["model=resnet50", "data=packed", "data.file=x", "+data.image_size=224", "+data.num_classes=1000"]
@@ -107,17 +107,17 @@ def test_a_frozen_parameter_has_no_gradient_and_no_average():
 
 def test_of_a_pipeline_the_fullest_stage_counts():
     """With a large vocabulary the last one, though it holds fewer micro-batches than the first."""
-    small, large = Work(Linear(), Linear()), 10**10
+    small, large = Work(LinearCost(), LinearCost()), 10**10
     part = partial(
-        Part, buffer_bytes=0, output=Linear(), leftover=Linear(), forward=(), backward=(), all_reduced=(small,)
+        Part, buffer_bytes=0, output=LinearCost(), leftover=LinearCost(), forward=(), backward=(), all_reduced=(small,)
     )
     sizes = {"before": 1, "block 0": 1, "block 1": 1, "after": large}
     parts = [
-        part(name=name, num_parameters=size, num_trained=size, num_parameters_all_ranks=size,
-             num_tensors=1, saved=Linear(per_example=8),
-             forward_peak=(Linear(),), backward_peak=(Linear(),)) for name, size in sizes.items()
+        part(name=name, num_parameters=size, num_trained_per_rank=size, num_parameters_all_ranks=size,
+             num_tensors=1, saved=LinearCost(per_example=8),
+             forward_peak=(LinearCost(),), backward_peak=(LinearCost(),)) for name, size in sizes.items()
     ]  # fmt: skip
     layout = Setup(nodes=1, devices=2, micro_batch=1, accumulate=8, pipeline=2, precision="32-true")
     assert predict_memory(Trace(tuple(parts), "tokens", 1), layout).weights == 4 * (large + 1)
-    first = [replace(one, saved=Linear(per_example=1e12)) for one in parts[:2]]
+    first = [replace(one, saved=LinearCost(per_example=1e12)) for one in parts[:2]]
     assert predict_memory(Trace((*first, *parts[2:]), "tokens", 1), layout).weights == 4 * 2

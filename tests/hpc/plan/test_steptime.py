@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc.jobs.hardware import GPU, Machine, Network, OperationCosts
-from hpc.plan import rings, traffic
-from hpc.plan.rings import Group
+from hpc.plan import collective_times, traffic
+from hpc.plan.collective_times import Group
 from hpc.plan.setup import Setup
 from hpc.plan.step_time import operations_seconds, predict_step
-from hpc.plan.trace_types import Linear, Part, Trace, Work
+from hpc.plan.trace_types import LinearCost, Part, Trace, Work
 
 BF16 = {"bf16": 100.0, "fp32": 10.0}
 CARD = GPU("card", 40, BF16, 1000, 100, matmul_share=0.5, attention_share=0.25, fixed_gb=1)
@@ -24,14 +24,15 @@ SHARDINGS = ["none", "zero1", "zero2", "zero3", "fsdp"]
 
 
 def product(flops: float, weights: float) -> Work:
-    return Work(Linear(per_example=flops), Linear(weights, 1.0))
+    return Work(LinearCost(per_example=flops), LinearCost(weights, 1.0))
 
 
 def part(name: str, flops: float = 0.0, parameters: int = 0, tensors: int = 1, reduced: float = 0.0) -> Part:
     forward = (product(flops, parameters),) if flops else ()
     return Part(
-        name, parameters, parameters, parameters, tensors, 0, Linear(), Linear(per_example=1e6), (), (), Linear(),
-        forward, forward * 2, (Work(Linear(), Linear(per_example=reduced), 4),) if reduced else (), forward,
+        name, parameters, parameters, parameters, tensors, 0, LinearCost(), LinearCost(per_example=1e6), (), (),
+        LinearCost(),
+        forward, forward * 2, (Work(LinearCost(), LinearCost(per_example=reduced), 4),) if reduced else (), forward,
     )  # fmt: skip
 
 
@@ -42,21 +43,21 @@ def network(flops: float = 1e12, parameters: int = 10**9, blocks: int = 4, reduc
 
 def test_an_operation_takes_its_arithmetic_or_its_bytes_whichever_is_longer() -> None:
     setup = Setup(1, 1, 2, precision="bf16-true")
-    heavy = Work(Linear(per_example=5e11), Linear(fixed=1.0, per_example=1.0), 3)
+    heavy = Work(LinearCost(per_example=5e11), LinearCost(fixed=1.0, per_example=1.0), 3)
     assert operations_seconds([heavy], setup, IDEAL) == pytest.approx(3 * 2 * 5e11 / (0.5 * 100e12))
-    light = Work(Linear(per_example=1.0), Linear(fixed=1e9, per_example=2e9))
+    light = Work(LinearCost(per_example=1.0), LinearCost(fixed=1e9, per_example=2e9))
     assert operations_seconds([light], setup, IDEAL) == pytest.approx(5e9 / (0.5 * 1e12))
 
 
 def test_products_without_weights_are_attention() -> None:
     setup = Setup(1, 1, 1, precision="bf16-true")
-    works = [Work(Linear(per_example=1e12), Linear(fixed, 1.0)) for fixed in (1.0, 0.0)]
+    works = [Work(LinearCost(per_example=1e12), LinearCost(fixed, 1.0)) for fixed in (1.0, 0.0)]
     assert operations_seconds(works[1:], setup, IDEAL) == pytest.approx(2 * operations_seconds(works[:1], setup, IDEAL))
 
 
 def test_compiling_fuses_what_has_no_flops() -> None:
     eager, compiled = (Setup(1, 1, 1, precision="bf16-true", compile=compile) for compile in (False, True))
-    moves, counts = Work(Linear(), Linear(per_example=1e9)), product(1e12, 1)
+    moves, counts = Work(LinearCost(), LinearCost(per_example=1e9)), product(1e12, 1)
     assert operations_seconds([moves], compiled, IDEAL) == pytest.approx(
         0.25 * operations_seconds([moves], eager, IDEAL)
     )
@@ -72,35 +73,41 @@ def test_what_a_gpu_has_no_units_for_is_computed_in_fp32() -> None:
 
 def test_a_ring_within_a_node() -> None:
     """7 of 8 parts in 7 steps, over half of 100 GB/s."""
-    assert rings.gather_seconds(8e9, Group(8, 1, 8), IDEAL) == pytest.approx(7e9 / 50e9)
-    assert rings.gather_seconds(8e9, Group(8, 1, 8), SLOW) == pytest.approx(7e9 / 50e9 + 1e-6 + 7e-6)
+    assert collective_times.gather_seconds(8e9, Group(8, 1, 8), IDEAL) == pytest.approx(7e9 / 50e9)
+    assert collective_times.gather_seconds(8e9, Group(8, 1, 8), SLOW) == pytest.approx(7e9 / 50e9 + 1e-6 + 7e-6)
 
 
 def test_a_ring_over_nodes_leaves_each_node_once() -> None:
     """31 of 32 parts over half of 40 GB/s; 3 of the 31 steps go to another node."""
     group = Group(32, 1, 8)
     assert group.num_nodes == 4
-    assert rings.gather_seconds(32e9, group, IDEAL) == pytest.approx(31e9 / 20e9)
-    assert rings.gather_seconds(0.032, group, SLOW) == pytest.approx(1e-6 + 28e-6 + 3e-5)
+    assert collective_times.gather_seconds(32e9, group, IDEAL) == pytest.approx(31e9 / 20e9)
+    assert collective_times.gather_seconds(0.032, group, SLOW) == pytest.approx(1e-6 + 28e-6 + 3e-5)
 
 
 def test_groups_that_leave_the_same_nodes_share_the_network() -> None:
     alone, one_of_four = Group(4, 1, 1), Group(4, 4, 4)
     assert one_of_four.num_nodes == alone.num_nodes == 4
-    assert rings.gather_seconds(4e9, one_of_four, IDEAL) == pytest.approx(4 * rings.gather_seconds(4e9, alone, IDEAL))
+    assert collective_times.gather_seconds(4e9, one_of_four, IDEAL) == pytest.approx(
+        4 * collective_times.gather_seconds(4e9, alone, IDEAL)
+    )
 
 
 def test_an_all_reduce_is_two_gathers_and_by_tree_where_messages_are_small() -> None:
     few, many = Group(16, 1, 8), Group(8192, 1, 8)
-    assert rings.all_reduce_seconds(1e9, few, IDEAL) == pytest.approx(2 * rings.gather_seconds(1e9, few, IDEAL))
-    assert rings.all_reduce_seconds(1.0, many, SLOW) == pytest.approx(1e-6 + 2 * (7e-6 + 10 * 1e-5), rel=1e-3)
+    assert collective_times.all_reduce_seconds(1e9, few, IDEAL) == pytest.approx(
+        2 * collective_times.gather_seconds(1e9, few, IDEAL)
+    )
+    assert collective_times.all_reduce_seconds(1.0, many, SLOW) == pytest.approx(
+        1e-6 + 2 * (7e-6 + 10 * 1e-5), rel=1e-3
+    )
 
 
 @pytest.mark.parametrize(("sharding", "volume"), [("none", 2), ("zero1", 2), ("zero2", 2), ("zero3", 3), ("fsdp", 3)])
 def test_full_sharding_sends_half_as_much_again_as_data_parallelism(sharding: str, volume: int) -> None:
     """arXiv 1910.02054, section 7.2: twice the parameters, or three times. FSDP keeps the last block of four."""
     trace, setup = network(parameters=10**9), Setup(2, 8, 1, sharding=sharding, precision="bf16-true", overlap=False)
-    bandwidth = rings.ring_bandwidth(traffic.data_parallel_group(setup), IDEAL)
+    bandwidth = collective_times.ring_bandwidth(traffic.data_parallel_group(setup), IDEAL)
     sent = predict_step(trace, setup, IDEAL).communication * bandwidth / (15 / 16)
     kept = 2e9 if sharding == "fsdp" else 0
     assert sent == pytest.approx(2 * trace.num_parameters * volume - kept, rel=1e-6)
@@ -166,7 +173,7 @@ def test_communication_hides_behind_computation_but_for_its_end() -> None:
 def test_tensor_parallel_ranks_wait_for_each_other_and_sum_again_what_is_computed_again() -> None:
     trace = network(reduced=1e9, parameters=0)
     setup = Setup(1, 8, 1, tensor_parallel=8, precision="bf16-true")
-    sums = 16 * rings.all_reduce_seconds(1e9, Group(8, 1, 8), IDEAL)
+    sums = 16 * collective_times.all_reduce_seconds(1e9, Group(8, 1, 8), IDEAL)
     assert predict_step(trace, setup, IDEAL).communication == pytest.approx(sums)
     assert predict_step(trace, replace(setup, checkpointing=True), IDEAL).communication == pytest.approx(1.5 * sums)
 

@@ -35,7 +35,7 @@ def flops(trace: Trace, direction: str) -> float:
 def test_parts_parameters_and_operations_are_those_of_the_network():
     network, trace = GPT(**GPT_SIZES), traced()
     assert [part.name for part in trace.parts] == ["before", "block 0", "block 1", "after", "loss"]
-    assert trace.num_parameters == trace.num_trained == sum(p.numel() for p in network.parameters())
+    assert trace.num_parameters == trace.num_trained_per_rank == sum(p.numel() for p in network.parameters())
     assert trace.blocks[0].num_parameters == sum(p.numel() for p in network.blocks[0].parameters())
     assert trace.blocks[0].num_tensors == len(list(network.blocks[0].parameters()))
     layers, width, time = 2, 64, 32
@@ -198,7 +198,8 @@ def test_frozen_parameters_are_counted_apart():
         return network
 
     trace = tracer.trace_network(frozen, SGD, "32")
-    assert trace.num_parameters - trace.num_trained == sum(p.numel() for p in GPT(**GPT_SIZES).blocks.parameters())
+    in_blocks = sum(p.numel() for p in GPT(**GPT_SIZES).blocks.parameters())
+    assert trace.num_parameters - trace.num_trained_per_rank == in_blocks
 
 
 def test_a_network_that_returns_no_logits_is_rejected():

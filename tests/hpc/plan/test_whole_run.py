@@ -6,7 +6,7 @@ import pytest
 
 from hpc.plan import whole_run
 from hpc.plan.setup import Setup
-from hpc.plan.trace_types import Linear, Part, Trace
+from hpc.plan.trace_types import LinearCost, Part, Trace
 from hpc.plan.whole_run import (
     MAX_WARNING_SECONDS,
     START_SECONDS,
@@ -18,8 +18,8 @@ from hpc.plan.whole_run import (
 
 FOUR_NODES = Setup(4, 8, 1, precision="bf16-mixed")
 PART = Part(
-    name="before", num_parameters=10**9, num_trained=10**9, num_parameters_all_ranks=10**9, num_tensors=1,
-    buffer_bytes=8, saved=Linear(), output=Linear(), forward_peak=(), backward_peak=(), leftover=Linear(),
+    name="before", num_parameters=10**9, num_trained_per_rank=10**9, num_parameters_all_ranks=10**9, num_tensors=1,
+    buffer_bytes=8, saved=LinearCost(), output=LinearCost(), forward_peak=(), backward_peak=(), leftover=LinearCost(),
     forward=(), backward=(), all_reduced=(),
 )  # fmt: skip
 BILLION = Trace((PART,), "tokens", 1024)
@@ -82,5 +82,5 @@ def test_the_interval_is_never_longer_than_the_time_between_failures() -> None:
 
 def test_large_jobs_fail_every_few_hours() -> None:
     """As published: 16,384 GPUs for 54 days, 419 times."""
-    hours = whole_run.NODE_FAILURE_SECONDS / 2048 / 3600
+    hours = whole_run.NODE_MTBF_SECONDS / 2048 / 3600
     assert hours == pytest.approx(3.1, rel=0.01)

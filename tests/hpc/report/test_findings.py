@@ -16,6 +16,7 @@ from hpc.report.run_statistics import RunStatistics
 GPU = ["trainer=gpu", "cluster=juwels_booster", "cluster.account=a"]
 IMAGES = [*GPU, "data=images", "data.dir=.", "data.num_classes=10", "model=resnet18"]
 CLOCK = {"start-up": 10.0, "training": 980.0, "validation": 5.0, "checkpoints": 5.0}
+LONG_VALIDATION = {"validation": 250.0}
 STEP = {"step": 0.1, "compute": 0.097, "data": 0.002, "other": 0.001}
 
 
@@ -58,9 +59,9 @@ CASES = [
                  "++trainer.val_check_interval=2000", id="validation by steps, of which there are 2000"),
     pytest.param([*GPU, "+trainer.val_check_interval=100"], {"wall": {"validation": 250.0}}, "20 %",
                  "++trainer.val_check_interval=500", id="validation by steps, as typed"),
-    pytest.param([*GPU, "+trainer.val_check_interval=100"], {"wall": {"validation": 250.0}, "num_steps": 300}, "20 %",
+    pytest.param([*GPU, "+trainer.val_check_interval=100"], {"wall": LONG_VALIDATION, "steps_per_epoch": 300}, "20 %",
                  "++trainer.val_check_interval=300", id="validation no rarer than the run is long"),
-    pytest.param([*GPU, "+trainer.val_check_interval=100"], {"wall": {"validation": 250.0}, "num_steps": 150}, "20 %",
+    pytest.param([*GPU, "+trainer.val_check_interval=100"], {"wall": LONG_VALIDATION, "steps_per_epoch": 150}, "20 %",
                  None, id="validation is rare"),
     pytest.param([*GPU, "+trainer.val_check_interval=0.25"], {"wall": {"validation": 250.0}}, "20 %",
                  "++trainer.val_check_interval=1.0", id="validation within an epoch"),

@@ -222,9 +222,9 @@ def test_the_steps_of_an_epoch_come_from_its_phases(run_dir: Path) -> None:
         if phase["what"] in steps:
             phase["step"] = next(steps[phase["what"]])
     (run_dir / "monitor" / "phases.jsonl").write_text("".join(json.dumps(phase) + "\n" for phase in phases))
-    assert run_data.read_run_data(history.find_runs(run_dir)[0]).statistics.num_steps == 40
+    assert run_data.read_run_data(history.find_runs(run_dir)[0]).statistics.steps_per_epoch == 40
     (run_dir / "monitor" / "phases.jsonl").unlink()
-    assert run_data.read_run_data(history.find_runs(run_dir)[0]).statistics.num_steps == 1300, "that were made"
+    assert run_data.read_run_data(history.find_runs(run_dir)[0]).statistics.steps_per_epoch == 1300, "that were made"
 
 
 def test_each_number_of_a_finding_stands_elsewhere_on_the_page(run_dir: Path) -> None:
@@ -420,7 +420,7 @@ def test_a_note_of_where_curves_lie_leads_nowhere_else(run_dir: Path, tmp_path: 
     attempt_log.record_start(run_dir, 3, environ={}, log_dirs=names)
     attempt_log.record_start(run_dir, 4, environ={}, log_dirs="link")
     assert reported(run_dir)[0].under("Curves") == "The events files contain no curves."
-    assert attempt_log.log_dirs(run_dir) == [run_dir / "tensorboard"]
+    assert attempt_log.curve_folders(run_dir) == [run_dir / "tensorboard"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00", b"\xff" * 64, b"\x05" + b"\x00" * 11 + b"\xff" * 9])
@@ -472,7 +472,7 @@ def test_an_attempt_without_an_end_lasted_until_the_last_sign_of_life(run_dir: P
     lines = (run_dir / "attempts.jsonl").read_text().splitlines()
     (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")  # the first one was killed
     spans = run_data.read_run_data(history.find_runs(run_dir)[0]).spans
-    assert [span.has_end for span in spans] == [False, True]
+    assert [span.is_end_recorded for span in spans] == [False, True]
     assert spans[0].end == BEGAN + 600  # its last sample; the files were written later by the second one
     for file in run_dir.glob("monitor/*.csv"):
         file.unlink()

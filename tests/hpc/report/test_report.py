@@ -362,9 +362,9 @@ def test_accounts_tell_what_squeue_has_forgotten(line: str, state: str, runs: Pa
 def test_without_a_scheduler_the_launcher_tells_which_it_was(runs: Path, commands: Path) -> None:
     attempt(runs / "digits")
     (run,) = history.find_runs(runs / "digits")
-    assert run_table.run_scheduler(run) == "slurm"
+    assert run_table.scheduler_of_run(run) == "slurm"
     stub(commands, "qstat", "exit 1")
-    assert run_table.run_scheduler(run) == "pbs"
+    assert run_table.scheduler_of_run(run) == "pbs"
 
 
 def test_a_site_without_accounts(runs: Path, commands: Path) -> None:

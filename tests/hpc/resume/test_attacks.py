@@ -95,7 +95,7 @@ def test_a_run_that_is_finished(start: Callable, stopped: dict[str, Path], tmp_p
 
 def test_a_run_that_is_running(resume: Callable) -> None:
     held = []
-    said = resume(lambda run_dir: held.append(claim.take(run_dir, {"job": "17", "host": "node3", "pid": 1})))
+    said = resume(lambda run_dir: held.append(claim.take_claim(run_dir, {"job": "17", "host": "node3", "pid": 1})))
     assert "17" in said and "node3" in said
     held[0].release()
 

@@ -132,7 +132,7 @@ def test_it_takes_a_few_turns_and_the_next_step() -> None:
 def test_one_rank_asks_nobody() -> None:
     wants = iter([False, True])
     early = EarlyAgreement(lambda: next(wants), rank=0, num_ranks=1)
-    assert [early.reach(1), early.reach(2)] == [False, True]
+    assert [early.wait_if_promised(1), early.wait_if_promised(2)] == [False, True]
 
 
 SLOW = """

@@ -125,7 +125,7 @@ def test_an_optimizer_that_is_not_fused_is_rejected(start: Callable, tmp_path: P
         and "Try: model.optimizer.fused=true" in said
     )
     # Of a model of one's own, whose optimizer the config does not show, it is seen at the first step.
-    hidden = "from hpc.config import section_rules; section_rules.check_skipping = lambda cfg: None"
+    hidden = "from hpc.config import section_rules; section_rules.check_nonfinite_skip = lambda cfg: None"
     assert "fused=True" in start(tmp_path / "run", 2, words, patch=hidden, code=2)
 
 

@@ -21,7 +21,7 @@ from hpc.config import compose, preflight
 from hpc.config.errors import ConfigError
 from hpc.resume import resume, saving, unsupported
 from hpc.resume import trainer as resume_trainer
-from hpc.training import rejections
+from hpc.training import lightning_errors
 
 
 @pytest.mark.parametrize(
@@ -51,11 +51,13 @@ def test_what_lightning_finds_wrong_with_the_data_is_a_sentence() -> None:
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = L.Trainer(accelerator="cpu", max_epochs=1, val_check_interval=1000, **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"rejects this: `val_check_interval`"):  # noqa: SIM117
-        with rejections.reject_lightning_errors(SimpleNamespace(has_started_training=False, undo_config_change=None)):  # type: ignore[arg-type]
+        with lightning_errors.convert_lightning_errors(
+            SimpleNamespace(has_started_training=False, undo_config_change=None)
+        ):  # type: ignore[arg-type]
             trainer.fit(BoringModel())
     with (
         pytest.raises(ValueError, match="mine"),
-        rejections.reject_lightning_errors(SimpleNamespace(has_started_training=False, undo_config_change=None)),
+        lightning_errors.convert_lightning_errors(SimpleNamespace(has_started_training=False, undo_config_change=None)),
     ):  # type: ignore
         raise ValueError("mine")
 
@@ -100,7 +102,9 @@ TRAINER = {
 
 def test_what_lightning_rejects_before_the_first_step() -> None:
     def build(trains: bool) -> None:
-        with rejections.reject_lightning_errors(SimpleNamespace(has_started_training=trains, undo_config_change=None)):  # type: ignore[arg-type]
+        with lightning_errors.convert_lightning_errors(
+            SimpleNamespace(has_started_training=trains, undo_config_change=None)
+        ):  # type: ignore[arg-type]
             config_build.build(OmegaConf.create(TRAINER), callbacks=[ModelCheckpoint()])
 
     with pytest.raises(ConfigError, match="found `ModelCheckpoint` in callbacks list"):
@@ -126,7 +130,7 @@ TAKEN = {
 def test_values_that_a_library_does_not_take(build: Callable[[], Any]) -> None:
     taken_back = []
     run: Any = SimpleNamespace(has_started_training=False, undo_config_change=lambda: taken_back.append(True))
-    with pytest.raises(ConfigError, match="must have values that"), rejections.reject_lightning_errors(run):
+    with pytest.raises(ConfigError, match="must have values that"), lightning_errors.convert_lightning_errors(run):
         build()
     assert taken_back == [True]
 
@@ -272,6 +276,6 @@ def test_early_stopping_needs_a_validation(facts: dict[str, Any], options: dict[
     trainer: Any = SimpleNamespace(**(usual | {"check_val_every_n_epoch": 1} | facts), val_check_interval=1.0)
     trainer.callbacks = [callback]
     callback.setup(trainer, None, "fit")  # type: ignore[arg-type]
-    unsupported.reject_unvalidated(trainer, set())  # without a sanity check it is not known
+    unsupported.reject_early_stopping_before_validation(trainer, set())  # without a sanity check it is not known
     with pytest.raises(ConfigError, match=told) if told else nullcontext():
-        unsupported.reject_unvalidated(trainer, {"val/loss"})
+        unsupported.reject_early_stopping_before_validation(trainer, {"val/loss"})

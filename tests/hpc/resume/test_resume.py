@@ -258,7 +258,7 @@ import os, time
 from hpc.checkpoint import on_disk as checkpoint
 from hpc.resume import saving
 
-saving.QUIET_FACTOR = 2
+saving.WRITE_HANG_FACTOR = 2
 make_durable = checkpoint.make_durable
 
 def slow(part):

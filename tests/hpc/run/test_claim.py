@@ -29,7 +29,7 @@ run_dir, who = Path(sys.argv[1]), json.loads(sys.argv[2]) | dict(pid=os.getpid()
 print("ready", flush=True)
 sys.stdin.readline()
 try:
-    mine = claim.take(run_dir, who, watch_seconds=float(sys.argv[3]))
+    mine = claim.take_claim(run_dir, who, watch_seconds=float(sys.argv[3]))
 except errors.ConfigError as rejected:
     print("rejected", str(rejected).replace(os.linesep, " "), flush=True)
     sys.exit(2)
@@ -74,7 +74,7 @@ def test_a_holder_that_lives_is_named_and_keeps_the_directory(start: Start, tmp_
     assert go(holder) == ["attempt 1"]
     begun = time.monotonic()
     with pytest.raises(ConfigError, match=r"Job 42 on n1 writes into it, .*\n.*scancel 42") as rejected:
-        claim.take(tmp_path, HERE | {"job": "43", "host": "n2"})
+        claim.take_claim(tmp_path, HERE | {"job": "43", "host": "n2"})
     assert time.monotonic() - begun < 10
     assert rejected.value.key == "run_dir"
     assert go(holder) == ["True"]
@@ -88,7 +88,7 @@ def test_a_holder_that_was_killed_is_followed(start: Start, tmp_path: Path, host
     holder.kill()
     os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # from now on a zombie: its parent has not asked yet
     begun = time.monotonic()
-    mine = claim.take(tmp_path, HERE | {"job": "43", "host": host}, watch_seconds=1.5)
+    mine = claim.take_claim(tmp_path, HERE | {"job": "43", "host": host}, watch_seconds=1.5)
     assert (mine.attempt, mine.may_write()) == (2, True)
     assert (time.monotonic() - begun < 1) is at_once, "on another host it has to be watched"
     mine.release()
@@ -99,7 +99,7 @@ def test_one_that_was_cut_off_finds_itself_fenced(start: Start, tmp_path: Path) 
     go(holder)
     assert go(holder) == ["True"]
     holder.send_signal(signal.SIGSTOP)
-    mine = claim.take(tmp_path, HERE | {"job": "43"}, watch_seconds=1.5)
+    mine = claim.take_claim(tmp_path, HERE | {"job": "43"}, watch_seconds=1.5)
     holder.send_signal(signal.SIGCONT)
     assert go(holder) == ["False"]
     assert go(holder) == ["False"]
@@ -121,24 +121,24 @@ def test_the_next_start_of_the_same_job_does_not_wait(start: Start, tmp_path: Pa
     zombie = start(restart="0")
     go(zombie)
     begun = time.monotonic()
-    mine = claim.take(tmp_path, HERE | {"host": "n2", "restart": "1"})
+    mine = claim.take_claim(tmp_path, HERE | {"host": "n2", "restart": "1"})
     assert time.monotonic() - begun < 1
     assert (mine.attempt, mine.may_write(), go(zombie)) == (2, True, ["False"])
     with pytest.raises(ConfigError):
-        claim.take(tmp_path, HERE | {"host": "n3", "restart": 0})
+        claim.take_claim(tmp_path, HERE | {"host": "n3", "restart": 0})
     mine.release()
 
 
 @pytest.mark.parametrize("goodbye", ["release", "end"])
 def test_after_a_goodbye_nobody_waits(tmp_path: Path, goodbye: str) -> None:
-    mine = claim.take(tmp_path, HERE)
+    mine = claim.take_claim(tmp_path, HERE)
     if goodbye == "end":
         attempt_log.record_start(tmp_path, mine.attempt, environ={})
         attempt_log.record_end(tmp_path, mine, attempt=mine.attempt, step=5, outcome="continue", why="SIGTERM")
     else:
         mine.release()
     begun = time.monotonic()
-    following = claim.take(tmp_path, HERE | {"job": None})
+    following = claim.take_claim(tmp_path, HERE | {"job": None})
     assert time.monotonic() - begun < 1
     assert (following.attempt, mine.may_write()) == (2, False)
     with pytest.raises(PermissionError):
@@ -152,19 +152,19 @@ def test_a_damaged_claim_counts_and_is_watched(tmp_path: Path, text: str, monkey
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "000004.json").write_text(text, encoding="latin-1")
     (tmp_path / "claims" / "stray").touch()
-    mine = claim.take(tmp_path, HERE, watch_seconds=0.3)
+    mine = claim.take_claim(tmp_path, HERE, watch_seconds=0.3)
     assert mine.attempt == 5
     (tmp_path / "claims" / "000005.json").write_text(text, encoding="latin-1")
     assert not mine.may_write()
     monkeypatch.setattr(claim, "_read_text", lambda path, read=claim._read_text: mine.beat() or read(path))
     with pytest.raises(ConfigError, match=r"(Another process|n1) writes into it"):
-        claim.take(tmp_path, HERE)  # its heart still beats
+        claim.take_claim(tmp_path, HERE)  # its heart still beats
     mine.release()
 
 
 def test_the_count_goes_on_where_claims_were_deleted(tmp_path: Path) -> None:
     attempt_log.record_start(tmp_path, 6, environ={})
-    mine = claim.take(tmp_path, HERE)
+    mine = claim.take_claim(tmp_path, HERE)
     assert mine.attempt == 7
     for path in (tmp_path / "claims").iterdir():
         path.unlink()
@@ -173,7 +173,7 @@ def test_the_count_goes_on_where_claims_were_deleted(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_does_not_stop_the_heart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = claim.take(tmp_path, HERE)
+    mine = claim.take_claim(tmp_path, HERE)
     mine.beat()
     before = (tmp_path / "claims" / "000001.beat").read_text()
 
@@ -192,11 +192,11 @@ def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", link)
-    mine = claim.take(tmp_path, HERE)
+    mine = claim.take_claim(tmp_path, HERE)
     assert (mine.attempt, mine.may_write()) == (1, True)
     monkeypatch.setattr(claim, "newest_attempt", lambda run_dir: 0)  # it looks before the other has made its claim
     with pytest.raises(ConfigError, match="Job 42 on n1 writes into it"):
-        claim.take(tmp_path, HERE)
+        claim.take_claim(tmp_path, HERE)
     mine.release()
 
 
@@ -204,4 +204,4 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "claims").write_text("a file")
     for path in (tmp_path, Path("/proc/self")):  # which even root cannot write
         with pytest.raises(ConfigError, match="cannot be written"):
-            claim.take(path, HERE)
+            claim.take_claim(path, HERE)

@@ -38,7 +38,9 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
         forget()
         os.environ.update(environ)
         cfg, here = compose.compose_overrides(words), read_placement(os.environ)
-        fresh = directory.choose(cfg.run_dir, cfg.name, now=datetime.now(), environ=os.environ, step=here.step or "0")
+        fresh = directory.choose_run_dir(
+            cfg.run_dir, cfg.name, now=datetime.now(), environ=os.environ, step=here.step or "0"
+        )
         beginning = meet_ranks.begin_attempt(cfg, here, new_run_dir=fresh, is_frozen=False, environ=os.environ)
         run_dir = Path(cfg.run_dir)
         assert beginning.claim
@@ -62,9 +64,9 @@ def test_a_process_that_begins_two_within_a_second_names_two(tmp_path: Path, mon
     monkeypatch.setenv(directory.RUN_DIR_VARIABLE, "")  # so that what `create` sets is taken back
     monkeypatch.delenv(directory.RUN_DIR_VARIABLE)
     now = datetime.now()
-    first = directory.choose(None, "sweep", now=now, environ={})
+    first = directory.choose_run_dir(None, "sweep", now=now, environ={})
     for _ in range(3):
-        directory.create(directory.choose(None, "sweep", now=now, environ={}), free_bytes=0)
+        directory.create_run_dir(directory.choose_run_dir(None, "sweep", now=now, environ={}), free_bytes=0)
         monkeypatch.delenv(directory.RUN_DIR_VARIABLE)
     assert sorted((tmp_path / "runs").iterdir()) == [first, *(first.with_name(f"{first.name}-{n}") for n in (2, 3))]
 
@@ -104,7 +106,10 @@ def test_who_asks_for_a_finished_run_is_told(start: Start) -> None:
 def test_of_many_at_once_each_has_its_own(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         made = list(
-            pool.map(lambda _: directory.reserve(tmp_path / "runs" / "x", False, is_own=lambda path: False), range(24))
+            pool.map(
+                lambda _: directory.reserve_run_dir(tmp_path / "runs" / "x", False, is_own=lambda path: False),
+                range(24),
+            )
         )
     assert len(set(made)) == 24 and all(path.is_dir() and path.stat().st_mode & 0o777 == 0o700 for path in made)
 

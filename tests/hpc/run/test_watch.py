@@ -30,13 +30,13 @@ sys.path.insert(0, {str(PROJECT / "src")!r})
 from hpc.run import claim, signals, watchdog as watch
 claim.BEAT_SECONDS = 0.3
 if sys.argv[3] == "1":
-    signals.EXIT_SECONDS = watch.EXIT_SECONDS = watch.BOUNDARY_SECONDS = 1.0
+    signals.EXIT_SECONDS = watch.EXIT_SECONDS = watch.STEP_END_SECONDS = 1.0
 warned = signals.listen()
 import ctypes, os, signal, time
 from pathlib import Path
 
 run_dir, rank, size, hang_seconds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
-held = claim.take(run_dir, dict(host="n1")) if rank == 0 else None
+held = claim.take_claim(run_dir, dict(host="n1")) if rank == 0 else None
 store = None
 if size > 1:
     from datetime import timedelta
@@ -206,7 +206,7 @@ def test_rank_0_waits_for_a_rank_that_has_only_just_begun() -> None:
     leaving.start()
     leaving.join(1)
     assert leaving.is_alive()
-    late.leave(30)
+    late.wait_for_all(30)
     leaving.join(5)
     assert not leaving.is_alive()
 

@@ -422,7 +422,7 @@ def test_on_train_start_draws_what_it_drew_when_the_run_began() -> None:
     module, drawn = Drawing(), []
     began = randomness.plain_state()
     first, then = torch.rand(()).item(), randomness.plain_state()
-    continuation.repeat_draws_of_start(began, module)
+    continuation.replay_train_start_randomness(began, module)
     module.on_train_start()
     assert drawn == [first] and torch.equal(randomness.plain_state()["torch"], then["torch"])
     assert "on_train_start" not in vars(module)

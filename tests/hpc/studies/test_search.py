@@ -49,7 +49,7 @@ def searching(folder: Path, sampler: str = "random", trials: int = 8, **others: 
 def drawn(folder: Path, *numbers: int) -> list[dict[str, str]]:
     """The values that members are given, asked in this order."""
     return [
-        dict(word.split("=", 1) for word in optuna_study.overrides_of_member(folder / f"{number:03}"))
+        dict(word.split("=", 1) for word in optuna_study.draw_member_overrides(folder / f"{number:03}"))
         for number in numbers
     ]
 
@@ -119,7 +119,7 @@ def test_corners_are_all_ends_together_or_each_of_them() -> None:
     corners = search_space.list_corners(many)
     assert len(corners) <= search_space.MAX_CORNERS
     assert {(key, end) for corner in corners for key, end in corner.items()} == {
-        (key, end) for key, asked in many.items() for end in asked.ends
+        (key, end) for key, asked in many.items() for end in asked.corner_values
     }
 
 
@@ -418,7 +418,7 @@ def crowd(folder: Path, first: int, each: int) -> None:
     """One of several processes: some members, one after the other."""
     journal.LOCK_GRACE_SECONDS = 5
     for number in range(first, first + each):
-        optuna_study.overrides_of_member(folder / f"{number:03}")
+        optuna_study.draw_member_overrides(folder / f"{number:03}")
         told = member(folder, number)
         for validation in range(5):
             told.report(validation, float(number))
@@ -470,7 +470,7 @@ def test_the_table_has_the_best_first_and_its_command_line(folder: Path) -> None
     assert cells[:2] == [["001", "finished", "1", "0.25"], ["000", "finished", "1", "0.5"]]
     assert cells[2:] == [["002", "pruned", "1", "0.75"], ["003", "failed", "1", "-"]] and not empty
     assert best == f"best val/loss 0.25 of 2 finished trials: {folder / '001'}"
-    assert shlex.split(command) == ["python", "submit.py", *optuna_study.overrides_of_member(folder / "001")]
+    assert shlex.split(command) == ["python", "submit.py", *optuna_study.draw_member_overrides(folder / "001")]
 
 
 def test_who_may_only_read_sees_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

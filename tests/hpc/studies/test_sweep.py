@@ -75,7 +75,7 @@ def test_room_is_asked_for_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_two_sweeps_never_share_a_folder(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two containers may have the same process numbers, in the same second."""
-    monkeypatch.setattr(directory, "choose", lambda *_, **__: desk.project / "runs" / "sweep")
+    monkeypatch.setattr(directory, "choose_run_dir", lambda *_, **__: desk.project / "runs" / "sweep")
     assert desk.type("cluster=slurm", "seed=1,2", "--multirun") == 0
     assert desk.type("cluster=slurm", "seed=3,4", "--multirun") == 2
     assert "submit again" in desk.err and desk.noted("sbatch.argv").count("job.sh") == 1

@@ -23,7 +23,7 @@ from hpc import __version__
 from hpc.config import compose, freezing, personal_clusters, project
 from hpc.config.errors import ConfigError
 from hpc.jobs import job
-from hpc.run import attempt_log, directory, environment, frozen_config, snapshot
+from hpc.run import attempt_log, directory, frozen_config, snapshot, virtual_environment
 from hpc.submit import scheduler
 
 
@@ -344,14 +344,14 @@ def test_an_environment_that_is_not_complete_is_rejected(desk: Desk) -> None:
 def test_of_two_that_submit_into_one_directory_one_does(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both have looked, and seen nothing, when the other one begins."""
     run_dir = desk.project / "runs" / "mine"
-    create = directory.create
+    create = directory.create_run_dir
 
     def meanwhile(path: Path, *words: Any, **more: Any) -> None:
-        monkeypatch.setattr(directory, "create", create)
+        monkeypatch.setattr(directory, "create_run_dir", create)
         assert desk.type("cluster=slurm", f"run_dir={run_dir}", "seed=2") == 0
         create(path, *words, **more)
 
-    monkeypatch.setattr(directory, "create", meanwhile)
+    monkeypatch.setattr(directory, "create_run_dir", meanwhile)
     assert desk.type("cluster=slurm", f"run_dir={run_dir}", "seed=2") == 2
     assert "must not hold another run" in desk.err and desk.noted("sbatch.argv").count(str(run_dir)) == 1
     assert frozen_config.read(run_dir).seed == 2 and "seed=2" in (run_dir / "overrides.json").read_text()
@@ -606,7 +606,7 @@ def test_an_environment_is_packed_anew_where_it_has_changed(desk: Desk, monkeypa
         if name == "two":  # as pip leaves it
             later = packages.stat().st_mtime + 5
             os.utime(packages, (later, later))
-        environment.pack_environment(desk.venv)
+        virtual_environment.pack_environment(desk.venv)
         listed = subprocess.run(["tar", "-tf", f"{desk.venv}.tar"], capture_output=True, text=True, check=True).stdout
         sizes.append("site-packages/two/" in listed)
     assert sizes == [False, False, True]

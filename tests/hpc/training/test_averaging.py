@@ -111,7 +111,7 @@ def test_two_averages_are_rejected() -> None:
     two = [WeightAveraging(), EMAWeightAveraging()]
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=two)
     with pytest.raises(ConfigError, match="only one callback must average the weights"):
-        weight_averaging.reject_unsupported(trainer)
+        weight_averaging.reject_unsupported_averaging(trainer)
 
 
 class Doubles(BoringModel):
@@ -129,7 +129,7 @@ class Doubles(BoringModel):
 
 class Prepares(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        weight_averaging.convert_before_copy(trainer, pl_module)
+        weight_averaging.convert_to_float64_before_copy(trainer, pl_module)
 
 
 def test_in_double_precision_a_validation_leaves_the_weights_as_they_are() -> None:

@@ -187,7 +187,7 @@ def test_a_logger_without_a_version_keeps_its_folder(tmp_path: Path) -> None:
     cfg = configured(tmp_path, {"table": node, "off": None})
     placed(tmp_path, "table/version_0/metrics.csv")  # another program's
     (logger,) = loggers.build_loggers(cfg, None, starts=[])
-    assert loggers.log_folders(tmp_path, [logger]) == ["table/version_1"]
+    assert loggers.curve_folders(tmp_path, [logger]) == ["table/version_1"]
     (tmp_path / "table" / "version_1").mkdir()
     (again,) = loggers.build_loggers(cfg, None, starts=[{"log_dirs": ["table/version_1"]}])
     assert again.log_dir == logger.log_dir

@@ -11,7 +11,7 @@ from torch import nn
 
 from hpc.config.errors import ConfigError
 from hpc.state.holder_fields import SKIPS_NOT_FINITE
-from hpc.training.parallel import clip_gradients, parallelize, reject_unskippable_module
+from hpc.training.parallel import clip_gradients, parallelize, require_clip_gradients
 from my_research.models.gpt import GPT
 from my_research.module import Classifier
 
@@ -108,7 +108,7 @@ class ByHand(Classifier):
 
 
 def test_a_module_that_would_skip_no_step_is_rejected(network: GPT) -> None:
-    reject_unskippable_module(Classifier(network, torch.optim.AdamW))
+    require_clip_gradients(Classifier(network, torch.optim.AdamW))
     for module in (L.LightningModule(), ByHand(network, torch.optim.AdamW)):
         with pytest.raises(ConfigError, match="must leave steps out itself"):
-            reject_unskippable_module(module)
+            require_clip_gradients(module)

@@ -15,9 +15,9 @@ from hpc.training.predicted_samples import (
     TILE_PIXELS,
     PredictedSamples,
     contact_sheet,
-    readable,
     sample_kind,
     text_table,
+    tokens_to_text,
 )
 
 
@@ -29,8 +29,8 @@ def test_a_contact_sheet_marks_wrong_predictions_in_red() -> None:
 
 
 def test_bytes_are_shown_as_text_and_tokens_as_numbers() -> None:
-    assert readable(torch.tensor(list(b"def f():\n"))) == "def f():·"
-    assert readable(torch.tensor([1000, 2])) == "1000 2"
+    assert tokens_to_text(torch.tensor(list(b"def f():\n"))) == "def f():·"
+    assert tokens_to_text(torch.tensor([1000, 2])) == "1000 2"
     table = text_table(torch.tensor([list(b"abd")]), torch.tensor([list(b"abc")]))
     assert table == "    truth      abc\n    predicted  abd"
 

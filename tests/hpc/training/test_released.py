@@ -12,8 +12,8 @@ from torch import nn
 
 from hpc.config.errors import ConfigError
 from hpc.training.deepspeed_strategy import DeepSpeed
-from hpc.training.released_layers import TracksReleasedLayers
 from hpc.training.strategies import FSDP
+from hpc.training.unfrozen_parameters import TracksUnfrozenParameters
 
 # In each rank: the head is frozen till the second epoch. What each has made of it is told at the end.
 FROZEN = """
@@ -117,15 +117,15 @@ def test_what_is_no_part_by_itself_cannot_be_sharded_by_itself() -> None:
     optimizers, place = [torch.optim.SGD(module.parameters())], {"num_replicas": 2}
     strategy: Any = SimpleNamespace(lightning_module=module, optimizers=optimizers, distributed_sampler_kwargs=place)
     with pytest.raises(ConfigError, match="scale in a part of the module that configure_model shards, or strategy=ddp"):
-        FSDP.on_released(strategy, ["scale"])
+        FSDP.on_unfrozen(strategy, ["scale"])
 
 
 def test_deepspeed_rejects_what_it_would_never_train() -> None:
     strategy = DeepSpeed()
-    strategy.on_released(["head.weight"])  # as training begins
+    strategy.on_unfrozen(["head.weight"])  # as training begins
     strategy.frozen = {}
     with pytest.raises(ConfigError, match="never trains parameters that are frozen when training starts"):
-        strategy.on_released(["body.weight"])
+        strategy.on_unfrozen(["body.weight"])
 
 
 def test_what_was_trained_before_is_not_released_once_more() -> None:
@@ -150,9 +150,9 @@ class Strategy:
     def training_step(self) -> None: ...
 
 
-class Steps(TracksReleasedLayers, Strategy):
+class Steps(TracksUnfrozenParameters, Strategy):
     def __init__(self, module: nn.Module) -> None:
         self.lightning_module, self.told = module, list[list[str]]()
 
-    def on_released(self, names: list[str]) -> None:
+    def on_unfrozen(self, names: list[str]) -> None:
         self.told.append(names)

@@ -14,19 +14,19 @@ from hpc.config.errors import ConfigError
 from hpc.launch import placement
 from hpc.run import attempt_log, directory
 from hpc.training import starting_point
-from hpc.training.starting_point import StartingPoint
+from hpc.training.starting_point import AttemptStart
 
 JOB = {"SLURM_JOB_ID": "7"}
 
 
-def alone(run_dir: Path) -> list[StartingPoint | ConfigError]:
+def alone(run_dir: Path) -> list[AttemptStart | ConfigError]:
     try:
         return [starting_point.claim_alone(run_dir, "here", environ=dict(JOB))]
     except ConfigError as rejected:
         return [rejected]
 
 
-def two(run_dir: Path) -> list[StartingPoint | ConfigError]:
+def two(run_dir: Path) -> list[AttemptStart | ConfigError]:
     """As two ranks that have met; threads, for which it makes no difference here."""
     from torch.distributed import HashStore
 
@@ -49,34 +49,34 @@ def two(run_dir: Path) -> list[StartingPoint | ConfigError]:
     return [said[number] for number in range(2)]
 
 
-Begin = Callable[[Path], list[StartingPoint | ConfigError]]
+Begin = Callable[[Path], list[AttemptStart | ConfigError]]
 
 
 @pytest.fixture(params=[alone, two])
 def start(request: pytest.FixtureRequest) -> Begin:
     """Each start is over when the next begins, as if its process had ended."""
 
-    def run(run_dir: Path) -> list[StartingPoint | ConfigError]:
+    def run(run_dir: Path) -> list[AttemptStart | ConfigError]:
         begun = request.param(run_dir)
-        if isinstance(begun[0], StartingPoint) and begun[0].claim:
+        if isinstance(begun[0], AttemptStart) and begun[0].claim:
             begun[0].claim.release()
         return begun
 
     return run
 
 
-def went_on(begun: list[StartingPoint | ConfigError]) -> tuple[int, int | None]:
+def went_on(begun: list[AttemptStart | ConfigError]) -> tuple[int, int | None]:
     """Attempt and step, on which all ranks agree; rank 0 alone has the claim."""
     found = []
     for number, beginning in enumerate(begun):
-        assert isinstance(beginning, StartingPoint), beginning
+        assert isinstance(beginning, AttemptStart), beginning
         assert (beginning.claim is not None) == (number == 0)
         found.append((beginning.attempt, beginning.checkpoint.step if beginning.checkpoint else None))
     assert len(set(found)) == 1
     return found[0]
 
 
-def rejection(begun: list[StartingPoint | ConfigError]) -> str:
+def rejection(begun: list[AttemptStart | ConfigError]) -> str:
     assert all(isinstance(rejected, ConfigError) for rejected in begun)
     assert len({str(rejected) for rejected in begun}) == 1
     return str(begun[0])

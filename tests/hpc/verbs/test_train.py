@@ -163,18 +163,22 @@ def test_a_run_directory_is_fresh_unless_it_is_asked_for() -> None:
     from hpc.run import directory
 
     now = datetime(2030, 1, 2, 3, 4, 5)
-    assert directory.choose("here", "x", now=now, environ={}) == Path.cwd() / "here"
-    assert directory.choose(None, "x", now=now, environ={directory.RUN_DIR_VARIABLE: "/chosen"}) == Path("/chosen")
+    assert directory.choose_run_dir("here", "x", now=now, environ={}) == Path.cwd() / "here"
+    assert directory.choose_run_dir(None, "x", now=now, environ={directory.RUN_DIR_VARIABLE: "/chosen"}) == Path(
+        "/chosen"
+    )
     job = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "3"}
-    assert directory.choose(None, "x", now=now, environ=job) == PROJECT / "runs" / "x_77"  # the same on every rank
     assert (
-        directory.choose(None, "x", now=now, environ=job, step="2") == PROJECT / "runs" / "x_77.2"
+        directory.choose_run_dir(None, "x", now=now, environ=job) == PROJECT / "runs" / "x_77"
+    )  # the same on every rank
+    assert (
+        directory.choose_run_dir(None, "x", now=now, environ=job, step="2") == PROJECT / "runs" / "x_77.2"
     )  # another srun in that job
     array = job | {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "7"}
-    assert directory.choose(None, "x", now=now, environ=array) == PROJECT / "runs" / "x_70_7"
+    assert directory.choose_run_dir(None, "x", now=now, environ=array) == PROJECT / "runs" / "x_70_7"
     batch = {"PBS_JOBID": "77.server", "PBS_ENVIRONMENT": "PBS_BATCH"}
-    assert directory.choose(None, "x", now=now, environ=batch) == PROJECT / "runs" / "x_77"
-    fresh = directory.choose(None, "x", now=now, environ={})
+    assert directory.choose_run_dir(None, "x", now=now, environ=batch) == PROJECT / "runs" / "x_77"
+    fresh = directory.choose_run_dir(None, "x", now=now, environ={})
     assert fresh.parent == PROJECT / "runs" and fresh.name.startswith("2030-01-02_03-04-05_x")
 
 

@@ -1,5 +1,5 @@
 """Your research: the LightningModule, its networks and its data. Change anything here; the package `hpc` runs it."""
 
-from hpc.config.project import require_beside
+from hpc.config.project import require_same_project
 
-require_beside(__file__)
+require_same_project(__file__)

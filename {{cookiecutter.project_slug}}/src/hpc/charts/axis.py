@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LARGEST = 1e40  # the largest value that is drawn. It is above all that fp32 holds; more is a damaged number.
+MAX_DRAWN_VALUE = 1e40  # the largest value that is drawn. It is above all that fp32 holds; more is a damaged number.
 DECIMAL = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 BINARY = ((2.0**40, "Ti"), (2.0**30, "Gi"), (2.0**20, "Mi"), (2.0**10, "Ki"))
 
@@ -54,7 +54,7 @@ def make_axis(values: Sequence[float], max_ticks: int, *, log: bool = False, to_
 
 def is_drawable(value: float, log: bool) -> bool:
     """Return False for NaN, infinite and absurdly large values, and for those without a logarithm if `log`."""
-    return (1 / LARGEST if log else -LARGEST) < value < LARGEST
+    return (1 / MAX_DRAWN_VALUE if log else -MAX_DRAWN_VALUE) < value < MAX_DRAWN_VALUE
 
 
 def format_number(value: float) -> str:

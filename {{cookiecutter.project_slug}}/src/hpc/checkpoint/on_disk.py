@@ -118,7 +118,7 @@ def set_link(link: Path, final: Path) -> None:
     new.replace(link)
 
 
-def settle_links(newest: Path, best: Path | None) -> bool:
+def repair_links(newest: Path, best: Path | None) -> bool:
     """Set both links as the run that resumes from `newest` knows them. Return whether its best checkpoint exists.
 
     They differ where a process died between a checkpoint and its links, or where later checkpoints are damaged.

@@ -28,7 +28,7 @@ from hpc.checkpoint.writer import CheckpointWriter
 REST_FILE, RANK_FILE = "meta.pt", "rank-{}.pt"
 # Keys of a checkpoint that are not for Lightning.
 RANK_STATE = "this_rank"  # the state of this rank alone
-MANIFEST = "manifest"  # entries of the manifest
+MANIFEST_KEY = "manifest"  # entries of the manifest
 ON_PUBLISHED = "afterwards"  # called with the folder when the checkpoint is whole
 VALIDATED_WEIGHTS = "validated"  # saved as the module's weights, where those were averaged once more since
 NEWER_WEIGHTS = "averaged_since"  # the module's own weights then
@@ -72,7 +72,7 @@ class CheckpointMixin:
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Copy the state and start to write it; `writer.wait()` waits. Raises `CheckpointNotWritten`."""
-        details = {"step": checkpoint["global_step"], "attempt": 0} | checkpoint.pop(MANIFEST, {})
+        details = {"step": checkpoint["global_step"], "attempt": 0} | checkpoint.pop(MANIFEST_KEY, {})
         if VALIDATED_WEIGHTS in checkpoint:
             checkpoint[NEWER_WEIGHTS] = checkpoint["state_dict"]
             checkpoint["state_dict"] = checkpoint.pop(VALIDATED_WEIGHTS)

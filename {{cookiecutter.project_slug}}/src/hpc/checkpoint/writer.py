@@ -20,7 +20,7 @@ from hpc.system import process
 T = TypeVar("T")
 POLL_SECONDS = 1.0  # between two looks at a write that is waited for
 # This process must read or write so many bytes between two looks to count as writing: its other threads do a little.
-MIN_BYTES = 2**20
+MIN_PROGRESS_BYTES = 2**20
 NO_TIMEOUT = timedelta(days=365)  # a rank that is gone is noticed by others than this group
 
 
@@ -126,7 +126,7 @@ class CheckpointWriter:
         last_bytes = process.io_bytes()
         while wait([pending], POLL_SECONDS).not_done:
             num_bytes = process.io_bytes()
-            is_writing = num_bytes - last_bytes >= MIN_BYTES
+            is_writing = num_bytes - last_bytes >= MIN_PROGRESS_BYTES
             last_bytes = num_bytes if is_writing else last_bytes
             # A rank that has done its share waits for the others, which are watched by themselves.
             meanwhile(is_writing or stacks.is_in_collective(self._thread_id))

@@ -16,7 +16,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from hpc.config.conversion import flatten, list_override
+from hpc.config.conversion import flatten, format_list_override
 from hpc.config.errors import ArgumentParser, ConfigError, closest_word, first_line, suggest_key
 from hpc.config.freezing import escape_quotes
 from hpc.config.personal_clusters import apply_personal_values, load_personal_values
@@ -31,7 +31,7 @@ HYDRA_KEYS = re.compile(r"[+~]*hydra\b(?!\.searchpath\b)")
 REQUIRED_GROUPS = ("cluster", "strategy", "trainer", "data", "model")
 
 
-class VerbParser(ArgumentParser):
+class ConfigGroupsParser(ArgumentParser):
     """A parser whose help lists the files of configs/. Only `--help` looks them up, not every rank of a job."""
 
     def format_help(self) -> str:
@@ -51,7 +51,7 @@ class ClusterSearchPath(SearchPathPlugin):
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser of what every verb accepts: overrides, `--help`, `--cfg job`."""
-    parser = VerbParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ConfigGroupsParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     overrides_help = "a choice of a config group, or a value of a key of the config"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help=overrides_help, type=_require_value)
     parser.add_argument("--cfg", choices=["job"], help="print the composed config and exit")
@@ -175,7 +175,7 @@ def _raise_config_error(error: HydraException, overrides: Sequence[str], configs
         quoted = value.replace("\\", "\\\\").replace('"', '\\"')
         fix = f"""'{key}="{quoted}"'"""
         if value.startswith("[") or key in ("cluster.options", "cluster.setup"):
-            fix = list_override(key, value)
+            fix = format_list_override(key, value)
         rule = "must be key=value as Hydra reads it"
         raise ConfigError(str(error.override), None, rule, f"quote the value: {fix}") from None
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:

@@ -55,7 +55,7 @@ def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def list_override(key: str, text: str) -> str:
+def format_list_override(key: str, text: str) -> str:
     """Return `key=[...]` as it is typed in a shell, with each element of the text in quotes, as Hydra wants it."""
     elements = text[1:].removesuffix("]").split(",") if text.startswith("[") else [text]
     quoted = (json.dumps(element.strip(" '\""), ensure_ascii=False) for element in elements)
@@ -83,5 +83,5 @@ def _typed_value(validator: Any, node: DictConfig, *, key: str, kind: Any, full_
         type_name = getattr(kind, "__name__", str(kind))
         fix = f"{full_key}=<{type_name}>"
         if type_name == "list" and isinstance(value, str):
-            fix = list_override(full_key, value)
+            fix = format_list_override(full_key, value)
         raise ConfigError(full_key, value, f"must be of type {type_name}", fix) from None

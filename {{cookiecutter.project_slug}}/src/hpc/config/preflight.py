@@ -41,7 +41,7 @@ def check_rules(cfg: DictConfig) -> None:
     cluster_rules.check_cluster(cluster, cfg)
     section_rules.check_checkpoint(to_dataclass(CheckpointConfig, cfg.checkpoint, name="checkpoint"))
     section_rules.check_faults(to_dataclass(FaultsConfig, cfg.faults, name="faults"), strategy)
-    section_rules.check_skipping(cfg)
+    section_rules.check_nonfinite_skip(cfg)
     strategy_rules.check_strategy(strategy, trainer, cfg=cfg)
     strategy_rules.check_network(strategy, cfg)
     check_callbacks(cfg)
@@ -85,7 +85,7 @@ def check_files(cfg: DictConfig) -> None:
     for key, node in signatures.find_targets(OmegaConf.to_container(cfg, resolve=True)):
         given = {name: value for name, value in node.items() if value is not None}
         signatures.check_arguments(key, given, complete=False)
-    _run_node_checks(cfg, cfg)  # they may rely on the types of the arguments
+    _run_check_functions(cfg, cfg)  # they may rely on the types of the arguments
     filled = cfg.copy()
     filled.run_dir = cfg.run_dir or "runs"  # chosen later, but a path by then
     _check_target_arguments(filled)
@@ -102,10 +102,10 @@ def _check_target_arguments(cfg: DictConfig, prefix: str = "") -> None:
         signatures.check_arguments(key, node)
 
 
-def _run_node_checks(node: Any, cfg: DictConfig) -> None:
+def _run_check_functions(node: Any, cfg: DictConfig) -> None:
     """Run the `_check_` functions that nodes name. The values they return fill keys that are null."""
     for value in list(node.values()) if isinstance(node, DictConfig) else []:
-        _run_node_checks(value, cfg)
+        _run_check_functions(value, cfg)
     if isinstance(node, DictConfig) and (name := node.get("_check_")):
         module, _, function = name.rpartition(".")
         for key, value in (getattr(import_module(module), function)(node, cfg) or {}).items():

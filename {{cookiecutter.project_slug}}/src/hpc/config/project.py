@@ -37,7 +37,7 @@ def shipped_clusters(configs: Path) -> Path:
     return beside if beside.is_dir() else SOURCES.parent / SHIPPED_CLUSTERS
 
 
-def require_beside(file: str) -> None:
+def require_same_project(file: str) -> None:
     """Raise `ImportError` unless the package whose `__init__.py` is `file` lies beside this one, in its project.
 
     Two projects that are installed into one environment would otherwise share the `hpc` of one of them.

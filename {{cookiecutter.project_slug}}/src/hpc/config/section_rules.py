@@ -85,7 +85,7 @@ def check_faults(faults: FaultsConfig, strategy: StrategyConfig) -> None:
     require_at_least("faults.retries", faults.retries, 1)
 
 
-def check_skipping(cfg: DictConfig) -> None:
+def check_nonfinite_skip(cfg: DictConfig) -> None:
     """Check that the optimizer of the config can skip an update. One of a module is checked at the first step."""
     optimizer = OmegaConf.select(cfg, "model.optimizer")
     if cfg.faults.nonfinite == "skip" and optimizer is not None and not optimizer.get("fused"):

@@ -14,7 +14,7 @@ from hpc.system import files
 
 # The errors that reading a YAML file of any origin can raise.
 YAML_ERRORS = (OSError, ValueError, TypeError, AttributeError, RecursionError, YAMLError, OmegaConfBaseException)
-MAX_NODES = 100_000  # of a YAML file; ours have some hundred
+MAX_YAML_NODES = 100_000  # of a YAML file; ours have some hundred
 
 
 def load_yaml(path: Path) -> DictConfig | ListConfig:
@@ -24,7 +24,7 @@ def load_yaml(path: Path) -> DictConfig | ListConfig:
         One of `YAML_ERRORS`.
     """
     text = files.read_text(path)
-    if "&" in text and (num_nodes := _count_nodes(yaml.compose(text, yaml.SafeLoader), {})) > MAX_NODES:
+    if "&" in text and (num_nodes := _count_nodes(yaml.compose(text, yaml.SafeLoader), {})) > MAX_YAML_NODES:
         raise ValueError(f"its aliases stand for {num_nodes:.0e} values")
     return OmegaConf.load(io.StringIO(text))
 

@@ -4,7 +4,7 @@ Others use
     data_module, next_token, image_datasets     base classes and datasets for a researcher's data
     image_files, text_files, packed_files       lists of files, their splits, and what a packed file holds
     file_checks         the checks that configs of data name, run on the login node
-    pack_files          tools/pack.py: one large file from many small ones
+    pack_command        tools/pack.py: one large file from many small ones
     position, position_checks, replay, noted_batches, loader_randomness    the place in the data where a run resumes
     same_data           a comparison of the data with those of the last checkpoint
     shared_loaders      a researcher's own loaders, shared out among ranks

@@ -17,8 +17,8 @@ from hpc.data.fetching import BatchLoader, IndexedDataset
 from hpc.data.file_checks import reject_few_samples, reject_large_batch
 from hpc.data.file_parts import FileParts
 from hpc.data.image_files import SPLITS
-from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler, RepeatedBatchSampler, uniform_per_sample
-from hpc.data.shared_loaders import data_rank
+from hpc.data.sampler import EvalBatchSampler, GlobalOrderSampler, RepeatedBatchSampler, uniform_per_sample
+from hpc.data.shared_loaders import data_rank_and_size
 from hpc.launch import placement
 from hpc.run.signals import block_signals_in_worker
 
@@ -97,7 +97,7 @@ class DataModule(L.LightningDataModule):
 
     def local_path(self, parts: FileParts) -> str:
         """Return the path of the file's copy on this node, or of the file itself if it is not staged."""
-        return staging.copy_path(parts, self.node_local) if self.stage and self.node_local else parts.file
+        return staging.staged_path(parts, self.node_local) if self.stage and self.node_local else parts.file
 
     def train_dataloader(self) -> DataLoader:
         dataset = self._indexed_dataset("train")
@@ -106,7 +106,7 @@ class DataModule(L.LightningDataModule):
             reject_few_samples(split, len(self._indexed_dataset(split)), num_ranks=self._data_rank()["num_ranks"])
         self._note_missing_test_split()
         overfits = getattr(self.trainer, "overfit_batches", 0) > 0
-        sampler = (RepeatedBatchSampler if overfits else GlobalBatchSampler)(
+        sampler = (RepeatedBatchSampler if overfits else GlobalOrderSampler)(
             len(dataset),
             self.global_batch_size,
             accumulate=self._micro_batches_per_step(),
@@ -190,7 +190,7 @@ class DataModule(L.LightningDataModule):
 
     def _data_rank(self) -> dict[str, int]:
         """Return this process's rank among those that get different samples (tensor-parallel ranks share theirs)."""
-        return data_rank(self.trainer.strategy) if self.trainer is not None else {"rank": 0, "num_ranks": 1}
+        return data_rank_and_size(self.trainer.strategy) if self.trainer is not None else {"rank": 0, "num_ranks": 1}
 
 
 def warp_images(images: Tensor, theta: Tensor) -> Tensor:

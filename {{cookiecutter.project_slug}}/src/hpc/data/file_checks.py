@@ -14,10 +14,17 @@ from omegaconf import DictConfig
 from hpc.config.errors import ConfigError, make_printable
 from hpc.data import packed_files
 from hpc.data.file_parts import verify_parts
-from hpc.data.image_files import decode_image, list_images, reject_few_classes
+from hpc.data.image_files import decode_image, list_images, reject_fewer_outputs_than_classes
 from hpc.data.staging import reject_missing_folder
-from hpc.data.text_files import is_token_file, list_text, map_file, num_tokens, reject_tokens_outside, split_text
-from hpc.data.token_files import read_notes, read_vocabulary, token_parts
+from hpc.data.text_files import (
+    is_token_file,
+    list_text_files,
+    map_file,
+    num_tokens,
+    reject_tokens_outside,
+    windows_of_split,
+)
+from hpc.data.token_files import read_metadata, token_parts, vocab_size_and_bytes_per_token
 from hpc.launch.placement import read_placement
 
 MAX_CHECKED_IMAGES = 2000
@@ -31,7 +38,7 @@ def check_image_folder(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | No
     if ignored and read_placement(os.environ).rank == 0:
         print(make_printable(f"note: {ignored}"), file=sys.stderr, flush=True)
     if node.num_classes is not None:
-        reject_few_classes(node.num_classes, len(classes))
+        reject_fewer_outputs_than_classes(node.num_classes, len(classes))
     reject_large_batch(node.global_batch_size, len(splits["train"]))
     files = list(dict.fromkeys(file for samples in splits.values() for file, _ in samples))
     num = min(len(files), MAX_CHECKED_IMAGES)
@@ -43,10 +50,10 @@ def check_image_folder(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | No
 
 def check_packed_images(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
     """Reject a `data.file` that cannot be trained on. A few of its parts are compared with their checksums."""
-    packed = packed_files.read(str(node.file))
+    packed = packed_files.read_packed_header(str(node.file))
     packed_files.reject_other_size(packed, node.image_size)
     if node.num_classes is not None:
-        reject_few_classes(node.num_classes, len(packed.classes))
+        reject_fewer_outputs_than_classes(node.num_classes, len(packed.classes))
     first, end = packed.splits["train"]
     reject_large_batch(node.global_batch_size, end - first)
     reject_missing_folder(node.stage, node.node_local)
@@ -56,9 +63,9 @@ def check_packed_images(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | N
 
 def check_text_files(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
     """Reject text or token files that cannot be trained on. Of token files, both ends are read."""
-    files, val_files = list_text(node.get("files"), node.get("val_files"))
+    files, val_files = list_text_files(node.get("files"), node.get("val_files"))
     _reject_short_text(node, files, val_files=val_files)
-    vocab_size, bytes_per_token = read_vocabulary(files + val_files)
+    vocab_size, bytes_per_token = vocab_size_and_bytes_per_token(files + val_files)
     limit = node.vocab_size or vocab_size or 0
     if not is_token_file(files[0]):
         reject_tokens_outside(limit, smallest=0, largest=255, file=files[0])
@@ -66,7 +73,7 @@ def check_text_files(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None
     for file in files + val_files if is_token_file(files[0]) else ():
         for end in (map_file(file)[:num], map_file(file)[-num:]):
             reject_tokens_outside(limit, smallest=int(end.min()), largest=int(end.max()), file=file)
-        if read_notes(file):
+        if read_metadata(file):
             verify_parts(token_parts(file), "data.files", max_parts=MAX_CHECKED_PARTS)
     reject_missing_folder(node.stage, node.node_local)
     for file in files + val_files if node.stage else ():
@@ -92,7 +99,7 @@ def reject_few_samples(split: str, num_samples: int, *, num_ranks: int) -> None:
 def _reject_short_text(node: DictConfig, files: list[str], *, val_files: list[str]) -> None:
     """Raise `ConfigError` if a split has no window of tokens, or training has fewer than a batch."""
     for split in ("train", "val", "test"):
-        split_files, windows = split_text(split, files, val_files=val_files, block_size=node.block_size)
+        split_files, windows = windows_of_split(split, files, val_files=val_files, block_size=node.block_size)
         if not windows:
             num = sum(map(num_tokens, split_files))
             window = f"a window of block_size + 1 = {node.block_size + 1} tokens"

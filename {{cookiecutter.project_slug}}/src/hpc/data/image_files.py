@@ -19,7 +19,7 @@ warnings.filterwarnings("ignore", "Image size .* exceeds limit")
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 SPLITS = ("train", "val", "test")
-MAX_SIZED_FILES = 20_000  # files whose sizes are read: takes seconds on a parallel file system
+MAX_FILES_TO_MEASURE = 20_000  # files whose sizes are read: takes seconds on a parallel file system
 
 Samples = list[tuple[str, int]]  # (file, class number)
 
@@ -51,12 +51,12 @@ def list_images(folder: str | None) -> tuple[list[str], dict[str, Samples], str]
     return classes, splits, _describe_ignored(folder, ignored)
 
 
-def describe_images(folder: str, samples: Samples) -> dict[str, Any]:
+def image_identity(folder: str, samples: Samples) -> dict[str, Any]:
     """Return class names, and a checksum of file names, labels and some sizes; a copy of the folder has the same."""
     root, digest = os.path.expanduser(folder), hashlib.sha256()
     for file, label in samples:
         digest.update(b"%d %s\n" % (label, os.fsencode(os.path.relpath(file, root))))
-    num = min(len(samples), MAX_SIZED_FILES)
+    num = min(len(samples), MAX_FILES_TO_MEASURE)
     sized_files = [samples[i * len(samples) // num][0] for i in range(num)]
     with ThreadPoolExecutor(8) as pool:
         digest.update(repr(list(pool.map(os.path.getsize, sized_files))).encode())
@@ -102,7 +102,7 @@ def load_cropped(file: str, size: int) -> "np.ndarray":
     return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 
 
-def reject_few_classes(num_classes: int, num_in_data: int) -> None:
+def reject_fewer_outputs_than_classes(num_classes: int, num_in_data: int) -> None:
     """Raise `ConfigError` if the network has fewer outputs than the data have classes.
 
     A class number beyond the outputs would stop the run in the middle; on a GPU, without a clear message.

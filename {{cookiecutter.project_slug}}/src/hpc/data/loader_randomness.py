@@ -76,7 +76,7 @@ class LoaderRandomness:
     def _capture(self) -> dict[str, Any]:
         """Return the random state of this process, and that of generators among the DataModule's attributes."""
         data: Any = getattr(self.trainer, "datamodule", None)
-        attributes = plain_forms.data_attributes(data) if data is not None else {}
+        attributes = plain_forms.attributes_with_plain_form(data) if data is not None else {}
         generators = {
             name: plain_forms.to_plain(value) for name, value in attributes.items() if plain_forms.is_generator(value)
         }

@@ -6,8 +6,8 @@ from torch.utils.data import Dataset
 
 from hpc.data.data_module import DataModule
 from hpc.data.file_parts import FileParts
-from hpc.data.text_files import split_text
-from hpc.data.token_files import describe_text, read_vocabulary, token_parts
+from hpc.data.text_files import windows_of_split
+from hpc.data.token_files import text_checksum, token_parts, vocab_size_and_bytes_per_token
 from hpc.data.token_windows import TokenWindows
 
 
@@ -44,7 +44,7 @@ class NextToken(DataModule):
 
     def dataset(self, split: str) -> Dataset:
         split_files, windows = self._windows(split)
-        noted_size = read_vocabulary(split_files)[0]
+        noted_size = vocab_size_and_bytes_per_token(split_files)[0]
         vocab_size = self.vocab_size or noted_size or 0  # 0: the first batch is rejected
         # The tokenizer that made the file, and its checksums, ensure that no token is larger.
         is_large_enough = noted_size is not None and noted_size <= vocab_size
@@ -54,7 +54,7 @@ class NextToken(DataModule):
 
     def describe(self, split: str) -> dict[str, Any]:
         split_files, windows = self._windows(split)
-        return {"files": describe_text(split_files), "windows": [windows.start, windows.stop, windows.step]}
+        return {"files": text_checksum(split_files), "windows": [windows.start, windows.stop, windows.step]}
 
     def files_to_stage(self) -> list[FileParts]:
         files, val_files = self.list_files()
@@ -67,6 +67,6 @@ class NextToken(DataModule):
     def _windows(self, split: str) -> tuple[list[str], range]:
         """Return the files of a split and the numbers of its windows in them."""
         files, val_files = self.list_files()
-        return split_text(
+        return windows_of_split(
             split, files, val_files=val_files, block_size=self.block_size, max_eval_windows=self.max_eval_windows
         )

@@ -13,7 +13,7 @@ import lightning as L
 from torch.utils.data import DataLoader, Sampler
 
 from hpc.config.errors import ConfigError
-from hpc.data.sampler import GlobalBatchSampler
+from hpc.data.sampler import GlobalOrderSampler
 from hpc.state import checksums, plain_forms, randomness
 from hpc.state.batch_effects import FetchEffects
 
@@ -100,7 +100,7 @@ class NotedBatches(Sampler[Any]):
         for sampler, initial in zip(self.samplers, self._initial_fingerprints, strict=True):
             forms = {
                 name: plain_forms.to_plain_on_host(value)
-                for name, value in plain_forms.data_attributes(sampler).items()
+                for name, value in plain_forms.attributes_with_plain_form(sampler).items()
                 if plain_forms.is_generator(value) or checksums.fingerprint(value) != initial.get(name)
             }
             states.append({name: form for name, form in forms.items() if form != plain_forms.NOT_KEPT})
@@ -129,7 +129,10 @@ class NotedBatches(Sampler[Any]):
 
     def _fingerprints(self) -> list[dict[str, Any]]:
         return [
-            {name: checksums.fingerprint(value) for name, value in plain_forms.data_attributes(sampler).items()}
+            {
+                name: checksums.fingerprint(value)
+                for name, value in plain_forms.attributes_with_plain_form(sampler).items()
+            }
             for sampler in self.samplers
         ]
 
@@ -151,7 +154,7 @@ def note_batches(trainer: L.Trainer) -> bool:
         ConfigError: a loader iterates in a way of its own.
     """
     combined: Any = trainer.fit_loop._combined_loader
-    knows_place = NotedBatches | GlobalBatchSampler
+    knows_place = NotedBatches | GlobalOrderSampler
     new_loaders = [loader for loader in combined.flattened if not isinstance(index_sampler(loader), knows_place)]
     for loader in new_loaders:
         if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:

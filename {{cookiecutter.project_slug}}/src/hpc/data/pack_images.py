@@ -11,7 +11,13 @@ from hpc.config import errors
 from hpc.config.errors import ConfigError
 from hpc.data import image_files, packed_files, packing
 from hpc.data.image_files import Samples
-from hpc.data.pack_progress import describe_result, fingerprint, map_with_progress, reject_full_disk, reject_unreadable
+from hpc.data.pack_progress import (
+    describe_result,
+    map_with_progress,
+    packing_checksum,
+    reject_full_disk,
+    reject_unreadable,
+)
 
 
 def pack(data: Any, out: str) -> list[str]:
@@ -43,13 +49,15 @@ def pack(data: Any, out: str) -> list[str]:
             image_size=size,
         )
 
-    plan = fingerprint("images", size, ranges, names)
+    plan = packing_checksum("images", size, ranges, names)
     with packing.open_journal(out, plan, files_of_part=files_of_part) as (done, note):
         unfinished = packing.unfinished_paths(out)[0]
         if not os.path.exists(unfinished):
             create(f"{unfinished}.new")
             os.replace(f"{unfinished}.new", unfinished)
-        _write_parts(samples, packed_files.read(unfinished, unfinished=True), files_of_part, done=done, note=note)
+        _write_parts(
+            samples, packed_files.read_packed_header(unfinished, unfinished=True), files_of_part, done=done, note=note
+        )
         checksum = packed_files.finish(unfinished, [done[number] for number in range(len(done))])
         packing.publish(out)
     content = f"{len(samples)} images of {size} x {size} pixels in {len(classes)} classes"

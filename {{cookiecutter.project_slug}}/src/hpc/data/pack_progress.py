@@ -22,7 +22,7 @@ def map_with_progress(work: Callable[[int], Any], numbers: Sequence[int], *, tit
         yield from tqdm(results, f"{title} ({num_processes} processes)", len(numbers), unit="part")
 
 
-def fingerprint(*plan: Any) -> str:
+def packing_checksum(*plan: Any) -> str:
     """Return a checksum of what is packed, and how. Paths may hold bytes that are not UTF-8."""
     return hashlib.sha256(repr(plan).encode(errors="surrogateescape")).hexdigest()
 

@@ -17,7 +17,7 @@ KEYS = {"images": ("data.dir", "data.image_size", "out"), "text": ("data.files",
 
 
 @dataclass(frozen=True)
-class Request:
+class PackRequest:
     """The files to pack, and the file to make of them."""
 
     kind: str  # images or text
@@ -26,7 +26,7 @@ class Request:
     tokenizer: str  # for text: bytes, bpe, or the file of a tokenizer
 
 
-def read_request(words: Sequence[str]) -> Request:
+def read_request(words: Sequence[str]) -> PackRequest:
     """Return the request of a command line. Raise `ConfigError` for words that are wrong."""
     reject_in_job(words)
     kind = "text" if any(word.startswith("data.files=") for word in words) else "images"
@@ -34,7 +34,7 @@ def read_request(words: Sequence[str]) -> Request:
     own = dict(word.split("=", 1) for word in words if word.startswith(("out=", "tokenizer=")))
     overrides = [word for word in words if word.partition("=")[0] not in own]
     data = compose.compose_overrides([f"data={kind}", *overrides]).data
-    return Request(kind, data, check_out(own.get("out"), SUFFIXES[kind]), own.get("tokenizer", "bytes"))
+    return PackRequest(kind, data, check_output_path(own.get("out"), SUFFIXES[kind]), own.get("tokenizer", "bytes"))
 
 
 def reject_in_job(words: Sequence[str]) -> None:
@@ -59,7 +59,7 @@ def reject_unused(words: Sequence[str], kind: str) -> None:
         raise ConfigError("data.vocab_size", None, rule, "tokenizer=bpe as well, or leave it out")
 
 
-def check_out(out: str | None, suffix: str) -> str:
+def check_output_path(out: str | None, suffix: str) -> str:
     """Return the absolute path of the file to make. Raise `ConfigError` if it cannot be made there."""
     if not out:
         raise ConfigError("out", None, "must name the file to make", f"out=<file>{suffix}")

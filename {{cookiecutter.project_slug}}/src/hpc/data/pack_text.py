@@ -10,7 +10,7 @@ from typing import Any
 
 from hpc.config.errors import ConfigError
 from hpc.data import packing, text_files, token_files, tokenizing
-from hpc.data.pack_progress import describe_result, fingerprint, map_with_progress, reject_unreadable
+from hpc.data.pack_progress import describe_result, map_with_progress, packing_checksum, reject_unreadable
 from hpc.system import home
 
 MIN_BPE_TOKENS = 257  # the 256 bytes, and one more
@@ -26,7 +26,7 @@ def pack(data: Any, out: str, *, tokenizer: str) -> list[str]:
         ConfigError: there is no such text, it is not UTF-8, or the tokenizer cannot be used.
         OSError: the file cannot be written.
     """
-    files, _ = text_files.list_text(data.files)
+    files, _ = text_files.list_text_files(data.files)
     if text_files.is_token_file(files[0]):
         rule = "must be text, and not a file that holds tokens already"
         raise ConfigError("data.files", files[0], rule, f"train on it: data=text data.files={files[0]}")
@@ -37,7 +37,7 @@ def pack(data: Any, out: str, *, tokenizer: str) -> list[str]:
     def files_of_part(number: int) -> list[str]:
         return [file for file, _, _ in parts[number]]
 
-    plan = fingerprint("text", spec, data.vocab_size, parts)
+    plan = packing_checksum("text", spec, data.vocab_size, parts)
     with packing.open_journal(out, plan, files_of_part=files_of_part) as (results, note):
         done = [results[number] for number in range(len(results))]
         text = ""
@@ -47,7 +47,7 @@ def pack(data: Any, out: str, *, tokenizer: str) -> list[str]:
             text = store_tokenizer(
                 out, spec, tokenizer=tokenizer, vocab_size=data.vocab_size, parts=parts, is_resumed=bool(done)
             )
-        notes = tokenizing.describe_tokens(data.files, files, tokenizer=tokenizer, text=text)
+        notes = tokenizing.token_metadata(data.files, files, tokenizer=tokenizer, text=text)
         work = partial(tokenizing.read_byte_part, parts)
         if text:
             work = partial(tokenizing.tokenize_part, parts, tokenizing.load_tokenizer(text, tokenizer), notes["dtype"])

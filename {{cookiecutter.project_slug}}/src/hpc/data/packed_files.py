@@ -142,7 +142,7 @@ def finish(file: str, crcs: Sequence[int]) -> str:
     return checksum
 
 
-def read(file: str, unfinished: bool = False) -> PackedFile:
+def read_packed_header(file: str, unfinished: bool = False) -> PackedFile:
     """Return what a packed file holds beside its images, which are not read.
 
     Args:

@@ -9,13 +9,13 @@ from lightning.fabric.utilities.data import _set_sampler_epoch, sized_len  # Lig
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from hpc.config.errors import ConfigError
-from hpc.data.sampler import GlobalBatchSampler, ResumableLoader
+from hpc.data.sampler import GlobalOrderSampler, ResumableLoader
 
 EVALUATION_LIMITS = ("limit_val_batches", "limit_test_batches")
 
 
 @dataclass(frozen=True)
-class StartPosition:
+class DataPosition:
     """The position at which a run resumes. Batches are micro-batches of one rank, as Lightning counts them now."""
 
     epoch: int
@@ -54,7 +54,7 @@ def current_position(trainer: L.Trainer) -> dict[str, Any]:
     }
 
 
-def set_counters(loops: dict[str, Any], saved: dict[str, Any], *, accumulate: int, skipped: int = 0) -> StartPosition:
+def set_counters(loops: dict[str, Any], saved: dict[str, Any], *, accumulate: int, skipped: int = 0) -> DataPosition:
     """Set Lightning's counters for a run that may cut its global batches into other micro-steps than before.
 
     Args:
@@ -85,7 +85,7 @@ def set_counters(loops: dict[str, Any], saved: dict[str, Any], *, accumulate: in
         num_begun = counter["completed"] + num_epochs + (not between_epochs)
         _set_counter(counter, counter["completed"] + num_epochs, num_begun)
         counter["started"] = num_begun
-    return StartPosition(
+    return DataPosition(
         epoch=saved["epoch"] + num_epochs,
         batches=batches,
         between_epochs=between_epochs,
@@ -96,7 +96,7 @@ def set_counters(loops: dict[str, Any], saved: dict[str, Any], *, accumulate: in
     )
 
 
-def start_at(trainer: L.Trainer, start: StartPosition) -> None:
+def start_at(trainer: L.Trainer, start: DataPosition) -> None:
     """Let the loaders begin at this position, also if their iterators exist because a schedule asked for the length."""
     loop = trainer.fit_loop
     if start.between_epochs:  # the epoch begins with all its hooks
@@ -159,7 +159,7 @@ def training_loaders(trainer: L.Trainer) -> list[Any]:
 
 def has_global_order(loader: Any) -> bool:
     """Return whether a loader has this project's order of samples, which is the same on any number of ranks."""
-    return isinstance(getattr(loader, "sampler", None), GlobalBatchSampler)
+    return isinstance(getattr(loader, "sampler", None), GlobalOrderSampler)
 
 
 def num_data_ranks(trainer: L.Trainer) -> int:

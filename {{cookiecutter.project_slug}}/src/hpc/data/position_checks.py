@@ -7,7 +7,7 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 
 from hpc.config.errors import ConfigError
 from hpc.data import position
-from hpc.data.position import StartPosition
+from hpc.data.position import DataPosition
 
 
 def reject_earlier_end(trainer: L.Trainer, saved: dict[str, Any], *, steps: int) -> None:
@@ -26,9 +26,7 @@ def reject_earlier_end(trainer: L.Trainer, saved: dict[str, Any], *, steps: int)
             raise ConfigError(f"trainer.max_{unit}s", end, rule, f"trainer.max_{unit}s={done}, or more")
 
 
-def check_position(
-    trainer: L.Trainer, saved: dict[str, Any], *, start: StartPosition, other_data: bool = False
-) -> None:
+def check_position(trainer: L.Trainer, saved: dict[str, Any], *, start: DataPosition, other_data: bool = False) -> None:
     """Check, once the loaders exist, that `start` is the place in the data that was saved. Raise `ConfigError`.
 
     Args:
@@ -43,7 +41,7 @@ def check_position(
     _check_samples_per_step(trainer, saved, start)  # first, as the numbers of batches follow from it
     _check_batch_counts(trainer, saved, start, other_data=other_data)
     _check_epoch_length(trainer, start, other_data=other_data)
-    if _is_moved(trainer, saved, start):
+    if _has_other_micro_batches(trainer, saved, start):
         _check_evaluations(trainer, saved, start)
 
 
@@ -67,13 +65,13 @@ def _changes_order(trainer: L.Trainer, saved: dict[str, Any]) -> bool:
     return (saved["num_ranks"] == 1) != (position.num_data_ranks(trainer) == 1)
 
 
-def _is_moved(trainer: L.Trainer, saved: dict[str, Any], start: StartPosition) -> bool:
+def _has_other_micro_batches(trainer: L.Trainer, saved: dict[str, Any], start: DataPosition) -> bool:
     """Return whether a global batch is cut into other micro-batches than before."""
     now = start.micro_batches_per_step, position.num_data_ranks(trainer)
     return (saved["accumulate"], saved["num_ranks"]) != now
 
 
-def _check_samples_per_step(trainer: L.Trainer, saved: dict[str, Any], start: StartPosition) -> None:
+def _check_samples_per_step(trainer: L.Trainer, saved: dict[str, Any], start: DataPosition) -> None:
     now = start.micro_batches_per_step
     before = [size * saved["accumulate"] for size in saved["samples"]]
     after = [size * now for size in position.samples_per_micro_batch(trainer)]
@@ -87,7 +85,7 @@ def _check_samples_per_step(trainer: L.Trainer, saved: dict[str, Any], start: St
     raise ConfigError(key, value, rule, fix)
 
 
-def _check_batch_counts(trainer: L.Trainer, saved: dict[str, Any], start: StartPosition, *, other_data: bool) -> None:
+def _check_batch_counts(trainer: L.Trainer, saved: dict[str, Any], start: DataPosition, *, other_data: bool) -> None:
     """Check that an epoch, and the interval of validation, have as many optimizer steps as before."""
     was, now = saved["accumulate"], start.micro_batches_per_step
     per_epoch = position.finite_or_none(trainer.num_training_batches)
@@ -98,7 +96,11 @@ def _check_batch_counts(trainer: L.Trainer, saved: dict[str, Any], start: StartP
     ):
         if other_data and value != after:
             continue  # the value is a share of the batches, whose number has changed with the data
-        if not _is_moved(trainer, saved, start) or None in (before, after) or after * was == before * now:
+        if (
+            not _has_other_micro_batches(trainer, saved, start)
+            or None in (before, after)
+            or after * was == before * now
+        ):
             continue
         if isinstance(value, float) and value == 1.0 and after * was < before * now:  # there are no more batches
             key, value, fix = _changed_key(trainer, saved, start)
@@ -110,7 +112,7 @@ def _check_batch_counts(trainer: L.Trainer, saved: dict[str, Any], start: StartP
         raise ConfigError(f"trainer.{key}", value, rule, fix)
 
 
-def _check_epoch_length(trainer: L.Trainer, start: StartPosition, *, other_data: bool) -> None:
+def _check_epoch_length(trainer: L.Trainer, start: DataPosition, *, other_data: bool) -> None:
     """Check that the epoch has more batches than are done."""
     per_epoch = position.finite_or_none(trainer.num_training_batches)
     if per_epoch is None or start.batches < per_epoch:
@@ -122,7 +124,7 @@ def _check_epoch_length(trainer: L.Trainer, start: StartPosition, *, other_data:
     raise ConfigError("trainer.limit_train_batches", trainer.limit_train_batches, rule, "the value that the run had")
 
 
-def _check_evaluations(trainer: L.Trainer, saved: dict[str, Any], start: StartPosition) -> None:
+def _check_evaluations(trainer: L.Trainer, saved: dict[str, Any], start: DataPosition) -> None:
     """Check that as many samples are evaluated, cut into other batches. A limit that is lifted is accepted."""
     was, now = saved["accumulate"], start.micro_batches_per_step
     samples_before, samples_after = saved["validated"], position.validation_samples(trainer)
@@ -142,7 +144,7 @@ def _check_evaluations(trainer: L.Trainer, saved: dict[str, Any], start: StartPo
         raise ConfigError(f"trainer.{key}", limit, rule, f"{fix}, or trainer.{key}=1.0 for all of them")
 
 
-def _changed_key(trainer: L.Trainer, saved: dict[str, Any], start: StartPosition) -> tuple[str, object, str]:
+def _changed_key(trainer: L.Trainer, saved: dict[str, Any], start: DataPosition) -> tuple[str, object, str]:
     """Return the key by which a step is cut otherwise than before, its value, and how to have it as before."""
     was, now = saved["accumulate"], start.micro_batches_per_step
     if saved["num_ranks"] != position.num_data_ranks(trainer):

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from hpc.config.errors import ConfigError
 from hpc.data.noted_batches import PLAIN_LOADER, NotedBatches, index_sampler, list_samplers, note_batches
-from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler
+from hpc.data.sampler import EvalBatchSampler, GlobalOrderSampler
 from hpc.state import plain_forms
 
 
@@ -131,9 +131,11 @@ def _generators_of_evaluation(trainer: L.Trainer, loader: Any) -> list[tuple[Any
 
 def _generators(loader: Any) -> list[tuple[Any, str, Any]]:
     """Return (owner, attribute, generator) for each generator that chooses samples of a researcher's loader."""
-    has_own_sampler = isinstance(getattr(loader, "sampler", None), GlobalBatchSampler | EvalBatchSampler)
+    has_own_sampler = isinstance(getattr(loader, "sampler", None), GlobalOrderSampler | EvalBatchSampler)
     samplers = [] if has_own_sampler or not isinstance(loader, DataLoader) else list_samplers(loader)
     entries = [
-        (sampler, name, value) for sampler in samplers for name, value in plain_forms.data_attributes(sampler).items()
+        (sampler, name, value)
+        for sampler in samplers
+        for name, value in plain_forms.attributes_with_plain_form(sampler).items()
     ]
     return [entry for entry in entries if plain_forms.is_generator(entry[2])]

@@ -38,7 +38,7 @@ class SameData(L.Callback):
         rejection, differences = None, []
         _create_validation_loaders(trainer)
         if trainer.is_global_zero:  # one process reads the files
-            self.data = describe_data(trainer)
+            self.data = data_identity(trainer)
             differences = list_differences(self.before, self.data)
             rejection = self._reject_or_record(differences)
         rejection, self.has_changed = trainer.strategy.broadcast((rejection, bool(differences)))
@@ -48,7 +48,7 @@ class SameData(L.Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         reloads = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
         if reloads and trainer.is_global_zero and not hasattr(getattr(trainer, "datamodule", None), "fingerprint"):
-            self.data = describe_data(trainer)  # each epoch may have more samples than the one before
+            self.data = data_identity(trainer)  # each epoch may have more samples than the one before
 
     def _reject_or_record(self, differences: list[str]) -> tuple[str, str, str, str] | None:
         """Return the parts of a `ConfigError` for changed data, or record the change if it is permitted."""
@@ -83,7 +83,7 @@ def _create_validation_loaders(trainer: Any) -> None:
         trainer.training = True
 
 
-def describe_data(trainer: Any) -> dict[str, Any]:
+def data_identity(trainer: Any) -> dict[str, Any]:
     """Return plain data for each split: the DataModule's `fingerprint()`, or else the number of samples."""
     if hasattr(trainer.datamodule, "fingerprint"):
         return trainer.datamodule.fingerprint()

@@ -16,7 +16,7 @@ from hpc.state import randomness
 # The samplers of this project are subclasses of DistributedSampler. Otherwise Lightning would shard their batches a
 # second time if trainer.use_distributed_sampler is true.
 # pyright: reportMissingSuperCall=false, reportIncompatibleMethodOverride=false
-class GlobalBatchSampler(DistributedSampler):
+class GlobalOrderSampler(DistributedSampler):
     """The micro-batches of one data-parallel rank as (epoch, indices), in a global order given by (seed, epoch).
 
     Global batch `k` is `order[k * global_batch_size : (k + 1) * global_batch_size]` in every layout. It is cut into
@@ -62,7 +62,7 @@ class GlobalBatchSampler(DistributedSampler):
             yield self.epoch, order[start : start + self.micro_batch_size]
 
 
-class RepeatedBatchSampler(GlobalBatchSampler, SequentialSampler):
+class RepeatedBatchSampler(GlobalOrderSampler, SequentialSampler):
     """The same batches in every epoch, for `trainer.overfit_batches`.
 
     It is a SequentialSampler, as Lightning then replaces any other sampler by one of single indices.
@@ -82,7 +82,7 @@ class ResumableLoader(DataLoader):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state and isinstance(self.sampler, GlobalBatchSampler):
+        if state and isinstance(self.sampler, GlobalOrderSampler):
             self.sampler.go_to(state["epoch"], state["batches"])
 
 

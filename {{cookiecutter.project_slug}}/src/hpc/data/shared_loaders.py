@@ -20,13 +20,13 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from hpc.config.errors import ConfigError
 from hpc.data import noted_batches, replay
-from hpc.data.sampler import EvalBatchSampler, GlobalBatchSampler, SharedBatches, batch_ranges
+from hpc.data.sampler import EvalBatchSampler, GlobalOrderSampler, SharedBatches, batch_ranges
 
 USE_ONE_DEVICE = "one device: trainer=gpu or trainer=cpu"
 USE_PLAIN_LOADER = "a DataLoader with batch_size=... over a dataset with __len__ and __getitem__"
 
 
-def data_rank(strategy: Any) -> dict[str, int]:
+def data_rank_and_size(strategy: Any) -> dict[str, int]:
     """Return this process's rank among those that get different samples. Ranks of a tensor-parallel group share one."""
     kwargs = getattr(strategy, "distributed_sampler_kwargs", None)
     return {"rank": kwargs["rank"], "num_ranks": kwargs["num_replicas"]} if kwargs else {"rank": 0, "num_ranks": 1}
@@ -42,7 +42,7 @@ class SharesLoaders:
     def process_dataloader(self, dataloader: object) -> object:
         trainer = self.lightning_module.trainer
         alone, stage = trainer.world_size == 1, trainer.state.stage
-        loader, note = share_loader(dataloader, stage, alone=alone, **data_rank(self))
+        loader, note = share_loader(dataloader, stage, alone=alone, **data_rank_and_size(self))
         if stage == RunningStage.TRAINING and not alone:
             self._check_evaluation_loaders(trainer)
         self._print_once(note, trainer)
@@ -71,7 +71,10 @@ class SharesLoaders:
                 raise
             except Exception:  # the researcher's setup("test") may have to come first
                 continue
-            stage, place = RunningStage.TESTING if split == "test" else RunningStage.VALIDATING, data_rank(self)
+            stage, place = (
+                RunningStage.TESTING if split == "test" else RunningStage.VALIDATING,
+                data_rank_and_size(self),
+            )
             for loader in loaders:
                 share_loader(loader, stage, rank=place["rank"], num_ranks=place["num_ranks"])
 
@@ -94,7 +97,7 @@ def share_loader(
         ConfigError: the loader cannot be shared out, or a run could not be resumed with it.
     """
     is_training, split = stage == RunningStage.TRAINING, stage.dataloader_prefix or "train"
-    if isinstance(getattr(loader, "sampler", None), GlobalBatchSampler | EvalBatchSampler):
+    if isinstance(getattr(loader, "sampler", None), GlobalOrderSampler | EvalBatchSampler):
         return loader, ""
     if is_training:
         _reject_unresumable(loader)

@@ -46,7 +46,7 @@ def node_local_folder(node_local: str) -> str:
     return bash.stdout
 
 
-def copy_path(parts: FileParts, node_local: str) -> str:
+def staged_path(parts: FileParts, node_local: str) -> str:
     """Return the path of a packed file's copy on this node, in a folder named after the user and the checksum."""
     folder = f"data-{os.getuid()}-{parts.checksum[:16]}"
     return os.path.join(node_local_folder(node_local), folder, os.path.basename(parts.file))
@@ -60,12 +60,12 @@ def stage_file(parts: FileParts, node_local: str) -> str:
     Raises:
         ConfigError: there is no room, the copy cannot be written, or it differs from what was packed.
     """
-    copy = copy_path(parts, node_local)
+    copy = staged_path(parts, node_local)
     size = os.path.getsize(parts.file)
     try:
         if not _is_whole(parts, copy, size):
             folder = private_folder.make(Path(copy).parent)
-            with _report_progress(folder), _alone(folder):
+            with _report_progress(folder), _lock_folder(folder):
                 if not _is_whole(parts, copy, size):
                     _reject_without_room(size, node_local)
                     sys.stderr.write(f"{socket.gethostname()}: copying {parts.file} ({size / 1e9:.3g} GB) to {copy}\n")
@@ -87,7 +87,7 @@ def _is_whole(parts: FileParts, copy: str, size: int) -> bool:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Lock the folder against other processes of this user on this node, and remove what killed ones have left."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

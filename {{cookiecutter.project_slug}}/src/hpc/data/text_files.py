@@ -20,7 +20,7 @@ BINARY_SUFFIXES = (*ARCHIVE_SUFFIXES, ".parquet", ".arrow", ".h5", ".pdf", ".pt"
 SPLIT_TWENTIETHS = {"train": (0, 18), "val": (18, 19), "test": (19, 20)}
 
 
-def list_text(files: Any, val_files: Any = None) -> tuple[list[str], list[str]]:
+def list_text_files(files: Any, val_files: Any = None) -> tuple[list[str], list[str]]:
     """Return the files for training and, if given, for validation.
 
     Args:
@@ -45,7 +45,7 @@ def list_text(files: Any, val_files: Any = None) -> tuple[list[str], list[str]]:
     return train_paths, val_paths
 
 
-def split_text(
+def windows_of_split(
     split: str, files: list[str], *, val_files: list[str], block_size: int, max_eval_windows: int | None = None
 ) -> tuple[list[str], range]:
     """Return the files of "train", "val" or "test", and the numbers of their windows that are its samples.

@@ -19,7 +19,7 @@ from hpc.data.text_files import is_token_file, map_file
 NUMBER_KEYS = ("tokens", "vocab_size", "bytes_per_token")
 
 
-def read_notes(file: str) -> dict[str, Any] | None:
+def read_metadata(file: str) -> dict[str, Any] | None:
     """Return the notes of a token file; None if it has none.
 
     Raises:
@@ -50,7 +50,7 @@ def notes_checksum(notes: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def read_vocabulary(files: Sequence[str]) -> tuple[int | None, float | None]:
+def vocab_size_and_bytes_per_token(files: Sequence[str]) -> tuple[int | None, float | None]:
     """Return (vocabulary size, bytes per token) of text, or as noted beside token files; (None, None) if unknown.
 
     Raises:
@@ -58,7 +58,7 @@ def read_vocabulary(files: Sequence[str]) -> tuple[int | None, float | None]:
     """
     if not is_token_file(files[0]):
         return 256, 1.0
-    notes_of = {file: notes for file in files if (notes := read_notes(file))}
+    notes_of = {file: notes for file in files if (notes := read_metadata(file))}
     if len(notes_of) < len(files):
         return None, None
     tokenizer = notes_of[files[0]]["tokenizer"]
@@ -72,12 +72,12 @@ def read_vocabulary(files: Sequence[str]) -> tuple[int | None, float | None]:
     return max(notes["vocab_size"] for notes in notes_of.values()), size / num
 
 
-def describe_text(files: Sequence[str]) -> str:
+def text_checksum(files: Sequence[str]) -> str:
     """Return a checksum of the files' names, sizes and noted checksums; a copy of their folder has the same."""
     root = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files])
     digest = hashlib.sha256()
     for file in files:
-        notes = read_notes(file) if is_token_file(file) else None
+        notes = read_metadata(file) if is_token_file(file) else None
         facts = [os.path.relpath(os.path.abspath(file), root), os.path.getsize(file), notes and notes["checksum"]]
         digest.update(repr(facts).encode(errors="surrogateescape"))
     return digest.hexdigest()[:16]
@@ -85,7 +85,7 @@ def describe_text(files: Sequence[str]) -> str:
 
 def token_parts(file: str) -> FileParts:
     """Return the parts of a packed token file and their checksums. Raise `ConfigError` if it was not packed."""
-    notes = read_notes(file) if is_token_file(file) else None
+    notes = read_metadata(file) if is_token_file(file) else None
     if notes is None:
         rule = f"Staging copies packed files, and {file} was not packed"
         fix = "python tools/pack.py data.files=... out=<file>.npy, or data.stage=false"
@@ -110,7 +110,7 @@ def write_header_and_notes(descriptor: int, out: str, *, notes: dict[str, Any], 
     """Write the header before the tokens, and the notes beside them, before the token file gets its name.
 
     Args:
-        notes: the result of `tokenizing.describe_tokens`; completed in place.
+        notes: the result of `tokenizing.token_metadata`; completed in place.
         done: for each part, (bytes of tokens, their crc32, bytes of text).
 
     Raises:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 1 << 20  # a tokenizer needs a few hundred times as much memory
 PART_BYTES = 1 << 24  # for one process at a time
-MAX_TRAINING_BYTES = 1 << 30  # evenly spread; a BPE hardly improves with more text
+MAX_BPE_TRAINING_BYTES = 1 << 30  # evenly spread; a BPE hardly improves with more text
 END_OF_TEXT_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>")  # the first that exists ends each file
 
 Piece = tuple[str, int, int]  # file, first byte, one past the last byte: before both are moved to where a line starts
@@ -118,7 +118,7 @@ def train_bpe(parts: Parts, vocab_size: int) -> str:
     size = sum(end - start for _, start, end in pieces)
 
     def texts() -> Iterator[str]:
-        for piece in pieces[:: max(1, size // MAX_TRAINING_BYTES)]:
+        for piece in pieces[:: max(1, size // MAX_BPE_TRAINING_BYTES)]:
             yield read_piece(piece)[0]
 
     tokenizer.train_from_iterator(texts(), trainer)
@@ -140,7 +140,7 @@ def dtype_for(vocab_size: int) -> str:
     return "uint8" if vocab_size <= 256 else "uint16" if vocab_size <= 65536 else "uint32"
 
 
-def describe_tokens(data_files: Any, files: Sequence[str], *, tokenizer: str, text: str) -> dict[str, Any]:
+def token_metadata(data_files: Any, files: Sequence[str], *, tokenizer: str, text: str) -> dict[str, Any]:
     """Return the notes that are written beside the tokens, without those that are known only when they are made.
 
     Args:

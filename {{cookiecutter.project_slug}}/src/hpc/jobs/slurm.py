@@ -24,7 +24,7 @@ DIRECTIVES = {
 }
 # Slurm's signal before the end leaves time for a checkpoint. A short job gets it after nine tenths of its time.
 WARNING_SECONDS = 120
-WAIT_SECONDS = 30  # for the other ranks to end by themselves, after the first one has ended
+RANK_EXIT_SECONDS = 30  # for the other ranks to end by themselves, after the first one has ended
 
 
 def render_job_script(job: Job) -> str:
@@ -130,7 +130,7 @@ def _launch(job: Job) -> list[str]:
     if _is_environment_staged(job):
         python = "bash -c " + shlex.quote(f'PATH="{_staged_environment(job)}/bin:$PATH" exec python "$@"') + " python"
     command = [
-        f"{job.launcher} {' '.join(options)} --kill-on-bad-exit=0 --wait={WAIT_SECONDS} --label \\",
+        f"{job.launcher} {' '.join(options)} --kill-on-bad-exit=0 --wait={RANK_EXIT_SECONDS} --label \\",
         f"    {' '.join([python, _in_code(job, job.program), *arguments])}",
     ]
     if _is_simple_command(job):

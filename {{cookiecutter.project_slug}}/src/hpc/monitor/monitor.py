@@ -14,7 +14,7 @@ from hpc.run import phases
 from hpc.system import process
 from hpc.training import step_overhead
 
-MAX_EPOCHS = 5  # that each attempt notes: a small run may have thousands of them
+MAX_RECORDED_EPOCHS = 5  # that each attempt notes: a small run may have thousands of them
 
 
 class Monitor(L.Callback):
@@ -28,7 +28,7 @@ class Monitor(L.Callback):
         self.attempt: int | None = None
         self._sampler_pipe: int | None = None  # a byte in it ends the sampler
         self._begins: dict[str, float] = {}  # unix time by phase
-        self._epochs_left = MAX_EPOCHS
+        self._epochs_left = MAX_RECORDED_EPOCHS
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if self.attempt is not None:

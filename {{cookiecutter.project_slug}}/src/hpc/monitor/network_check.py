@@ -26,19 +26,20 @@ TABLE_FILE = "network.txt"
 
 
 def run_network_check(
-    cfg: DictConfig, place: placement.Placement, *, warned: signals.SignalState, words: Sequence[str]
+    cfg: DictConfig, place: placement.Placement, *, signal_state: signals.SignalState, words: Sequence[str]
 ) -> None:
     """Check the config and measure; every rank calls this. Leave with exit code 1 if all ranks are told to stop.
 
     Args:
-        warned: the signals that this process received.
+        signal_state: the signals that this process received.
         words: the command line, which is kept beside the config.
     """
     preflight.check_rules(cfg)
     reject_single_rank(cfg)
     is_frozen = command_line.resume_directory(words) is not None
     try:
-        _measure_and_write(cfg, place, warned=warned, words=compose.select_overrides(words), is_frozen=is_frozen)
+        overrides = compose.select_overrides(words)
+        _measure_and_write(cfg, place, signal_state=signal_state, words=overrides, is_frozen=is_frozen)
     except watchdog.Stopped as stopped:
         if placement.is_reporting_rank(place, os.environ):
             print(f"stopped: {stopped.why}", flush=True)
@@ -46,7 +47,12 @@ def run_network_check(
 
 
 def _measure_and_write(
-    cfg: DictConfig, place: placement.Placement, *, warned: signals.SignalState, words: Sequence[str], is_frozen: bool
+    cfg: DictConfig,
+    place: placement.Placement,
+    *,
+    signal_state: signals.SignalState,
+    words: Sequence[str],
+    is_frozen: bool,
 ) -> None:
     """Measure between all ranks. Rank 0 prints the table, and keeps it in the run directory and for plan.py.
 
@@ -57,8 +63,10 @@ def _measure_and_write(
         Stopped: on all ranks, between two measurements.
     """
     node_checks.check_launch(cfg, place, environ=os.environ)
-    warned.launcher_pid = os.getppid()
-    fresh = directory.choose(cfg.run_dir, cfg.name, now=datetime.now(), environ=os.environ, step=place.step or "0")
+    signal_state.launcher_pid = os.getppid()
+    fresh = directory.choose_run_dir(
+        cfg.run_dir, cfg.name, now=datetime.now(), environ=os.environ, step=place.step or "0"
+    )
     start = meet_ranks.begin_attempt(
         cfg, place, new_run_dir=fresh, is_frozen=is_frozen, environ=os.environ
     )  # torch from here on
@@ -76,9 +84,9 @@ def _measure_and_write(
         world_size=place.world_size,
         store=start.store,
         hang_seconds=hang_seconds,
-        signals=warned,
-    ) as watching:
-        points, seconds = _measure(cfg, place, start=start, watching=watching, warned=warned)
+        signals=signal_state,
+    ) as watch:
+        points, seconds = _measure(cfg, place, start=start, watch=watch, signal_state=signal_state)
         if start.claim:
             report = make_report(cfg, start.hosts, points=points, seconds=seconds, logs=_nccl_logs(run_dir))
             _write_report(report, cfg.cluster.name, run_dir)
@@ -125,9 +133,9 @@ def _measure(
     cfg: DictConfig,
     place: placement.Placement,
     *,
-    start: starting_point.StartingPoint,
-    watching: watchdog.Watchdog,
-    warned: signals.SignalState,
+    start: starting_point.AttemptStart,
+    watch: watchdog.Watchdog,
+    signal_state: signals.SignalState,
 ) -> tuple[list[CollectiveTiming], dict[str, list[float]]]:
     """Time the collectives; return the points, and by comparison of nodes the seconds of each."""
     import torch
@@ -144,11 +152,11 @@ def _measure(
 
     def slowest_rank(measurement: str, seconds: float) -> float:
         """Return the seconds of the slowest rank; stop all ranks if one of them received a signal."""
-        watching.report_progress(next(measurement_numbers), measurement)
-        both = torch.tensor([seconds, float(warned.signal is not None)], dtype=torch.float64, device=device)
+        watch.report_progress(next(measurement_numbers), measurement)
+        both = torch.tensor([seconds, float(signal_state.signal is not None)], dtype=torch.float64, device=device)
         dist.all_reduce(both, dist.ReduceOp.MAX)
         if both[1]:
-            _stop(cfg, start, f"{warned.signal or 'a signal to another rank'} during {measurement}")
+            _stop(cfg, start, f"{signal_state.signal or 'a signal to another rank'} during {measurement}")
         return float(both[0])
 
     timings = collectives.measure(cfg.trainer.num_nodes, cfg.trainer.devices, device=device, slowest_rank=slowest_rank)
@@ -156,7 +164,7 @@ def _measure(
     return timings
 
 
-def _stop(cfg: DictConfig, start: starting_point.StartingPoint, why: str) -> NoReturn:
+def _stop(cfg: DictConfig, start: starting_point.AttemptStart, why: str) -> NoReturn:
     """Note the end of the attempt on the rank that holds its claim, and raise `Stopped`."""
     if start.claim:
         attempt_log.record_end(Path(cfg.run_dir), start.claim, attempt=start.attempt, step=0, outcome="failed", why=why)

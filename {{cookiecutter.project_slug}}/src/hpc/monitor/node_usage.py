@@ -18,7 +18,7 @@ from hpc.system.files import open_regular_file, parse_json
 MAX_BYTES = 32 * 2**20  # of samples that are read, in about 3 s; of more samples, one in so many is read
 GAP_INTERVALS = 5  # after so many intervals without a sample, the time between counts as unknown
 NOT_TRAINING = ("start", "validation", "checkpoint", "test")  # phases
-LARGEST = 1e12  # the largest value that a cell may have
+MAX_CELL_VALUE = 1e12  # the largest value that a cell may have
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,10 @@ def _phase(line: str) -> Phase | None:
         phase = Phase(str(note["what"]), begin, end, int(note["attempt"]), step)
     except (ValueError, KeyError, TypeError, OverflowError, AttributeError):
         return None
-    return phase if 0 <= phase.seconds < LARGEST else None
+    return phase if 0 <= phase.seconds < MAX_CELL_VALUE else None
 
 
-def training_samples(node: NodeSamples, phases: Sequence[Phase]) -> list[int]:
+def indices_while_training(node: NodeSamples, phases: Sequence[Phase]) -> list[int]:
     """Return the indices of samples that were taken while the run trained, not in one of NOT_TRAINING."""
     excluded = sorted((phase.begin, phase.end) for phase in phases if phase.name in NOT_TRAINING)
     begins, ends = [begin for begin, _ in excluded], []
@@ -149,7 +149,7 @@ def training_samples(node: NodeSamples, phases: Sequence[Phase]) -> list[int]:
     return indices
 
 
-def utilization_percent(node: NodeSamples) -> float:
+def device_percent(node: NodeSamples) -> float:
     """Return the mean use of its GPUs, or of its CPUs if it has no GPU; infinite if it is unknown."""
     percent = known_mean(node.gpu_percent() or node.columns.get("cpu_percent", ()))
     return percent if percent == percent else math.inf
@@ -170,5 +170,5 @@ def _cells(line: str, count: int) -> list[float] | None:
         cells = [float(word) if word else math.nan for word in words]
     except ValueError:
         return None
-    in_range = all(abs(cell) < LARGEST or cell != cell for cell in cells)
+    in_range = all(abs(cell) < MAX_CELL_VALUE or cell != cell for cell in cells)
     return cells if in_range and cells[0] == cells[0] else None

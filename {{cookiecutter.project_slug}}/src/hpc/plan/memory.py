@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpc.plan.setup import BYTES, Setup
-from hpc.plan.trace_types import Linear, Part, Trace, highest
+from hpc.plan.trace_types import LinearCost, Part, Trace, highest
 
 # Parameters that ZeRO-3 keeps gathered, to use them again soon (stage3_max_live_parameters of DeepSpeed).
 LIVE_PARAMETERS = 1_000_000_000
@@ -40,13 +40,13 @@ def predict_memory(trace: Trace, setup: Setup, fixed_bytes: float = 0.0) -> Memo
 def _stage_memory(trace: Trace, setup: Setup, stage: int, fixed_bytes: float) -> Memory:
     parts = _stage_parts(trace.parts, setup, stage)
     num_parameters = sum(part.num_parameters for part in parts)
-    num_trained = sum(part.num_trained for part in parts)
+    num_trained_per_rank = sum(part.num_trained_per_rank for part in parts)
     weights, gradients, optimizer = state_bytes(
-        num_parameters, num_trained, optimizer_states=trace.optimizer_states, setup=setup
+        num_parameters, num_trained_per_rank, optimizer_states=trace.optimizer_states, setup=setup
     )
     if setup.offload:  # they lie in the node's memory
         weights = gradients = optimizer = 0.0
-    gradient_bytes = gradients / num_trained if num_trained else 0
+    gradient_bytes = gradients / num_trained_per_rank if num_trained_per_rank else 0
     examples = setup.micro_batch * _micro_batches_in_flight(setup, stage)
     peak = _peak(parts, examples, setup, gradient_bytes)
     without_head = [part for part in parts if part.name not in ("after", "loss")]
@@ -57,13 +57,13 @@ def _stage_memory(trace: Trace, setup: Setup, stage: int, fixed_bytes: float) ->
 
 
 def state_bytes(
-    num_parameters: float, num_trained: float, *, optimizer_states: float | None, setup: Setup
+    num_parameters: float, num_trained_per_rank: float, *, optimizer_states: float | None, setup: Setup
 ) -> tuple[float, float, float]:
     """Return the bytes of weights, gradients and optimizer of a rank.
 
     Args:
         num_parameters: of the rank's tensor-parallel share and pipeline stage.
-        num_trained: those of them that are not frozen.
+        num_trained_per_rank: those of them that are not frozen.
         optimizer_states: numbers that the optimizer keeps per parameter; None counts as AdamW's two.
     """
     kind, _, mode = setup.precision.partition("-")
@@ -71,10 +71,10 @@ def state_bytes(
     num_ranks = setup.data_parallel
     if not setup.sharding.startswith("zero"):
         width = (4 if mode == "mixed" else BYTES[kind]) / (num_ranks if setup.sharding == "fsdp" else 1)
-        return num_parameters * width, num_trained * width, states * num_trained * width
+        return num_parameters * width, num_trained_per_rank * width, states * num_trained_per_rank * width
     weights = num_parameters * BYTES[kind] / (num_ranks if setup.sharding == "zero3" else 1)
-    gradients = num_trained * BYTES[kind] / (1 if setup.sharding == "zero1" else num_ranks)
-    return weights, gradients, 4 * num_trained * (1 + states) / num_ranks
+    gradients = num_trained_per_rank * BYTES[kind] / (1 if setup.sharding == "zero1" else num_ranks)
+    return weights, gradients, 4 * num_trained_per_rank * (1 + states) / num_ranks
 
 
 def _peak(parts: Sequence[Part], examples: float, setup: Setup, gradient_bytes: float) -> float:
@@ -86,7 +86,7 @@ def _peak(parts: Sequence[Part], examples: float, setup: Setup, gradient_bytes: 
     Args:
         gradient_bytes: per parameter.
     """
-    all_gradients = gradient_bytes * sum(part.num_trained for part in parts)
+    all_gradients = gradient_bytes * sum(part.num_trained_per_rank for part in parts)
     gradients_stay = setup.accumulate > 1 or not setup.single
     begins, alive, peak, casts = [], 0.0, all_gradients, 0.0
     for part in parts:
@@ -95,7 +95,7 @@ def _peak(parts: Sequence[Part], examples: float, setup: Setup, gradient_bytes: 
         is_recomputed = _is_recomputed(part, setup)
         alive += part.output.at(examples) if is_recomputed else part.saved.at(examples)
         casts += max(0.0, part.saved.fixed) if is_recomputed else 0.0  # autocast's copies of weights stay in forward
-    gradients, leftover = all_gradients if gradients_stay else 0.0, Linear()
+    gradients, leftover = all_gradients if gradients_stay else 0.0, LinearCost()
     for part, begin in zip(reversed(parts), reversed(begins), strict=True):
         if _is_recomputed(part, setup):
             output_gradient = part.output.at(examples) + max(0.0, leftover.fixed)
@@ -103,7 +103,7 @@ def _peak(parts: Sequence[Part], examples: float, setup: Setup, gradient_bytes: 
         alive = begin + part.saved.at(examples) + leftover.at(examples)
         peak = max(peak, gradients + alive + highest(part.backward_peak, examples))
         leftover = part.leftover
-        gradients += 0.0 if gradients_stay else gradient_bytes * part.num_trained
+        gradients += 0.0 if gradients_stay else gradient_bytes * part.num_trained_per_rank
     return peak
 
 

@@ -8,7 +8,7 @@ from omegaconf import DictConfig
 from hpc.charts.chart import Chart, Series
 from hpc.charts.units import format_seconds, format_si
 from hpc.plan.memory import state_bytes
-from hpc.plan.prediction import SPARE_SHARE, Prediction, ScalingRow
+from hpc.plan.prediction import SPARE_SHARE, PredictedScalingRow, Prediction
 from hpc.plan.step_time import forward_flops
 from hpc.plan.whole_run import START_SECONDS, CheckpointCost, Finish
 
@@ -78,7 +78,7 @@ def notes(prediction: Prediction, cluster: DictConfig, *, steps: int | None, fin
 
 def _offload_note(prediction: Prediction) -> str:
     trace, setup = prediction.trace, prediction.setup
-    num_trained = trace.num_trained * setup.tensor_parallel
+    num_trained = trace.num_trained_per_rank * setup.tensor_parallel
     sizes = state_bytes(trace.num_parameters, num_trained, optimizer_states=trace.optimizer_states, setup=setup)
     return (
         f"each GPU offloads {sum(sizes) / 1e9:.1f} GB to its node's memory; a step takes longer than predicted, by the"
@@ -149,7 +149,7 @@ def _scaling_lines(prediction: Prediction) -> list[str]:
     return ["", titles, f"{'nodes':>6}{'GPUs':>7}{cells}{cells}", *map(_scaling_line, prediction.scaling)]
 
 
-def _scaling_line(row: ScalingRow) -> str:
+def _scaling_line(row: PredictedScalingRow) -> str:
     cells = []
     for rate in (row.strong, row.weak):
         mark = "" if rate is None or rate.fits else " too big"
@@ -187,7 +187,7 @@ def as_dict(
     }
 
 
-def _row_as_dict(row: ScalingRow) -> dict[str, Any]:
+def _row_as_dict(row: PredictedScalingRow) -> dict[str, Any]:
     rates = {"strong": row.strong, "weak": row.weak}
     return {"nodes": row.nodes, "gpus": row.gpus} | {name: vars(rate) if rate else None for name, rate in rates.items()}
 

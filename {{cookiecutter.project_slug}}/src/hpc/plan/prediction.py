@@ -26,7 +26,7 @@ class ScalingRate:
 
 
 @dataclass(frozen=True)
-class ScalingRow:
+class PredictedScalingRow:
     """The run on other nodes, with the same global batch (strong scaling) and the same micro-batch (weak scaling)."""
 
     nodes: int
@@ -46,7 +46,7 @@ class Prediction:
     step: StepTime | None
     rate: float | None  # examples or tokens per second
     mfu: float | None
-    scaling: tuple[ScalingRow, ...]
+    scaling: tuple[PredictedScalingRow, ...]
 
     @property
     def read_per_node(self) -> float | None:
@@ -97,14 +97,16 @@ def with_global_batch(setup: Setup, global_batch: int, **changes: object) -> Set
     return None if rest or not micro_batch else replace(changed, micro_batch=micro_batch)
 
 
-def predict_scaling(trace: Trace, setup: Setup, machine: Machine) -> tuple[ScalingRow, ...]:
+def predict_scaling(trace: Trace, setup: Setup, machine: Machine) -> tuple[PredictedScalingRow, ...]:
     """Predict the rate for 1 to 1024 nodes, in powers of two, and for the nodes of the setup."""
     several_nodes = machine.node_gbs is not None and not setup.single
     counts = sorted({setup.nodes, *NUM_NODES} if several_nodes else {1})
     strong = {nodes: with_global_batch(setup, setup.global_batch, nodes=nodes) for nodes in counts}
     weak = {nodes: with_global_batch(setup, replace(setup, nodes=nodes).global_batch, nodes=nodes) for nodes in counts}
     strong_rates, weak_rates = (_scaling_rates(trace, setups, machine) for setups in (strong, weak))
-    return tuple(ScalingRow(nodes, nodes * setup.devices, strong_rates[nodes], weak_rates[nodes]) for nodes in counts)
+    return tuple(
+        PredictedScalingRow(nodes, nodes * setup.devices, strong_rates[nodes], weak_rates[nodes]) for nodes in counts
+    )
 
 
 def fits_in_memory(trace: Trace, setup: Setup, machine: Machine) -> bool:

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from hpc.charts import chart
 from hpc.config import preflight, walltime
 from hpc.config.errors import ConfigError
-from hpc.plan import memory_check, plan_text, plan_words, trace_cache
+from hpc.plan import memory_check, plan_arguments, plan_text, trace_cache
 from hpc.plan.prediction import Prediction, predict
 from hpc.plan.setup import setup_from_config
 from hpc.plan.whole_run import CheckpointCost, Finish, predict_checkpoint_cost, predict_finish
@@ -39,7 +39,7 @@ def plan_run(cfg: DictConfig, words: Sequence[str], *, own: dict[str, Any]) -> R
 
     Args:
         words: the overrides that were typed.
-        own: plan.py's own words, from `plan_words.split_words`.
+        own: plan.py's own words, from `plan_arguments.split_words`.
 
     Raises:
         ConfigError: the config breaks a rule, or its network cannot be traced.
@@ -47,12 +47,12 @@ def plan_run(cfg: DictConfig, words: Sequence[str], *, own: dict[str, Any]) -> R
     preflight.check_rules(cfg)
     notes = _fill_in_data(cfg)
     prediction = _predict(cfg, own)
-    steps = plan_words.num_steps(cfg, prediction.trace, setup=prediction.setup, own=own)
+    steps = plan_arguments.num_steps(cfg, prediction.trace, setup=prediction.setup, own=own)
     finish = None
     if prediction.step and steps:
         limit_seconds = walltime.walltime_seconds("cluster.time", cfg.cluster.time)
         finish = predict_finish(prediction.step.seconds, steps, setup=prediction.setup, limit_seconds=limit_seconds)
-    has_layout_words = bool(own.keys() & plan_words.LAYOUT_WORDS)
+    has_layout_words = bool(own.keys() & plan_arguments.LAYOUT_WORDS)
     changes = []
     if prediction.fits is False and not has_layout_words:
         changes = memory_check.find_fitting_changes(cfg, words, prediction)
@@ -90,7 +90,7 @@ def draw(plan: RunPlan, file: Path) -> None:
 
 
 def _predict(cfg: DictConfig, own: dict[str, Any]) -> Prediction:
-    setup = plan_words.with_layout_words(setup_from_config(cfg), own)
+    setup = plan_arguments.with_layout_words(setup_from_config(cfg), own)
     machine = memory_check.machine_from_config(cfg)
     try:
         (trace,) = trace_cache.load_traces(cfg, [setup])
@@ -98,7 +98,7 @@ def _predict(cfg: DictConfig, own: dict[str, Any]) -> Prediction:
         rule = f"cannot be traced on tensors without content: {error}"
         fix = "change the network, or run python submit.py, which submits it without a plan"
         raise ConfigError("model.network", None, rule, fix) from None
-    plan_words.reject_uneven_stages(trace, setup)
+    plan_arguments.reject_uneven_stages(trace, setup)
     return predict(trace, setup, machine)
 
 

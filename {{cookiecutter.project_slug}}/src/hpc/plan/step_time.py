@@ -80,7 +80,7 @@ def optimizer_seconds(trace: Trace, setup: Setup, machine: Machine) -> float:
 
     It reads a parameter, its gradient and its states, and writes all of them but the gradient.
     """
-    num_parameters = trace.num_trained / (1 if setup.sharding == "none" else setup.data_parallel)
+    num_parameters = trace.num_trained_per_rank / (1 if setup.sharding == "none" else setup.data_parallel)
     width = 2 if setup.precision.endswith("16-true") else 4
     states = 2.0 if trace.optimizer_states is None else trace.optimizer_states
     accesses = 3 + 2 * states + CLIPPING_ACCESSES

@@ -6,7 +6,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearCost:
     """A size that is linear in the micro-batch."""
 
     fixed: float = 0.0
@@ -16,7 +16,7 @@ class Linear:
         return self.fixed + self.per_example * examples
 
 
-def highest(lines: tuple[Linear, ...], examples: float) -> float:
+def highest(lines: tuple[LinearCost, ...], examples: float) -> float:
     """Return the highest of several lines at a micro-batch."""
     return max(line.at(examples) for line in lines)
 
@@ -25,8 +25,8 @@ def highest(lines: tuple[Linear, ...], examples: float) -> float:
 class Work:
     """Equal operations. Matrix products, convolutions and attention have FLOPs; all others only move bytes."""
 
-    flops: Linear  # of one operation, with two per multiply-add
-    bytes: Linear  # read and written by one operation
+    flops: LinearCost  # of one operation, with two per multiply-add
+    bytes: LinearCost  # read and written by one operation
     count: int = 1
 
 
@@ -39,15 +39,19 @@ class Part:
 
     name: str
     num_parameters: int  # shared ones count where they are used first
-    num_trained: int  # parameters that are not frozen
+    num_trained_per_rank: int  # parameters that are not frozen
     num_parameters_all_ranks: int  # of the whole tensor-parallel group
     num_tensors: int  # that hold the parameters
     buffer_bytes: int
-    saved: Linear  # bytes that its forward leaves alive: its output, and what backward needs
-    output: Linear  # bytes handed to the next part
-    forward_peak: tuple[Linear, ...]  # bytes alive at most in forward, beyond those before it: the highest line counts
-    backward_peak: tuple[Linear, ...]  # the same for backward, without gradients of parameters
-    leftover: Linear  # bytes that its backward leaves alive beyond those before its forward, as its input's gradient
+    saved: LinearCost  # bytes that its forward leaves alive: its output, and what backward needs
+    output: LinearCost  # bytes handed to the next part
+    forward_peak: tuple[
+        LinearCost, ...
+    ]  # bytes alive at most in forward, beyond those before it: the highest line counts
+    backward_peak: tuple[LinearCost, ...]  # the same for backward, without gradients of parameters
+    leftover: (
+        LinearCost  # bytes that its backward leaves alive beyond those before its forward, as its input's gradient
+    )
     forward: tuple[Work, ...]
     backward: tuple[Work, ...]
     all_reduced: tuple[Work, ...]  # tensors that tensor-parallel ranks sum, in forward and backward: their bytes
@@ -66,9 +70,9 @@ class Trace:
     numbers_per_example: int = 0  # in the input
 
     @property
-    def num_trained(self) -> int:
+    def num_trained_per_rank(self) -> int:
         """Parameters of a tensor-parallel rank that are not frozen."""
-        return sum(part.num_trained for part in self.parts)
+        return sum(part.num_trained_per_rank for part in self.parts)
 
     @property
     def num_parameters(self) -> int:
@@ -90,13 +94,13 @@ class Trace:
 
 
 def _part(fields: dict[str, Any]) -> Part:
-    linear: dict[str, Any] = {key: Linear(**fields[key]) for key in ("saved", "output", "leftover")}
+    linear: dict[str, Any] = {key: LinearCost(**fields[key]) for key in ("saved", "output", "leftover")}
     for key in ("forward_peak", "backward_peak"):
-        linear[key] = tuple(Linear(**line) for line in fields[key])
+        linear[key] = tuple(LinearCost(**line) for line in fields[key])
     work_keys = ("forward", "backward", "all_reduced", "recomputed")
     work: dict[str, Any] = {key: tuple(_work(item) for item in fields[key]) for key in work_keys}
     return Part(**fields | linear | work)
 
 
 def _work(fields: dict[str, Any]) -> Work:
-    return Work(Linear(**fields["flops"]), Linear(**fields["bytes"]), fields["count"])
+    return Work(LinearCost(**fields["flops"]), LinearCost(**fields["bytes"]), fields["count"])

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from hpc.config.build import build
 from hpc.plan.fake_step import FakeStep, NotTraceable, root_cause, run_fake_step
 from hpc.plan.meter import PartRun, local_bytes, local_shard
-from hpc.plan.trace_types import Linear, Part, Trace, Work
+from hpc.plan.trace_types import LinearCost, Part, Trace, Work
 
 FEW, MORE = 2, 3  # examples of the two runs that determine each line; a single one is too few for batch norm
 LIKELY_BATCHES = [2**power for power in range(20)]  # examples per micro-batch
@@ -79,7 +79,7 @@ def _part(name: str, few: FakeStep, more: FakeStep) -> Part:
     return Part(
         name=name,
         num_parameters=sum(local_shard(parameter).numel() for parameter in parameters),
-        num_trained=sum(local_shard(parameter).numel() for parameter in parameters if parameter.requires_grad),
+        num_trained_per_rank=sum(local_shard(parameter).numel() for parameter in parameters if parameter.requires_grad),
         num_parameters_all_ranks=sum(parameter.numel() for parameter in parameters),
         num_tensors=len(parameters),
         buffer_bytes=sum(local_bytes(tensor) for tensor in tensors if not isinstance(tensor, Parameter)),
@@ -95,17 +95,17 @@ def _part(name: str, few: FakeStep, more: FakeStep) -> Part:
     )
 
 
-def _line(few: float, more: float) -> Linear:
+def _line(few: float, more: float) -> LinearCost:
     """Return the line through the sizes of both runs."""
     per_example = (more - few) / (MORE - FEW)
-    return Linear(few - per_example * FEW, per_example)
+    return LinearCost(few - per_example * FEW, per_example)
 
 
-def _highest_lines(few: list[int], more: list[int]) -> tuple[Linear, ...]:
+def _highest_lines(few: list[int], more: list[int]) -> tuple[LinearCost, ...]:
     """Return those lines through the levels of both runs that are the highest for some micro-batch."""
     if len(few) != len(more):
         few, more = [max(few, default=0)], [max(more, default=0)]
-    lines = set(map(_line, few, more)) | {Linear()}
+    lines = set(map(_line, few, more)) | {LinearCost()}
     return tuple({max(lines, key=lambda line: line.at(examples)) for examples in LIKELY_BATCHES})
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpc.jobs.hardware import Machine
-from hpc.plan.rings import Group, all_reduce_seconds, gather_seconds, send_seconds
+from hpc.plan.collective_times import Group, all_reduce_seconds, gather_seconds, send_seconds
 from hpc.plan.setup import BYTES, Setup
 from hpc.plan.trace_types import Part, Trace
 
@@ -116,7 +116,7 @@ def _scatter(part: Part, setup: Setup, machine: Machine) -> float:
     if setup.sharding not in ("fsdp", "zero2", "zero3"):
         return 0.0
     width = 4 if setup.sharding == "fsdp" and setup.precision.endswith("mixed") else _wire_bytes(setup)
-    return _sharded_seconds(part.num_trained * width, part, setup, machine)
+    return _sharded_seconds(part.num_trained_per_rank * width, part, setup, machine)
 
 
 def _sharded_seconds(size: float, part: Part, setup: Setup, machine: Machine) -> float:
@@ -127,7 +127,7 @@ def _sharded_seconds(size: float, part: Part, setup: Setup, machine: Machine) ->
 
 
 def _trained_bytes(parts: Sequence[Part], setup: Setup) -> float:
-    return sum(part.num_trained for part in parts) * _wire_bytes(setup)
+    return sum(part.num_trained_per_rank for part in parts) * _wire_bytes(setup)
 
 
 def _wire_bytes(setup: Setup) -> int:

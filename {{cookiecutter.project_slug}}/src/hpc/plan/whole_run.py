@@ -11,7 +11,7 @@ MAX_WARNING_SECONDS = 120.0  # before the time limit a job begins to end; at mos
 # Bytes per second that a node writes: torch.distributed.checkpoint, until the disk confirms that it has them.
 WRITE_BANDWIDTH = 1.3e9
 # A node fails every 264 days: 419 interruptions of 16,384 GPUs, 2,048 nodes, in 54 days (arXiv 2407.21783, 3.3.4).
-NODE_FAILURE_SECONDS = 54 * 86400 * 2048 / 419
+NODE_MTBF_SECONDS = 54 * 86400 * 2048 / 419
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def predict_checkpoint_cost(trace: Trace, setup: Setup) -> CheckpointCost:
     """Predict size and time of a checkpoint, of which each node writes its share."""
     size = checkpoint_bytes(trace, setup)
     seconds = size / (WRITE_BANDWIDTH * setup.nodes)
-    return CheckpointCost(size, seconds, best_interval_seconds(seconds, NODE_FAILURE_SECONDS / setup.nodes))
+    return CheckpointCost(size, seconds, best_interval_seconds(seconds, NODE_MTBF_SECONDS / setup.nodes))
 
 
 def checkpoint_bytes(trace: Trace, setup: Setup) -> float:
@@ -64,7 +64,7 @@ def checkpoint_bytes(trace: Trace, setup: Setup) -> float:
     copy_width = BYTES[kind] if setup.sharding.startswith("zero") and BYTES[kind] == 2 else 0
     width = 4 if copy_width else width
     trained = sum(
-        part.num_parameters_all_ranks * part.num_trained / part.num_parameters
+        part.num_parameters_all_ranks * part.num_trained_per_rank / part.num_parameters
         for part in trace.parts
         if part.num_parameters
     )

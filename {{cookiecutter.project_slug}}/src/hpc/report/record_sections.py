@@ -6,7 +6,7 @@ from datetime import datetime
 from hpc.charts.units import format_seconds
 from hpc.report.blocks import Block, Collapsed, Facts, Section, Table
 from hpc.report.run_data import RunData
-from hpc.report.run_table import run_scheduler
+from hpc.report.run_table import scheduler_of_run
 
 MAX_ROWS = 40  # of a table; of more rows, the last ones are shown
 MAIN_PACKAGES = ("torch", "lightning", "deepspeed", "numpy")
@@ -44,7 +44,7 @@ def _accounts(data: RunData) -> list[Block]:
          account.exit_code]
         for account in data.accounts
     ]  # fmt: skip
-    return [*_last_rows(head, rows), *([PBS_NOTE] if run_scheduler(data.run) == "pbs" else [])]
+    return [*_last_rows(head, rows), *([PBS_NOTE] if scheduler_of_run(data.run) == "pbs" else [])]
 
 
 def _attempts(data: RunData) -> list[Block]:

@@ -161,7 +161,7 @@ def _first_and_last_time(nodes: Sequence[NodeSamples]) -> tuple[float, float]:
 
 def node_summary(node: NodeSamples, phases: Sequence[Phase]) -> dict[str, str]:
     """Return a row of the table of nodes, by column: means while training, and peaks of the whole run."""
-    training = node_usage.training_samples(node, phases)
+    training = node_usage.indices_while_training(node, phases)
     gpu_percent = node.gpu_percent()
     cpu_percent = node.columns.get("cpu_percent", ())
     in_training = {

@@ -9,7 +9,7 @@ from typing import Any
 from hpc.monitor import event_files, node_usage
 from hpc.monitor.event_files import RunCurves
 from hpc.monitor.node_usage import NodeSamples, Phase
-from hpc.report import accounts, missing_data, run_table
+from hpc.report import accounts, run_files, run_table
 from hpc.report.accounts import JobAccount
 from hpc.report.endings import Ending, attempt_endings
 from hpc.report.run_statistics import AttemptSpan, RunStatistics, compute_statistics
@@ -46,24 +46,24 @@ class RunData:
 def read_run_data(run: RunRecord) -> RunData:
     """Read a run directory. Data that cannot be read are missing, and `notes` say so."""
     row = run_table.query_row(run)
-    curves, phases = event_files.read_curves(*attempt_log.log_dirs(run.path)), node_usage.read_phases(run.path)
+    curves, phases = event_files.read_curves(*attempt_log.curve_folders(run.path)), node_usage.read_phases(run.path)
     nodes, node_notes = node_usage.read_nodes(run.path)
     spans = attempt_spans(run, phases, is_running=_is_last_attempt_running(run, row))
-    config_text, config, config_notes = missing_data.read_config(run.path)
-    made_by, made_by_notes = missing_data.read_made_by(run.path)
-    time_notes = missing_data.notes_on_times(run)
+    config_text, config, config_notes = run_files.read_config(run.path)
+    made_by, made_by_notes = run_files.read_made_by(run.path)
+    time_notes = run_files.notes_on_times(run)
     statistics = compute_statistics(spans, phases, curves=curves, nodes=nodes, config=config)
-    statistics = replace(statistics, num_steps=_steps_of_epoch(phases, row.step))
+    statistics = replace(statistics, steps_per_epoch=_steps_of_epoch(phases, row.step))
     if time_notes:
         statistics = replace(statistics, phase_seconds={}, phase_counts={})
     jobs = [attempt.job for attempt in run.attempts if attempt.job]
-    job_accounts, no_accounts_reason = accounts.query_accounts(run_table.run_scheduler(run), jobs, {run.owner})
+    job_accounts, no_accounts_reason = accounts.query_accounts(run_table.scheduler_of_run(run), jobs, {run.owner})
     network_table = job_logs.read_tail(run.path / "network.txt")
     notes = [*time_notes, *config_notes, *made_by_notes, *curves.notes, *node_notes]
     if not time_notes:
-        notes += missing_data.notes_on_clocks(nodes, spans)
+        notes += run_files.notes_on_clocks(nodes, spans)
     if not network_table:
-        notes += missing_data.notes_on_samples(run, nodes, spans=spans, phases=phases, config=config)
+        notes += run_files.notes_on_samples(run, nodes, spans=spans, phases=phases, config=config)
     return RunData(
         run=run,
         row=row,

@@ -52,7 +52,7 @@ def _overview(data: RunData) -> list[Block]:
 def _overview_facts(data: RunData) -> list[tuple[str, str]]:
     run, row, spans = data.run, data.row, data.spans
     total_seconds = sum(span.seconds for span in spans)
-    duration = "duration" if spans and spans[-1].has_end and data.has_times else "observed for"
+    duration = "duration" if spans and spans[-1].is_end_recorded and data.has_times else "observed for"
     num_ranks = max((attempt.world_size for attempt in run.attempts), default=0)
     num_nodes = row.nodes or 1
     return [
@@ -143,7 +143,7 @@ def _nodes(data: RunData) -> list[Block]:
     sampled = [node for node in data.nodes if node.times]
     if not sampled:
         return ["There are no samples of any node."]
-    least_used = sorted(sampled, key=node_usage.utilization_percent)[:MAX_ROWS]
+    least_used = sorted(sampled, key=node_usage.device_percent)[:MAX_ROWS]
     is_shortened = len(sampled) > MAX_ROWS
     rows = [run_charts.node_summary(node, data.phases) for node in (least_used if is_shortened else sampled)]
     titles = [title for title in dict.fromkeys(title for row in rows for title in row)]

@@ -21,7 +21,7 @@ class AttemptSpan:
 
     begin: float
     end: float
-    has_end: bool  # the attempt recorded its end; otherwise `end` is its last sign of life
+    is_end_recorded: bool  # the attempt recorded its end; otherwise `end` is its last sign of life
 
     @property
     def seconds(self) -> float:
@@ -41,7 +41,7 @@ class RunStatistics:
     gpu_memory_gb: float | None  # the peak of any GPU
     gpu_capacity_gb: float | None  # the memory that such a GPU has
     cpu_percent: float | None
-    num_steps: int | None = None  # of an epoch; or all that were made, if fewer
+    steps_per_epoch: int | None = None  # of an epoch; or all that were made, if fewer
 
     def share(self, part: str) -> float:
         """Return the share of a part in a step, or of a phase in the run; 0 if it is unknown."""
@@ -60,7 +60,7 @@ def compute_statistics(
     nodes: Sequence[NodeSamples],
     config: Mapping[str, Any],
 ) -> RunStatistics:
-    """Return the statistics of a run, without `num_steps`."""
+    """Return the statistics of a run, without `steps_per_epoch`."""
     step_seconds = {part: curves.mean(f"perf/{part}_seconds") for part in ("step", *STEP_PARTS)}
     gpu_percent, cpu_percent = _use_in_training(nodes, phases)
     memory = [value for node in nodes for column in node.gpus("memory_gb") for value in column if value == value]
@@ -98,7 +98,7 @@ def _use_in_training(nodes: Sequence[NodeSamples], phases: Sequence[Phase]) -> t
     gpu_values: list[float] = []
     cpu_values: list[float] = []
     for node in nodes:
-        indices = node_usage.training_samples(node, phases)
+        indices = node_usage.indices_while_training(node, phases)
         if node.gpus("percent"):
             percent = node.gpu_percent()
             gpu_values += [percent[index] for index in indices]

@@ -44,21 +44,21 @@ def table_lines(places: Sequence[Path]) -> list[str]:
     if not runs:
         return [f"There is no run in {' '.join(map(str, places))} yet. Try: python train.py, or python submit.py"]
     states = {
-        name: _query_states(name, [run for run in runs if run_scheduler(run) == name])
+        name: _query_states(name, [run for run in runs if scheduler_of_run(run) == name])
         for name in job_states.QUERY_COMMAND
     }
     silent = [command for name, command in job_states.QUERY_COMMAND.items() if states[name] is None and which(command)]
     now = time.time()
     return [
         *(f"{one_line(place)}: there is no run" for place, runs_of_place in runs_by_place.items() if not runs_of_place),
-        *_format_table([_make_row(run, states[run_scheduler(run)], now) for run in runs]),
+        *_format_table([_make_row(run, states[scheduler_of_run(run)], now) for run in runs]),
         *(f"{command} does not answer, so the states come from the run directories alone" for command in silent),
     ]
 
 
 def query_row(run: RunRecord) -> RunRow:
     """Return the row of one run, after asking the scheduler for its jobs."""
-    return _make_row(run, _query_states(run_scheduler(run), [run]), time.time())
+    return _make_row(run, _query_states(scheduler_of_run(run), [run]), time.time())
 
 
 def _make_row(run: RunRecord, states: dict[str, JobState] | None, now: float) -> RunRow:
@@ -112,7 +112,7 @@ def _format_table(rows: Sequence[RunRow]) -> list[str]:
     return lines
 
 
-def run_scheduler(run: RunRecord) -> str:
+def scheduler_of_run(run: RunRecord) -> str:
     """Return the scheduler that a run was submitted to.
 
     If that is not recorded, because a person wrote the job script, it is the scheduler of this machine, or the one that

@@ -34,7 +34,7 @@ def _max_batches(statistics: RunStatistics, config: Mapping[str, Any]) -> int | 
 
     Lightning rejects one that is longer than an epoch, and with one that is longer than the run nothing is validated.
     """
-    counts = (config_value(config, "trainer.max_steps"), statistics.num_steps)
+    counts = (config_value(config, "trainer.max_steps"), statistics.steps_per_epoch)
     steps = [count for count in counts if isinstance(count, int) and count > 0]
     accumulate = config_value(config, "trainer.accumulate_grad_batches")
     return min(steps) * (accumulate if isinstance(accumulate, int) else 1) if steps else None

@@ -15,7 +15,7 @@ MAX_GROWTH = 8  # an interval has at most so many times the steps of the last on
 
 
 @dataclass(frozen=True)
-class Request:
+class RankRequest:
     """The request of one rank, or of all ranks together: the largest of each number."""
 
     stop: int = 0  # index of the reason to stop; 0: none
@@ -52,17 +52,17 @@ class Agreement:
         self._interval_steps = 1
         self._last_step, self._last_time = 0, time.monotonic()
 
-    def is_due(self, step: int) -> bool:
+    def arrive(self, step: int) -> bool:
         """Return whether all ranks agree at this step. Must be called once at each step."""
-        return step >= self.next_step or self.early.reach(step)
+        return step >= self.next_step or self.early.wait_if_promised(step)
 
-    def agree(self, step: int, request: Request, *, checksum: int = 0) -> Request:
+    def agree(self, step: int, request: RankRequest, *, checksum: int = 0) -> RankRequest:
         """Return the requests of all ranks together, at an optimizer step that they share.
 
         Args:
             checksum: of what must be the same on all ranks; see `Request.ranks_differ`.
         """
-        numbers = [getattr(request, field.name) for field in fields(Request)]
+        numbers = [getattr(request, field.name) for field in fields(RankRequest)]
         numbers += [checksum, -checksum, -self._steps_in_interval(step)]
         if self.group is not None:
             tensor = torch.tensor(numbers)
@@ -73,7 +73,7 @@ class Agreement:
         self._last_step, self._last_time = step, time.monotonic()
         self.early.conclude(step)
         *requested, largest_checksum, minus_smallest_checksum = numbers
-        return replace(Request(*requested), ranks_differ=int(largest_checksum != -minus_smallest_checksum))
+        return replace(RankRequest(*requested), ranks_differ=int(largest_checksum != -minus_smallest_checksum))
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""

@@ -63,7 +63,7 @@ class BestCheckpoint:
         If the best checkpoint no longer exists, it is removed from the state.
         """
         best = checkpoint.with_name(state["best_folder"]) if state["best_folder"] else None
-        if not on_disk.settle_links(checkpoint, best) and best:
+        if not on_disk.repair_links(checkpoint, best) and best:
             print(f"warning: the best checkpoint, {best}, is gone; the next validation names a new one", flush=True)
             state.update(best=None, best_folder=None)
         elif best and state["best"] is not None and self.has_other_criterion(state):

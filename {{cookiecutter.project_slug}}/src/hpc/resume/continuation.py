@@ -26,7 +26,7 @@ def state_to_save(
         random_at_start: random state with which the module's own `on_train_start` was called.
     """
     place = position.current_position(trainer)
-    buffers = trainer.strategy.own_buffers() if isinstance(trainer.strategy, SyncsBuffers) else {}
+    buffers = trainer.strategy.differing_buffers() if isinstance(trainer.strategy, SyncsBuffers) else {}
     return {
         "position": place,
         "scheduled": schedules.scheduled_values(trainer.optimizers),
@@ -153,7 +153,7 @@ class Continuation:
         has_new_loaders = trainer.reload_dataloaders_every_n_epochs and starts_epoch  # type: ignore[attr-defined]
         return {split: note for split, note in notes.items() if split != "train" or not has_new_loaders}
 
-    def transfer_state(self) -> dict[str, Any] | None:
+    def state_before_transfer(self) -> dict[str, Any] | None:
         """Return the state before the first batch was moved to the device; None if it was not fetched yet."""
         state = self._state_of_rank().get("transferred") if self.start.is_fetched else None
         return state | {"random": None} if state and not self.is_same_world_size else state
@@ -165,7 +165,7 @@ class Continuation:
     def on_nothing_left(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Restore what callbacks and the test would see right after the last step, if all steps were done before."""
         state = self._state_of_rank()
-        epoch_metrics.show(trainer, state["epoch"])
+        epoch_metrics.restore_shown_metrics(trainer, state["epoch"])
         attributes.restore(trainer, module, changed=state.get("attributes", []))
         last_epoch = self.start.epoch - self.start.between_epochs
         trainer.accumulate_grad_batches = position.micro_batches_per_step(trainer, last_epoch)
@@ -218,7 +218,7 @@ class Continuation:
         return saved * now // then + num_skipped
 
 
-def repeat_draws_of_start(random_state: dict[str, Any], module: L.LightningModule) -> None:
+def replay_train_start_randomness(random_state: dict[str, Any], module: L.LightningModule) -> None:
     """Let callbacks and the module draw in `on_train_start` what they drew when the run began.
 
     After the module's hook the present random state is restored.

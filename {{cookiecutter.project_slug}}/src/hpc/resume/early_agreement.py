@@ -15,7 +15,7 @@ CONFIRMED = b"confirmed"
 
 
 class EarlyAgreement:
-    """The part of one rank. The main thread calls `reach` and `conclude`, the watchdog's thread `exchange`.
+    """The part of one rank. The main thread calls `wait_if_promised` and `conclude`, the watchdog's thread `exchange`.
 
     Args:
         is_wanted: return whether this rank wants an agreement as soon as possible; both threads call it.
@@ -34,7 +34,7 @@ class EarlyAgreement:
 
     # Called by the main thread
 
-    def reach(self, step: int) -> bool:
+    def wait_if_promised(self, step: int) -> bool:
         """Return whether all ranks agree at this step, which this rank has reached. Waits if it has promised to."""
         if self.num_ranks == 1:
             return self.is_wanted()
@@ -47,7 +47,7 @@ class EarlyAgreement:
         return is_agreed
 
     def is_agreed_step(self, step: int) -> bool | None:
-        """Return what `reach` returns, or None where it would wait."""
+        """Return what `wait_if_promised` returns, or None where it would wait."""
         self._reached_step = step
         if self._promised_step is None or step < self._promised_step:
             return False

@@ -93,10 +93,10 @@ def restore(trainer: L.Trainer, module: nn.Module, *, states: list[dict[str, Any
     for name, dtype in merged["dtypes"].items():
         metrics[name]._dtype = dtype  # Lightning changes it with the first values, in double precision
     trainer.fit_loop.epoch_loop.val_loop._seen_batches_per_dataloader.update(merged.get("validated", {}))
-    show(trainer, merged)
+    restore_shown_metrics(trainer, merged)
 
 
-def show(trainer: L.Trainer, state: dict[str, Any]) -> None:
+def restore_shown_metrics(trainer: L.Trainer, state: dict[str, Any]) -> None:
     """Let the Trainer show the last values before the save."""
     device = trainer.strategy.root_device
     for name in SHOWN:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hpc.resume.agreement import Agreement, Request
+from hpc.resume.agreement import Agreement, RankRequest
 
 LONG_SECONDS = 10.0  # a stop waits for a validation that takes no longer
 
@@ -21,13 +21,13 @@ class EvaluationStop:
         stop_reason: return the index of this rank's reason to stop; 0: none.
 
     Attributes:
-        is_long: whether a validation takes longer than a stop would wait; None: not known yet.
+        is_validation_long: whether a validation takes longer than a stop would wait; None: not known yet.
     """
 
     def __init__(self, step_agreement: Agreement, stop_reason: Callable[[], int]) -> None:
         self.stop_reason = stop_reason
         self.agreement = Agreement(lambda: bool(stop_reason()), shares_group_of=step_agreement)
-        self.is_long: bool | None = None
+        self.is_validation_long: bool | None = None
         self._num_batches = 0
         self._start_time = 0.0
 
@@ -35,19 +35,19 @@ class EvaluationStop:
         """Start the clock, and let the ranks agree at the next batch."""
         self._start_time, self.agreement.next_step = time.monotonic(), self._num_batches
 
-    def agreed_reason(self) -> int:
+    def agree_on_stop(self) -> int:
         """Return the index of the reason why all ranks stop at this batch, which begins; 0: they do not stop."""
         self._num_batches += 1
-        if not self.agreement.is_due(self._num_batches):
+        if not self.agreement.arrive(self._num_batches):
             return 0
-        return self.agreement.agree(self._num_batches, Request(stop=self.stop_reason())).stop
+        return self.agreement.agree(self._num_batches, RankRequest(stop=self.stop_reason())).stop
 
     def measure_validation(self, trainer: Any) -> None:
         """Decide at the end of a validation whether validations are long; a sanity check is scaled up."""
         seconds = time.monotonic() - self._start_time
         if trainer.sanity_checking:
             seconds *= sum(trainer.num_val_batches) / sum(trainer.num_sanity_val_batches)
-        self.is_long = seconds > LONG_SECONDS
+        self.is_validation_long = seconds > LONG_SECONDS
 
 
 def is_validation_next(trainer: Any) -> bool:

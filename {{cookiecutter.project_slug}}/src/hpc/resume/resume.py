@@ -23,7 +23,7 @@ from hpc.state.holder_fields import SKIPS_NOT_FINITE
 from hpc.training import record, skipped_samples, weight_averaging
 from hpc.training.attempt import Attempt
 from hpc.training.ddp_buckets import settle_buckets
-from hpc.training.parallel import reject_unskippable_module
+from hpc.training.parallel import require_clip_gradients
 from hpc.training.synced_buffers import SyncsBuffers
 
 
@@ -57,11 +57,11 @@ class Resume(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
-            weight_averaging.reject_unsupported(trainer)
+            weight_averaging.reject_unsupported_averaging(trainer)
             unsupported.reject_unsupported_callbacks(trainer)
             if self.faults.nonfinite == "skip":
-                reject_unskippable_module(pl_module)
-            weight_averaging.convert_before_copy(trainer, pl_module)
+                require_clip_gradients(pl_module)
+            weight_averaging.convert_to_float64_before_copy(trainer, pl_module)
         if stage == "fit" or not hasattr(self, "boundary"):  # a test uses that of the fit before it
             self.boundary: StepBoundary = StepBoundary(
                 trainer, self.run, saver=self.saver, faults=self.faults, trial=self.trial
@@ -90,8 +90,10 @@ class Resume(L.Callback):
         self.signals.install_handlers()  # there may have been no sanity check
         self.signals.set_interruptible(True)
         settle_buckets(trainer, pl_module)
-        unsupported.reject_unsupported(trainer)
-        unsupported.reject_unvalidated(trainer, set() if self._continuation else self._validation_metrics)
+        unsupported.reject_unsupported_trainer(trainer)
+        unsupported.reject_early_stopping_before_validation(
+            trainer, set() if self._continuation else self._validation_metrics
+        )
         plain_data.rehearse_save(trainer, pl_module, self)
         self._has_trained = True
         self.saver.begin_training(trainer)
@@ -104,14 +106,14 @@ class Resume(L.Callback):
         random_at_start = self._continuation.random_at_start if self._continuation else None
         self._random_at_start = random_at_start or randomness.plain_state()
         if random_at_start:
-            continuation.repeat_draws_of_start(random_at_start, pl_module)
+            continuation.replay_train_start_randomness(random_at_start, pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._record_initial_values(trainer, pl_module)
         if self._continuation:
             self._continuation.on_epoch_start(trainer, pl_module)
         if weight_averaging.is_statistics_epoch(trainer):
-            self.boundary.reach(is_last=True)  # this epoch puts the average in place
+            self.boundary.save_or_stop_if_due(is_last=True)  # this epoch puts the average in place
             self._is_statistics_epoch = self.boundary.is_saved_before_evaluation = True
             self.boundary.evaluation_stop.begin()
             pl_module.zero_grad()  # Lightning ends the epoch with an optimizer step, with the gradients that are left
@@ -132,11 +134,11 @@ class Resume(L.Callback):
             self._continuation.on_first_batch(trainer, pl_module)
             self._continuation = None
         if self._is_statistics_epoch:
-            self.boundary.reach_evaluation_batch()
+            self.boundary.stop_evaluation_if_due()
         elif batch_idx % trainer.accumulate_grad_batches == 0:
             if isinstance(trainer.strategy, SyncsBuffers):
                 trainer.strategy.before_step()
-            self.boundary.reach()
+            self.boundary.save_or_stop_if_due()
 
     def _record_initial_values(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         before_restored = self._transfer.initial | self._continuation.before_restored if self._continuation else {}
@@ -155,17 +157,17 @@ class Resume(L.Callback):
             # not count this as the end of an epoch. The checkpoint is not published before the values of the epoch are
             # logged: a run that is killed here repeats a few steps, as Lightning ends no epoch that has no step left.
             trainer.strategy.writer.hold()  # type: ignore[attr-defined]
-            self.boundary.reach(is_last=True)
+            self.boundary.save_or_stop_if_due(is_last=True)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not trainer.fit_loop.epoch_loop._num_ready_batches_reached():
             record.record_training_end(trainer, self.run.number)
         trainer.strategy.writer.release()  # type: ignore[attr-defined]
         if not self._is_statistics_epoch:
-            self.boundary.reach(is_last=True)
+            self.boundary.save_or_stop_if_due(is_last=True)
         self.saver.save_average(trainer, pl_module, has_trained=self._has_trained)
-        trainer.strategy.after_train_end = training_end.report_changed_weights(trainer, pl_module)  # type: ignore[attr-defined]
-        self.saver.wait(trainer)  # a run without its last checkpoint is not finished
+        trainer.strategy.after_train_end = training_end.make_weight_change_reporter(trainer, pl_module)  # type: ignore[attr-defined]
+        self.saver.wait_or_raise(trainer)  # a run without its last checkpoint is not finished
         self.signals.set_interruptible(False)
         if self.trial:
             self.trial.end("fail" if self.best.value is None else "complete", self.best.value)
@@ -176,7 +178,7 @@ class Resume(L.Callback):
         self._continuation.on_nothing_left(trainer, pl_module)  # the run was stopped in its test, for example
         if not self.saver.is_averaged:
             self.saver.save_average(trainer, pl_module, has_trained=self._has_trained)
-            self.saver.wait(trainer)
+            self.saver.wait_or_raise(trainer)
         training_end.call_on_train_end(trainer, pl_module)
 
     # Evaluations, and what ends a run
@@ -193,14 +195,14 @@ class Resume(L.Callback):
     ) -> None:
         if batch_idx == 0:
             reject_differing_orders(trainer.val_dataloaders, self.boundary.agreement.group)
-        self.boundary.reach_evaluation_batch()
+        self.boundary.stop_evaluation_if_due()
 
     def on_test_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         if batch_idx == 0:
             reject_differing_orders(trainer.test_dataloaders, self.boundary.agreement.group)
-        self.boundary.reach_evaluation_batch()
+        self.boundary.stop_evaluation_if_due()
 
     def on_validation_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
         self.watch.report_progress(trainer.global_step, "validating")
@@ -247,7 +249,7 @@ class Resume(L.Callback):
         )
         self._continuation = Continuation(trainer, checkpoint, num_skipped=num_skipped)
         self._loader_randomness.again = self._continuation.loader_notes(trainer)
-        self._transfer.to_restore = self._continuation.transfer_state()
+        self._transfer.to_restore = self._continuation.state_before_transfer()
         trainer.strategy.evaluation = self._continuation.evaluation_generators()  # type: ignore[attr-defined]
         self.saver.saved_step = checkpoint["global_step"]
         state = checkpoint["callbacks"][self.state_key]
@@ -261,11 +263,11 @@ class Resume(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         state = self.best.state() | {"metrics": self.run.validation_metrics, "shown": sorted(self._validation_metrics)}
-        return state | {"validations": self._num_validations, "long": self.boundary.evaluation_stop.is_long}
+        return state | {"validations": self._num_validations, "long": self.boundary.evaluation_stop.is_validation_long}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best.load_state(state_dict)
         self.run.validation_metrics = state_dict["metrics"]
         self._validation_metrics = set(state_dict.get("shown", ()))
         self._num_validations = state_dict.get("validations", 0)
-        self.boundary.evaluation_stop.is_long = state_dict.get("long")
+        self.boundary.evaluation_stop.is_validation_long = state_dict.get("long")

@@ -9,7 +9,7 @@ import lightning as L
 from torch import Tensor
 
 from hpc.checkpoint import on_disk
-from hpc.checkpoint.strategy_state import MANIFEST, ON_PUBLISHED, VALIDATED_WEIGHTS
+from hpc.checkpoint.strategy_state import MANIFEST_KEY, ON_PUBLISHED, VALIDATED_WEIGHTS
 from hpc.checkpoint.writer import CheckpointNotWritten
 from hpc.config.sections import CheckpointConfig
 from hpc.resume.best_checkpoint import BestCheckpoint
@@ -17,7 +17,9 @@ from hpc.run import phases
 from hpc.training import record, weight_averaging
 from hpc.training.attempt import Attempt
 
-QUIET_FACTOR = 4  # a write may show no sign of progress for so many times hang_minutes: some disks are slow to sync
+WRITE_HANG_FACTOR = (
+    4  # a write may show no sign of progress for so many times hang_minutes: some disks are slow to sync
+)
 ASSUMED_SAVE_SECONDS = 60.0  # until a save was measured
 
 
@@ -66,10 +68,10 @@ class Saver:
         """Return whether the last validation was better than that of the best checkpoint."""
         return self.has_new_metrics and self.best.is_beaten_by(self.run.validation_metrics)
 
-    def save(self, trainer: L.Trainer, step: int, *, is_best: bool, is_averaged: bool = False) -> None:
-        """Copy the state and start to write it. A failure is reported, here or by `finish_write`."""
+    def start_save(self, trainer: L.Trainer, step: int, *, is_best: bool, is_averaged: bool = False) -> None:
+        """Copy the state and start to write it. A failure is reported, here or by `wait_or_warn`."""
         begin_time = time.time()
-        self.finish_write(trainer)
+        self.wait_or_warn(trainer)
         final = on_disk.checkpoint_path(self.run.run_dir, step, averaged=is_averaged)
         if is_best:
             self.best.replace(self.run.validation_metrics, folder=final.name)
@@ -94,7 +96,7 @@ class Saver:
         loop = trainer.fit_loop.epoch_loop
         checkpoint["attempt"] = self.run.number
         checkpoint["averaged"] = self.is_averaged
-        checkpoint[MANIFEST] = {
+        checkpoint[MANIFEST_KEY] = {
             "step": trainer.global_step,  # counts the steps of all optimizers
             "attempt": self.run.number,
             "epoch": trainer.current_epoch,
@@ -107,11 +109,11 @@ class Saver:
         if self._is_saving:
             checkpoint[ON_PUBLISHED] = partial(self._tidy, best_folder=self.best.folder)
         else:  # the folder is the researcher's: nothing in it is linked or removed
-            self.finish_write(trainer)
+            self.wait_or_warn(trainer)
         if self.validated_average is not None:
             checkpoint[VALIDATED_WEIGHTS] = self.validated_average
         if trainer.is_global_zero:
-            checkpoint[MANIFEST]["logs"] = record.flush_logs(trainer)
+            checkpoint[MANIFEST_KEY]["logs"] = record.flush_logs(trainer)
 
     def save_average(self, trainer: L.Trainer, module: L.LightningModule, *, has_trained: bool) -> None:
         """Put the averaged weights in place at the end, and save them: what is tested must be in a checkpoint.
@@ -122,20 +124,20 @@ class Saver:
         has_changed = has_trained and self._saved_updates != weight_averaging.num_updates(trainer)
         self.is_averaged = weight_averaging.apply_average(trainer, module, trained=has_trained) or has_changed
         if self.is_averaged:
-            self.save(trainer, trainer.global_step, is_best=self.is_new_best(), is_averaged=True)
+            self.start_save(trainer, trainer.global_step, is_best=self.is_new_best(), is_averaged=True)
 
-    def finish_write(self, trainer: L.Trainer) -> None:
+    def wait_or_warn(self, trainer: L.Trainer) -> None:
         """Wait for the checkpoint that is being written. A failure is reported; earlier checkpoints are untouched."""
         writer: Any = trainer.strategy.writer  # type: ignore[attr-defined]
         try:
-            self.wait(trainer)
+            self.wait_or_raise(trainer)
             self.save_seconds = writer.seconds or self.save_seconds
             self.run.watch.has_saved |= bool(writer.seconds)
             self.best.confirm()
         except CheckpointNotWritten as error:
             self._warn(trainer, self.saved_step, error)
 
-    def wait(self, trainer: L.Trainer) -> None:
+    def wait_or_raise(self, trainer: L.Trainer) -> None:
         """Wait until nothing is being written, for as long as the write makes progress.
 
         Raises:
@@ -147,7 +149,7 @@ class Saver:
             nonlocal last_progress_time
             now = time.monotonic()
             last_progress_time = now if is_writing else last_progress_time
-            if now - last_progress_time < (QUIET_FACTOR - 1) * self.hang_seconds:
+            if now - last_progress_time < (WRITE_HANG_FACTOR - 1) * self.hang_seconds:
                 self.run.watch.report_progress(step, "waiting for a checkpoint to be written")
 
         trainer.strategy.writer.wait(report)  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ import lightning as L
 
 from hpc.config.sections import FaultsConfig
 from hpc.resume import schedules
-from hpc.resume.agreement import Agreement, Request
+from hpc.resume.agreement import Agreement, RankRequest
 from hpc.resume.evaluation_stop import EvaluationStop, is_validation_next
 from hpc.resume.nonfinite import NonFiniteCheck
 from hpc.resume.saving import Saver
@@ -39,7 +39,7 @@ class StepBoundary:
         exchanges = self.agreement.early.exchange, self.evaluation_stop.agreement.early.exchange
         run.watch.exchange_with(lambda store: [exchange(store) for exchange in exchanges])
 
-    def reach(self, *, is_last: bool = False) -> None:
+    def save_or_stop_if_due(self, *, is_last: bool = False) -> None:
         """Agree, save and stop, as far as it is due.
 
         Args:
@@ -51,37 +51,37 @@ class StepBoundary:
         """
         trainer, saver = self.trainer, self.saver
         step = trainer.global_step
-        self.reasons.record_stop_place()
+        self.reasons.record_stop_opportunity()
         self.is_saved_before_evaluation = False
         is_before_validation, is_due = not is_last and is_validation_next(trainer), saver.is_step_due(step)
         is_needed = is_due or is_last or is_before_validation or saver.has_new_metrics
-        if not (is_needed or self.agreement.is_due(step)):
+        if not (is_needed or self.agreement.arrive(step)):
             return
         if saver.has_new_metrics and not trainer.strategy.is_writing:  # type: ignore[attr-defined]
-            saver.finish_write(trainer)  # so that the best checkpoint so far is known to be on the disk
-        request = Request(
+            saver.wait_or_warn(trainer)  # so that the best checkpoint so far is known to be on the disk
+        request = RankRequest(
             stop=self._step_reason(),
             save=is_due or is_last or (trainer.is_global_zero and saver.is_time_due(trainer)),
             is_best=trainer.is_global_zero and saver.is_new_best(),
             is_not_finite=self.nonfinite.take(trainer, trainer.lightning_module),
-            save_before_validation=is_before_validation and self.evaluation_stop.is_long is not False,
+            save_before_validation=is_before_validation and self.evaluation_stop.is_validation_long is not False,
         )
         checksum = 0 if is_last else schedules.learning_rate_checksum(trainer.optimizers)
         agreed = self.agreement.agree(step, request, checksum=checksum)
         if agreed.ranks_differ:
-            schedules.reject_differing_rates(trainer)
+            schedules.raise_differing_rates(trainer)
         saver.has_new_metrics, self.is_saved_before_evaluation = False, bool(agreed.save_before_validation)
         if agreed.is_not_finite:
             self._end_nonfinite(step)
         wants_save = agreed.save or agreed.is_best or agreed.stop or agreed.save_before_validation
         if wants_save and (step != saver.saved_step or agreed.is_best):
-            saver.save(trainer, step, is_best=bool(agreed.is_best))
+            saver.start_save(trainer, step, is_best=bool(agreed.is_best))
         if agreed.stop and not is_last:
-            saver.finish_write(trainer)
+            saver.wait_or_warn(trainer)
             why = REASONS[agreed.stop]
             self._end(step, outcome="finished" if why == PRUNED else "continue", why=why)
 
-    def reach_evaluation_batch(self) -> None:
+    def stop_evaluation_if_due(self) -> None:
         """Stop here, if all ranks do, where only this evaluation and one step are lost since the last checkpoint.
 
         Raises:
@@ -89,24 +89,24 @@ class StepBoundary:
         """
         if not (self.is_saved_before_evaluation or self.trainer.sanity_checking or self.trainer.testing):
             return
-        self.reasons.record_stop_place()
-        if reason := self.evaluation_stop.agreed_reason():
-            self.saver.finish_write(self.trainer)
+        self.reasons.record_stop_opportunity()
+        if reason := self.evaluation_stop.agree_on_stop():
+            self.saver.wait_or_warn(self.trainer)
             self._end(self.saver.saved_step, outcome="continue", why=REASONS[reason])
 
     def _step_reason(self) -> int:
-        return self.reasons.between_steps(
+        return self.reasons.reason_between_steps(
             is_global_zero=self.trainer.is_global_zero, save_seconds=self.saver.save_seconds
         )
 
     def _evaluation_reason(self) -> int:
-        return self.reasons.within_evaluation(
+        return self.reasons.reason_within_evaluation(
             is_global_zero=self.trainer.is_global_zero, save_seconds=self.saver.save_seconds
         )
 
     def _end_nonfinite(self, step: int) -> None:
         """End the attempt before anything is saved: a loss or gradient was NaN or infinite, perhaps some steps ago."""
-        self.saver.finish_write(self.trainer)
+        self.saver.wait_or_warn(self.trainer)
         why = f"loss or gradient was not finite, seen at step {step}"
         if self.faults.nonfinite == "rollback" and self.saver.saved_step:  # without a checkpoint there is no way back
             if self.trainer.is_global_zero:

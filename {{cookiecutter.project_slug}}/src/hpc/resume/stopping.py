@@ -48,19 +48,19 @@ class StopReasons:
         self._last_stop_time = time.monotonic()
         self._longest_gap_seconds = 0.0
 
-    def record_stop_place(self) -> None:
+    def record_stop_opportunity(self) -> None:
         """Record that the run could stop now, to know how long it takes at most until it can."""
         now = time.monotonic()
         self._longest_gap_seconds = max(self._longest_gap_seconds, now - self._last_stop_time)
         self._last_stop_time = now
 
-    def between_steps(self, *, is_global_zero: bool, save_seconds: float) -> int:
+    def reason_between_steps(self, *, is_global_zero: bool, save_seconds: float) -> int:
         """Return the index of the reason to stop between two steps; 0: none."""
         if self.is_pruned:
             return REASONS.index(PRUNED)
-        return self.within_evaluation(is_global_zero=is_global_zero, save_seconds=save_seconds)
+        return self.reason_within_evaluation(is_global_zero=is_global_zero, save_seconds=save_seconds)
 
-    def within_evaluation(self, *, is_global_zero: bool, save_seconds: float) -> int:
+    def reason_within_evaluation(self, *, is_global_zero: bool, save_seconds: float) -> int:
         """Return the index of the reason to stop within an evaluation; 0: none.
 
         Args:

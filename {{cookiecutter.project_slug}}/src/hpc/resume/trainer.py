@@ -43,7 +43,7 @@ def make_trainer(
         weights.load(module, cfg.ckpt)
     run_loggers = loggers.build_loggers(cfg, run.checkpoint, starts=attempt_log.read_starts(run.run_dir))
     if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
-        run.undo_config_change = record.record_attempt(run, run_loggers)
+        run.undo_config_change = record.record_attempt_start(run, run_loggers)
     own_callbacks = [
         Curves(),
         SameData(run.run_dir),

@@ -10,7 +10,7 @@ from hpc.checkpoint.load_hooks import researcher_callbacks
 from hpc.training import weight_averaging
 
 
-def report_changed_weights(trainer: L.Trainer, module: L.LightningModule) -> Callable[[], None]:
+def make_weight_change_reporter(trainer: L.Trainer, module: L.LightningModule) -> Callable[[], None]:
     """Return a function that prints a note if the weights are no longer those of now, which the last checkpoint has."""
     before, callbacks = weights.local_sums(module), trainer.callbacks  # type: ignore[attr-defined]
     # The last checkpoint has the average, although an averaging callback puts it in place only later.

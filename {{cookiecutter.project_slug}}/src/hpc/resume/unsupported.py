@@ -30,14 +30,14 @@ def reject_unsupported_callbacks(trainer: L.Trainer) -> None:
                 raise ConfigError("callbacks", type(callback).__name__, UNSUPPORTED_CALLBACKS[kind.__name__][0], fix)
 
 
-def reject_unsupported(trainer: L.Trainer) -> None:
+def reject_unsupported_trainer(trainer: L.Trainer) -> None:
     """Raise `ConfigError` for a rule of `RULES` that is broken. Called once loaders and optimizers exist."""
     for is_broken, key, value, rule, fix in RULES:
         if is_broken(trainer):
             raise ConfigError(key, value(trainer), f"{rule}, so that an interrupted run can resume exactly", fix)
 
 
-def reject_unvalidated(trainer: Any, metrics: set[str]) -> None:
+def reject_early_stopping_before_validation(trainer: Any, metrics: set[str]) -> None:
     """Raise `ConfigError` if EarlyStopping would need, at the end of an epoch, a metric of a later validation.
 
     Args:
@@ -126,9 +126,9 @@ def _describe_unusable_loading(trainer: L.Trainer) -> str:
     return ""
 
 
-Question = Callable[[L.Trainer], object]
+TrainerQuery = Callable[[L.Trainer], object]
 # Whether the rule is broken, the key, its value, the rule, the fix.
-RULES: list[tuple[Question, str, Question, str, str]] = [
+RULES: list[tuple[TrainerQuery, str, TrainerQuery, str, str]] = [
     (
         lambda trainer: isinstance(trainer.fit_loop._data_fetcher, _DataLoaderIterDataFetcher),
         "model",

@@ -87,7 +87,7 @@ def read_starts(path: Path) -> list[dict[str, Any]]:
     return [event for event in read_events(path) if event.get("event") == "start"]
 
 
-def log_dirs(path: Path) -> list[Path]:
+def curve_folders(path: Path) -> list[Path]:
     """Return the folders with curves: tensorboard/, and those that attempts recorded, newest attempt first.
 
     None of them lies outside the run directory.

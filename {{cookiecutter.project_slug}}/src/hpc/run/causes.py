@@ -23,7 +23,7 @@ HARDWARE = re.compile(r"CUDA (error|driver)|CU(DNN|BLAS)_STATUS|uncorrectable|Da
 
 
 @dataclass(frozen=True)
-class Cause:
+class RankError:
     """The last error of one rank."""
 
     time: float
@@ -64,7 +64,7 @@ def errors_folder(run_dir: Path, attempt: int) -> Path:
     return run_dir / "errors" / str(attempt)
 
 
-def first_cause(causes: Sequence[Cause], *, world_size: int = 0, hosts: Sequence[str] = ()) -> Cause | None:
+def first_cause(causes: Sequence[RankError], *, world_size: int = 0, hosts: Sequence[str] = ()) -> RankError | None:
     """Return the earliest error that is no echo; if all are echoes, a rank that left no file; or None.
 
     Args:
@@ -75,17 +75,19 @@ def first_cause(causes: Sequence[Cause], *, world_size: int = 0, hosts: Sequence
     if causes and silent and not originals:
         others = f", as did {len(silent) - 1} more" if silent[1:] else ""
         host = hosts[silent[0] * len(hosts) // world_size] if hosts else ""
-        return Cause(min(cause.time for cause in causes), silent[0], host, f"ended without an error{others} (killed?)")
+        return RankError(
+            min(cause.time for cause in causes), silent[0], host, f"ended without an error{others} (killed?)"
+        )
     return min(originals or causes, key=lambda cause: cause.time, default=None)
 
 
-def read_causes(run_dir: Path, attempt: int) -> list[Cause]:
+def read_causes(run_dir: Path, attempt: int) -> list[RankError]:
     """Return the errors that the ranks of an attempt have left; a damaged file counts as missing."""
     causes = (_read_cause(path) for path in errors_folder(run_dir, attempt).glob("rank-*.txt"))
     return [cause for cause in causes if cause]
 
 
-def _read_cause(path: Path) -> Cause | None:
+def _read_cause(path: Path) -> RankError | None:
     try:
         with open_regular_file(path) as stream:
             text = stream.read(MAX_BYTES).decode(errors="replace")
@@ -93,7 +95,7 @@ def _read_cause(path: Path) -> Cause | None:
         return None
     rank = re.fullmatch(r"rank-(\d+)", path.stem)
     head = re.match(r"(\d+(?:\.\d+)?) (.+)\n(?:host (\S+)\n)?", text)
-    return Cause(float(head[1]), int(rank[1]), head[3] or "", head[2]) if rank and head else None
+    return RankError(float(head[1]), int(rank[1]), head[3] or "", head[2]) if rank and head else None
 
 
 def is_deterministic(error: BaseException) -> bool:

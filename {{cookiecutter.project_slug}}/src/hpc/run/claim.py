@@ -68,7 +68,7 @@ class Claim:
         return _claim_path(self._folder, self.attempt)
 
 
-def take(run_dir: Path, claimant: Mapping[str, Any], *, watch_seconds: float = 8) -> Claim:
+def take_claim(run_dir: Path, claimant: Mapping[str, Any], *, watch_seconds: float = 8) -> Claim:
     """Claim the next attempt at a run, on rank 0 alone; an earlier owner may not write any more from then on.
 
     Args:
@@ -87,12 +87,12 @@ def take(run_dir: Path, claimant: Mapping[str, Any], *, watch_seconds: float = 8
         try:
             last = newest_attempt(run_dir)
             if last and _is_alive(run_dir, last, claimant, watch_seconds):
-                raise _is_claimed_error(run_dir, last)
+                raise _claimed_error(run_dir, last)
             recorded = (_whole_number(event.get("attempt")) for event in attempt_log.read_events(run_dir))
             attempt = 1 + max(last, *recorded, 0)
             _write_beat(folder, attempt, 0)  # first, so that whoever sees the claim finds a heartbeat
             if not link_unless_taken(temporary, _claim_path(folder, attempt)):
-                raise _is_claimed_error(run_dir, attempt)  # made since we looked, so its process is alive
+                raise _claimed_error(run_dir, attempt)  # made since we looked, so its process is alive
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
@@ -171,7 +171,7 @@ def link_unless_taken(temporary: Path, path: Path) -> bool:
     return True
 
 
-def _is_claimed_error(run_dir: Path, attempt: int) -> ConfigError:
+def _claimed_error(run_dir: Path, attempt: int) -> ConfigError:
     claim = _read_claim(run_dir / "claims", attempt)
     job, host = claim.get("job"), claim.get("host")
     name = f"Job {job}" if job else f"Process {claim['pid']}" if claim.get("pid") else "Another process"

@@ -65,13 +65,13 @@ def compose_resumed(run_dir: Path, words: Sequence[str]) -> DictConfig:
         ConfigError: there is no run that this code can read, or the words would change what the run trains.
     """
     old = frozen_config.read_compatible(run_dir)
-    if not words and frozen_config.is_in_place(run_dir, old):
+    if not words and frozen_config.is_at_configured_path(run_dir, old):
         return old
     code = run_dir / "code" / "configs"
     new = compose_overrides(frozen_config.merge_overrides(run_dir, words), configs=code if code.is_dir() else None)
     trust.reject_untrusted(new, run_dir)  # the words and configs in the run directory have made it
     override = next((word for word in words if word.lstrip("+~").startswith("run_dir")), None)
-    if override and (not new.run_dir or not frozen_config.is_in_place(run_dir, new)):
+    if override and (not new.run_dir or not frozen_config.is_at_configured_path(run_dir, new)):
         rule = "cannot be given with resume=: a run is resumed in its own directory"
         raise ConfigError(override, None, rule, f"resume={run_dir} without {override}")
     return changes.accept_new_config(old, new, run_dir=run_dir)

@@ -24,7 +24,9 @@ FAILED_START_FILES = ("claims", "overrides.json")
 SEARCH_FILE = "search.json"  # in the folder of an array whose runs belong to a search
 
 
-def choose(requested: str | None, name: str, *, now: datetime, environ: Mapping[str, str], step: str = "0") -> Path:
+def choose_run_dir(
+    requested: str | None, name: str, *, now: datetime, environ: Mapping[str, str], step: str = "0"
+) -> Path:
     """Return the run's directory: the requested one, the one a parent process chose, the job's, or a new one in runs/.
 
     It is chosen once: if each rank read its own clock, each would get a directory of its own. A job's directory is the
@@ -50,7 +52,7 @@ def _numbered(path: Path) -> Iterator[Path]:
         yield path.with_name(f"{path.name}-{number}")
 
 
-def reserve(path: Path, group_readable: bool, *, is_own: Callable[[Path], bool]) -> Path:
+def reserve_run_dir(path: Path, group_readable: bool, *, is_own: Callable[[Path], bool]) -> Path:
     """Make a directory that did not exist: `path`, or path-2, path-3, ...; or return the first one that is our own.
 
     A job may start several runs, one after the other or at once, as a person does in a shell that srun gives.
@@ -73,7 +75,7 @@ def reserve(path: Path, group_readable: bool, *, is_own: Callable[[Path], bool])
     raise AssertionError("there is always a further number")
 
 
-def create(
+def create_run_dir(
     path: Path, group_readable: bool = False, *, is_made: bool = False, free_bytes: int = MIN_FREE_BYTES
 ) -> None:
     """Make the directory, private unless requested otherwise, write a test file, and tell processes started from here.

@@ -57,7 +57,7 @@ def read_compatible(run_dir: Path) -> DictConfig:
     return cfg
 
 
-def is_in_place(run_dir: Path, cfg: DictConfig) -> bool:
+def is_at_configured_path(run_dir: Path, cfg: DictConfig) -> bool:
     """Return whether this is still the directory that its config names.
 
     It is not after mv or cp, when the paths in the config lead to the old place.
@@ -135,7 +135,7 @@ def create_or_replace(run_dir: Path, cfg: DictConfig, *, words: Sequence[str]) -
     lines = list_changes(run_dir, cfg)
     if not lines:
         return None
-    merged = [word for word in merge_overrides(run_dir, words) if not _is_permission(word)]
+    merged = [word for word in merge_overrides(run_dir, words) if not _is_resume_allow(word)]
     sys.stderr.write("".join(f"{line}\n" for line in lines))
     if cfg.resume_allow:
         permitted = [line for line in lines if not changes.may_change(line.partition(":")[0])]
@@ -171,5 +171,5 @@ def _set_group_access(run_dir: Path, group_readable: bool) -> None:
     group_access.set_group_access(run_dir, group_readable)
 
 
-def _is_permission(word: str) -> bool:
+def _is_resume_allow(word: str) -> bool:
     return word.partition("=")[0].lstrip("+") == allowed_changes.KEY

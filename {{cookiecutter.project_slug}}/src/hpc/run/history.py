@@ -97,7 +97,7 @@ def read_run(path: Path, name: str) -> RunRecord:
 
 def first_error(run: RunRecord, logs_too: bool) -> str:
     """Return the first cause that a rank left in the last attempt, else the first error in the job's logs; or ""."""
-    return _first_cause_of_newest(run) or (job_logs.first_error(run.path, run.job) if logs_too else "")
+    return _first_cause_of_newest(run) or (job_logs.first_logged_error(run.path, run.job) if logs_too else "")
 
 
 def num_stalled_starts(run: RunRecord) -> int:
@@ -117,7 +117,7 @@ def latest_progress(run: RunRecord) -> tuple[int | None, str]:
     step = end.get("step")
     if not run.attempts or (tested and run.attempts[-1].end):
         return step, _main_metric(tested)
-    curve_step, validated = last_step.newest_scalars(*attempt_log.log_dirs(run.path))
+    curve_step, validated = last_step.newest_scalars(*attempt_log.curve_folders(run.path))
     steps = [curve_step, last_step.newest_checkpoint_step(run.path)]
     newest = max((number for number in steps if number is not None), default=step)
     return step if run.attempts[-1].end else newest, _main_metric(tested or validated)

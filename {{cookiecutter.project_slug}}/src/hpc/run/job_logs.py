@@ -15,7 +15,7 @@ REQUEUED = re.compile(r"CANCELLED AT \S+ DUE TO (JOB REQUEUE|PREEMPTION|NODE FAI
 ERROR = re.compile(r"(slurmstepd|srun|job\.sh): error|.*CANCELLED AT .* DUE TO TIME LIMIT|.*PBS: job killed")
 
 
-def log_paths(run_dir: Path, job: str | None) -> list[Path]:
+def job_log_paths(run_dir: Path, job: str | None) -> list[Path]:
     """Return the logs of one job: of its nodes (PBS), then of its script; an array's are in the sweep's folder."""
     number = re.match(r"\d+", job or "")
     if not number or not job:
@@ -25,9 +25,9 @@ def log_paths(run_dir: Path, job: str | None) -> list[Path]:
     return [*nodes, script]
 
 
-def first_error(run_dir: Path, job: str | None) -> str:
+def first_logged_error(run_dir: Path, job: str | None) -> str:
     """Return the first line of the job's logs, after its last requeue, that names an error; "" if there is none."""
-    for path in log_paths(run_dir, job):
+    for path in job_log_paths(run_dir, job):
         lines = [line for line in read_tail(path).splitlines() if line.strip()]
         start = max((number + 1 for number, line in enumerate(lines) if REQUEUED.search(line)), default=0)
         # srun, which is not buffered, reports that a rank has ended before that rank's own last lines arrive.

@@ -32,8 +32,8 @@ class Peers:
             if not self._writes.check(["watch/failed"]):
                 self._writes.set("watch/failed", json.dumps(report))
 
-    def leave(self, seconds: float) -> None:
-        """Wait until all ranks have come to this point, including those that are late, but at most so long."""
+    def wait_for_all(self, seconds: float) -> None:
+        """Wait until all ranks have come to this point, including late ones, for at most so many seconds."""
         limit = time.monotonic() + seconds
         with suppress(RuntimeError):
             self._writes.add("watch/left", 1)

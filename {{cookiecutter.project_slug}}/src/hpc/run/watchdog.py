@@ -25,7 +25,7 @@ from hpc.run.peers import Peers
 from hpc.run.signals import SignalState, wait_for_signals
 
 POLL_SECONDS = 1.0  # between two looks at the main thread
-BOUNDARY_SECONDS = 3.0  # within which a step should end after a SIGTERM; the scheduler may kill after 5
+STEP_END_SECONDS = 3.0  # within which a step should end after a SIGTERM; the scheduler may kill after 5
 LAST_WORDS_SECONDS = 3.0  # that a failing rank has for its file, and rank 0 for the others to hear of it
 EXIT_SECONDS = 10.0  # that a rank has between its error and its end, before it is ended
 
@@ -134,8 +134,8 @@ class Watchdog:
                 last, since, sigterm_time = progress, now, 0.0
             if signal.SIGTERM in signals:
                 sigterm_time = sigterm_time or now
-            if sigterm_time and now - sigterm_time > BOUNDARY_SECONDS:
-                text = f"no step has ended in the {BOUNDARY_SECONDS:g} s since SIGTERM; {stacks.describe_main_thread()}"
+            if sigterm_time and now - sigterm_time > STEP_END_SECONDS:
+                text = f"no step has ended in the {STEP_END_SECONDS:g} s since SIGTERM; {stacks.describe_main_thread()}"
                 self._print(text, stacks.format_all_stacks())
                 sigterm_time = 0.0
             failure = self._peers.failure() if self._peers else ""
@@ -213,7 +213,7 @@ class Watchdog:
     def _leave(self, seconds: float) -> None:
         """Wait so long for the other ranks, which would report other errors without this one; release the claim."""
         if peers := self._peers:
-            _run_within(seconds + 1, lambda: peers.leave(seconds))
+            _run_within(seconds + 1, lambda: peers.wait_for_all(seconds))
         if own_claim := self._claim:
             _run_within(LAST_WORDS_SECONDS, own_claim.release)
 

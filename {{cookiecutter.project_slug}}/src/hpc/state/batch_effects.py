@@ -54,7 +54,7 @@ class FetchEffects:
                 continue
             fields = holder_fields.unsaved_fields(owner_name, owner)
             data = ((name, value) for name, value in fields if name not in NO_ATTRIBUTES)
-            names = [name for name, value in data if plain_forms.holds_data(value)]
+            names = [name for name, value in data if plain_forms.may_have_plain_form(value)]
             # Buffers, too: a checkpoint has them as they are after the batch.
             buffers = owner._buffers if is_module and "/" not in owner_name else ()
             self._watched += [(owner_name, name, _getter(owner, name)) for name in dict.fromkeys([*names, *buffers])]

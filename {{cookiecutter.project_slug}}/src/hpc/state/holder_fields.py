@@ -59,7 +59,7 @@ def _unsaved_attributes(owner: Any, *, is_saved: bool, only_data: bool) -> Itera
         left_out |= {name for name in attributes if name.startswith(DEEPSPEED)}
     for name, value in attributes.items():
         is_function = is_saved and isinstance(value, FUNCTIONS) and not isinstance(owner, Metric)  # its activation, say
-        if name in left_out or (only_data and not (is_function or plain_forms.holds_data(value))):
+        if name in left_out or (only_data and not (is_function or plain_forms.may_have_plain_form(value))):
             continue
         if isinstance(value, MethodType) and value.__func__ is getattr(type(owner), name, None):
             continue  # the class's own method, put back by code that had replaced it

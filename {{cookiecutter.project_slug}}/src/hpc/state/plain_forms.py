@@ -29,7 +29,7 @@ GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.G
 Find = Callable[[str], Any]  # an object by its name; raises `LookupError`
 
 
-def holds_data(value: Any) -> bool:
+def may_have_plain_form(value: Any) -> bool:
     """Return whether a value is of a kind that may have a plain form; its content decides whether it has one."""
     return type(value) in (*PLAIN_TYPES, *CONTAINERS, *KINDS) or isinstance(value, np.generic | Enum)
 
@@ -94,9 +94,9 @@ def from_plain(form: Any, make: Mapping[str, Callable[..., Any]] | None = None) 
     return type(form)(from_plain(item, make) for item in form) if type(form) in (list, tuple) else form
 
 
-def data_attributes(owner: Any) -> dict[str, Any]:
+def attributes_with_plain_form(owner: Any) -> dict[str, Any]:
     """Return the attributes of an object that may have a plain form."""
-    return {name: value for name, value in vars(owner).items() if holds_data(value)}
+    return {name: value for name, value in vars(owner).items() if may_have_plain_form(value)}
 
 
 def set_attribute(owner: Any, name: str, form: Any, *, find: Find | None = None, device: Any = "cpu") -> None:

@@ -68,7 +68,7 @@ def _settings(trainer: L.Trainer) -> Iterator[tuple[tuple[str, str], Any]]:
         if owner_name == TRAINER:
             values = {name: getattr(trainer, name) for name in TRAINER_SETTINGS}
         else:
-            values = plain_forms.data_attributes(owner)
+            values = plain_forms.attributes_with_plain_form(owner)
         for name, value in values.items():
             tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
             are_weights = not addresses.isdisjoint(map(weights.storage_address, tensors))

@@ -6,61 +6,64 @@ from pathlib import Path
 
 from hpc.run import directory, frozen_config
 from hpc.studies import search, sweep
-from hpc.submit import array, queue_run
+from hpc.submit import array_folder, queue_run
 from hpc.submit.options import SubmitOptions
-from hpc.submit.scripts import describe_job, render_script, write_scripts
-from hpc.submit.submission import exit_after_job, submit_and_report
+from hpc.submit.scripts import make_job, render_script, write_scripts
+from hpc.submit.submission import exit_if_job_failed, submit_and_report
 
 
 def submit_sweep(words: Sequence[str], *, at_once: int | None, options: SubmitOptions) -> None:
     """Queue a run for each combination of `key=a,b`. All configs are checked before anything is written."""
-    folder = directory.choose(None, "sweep", now=datetime.now(), environ={})
+    folder = directory.choose_run_dir(None, "sweep", now=datetime.now(), environ={})
     members = sweep.compose_members(words, folder)
     array_fields = {"members_file": folder / "members", "num_members": len(members), "at_once": at_once}
     jobs = []
     for cfg, overrides in members:
         queue_run.check_submission(cfg, overrides)
-        jobs.append(describe_job(cfg, **array_fields))
+        jobs.append(make_job(cfg, **array_fields))
     sweep.reject_different_requests(jobs)
     first_cfg, _ = members[0]
     if options.dry_run:
         print(render_script(jobs[0], first_cfg), end="")
         return
-    with queue_run.undo_if_disk_is_full(folder):
-        array.create_array_folder(
+    with queue_run.remove_config_on_write_error(folder):
+        array_folder.create_array_folder(
             first_cfg, folder, run_dirs=[Path(cfg.run_dir) for cfg, _ in members], wait=options.wait
         )
         for cfg, overrides in members:
             run_dir = Path(cfg.run_dir)
             frozen_config.create_or_replace(run_dir, cfg, words=overrides)
-            write_scripts(
-                describe_job(cfg, run_dir=run_dir), cfg, run_dir
-            )  # for submit.py resume= of this member alone
+            write_scripts(make_job(cfg, run_dir=run_dir), cfg, run_dir)  # for submit.py resume= of this member alone
         write_scripts(jobs[0], first_cfg, folder)
-    exit_after_job(submit_and_report(first_cfg, folder, options=options, num_members=len(members)), options)
+    exit_if_job_failed(submit_and_report(first_cfg, folder, options=options, num_members=len(members)), options)
 
 
 def submit_search(
     words: Sequence[str], *, sampler: str, trials: int, at_once: int | None, options: SubmitOptions
 ) -> None:
     """Queue a search. Its members get their values when they start; here the corners of its space are checked."""
-    folder = directory.choose(None, "search", now=datetime.now(), environ={})
+    folder = directory.choose_run_dir(None, "search", now=datetime.now(), environ={})
     corners = search.compose_corners(words, folder)
     for cfg, overrides in corners:
         queue_run.check_submission(cfg, overrides)
     cfgs = [cfg for cfg, _ in corners]
     settings = search.make_search(words, cfgs, sampler=sampler, trials=trials)
-    array_fields = {"members_file": folder / "members", "num_members": trials, "at_once": at_once, "is_search_trial": True}
-    jobs = [describe_job(cfg, **array_fields) for cfg in cfgs]
+    array_fields = {
+        "members_file": folder / "members",
+        "num_members": trials,
+        "at_once": at_once,
+        "is_search_trial": True,
+    }
+    jobs = [make_job(cfg, **array_fields) for cfg in cfgs]
     sweep.reject_different_requests(jobs)
     if options.dry_run:
         print(render_script(jobs[0], cfgs[0]), end="")
         return
     run_dirs = search.member_run_dirs(folder, trials)
-    with queue_run.undo_if_disk_is_full(folder):
-        array.create_array_folder(cfgs[0], folder, run_dirs=run_dirs, wait=options.wait)
+    with queue_run.remove_config_on_write_error(folder):
+        array_folder.create_array_folder(cfgs[0], folder, run_dirs=run_dirs, wait=options.wait)
         search.save_search(folder, settings)
         for run_dir in run_dirs:
-            write_scripts(describe_job(cfgs[0], run_dir=run_dir), cfgs[0], run_dir)
+            write_scripts(make_job(cfgs[0], run_dir=run_dir), cfgs[0], run_dir)
         write_scripts(jobs[0], cfgs[0], folder)
-    exit_after_job(submit_and_report(cfgs[0], folder, options=options, num_members=trials), options)
+    exit_if_job_failed(submit_and_report(cfgs[0], folder, options=options, num_members=trials), options)

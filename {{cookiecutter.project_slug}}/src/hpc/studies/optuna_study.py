@@ -74,12 +74,12 @@ def make_pruner(settings: Search) -> optuna.pruners.BasePruner:
     return optuna.pruners.MedianPruner(n_startup_trials=min(NUM_UNPRUNED_TRIALS, max(settings.trials // 4, 1)))
 
 
-def overrides_of_member(run_dir: Path) -> list[str]:
+def draw_member_overrides(run_dir: Path) -> list[str]:
     """Return the overrides of a member, with the values of its trial. Every call returns the same overrides."""
     settings = search.load_search(run_dir.parent)
     study = open_study(run_dir.parent, int(run_dir.name))
     fail_ended_trials(study, run_dir.parent)
-    trial = newest_trial(study, run_dir.name)
+    trial = get_or_create_trial(study, run_dir.name)
     space = search_space.parse_space(settings.words)
     values = {key: suggest_value(trial, key, dimension) for key, dimension in space.items()}
     return search_space.fill_in(settings.words, values)
@@ -94,7 +94,7 @@ def suggest_value(trial: Trial, key: str, dimension: search_space.Range | search
     return trial.suggest_float(key, dimension.low, dimension.high, log=dimension.log)
 
 
-def newest_trial(study: optuna.Study, run_name: str) -> Trial:
+def get_or_create_trial(study: optuna.Study, run_name: str) -> Trial:
     """Return the newest trial of a member, and note in it the job that this process is part of.
 
     A new trial is made when the member first starts, and after a failed trial, whose values and metrics it inherits.
@@ -146,7 +146,7 @@ class TrialReporter:
     def report(self, number: int, value: float) -> bool:
         """Report the metric of a validation, counted from 0; return whether the trial should be pruned."""
         with _warn_if_unreachable():
-            trial = newest_trial(self._study, self._run_name)
+            trial = get_or_create_trial(self._study, self._run_name)
             # A resumed run repeats the validations after its checkpoint.
             if number not in _newest_frozen_trial(self._study, self._run_name).intermediate_values:
                 trial.report(value, number)
@@ -160,7 +160,9 @@ class TrialReporter:
             outcome: complete, which needs a value; pruned; fail.
         """
         with _warn_if_unreachable():
-            trial = newest_trial(self._study, self._run_name)  # a new one, if another process has marked it as failed
+            trial = get_or_create_trial(
+                self._study, self._run_name
+            )  # a new one, if another process has marked it as failed
             self._study.tell(trial, value, TrialState[outcome.upper()], skip_if_finished=True)
 
 
@@ -168,7 +170,7 @@ def open_reporter(run_dir: Path) -> TrialReporter | None:
     """Return the reporter of a member; None if its trial has ended or the study cannot be reached."""
     with _warn_if_unreachable():
         study = open_study(run_dir.parent, int(run_dir.name))
-        newest_trial(study, run_dir.name)
+        get_or_create_trial(study, run_dir.name)
         is_running = _newest_frozen_trial(study, run_dir.name).state == TrialState.RUNNING
         return TrialReporter(study, run_dir.name) if is_running else None
     return None

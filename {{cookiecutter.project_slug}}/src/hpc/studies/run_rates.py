@@ -32,7 +32,7 @@ class RunRates:
 
 def read_rates(run_dir: Path) -> RunRates | None:
     """Return the speed of a run; None if it left fewer than two points of perf/step_seconds, or no rate."""
-    curves = event_files.read_curves(*attempt_log.log_dirs(run_dir))
+    curves = event_files.read_curves(*attempt_log.curve_folders(run_dir))
     windows = curves.points.get("perf/step_seconds", [])[1:]  # the first one is warm-up
     if not windows:
         return None
@@ -73,6 +73,6 @@ def mean_gpu_percent(run_dir: Path) -> float | None:
     phases, percents = node_usage.read_phases(run_dir), []
     for node in node_usage.read_nodes(run_dir)[0]:
         node_percents = node.gpu_percent()
-        percents += [node_percents[index] for index in node_usage.training_samples(node, phases) if node_percents]
+        percents += [node_percents[index] for index in node_usage.indices_while_training(node, phases) if node_percents]
     mean = node_usage.known_mean(percents)
     return None if math.isnan(mean) else mean

@@ -44,7 +44,7 @@ def run_study(words: Sequence[str], *, dry_run: bool = False, retry_failed: bool
 
 def _run_study(words: Sequence[str], *, dry_run: bool, retry_failed: bool, wait: bool) -> int:
     study = scaling_points.parse_study(words)
-    points, cfgs = check_points(study)
+    points, cfgs = compose_points(study)
     folder = choose_folder(study, cfgs[0])
     table = "\n".join(scaling_table.submission_table(study, points, jobs=[job.job_from_config(cfg) for cfg in cfgs]))
     if dry_run:
@@ -57,11 +57,11 @@ def _run_study(words: Sequence[str], *, dry_run: bool, retry_failed: bool, wait:
     create_folder(folder, study, first_cfg=cfgs[0])
     print(table, flush=True)
     scaling_submission.submit_points(folder, missing)
-    jobs = scaling_submission.wait_for_jobs(folder, points, cfgs=cfgs, wait=wait)
+    jobs = scaling_submission.poll_jobs(folder, points, cfgs=cfgs, wait=wait)
     return scaling_results.report_results(study, jobs, folder=folder, words=words)
 
 
-def check_points(study: ScalingStudy) -> tuple[list[ScalingPoint], list[DictConfig]]:
+def compose_points(study: ScalingStudy) -> tuple[list[ScalingPoint], list[DictConfig]]:
     """Return all points and their checked configs. Raises `ConfigError` if one of them cannot run."""
     first = compose.compose_overrides(study.first_overrides)
     try:
@@ -94,7 +94,7 @@ def choose_folder(study: ScalingStudy, first_cfg: DictConfig) -> Path:
 def create_folder(folder: Path, study: ScalingStudy, *, first_cfg: DictConfig) -> None:
     """Create the folder, and record there what the points share. Raises `ConfigError` if it cannot be written."""
     try:
-        directory.create(folder, first_cfg.group_readable)
+        directory.create_run_dir(folder, first_cfg.group_readable)
     except ConfigError as error:  # names run_dir, which nobody has typed
         raise ConfigError("out", folder, error.rule, "out=<a folder>, or make room (quotas count files, too)") from None
     (folder / RECORD_FILE).write_text(scaling_points.study_record(study, first_cfg), encoding="utf-8")

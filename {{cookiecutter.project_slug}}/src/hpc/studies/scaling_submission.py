@@ -36,7 +36,7 @@ def print_first_job(folder: Path, point: ScalingPoint) -> int:
     return subprocess.run(command).returncode
 
 
-def wait_for_jobs(
+def poll_jobs(
     folder: Path, points: Sequence[ScalingPoint], *, cfgs: Sequence[DictConfig], wait: bool
 ) -> list[PointJob]:
     """Return the newest job of each point once none is queued or running.

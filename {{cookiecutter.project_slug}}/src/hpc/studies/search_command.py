@@ -25,7 +25,7 @@ def list_trials(folder: Path) -> list[str]:
         return trial_table.text_lines(folder.absolute())
 
 
-def assign_values(run_dir: Path) -> list[str]:
+def write_member_config(run_dir: Path) -> list[str]:
     """Get the values of a member, write its config into its run directory, and return its overrides.
 
     Raises:
@@ -36,7 +36,7 @@ def assign_values(run_dir: Path) -> list[str]:
     from hpc.studies import optuna_study
 
     with _reject_damaged_study(run_dir.parent):
-        words = optuna_study.overrides_of_member(run_dir)
+        words = optuna_study.draw_member_overrides(run_dir)
     cfg = compose.compose_overrides(words)
     trust.reject_untrusted(cfg, run_dir)  # the overrides come from a file in the folder
     cfg.run_dir = str(run_dir)

@@ -25,7 +25,7 @@ class Range:
     log: bool = False
 
     @property
-    def ends(self) -> tuple[str, ...]:
+    def corner_values(self) -> tuple[str, ...]:
         return (repr(self.low), repr(self.high))
 
 
@@ -36,7 +36,7 @@ class Choice:
     values: tuple[str, ...]
 
     @property
-    def ends(self) -> tuple[str, ...]:
+    def corner_values(self) -> tuple[str, ...]:
         return self.values
 
 
@@ -73,7 +73,7 @@ def fill_in(overrides: Sequence[str], values: Mapping[str, object]) -> list[str]
 
 def list_corners(space: Space) -> list[dict[str, str]]:
     """Return all combinations of the ends of each range and all choices; if these are too many, each end once."""
-    ends = [dimension.ends for dimension in space.values()]
+    ends = [dimension.corner_values for dimension in space.values()]
     if math.prod(map(len, ends)) <= MAX_CORNERS:
         corners = list(product(*ends))
     else:

@@ -10,11 +10,11 @@ from omegaconf import DictConfig
 
 from hpc.config import preflight, project
 from hpc.config.errors import ConfigError
-from hpc.run import directory, environment, frozen_config, snapshot
+from hpc.run import directory, frozen_config, snapshot, virtual_environment
 from hpc.submit import scheduler
 from hpc.submit.options import SubmitOptions
-from hpc.submit.scripts import describe_job, render_script, write_scripts
-from hpc.submit.submission import exit_after_job, submit_and_report
+from hpc.submit.scripts import make_job, render_script, write_scripts
+from hpc.submit.submission import exit_if_job_failed, submit_and_report
 
 
 def submit_run(cfg: DictConfig, words: Sequence[str], *, options: SubmitOptions, program: str = "train.py") -> Path:
@@ -24,21 +24,21 @@ def submit_run(cfg: DictConfig, words: Sequence[str], *, options: SubmitOptions,
         words: overrides as typed; they are stored beside the config.
     """
     check_submission(cfg, words if program == "train.py" else None)
-    cfg.run_dir = str(directory.choose(cfg.run_dir, cfg.name, now=datetime.now(), environ={}))
+    cfg.run_dir = str(directory.choose_run_dir(cfg.run_dir, cfg.name, now=datetime.now(), environ={}))
     run_dir = Path(cfg.run_dir)
-    job = describe_job(cfg, run_dir=run_dir, program=program)
+    job = make_job(cfg, run_dir=run_dir, program=program)
     if options.dry_run:
         print(render_script(job, cfg), end="")
         return run_dir
     prepare_submission(cfg, project.PROJECT, wait=options.wait)
     snapshot.reject_unsuitable_code(cfg.dirty_tree)
     directory.reject_used(run_dir)
-    with undo_if_disk_is_full(run_dir):
-        directory.create(run_dir, cfg.group_readable)
+    with remove_config_on_write_error(run_dir):
+        directory.create_run_dir(run_dir, cfg.group_readable)
         frozen_config.create_exclusively(run_dir, cfg, words=list(words))
         snapshot.copy_code(run_dir)
         write_scripts(job, cfg, run_dir)
-    exit_after_job(submit_and_report(cfg, run_dir, options=options), options)
+    exit_if_job_failed(submit_and_report(cfg, run_dir, options=options), options)
     return run_dir
 
 
@@ -73,13 +73,13 @@ def prepare_submission(cfg: DictConfig, code: Path, *, wait: bool) -> None:
         rule = "cannot be used with a chain of jobs: it waits for one job"
         raise ConfigError("--wait", None, rule, "cluster.chain=1, or leave --wait out")
     if not cfg.cluster.container:
-        environment.reject_incomplete_environment(Path(sys.prefix), code)
+        virtual_environment.reject_incomplete_environment(Path(sys.prefix), code)
         if cfg.cluster.stage_env:
-            environment.pack_environment(Path(sys.prefix))
+            virtual_environment.pack_environment(Path(sys.prefix))
 
 
 @contextmanager
-def undo_if_disk_is_full(run_dir: Path) -> Iterator[None]:
+def remove_config_on_write_error(run_dir: Path) -> Iterator[None]:
     """Remove the run's config if a part of the job cannot be written, so that the directory holds no run.
 
     Raises:

@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from hpc.config import cluster_rules
-from hpc.config.conversion import list_override
+from hpc.config.conversion import format_list_override
 from hpc.config.errors import ConfigError, make_printable
 from hpc.config.freezing import escape_quotes
 from hpc.jobs.job import Job
@@ -107,7 +107,7 @@ def _replace_sbatch_variable(variable: str, value: str, cluster: DictConfig) -> 
         return f"{key_of_option} sets that"
     if option in cluster.options:
         return ""
-    return f"the job gets it by {list_override('cluster.options', option)}"
+    return f"the job gets it by {format_list_override('cluster.options', option)}"
 
 
 def log_path(folder: Path, scheduler: str, *, job_id: str, is_array: bool) -> Path:

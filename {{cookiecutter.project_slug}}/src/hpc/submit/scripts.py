@@ -18,7 +18,7 @@ from hpc.system.files import write_atomically
 SOURCED_FILES = ("src/hpc/jobs/slurm.bash", "src/hpc/jobs/pbs.bash")  # by job scripts, from the run's copy of the code
 
 
-def describe_job(cfg: DictConfig, **fields: Any) -> job.Job:
+def make_job(cfg: DictConfig, **fields: Any) -> job.Job:
     """Return the job of a config, with this Python's environment and this working directory.
 
     Args:
@@ -50,7 +50,7 @@ def read_work_dir(run_dir: Path) -> Path:
     return folder if folder.is_dir() else Path.cwd()
 
 
-def reject_unmovable_run(run_dir: Path) -> None:
+def reject_run_without_new_script(run_dir: Path) -> None:
     """Raise `ConfigError` if a new job script would not work for a submitted run.
 
     Its ranks run another program than train.py, or its copy of the code has other functions for job scripts.

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from hpc.config import walltime
 from hpc.submit import scheduler
 from hpc.submit.options import SubmitOptions
-from hpc.submit.scripts import describe_job
+from hpc.submit.scripts import make_job
 
 
 def submit_and_report(cfg: DictConfig, folder: Path, *, options: SubmitOptions, num_members: int = 1) -> Popen[str]:
@@ -18,7 +18,7 @@ def submit_and_report(cfg: DictConfig, folder: Path, *, options: SubmitOptions, 
     Returns:
         The command of the scheduler. With --wait, it ends when the job does, with the job's exit code.
     """
-    job = describe_job(cfg, run_dir=folder)
+    job = make_job(cfg, run_dir=folder)
     num_jobs = num_members * (job.chain if cfg.cluster.scheduler == "pbs" else 1)
     cost = f"{job.gpu_hours * num_jobs:g} GPU-hours" if job.gpus_per_node else "no GPU"
     size = f"{job.nodes} nodes x {job.tasks_per_node} tasks, {walltime.format_walltime(job.walltime_seconds)}"
@@ -36,7 +36,7 @@ def submit_and_report(cfg: DictConfig, folder: Path, *, options: SubmitOptions, 
     return command
 
 
-def exit_after_job(command: Popen[str], options: SubmitOptions) -> None:
+def exit_if_job_failed(command: Popen[str], options: SubmitOptions) -> None:
     """With --wait, wait for the job, and exit with its exit code unless that is 0."""
     if options.wait and (code := command.wait()):
         sys.exit(code)

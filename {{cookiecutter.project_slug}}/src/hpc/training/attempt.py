@@ -22,7 +22,7 @@ from hpc.run.claim import Claim
 from hpc.run.program import Program
 from hpc.run.signals import INTERRUPTED
 from hpc.run.watchdog import Stopped, Watchdog
-from hpc.training import meet_ranks, starting_point
+from hpc.training import lightning_errors, meet_ranks, starting_point
 
 
 @dataclass
@@ -69,10 +69,8 @@ def attempt(cfg: DictConfig, program: Program) -> Iterator[Attempt]:
     node_checks.check_launch(cfg, program.place, environ=environ)
     try:
         with _begin_watched(cfg, program) as run:
-            from hpc.training import rejections
-
             _prepare_libraries(cfg)
-            with rejections.reject_lightning_errors(run):
+            with lightning_errors.convert_lightning_errors(run):
                 yield run
     except Stopped as stopped:
         _exit_stopped(cfg, program, stopped)
@@ -92,7 +90,9 @@ def _begin_watched(cfg: DictConfig, program: Program) -> Iterator[Attempt]:
     signals.launcher_pid = getppid() if place.launcher != "none" else None
     job_end = placement.job_end_unix_time(environ)
     starting_point.forget_parent_run(place, environ)
-    new_run_dir = directory.choose(cfg.run_dir, cfg.name, now=datetime.now(), environ=environ, step=place.step or "0")
+    new_run_dir = directory.choose_run_dir(
+        cfg.run_dir, cfg.name, now=datetime.now(), environ=environ, step=place.step or "0"
+    )
     is_frozen = command_line.resume_directory(program.words) is not None
     start = meet_ranks.begin_attempt(cfg, place, new_run_dir=new_run_dir, is_frozen=is_frozen, environ=environ)
     run_dir = Path(cfg.run_dir)

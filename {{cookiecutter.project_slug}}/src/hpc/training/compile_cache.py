@@ -48,7 +48,9 @@ class CompileCache(L.Callback):
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
         key = cache_key(pl_module.network, name, precision=str(trainer.precision))
         self.archive = self.folder / f"{key}.tar"
-        self.cache_dir = unpack_into_first(self.archive, compile_folders(self.node_local, trainer.default_root_dir))
+        self.cache_dir = unpack_into_first(
+            self.archive, candidate_cache_folders(self.node_local, trainer.default_root_dir)
+        )
         self._num_saved_files = self._count_files()
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.cache_dir)
 
@@ -72,7 +74,7 @@ class CompileCache(L.Callback):
         return sum(len(files) for _, _, files in os.walk(self.cache_dir))
 
 
-def compile_folders(node_local: str | None, run_dir: str) -> Iterator[Path]:
+def candidate_cache_folders(node_local: str | None, run_dir: str) -> Iterator[Path]:
     """Yield folders to compile in, best first: the node's own storage, if the config names one that exists."""
     with suppress(ConfigError):
         if node_local:

@@ -19,13 +19,13 @@ from hpc.checkpoint.strategy_state import CheckpointMixin
 from hpc.config.errors import ConfigError
 from hpc.data.shared_loaders import SharesLoaders
 from hpc.training.norm_precision import BATCH_NORM, reject_two_precisions
-from hpc.training.released_layers import TracksReleasedLayers
 from hpc.training.shown_names import join_names
 from hpc.training.synced_buffers import SyncsBuffers
+from hpc.training.unfrozen_parameters import TracksUnfrozenParameters
 
 
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
-class DeepSpeed(TracksReleasedLayers, SyncsBuffers, SharesLoaders, CheckpointMixin, DeepSpeedStrategy):
+class DeepSpeed(TracksUnfrozenParameters, SyncsBuffers, SharesLoaders, CheckpointMixin, DeepSpeedStrategy):
     """ZeRO stages 1 to 3. On CPU it is the same, with the check for CUDA lifted."""
 
     def __init__(self, **options: Any) -> None:
@@ -47,7 +47,7 @@ class DeepSpeed(TracksReleasedLayers, SyncsBuffers, SharesLoaders, CheckpointMix
         if any(map(_mixes_dtypes, self.lightning_module.modules())):
             reject_two_precisions(self, "DeepSpeed keeps the statistics in fp32")
 
-    def on_released(self, names: list[str]) -> None:
+    def on_unfrozen(self, names: list[str]) -> None:
         if self.frozen is not None:  # ZeRO has shared out the parameters that were trained when training started
             rule = "DeepSpeed never trains parameters that are frozen when training starts and released later"
             fix = "strategy=ddp or fsdp, or train them from the beginning"

@@ -15,7 +15,7 @@ from typing import Any
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 EVENT_FILE_PREFIX, CSV_FILE = "events.out.tfevents.", "metrics.csv"  # the files of TensorBoardLogger and CSVLogger
-CLOCK_SKEW_SECONDS = 2  # file names hold whole seconds
+FILE_TIME_TOLERANCE_SECONDS = 2  # file names hold whole seconds
 
 
 def read_positions(run_dir: Path, loggers: Sequence[Logger]) -> dict[str, int]:
@@ -105,7 +105,7 @@ def _is_of_attempt(name: str, events: Sequence[Mapping[str, Any]]) -> bool:
         start, end = event.get("time"), end_times.get(str(event.get("attempt")), math.inf)
         if not (time.isdecimal() and isinstance(start, int | float) and isinstance(end, int | float)):
             continue
-        is_in_time = start - CLOCK_SKEW_SECONDS <= int(time) <= end + CLOCK_SKEW_SECONDS
+        is_in_time = start - FILE_TIME_TOLERANCE_SECONDS <= int(time) <= end + FILE_TIME_TOLERANCE_SECONDS
         if rest.startswith(f"{event.get('writer')}.") and is_in_time:
             return True
     return False

@@ -65,7 +65,7 @@ def _build_logger(node: DictConfig, checkpoint: Checkpoint | None, *, earlier_fo
     return logger
 
 
-def log_folders(run_dir: Path, loggers: Sequence[Logger]) -> list[str]:
+def curve_folders(run_dir: Path, loggers: Sequence[Logger]) -> list[str]:
     """Return the folders of the loggers, relative to the run directory."""
     return [os.path.relpath(logger.log_dir, run_dir) for logger in loggers if logger.log_dir]
 

@@ -16,14 +16,14 @@ from hpc.launch.node_checks import check_agreement, collect_node_facts
 from hpc.launch.placement import Placement
 from hpc.run import directory, frozen_config, restarts
 from hpc.training import starting_point
-from hpc.training.starting_point import StartingPoint
+from hpc.training.starting_point import AttemptStart
 
 CHECKPOINT_READ_SECONDS = 1800  # that ranks may take to look through the files of a checkpoint
 
 
 def begin_attempt(
     cfg: DictConfig, place: Placement, *, new_run_dir: Path, is_frozen: bool, environ: MutableMapping[str, str]
-) -> StartingPoint:
+) -> AttemptStart:
     """Bring the ranks together, reject what differs between them, make one run directory for all, and claim it.
 
     Imports torch where there are several ranks.
@@ -98,7 +98,7 @@ def _make_or_check_run_dir(
         if is_first and place.rank == 0:
             _make_run_dir(cfg, Path(cfg.run_dir), is_chosen=is_chosen, environ=environ)
         elif not is_first and place.rank and not place.local_rank:
-            directory.create(Path(cfg.run_dir), cfg.group_readable, is_made=True)
+            directory.create_run_dir(Path(cfg.run_dir), cfg.group_readable, is_made=True)
         directory.set_umask(cfg.group_readable)
     except ConfigError as error:
         answer = {"rejected": error.parts(), "finished": isinstance(error, RunFinished)}
@@ -108,8 +108,8 @@ def _make_or_check_run_dir(
 def _make_run_dir(cfg: DictConfig, path: Path, *, is_chosen: bool, environ: Mapping[str, str]) -> Path:
     """Make the run directory if it is missing, and return its path. Raises `ConfigError` if it cannot be used."""
     if not is_chosen:
-        words, claimant = compose.select_overrides(sys.argv[1:]), starting_point.describe_claimant(environ)
-        path = directory.reserve(
+        words, claimant = compose.select_overrides(sys.argv[1:]), starting_point.claimant_record(environ)
+        path = directory.reserve_run_dir(
             path,
             cfg.group_readable,
             is_own=lambda folder: restarts.is_restart(folder, words, claimant=claimant, environ=environ),
@@ -117,7 +117,7 @@ def _make_run_dir(cfg: DictConfig, path: Path, *, is_chosen: bool, environ: Mapp
     cfg.run_dir = str(path)
     if not (path / "config.yaml").exists():
         directory.reject_foreign_files(path, directory.TRAINING_FILES)
-    directory.create(path, cfg.group_readable)
+    directory.create_run_dir(path, cfg.group_readable)
     restarts.reject_finished(path, cfg)
     frozen_config.reject_other_science(path, cfg)  # before there is an attempt, whose failure would be the run's
     return path

@@ -138,7 +138,7 @@ def _skip_step_if(optimizer: Any, condition: Tensor) -> None:
     optimizer.found_inf = condition.float()  # as torch.amp.GradScaler does it
 
 
-def reject_unskippable_module(module: L.LightningModule) -> None:
+def require_clip_gradients(module: L.LightningModule) -> None:
     """Raise `ConfigError` for a module that does not call `clip_gradients`, so that no step would be left out."""
     if not (module.automatic_optimization and is_overridden("configure_gradient_clipping", module)):
         name = type(module).__name__

@@ -94,13 +94,13 @@ def contact_sheet(images: Tensor, *, predicted: list[int], truth: list[int], col
 def text_table(predicted: Tensor, truth: Tensor, *, width: int = 80) -> str:
     """Return Markdown: each line of truth above what was predicted, token by token, from the true text before it."""
     rows = [
-        f"    truth      {readable(t[:width])}\n    predicted  {readable(p[:width])}"
+        f"    truth      {tokens_to_text(t[:width])}\n    predicted  {tokens_to_text(p[:width])}"
         for p, t in zip(predicted, truth, strict=True)
     ]
     return "\n\n".join(rows)
 
 
-def readable(tokens: Tensor) -> str:
+def tokens_to_text(tokens: Tensor) -> str:
     """Return bytes as text, other tokens as numbers."""
     if int(tokens.max()) < 256:
         text = bytes(tokens.clamp(min=0).tolist()).decode("latin-1")

@@ -25,7 +25,7 @@ from hpc.training import log_positions, loggers
 from hpc.training.attempt import Attempt
 
 
-def record_attempt(run: Attempt, run_loggers: Sequence[Logger]) -> Callable[[], None] | None:
+def record_attempt_start(run: Attempt, run_loggers: Sequence[Logger]) -> Callable[[], None] | None:
     """Record the start of the attempt, on rank 0, before anything is logged: its config, code and versions.
 
     The logs of earlier attempts are cut back to the checkpoint that the run resumes from.
@@ -58,7 +58,7 @@ def record_attempt(run: Attempt, run_loggers: Sequence[Logger]) -> Callable[[], 
         hosts=run.hosts,
         world_size=cfg.trainer.num_nodes * cfg.trainer.devices,
         gpus_per_node=0 if cfg.trainer.accelerator == "cpu" else cfg.trainer.devices,
-        log_dirs=loggers.log_folders(run_dir, run_loggers),
+        log_dirs=loggers.curve_folders(run_dir, run_loggers),
         writer=loggers.writer_name(),
         logs=foreign_positions,
         reached=log_positions.read_positions(run_dir, run_loggers),

@@ -22,7 +22,7 @@ BEGUN_VARIABLE = "HPC_BEGUN"
 
 
 @dataclass(frozen=True)
-class StartingPoint:
+class AttemptStart:
     """What all ranks know of the start of an attempt; rank 0 has the claim."""
 
     hosts: list[str]
@@ -42,7 +42,7 @@ def forget_parent_run(place: Placement, environ: MutableMapping[str, str]) -> No
             environ.pop(inherited, None)
 
 
-def claim_alone(run_dir: Path, host: str, *, environ: MutableMapping[str, str]) -> StartingPoint:
+def claim_alone(run_dir: Path, host: str, *, environ: MutableMapping[str, str]) -> AttemptStart:
     """Claim the run directory and find the newest whole checkpoint, in the process that may start others.
 
     Those others find the result in `environ`.
@@ -52,8 +52,8 @@ def claim_alone(run_dir: Path, host: str, *, environ: MutableMapping[str, str]) 
     """
     if BEGUN_VARIABLE in environ:
         attempt, _, path = environ[BEGUN_VARIABLE].partition(" ")
-        return StartingPoint([host], int(attempt), on_disk.read_manifest(Path(path)) if path else None)
-    own_claim = claim.take(run_dir, describe_claimant(environ))
+        return AttemptStart([host], int(attempt), on_disk.read_manifest(Path(path)) if path else None)
+    own_claim = claim.take_claim(run_dir, claimant_record(environ))
     with _release_if_rejected(own_claim):
         newest = None
         for checkpoint in _list_candidates(run_dir):
@@ -64,7 +64,7 @@ def claim_alone(run_dir: Path, host: str, *, environ: MutableMapping[str, str]) 
             _warn_of_damage(checkpoint.path, flaw)
         _reject_lost_progress(run_dir, newest, reached_step=_reached_step(run_dir))
     environ[BEGUN_VARIABLE] = f"{own_claim.attempt} {newest.path if newest else ''}"
-    return StartingPoint([host], own_claim.attempt, newest, own_claim)
+    return AttemptStart([host], own_claim.attempt, newest, own_claim)
 
 
 def claim_together(
@@ -75,7 +75,7 @@ def claim_together(
     store: Any,
     timeout_seconds: float,
     environ: MutableMapping[str, str],
-) -> StartingPoint:
+) -> AttemptStart:
     """Claim the run directory on rank 0 and find the newest checkpoint that is whole, on ranks that have met.
 
     Each rank reads a share of a checkpoint's files.
@@ -88,7 +88,7 @@ def claim_together(
     answer: dict[str, Any] = {"rejected": None}
     if place.rank == 0:
         try:
-            own_claim = claim.take(run_dir, describe_claimant(environ))
+            own_claim = claim.take_claim(run_dir, claimant_record(environ))
             candidates = [str(checkpoint.path) for checkpoint in _list_candidates(run_dir)]
             answer |= {"attempt": own_claim.attempt, "candidates": candidates, "reached": _reached_step(run_dir)}
         except ConfigError as error:
@@ -114,7 +114,7 @@ def claim_together(
             if place.rank == 0:
                 _warn_of_damage(path, flaws[0])
         _reject_lost_progress(run_dir, newest, reached_step=first["reached"])
-    return StartingPoint(hosts, first["attempt"], newest, own_claim, store)
+    return AttemptStart(hosts, first["attempt"], newest, own_claim, store)
 
 
 @contextmanager
@@ -128,7 +128,7 @@ def _release_if_rejected(own_claim: Claim | None) -> Iterator[None]:
         raise
 
 
-def describe_claimant(environ: Mapping[str, str]) -> dict[str, Any]:
+def claimant_record(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return job, restart count, host and process id of this process, as its claim records them."""
     restart = environ.get("SLURM_RESTART_COUNT", "0")
     return {"job": placement.job_id(environ), "restart": restart, "host": socket.gethostname(), "pid": os.getpid()}

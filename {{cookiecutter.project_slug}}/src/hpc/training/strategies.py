@@ -19,9 +19,9 @@ from hpc.config.errors import ConfigError
 from hpc.data.shared_loaders import SharesLoaders
 from hpc.training.ddp_buckets import settle_buckets
 from hpc.training.norm_precision import BATCH_NORM, reject_two_precisions
-from hpc.training.released_layers import TracksReleasedLayers
 from hpc.training.shown_names import join_names
 from hpc.training.synced_buffers import SyncsBuffers, put_back
+from hpc.training.unfrozen_parameters import TracksUnfrozenParameters
 
 
 def extend_group_timeouts(hang_seconds: float) -> None:
@@ -41,7 +41,7 @@ class Single(SharesLoaders, CheckpointMixin, SingleDeviceStrategy):
     """One device."""
 
 
-class DDP(TracksReleasedLayers, SyncsBuffers, SharesLoaders, CheckpointMixin, DDPStrategy):
+class DDP(TracksUnfrozenParameters, SyncsBuffers, SharesLoaders, CheckpointMixin, DDPStrategy):
     """Every rank holds the whole model.
 
     Args:
@@ -54,7 +54,7 @@ class DDP(TracksReleasedLayers, SyncsBuffers, SharesLoaders, CheckpointMixin, DD
         super().__init__(**{new if new in names else old: bool(forward_sync_buffers)}, **options)
         self.syncs_each_step = forward_sync_buffers is None
 
-    def on_released(self, names: list[str]) -> None:
+    def on_unfrozen(self, names: list[str]) -> None:
         """Wrap the module anew: DDP sums the gradients of those parameters that were trained when it was made."""
         if self.frozen is None:
             return
@@ -79,14 +79,14 @@ class DDP(TracksReleasedLayers, SyncsBuffers, SharesLoaders, CheckpointMixin, DD
 
     def post_backward(self, closure_loss: Tensor) -> None:
         """Average the gradients of parameters that were released within this step, of which DDP does not know yet."""
-        for parameter in self.released_in_this_step():
+        for parameter in self.unfrozen_in_this_step():
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
             all_reduce(gradient)
             parameter.grad = gradient / self.world_size
         super().post_backward(closure_loss)
 
 
-class FSDP(TracksReleasedLayers, SyncsBuffers, SharesLoaders, CheckpointMixin, ModelParallelStrategy):
+class FSDP(TracksUnfrozenParameters, SyncsBuffers, SharesLoaders, CheckpointMixin, ModelParallelStrategy):
     """FSDP2 and tensor parallelism, as the module's `configure_model` applies them."""
 
     @wraps(ModelParallelStrategy.__init__)  # overrides are checked against its arguments
@@ -99,7 +99,7 @@ class FSDP(TracksReleasedLayers, SyncsBuffers, SharesLoaders, CheckpointMixin, M
         if trainer.precision == "bf16-mixed" and any(isinstance(norm.weight, DTensor) for norm in norms):
             reject_two_precisions(self, "FSDP2 gathers the weights in bf16")
 
-    def on_released(self, names: list[str]) -> None:
+    def on_unfrozen(self, names: list[str]) -> None:
         """Reject trained parameters outside of sharded parts if several ranks get different samples."""
         parameters = dict(self.lightning_module.named_parameters())
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]

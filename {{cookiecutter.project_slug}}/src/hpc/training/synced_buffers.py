@@ -80,7 +80,7 @@ class SyncsBuffers:
         super().save_checkpoint(checkpoint, filepath, storage_options)  # type: ignore[misc]
         put_back(replaced)
 
-    def own_buffers(self) -> dict[str, Tensor]:
+    def differing_buffers(self) -> dict[str, Tensor]:
         """Return the module's buffers on this rank that differ from rank 0's, by their names."""
         names = {id(buffer): name for name, buffer in self.lightning_module.named_buffers()}
         replaced = self.broadcast_buffers()
@@ -90,7 +90,7 @@ class SyncsBuffers:
     def broadcast_buffers(self) -> list[tuple[Tensor, Tensor]]:
         """Set all buffers to rank 0's, on all ranks. Return those that changed here, each with its old value."""
         replaced = []
-        averages = weight_averaging.average_buffers(self.lightning_module.trainer)
+        averages = weight_averaging.buffers_of_averages(self.lightning_module.trainer)
         for buffer in (*self.lightning_module.buffers(), *averages):
             if not isinstance(buffer, DTensor):  # ranks hold parts of it, or equal copies
                 old_value = buffer.clone()

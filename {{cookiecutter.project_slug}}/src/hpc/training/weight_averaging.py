@@ -16,7 +16,7 @@ from hpc.config.errors import ConfigError
 AVERAGING_CALLBACKS = (StochasticWeightAveraging, WeightAveraging)
 
 
-def reject_unsupported(trainer: L.Trainer) -> None:
+def reject_unsupported_averaging(trainer: L.Trainer) -> None:
     """Raise `ConfigError` if several callbacks average weights, or if no rank holds whole weights to average."""
     averaging = [*_stochastic_callbacks(trainer), *_moving_callbacks(trainer)]
     if len(averaging) > 1:  # each swaps what another has put in place, and training would go on from an average
@@ -28,7 +28,7 @@ def reject_unsupported(trainer: L.Trainer) -> None:
         raise ConfigError("callbacks", name, rule, "strategy=ddp, or training without this callback")
 
 
-def convert_before_copy(trainer: L.Trainer, module: L.LightningModule) -> None:
+def convert_to_float64_before_copy(trainer: L.Trainer, module: L.LightningModule) -> None:
     """Convert the module to float64 before callbacks copy it: Lightning does so later, but a copy would be float32."""
     averaging = [*_stochastic_callbacks(trainer), *_moving_callbacks(trainer)]
     if averaging and isinstance(trainer.precision_plugin, DoublePrecision):
@@ -106,7 +106,7 @@ def num_updates(trainer: L.Trainer) -> int:
     return sum(int(moving._average_model.n_averaged) for moving in _moving_callbacks(trainer) if moving._average_model)
 
 
-def average_buffers(trainer: L.Trainer) -> list[Tensor]:
+def buffers_of_averages(trainer: L.Trainer) -> list[Tensor]:
     """Return the buffers of the averages. While it trains, each rank has its own, like those of the module."""
     models = [moving._average_model.module for moving in _moving_callbacks(trainer) if moving._average_model]
     return [buffer for model in models for buffer in model.buffers()]

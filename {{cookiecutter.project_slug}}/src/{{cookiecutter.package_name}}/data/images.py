@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from hpc.data.data_module import DataModule, warp_images
 from hpc.data.image_datasets import ImageFiles
-from hpc.data.image_files import Samples, describe_images, list_images, reject_few_classes
+from hpc.data.image_files import Samples, image_identity, list_images, reject_fewer_outputs_than_classes
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, as pretrained networks expect
 
@@ -71,11 +71,11 @@ class Images(ImageDataModule):
         """The files and targets of each split."""
         classes, splits, _ = list_images(self.dir)
         if self.num_classes is not None:
-            reject_few_classes(self.num_classes, len(classes))
+            reject_fewer_outputs_than_classes(self.num_classes, len(classes))
         return splits
 
     def describe(self, split: str) -> dict[str, Any]:
-        return describe_images(self.dir, self.splits[split])
+        return image_identity(self.dir, self.splits[split])
 
     def dataset(self, split: str) -> Dataset:
         return ImageFiles(self.splits[split], self.image_size)

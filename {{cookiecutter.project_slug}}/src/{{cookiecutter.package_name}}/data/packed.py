@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 from hpc.data import packed_files
 from hpc.data.file_parts import FileParts
 from hpc.data.image_datasets import PackedSamples
-from hpc.data.image_files import reject_few_classes
+from hpc.data.image_files import reject_fewer_outputs_than_classes
 from hpc.data.packed_files import PackedFile
 
 from .images import ImageDataModule
@@ -36,10 +36,10 @@ class PackedImages(ImageDataModule):
     @cached_property
     def packed(self) -> PackedFile:
         """The file's header: classes, splits, checksums."""
-        packed = packed_files.read(self.file)
+        packed = packed_files.read_packed_header(self.file)
         packed_files.reject_other_size(packed, self.image_size)
         if self.num_classes is not None:
-            reject_few_classes(self.num_classes, len(packed.classes))
+            reject_fewer_outputs_than_classes(self.num_classes, len(packed.classes))
         return packed
 
     def files_to_stage(self) -> list[FileParts]:

@@ -5,7 +5,7 @@ import sysconfig
 
 from hpc.config.errors import ConfigError
 from hpc.data.next_token import NextToken
-from hpc.data.text_files import list_text
+from hpc.data.text_files import list_text_files
 
 # Folders of tests, of installed packages, and of tables and manuals that are stored as code.
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "lib2to3", "idlelib", "site-packages", "dist-packages", "__pycache__"}
@@ -24,4 +24,4 @@ class StandardLibrary(NextToken):
         if not sources:
             rule = f"needs the sources of Python's standard library, and there are none in {root}"
             raise ConfigError("data=stdlib", None, f"It {rule}", "data=text data.files=...")
-        return list_text(sources)
+        return list_text_files(sources)

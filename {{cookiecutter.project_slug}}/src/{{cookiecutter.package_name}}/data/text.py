@@ -3,7 +3,7 @@
 from typing import Any
 
 from hpc.data.next_token import NextToken
-from hpc.data.text_files import list_text
+from hpc.data.text_files import list_text_files
 
 
 class Text(NextToken):
@@ -20,4 +20,4 @@ class Text(NextToken):
         self.files, self.val_files = files, val_files
 
     def list_files(self) -> tuple[list[str], list[str]]:
-        return list_text(self.files, self.val_files)
+        return list_text_files(self.files, self.val_files)

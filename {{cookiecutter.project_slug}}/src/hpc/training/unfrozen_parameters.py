@@ -6,7 +6,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 
 
-class TracksReleasedLayers:
+class TracksUnfrozenParameters:
     """Mixin for a strategy of several ranks that decides at its setup whose gradients the ranks sum.
 
     Attributes:
@@ -16,7 +16,7 @@ class TracksReleasedLayers:
     lightning_module: Any
     frozen: dict[str, nn.Parameter] | None = None
 
-    def on_released(self, names: list[str]) -> None:
+    def on_unfrozen(self, names: list[str]) -> None:
         """Take up parameters into training, on all ranks.
 
         Called with those that are trained when training starts, and before a step with those that it trains for the
@@ -34,14 +34,14 @@ class TracksReleasedLayers:
         self._take_up_released(self.frozen or {})
         return super().training_step(*args, **kwargs)  # type: ignore[misc]
 
-    def released_in_this_step(self) -> list[nn.Parameter]:
+    def unfrozen_in_this_step(self) -> list[nn.Parameter]:
         """Return the parameters that have been released since this step began."""
         return [parameter for parameter in (self.frozen or {}).values() if parameter.requires_grad]
 
     def _take_up_released(self, candidates: dict[str, nn.Parameter]) -> None:
         """Report those of the candidates that are trained now, and remember the others as frozen."""
         if released := [name for name, parameter in candidates.items() if parameter.requires_grad]:
-            self.on_released(released)
+            self.on_unfrozen(released)
         if released or self.frozen is None:
-            rest = candidates if self.frozen is None else self.frozen  # `on_released` may have added some
+            rest = candidates if self.frozen is None else self.frozen  # `on_unfrozen` may have added some
             self.frozen = {name: parameter for name, parameter in rest.items() if not parameter.requires_grad}

@@ -20,7 +20,7 @@ class AttemptState(Protocol):
 
 
 @contextmanager
-def reject_lightning_errors(run: AttemptState) -> Iterator[None]:
+def convert_lightning_errors(run: AttemptState) -> Iterator[None]:
     """Convert Lightning's errors before the first step to `ConfigError`, and restore the run's config then."""
     try:
         try:
