@@ -2,4 +2,4 @@
 
 from hpc.config.project import require_beside
 
-require_beside(__file__)
+require_beside(__file__)  # raises ImportError if Python found the hpc of another project

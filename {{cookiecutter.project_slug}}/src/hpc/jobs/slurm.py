@@ -24,7 +24,8 @@ DIRECTIVES = {
 }
 # Slurm's signal before the end leaves time for a checkpoint. A short job gets it after nine tenths of its time.
 WARNING_SECONDS = 120
-WAIT_SECONDS = 30  # for the other ranks to end by themselves, after the first one has ended
+# After the first rank has ended, the others have so long to end by themselves: if it failed, they record their errors.
+WAIT_SECONDS = 30
 
 
 def render_job_script(job: Job) -> str:
@@ -38,8 +39,12 @@ def render_job_script(job: Job) -> str:
 
 def _header(job: Job) -> list[str]:
     nodes = f"{job.nodes} node{'s' * (job.nodes > 1)}"
-    ranks = f"{job.nodes * job.tasks_per_node} ranks, {job.tasks_per_node} on each"
-    return ["#!/bin/bash", f"# {job.name}: {nodes}, {ranks}, one per device. Made by submit.py from the config."]
+    num_ranks = job.nodes * job.tasks_per_node
+    ranks = f"{num_ranks} rank{'s' * (num_ranks > 1)}, {job.tasks_per_node} on each"
+    maker = "submit.py from the config."
+    if job.is_reusable:
+        maker = "`python submit.py --render slurm`, which overwrites edits."
+    return ["#!/bin/bash", f"# {job.name}: {nodes}, {ranks}, one per device.", f"# Made by {maker}"]
 
 
 def _directives(job: Job) -> list[str]:
@@ -50,9 +55,10 @@ def _directives(job: Job) -> list[str]:
         options.append("--exclusive")
     if job.memory_gb is not None:
         options.append(f"--mem={job.memory_gb}{'G' * bool(job.memory_gb)}")
+    warning_seconds = min(WARNING_SECONDS, job.walltime_seconds // 10)
     options += [
         f"--time={format_walltime(job.walltime_seconds)}",
-        f"--signal=USR2@{min(WARNING_SECONDS, job.walltime_seconds // 10)}",
+        f"--signal=USR2@{warning_seconds}",
         *job.options,
     ]
     if job.members_file:
@@ -60,7 +66,10 @@ def _directives(job: Job) -> list[str]:
         options.append(f"--array=0-{job.num_members - 1}{limit}")
     # A requeued job keeps its number, so its log is appended to.
     log = f"{job.name}-%j.log" if job.is_reusable else _log_pattern(job)
-    return [f"#SBATCH {option}" for option in [*options, f"--output={log}", "--open-mode=append", "--requeue"]]
+    return [
+        *(f"#SBATCH {option}" for option in [*options, f"--output={log}", "--open-mode=append", "--requeue"]),
+        f"# USR2@{warning_seconds}: {warning_seconds} s before the time limit the ranks get SIGUSR2, save and exit.",
+    ]
 
 
 def _log_pattern(job: Job) -> str:
@@ -76,7 +85,7 @@ def _first_call(job: Job) -> list[str]:
     snapshot = "# as it was when this was submitted"
     if job.is_reusable:
         function = "begin_new_run"
-        lines += [f"name={shlex.quote(job.name)} code=$PWD retries={job.retries}"]
+        lines += [f"name={shlex.quote(job.name)} code=$PWD retries={job.retries}  # read by slurm.bash"]
     elif job.members_file:
         function = "begin_array_run"
         lines += [f"members={_quote(job.members_file)} code=${{members%/*}}/code  {snapshot}"]
@@ -94,7 +103,8 @@ def _environment(job: Job) -> list[str]:
     lines = [*job.setup]
     if not job.container:
         lines += [f"export VENV={_quote(job.venv)}"] if job.venv else []
-        lines += [f"CLUSTER='' source {_in_code(job, 'env.sh')}  # without the cluster's setup lines, which ran above"]
+        note = "  # without the cluster's setup lines, which ran above" if job.setup else ""
+        lines += [f"CLUSTER='' source {_in_code(job, 'env.sh')}{note}"]
     lines += [rank_environment_call(job)]
     lines += [f'export {name}="{value}"' for name, value in job.env.items()]
     if _is_environment_staged(job):
@@ -133,6 +143,7 @@ def _launch(job: Job) -> list[str]:
         f"{job.launcher} {' '.join(options)} --kill-on-bad-exit=0 --wait={WAIT_SECONDS} --label \\",
         f"    {' '.join([python, _in_code(job, job.program), *arguments])}",
     ]
+    lines += [f"# When a rank ends, the others are not killed: they have {WAIT_SECONDS} s to save, or to record their errors."]
     if _is_simple_command(job):
         return [*lines, f"run_ranks {command[0]}", command[1]]
     return [*lines, "stay_alive_on_term", command[0], f"{command[1]} &", "exit_as_ranks_did $!"]
