@@ -17,7 +17,7 @@ from hpc.training.attempt import run_attempt
 
 def train(cfg: DictConfig, process: Process) -> dict[str, float]:
     """Fit and test. Return the test metrics, for scripts that call this: on rank 0; elsewhere an empty dict."""
-    # Entry checks the config, meets the other ranks, makes the run directory. A stopped run exits here, to be continued.
+    # Entry checks the config, meets the other ranks, makes the run directory. A stopped run exits here, to be resumed.
     with run_attempt(cfg, process) as attempt:
         from hpc.resume.trainer import finish, make_trainer, test  # imports lightning: only once the config is accepted
 

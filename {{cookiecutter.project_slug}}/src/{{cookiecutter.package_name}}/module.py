@@ -25,7 +25,7 @@ class Classifier(NetworkModule):
     Args:
         network: inputs → logits, with the classes in the last dimension.
         optimizer: a function that makes one from parameter groups (`_partial_: true` in configs/model).
-        parallelize: shards, compiles and checkpoints the network in place, as the strategy says; NetworkModule calls it.
+        parallelize: shards, compiles and checkpoints the network in place; NetworkModule calls it.
         warmup_steps: optimizer steps of linear warm-up, before a cosine decay to zero.
         bytes_per_token: mean number of bytes of a token; if given, bits per byte are logged instead of the accuracy.
 

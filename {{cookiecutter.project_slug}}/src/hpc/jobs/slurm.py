@@ -24,8 +24,7 @@ DIRECTIVES = {
 }
 # Slurm's signal before the end leaves time for a checkpoint. A short job gets it after nine tenths of its time.
 WARNING_SECONDS = 120
-# After the first rank has ended, the others have so long to end by themselves: if it failed, they record their errors.
-WAIT_SECONDS = 30
+WAIT_SECONDS = 30  # for the other ranks to end by themselves, after the first one has ended
 
 
 def render_job_script(job: Job) -> str:
@@ -41,10 +40,10 @@ def _header(job: Job) -> list[str]:
     nodes = f"{job.nodes} node{'s' * (job.nodes > 1)}"
     num_ranks = job.nodes * job.tasks_per_node
     ranks = f"{num_ranks} rank{'s' * (num_ranks > 1)}, {job.tasks_per_node} on each"
-    maker = "submit.py from the config."
+    maker = "submit.py from the config"
     if job.is_reusable:
-        maker = "`python submit.py --render slurm`, which overwrites edits."
-    return ["#!/bin/bash", f"# {job.name}: {nodes}, {ranks}, one per device.", f"# Made by {maker}"]
+        maker = "`python submit.py --render FOLDER`, which overwrites edits"
+    return ["#!/bin/bash", f"# {job.name}: {nodes}, {ranks}, one per device.", f"# Made by {maker}."]
 
 
 def _directives(job: Job) -> list[str]:
@@ -55,10 +54,9 @@ def _directives(job: Job) -> list[str]:
         options.append("--exclusive")
     if job.memory_gb is not None:
         options.append(f"--mem={job.memory_gb}{'G' * bool(job.memory_gb)}")
-    warning_seconds = min(WARNING_SECONDS, job.walltime_seconds // 10)
     options += [
         f"--time={format_walltime(job.walltime_seconds)}",
-        f"--signal=USR2@{warning_seconds}",
+        f"--signal=USR2@{min(WARNING_SECONDS, job.walltime_seconds // 10)}",
         *job.options,
     ]
     if job.members_file:
@@ -68,7 +66,7 @@ def _directives(job: Job) -> list[str]:
     log = f"{job.name}-%j.log" if job.is_reusable else _log_pattern(job)
     return [
         *(f"#SBATCH {option}" for option in [*options, f"--output={log}", "--open-mode=append", "--requeue"]),
-        f"# USR2@{warning_seconds}: {warning_seconds} s before the time limit the ranks get SIGUSR2, save and exit.",
+        "# --signal: so many seconds before the time limit the ranks get SIGUSR2; they save a checkpoint and exit.",
     ]
 
 
@@ -143,7 +141,7 @@ def _launch(job: Job) -> list[str]:
         f"{job.launcher} {' '.join(options)} --kill-on-bad-exit=0 --wait={WAIT_SECONDS} --label \\",
         f"    {' '.join([python, _in_code(job, job.program), *arguments])}",
     ]
-    lines += [f"# When a rank ends, the others are not killed: they have {WAIT_SECONDS} s to save, or to record their errors."]
+    lines += [f"# So that when a rank ends, the others have {WAIT_SECONDS} s to save, or to record their errors."]
     if _is_simple_command(job):
         return [*lines, f"run_ranks {command[0]}", command[1]]
     return [*lines, "stay_alive_on_term", command[0], f"{command[1]} &", "exit_as_ranks_did $!"]

@@ -49,7 +49,7 @@ class ImageDataModule(DataModule):
 
 @cache
 def _mean_and_std(device: torch.device) -> list[Tensor]:
-    """Return MEAN and STD as tensors on a device. They are cached: copying them for each batch would make the GPU wait."""
+    """Return MEAN and STD as tensors on a device. They are cached: each copy to a GPU would wait for it."""
     return [torch.tensor(value, device=device).view(3, 1, 1) for value in (MEAN, STD)]
 
 
@@ -57,7 +57,7 @@ class Images(ImageDataModule):
     """Images in a folder, decoded by worker processes each time they are read.
 
     Args:
-        dir: holds `<class>/*.{jpg,jpeg,png}`, which is split by a hash of the names: 80 % train, 10 % val, 10 % test. Or
+        dir: holds `<class>/*.{jpg,jpeg,png}`, split by a hash of the names into 80 % train, 10 % val and 10 % test; or
             `{train,val,test}/<class>/*`. See `hpc.data.image_files.list_images`.
         image_size: pixels. The shorter side is resized to this size, the longer one is cropped around the centre.
         num_classes: number of class folders; model configs read it as `${data.num_classes}`. null: `_check_` in

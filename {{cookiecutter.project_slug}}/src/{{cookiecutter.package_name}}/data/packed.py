@@ -47,7 +47,7 @@ class PackedImages(ImageDataModule):
         return [self.packed.parts]
 
     def describe(self, split: str) -> dict[str, Any]:
-        """Return what a resumed run compares: the header's checksum and the size, as reading the file takes too long."""
+        """Return what a resumed run compares: the header's checksum and the size, as reading all takes too long."""
         packed = self.packed
         images = {"classes": list(packed.classes), "images": list(packed.splits[split])}
         return images | {"checksum": packed.checksum[:16], "bytes": os.path.getsize(self.file)}

@@ -16,7 +16,7 @@ class StandardLibrary(NextToken):
     """The sources of Python's standard library as bytes: about 10 MB of real text, without a download."""
 
     def list_files(self) -> tuple[list[str], list[str]]:
-        """Return (training files, validation files): all files and none, so that a tenth of them is held out."""
+        """Return (training files, validation files). The latter are empty, so a tenth of the former is held out."""
         root = sysconfig.get_paths()["stdlib"]
         sources: list[str] = []
         for folder, subfolders, names in os.walk(root):

@@ -20,5 +20,5 @@ class Text(NextToken):
         self.files, self.val_files = files, val_files
 
     def list_files(self) -> tuple[list[str], list[str]]:
-        """Return (training files, validation files); no validation files mean that a tenth of the others is held out."""
+        """Return (training files, validation files). If the latter are empty, a tenth of the former is held out."""
         return list_text(self.files, self.val_files)
