@@ -40,10 +40,10 @@ def _header(job: Job) -> list[str]:
     nodes = f"{job.nodes} node{'s' * (job.nodes > 1)}"
     num_ranks = job.nodes * job.tasks_per_node
     ranks = f"{num_ranks} rank{'s' * (num_ranks > 1)}, {job.tasks_per_node} on each"
-    maker = "submit.py from the config"
+    contents = f"# {job.name}: {nodes}, {ranks}, one per device."
     if job.is_reusable:
-        maker = "`python submit.py --render FOLDER`, which overwrites edits"
-    return ["#!/bin/bash", f"# {job.name}: {nodes}, {ranks}, one per device.", f"# Made by {maker}."]
+        return ["#!/bin/bash", contents, "# Made by `python submit.py --render FOLDER`, which overwrites edits."]
+    return ["#!/bin/bash", f"{contents} Made by submit.py from the config."]
 
 
 def _directives(job: Job) -> list[str]:
@@ -64,10 +64,10 @@ def _directives(job: Job) -> list[str]:
         options.append(f"--array=0-{job.num_members - 1}{limit}")
     # A requeued job keeps its number, so its log is appended to.
     log = f"{job.name}-%j.log" if job.is_reusable else _log_pattern(job)
-    return [
-        *(f"#SBATCH {option}" for option in [*options, f"--output={log}", "--open-mode=append", "--requeue"]),
-        "# --signal: so many seconds before the time limit the ranks get SIGUSR2; they save a checkpoint and exit.",
-    ]
+    lines = [f"#SBATCH {option}" for option in [*options, f"--output={log}", "--open-mode=append", "--requeue"]]
+    if job.is_reusable:  # comments for the person who reads and submits it
+        lines += ["# --signal: so many seconds before the time limit the ranks get SIGUSR2; they save a checkpoint and exit."]
+    return lines
 
 
 def _log_pattern(job: Job) -> str:
@@ -141,7 +141,8 @@ def _launch(job: Job) -> list[str]:
         f"{job.launcher} {' '.join(options)} --kill-on-bad-exit=0 --wait={WAIT_SECONDS} --label \\",
         f"    {' '.join([python, _in_code(job, job.program), *arguments])}",
     ]
-    lines += [f"# So that when a rank ends, the others have {WAIT_SECONDS} s to save, or to record their errors."]
+    if job.is_reusable:
+        lines += [f"# So that when a rank ends, the others have {WAIT_SECONDS} s to save, or to record their errors."]
     if _is_simple_command(job):
         return [*lines, f"run_ranks {command[0]}", command[1]]
     return [*lines, "stay_alive_on_term", command[0], f"{command[1]} &", "exit_as_ranks_did $!"]
