@@ -66,7 +66,7 @@ def _directives(job: Job) -> list[str]:
     log = f"{job.name}-%j.log" if job.is_reusable else _log_pattern(job)
     lines = [f"#SBATCH {option}" for option in [*options, f"--output={log}", "--open-mode=append", "--requeue"]]
     if job.is_reusable:  # comments for the person who reads and submits it
-        lines += ["# --signal: so many seconds before the time limit the ranks get SIGUSR2; they save a checkpoint and exit."]
+        lines += ["# --signal: so many seconds before the time limit the ranks get SIGUSR2, save and exit."]
     return lines
 
 
