@@ -187,7 +187,7 @@ def train(project: Path) -> None:
     from hpc.config import build
     from hpc.launch import placement
     from hpc.run import command_line, directory
-    from hpc.run.program import program as entered
+    from hpc.run.program import start_process
     from hpc.training import attempt
 
     def stop_before_meeting(cfg: Any, this: Any) -> Any:
@@ -208,8 +208,8 @@ def train(project: Path) -> None:
         sys.exit(0)
 
     attempt._begin_watched = stop_before_meeting
-    with entered() as this:
-        program.train(command_line.compose(program.__doc__, this.words), this)
+    with start_process() as this:
+        program.train(command_line.compose(program.__doc__, this.arguments), this)
 
 
 def load(project: Path) -> None:

@@ -137,7 +137,7 @@ def enter(project: Path) -> None:
     """train.py itself. Each batch that it trains with adds a byte to a file; what would train on is left then."""
     import train as program
     from hpc.run import command_line
-    from hpc.run.program import program as entered
+    from hpc.run.program import start_process
     from my_research.module import Classifier
 
     folder = Path.cwd()
@@ -156,8 +156,8 @@ def enter(project: Path) -> None:
 
     Classifier.training_step = training_step  # type: ignore[method-assign]
 
-    with entered() as this:
-        program.train(command_line.compose(program.__doc__, this.words), this)
+    with start_process() as this:
+        program.train(command_line.compose(program.__doc__, this.arguments), this)
 
 
 def judged(case: Case, code: int, ground: Ground, said: str) -> str:

@@ -142,4 +142,4 @@ def test_a_fork_adds_files_only(bake, run, tmp_path):
     script = run(f"python submit.py {choices} trainer.num_nodes=8 --dry-run", project).stdout
     assert "#SBATCH --nodes=8\n#SBATCH --ntasks-per-node=2\n#SBATCH --gres=gpu:2\n" in script
     rejected = run(f"python train.py {choices} trainer.num_nodes=9", project)
-    assert rejected.returncode == 2 and "cluster=mine has 8 nodes" in rejected.stdout
+    assert rejected.returncode == 2 and "at most 8, the nodes of a job on cluster=mine" in rejected.stdout

@@ -4,32 +4,35 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# A run imports the sources beside this file, such as a job's copy of the code, whatever is installed.
+# Import src/ beside this file, never an installed copy: a job runs its own copy of the code.
 sys.path.insert(0, str(Path(__file__).resolve().parent / "src"))
 
 from omegaconf import DictConfig
 
 from hpc.config.build import build
 from hpc.run import command_line, directory
-from hpc.run.program import Program, program
-from hpc.training.attempt import attempt
+from hpc.run.program import Process, start_process
+from hpc.training.attempt import run_attempt
 
 
-def train(cfg: DictConfig, process: Program) -> dict[str, float]:
-    """Fit and test the config's model on its data. Return the test metrics on rank 0, an empty dict elsewhere."""
-    with attempt(cfg, process) as run:  # checks the config, meets the other ranks, makes the run directory
+def train(cfg: DictConfig, process: Process) -> dict[str, float]:
+    """Fit and test. Return the test metrics, for scripts that call this: on rank 0; elsewhere an empty dict."""
+    # Entry checks the config, meets the other ranks, makes the run directory. A stopped run exits here, to be resumed.
+    with run_attempt(cfg, process) as attempt:
         from hpc.resume.trainer import finish, make_trainer, test  # imports lightning: only once the config is accepted
 
         data, module = build(cfg.data), build(cfg.model)
-        trainer = make_trainer(run, module, data, trial=search_trial(run.run_dir))
+        # A Trainer that can stop and resume. It loads the weights of cfg.ckpt; ckpt_path below resumes this run.
+        trainer = make_trainer(attempt, module, data, trial=search_reporter(attempt.run_dir))
         if not cfg.test_only:
-            trainer.fit(module, data, ckpt_path=run.checkpoint.path if run.checkpoint else None)
-        finish(run, trainer, test(trainer, module, data, is_required=cfg.test_only))
-    return run.metrics
+            trainer.fit(module, data, ckpt_path=attempt.checkpoint.path if attempt.checkpoint else None)
+        metrics = test(trainer, module, data, is_required=cfg.test_only)
+        finish(attempt, trainer, metrics)
+    return attempt.metrics
 
 
-def search_trial(run_dir: Path) -> Any:
-    """Return the trial to which a run of a search reports its metrics; None for other runs."""
+def search_reporter(run_dir: Path) -> Any:
+    """Return the reporter of a hyperparameter search (submit.py --search); None if the run belongs to no search."""
     if not directory.is_search_trial(run_dir):
         return None
     from hpc.studies import search  # only here: other runs do not need it
@@ -38,5 +41,5 @@ def search_trial(run_dir: Path) -> Any:
 
 
 if __name__ == "__main__":
-    with program() as process:  # handles signals from here on, and prints a ConfigError without a traceback
-        train(command_line.compose(__doc__, process.words), process)
+    with start_process() as process:  # handles signals from here on, and prints a ConfigError without a traceback
+        train(command_line.compose(__doc__, process.arguments), process)

@@ -1,4 +1,4 @@
-"""The choices that configs/ offers, and what else each one needs to make a run."""
+"""Compose a config for each choice in configs/, for the tests beside this file."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -17,27 +17,28 @@ from hpc.config.conversion import flatten
 from hpc.config.errors import ConfigError
 
 GROUPS = config_groups()  # {"model": ["gpt_tiny", ...], "data": [...], ...}
-PARTNERS = {"model": "data", "data": "model", "strategy": "model"}  # a choice may go with some of these only
-# The first is what `python train.py` learns.
-EXPERIMENTS = ["name=default", *(f"experiment={name}" for name in GROUPS.get("experiment", []))]
+# A choice of the first group may need another choice of the second: a network for images needs images.
+PARTNERS = {"model": "data", "data": "model", "strategy": "model"}
+DEFAULT_EXPERIMENT = "name=default"  # what `python train.py` learns: this override changes only the run's name
+EXPERIMENTS = [DEFAULT_EXPERIMENT, *(f"experiment={name}" for name in GROUPS.get("experiment", []))]
 
 LARGE = 50_000_000  # parameters
 
 
 @dataclass
 class Run:
-    """A config, and its keys without a default (`???`): what a person has to say, and a test makes up."""
+    """A config that passes the checks, and its keys without a default (`???`), whose values the test has made up."""
 
     cfg: DictConfig
     needs: list[str]
 
 
 @cache
-def accepted(choice: str) -> Run:
-    """Return the run that a choice makes, alone or with the first partner that it goes with.
+def compose_choice(choice: str) -> Run:
+    """Return the run of a choice, alone or with the first choice of its partner group that it fits.
 
     Raises:
-        ConfigError: it goes with none; this is what is wrong when it is alone.
+        ConfigError: it fits none; this is the error of the choice alone.
     """
     partner = PARTNERS.get(choice.partition("=")[0])
     errors = []
@@ -50,15 +51,15 @@ def accepted(choice: str) -> Run:
 
 
 def compose(*words: str) -> Run:
-    """Return the run of a command line. All rules are checked; the files that it names, unless a name is made up."""
+    """Return the run of a command line, checked as train.py does. Files are checked only if no value is made up."""
     has_cluster = any(word.startswith("cluster=") for word in words)
     cfg = compose_overrides([*words, *([] if has_cluster else ["cluster=slurm"])])  # which has GPUs for any trainer
     needs = [key for key, value in flatten(cfg).items() if value == "???"]
     for key in needs:
-        OmegaConf.update(cfg, key, made_up(cfg, key))
+        OmegaConf.update(cfg, key, make_up_value(cfg, key))
     preflight.check_rules(cfg)
     if needs:
-        for key, node in targets(cfg):
+        for key, node in list_targets(cfg):
             given = {name: value for name, value in node.items() if value is not None}
             signatures.check_arguments(key, given, complete=False)
     else:
@@ -66,8 +67,8 @@ def compose(*words: str) -> Run:
     return Run(cfg, needs)
 
 
-def made_up(cfg: DictConfig, key: str) -> Any:
-    """Return a value of the type that the class behind the key takes; a word where that is not known."""
+def make_up_value(cfg: DictConfig, key: str) -> Any:
+    """Return a value of the type that the class behind the key takes; a str if the type is unknown."""
     above, _, argument = key.rpartition(".")
     target = OmegaConf.select(cfg, f"{above}._target_") if above else None
     annotation = signatures.read_signature(target).parameters.get(argument, "") if target else ""
@@ -75,22 +76,22 @@ def made_up(cfg: DictConfig, key: str) -> Any:
     return next((value for kind, value in values.items() if kind in annotation), "made-up")
 
 
-def targets(cfg: DictConfig) -> list[tuple[str, dict[str, Any]]]:
-    """Return all that a config builds: [("model.optimizer", {"_target_": ..., "lr": ...}), ...]."""
+def list_targets(cfg: DictConfig) -> list[tuple[str, dict[str, Any]]]:
+    """Return the nodes of a config with a `_target_`: [("model.optimizer", {"_target_": ..., "lr": ...}), ...]."""
     return [*signatures.find_targets(OmegaConf.to_container(cfg, resolve=True))]
 
 
-def complete(choice: str) -> DictConfig:
-    """Return the config of a choice; skip the test if that needs a value that only you know."""
-    run = accepted(choice)
+def compose_or_skip(choice: str) -> DictConfig:
+    """Return the config of a choice; skip the test if it needs a value that only you know, such as a path."""
+    run = compose_choice(choice)
     if run.needs:
         pytest.skip(f"{choice} needs {run.needs[0]}")
     return run.cfg
 
 
-def computable(choice: str) -> DictConfig:
-    """Return the config of a choice; skip the test if that needs your files, or a larger machine."""
-    cfg = complete(choice)
+def compose_small_or_skip(choice: str) -> DictConfig:
+    """Return the config of a choice; skip the test if it needs your files, or if its network is too large for this."""
+    cfg = compose_or_skip(choice)
     if is_large(cfg.model):
         pytest.skip(f"{choice} is too large to be computed here")
     return cfg
@@ -102,7 +103,7 @@ def is_large(node: Any) -> bool:
         return sum(parameter.numel() for parameter in build(node).parameters()) > LARGE
 
 
-def batches(cfg: DictConfig, split: str, num: int) -> list[Any]:
+def load_batches(cfg: DictConfig, split: str, num: int) -> list[Any]:
     """Return the first batches of "train", "val" or "test", as the LightningModule gets them."""
     L.seed_everything(cfg.seed, verbose=False)
     data = build(cfg.data)

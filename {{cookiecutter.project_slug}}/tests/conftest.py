@@ -1,4 +1,4 @@
-"""What the tests share: a clean environment, and training in a process of its own."""
+"""Fixtures of all tests: a clean environment, and training in a process of its own."""
 
 import os
 import subprocess
@@ -30,9 +30,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def train(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, dict[str, float]]]:
-    """train("key=value", ...) → the run directory of `python train.py key=value ...`, and its test metrics.
+    """Return a function that runs `python train.py` with overrides, and returns the run directory and test metrics.
 
-    Asked for the same words again, it returns the same run.
+    Called again with the same overrides, it returns the same run.
     """
 
     @cache

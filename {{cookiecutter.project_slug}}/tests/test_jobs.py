@@ -1,4 +1,4 @@
-"""What submit.py asks the scheduler for is what the Trainer has, for each file of configs/trainer."""
+"""A job script requests the nodes, tasks and GPUs of the Trainer, for each file of configs/trainer."""
 
 import re
 import subprocess

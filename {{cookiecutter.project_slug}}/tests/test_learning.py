@@ -1,11 +1,11 @@
-"""The module learns: one batch by heart, and the default experiment what it is for."""
+"""The module learns: one batch by heart, and the default experiment to a given accuracy."""
 
 from collections.abc import Callable
 from typing import Any
 
 import lightning as L
 import pytest
-from choices import EXPERIMENTS, batches, computable
+from choices import EXPERIMENTS, compose_small_or_skip, load_batches
 from torch.utils.data import DataLoader
 
 from hpc.config.build import build
@@ -26,8 +26,8 @@ class StopWhenLearned(L.Callback):
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_one_batch_is_learned_by_heart(experiment: str) -> None:
-    cfg = computable(experiment)
-    (batch,) = batches(cfg, "train", 1)
+    cfg = compose_small_or_skip(experiment)
+    (batch,) = load_batches(cfg, "train", 1)
     learned = StopWhenLearned()
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = L.Trainer(accelerator="cpu", max_steps=300, callbacks=[learned], enable_model_summary=False, **quiet)

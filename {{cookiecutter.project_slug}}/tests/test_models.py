@@ -1,11 +1,11 @@
-"""Each network of configs/model computes what it should. A model that you add there is tested, too."""
+"""Outputs and gradients of each network of configs/model. A model that you add there is tested, too."""
 
 import inspect
 from typing import Any
 
 import pytest
 import torch
-from choices import GROUPS, accepted, is_large
+from choices import GROUPS, compose_choice, is_large
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 from torch import Tensor, nn
@@ -40,8 +40,8 @@ def test_a_sample_has_the_same_output_alone_and_in_a_batch(model: str) -> None:
 
 
 def arguments(model: str) -> dict[str, Any]:
-    """The network's node in a model config, with a number where one is counted in your files (null in the config)."""
-    node: Any = OmegaConf.to_container(accepted(f"model={model}").cfg.model.network, resolve=True)
+    """Return the network's node of a model config, with 10 for numbers that are null until data fill them in."""
+    node: Any = OmegaConf.to_container(compose_choice(f"model={model}").cfg.model.network, resolve=True)
     for name, parameter in inspect.signature(get_class(node["_target_"])).parameters.items():
         if parameter.default is parameter.empty and node.get(name, 0) is None:
             node[name] = 10
@@ -49,6 +49,7 @@ def arguments(model: str) -> dict[str, Any]:
 
 
 def build_network(node: dict[str, Any]) -> nn.Module:
+    """Build a network; skip the test if it has no `example_input`."""
     network = build(node)
     if not hasattr(network, "example_input"):
         pytest.skip(f"{node['_target_']} has no example_input")
@@ -56,5 +57,5 @@ def build_network(node: dict[str, Any]) -> nn.Module:
 
 
 def random_like(inputs: Tensor) -> Tensor:
-    """Inputs of this shape; of whole numbers those that any vocabulary has."""
+    """Return random inputs of the same shape and type; whole numbers are 0 or 1, which any vocabulary has."""
     return torch.randn_like(inputs) if inputs.is_floating_point() else torch.randint_like(inputs, 2)

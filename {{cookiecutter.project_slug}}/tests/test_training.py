@@ -1,4 +1,4 @@
-"""Real runs: shared out among processes, stopped and resumed, loaded into Python. Each is compared with a plain one."""
+"""Real runs on two processes, stopped and resumed, or loaded into Python, compared with uninterrupted ones."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-from choices import EXPERIMENTS, compose, computable
+from choices import EXPERIMENTS, compose, compose_small_or_skip
 from conftest import command
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
@@ -22,9 +22,10 @@ pytestmark = pytest.mark.slow
 
 CPU = ["cluster=local", "trainer=cpu", "trainer.precision=32-true"]
 STEPS = ["trainer.max_steps=10", "++trainer.limit_val_batches=0", "++trainer.limit_test_batches=1"]
-LAST = "checkpoint.monitor=null"  # `load` shall read the last weights, not the best ones
+LAST = "checkpoint.monitor=null"  # so that `load` reads the last weights, not the best ones
 STRATEGIES = ["ddp", "fsdp", "tensor_parallel", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"]
-# All strategies with the default experiment; of the others, those that depend on the network.
+# The default experiment runs with all strategies but tensor_parallel, for which its network has no plan; the others run
+# with the two strategies that depend on the network.
 CASES = [(EXPERIMENTS[0], strategy) for strategy in STRATEGIES if strategy != "tensor_parallel"]
 CASES += [(experiment, strategy) for experiment in EXPERIMENTS[1:] for strategy in ("fsdp", "tensor_parallel")]
 
@@ -34,14 +35,14 @@ def weights(run_dir: Path) -> dict[str, Tensor]:
 
 
 def losses(run_dir: Path) -> list[tuple[int, float]]:
-    """The loss of each step, as TensorBoard shows it."""
+    """Return (step, loss) of each step, as TensorBoard shows it."""
     events = EventAccumulator(str(run_dir / "tensorboard")).Reload()
     return [(event.step, event.value) for event in events.Scalars("train/loss")]
 
 
 @pytest.mark.parametrize(("experiment", "strategy"), CASES)
 def test_two_processes_learn_what_one_does(experiment: str, strategy: str, train: Callable) -> None:
-    computable(experiment)
+    compose_small_or_skip(experiment)
     two = [f"strategy={strategy}", "trainer.devices=2"]
     skip_if_the_network_is_rejected(experiment, *CPU, *two)
     alone, _ = train(experiment, *CPU, *STEPS, LAST)
@@ -50,7 +51,7 @@ def test_two_processes_learn_what_one_does(experiment: str, strategy: str, train
 
 
 def skip_if_the_network_is_rejected(*words: str) -> None:
-    """Skip the test if the network lacks what the strategy works on (`blocks`, `tensor_parallel_plan`)."""
+    """Skip the test if the network lacks what the strategy needs (`blocks` or `tensor_parallel_plan`)."""
     try:
         compose(*words)
     except ConfigError as error:
@@ -71,7 +72,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
         while not (run_dir / "checkpoints" / "last.ckpt").exists():
             assert run.poll() is None, "it ended before it could be stopped"
             time.sleep(0.02)
-        os.killpg(run.pid, signal.SIGUSR1)  # to all processes, as a scheduler does before the time is over
+        os.killpg(run.pid, signal.SIGUSR2)  # to all processes, as Slurm does before the time limit
         run.wait(timeout=120)
     finally:
         if run.poll() is None:

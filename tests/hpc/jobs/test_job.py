@@ -52,7 +52,8 @@ def on(cluster: str, *overrides: str) -> Job:
 def directives(text: str) -> list[str]:
     """The options that sbatch reads: the comments above the first command, quotes as in a shell."""
     assert "\r" not in text and text.startswith("#!/bin/bash\n") and text.endswith("\n")
-    top = text[: re.search(r"^(?!#)", text, re.MULTILINE).start()].splitlines()[2:]  # type: ignore[union-attr]
+    top = text[: re.search(r"^(?!#)", text, re.MULTILINE).start()].splitlines()[1:]  # type: ignore[union-attr]
+    top = [line for line in top if not line.startswith("# ")]
     assert all(line.startswith("#SBATCH --") for line in top)
     assert text.count("#SBATCH") == len(top), "sbatch reads directives above the first command only"
     assert "$" not in "".join(top), "sbatch expands nothing"

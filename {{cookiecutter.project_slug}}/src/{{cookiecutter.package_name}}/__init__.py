@@ -2,4 +2,4 @@
 
 from hpc.config.project import require_same_project
 
-require_same_project(__file__)
+require_same_project(__file__)  # raises ImportError if Python found the hpc of another project

@@ -20,10 +20,12 @@ IGNORED_TARGET = -100  # torch's default: such a target counts neither in the lo
 class Classifier(NetworkModule):
     """Train a network with cross-entropy to predict the class of an image, or the next token of a text.
 
+    NetworkModule keeps `self.network`, has `configure_model` and clips gradients; a subclass sets `self.loss`.
+
     Args:
         network: inputs → logits, with the classes in the last dimension.
-        optimizer: parameter groups → optimizer.
-        parallelize: (network, device mesh, loss) → None; applies the strategy of the config to the network.
+        optimizer: a function that makes one from parameter groups (`_partial_: true` in configs/model).
+        parallelize: shards, compiles and checkpoints the network in place; NetworkModule calls it.
         warmup_steps: optimizer steps of linear warm-up, before a cosine decay to zero.
         bytes_per_token: mean number of bytes of a token; if given, bits per byte are logged instead of the accuracy.
 
@@ -43,21 +45,26 @@ class Classifier(NetworkModule):
         super().__init__(network, parallelize=parallelize)
         if warmup_steps < 0:
             raise ValueError(f"warmup_steps must be at least 0; got {warmup_steps}")
-        self.loss = nn.CrossEntropyLoss()
+        # A module, so that it can be compiled. To change the loss, change `_evaluate`, too: it repeats the loss.
+        self.loss = nn.CrossEntropyLoss(ignore_index=IGNORED_TARGET)
         self.make_optimizer = optimizer
         self.warmup_steps = warmup_steps
         self.bytes_per_token = bytes_per_token
         self.metric_name = "bits_per_byte" if bytes_per_token else "accuracy"
-        self.means = nn.ModuleDict(
-            {f"{stage}_{name}": precise_mean() for stage in ("val", "test") for name in ("loss", "metric")}
-        )
+        # torchmetrics' MeanMetric in double precision, so that the result does not depend on the number of ranks.
+        means = ("val_loss", "val_metric", "test_loss", "test_metric")
+        self.means = nn.ModuleDict({name: precise_mean() for name in means})
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.network(inputs)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Return the loss. To log more, return a dict: {"loss": loss, "train/...": scalar} draws a curve per scalar."""
+        """Return the loss, which hpc logs as train/loss.
+
+        Further scalars of a returned dict are logged, too: {"loss": loss, "train/...": scalar}.
+        """
         inputs, targets = batch
+        # A text has logits (batch, time, classes) and targets (batch, time): each token is a sample of its own.
         return self.loss(self(inputs).flatten(0, -2), targets.flatten())
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
@@ -67,32 +74,41 @@ class Classifier(NetworkModule):
         self._evaluate("test", batch)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Return the optimizer, with weight decay for matrices only, and its schedule of linear warm-up and cosine."""
+        """Return the optimizer and its schedule: linear warm-up, then a cosine decay.
+
+        Weight decay is for parameters of two or more dimensions: not for biases and norms.
+        """
         trained = [p for p in self.parameters() if p.requires_grad]
         groups = [
             {"params": [p for p in trained if p.ndim >= 2]},
             {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
         ]
+        # A group per device mesh, as fused optimizers need it under tensor parallelism; otherwise the same groups.
         optimizer = self.make_optimizer(split_groups_by_mesh(groups))
         total_steps = self.trainer.estimated_stepping_batches
+        # LambdaLR, except that it leaves alone the groups that fine-tuning adds later.
         schedule = FactorSchedule(optimizer, lambda step: warmup_then_cosine(step, self.warmup_steps, total_steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _evaluate(self, stage: str, batch: tuple[Tensor, Tensor]) -> None:
-        """Log the loss and the metric of a batch, weighted by its number of targets that are not ignored."""
+        """Log the loss and the metric (`metric_name`) over all targets that are not ignored."""
         inputs, targets = batch
         logits, targets = self(inputs).flatten(0, -2), targets.flatten()
         num_targets = (targets != IGNORED_TARGET).sum()
+        # The same loss as self.loss, as a mean over the targets that count; 0 if there are none.
         loss_sum = F.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED_TARGET)
         loss = loss_sum / num_targets.clamp(min=1)
         if self.bytes_per_token:
             metric = loss / math.log(2) / self.bytes_per_token
         else:
             metric = accuracy(logits, targets, num_targets)
-        for kind, name, value in (("loss", "loss", loss), ("metric", self.metric_name, metric)):
-            mean: Any = self.means[f"{stage}_{kind}"]
-            mean.update(value, weight=num_targets)
-            self.log(f"{stage}/{name}", mean, prog_bar=True, on_epoch=True, on_step=False)
+        self._log_mean(f"{stage}/loss", self.means[f"{stage}_loss"], loss, num_targets)
+        self._log_mean(f"{stage}/{self.metric_name}", self.means[f"{stage}_metric"], metric, num_targets)
+
+    def _log_mean(self, name: str, mean: Any, value: Tensor, num_targets: Tensor) -> None:
+        """Add the value of a batch, weighted by its number of targets, to a mean over all batches, and log the mean."""
+        mean.update(value, weight=num_targets)
+        self.log(name, mean, prog_bar=True, on_epoch=True, on_step=False)
 
 
 def accuracy(logits: Tensor, targets: Tensor, num_targets: Tensor) -> Tensor:

@@ -38,8 +38,12 @@ def render_job_script(job: Job) -> str:
 
 def _header(job: Job) -> list[str]:
     nodes = f"{job.nodes} node{'s' * (job.nodes > 1)}"
-    ranks = f"{job.nodes * job.tasks_per_node} ranks, {job.tasks_per_node} on each"
-    return ["#!/bin/bash", f"# {job.name}: {nodes}, {ranks}, one per device. Made by submit.py from the config."]
+    num_ranks = job.nodes * job.tasks_per_node
+    ranks = f"{num_ranks} rank{'s' * (num_ranks > 1)}, {job.tasks_per_node} on each"
+    contents = f"# {job.name}: {nodes}, {ranks}, one per device."
+    if job.is_reusable:
+        return ["#!/bin/bash", contents, "# Made by `python submit.py --render FOLDER`, which overwrites edits."]
+    return ["#!/bin/bash", f"{contents} Made by submit.py from the config."]
 
 
 def _directives(job: Job) -> list[str]:
@@ -60,7 +64,10 @@ def _directives(job: Job) -> list[str]:
         options.append(f"--array=0-{job.num_members - 1}{limit}")
     # A requeued job keeps its number, so its log is appended to.
     log = f"{job.name}-%j.log" if job.is_reusable else _log_pattern(job)
-    return [f"#SBATCH {option}" for option in [*options, f"--output={log}", "--open-mode=append", "--requeue"]]
+    lines = [f"#SBATCH {option}" for option in [*options, f"--output={log}", "--open-mode=append", "--requeue"]]
+    if job.is_reusable:  # comments for the person who reads and submits it
+        lines += ["# --signal: so many seconds before the time limit the ranks get SIGUSR2, save and exit."]
+    return lines
 
 
 def _log_pattern(job: Job) -> str:
@@ -76,7 +83,7 @@ def _first_call(job: Job) -> list[str]:
     snapshot = "# as it was when this was submitted"
     if job.is_reusable:
         function = "begin_new_run"
-        lines += [f"name={shlex.quote(job.name)} code=$PWD retries={job.retries}"]
+        lines += [f"name={shlex.quote(job.name)} code=$PWD retries={job.retries}  # read by slurm.bash"]
     elif job.members_file:
         function = "begin_array_run"
         lines += [f"members={_quote(job.members_file)} code=${{members%/*}}/code  {snapshot}"]
@@ -94,7 +101,8 @@ def _environment(job: Job) -> list[str]:
     lines = [*job.setup]
     if not job.container:
         lines += [f"export VENV={_quote(job.venv)}"] if job.venv else []
-        lines += [f"CLUSTER='' source {_in_code(job, 'env.sh')}  # without the cluster's setup lines, which ran above"]
+        note = "  # without the cluster's setup lines, which ran above" if job.setup else ""
+        lines += [f"CLUSTER='' source {_in_code(job, 'env.sh')}{note}"]
     lines += [rank_environment_call(job)]
     lines += [f'export {name}="{value}"' for name, value in job.env.items()]
     if _is_environment_staged(job):
@@ -133,6 +141,8 @@ def _launch(job: Job) -> list[str]:
         f"{job.launcher} {' '.join(options)} --kill-on-bad-exit=0 --wait={RANK_EXIT_SECONDS} --label \\",
         f"    {' '.join([python, _in_code(job, job.program), *arguments])}",
     ]
+    if job.is_reusable:
+        lines += [f"# So that when a rank ends, the others have {WAIT_SECONDS} s to save, or to record their errors."]
     if _is_simple_command(job):
         return [*lines, f"run_ranks {command[0]}", command[1]]
     return [*lines, "stay_alive_on_term", command[0], f"{command[1]} &", "exit_as_ranks_did $!"]

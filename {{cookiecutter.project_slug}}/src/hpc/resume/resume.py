@@ -40,7 +40,7 @@ class Resume(L.Callback):
 
     def __init__(self, run: Attempt, *, trial: Trial | None = None) -> None:
         self.run, self.trial = run, trial
-        self.watch, self.signals = run.watch, run.program.signals
+        self.watch, self.signals = run.watch, run.process.signals
         self.settings = to_dataclass(CheckpointConfig, run.cfg.checkpoint, name="checkpoint")
         self.faults = to_dataclass(FaultsConfig, run.cfg.faults, name="faults")
         self.saver = Saver(run, self.settings, hang_seconds=60 * self.faults.hang_minutes)

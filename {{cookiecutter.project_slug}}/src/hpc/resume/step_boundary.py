@@ -31,7 +31,7 @@ class StepBoundary:
         self, trainer: L.Trainer, run: Attempt, *, saver: Saver, faults: FaultsConfig, trial: Trial | None
     ) -> None:
         self.trainer, self.run, self.saver, self.faults, self.trial = trainer, run, saver, faults, trial
-        self.reasons = StopReasons(run.program.signals, job_end=run.job_end)
+        self.reasons = StopReasons(run.process.signals, job_end=run.job_end)
         self.nonfinite = NonFiniteCheck(is_skipping=faults.nonfinite == "skip")
         self.agreement = Agreement(lambda: bool(self._step_reason()))
         self.evaluation_stop = EvaluationStop(self.agreement, self._evaluation_reason)

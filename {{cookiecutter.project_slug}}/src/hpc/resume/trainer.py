@@ -65,7 +65,7 @@ def _build_trainer(run: Attempt, run_loggers: list[Logger], callbacks: list[L.Ca
         logger=run_loggers,
         callbacks=callbacks,
         precision=None if precision_plugins else run.cfg.trainer.precision,
-        plugins=[_cluster_environment(run.program.place), *precision_plugins],
+        plugins=[_cluster_environment(run.process.place), *precision_plugins],
         enable_checkpointing=False,  # Lightning's own: neither atomic nor exact
     )
 

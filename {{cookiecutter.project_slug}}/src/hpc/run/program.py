@@ -1,4 +1,4 @@
-"""A program whose ranks train together, from its first line to its exit code."""
+"""This process, one of those that train together, from its first line to its exit code."""
 
 import gc
 import sys
@@ -14,16 +14,16 @@ from hpc.run.signals import SignalState, listen
 
 
 @dataclass(frozen=True)
-class Program:
-    """This process.
+class Process:
+    """This process, as one of the ranks of a run.
 
     Attributes:
-        words: what was typed after the program's name.
+        arguments: what was typed after the program's name.
         place: where it stands among the ranks.
         signals: the first warning signal that it got.
     """
 
-    words: list[str]
+    arguments: list[str]
     place: Placement
     signals: SignalState
 
@@ -34,7 +34,7 @@ class Program:
 
 
 @contextmanager
-def program() -> Iterator[Program]:
+def start_process() -> Iterator[Process]:
     """Listen to signals, find this process's place, and end a mistake with one message and exit code 2.
 
     To be entered before the large imports: a signal that comes during these would end the process.
@@ -45,4 +45,4 @@ def program() -> Iterator[Program]:
         place = placement.read_placement(environ)
     signals.is_reporting_rank = placement.is_reporting_rank(place, environ)
     with exit_on_config_error(signals.is_reporting_rank):
-        yield Program(sys.argv[1:], place, signals)
+        yield Process(sys.argv[1:], place, signals)

@@ -19,10 +19,10 @@ from hpc.config.exit_codes import ExitCode
 from hpc.launch import node_checks, placement
 from hpc.run import command_line, directory
 from hpc.run.claim import Claim
-from hpc.run.program import Program
+from hpc.run.program import Process
 from hpc.run.signals import INTERRUPTED
 from hpc.run.watchdog import Stopped, Watchdog
-from hpc.training import lightning_errors, meet_ranks, starting_point
+from hpc.training import meet_ranks, starting_point
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Attempt:
 
     cfg: DictConfig
     run_dir: Path
-    program: Program
+    process: Process
     number: int
     hosts: list[str]
     checkpoint: Checkpoint | None
@@ -57,7 +57,7 @@ class Attempt:
 
 
 @contextmanager
-def attempt(cfg: DictConfig, program: Program) -> Iterator[Attempt]:
+def run_attempt(cfg: DictConfig, process: Process) -> Iterator[Attempt]:
     """Check the config, bring the ranks together, make the run directory, and watch over the body of the `with`.
 
     An attempt that stops to be continued exits with `ExitCode.CONTINUE`.
@@ -66,34 +66,34 @@ def attempt(cfg: DictConfig, program: Program) -> Iterator[Attempt]:
         ConfigError: on every rank; nothing was written.
     """
     preflight.check_rules(cfg)
-    node_checks.check_launch(cfg, program.place, environ=environ)
+    node_checks.check_launch(cfg, process.place, environ=environ)
     try:
-        with _begin_watched(cfg, program) as run:
+        with _begin_watched(cfg, process) as run:
+            from hpc.training import lightning_errors
+
             _prepare_libraries(cfg)
             with lightning_errors.convert_lightning_errors(run):
                 yield run
     except Stopped as stopped:
-        _exit_stopped(cfg, program, stopped)
-    if program.is_reporting_rank:
+        _exit_stopped(cfg, process, stopped)
+    if process.is_reporting_rank:
         print(f"run directory {cfg.run_dir}")
     for name, value in run.metrics.items():
         print(f"{name} {value:.4f}")
 
 
 @contextmanager
-def _begin_watched(cfg: DictConfig, program: Program) -> Iterator[Attempt]:
+def _begin_watched(cfg: DictConfig, process: Process) -> Iterator[Attempt]:
     """Begin the attempt on all ranks. If one of them fails or hangs, its watchdog ends all of them soon."""
-    place, signals = program.place, program.signals
+    place, signals = process.place, process.signals
     # On CPU, waiting threads must yield early: spinning made a step ten times slower on a shared machine.
     environ.setdefault("GOMP_SPINCOUNT", "1000")
     environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # no library may execute what a checkpoint names
     signals.launcher_pid = getppid() if place.launcher != "none" else None
     job_end = placement.job_end_unix_time(environ)
     starting_point.forget_parent_run(place, environ)
-    new_run_dir = directory.choose_run_dir(
-        cfg.run_dir, cfg.name, now=datetime.now(), environ=environ, step=place.step or "0"
-    )
-    is_frozen = command_line.resume_directory(program.words) is not None
+    new_run_dir = directory.choose_run_dir(cfg.run_dir, cfg.name, now=datetime.now(), environ=environ, step=place.step or "0")
+    is_frozen = command_line.resume_directory(process.arguments) is not None
     start = meet_ranks.begin_attempt(cfg, place, new_run_dir=new_run_dir, is_frozen=is_frozen, environ=environ)
     run_dir = Path(cfg.run_dir)
     watch = Watchdog(
@@ -110,7 +110,7 @@ def _begin_watched(cfg: DictConfig, program: Program) -> Iterator[Attempt]:
         yield Attempt(
             cfg=cfg,
             run_dir=run_dir,
-            program=program,
+            process=process,
             number=start.attempt,
             hosts=start.hosts,
             checkpoint=start.checkpoint,
@@ -133,16 +133,16 @@ def _prepare_libraries(cfg: DictConfig) -> None:
     lightning.seed_everything(cfg.seed, workers=True, verbose=False)
 
 
-def _exit_stopped(cfg: DictConfig, program: Program, stopped: Stopped) -> NoReturn:
+def _exit_stopped(cfg: DictConfig, process: Process, stopped: Stopped) -> NoReturn:
     """Print where the run stopped and how to continue it, and exit with the code of the outcome."""
-    place, is_continued = program.place, stopped.outcome == "continue"
+    place, is_continued = process.place, stopped.outcome == "continue"
     is_interrupted = stopped.why == INTERRUPTED
-    if program.is_reporting_rank:
+    if process.is_reporting_rank:
         print(f"stopped at step {stopped.step}: {stopped.why}\nrun directory {cfg.run_dir}", flush=True)
         if is_continued and (is_interrupted or not placement.is_in_job(environ)):
             print(f"to continue: python train.py resume={shlex.quote(str(cfg.run_dir))}", flush=True)
     if placement.is_lightning_child(place):  # Lightning would kill the process that started this one
         sys.exit(ExitCode.DONE)
-    program.signals.ends_by_sigint = is_interrupted and place.launcher == "none"
+    process.signals.ends_by_sigint = is_interrupted and place.launcher == "none"
     codes = {"continue": ExitCode.CONTINUE, "finished": ExitCode.DONE}
     sys.exit(codes.get(stopped.outcome, ExitCode.FAILED))

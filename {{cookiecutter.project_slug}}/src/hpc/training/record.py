@@ -35,7 +35,7 @@ def record_attempt_start(run: Attempt, run_loggers: Sequence[Logger]) -> Callabl
     """
     cfg, run_dir, checkpoint = run.cfg, run.run_dir, run.checkpoint
     starts = attempt_log.read_starts(run_dir)
-    words = compose.select_overrides(run.program.words)
+    words = compose.select_overrides(run.process.arguments)
     # Logs that were there before the first attempt are not the run's own.
     foreign_positions = starts[0].get("logs", {}) if starts else log_positions.read_positions(run_dir, run_loggers)
     if not (run_dir / "config.yaml").exists():
@@ -54,7 +54,7 @@ def record_attempt_start(run: Attempt, run_loggers: Sequence[Logger]) -> Callabl
         environ=os.environ,
         from_step=checkpoint.step if checkpoint else 0,
         code=code,
-        launcher=run.program.place.launcher,
+        launcher=run.process.place.launcher,
         hosts=run.hosts,
         world_size=cfg.trainer.num_nodes * cfg.trainer.devices,
         gpus_per_node=0 if cfg.trainer.accelerator == "cpu" else cfg.trainer.devices,

@@ -14,8 +14,9 @@ from torch.utils.data import Dataset, TensorDataset
 from hpc.config.errors import ConfigError
 from hpc.data.data_module import DataModule, warp_images
 
-# Tenths of each class, in file order. The seed does not change them, so every run is tested on the same images.
-SPLIT_TENTHS = {"train": range(0, 7), "val": range(7, 8), "test": range(8, 10)}
+# Sorted by digit, every ten images in a row are split by their places among the ten. The seed does not change this, so
+# every run is tested on the same images.
+PLACES_IN_TEN = {"train": range(0, 7), "val": range(7, 8), "test": range(8, 10)}
 
 
 class Digits(DataModule):
@@ -23,16 +24,16 @@ class Digits(DataModule):
 
     Args:
         num_classes: the network's number of classes, at least 10; model configs read it as `${data.num_classes}`.
-        loading: of `DataModule`.
+        loading: further arguments of DataModule: global_batch_size, seed, num_workers, ...
     """
 
-    num_draws = 4
+    num_draws = 4  # random numbers per sample for `augment`
 
     def __init__(self, num_classes: int = 10, **loading: Any) -> None:
         super().__init__(**loading)
         if num_classes < 10:
             rule = "must be at least 10, the number of digits"
-            raise ConfigError("data.num_classes", num_classes, rule, "data.num_classes=10")
+            raise ConfigError("data.num_classes", num_classes, rule=rule, fix="data.num_classes=10")
         self.num_classes = num_classes
 
     def dataset(self, split: str) -> Dataset:
@@ -44,7 +45,8 @@ class Digits(DataModule):
     def augment(self, inputs: Tensor, draws: Tensor) -> Tensor:
         """Rotate by up to 10 degrees, scale by up to 10 %, and shift by up to 0.75 pixels."""
         angle, scale, right, down = (2 * draws - 1).unbind(1)
-        angle, scale, right, down = angle * math.radians(10), 1 + 0.1 * scale, right * 0.75 / 4, down * 0.75 / 4
+        angle, scale = angle * math.radians(10), 1 + 0.1 * scale
+        right, down = right * 0.75 / 4, down * 0.75 / 4  # coordinates run from -1 to 1, so a pixel of 8 is 1/4 wide
         cos, sin = scale * angle.cos(), scale * angle.sin()
         return warp_images(inputs, torch.stack([cos, -sin, right, sin, cos, down], dim=1).view(-1, 2, 3))
 
@@ -66,13 +68,14 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
     package = find_spec("sklearn")
     file = Path(str(package.origin)).parent / "datasets/data/digits.csv.gz" if package else None
     if not (file and file.is_file()):
-        rule = f"must be installed with the package scikit-learn, and {file or 'that'} does not exist"
-        raise ConfigError("data=digits", None, rule, "pip install scikit-learn -c constraints.txt")
+        where = f"its file {file} does not exist" if file else "it is not installed"
+        rule = f"The digits come with the package scikit-learn, and {where}"
+        raise ConfigError("data=digits", None, rule=rule, fix="pip install scikit-learn -c constraints.txt")
     rows = np.loadtxt(file, delimiter=",")
     return rows[:, :-1], rows[:, -1].astype(int)
 
 
 def split_indices(split: str, digits: np.ndarray) -> np.ndarray:
-    """Return the indices of the samples of a split: the same tenths of every class."""
+    """Return the indices of the samples of a split, in ascending order: about the same share of every digit."""
     by_class = np.argsort(digits, kind="stable")
-    return np.sort(by_class[np.isin(np.arange(len(digits)) % 10, SPLIT_TENTHS[split])])
+    return np.sort(by_class[np.isin(np.arange(len(digits)) % 10, PLACES_IN_TEN[split])])

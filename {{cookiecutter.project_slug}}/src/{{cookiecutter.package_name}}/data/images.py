@@ -18,18 +18,21 @@ class ImageDataModule(DataModule):
     """Normalized images, float32 (3, image_size, image_size); targets are class numbers in the order of their names.
 
     Args:
-        smallest_crop: smallest share of an image's area that a random crop for training has.
-        loading: of `DataModule`.
+        smallest_crop: smallest area of a random crop, as a share of the image.
+        loading: further arguments of DataModule: global_batch_size, seed, num_workers, ...
     """
 
-    num_draws = 5
+    num_draws = 5  # random numbers per sample for `augment`
 
     def __init__(self, *, smallest_crop: float = 0.25, **loading: Any) -> None:
         super().__init__(**loading)
         self.smallest_crop = smallest_crop
 
     def augment(self, inputs: Tensor, draws: Tensor) -> Tensor:
-        """Crop a random part with a ratio of 3:4 to 4:3, resize it, and mirror half of them (Szegedy et al., 2014)."""
+        """Crop a random part with a ratio of 3:4 to 4:3, resize it, and mirror it with probability 1/2.
+
+        As Szegedy et al. (2014) did.
+        """
         area = self.smallest_crop + (1 - self.smallest_crop) * draws[:, 0]
         ratio = (4 / 3) ** (2 * draws[:, 1] - 1)
         width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
@@ -46,7 +49,7 @@ class ImageDataModule(DataModule):
 
 @cache
 def _mean_and_std(device: torch.device) -> list[Tensor]:
-    """Return both as tensors on a device. They are cached, as each copy to a GPU would wait for its work."""
+    """Return MEAN and STD as tensors on a device. They are cached: each copy to a GPU would wait for it."""
     return [torch.tensor(value, device=device).view(3, 1, 1) for value in (MEAN, STD)]
 
 
@@ -54,10 +57,12 @@ class Images(ImageDataModule):
     """Images in a folder, decoded by worker processes each time they are read.
 
     Args:
-        dir: holds `<class>/*.{jpg,jpeg,png}` or `{train,val,test}/<class>/*`; see `image_files.list_images`.
+        dir: holds `<class>/*.{jpg,jpeg,png}`, split by a hash of the names into 80 % train, 10 % val and 10 % test; or
+            `{train,val,test}/<class>/*`. See `hpc.data.image_files.list_images`.
         image_size: pixels. The shorter side is resized to this size, the longer one is cropped around the centre.
-        num_classes: model configs read it as `${data.num_classes}`. If null, the number of folders is filled in.
-        loading: of `ImageDataModule`.
+        num_classes: number of class folders; model configs read it as `${data.num_classes}`. null: `_check_` in
+            configs/data/images.yaml fills it in.
+        loading: further arguments of ImageDataModule: smallest_crop, global_batch_size, seed, num_workers, ...
     """
 
     def __init__(self, dir: str, image_size: int = 224, num_classes: int | None = None, **loading: Any) -> None:
@@ -75,6 +80,7 @@ class Images(ImageDataModule):
         return splits
 
     def describe(self, split: str) -> dict[str, Any]:
+        """Return class names and checksums, which a resumed run compares: it rejects other images."""
         return image_identity(self.dir, self.splits[split])
 
     def dataset(self, split: str) -> Dataset:

@@ -20,9 +20,9 @@ class PackedImages(ImageDataModule):
 
     Args:
         file: made by tools/pack.py.
-        image_size: pixels, as packed. If null, filled in.
-        num_classes: as packed. If null, filled in. Model configs read it as `${data.num_classes}`.
-        loading: of `ImageDataModule`.
+        image_size: pixels, as packed. null: `_check_` in configs/data/packed.yaml fills it in.
+        num_classes: as packed; null: filled in likewise. Model configs read it as `${data.num_classes}`.
+        loading: further arguments of ImageDataModule: smallest_crop, global_batch_size, seed, num_workers, ...
     """
 
     def __init__(
@@ -43,10 +43,11 @@ class PackedImages(ImageDataModule):
         return packed
 
     def files_to_stage(self) -> list[FileParts]:
+        """Return the file, which `data.stage=true` copies to the node before training."""
         return [self.packed.parts]
 
     def describe(self, split: str) -> dict[str, Any]:
-        """Return the checksum from the file's header and the file's size: reading all of it would take too long."""
+        """Return what a resumed run compares: the header's checksum and the size, as reading all takes too long."""
         packed = self.packed
         images = {"classes": list(packed.classes), "images": list(packed.splits[split])}
         return images | {"checksum": packed.checksum[:16], "bytes": os.path.getsize(self.file)}

@@ -11,8 +11,8 @@ class Text(NextToken):
 
     Args:
         files: a path, a glob, a folder, or a list of them; `.npy` and `.bin` (uint16) hold tokens, other files text.
-        val_files: the same, for validation and test. If null, a tenth of `files` is held out.
-        loading: of `NextToken`.
+        val_files: the same, for validation and test. null: a tenth of `files` is held out.
+        loading: further arguments of NextToken and DataModule: block_size, vocab_size, global_batch_size, seed, ...
     """
 
     def __init__(self, files: str | list[str], val_files: str | list[str] | None = None, **loading: Any) -> None:
@@ -20,4 +20,5 @@ class Text(NextToken):
         self.files, self.val_files = files, val_files
 
     def list_files(self) -> tuple[list[str], list[str]]:
+        """Return (training files, validation files). If the latter are empty, a tenth of the former is held out."""
         return list_text_files(self.files, self.val_files)

@@ -1,6 +1,7 @@
-"""Checks of model configs, named by `_check_` in configs/model. They run on the login node and import no torch.
+"""Checks of model configs. They raise `ConfigError`, run on the login node, too, and import no torch.
 
-Each check gets its section of the config and the whole config, and raises `ConfigError`.
+`_check_` in a config names a function, which submit.py and train.py call with that node of the config and with the
+whole config. If it returns a dict, its values fill keys of the node that are null.
 """
 
 import math
@@ -13,8 +14,9 @@ from hpc.config.errors import ConfigError
 def check_optimizer(optimizer: DictConfig, cfg: DictConfig) -> None:
     """Reject a learning rate that is not positive: torch accepts 0 and infinity, and rejects a negative one late."""
     lr = optimizer.get("lr")
-    if isinstance(lr, int | float) and not (lr > 0 and math.isfinite(lr)):  # another type is rejected elsewhere
-        raise ConfigError("model.optimizer.lr", lr, "must be a number above 0", "model.optimizer.lr=0.003")
+    # Another type is rejected by the signature check in hpc.
+    if isinstance(lr, int | float) and not (lr > 0 and math.isfinite(lr)):
+        raise ConfigError("model.optimizer.lr", lr, rule="must be a number above 0", fix="model.optimizer.lr=0.003")
 
 
 def check_gpt(network: DictConfig, cfg: DictConfig) -> None:
@@ -23,21 +25,21 @@ def check_gpt(network: DictConfig, cfg: DictConfig) -> None:
         _reject_below_one(key, network.get(key))
     if not 0 <= (dropout := network.get("dropout") or 0) <= 1:
         rule = "must be a probability, from 0 to 1"
-        raise ConfigError("model.network.dropout", dropout, rule, "model.network.dropout=0.1")
+        raise ConfigError("model.network.dropout", dropout, rule=rule, fix="model.network.dropout=0.1")
     width, num_heads = network.width, network.num_heads
     if width % num_heads:
         rule = f"must be a divisor of model.network.width ({width})"
         fix = f"model.network.num_heads={_largest_divisor(width, min(num_heads, width))}"
-        raise ConfigError("model.network.num_heads", num_heads, rule, fix)
+        raise ConfigError("model.network.num_heads", num_heads, rule=rule, fix=fix)
     if width // num_heads % 2:
         rule = f"must give each head an even size, for rotary positions; {width} / {num_heads} is {width // num_heads}"
         fix = "model.network.num_heads=<width / 64, for example>"
-        raise ConfigError("model.network.num_heads", num_heads, rule, fix)
+        raise ConfigError("model.network.num_heads", num_heads, rule=rule, fix=fix)
     num_ranks = cfg.strategy.tensor_parallel_size
     if num_heads % num_ranks:
         rule = f"must be a divisor of the number of attention heads ({num_heads})"
         fix = f"strategy.tensor_parallel_size={_largest_divisor(num_heads, num_ranks)}"
-        raise ConfigError("strategy.tensor_parallel_size", num_ranks, rule, fix)
+        raise ConfigError("strategy.tensor_parallel_size", num_ranks, rule=rule, fix=fix)
 
 
 def check_resnet(network: DictConfig, cfg: DictConfig) -> None:
@@ -48,23 +50,25 @@ def check_resnet(network: DictConfig, cfg: DictConfig) -> None:
         for size in network[key]:
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 rule = "must be a list of whole numbers above 0, one for each stage"
-                raise ConfigError(f"model.network.{key}", network[key], rule, f"model.network.{key}=[2,2]")
+                raise ConfigError(f"model.network.{key}", network[key], rule=rule, fix=f"model.network.{key}=[2,2]")
     if not network.depths or len(network.depths) != len(network.widths):
         rule = f"must have one number for each stage, like model.network.widths, which has {len(network.widths)}"
         fix = "model.network.depths=[2,2] model.network.widths=[8,16]"
-        raise ConfigError("model.network.depths", network.depths, rule, fix)
+        raise ConfigError("model.network.depths", network.depths, rule=rule, fix=fix)
     if (norm := network.get("norm", "group")) not in ("group", "batch"):
-        raise ConfigError("model.network.norm", norm, "must be group or batch", "model.network.norm=group")
+        raise ConfigError("model.network.norm", norm, rule="must be group or batch", fix="model.network.norm=group")
     for width in network.widths if norm == "group" else ():
+        # The formula of group_norm in resnet.py, which imports torch.
         if width % (num_groups := min(32, max(1, width // 8))):
             rule = f"must be divisible by the number of groups of the group norm ({num_groups})"
             fix = "multiples of 8 below 256, and of 32 above; or model.network.norm=batch"
-            raise ConfigError("model.network.widths", width, rule, fix)
+            raise ConfigError("model.network.widths", width, rule=rule, fix=fix)
 
 
 def _reject_below_one(key: str, size: int | None) -> None:
     if size is not None and size < 1:  # null is filled in later, from the data
-        raise ConfigError(f"model.network.{key}", size, "must be at least 1", f"model.network.{key}=<number above 0>")
+        fix = f"model.network.{key}=<number above 0>"
+        raise ConfigError(f"model.network.{key}", size, rule="must be at least 1", fix=fix)
 
 
 def _largest_divisor(number: int, limit: int) -> int:

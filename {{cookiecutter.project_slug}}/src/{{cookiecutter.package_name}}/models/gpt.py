@@ -37,6 +37,7 @@ class GPT(nn.Module):
         num_classes = -(-vocab_size // vocab_multiple) * vocab_multiple  # rounded up
         self.token = nn.Embedding(num_classes, width)
         self.drop = nn.Dropout(dropout)
+        # The names count: hpc shards, compiles and recomputes `blocks`; fine-tuning freezes all but `head` at first.
         self.blocks = nn.ModuleList(Block(width, width // num_heads, dropout) for _ in range(num_layers))
         self.norm = nn.LayerNorm(width, bias=False)
         self.head = nn.Linear(width, num_classes, bias=False)
@@ -50,7 +51,7 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
     def example_input(self, batch_size: int) -> Tensor:
-        """Return tokens of the largest size, for counting FLOPs."""
+        """Return tokens of the largest size: for plan.py, for counting FLOPs and for tests."""
         return torch.zeros(batch_size, self.block_size, dtype=torch.int64)
 
     def tensor_parallel_plan(self) -> dict[str, ParallelStyle]:

@@ -43,14 +43,14 @@ class ResNet(nn.Module):
             nn.ReLU(inplace=True),
             nn.MaxPool2d(3, 2, 1) if large_images else nn.Identity(),
         )
-        self.blocks = nn.ModuleList()
+        self.blocks = nn.ModuleList()  # the name counts: hpc shards, compiles and recomputes `blocks`
         channels = widths[0]
         for stage, (depth, width) in enumerate(zip(depths, widths, strict=True)):
             for i in range(depth):
                 block = make_block(channels, width, stride=2 if stage > 0 and i == 0 else 1)
                 self.blocks.append(block)
                 channels = block.out_channels
-        self.head = nn.Linear(channels, num_classes)
+        self.head = nn.Linear(channels, num_classes)  # the name counts: fine-tuning freezes all but `head` at first
         self.apply(init_weights)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class ResNet(nn.Module):
         return self.head(x.mean(dim=(2, 3)))
 
     def example_input(self, batch_size: int) -> Tensor:
-        """Return blank images, for counting FLOPs."""
+        """Return blank images: for plan.py, for counting FLOPs and for tests."""
         return torch.zeros(batch_size, self.in_channels, self.image_size, self.image_size)
 
 
@@ -112,6 +112,7 @@ def make_shortcut(channels: int, out_channels: int, stride: int, make_norm: type
 
 def group_norm(channels: int) -> nn.GroupNorm:
     """Return a group norm with groups of at least 8 channels, and at most 32 groups (Wu and He, 2018)."""
+    # check_resnet in checks.py repeats this formula.
     return nn.GroupNorm(min(32, max(1, channels // 8)), channels)
 
 
