@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from hpc.config import errors
 from hpc.data import pack_command
-from hpc.data import pack_command
 
 
 def main() -> None:

@@ -92,7 +92,9 @@ def _begin_watched(cfg: DictConfig, process: Process) -> Iterator[Attempt]:
     signals.launcher_pid = getppid() if place.launcher != "none" else None
     job_end = placement.job_end_unix_time(environ)
     starting_point.forget_parent_run(place, environ)
-    new_run_dir = directory.choose_run_dir(cfg.run_dir, cfg.name, now=datetime.now(), environ=environ, step=place.step or "0")
+    new_run_dir = directory.choose_run_dir(
+        cfg.run_dir, cfg.name, now=datetime.now(), environ=environ, step=place.step or "0"
+    )
     is_frozen = command_line.resume_directory(process.arguments) is not None
     start = meet_ranks.begin_attempt(cfg, place, new_run_dir=new_run_dir, is_frozen=is_frozen, environ=environ)
     run_dir = Path(cfg.run_dir)
