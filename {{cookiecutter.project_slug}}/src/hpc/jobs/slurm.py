@@ -142,7 +142,7 @@ def _launch(job: Job) -> list[str]:
         f"    {' '.join([python, _in_code(job, job.program), *arguments])}",
     ]
     if job.is_reusable:
-        lines += [f"# So that when a rank ends, the others have {RANK_EXIT_SECONDS} s to save, or to record their errors."]
+        lines += [f"# When a rank ends, the others have {RANK_EXIT_SECONDS} s to save, or to record their errors."]
     if _is_simple_command(job):
         return [*lines, f"run_ranks {command[0]}", command[1]]
     return [*lines, "stay_alive_on_term", command[0], f"{command[1]} &", "exit_as_ranks_did $!"]
