@@ -17,11 +17,12 @@ from hpc.training.attempt import run_attempt
 
 def train(cfg: DictConfig, process: Process) -> dict[str, float]:
     """Fit and test. Return the test metrics, for scripts that call this: on rank 0; elsewhere an empty dict."""
-    # Entry checks the config, meets the other ranks, makes the run directory. A stopped run exits here, to be resumed.
+    # Entry: check the config, meet the other ranks, make the run directory. Exit: note how it ended; after a signal or
+    # near the time limit, with the exit code that makes the job resume.
     with run_attempt(cfg, process) as attempt:
         from hpc.resume.trainer import finish, make_trainer, test  # imports lightning: only once the config is accepted
 
-        data, module = build(cfg.data), build(cfg.model)
+        data, module = build(cfg.data), build(cfg.model)  # as hydra.utils.instantiate does
         # A Trainer that can stop and resume. It loads the weights of cfg.ckpt; ckpt_path below resumes this run.
         trainer = make_trainer(attempt, module, data, trial=search_reporter(attempt.run_dir))
         if not cfg.test_only:
@@ -42,4 +43,4 @@ def search_reporter(run_dir: Path) -> Any:
 
 if __name__ == "__main__":
     with start_process() as process:  # handles signals from here on, and prints a ConfigError without a traceback
-        train(command_line.compose(__doc__, process.arguments), process)
+        train(command_line.compose(__doc__, process.arguments), process)  # configs/train.yaml and the overrides

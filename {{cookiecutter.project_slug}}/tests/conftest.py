@@ -14,8 +14,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is: two processes share this
 
 from hpc.submit.scheduler import LEAKED_VARIABLES
 
-for name in filter(LEAKED_VARIABLES.match, list(os.environ)):
-    del os.environ[name]  # of a job that you may be in: no test runs as a part of it
+for name in filter(LEAKED_VARIABLES.match, list(os.environ)):  # variables of a surrounding job: no test is a part of it
+    del os.environ[name]
 
 PROJECT = Path(__file__).resolve().parents[1]
 

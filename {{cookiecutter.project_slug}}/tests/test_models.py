@@ -30,7 +30,7 @@ def test_a_sample_has_the_same_output_alone_and_in_a_batch(model: str) -> None:
     torch.manual_seed(0)
     network = build_network(arguments(model)).eval()
     with torch.no_grad():
-        for parameter in network.parameters():  # branches that begin as zero would hide what is in them
+        for parameter in network.parameters():  # residual branches start at zero, which would hide errors in them
             parameter += 0.02 * torch.randn_like(parameter)
         inputs = random_like(network.example_input(3))
         outputs = network(inputs)
@@ -43,7 +43,8 @@ def arguments(model: str) -> dict[str, Any]:
     """Return the network's node of a model config, with 10 for numbers that are null until data fill them in."""
     node: Any = OmegaConf.to_container(compose_choice(f"model={model}").cfg.model.network, resolve=True)
     for name, parameter in inspect.signature(get_class(node["_target_"])).parameters.items():
-        if parameter.default is parameter.empty and node.get(name, 0) is None:
+        is_null = name in node and node[name] is None
+        if parameter.default is parameter.empty and is_null:
             node[name] = 10
     return node
 

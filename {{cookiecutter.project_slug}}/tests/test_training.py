@@ -42,7 +42,7 @@ def losses(run_dir: Path) -> list[tuple[int, float]]:
 
 @pytest.mark.parametrize(("experiment", "strategy"), CASES)
 def test_two_processes_learn_what_one_does(experiment: str, strategy: str, train: Callable) -> None:
-    compose_small_or_skip(experiment)
+    compose_small_or_skip(experiment)  # only to skip
     two = [f"strategy={strategy}", "trainer.devices=2"]
     skip_if_the_network_is_rejected(experiment, *CPU, *two)
     alone, _ = train(experiment, *CPU, *STEPS, LAST)

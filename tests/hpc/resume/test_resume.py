@@ -42,7 +42,7 @@ DROPOUT = [
     "trainer=cpu",
     *COMMON,
     "experiment=text",
-    "+model.network.dropout=0.1",
+    "model.network.dropout=0.1",
     "model.network.width=32",
     "model.network.num_layers=1",
     "trainer.max_steps=12",

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 TINY = [*COMMON, "callbacks.monitor=null", "callbacks.samples=null", "callbacks.throughput=null"]
 TINY += ["+trainer.limit_train_batches=4", "+trainer.limit_val_batches=1", "+trainer.limit_test_batches=2"]
 TINY += ["trainer.max_epochs=3", "data.global_batch_size=64"]
-BATCH_NORM = "+model.network.norm=batch"
+BATCH_NORM = "model.network.norm=batch"
 ONE, TWO = ["trainer=cpu", *TINY], ["trainer=ddp", "trainer.devices=2", *TINY]
 CALLBACKS = "lightning.pytorch.callbacks"
 EMA = [f"+callbacks.ema._target_={CALLBACKS}.EMAWeightAveraging", "+callbacks.ema.decay=0.6"]

@@ -103,7 +103,7 @@ def test_sharded_strategies_really_shard(case: str, runs: Path, metrics: dict) -
 
 def test_what_ddp_does_not_send_each_step_is_the_same_where_it_counts(start: Callable, tmp_path: Path) -> None:
     """Batch norm's statistics are each rank's own, until a validation makes them those of rank 0, which are saved."""
-    words = ["strategy=ddp", "trainer.devices=2", "+model.network.norm=batch", "trainer.accelerator=cpu"]
+    words = ["strategy=ddp", "trainer.devices=2", "model.network.norm=batch", "trainer.accelerator=cpu"]
     words += ["trainer.max_steps=4", "checkpoint.monitor=null", "+trainer.val_check_interval=2", QUIET]
     said = start(tmp_path / "run", 2, words, patch=STATISTICS)
     # Two ranks write: a line's end may come after the other's line.

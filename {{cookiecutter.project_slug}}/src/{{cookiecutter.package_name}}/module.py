@@ -20,7 +20,8 @@ IGNORED_TARGET = -100  # torch's default: such a target counts neither in the lo
 class Classifier(NetworkModule):
     """Train a network with cross-entropy to predict the class of an image, or the next token of a text.
 
-    NetworkModule keeps `self.network`, has `configure_model` and clips gradients; a subclass sets `self.loss`.
+    NetworkModule keeps `self.network`. In `configure_model` it shards and compiles it with `self.loss`, which a subclass
+    sets. It clips gradients to `trainer.gradient_clip_val`, also where they are sharded.
 
     Args:
         network: inputs → logits, with the classes in the last dimension.
@@ -64,7 +65,8 @@ class Classifier(NetworkModule):
         Further scalars of a returned dict are logged, too: {"loss": loss, "train/...": scalar}.
         """
         inputs, targets = batch
-        # A text has logits (batch, time, classes) and targets (batch, time): each token is a sample of its own.
+        # A text has logits (batch, time, classes) and targets (batch, time): each token is a sample of its own. For images,
+        # (batch, classes), this changes nothing.
         return self.loss(self(inputs).flatten(0, -2), targets.flatten())
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
@@ -83,7 +85,7 @@ class Classifier(NetworkModule):
             {"params": [p for p in trained if p.ndim >= 2]},
             {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
         ]
-        # A group per device mesh, as fused optimizers need it under tensor parallelism; otherwise the same groups.
+        # Under tensor parallelism, fused optimizers need a group per device mesh; otherwise the groups stay the same.
         optimizer = self.make_optimizer(split_groups_by_mesh(groups))
         total_steps = self.trainer.estimated_stepping_batches
         # LambdaLR, except that it leaves alone the groups that fine-tuning adds later.

@@ -14,8 +14,8 @@ from torch.utils.data import Dataset, TensorDataset
 from hpc.config.errors import ConfigError
 from hpc.data.data_module import DataModule, warp_images
 
-# Sorted by digit, every ten images in a row are split by their places among the ten. The seed does not change this, so
-# every run is tested on the same images.
+# The images are sorted by digit and counted off in tens: of each ten, 7 are for training, 1 for validation, 2 for the
+# test. The seed does not change this, so every run is tested on the same images.
 PLACES_IN_TEN = {"train": range(0, 7), "val": range(7, 8), "test": range(8, 10)}
 
 

@@ -49,7 +49,7 @@ class ImageDataModule(DataModule):
 
 @cache
 def _mean_and_std(device: torch.device) -> list[Tensor]:
-    """Return MEAN and STD as tensors on a device. They are cached: each copy to a GPU would wait for it."""
+    """Return MEAN and STD as tensors on a device. Cached: a copy for each batch would make the CPU wait for the GPU."""
     return [torch.tensor(value, device=device).view(3, 1, 1) for value in (MEAN, STD)]
 
 

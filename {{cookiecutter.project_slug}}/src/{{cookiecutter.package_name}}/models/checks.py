@@ -1,7 +1,7 @@
 """Checks of model configs. They raise `ConfigError`, run on the login node, too, and import no torch.
 
 `_check_` in a config names a function, which submit.py and train.py call with that node of the config and with the
-whole config. If it returns a dict, its values fill keys of the node that are null.
+whole config. If it returns a dict, as those of `hpc.data.file_checks` do, its values fill keys that are null.
 """
 
 import math
@@ -14,7 +14,7 @@ from hpc.config.errors import ConfigError
 def check_optimizer(optimizer: DictConfig, cfg: DictConfig) -> None:
     """Reject a learning rate that is not positive: torch accepts 0 and infinity, and rejects a negative one late."""
     lr = optimizer.get("lr")
-    # Another type is rejected by the signature check in hpc.
+    # hpc compares the types of all values with the signature, and rejects a value that is no number.
     if isinstance(lr, int | float) and not (lr > 0 and math.isfinite(lr)):
         raise ConfigError("model.optimizer.lr", lr, rule="must be a number above 0", fix="model.optimizer.lr=0.003")
 

@@ -37,7 +37,7 @@ class GPT(nn.Module):
         num_classes = -(-vocab_size // vocab_multiple) * vocab_multiple  # rounded up
         self.token = nn.Embedding(num_classes, width)
         self.drop = nn.Dropout(dropout)
-        # The names count: hpc shards, compiles and recomputes `blocks`; fine-tuning freezes all but `head` at first.
+        # hpc finds parts by name: it shards, compiles and recomputes `blocks`; fine-tuning trains only `head` at first.
         self.blocks = nn.ModuleList(Block(width, width // num_heads, dropout) for _ in range(num_layers))
         self.norm = nn.LayerNorm(width, bias=False)
         self.head = nn.Linear(width, num_classes, bias=False)

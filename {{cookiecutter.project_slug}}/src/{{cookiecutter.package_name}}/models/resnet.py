@@ -43,14 +43,14 @@ class ResNet(nn.Module):
             nn.ReLU(inplace=True),
             nn.MaxPool2d(3, 2, 1) if large_images else nn.Identity(),
         )
-        self.blocks = nn.ModuleList()  # the name counts: hpc shards, compiles and recomputes `blocks`
+        self.blocks = nn.ModuleList()  # hpc finds parts by name: it shards, compiles, recomputes `blocks`
         channels = widths[0]
         for stage, (depth, width) in enumerate(zip(depths, widths, strict=True)):
             for i in range(depth):
                 block = make_block(channels, width, stride=2 if stage > 0 and i == 0 else 1)
                 self.blocks.append(block)
                 channels = block.out_channels
-        self.head = nn.Linear(channels, num_classes)  # the name counts: fine-tuning freezes all but `head` at first
+        self.head = nn.Linear(channels, num_classes)  # fine-tuning trains only `head` at first
         self.apply(init_weights)
 
     def forward(self, images: Tensor) -> Tensor:
