@@ -1,6 +1,7 @@
 """What Lightning can do besides is gone on with exactly, too: each run is compared with one that was never stopped."""
 
 import ast
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -741,7 +742,7 @@ def test_what_follows_the_length_of_training_follows_the_new_one(
     said = start(tmp_path / "run", 1, ["trainer.max_epochs=2"], patch=patch)
     points = scalars(tmp_path / "run")
     steps = len(points["lr"])
-    assert "training is now of another length" in said and f"-> {steps}" in said
+    assert "as the length of training has changed" in said and f"-> {steps}" in said
     after = [value for step, value in points["lr"] if step > 10]
     assert after[-1] < 0.01 * max(after) and (schedule == "OneCycleLR" or after == sorted(after, reverse=True))
     assert [round(value * steps) for step, value in points["own/left"] if step > 10] == list(range(steps - 11, 0, -1))
@@ -775,5 +776,5 @@ def test_who_is_turned_away_leaves_the_verdict_of_the_run(start: Callable, call:
     start(tmp_path / "run", 1, WORDS, 3)
     verdict = (tmp_path / "run/verdict").read_text()
     done = call(f"run_dir={tmp_path / 'run'}", *WORDS, "seed=8")
-    assert done.returncode == 2 and "ConfigError: seed=8" in done.stderr
+    assert done.returncode == 2 and re.search(r"ConfigError: seed (must|cannot) .*; got 8", done.stderr)
     assert (tmp_path / "run/verdict").read_text() == verdict and "outcome continue" in verdict

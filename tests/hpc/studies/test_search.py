@@ -531,5 +531,5 @@ def test_a_run_that_finishes_tells_its_best_and_one_that_stops_goes_on(start: Ca
 @pytest.mark.slow
 def test_a_metric_that_nobody_logs_is_told_before_the_first_step(call: Callable, tmp_path: Path) -> None:
     done = call("checkpoint.monitor=val/acuracy", f"run_dir={tmp_path / 'run'}", QUIET)
-    assert done.returncode == 2 and "is logged in validation; there are: val/accuracy, val/loss" in done.stderr
+    assert done.returncode == 2 and "is logged in validation (there are: val/accuracy, val/loss)" in done.stderr
     assert not list((tmp_path / "run").glob("checkpoints/*"))

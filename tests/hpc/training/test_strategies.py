@@ -23,7 +23,7 @@ ONLY = {"digits": [], "text": ["experiment=text", "data.max_eval_windows=64"]}
 # Says what the buffers add up to before ranks share them, and afterwards.
 STATISTICS = """
 from hpc.training.strategies import DDP
-share = DDP.share_buffers
+share = DDP.broadcast_buffers
 def saying(self):
     def total():
         return sum(buffer.double().sum().item() for buffer in self.lightning_module.buffers())
@@ -31,7 +31,7 @@ def saying(self):
     own = share(self)
     print(f"rank {self.global_rank} had {had!r} has {total()!r}", flush=True)
     return own
-DDP.share_buffers = saying
+DDP.broadcast_buffers = saying
 """
 # Sharded weights into another kind of sharding
 MOVES = [("deepspeed_zero3", "fsdp"), ("fsdp", "deepspeed_zero3"), ("tensor_parallel", "ddp")]
