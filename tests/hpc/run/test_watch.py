@@ -47,7 +47,9 @@ if size > 1:
     store.add("met", 1)
     while store.add("met", 0) < size:
         time.sleep(0.05)
-watching = watch.Watchdog(run_dir, held, 1, rank, size, store, hang_seconds, warned)
+watching = watch.Watchdog(
+    run_dir, held, attempt=1, rank=rank, world_size=size, store=store, hang_seconds=hang_seconds, signals=warned
+)
 
 
 def block_in_c():
@@ -188,7 +190,7 @@ for step in range(3, 10**6):
 
 def test_an_orderly_stop_is_no_error_and_rank_0_leaves_last(start: Start, tmp_path: Path) -> None:
     ranks = start("if rank:\n    time.sleep(2.5)\nraise watch.Stopped(2, 'SIGUSR1')", size=2)
-    ends(ranks, 20)
+    ends(ranks, 60)  # which includes importing torch on a busy machine
     assert [(tmp_path / f"err{rank}").read_text().splitlines()[-1] for rank in (0, 1)] == [
         "hpc.run.watchdog.Stopped: step 2: SIGUSR1"
     ] * 2
@@ -202,7 +204,7 @@ def test_rank_0_waits_for_a_rank_that_has_only_just_begun() -> None:
 
     store = TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
     first, late = Peers(store, 2), Peers(store, 2)
-    leaving = threading.Thread(target=first.leave, args=[30])
+    leaving = threading.Thread(target=first.wait_for_all, args=[30])
     leaving.start()
     leaving.join(1)
     assert leaving.is_alive()
@@ -365,7 +367,7 @@ block_in_c()
     assert said(process) == "3"
     process.send_signal(signal.SIGINT)
     assert [said(process), said(process)] == ["Ctrl-C", "blocked"]
-    assert "once more ends at once" in (tmp_path / "err0").read_text()
+    assert "again ends it at once" in (tmp_path / "err0").read_text()
     process.send_signal(signal.SIGINT)
     assert ends([process], 2) == [-signal.SIGINT]
 
