@@ -107,7 +107,9 @@ def test_of_many_at_once_each_has_its_own(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         made = list(
             pool.map(
-                lambda _: directory.reserve_run_dir(tmp_path / "runs" / "x", False, is_own=lambda path: False),
+                lambda _: directory.reserve_run_dir(
+                    tmp_path / "runs" / "x", group_readable=False, is_own=lambda path: False
+                ),
                 range(24),
             )
         )

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -506,11 +507,11 @@ def test_nothing_is_queued_where_one_point_cannot_run(tool: Tool) -> None:
 
 def test_a_folder_that_cannot_be_is_told_first(tool: Tool, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    rules = {tmp_path / "file": "is a file", tool.bin: "something else", Path("/dev/null/x"): "cannot be written"}
+    rules = {tmp_path / "file": "is a file", tool.bin: "something else", Path("/dev/null/x"): "can be written"}
     for out, rule in rules.items():
         code, said = tool.type("nodes=1", f"out={out}")
         assert (code, tool.jobs()) == (2, 0), said
-        assert said.startswith("ConfigError: out ") and f"; got {out}.\n" in said
+        assert said.startswith("ConfigError: out ") and re.search(rf"; got {re.escape(str(out))}( \(.*\))?\.\n", said)
         assert rule in said and "run_dir" not in said
 
 
