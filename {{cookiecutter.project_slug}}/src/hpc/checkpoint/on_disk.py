@@ -215,9 +215,8 @@ def prune(newest: Path, keep: int) -> None:
         if path.name not in kept:
             with suppress(OSError):  # what cannot be removed does no harm
                 old = path if path.name.endswith(PART) else _discard(path)
-                (old / MANIFEST).unlink(
-                    missing_ok=True
-                )  # first, so that `restore_replaced_checkpoints` never restores half of it
+                # First, so that `restore_replaced_checkpoints` never restores half of it.
+                (old / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(old)
 
 

@@ -168,7 +168,7 @@ def allow_deepspeed_classes() -> Iterator[None]:
 def convert_unpickling_errors(
     path: str | Path, key: str = "ckpt", *, fix: str = FIX, only_this_rank: bool = False
 ) -> Iterator[None]:
-    """Raise `ConfigError` where what is loaded within names more than data.
+    """Raise `ConfigError` in place of `pickle.UnpicklingError`: what is loaded within names more than data.
 
     Other errors pass: the manifest has vouched for the files, so such errors are no mistake of the user.
 

@@ -52,10 +52,8 @@ def write(tensors: Mapping[str, "SavedTensor"], out: Path, *, notes: Mapping[str
             os.fsync(stream.fileno())
         temporary.replace(out)
     except OSError as error:
-        given = f"{out} ({error.strerror or error})"
-        raise ConfigError(
-            "OUT", given, "must be a file that can be written", "a file in a directory with space for it"
-        ) from None
+        rule, given = "must be a file that can be written", f"{out} ({error.strerror or error})"
+        raise ConfigError("OUT", given, rule, "a file in a directory with space for it") from None
     finally:
         temporary.unlink(missing_ok=True)
     return 8 + len(text) + end

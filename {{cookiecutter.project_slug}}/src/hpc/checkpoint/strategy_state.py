@@ -30,9 +30,8 @@ REST_FILE, RANK_FILE = "meta.pt", "rank-{}.pt"
 RANK_STATE = "this_rank"  # the state of this rank alone
 MANIFEST_KEY = "manifest"  # entries of the manifest
 ON_PUBLISHED = "afterwards"  # called with the folder when the checkpoint is whole
-VALIDATED_WEIGHTS = (
-    "validated"  # The weights that were validated; saved in place of the module's if the average was updated since.
-)
+# The weights that were validated; saved in place of the module's if the average was updated since.
+VALIDATED_WEIGHTS = "validated"
 NEWER_WEIGHTS = "averaged_since"  # the module's own weights then
 
 
@@ -131,7 +130,10 @@ class CheckpointMixin:
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """Only where it must be: a callback may need in `on_fit_start` what it had saved."""
+        """Whether to restore after setup: only for sharded models and DeepSpeed.
+
+        Otherwise earlier, as callbacks may need their state in `on_fit_start`.
+        """
         is_replicated = isinstance(self, SingleDeviceStrategy | DDPStrategy)
         return not is_replicated or isinstance(self, DeepSpeedStrategy)  # which is a DDPStrategy, too
 

@@ -159,9 +159,8 @@ class CheckpointWriter:
         error = ""
         try:
             result = function()
-        except (
-            CheckpointException
-        ) as exception:  # not a subclass of Exception; torch collects the errors of all ranks in it
+        # Not a subclass of Exception; torch collects the errors of all ranks in it.
+        except CheckpointException as exception:
             rank, (cause, _) = next(iter(exception.failures.items()))
             error = f"{type(cause).__name__}: {cause} (rank {rank})"
         except Exception as exception:  # of any kind: the other ranks wait to hear of it

@@ -4,7 +4,7 @@ Offers:
 placement        rank, world size and job of this process, read from what its launcher left in the environment
 node_checks      checks that the launch, the nodes and the config agree, before the process group starts
 meeting          a key-value store that all ranks reach, and an exchange of JSON values through it
-rendezvous       finding of the port of that store
+rendezvous       discovery of the port of that store
 local_ranks      ranks of a program on this machine, without a scheduler
 addresses        addresses and network interfaces of this machine
 collectives, bandwidth, measured_links, nccl_log

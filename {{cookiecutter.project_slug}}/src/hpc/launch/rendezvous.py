@@ -1,4 +1,4 @@
-"""Finding of the port of rank 0's store by the ranks of one launch. Imports no torch.
+"""Discovery of the port of rank 0's store by the ranks of one launch. Imports no torch.
 
 The store listens on a port that the system chooses. Rank 0 serves this number at the first free one of a few ports that
 all ranks can derive. Another program may listen at such a port, so each answer names the launch that it belongs to.
@@ -81,9 +81,8 @@ class PortServer:
             while (remaining_seconds := self._end - time.monotonic()) > 0:
                 self._socket.settimeout(remaining_seconds)
                 connection, _ = self._socket.accept()
-                threading.Thread(
-                    target=self._handle_connection, args=[connection], daemon=True, name="port-server"
-                ).start()
+                arguments: dict[str, Any] = {"args": [connection], "daemon": True, "name": "port-server"}
+                threading.Thread(target=self._handle_connection, **arguments).start()
 
     def _handle_connection(self, connection: socket.socket) -> None:
         # Any program may connect and send anything. It gets no answer unless it asks as a rank does.

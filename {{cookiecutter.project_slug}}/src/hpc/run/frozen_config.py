@@ -37,9 +37,8 @@ def read(run_dir: Path) -> DictConfig:
             raise ValueError("no keys")
     except YAML_ERRORS as error:
         rule = f"must hold a readable config.yaml, but {path} is damaged: {first_line(error)}"
-        raise ConfigError(
-            "resume", run_dir, rule, f"resume=<a run directory>, or {weights}", only_this_rank=True
-        ) from None
+        fix = f"resume=<a run directory>, or {weights}"
+        raise ConfigError("resume", run_dir, rule, fix, only_this_rank=True) from None
     OmegaConf.set_struct(cfg, True)
     return cfg
 

@@ -1,4 +1,4 @@
-"""Tests of an existing run directory: for a run of this job before a requeue, and for a finished run."""
+"""Checks of an existing run directory: is its run this job's own before a requeue, or finished?"""
 
 import json
 import os

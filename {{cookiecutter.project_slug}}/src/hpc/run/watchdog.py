@@ -99,9 +99,8 @@ class Watchdog:
             self.report_failure(error)
         elif self._try_begin_shutdown():
             faulthandler.cancel_dump_traceback_later()
-            self._wait_and_release_claim(
-                EXIT_SECONDS if self._rank == 0 else 0
-            )  # rank 0 takes the store with it, so it leaves last
+            # Rank 0 takes the store with it, so it leaves last.
+            self._wait_and_release_claim(EXIT_SECONDS if self._rank == 0 else 0)
 
     def report_failure(self, error: BaseException) -> None:
         """Report to the other ranks and on disk that this rank fails; from now on it has seconds to end.

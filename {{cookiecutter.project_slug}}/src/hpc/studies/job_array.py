@@ -33,9 +33,8 @@ def submit_sweep(words: Sequence[str], *, at_once: int | None, options: SubmitOp
         for cfg, overrides in members:
             run_dir = Path(cfg.run_dir)
             frozen_config.create_or_replace(run_dir, cfg, words=overrides)
-            write_scripts(
-                make_job(cfg, run_dir=run_dir), cfg, folder=run_dir
-            )  # for submit.py resume= of this member alone
+            # For submit.py resume= of this member alone.
+            write_scripts(make_job(cfg, run_dir=run_dir), cfg, folder=run_dir)
         write_scripts(jobs[0], first_cfg, folder=folder)
     exit_if_job_failed(submit_and_report(first_cfg, folder, options=options, num_members=len(members)), options)
 

@@ -89,8 +89,6 @@ def remove_config_on_write_error(run_dir: Path) -> Iterator[None]:
         yield
     except OSError as error:
         (run_dir / "config.yaml").unlink(missing_ok=True)
-        rule, given = (
-            "must be a folder with room for the code and the script of a job",
-            f"{run_dir} ({error.strerror or error})",
-        )
+        rule = "must be a folder with room for the code and the script of a job"
+        given = f"{run_dir} ({error.strerror or error})"
         raise ConfigError("run_dir", given, rule, "make room (quotas count files, too), then submit again") from None
