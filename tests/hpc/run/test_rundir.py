@@ -61,7 +61,7 @@ CPU = "trainer=cpu"
 
 def test_a_process_that_begins_two_within_a_second_names_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "PROJECT", tmp_path)
-    monkeypatch.setenv(directory.RUN_DIR_VARIABLE, "")  # so that what `create` sets is taken back
+    monkeypatch.setenv(directory.RUN_DIR_VARIABLE, "")  # so that what `create_run_dir` sets is taken back
     monkeypatch.delenv(directory.RUN_DIR_VARIABLE)
     now = datetime.now()
     first = directory.choose_run_dir(None, "sweep", now=now, environ={})
