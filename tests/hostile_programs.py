@@ -187,7 +187,7 @@ def train(project: Path) -> None:
     from hpc.config import build
     from hpc.launch import placement
     from hpc.run import command_line, directory
-    from hpc.run.program import start_process
+    from hpc.run.program import rank_process
     from hpc.training import attempt
 
     def stop_before_meeting(cfg: Any, this: Any) -> Any:
@@ -208,7 +208,7 @@ def train(project: Path) -> None:
         sys.exit(0)
 
     attempt._begin_watched = stop_before_meeting
-    with start_process() as this:
+    with rank_process() as this:
         program.train(command_line.compose(program.__doc__, this.arguments), this)
 
 
@@ -247,7 +247,7 @@ def begin(project: Path) -> None:
                 events=attempt_log.read_events(run_dir),
             )
             skipped_samples.num_skipped_batches(run_dir, checkpoint.step, attempt=start.attempt)
-            with safe_unpickle.reject_unsafe_pickles(checkpoint.path, "resume"):
+            with safe_unpickle.convert_unpickling_errors(checkpoint.path, "resume"):
                 safe_unpickle.load_plain(checkpoint.path / "meta.pt")
                 safe_unpickle.load_plain(checkpoint.path / "rank-0.pt")
         build.build(cfg.model)

@@ -137,7 +137,7 @@ def enter(project: Path) -> None:
     """train.py itself. Each batch that it trains with adds a byte to a file; what would train on is left then."""
     import train as program
     from hpc.run import command_line
-    from hpc.run.program import start_process
+    from hpc.run.program import rank_process
     from my_research.module import Classifier
 
     folder = Path.cwd()
@@ -156,7 +156,7 @@ def enter(project: Path) -> None:
 
     Classifier.training_step = training_step  # type: ignore[method-assign]
 
-    with start_process() as this:
+    with rank_process() as this:
         program.train(command_line.compose(program.__doc__, this.arguments), this)
 
 

@@ -74,7 +74,7 @@ REJECTED = {
     "a rank that does not come": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         f"srun bash -c '{ON_NODE_2} exec sleep 25; exec {TWO_NODES}'",
-        ["Rank 1 did not come within 20 s", "n1"],
+        ["Rank 1 did not report to rank 0's store within 20 s", "n1"],
         65,
     ),
     "F28, F59 another environment": (

@@ -171,7 +171,7 @@ def _opened(node: Any) -> Any:
         return {key: _opened(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
         return [_opened(value) for value in node]
-    return _opened(vars(node)) if type(node).__name__ == "_Record" else node
+    return _opened(vars(node)) if type(node).__name__ == "_InertObject" else node
 
 
 def _state(reference: Path, run_dir: Path, tolerance: float, moved: bool) -> str:

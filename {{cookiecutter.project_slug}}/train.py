@@ -11,11 +11,11 @@ from omegaconf import DictConfig
 
 from hpc.config.build import build
 from hpc.run import command_line, directory
-from hpc.run.program import Process, start_process
+from hpc.run.program import RankProcess, rank_process
 from hpc.training.attempt import run_attempt
 
 
-def train(cfg: DictConfig, process: Process) -> dict[str, float]:
+def train(cfg: DictConfig, process: RankProcess) -> dict[str, float]:
     """Fit and test. Return the test metrics, for scripts that call this: on rank 0; elsewhere an empty dict."""
     # Entry: check the config, meet the other ranks, make the run directory. Exit: note how it ended; after a signal or
     # near the time limit, with the exit code that makes the job resume.
@@ -42,5 +42,5 @@ def search_reporter(run_dir: Path) -> Any:
 
 
 if __name__ == "__main__":
-    with start_process() as process:  # handles signals from here on, and prints a ConfigError without a traceback
+    with rank_process() as process:  # handles signals from here on, and prints a ConfigError without a traceback
         train(command_line.compose(__doc__, process.arguments), process)  # configs/train.yaml and the overrides

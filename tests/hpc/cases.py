@@ -13,13 +13,13 @@ import train
 from hpc.config import compose, preflight
 from hpc.launch import meeting, placement
 from hpc.run import directory, signals
-from hpc.run.program import Process
+from hpc.run.program import RankProcess
 from hpc.training import starting_point
 
 
 def main(out: str, cases: dict[str, list[str]]) -> None:
     here, metrics = placement.read_placement(os.environ), {}
-    this = Process([], here, signals.listen())
+    this = RankProcess([], here, signals.install_signal_handlers())
     open_store = meeting.open_store
     store = cache(
         lambda: open_store(here, os.environ, timeout_seconds=60)

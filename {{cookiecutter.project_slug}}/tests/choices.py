@@ -63,7 +63,7 @@ def compose(*words: str) -> Run:
             given = {name: value for name, value in node.items() if value is not None}
             signatures.check_arguments(key, given, complete=False)
     else:
-        preflight.check_files(cfg)
+        preflight.check_and_fill_from_files(cfg)
     return Run(cfg, needs)
 
 

@@ -35,6 +35,6 @@ def main(place: placement.Placement, signal_state: signals.SignalState) -> None:
 if __name__ == "__main__":
     with errors.exit_on_config_error():
         place = placement.read_placement(os.environ)
-    signal_state = signals.listen() if place.launcher != "none" else signals.SignalState()
+    signal_state = signals.install_signal_handlers() if place.launcher != "none" else signals.SignalState()
     with errors.exit_on_config_error(placement.is_reporting_rank(place, os.environ)):
         main(place, signal_state)

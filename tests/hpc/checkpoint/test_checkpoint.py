@@ -350,7 +350,7 @@ def test_who_is_killed_at_any_moment_leaves_nothing_that_cannot_be_read(step: in
         named = [path for path in run_dir.glob("checkpoints/step-*") if not path.name.endswith(on_disk.PART)]
         assert len(whole) == len(named) and not [found for found in whole if on_disk.find_flaw(found)]
         seen.append((whole[0].step, whole[0].attempt) if whole else None)
-        on_disk.recover(run_dir / "checkpoints")
+        on_disk.restore_replaced_checkpoints(run_dir / "checkpoints")
         assert (now := on_disk.list_checkpoints(run_dir)) and not [found for found in now if on_disk.find_flaw(found)]
         if whole:
             link = run_dir / "checkpoints" / "last.ckpt"

@@ -25,7 +25,7 @@ def saved(folder: Path, **more: object) -> Path:
 
 def load(folder: Path, **rest: object) -> dict:
     states = {"state_dict": {"a": torch.zeros(2, 3), "b": torch.zeros(2, dtype=torch.bfloat16)}, "rest": rest}
-    with safe_unpickle.reject_unsafe_pickles(folder):
+    with safe_unpickle.convert_unpickling_errors(folder):
         dcp.load(states, storage_reader=safe_unpickle.Reader(folder), no_dist=True)
     return states
 
@@ -97,7 +97,7 @@ def test_files_outside_are_not_read(tmp_path: Path) -> None:
 
 
 def test_other_errors_pass(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), safe_unpickle.reject_unsafe_pickles(tmp_path):
+    with pytest.raises(ZeroDivisionError), safe_unpickle.convert_unpickling_errors(tmp_path):
         _ = 1 // 0
     os.truncate(saved(tmp_path) / "__0_0.distcp", 10)
     with pytest.raises(CheckpointException):
@@ -119,13 +119,13 @@ def test_nothing_is_executed_where_deepspeed_loads(name: str, number: int, tmp_p
     state = torch.load(file)
     state["more"] = [LossScaler(4.0), ZeroStageEnum.weights, fragment_address(1, 2)]
     torch.save(state, file)
-    with safe_unpickle.reject_unsafe_pickles(file), safe_unpickle.allow_deepspeed_classes():
+    with safe_unpickle.convert_unpickling_errors(file), safe_unpickle.allow_deepspeed_classes():
         more = TorchCheckpointEngine().load(str(file))["more"]
     assert more[0].cur_scale == 4.0 and more[1:] == state["more"][1:]
     torch.save(state | {"more": bombs(tmp_path / "canary")[number]}, file)
     with (
         pytest.raises(ConfigError, match="nothing in it is executed"),
-        safe_unpickle.reject_unsafe_pickles(file),
+        safe_unpickle.convert_unpickling_errors(file),
         safe_unpickle.allow_deepspeed_classes(),
     ):
         TorchCheckpointEngine().load(str(file))

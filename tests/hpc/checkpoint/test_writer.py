@@ -21,7 +21,7 @@ def save(writer: CheckpointWriter, run_dir: Path, step: int, write: Callable[[Pa
     """Begin to save a step; every rank writes a file of its own."""
     final = on_disk.checkpoint_path(run_dir, step)
     mine = write or (lambda part: (part / f"rank-{writer.rank}").write_bytes(bytes([writer.rank]) * 1000))
-    writer.finish(writer.begin(final), final, details={"step": step, "attempt": 1}, write=mine)
+    writer.start_write(writer.prepare_folder(final), final, details={"step": step, "attempt": 1}, write=mine)
 
 
 def whole(run_dir: Path) -> list[int]:
@@ -51,25 +51,25 @@ def test_the_next_waits_for_the_one_before(tmp_path: Path) -> None:
 
 def test_what_is_held_is_written_when_it_is_released_or_waited_for_and_never_once_it_is_dropped(tmp_path: Path) -> None:
     writer = CheckpointWriter()
-    writer.hold()
+    writer.defer_writes()
     save(writer, tmp_path, 1)
     assert not writer.is_busy
     save(writer, tmp_path, 2)  # waits for the one before
     assert whole(tmp_path) == [1]
-    writer.release()
+    writer.start_deferred_write()
     writer.wait()
     assert whole(tmp_path) == [2, 1]
-    writer.hold()
+    writer.defer_writes()
     save(writer, tmp_path, 3)
-    writer.drop()
+    writer.discard_deferred_write()
     writer.wait()
     assert whole(tmp_path) == [2, 1]
 
 
 def test_what_is_done_afterwards_finds_it_whole(tmp_path: Path) -> None:
     writer, final, seen = CheckpointWriter(), on_disk.checkpoint_path(tmp_path, 1), []
-    writer.finish(
-        writer.begin(final),
+    writer.start_write(
+        writer.prepare_folder(final),
         final,
         details={"step": 1, "attempt": 1},
         write=lambda part: None,
@@ -210,9 +210,9 @@ def test_who_is_fenced_off_changes_nothing(asked: int, tmp_path: Path) -> None:
     writer.claim = Overtaken(asked)
     final, said, removed = on_disk.checkpoint_path(tmp_path, 3), "", []
     try:
-        part = writer.begin(final)
+        part = writer.prepare_folder(final)
         details = {"step": 3, "attempt": 1}
-        writer.finish(part, final, details=details, write=lambda part: None, on_published=removed.append)
+        writer.start_write(part, final, details=details, write=lambda part: None, on_published=removed.append)
         writer.wait()
     except CheckpointNotWritten as error:
         said = str(error)

@@ -286,5 +286,5 @@ def test_a_callback_may_ask_for_the_run_directory(tmp_path: Path) -> None:
     OmegaConf.set_struct(cfg, False)
     cfg.callbacks.mine = {"_target_": "builtins.open", "file": "${run_dir}"}
     cfg.logger.save_dir = "${run_dir}/logs"
-    preflight.check_files(cfg)
+    preflight.check_and_fill_from_files(cfg)
     assert cfg.run_dir is None

@@ -5,14 +5,14 @@ from omegaconf import OmegaConf
 
 from hpc.config.errors import ConfigError
 from hpc.config.project import CONFIGS, shipped_clusters
-from hpc.jobs.hardware import _read_hardware, get_gpu, machine_from_cluster, match_gpu
+from hpc.jobs.hardware import _read_hardware, gpu_from_config_name, gpu_from_device_name, machine_from_cluster
 
 FILES = sorted([*(CONFIGS / "cluster").glob("*.yaml"), *shipped_clusters(CONFIGS).glob("*.yaml")])
 
 
 @pytest.mark.parametrize("name", list(_read_hardware()["gpus"]))
 def test_every_gpu_is_whole_and_reaches_less_than_its_maker_says(name: str) -> None:
-    found = get_gpu(name)
+    found = gpu_from_config_name(name)
     assert found.name == name
     assert 10 < found.memory_gb < 300 and 100 < found.bandwidth_gbs < 20_000 and 20 < found.link_gbs < 2_000
     assert {"fp16", "fp32", "fp64"} <= set(found.tflops) and min(found.tflops.values()) > 0
@@ -32,17 +32,17 @@ def test_every_gpu_is_whole_and_reaches_less_than_its_maker_says(name: str) -> N
     ],
 )
 def test_the_longest_name_counts(device: str, name: str) -> None:
-    assert get_gpu(device).name == name
+    assert gpu_from_config_name(device).name == name
 
 
 @pytest.mark.parametrize("device", ["NVIDIA L40", "NVIDIA RTX A1000", "H1000", "cpu", ""])
 def test_a_part_of_a_word_is_no_name(device: str) -> None:
-    assert match_gpu(device) is None
+    assert gpu_from_device_name(device) is None
 
 
 def test_an_unknown_gpu_is_rejected_with_the_nearest() -> None:
     with pytest.raises(ConfigError) as rejected:
-        get_gpu("MI300")
+        gpu_from_config_name("MI300")
     assert rejected.value.fix.startswith(("cluster.gpu=MI300X", "cluster.gpu=MI300A"))
     assert "hardware.yaml" in rejected.value.rule
 
@@ -55,5 +55,5 @@ def test_a_cluster_may_connect_its_gpus_otherwise() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_cluster_names_a_gpu_that_is_known_and_says_in_gigabytes_what_a_node_sends(file) -> None:
     said = OmegaConf.load(file)
-    assert said.get("gpu") is None or get_gpu(said.gpu).name == said.gpu
+    assert said.get("gpu") is None or gpu_from_config_name(said.gpu).name == said.gpu
     assert said.get("network_gbs") is None or 10 <= said.network_gbs <= 400  # not in Gb/s

@@ -226,7 +226,9 @@ def test_nodes_that_differ_are_rejected(what: str, fix: str) -> None:
     node_checks.check_agreement(ALIKE)
     with pytest.raises(ConfigError) as caught:
         node_checks.check_agreement([*ALIKE[:2], ALIKE[2] | {what: "other"}])
-    assert caught.value.rule == "must be the same on all ranks; it is on " + f"n1, n2: {ALIKE[0][what]}; n3: other"
+    assert (
+        caught.value.rule == f"must be the same on all ranks, but it differs: {ALIKE[0][what]} on n1, n2; other on n3"
+    )
     assert fix in caught.value.fix
 
 

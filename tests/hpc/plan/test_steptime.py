@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc.jobs.hardware import GPU, Machine, Network, OperationCosts
+from hpc.jobs.hardware import GPU, CollectiveEfficiency, Machine, OperationCosts
 from hpc.plan import collective_times, traffic
 from hpc.plan.collective_times import Group
 from hpc.plan.setup import Setup
@@ -15,7 +15,7 @@ from hpc.plan.trace_types import LinearCost, Part, Trace, Work
 
 BF16 = {"bf16": 100.0, "fp32": 10.0}
 CARD = GPU("card", 40, BF16, 1000, 100, matmul_share=0.5, attention_share=0.25, fixed_gb=1)
-NETWORK = Network(
+NETWORK = CollectiveEfficiency(
     link_share=0.5, node_share=0.5, overlap_share=1.0, start_seconds=0.0, link_hop_seconds=0.0, node_hop_seconds=0.0
 )
 IDEAL = Machine(CARD, 40.0, NETWORK, OperationCosts(memory_share=0.5, launch_seconds=0.0, fused_share=0.25))

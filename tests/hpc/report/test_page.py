@@ -405,7 +405,7 @@ def test_curves_are_found_where_the_loggers_have_written(place: str, run_dir: Pa
     # not known to have ended, so that its curves are read
     attempt_log.record_start(run_dir, 3, environ={}, log_dirs=["table", place])
     assert "no curves" not in reported(run_dir)[0].under("Curves")
-    assert history.latest_progress(history.read_run(run_dir, "x"))[0] == 100
+    assert history.latest_step_and_metric_text(history.read_run(run_dir, "x"))[0] == 100
     measured = run_rates.read_rates(run_dir)
     assert measured and measured.rate_per_second == 320
 

@@ -87,12 +87,12 @@ def test_layers_that_get_their_sizes_from_the_first_batch() -> None:
 def test_a_run_with_checkpoints_no_longer_needs_the_one_it_began_with(tmp_path: Path) -> None:
     cfg = compose.compose_overrides([f"ckpt={tmp_path}/gone", f"run_dir={tmp_path}/run"])
     with pytest.raises(ConfigError, match="must be an existing file"):
-        preflight.check_files(cfg)
+        preflight.check_and_fill_from_files(cfg)
     (tmp_path / "run/checkpoints/last.ckpt").mkdir(parents=True)
-    preflight.check_files(cfg)
+    preflight.check_and_fill_from_files(cfg)
     cfg.test_only = True  # that reads it each time
     with pytest.raises(ConfigError, match="must be an existing file"):
-        preflight.check_files(cfg)
+        preflight.check_and_fill_from_files(cfg)
 
 
 TRAINER = {

@@ -18,7 +18,7 @@ COLUMNS = ["time", "attempt", "percent"]
 
 
 def add_note(folder: Path, number: int) -> None:
-    attempt_log.append_line(folder / "attempts.jsonl", {"event": "start", "attempt": number, "why": "ü"})
+    attempt_log.append_json_line(folder / "attempts.jsonl", {"event": "start", "attempt": number, "why": "ü"})
 
 
 def add_operation(folder: Path, number: int) -> None:
@@ -39,7 +39,7 @@ def rows(folder: Path) -> list[Any]:
 
 # How a record is added, how all are read.
 FILES: dict[str, tuple[Callable[[Path, int], None], Callable[[Path], list[Any]]]] = {
-    "attempts.jsonl": (add_note, lambda folder: attempt_log.read_lines(folder / "attempts.jsonl")),
+    "attempts.jsonl": (add_note, lambda folder: attempt_log.read_json_lines(folder / "attempts.jsonl")),
     "journal.jsonl": (add_operation, lambda folder: list(Journal(folder / "journal.jsonl").read_logs(0))),
     "node.csv": (add_row, rows),
 }

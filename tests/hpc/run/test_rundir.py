@@ -61,7 +61,7 @@ CPU = "trainer=cpu"
 
 def test_a_process_that_begins_two_within_a_second_names_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "PROJECT", tmp_path)
-    monkeypatch.setenv(directory.RUN_DIR_VARIABLE, "")  # so that what `create` sets is taken back
+    monkeypatch.setenv(directory.RUN_DIR_VARIABLE, "")  # so that what `create_run_dir` sets is taken back
     monkeypatch.delenv(directory.RUN_DIR_VARIABLE)
     now = datetime.now()
     first = directory.choose_run_dir(None, "sweep", now=now, environ={})
@@ -107,7 +107,9 @@ def test_of_many_at_once_each_has_its_own(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         made = list(
             pool.map(
-                lambda _: directory.reserve_run_dir(tmp_path / "runs" / "x", False, is_own=lambda path: False),
+                lambda _: directory.reserve_run_dir(
+                    tmp_path / "runs" / "x", group_readable=False, is_own=lambda path: False
+                ),
                 range(24),
             )
         )

@@ -10,7 +10,7 @@ from hpc.run import snapshot
 
 
 def test_made_by_has_the_versions_of_this_package_and_of_all_others(tmp_path: Path) -> None:
-    snapshot.write_made_by(tmp_path)
+    snapshot.write_provenance(tmp_path)
     facts = json.loads((tmp_path / "made_by.json").read_text())
     assert facts["hpc"] == hpc.__version__ and facts["python"] == sys.version
     assert f"torch=={version('torch')}" in facts["packages"]

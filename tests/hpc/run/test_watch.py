@@ -31,7 +31,7 @@ from hpc.run import claim, signals, watchdog as watch
 claim.BEAT_SECONDS = 0.3
 if sys.argv[3] == "1":
     signals.EXIT_SECONDS = watch.EXIT_SECONDS = watch.STEP_END_SECONDS = 1.0
-warned = signals.listen()
+warned = signals.install_signal_handlers()
 import ctypes, os, signal, time
 from pathlib import Path
 
@@ -418,12 +418,12 @@ import os, sys, time
 sys.path.insert(0, {str(PROJECT / "src")!r})
 from hpc.run import signals
 warned = signals.SignalState(launcher_pid=os.getppid())
-warned.check_launcher()
+warned.handle_launcher_exit()
 assert warned.signal is None
 os.write(2, b"here")
 limit = time.monotonic() + 30
 while not warned.signal and time.monotonic() < limit:
-    warned.check_launcher()
+    warned.handle_launcher_exit()
     time.sleep(0.01)
 print("nobody reads this", flush=True)
 open(sys.argv[1], "w").write(str(warned.signal))

@@ -337,7 +337,7 @@ def test_a_trial_whose_next_job_waits_has_not_failed(folder: Path, monkeypatch: 
 
 def test_where_no_scheduler_answers_only_a_verdict_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "submitted.json").write_text(json.dumps({"scheduler": "slurm"}))
-    monkeypatch.setattr(job_states, "query_states", lambda *_: None)
+    monkeypatch.setattr(job_states, "query_states", lambda *_, **__: None)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     drawn(folder, 0, 1)
     attempt_log.write_verdict(folder / "001", 1, step=5, outcome="failed")

@@ -22,7 +22,7 @@ def test_nothing_is_added_to_what_a_link_leads_to(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "attempts.jsonl").symlink_to(tmp_path / "victim")
     with pytest.raises(OSError, match="symbolic links"):
-        attempt_log.append_line(tmp_path / "attempts.jsonl", {"event": "start"})
+        attempt_log.append_json_line(tmp_path / "attempts.jsonl", {"event": "start"})
     assert (tmp_path / "victim").read_text() == "precious"
 
 

@@ -31,23 +31,23 @@ def optimizer_state_names(engine: Any) -> list[str]:
     return sorted({name for state in optimizer.state.values() for name in state}) if optimizer else []
 
 
-def reject_unmovable_states(
-    names: Sequence[str] | None, devices: int, *, ranks: tuple[int, int], checkpoint: Path
+def reject_unconvertible_states(
+    names: Sequence[str] | None, devices: int, *, num_ranks_saved: int, num_ranks: int, checkpoint: Path
 ) -> None:
     """Raise `ConfigError` for states that DeepSpeed would not move to another number of ranks.
 
     Args:
         names: the result of `optimizer_state_names` when the checkpoint was saved; None: it was not noted.
         devices: of a node, as they are typed now.
-        ranks: their number then and now.
+        num_ranks_saved: number of ranks that saved the checkpoint.
+        num_ranks: number of ranks now.
     """
     if names is None or set(names) - {"step"} == CONVERTED:
         return
-    before, now = ranks
     adam, kept = ", ".join(sorted(CONVERTED)), ", ".join(names) or "no state"
-    rule = f"must keep the number of ranks at {before}, not {now}: DeepSpeed moves only the states of Adam ({adam}) to "
-    rule += f"another number, and this optimizer keeps {kept}"
-    fix = f"{before} ranks, or a new run from its weights: ckpt={checkpoint}"
+    rule = f"must keep the number of ranks at {num_ranks_saved}, not {num_ranks}: DeepSpeed moves only the "
+    rule += f"states of Adam ({adam}) to another number, and this optimizer keeps {kept}"
+    fix = f"{num_ranks_saved} ranks, or a new run from its weights: ckpt={checkpoint}"
     raise ConfigError("trainer.devices", devices, rule, fix)
 
 
@@ -66,7 +66,7 @@ def load_universal(engine: Any, checkpoint: Path) -> dict[str, Any]:
         ConfigError: a file names more than data.
     """
     with (
-        safe_unpickle.reject_unsafe_pickles(checkpoint),
+        safe_unpickle.convert_unpickling_errors(checkpoint),
         safe_unpickle.allow_deepspeed_classes(),
         _universal_checkpoint(checkpoint) as folder,
     ):
@@ -76,7 +76,7 @@ def load_universal(engine: Any, checkpoint: Path) -> dict[str, Any]:
         finally:
             engine._config.load_universal_checkpoint = False
         _restore_groups(engine.optimizer.optimizer, folder)
-    _restore_untrained(engine.module, checkpoint)
+    _restore_buffers_and_frozen(engine.module, checkpoint)
     return client_state
 
 
@@ -148,7 +148,7 @@ def load_weights(engine: Any, checkpoint: Path) -> None:
 
 
 @torch.no_grad()
-def _restore_untrained(module: nn.Module, checkpoint: Path) -> None:
+def _restore_buffers_and_frozen(module: nn.Module, checkpoint: Path) -> None:
     """Restore buffers and frozen parameters, which the engine leaves out."""
     from deepspeed.runtime.zero import GatheredParameters
 

@@ -64,7 +64,8 @@ def choose_checkpoint(run: Path, *, step: int | None = None, best: bool = False)
 
 def _checked(checkpoint: on_disk.Checkpoint) -> Path:
     if flaw := on_disk.find_flaw(checkpoint):
-        raise ConfigError("RUN_DIR", checkpoint.path, f"must not be damaged: {flaw}", "another checkpoint: --step N")
+        rule = f"cannot be exported, as it is damaged: {flaw}"
+        raise ConfigError("RUN_DIR", checkpoint.path, rule, "another checkpoint: --step N")
     return checkpoint.path
 
 

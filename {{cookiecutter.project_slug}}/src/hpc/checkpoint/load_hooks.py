@@ -1,6 +1,7 @@
 """Hooks of the researcher's that see weights as they are loaded or saved, and may replace them, as in plain Lightning.
 
-A module may save its average as `state_dict`, say, with the trained weights beside it, and swap them back on a resume.
+Example: a module saves averaged weights as `state_dict`, stores the trained ones separately, and swaps them when it
+resumes.
 """
 
 from collections.abc import Mapping
@@ -38,7 +39,7 @@ def read_weights(module: nn.Module, path: Path) -> dict[str, Any]:
     """Return the entries of `module.state_dict()` as a checkpoint holds them, on the host. Raises `ConfigError`."""
     others = {name: value for name, value in get_model_state_dict(module).items() if not isinstance(value, Tensor)}
     if others:  # the results of `get_extra_state`
-        with safe_unpickle.reject_unsafe_pickles(path, "resume"):
+        with safe_unpickle.convert_unpickling_errors(path, "resume"):
             load_tensors({"state_dict": others}, storage_reader=safe_unpickle.Reader(path))
     return weights.read(path) | others
 
@@ -53,7 +54,7 @@ def load_weights(module: nn.Module, state: Mapping[str, Any]) -> None:
     set_model_state_dict(module, dict(state))
 
 
-def reject_replaced_on_load(module: nn.Module, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+def reject_weights_replaced_on_load(module: nn.Module, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """Raise `ConfigError` where a hook has replaced weights that are sharded.
 
     Args:
@@ -65,18 +66,18 @@ def reject_replaced_on_load(module: nn.Module, before: Mapping[str, Any], after:
         raise ConfigError(name, None, KEEPS_WEIGHTS, KEEPS_WEIGHTS_FIX)
 
 
-def reject_replaced_on_save(trainer: L.Trainer, saved: Mapping[str, Any]) -> None:
+def reject_weights_replaced_on_save(trainer: L.Trainer, saved: Mapping[str, Any]) -> None:
     """Raise `ConfigError` where a hook has replaced weights to be saved, and the model is sharded."""
     strategy: Any = trainer.strategy
     if not strategy.restore_checkpoint_after_setup:
         return
     own = strategy.lightning_module_state_dict()
-    if own.keys() != saved.keys() or any(map(_are_different, own.values(), map(saved.get, own))):
+    if own.keys() != saved.keys() or any(map(_has_other_storage, own.values(), map(saved.get, own))):
         name = f"on_save_checkpoint of {type(trainer.lightning_module).__name__}"
         raise ConfigError(name, None, KEEPS_WEIGHTS, KEEPS_WEIGHTS_FIX)
 
 
-def _are_different(value: Any, other: Any) -> bool:
+def _has_other_storage(value: Any, other: Any) -> bool:
     """Return whether a tensor lies elsewhere than another: each `state_dict` makes new tensors of the same memory."""
     if not isinstance(value, Tensor):
         return False

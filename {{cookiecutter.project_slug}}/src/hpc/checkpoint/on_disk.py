@@ -58,7 +58,7 @@ def make_part_folder(final: Path) -> Path:
     Unfinished folders of all steps are removed first: the disk may be full of them.
     """
     part = final.with_name(final.name + PART)
-    recover(final.parent)
+    restore_replaced_checkpoints(final.parent)
     for folder in own_folders(final.parent):
         if folder.name.endswith(PART):
             shutil.rmtree(folder, ignore_errors=True)
@@ -71,7 +71,7 @@ def own_folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if OWN_NAMES.fullmatch(path.name) and not path.is_symlink())
 
 
-def recover(folder: Path) -> None:
+def restore_replaced_checkpoints(folder: Path) -> None:
     """Rename checkpoints back that were moved away for a new one of the same step, which was then not published."""
     for old in own_folders(folder):
         final = old.with_name(old.name.removesuffix(OLD))
@@ -123,8 +123,8 @@ def repair_links(newest: Path, best: Path | None) -> bool:
 
     They differ where a process died between a checkpoint and its links, or where later checkpoints are damaged.
     """
-    _unfollow(newest.with_name(LAST))
-    _unfollow(newest.with_name(BEST))
+    _rename_copied_checkpoint(newest.with_name(LAST))
+    _rename_copied_checkpoint(newest.with_name(BEST))
     has_best = best is not None and read_manifest(best) is not None
     with suppress(OSError):  # the next checkpoint will report what is wrong with this disk
         set_link(newest.with_name(LAST), newest)
@@ -135,8 +135,8 @@ def repair_links(newest: Path, best: Path | None) -> bool:
     return has_best
 
 
-def _unfollow(link: Path) -> None:
-    """Give a checkpoint its own name that lies in the place of a link: `scp -r` copies what a link leads to."""
+def _rename_copied_checkpoint(link: Path) -> None:
+    """Rename a checkpoint folder that `scp -r` put where a link was to `step-N`."""
     copy = None if link.is_symlink() else read_manifest(link)
     if copy is None:
         return
@@ -147,7 +147,7 @@ def _unfollow(link: Path) -> None:
     with suppress(OSError):  # another process, which starts the same run, was faster
         shutil.rmtree(old, ignore_errors=True)
         link.rename(old)
-        recover(link.parent)
+        restore_replaced_checkpoints(link.parent)
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -155,8 +155,8 @@ def list_checkpoints(run_dir: Path, starts: Sequence[Mapping[str, Any]] = ()) ->
     """Return the checkpoints of a run that have a manifest, newest first.
 
     Args:
-        starts: the start events of its attempts. A checkpoint is left out that an attempt wrote after a later attempt
-            had resumed from an earlier step (its node was cut off for a while, say): it is no part of the run any more.
+        starts: the start events of its attempts. Skips checkpoints of an older attempt beyond the step from which a
+            later attempt resumed: the older one went on writing, its node being cut off for a while, say.
 
     Raises:
         ConfigError: one was written by a newer version of this project.
@@ -215,7 +215,8 @@ def prune(newest: Path, keep: int) -> None:
         if path.name not in kept:
             with suppress(OSError):  # what cannot be removed does no harm
                 old = path if path.name.endswith(PART) else _discard(path)
-                (old / MANIFEST).unlink(missing_ok=True)  # first, so that `recover` never restores half of it
+                # First, so that `restore_replaced_checkpoints` never restores half of it.
+                (old / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(old)
 
 

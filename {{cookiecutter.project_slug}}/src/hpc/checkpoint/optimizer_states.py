@@ -79,14 +79,14 @@ def restore(module: nn.Module, optimizer: Optimizer, *, name: str, saved: Mappin
         rule = f"must be {saved['kind']}, as it was when the checkpoint was made"
         fix = f"{saved['kind']}, made in configure_optimizers, or a new run"
         raise ConfigError("the optimizer", kind, rule, fix)
-    _add_missing_groups(optimizer, saved["param_groups"], parameters)
-    states = _read_tensors(parameters, name, path)
+    _add_missing_groups(optimizer, saved["param_groups"], parameters=parameters)
+    states = _read_tensors(parameters, name, path=path)
     dtypes = {(parameter, key): value.dtype for parameter, state in states.items() for key, value in state.items()}
     for parameter, state in saved["state"].items():
         states.setdefault(parameter, {}).update(state)
-    groups = _saved_groups(optimizer, saved, parameters)
+    groups = _match_saved_groups(optimizer, saved, parameters=parameters)
     state_of = {parameters[parameter]: state for parameter, state in states.items()}
-    _load_numbered(optimizer, state_of, groups, _state_beside(saved, parameters))
+    _load_state_dict_by_index(optimizer, state_of, groups=groups, beside=_global_optimizer_state(saved, parameters))
     for parameter in states:  # torch has cast all of it to the parameter's dtype
         own = optimizer.state[parameters[parameter]]
         own.update({key: value.to(dtypes[parameter, key]) for key, value in own.items() if (parameter, key) in dtypes})
@@ -105,7 +105,7 @@ def _inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def _add_missing_groups(
-    optimizer: Optimizer, groups: list[dict[str, Any]], parameters: Mapping[str, nn.Parameter]
+    optimizer: Optimizer, groups: list[dict[str, Any]], *, parameters: Mapping[str, nn.Parameter]
 ) -> None:
     """Add the groups that were added while the run trained."""
     existing = {parameter for group in optimizer.param_groups for parameter in group["params"]}
@@ -118,7 +118,7 @@ def _add_missing_groups(
             optimizer.add_param_group(group | {"params": members})
 
 
-def _read_tensors(parameters: Mapping[str, nn.Parameter], optimizer: str, path: Path) -> States:
+def _read_tensors(parameters: Mapping[str, nn.Parameter], optimizer: str, *, path: Path) -> States:
     """Read the tensors of an optimizer, each rank its part."""
     states: States = {}
     for full_name, entry in safe_unpickle.read_metadata(path).state_dict_metadata.items():
@@ -127,7 +127,7 @@ def _read_tensors(parameters: Mapping[str, nn.Parameter], optimizer: str, path: 
         of_parameter = full_name.removeprefix(f"{optimizer}.state.")
         name = max((name for name in parameters if of_parameter.startswith(f"{name}.")), key=len)
         states.setdefault(name, {})[of_parameter.removeprefix(f"{name}.")] = _empty_like(parameters[name], entry)
-    with safe_unpickle.reject_unsafe_pickles(path, "resume"):
+    with safe_unpickle.convert_unpickling_errors(path, "resume"):
         load_tensors({optimizer: {"state": states}}, storage_reader=safe_unpickle.Reader(path))
     return states
 
@@ -142,14 +142,16 @@ def _empty_like(parameter: nn.Parameter, entry: TensorStorageMetadata) -> Tensor
     return torch.empty(entry.size, dtype=dtype)
 
 
-def _saved_groups(optimizer: Optimizer, saved: Mapping[str, Any], parameters: Mapping[str, nn.Parameter]) -> list[dict]:
+def _match_saved_groups(
+    optimizer: Optimizer, saved: Mapping[str, Any], *, parameters: Mapping[str, nn.Parameter]
+) -> list[dict]:
     """Return for each present group the saved one with its first parameter; the present one where there is none."""
     group_of = {parameters[name]: group for group in saved["param_groups"] for name in group["params"]}
     groups = optimizer.param_groups
     return [group_of.get(group["params"][0], group) if group["params"] else group for group in groups]
 
 
-def _state_beside(saved: Mapping[str, Any], parameters: Mapping[str, nn.Parameter]) -> dict[Any, Any]:
+def _global_optimizer_state(saved: Mapping[str, Any], parameters: Mapping[str, nn.Parameter]) -> dict[Any, Any]:
     """Return the state that belongs to no parameter, on the host or on the parameters' device, as it was."""
     device = next(iter(parameters.values())).device
     return {
@@ -162,8 +164,8 @@ def _is_on_host(value: Any) -> bool:
     return all(leaf.device.type == "cpu" for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
-def _load_numbered(
-    optimizer: Optimizer, states: Mapping[nn.Parameter, Any], groups: list[dict], beside: dict[Any, Any]
+def _load_state_dict_by_index(
+    optimizer: Optimizer, states: Mapping[nn.Parameter, Any], *, groups: list[dict], beside: dict[Any, Any]
 ) -> None:
     """Call `optimizer.load_state_dict`, which wants numbers of parameters and moves each state to its device."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -22,7 +22,7 @@ def to_bytes(state: Any) -> bytes:
     """Return plain data as torch.save writes it. Raises `ConfigError` where anything else is in it."""
     content = _save(state)
     if flaw := _find_flaw(content):
-        name = next((name for name, part in _named_parts(state).items() if _find_flaw(_save(part))), "callbacks")
+        name = next((name for name, part in _parts_by_origin(state).items() if _find_flaw(_save(part))), "callbacks")
         rule = f"must put only plain data into a checkpoint, so that nothing in it is ever executed: {flaw}"
         raise ConfigError(name, None, rule, FIX)
     return content
@@ -30,7 +30,7 @@ def to_bytes(state: Any) -> bytes:
 
 def reject_sharded_tensors(checkpoint: dict[str, Any]) -> None:
     """Raise `ConfigError` where the part of a checkpoint that rank 0 saves for all ranks holds a sharded tensor."""
-    for name, part in _named_parts(checkpoint).items():
+    for name, part in _parts_by_origin(checkpoint).items():
         if any(isinstance(leaf, DTensor) for leaf in tree_leaves(part)):
             rule = "must put whole tensors into a checkpoint: of a sharded one, rank 0 would save its own part only"
             raise ConfigError(name, None, rule, "tensor.full_tensor(), or an attribute of the module instead")
@@ -75,7 +75,7 @@ def rehearse_save(trainer: Any, module: L.LightningModule, *without: L.Callback)
     if (removed := remove_unsavable_hparams(checkpoint)) and trainer.is_global_zero:
         print(f"warning: hyperparameters that are no plain data are not saved: {', '.join(removed)}", flush=True)
     if weights := checkpoint.pop("state_dict", None):
-        load_hooks.reject_replaced_on_save(trainer, weights)
+        load_hooks.reject_weights_replaced_on_save(trainer, weights)
     reject_sharded_tensors(checkpoint)
     to_bytes(tree_map_only(Tensor, lambda tensor: torch.empty(0), checkpoint))
 
@@ -89,7 +89,7 @@ def is_plain(value: Any) -> bool:
     return type(value) in PLAIN_TYPES
 
 
-def _named_parts(state: Any) -> dict[str, Any]:
+def _parts_by_origin(state: Any) -> dict[str, Any]:
     """Return the parts of a checkpoint, each under the name of what made it."""
     state = state if isinstance(state, dict) else {}
     parts = {f"callbacks ({key})": part for key, part in (state.get("callbacks") or {}).items()}

@@ -55,7 +55,7 @@ DEEPSPEED_CLASSES = (
 class Reader(filesystem.FileSystemReader):
     """A reader for a folder of torch.distributed.checkpoint: `dcp.load(states, storage_reader=Reader(folder))`.
 
-    Put `reject_unsafe_pickles` around dcp.load: entries that are no tensors are unpickled there.
+    Put `convert_unpickling_errors` around dcp.load: entries that are no tensors are unpickled there.
 
     Raises:
         ConfigError: `.metadata` is missing, damaged, or names more than data.
@@ -116,10 +116,10 @@ class _MetadataUnpickler(pickle.Unpickler):
             return lambda *parts: PurePath(*parts)
         if path not in METADATA_CLASSES:
             raise pickle.UnpicklingError(f"GLOBAL {path}")
-        return _stand_in(METADATA_CLASSES[path])
+        return _make_restricted_class(METADATA_CLASSES[path])
 
 
-def _stand_in(real: Callable[..., Any]) -> Callable[..., Any]:
+def _make_restricted_class(real: Callable[..., Any]) -> Callable[..., Any]:
     """Return a class that makes instances of `real`: a pickle may set attributes of a class, so it gets no real one."""
     if not isinstance(real, type):
         return lambda *args: real(*args)
@@ -132,7 +132,7 @@ def _enum_member(owner: Any, name: str) -> Any:
     return owner.__members__[name]
 
 
-class _Record:
+class _InertObject:
     """A replacement for DeepSpeed's classes where only tensors are wanted: it keeps its state and does nothing."""
 
     def __init__(self, *args: Any) -> None: ...
@@ -150,8 +150,8 @@ def load_plain(file: Path) -> Any:
     """
     with files.open_regular_file(file) as stream:
         can_be_mapped = stream.read(2) == b"PK"  # a zip archive; files of old torch versions cannot be mapped
-    records: list[Any] = [(_Record, name) for name in DEEPSPEED_CLASSES]
-    with torch.serialization.safe_globals([*records, (lambda *_: _Record(), "builtins.getattr")]):
+    records: list[Any] = [(_InertObject, name) for name in DEEPSPEED_CLASSES]
+    with torch.serialization.safe_globals([*records, (lambda *_: _InertObject(), "builtins.getattr")]):
         return torch.load(str(file), map_location="cpu", weights_only=True, mmap=can_be_mapped)
 
 
@@ -165,10 +165,10 @@ def allow_deepspeed_classes() -> Iterator[None]:
 
 
 @contextmanager
-def reject_unsafe_pickles(
+def convert_unpickling_errors(
     path: str | Path, key: str = "ckpt", *, fix: str = FIX, only_this_rank: bool = False
 ) -> Iterator[None]:
-    """Raise `ConfigError` where what is loaded within names more than data.
+    """Raise `ConfigError` in place of `pickle.UnpicklingError`: what is loaded within names more than data.
 
     Other errors pass: the manifest has vouched for the files, so such errors are no mistake of the user.
 
@@ -182,10 +182,10 @@ def reject_unsafe_pickles(
     except CheckpointException as error:  # of dcp.load: what failed, by rank
         for cause, _ in error.failures.values():
             if isinstance(cause, pickle.UnpicklingError):
-                raise ConfigError(key, path, describe_error(cause), fix, only_this_rank) from error
+                raise ConfigError(key, path, describe_error(cause), fix, only_this_rank=only_this_rank) from error
         raise
     except pickle.UnpicklingError as error:
-        raise ConfigError(key, path, describe_error(error), fix, only_this_rank) from error
+        raise ConfigError(key, path, describe_error(error), fix, only_this_rank=only_this_rank) from error
 
 
 def describe_error(error: Exception) -> str:

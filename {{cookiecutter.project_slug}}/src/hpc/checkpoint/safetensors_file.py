@@ -32,7 +32,7 @@ def write(tensors: Mapping[str, "SavedTensor"], out: Path, *, notes: Mapping[str
         ConfigError: a tensor cannot be read, the format lacks its type, or the file cannot be written.
     """
     # The widest first, so that each tensor begins at a multiple of its elements' size.
-    order = sorted(tensors, key=lambda name: (_width_rank(name, tensors[name]), name))
+    order = sorted(tensors, key=lambda name: (_dtype_order(name, tensors[name]), name))
     header: dict[str, object] = {"__metadata__": dict(notes)}
     end = 0
     for name in order:
@@ -52,14 +52,14 @@ def write(tensors: Mapping[str, "SavedTensor"], out: Path, *, notes: Mapping[str
             os.fsync(stream.fileno())
         temporary.replace(out)
     except OSError as error:
-        rule = f"cannot be written: {error.strerror or error}"
-        raise ConfigError("OUT", out, rule, "a file in a directory with space for it") from None
+        rule, given = "must be a file that can be written", f"{out} ({error.strerror or error})"
+        raise ConfigError("OUT", given, rule, "a file in a directory with space for it") from None
     finally:
         temporary.unlink(missing_ok=True)
     return 8 + len(text) + end
 
 
-def _width_rank(name: str, saved: "SavedTensor") -> int:
+def _dtype_order(name: str, saved: "SavedTensor") -> int:
     dtype = str(saved.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         rule = f"must hold tensors of these types only: {', '.join(DTYPES)}; {name!a} is of type {dtype}"
@@ -75,7 +75,7 @@ def _read_bytes(saved: "SavedTensor") -> memoryview:
         raise ConfigError(
             "RUN_DIR",
             saved.path,
-            "must not be damaged: a tensor has another type or shape than noted",
+            "cannot be exported, as it is damaged: a tensor has another type or shape than noted",
             "another checkpoint",
         )
     return tensor.contiguous().flatten().view(torch.uint8).numpy().data

@@ -1,4 +1,4 @@
-"""How every strategy saves a run and restores it.
+"""Saving and restoring of a run, for every strategy.
 
 A checkpoint is a folder. For one device, DDP, FSDP2 and tensor parallelism the tensors in it are named as in the
 network and cut as it suits the strategy that wrote them (torch.distributed.checkpoint), so any of these strategies
@@ -30,7 +30,8 @@ REST_FILE, RANK_FILE = "meta.pt", "rank-{}.pt"
 RANK_STATE = "this_rank"  # the state of this rank alone
 MANIFEST_KEY = "manifest"  # entries of the manifest
 ON_PUBLISHED = "afterwards"  # called with the folder when the checkpoint is whole
-VALIDATED_WEIGHTS = "validated"  # saved as the module's weights, where those were averaged once more since
+# The weights that were validated; saved in place of the module's if the average was updated since.
+VALIDATED_WEIGHTS = "validated"
 NEWER_WEIGHTS = "averaged_since"  # the module's own weights then
 
 
@@ -79,9 +80,9 @@ class CheckpointMixin:
         details |= {"strategy": type(self).__name__, "world_size": self.world_size, **self._manifest_details()}
         final, on_published = Path(self.broadcast(filepath)), checkpoint.pop(ON_PUBLISHED, None)
         rank, rank_state = self.global_rank, checkpoint.pop(RANK_STATE, {})
-        load_hooks.reject_replaced_on_save(self.lightning_module.trainer, checkpoint["state_dict"])
+        load_hooks.reject_weights_replaced_on_save(self.lightning_module.trainer, checkpoint["state_dict"])
         plain_data.remove_unsavable_hparams(checkpoint)
-        part = self.writer.begin(final)
+        part = self.writer.prepare_folder(final)
         write_tensors = self._copy_tensors(checkpoint, part)
         plain_data.reject_sharded_tensors(checkpoint)
         rest_bytes, rank_bytes = plain_data.to_bytes(checkpoint), plain_data.to_bytes(rank_state)
@@ -92,7 +93,7 @@ class CheckpointMixin:
             if rank == 0:
                 (part / REST_FILE).write_bytes(rest_bytes)
 
-        self.writer.finish(part, final, details=details, write=write, on_published=on_published)
+        self.writer.start_write(part, final, details=details, write=write, on_published=on_published)
         if on_published is None:  # requested by the researcher, who expects it to be complete now
             self.writer.wait()
 
@@ -129,7 +130,10 @@ class CheckpointMixin:
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """Only where it must be: a callback may need in `on_fit_start` what it had saved."""
+        """Whether to restore after setup: only for sharded models and DeepSpeed.
+
+        Otherwise earlier, as callbacks may need their state in `on_fit_start`.
+        """
         is_replicated = isinstance(self, SingleDeviceStrategy | DDPStrategy)
         return not is_replicated or isinstance(self, DeepSpeedStrategy)  # which is a DDPStrategy, too
 
@@ -140,7 +144,7 @@ class CheckpointMixin:
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Load the weights into the module, unless hooks see them before, and return the rest. Raises `ConfigError`."""
         path = Path(checkpoint_path)
-        rest = self._read_rest(path)
+        rest = self._read_non_tensor_state(path)
         if not (path / ".metadata").exists():  # written by DeepSpeed
             weights.load(self.lightning_module, path)
             self._warn_of_fresh_optimizer(path)
@@ -153,7 +157,7 @@ class CheckpointMixin:
                 return {"state_dict": load_hooks.read_weights(self.lightning_module, path)} | rest
         weights.reject_other_model(self.lightning_module, path)
         state = {"state_dict": get_model_state_dict(self.lightning_module)}
-        with safe_unpickle.reject_unsafe_pickles(path, "resume"):
+        with safe_unpickle.convert_unpickling_errors(path, "resume"):
             load_tensors(state, storage_reader=Reader(path))
         set_model_state_dict(self.lightning_module, state["state_dict"])
         self._loaded_weights = dict(state["state_dict"])
@@ -165,7 +169,7 @@ class CheckpointMixin:
         if self._loaded_weights is None:
             load_hooks.load_weights(self.lightning_module, state)
         else:
-            load_hooks.reject_replaced_on_load(self.lightning_module, self._loaded_weights, state)
+            load_hooks.reject_weights_replaced_on_load(self.lightning_module, self._loaded_weights, state)
         self._loaded_weights = MappingProxyType({})
         if NEWER_WEIGHTS in checkpoint:  # for callbacks that average weights
             checkpoint["state_dict"] = checkpoint.pop(NEWER_WEIGHTS)
@@ -178,9 +182,9 @@ class CheckpointMixin:
             name, saved = f"optimizer_{number}", checkpoint["optimizer_states"][number]
             optimizer_states.restore(self.lightning_module, optimizer, name=name, saved=saved, path=path)
 
-    def _read_rest(self, path: Path) -> dict[str, Any]:
+    def _read_non_tensor_state(self, path: Path) -> dict[str, Any]:
         """Return all but the tensors; the rank's own state, if there is one, under RANK_STATE. Raises `ConfigError`."""
-        with safe_unpickle.reject_unsafe_pickles(path, "resume"):
+        with safe_unpickle.convert_unpickling_errors(path, "resume"):
             rest = torch.load(path / REST_FILE, weights_only=True, map_location="cpu")
         return rest | {RANK_STATE: read_rank_state(path, self.global_rank)}
 
@@ -202,7 +206,7 @@ class CheckpointMixin:
 
     def teardown(self) -> None:
         if self._writer is not None:
-            self._writer.drop()
+            self._writer.discard_deferred_write()
             self._writer.wait()
         super().teardown()  # type: ignore[misc]
 
@@ -210,7 +214,7 @@ class CheckpointMixin:
 def read_rank_state(path: Path, rank: int) -> dict[str, Any]:
     """Return the state that a rank saved for itself; {} if there was no such rank. Raises `ConfigError`."""
     file = path / RANK_FILE.format(rank)
-    with safe_unpickle.reject_unsafe_pickles(file, "resume", only_this_rank=True):
+    with safe_unpickle.convert_unpickling_errors(file, "resume", only_this_rank=True):
         return torch.load(file, weights_only=True, map_location="cpu") if file.exists() else {}
 
 

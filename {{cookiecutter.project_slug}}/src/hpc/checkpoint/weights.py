@@ -188,13 +188,13 @@ def _find_chunks(folder: Path) -> dict[str, Fetch]:
         chunks = {
             tuple(chunk.offsets): metadata.storage_data[MetadataIndex(key, chunk.offsets)] for chunk in entry.chunks
         }
-        fetch = partial(_assemble, folder, entry.properties.dtype, entry.size, chunks)
+        fetch = partial(_assemble, folder, entry.properties.dtype, shape=entry.size, chunks=chunks)
         fetches[key.removeprefix(PREFIX)] = entry.properties.dtype, entry.size, fetch
     return fetches
 
 
 def _assemble(
-    folder: Path, dtype: torch.dtype, shape: torch.Size, chunks: Mapping[tuple[int, ...], _StorageInfo]
+    folder: Path, dtype: torch.dtype, *, shape: torch.Size, chunks: Mapping[tuple[int, ...], _StorageInfo]
 ) -> Tensor:
     """Return one tensor from its chunks, which are keyed by the place of their first element in it."""
     whole, num_filled = torch.empty(shape, dtype=dtype), 0

@@ -46,18 +46,24 @@ class CheckpointWriter:
         self._executor = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
         self._thread_id = 0
-        self._held_write: Callable[[], None] | None = None  # started when it is released, or waited for
-        self._is_holding = False
+        self._deferred_write: Callable[[], None] | None = None  # started on request, or when it is waited for
+        self._defers_writes = False
         self.seconds = 0.0
 
-    def begin(self, final: Path) -> Path:
+    def prepare_folder(self, final: Path) -> Path:
         """Return the folder to write into. Raises `CheckpointNotWritten`, also if the previous one was not written."""
         self.wait()
         part = final.with_name(final.name + on_disk.PART)
-        self._on_all_ranks(lambda: self._check_claim() and on_disk.make_part_folder(final) if self.rank == 0 else None)
+
+        def make_folder() -> None:
+            if self.rank == 0:
+                self._require_claim()
+                on_disk.make_part_folder(final)
+
+        self._on_all_ranks(make_folder)
         return part
 
-    def finish(
+    def start_write(
         self,
         part: Path,
         final: Path,
@@ -87,39 +93,40 @@ class CheckpointWriter:
             return on_disk.checksums(part, on_disk.file_names(part)[self.rank :: self.num_ranks])
 
         def publish(files: Mapping[str, tuple[int, int]]) -> None:
-            if self._check_claim():
-                on_disk.publish(part, final, files=files, details={**details, "seconds": round(self.seconds, 3)})
-            if on_published and self._check_claim():
+            self._require_claim()
+            on_disk.publish(part, final, files=files, details={**details, "seconds": round(self.seconds, 3)})
+            if on_published:
+                self._require_claim()
                 on_published(final)
 
-        self._held_write = run
-        if not self._is_holding:
-            self._start_held()
+        self._deferred_write = run
+        if not self._defers_writes:
+            self._submit_deferred_write()
 
-    def hold(self) -> None:
-        """Start no write until `release`: something that must come before it is not over yet."""
-        self._is_holding = True
+    def defer_writes(self) -> None:
+        """Start no write until `start_deferred_write`: something that must come before it is not over yet."""
+        self._defers_writes = True
 
-    def release(self) -> None:
-        """Start the write that was held, and hold no longer."""
-        self._is_holding = False
-        self._start_held()
+    def start_deferred_write(self) -> None:
+        """Start the write that was deferred, and defer no longer."""
+        self._defers_writes = False
+        self._submit_deferred_write()
 
-    def drop(self) -> None:
-        """Forget the write that is held."""
-        self._held_write = None
+    def discard_deferred_write(self) -> None:
+        """Forget the write that was deferred."""
+        self._deferred_write = None
 
-    def _start_held(self) -> None:
-        if self._held_write:
-            self._pending, self._held_write = self._executor.submit(self._held_write), None
+    def _submit_deferred_write(self) -> None:
+        if self._deferred_write:
+            self._pending, self._deferred_write = self._executor.submit(self._deferred_write), None
 
     def wait(self, meanwhile: Callable[[bool], None] = lambda is_writing: None) -> None:
         """Wait until nothing is being written. Raises `CheckpointNotWritten` if that failed.
 
         Args:
-            meanwhile: called about once a second: is there a sign that this rank's share of the write goes on?
+            meanwhile: called about once a second; True while this rank's write advances or it waits for other ranks.
         """
-        self._start_held()
+        self._submit_deferred_write()
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -137,11 +144,10 @@ class CheckpointWriter:
         """Whether something is being written."""
         return self._pending is not None and not self._pending.done()
 
-    def _check_claim(self) -> bool:
-        """Return True, or raise PermissionError if another attempt has taken over: writing may have taken long."""
+    def _require_claim(self) -> None:
+        """Raise PermissionError if another attempt has taken over: writing may have taken long."""
         if self.claim and not self.claim.may_write():
             raise PermissionError(errno.EPERM, "another attempt has taken over")
-        return True
 
     def _on_all_ranks(self, function: Callable[[], T]) -> list[T]:
         """Call a function on every rank, and return its results in order of ranks.
@@ -153,7 +159,8 @@ class CheckpointWriter:
         error = ""
         try:
             result = function()
-        except CheckpointException as exception:  # no Exception: torch makes it of what happened on any rank
+        # Not a subclass of Exception; torch collects the errors of all ranks in it.
+        except CheckpointException as exception:
             rank, (cause, _) = next(iter(exception.failures.items()))
             error = f"{type(cause).__name__}: {cause} (rank {rank})"
         except Exception as exception:  # of any kind: the other ranks wait to hear of it

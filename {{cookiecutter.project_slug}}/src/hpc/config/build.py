@@ -23,9 +23,9 @@ def build(node: Any, **kwargs: Any) -> Any:
     from hydra.utils import instantiate
 
     try:
-        return instantiate(without_checks(node), _convert_="all", **kwargs)
+        return instantiate(strip_check_keys(node), _convert_="all", **kwargs)
     except InstantiationException as error:
-        reject_bad_arguments(error)
+        raise_config_error_for_arguments(error)
         raise
 
 
@@ -38,7 +38,7 @@ def build_group(group: DictConfig) -> list[Any]:
     return [item for item in objects if getattr(item, "enabled", True)]
 
 
-def reject_bad_arguments(error: BaseException) -> None:
+def raise_config_error_for_arguments(error: BaseException) -> None:
     """Raise `ConfigError` if the error comes from a library that rejects the values of the config; else return.
 
     An error in the project's own code is the author's, who needs its traceback.
@@ -64,10 +64,10 @@ def reject_bad_arguments(error: BaseException) -> None:
     raise ConfigError(match[1] if match else "config", None, rule, fix) from error
 
 
-def without_checks(node: Any) -> Any:
+def strip_check_keys(node: Any) -> Any:
     """Return a plain, resolved copy of a node without its `_check_` entries, which are no arguments of the class."""
     if OmegaConf.is_config(node):
         node = OmegaConf.to_container(node, resolve=True)
     if isinstance(node, dict):
-        return {key: without_checks(value) for key, value in node.items() if key != "_check_"}
-    return [without_checks(value) for value in node] if isinstance(node, list) else node
+        return {key: strip_check_keys(value) for key, value in node.items() if key != "_check_"}
+    return [strip_check_keys(value) for value in node] if isinstance(node, list) else node

@@ -29,7 +29,7 @@ def check_callbacks(cfg: DictConfig) -> None:
         ConfigError: the first that breaks a rule.
     """
     if not isinstance(cfg.callbacks, DictConfig):
-        raise ConfigError("callbacks", cfg.callbacks, "must be named callbacks", "callbacks=default")
+        raise ConfigError("callbacks", cfg.callbacks, "must be a mapping from names to callbacks", "callbacks=default")
     for name, node in cfg.callbacks.items():
         if node and not (isinstance(node, DictConfig) and "_target_" in node):
             rule = "must be a node with a _target_, or null"

@@ -13,7 +13,7 @@ from hpc.config.sections import ClusterConfig
 FORBIDDEN_CHARACTER = "`"  # no value of cluster.env may hold one
 
 
-def cluster_in_bash(cfg: DictConfig) -> ClusterConfig:
+def cluster_for_job_script(cfg: DictConfig) -> ClusterConfig:
     """Return the cluster section with `${oc.env:NAME}` as a variable of bash, since its value may be a secret.
 
     This holds for container, node_local, setup and env, which stand in the script. What the scheduler itself reads,

@@ -48,15 +48,15 @@ LINE_KEYS = ("request", "launcher", "container", "node_local", "cache", "master_
 def check_cluster(cluster: ClusterConfig, cfg: DictConfig) -> None:
     """Check the whole section."""
     if cluster.scheduler is not None:
-        require_one_of("cluster.scheduler", cluster.scheduler, ["slurm", "pbs"])
-    _check_words(cluster)
+        require_one_of("cluster.scheduler", cluster.scheduler, choices=["slurm", "pbs"])
+    _check_one_word_keys(cluster)
     check_login_host(cluster.login_host)
-    _check_lines(cluster)
+    _check_one_line_keys(cluster)
     _check_options(cluster)
     _check_environment(cluster)
     _check_time(cluster)
     for key in ("chain", "rendezvous_seconds"):
-        require_at_least(f"cluster.{key}", getattr(cluster, key), 1)
+        require_at_least(f"cluster.{key}", getattr(cluster, key), minimum=1)
     if cluster.scheduler == "slurm" and cluster.chain > 1:
         rule = "must be 1 on Slurm, which itself requeues a job that has not finished its run"
         raise ConfigError("cluster.chain", cluster.chain, rule, "cluster.chain=1")
@@ -82,7 +82,7 @@ def key_of_option(option: str, scheduler: str | None) -> str | None:
     return None
 
 
-def _check_words(cluster: ClusterConfig) -> None:
+def _check_one_word_keys(cluster: ClusterConfig) -> None:
     for key in WORD_KEYS:
         word = getattr(cluster, key) or ""
         if re.search(r"[^!-~]|[\"'`\\$#;]", word):
@@ -90,7 +90,7 @@ def _check_words(cluster: ClusterConfig) -> None:
             raise ConfigError(f"cluster.{key}", repr(word), rule, f"cluster.{key}=<{key}>")
 
 
-def _check_lines(cluster: ClusterConfig) -> None:
+def _check_one_line_keys(cluster: ClusterConfig) -> None:
     """Check the values that become lines of a job script, or parts of one."""
     lines = [("options", line) for line in cluster.options] + [("setup", line) for line in cluster.setup]
     lines += [(key, getattr(cluster, key) or "") for key in LINE_KEYS]
@@ -101,7 +101,10 @@ def _check_lines(cluster: ClusterConfig) -> None:
 
 
 def _check_options(cluster: ClusterConfig) -> None:
-    """Check that no option repeats one of the job script: the later one would win without the rest of the config."""
+    """Check that no option repeats one of the job script.
+
+    The scheduler would obey the later one, and the rest of the config would not follow.
+    """
     for option in cluster.options:
         if key := key_of_option(option, cluster.scheduler):
             rule = f"must not set what the job script already has from {key.rstrip('=')}"

@@ -96,7 +96,7 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
     except OmegaConfBaseException as error:
         raise ConfigError(error.full_key or "config", None, str(error).splitlines()[0], "see --cfg job") from None
     except HydraException as error:
-        _raise_config_error(error, overrides, configs)
+        _raise_config_error(error, overrides, configs=configs)
     except Exception as error:  # a file that is not a config can fail anywhere in Hydra
         rule = f"must compose to one config: {type(error).__name__}: {first_line(error)}"
         key = " ".join(overrides) or f"{configs}/train.yaml"
@@ -153,7 +153,7 @@ def _reject_forbidden(override: str) -> None:
         raise ConfigError(override, None, rule, fix)
 
 
-def _suggest_for_unknown_key(key: str, overrides: Sequence[str], configs: Path) -> str:
+def _suggest_for_unknown_key(key: str, overrides: Sequence[str], *, configs: Path) -> str:
     """Return what to type instead of a key that the config does not have: `+key=...` if the class there accepts it."""
     from hpc.config import signatures
 
@@ -167,7 +167,7 @@ def _suggest_for_unknown_key(key: str, overrides: Sequence[str], configs: Path) 
     return suggest_key(key, [*flatten(cfg), *config_groups(configs)])
 
 
-def _raise_config_error(error: HydraException, overrides: Sequence[str], configs: Path) -> NoReturn:
+def _raise_config_error(error: HydraException, overrides: Sequence[str], *, configs: Path) -> NoReturn:
     """Raise the `ConfigError` that says what one of Hydra's errors means."""
     text = str(error)
     if isinstance(error, OverrideParseException):
@@ -192,7 +192,7 @@ def _raise_config_error(error: HydraException, overrides: Sequence[str], configs
     if match := re.search(r"Could not override '([^']+)'", text):
         key = match[1]
         rule = "must be a group or a key of configs/ (+key=value adds a key)"
-        raise ConfigError(key, None, rule, _suggest_for_unknown_key(key, overrides, configs))
+        raise ConfigError(key, None, rule, _suggest_for_unknown_key(key, overrides, configs=configs))
     cause = error.__cause__ or error
     key = " ".join(overrides) or "configs/train.yaml"
     rule = f"Hydra cannot compose a config: {str(cause).splitlines()[0]}"

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 from omegaconf.errors import OmegaConfBaseException
@@ -51,7 +52,7 @@ class ConfigError(Exception):
         only_this_rank: the other ranks do not know of it, so this one prints it.
     """
 
-    def __init__(self, key: str, value: object, rule: str, fix: str, only_this_rank: bool = False) -> None:
+    def __init__(self, key: str, value: object, rule: str, fix: str, *, only_this_rank: bool = False) -> None:
         self.key, self.value, self.rule, self.fix = key, value, rule, fix
         self.only_this_rank = only_this_rank
         super().__init__(f"{make_printable(_sentence(key, value, rule))}\n  Try: {make_printable(fix)}")
@@ -62,7 +63,8 @@ class ConfigError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Keep all parts when the error is pickled: that of a data worker reaches the screen as it was raised."""
-        return type(self), (self.key, self.value, self.rule, self.fix, self.only_this_rank)
+        make = partial(type(self), only_this_rank=self.only_this_rank)
+        return make, (self.key, self.value, self.rule, self.fix)
 
 
 def _sentence(key: str, value: object, rule: str) -> str:

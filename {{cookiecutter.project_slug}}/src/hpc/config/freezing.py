@@ -24,8 +24,8 @@ def resolve_environment_with(resolver: Callable[..., Any]) -> Iterator[None]:
         OmegaConf.register_new_resolver("oc.env", env, replace=True)
 
 
-def environment_values(cfg: DictConfig) -> dict[str, str]:
-    """Map each text of the config that the environment has given, alone or within a longer text, to its reference."""
+def map_values_to_references(cfg: DictConfig) -> dict[str, str]:
+    """Map each string of the config that holds a value of the environment, and each such value, to its reference."""
     references: dict[str, str] = {}
 
     def note_and_resolve(name: str, *default: str | None) -> Any:
@@ -58,9 +58,9 @@ def _resolve_except_environment(cfg: DictConfig) -> Any:
 
 
 def _differing_texts(values: Any, references: Any) -> Iterator[tuple[str, str]]:
-    """Yield the texts of one container that differ at the same place of the other, each with the other's text.
+    """Yield (value, reference) for each string that differs between the two containers.
 
-    In the other container, one text may stand in place of a whole node.
+    In the references, one string may stand in place of a whole node.
     """
     if isinstance(values, dict | list):
         for key in values if isinstance(values, dict) else range(len(values)):

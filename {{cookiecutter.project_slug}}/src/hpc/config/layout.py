@@ -1,4 +1,4 @@
-"""How the work of a run is shared among ranks, derived from the config."""
+"""Sharing of a run's work among ranks, derived from the config."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 @dataclass(frozen=True)
 class Layout:
-    """How the work is shared: derived from trainer, strategy and data, never typed."""
+    """Sizes of the shared work: derived from trainer, strategy and data, never typed."""
 
     world_size: int
     data_parallel_size: int

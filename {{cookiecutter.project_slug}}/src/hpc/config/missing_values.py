@@ -66,7 +66,7 @@ def _is_empty(cfg: DictConfig, key: str) -> bool:
 def _check_reference(cfg: DictConfig, key: str, value: object) -> None:
     """Raise `ConfigError` if the value of a key refers to a key or an environment variable that does not exist.
 
-    A value may also fail because it is computed from others that are wrong. The rules on those report it.
+    Other resolution errors pass: the rules on the values involved report them.
     """
     try:
         OmegaConf.select(cfg, key, throw_on_missing=True)

@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import cluster_rules, missing_values, section_rules, signatures, strategy_rules
 from hpc.config.callback_rules import check_callbacks
-from hpc.config.cluster_in_bash import cluster_in_bash
+from hpc.config.cluster_in_bash import cluster_for_job_script
 from hpc.config.conversion import to_dataclass
 from hpc.config.errors import ConfigError
 from hpc.config.sections import CheckpointConfig, FaultsConfig, RunConfig, StrategyConfig, TrainerConfig
@@ -21,7 +21,7 @@ def check_config(cfg: DictConfig) -> None:
         ConfigError: the first rule that is broken.
     """
     check_rules(cfg)
-    check_files(cfg)
+    check_and_fill_from_files(cfg)
 
 
 def check_rules(cfg: DictConfig) -> None:
@@ -34,7 +34,7 @@ def check_rules(cfg: DictConfig) -> None:
     run = to_dataclass(RunConfig, cfg, name="")
     trainer = to_dataclass(TrainerConfig, cfg.trainer, name="trainer", allow_other_keys=True)
     strategy = to_dataclass(StrategyConfig, cfg.strategy, name="strategy")
-    cluster = cluster_in_bash(cfg)
+    cluster = cluster_for_job_script(cfg)
     section_rules.check_run(run)
     section_rules.check_trainer(trainer, cluster)
     section_rules.check_trainer_arguments(cfg.trainer)
@@ -43,7 +43,7 @@ def check_rules(cfg: DictConfig) -> None:
     section_rules.check_faults(to_dataclass(FaultsConfig, cfg.faults, name="faults"), strategy)
     section_rules.check_nonfinite_skip(cfg)
     strategy_rules.check_strategy(strategy, trainer, cfg=cfg)
-    strategy_rules.check_network(strategy, cfg)
+    strategy_rules.check_model_network(strategy, cfg)
     check_callbacks(cfg)
     section_rules.check_global_batch_size(cfg)
     section_rules.check_monitor(cfg)
@@ -65,17 +65,17 @@ def check_job(cfg: DictConfig) -> None:
         raise ConfigError("cluster", cfg.cluster.name, rule, fix)
     missing_values.check_complete_for_job(cfg)
     check_rules(cfg)
-    cluster = cluster_in_bash(cfg)
+    cluster = cluster_for_job_script(cfg)
     if cluster.stage_env and not cluster.node_local:
         rule = "must be a folder on the node, to which cluster.stage_env copies the environment"
         fix = "cluster.node_local='$TMPDIR', or cluster.stage_env=false"
         raise ConfigError("cluster.node_local", "null", rule, fix)
 
 
-def check_files(cfg: DictConfig) -> None:
+def check_and_fill_from_files(cfg: DictConfig) -> None:
     """Check that the files that the config names can be used, as seen from this machine.
 
-    Keys of the config that are null are filled in with what the data say of themselves.
+    Modifies cfg: `_check_` functions fill in keys that are null.
 
     Raises:
         ConfigError: the first file that cannot be used, or argument that does not fit.

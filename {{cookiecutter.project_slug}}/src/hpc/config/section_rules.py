@@ -13,7 +13,9 @@ from hpc.config.layout import derive_layout
 from hpc.config.sections import CheckpointConfig, ClusterConfig, FaultsConfig, RunConfig, StrategyConfig, TrainerConfig
 from hpc.config.value_checks import require_at_least, require_at_most, require_one_of, require_positive
 
-SKIPPING_NEEDS_FUSED = "must not be skip unless the optimizer is fused, which leaves out an update on the device"
+SKIPPING_NEEDS_FUSED = (
+    "must not be skip unless the optimizer is fused, as only a fused optimizer can skip an update on the GPU"
+)
 # Arguments of the Trainer that train.py builds, and where the config sets them.
 BUILT_BY_TRAIN = {
     "logger": "logger= (a logger, a list of them, or null)",
@@ -31,8 +33,8 @@ def check_run(run: RunConfig) -> None:
     if not 0 <= run.seed < 2**32:
         rule = "must be from 0 to 4294967295, as numpy's seeds are"
         raise ConfigError("seed", run.seed, rule, f"seed={abs(run.seed) % 2**32}")
-    require_one_of("dirty_tree", run.dirty_tree, ["snapshot", "refuse"])
-    require_one_of("matmul_precision", run.matmul_precision, ["highest", "high", "medium"])
+    require_one_of("dirty_tree", run.dirty_tree, choices=["snapshot", "refuse"])
+    require_one_of("matmul_precision", run.matmul_precision, choices=["highest", "high", "medium"])
     if run.run_dir:
         _check_run_dir(run.run_dir)
     if run.test_only and not run.ckpt:
@@ -70,19 +72,19 @@ def check_checkpoint(checkpoint: CheckpointConfig) -> None:
     for key in ("every_minutes", "every_n_steps"):
         if (value := getattr(checkpoint, key)) is not None:
             require_positive(f"checkpoint.{key}", value)
-    require_at_least("checkpoint.keep", checkpoint.keep, 1)
-    require_one_of("checkpoint.mode", checkpoint.mode, ["min", "max"])
+    require_at_least("checkpoint.keep", checkpoint.keep, minimum=1)
+    require_one_of("checkpoint.mode", checkpoint.mode, choices=["min", "max"])
 
 
 def check_faults(faults: FaultsConfig, strategy: StrategyConfig) -> None:
     """Check how the run reacts to failures."""
-    require_one_of("faults.nonfinite", faults.nonfinite, ["stop", "skip", "rollback"])
+    require_one_of("faults.nonfinite", faults.nonfinite, choices=["stop", "skip", "rollback"])
     if faults.nonfinite == "skip" and strategy.name.startswith(("deepspeed", "zero")):
         rule = f"must not be skip with strategy={strategy.name}: DeepSpeed owns the optimizer step"
         raise ConfigError("faults.nonfinite", "skip", rule, "faults.nonfinite=stop, or rollback")
     require_positive("faults.hang_minutes", faults.hang_minutes)
-    require_at_most("faults.hang_minutes", faults.hang_minutes, MAX_HANG_MINUTES)
-    require_at_least("faults.retries", faults.retries, 1)
+    require_at_most("faults.hang_minutes", faults.hang_minutes, maximum=MAX_HANG_MINUTES)
+    require_at_least("faults.retries", faults.retries, minimum=1)
 
 
 def check_nonfinite_skip(cfg: DictConfig) -> None:
@@ -96,19 +98,19 @@ def check_nonfinite_skip(cfg: DictConfig) -> None:
 
 def check_trainer(trainer: TrainerConfig, cluster: ClusterConfig) -> None:
     """Check that the cluster has the nodes and devices, and that the devices can compute in this precision."""
-    require_one_of("trainer.accelerator", trainer.accelerator, ["cpu", "gpu"])
-    require_one_of("trainer.precision", trainer.precision, PRECISIONS)
+    require_one_of("trainer.accelerator", trainer.accelerator, choices=["cpu", "gpu"])
+    require_one_of("trainer.precision", trainer.precision, choices=PRECISIONS)
     if trainer.devices is None:
         rule = f"must be given, as cluster={cluster.name} does not say how many GPUs a node has"
         raise ConfigError("trainer.devices", "null", rule, "trainer.devices=<devices per node>")
     for key in ("num_nodes", "devices", "accumulate_grad_batches", "log_every_n_steps"):
-        require_at_least(f"trainer.{key}", getattr(trainer, key), 1)
+        require_at_least(f"trainer.{key}", getattr(trainer, key), minimum=1)
     if trainer.check_val_every_n_epoch is not None:
-        require_at_least("trainer.check_val_every_n_epoch", trainer.check_val_every_n_epoch, 1)
-    require_at_least("trainer.max_steps", trainer.max_steps, -1)
-    require_at_least("trainer.gradient_clip_val", trainer.gradient_clip_val or 0, 0)
+        require_at_least("trainer.check_val_every_n_epoch", trainer.check_val_every_n_epoch, minimum=1)
+    require_at_least("trainer.max_steps", trainer.max_steps, minimum=-1)
+    require_at_least("trainer.gradient_clip_val", trainer.gradient_clip_val or 0, minimum=0)
     clip_algorithm = trainer.gradient_clip_algorithm or "norm"
-    require_one_of("trainer.gradient_clip_algorithm", clip_algorithm, ["norm", "value"])
+    require_one_of("trainer.gradient_clip_algorithm", clip_algorithm, choices=["norm", "value"])
     if cluster.max_nodes and trainer.num_nodes > cluster.max_nodes:
         rule = f"must be at most {cluster.max_nodes}, the nodes of a job on cluster={cluster.name}"
         fix = f"trainer.num_nodes={cluster.max_nodes} or another cluster="
@@ -136,7 +138,7 @@ def check_monitor(cfg: DictConfig) -> None:
     key = "callbacks.monitor.every_seconds"
     if isinstance(seconds := OmegaConf.select(cfg, key), int | float):  # another type is rejected with the arguments
         require_positive(key, seconds)
-        require_at_least(key, seconds, 1)
+        require_at_least(key, seconds, minimum=1)
 
 
 def check_loggers(cfg: DictConfig) -> None:
@@ -152,7 +154,7 @@ def check_global_batch_size(cfg: DictConfig) -> None:
     size = cfg.data.global_batch_size
     if not isinstance(size, int):
         raise ConfigError("data.global_batch_size", size, "must be of type int", "data.global_batch_size=64")
-    require_at_least("data.global_batch_size", size, 1)
+    require_at_least("data.global_batch_size", size, minimum=1)
     num_micro_batches = derive_layout(cfg).data_parallel_size * cfg.trainer.accumulate_grad_batches
     if size % num_micro_batches:
         below, above = size // num_micro_batches * num_micro_batches, -(-size // num_micro_batches) * num_micro_batches

@@ -32,7 +32,7 @@ class RunConfig:
 
 @dataclass
 class CheckpointConfig:
-    """When the state of a run is saved, and how many checkpoints are kept. configs/train.yaml explains."""
+    """Times at which the state of a run is saved, and number of checkpoints to keep. configs/train.yaml explains."""
 
     every_minutes: float | None
     every_n_steps: int | None
@@ -43,7 +43,7 @@ class CheckpointConfig:
 
 @dataclass
 class FaultsConfig:
-    """How a run reacts to failures. configs/train.yaml explains."""
+    """Reactions of a run to failures. configs/train.yaml explains."""
 
     nonfinite: str
     hang_minutes: float

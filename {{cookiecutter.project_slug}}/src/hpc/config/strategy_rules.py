@@ -19,10 +19,11 @@ MAX_SUGGESTED_SIZE = 4096  # more devices work in no tensor-parallel group
 def check_strategy(strategy: StrategyConfig, trainer: TrainerConfig, *, cfg: DictConfig) -> None:
     """Check sizes, precision, and what DeepSpeed and the callbacks need."""
     world_size = trainer.num_nodes * (trainer.devices or 1)
-    require_at_least("strategy.tensor_parallel_size", strategy.tensor_parallel_size, 1)
+    require_at_least("strategy.tensor_parallel_size", strategy.tensor_parallel_size, minimum=1)
     if strategy.name == "single" and world_size > 1:
-        rule = "must be 1, and trainer.num_nodes too, with strategy=single, which trains on one device"
-        raise ConfigError("trainer.devices", trainer.devices, rule, "strategy=ddp")
+        name, number = ("num_nodes", trainer.num_nodes) if trainer.num_nodes > 1 else ("devices", trainer.devices)
+        rule = "must be 1 with strategy=single, which trains on one device"
+        raise ConfigError(f"trainer.{name}", number, rule, "strategy=ddp")
     _check_tensor_parallel_size(strategy, trainer, world_size=world_size)
     if strategy.name in ("fsdp", "tensor_parallel") and trainer.precision == "16-mixed":
         # Shards would have to agree on the loss scale, which Lightning 2.6 does not do for FSDP2.
@@ -33,7 +34,7 @@ def check_strategy(strategy: StrategyConfig, trainer: TrainerConfig, *, cfg: Dic
     _check_weight_callbacks(strategy, world_size, cfg=cfg)
 
 
-def check_network(strategy: StrategyConfig, cfg: DictConfig) -> None:
+def check_model_network(strategy: StrategyConfig, cfg: DictConfig) -> None:
     """Check that the network class has the members that the strategy uses, as its source says."""
     target = OmegaConf.select(cfg, "model.network._target_") or ""
     if not is_project_code(target):
@@ -66,7 +67,8 @@ def _check_weight_callbacks(strategy: StrategyConfig, world_size: int, *, cfg: D
     """Check the strategy of callbacks that freeze weights, or average them."""
     for key, node in signatures.find_targets(OmegaConf.to_container(cfg.callbacks), "callbacks"):
         if node["_target_"].endswith("Finetuning") and (world_size > 1 or strategy.name not in ("single", "ddp")):
-            rule = "must train on one device without shards: what is frozen at the start is never averaged or sharded"
+            rule = "cannot be used unless the run is on one device without shards: "
+            rule += "parameters that are frozen at the start are never averaged or sharded"
             raise ConfigError(key, None, rule, "trainer=gpu (or cpu), or callbacks=default")
         if node["_target_"].endswith("WeightAveraging") and strategy.name not in ("single", "ddp"):
             rule = f"must be used with strategy=single or ddp, not {strategy.name}: it averages whole weights"
@@ -75,7 +77,7 @@ def _check_weight_callbacks(strategy: StrategyConfig, world_size: int, *, cfg: D
 
 def _check_deepspeed(strategy: StrategyConfig, trainer: TrainerConfig, *, cfg: DictConfig) -> None:
     if find_spec("deepspeed") is None:
-        rule = "cannot be used without the package deepspeed"
+        rule = "It needs the package deepspeed, which is not installed"
         raise ConfigError("strategy", strategy.name, rule, "pip install deepspeed -c constraints.txt")
     if trainer.precision == "64-true":
         rule = "must be a precision of 32 or 16 bit with DeepSpeed"

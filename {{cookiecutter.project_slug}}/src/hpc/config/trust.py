@@ -36,7 +36,7 @@ TRUSTED_IF_NAMED = (
     "torchmetrics.multimodal", "torchmetrics.text.bert", "torchmetrics.text.infolm", "torchmetrics.text.rouge",
     "torchmetrics.text.sacre_bleu", HPC,
 )  # fmt: skip
-# Resolvers that create nodes from text, or whose names are computed. Such a node would be seen only when it is built.
+# Resolvers that make nodes from text, or whose own name is computed: `reject_untrusted` cannot see such nodes.
 # All other resolvers lead to nodes that are checked where they stand.
 NODE_MAKING_RESOLVERS = re.compile(r"\$\{\s*(oc\.(create|decode)\b|[^:{}]*\$\{)")
 TARGET_LINES = re.compile(r"""(?m)^[ \t]*(?:-[ \t]+)?["']?_(target|check)_["']?[ \t]*:[ \t]*["']?([\w.]+)""")
@@ -50,7 +50,7 @@ def reject_untrusted(cfg: DictConfig, run_dir: Path) -> None:
     Raises:
         ConfigError: the first that is neither.
     """
-    if _runs_its_own_code(run_dir):
+    if _is_snapshot_of(run_dir):
         return
     for key, value in _leaves(OmegaConf.to_container(cfg, resolve=False)):
         kind = key.rpartition(".")[2]
@@ -128,7 +128,7 @@ def _is_below(name: str, packages: tuple[str, ...]) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
-def _runs_its_own_code(run_dir: Path) -> bool:
+def _is_snapshot_of(run_dir: Path) -> bool:
     """Return whether this program is the snapshot in the run directory, or in the folder of its array.
 
     Its config is then to be trusted as much as the program itself. The test is where this program lies, as a link in

@@ -18,7 +18,7 @@ MAX_YAML_NODES = 100_000  # of a YAML file; ours have some hundred
 
 
 def load_yaml(path: Path) -> DictConfig | ListConfig:
-    """Load a YAML file of any origin. Its aliases may not expand to more than `MAX_NODES` values.
+    """Load a YAML file of any origin. Its aliases may not expand to more than `MAX_YAML_NODES` values.
 
     Raises:
         One of `YAML_ERRORS`.

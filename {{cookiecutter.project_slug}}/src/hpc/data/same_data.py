@@ -52,7 +52,7 @@ class SameData(L.Callback):
 
     def _reject_or_record(self, differences: list[str]) -> tuple[str, str, str, str] | None:
         """Return the parts of a `ConfigError` for changed data, or record the change if it is permitted."""
-        accepted = allowed_changes.recorded_facts(self.run_dir, allowed_changes.DATA)
+        accepted = allowed_changes.read_recorded_values(self.run_dir, allowed_changes.DATA)
         is_accepted = bool(accepted) and not list_differences(accepted[-1], self.data)
         if differences and not is_accepted:
             if allowed_changes.DATA not in allowed_changes.read_grant(self.run_dir):

@@ -22,7 +22,7 @@ class StagingProgress:
         self._num_sent = 0  # value of `_num_signs` when the other ranks were last told
         self._num_received = 0  # value of the counter in the store when it was last read
         staging.on_progress = self.copy_has_grown
-        watch.exchange_with(self.exchange)
+        watch.set_store_callback(self.exchange)
 
     def copy_has_grown(self) -> None:
         """Report a sign that a copy on this node has grown."""

@@ -28,7 +28,7 @@ class GPU:
     attention_share: float
     fixed_gb: float
 
-    def peak_flops(self, precision: str, tf32: bool = False) -> float | None:
+    def peak_flops(self, precision: str, *, tf32: bool = False) -> float | None:
         """Return the peak in FLOP/s for the Trainer's precision; None if it is not known."""
         arithmetic = ARITHMETIC_OF_PRECISION.get(precision.split("-")[0], "")
         if arithmetic == "fp32" and tf32 and "tf32" in self.tflops:
@@ -37,7 +37,7 @@ class GPU:
 
 
 @dataclass(frozen=True)
-class Network:
+class CollectiveEfficiency:
     """Shares of the nominal bandwidth that ring collectives reach, and their latencies. See hardware.yaml."""
 
     link_share: float
@@ -68,7 +68,7 @@ class Machine:
 
     gpu: GPU
     node_gbs: float | None
-    network: Network
+    network: CollectiveEfficiency
     operations: OperationCosts
     tf32: bool = True
 
@@ -85,20 +85,20 @@ def machine_from_cluster(
         if value is not None and not 0 < value < float("inf"):
             rule = "must be a number above 0, in GB/s"
             raise ConfigError(f"cluster.{key}", value, rule, f"cluster.{key}=null if it is unknown")
-    gpu = get_gpu(gpu_name)
+    gpu = gpu_from_config_name(gpu_name)
     if link_gbs is not None:
         gpu = replace(gpu, link_gbs=link_gbs)
     facts = _read_hardware()
-    return Machine(gpu, node_gbs, Network(**facts["network"]), OperationCosts(**facts["operations"]), tf32)
+    return Machine(gpu, node_gbs, CollectiveEfficiency(**facts["network"]), OperationCosts(**facts["operations"]), tf32)
 
 
-def get_gpu(name: str) -> GPU:
+def gpu_from_config_name(name: str) -> GPU:
     """Return the GPU that a cluster file names. Raise `ConfigError` if hardware.yaml does not list it."""
     gpus = _read_hardware()["gpus"]
     spelling = {listed.casefold(): listed for listed in gpus}
     if listed := spelling.get(name.casefold()):
         return GPU(listed, **gpus[listed])
-    if name.startswith(VENDOR_PREFIXES) and (gpu := match_gpu(name)):  # the name that torch reports
+    if name.startswith(VENDOR_PREFIXES) and (gpu := gpu_from_device_name(name)):  # the name that torch reports
         return gpu
     rule = f"must be one of the GPUs in hpc/jobs/hardware.yaml ({', '.join(gpus)})"
     closest = spelling[closest_word(name.casefold(), spelling, next(iter(spelling)))]
@@ -106,7 +106,7 @@ def get_gpu(name: str) -> GPU:
     raise ConfigError("cluster.gpu", name, rule, f"cluster.gpu={quoted}, or add your GPU to that file")
 
 
-def match_gpu(device_name: str) -> GPU | None:
+def gpu_from_device_name(device_name: str) -> GPU | None:
     """Return the GPU whose name is the longest that occurs in `device_name`, e.g. "NVIDIA H100 80GB HBM3"."""
     gpus = _read_hardware()["gpus"]
     matches = [name for name in gpus if re.search(rf"(?i)(?<!\w){re.escape(name)}(?!\w)", device_name)]
@@ -121,8 +121,8 @@ def peak_flops(device_name: str, precision: str, *, tf32: bool = False) -> float
         precision: the Trainer's.
         tf32: whether fp32 matrix products may be rounded to TF32.
     """
-    gpu = match_gpu(device_name)
-    return gpu.peak_flops(precision, tf32) if gpu else None
+    gpu = gpu_from_device_name(device_name)
+    return gpu.peak_flops(precision, tf32=tf32) if gpu else None
 
 
 @cache

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from hpc.config.cluster_in_bash import cluster_in_bash
+from hpc.config.cluster_in_bash import cluster_for_job_script
 from hpc.config.errors import ConfigError
 from hpc.config.sections import ClusterConfig
 from hpc.config.walltime import walltime_seconds
@@ -70,7 +70,7 @@ def rank_environment_call(job: Job) -> str:
     return f"set_rank_environment {' '.join(words)}"
 
 
-def source_library_lines(file: str, function: str, submit_command: str | None) -> list[str]:
+def source_library_lines(file: str, function: str, *, submit_command: str | None) -> list[str]:
     """Return the lines of bash that source a file of `hpc/jobs` in `$code`, or end with one message and exit code 2.
 
     Args:
@@ -98,7 +98,7 @@ def job_from_config(cfg: DictConfig, arguments: tuple[str, ...] = (), **fields: 
     Raises:
         ConfigError: a time, or a `{field}` of the cluster's file, cannot be read.
     """
-    cluster = cluster_in_bash(cfg)
+    cluster = cluster_for_job_script(cfg)
     nodes, devices = cfg.trainer.num_nodes, cfg.trainer.devices
     gpus = devices if cfg.trainer.accelerator == cluster.accelerator and cluster.gpus_per_node else 0
     all_gpus = bool(gpus) and gpus == cluster.gpus_per_node

@@ -40,7 +40,7 @@ class JobState:
     is_active: bool = False
 
 
-def query_states(scheduler: str, jobs: Iterable[str], owners: Iterable[int]) -> dict[str, JobState] | None:
+def query_states(scheduler: str, jobs: Iterable[str], *, owners: Iterable[int]) -> dict[str, JobState] | None:
     """Return the states of those jobs that the scheduler knows; None if it is not installed or does not answer.
 
     Args:

@@ -24,7 +24,7 @@ def render_job_script(job: Job) -> str:
     checkpoints.
     """
     functions = [
-        *_function("setup", *job.setup, *_draw_values(job)),
+        *_function("setup", *job.setup, *_search_trial_lines(job)),
         *_function("launch", f'exec {job.launcher} /bin/bash "$node" "$@"'),
     ]
     run = "run_array_job" if job.members_file else "run_job"
@@ -101,10 +101,10 @@ def _node_functions(job: Job) -> list[str]:
 
 
 def _source(job: Job) -> list[str]:
-    return source_library_lines("pbs.bash", "run_node", "qsub" if job.is_reusable else None)
+    return source_library_lines("pbs.bash", "run_node", submit_command="qsub" if job.is_reusable else None)
 
 
-def _draw_values(job: Job) -> list[str]:
+def _search_trial_lines(job: Job) -> list[str]:
     """Return the line that draws a search trial's values, once, on the first node, before its ranks start."""
     if not job.is_search_trial:
         return []

@@ -32,7 +32,7 @@ def render_job_script(job: Job) -> str:
 
     Its exit code: 0 if the run is finished or Slurm will start the job again; 2 if it is rejected; else a failure.
     """
-    parts = [[*_header(job), *_directives(job)], _first_call(job), _environment(job), _launch(job)]
+    parts = [[*_header(job), *_directives(job)], _begin_lines(job), _environment(job), _launch(job)]
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
@@ -77,7 +77,7 @@ def _log_pattern(job: Job) -> str:
     return f'"{escaped}/{name}"'
 
 
-def _first_call(job: Job) -> list[str]:
+def _begin_lines(job: Job) -> list[str]:
     """Return the variables that slurm.bash reads, and the call of its first function."""
     lines = [f"set -eo pipefail; umask {job.umask}"]
     snapshot = "# as it was when this was submitted"
@@ -93,7 +93,7 @@ def _first_call(job: Job) -> list[str]:
     if not job.is_reusable:
         lines += [f"work_dir={_quote(job.work_dir or '.')} retries={job.retries}"]
     submit_command = "sbatch" if job.is_reusable else None
-    return [*lines, *source_library_lines("slurm.bash", "run_ranks", submit_command), f'{function} "$@"']
+    return [*lines, *source_library_lines("slurm.bash", "run_ranks", submit_command=submit_command), f'{function} "$@"']
 
 
 def _environment(job: Job) -> list[str]:
@@ -102,7 +102,7 @@ def _environment(job: Job) -> list[str]:
     if not job.container:
         lines += [f"export VENV={_quote(job.venv)}"] if job.venv else []
         note = "  # without the cluster's setup lines, which ran above" if job.setup else ""
-        lines += [f"CLUSTER='' source {_in_code(job, 'env.sh')}{note}"]
+        lines += [f"CLUSTER='' source {_quoted_code_path(job, 'env.sh')}{note}"]
     lines += [rank_environment_call(job)]
     lines += [f'export {name}="{value}"' for name, value in job.env.items()]
     if _is_environment_staged(job):
@@ -130,7 +130,7 @@ def _launch(job: Job) -> list[str]:
     python = f"{job.container} python" if job.container else "python"
     lines = []
     if job.is_search_trial:  # its values are drawn once, before its ranks start; a requeued job keeps them
-        draw = f'{python} {_in_code(job, "tools/search.py")} --ask "$run_dir"'
+        draw = f'{python} {_quoted_code_path(job, "tools/search.py")} --ask "$run_dir"'
         lines += [f'[ -e "$run_dir/config.yaml" ] || {draw}']
     cores = [f"--cpus-per-task={job.cores_per_task}"] if job.cores_per_task else []  # srun 22.05 to 23.02 inherits none
     options = [f"--nodes={job.nodes}", f"--ntasks-per-node={job.tasks_per_node}", *cores]
@@ -139,7 +139,7 @@ def _launch(job: Job) -> list[str]:
         python = "bash -c " + shlex.quote(f'PATH="{_staged_environment(job)}/bin:$PATH" exec python "$@"') + " python"
     command = [
         f"{job.launcher} {' '.join(options)} --kill-on-bad-exit=0 --wait={RANK_EXIT_SECONDS} --label \\",
-        f"    {' '.join([python, _in_code(job, job.program), *arguments])}",
+        f"    {' '.join([python, _quoted_code_path(job, job.program), *arguments])}",
     ]
     if job.is_reusable:
         lines += [f"# When a rank ends, the others have {RANK_EXIT_SECONDS} s to save, or to record their errors."]
@@ -154,7 +154,7 @@ def _is_simple_command(job: Job) -> bool:
     return words.startswith("srun ") and not re.search(r"[;&|<>()]", words)
 
 
-def _in_code(job: Job, name: str) -> str:
+def _quoted_code_path(job: Job, name: str) -> str:
     return f'"$code/{name}"' if job.code else name
 
 

@@ -1,10 +1,10 @@
-"""Where a process stands among its ranks, how ranks meet, and what the links between nodes measure.
+"""Places of processes among the ranks, their meeting before training, and measured links between nodes.
 
 Offers:
 placement        rank, world size and job of this process, read from what its launcher left in the environment
 node_checks      checks that the launch, the nodes and the config agree, before the process group starts
 meeting          a key-value store that all ranks reach, and an exchange of JSON values through it
-rendezvous       how ranks find the port of that store
+rendezvous       discovery of the port of that store
 local_ranks      ranks of a program on this machine, without a scheduler
 addresses        addresses and network interfaces of this machine
 collectives, bandwidth, measured_links, nccl_log

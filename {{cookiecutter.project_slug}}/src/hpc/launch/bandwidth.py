@@ -76,7 +76,7 @@ def find_slow_nodes(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def link_from_timings(timings: Iterable[CollectiveTiming], scope: str, *, nodes: list[str], date: str) -> Link | None:
-    """Return the two numbers that a model of communication needs, from all-reduce; None if none was measured."""
+    """Return bandwidth (largest message) and latency (smallest) of all-reduce in a scope; None if none was measured."""
     reduces = [timing for timing in timings if (timing.scope, timing.collective) == (scope, "all_reduce")]
     if not reduces:
         return None

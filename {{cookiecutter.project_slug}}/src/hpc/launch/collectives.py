@@ -22,16 +22,16 @@ MAX_CALL_SECONDS = 2.0  # messages of which one call would take longer are left 
 ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # their names from torch 2.13 on
 REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 Call = Callable[[], object]
-SlowestRank = Callable[[str, float], float]  # what is being timed, this rank's seconds → the slowest rank's seconds
+ReduceMaxSeconds = Callable[[str, float], float]  # what is timed, this rank's seconds → the slowest rank's seconds
 
 
 def measure(
-    num_nodes: int, ranks_per_node: int, *, device: torch.device, slowest_rank: SlowestRank
+    num_nodes: int, ranks_per_node: int, *, device: torch.device, reduce_max_seconds: ReduceMaxSeconds
 ) -> tuple[list[CollectiveTiming], dict[str, list[float]]]:
     """Time all collectives in all scopes.
 
     Args:
-        slowest_rank: a collective call that returns the longest seconds of all ranks.
+        reduce_max_seconds: a collective call that returns the longest seconds of all ranks.
 
     Returns:
         The timings; and the seconds that each node needs for a large message, by itself and with its neighbours.
@@ -45,7 +45,9 @@ def measure(
             for name in bandwidth.BUS_FACTORS:
                 call = make_collective(name, size, num_ranks=num_ranks, device=device, group=group)
                 what = f"{name} {scope}, {size} bytes"
-                call_seconds, seconds = _time_repeats(call, group, what=what, device=device, slowest_rank=slowest_rank)
+                call_seconds, seconds = _time_repeats(
+                    call, group, what=what, device=device, reduce_max_seconds=reduce_max_seconds
+                )
                 repeats = seconds.max(dim=0).values.tolist()
                 timings.append(
                     bandwidth.summarize_repeats(scope, name, num_ranks=num_ranks, size_bytes=size, seconds=repeats)
@@ -57,7 +59,7 @@ def measure(
                 break
     if rounds := bandwidth.neighbour_rounds(num_nodes):
         seconds_per_node["neighbours"] = _time_neighbours(
-            rounds, num_nodes, ranks_per_node=ranks_per_node, device=device, slowest_rank=slowest_rank
+            rounds, num_nodes, ranks_per_node=ranks_per_node, device=device, reduce_max_seconds=reduce_max_seconds
         )
     return timings, seconds_per_node
 
@@ -75,11 +77,11 @@ def make_collective(name: str, size_bytes: int, *, num_ranks: int, device: torch
 
 
 def _time_repeats(
-    call: Call, group: Any, *, what: str, device: torch.device, slowest_rank: SlowestRank
+    call: Call, group: Any, *, what: str, device: torch.device, reduce_max_seconds: ReduceMaxSeconds
 ) -> tuple[float, torch.Tensor]:
     """Return the slowest rank's seconds of one call after a warm-up; and those of all repeats, (ranks, repeats)."""
     _seconds_per_call(call, 1, group=group, device=device)  # connects
-    call_seconds = slowest_rank(what, _seconds_per_call(call, 1, group=group, device=device))
+    call_seconds = reduce_max_seconds(what, _seconds_per_call(call, 1, group=group, device=device))
     num_calls = max(1, min(MAX_CALLS_PER_REPEAT, int(SECONDS_PER_TIMING / MAX_REPEATS / call_seconds)))
     num_repeats = max(MIN_REPEATS, min(MAX_REPEATS, int(SECONDS_PER_TIMING / num_calls / call_seconds)))
     own = [_seconds_per_call(call, num_calls, group=group, device=device) for _ in range(num_repeats)]
@@ -116,9 +118,9 @@ def _time_neighbours(
     *,
     ranks_per_node: int,
     device: torch.device,
-    slowest_rank: SlowestRank,
+    reduce_max_seconds: ReduceMaxSeconds,
 ) -> list[float]:
-    """Return per node the seconds of an all-gather with that neighbour with which it is faster."""
+    """Return per node the seconds of an all-gather with the faster of its two neighbours."""
     best = [float("inf")] * num_nodes
     for pairs in rounds:
         ranks = [[node * ranks_per_node + local for node in pair for local in range(ranks_per_node)] for pair in pairs]
@@ -127,7 +129,7 @@ def _time_neighbours(
         gather = make_collective("all_gather", size, num_ranks=num_ranks, device=device, group=group) if group else None
         call = gather or _do_nothing  # of an odd number of nodes, one has no neighbour in this round
         what = "all_gather with neighbours"
-        _, seconds = _time_repeats(call, group, what=what, device=device, slowest_rank=slowest_rank)
+        _, seconds = _time_repeats(call, group, what=what, device=device, reduce_max_seconds=reduce_max_seconds)
         for pair, pair_ranks in zip(pairs, ranks, strict=True):
             for node in pair:
                 best[node] = min(best[node], _median_of_slowest(seconds, pair_ranks))

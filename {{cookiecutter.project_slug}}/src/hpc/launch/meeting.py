@@ -110,7 +110,7 @@ def all_gather_json(
     if missing:
         hosts = ", ".join(sorted({value["host"] for value in values if value}))
         ranks = f"{'Rank' if len(missing) == 1 else 'Ranks'} {_format_ranges(missing)}"
-        rule = f"{ranks} did not come within {timeout_seconds:g} s; those on {hosts} did"
+        rule = f"{ranks} did not report to rank 0's store within {timeout_seconds:g} s; those on {hosts} did"
         fix = "see what those ranks say in the log; is one of the nodes down?"
         raise ConfigError("ranks", place.world_size, rule, fix)
     return values

@@ -71,7 +71,7 @@ def collect_node_facts(
     try:
         _check_resources(cfg, place, environ=environ)
         if check_files:
-            preflight.check_files(cfg)
+            preflight.check_and_fill_from_files(cfg)
     except ConfigError as error:
         facts["rejected"] = error.parts()
     if place.launcher == "none":
@@ -104,8 +104,8 @@ def check_agreement(all_facts: list[dict[str, Any]]) -> None:
             if name in facts:
                 hosts_by_value[facts[name]].add(facts["host"])
         if len(hosts_by_value) > 1:
-            values = "; ".join(f"{', '.join(sorted(hosts))}: {value}" for value, hosts in hosts_by_value.items())
-            raise ConfigError(name, None, f"must be the same on all ranks; it is on {values}", fix)
+            values = "; ".join(f"{value} on {', '.join(sorted(hosts))}" for value, hosts in hosts_by_value.items())
+            raise ConfigError(name, None, f"must be the same on all ranks, but it differs: {values}", fix)
 
 
 def _check_unlaunched(cfg: DictConfig, environ: Mapping[str, str], *, command: str) -> None:

@@ -23,7 +23,7 @@ LOOPBACK = {"127.0.0.1", "127.0.1.1", "::1"}
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one process stands among the ranks."""
+    """Place of one process among the ranks."""
 
     launcher: str  # "none" for a process that a person or Lightning started
     rank: int

@@ -1,4 +1,4 @@
-"""How the ranks of one launch find the port of rank 0's store. Imports no torch.
+"""Discovery of the port of rank 0's store by the ranks of one launch. Imports no torch.
 
 The store listens on a port that the system chooses. Rank 0 serves this number at the first free one of a few ports that
 all ranks can derive. Another program may listen at such a port, so each answer names the launch that it belongs to.
@@ -30,7 +30,7 @@ MAX_CALLS_PER_SECOND = 10_000  # of all ranks together, while rank 0 does not li
 
 @dataclass(frozen=True)
 class LaunchIdentity:
-    """What the ranks of one launch have in common, and what tells them from the ranks of other launches."""
+    """Identity of one launch: equal on its ranks, different on those of others."""
 
     key: str  # from the scheduler or the parent process
     command: str  # checksum of the command line and its folder. Ranks that differ in it still meet, to report it
@@ -44,8 +44,8 @@ class LaunchIdentity:
             ConfigError: MASTER_PORT is exported and is not a port.
         """
         # The job number alone does not do: one job may have several launches, and several attempts after a requeue.
-        # Outside of jobs, ranks share an exported port, or else the process that started all of them on this node. The
-        # latter fails with a wrapper around each rank, which is another parent for each.
+        # Outside of jobs, ranks share an exported port, or else the process that started all of them on this node. A
+        # wrapper around each rank breaks this: the ranks then have different parents.
         exported_port = environ.get("MASTER_PORT")
         shares_parent = place.local_world_size == place.world_size and not exported_port
         job = placement.job_id(environ) or (os.getppid() if shares_parent else "")
@@ -60,8 +60,7 @@ class LaunchIdentity:
 class PortServer:
     """A server on rank 0 that tells the ranks of this launch, and nobody else, the port of the store.
 
-    Each rank number is served to one process only. Where two launches cannot be told apart, each still gets its
-    number of ranks.
+    The first process to ask for a rank number gets it, so two launches with one key cannot mix into too many ranks.
 
     Args:
         timeout_seconds: how long the server runs.
@@ -82,15 +81,16 @@ class PortServer:
             while (remaining_seconds := self._end - time.monotonic()) > 0:
                 self._socket.settimeout(remaining_seconds)
                 connection, _ = self._socket.accept()
-                threading.Thread(target=self._answer, args=[connection], daemon=True, name="port-server").start()
+                arguments: dict[str, Any] = {"args": [connection], "daemon": True, "name": "port-server"}
+                threading.Thread(target=self._handle_connection, **arguments).start()
 
-    def _answer(self, connection: socket.socket) -> None:
+    def _handle_connection(self, connection: socket.socket) -> None:
         # Any program may connect and send anything. It gets no answer unless it asks as a rank does.
         with connection, suppress(Exception):
-            answer = self._answer_to(json.loads(_receive_line(connection)))
+            answer = self._make_answer(json.loads(_receive_line(connection)))
             connection.sendall(json.dumps(answer).encode() + b"\n")
 
-    def _answer_to(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _make_answer(self, request: dict[str, Any]) -> dict[str, Any]:
         has_same_command = request["command"] == self._launch.command or request["any_command"] is True
         if request["key"] != self._launch.key or not has_same_command:
             return {}

@@ -150,7 +150,7 @@ def _measure(
     dist.init_process_group(_backend(cfg))
     measurement_numbers = count()
 
-    def slowest_rank(measurement: str, seconds: float) -> float:
+    def reduce_max_seconds(measurement: str, seconds: float) -> float:
         """Return the seconds of the slowest rank; stop all ranks if one of them received a signal."""
         watch.report_progress(next(measurement_numbers), measurement)
         both = torch.tensor([seconds, float(signal_state.signal is not None)], dtype=torch.float64, device=device)
@@ -159,7 +159,9 @@ def _measure(
             _stop(cfg, start, f"{signal_state.signal or 'a signal to another rank'} during {measurement}")
         return float(both[0])
 
-    timings = collectives.measure(cfg.trainer.num_nodes, cfg.trainer.devices, device=device, slowest_rank=slowest_rank)
+    timings = collectives.measure(
+        cfg.trainer.num_nodes, cfg.trainer.devices, device=device, reduce_max_seconds=reduce_max_seconds
+    )
     dist.destroy_process_group()
     return timings
 

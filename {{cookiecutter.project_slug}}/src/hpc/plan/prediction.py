@@ -83,7 +83,7 @@ def predict(trace: Trace, setup: Setup, machine: Machine | None) -> Prediction:
     if setup.nodes > 1 and machine.node_gbs is None:
         return Prediction(trace, setup, memory, capacity, None, None, None, scaling)
     step = predict_step(trace, setup, machine)
-    peak = machine.gpu.peak_flops(setup.precision, machine.tf32)
+    peak = machine.gpu.peak_flops(setup.precision, tf32=machine.tf32)
     mfu = step.flops / step.seconds / peak if peak else None
     return Prediction(trace, setup, memory, capacity, step, _rate(trace, setup, step), mfu, scaling)
 

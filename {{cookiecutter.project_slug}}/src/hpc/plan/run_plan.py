@@ -108,7 +108,7 @@ def _fill_in_data(cfg: DictConfig) -> list[str]:
     A plan needs no data files if the config has these values.
     """
     try:
-        preflight.check_files(cfg)
+        preflight.check_and_fill_from_files(cfg)
     except ConfigError as error:
         if not error.key.startswith("data.") or None in cfg.model.network.values():
             raise

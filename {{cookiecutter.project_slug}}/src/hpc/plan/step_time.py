@@ -64,7 +64,7 @@ def operations_seconds(works: Iterable[Work], setup: Setup, machine: Machine) ->
     torch.compile fuses those without FLOPs. A precision for which a GPU has no units (bf16 on a V100) runs in fp32.
     """
     gpu, operations = machine.gpu, machine.operations
-    peak = gpu.peak_flops(setup.precision, machine.tf32) or gpu.tflops["fp32"] * 1e12
+    peak = gpu.peak_flops(setup.precision, tf32=machine.tf32) or gpu.tflops["fp32"] * 1e12
     total = 0.0
     for work in works:
         flops, size = work.flops.at(setup.micro_batch), work.bytes.at(setup.micro_batch)

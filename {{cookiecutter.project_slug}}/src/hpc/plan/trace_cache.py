@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from hpc.config.build import without_checks
+from hpc.config.build import strip_check_keys
 from hpc.config.project import HPC, PROJECT, SOURCES, project_name, researcher_packages
 from hpc.plan.setup import Setup
 from hpc.plan.trace_types import Trace
@@ -50,9 +50,9 @@ def load_traces(cfg: DictConfig, setups: Sequence[Setup]) -> list[Trace]:
 def _question(cfg: DictConfig, setup: Setup) -> dict[str, Any]:
     """Return the arguments of a trace as plain data."""
     parameters, autocast = setup.computes_in
-    optimizer = without_checks(cfg.model.optimizer)
+    optimizer = strip_check_keys(cfg.model.optimizer)
     return {
-        "network": without_checks(cfg.model.network),
+        "network": strip_check_keys(cfg.model.network),
         "optimizer": {key: OPTIMIZER_VALUES.get(key, value) for key, value in optimizer.items()},
         "parameters": parameters,
         "autocast": autocast,

@@ -109,7 +109,7 @@ def _use_in_training(nodes: Sequence[NodeSamples], phases: Sequence[Phase]) -> t
 
 def _gpu_capacity_gb(config: Mapping[str, Any]) -> float | None:
     name = config_value(config, "cluster.gpu")
-    gpu = hardware.match_gpu(name) if isinstance(name, str) else None
+    gpu = hardware.gpu_from_device_name(name) if isinstance(name, str) else None
     return gpu.memory_gb if gpu else None
 
 

@@ -74,7 +74,7 @@ def _make_row(run: RunRecord, states: dict[str, JobState] | None, now: float) ->
     if state.name != "finished" and not note:
         note = history.first_error(run, logs_too=False) or (run.why if run.verdict == state.name == "failed" else "")
         note = note or history.first_error(run, logs_too=not (state.is_active or state.name in STATES_WITHOUT_ERROR))
-    step, metric = history.latest_progress(run)
+    step, metric = history.latest_step_and_metric_text(run)
     num_hosts = len(run.attempts[-1].hosts) if run.attempts else 0
     is_running = state.name in ACTIVE - {"running?"} and bool(run.attempts) and job == run.attempts[-1].job
     return RunRow(
@@ -130,7 +130,7 @@ def _query_states(scheduler: str, runs: Sequence[RunRecord]) -> dict[str, JobSta
     """Return the states of the jobs of all unfinished runs, from a single call; None if there is no answer."""
     unfinished = [run for run in runs if run.jobs and not run.is_finished]
     jobs = {job for run in unfinished for job in run.jobs}
-    return job_states.query_states(scheduler, jobs, {run.owner for run in unfinished}) if unfinished else {}
+    return job_states.query_states(scheduler, jobs, owners={run.owner for run in unfinished}) if unfinished else {}
 
 
 def _job_and_state(run: RunRecord, states: dict[str, JobState] | None, now: float) -> tuple[str | None, JobState]:
@@ -144,7 +144,7 @@ def _job_and_state(run: RunRecord, states: dict[str, JobState] | None, now: floa
     error = run.submitted.get("error")
     if error and run.submit_time >= run.stale_before:
         return run.job, JobState("not submitted", str(error).removeprefix("not submitted").removeprefix(": "))
-    if starts := history.num_stalled_starts(run):
+    if starts := history.num_starts_at_giving_up(run):
         return run.job, JobState("given up", f"{starts} starts without a newer checkpoint")
     # The verdict of an attempt stays if the next start of the run is rejected.
     is_restart_rejected = run.verdict == "continue" and known.get(run.job or "") == REJECTED

@@ -156,13 +156,13 @@ class Resume(L.Callback):
             # `max_steps` ends training within an epoch. With more steps a run would resume there, so what is saved must
             # not count this as the end of an epoch. The checkpoint is not published before the values of the epoch are
             # logged: a run that is killed here repeats a few steps, as Lightning ends no epoch that has no step left.
-            trainer.strategy.writer.hold()  # type: ignore[attr-defined]
+            trainer.strategy.writer.defer_writes()  # type: ignore[attr-defined]
             self.boundary.save_or_stop_if_due(is_last=True)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not trainer.fit_loop.epoch_loop._num_ready_batches_reached():
             record.record_training_end(trainer, self.run.number)
-        trainer.strategy.writer.release()  # type: ignore[attr-defined]
+        trainer.strategy.writer.start_deferred_write()  # type: ignore[attr-defined]
         if not self._is_statistics_epoch:
             self.boundary.save_or_stop_if_due(is_last=True)
         self.saver.save_average(trainer, pl_module, has_trained=self._has_trained)

@@ -37,7 +37,7 @@ class StepBoundary:
         self.evaluation_stop = EvaluationStop(self.agreement, self._evaluation_reason)
         self.is_saved_before_evaluation = False
         exchanges = self.agreement.early.exchange, self.evaluation_stop.agreement.early.exchange
-        run.watch.exchange_with(lambda store: [exchange(store) for exchange in exchanges])
+        run.watch.set_store_callback(lambda store: [exchange(store) for exchange in exchanges])
 
     def save_or_stop_if_due(self, *, is_last: bool = False) -> None:
         """Agree, save and stop, as far as it is due.

@@ -58,10 +58,10 @@ def record_changes(run_dir: Path, changes: Sequence[str], **facts: Any) -> None:
     file = run_dir / "attempts.jsonl"
     if changes and file.exists():
         event = {"event": "allowed", "time": time.time(), "changes": list(changes), **facts}
-        attempt_log.append_line(file, event)
+        attempt_log.append_json_line(file, event)
 
 
-def recorded_facts(run_dir: Path, name: str) -> list[Any]:
+def read_recorded_values(run_dir: Path, name: str) -> list[Any]:
     """Return the values of one fact in all changes that were recorded, oldest first."""
     events = attempt_log.read_events(run_dir)
     return [event[name] for event in events if event.get("event") == "allowed" and name in event]

@@ -32,7 +32,7 @@ def record_start(path: Path, attempt: int, *, environ: Mapping[str, str], from_s
     (path / "verdict").unlink(missing_ok=True)
     job = placement.job_id(environ) or None
     event = {"event": "start", "attempt": attempt, "time": time.time()}
-    append_line(path / "attempts.jsonl", event | {"job": job, "from_step": from_step, **facts})
+    append_json_line(path / "attempts.jsonl", event | {"job": job, "from_step": from_step, **facts})
 
 
 def record_end(
@@ -54,7 +54,7 @@ def record_end(
         raise PermissionError(errno.EPERM, "another attempt has taken over", str(path))
     event = {"event": "end", "attempt": attempt, "time": time.time()}
     event |= {"outcome": outcome, "step": step, "why": why, "metrics": dict(metrics or {})}
-    append_line(path / "attempts.jsonl", event)
+    append_json_line(path / "attempts.jsonl", event)
     write_verdict(path, attempt, step=step, outcome=outcome, why=why)
 
 
@@ -79,7 +79,7 @@ def write_verdict(path: Path, attempt: int, *, step: int, outcome: str, why: str
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """Return the events in attempts.jsonl of a run directory."""
-    return read_lines(path / "attempts.jsonl")
+    return read_json_lines(path / "attempts.jsonl")
 
 
 def read_starts(path: Path) -> list[dict[str, Any]]:
@@ -103,8 +103,8 @@ def curve_folders(path: Path) -> list[Path]:
     return list(folders)
 
 
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    """Return the lines of a file that `append_line` has written; lines that a crash cut short are left out."""
+def read_json_lines(file: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file that `append_json_line` has written; lines that a crash cut short are left out."""
     try:
         lines = files.read_text(file, errors="replace").splitlines()
     except OSError:
@@ -119,7 +119,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     return events
 
 
-def append_line(file: Path, event: dict[str, Any]) -> None:
+def append_json_line(file: Path, event: dict[str, Any]) -> None:
     """Append an event as a line of JSON. Raises `OSError`."""
     with files.open_for_append(file) as stream:
         is_complete = not stream.tell() or os.pread(stream.fileno(), 1, stream.tell() - 1) == b"\n"  # no crash cut it

@@ -21,7 +21,7 @@ NOTHING = "(nothing)"  # in place of a value that is not set
 
 
 def accept_new_config(old: DictConfig, new: DictConfig, *, run_dir: Path) -> DictConfig:
-    """Return the newly composed config of a run, completed by the frozen one where the data have said what they are.
+    """Return the new config of a run, with keys that `_check_` functions filled in copied from the frozen config.
 
     Raises:
         ConfigError: a value differs that is neither in `MAY_CHANGE` nor follows from one there.
@@ -29,7 +29,7 @@ def accept_new_config(old: DictConfig, new: DictConfig, *, run_dir: Path) -> Dic
     for key, value in flatten(new).items():
         if value is None and OmegaConf.select(new, f"{key.rpartition('.')[0]}._check_"):  # read from the data
             OmegaConf.update(new, key, OmegaConf.select(old, key))
-    reject_other_science(old, new, run_dir=run_dir)
+    reject_changed_training(old, new, run_dir=run_dir)
     new.run_dir = str(run_dir)
     return new
 
@@ -41,10 +41,10 @@ def list_changes(old: DictConfig, new: DictConfig) -> list[str]:
     return [f"{key}: {_as_typed(before, key)} -> {_as_typed(after, key)}" for key in differing]
 
 
-def reject_other_science(old: DictConfig, new: DictConfig, *, run_dir: Path) -> None:
+def reject_changed_training(old: DictConfig, new: DictConfig, *, run_dir: Path) -> None:
     """Raise `ConfigError` where the new config would train something else than the run in this directory does."""
-    _reject_changed_key(old, new, run_dir)
-    _reject_fast_dev_run(old, new, run_dir)
+    _reject_changed_key(old, new, run_dir=run_dir)
+    _reject_fast_dev_run(old, new, run_dir=run_dir)
 
 
 def may_change(key: str) -> bool:
@@ -52,8 +52,8 @@ def may_change(key: str) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in MAY_CHANGE)
 
 
-def _reject_changed_key(old: DictConfig, new: DictConfig, run_dir: Path) -> None:
-    before, after = _leaves(old), _leaves(_with_old_setup(old, new))
+def _reject_changed_key(old: DictConfig, new: DictConfig, *, run_dir: Path) -> None:
+    before, after = _leaves(old), _leaves(_reset_changeable_keys(old, new))
     differing = [key for key in _differing_keys(before, after) if not may_change(key)]
     if not differing:
         return
@@ -76,7 +76,7 @@ def _reject_changed_key(old: DictConfig, new: DictConfig, run_dir: Path) -> None
     raise ConfigError(key, value, rule, fix)
 
 
-def _reject_fast_dev_run(old: DictConfig, new: DictConfig, run_dir: Path) -> None:
+def _reject_fast_dev_run(old: DictConfig, new: DictConfig, *, run_dir: Path) -> None:
     """Reject a trial of a few batches: Lightning would take its end for the end of the run."""
     key = "fast_dev_run"
     old_value, new_value = old.trainer.get(key), new.trainer.get(key)
@@ -86,7 +86,7 @@ def _reject_fast_dev_run(old: DictConfig, new: DictConfig, run_dir: Path) -> Non
         raise ConfigError(f"trainer.{key}", new_value, rule, fix)
 
 
-def _with_old_setup(old: DictConfig, new: DictConfig) -> DictConfig:
+def _reset_changeable_keys(old: DictConfig, new: DictConfig) -> DictConfig:
     """Return the new config with all that may change set back, so that what follows from it is as it was, too."""
     cfg = new.copy()
     with open_dict(cfg):

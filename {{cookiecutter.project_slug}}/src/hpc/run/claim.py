@@ -25,7 +25,7 @@ POLL_SECONDS = 0.25  # between two looks at another process's heartbeat
 class Claim:
     """This process's right to write into a run directory, until a higher number is there. A thread keeps it alive."""
 
-    def __init__(self, folder: Path, attempt: int, text: str) -> None:
+    def __init__(self, folder: Path, attempt: int, *, text: str) -> None:
         self.attempt = attempt
         self._folder, self._text, self._count = folder, text, 0
         self._lock, self._released = threading.Lock(), threading.Event()
@@ -86,7 +86,7 @@ def take_claim(run_dir: Path, claimant: Mapping[str, Any], *, watch_seconds: flo
         temporary = _write_temporary(folder / "new", text)  # first: NFS lists the folder anew after that
         try:
             last = newest_attempt(run_dir)
-            if last and _is_alive(run_dir, last, claimant, watch_seconds):
+            if last and _wait_for_heartbeat(run_dir, last, claimant=claimant, timeout_seconds=watch_seconds):
                 raise _claimed_error(run_dir, last)
             recorded = (_whole_number(event.get("attempt")) for event in attempt_log.read_events(run_dir))
             attempt = 1 + max(last, *recorded, 0)
@@ -96,9 +96,10 @@ def take_claim(run_dir: Path, claimant: Mapping[str, Any], *, watch_seconds: flo
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        rule = f"cannot be written: {error.strerror or error}"
-        raise ConfigError("run_dir", run_dir, rule, "run_dir=<a directory that you may write to>") from None
-    return Claim(folder, attempt, text)
+        given = f"{run_dir} ({error.strerror or error})"
+        fix = "run_dir=<a directory that you may write to>"
+        raise ConfigError("run_dir", given, "must be a folder that can be written", fix) from None
+    return Claim(folder, attempt, text=text)
 
 
 def newest_attempt(run_dir: Path) -> int:
@@ -110,28 +111,28 @@ def newest_attempt(run_dir: Path) -> int:
     return max((int(match[1]) for name in names if (match := re.fullmatch(r"(\d{6,})\.json", name))), default=0)
 
 
-def is_of_earlier_start(run_dir: Path, claimant: Mapping[str, Any]) -> bool:
+def is_claim_before_requeue(run_dir: Path, claimant: Mapping[str, Any]) -> bool:
     """Return whether the last claim is of this job, before the scheduler started it again."""
-    return _is_earlier_start(_read_claim(run_dir / "claims", newest_attempt(run_dir)), claimant)
+    return _is_before_requeue(_read_claim(run_dir / "claims", newest_attempt(run_dir)), claimant)
 
 
-def _is_earlier_start(claim: Mapping[str, Any], claimant: Mapping[str, Any]) -> bool:
+def _is_before_requeue(claim: Mapping[str, Any], claimant: Mapping[str, Any]) -> bool:
     is_same_job = bool(claim.get("job")) and claim.get("job") == claimant.get("job")
     return is_same_job and _whole_number(claim.get("restart")) < _whole_number(claimant.get("restart"))
 
 
-def _is_alive(run_dir: Path, attempt: int, claimant: Mapping[str, Any], seconds: float) -> bool:
-    """Return whether this attempt's heartbeat changes within so many seconds. The attempt may end meanwhile."""
+def _wait_for_heartbeat(run_dir: Path, attempt: int, *, claimant: Mapping[str, Any], timeout_seconds: float) -> bool:
+    """Wait until this attempt's heartbeat changes, and return True; False if it ends or the time is up."""
     path = run_dir / "claims" / f"{attempt:06}.beat"
-    first_beat, limit = _read_text(path), time.monotonic() + seconds
-    while not _has_ended(run_dir, attempt, claimant) and time.monotonic() < limit:
+    first_beat, limit = _read_text(path), time.monotonic() + timeout_seconds
+    while not _has_ended(run_dir, attempt, claimant=claimant) and time.monotonic() < limit:
         time.sleep(POLL_SECONDS)
         if (beat := _read_text(path)) and beat != first_beat:
             return True
     return False
 
 
-def _has_ended(run_dir: Path, attempt: int, claimant: Mapping[str, Any]) -> bool:
+def _has_ended(run_dir: Path, attempt: int, *, claimant: Mapping[str, Any]) -> bool:
     """Return whether it is certain, without watching, that this attempt writes no more."""
     events = attempt_log.read_events(run_dir)
     if any(event.get("event") == "end" and event.get("attempt") == attempt for event in events):
@@ -139,7 +140,7 @@ def _has_ended(run_dir: Path, attempt: int, claimant: Mapping[str, Any]) -> bool
     claim = _read_claim(run_dir / "claims", attempt)
     if claim.get("released"):
         return True
-    if _is_earlier_start(claim, claimant):
+    if _is_before_requeue(claim, claimant):
         return True  # the scheduler starts a job again when it considers the earlier start dead
     owner, own = claim.get("process"), process.identity(os.getpid())
     if not owner or not own or (claim.get("host"), owner[:2]) != (claimant.get("host"), own[:2]):

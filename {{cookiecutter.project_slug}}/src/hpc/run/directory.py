@@ -30,7 +30,7 @@ def choose_run_dir(
     """Return the run's directory: the requested one, the one a parent process chose, the job's, or a new one in runs/.
 
     It is chosen once: if each rank read its own clock, each would get a directory of its own. A job's directory is the
-    same after a requeue; `reserve` tells the runs of a job apart.
+    same after a requeue; `reserve_run_dir` tells the runs of a job apart.
 
     Args:
         step: number of the srun within its job.
@@ -52,7 +52,7 @@ def _numbered(path: Path) -> Iterator[Path]:
         yield path.with_name(f"{path.name}-{number}")
 
 
-def reserve_run_dir(path: Path, group_readable: bool, *, is_own: Callable[[Path], bool]) -> Path:
+def reserve_run_dir(path: Path, *, group_readable: bool, is_own: Callable[[Path], bool]) -> Path:
     """Make a directory that did not exist: `path`, or path-2, path-3, ...; or return the first one that is our own.
 
     A job may start several runs, one after the other or at once, as a person does in a shell that srun gives.
@@ -70,15 +70,15 @@ def reserve_run_dir(path: Path, group_readable: bool, *, is_own: Callable[[Path]
             if not (candidate.is_dir() and is_own(candidate)):
                 continue
         except OSError:
-            pass  # `create` reports it
+            pass  # `create_run_dir` reports it
         return candidate
     raise AssertionError("there is always a further number")
 
 
 def create_run_dir(
-    path: Path, group_readable: bool = False, *, is_made: bool = False, free_bytes: int = MIN_FREE_BYTES
+    path: Path, *, group_readable: bool = False, is_made: bool = False, free_bytes: int = MIN_FREE_BYTES
 ) -> None:
-    """Make the directory, private unless requested otherwise, write a test file, and tell processes started from here.
+    """Make the directory, private unless requested otherwise, write a test file, set HPC_RUN_DIR for child processes.
 
     Args:
         is_made: another node has made it; this node only has to see it.
@@ -101,7 +101,8 @@ def create_run_dir(
         fix = "run_dir=<a directory that you may write to>"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             fix = "free some space (a quota may also limit the number of files), or run_dir=<on another file system>"
-        raise ConfigError("run_dir", path, f"cannot be written: {error.strerror or error}", fix) from None
+        given = f"{path} ({error.strerror or error})"
+        raise ConfigError("run_dir", given, "must be a folder that can be written", fix) from None
     if group_readable and RUN_DIR_VARIABLE not in os.environ:  # once, and not by each process
         from hpc.run import group_access
 

@@ -37,7 +37,8 @@ def read(run_dir: Path) -> DictConfig:
             raise ValueError("no keys")
     except YAML_ERRORS as error:
         rule = f"must hold a readable config.yaml, but {path} is damaged: {first_line(error)}"
-        raise ConfigError("resume", run_dir, rule, f"resume=<a run directory>, or {weights}", True) from None
+        fix = f"resume=<a run directory>, or {weights}"
+        raise ConfigError("resume", run_dir, rule, fix, only_this_rank=True) from None
     OmegaConf.set_struct(cfg, True)
     return cfg
 
@@ -90,10 +91,10 @@ def list_changes(run_dir: Path, cfg: DictConfig) -> list[str]:
     return changes.list_changes(read(run_dir), cfg)
 
 
-def reject_other_science(run_dir: Path, cfg: DictConfig) -> None:
+def reject_changed_training(run_dir: Path, cfg: DictConfig) -> None:
     """Raise `ConfigError` where the directory holds a run that trains something else."""
     if (run_dir / "config.yaml").exists():
-        changes.reject_other_science(read(run_dir), cfg, run_dir=run_dir)
+        changes.reject_changed_training(read(run_dir), cfg, run_dir=run_dir)
 
 
 def create_exclusively(run_dir: Path, cfg: DictConfig, *, words: Sequence[str]) -> None:
@@ -129,7 +130,7 @@ def create_or_replace(run_dir: Path, cfg: DictConfig, *, words: Sequence[str]) -
         write_atomically(run_dir / "overrides.json", json.dumps(list(words), indent=1))
         write_atomically(path, to_frozen_yaml(cfg))
         return None
-    reject_other_science(run_dir, cfg)
+    reject_changed_training(run_dir, cfg)
     if cfg.resume_allow:
         allowed_changes.grant(run_dir, list(cfg.resume_allow))
     lines = list_changes(run_dir, cfg)
@@ -153,11 +154,11 @@ def _replace(run_dir: Path, cfg: DictConfig, words: Sequence[str], *, changes_ac
     write_atomically(backup, before[path])
     write_atomically(path, to_frozen_yaml(OmegaConf.merge(cfg, {allowed_changes.KEY: []})))  # type: ignore[arg-type]
     if changes_access:
-        _set_group_access(run_dir, cfg.group_readable)
+        _set_group_access(run_dir, group_readable=cfg.group_readable)
 
     def restore() -> None:
         if changes_access:
-            _set_group_access(run_dir, not cfg.group_readable)
+            _set_group_access(run_dir, group_readable=not cfg.group_readable)
         for file, text in before.items():
             write_atomically(file, text)
         backup.unlink(missing_ok=True)
@@ -165,10 +166,10 @@ def _replace(run_dir: Path, cfg: DictConfig, words: Sequence[str], *, changes_ac
     return restore
 
 
-def _set_group_access(run_dir: Path, group_readable: bool) -> None:
+def _set_group_access(run_dir: Path, *, group_readable: bool) -> None:
     from hpc.run import group_access  # rarely needed
 
-    group_access.set_group_access(run_dir, group_readable)
+    group_access.set_group_access(run_dir, group_readable=group_readable)
 
 
 def _is_resume_allow(word: str) -> bool:

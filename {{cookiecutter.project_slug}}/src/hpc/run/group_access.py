@@ -24,7 +24,7 @@ def warn_of_closed_folders(path: Path) -> None:
             print(make_printable(note), file=sys.stderr)
 
 
-def set_group_access(path: Path, group_readable: bool) -> None:
+def set_group_access(path: Path, *, group_readable: bool) -> None:
     """Give or take the group's right to read everything in a directory. Other people's files stay as they are."""
     for folder, _, names in os.walk(path):
         for file in (Path(folder), *(Path(folder, name) for name in names)):

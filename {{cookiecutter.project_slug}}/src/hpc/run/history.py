@@ -81,7 +81,7 @@ def read_run(path: Path, name: str) -> RunRecord:
     submitted, job_index = _read_submitted(path / "submitted.json"), None
     if not submitted and index is not None:
         submitted, job_index = _read_submitted(path.parent / "submitted.json"), index
-    jobs = [_job_number(job, submitted.get("scheduler"), job_index) for job in submitted.get("jobs") or []]
+    jobs = [_format_job_id(job, submitted.get("scheduler"), index=job_index) for job in submitted.get("jobs") or []]
     attempts, job = _read_attempts(path), next(iter(jobs), None)
     if attempts and (attempts[-1].job in jobs or attempts[-1].start >= submitted.get("time", 0)):
         job = attempts[-1].job
@@ -95,12 +95,12 @@ def read_run(path: Path, name: str) -> RunRecord:
     return RunRecord(path, name, path.stat().st_uid, attempts, verdict or None, why, submitted, jobs, job, index or 0)
 
 
-def first_error(run: RunRecord, logs_too: bool) -> str:
+def first_error(run: RunRecord, *, logs_too: bool) -> str:
     """Return the first cause that a rank left in the last attempt, else the first error in the job's logs; or ""."""
     return _first_cause_of_newest(run) or (job_logs.first_logged_error(run.path, run.job) if logs_too else "")
 
 
-def num_stalled_starts(run: RunRecord) -> int:
+def num_starts_at_giving_up(run: RunRecord) -> int:
     """Return the number of starts in a row without a newer checkpoint, if the job gave up because of them; else 0."""
     count = read_tail(run.path / "stalled").strip()
     limit = re.search(r"(?m)^faults:\n(?: .*\n)*? +retries: (\d+)", read_tail(run.path / "config.yaml"))
@@ -108,7 +108,7 @@ def num_stalled_starts(run: RunRecord) -> int:
     return int(count) if count.isdecimal() and limit and int(count) >= int(limit[1]) and is_current else 0
 
 
-def latest_progress(run: RunRecord) -> tuple[int | None, str]:
+def latest_step_and_metric_text(run: RunRecord) -> tuple[int | None, str]:
     """Return the last step, and one metric as text: of the last test, else of the last validation."""
     ends = [attempt.end for attempt in run.attempts if attempt.end]
     end = ends[-1] if ends else {}
@@ -117,7 +117,7 @@ def latest_progress(run: RunRecord) -> tuple[int | None, str]:
     step = end.get("step")
     if not run.attempts or (tested and run.attempts[-1].end):
         return step, _main_metric(tested)
-    curve_step, validated = last_step.newest_scalars(*attempt_log.curve_folders(run.path))
+    curve_step, validated = last_step.newest_step_and_validation_metrics(*attempt_log.curve_folders(run.path))
     steps = [curve_step, last_step.newest_checkpoint_step(run.path)]
     newest = max((number for number in steps if number is not None), default=step)
     return step if run.attempts[-1].end else newest, _main_metric(tested or validated)
@@ -192,7 +192,7 @@ def _verdict_field(path: Path, key: str) -> str:
     return match[1] if match else ""
 
 
-def _job_number(job: str, scheduler: str | None, index: int | None) -> str:
+def _format_job_id(job: str, scheduler: str | None, *, index: int | None) -> str:
     """Return the job as the scheduler prints it, without the server: `29[].server` and index 3 give `29[3]`."""
     number = str(job).split(".")[0]
     if index is None:
@@ -204,7 +204,9 @@ def _waiting_successors(path: Path, attempts: list[AttemptRecord]) -> dict[str, 
     """Return the jobs that job.sh has queued to continue (PBS) and that have not started yet, with their times."""
     lines = re.findall(r"(?m)^(\d{1,12}) (\S+)$", read_tail(path / "successors"))
     started = {attempt.job for attempt in attempts}
-    return {number: int(time) for time, job in lines if (number := _job_number(job, "pbs", None)) not in started}
+    return {
+        number: int(time) for time, job in lines if (number := _format_job_id(job, "pbs", index=None)) not in started
+    }
 
 
 def _valid_events(path: Path) -> list[dict[str, Any]]:

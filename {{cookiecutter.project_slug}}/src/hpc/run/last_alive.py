@@ -1,4 +1,7 @@
-"""The time when an attempt was last alive, by the files that it alone writes: the next start touches others, too."""
+"""The time when an attempt was last alive.
+
+From files that only this attempt writes; later attempts also modify the others.
+"""
 
 import math
 from collections.abc import Iterator

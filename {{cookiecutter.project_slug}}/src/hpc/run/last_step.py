@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def newest_scalars(*folders: Path) -> tuple[int | None, dict[str, float]]:
+def newest_step_and_validation_metrics(*folders: Path) -> tuple[int | None, dict[str, float]]:
     """Return the step of the newest scalars and the newest validation metrics in TensorBoard's files."""
     files = [file for folder in folders for file in folder.glob("events.out.tfevents.*")]
     files.sort(key=lambda file: file.name, reverse=True)  # their names begin with the time

@@ -24,7 +24,7 @@ class Peers:
         self._num_answers = self._num_answers_seen = self._num_unanswered = 0
         self.exchange: Callable[[Any], object] | None = None  # called with the store, about once a second
 
-    def report_failure(self, rank: int, host: str, error: str) -> None:
+    def report_failure(self, rank: int, *, host: str, error: str) -> None:
         """Let the others know that this rank has failed; only the first report counts."""
         kind, _, message = error.partition(": ")
         report = {"rank": rank, "host": host, "time": time.time(), "type": kind, "message": message}
@@ -58,7 +58,7 @@ class Peers:
         except RuntimeError as error:
             self._failure = f"rank 0 is gone: {str(error).splitlines()[0]}"
 
-    def failure(self) -> str:
+    def poll_failure(self) -> str:
         """Return the failure of another rank, or "". To be called every `POLL_SECONDS`.
 
         The calls are counted instead of the time: if one thread keeps the interpreter's lock, no thread can receive an

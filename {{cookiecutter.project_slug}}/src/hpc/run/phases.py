@@ -17,4 +17,4 @@ def record_phase(run_dir: Path, attempt: int, *, kind: str, begin_time: float, s
     times = {"begin": round(begin_time, 3), "end": round(time.time(), 3)}
     with suppress(OSError):
         line = {"what": kind, **times, "attempt": attempt, "step": step}
-        attempt_log.append_line(run_dir / "monitor" / "phases.jsonl", line)
+        attempt_log.append_json_line(run_dir / "monitor" / "phases.jsonl", line)

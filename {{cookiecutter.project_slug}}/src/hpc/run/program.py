@@ -10,11 +10,11 @@ from os import environ
 from hpc.config.errors import exit_on_config_error
 from hpc.launch import placement
 from hpc.launch.placement import Placement
-from hpc.run.signals import SignalState, listen
+from hpc.run.signals import SignalState, install_signal_handlers
 
 
 @dataclass(frozen=True)
-class Process:
+class RankProcess:
     """This process, as one of the ranks of a run.
 
     Attributes:
@@ -34,15 +34,15 @@ class Process:
 
 
 @contextmanager
-def start_process() -> Iterator[Process]:
+def rank_process() -> Iterator[RankProcess]:
     """Listen to signals, find this process's place, and end a mistake with one message and exit code 2.
 
     To be entered before the large imports: a signal that comes during these would end the process.
     """
     gc.disable()  # until the libraries are imported: collecting garbage would take a fifth of that time
-    signals = listen()
+    signals = install_signal_handlers()
     with exit_on_config_error():
         place = placement.read_placement(environ)
     signals.is_reporting_rank = placement.is_reporting_rank(place, environ)
     with exit_on_config_error(signals.is_reporting_rank):
-        yield Process(sys.argv[1:], place, signals)
+        yield RankProcess(sys.argv[1:], place, signals)

@@ -1,4 +1,4 @@
-"""Whether a run directory belongs to this start of a job, and whether its run is finished."""
+"""Checks of an existing run directory: is its run this job's own before a requeue, or finished?"""
 
 import json
 import os
@@ -41,7 +41,7 @@ def is_restart(run_dir: Path, words: Sequence[str], *, claimant: Mapping[str, An
         claimant: this process, as its claim would name it.
     """
     # PBS does not let a job know that it was started again: there the same words mean the same run.
-    is_same_job = claim.is_of_earlier_start(run_dir, claimant) or _is_of_this_batch_job(run_dir, environ)
+    is_same_job = claim.is_claim_before_requeue(run_dir, claimant) or _is_of_this_batch_job(run_dir, environ)
     try:
         words_before = json.loads((run_dir / "overrides.json").read_text(encoding="utf-8"))
         return is_same_job and words_before == list(words)

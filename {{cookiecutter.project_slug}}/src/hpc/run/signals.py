@@ -22,8 +22,7 @@ class SignalState:
 
     Attributes:
         signal: its name; None: there was none.
-        launcher_pid: the launcher's process on this node, without which nobody would notice that this one has ended;
-            None: there is none.
+        launcher_pid: pid of the launcher on this node; once it ends, nobody waits for this process. None: none known.
         is_reporting_rank: this rank answers a Ctrl-C, which all ranks of a terminal get.
         ends_by_sigint: see `_end`.
         read_fd: end of a pipe that wakes the watchdog when a signal comes.
@@ -52,7 +51,7 @@ class SignalState:
         if signal.getsignal(signal.SIGINT) == old:
             signal.signal(signal.SIGINT, new)
 
-    def check_launcher(self) -> None:
+    def handle_launcher_exit(self) -> None:
         """Take the end of the launcher's process for a warning, and drop all output: nobody reads it any more."""
         if self.launcher_pid not in (None, os.getppid()):
             self.launcher_pid, self.signal = None, self.signal or ORPHANED
@@ -78,7 +77,7 @@ class SignalState:
         self.signal = self.signal or signal.Signals(number).name
 
 
-def listen() -> SignalState:
+def install_signal_handlers() -> SignalState:
     """Note warning signals from now on, instead of ending, and let SIGQUIT print the stacks of all threads.
 
     To be called first of all: a signal that comes during the imports counts, too.
@@ -111,7 +110,7 @@ def block_signals_in_worker(worker: int) -> None:
 
 
 def _end_with_rank(rank_pid: int) -> None:
-    """End when the rank itself sends SIGTERM: so it ends its workers, and then waits for them without a limit."""
+    """Exit on SIGTERM from the rank: it ends workers that way and waits without a time limit."""
     while (info := signal.sigwaitinfo(WARNING_SIGNALS)).si_pid != rank_pid or info.si_signo != signal.SIGTERM:
         pass
     os._exit(0)

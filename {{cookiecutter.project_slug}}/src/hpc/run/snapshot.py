@@ -50,7 +50,7 @@ def copy_code(run_dir: Path) -> Path:
     Raises:
         ConfigError: a file that git tracks is gone before it is copied; others may come and go.
     """
-    write_made_by(run_dir)  # first: another process that copies code meanwhile knows this folder by it
+    write_provenance(run_dir)  # first: another process that copies code meanwhile knows this folder by it
     names = project_files()
     for name in names:
         target = run_dir / "code" / name
@@ -141,7 +141,7 @@ def _size_bytes(path: Path) -> int:
         return 0
 
 
-def write_made_by(run_dir: Path) -> None:
+def write_provenance(run_dir: Path) -> None:
     """Write `made_by.json`: commit, versions, modules, machine; and `code.diff`: what was not committed."""
     facts = {
         "commit": (_git("rev-parse", "HEAD") or "").strip() or None,

@@ -73,10 +73,10 @@ class Watchdog:
         self._threads: list[threading.Thread] = []
 
     def report_progress(self, step: int, activity: str = "") -> None:
-        """Note that the main thread moves on: at every micro-step, and now and then where there are no steps."""
+        """Reset the hang timer. Call it at every micro-step, and regularly during other work."""
         self._progress = (step, activity)
 
-    def exchange_with(self, exchange: Callable[[Any], object]) -> None:
+    def set_store_callback(self, exchange: Callable[[Any], object]) -> None:
         """Let the thread that listens to the other ranks call this with the store, too, about once a second."""
         if self._peers:
             self._peers.exchange = exchange
@@ -97,16 +97,17 @@ class Watchdog:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error and not isinstance(error, Stopped):
             self.report_failure(error)
-        elif self._begin_end():
+        elif self._try_begin_shutdown():
             faulthandler.cancel_dump_traceback_later()
-            self._leave(EXIT_SECONDS if self._rank == 0 else 0)  # rank 0 takes the store with it, so it leaves last
+            # Rank 0 takes the store with it, so it leaves last.
+            self._wait_and_release_claim(EXIT_SECONDS if self._rank == 0 else 0)
 
     def report_failure(self, error: BaseException) -> None:
         """Report to the other ranks and on disk that this rank fails; from now on it has seconds to end.
 
         To be called by whoever sees the exception first: on its way up it may pass code that waits for other ranks.
         """
-        if isinstance(error, Stopped) or not self._begin_end():
+        if isinstance(error, Stopped) or not self._try_begin_shutdown():
             return
         # Destructors of process groups wait for ranks that are gone. These limits hold without the interpreter's lock.
         faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True)
@@ -117,7 +118,7 @@ class Watchdog:
         _run_within(LAST_WORDS_SECONDS, lambda: self._write_cause(text, stack))
         if causes.is_deterministic(error) and not self.has_saved:
             _run_within(LAST_WORDS_SECONDS, lambda: self._write_failed_verdict(f"rank {self._rank}: {text}"))
-        self._leave(LAST_WORDS_SECONDS)
+        self._wait_and_release_claim(LAST_WORDS_SECONDS)
 
     def _watch_main_thread(self) -> None:
         """End the process when its main thread hangs or another rank has failed. It waits for nothing but its pipe."""
@@ -126,7 +127,7 @@ class Watchdog:
             # If the interpreter's lock is never released, this thread cannot run either. faulthandler's can.
             faulthandler.dump_traceback_later(patience + EXIT_SECONDS, exit=True)
             signals = wait_for_signals(self._signals.read_fd, POLL_SECONDS)
-            self._signals.check_launcher()
+            self._signals.handle_launcher_exit()
             now = time.monotonic()
             if (progress := self._progress) is not last:
                 if progress and last and progress[0] != last[0]:  # after a step nothing is loaded or compiled any more
@@ -138,7 +139,7 @@ class Watchdog:
                 text = f"no step has ended in the {STEP_END_SECONDS:g} s since SIGTERM; {stacks.describe_main_thread()}"
                 self._print(text, stacks.format_all_stacks())
                 sigterm_time = 0.0
-            failure = self._peers.failure() if self._peers else ""
+            failure = self._peers.poll_failure() if self._peers else ""
             if failure.startswith("Hang") or now - since > patience:  # each rank reports where it hangs itself
                 self._end_process(self._describe_hang(now - since))
             elif failure:
@@ -152,7 +153,7 @@ class Watchdog:
                 why = f"attempt {owner} has taken over" if owner > self._attempt else "its claim was deleted"
                 self._end_process(f"Fenced: {why}, attempt {self._attempt} writes no more")
 
-    def _begin_end(self) -> bool:
+    def _try_begin_shutdown(self) -> bool:
         """Return whether this thread is the first one to end the watchdog, and stop the other threads.
 
         If another thread was first and ends the process, the main thread waits here for that.
@@ -174,13 +175,13 @@ class Watchdog:
     def _end_process(self, text: str) -> None:
         """End this process, from a thread, with all stacks on stderr and in the rank's file."""
         stack = stacks.format_all_stacks()  # before other threads end, which the main thread would notice
-        if not self._begin_end():
+        if not self._try_begin_shutdown():
             return
         signal.alarm(int(2 * EXIT_SECONDS))  # the kernel's own limit: stderr may be a pipe that nobody reads any more
         self._tell_peers(text)
         self._print(text, stack)
         _run_within(LAST_WORDS_SECONDS, lambda: self._write_cause(text, stack))
-        self._leave(LAST_WORDS_SECONDS)
+        self._wait_and_release_claim(LAST_WORDS_SECONDS)
         _run_within(LAST_WORDS_SECONDS, sys.stdout.flush)
         os._exit(ExitCode.ANOTHER_RANK_FAILED)
 
@@ -195,7 +196,7 @@ class Watchdog:
     def _tell_peers(self, text: str) -> None:
         peers = self._peers
         if peers and not text.startswith(causes.ENDED):
-            _run_within(LAST_WORDS_SECONDS, lambda: peers.report_failure(self._rank, self._host, text))
+            _run_within(LAST_WORDS_SECONDS, lambda: peers.report_failure(self._rank, host=self._host, error=text))
 
     def _print(self, text: str, stack: str) -> None:
         os.write(2, f"rank {self._rank} on {self._host}: {text}\n{stack}".encode(errors="replace"))
@@ -210,7 +211,7 @@ class Watchdog:
             step = self._progress[0] if self._progress else 0
             attempt_log.write_verdict(self._run_dir, self._attempt, step=step, outcome="failed", why=why)
 
-    def _leave(self, seconds: float) -> None:
+    def _wait_and_release_claim(self, seconds: float) -> None:
         """Wait so long for the other ranks, which would report other errors without this one; release the claim."""
         if peers := self._peers:
             _run_within(seconds + 1, lambda: peers.wait_for_all(seconds))

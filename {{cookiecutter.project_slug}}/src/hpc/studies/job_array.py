@@ -33,8 +33,9 @@ def submit_sweep(words: Sequence[str], *, at_once: int | None, options: SubmitOp
         for cfg, overrides in members:
             run_dir = Path(cfg.run_dir)
             frozen_config.create_or_replace(run_dir, cfg, words=overrides)
-            write_scripts(make_job(cfg, run_dir=run_dir), cfg, run_dir)  # for submit.py resume= of this member alone
-        write_scripts(jobs[0], first_cfg, folder)
+            # For submit.py resume= of this member alone.
+            write_scripts(make_job(cfg, run_dir=run_dir), cfg, folder=run_dir)
+        write_scripts(jobs[0], first_cfg, folder=folder)
     exit_if_job_failed(submit_and_report(first_cfg, folder, options=options, num_members=len(members)), options)
 
 
@@ -64,6 +65,6 @@ def submit_search(
         array_folder.create_array_folder(cfgs[0], folder, run_dirs=run_dirs, wait=options.wait)
         search.save_search(folder, settings)
         for run_dir in run_dirs:
-            write_scripts(make_job(cfgs[0], run_dir=run_dir), cfgs[0], run_dir)
-        write_scripts(jobs[0], cfgs[0], folder)
+            write_scripts(make_job(cfgs[0], run_dir=run_dir), cfgs[0], folder=run_dir)
+        write_scripts(jobs[0], cfgs[0], folder=folder)
     exit_if_job_failed(submit_and_report(cfgs[0], folder, options=options, num_members=trials), options)

@@ -120,10 +120,10 @@ def fail_ended_trials(study: optuna.Study, folder: Path) -> None:
     jobs_per_run = [{trial.user_attrs["job"], *run.jobs} - {""} for trial, run in zip(running, runs, strict=True)]
     states = None  # of the jobs; None: unknown
     if scheduler in job_states.QUERY_COMMAND and any(jobs_per_run):
-        states = job_states.query_states(scheduler, set().union(*jobs_per_run), {folder.stat().st_uid})
+        states = job_states.query_states(scheduler, set().union(*jobs_per_run), owners={folder.stat().st_uid})
     for trial, run, jobs in zip(running, runs, jobs_per_run, strict=True):
         has_ended = states is not None and jobs and not any(job in states and states[job].is_active for job in jobs)
-        if has_ended or run.verdict == "failed" or history.num_stalled_starts(run):
+        if has_ended or run.verdict == "failed" or history.num_starts_at_giving_up(run):
             with _warn_if_unreachable():
                 study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 

@@ -65,7 +65,7 @@ def read_point_jobs(folder: Path, points: Sequence[ScalingPoint], *, scheduler: 
     """Return the newest job of each point. The scheduler gets one query for all jobs that have not finished."""
     runs = [run for point in points if (run := _read_job(folder, point).run) and run.jobs and not run.is_finished]
     job_ids, owners = {job_id for run in runs for job_id in run.jobs}, {run.owner for run in runs}
-    states = job_states.query_states(scheduler, job_ids, owners) if runs else {}
+    states = job_states.query_states(scheduler, job_ids, owners=owners) if runs else {}
     # Read again: otherwise a run that finished during the query would count as failed.
     return [_with_state(_read_job(folder, point), states) for point in points]
 

@@ -89,9 +89,9 @@ def parse_study(words: Sequence[str]) -> ScalingStudy:
         else:
             overrides.append(word)
     scaling, lr = str(settings["scaling"]), settings["lr"]
-    value_checks.require_one_of("scaling", scaling, ["strong", "weak"])
+    value_checks.require_one_of("scaling", scaling, choices=["strong", "weak"])
     if lr is not None:
-        value_checks.require_one_of("lr", lr, ["linear", "sqrt", "keep"])
+        value_checks.require_one_of("lr", lr, choices=["linear", "sqrt", "keep"])
         if scaling == "strong" and lr != "keep":
             rule = "must be keep in strong scaling, as the rate follows the global batch, which stays the same"
             raise ConfigError("lr", lr, rule, "lr=keep, or scaling=weak")

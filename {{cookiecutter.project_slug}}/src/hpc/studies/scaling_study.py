@@ -73,7 +73,7 @@ def compose_points(study: ScalingStudy) -> tuple[list[ScalingPoint], list[DictCo
     cfgs = [compose.compose_overrides(point.words) for point in points]
     for cfg in cfgs:
         preflight.check_job(cfg)
-    preflight.check_files(cfgs[0])  # all points have the same data
+    preflight.check_and_fill_from_files(cfgs[0])  # all points have the same data
     memory_check.reject_too_big(cfgs[0], points[0].words)  # no device needs more memory on more nodes
     return points, cfgs
 
@@ -94,7 +94,9 @@ def choose_folder(study: ScalingStudy, first_cfg: DictConfig) -> Path:
 def create_folder(folder: Path, study: ScalingStudy, *, first_cfg: DictConfig) -> None:
     """Create the folder, and record there what the points share. Raises `ConfigError` if it cannot be written."""
     try:
-        directory.create_run_dir(folder, first_cfg.group_readable)
+        directory.create_run_dir(folder, group_readable=first_cfg.group_readable)
     except ConfigError as error:  # names run_dir, which nobody has typed
-        raise ConfigError("out", folder, error.rule, "out=<a folder>, or make room (quotas count files, too)") from None
+        raise ConfigError(
+            "out", error.value, error.rule, "out=<a folder>, or make room (quotas count files, too)"
+        ) from None
     (folder / RECORD_FILE).write_text(scaling_points.study_record(study, first_cfg), encoding="utf-8")

@@ -19,7 +19,7 @@ def create_array_folder(cfg: DictConfig, folder: Path, *, run_dirs: Sequence[Pat
     """
     prepare_submission(cfg, project.PROJECT, wait=wait)
     snapshot.reject_unsuitable_code(cfg.dirty_tree)
-    directory.create_run_dir(folder, cfg.group_readable)
+    directory.create_run_dir(folder, group_readable=cfg.group_readable)
     try:
         with (folder / "members").open("x", encoding="utf-8") as members:
             members.writelines(f"{run_dir}\n" for run_dir in run_dirs)
@@ -27,5 +27,5 @@ def create_array_folder(cfg: DictConfig, folder: Path, *, run_dirs: Sequence[Pat
         raise ConfigError("run_dir", folder, "must not hold another array", "submit again") from None
     snapshot.copy_code(folder)
     for run_dir in run_dirs:
-        directory.create_run_dir(run_dir, cfg.group_readable, free_bytes=0)
+        directory.create_run_dir(run_dir, group_readable=cfg.group_readable, free_bytes=0)
         (run_dir / "code").symlink_to(folder / "code")

@@ -44,7 +44,7 @@ def reject_queued_run(run_dir: Path) -> None:
     scheduler = run.submitted.get("scheduler")
     if scheduler not in job_states.QUERY_COMMAND or not run.jobs:
         return
-    states = job_states.query_states(scheduler, run.jobs, {run.owner}) or {}
+    states = job_states.query_states(scheduler, run.jobs, owners={run.owner}) or {}
     active = [job for job in run.jobs if job in states and states[job].is_active]  # no other members of the array
     if active:
         rule = f"Its job {active[0]} is {states[active[0]].name}, and a run can have only one job at a time"

@@ -13,7 +13,7 @@ MAX_ARRAY_SIZE = 1000  # runs; Slurm's default MaxArraySize is 1001
 
 @dataclass(frozen=True)
 class SubmitOptions:
-    """How a job is submitted, and what is printed.
+    """Options of the submission of a job and of its messages.
 
     Attributes:
         dry_run: print the job script; write and submit nothing.
@@ -50,9 +50,11 @@ def _reject_combinations(arguments: argparse.Namespace) -> None:
     if is_array and arguments.cfg:
         rule = "cannot be combined with --multirun or --search: it shows the config of one run"
         raise ConfigError("--cfg", None, rule, "--cfg job alone")
-    if arguments.at_once is not None and (arguments.at_once < 1 or not is_array):
-        rule = "must be at least 1, and needs --multirun or --search"
-        raise ConfigError("--at-once", arguments.at_once, rule, "--multirun --at-once 4")
+    if arguments.at_once is not None and not is_array:
+        rule = "cannot be given without --multirun or --search"
+        raise ConfigError("--at-once", arguments.at_once, rule, f"--multirun --at-once {max(arguments.at_once, 1)}")
+    if arguments.at_once is not None and arguments.at_once < 1:
+        raise ConfigError("--at-once", arguments.at_once, "must be at least 1", "--at-once 4")
     if arguments.trials is not None and not arguments.search:
         rule = "cannot be given without --search"
         raise ConfigError("--trials", arguments.trials, rule, f"--search tpe --trials {arguments.trials}")

@@ -34,10 +34,10 @@ def submit_run(cfg: DictConfig, words: Sequence[str], *, options: SubmitOptions,
     snapshot.reject_unsuitable_code(cfg.dirty_tree)
     directory.reject_used(run_dir)
     with remove_config_on_write_error(run_dir):
-        directory.create_run_dir(run_dir, cfg.group_readable)
+        directory.create_run_dir(run_dir, group_readable=cfg.group_readable)
         frozen_config.create_exclusively(run_dir, cfg, words=list(words))
         snapshot.copy_code(run_dir)
-        write_scripts(job, cfg, run_dir)
+        write_scripts(job, cfg, folder=run_dir)
     exit_if_job_failed(submit_and_report(cfg, run_dir, options=options), options)
     return run_dir
 
@@ -49,7 +49,7 @@ def check_submission(cfg: DictConfig, words: Sequence[str] | None) -> None:
         words: overrides as typed, for a job that trains; None for other jobs, whose memory is not checked.
     """
     preflight.check_job(cfg)
-    preflight.check_files(cfg)
+    preflight.check_and_fill_from_files(cfg)
     if words is not None:
         reject_too_big(cfg, words)
 
@@ -89,5 +89,6 @@ def remove_config_on_write_error(run_dir: Path) -> Iterator[None]:
         yield
     except OSError as error:
         (run_dir / "config.yaml").unlink(missing_ok=True)
-        rule = f"must have room for the code and the script of a job: {error.strerror or error}"
-        raise ConfigError("run_dir", run_dir, rule, "make room (quotas count files, too), then submit again") from None
+        rule = "must be a folder with room for the code and the script of a job"
+        given = f"{run_dir} ({error.strerror or error})"
+        raise ConfigError("run_dir", given, rule, "make room (quotas count files, too), then submit again") from None

@@ -13,7 +13,7 @@ from hpc.run import allowed_changes, directory, frozen_config
 from hpc.submit import duplicate_jobs
 from hpc.submit.options import SubmitOptions
 from hpc.submit.queue_run import prepare_submission, reject_too_big
-from hpc.submit.scripts import make_job, read_work_dir, reject_run_without_new_script, render_script, write_scripts
+from hpc.submit.scripts import make_job, read_work_dir, reject_run_with_fixed_script, render_script, write_scripts
 from hpc.submit.submission import exit_if_job_failed, submit_and_report
 from hpc.system import files
 
@@ -29,9 +29,9 @@ def resubmit(cfg: DictConfig, run_dir: Path, *, words: Sequence[str], options: S
     reject_not_submitted(run_dir)
     changes, overrides = frozen_config.list_changes(run_dir, cfg), compose.select_overrides(words)
     if changes:
-        reject_run_without_new_script(run_dir)
+        reject_run_with_fixed_script(run_dir)
         os.chdir(read_work_dir(run_dir))  # the run's relative paths keep their meaning
-        preflight.check_files(cfg)
+        preflight.check_and_fill_from_files(cfg)
         reject_too_big(cfg, frozen_config.merge_overrides(run_dir, overrides))
     if options.dry_run:
         sys.stderr.write("".join(f"{line}\n" for line in changes))
@@ -41,11 +41,11 @@ def resubmit(cfg: DictConfig, run_dir: Path, *, words: Sequence[str], options: S
     with duplicate_jobs.lock_submission(run_dir):
         duplicate_jobs.reject_queued_run(run_dir)
         prepare_submission(cfg, run_dir / "code", wait=options.wait)
-        directory.create_run_dir(run_dir, cfg.group_readable)
+        directory.create_run_dir(run_dir, group_readable=cfg.group_readable)
         allowed_changes.withdraw(run_dir)  # those of a job that never ran
         frozen_config.create_or_replace(run_dir, cfg, words=overrides)
         if changes:
-            write_scripts(make_job(cfg, run_dir=run_dir), cfg, run_dir)
+            write_scripts(make_job(cfg, run_dir=run_dir), cfg, folder=run_dir)
         command = submit_and_report(cfg, run_dir, options=options)
     exit_if_job_failed(command, options)
 

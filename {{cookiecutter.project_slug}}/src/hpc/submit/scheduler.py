@@ -90,12 +90,12 @@ def describe_ignored_variables(environ: Mapping[str, str], cluster: DictConfig) 
         notes.append(f"PYTHONPATH={path} of this shell is not passed on; the job gets it by {word}")
     if cluster.scheduler == "slurm" and "SLURM_JOB_ID" not in environ:  # inside a job, they describe that job
         for variable, value in sorted(environ.items()):
-            if fix := _replace_sbatch_variable(variable, value, cluster):
+            if fix := _suggest_for_sbatch_variable(variable, value, cluster):
                 notes.append(f"{variable}={value} of this shell is not passed on; {fix}")
     return [make_printable(f"note: {note}") for note in notes]
 
 
-def _replace_sbatch_variable(variable: str, value: str, cluster: DictConfig) -> str:
+def _suggest_for_sbatch_variable(variable: str, value: str, cluster: DictConfig) -> str:
     """Return how to give the job what a variable of sbatch asks for; "" if it has that already, or asks for nothing."""
     name = variable.removeprefix("SBATCH_") if variable != "SLURM_CLUSTERS" else "CLUSTERS"
     if name == variable or not value:

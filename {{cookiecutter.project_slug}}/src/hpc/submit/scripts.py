@@ -10,7 +10,8 @@ from omegaconf import DictConfig
 
 from hpc.config import project
 from hpc.config.errors import ConfigError
-from hpc.jobs import job, pbs, slurm
+from hpc.jobs import pbs, slurm
+from hpc.jobs.job import Job, job_from_config
 from hpc.run import directory
 from hpc.system import files
 from hpc.system.files import write_atomically
@@ -18,28 +19,28 @@ from hpc.system.files import write_atomically
 SOURCED_FILES = ("src/hpc/jobs/slurm.bash", "src/hpc/jobs/pbs.bash")  # by job scripts, from the run's copy of the code
 
 
-def make_job(cfg: DictConfig, **fields: Any) -> job.Job:
+def make_job(cfg: DictConfig, **fields: Any) -> Job:
     """Return the job of a config, with this Python's environment and this working directory.
 
     Args:
-        fields: of `Job`, as in `job.job_from_config`.
+        fields: of `Job`, as in `job_from_config`.
     """
     venv = None if cfg.cluster.container else Path(sys.prefix)
     run_dir = fields.get("run_dir") or Path(cfg.run_dir)
     fields.setdefault("is_search_trial", directory.is_search_trial(run_dir))
-    return job.job_from_config(cfg, work_dir=Path.cwd(), code=run_dir / "code", venv=venv, **fields)
+    return job_from_config(cfg, work_dir=Path.cwd(), code=run_dir / "code", venv=venv, **fields)
 
 
-def render_script(work: job.Job, cfg: DictConfig) -> str:
+def render_script(job: Job, cfg: DictConfig) -> str:
     """Return the script for sbatch or qsub."""
-    return pbs.render_job_script(work) if cfg.cluster.scheduler == "pbs" else slurm.render_job_script(work)
+    return pbs.render_job_script(job) if cfg.cluster.scheduler == "pbs" else slurm.render_job_script(job)
 
 
-def write_scripts(work: job.Job, cfg: DictConfig, folder: Path) -> None:
+def write_scripts(job: Job, cfg: DictConfig, *, folder: Path) -> None:
     """Write job.sh and, for PBS, node.sh, which runs on each node."""
-    write_atomically(folder / "job.sh", render_script(work, cfg))
+    write_atomically(folder / "job.sh", render_script(job, cfg))
     if cfg.cluster.scheduler == "pbs":
-        write_atomically(folder / "node.sh", pbs.render_node_script(work))
+        write_atomically(folder / "node.sh", pbs.render_node_script(job))
 
 
 def read_work_dir(run_dir: Path) -> Path:
@@ -50,7 +51,7 @@ def read_work_dir(run_dir: Path) -> Path:
     return folder if folder.is_dir() else Path.cwd()
 
 
-def reject_run_without_new_script(run_dir: Path) -> None:
+def reject_run_with_fixed_script(run_dir: Path) -> None:
     """Raise `ConfigError` if a new job script would not work for a submitted run.
 
     Its ranks run another program than train.py, or its copy of the code has other functions for job scripts.

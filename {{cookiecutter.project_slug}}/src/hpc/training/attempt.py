@@ -19,7 +19,7 @@ from hpc.config.exit_codes import ExitCode
 from hpc.launch import node_checks, placement
 from hpc.run import command_line, directory
 from hpc.run.claim import Claim
-from hpc.run.program import Process
+from hpc.run.program import RankProcess
 from hpc.run.signals import INTERRUPTED
 from hpc.run.watchdog import Stopped, Watchdog
 from hpc.training import meet_ranks, starting_point
@@ -43,7 +43,7 @@ class Attempt:
 
     cfg: DictConfig
     run_dir: Path
-    process: Process
+    process: RankProcess
     number: int
     hosts: list[str]
     checkpoint: Checkpoint | None
@@ -57,7 +57,7 @@ class Attempt:
 
 
 @contextmanager
-def run_attempt(cfg: DictConfig, process: Process) -> Iterator[Attempt]:
+def run_attempt(cfg: DictConfig, process: RankProcess) -> Iterator[Attempt]:
     """Check the config, bring the ranks together, make the run directory, and watch over the body of the `with`.
 
     An attempt that stops to be continued exits with `ExitCode.CONTINUE`.
@@ -83,7 +83,7 @@ def run_attempt(cfg: DictConfig, process: Process) -> Iterator[Attempt]:
 
 
 @contextmanager
-def _begin_watched(cfg: DictConfig, process: Process) -> Iterator[Attempt]:
+def _begin_watched(cfg: DictConfig, process: RankProcess) -> Iterator[Attempt]:
     """Begin the attempt on all ranks. If one of them fails or hangs, its watchdog ends all of them soon."""
     place, signals = process.place, process.signals
     # On CPU, waiting threads must yield early: spinning made a step ten times slower on a shared machine.
@@ -135,7 +135,7 @@ def _prepare_libraries(cfg: DictConfig) -> None:
     lightning.seed_everything(cfg.seed, workers=True, verbose=False)
 
 
-def _exit_stopped(cfg: DictConfig, process: Process, stopped: Stopped) -> NoReturn:
+def _exit_stopped(cfg: DictConfig, process: RankProcess, stopped: Stopped) -> NoReturn:
     """Print where the run stopped and how to continue it, and exit with the code of the outcome."""
     place, is_continued = process.place, stopped.outcome == "continue"
     is_interrupted = stopped.why == INTERRUPTED

@@ -111,7 +111,7 @@ class DeepSpeed(TracksUnfrozenParameters, SyncsBuffers, SharesLoaders, Checkpoin
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         path = Path(checkpoint_path)
-        rest = self._read_rest(path)
+        rest = self._read_non_tensor_state(path)
         engine: Any = self.deepspeed_engine
         manifest = read_manifest(path)
         details = manifest.details if manifest else {}
@@ -120,11 +120,16 @@ class DeepSpeed(TracksUnfrozenParameters, SyncsBuffers, SharesLoaders, Checkpoin
             self._warn_of_fresh_optimizer(path)
             return rest
         if self._is_fitting and details["world_size"] != self.world_size:
-            devices, ranks = self.lightning_module.trainer.num_devices, (details["world_size"], self.world_size)
-            deepspeed_universal.reject_unmovable_states(details.get("states"), devices, ranks=ranks, checkpoint=path)
+            deepspeed_universal.reject_unconvertible_states(
+                details.get("states"),
+                self.lightning_module.trainer.num_devices,
+                num_ranks_saved=details["world_size"],
+                num_ranks=self.world_size,
+                checkpoint=path,
+            )
             deepspeed_universal.load_universal(engine, path)
         else:
-            with safe_unpickle.reject_unsafe_pickles(path, "resume"), safe_unpickle.allow_deepspeed_classes():
+            with safe_unpickle.convert_unpickling_errors(path, "resume"), safe_unpickle.allow_deepspeed_classes():
                 engine.load_checkpoint(
                     path, tag=TAG, load_optimizer_states=self._is_fitting, load_lr_scheduler_states=False
                 )

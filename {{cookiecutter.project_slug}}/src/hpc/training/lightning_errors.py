@@ -8,7 +8,7 @@ from typing import Protocol
 from hydra.errors import InstantiationException
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from hpc.config.build import reject_bad_arguments
+from hpc.config.build import raise_config_error_for_arguments
 from hpc.config.errors import ConfigError
 
 
@@ -37,7 +37,7 @@ def convert_lightning_errors(run: AttemptState) -> Iterator[None]:
 
 def _convert(error: Exception) -> None:
     """Raise `ConfigError` unless the researcher's or the template's own code has failed."""
-    reject_bad_arguments(error)
+    raise_config_error_for_arguments(error)
     cause = error.__cause__ if isinstance(error, InstantiationException) else error
     is_lightning_value_error = isinstance(cause, ValueError) and _is_raised_by_lightning(cause)
     if isinstance(cause, MisconfigurationException) or is_lightning_value_error:

@@ -98,7 +98,7 @@ def _make_or_check_run_dir(
         if is_first and place.rank == 0:
             _make_run_dir(cfg, Path(cfg.run_dir), is_chosen=is_chosen, environ=environ)
         elif not is_first and place.rank and not place.local_rank:
-            directory.create_run_dir(Path(cfg.run_dir), cfg.group_readable, is_made=True)
+            directory.create_run_dir(Path(cfg.run_dir), group_readable=cfg.group_readable, is_made=True)
         directory.set_umask(cfg.group_readable)
     except ConfigError as error:
         answer = {"rejected": error.parts(), "finished": isinstance(error, RunFinished)}
@@ -111,13 +111,13 @@ def _make_run_dir(cfg: DictConfig, path: Path, *, is_chosen: bool, environ: Mapp
         words, claimant = compose.select_overrides(sys.argv[1:]), starting_point.claimant_record(environ)
         path = directory.reserve_run_dir(
             path,
-            cfg.group_readable,
+            group_readable=cfg.group_readable,
             is_own=lambda folder: restarts.is_restart(folder, words, claimant=claimant, environ=environ),
         )
     cfg.run_dir = str(path)
     if not (path / "config.yaml").exists():
         directory.reject_foreign_files(path, directory.TRAINING_FILES)
-    directory.create_run_dir(path, cfg.group_readable)
+    directory.create_run_dir(path, group_readable=cfg.group_readable)
     restarts.reject_finished(path, cfg)
-    frozen_config.reject_other_science(path, cfg)  # before there is an attempt, whose failure would be the run's
+    frozen_config.reject_changed_training(path, cfg)  # before there is an attempt, whose failure would be the run's
     return path

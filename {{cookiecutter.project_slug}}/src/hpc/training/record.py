@@ -39,7 +39,7 @@ def record_attempt_start(run: Attempt, run_loggers: Sequence[Logger]) -> Callabl
     # Logs that were there before the first attempt are not the run's own.
     foreign_positions = starts[0].get("logs", {}) if starts else log_positions.read_positions(run_dir, run_loggers)
     if not (run_dir / "config.yaml").exists():
-        snapshot.write_made_by(run_dir)
+        snapshot.write_provenance(run_dir)
     undo_config_change = frozen_config.create_or_replace(run_dir, cfg, words=words)
     code = files.source_checksum(PROJECT)
     _note_other_code(run_dir, code, earlier_code=starts[-1].get("code") if starts else None)
@@ -110,7 +110,7 @@ def record_training_end(trainer: L.Trainer, attempt: int) -> None:
     event = {"event": "trained", "time": time.time(), "attempt": attempt}
     event["trained_step"] = trainer.global_step  # not `step`, which stands for a step that a checkpoint holds
     event["trained_batches"] = trainer.fit_loop.epoch_loop.batch_progress.total.completed
-    attempt_log.append_line(run_dir / "attempts.jsonl", event | {"logs": flush_logs(trainer)})
+    attempt_log.append_json_line(run_dir / "attempts.jsonl", event | {"logs": flush_logs(trainer)})
 
 
 def flush_logs(trainer: L.Trainer) -> dict[str, int]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from hpc.config.freezing import environment_values
+from hpc.config.freezing import map_values_to_references
 
 
 def hide_secrets(cfg: DictConfig, *owners: Any) -> None:
@@ -14,7 +14,7 @@ def hide_secrets(cfg: DictConfig, *owners: Any) -> None:
     Args:
         owners: the module and the data. What they keep by `save_hyperparameters` goes into checkpoints and to loggers.
     """
-    references = environment_values(cfg)
+    references = map_values_to_references(cfg)
     for owner in owners:
         # The private one is the loggers' copy: Lightning has no public way to change it.
         for hparams in (getattr(owner, "hparams", {}), getattr(owner, "_hparams_initial", {})):

@@ -7,10 +7,10 @@ from hpc.run import attempt_log
 
 def record_skip(run_dir: Path, step: int, *, attempt: int) -> None:
     """Note that the samples up to this step of this attempt are left out when the run resumes before it."""
-    attempt_log.append_line(run_dir / "skipped.jsonl", {"step": step, "attempt": attempt})
+    attempt_log.append_json_line(run_dir / "skipped.jsonl", {"step": step, "attempt": attempt})
 
 
 def num_skipped_batches(run_dir: Path, step: int, *, attempt: int) -> int:
     """Return how many global batches to leave out after the checkpoint that this attempt wrote at this step."""
-    skips = attempt_log.read_lines(run_dir / "skipped.jsonl")
+    skips = attempt_log.read_json_lines(run_dir / "skipped.jsonl")
     return sum(skip["step"] - step for skip in skips if skip["attempt"] >= attempt and skip["step"] > step)

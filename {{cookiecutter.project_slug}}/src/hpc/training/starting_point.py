@@ -137,7 +137,7 @@ def claimant_record(environ: Mapping[str, str]) -> dict[str, Any]:
 def _list_candidates(run_dir: Path) -> Sequence[Checkpoint]:
     """Return the checkpoints that the run may resume from, newest first. Raises `ConfigError`."""
     _reject_foreign_checkpoints(run_dir)
-    on_disk.recover(run_dir / "checkpoints")
+    on_disk.restore_replaced_checkpoints(run_dir / "checkpoints")
     for path in _checkpoint_folders(run_dir):
         if not on_disk.read_manifest(path):
             _warn_of_damage(path, f"{on_disk.MANIFEST} cannot be read")
