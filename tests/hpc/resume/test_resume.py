@@ -366,4 +366,4 @@ def test_other_code_than_the_runs_is_told(start: Callable, tmp_path: Path) -> No
     assert [len(event["code"]) for event in attempt_log.read_starts(run_dir)] == [8] * 3
     (run_dir / "code" / "src").mkdir(parents=True)  # as of a run that was submitted
     (run_dir / "code" / "train.py").write_text("")
-    assert f"with its own: python '{run_dir}/code/train.py' 'resume={run_dir}'" in start(run_dir, 1, [])
+    assert f"To use the latter: python '{run_dir}/code/train.py' 'resume={run_dir}'" in start(run_dir, 1, [])
