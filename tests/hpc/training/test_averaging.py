@@ -110,7 +110,7 @@ def test_what_was_tested_is_saved(name: str, references: Callable, start: Callab
 def test_two_averages_are_rejected() -> None:
     two = [WeightAveraging(), EMAWeightAveraging()]
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=two)
-    with pytest.raises(ConfigError, match="only one callback must average the weights"):
+    with pytest.raises(ConfigError, match="Only one callback may average the weights"):
         weight_averaging.reject_unsupported_averaging(trainer)
 
 
@@ -188,11 +188,11 @@ def test_one_that_died_after_its_last_step_tests_the_average(
 def test_what_is_no_end_is_rejected(references: Callable, start: Callable, tmp_path: Path) -> None:
     """To train averaged weights further; to leave the average out; to average what no rank has whole."""
     run_dir, _ = references("stochastic")
-    assert "must not be trained as if" in start(run_dir, 1, ["trainer.max_epochs=5"], patch=TYPED, code=2)
+    assert "so they cannot be trained further" in start(run_dir, 1, ["trainer.max_epochs=5"], patch=TYPED, code=2)
     ranks, words, _ = RUNS["moving"]
     start(tmp_path / "run", ranks, words, 3, TYPED)
     said = start(tmp_path / "run", ranks, ["callbacks.ema=null"], patch=TYPED, code=2)
-    assert "must go on with the callback that averages them" in said
+    assert "must hold the callback that averages the weights" in said
     said = start(tmp_path / "sharded", 2, ["trainer=fsdp", "trainer.devices=2", *TINY, *EMA], patch=TYPED, code=2)
     assert "the strategy must be single or ddp" in said and "Traceback" not in said
 
