@@ -54,9 +54,10 @@ def _directives(job: Job) -> list[str]:
         options.append("--exclusive")
     if job.memory_gb is not None:
         options.append(f"--mem={job.memory_gb}{'G' * bool(job.memory_gb)}")
+    warning_seconds = min(WARNING_SECONDS, job.walltime_seconds // 10)
     options += [
         f"--time={format_walltime(job.walltime_seconds)}",
-        f"--signal=USR2@{min(WARNING_SECONDS, job.walltime_seconds // 10)}",
+        f"--signal=USR2@{warning_seconds}",
         *job.options,
     ]
     if job.members_file:
@@ -66,7 +67,7 @@ def _directives(job: Job) -> list[str]:
     log = f"{job.name}-%j.log" if job.is_reusable else _log_pattern(job)
     lines = [f"#SBATCH {option}" for option in [*options, f"--output={log}", "--open-mode=append", "--requeue"]]
     if job.is_reusable:  # comments for the person who reads and submits it
-        lines += ["# --signal: so many seconds before the time limit the ranks get SIGUSR2, save and exit."]
+        lines += [f"# --signal: {warning_seconds} s before the time limit each rank gets SIGUSR2, saves and exits."]
     return lines
 
 
