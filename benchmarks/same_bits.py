@@ -58,7 +58,10 @@ def train(project: Path, name: str, words: list[str]) -> str:
     """Train a run of the project and return the sha256 of its final weights."""
     run_dir, weights = project / "runs" / name, project / f"{name}.safetensors"
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    for command in (["train.py", *words, *STEPS, f"run_dir={run_dir}"], ["tools/export.py", str(run_dir), str(weights)]):
+    for command in (
+        ["train.py", *words, *STEPS, f"run_dir={run_dir}"],
+        ["tools/export.py", str(run_dir), str(weights)],
+    ):
         done = subprocess.run(
             [sys.executable, *command], cwd=project, env=environ, capture_output=True, text=True, timeout=600
         )

@@ -30,7 +30,10 @@ DATASET, SAVED = "dataset ", "saved "  # beginnings of owners' names
 
 
 def unsaved_fields(owner_name: str, owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of the attributes of a holder that nobody saves; below CONTENT its content besides."""
+    """Yield (name, value) of each attribute that no library saves.
+
+    For containers and stateful objects, also yield (CONTENT, content).
+    """
     is_saved = "/" not in owner_name and owner_name.startswith(("module ", "parameter "))
     if owner_name.startswith(SAVED):
         return
