@@ -248,7 +248,7 @@ def test_the_command(tmp_path):
         (["pipeline=two"], "must be a whole number above 0"),
         (
             ["pipeline=3"],
-            "pipeline must divide the world size (16) together with strategy.tensor_parallel_size (1); got 3.",
+            "pipeline=3: pipeline * strategy.tensor_parallel_size (3 * 1) must divide the world size (16).",
         ),
         (
             ["pipeline=16", "model.network.num_layers=7", "micro_batch=1"],
