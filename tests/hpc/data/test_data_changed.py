@@ -290,6 +290,10 @@ def test_a_longer_training_leaves_schedules_alone_that_do_not_follow_its_length(
     assert new.schedule.get_last_lr() == [0.5, 0.5]
 
 
+def test_the_key_in_a_checkpoint_does_not_follow_the_name_of_the_class() -> None:
+    assert changed_hyperparameters.HyperparameterUpdater(OmegaConf.create({})).state_key == "Hyperparameters"
+
+
 def resumed(old: Any, new: Any, stop: int, *, changed: bool) -> None:
     """Save one trainer after some steps and restore it in the other, as Lightning does."""
     first = changed_hyperparameters.HyperparameterUpdater(OmegaConf.create({"lr": 1}))
