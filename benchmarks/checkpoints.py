@@ -79,12 +79,12 @@ def agreements(rank: int, project: Path) -> list[dict[str, Any]]:
             is_due = False
             if has_agreement:
                 before = time.perf_counter()
-                is_due = agreement.arrive(step)
+                is_due = agreement.is_due(step)
                 agreeing_seconds += time.perf_counter() - before
             if is_due:
                 dist.barrier()  # otherwise the next step waits for late ranks
                 before = time.perf_counter()
-                agreement.agree(step, RankRequest())
+                agreement.all_reduce_requests(step, RankRequest())
                 agreeing_seconds += time.perf_counter() - before
                 num_agreements += 1
             elif not has_agreement and step % STEPS_BETWEEN_AGREEMENTS == 0:

@@ -25,7 +25,7 @@ class PublishedRun:
     table: str
     name: str
     network: Any  # decoder.Decoder
-    setup: Any  # hpc.plan.setup.Setup
+    setup: Any  # hpc.plan.setup.ParallelLayout
     gpu: str
     node_gbs: float
     unit: str
@@ -80,12 +80,14 @@ def read_runs() -> Iterator[PublishedRun]:
 def _make_run(table: dict[str, Any], values: Sequence[Any], *, networks: dict[str, Any]) -> PublishedRun:
     from decoder import Decoder
 
-    from hpc.plan.setup import Setup
+    from hpc.plan.setup import ParallelLayout
 
     cells = table["run"] | table["how"] | dict(zip(table["columns"], values, strict=False))
-    decoder_keys, setup_keys = ({field.name for field in fields(kind)} & set(cells) for kind in (Decoder, Setup))
+    decoder_keys, setup_keys = (
+        {field.name for field in fields(kind)} & set(cells) for kind in (Decoder, ParallelLayout)
+    )
     network = Decoder(**networks[cells["network"]] | {key: cells[key] for key in decoder_keys})
-    setup = Setup(devices=table["devices"], **{key: cells[key] for key in setup_keys})
+    setup = ParallelLayout(devices=table["devices"], **{key: cells[key] for key in setup_keys})
     varied = [f"{key} {cells[key]}" for key in table["columns"] if key in ("time", "micro_batch", "pipeline")]
     return PublishedRun(
         table=table["name"],

@@ -238,7 +238,7 @@ def begin(project: Path) -> None:
     run_dir = Path(sys.argv[1])
     with errors.exit_on_config_error():
         cfg = command_line.compose_resumed(run_dir, [])
-        start = starting_point.claim_alone(run_dir, "host", environ={})
+        start = starting_point.claim_and_find_checkpoint(run_dir, "host", environ={})
         if checkpoint := start.checkpoint:
             log_positions.truncate_logs(
                 run_dir,

@@ -14,13 +14,13 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from hpc.config import build
-from hpc.plan.setup import Setup
+from hpc.plan.setup import ParallelLayout
 
 WIDE = ("layer_norm", "group_norm", "cross_entropy")  # that CUDA's autocast computes in fp32, and the CPU's does not
 STEPS = 2  # the optimizer's state is there from the second
 
 
-def tracked(cfg: DictConfig, setup: Setup) -> int:
+def tracked(cfg: DictConfig, setup: ParallelLayout) -> int:
     """Bytes, on tensors without content: of any size, on any machine."""
     wide = {name: partial(_in_fp32, getattr(F, name)) for name in WIDE}
     with mock.patch.multiple(F, **wide), FakeTensorMode():
@@ -35,7 +35,7 @@ def tracked(cfg: DictConfig, setup: Setup) -> int:
     return next(size for kind, size in device.items() if "Total" in str(kind))
 
 
-def on_gpu(cfg: DictConfig, setup: Setup) -> int:
+def on_gpu(cfg: DictConfig, setup: ParallelLayout) -> int:
     """Bytes of tensors, as CUDA's allocator counts them. Raises torch.OutOfMemoryError."""
     torch.cuda.reset_peak_memory_stats()
     network, optimizer, inputs = _made(cfg, setup, "cuda")
@@ -44,7 +44,7 @@ def on_gpu(cfg: DictConfig, setup: Setup) -> int:
     return torch.cuda.max_memory_allocated()
 
 
-def _made(cfg: DictConfig, setup: Setup, device: str) -> tuple[Any, Optimizer, Tensor]:
+def _made(cfg: DictConfig, setup: ParallelLayout, device: str) -> tuple[Any, Optimizer, Tensor]:
     torch.set_default_dtype(torch.bfloat16 if setup.precision == "bf16-true" else torch.float32)
     try:
         with torch.device(device):
@@ -57,7 +57,7 @@ def _made(cfg: DictConfig, setup: Setup, device: str) -> tuple[Any, Optimizer, T
     return network, build.build(cfg.model.optimizer)(network.parameters()), inputs
 
 
-def _step(network: Any, optimizer: Optimizer, inputs: Tensor, setup: Setup) -> None:
+def _step(network: Any, optimizer: Optimizer, inputs: Tensor, setup: ParallelLayout) -> None:
     with torch.autocast(inputs.device.type, torch.bfloat16, enabled=setup.precision == "bf16-mixed"):
         logits = network(inputs).flatten(0, -2)
         loss = F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64, device=inputs.device))

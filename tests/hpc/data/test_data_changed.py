@@ -231,7 +231,7 @@ def test_a_changed_learning_rate_takes_effect(
 
 
 class Trainer:
-    """As far as `Hyperparameters` looks at one."""
+    """As far as `HyperparameterUpdater` looks at one."""
 
     is_global_zero, max_epochs, max_steps = True, 3, -1
 
@@ -290,10 +290,14 @@ def test_a_longer_training_leaves_schedules_alone_that_do_not_follow_its_length(
     assert new.schedule.get_last_lr() == [0.5, 0.5]
 
 
+def test_the_key_in_a_checkpoint_does_not_follow_the_name_of_the_class() -> None:
+    assert changed_hyperparameters.HyperparameterUpdater(OmegaConf.create({})).state_key == "Hyperparameters"
+
+
 def resumed(old: Any, new: Any, stop: int, *, changed: bool) -> None:
     """Save one trainer after some steps and restore it in the other, as Lightning does."""
-    first = changed_hyperparameters.Hyperparameters(OmegaConf.create({"lr": 1}))
-    second = changed_hyperparameters.Hyperparameters(OmegaConf.create({"lr": 2 if changed else 1}))
+    first = changed_hyperparameters.HyperparameterUpdater(OmegaConf.create({"lr": 1}))
+    second = changed_hyperparameters.HyperparameterUpdater(OmegaConf.create({"lr": 2 if changed else 1}))
     first.on_fit_start(old, None)  # type: ignore[arg-type]
     second.on_fit_start(new, None)  # type: ignore[arg-type]
     old.steps(stop)

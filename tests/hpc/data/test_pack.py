@@ -95,7 +95,7 @@ def test_training_gets_the_same_images_in_the_same_order(tmp_path, capsys, layou
 def test_a_batch_is_read_through_a_map_and_not_loaded(tmp_path):
     pack_images(make_images(tmp_path / "images"), tmp_path / "images.h5")
     read = packed_files.read_packed_header(str(tmp_path / "images.h5"))
-    pixels = packed_files.map_pixels(read.file, read.offset, len(read.labels), read.image_bytes)
+    pixels = packed_files.map_pixels(read.file, read.offset, num=len(read.labels), image_bytes=read.image_bytes)
     assert isinstance(pixels.base, np.memmap) and read.offset % packed_files.PAGE_BYTES == 0
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import (
 
 from hpc.config.errors import ConfigError
 from hpc.data import position, position_checks
-from hpc.data.sampler import EvalBatchSampler, SharedBatches
+from hpc.data.sampler import EvalBatchSampler, RankBatchSampler
 
 NUMBERS = range(50)
 
@@ -232,7 +232,7 @@ def test_another_place_is_rejected(case: str) -> None:
 def test_another_order_is_noted_when_a_run_moves_between_one_rank_and_several(was: int) -> None:
     def note(order: Any, now: int) -> str:
         moved = trainer(per_epoch=6, every=6, ranks=now, micro_batch=4)
-        batches = SharedBatches(order, [], seed=1) if now > 1 else BatchSampler(order, 4, drop_last=False)
+        batches = RankBatchSampler(order, [], seed=1) if now > 1 else BatchSampler(order, 4, drop_last=False)
         moved.fit_loop._combined_loader.flattened = [SimpleNamespace(batch_sampler=batches)]
         return position_checks.describe_order_change(moved, {"num_ranks": was})
 

@@ -194,16 +194,16 @@ def test_a_neighbours_copy_is_waited_for_as_long_as_it_grows(sign, images, local
 
 
 def test_verifying_a_copy_counts_as_progress(images, local, monkeypatch):
-    verify_parts, seen = staging.verify_parts, []
+    verify_checksums, seen = staging.verify_checksums, []
 
-    def verify_slowly(parts, key, *, max_parts=None):
+    def verify_slowly(parts, *, config_key, max_parts=None):
         limit = time.monotonic() + 20
         while not max_parts and len(seen) < 5 and time.monotonic() < limit:
             Path(images).read_bytes()
             time.sleep(0.01)
-        return verify_parts(parts, key, max_parts=max_parts)
+        return verify_checksums(parts, config_key=config_key, max_parts=max_parts)
 
-    monkeypatch.setattr(staging, "verify_parts", verify_slowly)
+    monkeypatch.setattr(staging, "verify_checksums", verify_slowly)
     monkeypatch.setattr(staging, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(staging, "MIN_PROGRESS_BYTES", 100)
     monkeypatch.setattr(staging, "on_progress", lambda: seen.append(1))

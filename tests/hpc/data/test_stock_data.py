@@ -111,7 +111,7 @@ def loaded(loader: Any, stage: RunningStage, num_ranks: int, epoch: int = 0) -> 
     per_rank = []
     for rank in range(num_ranks):
         torch.manual_seed(rank)  # ranks do not agree on more than the seed of the run
-        loader_of_rank, _ = shared_loaders.share_loader(loader, stage, rank=rank, num_ranks=num_ranks)
+        loader_of_rank, _ = shared_loaders.shard_dataloader(loader, stage, rank=rank, num_ranks=num_ranks)
         loader_of_rank.sampler.set_epoch(epoch)
         batches = list(loader_of_rank)
         assert len(batches) == len(loader_of_rank)
@@ -316,7 +316,7 @@ def test_only_attributes_that_a_batch_may_change_are_copied_before_it(
     fit_loop = SimpleNamespace(_combined_loader=combined)
     trainer: Any = SimpleNamespace(fit_loop=fit_loop, datamodule=data, callbacks=[], optimizers=[])
     trainer.lr_scheduler_configs, trainer.lightning_module, trainer.is_global_zero = [], L.LightningModule(), True
-    noted_batches.note_batches(trainer)
+    noted_batches.wrap_batch_samplers(trainer)
     passing = iter(combined.flattened[0].batch_sampler)
     for _ in range(2):
         next(passing)
@@ -374,18 +374,18 @@ def distributed(rank: int, num_ranks: int, **options: Any) -> DataLoader:
 
 def test_a_researchers_distributed_sampler_must_be_for_this_rank() -> None:
     loader = distributed(1, 3)
-    assert shared_loaders.share_loader(loader, TRAIN, rank=1, num_ranks=3) == (loader, "")
+    assert shared_loaders.shard_dataloader(loader, TRAIN, rank=1, num_ranks=3) == (loader, "")
     with pytest.raises(ConfigError, match=r"must be for rank 0 of 2 .*is for rank 1 of 3"):
-        shared_loaders.share_loader(
+        shared_loaders.shard_dataloader(
             loader, TRAIN, rank=0, num_ranks=2
         )  # ranks of a tensor-parallel group would get different ones
     batches = DataLoader(range(50), batch_sampler=BatchSampler(loader.sampler, 8, False))  # type: ignore[arg-type]
-    assert shared_loaders.share_loader(batches, TRAIN, rank=1, num_ranks=3) == (batches, "")
+    assert shared_loaders.shard_dataloader(batches, TRAIN, rank=1, num_ranks=3) == (batches, "")
 
 
 def test_a_distributed_sampler_does_not_repeat_samples_of_an_evaluation() -> None:
     parts = [
-        shared_loaders.share_loader(distributed(r, 3, shuffle=False), VAL, rank=r, num_ranks=3)[0] for r in range(3)
+        shared_loaders.shard_dataloader(distributed(r, 3, shuffle=False), VAL, rank=r, num_ranks=3)[0] for r in range(3)
     ]
     assert sorted(chain(*(batch.tolist() for part in parts for batch in part))) == NUMBERS
 
@@ -394,7 +394,7 @@ def test_a_distributed_sampler_does_not_repeat_samples_of_an_evaluation() -> Non
 
     other = plain(batch_size=8, sampler=Other(range(50), num_replicas=3, rank=0))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"must count each of the 50 samples once; Other gives 3 \* 17"):
-        shared_loaders.share_loader(other, VAL, rank=0, num_ranks=3)
+        shared_loaders.shard_dataloader(other, VAL, rank=0, num_ranks=3)
 
 
 class Stream(IterableDataset):
@@ -437,22 +437,25 @@ class Remembers(DataLoader):
 )  # fmt: skip
 def test_a_loader_that_cannot_be_shared_out_is_rejected(loader: Any, stage: RunningStage, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        shared_loaders.share_loader(loader, stage, rank=0, num_ranks=2)
+        shared_loaders.shard_dataloader(loader, stage, rank=0, num_ranks=2)
 
 
 @pytest.mark.parametrize("loader", [DataLoader(range(9), batch_sampler=Buckets()), plain(batch_size=3), [[1], [2]]])  # type: ignore[arg-type]
 def test_one_process_gets_the_researchers_loader_unchanged(loader: Any) -> None:
     for stage in (TRAIN, VAL):
-        assert shared_loaders.share_loader(loader, stage, rank=0, num_ranks=1, alone=True) == (loader, "")
+        assert shared_loaders.shard_dataloader(loader, stage, rank=0, num_ranks=1, is_single_process=True) == (
+            loader,
+            "",
+        )
 
 
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("loader", [DataLoader([]), plain(batch_size=64, drop_last=True)])  # type: ignore[arg-type]
 def test_a_loader_without_a_batch_to_train_on_is_rejected(loader: DataLoader, alone: bool) -> None:
     with pytest.raises(ConfigError, match="must have at least one batch"):
-        shared_loaders.share_loader(loader, TRAIN, rank=0, num_ranks=1 if alone else 2, alone=alone)
+        shared_loaders.shard_dataloader(loader, TRAIN, rank=0, num_ranks=1 if alone else 2, is_single_process=alone)
     if alone:
-        assert shared_loaders.share_loader(loader, VAL, rank=0, num_ranks=1, alone=True) == (loader, "")
+        assert shared_loaders.shard_dataloader(loader, VAL, rank=0, num_ranks=1, is_single_process=True) == (loader, "")
 
 
 def test_ranks_of_a_tensor_parallel_group_get_the_same_samples() -> None:
@@ -462,7 +465,7 @@ def test_ranks_of_a_tensor_parallel_group_get_the_same_samples() -> None:
     per_seed = []
     for seed in (1, 2):  # two ranks, whose generators have drifted apart
         torch.manual_seed(seed)
-        loader, _ = shared_loaders.share_loader(plain(batch_size=8, shuffle=True), TRAIN, **place)
+        loader, _ = shared_loaders.shard_dataloader(plain(batch_size=8, shuffle=True), TRAIN, **place)
         per_seed.append([batch.tolist() for batch in loader])  # type: ignore[attr-defined]
     assert per_seed[0] == per_seed[1] and sorted(chain(*per_seed[0])) == NUMBERS
 
@@ -470,7 +473,7 @@ def test_ranks_of_a_tensor_parallel_group_get_the_same_samples() -> None:
 def test_loaders_of_this_project_are_never_changed() -> None:
     data = Regression(global_batch_size=8)
     for loader, stage in ((data.train_dataloader(), TRAIN), (data.val_dataloader(), VAL)):
-        assert shared_loaders.share_loader(loader, stage, rank=0, num_ranks=2) == (loader, "")
+        assert shared_loaders.shard_dataloader(loader, stage, rank=0, num_ranks=2) == (loader, "")
         assert isinstance(loader.sampler, DistributedSampler)  # trainer.use_distributed_sampler=true leaves it alone
 
 

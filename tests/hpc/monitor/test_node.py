@@ -55,7 +55,7 @@ import json, sys
 before = set(sys.modules)
 from pathlib import Path
 from hpc.monitor import sampler as node
-node.Sampler(Path(sys.argv[1]), 1, 1).sample()
+node.NodeSampler(Path(sys.argv[1]), 1, 1).sample()
 print(json.dumps(list(set(sys.modules) - before)))
 """
 
@@ -204,7 +204,7 @@ def test_a_gpu_that_falls_off_the_bus_leaves_cells_empty_and_a_line_in_the_log(s
 
 
 def test_without_a_driver_the_node_is_sampled_all_the_same(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    sampler = monitor_sampler.Sampler(tmp_path, 1, 2)
+    sampler = monitor_sampler.NodeSampler(tmp_path, 1, 2)
     sampler.sample()
     sampler.sample()
     rows = table(tmp_path)
@@ -217,7 +217,7 @@ def test_a_folder_that_cannot_be_written_costs_samples_and_a_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "monitor").touch()  # in the place of the folder
-    sampler = monitor_sampler.Sampler(tmp_path, 1, 0)
+    sampler = monitor_sampler.NodeSampler(tmp_path, 1, 0)
     for _ in range(3):
         sampler.sample()
     (tmp_path / "monitor").unlink()
@@ -231,8 +231,8 @@ def test_curves_continue_those_of_an_earlier_attempt(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     row = dict.fromkeys(("cpu_percent", "memory_gb"), 1.0)
-    monitor_sampler.Sampler(tmp_path, 1, 0).write(1000, row)
-    later = monitor_sampler.Sampler(tmp_path, 2, 0)
+    monitor_sampler.NodeSampler(tmp_path, 1, 0).write(1000, row)
+    later = monitor_sampler.NodeSampler(tmp_path, 2, 0)
     later.write(5000.9, row)
     later.write(5010.9, row | {"cpu_percent": None})
     board = EventAccumulator(str(tmp_path / "tensorboard" / f"node-{later.host}"))
@@ -253,7 +253,7 @@ def test_it_needs_neither_torch_nor_lightning_nor_numpy(tmp_path: Path) -> None:
 
 def test_a_sample_opens_only_files_of_the_kernel(tmp_path: Path) -> None:
     """It opens nothing in the run directory, whose file server others share."""
-    sampler, opened = monitor_sampler.Sampler(tmp_path, 1, 0), []
+    sampler, opened = monitor_sampler.NodeSampler(tmp_path, 1, 0), []
     sampler.sample()
     watching = True
 

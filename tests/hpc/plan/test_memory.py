@@ -10,7 +10,7 @@ from tracked import tracked
 from hpc.config import build, compose
 from hpc.plan import tracer
 from hpc.plan.memory import Memory, predict_memory, state_bytes
-from hpc.plan.setup import Setup, setup_from_config
+from hpc.plan.setup import ParallelLayout, setup_from_config
 from hpc.plan.trace_types import LinearCost, Part, Trace, Work
 
 GPT = ["model=gpt_124m", "data=stdlib", "data.block_size=1024", "data.vocab_size=50257"]
@@ -82,7 +82,7 @@ def test_states_are_what_ranks_hold(strategy, start, tmp_path):
 
 def test_states_follow_the_papers_table():
     """16 bytes per parameter with mixed precision and Adam; a share of it with each stage (ZeRO, section 3)."""
-    half = partial(Setup, nodes=16, devices=4, micro_batch=1, precision="bf16-mixed")
+    half = partial(ParallelLayout, nodes=16, devices=4, micro_batch=1, precision="bf16-mixed")
     kinds = ("none", "zero1", "zero2", "zero3", "fsdp")
     whole = {kind: sum(state_bytes(1e9, 1e9, optimizer_states=2.0, setup=half(sharding=kind))) / 1e9 for kind in kinds}
     assert whole == {
@@ -99,7 +99,7 @@ def test_total_is_the_sum():
 
 
 def test_a_frozen_parameter_has_no_gradient_and_no_average():
-    alone = Setup(nodes=1, devices=1, micro_batch=1, precision="32-true")
+    alone = ParallelLayout(nodes=1, devices=1, micro_batch=1, precision="32-true")
     assert state_bytes(1e9, 1e6, optimizer_states=2.0, setup=alone) == (4e9, 4e6, 8e6)
     sharded = replace(alone, devices=4, sharding="zero2", precision="bf16-mixed")
     assert state_bytes(1e9, 1e6, optimizer_states=2.0, setup=sharded) == (2e9, 5e5, 3e6)
@@ -117,7 +117,7 @@ def test_of_a_pipeline_the_fullest_stage_counts():
              num_tensors=1, saved=LinearCost(per_example=8),
              forward_peak=(LinearCost(),), backward_peak=(LinearCost(),)) for name, size in sizes.items()
     ]  # fmt: skip
-    layout = Setup(nodes=1, devices=2, micro_batch=1, accumulate=8, pipeline=2, precision="32-true")
+    layout = ParallelLayout(nodes=1, devices=2, micro_batch=1, accumulate=8, pipeline=2, precision="32-true")
     assert predict_memory(Trace(tuple(parts), "tokens", 1), layout).weights == 4 * (large + 1)
     first = [replace(one, saved=LinearCost(per_example=1e12)) for one in parts[:2]]
     assert predict_memory(Trace((*first, *parts[2:]), "tokens", 1), layout).weights == 4 * 2

@@ -19,7 +19,7 @@ from hpc.jobs import hardware
 from hpc.launch import measured_links
 from hpc.plan import memory_check, plan_text, prediction, trace_cache
 from hpc.plan.fitting_changes import list_candidates
-from hpc.plan.setup import Setup, setup_from_config
+from hpc.plan.setup import ParallelLayout, setup_from_config
 from hpc.plan.trace_types import Trace
 from hpc.run import changes as run_changes
 
@@ -44,17 +44,17 @@ def composed(*words: str):
 
 
 @cache
-def traced(layout: Setup) -> Trace:
+def traced(layout: ParallelLayout) -> Trace:
     """Of one network; a trace does not depend on nodes and batch."""
     return trace_cache.load_traces(composed(*GPT, "trainer=fsdp", *JUWELS), [layout])[0]
 
 
-def kind(layout: Setup) -> Setup:
-    alike = Setup(nodes=1, devices=4, micro_batch=1, precision=layout.precision, sharding=layout.sharding)
+def kind(layout: ParallelLayout) -> ParallelLayout:
+    alike = ParallelLayout(nodes=1, devices=4, micro_batch=1, precision=layout.precision, sharding=layout.sharding)
     return replace(alike, devices=layout.devices if layout.world_size == 1 else 4)
 
 
-def of(layout: Setup, machine: hardware.Machine = A100) -> prediction.Prediction:
+def of(layout: ParallelLayout, machine: hardware.Machine = A100) -> prediction.Prediction:
     return prediction.predict(traced(kind(layout)), layout, machine)
 
 
@@ -105,10 +105,10 @@ def test_every_shipped_model_with_every_strategy_on_every_cluster_is_answered(mo
             plan_text.charts(made)
 
 
-def layouts() -> st.SearchStrategy[Setup]:
+def layouts() -> st.SearchStrategy[ParallelLayout]:
     powers = st.sampled_from([1, 2, 4, 8])
     return st.builds(
-        Setup,
+        ParallelLayout,
         nodes=st.sampled_from([1, 2, 4, 16]),
         devices=st.sampled_from([1, 4]),
         micro_batch=powers,
@@ -146,7 +146,7 @@ def test_a_plan_adds_up():
 
 @pytest.mark.slow
 def test_without_facts_of_the_network_one_node_is_planned():
-    made = of(Setup(nodes=4, devices=4, micro_batch=1, sharding="fsdp"), replace(A100, node_gbs=None))
+    made = of(ParallelLayout(nodes=4, devices=4, micro_batch=1, sharding="fsdp"), replace(A100, node_gbs=None))
     assert made.step is None and made.fits is not None and [row.nodes for row in made.scaling] == [1]
 
 
@@ -169,7 +169,7 @@ def test_the_smallest_changes_that_fit_are_found():
 
 
 def test_candidates_keep_the_global_batch_and_come_few_first():
-    layout = Setup(nodes=2, devices=4, micro_batch=4, precision="bf16-mixed")
+    layout = ParallelLayout(nodes=2, devices=4, micro_batch=4, precision="bf16-mixed")
     found = list(list_candidates(layout, has_blocks=True, max_nodes=8))
     assert {candidate.setup.global_batch for candidate in found} == {32}
     numbers = [len(candidate.overrides) for candidate in found]
@@ -248,7 +248,7 @@ def test_the_command(tmp_path):
         (["pipeline=two"], "must be a whole number above 0"),
         (
             ["pipeline=3"],
-            "pipeline must divide the world size (16) together with strategy.tensor_parallel_size (1); got 3.",
+            "pipeline=3: pipeline * strategy.tensor_parallel_size (3 * 1) must divide the world size (16).",
         ),
         (
             ["pipeline=16", "model.network.num_layers=7", "micro_batch=1"],
@@ -310,9 +310,9 @@ def test_margin_and_verdict_agree():
 
 @pytest.mark.slow
 def test_nodes_that_are_asked_for_are_in_the_table_and_one_device_has_no_more():
-    three = of(Setup(nodes=3, devices=4, micro_batch=1, sharding="fsdp"))
+    three = of(ParallelLayout(nodes=3, devices=4, micro_batch=1, sharding="fsdp"))
     assert 3 in [row.nodes for row in three.scaling]
-    alone = of(Setup(nodes=1, devices=1, micro_batch=1, single=True))
+    alone = of(ParallelLayout(nodes=1, devices=1, micro_batch=1, single=True))
     assert [row.nodes for row in alone.scaling] == [1]
 
 
@@ -324,7 +324,7 @@ def test_without_a_way_out_it_says_so():
 
 
 def test_offloading_comes_after_what_costs_less():
-    layout = Setup(nodes=1, devices=4, micro_batch=4, precision="bf16-mixed")
+    layout = ParallelLayout(nodes=1, devices=4, micro_batch=4, precision="bf16-mixed")
     alone = [
         candidate.overrides[0]
         for candidate in list_candidates(layout, has_blocks=True)
@@ -336,7 +336,7 @@ def test_offloading_comes_after_what_costs_less():
 
 
 def test_one_device_is_offered_a_node_and_four():
-    layout = Setup(nodes=1, devices=1, micro_batch=64, precision="bf16-mixed", single=True)
+    layout = ParallelLayout(nodes=1, devices=1, micro_batch=64, precision="bf16-mixed", single=True)
     words = {word for candidate in list_candidates(layout, has_blocks=True, devices=4) for word in candidate.overrides}
     assert {"trainer=fsdp", "trainer=fsdp_4node"} <= words
 
@@ -355,7 +355,7 @@ def test_one_device_is_offered_a_node_and_four():
 )
 def test_what_a_plan_does_not_know_is_noted(changed, steps, said):
     cluster = OmegaConf.create({"name": "c", "network_gbs": 100, "max_nodes": 256, "time": "0:02:15"})
-    layout = replace(Setup(nodes=4, devices=4, micro_batch=1), **changed)
+    layout = replace(ParallelLayout(nodes=4, devices=4, micro_batch=1), **changed)
     made = prediction.predict(traced(kind(layout)), layout, A100)
     notes = plan_text.notes(made, cluster, steps=steps, finish=None)
     assert any(said in note for note in notes) and "cluster=c allows at most 256 nodes" in notes

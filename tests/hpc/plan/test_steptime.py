@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hpc.jobs.hardware import GPU, CollectiveEfficiency, Machine, OperationCosts
 from hpc.plan import collective_times, traffic
 from hpc.plan.collective_times import Group
-from hpc.plan.setup import Setup
+from hpc.plan.setup import ParallelLayout
 from hpc.plan.step_time import operations_seconds, predict_step
 from hpc.plan.trace_types import LinearCost, Part, Trace, Work
 
@@ -42,7 +42,7 @@ def network(flops: float = 1e12, parameters: int = 10**9, blocks: int = 4, reduc
 
 
 def test_an_operation_takes_its_arithmetic_or_its_bytes_whichever_is_longer() -> None:
-    setup = Setup(1, 1, 2, precision="bf16-true")
+    setup = ParallelLayout(1, 1, 2, precision="bf16-true")
     heavy = Work(LinearCost(per_example=5e11), LinearCost(fixed=1.0, per_example=1.0), 3)
     assert operations_seconds([heavy], setup, IDEAL) == pytest.approx(3 * 2 * 5e11 / (0.5 * 100e12))
     light = Work(LinearCost(per_example=1.0), LinearCost(fixed=1e9, per_example=2e9))
@@ -50,13 +50,13 @@ def test_an_operation_takes_its_arithmetic_or_its_bytes_whichever_is_longer() ->
 
 
 def test_products_without_weights_are_attention() -> None:
-    setup = Setup(1, 1, 1, precision="bf16-true")
+    setup = ParallelLayout(1, 1, 1, precision="bf16-true")
     works = [Work(LinearCost(per_example=1e12), LinearCost(fixed, 1.0)) for fixed in (1.0, 0.0)]
     assert operations_seconds(works[1:], setup, IDEAL) == pytest.approx(2 * operations_seconds(works[:1], setup, IDEAL))
 
 
 def test_compiling_fuses_what_has_no_flops() -> None:
-    eager, compiled = (Setup(1, 1, 1, precision="bf16-true", compile=compile) for compile in (False, True))
+    eager, compiled = (ParallelLayout(1, 1, 1, precision="bf16-true", compile=compile) for compile in (False, True))
     moves, counts = Work(LinearCost(), LinearCost(per_example=1e9)), product(1e12, 1)
     assert operations_seconds([moves], compiled, IDEAL) == pytest.approx(
         0.25 * operations_seconds([moves], eager, IDEAL)
@@ -66,7 +66,7 @@ def test_compiling_fuses_what_has_no_flops() -> None:
 
 def test_what_a_gpu_has_no_units_for_is_computed_in_fp32() -> None:
     old = replace(IDEAL, gpu=replace(CARD, tflops={"fp32": 10.0}))
-    setup = Setup(1, 1, 1, precision="bf16-mixed")
+    setup = ParallelLayout(1, 1, 1, precision="bf16-mixed")
     seconds = [operations_seconds([product(1e12, 1)], setup, machine) for machine in (IDEAL, old)]
     assert seconds[1] == pytest.approx(10 * seconds[0])
 
@@ -106,7 +106,10 @@ def test_an_all_reduce_is_two_gathers_and_by_tree_where_messages_are_small() -> 
 @pytest.mark.parametrize(("sharding", "volume"), [("none", 2), ("zero1", 2), ("zero2", 2), ("zero3", 3), ("fsdp", 3)])
 def test_full_sharding_sends_half_as_much_again_as_data_parallelism(sharding: str, volume: int) -> None:
     """arXiv 1910.02054, section 7.2: twice the parameters, or three times. FSDP keeps the last block of four."""
-    trace, setup = network(parameters=10**9), Setup(2, 8, 1, sharding=sharding, precision="bf16-true", overlap=False)
+    trace, setup = (
+        network(parameters=10**9),
+        ParallelLayout(2, 8, 1, sharding=sharding, precision="bf16-true", overlap=False),
+    )
     bandwidth = collective_times.ring_bandwidth(traffic.data_parallel_group(setup), IDEAL)
     sent = predict_step(trace, setup, IDEAL).communication * bandwidth / (15 / 16)
     kept = 2e9 if sharding == "fsdp" else 0
@@ -116,8 +119,10 @@ def test_full_sharding_sends_half_as_much_again_as_data_parallelism(sharding: st
 def test_zero3_waits_for_each_tensor_and_fsdp_for_each_block() -> None:
     """The latency alone: parameters that are a few numbers."""
     trace = network(parameters=10)
-    setups = [Setup(128, 8, 1, sharding=kind, precision="bf16-true", overlap=False) for kind in ("zero3", "fsdp")]
-    blocks = [traffic.forward_gathers(replace(trace, parts=trace.blocks), setup, SLOW).total for setup in setups]
+    setups = [
+        ParallelLayout(128, 8, 1, sharding=kind, precision="bf16-true", overlap=False) for kind in ("zero3", "fsdp")
+    ]
+    blocks = [traffic.forward_gathers_time(replace(trace, parts=trace.blocks), setup, SLOW).total for setup in setups]
     assert blocks[0] == pytest.approx(10 * blocks[1], rel=1e-3)
 
 
@@ -125,12 +130,16 @@ def test_zero3_with_small_micro_batches_collapses_and_pipelines_do_not() -> None
     """The reason of table 2 of arXiv 2104.04473: a GPU's work shrinks with the batch, what it gathers does not."""
     trace = network(flops=1e13)
     few, many = (
-        [predict_step(trace, Setup(nodes, 8, micro, sharding="zero3", precision="bf16-true", overlap=False), SLOW)][0]
+        [
+            predict_step(
+                trace, ParallelLayout(nodes, 8, micro, sharding="zero3", precision="bf16-true", overlap=False), SLOW
+            )
+        ][0]
         for nodes, micro in ((48, 4), (192, 1))
     )
     assert many.compute == pytest.approx(few.compute / 4) and many.communication > few.communication
     piped = [
-        predict_step(trace, Setup(nodes, 8, 1, accumulate=times, pipeline=4, precision="bf16-true"), SLOW)
+        predict_step(trace, ParallelLayout(nodes, 8, 1, accumulate=times, pipeline=4, precision="bf16-true"), SLOW)
         for nodes, times in ((48, 96), (192, 24))
     ]
     assert piped[1].seconds < 0.35 * piped[0].seconds
@@ -138,9 +147,11 @@ def test_zero3_with_small_micro_batches_collapses_and_pipelines_do_not() -> None
 
 def test_a_pipeline_waits_for_all_stages_but_one_and_less_if_interleaved() -> None:
     """(p - 1) / m of the ideal time, and (p - 1) / (v m): arXiv 2104.04473, section 2.2."""
-    plain = predict_step(network(), Setup(1, 4, 1, accumulate=8, pipeline=4, precision="bf16-true"), IDEAL)
+    plain = predict_step(network(), ParallelLayout(1, 4, 1, accumulate=8, pipeline=4, precision="bf16-true"), IDEAL)
     assert plain.bubble == pytest.approx(3 / 8 * plain.compute)
-    interleaved = predict_step(network(), Setup(1, 4, 1, 8, pipeline=4, interleaved=3, precision="bf16-true"), IDEAL)
+    interleaved = predict_step(
+        network(), ParallelLayout(1, 4, 1, 8, pipeline=4, interleaved=3, precision="bf16-true"), IDEAL
+    )
     assert interleaved.bubble == pytest.approx(plain.bubble / 3)
     assert interleaved.communication > plain.communication
 
@@ -149,7 +160,9 @@ def test_ddp_and_zero1_communicate_once_a_step_and_the_others_at_each_micro_batc
     for sharding in SHARDINGS:
         once, often = (
             predict_step(
-                network(), Setup(2, 8, 1, times, sharding=sharding, precision="bf16-true", overlap=False), IDEAL
+                network(),
+                ParallelLayout(2, 8, 1, times, sharding=sharding, precision="bf16-true", overlap=False),
+                IDEAL,
             )
             for times in (1, 4)
         )
@@ -158,11 +171,11 @@ def test_ddp_and_zero1_communicate_once_a_step_and_the_others_at_each_micro_batc
 
 
 def test_communication_hides_behind_computation_but_for_its_end() -> None:
-    setup = Setup(2, 8, 1, sharding="fsdp", precision="bf16-true")
+    setup = ParallelLayout(2, 8, 1, sharding="fsdp", precision="bf16-true")
     longer = predict_step(network(flops=1e15), setup, IDEAL)
     first, last = (
-        traffic.forward_gathers(network(), setup, IDEAL).end,
-        traffic.backward_collectives(network(), setup, IDEAL).end,
+        traffic.forward_gathers_time(network(), setup, IDEAL).end,
+        traffic.backward_collectives_time(network(), setup, IDEAL).end,
     )
     assert longer.communication == pytest.approx(first + last)
     half = replace(IDEAL, network=replace(NETWORK, overlap_share=0.5))
@@ -172,7 +185,7 @@ def test_communication_hides_behind_computation_but_for_its_end() -> None:
 
 def test_tensor_parallel_ranks_wait_for_each_other_and_sum_again_what_is_computed_again() -> None:
     trace = network(reduced=1e9, parameters=0)
-    setup = Setup(1, 8, 1, tensor_parallel=8, precision="bf16-true")
+    setup = ParallelLayout(1, 8, 1, tensor_parallel=8, precision="bf16-true")
     sums = 16 * collective_times.all_reduce_seconds(1e9, Group(8, 1, 8), IDEAL)
     assert predict_step(trace, setup, IDEAL).communication == pytest.approx(sums)
     assert predict_step(trace, replace(setup, checkpointing=True), IDEAL).communication == pytest.approx(1.5 * sums)
@@ -182,7 +195,7 @@ def test_checkpointing_repeats_what_backward_needs() -> None:
     trace = network()
     parts = [replace(one, recomputed=one.recomputed[:0]) if one.name == "block 0" else one for one in trace.parts]
     plain, kept, all_but_one = (
-        predict_step(one, Setup(1, 1, 1, checkpointing=again, precision="bf16-true"), IDEAL).compute
+        predict_step(one, ParallelLayout(1, 1, 1, checkpointing=again, precision="bf16-true"), IDEAL).compute
         for one, again in ((trace, False), (trace, True), (replace(trace, parts=tuple(parts)), True))
     )
     block = 1e12 / (0.5 * 100e12)
@@ -190,7 +203,7 @@ def test_checkpointing_repeats_what_backward_needs() -> None:
 
 
 def test_the_flops_are_three_times_those_of_forward() -> None:
-    assert predict_step(network(), Setup(1, 1, 2, 3, precision="bf16-true"), IDEAL).flops == 3 * 2 * 3 * 4.5e12
+    assert predict_step(network(), ParallelLayout(1, 1, 2, 3, precision="bf16-true"), IDEAL).flops == 3 * 2 * 3 * 4.5e12
 
 
 MACHINES = st.builds(
@@ -203,7 +216,7 @@ MACHINES = st.builds(
     st.floats(1, 1e4), st.floats(10, 1e4), st.floats(1, 1e3), st.floats(1, 1e3), st.floats(0, 1), st.floats(0, 1e-4),
 )  # fmt: skip
 SETUPS = st.builds(
-    Setup,
+    ParallelLayout,
     nodes=st.sampled_from([1, 2, 64]),
     devices=st.sampled_from([1, 4, 8]),
     micro_batch=st.integers(1, 8),
@@ -218,7 +231,7 @@ SETUPS = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(MACHINES, SETUPS, st.sampled_from(["gpu.bandwidth_gbs", "gpu.link_gbs", "node_gbs", "gpu.tflops", "hop"]))
-def test_better_hardware_is_never_slower(one: Machine, setup: Setup, what: str) -> None:
+def test_better_hardware_is_never_slower(one: Machine, setup: ParallelLayout, what: str) -> None:
     trace = network(flops=1e11, parameters=10**7)
     better = {
         "gpu.bandwidth_gbs": lambda: replace(one, gpu=replace(one.gpu, bandwidth_gbs=2 * one.gpu.bandwidth_gbs)),

@@ -170,7 +170,7 @@ def test_an_error_of_the_tracers_process_is_reported(asked):
 
 
 def test_the_question_is_plain_data(asked):
-    assert json.dumps(trace_cache._question(asked[0], asked[1][0]))
+    assert json.dumps(trace_cache._trace_request(asked[0], asked[1][0]))
 
 
 class Recurrent(nn.Module):

@@ -5,7 +5,7 @@ from math import exp, sqrt
 import pytest
 
 from hpc.plan import whole_run
-from hpc.plan.setup import Setup
+from hpc.plan.setup import ParallelLayout
 from hpc.plan.trace_types import LinearCost, Part, Trace
 from hpc.plan.whole_run import (
     MAX_WARNING_SECONDS,
@@ -16,7 +16,7 @@ from hpc.plan.whole_run import (
     predict_finish,
 )
 
-FOUR_NODES = Setup(4, 8, 1, precision="bf16-mixed")
+FOUR_NODES = ParallelLayout(4, 8, 1, precision="bf16-mixed")
 PART = Part(
     name="before", num_parameters=10**9, num_trained_per_rank=10**9, num_parameters_all_ranks=10**9, num_tensors=1,
     buffer_bytes=8, saved=LinearCost(), output=LinearCost(), forward_peak=(), backward_peak=(), leftover=LinearCost(),
@@ -51,11 +51,13 @@ def test_a_step_longer_than_a_job_never_ends() -> None:
     [("32-true", "none", 12), ("bf16-mixed", "fsdp", 12), ("bf16-true", "none", 6), ("bf16-mixed", "zero3", 14)],
 )
 def test_a_checkpoint_contains_parameters_and_both_averages_of_adam(precision: str, sharding: str, each: int) -> None:
-    assert checkpoint_bytes(BILLION, Setup(4, 8, 1, precision=precision, sharding=sharding)) == each * 10**9 + 8
+    assert (
+        checkpoint_bytes(BILLION, ParallelLayout(4, 8, 1, precision=precision, sharding=sharding)) == each * 10**9 + 8
+    )
 
 
 def test_more_nodes_write_sooner_and_fail_more_often() -> None:
-    few, many = (predict_checkpoint_cost(BILLION, Setup(nodes, 8, 1)) for nodes in (1, 64))
+    few, many = (predict_checkpoint_cost(BILLION, ParallelLayout(nodes, 8, 1)) for nodes in (1, 64))
     assert many.bytes == few.bytes and many.seconds == pytest.approx(few.seconds / 64)
     assert many.every_seconds == pytest.approx(few.every_seconds / 64, rel=0.01)
 

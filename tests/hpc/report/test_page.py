@@ -558,7 +558,7 @@ def test_a_number_without_the_end_of_its_line_may_be_half_of_one(run_dir: Path) 
     cut(file, 2)  # 61, the newline and a digit
     node, damaged = node_usage.read_node(file)
     assert damaged == 1
-    assert set(node.gpus("celsius")[1]) == {30, 61}
+    assert set(node.gpu_columns("celsius")[1]) == {30, 61}
 
 
 def test_half_written_and_damaged_lines_of_samples(run_dir: Path) -> None:
@@ -660,10 +660,10 @@ def test_a_network_check_shows_its_table(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_mean_rate_is_all_samples_over_all_seconds() -> None:
     """Two windows of as many steps each, one of which took nine times as long."""
     seconds, rates = [(9, 0.1), (19, 0.9)], [(9, 900.0), (19, 100.0)]
-    assert event_files.RunCurves({"perf/step_seconds": seconds, "rate": rates}).rate("rate") == pytest.approx(
+    assert event_files.RunCurves({"perf/step_seconds": seconds, "rate": rates}).mean_rate("rate") == pytest.approx(
         2 * 90 / 1.0
     )
-    assert event_files.RunCurves({"rate": rates}).rate("rate") == pytest.approx(500.0)
+    assert event_files.RunCurves({"rate": rates}).mean_rate("rate") == pytest.approx(500.0)
 
 
 def test_a_long_curve_is_read_with_a_bounded_number_of_points() -> None:

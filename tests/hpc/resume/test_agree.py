@@ -21,7 +21,7 @@ class Clock:
         agreement, step, times = Agreement(), 0, []
         while self.now < until:
             if step >= agreement.next_step:
-                agreement.agree(step, RankRequest())
+                agreement.all_reduce_requests(step, RankRequest())
                 times.append(self.now)
             self.now += seconds_per_step(step)
             step += 1
@@ -61,7 +61,7 @@ def wishes(rank: int) -> list[object]:
     for step in range(200):
         if step >= agreement.next_step:
             asked.append(step)
-            heard.append(agreement.agree(step, RankRequest(stop=rank if step else 0, save=1 - rank)))
+            heard.append(agreement.all_reduce_requests(step, RankRequest(stop=rank if step else 0, save=1 - rank)))
     agreement.barrier()
     return [asked, [(wish.stop, wish.save, wish.is_best, wish.is_not_finite) for wish in heard]]
 

@@ -55,7 +55,7 @@ class Ranks:
         if self.waits[rank]:
             return
         step = self.at[rank]
-        here = step >= self.next or self.early[rank].is_agreed_step(step)
+        here = step >= self.next or self.early[rank].reach_step(step)
         if here:
             self.waits[rank] = True
             if all(self.waits):

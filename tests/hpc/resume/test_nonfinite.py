@@ -136,8 +136,8 @@ def test_a_step_without_a_loss_is_not_judged() -> None:
 
     def is_seen(*outputs: object) -> bool:
         for output in outputs:
-            check.add_loss(output)
-        return check.take(trainer, module)  # type: ignore[arg-type]
+            check.update(output)
+        return check.compute_and_reset(trainer, module)  # type: ignore[arg-type]
 
     assert not is_seen(None, {}, {"loss": "none"}, {"loss": torch.ones(2)})
     assert is_seen({"loss": torch.tensor([1.0, float("nan")])}, {"loss": torch.ones(2)})

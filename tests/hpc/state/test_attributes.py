@@ -462,7 +462,7 @@ def test_what_a_device_adds_up_is_added_up_in_pieces(monkeypatch: pytest.MonkeyP
     for most, count in ((2**24, 1), (20, 5)):
         monkeypatch.setattr(checksums, "PIECE", most)
         with Added() as added:
-            assert checksums._sums(bits).tolist() == torch.stack(wanted).tolist()
+            assert checksums._row_column_sums(bits).tolist() == torch.stack(wanted).tolist()
         assert added.counts == [100 // count] * 2 * count + [10 * count]
 
 

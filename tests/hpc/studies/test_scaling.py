@@ -111,9 +111,9 @@ def test_a_rate_that_the_config_does_not_have_is_not_scaled() -> None:
 
 
 def test_the_warm_up_fits_into_the_run() -> None:
-    assert scaling_points.fit_warmup(700, 200, is_lr_scaled=False) == 100
-    assert scaling_points.fit_warmup(0, 200, is_lr_scaled=True) == 20  # Goyal et al.: a large rate needs one
-    assert scaling_points.fit_warmup(0, 200, is_lr_scaled=False) == 0
+    assert scaling_points.clamp_warmup_steps(700, 200, is_lr_scaled=False) == 100
+    assert scaling_points.clamp_warmup_steps(0, 200, is_lr_scaled=True) == 20  # Goyal et al.: a large rate needs one
+    assert scaling_points.clamp_warmup_steps(0, 200, is_lr_scaled=False) == 0
     words = points("nodes=1,2", "scaling=weak", "model.warmup_steps=700")[1].words
     assert composed(words).model.warmup_steps == 100
 

@@ -464,7 +464,7 @@ def test_the_table_has_the_best_first_and_its_command_line(folder: Path) -> None
         told = member(folder, number)
         told.report(0, value or 1.0)
         told.end("fail" if value is None else "complete" if number < 2 else "pruned", value if number < 2 else None)
-    title, *rows, empty, best, command = trial_table.text_lines(folder)
+    title, *rows, empty, best, command = trial_table.study_lines(folder)
     assert title.split() == ["run", "state", "validations", "val/loss", LR, "data.global_batch_size"]
     cells = [row.split()[:4] for row in rows]
     assert cells[:2] == [["001", "finished", "1", "0.25"], ["000", "finished", "1", "0.5"]]
@@ -476,15 +476,15 @@ def test_the_table_has_the_best_first_and_its_command_line(folder: Path) -> None
 def test_who_may_only_read_sees_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn(folder, 0)
     monkeypatch.setattr(Journal, "append_logs", lambda *_: pytest.fail("somebody else's folder"))
-    assert trial_table.text_lines(folder)[1].split()[:2] == ["000", "running"]
+    assert trial_table.study_lines(folder)[1].split()[:2] == ["000", "running"]
 
 
 def test_before_anything_is_found_the_table_says_so(folder: Path, tmp_path: Path) -> None:
-    assert "no run of" in trial_table.text_lines(folder)[0] and not (folder / optuna_study.JOURNAL).exists()
+    assert "no run of" in trial_table.study_lines(folder)[0] and not (folder / optuna_study.JOURNAL).exists()
     drawn(folder, 0)
-    assert trial_table.text_lines(folder)[-1] == "no trial has finished yet"
+    assert trial_table.study_lines(folder)[-1] == "no trial has finished yet"
     with pytest.raises(ConfigError, match="not the folder of a search"):
-        trial_table.text_lines(tmp_path)
+        trial_table.study_lines(tmp_path)
 
 
 # -- Trained --

@@ -195,6 +195,6 @@ def test_ranks_are_averaged(together: Any) -> None:
 
 def _read(rank: int) -> list[float]:
     numbers = {"train/loss": torch.tensor(rank + 1.0), "train/other": torch.tensor(10.0 * (rank + 1))}
-    read = start_reduction(0, numbers, host_values={"lr": 0.1}).read()
+    read = start_reduction(0, numbers, host_values={"lr": 0.1}).wait_for_means()
     assert dist.get_world_size() == 3 and read["lr"] == 0.1
     return [read["train/loss"], read["train/other"]]

@@ -21,7 +21,7 @@ JOB = {"SLURM_JOB_ID": "7"}
 
 def alone(run_dir: Path) -> list[AttemptStart | ConfigError]:
     try:
-        return [starting_point.claim_alone(run_dir, "here", environ=dict(JOB))]
+        return [starting_point.claim_and_find_checkpoint(run_dir, "here", environ=dict(JOB))]
     except ConfigError as rejected:
         return [rejected]
 
@@ -35,7 +35,7 @@ def two(run_dir: Path) -> list[AttemptStart | ConfigError]:
     def rank(number: int) -> None:
         place = placement.Placement("srun", number, 2, number, 2)
         try:
-            said[number] = starting_point.claim_together(
+            said[number] = starting_point.claim_and_find_checkpoint_on_all_ranks(
                 run_dir, place, hosts=["n1", "n2"], store=store, timeout_seconds=30, environ=dict(JOB)
             )
         except ConfigError as rejected:
@@ -97,8 +97,8 @@ def test_a_run_begins_and_goes_on(start: Begin, tmp_path: Path) -> None:
 def test_processes_that_were_started_from_one_take_over_what_it_found(tmp_path: Path) -> None:
     written(tmp_path, 10)
     environ = dict(JOB)
-    first = starting_point.claim_alone(tmp_path, "here", environ=environ)
-    second = starting_point.claim_alone(tmp_path, "here", environ=environ)
+    first = starting_point.claim_and_find_checkpoint(tmp_path, "here", environ=environ)
+    second = starting_point.claim_and_find_checkpoint(tmp_path, "here", environ=environ)
     assert first.claim and not second.claim and second.attempt == 1
     assert second.checkpoint and first.checkpoint and second.checkpoint.path == first.checkpoint.path
     first.claim.release()

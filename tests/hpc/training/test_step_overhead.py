@@ -34,7 +34,8 @@ class Starts(L.Callback):
 
 
 def test_only_a_callbacks_own_functions_are_left() -> None:
-    starts, inherits = step_overhead.drop_empty_hooks([Starts(), Inherits()])
+    starts, inherits = Starts(), Inherits()
+    step_overhead.disable_noop_hooks([starts, inherits])
     assert callable(starts.on_train_batch_start) and callable(inherits.on_train_batch_end)
     assert [name for name in step_overhead.STEP_HOOKS if getattr(starts, name) is None] == list(
         step_overhead.STEP_HOOKS[1:]
@@ -45,7 +46,8 @@ def test_only_a_callbacks_own_functions_are_left() -> None:
 def test_functions_that_a_callback_was_given_are_left() -> None:
     def noted(*_: object) -> None: ...
 
-    (callback,) = step_overhead.drop_empty_hooks([LambdaCallback(on_train_batch_end=noted, on_before_zero_grad=noted)])
+    callback = LambdaCallback(on_train_batch_end=noted, on_before_zero_grad=noted)
+    step_overhead.disable_noop_hooks([callback])
     assert [name for name in step_overhead.STEP_HOOKS if getattr(callback, name) is noted] == [
         "on_train_batch_end",
         "on_before_zero_grad",
@@ -56,7 +58,7 @@ def test_functions_that_a_callback_was_given_are_left() -> None:
 def test_lightning_calls_what_is_left_and_passes_over_the_rest() -> None:
     callbacks = [Once(), Inherits(), Starts()]
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "barebones": False}
-    kept = step_overhead.drop_empty_hooks(callbacks)
-    trainer = L.Trainer(max_steps=3, limit_val_batches=0, accelerator="cpu", callbacks=kept, **options)
+    step_overhead.disable_noop_hooks(callbacks)
+    trainer = L.Trainer(max_steps=3, limit_val_batches=0, accelerator="cpu", callbacks=callbacks, **options)
     trainer.fit(BoringModel())
     assert trainer.global_step == 3 and [one.calls for one in callbacks[:2]] == [1, 3]

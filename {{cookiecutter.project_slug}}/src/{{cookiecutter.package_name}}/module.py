@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from hpc.training.factor_schedule import FactorSchedule
+from hpc.training.factor_schedule import InitialGroupsLambdaLR
+from hpc.training.float64_mean import make_float64_mean_metric
 from hpc.training.module import NetworkModule
 from hpc.training.parallel import split_groups_by_mesh
-from hpc.training.precise_mean import precise_mean
 
 IGNORED_TARGET = -100  # torch's default: such a target counts neither in the loss nor in a metric
 
@@ -52,9 +52,9 @@ class Classifier(NetworkModule):
         self.warmup_steps = warmup_steps
         self.bytes_per_token = bytes_per_token
         self.metric_name = "bits_per_byte" if bytes_per_token else "accuracy"
-        # torchmetrics' MeanMetric in double precision, so that the result does not depend on the number of ranks.
+        # In float64, so that the result does not depend on the number of ranks.
         means = ("val_loss", "val_metric", "test_loss", "test_metric")
-        self.means = nn.ModuleDict({name: precise_mean() for name in means})
+        self.means = nn.ModuleDict({name: make_float64_mean_metric() for name in means})
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.network(inputs)
@@ -88,8 +88,10 @@ class Classifier(NetworkModule):
         # Under tensor parallelism, fused optimizers need a group per device mesh; otherwise the groups stay the same.
         optimizer = self.make_optimizer(split_groups_by_mesh(groups))
         total_steps = self.trainer.estimated_stepping_batches
-        # LambdaLR, except that it leaves alone the groups that fine-tuning adds later.
-        schedule = FactorSchedule(optimizer, lambda step: warmup_then_cosine(step, self.warmup_steps, total_steps))
+        # Groups that fine-tuning adds later keep the learning rate that it gives them.
+        schedule = InitialGroupsLambdaLR(
+            optimizer, lambda step: warmup_then_cosine(step, self.warmup_steps, total_steps)
+        )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _evaluate(self, stage: str, batch: tuple[Tensor, Tensor]) -> None:

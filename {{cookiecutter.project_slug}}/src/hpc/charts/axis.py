@@ -39,10 +39,11 @@ def make_axis(values: Sequence[float], max_ticks: int, *, log: bool = False, to_
     elif to_ticks and not log and 0 < low < high / 2:
         low = 0.0
     if log:
-        ticks = _log_ticks(low, high, max_ticks, binary=all(math.log2(value).is_integer() for value in values))
+        binary = all(math.log2(value).is_integer() for value in values)
+        ticks = _log_ticks(low, high, max_ticks=max_ticks, binary=binary)
         labels = [_log_label(tick) for tick in ticks]
     else:
-        ticks, step = _linear_ticks(low, high, max_ticks)
+        ticks, step = _linear_ticks(low, high, max_ticks=max_ticks)
         labels = _linear_labels(ticks, step)
     if to_ticks:
         ends = _ticks_1_2_5(low, high) if log else ticks
@@ -80,7 +81,7 @@ def _format_binary(value: float) -> str:
     return f"{value:.0f}"
 
 
-def _linear_ticks(low: float, high: float, max_ticks: int) -> tuple[list[float], float]:
+def _linear_ticks(low: float, high: float, *, max_ticks: int) -> tuple[list[float], float]:
     """Return ticks from below `low` to above `high`, and their step: 1, 2 or 5 times a power of ten."""
     least = (high - low) / max_ticks
     power = 10.0 ** math.floor(math.log10(least))
@@ -89,7 +90,7 @@ def _linear_ticks(low: float, high: float, max_ticks: int) -> tuple[list[float],
     return [index * step for index in range(first, last + 1)], step
 
 
-def _log_ticks(low: float, high: float, max_ticks: int, *, binary: bool) -> list[float]:
+def _log_ticks(low: float, high: float, *, max_ticks: int, binary: bool) -> list[float]:
     """Return powers of two if `binary`, else powers of ten, with 2 and 5 between if there is room."""
     base = 2.0 if binary else 10.0
     if not binary and sum(low <= tick <= high for tick in _ticks_1_2_5(low, high)) <= max_ticks:

@@ -92,7 +92,7 @@ class DataModule(L.LightningDataModule):
     def prepare_data(self) -> None:
         """Copy files to this node. Lightning calls this in one process per node; the others wait without a limit."""
         for parts in self.files_to_stage() if self.stage else ():
-            staging.reject_missing_folder(self.stage, self.node_local)
+            staging.require_node_local_key(self.stage, self.node_local)
             staging.stage_file(parts, str(self.node_local))
 
     def local_path(self, parts: FileParts) -> str:

@@ -1,7 +1,8 @@
 """Checks of the files that a config names, made on the login node before a job is submitted. No torch here.
 
 `check_image_folder`, `check_packed_images` and `check_text_files` are the `_check_` of configs/data/images.yaml,
-packed.yaml and text.yaml. They return values for keys that are null.
+packed.yaml and text.yaml. They return values for keys that are null. `cfg`, the whole config, is part of
+that protocol; these checks do not need it.
 """
 
 import os
@@ -13,9 +14,9 @@ from omegaconf import DictConfig
 
 from hpc.config.errors import ConfigError, make_printable
 from hpc.data import packed_files
-from hpc.data.file_parts import verify_parts
+from hpc.data.file_parts import verify_checksums
 from hpc.data.image_files import decode_image, list_images, reject_fewer_outputs_than_classes
-from hpc.data.staging import reject_missing_folder
+from hpc.data.staging import require_node_local_key
 from hpc.data.text_files import (
     is_token_file,
     list_text_files,
@@ -51,13 +52,13 @@ def check_image_folder(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | No
 def check_packed_images(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None:
     """Reject a `data.file` that cannot be trained on. A few of its parts are compared with their checksums."""
     packed = packed_files.read_packed_header(str(node.file))
-    packed_files.reject_other_size(packed, node.image_size)
+    packed_files.reject_image_size_mismatch(packed, node.image_size)
     if node.num_classes is not None:
         reject_fewer_outputs_than_classes(node.num_classes, len(packed.classes))
     first, end = packed.splits["train"]
     reject_large_batch(node.global_batch_size, end - first)
-    reject_missing_folder(node.stage, node.node_local)
-    verify_parts(packed.parts, "data.file", max_parts=MAX_CHECKED_PARTS)
+    require_node_local_key(node.stage, node.node_local)
+    verify_checksums(packed.parts, config_key="data.file", max_parts=MAX_CHECKED_PARTS)
     return {"num_classes": len(packed.classes), "image_size": packed.image_size}
 
 
@@ -74,8 +75,8 @@ def check_text_files(node: DictConfig, cfg: DictConfig) -> dict[str, Any] | None
         for end in (map_file(file)[:num], map_file(file)[-num:]):
             reject_tokens_outside(limit, smallest=int(end.min()), largest=int(end.max()), file=file)
         if read_metadata(file):
-            verify_parts(token_parts(file), "data.files", max_parts=MAX_CHECKED_PARTS)
-    reject_missing_folder(node.stage, node.node_local)
+            verify_checksums(token_parts(file), config_key="data.files", max_parts=MAX_CHECKED_PARTS)
+    require_node_local_key(node.stage, node.node_local)
     for file in files + val_files if node.stage else ():
         token_parts(file)  # rejects a file that was not packed
     return {"vocab_size": vocab_size, "bytes_per_token": bytes_per_token}

@@ -22,11 +22,11 @@ class FileParts:
     checksum: str  # of all that was packed, in hex
 
 
-def verify_parts(parts: FileParts, key: str, *, max_parts: int | None = None) -> int:
+def verify_checksums(parts: FileParts, *, config_key: str, max_parts: int | None = None) -> int:
     """Compare parts with their checksums; return how many were compared.
 
     Args:
-        key: the key of the config that names the file, for errors.
+        config_key: the key of the config that names the file, for errors.
         max_parts: compare at most so many: the first, the last, and some between; None: all of them.
 
     Raises:
@@ -44,17 +44,17 @@ def verify_parts(parts: FileParts, key: str, *, max_parts: int | None = None) ->
         file_size = os.path.getsize(parts.file)
         if file_size < end:
             rule = f"The file must have {end} bytes, as when it was packed; it has {file_size}"
-            raise ConfigError(key, parts.file, rule, COPY_OR_PACK_AGAIN)
+            raise ConfigError(config_key, parts.file, rule, COPY_OR_PACK_AGAIN)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # crc32 and read release the GIL
             crcs = list(pool.map(lambda i: range_checksum(parts.file, start=starts[i], size=parts.sizes[i]), numbers))
     except OSError as error:
         rule = f"The file cannot be read: {error.strerror}"
-        raise ConfigError(key, parts.file, rule, COPY_OR_PACK_AGAIN) from None
+        raise ConfigError(config_key, parts.file, rule, COPY_OR_PACK_AGAIN) from None
     for number, crc in zip(numbers, crcs, strict=True):
         if crc != parts.crcs[number]:
             end = starts[number] + parts.sizes[number]
             rule = f"The file must hold what was packed; its bytes {starts[number]} to {end} have changed"
-            raise ConfigError(key, parts.file, rule, COPY_OR_PACK_AGAIN)
+            raise ConfigError(config_key, parts.file, rule, COPY_OR_PACK_AGAIN)
     return len(crcs)
 
 

@@ -61,5 +61,7 @@ class PackedSamples(Dataset):
         images = empty_batch((len(indices), *self.shape), np.uint8)
         out = images.numpy().reshape(len(indices), -1)
         # With "clip", numpy writes into `out` without a copy between; the sampler gives no index that needs clipping.
-        packed_files.map_pixels(*self.map_arguments).take(indices + self.first, axis=0, out=out, mode="clip")
+        file, offset, num, image_bytes = self.map_arguments
+        pixels = packed_files.map_pixels(file, offset, num=num, image_bytes=image_bytes)
+        pixels.take(indices + self.first, axis=0, out=out, mode="clip")
         return images, torch.from_numpy(self.labels[indices])

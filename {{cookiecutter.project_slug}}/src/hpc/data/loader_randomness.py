@@ -16,7 +16,7 @@ Notes = dict[str, dict[str, Any]]  # of each split, as plain data
 
 
 class LoaderRandomness:
-    """Notes the random numbers with which loaders are created, and lets later loaders be created with noted ones.
+    """Records the RNG state before loaders are created; on resume creates them from the recorded state.
 
     Attributes:
         notes: of the loaders that exist.
@@ -31,9 +31,9 @@ class LoaderRandomness:
         for split, loop in self.loops.items():
             # Lightning has no hook for this. It calls `setup_data` whenever new loaders may be needed.
             loop.setup_data = self._with_notes(split, loop, loop.setup_data)  # type: ignore[method-assign]
-        self._keep_loaders_of_passed_validation(self.loops["val"])
+        self._prevent_reload_of_finished_validation(self.loops["val"])
 
-    def _keep_loaders_of_passed_validation(self, loop: Any) -> None:
+    def _prevent_reload_of_finished_validation(self, loop: Any) -> None:
         """Create no new loaders for a validation that Lightning counts as done, right after which a run resumes."""
         count_as_done = loop.increment_progress_to_evaluation_end
 

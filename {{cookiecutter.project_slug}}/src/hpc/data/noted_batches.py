@@ -23,7 +23,7 @@ NOT_PERSISTENT = (
 PLAIN_LOADER = "a torch.utils.data.DataLoader"
 
 
-class NotedBatches(Sampler[Any]):
+class RecordingBatchSampler(Sampler[Any]):
     """The batches of another sampler, with the random state with which each pass over them began.
 
     A loader draws the seed of its workers when an iterator is created, and the order of its samples with the first
@@ -78,7 +78,7 @@ class NotedBatches(Sampler[Any]):
         running_checksums, batches = self.running_checksums, iter(self.batches)
         while True:
             if self.fetch_effects:
-                self.fetch_effects.before_batch()
+                self.fetch_effects.restore_and_capture()
             if (indices := next(batches, None)) is None:
                 return
             running_checksums.append(zlib.crc32(repr(indices).encode(), running_checksums[-1]))
@@ -111,10 +111,10 @@ class NotedBatches(Sampler[Any]):
         for sampler, state in zip(self.samplers, states, strict=False):
             _set_attributes(sampler, state)
 
-    def restore_outside_changes(self, states: list[dict[str, Any]]) -> None:
-        """Restore what others, such as the module, had written into the samplers: the next pass begins with it.
+    def restore_external_sampler_state(self, states: list[dict[str, Any]]) -> None:
+        """Restore sampler attributes that were set from outside during the epoch.
 
-        The repeated pass has made its own changes again. So attributes that it has changed are left as they are.
+        Those that the replay itself changed stay.
 
         Args:
             states: the result of `sampler_states` at the place within the pass that has been repeated.
@@ -145,8 +145,8 @@ class NotedBatches(Sampler[Any]):
             self.restore_samplers(state["own"])
 
 
-def note_batches(trainer: L.Trainer) -> bool:
-    """Note the batches of training loaders from now on; return whether there were any new loaders to note.
+def wrap_batch_samplers(trainer: L.Trainer) -> bool:
+    """Let training loaders record their batches from now on; return whether any loader was new.
 
     Loaders that know their place themselves are left as they are. Iterators that exist must be created again.
 
@@ -154,7 +154,7 @@ def note_batches(trainer: L.Trainer) -> bool:
         ConfigError: a loader iterates in a way of its own.
     """
     combined: Any = trainer.fit_loop._combined_loader
-    knows_place = NotedBatches | GlobalOrderSampler
+    knows_place = RecordingBatchSampler | GlobalOrderSampler
     new_loaders = [loader for loader in combined.flattened if not isinstance(index_sampler(loader), knows_place)]
     for loader in new_loaders:
         if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
@@ -163,7 +163,7 @@ def note_batches(trainer: L.Trainer) -> bool:
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
         # Workers make batches in processes of their own, and change nothing here.
         fetch_effects = None if loader.num_workers else FetchEffects(trainer)
-        noted = NotedBatches(index_sampler(loader), list_samplers(loader), fetch_effects=fetch_effects)
+        noted = RecordingBatchSampler(index_sampler(loader), list_samplers(loader), fetch_effects=fetch_effects)
         vars(loader)[name] = noted  # DataLoader does not allow this attribute to be set
         if make_workers_short_lived(loader) and trainer.is_global_zero:
             print(f"train: {NOT_PERSISTENT}", flush=True)

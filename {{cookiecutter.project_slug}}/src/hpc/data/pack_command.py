@@ -40,5 +40,5 @@ def verify(file: str) -> list[str]:
     if not has_images and not os.path.exists(f"{path}.json"):
         raise ConfigError("--verify", path, "must be a file that this program made", "--verify FILE.h5, or FILE.npy")
     parts = packed_files.read_packed_header(path).parts if has_images else token_files.token_parts(path)
-    num = file_parts.verify_parts(parts, "data.file" if has_images else "data.files")
+    num = file_parts.verify_checksums(parts, config_key="data.file" if has_images else "data.files")
     return [f"{path}: unchanged since it was packed ({num} parts, checksum {parts.checksum[:16]})"]

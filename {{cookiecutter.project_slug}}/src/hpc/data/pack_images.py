@@ -75,7 +75,7 @@ def _write_parts(
 ) -> None:
     """Write the parts that are not done yet, and note their checksums. Raise `ConfigError` for unreadable images."""
     missing = [number for number in range(len(packed.crcs)) if number not in done]
-    work = partial(packing.work_with_state, partial(packed_files.write_part, samples, packed), files_of_part)
+    work = partial(packing.run_with_fingerprint, partial(packed_files.write_part, samples, packed), files_of_part)
     unreadable: list[ConfigError] = []
     for state, (number, crc, part_errors) in map_with_progress(work, missing, title="packing images"):
         unreadable += part_errors

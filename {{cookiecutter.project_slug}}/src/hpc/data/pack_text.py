@@ -50,8 +50,9 @@ def pack(data: Any, out: str, *, tokenizer: str) -> list[str]:
         notes = tokenizing.token_metadata(data.files, files, tokenizer=tokenizer, text=text)
         work = partial(tokenizing.read_byte_part, parts)
         if text:
-            work = partial(tokenizing.tokenize_part, parts, tokenizing.load_tokenizer(text, tokenizer), notes["dtype"])
-        work = partial(packing.work_with_state, work, files_of_part)
+            loaded = tokenizing.load_tokenizer(text, tokenizer)
+            work = partial(tokenizing.tokenize_part, parts, tokenizer=loaded, dtype=notes["dtype"])
+        work = partial(packing.run_with_fingerprint, work, files_of_part)
         _write_parts(out, work, num_parts=len(parts), notes=notes, done=done, note=note)
     content = f"{notes['tokens']} tokens, vocabulary {notes['vocab_size']}"
     content += f", {notes['bytes_per_token']:.3f} bytes per token"
@@ -123,5 +124,5 @@ def read_tokenizer(file: str) -> str:
     try:
         return home.expand(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        rule = f"must be bytes, bpe or the tokenizer.json of a tokenizer: {error}"
+        rule = f"must be bytes, bpe or the tokenizer.json of a tokenizer ({error})"
         raise ConfigError("tokenizer", file, rule, "tokenizer=bytes") from None

@@ -185,7 +185,7 @@ def read_packed_header(file: str, unfinished: bool = False) -> PackedFile:
         raise ConfigError("data.file", file, rule, fix) from None
 
 
-def reject_other_size(packed: PackedFile, image_size: int | None) -> None:
+def reject_image_size_mismatch(packed: PackedFile, image_size: int | None) -> None:
     """Raise `ConfigError` for another image size: the network would fail in its first step, or see another scale."""
     if image_size is not None and image_size != packed.image_size:
         rule = f"must be {packed.image_size}, the size of the images in {packed.file}"
@@ -193,7 +193,7 @@ def reject_other_size(packed: PackedFile, image_size: int | None) -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def map_pixels(file: str, offset: int, num: int, image_bytes: int) -> "np.ndarray":
+def map_pixels(file: str, offset: int, *, num: int, image_bytes: int) -> "np.ndarray":
     """Map the images of a file into memory, once per process and file; return uint8 (num, image_bytes)."""
     import numpy as np
 

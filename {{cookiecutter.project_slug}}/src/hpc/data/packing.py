@@ -23,7 +23,7 @@ from typing import IO, Any
 from hpc.config.errors import ConfigError
 from hpc.launch import placement
 
-Work = Callable[[int], Any]
+PackFunction = Callable[[int], Any]
 
 
 def unfinished_paths(out: str) -> tuple[str, str]:
@@ -63,7 +63,7 @@ def open_journal(
             lines = []
         entries = {number: (state, result) for number, state, result in map(json.loads, lines[1:])}
         # Each item is (number, (state, result)).
-        done = dict(takewhile(lambda item: item[1][0] == files_state(files_of_part(item[0])), entries.items()))
+        done = dict(takewhile(lambda item: item[1][0] == fingerprint_files(files_of_part(item[0])), entries.items()))
         stream.truncate(len("".join(f"{line}\n" for line in lines[: 1 + len(done)]).encode()))
 
         def note(*entry: Any) -> None:
@@ -77,7 +77,7 @@ def open_journal(
         yield {number: result for number, (_, result) in done.items()}, note
 
 
-def files_state(files: Iterable[str]) -> str:
+def fingerprint_files(files: Iterable[str]) -> str:
     """Return a checksum of the files' sizes and times of modification, which shows that they have changed."""
     with ThreadPoolExecutor(8) as pool:  # a parallel file system takes its time for each
         return hashlib.sha256(repr(list(pool.map(_size_and_time, files))).encode()).hexdigest()[:16]
@@ -91,9 +91,11 @@ def _size_and_time(file: str) -> tuple[int, int] | None:
     return status.st_size, status.st_mtime_ns
 
 
-def work_with_state(work: Work, files_of_part: Callable[[int], Iterable[str]], number: int) -> tuple[str, Any]:
+def run_with_fingerprint(
+    work: PackFunction, files_of_part: Callable[[int], Iterable[str]], number: int
+) -> tuple[str, Any]:
     """Return the state of a part's files, taken first, and the result of work(number)."""
-    return files_state(files_of_part(number)), work(number)
+    return fingerprint_files(files_of_part(number)), work(number)
 
 
 def publish(out: str) -> None:
@@ -105,7 +107,7 @@ def publish(out: str) -> None:
     os.unlink(journal)
 
 
-def map_in_order(work: Work, numbers: Iterable[int], *, num_processes: int) -> Iterator[Any]:
+def map_in_order(work: PackFunction, numbers: Iterable[int], *, num_processes: int) -> Iterator[Any]:
     """Yield work(number) for each number, in order, computed by several processes. Raise what `work` raises."""
     futures: deque[Future[Any]] = deque()
     context = multiprocessing.get_context("fork")  # `work` may hold long lists: they are shared, not sent
@@ -148,10 +150,10 @@ def _lock(stream: IO[str], out: str) -> None:
         return  # a file system without locks
 
 
-_work: Work | None = None
+_work: PackFunction | None = None
 
 
-def _start_process(work: Work) -> None:
+def _start_process(work: PackFunction) -> None:
     global _work
     _work = work
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it, too

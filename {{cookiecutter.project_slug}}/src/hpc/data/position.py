@@ -31,7 +31,7 @@ def current_position(trainer: L.Trainer) -> dict[str, Any]:
     """Return the position between two optimizer steps, and what must not change until it is resumed, as plain data."""
     loop = trainer.fit_loop.epoch_loop
     epoch: Any = trainer.fit_loop.epoch_progress.current
-    # In what is saved, an epoch that is ready has begun, and the one before it has ended.
+    # A saved `ready` count means: this epoch has begun and the previous one is complete.
     batches, between_epochs = loop.batch_progress, epoch.completed == epoch.ready or epoch.started < epoch.ready
     is_fetched = not between_epochs and batches.current.ready > batches.current.completed
     return {
@@ -44,8 +44,8 @@ def current_position(trainer: L.Trainer) -> dict[str, Any]:
         "stepped": loop._batches_that_stepped,
         "stopped_early": trainer.should_stop,
         "ends": {"step": trainer.max_steps, "epoch": trainer.max_epochs},
-        "batches_per_epoch": finite_or_none(trainer.num_training_batches),
-        "validate_every": finite_or_none(trainer.val_check_batch),
+        "batches_per_epoch": to_int_if_finite(trainer.num_training_batches),
+        "validate_every": to_int_if_finite(trainer.val_check_batch),
         "samples": samples_per_micro_batch(trainer),
         "world_size": trainer.world_size,
         "num_ranks": num_data_ranks(trainer),
@@ -55,7 +55,7 @@ def current_position(trainer: L.Trainer) -> dict[str, Any]:
 
 
 def set_counters(loops: dict[str, Any], saved: dict[str, Any], *, accumulate: int, skipped: int = 0) -> DataPosition:
-    """Set Lightning's counters for a run that may cut its global batches into other micro-steps than before.
+    """Set Lightning's counters for a run whose accumulate_grad_batches may differ from that of the save.
 
     Args:
         loops: the saved state of the fit loop, changed in place.
@@ -78,12 +78,12 @@ def set_counters(loops: dict[str, Any], saved: dict[str, Any], *, accumulate: in
     batches, total = batches * accumulate // was, total * accumulate // was
     progress = loops["epoch_loop.batch_progress"]
     progress["is_last_batch"] = False
-    _set_counter(progress["current"], batches, batches)
+    _set_counter(progress["current"], done=batches, ready=batches)
     # One more is ready within an epoch: otherwise Lightning takes it for the end of an epoch.
-    _set_counter(progress["total"], total, total + (not between_epochs))
+    _set_counter(progress["total"], done=total, ready=total + (not between_epochs))
     for counter in loops["epoch_progress"].values():
         num_begun = counter["completed"] + num_epochs + (not between_epochs)
-        _set_counter(counter, counter["completed"] + num_epochs, num_begun)
+        _set_counter(counter, done=counter["completed"] + num_epochs, ready=num_begun)
         counter["started"] = num_begun
     return DataPosition(
         epoch=saved["epoch"] + num_epochs,
@@ -167,9 +167,9 @@ def num_data_ranks(trainer: L.Trainer) -> int:
     return (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
 
 
-def finite_or_none(number: float | None) -> int | None:
+def to_int_if_finite(number: float | None) -> int | None:
     return int(number) if number is not None and math.isfinite(number) else None
 
 
-def _set_counter(counter: dict[str, int], done: int, ready: int) -> None:
+def _set_counter(counter: dict[str, int], *, done: int, ready: int) -> None:
     counter.update(ready=ready, started=done, processed=done, completed=done)

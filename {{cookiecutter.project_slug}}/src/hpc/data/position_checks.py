@@ -35,8 +35,8 @@ def check_position(trainer: L.Trainer, saved: dict[str, Any], *, start: DataPosi
     """
     loaders = position.training_loaders(trainer)
     if start.batches and _changes_order(trainer, saved) and not all(map(position.has_global_order, loaders)):
-        rule = "cannot change within an epoch between one and several, "
-        rule += "as the order of a plain DataLoader differs between one rank and several"
+        rule = "cannot change from one rank to several (or back) within an epoch, "
+        rule += "because the order of a plain DataLoader differs between one rank and several"
         raise ConfigError("trainer.devices", trainer.num_devices, rule, "as many devices as before")
     _check_samples_per_step(trainer, saved, start)  # first, as the numbers of batches follow from it
     _check_batch_counts(trainer, saved, start, other_data=other_data)
@@ -88,8 +88,8 @@ def _check_samples_per_step(trainer: L.Trainer, saved: dict[str, Any], start: Da
 def _check_batch_counts(trainer: L.Trainer, saved: dict[str, Any], start: DataPosition, *, other_data: bool) -> None:
     """Check that an epoch, and the interval of validation, have as many optimizer steps as before."""
     was, now = saved["accumulate"], start.micro_batches_per_step
-    per_epoch = position.finite_or_none(trainer.num_training_batches)
-    validate_every = position.finite_or_none(trainer.val_check_batch)
+    per_epoch = position.to_int_if_finite(trainer.num_training_batches)
+    validate_every = position.to_int_if_finite(trainer.val_check_batch)
     for key, value, before, after in (
         ("limit_train_batches", trainer.limit_train_batches, saved["batches_per_epoch"], per_epoch),
         ("val_check_interval", trainer.val_check_interval, saved["validate_every"], validate_every),
@@ -106,7 +106,7 @@ def _check_batch_counts(trainer: L.Trainer, saved: dict[str, Any], start: DataPo
             key, value, fix = _changed_key(trainer, saved, start)
             rule = f"An epoch must have as many batches per rank as before, {before} in steps of {was}; "
             raise ConfigError(key, value, f"{rule}now it has {after}, in steps of {now}", fix)
-        rule = f"This counts micro-batches, and must mean as many optimizer steps as before ({before} / {was})"
+        rule = f"must be {before}/{was} steps of micro-batches, as before"
         is_whole = before * now % was == 0
         fix = f"trainer.{key}={before * now // was}" if is_whole else f"trainer.accumulate_grad_batches={was}"
         raise ConfigError(f"trainer.{key}", value, rule, fix)
@@ -114,13 +114,13 @@ def _check_batch_counts(trainer: L.Trainer, saved: dict[str, Any], start: DataPo
 
 def _check_epoch_length(trainer: L.Trainer, start: DataPosition, *, other_data: bool) -> None:
     """Check that the epoch has more batches than are done."""
-    per_epoch = position.finite_or_none(trainer.num_training_batches)
+    per_epoch = position.to_int_if_finite(trainer.num_training_batches)
     if per_epoch is None or start.batches < per_epoch:
         return
     rule = f"The epoch must have more batches than the {start.batches} that are done; now it has {per_epoch}"
     if other_data:
         fix = "the data as they were until this epoch has ended, or a new run from its weights: ckpt=<last.ckpt>"
-        raise ConfigError("data", "changed", rule, fix)
+        raise ConfigError("data", None, rule, fix)
     raise ConfigError("trainer.limit_train_batches", trainer.limit_train_batches, rule, "the value that the run had")
 
 
@@ -138,14 +138,14 @@ def _check_evaluations(trainer: L.Trainer, saved: dict[str, Any], start: DataPos
             is_same = samples_before == samples_after
         if is_same:
             continue
-        rule = "This counts the batches of one rank, which have changed: as many samples as before must be evaluated"
+        rule = "must select as many samples as before; the batch size per rank has changed"
         is_whole = is_count and before * now % was == 0 and before * now // was != limit
         fix = f"trainer.{key}={before * now // was}" if is_whole else "the layout as before"
         raise ConfigError(f"trainer.{key}", limit, rule, f"{fix}, or trainer.{key}=1.0 for all of them")
 
 
 def _changed_key(trainer: L.Trainer, saved: dict[str, Any], start: DataPosition) -> tuple[str, object, str]:
-    """Return the key by which a step is cut otherwise than before, its value, and how to have it as before."""
+    """Return the config key that changed the micro-batches, its value, and the fix."""
     was, now = saved["accumulate"], start.micro_batches_per_step
     if saved["num_ranks"] != position.num_data_ranks(trainer):
         return "trainer.devices", trainer.num_devices, "as many devices as before"

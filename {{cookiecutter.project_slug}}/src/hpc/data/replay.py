@@ -12,7 +12,13 @@ import lightning as L
 from torch.utils.data import DataLoader
 
 from hpc.config.errors import ConfigError
-from hpc.data.noted_batches import PLAIN_LOADER, NotedBatches, index_sampler, list_samplers, note_batches
+from hpc.data.noted_batches import (
+    PLAIN_LOADER,
+    RecordingBatchSampler,
+    index_sampler,
+    list_samplers,
+    wrap_batch_samplers,
+)
 from hpc.data.sampler import EvalBatchSampler, GlobalOrderSampler
 from hpc.state import plain_forms
 
@@ -28,7 +34,7 @@ def loader_places(trainer: L.Trainer, *, is_fetched: bool, between_epochs: bool)
     done, places = trainer.fit_loop.epoch_loop.batch_progress.current.completed, []
     for loader, iterator in zip(combined.flattened, combined._iterator.iterators, strict=True):
         batches = index_sampler(loader)
-        if not isinstance(batches, NotedBatches):
+        if not isinstance(batches, RecordingBatchSampler):
             places.append({})
         elif between_epochs:
             places.append({"own": batches.sampler_states()})
@@ -47,10 +53,10 @@ def prepare_loaders(trainer: L.Trainer, places: list[dict[str, Any]]) -> None:
         places: the result of `loader_places` when the run was saved.
     """
     warnings.filterwarnings("ignore", ".*your dataloader is not resumable")  # Lightning's warning; here it is resumable
-    note_batches(trainer)
+    wrap_batch_samplers(trainer)
     for loader, place in zip(trainer.fit_loop._combined_loader.flattened, places, strict=False):  # type: ignore
         batches = index_sampler(loader)
-        if isinstance(batches, NotedBatches):
+        if isinstance(batches, RecordingBatchSampler):
             batches.to_repeat = {key: place[key] for key in ("made", "begun") if key in place}
             batches.restore_samplers(place.get("own", []))
 
@@ -78,7 +84,7 @@ def pass_over_batches(
     combined: Any = trainer.fit_loop._combined_loader
     for number, (loader, iterator) in enumerate(zip(combined.flattened, combined._iterator.iterators, strict=True)):
         batches, place = index_sampler(loader), places[number] if number < len(places) else {}
-        if not isinstance(batches, NotedBatches):
+        if not isinstance(batches, RecordingBatchSampler):
             continue
         num = num_done(place.get("batches"))
         if num and trainer.is_global_zero:
@@ -87,7 +93,7 @@ def pass_over_batches(
         for _ in range(num):
             next(iterator) if loader.num_workers else iterator._next_index()
             tick()
-        batches.restore_outside_changes(place.get("now", []))
+        batches.restore_external_sampler_state(place.get("now", []))
         iterator._num_yielded = num
         if batches.fetch_effects:
             batches.fetch_effects.to_restore = place.get("next")

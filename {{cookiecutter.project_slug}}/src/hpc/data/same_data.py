@@ -50,7 +50,7 @@ class SameData(L.Callback):
         if reloads and trainer.is_global_zero and not hasattr(getattr(trainer, "datamodule", None), "fingerprint"):
             self.data = data_identity(trainer)  # each epoch may have more samples than the one before
 
-    def _reject_or_record(self, differences: list[str]) -> tuple[str, str, str, str] | None:
+    def _reject_or_record(self, differences: list[str]) -> tuple[str, None, str, str] | None:
         """Return the parts of a `ConfigError` for changed data, or record the change if it is permitted."""
         accepted = allowed_changes.read_recorded_values(self.run_dir, allowed_changes.DATA)
         is_accepted = bool(accepted) and not list_differences(accepted[-1], self.data)
@@ -60,7 +60,7 @@ class SameData(L.Callback):
                 shown = "; ".join(differences[:MAX_SHOWN])
                 rule = f"A run must continue with the data that it started with; changed are {shown}{more}"
                 fix = f"the data as they were, or, if you mean the change, resume={self.run_dir} resume_allow=[data]"
-                return "data", "changed", rule, fix
+                return "data", None, rule, fix
             print("\n".join(["data changed, as resume_allow=[data] permits:", *differences]), flush=True)
             allowed_changes.record_changes(self.run_dir, differences, data=self.data)
         allowed_changes.withdraw(self.run_dir)

@@ -72,7 +72,7 @@ class RepeatedBatchSampler(GlobalOrderSampler, SequentialSampler):
 
 
 class ResumableLoader(DataLoader):
-    """A loader over a `GlobalBatchSampler` that can begin in the middle of an epoch.
+    """A loader over a `GlobalOrderSampler` that can begin in the middle of an epoch.
 
     Lightning recognizes that by these two methods. The loader does not know how far training has come, as workers fetch
     ahead: `position.start_at` passes the place.
@@ -119,7 +119,7 @@ def batch_ranges(num_samples: int, batch_size: int, *, rank: int, num_ranks: int
     return parts
 
 
-class SharedBatches(Sampler[list[Any]]):
+class RankBatchSampler(Sampler[list[Any]]):
     """The batches of one rank, cut from the order of another sampler, which must be the same on all ranks.
 
     That sampler draws random numbers as a function of (seed, epoch), unless it has a generator of its own.

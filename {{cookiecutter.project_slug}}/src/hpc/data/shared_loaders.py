@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from hpc.config.errors import ConfigError
 from hpc.data import noted_batches, replay
-from hpc.data.sampler import EvalBatchSampler, GlobalOrderSampler, SharedBatches, batch_ranges
+from hpc.data.sampler import EvalBatchSampler, GlobalOrderSampler, RankBatchSampler, batch_ranges
 
 USE_ONE_DEVICE = "one device: trainer=gpu or trainer=cpu"
 USE_PLAIN_LOADER = "a DataLoader with batch_size=... over a dataset with __len__ and __getitem__"
@@ -32,7 +32,7 @@ def data_rank_and_size(strategy: Any) -> dict[str, int]:
     return {"rank": kwargs["rank"], "num_ranks": kwargs["num_replicas"]} if kwargs else {"rank": 0, "num_ranks": 1}
 
 
-class SharesLoaders:
+class ShardsDataLoaders:
     """A mixin for strategies that shares out the loaders that Lightning passes to them."""
 
     lightning_module: Any
@@ -41,9 +41,11 @@ class SharesLoaders:
 
     def process_dataloader(self, dataloader: object) -> object:
         trainer = self.lightning_module.trainer
-        alone, stage = trainer.world_size == 1, trainer.state.stage
-        loader, note = share_loader(dataloader, stage, alone=alone, **data_rank_and_size(self))
-        if stage == RunningStage.TRAINING and not alone:
+        is_single_process, stage = trainer.world_size == 1, trainer.state.stage
+        loader, note = shard_dataloader(
+            dataloader, stage, is_single_process=is_single_process, **data_rank_and_size(self)
+        )
+        if stage == RunningStage.TRAINING and not is_single_process:
             self._check_evaluation_loaders(trainer)
         self._print_once(note, trainer)
         is_validating = stage in (RunningStage.SANITY_CHECKING, RunningStage.VALIDATING)
@@ -76,7 +78,7 @@ class SharesLoaders:
                 data_rank_and_size(self),
             )
             for loader in loaders:
-                share_loader(loader, stage, rank=place["rank"], num_ranks=place["num_ranks"])
+                shard_dataloader(loader, stage, rank=place["rank"], num_ranks=place["num_ranks"])
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce as Lightning does, but without truncating the mean of integers, such as counts of samples."""
@@ -85,13 +87,13 @@ class SharesLoaders:
         return super().reduce(tensor, group, reduce_op)  # type: ignore[misc]
 
 
-def share_loader(
-    loader: Any, stage: RunningStage, *, rank: int, num_ranks: int, alone: bool = False
+def shard_dataloader(
+    loader: Any, stage: RunningStage, *, rank: int, num_ranks: int, is_single_process: bool = False
 ) -> tuple[object, str]:
     """Return a loader with this rank's samples, and a note to print ("" for none).
 
     Args:
-        alone: whether this is the only process: then the researcher's loader stays as it is.
+        is_single_process: whether this is the only process: then the researcher's loader stays as it is.
 
     Raises:
         ConfigError: the loader cannot be shared out, or a run could not be resumed with it.
@@ -101,7 +103,7 @@ def share_loader(
         return loader, ""
     if is_training:
         _reject_unresumable(loader)
-    if alone:
+    if is_single_process:
         return loader, ""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         rule = f"Each of the {num_ranks} ranks must get different samples; this loader gives all of them the same"
@@ -109,7 +111,7 @@ def share_loader(
     sampler = _distributed_sampler(loader)
     if sampler and _stays_as_it_is(split, loader, sampler=sampler, is_training=is_training, ranks=(rank, num_ranks)):
         return loader, ""
-    order, batches = _order_of_samples(split, loader, sampler=sampler, num_ranks=num_ranks)
+    order, batches = _find_samplers(split, loader, sampler=sampler, num_ranks=num_ranks)
     num_samples, batch_size = len(order), batches.batch_size
     if batches.drop_last:  # an evaluation leaves out as many samples as in one process
         num_samples -= num_samples % (batch_size * num_ranks if is_training else batch_size)
@@ -118,7 +120,7 @@ def share_loader(
         raise _loader_error(split, loader, rule=rule, fix=f"more samples, a smaller batch, or {USE_ONE_DEVICE}")
     parts = batch_ranges(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
     note = f"{split}: {num_samples} samples are shared out among {num_ranks} ranks, {batch_size} in a batch of each"
-    return _with_batches(loader, SharedBatches(order, parts, seed=_run_seed())), note
+    return _with_batches(loader, RankBatchSampler(order, parts, seed=_run_seed())), note
 
 
 def reject_differing_orders(loaders: Any, group: Any) -> None:
@@ -132,8 +134,8 @@ def reject_differing_orders(loaders: Any, group: Any) -> None:
     """
     batch_samplers = [getattr(loader, "batch_sampler", None) for loader in tree_leaves(loaders)] if group else []
     for batches in batch_samplers:
-        shared = batches.batches if isinstance(batches, noted_batches.NotedBatches) else batches
-        if not isinstance(shared, SharedBatches) or shared.is_compared or shared.checksum is None:
+        shared = batches.batches if isinstance(batches, noted_batches.RecordingBatchSampler) else batches
+        if not isinstance(shared, RankBatchSampler) or shared.is_compared or shared.checksum is None:
             continue
         shared.is_compared = True
         max_and_minus_min = torch.tensor([shared.checksum, -shared.checksum])
@@ -196,8 +198,8 @@ def _stays_as_it_is(split: str, loader: DataLoader, *, sampler: Any, is_training
     return False
 
 
-def _order_of_samples(split: str, loader: DataLoader, *, sampler: Any, num_ranks: int) -> tuple[Any, BatchSampler]:
-    """Return the sampler that orders a loader's samples on all ranks alike, and its batch sampler.
+def _find_samplers(split: str, loader: DataLoader, *, sampler: Any, num_ranks: int) -> tuple[Any, BatchSampler]:
+    """Return the sampler that orders a loader's samples alike on all ranks, and its batch sampler.
 
     Raises:
         ConfigError: the loader was given batches, and neither their order nor their size is known.
@@ -211,7 +213,7 @@ def _order_of_samples(split: str, loader: DataLoader, *, sampler: Any, num_ranks
     return order, batches
 
 
-def _with_batches(loader: DataLoader, batches: SharedBatches) -> DataLoader:
+def _with_batches(loader: DataLoader, batches: RankBatchSampler) -> DataLoader:
     """Return a copy of a loader with other batches.
 
     It is not constructed again, as the arguments of a subclass are unknown; DataLoader forbids setting the attributes.

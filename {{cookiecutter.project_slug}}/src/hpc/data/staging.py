@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from hpc.config.errors import ConfigError
-from hpc.data.file_parts import FileParts, verify_parts
+from hpc.data.file_parts import FileParts, verify_checksums
 from hpc.system import private_folder, process
 
 MAX_VERIFIED_PARTS = 8  # of a copy that exists already
@@ -24,7 +24,7 @@ POLL_SECONDS = 1.0  # between two polls of copies that are being made
 on_progress: Callable[[], object] | None = None  # called after each poll in which a copy has grown, whoever makes it
 
 
-def reject_missing_folder(stage: bool, node_local: str | None) -> None:
+def require_node_local_key(stage: bool, node_local: str | None) -> None:
     """Raise `ConfigError` if data are to be staged and the config names no folder on the node. Needs no node."""
     if stage and not node_local:
         rule = "must name the folder on a node to which data are copied"
@@ -81,7 +81,7 @@ def _is_whole(parts: FileParts, copy: str, size: int) -> bool:
     with suppress(FileNotFoundError, ConfigError):  # a damaged copy is made again
         private_folder.check(Path(copy).parent)
         if os.path.getsize(copy) == size:
-            verify_parts(replace(parts, file=copy), "data.stage", max_parts=MAX_VERIFIED_PARTS)
+            verify_checksums(replace(parts, file=copy), config_key="data.stage", max_parts=MAX_VERIFIED_PARTS)
             return True
     return False
 
@@ -155,7 +155,7 @@ def _copy(parts: FileParts, copy: str) -> None:
     unfinished = f"{copy}{_unfinished_suffix()}"
     try:
         shutil.copyfile(parts.file, unfinished)
-        verify_parts(replace(parts, file=unfinished), "data.stage")
+        verify_checksums(replace(parts, file=unfinished), config_key="data.stage")
         os.replace(unfinished, copy)
     finally:
         with suppress(FileNotFoundError):

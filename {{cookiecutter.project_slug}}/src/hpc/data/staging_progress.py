@@ -21,11 +21,11 @@ class StagingProgress:
         self._num_signs = 0  # of copies on this node
         self._num_sent = 0  # value of `_num_signs` when the other ranks were last told
         self._num_received = 0  # value of the counter in the store when it was last read
-        staging.on_progress = self.copy_has_grown
+        staging.on_progress = self.on_copy_progress
         watch.set_store_callback(self.exchange)
 
-    def copy_has_grown(self) -> None:
-        """Report a sign that a copy on this node has grown."""
+    def on_copy_progress(self) -> None:
+        """Report that a copy on this node has grown."""
         self._num_signs += 1
         self._report()
 

@@ -58,9 +58,9 @@ def windows_of_split(
     if val_files:
         files, share = (files if split == "train" else val_files), (0, 20)
     elif len(files) >= 20:
-        files, share = sort_by_hash(files)[_part(len(files), share)], (0, 20)
+        files, share = sort_by_hash(files)[_slice_of_share(len(files), share)], (0, 20)
     windows = range(max(0, sum(map(num_tokens, files)) - 1) // block_size)
-    windows = windows[_part(len(windows), share)]
+    windows = windows[_slice_of_share(len(windows), share)]
     if max_eval_windows and split != "train":
         windows = windows[:: max(1, -(-len(windows) // max_eval_windows))]
     return files, windows
@@ -98,7 +98,9 @@ def map_file(file: str) -> "np.ndarray":
         else:
             array = np.memmap(file, dtype="<u2" if is_token_file(file) else np.uint8, mode="r")
     except (OSError, ValueError) as error:
-        raise ConfigError("data.files", file, f"{rule}: {error}", "write the file again") from None
+        raise ConfigError(
+            "data.files", file, f"{rule}. This one cannot be read: {error}", "write the file again"
+        ) from None
     if array.ndim != 1 or array.dtype.kind not in "ui":
         rule += f"; this one holds {array.dtype} of shape {array.shape}"
         raise ConfigError("data.files", file, rule, "write the file again")
@@ -150,7 +152,7 @@ def _expand(key: str, patterns: Any) -> list[str]:
     # Each file once: a glob with ** follows links, also those that lead back to where they are.
     file_of: dict[tuple[int, int], str] = {}
     for file in files:
-        if identity := _identify(key, file):
+        if identity := _read_inode(key, file):
             file_of.setdefault(identity, file)
     if not file_of:
         raise ConfigError(key, patterns, "There are no such files with content", fix)
@@ -170,7 +172,7 @@ def _files_below(folder: str) -> list[str]:
     return files
 
 
-def _identify(key: str, file: str) -> tuple[int, int] | None:
+def _read_inode(key: str, file: str) -> tuple[int, int] | None:
     """Return the device and inode of a file; None if it is empty. Raise `ConfigError` if it cannot be read."""
     if file.endswith(".part"):
         rule = "The file must be whole; packing this one was interrupted"
@@ -184,5 +186,5 @@ def _identify(key: str, file: str) -> tuple[int, int] | None:
         raise ConfigError(key, file, f"The file cannot be read: {error.strerror}", fix) from None
 
 
-def _part(num: int, twentieths: tuple[int, int]) -> slice:
+def _slice_of_share(num: int, twentieths: tuple[int, int]) -> slice:
     return slice(num * twentieths[0] // 20, num * twentieths[1] // 20)

@@ -34,7 +34,8 @@ def read_metadata(file: str) -> dict[str, Any] | None:
         numbers = [notes[key] + 0 for key in NUMBER_KEYS]  # raises TypeError for anything but a number
         dtype, is_unchanged = notes["dtype"], notes["checksum"] == notes_checksum(notes)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        rule = f"The file must be as tools/pack.py has written it: {error!r}"
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+        rule = f"The file must be as tools/pack.py has written it ({reason})"
         raise ConfigError("data.files", path, rule, COPY_OR_PACK_AGAIN) from None
     tokens = map_file(file)
     if not is_unchanged or (len(tokens), str(tokens.dtype)) != (numbers[0], dtype):

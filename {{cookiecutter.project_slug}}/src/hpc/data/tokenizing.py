@@ -44,7 +44,7 @@ def read_piece(piece: Piece) -> tuple[str, int, bool]:
     file, start, end = piece
     with open(file, "rb") as stream:
         size = os.fstat(stream.fileno()).st_size
-        start, end = _move_to_line_start(stream, start, size), _move_to_line_start(stream, end, size)
+        start, end = (_move_to_line_start(stream, offset, size=size) for offset in (start, end))
         stream.seek(start)
         data = stream.read(max(0, end - start))
     try:
@@ -76,7 +76,7 @@ def read_byte_part(parts: Parts, number: int) -> tuple[bytes, int]:
     return data, len(data)
 
 
-def tokenize_part(parts: Parts, tokenizer: "Tokenizer", dtype: str, number: int) -> tuple[bytes, int]:
+def tokenize_part(parts: Parts, number: int, *, tokenizer: "Tokenizer", dtype: str) -> tuple[bytes, int]:
     """Return (tokens as bytes of `dtype`, bytes of text) of a part. Raise `ConfigError` for text that is not UTF-8."""
     import numpy as np
 
@@ -97,7 +97,7 @@ def load_tokenizer(text: str, source: str) -> "Tokenizer":
     try:
         return Tokenizer.from_str(text)
     except Exception as error:  # the library raises no narrower class
-        rule = f"must be the tokenizer.json of a tokenizer: {error}"
+        rule = f"must be the tokenizer.json of a tokenizer ({error})"
         raise ConfigError("tokenizer", source, rule, "tokenizer=bpe") from None
 
 
@@ -162,7 +162,7 @@ def token_metadata(data_files: Any, files: Sequence[str], *, tokenizer: str, tex
     }
 
 
-def _move_to_line_start(stream: Any, offset: int, size: int) -> int:
+def _move_to_line_start(stream: Any, offset: int, *, size: int) -> int:
     """Return the first place from `offset` on where a line starts, without white space: tokens rarely cross it.
 
     If no line starts within a piece, return the start of the next character.

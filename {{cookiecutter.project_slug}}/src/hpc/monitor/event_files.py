@@ -17,7 +17,7 @@ MAX_RECORDS = 2_000_000  # reading them takes about 20 seconds
 MAX_POINTS = 4000  # of a curve; when it has more, every second point is dropped
 PROFILE_TAG = "profile/text_summary"  # the text that hpc/monitor/profile.py logs
 
-CurvePoint = tuple[float, float]  # step, value
+PlotPoint = tuple[float, float]  # step or time, value
 
 
 @dataclass
@@ -28,13 +28,13 @@ class Curve:
     """
 
     values: dict[int, float] = field(default_factory=dict)
-    low: CurvePoint | None = None
-    high: CurvePoint | None = None
-    last: CurvePoint | None = None
+    low: PlotPoint | None = None
+    high: PlotPoint | None = None
+    last: PlotPoint | None = None
     num_added: int = 0
     stride: int = 1  # one of so many points is kept
 
-    def points(self) -> list[CurvePoint]:
+    def points(self) -> list[PlotPoint]:
         extremes = [point for point in (self.low, self.high, self.last) if point]
         return sorted((self.values | dict(extremes)).items())  # type: ignore[arg-type]
 
@@ -58,7 +58,7 @@ class Curve:
 class RunCurves:
     """The curves of a run by tag. `notes` name what could not be read."""
 
-    points: dict[str, list[CurvePoint]] = field(default_factory=dict)
+    points: dict[str, list[PlotPoint]] = field(default_factory=dict)
     profile: str = ""  # the one-line summary of a profile, if there is one
     notes: list[str] = field(default_factory=list)
 
@@ -67,7 +67,7 @@ class RunCurves:
         values = [value for _, value in self.points.get(tag, []) if isfinite(value)]
         return sum(values) / len(values) if values else None
 
-    def rate(self, tag: str) -> float | None:
+    def mean_rate(self, tag: str) -> float | None:
         """Return the mean of a rate per second, weighted by step time; None if nothing is known of it.
 
         Each point stands for a window of equally many steps, so that its step time says how long the window took.

@@ -47,20 +47,22 @@ class NodeSamples:
     def times(self) -> Sequence[float]:
         return self.columns.get("time", array("d"))
 
-    def gpus(self, metric: str) -> list[array]:
-        """Return the columns of all of its GPUs. `metric` is percent, memory_gb, watts or celsius."""
+    def gpu_columns(self, metric: str) -> list[array]:
+        """Return a column for each of its GPUs. `metric` is percent, memory_gb, watts or celsius."""
         return [self.columns[name] for name in self.columns if re.fullmatch(rf"gpu\d+_{metric}", name)]
 
     def gpu_percent(self) -> list[float]:
         """Return the mean use of its GPUs, by sample."""
-        return [known_mean(values) for values in zip(*self.gpus("percent"), strict=True)]
+        return [known_mean(values) for values in zip(*self.gpu_columns("percent"), strict=True)]
 
     def energy_joules(self) -> float:
         """Return the energy of its GPUs by the trapezoidal rule; gaps between samples count as 0."""
         times, attempts = self.times, self.columns.get("attempt", ())
         intervals = [after - before for before, after in pairwise(times)]
         longest = GAP_INTERVALS * median(intervals) if intervals else 0
-        watts = [sum(value for value in values if value == value) for values in zip(*self.gpus("watts"), strict=True)]
+        watts = [
+            sum(value for value in values if value == value) for values in zip(*self.gpu_columns("watts"), strict=True)
+        ]
         return sum(
             seconds * (watts[index] + watts[index + 1]) / 2
             for index, seconds in enumerate(intervals if watts else [])
@@ -149,7 +151,7 @@ def indices_while_training(node: NodeSamples, phases: Sequence[Phase]) -> list[i
     return indices
 
 
-def device_percent(node: NodeSamples) -> float:
+def mean_device_percent(node: NodeSamples) -> float:
     """Return the mean use of its GPUs, or of its CPUs if it has no GPU; infinite if it is unknown."""
     percent = known_mean(node.gpu_percent() or node.columns.get("cpu_percent", ()))
     return percent if percent == percent else math.inf

@@ -26,7 +26,7 @@ class Profile(L.Callback):
     """
 
     def __init__(
-        self, run_dir: str, enabled: bool, after: int, steps: int, ranks: list[int], memory: bool = False
+        self, run_dir: str, enabled: bool, *, after: int, steps: int, ranks: list[int], memory: bool = False
     ) -> None:
         self.folder, self.enabled = Path(run_dir) / "profile", enabled
         self.after, self.steps, self.ranks, self.memory = after, steps, ranks, memory

@@ -35,7 +35,7 @@ COLUMNS = ["time", "attempt", "cpu_percent", "memory_gb", *BYTE_COLUMNS.values()
 BLOCKED_SIGNALS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
 
 
-class Sampler:
+class NodeSampler:
     """Take samples of a node: rates since the sample before, and the present state of memory and GPUs.
 
     Args:
@@ -133,7 +133,7 @@ def main(run_dir: str, attempt: str, every_seconds: str, num_gpus: str, parent_p
     if os.getppid() != int(parent_pid):  # it ended before that call
         return
     os.nice(19)
-    sampler = Sampler(Path(run_dir), int(attempt), int(num_gpus))
+    sampler = NodeSampler(Path(run_dir), int(attempt), int(num_gpus))
     is_ended = False
     while not is_ended:
         is_ended = bool(select.select([0], [], [], float(every_seconds))[0])

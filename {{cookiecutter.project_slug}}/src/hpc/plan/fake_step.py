@@ -131,7 +131,7 @@ def _forward_and_backward(network: Any, inputs: Tensor, meter: Meter, autocast: 
             stack.enter_context(torch.autocast("cpu", DTYPES[autocast]))
             stack.enter_context(CudaAutocast())
         meter.enter("before", "forward")
-        stack.enter_context(saved_tensors_hooks(meter.note_saved, lambda tensor: tensor))
+        stack.enter_context(saved_tensors_hooks(meter.mark_recompute_end, lambda tensor: tensor))
         network.register_forward_hook(lambda _, __, logits: end_part(names[-1], loss_name, logits))
         logits = network(inputs)
         if not isinstance(logits, Tensor):

@@ -6,7 +6,7 @@ from itertools import combinations, product
 from typing import Any
 
 from hpc.plan.prediction import with_global_batch
-from hpc.plan.setup import Setup
+from hpc.plan.setup import ParallelLayout
 
 MAX_NODES = 1024
 # From little sharding to much: the strategy to type, and the fields of the setup that it changes.
@@ -36,7 +36,7 @@ class Candidate:
     """A setup after the changes of some overrides."""
 
     overrides: tuple[str, ...]
-    setup: Setup
+    setup: ParallelLayout
 
 
 def smallest_fitting(
@@ -57,7 +57,7 @@ def smallest_fitting(
 
 
 def list_candidates(
-    setup: Setup, *, has_blocks: bool, max_nodes: int | None = None, devices: int | None = None
+    setup: ParallelLayout, *, has_blocks: bool, max_nodes: int | None = None, devices: int | None = None
 ) -> Iterator[Candidate]:
     """Yield candidates of up to three changes with the same global batch: few before many, cheap before expensive.
 
@@ -77,7 +77,7 @@ def list_candidates(
                     yield Candidate(tuple(change.override for change in chosen), changed)
 
 
-def _changes(setup: Setup, *, has_blocks: bool, max_nodes: int, devices: int | None) -> list[list[Change]]:
+def _changes(setup: ParallelLayout, *, has_blocks: bool, max_nodes: int, devices: int | None) -> list[list[Change]]:
     """Return changes by kind, in the order of their cost: none, time, other hardware, much time, precision."""
     powers = [2**power for power in range(1, 11)]
     accumulate = [setup.accumulate * power for power in powers if setup.micro_batch % power == 0]
@@ -87,7 +87,7 @@ def _changes(setup: Setup, *, has_blocks: bool, max_nodes: int, devices: int | N
     checkpointing = [Change("strategy.activation_checkpointing=true", {"checkpointing": True})]
     precision = PRECISIONS.get(setup.precision)
     return [
-        [Change(f"strategy={name}", STRATEGIES[name]) for name in strategies[_num_no_stricter(setup) :]],
+        [Change(f"strategy={name}", STRATEGIES[name]) for name in strategies[_num_weaker_or_equal_strategies(setup) :]],
         [Change(f"trainer.accumulate_grad_batches={count}", {"accumulate": count}) for count in accumulate],
         checkpointing if has_blocks and not setup.checkpointing else [],
         [Change(f"trainer.num_nodes={count}", {"nodes": count}) for count in nodes if not setup.single],
@@ -97,7 +97,7 @@ def _changes(setup: Setup, *, has_blocks: bool, max_nodes: int, devices: int | N
     ]
 
 
-def _num_no_stricter(setup: Setup) -> int:
+def _num_weaker_or_equal_strategies(setup: ParallelLayout) -> int:
     """Return how many of STRATEGIES shard no more than this setup does."""
     names = [fields["sharding"] for fields in STRATEGIES.values()]
     return names.index(setup.sharding) + 1 if setup.sharding in names else 0

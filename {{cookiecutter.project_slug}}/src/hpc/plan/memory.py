@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc.plan.setup import BYTES, Setup
+from hpc.plan.setup import BYTES, ParallelLayout
 from hpc.plan.trace_types import LinearCost, Part, Trace, highest
 
 # Parameters that ZeRO-3 keeps gathered, to use them again soon (stage3_max_live_parameters of DeepSpeed).
@@ -27,7 +27,7 @@ class Memory:
         return sum(vars(self).values())
 
 
-def predict_memory(trace: Trace, setup: Setup, fixed_bytes: float = 0.0) -> Memory:
+def predict_memory(trace: Trace, setup: ParallelLayout, fixed_bytes: float = 0.0) -> Memory:
     """Predict the memory of a rank at its peak; with a pipeline, that of the fullest stage.
 
     States follow Rajbhandari et al., 2020 (ZeRO), section 3, with the sizes of today's DeepSpeed and FSDP2. The peak
@@ -37,7 +37,7 @@ def predict_memory(trace: Trace, setup: Setup, fixed_bytes: float = 0.0) -> Memo
     return max(stages, key=lambda memory: memory.total)
 
 
-def _stage_memory(trace: Trace, setup: Setup, stage: int, fixed_bytes: float) -> Memory:
+def _stage_memory(trace: Trace, setup: ParallelLayout, stage: int, fixed_bytes: float) -> Memory:
     parts = _stage_parts(trace.parts, setup, stage)
     num_parameters = sum(part.num_parameters for part in parts)
     num_trained_per_rank = sum(part.num_trained_per_rank for part in parts)
@@ -57,7 +57,7 @@ def _stage_memory(trace: Trace, setup: Setup, stage: int, fixed_bytes: float) ->
 
 
 def state_bytes(
-    num_parameters: float, num_trained_per_rank: float, *, optimizer_states: float | None, setup: Setup
+    num_parameters: float, num_trained_per_rank: float, *, optimizer_states: float | None, setup: ParallelLayout
 ) -> tuple[float, float, float]:
     """Return the bytes of weights, gradients and optimizer of a rank.
 
@@ -77,7 +77,7 @@ def state_bytes(
     return weights, gradients, 4 * num_trained_per_rank * (1 + states) / num_ranks
 
 
-def _peak(parts: Sequence[Part], examples: float, setup: Setup, gradient_bytes: float) -> float:
+def _peak(parts: Sequence[Part], examples: float, setup: ParallelLayout, gradient_bytes: float) -> float:
     """Return the most bytes of activations and gradients together.
 
     The gradients of the step before stay until backward begins. They stay until the end with ddp, whose buckets stay,
@@ -107,12 +107,12 @@ def _peak(parts: Sequence[Part], examples: float, setup: Setup, gradient_bytes: 
     return peak
 
 
-def _is_recomputed(part: Part, setup: Setup) -> bool:
+def _is_recomputed(part: Part, setup: ParallelLayout) -> bool:
     """Return whether activation checkpointing repeats the forward of this part in backward."""
     return setup.checkpointing and part.name.startswith("block")
 
 
-def _strategy_buffers(parts: Sequence[Part], setup: Setup) -> float:
+def _strategy_buffers(parts: Sequence[Part], setup: ParallelLayout) -> float:
     """Return the bytes in which a strategy gathers parameters and reduces gradients.
 
     With FSDP2, the parts outside the blocks stay gathered from forward to the end of backward. Of the blocks two are
@@ -129,7 +129,7 @@ def _strategy_buffers(parts: Sequence[Part], setup: Setup) -> float:
     return float(size * setup.bucket) if setup.sharding.startswith("zero") else 0.0
 
 
-def _stage_parts(parts: Sequence[Part], setup: Setup, stage: int) -> Sequence[Part]:
+def _stage_parts(parts: Sequence[Part], setup: ParallelLayout, stage: int) -> Sequence[Part]:
     """Return the parts of a pipeline's stage: its share of the blocks, and what lies at its end of the network."""
     if setup.pipeline == 1:
         return parts
@@ -139,7 +139,7 @@ def _stage_parts(parts: Sequence[Part], setup: Setup, stage: int) -> Sequence[Pa
     return parts[begin : None if stage == setup.pipeline - 1 else indices[end - 1] + 1]
 
 
-def _micro_batches_in_flight(setup: Setup, stage: int) -> float:
+def _micro_batches_in_flight(setup: ParallelLayout, stage: int) -> float:
     """Return how many micro-batches have activations on a stage at once (arXiv 2104.04473, section 2.2).
 
     With several pieces per stage, it follows the warm-up of Megatron-LM's interleaved schedule.

@@ -14,7 +14,7 @@ from hpc.launch import measured_links
 from hpc.plan import trace_cache
 from hpc.plan.fitting_changes import Candidate, list_candidates, smallest_fitting
 from hpc.plan.prediction import Prediction, fits_in_memory, predict
-from hpc.plan.setup import Setup, setup_from_config
+from hpc.plan.setup import ParallelLayout, setup_from_config
 from hpc.plan.trace_types import Trace
 
 MAX_CHANGES = 3  # that are listed
@@ -113,7 +113,7 @@ def find_fitting_changes(cfg: DictConfig, words: Sequence[str], prediction: Pred
     return [" ".join(candidate.overrides) for candidate in smallest_fitting(candidates, fits, max_count=MAX_CHANGES)]
 
 
-def _traces(cfg: DictConfig, setups: Sequence[Setup]) -> dict[Arithmetic, Trace]:
+def _traces(cfg: DictConfig, setups: Sequence[ParallelLayout]) -> dict[Arithmetic, Trace]:
     """Return a trace for each arithmetic of these setups; empty if the network cannot be traced."""
     distinct = {_arithmetic(setup): setup for setup in setups}
     try:
@@ -122,11 +122,11 @@ def _traces(cfg: DictConfig, setups: Sequence[Setup]) -> dict[Arithmetic, Trace]
         return {}
 
 
-def _arithmetic(setup: Setup) -> Arithmetic:
+def _arithmetic(setup: ParallelLayout) -> Arithmetic:
     return (*setup.computes_in, setup.tensor_parallel)
 
 
-def _compose_setup(words: Sequence[str]) -> Setup | None:
+def _compose_setup(words: Sequence[str]) -> ParallelLayout | None:
     """Return the setup of a command line; None if its config breaks a rule."""
     try:
         cfg = compose_overrides(words)

@@ -68,8 +68,8 @@ class Meter(TorchDispatchMode):
         """End the present part."""
         self._run.end = self.alive
 
-    def note_saved(self, tensor: Tensor) -> Tensor:
-        """Note a tensor that backward needs: checkpointing would repeat all operations so far. Return the tensor."""
+    def mark_recompute_end(self, tensor: Tensor) -> Tensor:
+        """Record that backward needs a tensor: checkpointing would repeat all operations so far. Return the tensor."""
         self._run.num_needed = len(self._run.work)
         return tensor
 
@@ -112,7 +112,7 @@ class Meter(TorchDispatchMode):
         weakref.finalize(storage, self._free, key, size)
 
     def _discount_gradient(self, parameter: Tensor) -> None:
-        """Stop to count the complete gradient of a parameter: memory.py adds the gradients itself."""
+        """Stop counting a complete gradient; memory.py adds gradients itself."""
         assert parameter.grad is not None
         if (key := _key(parameter.grad)) not in self._gradients:
             self._gradients.add(key)

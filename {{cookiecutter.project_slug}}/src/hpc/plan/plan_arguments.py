@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from hpc.config.errors import ConfigError
 from hpc.plan.prediction import with_global_batch
-from hpc.plan.setup import Setup
+from hpc.plan.setup import ParallelLayout
 from hpc.plan.trace_types import Trace
 
 TYPES = {"tokens": float, "samples": float, "pipeline": int, "interleaved": int, "micro_batch": int}
@@ -29,7 +29,7 @@ def split_words(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     for word in words:
         key, _, value = word.partition("=")
         if key == "plot":
-            own[key] = _picture_path(value)
+            own[key] = _prepare_plot_path(value)
         elif key in TYPES:
             own[key] = _positive_number(key, value)
         else:
@@ -43,7 +43,7 @@ def split_words(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return own, overrides
 
 
-def with_layout_words(setup: Setup, own: dict[str, Any]) -> Setup:
+def with_layout_words(setup: ParallelLayout, own: dict[str, Any]) -> ParallelLayout:
     """Return the setup with the pipeline and the micro-batch of plan.py's own words, and the same global batch.
 
     Raises:
@@ -54,8 +54,8 @@ def with_layout_words(setup: Setup, own: dict[str, Any]) -> Setup:
     stages = {key: own[key] for key in ("pipeline", "interleaved") if key in own}
     piped = replace(setup, **stages)
     if setup.world_size % (piped.tensor_parallel * piped.pipeline):
-        tensor_parallel = f"strategy.tensor_parallel_size ({piped.tensor_parallel})"
-        rule = f"must divide the world size ({setup.world_size}) together with {tensor_parallel}"
+        product = f"pipeline * strategy.tensor_parallel_size ({piped.pipeline} * {piped.tensor_parallel})"
+        rule = f"{product} must divide the world size ({setup.world_size})"
         raise ConfigError("pipeline", piped.pipeline, rule, "pipeline=2, or another trainer.num_nodes=")
     num_ranks, micro_batch = piped.data_parallel, own.get("micro_batch", setup.micro_batch)
     accumulate = max(1, setup.global_batch // (num_ranks * micro_batch))
@@ -66,7 +66,7 @@ def with_layout_words(setup: Setup, own: dict[str, Any]) -> Setup:
     return planned
 
 
-def reject_uneven_stages(trace: Trace, setup: Setup) -> None:
+def reject_uneven_stages(trace: Trace, setup: ParallelLayout) -> None:
     """Raise `ConfigError` for a pipeline whose stages cannot have equally many blocks."""
     num_pieces, num_blocks = setup.pipeline * setup.interleaved, len(trace.blocks)
     if setup.pipeline > 1 and (not num_blocks or num_blocks % num_pieces):
@@ -74,7 +74,7 @@ def reject_uneven_stages(trace: Trace, setup: Setup) -> None:
         raise ConfigError("pipeline", setup.pipeline, rule, "pipeline=2, or no pipeline=")
 
 
-def num_steps(cfg: DictConfig, trace: Trace, *, setup: Setup, own: dict[str, Any]) -> int | None:
+def num_steps(cfg: DictConfig, trace: Trace, *, setup: ParallelLayout, own: dict[str, Any]) -> int | None:
     """Return the optimizer steps of the run; None if neither the config nor plan.py's own words give them.
 
     Raises:
@@ -89,7 +89,7 @@ def num_steps(cfg: DictConfig, trace: Trace, *, setup: Setup, own: dict[str, Any
         raise ConfigError(key, f"{own[key]:g}", rule, "one of the two")
     if key == "tokens" and trace.unit != "tokens":
         rule = "cannot be counted, because the input of this network is samples"
-        raise ConfigError(key, f"{own[key]:g}", rule, f"samples={own[key]:g}")
+        raise ConfigError(key, f"{own[key]:g}", rule, "samples=<number of samples>")
     num_samples = own[key] / (trace.tokens_per_example if key == "tokens" else 1)
     return ceil(num_samples / setup.global_batch)
 
@@ -105,7 +105,7 @@ def _positive_number(key: str, value: str) -> float | int:
     return number
 
 
-def _picture_path(value: str) -> Path:
+def _prepare_plot_path(value: str) -> Path:
     """Return the path of the picture, and make its folder now, so that drawing does not fail later."""
     path = Path(value)
     if path.suffix != ".png" or path.is_dir():

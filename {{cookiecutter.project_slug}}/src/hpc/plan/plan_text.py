@@ -122,7 +122,7 @@ def _step_lines(prediction: Prediction) -> list[str]:
     mfu = f", MFU {prediction.mfu:.0%}" if prediction.mfu is not None else ""
     samples = prediction.rate / trace.tokens_per_example / prediction.setup.nodes
     or_decodes = f", or decodes {format_si(samples)} samples/s" if trace.unit == "samples" else ""
-    packed = f"{format_si(prediction.read_per_node or 0)}B/s of packed files"
+    packed = f"{format_si(prediction.read_bytes_per_second_per_node or 0)}B/s of packed files"
     return [
         f"a step: {format_seconds(step.seconds)} ({parts}); {format_si(prediction.rate)} {trace.unit}/s{mfu}",
         f"data: no step waits if each node reads {packed}{or_decodes}",
@@ -177,7 +177,7 @@ def as_dict(
         "changes": list(changes),
         "step": {part: getattr(step, part) if step else None for part in ("seconds", *STEP_PARTS)} | {"data": None},
         "rate": prediction.rate,
-        "read_per_node": prediction.read_per_node,
+        "read_per_node": prediction.read_bytes_per_second_per_node,
         "unit": prediction.trace.unit,
         "mfu": prediction.mfu,
         "scaling": [_row_as_dict(row) for row in prediction.scaling],

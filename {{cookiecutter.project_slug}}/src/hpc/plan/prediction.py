@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from hpc.jobs.hardware import Machine
 from hpc.plan.memory import Memory, predict_memory
-from hpc.plan.setup import Setup
+from hpc.plan.setup import ParallelLayout
 from hpc.plan.step_time import StepTime, predict_step
 from hpc.plan.trace_types import Trace
 
@@ -40,7 +40,7 @@ class Prediction:
     """The prediction of a run; None: unknown."""
 
     trace: Trace
-    setup: Setup
+    setup: ParallelLayout
     memory: Memory
     capacity: float | None  # bytes of a GPU
     step: StepTime | None
@@ -49,7 +49,7 @@ class Prediction:
     scaling: tuple[PredictedScalingRow, ...]
 
     @property
-    def read_per_node(self) -> float | None:
+    def read_bytes_per_second_per_node(self) -> float | None:
         """Bytes per second that a node has to read from packed files: one per number of an image, two per token.
 
         While data arrive this fast, computation hides loading (benchmarks/loading.py).
@@ -74,7 +74,7 @@ def memory_margin(capacity: float, memory: Memory) -> float:
     return capacity * (1 - SPARE_SHARE) - memory.total
 
 
-def predict(trace: Trace, setup: Setup, machine: Machine | None) -> Prediction:
+def predict(trace: Trace, setup: ParallelLayout, machine: Machine | None) -> Prediction:
     """Predict a run on a machine; without a machine, only its memory."""
     if machine is None:
         return Prediction(trace, setup, predict_memory(trace, setup), None, None, None, None, ())
@@ -88,7 +88,7 @@ def predict(trace: Trace, setup: Setup, machine: Machine | None) -> Prediction:
     return Prediction(trace, setup, memory, capacity, step, _rate(trace, setup, step), mfu, scaling)
 
 
-def with_global_batch(setup: Setup, global_batch: int, **changes: object) -> Setup | None:
+def with_global_batch(setup: ParallelLayout, global_batch: int, **changes: object) -> ParallelLayout | None:
     """Return the setup with changed fields and this global batch; None if the batch is not divisible by the ranks."""
     changed = replace(setup, **changes)  # type: ignore[arg-type]
     if changed.data_parallel < 1 or changed.world_size % (changed.tensor_parallel * changed.pipeline):
@@ -97,7 +97,7 @@ def with_global_batch(setup: Setup, global_batch: int, **changes: object) -> Set
     return None if rest or not micro_batch else replace(changed, micro_batch=micro_batch)
 
 
-def predict_scaling(trace: Trace, setup: Setup, machine: Machine) -> tuple[PredictedScalingRow, ...]:
+def predict_scaling(trace: Trace, setup: ParallelLayout, machine: Machine) -> tuple[PredictedScalingRow, ...]:
     """Predict the rate for 1 to 1024 nodes, in powers of two, and for the nodes of the setup."""
     several_nodes = machine.node_gbs is not None and not setup.single
     counts = sorted({setup.nodes, *NUM_NODES} if several_nodes else {1})
@@ -109,18 +109,20 @@ def predict_scaling(trace: Trace, setup: Setup, machine: Machine) -> tuple[Predi
     )
 
 
-def fits_in_memory(trace: Trace, setup: Setup, machine: Machine) -> bool:
+def fits_in_memory(trace: Trace, setup: ParallelLayout, machine: Machine) -> bool:
     """Return whether a run fits on a GPU of the machine."""
     memory, capacity = _memory_and_capacity(trace, setup, machine)
     return memory_margin(capacity, memory) >= 0
 
 
-def _memory_and_capacity(trace: Trace, setup: Setup, machine: Machine) -> tuple[Memory, float]:
+def _memory_and_capacity(trace: Trace, setup: ParallelLayout, machine: Machine) -> tuple[Memory, float]:
     """Return the memory that a run needs on a GPU, and the bytes that a GPU has."""
     return predict_memory(trace, setup, machine.gpu.fixed_gb * 1e9), machine.gpu.memory_gb * 1e9
 
 
-def _scaling_rates(trace: Trace, setups: dict[int, Setup | None], machine: Machine) -> dict[int, ScalingRate | None]:
+def _scaling_rates(
+    trace: Trace, setups: dict[int, ParallelLayout | None], machine: Machine
+) -> dict[int, ScalingRate | None]:
     rates: dict[int, ScalingRate | None] = {}
     first_rate_per_gpu = None
     for nodes, setup in setups.items():
@@ -136,5 +138,5 @@ def _scaling_rates(trace: Trace, setups: dict[int, Setup | None], machine: Machi
     return rates
 
 
-def _rate(trace: Trace, setup: Setup, step: StepTime) -> float:
+def _rate(trace: Trace, setup: ParallelLayout, step: StepTime) -> float:
     return setup.global_batch * trace.tokens_per_example / step.seconds

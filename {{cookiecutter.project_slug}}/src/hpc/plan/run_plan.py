@@ -29,8 +29,8 @@ class RunPlan:
     notes: list[str]
 
     @property
-    def rest(self) -> dict[str, Any]:
-        """All fields but prediction and title, by name."""
+    def render_kwargs(self) -> dict[str, Any]:
+        """The arguments of `plan_text` beside prediction and title."""
         return {name: value for name, value in vars(self).items() if name not in ("prediction", "title")}
 
 
@@ -73,12 +73,12 @@ def plan_run(cfg: DictConfig, words: Sequence[str], *, own: dict[str, Any]) -> R
 
 def as_text(plan: RunPlan) -> str:
     """Return the plan as one screen of text."""
-    return "\n".join(plan_text.lines(plan.prediction, plan.title, **plan.rest))
+    return "\n".join(plan_text.lines(plan.prediction, plan.title, **plan.render_kwargs))
 
 
 def as_json(plan: RunPlan) -> str:
     """Return the plan as JSON."""
-    return json.dumps(plan_text.as_dict(plan.prediction, **plan.rest), indent=1)
+    return json.dumps(plan_text.as_dict(plan.prediction, **plan.render_kwargs), indent=1)
 
 
 def draw(plan: RunPlan, file: Path) -> None:

@@ -13,7 +13,7 @@ BYTES = {"64": 8, "32": 4, "16": 2, "bf16": 2}  # of a number, by the first word
 
 
 @dataclass(frozen=True)
-class Setup:
+class ParallelLayout:
     """The layout of a run: world size = nodes * devices = data-parallel * tensor-parallel * pipeline."""
 
     nodes: int
@@ -59,11 +59,11 @@ class Setup:
         return (kind, kind) if self.sharding == "fsdp" and self.data_parallel > 1 else ("32", kind)
 
 
-def setup_from_config(cfg: DictConfig) -> Setup:
+def setup_from_config(cfg: DictConfig) -> ParallelLayout:
     """Return the setup of a checked config."""
     strategy, trainer = cfg.strategy, cfg.trainer
     has_overlap = strategy.lightning.get("overlap_comm")
-    return Setup(
+    return ParallelLayout(
         nodes=trainer.num_nodes,
         devices=trainer.devices,
         micro_batch=derive_layout(cfg).micro_batch_size,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hpc.jobs.hardware import Machine
 from hpc.plan import traffic
-from hpc.plan.setup import Setup
+from hpc.plan.setup import ParallelLayout
 from hpc.plan.trace_types import Trace, Work
 
 CLIPPING_ACCESSES = 3  # how often clipping reads or writes each gradient: for the norm, and to scale it
@@ -30,7 +30,7 @@ class StepTime:
         return self.compute + self.communication + self.optimizer + self.bubble
 
 
-def predict_step(trace: Trace, setup: Setup, machine: Machine) -> StepTime:
+def predict_step(trace: Trace, setup: ParallelLayout, machine: Machine) -> StepTime:
     """Predict the time of a step of a network whose parts are spread evenly over the stages of a pipeline.
 
     The bubble is (p - 1) / v micro-batches of a stage (arXiv 2104.04473, section 2.2).
@@ -41,14 +41,14 @@ def predict_step(trace: Trace, setup: Setup, machine: Machine) -> StepTime:
         backward += sum(operations_seconds(block.recomputed, setup, machine) for block in trace.blocks)
     overlap = setup.overlap
     exposed = (
-        traffic.tensor_parallel_sums(trace, setup, machine)
-        + traffic.forward_gathers(trace, setup, machine).exposed(forward, overlap=overlap, machine=machine)
-        + traffic.backward_collectives(trace, setup, machine).exposed(backward, overlap=overlap, machine=machine)
+        traffic.tensor_parallel_sums_seconds(trace, setup, machine)
+        + traffic.forward_gathers_time(trace, setup, machine).exposed(forward, overlap=overlap, machine=machine)
+        + traffic.backward_collectives_time(trace, setup, machine).exposed(backward, overlap=overlap, machine=machine)
     )
-    once = traffic.gradient_sums(trace, setup, machine).exposed(backward, overlap=overlap, machine=machine)
-    once += traffic.parameter_gather(trace, setup, machine)
+    once = traffic.gradient_sums_time(trace, setup, machine).exposed(backward, overlap=overlap, machine=machine)
+    once += traffic.parameter_gather_seconds(trace, setup, machine)
     stages, micro_batches = setup.pipeline, setup.accumulate
-    transfers = traffic.stage_transfers(trace, setup, machine)
+    transfers = traffic.stage_transfers_seconds(trace, setup, machine)
     return StepTime(
         compute=micro_batches * (forward + backward) / stages,
         communication=micro_batches * (exposed / stages + transfers) + once / stages,
@@ -58,7 +58,7 @@ def predict_step(trace: Trace, setup: Setup, machine: Machine) -> StepTime:
     )
 
 
-def operations_seconds(works: Iterable[Work], setup: Setup, machine: Machine) -> float:
+def operations_seconds(works: Iterable[Work], setup: ParallelLayout, machine: Machine) -> float:
     """Return the time of operations, one after the other.
 
     torch.compile fuses those without FLOPs. A precision for which a GPU has no units (bf16 on a V100) runs in fp32.
@@ -75,7 +75,7 @@ def operations_seconds(works: Iterable[Work], setup: Setup, machine: Machine) ->
     return total
 
 
-def optimizer_seconds(trace: Trace, setup: Setup, machine: Machine) -> float:
+def optimizer_seconds(trace: Trace, setup: ParallelLayout, machine: Machine) -> float:
     """Return the time of the optimizer's step on a rank's shard, after clipping.
 
     It reads a parameter, its gradient and its states, and writes all of them but the gradient.

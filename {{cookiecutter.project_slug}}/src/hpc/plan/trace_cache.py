@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from hpc.config.build import strip_check_keys
 from hpc.config.project import HPC, PROJECT, SOURCES, project_name, researcher_packages
-from hpc.plan.setup import Setup
+from hpc.plan.setup import ParallelLayout
 from hpc.plan.trace_types import Trace
 from hpc.system import home
 
@@ -30,16 +30,16 @@ class TracingError(Exception):
     """The network cannot be traced; the message says why."""
 
 
-def load_traces(cfg: DictConfig, setups: Sequence[Setup]) -> list[Trace]:
+def load_traces(cfg: DictConfig, setups: Sequence[ParallelLayout]) -> list[Trace]:
     """Return a trace for each setup, of the network and the optimizer of the config.
 
     Raises:
         TracingError: the network does not run on tensors without content, or the tracer cannot be started.
     """
-    questions = [_question(cfg, setup) for setup in setups]
-    digests = [_digest(question) for question in questions]
+    requests = [_trace_request(cfg, setup) for setup in setups]
+    digests = [_digest(request) for request in requests]
     traces = {digest: trace for digest in set(digests) if (trace := _read(digest))}
-    missing = {digest: question for digest, question in zip(digests, questions, strict=True) if digest not in traces}
+    missing = {digest: request for digest, request in zip(digests, requests, strict=True) if digest not in traces}
     if missing:
         traces |= dict(zip(missing, _run_tracer(list(missing.values())), strict=True))
     for digest in missing:
@@ -47,7 +47,7 @@ def load_traces(cfg: DictConfig, setups: Sequence[Setup]) -> list[Trace]:
     return [traces[digest] for digest in digests]
 
 
-def _question(cfg: DictConfig, setup: Setup) -> dict[str, Any]:
+def _trace_request(cfg: DictConfig, setup: ParallelLayout) -> dict[str, Any]:
     """Return the arguments of a trace as plain data."""
     parameters, autocast = setup.computes_in
     optimizer = strip_check_keys(cfg.model.optimizer)
@@ -60,9 +60,9 @@ def _question(cfg: DictConfig, setup: Setup) -> dict[str, Any]:
     }
 
 
-def _digest(question: dict[str, Any]) -> str:
-    """Return a digest of all that a trace depends on: the question, the network's sources, the libraries' versions."""
-    hashed = sha256(json.dumps(question, sort_keys=True).encode(errors="surrogateescape"))
+def _digest(request: dict[str, Any]) -> str:
+    """Return a digest of all that a trace depends on: the request, the network's sources, the libraries' versions."""
+    hashed = sha256(json.dumps(request, sort_keys=True).encode(errors="surrogateescape"))
     hashed.update(version("torch").encode())
     # A network does not import hpc, nor the packages' data folders.
     unused = (SOURCES / HPC, *(SOURCES / package / "data" for package in researcher_packages()))
@@ -87,13 +87,13 @@ def _write(digest: str, trace: Trace) -> None:
         temporary.replace(CACHE / f"{digest}.json")
 
 
-def _run_tracer(questions: Sequence[dict[str, Any]]) -> list[Trace]:
-    sys.stderr.write(f"tracing the network, once, in {' and '.join(sorted(set(map(_precision, questions))))} ...\n")
+def _run_tracer(requests: Sequence[dict[str, Any]]) -> list[Trace]:
+    sys.stderr.write(f"tracing the network, once, in {' and '.join(sorted(set(map(_precision, requests))))} ...\n")
     command = [sys.executable, "-m", f"{__package__}.tracer"]
     environ = os.environ | {"PYTHONPATH": str(SOURCES)}
     try:
         process = subprocess.run(
-            command, input=json.dumps(questions), env=environ, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+            command, input=json.dumps(requests), env=environ, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
         )
     except subprocess.TimeoutExpired:
         raise TracingError(f"it took more than {TIMEOUT_SECONDS} s") from None
@@ -110,5 +110,5 @@ def _run_tracer(questions: Sequence[dict[str, Any]]) -> list[Trace]:
     return [Trace.from_json(json.dumps(answer)) for answer in answers]
 
 
-def _precision(question: dict[str, Any]) -> str:
-    return f"{question['autocast']}-mixed" if question["autocast"] else f"{question['parameters']}-true"
+def _precision(request: dict[str, Any]) -> str:
+    return f"{request['autocast']}-mixed" if request["autocast"] else f"{request['parameters']}-true"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hpc.jobs.hardware import Machine
 from hpc.plan.collective_times import Group, all_reduce_seconds, gather_seconds, send_seconds
-from hpc.plan.setup import BYTES, Setup
+from hpc.plan.setup import BYTES, ParallelLayout
 from hpc.plan.trace_types import Part, Trace
 
 # Bytes. The last of DDP's buckets is summed when backward is over (arXiv 2006.15704, section 3.2).
@@ -16,7 +16,10 @@ REUSED_PARAMETERS = 1e9
 
 @dataclass(frozen=True)
 class OverlappedTime:
-    """Seconds of communication that may run beside computation; `end` of them, the first or the last, cannot."""
+    """Seconds of communication that may overlap with computation.
+
+    `end`: the seconds of the first or last collective, which nothing can hide.
+    """
 
     total: float
     end: float
@@ -31,31 +34,31 @@ class OverlappedTime:
         return max(self.end, self.total - compute_seconds, (1 - machine.network.overlap_share) * self.total)
 
 
-def data_parallel_group(setup: Setup) -> Group:
+def data_parallel_group(setup: ParallelLayout) -> Group:
     """Return the data-parallel ranks; those that share a layer are neighbours."""
     return Group(setup.data_parallel, setup.tensor_parallel, setup.devices)
 
 
-def forward_gathers(trace: Trace, setup: Setup, machine: Machine) -> OverlappedTime:
+def forward_gathers_time(trace: Trace, setup: ParallelLayout, machine: Machine) -> OverlappedTime:
     """Return the time to gather the parameters of each part before it runs."""
-    gathers = [_gather(part, setup, machine) for part in trace.parts]
+    gathers = [_gather_seconds(part, setup, machine) for part in trace.parts]
     return OverlappedTime(sum(gathers), next(filter(None, gathers), 0.0))
 
 
-def backward_collectives(trace: Trace, setup: Setup, machine: Machine) -> OverlappedTime:
+def backward_collectives_time(trace: Trace, setup: ParallelLayout, machine: Machine) -> OverlappedTime:
     """Return the time to gather parameters again, and to sum gradients on the rank that keeps them.
 
     FSDP still has the last block's parameters. ZeRO-3 gathers a recomputed block twice, unless it is small.
     """
     still_gathered = trace.blocks[-1:] if setup.sharding == "fsdp" else ()
     recomputed = trace.blocks if setup.sharding == "zero3" and setup.checkpointing else ()
-    gathers = [_gather(part, setup, machine) for part in trace.parts if part not in still_gathered]
-    gathers += [_gather(part, setup, machine) for part in recomputed if part.num_parameters > REUSED_PARAMETERS]
-    scatters = [_scatter(part, setup, machine) for part in trace.parts]
+    gathers = [_gather_seconds(part, setup, machine) for part in trace.parts if part not in still_gathered]
+    gathers += [_gather_seconds(part, setup, machine) for part in recomputed if part.num_parameters > REUSED_PARAMETERS]
+    scatters = [_scatter_seconds(part, setup, machine) for part in trace.parts]
     return OverlappedTime(sum(gathers) + sum(scatters), next(filter(None, scatters), 0.0))
 
 
-def gradient_sums(trace: Trace, setup: Setup, machine: Machine) -> OverlappedTime:
+def gradient_sums_time(trace: Trace, setup: ParallelLayout, machine: Machine) -> OverlappedTime:
     """Return the time, once per step, in which DDP and ZeRO-1 sum gradients. The others sum in each backward."""
     size, group = _trained_bytes(trace.parts, setup), data_parallel_group(setup)
     collective = {"none": all_reduce_seconds, "zero1": gather_seconds}.get(setup.sharding)
@@ -64,14 +67,14 @@ def gradient_sums(trace: Trace, setup: Setup, machine: Machine) -> OverlappedTim
     return OverlappedTime(collective(size, group, machine), collective(min(BUCKET_BYTES, size), group, machine))
 
 
-def parameter_gather(trace: Trace, setup: Setup, machine: Machine) -> float:
+def parameter_gather_seconds(trace: Trace, setup: ParallelLayout, machine: Machine) -> float:
     """Return the time, once per step, in which ZeRO-1 and 2 gather the parameters that each rank has updated."""
     if setup.sharding not in ("zero1", "zero2"):
         return 0.0
     return gather_seconds(_trained_bytes(trace.parts, setup), data_parallel_group(setup), machine)
 
 
-def tensor_parallel_sums(trace: Trace, setup: Setup, machine: Machine) -> float:
+def tensor_parallel_sums_seconds(trace: Trace, setup: ParallelLayout, machine: Machine) -> float:
     """Return the time of the sums over tensor-parallel ranks in a micro-batch, which computation waits for.
 
     The sums are those of arXiv 2104.04473, section 3.2. A recomputed block repeats those of its forward: half of them.
@@ -88,7 +91,7 @@ def tensor_parallel_sums(trace: Trace, setup: Setup, machine: Machine) -> float:
     return total
 
 
-def stage_transfers(trace: Trace, setup: Setup, machine: Machine) -> float:
+def stage_transfers_seconds(trace: Trace, setup: ParallelLayout, machine: Machine) -> float:
     """Return the time to hand a micro-batch from stage to stage and back, once for each piece of a stage.
 
     Each tensor-parallel rank sends its share (arXiv 2104.04473, sections 3.2 and 4.1).
@@ -101,14 +104,14 @@ def stage_transfers(trace: Trace, setup: Setup, machine: Machine) -> float:
     return 2 * setup.interleaved * once
 
 
-def _gather(part: Part, setup: Setup, machine: Machine) -> float:
+def _gather_seconds(part: Part, setup: ParallelLayout, machine: Machine) -> float:
     """Return the time to gather a part: FSDP does it at once (arXiv 2304.11277, section 3.2), ZeRO-3 by tensor."""
     if setup.sharding not in ("fsdp", "zero3"):
         return 0.0
     return _sharded_seconds(part.num_parameters * _wire_bytes(setup), part, setup, machine)
 
 
-def _scatter(part: Part, setup: Setup, machine: Machine) -> float:
+def _scatter_seconds(part: Part, setup: ParallelLayout, machine: Machine) -> float:
     """Return the time to sum a part's gradients in each backward, which FSDP, ZeRO-2 and ZeRO-3 do.
 
     With mixed precision, FSDP sums in fp32 (training/parallel.py).
@@ -119,18 +122,18 @@ def _scatter(part: Part, setup: Setup, machine: Machine) -> float:
     return _sharded_seconds(part.num_trained_per_rank * width, part, setup, machine)
 
 
-def _sharded_seconds(size: float, part: Part, setup: Setup, machine: Machine) -> float:
+def _sharded_seconds(size: float, part: Part, setup: ParallelLayout, machine: Machine) -> float:
     if not size:
         return 0.0
     num_pieces = part.num_tensors if setup.sharding == "zero3" else 1
     return num_pieces * gather_seconds(size / num_pieces, data_parallel_group(setup), machine)
 
 
-def _trained_bytes(parts: Sequence[Part], setup: Setup) -> float:
+def _trained_bytes(parts: Sequence[Part], setup: ParallelLayout) -> float:
     return sum(part.num_trained_per_rank for part in parts) * _wire_bytes(setup)
 
 
-def _wire_bytes(setup: Setup) -> int:
+def _wire_bytes(setup: ParallelLayout) -> int:
     """Return the bytes of a parameter or a gradient when it is sent. DDP's stay in fp32 with mixed precision."""
     kind, _, mode = setup.precision.partition("-")
     return 4 if mode == "mixed" and setup.sharding == "none" else BYTES[kind]

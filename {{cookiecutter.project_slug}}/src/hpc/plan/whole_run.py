@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from hpc.plan.setup import BYTES, Setup
+from hpc.plan.setup import BYTES, ParallelLayout
 from hpc.plan.trace_types import Trace
 
 START_SECONDS = 120.0  # of a job before its first step: environment, rendezvous, torch.compile
@@ -32,7 +32,9 @@ class CheckpointCost:
     every_seconds: float  # between two of them, so that writing and failures together cost least
 
 
-def predict_finish(step_seconds: float, num_steps: int, *, setup: Setup, limit_seconds: float | None) -> Finish | None:
+def predict_finish(
+    step_seconds: float, num_steps: int, *, setup: ParallelLayout, limit_seconds: float | None
+) -> Finish | None:
     """Predict the end of a run in jobs of at most `limit_seconds`, one after the other.
 
     Returns:
@@ -49,14 +51,14 @@ def predict_finish(step_seconds: float, num_steps: int, *, setup: Setup, limit_s
     return Finish(seconds, requeues, seconds * setup.world_size / 3600)
 
 
-def predict_checkpoint_cost(trace: Trace, setup: Setup) -> CheckpointCost:
+def predict_checkpoint_cost(trace: Trace, setup: ParallelLayout) -> CheckpointCost:
     """Predict size and time of a checkpoint, of which each node writes its share."""
     size = checkpoint_bytes(trace, setup)
     seconds = size / (WRITE_BANDWIDTH * setup.nodes)
     return CheckpointCost(size, seconds, best_interval_seconds(seconds, NODE_MTBF_SECONDS / setup.nodes))
 
 
-def checkpoint_bytes(trace: Trace, setup: Setup) -> float:
+def checkpoint_bytes(trace: Trace, setup: ParallelLayout) -> float:
     """Return the size of a checkpoint. ZeRO saves 16-bit weights beside the fp32 weights that it updates."""
     kind, _, mode = setup.precision.partition("-")
     width = 4 if mode == "mixed" else BYTES[kind]

@@ -10,7 +10,7 @@ from hpc.report import run_table
 from hpc.run import history
 
 
-def report_lines(places: Sequence[Path]) -> list[str]:
+def write_report_or_table(places: Sequence[Path]) -> list[str]:
     """Return the lines for the terminal. For a single run directory, write its page, too.
 
     Args:

@@ -8,7 +8,7 @@ from statistics import median
 
 from hpc.charts.chart import Band, Chart, Series
 from hpc.monitor import node_usage
-from hpc.monitor.event_files import CurvePoint, RunCurves
+from hpc.monitor.event_files import PlotPoint, RunCurves
 from hpc.monitor.node_usage import GAP_INTERVALS, NodeSamples, Phase
 from hpc.report.run_statistics import CLOCK_TOLERANCE_SECONDS, STEP_PARTS, AttemptSpan
 
@@ -77,16 +77,16 @@ def usage_charts(nodes: Sequence[NodeSamples], phases: Sequence[Phase], spans: S
     """Return charts of the use of GPUs and CPUs over the time since the start of the run, with its phases."""
     begin, end = (spans[0].begin, max(span.end for span in spans)) if spans else _first_and_last_time(nodes)
     factor, unit = next((factor, unit) for shortest, factor, unit in UNITS if end - begin >= shortest)
-    bands = _bands(phases, begin, end, factor=factor)
+    bands = _bands(phases, begin=begin, end=end, factor=factor)
     x_label, charts = f"{unit} since the start of the run", []
     for title, y_label, lines in _usage_lines(nodes):
-        in_run = {name: _in_run(points, begin, end, factor=factor) for name, points in lines.items()}
+        in_run = {name: _relative_points(points, begin=begin, end=end, factor=factor) for name, points in lines.items()}
         series = [Series(name, points) for name, points in _mean_and_least(in_run).items()]
         charts.append(Chart(title, x_label, y_label, series, bands, from_zero=True))
     return charts
 
 
-def _bands(phases: Sequence[Phase], begin: float, end: float, *, factor: float) -> list[Band]:
+def _bands(phases: Sequence[Phase], *, begin: float, end: float, factor: float) -> list[Band]:
     """Return the phases in units of `factor` seconds since `begin`, in the order of BAND_NAMES."""
     names, bands = list(BAND_NAMES), []
     named = [phase for phase in phases if phase.name in BAND_NAMES]
@@ -97,31 +97,31 @@ def _bands(phases: Sequence[Phase], begin: float, end: float, *, factor: float) 
     return bands
 
 
-def _usage_lines(nodes: Sequence[NodeSamples]) -> list[tuple[str, str, dict[str, list[CurvePoint]]]]:
+def _usage_lines(nodes: Sequence[NodeSamples]) -> list[tuple[str, str, dict[str, list[PlotPoint]]]]:
     """Return title, y label and lines of each chart: a line per GPU of a single node, else a line per node."""
     cpu = ("CPU use", CORES_LABEL, _column_points(nodes, "cpu_percent"))
-    if not any(node.gpus("percent") for node in nodes):
+    if not any(node.gpu_columns("percent") for node in nodes):
         return [cpu]
     if len(nodes) == 1:
         (node,) = nodes
         charts = [("GPU use", "%", "percent"), ("GPU memory", "GB", "memory_gb")]
         return [
-            (title, unit, {f"GPU {i}": _points(node, values) for i, values in enumerate(node.gpus(metric))})
+            (title, unit, {f"GPU {i}": _points(node, values) for i, values in enumerate(node.gpu_columns(metric))})
             for title, unit, metric in charts
         ] + [cpu]
-    gpus = {node.host: _points(node, node.gpu_percent()) for node in nodes if node.gpus("percent")}
+    gpus = {node.host: _points(node, node.gpu_percent()) for node in nodes if node.gpu_columns("percent")}
     return [("GPU use", "% of a node's GPUs", gpus), cpu]
 
 
-def _column_points(nodes: Sequence[NodeSamples], column: str) -> dict[str, list[CurvePoint]]:
+def _column_points(nodes: Sequence[NodeSamples], column: str) -> dict[str, list[PlotPoint]]:
     return {node.host: _points(node, node.columns[column]) for node in nodes if column in node.columns}
 
 
-def _points(node: NodeSamples, values: Sequence[float]) -> list[CurvePoint]:
+def _points(node: NodeSamples, values: Sequence[float]) -> list[PlotPoint]:
     """Return (time, value), with NaN where no sample was taken for long, and between two attempts."""
     times, attempts = node.times, node.columns["attempt"]
     longest = GAP_INTERVALS * median([b - a for a, b in pairwise(times)]) if len(times) > 2 else math.inf
-    points: list[CurvePoint] = []
+    points: list[PlotPoint] = []
     for index, (time, value) in enumerate(zip(times, values, strict=True)):
         if index and (time - points[-1][0] > longest or attempts[index] != attempts[index - 1]):
             points.append((time, math.nan))
@@ -129,18 +129,18 @@ def _points(node: NodeSamples, values: Sequence[float]) -> list[CurvePoint]:
     return points
 
 
-def _in_run(points: Sequence[CurvePoint], begin: float, end: float, *, factor: float) -> list[CurvePoint]:
+def _relative_points(points: Sequence[PlotPoint], *, begin: float, end: float, factor: float) -> list[PlotPoint]:
     """Return points in units of `factor` seconds since `begin`, without those that a wrong clock put elsewhere."""
     earliest, latest = begin - CLOCK_TOLERANCE_SECONDS, end + CLOCK_TOLERANCE_SECONDS
     return [((time - begin) / factor, value) for time, value in points if earliest <= time <= latest]
 
 
-def _mean_and_least(lines: dict[str, list[CurvePoint]]) -> dict[str, list[CurvePoint]]:
+def _mean_and_least(lines: dict[str, list[PlotPoint]]) -> dict[str, list[PlotPoint]]:
     """Return the lines, or if there are many, their mean and the one that is lowest on average."""
     if len(lines) <= MAX_LINES:
         return lines
     last = max((x for points in lines.values() for x, _ in points), default=0) or 1.0
-    bins: dict[int, list[CurvePoint]] = defaultdict(list)
+    bins: dict[int, list[PlotPoint]] = defaultdict(list)
     for points in lines.values():
         for x, y in points:
             if y == y:
@@ -166,12 +166,12 @@ def node_summary(node: NodeSamples, phases: Sequence[Phase]) -> dict[str, str]:
     cpu_percent = node.columns.get("cpu_percent", ())
     in_training = {
         "GPU %": [gpu_percent[index] for index in training] if gpu_percent else [],
-        "watts per GPU": [column[index] for column in node.gpus("watts") for index in training],
+        "watts per GPU": [column[index] for column in node.gpu_columns("watts") for index in training],
         "CPU %": [cpu_percent[index] for index in training] if cpu_percent else [],
     }
     whole_run = {
-        "peak GPU memory, GB": [value for column in node.gpus("memory_gb") for value in column],
-        "peak °C": [value for column in node.gpus("celsius") for value in column],
+        "peak GPU memory, GB": [value for column in node.gpu_columns("memory_gb") for value in column],
+        "peak °C": [value for column in node.gpu_columns("celsius") for value in column],
         "peak memory, GB": list(node.columns.get("memory_gb", [])),
         "peak network in, MB/s": list(node.columns.get("net_in_mbs", [])),
         "peak disk read, MB/s": list(node.columns.get("disk_read_mbs", [])),

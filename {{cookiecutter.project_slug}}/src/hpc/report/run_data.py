@@ -51,7 +51,7 @@ def read_run_data(run: RunRecord) -> RunData:
     spans = attempt_spans(run, phases, is_running=_is_last_attempt_running(run, row))
     config_text, config, config_notes = run_files.read_config(run.path)
     made_by, made_by_notes = run_files.read_made_by(run.path)
-    time_notes = run_files.notes_on_times(run)
+    time_notes = run_files.time_damage_notes(run)
     statistics = compute_statistics(spans, phases, curves=curves, nodes=nodes, config=config)
     statistics = replace(statistics, steps_per_epoch=_steps_of_epoch(phases, row.step))
     if time_notes:
@@ -128,6 +128,6 @@ def _begin(attempt: AttemptRecord, phases: Sequence[Phase]) -> float:
 
 
 def _joules(nodes: Sequence[NodeSamples]) -> float | None:
-    if not any(node.gpus("watts") for node in nodes):
+    if not any(node.gpu_columns("watts") for node in nodes):
         return None
     return sum(node.energy_joules() for node in nodes)

@@ -17,7 +17,7 @@ from hpc.system.files import parse_json
 DEFAULT_EVERY_SECONDS = 10  # between two samples, if the config does not say
 
 
-def notes_on_times(run: RunRecord) -> list[str]:
+def time_damage_notes(run: RunRecord) -> list[str]:
     """Return notes on damage after which it is unknown how the time was spent."""
     notes = []
     if num_lines := history.num_damaged_lines(run.path):

@@ -96,7 +96,7 @@ def _figures(charts: list[Chart], otherwise: str) -> list[Block]:
 def _throughput(data: RunData) -> list[Block]:
     rows = []
     for tag, name in run_charts.throughput_tags(data.curves):
-        mean, points = data.curves.rate(tag), data.curves.points.get(tag, [])
+        mean, points = data.curves.mean_rate(tag), data.curves.points.get(tag, [])
         if mean is not None:
             numbers = (mean, max(y for _, y in points), points[-1][1])
             rows.append([name, *map(format_percent if name == "MFU" else format_number, numbers)])
@@ -143,7 +143,7 @@ def _nodes(data: RunData) -> list[Block]:
     sampled = [node for node in data.nodes if node.times]
     if not sampled:
         return ["There are no samples of any node."]
-    least_used = sorted(sampled, key=node_usage.device_percent)[:MAX_ROWS]
+    least_used = sorted(sampled, key=node_usage.mean_device_percent)[:MAX_ROWS]
     is_shortened = len(sampled) > MAX_ROWS
     rows = [run_charts.node_summary(node, data.phases) for node in (least_used if is_shortened else sampled)]
     titles = [title for title in dict.fromkeys(title for row in rows for title in row)]
@@ -172,8 +172,8 @@ def _usage_facts(statistics: RunStatistics) -> list[tuple[str, str]]:
 def _energy(data: RunData) -> str:
     if data.joules is None:
         return "The energy is unknown: no GPU's power was sampled."
-    with_power = [node for node in data.nodes if node.gpus("watts")]
-    num_gpus, num_nodes = sum(len(node.gpus("watts")) for node in with_power), len(with_power)
+    with_power = [node for node in data.nodes if node.gpu_columns("watts")]
+    num_gpus, num_nodes = sum(len(node.gpu_columns("watts")) for node in with_power), len(with_power)
     devices = f"{num_gpus} GPU{'s' * (num_gpus > 1)} of {num_nodes} node{'s' * (num_nodes > 1)}"
     return (
         f"{format_energy(data.joules)}, from the sampled power of {devices}."

@@ -63,13 +63,13 @@ def compute_statistics(
     """Return the statistics of a run, without `steps_per_epoch`."""
     step_seconds = {part: curves.mean(f"perf/{part}_seconds") for part in ("step", *STEP_PARTS)}
     gpu_percent, cpu_percent = _use_in_training(nodes, phases)
-    memory = [value for node in nodes for column in node.gpus("memory_gb") for value in column if value == value]
+    memory = [value for node in nodes for column in node.gpu_columns("memory_gb") for value in column if value == value]
     communication = re.search(r"communication (\d+)%", curves.profile)
     return RunStatistics(
         phase_seconds=_phase_seconds(spans, phases),
         phase_counts={name: sum(phase.name == key for phase in phases) for key, name in PHASES.items()},
         step_seconds={part: value for part, value in step_seconds.items() if value is not None and value >= 0},
-        mfu=curves.rate("perf/mfu"),
+        mfu=curves.mean_rate("perf/mfu"),
         communication_share=int(communication[1]) / 100 if communication else None,
         gpu_percent=gpu_percent,
         gpu_memory_gb=max(memory, default=None),
@@ -99,7 +99,7 @@ def _use_in_training(nodes: Sequence[NodeSamples], phases: Sequence[Phase]) -> t
     cpu_values: list[float] = []
     for node in nodes:
         indices = node_usage.indices_while_training(node, phases)
-        if node.gpus("percent"):
+        if node.gpu_columns("percent"):
             percent = node.gpu_percent()
             gpu_values += [percent[index] for index in indices]
         if "cpu_percent" in node.columns:

@@ -1,4 +1,4 @@
-"""What tools/board.py does: serve the curves of runs with TensorBoard on this machine, and print how to reach it."""
+"""The command tools/board.py: serve the curves of runs with TensorBoard on this machine, and print how to reach it."""
 
 import os
 import signal

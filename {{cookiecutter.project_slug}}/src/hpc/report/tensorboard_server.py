@@ -84,7 +84,7 @@ class TensorBoardServer:
     def __enter__(self) -> "TensorBoardServer":
         limit = time.monotonic() + START_TIMEOUT_SECONDS
         try:
-            while not (self._has_port.wait(0.1) and self._answers()):
+            while not (self._has_port.wait(0.1) and self._is_responding()):
                 if self._process.poll() is not None or time.monotonic() > limit:
                     raise self._start_error()
         except BaseException:
@@ -126,8 +126,8 @@ class TensorBoardServer:
         message = next((line for line in reversed(self._last_lines) if line.strip()), "it printed nothing")
         return ConfigError("tensorboard", None, f"{rule}: {message.strip()}", fix)
 
-    def _answers(self) -> bool:
-        """Whether it answers a request, which is made without the proxy that clusters often set in the environment."""
+    def _is_responding(self) -> bool:
+        """Return whether it answers a request, made without the proxy that clusters often set in the environment."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
         with suppress(OSError, http.client.HTTPException):
             connection.request("GET", "/data/environment")
@@ -136,7 +136,7 @@ class TensorBoardServer:
 
 
 def _has_events(place: Path) -> bool:
-    """Whether there is an event file below this folder. Links are followed, as TensorBoard does, but no circle is."""
+    """Return whether there is an event file below this folder. Links are followed, as by TensorBoard, but no circle."""
     visited: set[str] = set()
     for folder, folders, names in os.walk(place, followlinks=True):
         if any(EVENT_FILE_PREFIX in name for name in names):

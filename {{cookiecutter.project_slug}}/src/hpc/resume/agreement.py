@@ -27,7 +27,7 @@ class RankRequest:
 
 
 class Agreement:
-    """Agreements of all ranks, which call `agree` at the same steps.
+    """Agreements of all ranks, which call `all_reduce_requests` at the same steps.
 
     Args:
         is_wanted: return whether this rank wants an agreement as soon as possible.
@@ -52,15 +52,15 @@ class Agreement:
         self._interval_steps = 1
         self._last_step, self._last_time = 0, time.monotonic()
 
-    def arrive(self, step: int) -> bool:
-        """Return whether all ranks agree at this step. Must be called once at each step."""
+    def is_due(self, step: int) -> bool:
+        """Return whether an agreement of all ranks is due at this step. Must be called once at each step."""
         return step >= self.next_step or self.early.wait_if_promised(step)
 
-    def agree(self, step: int, request: RankRequest, *, checksum: int = 0) -> RankRequest:
+    def all_reduce_requests(self, step: int, request: RankRequest, *, checksum: int = 0) -> RankRequest:
         """Return the requests of all ranks together, at an optimizer step that they share.
 
         Args:
-            checksum: of what must be the same on all ranks; see `Request.ranks_differ`.
+            checksum: of what must be the same on all ranks; see `RankRequest.ranks_differ`.
         """
         numbers = [getattr(request, field.name) for field in fields(RankRequest)]
         numbers += [checksum, -checksum, -self._steps_in_interval(step)]

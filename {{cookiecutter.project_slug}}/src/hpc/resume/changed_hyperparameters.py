@@ -20,7 +20,7 @@ from hpc.config.freezing import to_frozen_yaml
 STRATEGY_SECTION = "parallelize"  # the part of the model's config that the strategy decides
 
 
-class Hyperparameters(L.Callback):
+class HyperparameterUpdater(L.Callback):
     """Apply changed values of the model's config. It must come after the callback that restores the optimizers."""
 
     def __init__(self, model: DictConfig) -> None:
@@ -30,6 +30,10 @@ class Hyperparameters(L.Callback):
         self.length: list[int | None] = []  # epochs and steps of the training
         self.saved: dict[str, Any] = {}
         self.callback_arguments: list[tuple[L.Callback, dict[str, Any]]] = []
+
+    @property
+    def state_key(self) -> str:
+        return "Hyperparameters"  # the key in the checkpoint; not the class's name, which may change
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         # Before a checkpoint restores callbacks: EarlyStopping would have its old patience again.
@@ -74,10 +78,12 @@ def _apply(
     lines: list[str] = []
     if list(map(len, before)) != list(map(len, now)):
         rule = "Optimizers must have as many parameter groups as before, if values of the model are to change"
-        raise ConfigError("resume_allow", None, rule, "one resume for the other layout, then one for the values")
+        raise ConfigError(
+            "resume_allow", None, rule, "resume first with the old values and the new layout, then with the new values"
+        )
     for owners, values_before, values_now in zip(owners_by_part, before, now, strict=True):
         for number, (owner, old, new) in enumerate(zip(owners, values_before, values_now, strict=False)):
-            lines += [f"{type(owner).__name__} {number}: {line}" for line in _set_changed(owner, old, new)]
+            lines += [f"{type(owner).__name__} {number}: {line}" for line in _set_changed(owner, old=old, new=new)]
     for schedule in _schedules(trainer) if lines else ():
         schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]
     if lines and trainer.is_global_zero:
@@ -133,7 +139,7 @@ def _to_number(value: Any) -> Any:
     return value if isinstance(value, bool | int | float) else None
 
 
-def _set_changed(owner: Any, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def _set_changed(owner: Any, *, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Set the values that differ, and return a line on each.
 
     A learning rate that a schedule has changed keeps its proportion to the first one.

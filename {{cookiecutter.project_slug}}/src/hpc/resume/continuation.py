@@ -162,7 +162,7 @@ class Continuation:
         """Return the generators with which each loader of a validation draws."""
         return self._state_of_rank().get("evaluation", [])
 
-    def on_nothing_left(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+    def on_training_already_complete(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Restore what callbacks and the test would see right after the last step, if all steps were done before."""
         state = self._state_of_rank()
         epoch_metrics.restore_shown_metrics(trainer, state["epoch"])

@@ -42,12 +42,12 @@ class EarlyAgreement:
         if self._promised_step is None:  # no lock at every step: `_receive` first sets the promise, then reads the step
             return False
         with self._changed:
-            while (is_agreed := self.is_agreed_step(step)) is None:
+            while (is_agreed := self.reach_step(step)) is None:
                 self._changed.wait()
         return is_agreed
 
-    def is_agreed_step(self, step: int) -> bool | None:
-        """Return what `wait_if_promised` returns, or None where it would wait."""
+    def reach_step(self, step: int) -> bool | None:
+        """Record that this rank has reached a step. Return as `wait_if_promised` does, or None where it would wait."""
         self._reached_step = step
         if self._promised_step is None or step < self._promised_step:
             return False

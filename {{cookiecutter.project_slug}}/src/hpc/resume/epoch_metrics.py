@@ -63,8 +63,8 @@ def restore(trainer: L.Trainer, module: nn.Module, *, states: list[dict[str, Any
     """Restore the results of `state`.
 
     Args:
-        states: this rank's own; or, with another number of ranks, on rank 0 those of all old ranks, elsewhere that of
-            one.
+        states: [own state] if the world size is unchanged; else every old rank's state on rank 0, and rank 0's on the
+            others.
         is_own: whether it is this rank's own.
 
     Raises:
@@ -74,7 +74,7 @@ def restore(trainer: L.Trainer, module: nn.Module, *, states: list[dict[str, Any
     for other in others:
         merged = _merge(module, merged, other)
     if not (is_own or trainer.is_global_zero):
-        logged = {key: _with_no_sums(entry) for key, entry in merged["logged"].items()}
+        logged = {key: _with_neutral_sums(entry) for key, entry in merged["logged"].items()}
         merged = {**merged, "metrics": {}, "logged": logged}
     for path, tracker in module.named_modules():
         while isinstance(tracker, MetricTracker) and f"{path}.{len(tracker)}" in merged["dtypes"]:
@@ -170,7 +170,8 @@ def _make_result(entry: dict[str, Any], metrics: dict[str, Metric], *, reduce: C
     return result
 
 
-def _with_no_sums(entry: dict[str, Any]) -> dict[str, Any]:
+def _with_neutral_sums(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the entry with sums that change nothing when they are merged."""
     neutral = {"min": torch.inf, "max": -torch.inf}.get(entry["reduce"], 0)
     return {**entry, "sums": {name: torch.full_like(value, neutral) for name, value in entry["sums"].items()}}
 

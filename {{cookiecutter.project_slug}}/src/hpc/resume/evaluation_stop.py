@@ -38,12 +38,12 @@ class EvaluationStop:
     def agree_on_stop(self) -> int:
         """Return the index of the reason why all ranks stop at this batch, which begins; 0: they do not stop."""
         self._num_batches += 1
-        if not self.agreement.arrive(self._num_batches):
+        if not self.agreement.is_due(self._num_batches):
             return 0
-        return self.agreement.agree(self._num_batches, RankRequest(stop=self.stop_reason())).stop
+        return self.agreement.all_reduce_requests(self._num_batches, RankRequest(stop=self.stop_reason())).stop
 
-    def measure_validation(self, trainer: Any) -> None:
-        """Decide at the end of a validation whether validations are long; a sanity check is scaled up."""
+    def update_is_validation_long(self, trainer: Any) -> None:
+        """Update `is_validation_long` at the end of a validation; the time of a sanity check is scaled up."""
         seconds = time.monotonic() - self._start_time
         if trainer.sanity_checking:
             seconds *= sum(trainer.num_val_batches) / sum(trainer.num_sanity_val_batches)

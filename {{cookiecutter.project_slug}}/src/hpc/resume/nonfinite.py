@@ -10,7 +10,7 @@ from hpc.training.parallel import last_gradient_norm
 
 
 class NonFiniteCheck:
-    """Whether this rank has seen a loss or a gradient norm that is NaN or infinite since the last look.
+    """Find losses and gradient norms of this rank that are NaN or infinite, between two calls of `compute_and_reset`.
 
     Args:
         is_skipping: `faults.nonfinite=skip`: the optimizers leave such steps out, and nothing is reported.
@@ -18,17 +18,17 @@ class NonFiniteCheck:
 
     def __init__(self, *, is_skipping: bool) -> None:
         self.is_skipping = is_skipping
-        self._is_seen: Tensor | None = None  # a boolean on the device; None: no loss since the last look
+        self._is_seen: Tensor | None = None  # a boolean on the device; None: no loss since the last reset
 
-    def add_loss(self, outputs: Any) -> None:
+    def update(self, outputs: Any) -> None:
         """Check what `training_step` has returned; it may be nothing, or have no loss."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else None
         if isinstance(loss, Tensor) and not self.is_skipping:
             is_bad = ~torch.isfinite(loss).all() if loss.ndim else ~torch.isfinite(loss)
             self._is_seen = is_bad if self._is_seen is None else self._is_seen | is_bad
 
-    def take(self, trainer: L.Trainer, module: L.LightningModule) -> bool:
-        """Return the result, which waits for the device, and start anew."""
+    def compute_and_reset(self, trainer: L.Trainer, module: L.LightningModule) -> bool:
+        """Return whether a loss or the norm was not finite, and reset. Waits for the device."""
         is_seen, self._is_seen = self._is_seen, None
         norm = None if self.is_skipping else last_gradient_norm(module)
         is_scaled = trainer.precision == "16-mixed"  # there a norm is often infinite, and the scaler skips that step

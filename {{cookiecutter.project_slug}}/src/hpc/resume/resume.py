@@ -16,13 +16,13 @@ from hpc.resume.continuation import Continuation
 from hpc.resume.initial_values import InitialValues
 from hpc.resume.saving import Saver, validation_metric_names
 from hpc.resume.step_boundary import StepBoundary
-from hpc.resume.stopping import Trial
+from hpc.resume.stopping import ReportsTrial
 from hpc.state import randomness
 from hpc.state.batch_effects import TransferEffects
 from hpc.state.holder_fields import SKIPS_NOT_FINITE
 from hpc.training import record, skipped_samples, weight_averaging
 from hpc.training.attempt import Attempt
-from hpc.training.ddp_buckets import settle_buckets
+from hpc.training.ddp_buckets import rebuild_ddp_buckets
 from hpc.training.parallel import require_clip_gradients
 from hpc.training.synced_buffers import SyncsBuffers
 
@@ -38,7 +38,7 @@ class Resume(L.Callback):
         trial: on rank 0, what a run of a search reports to.
     """
 
-    def __init__(self, run: Attempt, *, trial: Trial | None = None) -> None:
+    def __init__(self, run: Attempt, *, trial: ReportsTrial | None = None) -> None:
         self.run, self.trial = run, trial
         self.watch, self.signals = run.watch, run.process.signals
         self.settings = to_dataclass(CheckpointConfig, run.cfg.checkpoint, name="checkpoint")
@@ -89,7 +89,7 @@ class Resume(L.Callback):
         self.watch.report_progress(trainer.global_step, "starting")
         self.signals.install_handlers()  # there may have been no sanity check
         self.signals.set_interruptible(True)
-        settle_buckets(trainer, pl_module)
+        rebuild_ddp_buckets(trainer, pl_module)
         unsupported.reject_unsupported_trainer(trainer)
         unsupported.reject_early_stopping_before_validation(
             trainer, set() if self._continuation else self._validation_metrics
@@ -98,7 +98,7 @@ class Resume(L.Callback):
         self._has_trained = True
         self.saver.begin_training(trainer)
         if self._continuation:
-            weight_averaging.reject_averaged_weights(self.saver.is_averaged)
+            weight_averaging.reject_resume_from_averaged(self.saver.is_averaged)
             progress = trainer.global_step, "passing over batches that are done"
             self._continuation.on_train_start(trainer, pl_module, lambda: self.watch.report_progress(*progress))
             weight_averaging.resume_averaging(trainer, pl_module)
@@ -118,7 +118,7 @@ class Resume(L.Callback):
             self.boundary.evaluation_stop.begin()
             pl_module.zero_grad()  # Lightning ends the epoch with an optimizer step, with the gradients that are left
             trainer.gradient_clip_val = None  # torch cannot clip the values of no gradients
-        if noted_batches.note_batches(trainer) and trainer.current_epoch == 0:
+        if noted_batches.wrap_batch_samplers(trainer) and trainer.current_epoch == 0:
             iter(trainer.fit_loop._data_fetcher)  # type: ignore[call-overload]  # those of later epochs are made after this
 
     def on_train_batch_start(
@@ -147,7 +147,7 @@ class Resume(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *batch: Any, **number: Any
     ) -> None:
-        self.boundary.nonfinite.add_loss(outputs)
+        self.boundary.nonfinite.update(outputs)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.saver.has_new_metrics:
@@ -175,7 +175,9 @@ class Resume(L.Callback):
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not self._continuation or self._has_trained:
             return
-        self._continuation.on_nothing_left(trainer, pl_module)  # the run was stopped in its test, for example
+        self._continuation.on_training_already_complete(
+            trainer, pl_module
+        )  # the run was stopped in its test, for example
         if not self.saver.is_averaged:
             self.saver.save_average(trainer, pl_module, has_trained=self._has_trained)
             self.saver.wait_or_raise(trainer)
@@ -215,7 +217,7 @@ class Resume(L.Callback):
         self._validation_metrics |= validation_metric_names(trainer)
         names = metrics.keys() | (self._validation_metrics if trainer.sanity_checking else set())
         self.best.reject_unknown_monitor(names)
-        self.boundary.evaluation_stop.measure_validation(trainer)
+        self.boundary.evaluation_stop.update_is_validation_long(trainer)
         if trainer.sanity_checking:
             return
         monitor = self.settings.monitor

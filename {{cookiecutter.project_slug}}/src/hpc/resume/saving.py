@@ -122,7 +122,9 @@ class Saver:
             has_trained: this attempt has trained; else no step was left.
         """
         has_changed = has_trained and self._saved_updates != weight_averaging.num_updates(trainer)
-        self.is_averaged = weight_averaging.apply_average(trainer, module, trained=has_trained) or has_changed
+        self.is_averaged = (
+            weight_averaging.apply_average(trainer, module, will_call_on_train_end=has_trained) or has_changed
+        )
         if self.is_averaged:
             self.start_save(trainer, trainer.global_step, is_best=self.is_new_best(), is_averaged=True)
 

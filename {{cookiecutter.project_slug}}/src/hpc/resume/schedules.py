@@ -39,7 +39,7 @@ def learning_rate_checksum(optimizers: Sequence[Optimizer]) -> int:
     return zlib.crc32(" ".join(rates).encode())
 
 
-def raise_differing_rates(trainer: L.Trainer) -> None:
+def raise_learning_rate_mismatch(trainer: L.Trainer) -> None:
     """Raise `ConfigError`, on each rank, because the ranks have different learning rates."""
     monitors = [str(config.monitor) for config in trainer.lr_scheduler_configs if config.reduce_on_plateau]
     rule = f"All ranks must have the same learning rates, or their weights drift apart. At step {trainer.global_step} "

@@ -8,7 +8,7 @@ from hpc.resume.agreement import Agreement, RankRequest
 from hpc.resume.evaluation_stop import EvaluationStop, is_validation_next
 from hpc.resume.nonfinite import NonFiniteCheck
 from hpc.resume.saving import Saver
-from hpc.resume.stopping import PRUNED, REASONS, StopReasons, Trial, end_attempt
+from hpc.resume.stopping import PRUNED, REASONS, ReportsTrial, StopReasons, end_attempt
 from hpc.training import skipped_samples
 from hpc.training.attempt import Attempt
 
@@ -28,7 +28,7 @@ class StepBoundary:
     """
 
     def __init__(
-        self, trainer: L.Trainer, run: Attempt, *, saver: Saver, faults: FaultsConfig, trial: Trial | None
+        self, trainer: L.Trainer, run: Attempt, *, saver: Saver, faults: FaultsConfig, trial: ReportsTrial | None
     ) -> None:
         self.trainer, self.run, self.saver, self.faults, self.trial = trainer, run, saver, faults, trial
         self.reasons = StopReasons(run.process.signals, job_end=run.job_end)
@@ -55,7 +55,7 @@ class StepBoundary:
         self.is_saved_before_evaluation = False
         is_before_validation, is_due = not is_last and is_validation_next(trainer), saver.is_step_due(step)
         is_needed = is_due or is_last or is_before_validation or saver.has_new_metrics
-        if not (is_needed or self.agreement.arrive(step)):
+        if not (is_needed or self.agreement.is_due(step)):
             return
         if saver.has_new_metrics and not trainer.strategy.is_writing:  # type: ignore[attr-defined]
             saver.wait_or_warn(trainer)  # so that the best checkpoint so far is known to be on the disk
@@ -63,13 +63,13 @@ class StepBoundary:
             stop=self._step_reason(),
             save=is_due or is_last or (trainer.is_global_zero and saver.is_time_due(trainer)),
             is_best=trainer.is_global_zero and saver.is_new_best(),
-            is_not_finite=self.nonfinite.take(trainer, trainer.lightning_module),
+            is_not_finite=self.nonfinite.compute_and_reset(trainer, trainer.lightning_module),
             save_before_validation=is_before_validation and self.evaluation_stop.is_validation_long is not False,
         )
         checksum = 0 if is_last else schedules.learning_rate_checksum(trainer.optimizers)
-        agreed = self.agreement.agree(step, request, checksum=checksum)
+        agreed = self.agreement.all_reduce_requests(step, request, checksum=checksum)
         if agreed.ranks_differ:
-            schedules.raise_differing_rates(trainer)
+            schedules.raise_learning_rate_mismatch(trainer)
         saver.has_new_metrics, self.is_saved_before_evaluation = False, bool(agreed.save_before_validation)
         if agreed.is_not_finite:
             self._end_nonfinite(step)

@@ -1,4 +1,4 @@
-"""When a run stops, and why: a signal, the end of the job's time, or a search that prunes it."""
+"""Reasons for which a run stops: a signal, the end of the job's time, or a search that prunes it."""
 
 import time
 from typing import NoReturn, Protocol
@@ -19,8 +19,8 @@ REASONS = ("", "SIGUSR1", "SIGUSR2", INTERRUPTED, "SIGTERM", ORPHANED, JOB_END, 
 SPARE_SECONDS = 10  # before the end of the job, beyond what a save and two steps take
 
 
-class Trial(Protocol):
-    """What a run reports to the search that it belongs to."""
+class ReportsTrial(Protocol):
+    """The search that a run belongs to, as far as the run reports to it."""
 
     def report(self, number: int, value: float) -> bool:
         """Report the metric of a validation, counted from 0. Return whether the run must be pruned."""

@@ -14,9 +14,9 @@ from hpc.config.build import build, build_group
 from hpc.data.same_data import SameData
 from hpc.data.staging_progress import StagingProgress
 from hpc.launch.placement import Placement
-from hpc.resume.changed_hyperparameters import Hyperparameters
+from hpc.resume.changed_hyperparameters import HyperparameterUpdater
 from hpc.resume.resume import Resume
-from hpc.resume.stopping import Trial
+from hpc.resume.stopping import ReportsTrial
 from hpc.run import attempt_log
 from hpc.training import loggers, record, secret_values, step_overhead, strategies
 from hpc.training.attempt import Attempt
@@ -24,7 +24,7 @@ from hpc.training.curves import Curves
 
 
 def make_trainer(
-    run: Attempt, module: L.LightningModule, data: L.LightningDataModule, *, trial: Trial | None = None
+    run: Attempt, module: L.LightningModule, data: L.LightningDataModule, *, trial: ReportsTrial | None = None
 ) -> L.Trainer:
     """Make the Trainer that the config describes, with its loggers, callbacks and strategy.
 
@@ -43,16 +43,17 @@ def make_trainer(
         weights.load(module, cfg.ckpt)
     run_loggers = loggers.build_loggers(cfg, run.checkpoint, starts=attempt_log.read_starts(run.run_dir))
     if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
-        run.undo_config_change = record.record_attempt_start(run, run_loggers)
+        run.undo_config_change = record.begin_attempt_logs(run, run_loggers)
     own_callbacks = [
         Curves(),
         SameData(run.run_dir),
         Resume(run, trial=trial if run.claim else None),
-        Hyperparameters(cfg.model),
+        HyperparameterUpdater(cfg.model),
     ]
     StagingProgress(run.watch, run.checkpoint.step if run.checkpoint else 0)
     strategies.extend_group_timeouts(60 * cfg.faults.hang_minutes)
-    callbacks = step_overhead.drop_empty_hooks([*own_callbacks, *build_group(cfg.callbacks)])
+    callbacks = [*own_callbacks, *build_group(cfg.callbacks)]
+    step_overhead.disable_noop_hooks(callbacks)
     trainer = _build_trainer(run, run_loggers, callbacks)
     record.log_config(trainer, cfg)
     return trainer

@@ -11,7 +11,7 @@ from hpc.training import weight_averaging
 
 
 def make_weight_change_reporter(trainer: L.Trainer, module: L.LightningModule) -> Callable[[], None]:
-    """Return a function that prints a note if the weights are no longer those of now, which the last checkpoint has."""
+    """Return a function that prints a note if weights changed after this call, that is, after the last checkpoint."""
     before, callbacks = weights.local_sums(module), trainer.callbacks  # type: ignore[attr-defined]
     # The last checkpoint has the average, although an averaging callback puts it in place only later.
     is_averaging = any(isinstance(callback, weight_averaging.AVERAGING_CALLBACKS) for callback in callbacks)

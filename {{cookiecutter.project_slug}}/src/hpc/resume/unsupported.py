@@ -52,10 +52,10 @@ def reject_early_stopping_before_validation(trainer: Any, metrics: set[str]) -> 
     for callback in trainer.callbacks:
         # Lightning decides in `setup` when the callback checks, and only this private attribute shows it.
         needs_metric = isinstance(callback, EarlyStopping) and callback.strict and callback._check_on_train_epoch_end
-        if needs_metric and callback.monitor in metrics:
-            rule = f"A validation must come before the end of the first epoch, where this needs {callback.monitor}"
+        if needs_metric and (name := callback.monitor) in metrics:
+            rule = f"A validation must come before the end of the first epoch, where EarlyStopping needs {name}"
             fix = "strict=false for this callback, or a smaller trainer.val_check_interval"
-            raise ConfigError("callbacks", f"EarlyStopping(monitor={callback.monitor})", rule, fix)
+            raise ConfigError("callbacks", f"EarlyStopping(monitor={name})", rule, fix)
 
 
 def weight_names(trainer: L.Trainer) -> set[str]:
@@ -161,14 +161,14 @@ RULES: list[tuple[TrainerQuery, str, TrainerQuery, str, str]] = [
         lambda trainer: not trainer.lightning_module.strict_loading,
         "model",
         lambda trainer: f"{type(trainer.lightning_module).__name__}.strict_loading=False",
-        "A checkpoint must hold all weights, frozen ones, too",
+        "A checkpoint must hold all weights, including frozen ones",
         "self.strict_loading = True, and a state_dict without gaps",
     ),
     (
         _describe_missing_weights,
         "model",
         lambda trainer: f"{type(trainer.lightning_module).__name__}, {_describe_missing_weights(trainer)}",
-        "A checkpoint must hold all weights, frozen ones, too",
+        "A checkpoint must hold all weights, including frozen ones",
         "a state_dict without gaps",
     ),
     (

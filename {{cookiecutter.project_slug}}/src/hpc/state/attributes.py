@@ -37,8 +37,8 @@ def record_initial(
     """Return fingerprints of all attributes before training begins.
 
     Args:
-        before: the same, before hooks in which weights may be copied and random numbers drawn. Tensors, arrays and
-            networks that the module and its callbacks have made since count as changed: made again, they would differ.
+        before: fingerprints from before the fit hooks ran. A tensor, array or network made since counts as changed,
+            because making it again would give other values.
     """
     initial = {}
     for place, value, fingerprint in _fingerprints(holders.HolderNames(trainer, module)):
@@ -51,9 +51,9 @@ def record_initial(
 def find_changed(trainer: L.Trainer, module: L.LightningModule, *, initial: InitialAttributes) -> ChangedAttributes:
     """Return owner, name and plain form of attributes that are new or changed since `record_initial`, on the host.
 
-    In place of a value that has no plain form, or of which data workers have copies of their own:
-    `plain_forms.NOT_KEPT`; where no change can be seen: `plain_forms.NOT_SEEN`. A dataset that was made since then, as
-    loaders were reloaded, counts as unchanged.
+    `plain_forms.NOT_KEPT` stands for a value that cannot be saved (no plain form, or workers hold copies);
+    `plain_forms.NOT_SEEN` for one whose change cannot be detected. A dataset that was made since then, as loaders were
+    reloaded, counts as unchanged.
     """
     changed, new_owners, names = [], set(), holders.HolderNames(trainer, module)
     for (owner, name), value, fingerprint in _fingerprints(names):
@@ -141,7 +141,7 @@ def _set_field(trainer: L.Trainer, owners: dict[str, Any], place: Place, form: A
 
     def find(name: str) -> Any:
         if name not in owners:
-            owners.update(_make_again(name, owners, changed))
+            owners.update(_copy_similar_object(name, owners, changed))
         return owners[name]
 
     (owner_name, name), device = place, trainer.strategy.root_device
@@ -157,7 +157,7 @@ def _set_field(trainer: L.Trainer, owners: dict[str, Any], place: Place, form: A
     return True
 
 
-def _make_again(name: str, owners: dict[str, Any], changed: ChangedAttributes) -> dict[str, Any]:
+def _copy_similar_object(name: str, owners: dict[str, Any], changed: ChangedAttributes) -> dict[str, Any]:
     """Copy an object that is like one that training had made, as an average begins as a copy of a network.
 
     All of its attributes are set afterwards, as it did not exist when training began. Nothing is made by a name in a

@@ -30,7 +30,7 @@ class FetchEffects:
 
     Attributes:
         to_restore: the result of `state`, to be restored before the next batch.
-        initial: fingerprints of what has been restored so, from before.
+        initial: fingerprints of the restored attributes, taken before the restore.
     """
 
     owners: tuple[str, ...] = (holders.DATA, holders.COLLATE)  # beginnings of names
@@ -59,8 +59,8 @@ class FetchEffects:
             buffers = owner._buffers if is_module and "/" not in owner_name else ()
             self._watched += [(owner_name, name, _getter(owner, name)) for name in dict.fromkeys([*names, *buffers])]
 
-    def before_batch(self) -> None:
-        """Restore what is to be restored, and note the present state; called before each batch."""
+    def restore_and_capture(self) -> None:
+        """Restore `to_restore` if there is one, then capture the present state; called before each batch."""
         if self.to_restore:
             if self.to_restore["random"]:
                 randomness.restore(self.to_restore["random"])
@@ -94,7 +94,7 @@ class TransferEffects(FetchEffects):
         super().__init__(trainer)
         self._epoch: int | None = None
         if has_transfer_hooks(trainer.lightning_module) or has_transfer_hooks(getattr(trainer, "datamodule", None)):
-            # Lightning has no hook before its own. It asks this object whose hook to call, first for the first one.
+            # Before each hook Lightning calls `get_instance(hook)`; the call for HOOKS[0] comes first.
             selector: Any = trainer._data_connector._datahook_selector
             selector.get_instance = self._noting_state(selector.get_instance)
 
@@ -104,7 +104,7 @@ class TransferEffects(FetchEffects):
                 if self._epoch != self.trainer.current_epoch:
                     self._epoch = self.trainer.current_epoch
                     self.begin_epoch()
-                self.before_batch()
+                self.restore_and_capture()
             return get_instance(hook)
 
         return get_instance_after_noting

@@ -72,10 +72,10 @@ def tensor_checksum(tensor: Tensor) -> int:
         for piece in _bits(rows).view(-1).split(PIECE):  # copied: torch cannot resize a storage that numpy has seen
             checksum = zlib.crc32(piece.clone().numpy().data, checksum)
         return checksum
-    return zlib.crc32(_sums(_bits(local).view(-1)).cpu().numpy().data)
+    return zlib.crc32(_row_column_sums(_bits(local).view(-1)).cpu().numpy().data)
 
 
-def _sums(bits: Tensor) -> Tensor:
+def _row_column_sums(bits: Tensor) -> Tensor:
     """Return sums over the rows and columns of a square that the bits fill, and the bits that are left over.
 
     Rows and columns tell when two values change places. The sums are taken in pieces: torch copies what it adds up to

@@ -15,11 +15,13 @@ from lightning.fabric.utilities.data import AttributeDict
 from torch import nn
 from torchmetrics import Metric
 
+from hpc.config.project import HPC
 from hpc.state import checksums, plain_forms, structure
 
-# Attributes that this package itself leaves on a module, and those that its DataModule keeps.
+# Attributes that this package itself leaves on a module, and private ones of `hpc.data.data_module.DataModule`.
 GRADIENT_NORM, SKIPS_NOT_FINITE = "_hpc_gradient_norm", "_hpc_skips_not_finite"
-OWN_ATTRIBUTES = {GRADIENT_NORM, SKIPS_NOT_FINITE, "_splits", "_told"}
+MODULE_ATTRIBUTES = {GRADIENT_NORM, SKIPS_NOT_FINITE}
+DATA_MODULE_ATTRIBUTES = {"_datasets", "_has_noted_test_split"}
 DEEPSPEED = ("ds_", "applied_pre_backward")  # what it notes of a step on each part that it has given a `ds_id`
 LIBRARIES = ("torch.", "lightning.", "torchmetrics.", "deepspeed.", "builtins.")
 FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial)
@@ -28,7 +30,10 @@ DATASET, SAVED = "dataset ", "saved "  # beginnings of owners' names
 
 
 def unsaved_fields(owner_name: str, owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yield name and value of the attributes of a holder that nobody saves; below CONTENT its content besides."""
+    """Yield (name, value) of each attribute that no library saves.
+
+    For containers and stateful objects, also yield (CONTENT, content).
+    """
     is_saved = "/" not in owner_name and owner_name.startswith(("module ", "parameter "))
     if owner_name.startswith(SAVED):
         return
@@ -54,7 +59,9 @@ def unsaved_fields(owner_name: str, owner: Any) -> Iterator[tuple[str, Any]]:
 
 def _unsaved_attributes(owner: Any, *, is_saved: bool, only_data: bool) -> Iterator[tuple[str, Any]]:
     attributes = _attributes(owner)
-    left_out = _library_attributes(owner, is_saved=is_saved) | OWN_ATTRIBUTES
+    left_out = _library_attributes(owner, is_saved=is_saved) | MODULE_ATTRIBUTES
+    if isinstance(owner, L.LightningDataModule) and _has_base_of_hpc(type(owner)):
+        left_out |= DATA_MODULE_ATTRIBUTES
     if "ds_id" in attributes:
         left_out |= {name for name in attributes if name.startswith(DEEPSPEED)}
     for name, value in attributes.items():
@@ -81,6 +88,11 @@ def fill_content(owner: Any, content: Any) -> None:
 def is_library_class(kind: type) -> bool:
     """Return whether a class and all its bases come from the libraries."""
     return all(f"{base.__module__}.".startswith(LIBRARIES) for base in kind.__mro__)
+
+
+@cache
+def _has_base_of_hpc(kind: type) -> bool:
+    return any(base.__module__.startswith(f"{HPC}.") for base in kind.__mro__)
 
 
 def has_state_dict(value: Any) -> bool:

@@ -2,9 +2,9 @@
 
 These are the module, its parts and parameters, the DataModule, datasets, the objects that collate their samples, and
 callbacks of the researcher's own. In their attributes, also within lists and dicts, are further ones: objects of the
-fork's own classes, networks that no checkpoint has (an average, say), and objects with a `state_dict`, as an optimizer
-that the module steps by itself. The name of a further object ends with its class, so that nothing is ever put into an
-object of another class.
+researcher's own classes, networks that no checkpoint has (an average, say), and objects with a `state_dict`, as an
+optimizer that the module steps by itself. The name of a further object ends with its class, so that nothing is ever put
+into an object of another class.
 """
 
 from collections import Counter, deque
@@ -83,7 +83,7 @@ def root_owner(owner_name: str) -> str:
 
 
 def shown_name(owner_name: str, name: str) -> str:
-    """Return what a person calls a field: the attribute of the object that Lightning knows."""
+    """Return the attribute name to print: that of the outermost object."""
     return owner_name.split("/")[1].partition(" (")[0] if "/" in owner_name else name
 
 
@@ -138,7 +138,7 @@ def is_holder(value: Any) -> bool:
 
 
 def can_be_copied(value: Any) -> bool:
-    """Return whether attributes and weights are all of an object: an optimizer, say, is bound to others' weights."""
+    """Return whether a deep copy is independent; a copied optimizer would still hold the original's parameters."""
     return not (has_state_dict(value) or isinstance(value, (L.LightningModule, nn.Parameter, *checksums.BY_IDENTITY)))
 
 

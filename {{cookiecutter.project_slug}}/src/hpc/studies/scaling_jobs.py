@@ -49,15 +49,15 @@ def newest_run_dir(folder: Path, num_nodes: int) -> Path:
 
 def next_run_dir(folder: Path, num_nodes: int) -> Path:
     """Return the run directory of a point's next job, which does not exist yet."""
-    return _numbered_run_dir(folder, num_nodes, len(_existing_run_dirs(folder, num_nodes)) + 1)
+    return _numbered_run_dir(folder, num_nodes, number=len(_existing_run_dirs(folder, num_nodes)) + 1)
 
 
 def _existing_run_dirs(folder: Path, num_nodes: int) -> list[Path]:
-    paths = (_numbered_run_dir(folder, num_nodes, number) for number in count(1))
+    paths = (_numbered_run_dir(folder, num_nodes, number=number) for number in count(1))
     return list(takewhile(Path.exists, paths))
 
 
-def _numbered_run_dir(folder: Path, num_nodes: int, number: int) -> Path:
+def _numbered_run_dir(folder: Path, num_nodes: int, *, number: int) -> Path:
     return folder / (f"nodes-{num_nodes}" + (f".{number}" if number > 1 else ""))
 
 

@@ -40,7 +40,7 @@ class ScalingStudy:
 
     @property
     def shared_settings(self) -> dict[str, Any]:
-        """What all points share. More nodes do not make another study."""
+        """The settings that all points share. More nodes do not make another study."""
         return asdict(replace(self, nodes=self.nodes[:1], out=None))
 
     @property
@@ -107,7 +107,7 @@ def plan_points(study: ScalingStudy, first_cfg: DictConfig) -> list[ScalingPoint
     _reject_unmeasured(study, first_cfg)
     _reject_indivisible_batch(study, first_cfg)
     rule, warmup = _choose_lr_rule(study, first_cfg), OmegaConf.select(first_cfg, WARMUP)
-    fitted_warmup = None if warmup is None else fit_warmup(warmup, study.steps, is_lr_scaled=rule != "keep")
+    fitted_warmup = None if warmup is None else clamp_warmup_steps(warmup, study.steps, is_lr_scaled=rule != "keep")
     batch, lr = first_cfg.data.global_batch_size, OmegaConf.select(first_cfg, LR)
     points = []
     for num_nodes in study.nodes:
@@ -148,7 +148,7 @@ def scale_learning_rate(lr: float, batch_growth: float, *, rule: str) -> float:
     return float(f"{lr * growth:.6g}")  # as it is typed
 
 
-def fit_warmup(configured_steps: int, max_steps: int, *, is_lr_scaled: bool) -> int:
+def clamp_warmup_steps(configured_steps: int, max_steps: int, *, is_lr_scaled: bool) -> int:
     """Return the warm-up steps of a short run: at most half of it and, if the rate is scaled, at least a tenth."""
     return min(max(configured_steps, max_steps // 10 if is_lr_scaled else 0), max_steps // 2)
 

@@ -15,7 +15,7 @@ TIMES = ("step", "compute", "data", "other", "excess")  # <name>_seconds of a ro
 
 @dataclass(frozen=True)
 class PredictedRate:
-    """What plan.py predicts for a point; None: unknown."""
+    """The prediction of plan.py for a point; None: unknown."""
 
     rate_per_second: float | None = None  # samples or tokens, of all devices
     step_seconds: float | None = None

@@ -22,7 +22,7 @@ def list_trials(folder: Path) -> list[str]:
     from hpc.studies import trial_table
 
     with _reject_damaged_study(folder):
-        return trial_table.text_lines(folder.absolute())
+        return trial_table.study_lines(folder.absolute())
 
 
 def write_member_config(run_dir: Path) -> list[str]:
@@ -53,7 +53,7 @@ def _reject_damaged_study(folder: Path) -> Iterator[None]:
     except (ConfigError, OmegaConfBaseException):
         raise
     except Exception as error:
-        rule = f"The study of this search cannot be read: {type(error).__name__}: {errors.first_line(error)}"
+        rule = f"The study of this search cannot be read ({type(error).__name__}: {errors.first_line(error)})"
         fix = "python report.py FOLDER, as the runs themselves are not damaged"
         raise ConfigError("FOLDER", folder, rule, fix) from error
 
@@ -63,5 +63,5 @@ def _reject_without_optuna() -> None:
     try:
         import optuna  # noqa: F401
     except ImportError as error:
-        rule = f"must be installed, but cannot be imported: {error}"
+        rule = f"must be installed, but cannot be imported ({error})"
         raise ConfigError("The package optuna", None, rule, "pip install optuna -c constraints.txt") from None

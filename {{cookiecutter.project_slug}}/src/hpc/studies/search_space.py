@@ -58,7 +58,7 @@ def parse_space(overrides: Sequence[str]) -> Space:
             raise ConfigError(override, None, "A key that is searched must not be given twice", "one of the two")
         space[key] = dimension
     if not space:
-        rule = "needs at least one key with an interval, a range or several values to choose from"
+        rule = "must be given at least one key with an interval, a range or several values to choose from"
         raise ConfigError("--search", None, rule, EXAMPLE)
     return space
 

@@ -12,7 +12,7 @@ from hpc.studies.search import Search
 SHOWN_STATES = {"complete": "finished", "fail": "failed"}
 
 
-def text_lines(folder: Path) -> list[str]:
+def study_lines(folder: Path) -> list[str]:
     """Return the table and the best trial as lines for a terminal. Raises `ConfigError` if there is no search."""
     settings = search.load_search(folder)
     if not (folder / optuna_study.JOURNAL).exists():

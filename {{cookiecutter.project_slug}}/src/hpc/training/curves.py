@@ -26,7 +26,7 @@ class CurvePoint:
     wait: Callable[[], object] | None  # until `sums` are on the host; None: they are
     module_names: set[str] | None = None  # names that the module logs itself; None: not known yet
 
-    def read(self) -> dict[str, float]:
+    def wait_for_means(self) -> dict[str, float]:
         """Wait for the sums, and return means over the ranks without the names that the module logs itself."""
         if self.wait is not None:
             self.wait()
@@ -76,13 +76,13 @@ class Curves(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self._settle_module_names(trainer)
+        self._resolve_module_logged_names(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.write(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._settle_module_names(trainer)
+        self._resolve_module_logged_names(trainer)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         self.write(trainer)
@@ -103,17 +103,17 @@ class Curves(L.Callback):
 
     def write(self, trainer: L.Trainer) -> None:
         """Give the collected points to the loggers and to the progress bar."""
-        self._settle_module_names(trainer)
+        self._resolve_module_logged_names(trainer)
         while self._points:
             point = self._points.popleft()
-            if not (numbers := point.read()):
+            if not (numbers := point.wait_for_means()):
                 continue
             if "train/loss" in numbers:
                 show_in_progress_bar(trainer, {"train/loss": numbers["train/loss"]})
             for logger in trainer.loggers:
                 logger.log_metrics(numbers, point.step)
 
-    def _settle_module_names(self, trainer: Any) -> None:
+    def _resolve_module_logged_names(self, trainer: Any) -> None:
         """Decide which names of the last point the module logs itself, and print a note for new ones.
 
         Called right after the point's step: later, the result would depend on when the point is written, and so on

@@ -14,8 +14,8 @@ MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "
 GRADIENT_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
-def settle_buckets(trainer: L.Trainer, module: L.LightningModule) -> None:
-    """Let DDP choose the buckets that it sums gradients in, by one backward whose gradients are thrown away.
+def rebuild_ddp_buckets(trainer: L.Trainer, module: L.LightningModule) -> None:
+    """Let DDP rebuild the buckets that it sums gradients in, by one backward whose gradients are thrown away.
 
     DDP rebuilds its buckets after the first backward. Without this, a resumed run would sum its first step in another
     order than the run that it continues. The module's own forward and hooks are not called: they may draw random

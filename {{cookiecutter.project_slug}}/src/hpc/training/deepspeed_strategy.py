@@ -17,15 +17,15 @@ from hpc.checkpoint.deepspeed_universal import TAG
 from hpc.checkpoint.on_disk import read_manifest
 from hpc.checkpoint.strategy_state import CheckpointMixin
 from hpc.config.errors import ConfigError
-from hpc.data.shared_loaders import SharesLoaders
-from hpc.training.norm_precision import BATCH_NORM, reject_two_precisions
+from hpc.data.shared_loaders import ShardsDataLoaders
+from hpc.training.norm_precision import BATCH_NORM, reject_mixed_norm_on_cpu
 from hpc.training.shown_names import join_names
 from hpc.training.synced_buffers import SyncsBuffers
 from hpc.training.unfrozen_parameters import TracksUnfrozenParameters
 
 
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
-class DeepSpeed(TracksUnfrozenParameters, SyncsBuffers, SharesLoaders, CheckpointMixin, DeepSpeedStrategy):
+class DeepSpeed(TracksUnfrozenParameters, SyncsBuffers, ShardsDataLoaders, CheckpointMixin, DeepSpeedStrategy):
     """ZeRO stages 1 to 3. On CPU it is the same, with the check for CUDA lifted."""
 
     def __init__(self, **options: Any) -> None:
@@ -45,7 +45,7 @@ class DeepSpeed(TracksUnfrozenParameters, SyncsBuffers, SharesLoaders, Checkpoin
             rule += "no effect"
             raise ConfigError("model.optimizer", "Adagrad", rule, "another optimizer, or strategy=ddp or fsdp")
         if any(map(_mixes_dtypes, self.lightning_module.modules())):
-            reject_two_precisions(self, "DeepSpeed keeps the statistics in fp32")
+            reject_mixed_norm_on_cpu(self, reason="DeepSpeed keeps the statistics in fp32")
 
     def on_unfrozen(self, names: list[str]) -> None:
         if self.frozen is not None:  # ZeRO has shared out the parameters that were trained when training started

@@ -1,11 +1,11 @@
-"""A learning-rate schedule that leaves alone what fine-tuning adds to the optimizer."""
+"""A learning-rate schedule that leaves param groups alone that fine-tuning adds."""
 
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 
-class FactorSchedule(LambdaLR):
-    """A function's factors on the learning rates; groups that fine-tuning adds later keep the rate it gives them."""
+class InitialGroupsLambdaLR(LambdaLR):
+    """LambdaLR for the initial param groups; groups added later keep their own learning rate."""
 
     def get_lr(self) -> list[float | Tensor]:
         scheduled = super().get_lr()

@@ -1,4 +1,4 @@
-"""How far the logs of a run have come, and cutting them back to a checkpoint.
+"""The positions that the logs of a run have reached, and cutting them back to a checkpoint.
 
 A resumed run logs the steps after its checkpoint again, so what an earlier attempt logged of them is removed. Files
 that no attempt of this run has written are never touched.

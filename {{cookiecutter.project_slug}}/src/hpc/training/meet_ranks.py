@@ -42,7 +42,7 @@ def begin_attempt(
         check_agreement([facts])
         run_dir = _make_run_dir(cfg, new_run_dir, is_chosen=is_chosen, environ=environ)
         is_child = starting_point.BEGUN_VARIABLE in environ
-        start = starting_point.claim_alone(run_dir, facts["host"], environ=environ)
+        start = starting_point.claim_and_find_checkpoint(run_dir, facts["host"], environ=environ)
         return replace(start, store=_open_local_store(cfg, is_child=is_child, environ=environ))
     placement.export_rank_variables(place, environ, host_suffix=cfg.cluster.master_addr_suffix)
     seconds = cfg.cluster.rendezvous_seconds
@@ -61,7 +61,7 @@ def begin_attempt(
         answers = meeting.all_gather_json(store, place, topic=topic, value=value, timeout_seconds=seconds)
         check_agreement(answers)
         cfg.run_dir = answers[0]["run_dir"]
-    return starting_point.claim_together(
+    return starting_point.claim_and_find_checkpoint_on_all_ranks(
         Path(cfg.run_dir),
         place,
         hosts=list(dict.fromkeys(rank["host"] for rank in facts_of_ranks)),

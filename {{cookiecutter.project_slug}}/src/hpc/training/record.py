@@ -25,7 +25,7 @@ from hpc.training import log_positions, loggers
 from hpc.training.attempt import Attempt
 
 
-def record_attempt_start(run: Attempt, run_loggers: Sequence[Logger]) -> Callable[[], None] | None:
+def begin_attempt_logs(run: Attempt, run_loggers: Sequence[Logger]) -> Callable[[], None] | None:
     """Record the start of the attempt, on rank 0, before anything is logged: its config, code and versions.
 
     The logs of earlier attempts are cut back to the checkpoint that the run resumes from.

@@ -6,7 +6,7 @@ from hpc.run import attempt_log
 
 
 def record_skip(run_dir: Path, step: int, *, attempt: int) -> None:
-    """Note that the samples up to this step of this attempt are left out when the run resumes before it."""
+    """Record that a resume from an earlier checkpoint must skip all samples up to `step`."""
     attempt_log.append_json_line(run_dir / "skipped.jsonl", {"step": step, "attempt": attempt})
 
 

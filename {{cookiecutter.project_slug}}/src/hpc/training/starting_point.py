@@ -1,4 +1,4 @@
-"""Where an attempt starts: who may write now, which attempt this is, and from which checkpoint it resumes."""
+"""The start of an attempt: the right to write, the number of the attempt, and the checkpoint that it resumes from."""
 
 import os
 import shlex
@@ -23,7 +23,7 @@ BEGUN_VARIABLE = "HPC_BEGUN"
 
 @dataclass(frozen=True)
 class AttemptStart:
-    """What all ranks know of the start of an attempt; rank 0 has the claim."""
+    """The start of an attempt, as all ranks know it; rank 0 has the claim."""
 
     hosts: list[str]
     attempt: int
@@ -33,16 +33,13 @@ class AttemptStart:
 
 
 def forget_parent_run(place: Placement, environ: MutableMapping[str, str]) -> None:
-    """Remove from the environment what a run inherits that a hook of another run has started.
-
-    Such a run is none of the other's ranks: it begins by itself.
-    """
+    """Remove variables inherited from a parent run, when a hook of that run launched this one as a run of its own."""
     if BEGUN_VARIABLE in environ and not placement.is_lightning_child(place):
         for inherited in (BEGUN_VARIABLE, directory.RUN_DIR_VARIABLE):
             environ.pop(inherited, None)
 
 
-def claim_alone(run_dir: Path, host: str, *, environ: MutableMapping[str, str]) -> AttemptStart:
+def claim_and_find_checkpoint(run_dir: Path, host: str, *, environ: MutableMapping[str, str]) -> AttemptStart:
     """Claim the run directory and find the newest whole checkpoint, in the process that may start others.
 
     Those others find the result in `environ`.
@@ -67,7 +64,7 @@ def claim_alone(run_dir: Path, host: str, *, environ: MutableMapping[str, str]) 
     return AttemptStart([host], own_claim.attempt, newest, own_claim)
 
 
-def claim_together(
+def claim_and_find_checkpoint_on_all_ranks(
     run_dir: Path,
     place: Placement,
     *,

@@ -40,14 +40,13 @@ class DataWaitClock(Profiler):
         return NO_TIMING
 
 
-def drop_empty_hooks(callbacks: Sequence[L.Callback]) -> list[L.Callback]:
-    """Return the callbacks, having disabled those hooks of a step that they do not override."""
+def disable_noop_hooks(callbacks: Sequence[L.Callback]) -> None:
+    """Disable those hooks of a step that a callback does not override."""
     for callback in callbacks:
         for name, empty in EMPTY_HOOKS.items():
             is_instance_hook = name in vars(callback)  # LambdaCallback sets its hooks on the instance
             if getattr(type(callback), name) is empty and not is_instance_hook:
                 disable_hook(callback, name)
-    return list(callbacks)
 
 
 def disable_hook(callback: L.Callback, name: str) -> None:

@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from hpc.checkpoint.strategy_state import CheckpointMixin
 from hpc.checkpoint.writer import NO_TIMEOUT
 from hpc.config.errors import ConfigError
-from hpc.data.shared_loaders import SharesLoaders
-from hpc.training.ddp_buckets import settle_buckets
-from hpc.training.norm_precision import BATCH_NORM, reject_two_precisions
+from hpc.data.shared_loaders import ShardsDataLoaders
+from hpc.training.ddp_buckets import rebuild_ddp_buckets
+from hpc.training.norm_precision import BATCH_NORM, reject_mixed_norm_on_cpu
 from hpc.training.shown_names import join_names
 from hpc.training.synced_buffers import SyncsBuffers, put_back
 from hpc.training.unfrozen_parameters import TracksUnfrozenParameters
@@ -37,11 +37,11 @@ def extend_group_timeouts(hang_seconds: float) -> None:
 
 
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
-class Single(SharesLoaders, CheckpointMixin, SingleDeviceStrategy):
+class Single(ShardsDataLoaders, CheckpointMixin, SingleDeviceStrategy):
     """One device."""
 
 
-class DDP(TracksUnfrozenParameters, SyncsBuffers, SharesLoaders, CheckpointMixin, DDPStrategy):
+class DDP(TracksUnfrozenParameters, SyncsBuffers, ShardsDataLoaders, CheckpointMixin, DDPStrategy):
     """Every rank holds the whole model.
 
     Args:
@@ -71,7 +71,7 @@ class DDP(TracksUnfrozenParameters, SyncsBuffers, SharesLoaders, CheckpointMixin
         for parameter in frozen_again:
             parameter.requires_grad = True
         self.configure_ddp()
-        settle_buckets(module.trainer, module)
+        rebuild_ddp_buckets(module.trainer, module)
         for parameter in frozen_again:
             parameter.requires_grad = False
         with torch.no_grad():
@@ -86,7 +86,7 @@ class DDP(TracksUnfrozenParameters, SyncsBuffers, SharesLoaders, CheckpointMixin
         super().post_backward(closure_loss)
 
 
-class FSDP(TracksUnfrozenParameters, SyncsBuffers, SharesLoaders, CheckpointMixin, ModelParallelStrategy):
+class FSDP(TracksUnfrozenParameters, SyncsBuffers, ShardsDataLoaders, CheckpointMixin, ModelParallelStrategy):
     """FSDP2 and tensor parallelism, as the module's `configure_model` applies them."""
 
     @wraps(ModelParallelStrategy.__init__)  # overrides are checked against its arguments
@@ -97,7 +97,7 @@ class FSDP(TracksUnfrozenParameters, SyncsBuffers, SharesLoaders, CheckpointMixi
         super().setup(trainer)
         norms = (part for part in self.lightning_module.modules() if isinstance(part, BATCH_NORM))
         if trainer.precision == "bf16-mixed" and any(isinstance(norm.weight, DTensor) for norm in norms):
-            reject_two_precisions(self, "FSDP2 gathers the weights in bf16")
+            reject_mixed_norm_on_cpu(self, reason="FSDP2 gathers the weights in bf16")
 
     def on_unfrozen(self, names: list[str]) -> None:
         """Reject trained parameters outside of sharded parts if several ranks get different samples."""

@@ -52,7 +52,7 @@ class SyncsBuffers:
 
     Buffers that training may read become rank 0's before each step, as in plain Lightning. The others, which are those
     of batch norm, are each rank's own while it trains, and become rank 0's in an evaluation. A checkpoint holds rank
-    0's, and how those of other ranks differ: saving changes nothing.
+    0's buffers and each rank's differences. Saving leaves every rank's buffers unchanged.
     """
 
     lightning_module: Any

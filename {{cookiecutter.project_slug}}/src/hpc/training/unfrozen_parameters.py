@@ -17,10 +17,10 @@ class TracksUnfrozenParameters:
     frozen: dict[str, nn.Parameter] | None = None
 
     def on_unfrozen(self, names: list[str]) -> None:
-        """Take up parameters into training, on all ranks.
+        """Train these parameters from now on, on all ranks.
 
-        Called with those that are trained when training starts, and before a step with those that it trains for the
-        first time; not with parameters that were trained before, and are frozen and released by turns.
+        Called at setup with all trainable parameters, then before a step with parameters that become trainable for the
+        first time.
         """
         raise NotImplementedError
 
@@ -28,17 +28,17 @@ class TracksUnfrozenParameters:
         super().setup(trainer)  # type: ignore[misc]
         if trainer.state.fn == TrainerFn.FITTING:
             parameters, self.frozen = dict(self.lightning_module.named_parameters()), None
-            self._take_up_released(parameters)
+            self._register_unfrozen(parameters)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        self._take_up_released(self.frozen or {})
+        self._register_unfrozen(self.frozen or {})
         return super().training_step(*args, **kwargs)  # type: ignore[misc]
 
     def unfrozen_in_this_step(self) -> list[nn.Parameter]:
         """Return the parameters that have been released since this step began."""
         return [parameter for parameter in (self.frozen or {}).values() if parameter.requires_grad]
 
-    def _take_up_released(self, candidates: dict[str, nn.Parameter]) -> None:
+    def _register_unfrozen(self, candidates: dict[str, nn.Parameter]) -> None:
         """Report those of the candidates that are trained now, and remember the others as frozen."""
         if released := [name for name, parameter in candidates.items() if parameter.requires_grad]:
             self.on_unfrozen(released)

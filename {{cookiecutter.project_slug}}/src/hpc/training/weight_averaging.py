@@ -76,11 +76,11 @@ def is_statistics_epoch(trainer: L.Trainer) -> bool:
     )
 
 
-def apply_average(trainer: L.Trainer, module: L.LightningModule, *, trained: bool = True) -> bool:
-    """Put the average in place now, before the last checkpoint. Return whether stochastic averaging has done so.
+def apply_average(trainer: L.Trainer, module: L.LightningModule, *, will_call_on_train_end: bool = True) -> bool:
+    """Copy the averaged weights into the module now. Return whether SWA did so; moving averages may do so later.
 
     Args:
-        trained: Lightning is about to call `on_train_end`. It does not if no step was left to train.
+        will_call_on_train_end: Lightning is about to call `on_train_end`. It does not if no step was left to train.
     """
     is_applied = False
     for swa in _stochastic_callbacks(trainer):
@@ -88,7 +88,7 @@ def apply_average(trainer: L.Trainer, module: L.LightningModule, *, trained: boo
         is_applied |= last_epoch >= swa.swa_end or swa._max_epochs == -1
         swa.on_train_end(trainer, module)
         swa.on_train_end = lambda *_: None  # type: ignore[method-assign]
-    for moving in _moving_callbacks(trainer) if not trained else ():
+    for moving in _moving_callbacks(trainer) if not will_call_on_train_end else ():
         moving.on_train_end(trainer, module)
     return is_applied
 
@@ -112,10 +112,10 @@ def buffers_of_averages(trainer: L.Trainer) -> list[Tensor]:
     return [buffer for model in models for buffer in model.buffers()]
 
 
-def reject_averaged_weights(is_averaged: bool) -> None:
+def reject_resume_from_averaged(is_averaged: bool) -> None:
     """Raise `ConfigError` if weights would be trained further that were averaged at the end of the run."""
     if is_averaged:
-        rule = "cannot train a run further whose weights were averaged at its end: they are not those of its last step"
+        rule = "The weights of this run were averaged at its end, so they cannot be trained further"
         raise ConfigError("resume", None, rule, "a new run from them: ckpt=<this run>/checkpoints/last.ckpt")
 
 

@@ -37,7 +37,7 @@ class PackedImages(ImageDataModule):
     def packed(self) -> PackedFile:
         """The file's header: classes, splits, checksums."""
         packed = packed_files.read_packed_header(self.file)
-        packed_files.reject_other_size(packed, self.image_size)
+        packed_files.reject_image_size_mismatch(packed, self.image_size)
         if self.num_classes is not None:
             reject_fewer_outputs_than_classes(self.num_classes, len(packed.classes))
         return packed

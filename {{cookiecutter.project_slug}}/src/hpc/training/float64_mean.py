@@ -6,6 +6,6 @@ import torch
 from torchmetrics import MeanMetric
 
 
-def precise_mean() -> Any:
-    """Return a metric. Summed in single precision it would depend on the number of ranks, and miscount many tokens."""
+def make_float64_mean_metric() -> Any:
+    """Return a float64 MeanMetric: a float32 sum depends on the number of ranks and loses large token counts."""
     return MeanMetric().set_dtype(torch.float64)
