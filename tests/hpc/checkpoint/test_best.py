@@ -76,7 +76,7 @@ def test_the_best_one_stays_while_its_successor_is_written(start: Callable, tmp_
 
 def test_a_run_that_died_before_it_named_the_best_names_it_when_it_goes_on(start: Callable, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    died = "checkpoint.point = lambda link, final: final.name[-1] == '4' and os.kill(os.getpid(), 9)"
+    died = "checkpoint.set_link = lambda link, final: final.name[-1] == '4' and os.kill(os.getpid(), 9)"
     start(run_dir, 1, WORDS, patch=patch([3.0, 1.0, 2.0]) + died, code=[-9])
     start(run_dir, 1, [], 5, patch=patch([3.0, 1.0, 2.0]))
     assert best(run_dir) == 4
@@ -96,7 +96,7 @@ def test_a_run_that_goes_on_with_another_metric_names_its_best_anew(start: Calla
     words = [word.replace("train_batches=2", "train_batches=3") for word in WORDS]
     start(run_dir, 1, words, 4, patch=patch([3.0]))
     said = start(run_dir, 1, ["checkpoint.monitor=train/loss"], code=2)  # before any step
-    assert "must be a metric that is logged in validation; there are: val/accuracy, val/loss" in said
+    assert "must be a metric that is logged in validation (there are: val/accuracy, val/loss); got train/loss" in said
     assert "  monitor: val/loss\n" in (run_dir / "config.yaml").read_text()
     said = start(run_dir, 1, ["checkpoint.monitor=val/accuracy", "checkpoint.mode=max"], 5, patch=accuracy)
     note = "best.ckpt is the best one by val/loss (min); the next validation names a new one, by val/accuracy (max)"

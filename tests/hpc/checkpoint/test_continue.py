@@ -119,7 +119,8 @@ def test_deepspeed_moves_no_other_states_than_adams(start: Callable, tmp_path: P
     start(tmp_path / "run", 1, words, 4, MOMENTUM)
     files = sorted((tmp_path / "run" / "checkpoints").rglob("*"))
     said = start(tmp_path / "run", 2, ["trainer.devices=2"], patch=MOMENTUM, code=2)
-    assert said.count("there must be 1 as before, not 2: this optimizer keeps momentum_buffer") == 1
+    assert said.count("must keep the number of ranks at 1, not 2") == 1
+    assert "this optimizer keeps momentum_buffer" in said
     assert "Traceback" not in said and sorted((tmp_path / "run" / "checkpoints").rglob("*")) == files
     start(tmp_path / "run", 1, ["trainer.devices=1"], patch=MOMENTUM)
 

@@ -177,5 +177,5 @@ def test_a_trap_that_another_rank_finds(start: Callable, tmp_path: Path) -> None
     vouch(folder)
     said = start(run_dir, 2, [], code=[ExitCode.ANOTHER_RANK_FAILED, 2])
     assert not (tmp_path / "canary").exists()
-    assert said.count("ConfigError: ") == 1 and "rank-1.pt" in said and "posix.mkdir" in said
+    assert said.count("\nConfigError: ") == 1 and "rank-1.pt" in said and "posix.mkdir" in said
     assert "outcome failed" in (run_dir / "verdict").read_text()
