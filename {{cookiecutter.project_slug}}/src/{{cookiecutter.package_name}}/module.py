@@ -20,8 +20,8 @@ IGNORED_TARGET = -100  # torch's default: such a target counts neither in the lo
 class Classifier(NetworkModule):
     """Train a network with cross-entropy to predict the class of an image, or the next token of a text.
 
-    NetworkModule keeps `self.network`. In `configure_model` it shards and compiles it with `self.loss`, which a subclass
-    sets. It clips gradients to `trainer.gradient_clip_val`, also where they are sharded.
+    NetworkModule keeps `self.network`. In `configure_model` it shards and compiles it with `self.loss`, which a
+    subclass sets. It clips gradients to `trainer.gradient_clip_val`, also where they are sharded.
 
     Args:
         network: inputs → logits, with the classes in the last dimension.
@@ -65,8 +65,8 @@ class Classifier(NetworkModule):
         Further scalars of a returned dict are logged, too: {"loss": loss, "train/...": scalar}.
         """
         inputs, targets = batch
-        # A text has logits (batch, time, classes) and targets (batch, time): each token is a sample of its own. For images,
-        # (batch, classes), this changes nothing.
+        # A text has logits (batch, time, classes) and targets (batch, time): each token is a sample of its own. For
+        # images, (batch, classes), this changes nothing.
         return self.loss(self(inputs).flatten(0, -2), targets.flatten())
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
