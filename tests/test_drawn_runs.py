@@ -250,11 +250,11 @@ DEEPSPEED = {"strategy": "deepspeed_zero1", "ranks": 2}
 REJECTED = {
     "accumulate_grad_batches": changed({}, ["trainer.accumulate_grad_batches=3"], STOPPED_LATE),
     "replaces Adagrad": {**changed({"optimizers": [{"name": "Adagrad", "lr": 0.01}], **SHARED}, [], []), **DEEPSPEED},
-    "statistics of one precision": {
+    "DeepSpeed keeps the statistics in fp32": {
         **changed({"network": {**NETWORK, "norm": True}, **SHARED}, ["trainer.precision=bf16-mixed"], []),
         **DEEPSPEED,
     },
-    "FSDP2 gathers the former in bf16": {
+    "FSDP2 gathers the weights in bf16": {
         **changed({"network": {**NETWORK, "norm": True}, **SHARED}, ["trainer.precision=bf16-mixed"], []),
         "strategy": "fsdp",
         "ranks": 2,
@@ -263,7 +263,7 @@ REJECTED = {
         **changed(SHARED, ["trainer.accumulate_grad_batches=2", "+trainer.limit_train_batches=3"], []),
         **DEEPSPEED,
     },
-    "only one callback must average": {
+    "Only one callback may average": {
         **PLAIN,
         "callbacks": PLAIN["callbacks"]
         | {

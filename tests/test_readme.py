@@ -136,7 +136,7 @@ def searched(desk: Desk, command: str) -> None:
     """Of a search in which nothing has begun; test_slurm_search.py has some that have."""
     plan = {"sampler": "random", "trials": 2, "seed": 1, "metric": "val/loss", "mode": "min", "words": ["seed=1,2"]}
     (desk.folder / "search.json").write_text(json.dumps(plan))
-    assert "has begun" in desk.succeeds(command.replace("runs/NAME", shlex.quote(str(desk.folder))))
+    assert "has started: python report.py" in desk.succeeds(command.replace("runs/NAME", shlex.quote(str(desk.folder))))
 
 
 def packed(desk: Desk, command: str) -> None:

@@ -116,7 +116,7 @@ REJECTED = {
     "run directory of one node": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         f"srun {TWO_NODES} run_dir=$PWD/own/run",
-        ["rank 0 has made it on another node", "(on n2)"],
+        ["rank 0 created it", "(on n2)"],
         60,
     ),
     "data of one node": (
@@ -389,7 +389,7 @@ def test_a_job_script_needs_a_job(desk):
     )
     desk.slurm.cancel(job)
     done = subprocess.run(["bash", run_dir / "job.sh"], env=desk.env, capture_output=True, text=True)
-    assert done.returncode != 0 and "sbatch this file" in done.stderr
+    assert done.returncode != 0 and "submit this file with sbatch" in done.stderr
 
 
 def test_what_slurm_rejects_is_shown(desk):

@@ -80,7 +80,7 @@ def points(run_dir: Path, tag: str) -> dict[int, float]:
 def test_interrupted_it_ends_no_job_and_goes_on(study):
     before, after = study.said
     assert study.interrupted.returncode == 130 and "Traceback" not in after, after
-    assert "queued jobs go on" in after and "python tools/scale.py nodes=1,2,4" in after
+    assert "queued jobs keep running" in after and "python tools/scale.py nodes=1,2,4" in after
     assert set(study.left[1:]) == {"RUNNING"} and study.left[0] in ("RUNNING", "COMPLETING", "COMPLETED")
     second = study.calls[0]
     assert second.returncode == 0 and ": job " not in second.stdout, second.stdout + second.stderr
