@@ -1,4 +1,4 @@
-"""The fault run, a short one: every kind of fault once, over all strategies. `make chaos` makes longer ones."""
+"""A short fault run: one fault for each strategy. `.ci/run` also injects every kind of fault, by `make chaos`."""
 
 import json
 
@@ -10,16 +10,16 @@ from slurm_project import Desk
 
 pytestmark = pytest.mark.slow
 
-SEED = 1
+SEED = 3  # kill -9 of a rank, kill -9 during a save, a full disk
 
 
 def test_no_run_is_lost_or_other_than_one_that_nothing_happened_to(bake, tmp_path):
     if reason := slurm_nodes.missing():
         pytest.skip(reason)
     with chaos.ground(tmp_path, lambda: bake(cluster="local")) as (desk, disk):
-        struck, wrong = chaos.campaign(desk, disk, len(KINDS), SEED)
+        struck, wrong = chaos.campaign(desk, disk, len(chaos.LAYOUTS), SEED)
     assert not wrong, "\n".join(wrong)
-    assert sorted(one.kind for one in struck) == sorted(KINDS)
+    assert len({one.kind for one in struck}) == len(struck) == len(chaos.LAYOUTS)
     assert {one.strategy for one in struck} == set(chaos.LAYOUTS)
 
 
