@@ -194,7 +194,7 @@ def test_what_is_no_end_is_rejected(references: Callable, start: Callable, tmp_p
     said = start(tmp_path / "run", ranks, ["callbacks.ema=null"], patch=TYPED, code=2)
     assert "must hold the callback that averages the weights" in said
     said = start(tmp_path / "sharded", 2, ["trainer=fsdp", "trainer.devices=2", *TINY, *EMA], patch=TYPED, code=2)
-    assert "the strategy must be single or ddp" in said and "Traceback" not in said
+    assert "must be used with strategy=single or ddp, not fsdp" in said and "Traceback" not in said
 
 
 def test_of_one_step_the_average_is_the_newer(tmp_path: Path) -> None:
