@@ -80,7 +80,7 @@ REJECTED = {
     "F28, F59 another environment": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
         f"srun bash -c '{ON_NODE_2} export PYTHONPATH=$PWD/other; exec {TWO_NODES}'",
-        ["versions", "n1: Python", "lightning 2.0", "source env.sh"],
+        ["versions", " on n1", "lightning 2.0", " on n2", "source env.sh"],
         60,
     ),
     "F33 torchrun on each node for itself": (
