@@ -23,14 +23,14 @@ def main(out: str, cases: dict[str, list[str]]) -> None:
     open_store = meeting.open_store
     store = cache(
         lambda: open_store(here, os.environ, timeout_seconds=60)
-    )  # one for all cases: their process group is one, too
+    )  # all cases share one store, and so one process group
     for name, overrides in cases.items():
         meeting.open_store = lambda *_, name=name, **__: prefixed(name, store())
         cfg = compose.compose_overrides(overrides)
         preflight.check_config(cfg)
         metrics[name] = train.train(cfg, this)
         for key in (directory.RUN_DIR_VARIABLE, starting_point.BEGUN_VARIABLE):
-            os.environ.pop(key, None)  # it was this run's
+            os.environ.pop(key, None)  # this run set it
     if any(metrics.values()):  # rank 0
         Path(out).write_text(json.dumps(metrics))
 

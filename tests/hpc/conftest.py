@@ -1,4 +1,4 @@
-"""What several tests of hpc share: a fork, and real runs in processes of their own."""
+"""Fixtures shared by the tests of hpc: a fork, and real runs in separate processes."""
 
 import json
 import multiprocessing
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def call() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run `python train.py ...` as a person would."""
+    """Run `python train.py ...` as a user would."""
 
     def run(*overrides: str, cwd: Path = PROJECT, seconds: int = 600) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(PROJECT / "train.py"), *overrides]
@@ -39,7 +39,7 @@ def call() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="session")
 def run_cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, dict[str, float]]]:
-    """Train command lines one after the other in `num_ranks` processes: the imports are paid once."""
+    """Train command lines one after the other in `num_ranks` processes, which import the libraries only once."""
 
     def run(cases: dict[str, list[str]], num_ranks: int, seconds: int = 900) -> dict[str, dict[str, float]]:
         folder = tmp_path_factory.mktemp("cases")
@@ -57,7 +57,7 @@ def run_cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[st
             codes = [rank.wait(timeout=seconds) for rank in ranks]
         finally:
             for rank in ranks:
-                rank.kill()  # ended already, unless the wait ran out or was interrupted
+                rank.kill()  # only has an effect if the wait timed out or was interrupted
         assert codes == [0] * num_ranks, "\n".join(log.read_text()[-3000:] for log in logs)
         return json.loads(out.read_text())
 
@@ -66,9 +66,9 @@ def run_cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[st
 
 @pytest.fixture(scope="session")
 def start() -> Iterator[Callable[..., str]]:
-    """Start train.py as real ranks, forked by ranks.py: a new run, or one that goes on. What they print.
+    """Start train.py as real ranks, forked by ranks.py, for a new or a resumed run; return their output.
 
-    stop_at: so many steps are done, then all ranks leave with code 85. patch: code that each of them executes before.
+    stop_at: all ranks leave with code 85 after this many steps. patch: code that each rank executes first.
     """
     command = [sys.executable, str(PROJECT / "tests" / "ranks.py")]
     process = subprocess.Popen(command, env=ENVIRON, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -103,9 +103,9 @@ def start() -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def together(tmp_path: Path) -> Callable[..., list[Any]]:
-    """Call a function of a test module in ranks of one gloo group, real processes: function(rank, *arguments).
+    """Call function(rank, *arguments) of a test module in real processes that form one gloo group.
 
-    What each returns, in order of ranks: plain data, or None where the process was killed.
+    Return their results in order of ranks: plain data, or None for a process that was killed.
     """
     begun = iter(range(100))
 

@@ -1,4 +1,4 @@
-"""A login node to type submit.py on: stand-ins for sbatch and qsub note what they are given."""
+"""A simulated login node for submit.py: stand-ins for sbatch and qsub record their arguments."""
 
 import json
 import os
@@ -19,15 +19,15 @@ from hpc.submit import scheduler
 
 TOOLS = ["bash", "cat", "cp", "env", "cksum", "git", "sleep"]
 STUB = 'printf "%s\\n" "$@" >>"$0.argv"; env >"$0.env"; cat >"$0.stdin"; cp "${!#}" "$0.script"; '
-SOURCED = ["src/hpc/jobs/pbs.bash", "src/hpc/jobs/slurm.bash"]  # by job scripts, and as they are
+SOURCED = ["src/hpc/jobs/pbs.bash", "src/hpc/jobs/slurm.bash"]  # files that job scripts source, copied unchanged
 FILES = [
     *("train.py", "env.sh", "pyproject.toml", "constraints.txt", "configs/train.yaml", "src/p/build/runs/a.py"),
     *SOURCED,
 ]
 JUNK = [".gitignore", "runs/old/last.ckpt", "src/p/__pycache__/a.pyc", "outputs/x"]
 
-# As OpenPBS 23.06 and newer (src/cmds/qstat.c): JSON holds the first of several jobs alone, dsv all of them; one that
-# is unknown makes the exit code 153; ended ones are told with -x only, and without history -x tells nothing.
+# As OpenPBS 23.06 and newer (src/cmds/qstat.c): of several jobs, JSON shows only the first and dsv shows all. An
+# unknown job makes the exit code 153. Ended jobs are shown with -x only, and never if the history is disabled.
 QSTAT = """
 import json, sys
 *options, form = sys.argv[1 : sys.argv.index("-F") + 2]
@@ -61,7 +61,7 @@ sys.exit(code)
 
 
 def qstat(jobs: dict[str, dict], history: bool = True) -> str:
-    """What a stand-in for qstat does, in bash. Jobs that name no `Job_Owner` are this user's."""
+    """Return a stand-in for qstat, in bash. Jobs without `Job_Owner` belong to this user."""
     owner = {"Job_Owner": f"{pwd.getpwuid(os.getuid()).pw_name}@login1.cluster"}
     known = {name: owner | job for name, job in jobs.items()}
     source = f"JOBS, HISTORY = {known!r}, {history}{QSTAT}"
@@ -69,7 +69,7 @@ def qstat(jobs: dict[str, dict], history: bool = True) -> str:
 
 
 class Desk:
-    """A login node: a project, an environment that is complete, and a scheduler that takes everything."""
+    """A login node with a project, a complete environment, and a scheduler that accepts every job."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
         self.bin, self.project, self.venv = folder / "bin", folder / "my project", folder / "venv"
@@ -86,7 +86,7 @@ class Desk:
         for name in [name for name in os.environ if scheduler.LEAKED_VARIABLES.match(name)]:
             monkeypatch.delenv(name)
         monkeypatch.delenv("PYTHONPATH", raising=False)
-        monkeypatch.setenv("HPC_RUN_DIR", "")  # so that what a run sets is taken back
+        monkeypatch.setenv("HPC_RUN_DIR", "")  # so that monkeypatch restores it afterwards
         monkeypatch.delenv("HPC_RUN_DIR")
         monkeypatch.setenv("PATH", str(self.bin))
         monkeypatch.setattr(sys, "prefix", str(self.venv))
@@ -101,7 +101,7 @@ class Desk:
         (self.project / name).write_text(text)
 
     def complete(self) -> None:
-        """As env.sh marks an environment."""
+        """Mark the environment as complete, as env.sh does."""
         text = "".join((self.project / name).read_text() for name in ("pyproject.toml", "constraints.txt"))
         made = subprocess.run(["cksum"], input=text, capture_output=True, text=True)
         (self.venv / f".complete-{project.project_name()}").write_text(f"{made.stdout.strip()} {self.venv}")
@@ -113,7 +113,7 @@ class Desk:
             (self.bin / name).chmod(0o755)
 
     def type(self, *arguments: str) -> int:
-        """`python submit.py ...`; its exit code. What it printed is in `out` and `err`."""
+        """Run `python submit.py ...` and return its exit code; `out` and `err` hold its output."""
         self.set.setattr(sys, "argv", ["submit.py", *arguments])
         code = 0
         try:
@@ -129,7 +129,7 @@ class Desk:
         return path.read_text() if path.exists() else ""
 
     def runs(self) -> list[Path]:
-        """Run directories, but for the old one."""
+        """Return all run directories but the old one."""
         return [path for path in (self.project / "runs").iterdir() if path.name != "old"]
 
     def submitted(self) -> dict:

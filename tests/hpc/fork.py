@@ -1,6 +1,6 @@
 """A fork for the tests of `hpc`: the sources of this repository, in place, beside a freshly baked project.
 
-Imported once in each process; the first one makes the fork, those that it starts find it in the environment.
+Each process imports this once. The first one makes the fork; its children find it in the environment.
 """
 
 import atexit
@@ -15,7 +15,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[2]
 TEMPLATE = REPO / "{{cookiecutter.project_slug}}"
 VARIABLE = "HPC_TESTS_PROJECT"
-# Legal, and nothing that quoting forgot survives it.
+# A valid path with special characters, so that missing quotes make a test fail.
 ANSWERS = {
     "project_name": """Über "x" \\ $(touch canary) `touch canary`; touch canary # 'q' 100 % <b> 😀""",
     "project_slug": "wild-2_thing",
@@ -28,7 +28,7 @@ HELPERS = ("cases.py", "ranks.py")  # programs that tests start, from the fork's
 
 
 def make() -> Path:
-    """Bake a project whose `src/hpc` leads to the sources in this repository."""
+    """Bake a project whose `src/hpc` links to the sources in this repository."""
     folder = Path(tempfile.mkdtemp(prefix="Ein Ordner für 'alles' "))
     atexit.register(remove, folder, os.getpid())
     settings = folder / "config.yaml"
@@ -47,35 +47,35 @@ def make() -> Path:
 
 
 def remove(folder: Path, pid: int) -> None:
-    """Remove the fork at the end of the process that made it, and not of those that were forked from it."""
+    """Remove the fork when the process that made it exits, but not when its forked children exit."""
     if os.getpid() == pid:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# What Python compiles of the sources in this repository would be part of the next bake.
+# Without this, bytecode written beside the sources would be part of the next bake.
 sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(REPO / "build" / "pycache")
-os.environ["XDG_CONFIG_HOME"] = os.devnull  # before hpc is imported: this user's own accounts stay out of it
+os.environ["XDG_CONFIG_HOME"] = os.devnull  # before hpc is imported: tests must not read this user's own cluster values
 PROJECT = Path(os.environ.get(VARIABLE) or make())
 os.environ[VARIABLE] = str(PROJECT)
 sys.path[:0] = [place for place in (str(PROJECT), str(PROJECT / "src")) if place not in sys.path]
-sys.path += [str(room) for room in Path(__file__).parent.iterdir() if room.is_dir()]  # tests share what others make
+sys.path += [str(room) for room in Path(__file__).parent.iterdir() if room.is_dir()]  # tests share helpers
 
 from hpc.submit.scheduler import LEAKED_VARIABLES  # noqa: E402
 
-# Only names of this environment's own making: a test behaves alike inside a job and on a laptop.
+# Remove the variables of schedulers, so that a test gives the same result inside a job and on a laptop.
 ENVIRON = {key: value for key, value in os.environ.items() if not LEAKED_VARIABLES.match(key)}
 PACKAGE = ANSWERS["package_name"]
 QUIET = "callbacks.progress.refresh_rate=0"
 
 
 def place(rank: int, num_ranks: int, port: int) -> dict[str, str]:
-    """What mpiexec leaves in the environment of a rank, all of them on this machine."""
+    """Return the environment variables that mpiexec sets for a rank, with all ranks on this machine."""
     mpich = {"PMI_RANK": rank, "PMI_SIZE": num_ranks, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": num_ranks}
     return {key: str(value) for key, value in mpich.items()} | {"MASTER_PORT": str(port)}
 
 
 def said(process: subprocess.Popen[str]) -> str:
-    """The next line that a process has printed."""
+    """Return the next line that a process has printed."""
     assert process.stdout
     return process.stdout.readline().strip()
 
@@ -87,7 +87,7 @@ def free_port() -> int:
 
 
 def scalars(run_dir: Path, tag: str) -> list[float]:
-    """The values of one TensorBoard scalar, in the order of steps."""
+    """Return the values of one TensorBoard scalar, in order of steps."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run_dir / "tensorboard"))

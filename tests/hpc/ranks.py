@@ -39,7 +39,7 @@ def main() -> None:
 def fork(
     rank: int, port: int, *, log: str, words: list[str], ranks: int, stop_at: int | None = None, patch: str = ""
 ) -> int:
-    """One rank, placed as MPICH's mpiexec would; its process id."""
+    """Fork one rank with the environment that MPICH's mpiexec sets; return its process id."""
     if pid := os.fork():
         return pid
     code = 1
@@ -47,7 +47,7 @@ def fork(
         stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(stream, 1)
         os.dup2(stream, 2)
-        # Whole lines, or those of two ranks run into each other.
+        # Line buffering: otherwise the lines of two ranks would mix.
         sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
         place = {"PMI_RANK": rank, "PMI_SIZE": ranks, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": ranks}
         os.environ |= {name: str(value) for name, value in {**place, "MASTER_PORT": port}.items()}
@@ -78,7 +78,7 @@ def always_agree() -> None:
 
 
 def tell(steps: int) -> None:
-    """Send this process the warning after so many steps: in the middle of the next one, if gradients accumulate."""
+    """Send this process the warning signal after this many steps: within the next step, if gradients accumulate."""
     from hpc.resume.resume import Resume
 
     before = Resume.on_train_batch_end
@@ -93,7 +93,7 @@ def tell(steps: int) -> None:
 
 
 def wait(pids: list[int]) -> list[int]:
-    """Exit codes. What does not end is killed."""
+    """Return the exit codes; kill processes that do not end."""
     codes: dict[int, int] = {}
     limit = time.monotonic() + LIMIT
     while len(codes) < len(pids):

@@ -1,4 +1,4 @@
-"""Peak memory of a plain loop, in Lightning's order: what torch's tracker sees without a GPU, and what a GPU holds."""
+"""Measure the peak memory of a plain loop in Lightning's order, by torch's tracker without a GPU or on a GPU."""
 
 from functools import partial
 from typing import Any
@@ -16,12 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from hpc.config import build
 from hpc.plan.setup import ParallelLayout
 
-WIDE = ("layer_norm", "group_norm", "cross_entropy")  # that CUDA's autocast computes in fp32, and the CPU's does not
-STEPS = 2  # the optimizer's state is there from the second
+WIDE = ("layer_norm", "group_norm", "cross_entropy")  # CUDA's autocast computes these in fp32, and the CPU's does not
+STEPS = 2  # the optimizer has its state from the second step on
 
 
 def tracked(cfg: DictConfig, setup: ParallelLayout) -> int:
-    """Bytes, on tensors without content: of any size, on any machine."""
+    """Return peak bytes of fake tensors, which need no memory: models of any size work on any machine."""
     wide = {name: partial(_in_fp32, getattr(F, name)) for name in WIDE}
     with mock.patch.multiple(F, **wide), FakeTensorMode():
         network, optimizer, inputs = _made(cfg, setup, "cpu")
@@ -36,7 +36,7 @@ def tracked(cfg: DictConfig, setup: ParallelLayout) -> int:
 
 
 def on_gpu(cfg: DictConfig, setup: ParallelLayout) -> int:
-    """Bytes of tensors, as CUDA's allocator counts them. Raises torch.OutOfMemoryError."""
+    """Return peak bytes of tensors, as CUDA's allocator counts them. Raises torch.OutOfMemoryError."""
     torch.cuda.reset_peak_memory_stats()
     network, optimizer, inputs = _made(cfg, setup, "cuda")
     for _ in range(STEPS):

@@ -1,4 +1,4 @@
-"""Charts: their axes, where points lie, and that nothing drawn is lost or executed."""
+"""Check axes and points of charts, and that nothing in them is lost or executed."""
 
 import math
 import random

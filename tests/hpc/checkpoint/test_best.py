@@ -1,4 +1,4 @@
-"""best.ckpt leads to a whole checkpoint at every moment, and a run that goes on knows which one it is."""
+"""Check that best.ckpt always links to a complete checkpoint, and that a resumed run still knows the best one."""
 
 import os
 from collections.abc import Callable
@@ -21,7 +21,7 @@ WORDS = [
     "trainer.max_epochs=3",
     "checkpoint.keep=1",
 ]
-# What the validations find, and what happens when the checkpoint of a step gets its name.
+# The values that validations return, and code to execute when the checkpoint of a step is published.
 PATCH = """
 import os
 from hpc.checkpoint import on_disk as checkpoint
@@ -50,7 +50,7 @@ def patch(losses: list[float], step: int | None = None, happens: str = "pass", m
 
 
 def best(run_dir: Path) -> int:
-    """The step of the best checkpoint, which must be whole."""
+    """Return the step of the best checkpoint, which must be complete."""
     found = on_disk.read_manifest(run_dir / "checkpoints" / "best.ckpt")
     assert found, f"best.ckpt leads to nothing: {os.listdir(run_dir / 'checkpoints')}"
     assert on_disk.find_flaw(found) == ""
@@ -58,19 +58,19 @@ def best(run_dir: Path) -> int:
 
 
 def test_a_best_one_that_cannot_be_written_is_not_the_best(start: Callable, tmp_path: Path) -> None:
-    words = [*WORDS, "checkpoint.every_n_steps=1"]  # the next one waits for the one before, and hears of it
+    words = [*WORDS, "checkpoint.every_n_steps=1"]  # the next save waits for the failed one and sees its error
     said = start(tmp_path / "run", 1, words, patch=patch([3.0, 1.0, 2.0], 4, FULL))
     assert "the checkpoint of step 4 was not written" in said
-    assert best(tmp_path / "run") == 6  # better than the first, which was on the disk until then
+    assert best(tmp_path / "run") == 6  # better than the first, which stayed on the disk until then
 
 
 def test_the_best_one_stays_while_its_successor_is_written(start: Callable, tmp_path: Path) -> None:
-    """The job is killed just before the second best is whole; that of the step before it is whole already."""
+    """Kill the job just before the second best checkpoint is published. The link must still lead to the first one."""
     run_dir = tmp_path / "run"
     died = patch([3.0, 1.0, 2.0], 4, "os.kill(os.getpid(), 9)")
     start(run_dir, 1, [*WORDS, "checkpoint.every_n_steps=3"], patch=died, code=[-9])
     assert best(run_dir) == 2
-    start(run_dir, 1, [], patch=patch([3.0, 4.0, 2.9]))  # compared with the first again
+    start(run_dir, 1, [], patch=patch([3.0, 4.0, 2.9]))  # again compared with the first
     assert best(run_dir) == 6
 
 
@@ -100,7 +100,7 @@ def test_a_run_that_goes_on_with_another_metric_names_its_best_anew(start: Calla
     assert "  monitor: val/loss\n" in (run_dir / "config.yaml").read_text()
     said = start(run_dir, 1, ["checkpoint.monitor=val/accuracy", "checkpoint.mode=max"], 5, patch=accuracy)
     note = "best.ckpt is the best one by val/loss (min); the next validation names a new one, by val/accuracy (max)"
-    assert said.count(f"note: {note}\n") == 1 and best(run_dir) == 3  # till then
+    assert said.count(f"note: {note}\n") == 1 and best(run_dir) == 3  # until the next validation
     said = start(run_dir, 1, [], patch=accuracy)
     assert note not in said and best(run_dir) == 6
 

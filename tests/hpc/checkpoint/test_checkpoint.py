@@ -1,4 +1,4 @@
-"""A checkpoint is whole or absent, whatever happens while it is written, and what is there is found by its content."""
+"""Check that a checkpoint is complete or absent after any crash, and that checkpoints are found by their content."""
 
 import json
 import multiprocessing
@@ -19,7 +19,7 @@ FILES = {"meta.pt": b"numbers", "__0_0.distcp": bytes(range(256)) * 40, "checkpo
 
 
 def written(run_dir: Path, step: int, attempt: int = 1, **note: Any) -> Path:
-    """A whole checkpoint, as one process writes it."""
+    """Write a complete checkpoint in one process."""
     final = on_disk.checkpoint_path(run_dir, step)
     part = on_disk.make_part_folder(final)
     for name, content in FILES.items():
@@ -40,13 +40,13 @@ def folders(run_dir: Path) -> list[str]:
 
 
 def edit(final: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change what the manifest says."""
+    """Change entries of the manifest."""
     note = json.loads((final / on_disk.MANIFEST).read_text())
     change(note)
     (final / on_disk.MANIFEST).write_text(json.dumps(note))
 
 
-# -- What is known --
+# -- Known checkpoints --
 
 
 def test_what_is_published_is_whole(tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_what_a_later_attempt_has_overtaken_is_left_out(tmp_path: Path) -> None:
     for step, attempt in ((10, 1), (15, 1), (20, 2), (30, 2), (40, 3)):
         written(tmp_path, step, attempt)
     assert steps(tmp_path) == [40, 30, 20, 15, 10]
-    assert steps(tmp_path, *starts) == [40, 20, 10]  # 15 by the first, 30 by the second: after others had gone on
-    assert steps(tmp_path, {"attempt": 4}) == []  # which began from nothing
+    assert steps(tmp_path, *starts) == [40, 20, 10]  # attempts 1 and 2 wrote 15 and 30 after they were overtaken
+    assert steps(tmp_path, {"attempt": 4}) == []  # attempt 4 started from scratch
 
 
 # -- Damage --
@@ -182,11 +182,14 @@ def test_of_several_ranks_one_looks_at_each_file(name: str, tmp_path: Path) -> N
     assert sum(name in on_disk.find_flaw(found, rank=rank, num_ranks=3) for rank in range(3)) == 1
 
 
-# -- What is written, named and removed --
+# -- Writing, linking and pruning --
 
 
 def test_what_was_left_behind_is_removed_before_the_next_is_written(tmp_path: Path) -> None:
-    """Also that of another step: on a full disk it would take the room that the next one needs."""
+    """Check that unfinished checkpoints of other steps are removed too.
+
+    On a full disk the next checkpoint needs their space.
+    """
     written(tmp_path, 5)
     for step in (10, 20):
         (on_disk.make_part_folder(on_disk.checkpoint_path(tmp_path, step)) / "left").write_text("behind")
@@ -222,7 +225,7 @@ def test_a_link_leads_to_a_checkpoint_also_when_the_run_is_moved(tmp_path: Path)
     [(1, None, [40]), (2, None, [30, 40]), (2, 10, [10, 30, 40]), (2, 40, [30, 40]), (9, None, [10, 20, 30, 40])],
 )
 def test_the_last_ones_and_the_best_are_kept(keep: int, best: int | None, left: list[int], tmp_path: Path) -> None:
-    for step in (10, 20, 30, 40, 50):  # 50: of an attempt that others have overtaken
+    for step in (10, 20, 30, 40, 50):  # an overtaken attempt wrote 50
         written(tmp_path, step)
     on_disk.make_part_folder(on_disk.checkpoint_path(tmp_path, 25))
     link = tmp_path / "checkpoints" / on_disk.BEST
@@ -234,7 +237,7 @@ def test_the_last_ones_and_the_best_are_kept(keep: int, best: int | None, left: 
 
 
 def test_what_others_put_there_stays(tmp_path: Path) -> None:
-    """Another program names its own alike."""
+    """Check that folders of other programs with similar names are kept."""
     there = tmp_path / "checkpoints"
     others = ["step-500", "step-500.part", "step-000000500.pt", "step-1.ckpt.part", "step-000000500.old", "epoch-1"]
     for name in others:
@@ -255,7 +258,7 @@ def links(run_dir: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("best", [10, 20, 30, None])
 def test_the_links_lead_where_the_run_that_goes_on_knows_them(best: int | None, tmp_path: Path) -> None:
-    """It goes on from 20; 30 is damaged, or of an attempt that was overtaken."""
+    """Check the links of a run that resumes from step 20. Step 30 is damaged, or an overtaken attempt wrote it."""
     for step in (10, 20):
         written(tmp_path, step)
     there = tmp_path / "checkpoints"
@@ -269,7 +272,7 @@ def test_the_links_lead_where_the_run_that_goes_on_knows_them(best: int | None, 
 
 @pytest.mark.parametrize("left_out", [None, "step-000000010"])
 def test_a_copy_of_what_a_link_leads_to_is_a_checkpoint(left_out: str | None, tmp_path: Path) -> None:
-    """As scp -r and cp -rL copy a run."""
+    """Check that a link may have become a folder, as `scp -r` and `cp -rL` make it."""
     there = tmp_path / "run/checkpoints"
     for step, name in ((10, on_disk.BEST), (20, on_disk.LAST)):
         on_disk.set_link(there / name, written(tmp_path / "run", step))
@@ -299,14 +302,14 @@ def test_another_checkpoint_in_the_place_of_a_link_stays(tmp_path: Path) -> None
 
 
 def write(run_dir: Path, step: int, attempt: int) -> None:
-    """As a run does: write, name, prune."""
+    """Write, link and prune checkpoints as a run does."""
     final = written(run_dir, step, attempt)
     on_disk.set_link(run_dir / "checkpoints" / "last.ckpt", final)
     on_disk.prune(final, 1)
 
 
 def die(moment: int) -> None:
-    """From now on: kill -9 just before operation number `moment` on the file system."""
+    """Kill this process just before file system operation number `moment`, counted from now."""
     count = 0
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -320,9 +323,9 @@ def die(moment: int) -> None:
 
 
 def die_at_every_moment(folder: Path, step: int) -> None:
-    """Leave run directories 000, 001, ...: whoever wrote this step there died one operation later than the one before.
+    """Leave run directories 000, 001, ... whose writers were killed after 0, 1, ... file system operations.
 
-    Each had a checkpoint of step 10.
+    Each already had a checkpoint of step 10.
     """
     write(folder / "begun", 10, 1)
     for moment in range(200):
@@ -332,13 +335,13 @@ def die_at_every_moment(folder: Path, step: int) -> None:
             die(moment)
             write(run_dir, step, 2)
             os._exit(0)
-        if os.waitpid(pid, 0)[1] == 0:  # came to its end
+        if os.waitpid(pid, 0)[1] == 0:  # not killed: the write was complete
             return
 
 
 @pytest.mark.parametrize("step", [20, 10], ids=["the next step", "the same step again"])
 def test_who_is_killed_at_any_moment_leaves_nothing_that_cannot_be_read(step: int, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")  # whose processes have no threads
+    context = multiprocessing.get_context("forkserver")  # its processes have no threads
     context.set_forkserver_preload(["torch.distributed"])
     writer = context.Process(target=die_at_every_moment, args=(tmp_path, step), daemon=True)
     writer.start()
@@ -355,10 +358,10 @@ def test_who_is_killed_at_any_moment_leaves_nothing_that_cannot_be_read(step: in
         if whole:
             link = run_dir / "checkpoints" / "last.ckpt"
             assert link.resolve() in [found.path.resolve() for found in whole]
-        write(run_dir, step, 3)  # the next start clears up
+        write(run_dir, step, 3)  # the next start removes what is left
         assert folders(run_dir) == ["last.ckpt", f"step-{step:09d}"]
         assert (found := on_disk.read_manifest(run_dir / "checkpoints" / "last.ckpt")) and not on_disk.find_flaw(found)
     before, after = seen.count((10, 1)), seen.count((step, 2))
     between = len(seen) - before - after
     assert before > 20 and after > 10 and seen == [(10, 1)] * before + [None] * between + [(step, 2)] * after
-    assert between == (step == 10)  # of a step that is written once more: the moment between two renamings
+    assert between == (step == 10)  # a step that is written again is absent between two renamings

@@ -1,4 +1,4 @@
-"""A run that goes on with another number of ranks or another strategy is the same run: its curve shows it."""
+"""Check that a run resumed with another world size or strategy continues the same loss curve."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -47,13 +47,13 @@ deepspeed_universal.load_universal = deepspeed_universal.load_weights
 
 
 def losses(run_dir: Path) -> list[float]:
-    """Of each step, in double precision, which TensorBoard has not."""
+    """Return the loss of each step in double precision, which TensorBoard does not store."""
     return list(map(float, (run_dir / "losses").read_text().split()))
 
 
 @pytest.fixture(scope="module")
 def reference(start: Callable, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of a run on one device that goes through."""
+    """Return the losses of an uninterrupted run on one device."""
     run_dir = tmp_path_factory.mktemp("runs") / "reference"
     start(run_dir, 1, [*DOUBLE, f"trainer.max_steps={STEPS}"], patch=EXACT)
     return losses(run_dir)
@@ -69,7 +69,7 @@ def test_on_fewer_ranks_and_on_more(strategy: str, reference: list[float], start
 
 
 def test_from_one_strategy_to_another_and_back(reference: list[float], start: Callable, tmp_path: Path) -> None:
-    """With the optimizer's state."""
+    """Check that weights and optimizer state survive a change of strategy in both directions."""
     words = [*DOUBLE, "strategy=ddp", "trainer.devices=2", f"trainer.max_steps={STEPS}"]
     start(tmp_path / "run", 2, words, 6, EXACT)
     start(tmp_path / "run", 2, ["strategy=fsdp"], 12, EXACT)
@@ -87,7 +87,7 @@ def test_the_optimizers_state_would_be_missed(
     start(tmp_path / "run", 2, [*words, "trainer.devices=2"], 6, EXACT)
     start(tmp_path / "run", 1, ["trainer.devices=1", f"strategy={second}"], None, EXACT + NO_OPTIMIZER)
     found = losses(tmp_path / "run")
-    assert found[:7] == pytest.approx(reference[:7], rel=0, abs=1e-6)  # weights came along
+    assert found[:7] == pytest.approx(reference[:7], rel=0, abs=1e-6)  # weights were restored
     assert found != pytest.approx(reference, rel=0, abs=1e-3)
 
 
@@ -96,7 +96,7 @@ ZERO = [*COMMON, "model.network.widths=[8,8,16]"]
 
 @pytest.mark.parametrize(("stage", "ranks"), [(2, [4, 2, 1, 2, 4]), (3, [2, 1])])
 def test_deepspeed_on_fewer_ranks_and_on_more(stage: int, ranks: list[int], start: Callable, tmp_path: Path) -> None:
-    """Each move is followed by 20 steps. In single precision rounding grows from step to step."""
+    """Compare 20 steps after each change of world size. In single precision, rounding errors grow from step to step."""
     stops = range(4, 20 * len(ranks), 20)
     words = [*ZERO, f"strategy=deepspeed_zero{stage}", f"trainer.max_steps={stops[-1]}"]
     start(tmp_path / "reference", 1, [*words, "trainer.devices=1"], None, EXACT)
@@ -131,7 +131,7 @@ def test_what_is_converted_for_other_ranks_is_gone_where_that_fails(
 ) -> None:
     converter = pytest.importorskip("deepspeed.checkpoint.ds_to_universal")
     folder = deepspeed_by_hand(tmp_path)
-    (tmp_path / "run.universal-left.part").mkdir()  # by a process that was killed
+    (tmp_path / "run.universal-left.part").mkdir()  # left by a killed process
     files = sorted(folder.rglob("*"))
 
     def convert(options: Any) -> None:

@@ -1,4 +1,4 @@
-"""One plain file of weights from any checkpoint, with one tensor in memory at a time."""
+"""Check the export of any checkpoint to one plain file of weights, with one tensor in memory at a time."""
 
 import json
 import runpy
@@ -21,12 +21,12 @@ from hpc.config.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
-COUNT, MEGABYTES = 48, 8  # far more than the buffers that are held, however many tensors there are
+COUNT, MEGABYTES = 48, 8  # far more than the export's buffers, whose size does not depend on the number of tensors
 export = runpy.run_path(str(PROJECT / "tools" / "export.py"))
 
 
 def weights_of(step: int) -> dict[str, Tensor]:
-    """Of every type, and not in the order that the file wants."""
+    """Return weights of every dtype, not in the order in which the file stores them."""
     torch.manual_seed(step)
     shared = torch.randn(3, 5)
     state = {"flag": torch.tensor([True, False, True]), "embed": shared, "head": shared, "count": torch.tensor(step)}
@@ -40,7 +40,7 @@ def sharded(folder: Path, state: dict[str, Tensor]) -> None:
 
 
 def publish(run: Path, step: int) -> Path:
-    """A whole checkpoint, as a run writes it."""
+    """Write a complete checkpoint as a run does."""
     final = on_disk.checkpoint_path(run, step)
     part = on_disk.make_part_folder(final)
     sharded(part, weights_of(step))
@@ -68,7 +68,7 @@ def header(file: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with three checkpoints, the first one the best."""
+    """Return a run with three checkpoints, the first of which is the best."""
     run = tmp_path_factory.mktemp("runs") / "moons"
     steps = [publish(run, step) for step in (5, 9, 12)]
     on_disk.set_link(run / "checkpoints" / "best.ckpt", steps[0])
@@ -87,7 +87,7 @@ def test_the_file_holds_the_weights(run: Path, words: list, step: int, tmp_path:
 
 
 def test_the_best_one_of_a_copied_run(run: Path, tmp_path: Path) -> None:
-    """scp -r makes a folder of the link."""
+    """Check a run copied by `scp -r`, which makes a folder of the link."""
     shutil.copytree(run, tmp_path / "moons")
     done(tmp_path / "moons", tmp_path / "w", "--best")
     assert_same(load_file(tmp_path / "w"), weights_of(5))
@@ -163,7 +163,7 @@ def test_help_is_quick() -> None:
 
 
 def large(form: str, folder: Path) -> Path:
-    """A checkpoint of COUNT tensors of MEGABYTES each."""
+    """Write a checkpoint of COUNT tensors of MEGABYTES each."""
     state = {f"layer.{i}": torch.full((MEGABYTES, 2**18), float(i)) for i in range(COUNT)}
     if form == "sharded":
         sharded(folder / "it", state)
@@ -183,7 +183,10 @@ def large(form: str, folder: Path) -> Path:
 
 
 def own_memory(*words: object) -> int:
-    """Most megabytes that an export held at once, without mapped files: of these the kernel drops what it needs."""
+    """Return the peak anonymous memory of an export in MiB.
+
+    Mapped files do not count, as the kernel can drop their pages.
+    """
     command = [sys.executable, PROJECT / "tools" / "export.py", *map(str, words)]
     most, ends = 0, time.monotonic() + 120
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:

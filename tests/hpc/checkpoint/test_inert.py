@@ -1,4 +1,4 @@
-"""What attacks a loader of checkpoints: code in each of the places where something is unpickled."""
+"""Check that no code in a checkpoint is executed, wherever something is unpickled."""
 
 import os
 import pickle
@@ -31,7 +31,10 @@ def load(folder: Path, **rest: object) -> dict:
 
 
 def bombs(canary: Path) -> list[Bomb]:
-    """Through a module that no, or that some, reader lets pass by name."""
+    """Return objects that create `canary` when they are unpickled.
+
+    They use modules that no reader, or only some readers, allow by name.
+    """
     return [
         Bomb(os.mkdir, str(canary)),
         Bomb(exec, f"open({str(canary)!r}, 'w')"),
@@ -48,11 +51,11 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
 
 
 def test_the_readers_of_torch_execute_both(tmp_path: Path) -> None:
-    """Otherwise the tests below would prove nothing."""
+    """Check that the attacks work on torch's own readers; otherwise the tests below would prove nothing."""
     folder = saved(tmp_path / "it", epoch=Bomb(os.mkdir, str(tmp_path / "entry")))
     dcp.load({"rest": {"epoch": 0}}, checkpoint_id=folder, no_dist=True)
     (folder / ".metadata").write_bytes(pickle.dumps(Bomb(os.mkdir, str(tmp_path / "metadata"))))
-    with pytest.raises(CheckpointException):  # it gives no metadata
+    with pytest.raises(CheckpointException):  # the pickle returns no metadata
         dcp.load({"rest": {"epoch": 0}}, checkpoint_id=folder, no_dist=True)
     assert (tmp_path / "entry").exists() and (tmp_path / "metadata").exists()
 
@@ -74,11 +77,11 @@ def test_nothing_is_executed(place: str, number: int, tmp_path: Path) -> None:
 
 
 def test_no_class_is_changed(tmp_path: Path) -> None:
-    """A pickle may set attributes of whatever it names, of a class as well."""
+    """Check that a pickle cannot set attributes of a class that it names."""
     kind = metadata.Metadata
     stream = b"\x80\x04c" + f"{kind.__module__}\n{kind.__name__}\n".encode() + b"N}\x8c\x07versionK\x07s\x86b."
     pickle.loads(stream)
-    assert kind.version == 7  # so it can be done
+    assert kind.version == 7  # torch's pickle does change the class
     kind.version = None
     saved(tmp_path)
     (tmp_path / ".metadata").write_bytes(stream)
@@ -109,7 +112,7 @@ def test_other_errors_pass(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("name", ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"])
 def test_nothing_is_executed_where_deepspeed_loads(name: str, number: int, tmp_path: Path) -> None:
-    """As its engine does, with `weights_only=False`."""
+    """Load as DeepSpeed's engine does, with `weights_only=False`; nothing may be executed."""
     from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
     from deepspeed.runtime.fp16.loss_scaler import LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum

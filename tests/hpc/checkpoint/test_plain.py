@@ -1,4 +1,7 @@
-"""What a checkpoint cannot hold is said before the first step, by its name; hyperparameters are no reason to end."""
+"""Check that state a checkpoint cannot hold is named before the first step.
+
+Hyperparameters that it cannot hold do not end a run.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -56,7 +59,7 @@ def test_hyperparameters_are_left_out_where_they_are_no_data(start: Callable, tm
 
 
 def test_the_state_of_a_schedule_is_no_data(tmp_path: Path) -> None:
-    """It is rehearsed with the rest, before the first step."""
+    """Check that the rehearsed save before the first step includes the state of schedules."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     trainer: Any = SimpleNamespace(callbacks=[], lr_scheduler_configs=[SimpleNamespace(scheduler=schedule)])

@@ -1,4 +1,4 @@
-"""A run's network, loaded into Python."""
+"""Check the loading of a run's trained network in Python."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from hpc.run import frozen_config
 
 
 def made(run_dir: Path, *words: str) -> torch.nn.Module:
-    """A run, and the module whose weights it has saved."""
+    """Return a run, and the module whose weights it has saved."""
     cfg = compose.compose_overrides([f"run_dir={run_dir}", *words])
     preflight.check_config(cfg)
     (run_dir / "checkpoints").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Weights come out of every strategy's checkpoint as they went in, and nothing in a checkpoint is executed."""
+"""Check that every strategy's checkpoint returns the saved weights, and that nothing in it is executed."""
 
 import importlib.util
 import io
@@ -25,7 +25,7 @@ needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is No
 
 
 class Network(nn.Module):
-    """Tied, frozen and uneven parameters (no size is a multiple of the ranks), and persistent buffers."""
+    """A network with tied, frozen and uneven parameters (no size is divisible by the ranks), and persistent buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Network(nn.Module):
 
 
 class Module(nn.Module):
-    """Stands in for the LightningModule: what every strategy saves."""
+    """A stand-in for the LightningModule whose state every strategy saves."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Module(nn.Module):
 
 
 def lightning_state() -> dict[str, object]:
-    """What Lightning puts beside the weights."""
+    """Return the entries that Lightning saves beside the weights."""
     callback = dict(best_model_score=torch.tensor(0.5), best_k_models={}, dirpath="checkpoints", wait_count=0)
     return dict(
         epoch=1,
@@ -75,7 +75,7 @@ def lightning_state() -> dict[str, object]:
 
 
 def make_checkpoints(rank: int, folder: Path) -> None:
-    """One of the processes that write a sample checkpoint and the weights it must give, per strategy."""
+    """Write a sample checkpoint and its expected weights for each strategy, as one of two ranks."""
     os.environ.update(DS_ACCELERATOR="cpu", RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(RANKS))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
@@ -87,7 +87,7 @@ def make_checkpoints(rank: int, folder: Path) -> None:
 
 
 def make_sharded(folder: Path) -> None:
-    """As ModelParallelStrategy does."""
+    """Save as ModelParallelStrategy does."""
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
     from torch.distributed.fsdp import fully_shard
 
@@ -110,7 +110,7 @@ def make_sharded(folder: Path) -> None:
 
 
 def make_deepspeed(folder: Path, stage: int, precision: str) -> None:
-    """As DeepSpeedStrategy does."""
+    """Save as DeepSpeedStrategy does."""
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param
 
@@ -186,9 +186,9 @@ def test_deepspeed_with_a_rank_missing_is_rejected(checkpoints: Path) -> None:
     "run", ["sharded", *(pytest.param(f"zero{s}-{p}", marks=needs_deepspeed) for s, p in DEEPSPEED_RUNS)]
 )
 def test_cut_files_are_rejected(checkpoints: Path, run: str, tmp_path: Path) -> None:
-    """Every file that is read, cut short. Weights come first in a `.distcp` file, optimizer states after."""
+    """Truncate each file that is read. In a `.distcp` file the weights come first, then the optimizer states."""
     needed = ("*.distcp", ".metadata", "*_model_states.pt" if "3" in run else "mp_rank*", "*_optim_states.pt")
-    needed = needed[:3] if run == "zero2-fp32" else needed  # the module file is whole and exact there
+    needed = needed[:3] if run == "zero2-fp32" else needed  # the module file holds all weights exactly
     names = [file.relative_to(checkpoints / run) for pattern in needed for file in (checkpoints / run).rglob(pattern)]
     assert names
     for name in names:
@@ -212,14 +212,14 @@ def test_every_folder_loads_into_a_module(checkpoints: Path, run: str) -> None:
 
 
 def sharded_by_one(folder: Path, lr: object = 0.1) -> Path:
-    """A sharded folder without a process group."""
+    """Write a sharded checkpoint without a process group."""
     dcp.save(dict(state_dict=Module().state_dict(), optimizer_0=dict(lr=lr)), checkpoint_id=folder, no_dist=True)
     torch.save(lightning_state(), folder / "meta.pt")
     return folder
 
 
 def deepspeed_by_hand(folder: Path) -> Path:
-    """The least that a ZeRO-2 bf16 folder of one rank holds, padded after a parameter and after the group."""
+    """Write a minimal ZeRO-2 bf16 checkpoint of one rank, padded after a parameter and after the group."""
     folder = folder / "run"
     (folder / "checkpoint").mkdir(parents=True)
     model = dict(module=dict(a=torch.zeros(3).bfloat16(), b=torch.zeros(2, 2).bfloat16(), frozen=torch.ones(1)))
@@ -295,7 +295,7 @@ def test_module_without_memory(tmp_path: Path) -> None:
 
 
 class Bomb:
-    """Calls a function when it is unpickled: `function(*args)`."""
+    """An object that calls `function(*args)` when it is unpickled."""
 
     def __init__(self, function: object, *args: object) -> None:
         self.call = function, args
@@ -306,7 +306,10 @@ class Bomb:
 
 @pytest.fixture(params=["posix", "builtins", "torch"])
 def bomb(request: pytest.FixtureRequest, tmp_path: Path) -> Bomb:
-    """Makes the file `canary` if it ever goes off, through a module that no, or that some, reader lets pass by name."""
+    """Return an object that creates `canary` when it is unpickled.
+
+    Its module is one that no reader, or only some readers, allow by name.
+    """
     canary = str(tmp_path / "canary")
     calls = dict(posix=(os.mkdir, canary), builtins=(exec, f"open({canary!r}, 'w')"), torch=(torch.save, 1, canary))
     return Bomb(*calls[request.param])
@@ -345,7 +348,7 @@ def test_nothing_is_executed(form: str, bomb: Bomb, tmp_path: Path) -> None:
 
 
 def test_what_lies_beside_the_weights_is_not_read(bomb: Bomb, tmp_path: Path) -> None:
-    """`meta.pt`, and pickled objects among the optimizer states."""
+    """Check that `meta.pt` and pickled objects among the optimizer states are not read."""
     torch.save(bomb, sharded_by_one(tmp_path / "it", lr=bomb) / "meta.pt")
     assert_same(weights.read(tmp_path / "it"), dict(Module().state_dict()))
     assert not (tmp_path / "canary").exists()
@@ -425,7 +428,7 @@ def test_files_of_two_runs_in_one_folder_are_rejected(tmp_path: Path) -> None:
 
 
 class OldMember:
-    """Pickles a member of an enumeration as Python before 3.11.4 does: as a call of getattr."""
+    """An enumeration member pickled as by Python before 3.11.4: as a call of getattr."""
 
     def __init__(self, enumeration: type, name: str) -> None:
         self.call = getattr, (enumeration, name)

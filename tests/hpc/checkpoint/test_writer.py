@@ -1,4 +1,4 @@
-"""Checkpoints are written beside the training, by all ranks or by none: real processes that talk over gloo."""
+"""Check that checkpoints are written in the background, by all ranks or by none, with real gloo processes."""
 
 import os
 import resource
@@ -18,14 +18,14 @@ BIG = bytes(2**20)
 
 
 def save(writer: CheckpointWriter, run_dir: Path, step: int, write: Callable[[Path], Any] | None = None) -> None:
-    """Begin to save a step; every rank writes a file of its own."""
+    """Start to save a step; each rank writes its own file."""
     final = on_disk.checkpoint_path(run_dir, step)
     mine = write or (lambda part: (part / f"rank-{writer.rank}").write_bytes(bytes([writer.rank]) * 1000))
     writer.start_write(writer.prepare_folder(final), final, details={"step": step, "attempt": 1}, write=mine)
 
 
 def whole(run_dir: Path) -> list[int]:
-    """The steps whose checkpoints are."""
+    """Return the steps that have complete checkpoints."""
     return [found.step for found in on_disk.list_checkpoints(run_dir) if not on_disk.find_flaw(found)]
 
 
@@ -93,7 +93,7 @@ def test_a_checkpoint_holds_what_every_rank_has_written(together: Callable, tmp_
 
 
 def no_room_on_rank_1(rank: int, run_dir: str) -> list[Any]:
-    """The kernel rejects in the middle of a file, as on a full disk."""
+    """Let the kernel fail a write in the middle of a file, as on a full disk."""
     writer = CheckpointWriter()
     save(writer, Path(run_dir), 1)
     writer.wait()
@@ -101,7 +101,7 @@ def no_room_on_rank_1(rank: int, run_dir: str) -> list[Any]:
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(BIG) // 2, before[1]))
     told = []
-    for _ in range(2):  # those that failed do not stand in the way of the next
+    for _ in range(2):  # a failed write must not block the next one
         save(writer, Path(run_dir), 2, lambda part: (part / f"rank-{rank}").write_bytes(BIG))
         try:
             writer.wait()
@@ -189,10 +189,10 @@ def test_a_folder_that_cannot_be_made_or_named(what: str, tmp_path: Path, monkey
 
 
 class Overtaken:
-    """The claim of an attempt, until another has taken over."""
+    """An attempt's claim that another attempt takes over."""
 
     def __init__(self, asked: int) -> None:
-        self.left = asked  # so often it is still ours
+        self.left = asked  # number of times that the claim is still ours
 
     def may_write(self) -> bool:
         self.left -= 1
@@ -201,7 +201,7 @@ class Overtaken:
 
 @pytest.mark.parametrize("asked", [0, 1, 2])
 def test_who_is_fenced_off_changes_nothing(asked: int, tmp_path: Path) -> None:
-    """Before it begins, before the checkpoint gets its name, before others are removed."""
+    """Fence off an attempt before it writes, before it publishes, and before it prunes."""
     writer, theirs = CheckpointWriter(), tmp_path / "checkpoints" / "step-000000009.part"
     for step in (1, 2):
         save(writer, tmp_path, step)

@@ -1,4 +1,4 @@
-"""Clusters are files of two folders: the project's own configs/cluster/, and the one that hpc ships."""
+"""Check that clusters come from the project's own configs/cluster/ and from the folder shipped with hpc."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +14,7 @@ SHIPPED = {file.stem for file in project.shipped_clusters(project.CONFIGS).glob(
 
 @pytest.fixture
 def configs(tmp_path: Path) -> Path:
-    """A project's configs/, with `leonardo` and a cluster that hpc does not ship."""
+    """Return a project's configs/ with `leonardo` and a cluster that hpc does not ship."""
     shutil.copytree(project.CONFIGS, tmp_path / "configs")
     folder = tmp_path / "configs" / "cluster"
     (folder / "leonardo.yaml").write_text("defaults: [base]\nname: leonardo\npartition: ours\n")
@@ -98,6 +98,9 @@ def test_the_account_is_the_projects_unless_the_cluster_names_one(configs: Path)
 
 
 def test_what_hpc_ships_names_no_code() -> None:
-    """Files of configs/ decide which classes a run directory may name, and these are not among them."""
+    """Check that shipped cluster files name no classes.
+
+    Only files in configs/ decide which classes a run directory may name.
+    """
     for file in project.shipped_clusters(project.CONFIGS).iterdir():
         assert file.suffix == ".yaml" and not compose.CODE_KEYS.search(file.read_text())

@@ -1,4 +1,4 @@
-"""Every shipped choice composes and is accepted; what cannot be meant is rejected before torch is imported."""
+"""Check that every shipped choice composes, and that invalid configs are rejected before torch is imported."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from hpc.config.errors import ConfigError
 
 TEXT = ["data=stdlib", "model=gpt_tiny"]
 TWO = ["trainer.accelerator=cpu", "trainer.devices=2"]
-# What a choice needs beside it, as the files of configs/ say in their first lines.
+# Further overrides that a choice needs, as the first lines of files in configs/ say.
 NEEDS = {
     "data=images": ["model=resnet18", "data.dir={images}", "data.global_batch_size=8"],
     "data=text": ["model=gpt_tiny", "data.files={text}"],
@@ -205,7 +205,7 @@ def test_all_that_a_job_on_this_cluster_cannot_do_without_is_named_at_once() -> 
     assert caught.value.key == ", ".join(missing) and caught.value.value is None
     assert str(caught.value).startswith(f"{', '.join(missing)} must have values for a job on cluster=massive_m3.\n")
     assert all(f"{key}=<{key.partition('.')[2]}>" in caught.value.fix for key in missing)
-    with pytest.raises(ConfigError) as caught:  # those without a default are among them
+    with pytest.raises(ConfigError) as caught:  # keys without a default are among them
         preflight.check_job(compose.compose_overrides([*words, "cluster.partition=m3", "data=images"]))
     assert caught.value.key == "cluster.account, cluster.gpus_per_node, cluster.cores_per_gpu, data.dir"
     known = ["cluster.account=a", "cluster.partition=m3", "cluster.gpus_per_node=2", "cluster.cores_per_gpu=8"]
@@ -276,12 +276,12 @@ def test_resolved_config_has_no_open_reference(places: dict) -> None:
         ["data=images", f"data.dir={places['images']}", "model=resnet18", "data.global_batch_size=8"]
     )
     preflight.check_config(cfg)
-    assert cfg.data.num_classes == cfg.model.network.num_classes == 2  # counted, as nobody said it
+    assert cfg.data.num_classes == cfg.model.network.num_classes == 2  # counted from the data, as it was not given
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
 
 
 def test_a_callback_may_ask_for_the_run_directory(tmp_path: Path) -> None:
-    """It is chosen after the checks, and a path all the same."""
+    """Check that `${run_dir}` is accepted as a path, although the directory is chosen after the checks."""
     cfg = compose.compose_overrides([])
     OmegaConf.set_struct(cfg, False)
     cfg.callbacks.mine = {"_target_": "builtins.open", "file": "${run_dir}"}

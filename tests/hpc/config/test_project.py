@@ -1,4 +1,4 @@
-"""`hpc` belongs to the project that it lies in: two projects in one environment never share one."""
+"""Check that two projects in one environment never share one `hpc`."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ PACKAGES = ("alpha", "beta")
 
 @pytest.fixture(scope="module")
 def projects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two projects, each with a package of its own and an `hpc` of its own."""
+    """Return two projects, each with its own package and its own `hpc`."""
     folders = []
     for name in PACKAGES:
         folder = tmp_path_factory.mktemp(name)
@@ -31,7 +31,7 @@ def projects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def imports(package: str, site_packages: Path) -> str:
-    """Import a package from an environment of its own; "" or the error."""
+    """Import a package in its own environment; return "" or the error."""
     code = f"import site, sys; site.addsitedir({str(site_packages)!r}); import {package}; print({package}.__file__)"
     command = [sys.executable, "-I", "-c", code]
     return subprocess.run(command, capture_output=True, text=True, timeout=60).stderr

@@ -1,4 +1,4 @@
-"""Signatures are read from source or remembered; both say what inspect says."""
+"""Check that signatures read from source or from the cache are those that `inspect` gives."""
 
 import inspect
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""A run directory that somebody else made: what its config names is built only where the fork's own files trust it."""
+"""Check that objects of a foreign run directory are built only if the fork's own files trust their classes."""
 
 import json
 import os
@@ -131,12 +131,12 @@ def test_nothing_of_a_run_directory_is_executed(name: str, place: str, run: Path
     with pytest.raises(ConfigError) as loaded:
         trained.load(run)
     assert "\x1b" not in f"{resumed.value}{loaded.value}"
-    assert (tmp_path / "metrics.csv").exists() and "trust" in loaded.value.fix  # and not as it was built
+    assert (tmp_path / "metrics.csv").exists() and "trust" in loaded.value.fix  # rejected, not because building failed
     assert not (tmp_path / "canary").exists()
 
 
 def test_a_run_cannot_bring_its_own_list(run: Path, tmp_path: Path) -> None:
-    """Neither in its config nor with its code, nor by the words that are said to have been typed."""
+    """Check that neither its config, nor its code, nor its recorded overrides can extend the trusted classes."""
     shutil.copytree(project.CONFIGS, run / "code/configs")
     (run / "code/configs/trusted.yaml").write_text("- os\n- builtins\n")
     (run / "made_by.json").write_text("{}")
@@ -165,7 +165,7 @@ def test_a_link_to_this_project_makes_no_run_its_own(run: Path) -> None:
 
 
 def test_what_the_fork_trusts_is_built(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A class of a trusted package without more; another package as soon as the fork's own file names it."""
+    """Build a class of a trusted package, and one of another package once the fork's own file names it."""
     edit(run, lambda content: content["callbacks"].update(mine=node("lightning.pytorch.callbacks.Timer")))
     assert command_line.compose_resumed(run, []).callbacks.mine
     edit(run, lambda content: content["callbacks"].update(mine=node("fractions.Fraction")))
@@ -192,7 +192,7 @@ def test_all_that_is_shipped_is_trusted() -> None:
 
 
 def test_reading_a_run_imports_nothing_that_is_named(run: Path) -> None:
-    """So submit.py resume= answers at once."""
+    """Check that reading a run imports no class it names, so that submit.py resume= answers at once."""
     import subprocess
     import sys
 

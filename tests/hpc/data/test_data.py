@@ -1,4 +1,4 @@
-"""Data: checks on the login node (without torch), and the batches that reach the network."""
+"""Check the data checks on the login node (without torch), and the batches that reach the network."""
 
 import os
 import random
@@ -181,7 +181,7 @@ def test_a_file_counts_once_also_through_links(tmp_path):
     folder.mkdir()
     (folder / os.fsdecode(b"caf\xe9 \xff.txt")).write_text("some text")
     (folder / "текст.txt").write_text("another text")
-    (folder / "around").symlink_to(folder)  # a glob with ** goes round and round, forty times
+    (folder / "around").symlink_to(folder)  # a cycle, which a glob with ** follows forty times
     for pattern in (f"{folder}/**/*.txt", str(folder)):
         listed, _ = text_files.list_text_files(pattern)
         assert sorted(map(os.path.basename, listed)) == sorted(name for name in os.listdir(folder) if name != "around")
@@ -310,7 +310,7 @@ class DrawsAtOnce(Draws):
 
 
 def drawn(dataset, epoch=0, start=0, num_workers=0, num_ranks=1, seed=1):
-    """Return for each sample of an epoch, by its index, the three numbers that it drew."""
+    """Return the three numbers that each sample of an epoch drew, by sample index."""
     from hpc.data.data_module import DataModule
 
     data = DataModule(global_batch_size=4, seed=seed, num_workers=num_workers)
@@ -357,7 +357,10 @@ def test_draws_of_a_dataset_leave_the_generators_of_the_run_alone():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_iterator_draws_no_random_number_of_the_run(workers):
-    """A resumed run makes iterators that the uninterrupted one made long before."""
+    """Check that a new iterator leaves the random state alone.
+
+    A resumed run creates iterators at other times than an uninterrupted run.
+    """
     import torch
 
     from my_research.data.digits import Digits
@@ -385,7 +388,7 @@ def test_digits_without_their_package_are_rejected(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(digits, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="scikit-learn"):
-        digits.read_digits.__wrapped__()  # what has been read is kept
+        digits.read_digits.__wrapped__()  # without the cached result
 
 
 def test_digits_are_in_one_split_each_and_evenly():

@@ -1,4 +1,4 @@
-"""Changes that a person permits for a resumed run, and that then take effect: data, learning rates, other keys."""
+"""Check the changes that a user may permit for a resumed run: data, learning rates, other keys."""
 
 import json
 import shutil
@@ -67,12 +67,12 @@ def test_changed_data_are_rejected_until_they_are_permitted(start: Callable[...,
     (run_dir / "checkpoints" / "last.ckpt").unlink(missing_ok=True)
     start(run_dir, 1, [], stop_at=6)
     image(folder / "bee" / "newer.png", 7)
-    assert "samples" in start(run_dir, 1, [], code=2)  # what was meant then is not meant now
+    assert "samples" in start(run_dir, 1, [], code=2)  # the permission covered the earlier change only
     start(run_dir, 1, [ALLOW])
     assert len(events(run_dir)) == 2
 
 
-# How data are recognized
+# Detection of changed data
 
 
 def fingerprints(folder: Path, tmp_path: Path) -> Callable[[], dict[str, Any]]:
@@ -118,7 +118,7 @@ def test_stock_datasets_are_compared_by_their_number_of_samples() -> None:
 
     assert same_data.list_differences(described(50), described(50)) == []
     assert same_data.list_differences(described(50), described(51)) == ["train: samples 50 -> 51"]
-    assert same_data.list_differences({"val": {"samples": 3}}, described(51)) == []  # what only one start looked at
+    assert same_data.list_differences({"val": {"samples": 3}}, described(51)) == []  # only one start read this split
 
 
 @pytest.mark.parametrize("checksum", ["one", "other"])
@@ -161,7 +161,7 @@ def test_a_key_that_resume_allow_names_is_changed(run: Path) -> None:  # noqa: F
     assert events(run)[0]["changes"] == [f"{LR}: 0.003 -> 0.1"]
     assert compose(run).model.optimizer.lr == 0.1  # as the job starts, again and again
     assert compose(run, "trainer.num_nodes=2").model.optimizer.lr == 0.1
-    with pytest.raises(ConfigError, match=LR):  # typed anew each time
+    with pytest.raises(ConfigError, match=LR):  # even if it is typed again
         compose(run, f"{LR}=0.2")
 
 
@@ -231,7 +231,7 @@ def test_a_changed_learning_rate_takes_effect(
 
 
 class Trainer:
-    """As far as `HyperparameterUpdater` looks at one."""
+    """A stand-in for the parts of a trainer that `HyperparameterUpdater` reads."""
 
     is_global_zero, max_epochs, max_steps = True, 3, -1
 
@@ -282,7 +282,10 @@ def test_other_values_change_and_an_edit_of_the_code_changes_nothing() -> None:
 
 
 def test_a_longer_training_leaves_schedules_alone_that_do_not_follow_its_length() -> None:
-    """Of two schedules of one optimizer one may not have stepped since the other has set the rate."""
+    """Check that a longer training keeps the rates of schedules that do not depend on its length.
+
+    Another schedule of the same optimizer may have set the rate since.
+    """
     old, new = Trainer(0.1, KINDS["exponential"]), Trainer(0.1, KINDS["exponential"])
     new.max_steps = 40
     old.schedule._last_lr = [0.5, 0.5]

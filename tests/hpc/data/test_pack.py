@@ -1,4 +1,4 @@
-"""tools/pack.py: many small files become one, the same for training; what goes wrong is named, and nothing is lost."""
+"""Check that tools/pack.py packs small files without changing training, names errors, and loses nothing."""
 
 import json
 import os
@@ -109,7 +109,7 @@ def test_an_unfinished_file_is_rejected_and_packing_it_resumes(tmp_path, capsys)
     assert all(str(file) in words for file in bad) and "1 more" in words
     part, journal = (Path(path) for path in packing.unfinished_paths(str(out)))
     noted = journal.read_text().splitlines()
-    assert len(noted) in (7, 8) and not out.exists()  # the plan, and eight parts but for one or two
+    assert len(noted) in (7, 8) and not out.exists()  # one call for the plan, and up to eight for parts
     assert "python tools/pack.py" in rejected(file_checks.check_packed_images, "packed", file=str(out))
     assert "must be packed to the end" in rejected(file_checks.check_packed_images, "packed", file=str(part))
     with journal.open("a") as stream:
@@ -136,7 +136,7 @@ def change_content(folder):
         before = file.stat().st_size
         file.write_bytes(file.read_bytes()[::-1]) if file.suffix == ".txt" else Image.new("RGB", (9, 9)).save(file)
         with file.open("ab") as stream:
-            stream.write(b" " * (before - file.stat().st_size))  # what follows an image is not read
+            stream.write(b" " * (before - file.stat().st_size))  # decoders ignore bytes after an image
 
 
 @pytest.mark.parametrize("make", [make_images, write_texts])
@@ -265,7 +265,7 @@ def test_tokens_have_notes_and_decode_to_the_text(tmp_path, tokenizer):
     text = node("text", files=str(out), block_size=16)
     assert file_checks.check_text_files(text, text) == {"vocab_size": 320, "bytes_per_token": size / len(tokens)}
     assert size / len(tokens) > 1.5
-    for vocab_size, checked_size in ((None, None), (320, None), (319, 319)):  # None: the notes say it is large enough
+    for vocab_size, checked_size in ((None, None), (320, None), (319, 319)):  # None: the notes say that it is enough
         assert (
             built("text", files=str(out), block_size=16, vocab_size=vocab_size).dataset("train").vocab_size
             == checked_size
@@ -276,7 +276,7 @@ def test_packing_text_resumes_where_it_was_interrupted(tmp_path, monkeypatch):
     folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
     last = Path(text_files.sort_by_hash([str(file) for file in sorted(folder.iterdir())])[-1])
     good = last.read_bytes()
-    monkeypatch.setattr(tokenizing, "find_unreadable", lambda *_: [])  # it has become so in the meantime
+    monkeypatch.setattr(tokenizing, "find_unreadable", lambda *_: [])  # the file becomes unreadable after the check
     words = (f"data.files={folder}", f"tokenizer={trained(folder, tmp_path)}", f"out={out}")
     run_pack(*words[:2], f"out={tmp_path / 'whole.npy'}")
     last.write_bytes(good[:-3] + b"\xe9 \n")
@@ -307,7 +307,7 @@ def test_all_files_that_are_not_text_are_named_at_once(tmp_path, capsys):
 
 
 def trained(folder, beside):
-    """A tokenizer.json."""
+    """Train a tokenizer and write its tokenizer.json."""
     every = tokenizing.split_into_parts([str(file) for file in sorted(folder.iterdir())])
     (beside / "tokenizer.json").write_text(tokenizing.train_bpe(every, 270))
     return beside / "tokenizer.json"
@@ -342,7 +342,7 @@ def test_tokens_that_differ_from_their_notes_are_rejected(tmp_path, damage):
     assert str(out) in rejected(file_checks.check_text_files, "text", files=str(out), block_size=16)
 
 
-# Words that are wrong, and disks that are full
+# Invalid arguments and full disks
 
 
 def test_wrong_words_are_rejected(tmp_path, monkeypatch):
@@ -375,7 +375,7 @@ def test_two_processes_do_not_write_into_one_file(tmp_path):
 
 
 def test_a_file_that_another_process_has_just_packed_is_kept(tmp_path, monkeypatch):
-    """It was done between this one's look at the place and its lock."""
+    """Finish another process's file after this one has looked for it, and before it has the lock."""
     folder, out = write_texts(tmp_path / "texts"), tmp_path / "texts.npy"
     check_out = pack_request.check_output_path
     monkeypatch.setattr(
@@ -387,7 +387,7 @@ def test_a_file_that_another_process_has_just_packed_is_kept(tmp_path, monkeypat
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 256 kB."""
+    """Return the mount point of a file system of 256 kB."""
     folder = tmp_path / "small"
     folder.mkdir()
     options = ["-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
@@ -404,7 +404,7 @@ def test_a_disk_that_fills_up_loses_nothing(tmp_path, small_disk, monkeypatch, k
     if kind == "images":
         words = (f"data.dir={make_images(tmp_path / 'images')}", f"data.image_size={PIXELS}", f"out={small_disk}/x.h5")
         assert "needs 1.54e-05 GB" in error_of(*words)
-        monkeypatch.setattr(packer, "reject_full_disk", lambda *_: None)  # as with a quota
+        monkeypatch.setattr(packer, "reject_full_disk", lambda *_: None)  # as with a quota that the check misses
     else:
         words = (f"data.files={write_texts(tmp_path / 'texts', 40)}", f"out={small_disk}/x.npy")
     assert "No space left on device" in (rule := error_of(*words)) and "make room" in rule

@@ -1,6 +1,6 @@
-"""Where a run resumes when its steps are cut into other micro-batches, or its limits or its data have changed.
+"""Check the position of a resumed run whose micro-batches, limits or data have changed.
 
-Limits and intervals of validation count micro-batches of one rank: they must mean as many optimizer steps as before.
+Limits and intervals of validation count micro-batches of one rank. They must mean as many optimizer steps as before.
 """
 
 from types import SimpleNamespace
@@ -117,7 +117,7 @@ def test_the_same_place_is_accepted(case: str) -> None:
     resume_at(*SAME[case])
 
 
-# Words, then key and fix of the rejection.
+# Arguments of `resume_at`, then key and fix of the error.
 REJECTED = {
     "a limit that counts other micro-batches": (
         (2, 4, FEWER, {"per_epoch": 12, "every": 12, "limit": 12, "micro_batch": 2}),
@@ -199,7 +199,7 @@ REJECTED = {
         "trainer.limit_val_batches",
         "trainer.limit_val_batches=6, or trainer.limit_val_batches=1.0 for all of them",
     ),
-    "a last batch of all ranks that is larger now": (  # 17: two of 8 and one of 1, or two of which one has 9
+    "a last batch of all ranks that is larger now": (  # 17 samples: 8 + 8 + 1 on one rank; 8 and 9 on two
         (
             *(1, 1, FEWER | {"ranks": 1, "micro_batch": 8, "evaluated": 2, "num_val": 17}),
             FEWER | {"evaluated": 2, "num_val": 17},
@@ -243,7 +243,7 @@ def test_another_order_is_noted_when_a_run_moves_between_one_rank_and_several(wa
     assert not note(DistributedSampler(NUMBERS, now, 0), now)  # type: ignore[arg-type]
 
 
-# Data that have changed on purpose
+# Data changed on purpose
 
 
 def test_an_epoch_that_other_data_have_shortened_is_not_reported_as_a_limit() -> None:

@@ -1,4 +1,4 @@
-"""Batches that a thread fetches ahead: the same, in the same order, and nothing is left running."""
+"""Check that prefetched batches are the same, in the same order, and that no thread is left running."""
 
 import threading
 
@@ -30,10 +30,10 @@ def test_no_more_batches_are_fetched_than_asked_for():
 
     fetched_ahead = prefetch(batches(), 2)
     assert next(fetched_ahead) == 0
-    for _ in range(4):  # one was taken, two wait in the queue, and one waits for room in it
+    for _ in range(4):  # one was consumed, two are queued, and one waits for space in the queue
         assert taken.acquire(timeout=10)
     assert not taken.acquire(timeout=0.1) and fetched == [0, 1, 2, 3]
-    fetched_ahead.close()  # an epoch that is left in the middle
+    fetched_ahead.close()  # an epoch that ends early
     assert len(fetched) < 7
     assert "prefetch batches" not in thread_names()
 

@@ -1,4 +1,4 @@
-"""The order of samples and the numbers drawn for them do not depend on the number of ranks."""
+"""Check that sample order and random numbers do not depend on the number of ranks."""
 
 from itertools import chain
 
@@ -33,7 +33,7 @@ def global_batches_of_one(epoch):
 
 
 def global_batches(num_samples, global_batch_size, ranks, accumulate, epoch=0, seed=1, start=0):
-    """Return the samples that each optimizer step sees, over all ranks and micro-steps, in the order of the ranks."""
+    """Return the samples of each optimizer step over all ranks and micro-batches, in order of ranks."""
     samplers = [
         GlobalOrderSampler(num_samples, global_batch_size, rank=r, num_ranks=ranks, accumulate=accumulate, seed=seed)
         for r in range(ranks)
@@ -73,7 +73,7 @@ def test_epochs_and_seeds_have_their_own_order_and_repeat_it():
 @pytest.mark.parametrize(("ranks", "accumulate"), LAYOUTS)
 @pytest.mark.parametrize("start", [0, 1, 4, 6])
 def test_a_run_resumes_in_the_middle_of_an_epoch_in_every_layout(start, ranks, accumulate):
-    """The place may come from another layout: it is converted to micro-batches of this one."""
+    """Convert a position that another layout saved to micro-batches of this layout."""
     rest = global_batches(100, 16, ranks, accumulate, epoch=2, start=start)
     assert rest == global_batches(100, 16, 1, 1, epoch=2)[start:]
 
@@ -81,16 +81,16 @@ def test_a_run_resumes_in_the_middle_of_an_epoch_in_every_layout(start, ranks, a
 def test_the_epoch_after_the_resumed_one_is_whole():
     sampler = GlobalOrderSampler(100, 16, rank=0, num_ranks=1, accumulate=1, seed=1)
     sampler.go_to(2, 4)
-    sampler.set_epoch(2)  # Lightning says so at the start
+    sampler.set_epoch(2)  # as Lightning calls it at the start
     assert (len(batches(sampler, 2)), len(sampler)) == (2, 6)
-    assert batches(sampler, 2) == global_batches_of_one(2)  # again in the same epoch, as beside a longer loader
+    assert batches(sampler, 2) == global_batches_of_one(2)  # again in the same epoch, as in a CombinedLoader
     sampler.set_epoch(3)
     assert batches(sampler, 3) == global_batches_of_one(3)
 
 
 def test_with_overfit_batches_each_epoch_repeats_the_first():
     sampler = RepeatedBatchSampler(100, 16, rank=0, num_ranks=1, accumulate=1, seed=1)
-    assert isinstance(sampler, SequentialSampler)  # or else Lightning replaces it
+    assert isinstance(sampler, SequentialSampler)  # otherwise Lightning would replace it
     sampler.set_epoch(3)
     assert batches(sampler, 3) == global_batches_of_one(0)
 
@@ -102,7 +102,7 @@ class Numbers(Dataset):
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_workers_that_fetch_ahead_change_nothing(num_workers):
-    """The loader begins after the third batch, while its workers are busy with the first epoch."""
+    """Start after the third batch, while the workers still fetch the first epoch."""
     sampler = GlobalOrderSampler(100, 16, rank=0, num_ranks=1, accumulate=1, seed=1)
     workers = dict(num_workers=num_workers, persistent_workers=num_workers > 0)
     loader = ResumableLoader(Numbers(), sampler=sampler, batch_size=None, **workers)

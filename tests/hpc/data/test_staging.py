@@ -1,4 +1,4 @@
-"""Packed files on the node's own storage: copied once per node, whole, and only where there is room."""
+"""Check that packed files are copied to node-local storage once per node, completely, and only if they fit."""
 
 import fcntl
 import multiprocessing
@@ -35,7 +35,7 @@ def images(tmp_path):
 
 @pytest.fixture
 def local(tmp_path, monkeypatch):
-    """A node's own storage, as a cluster's file names it."""
+    """Return node-local storage as a cluster file names it."""
     (tmp_path / "local").mkdir()
     monkeypatch.setenv("NODE_STORAGE", str(tmp_path))
     return "$NODE_STORAGE/local"
@@ -143,7 +143,7 @@ def test_a_folder_that_somebody_else_prepares_at_the_last_moment_is_not_used(tmp
 
 
 def test_runs_of_one_node_share_one_copy(tmp_path, images, local, capfd):
-    """The folder holds the unfinished copy of a run that was killed."""
+    """Check that runs share one copy, although a killed run has left an unfinished one."""
     folder = Path(staging.staged_path(packed_files.read_packed_header(images).parts, local)).parent
     folder.mkdir(mode=0o700)
     (folder / "images.h5.n1-1.part").write_text("begun")
@@ -234,7 +234,7 @@ WORDS += ["callbacks.samples=null"]
 @pytest.mark.slow
 @pytest.mark.parametrize(("grows", "code"), [(True, 0), (False, 86)])
 def test_ranks_wait_for_a_copy_as_long_as_it_grows(grows, code, images, local, start, tmp_path):
-    """The copy takes longer than a rank may be without progress."""
+    """Let the copy take longer than a rank may go without progress."""
     words = [*WORDS, f"data.file={images}", f"cluster.node_local={tmp_path}/local", "faults.hang_minutes=0.05"]
     said = start(tmp_path / "run", 2, words, patch=SLOW.replace("GROWS", str(grows)), code=code)
     assert grows or "Hang" in said

@@ -1,4 +1,4 @@
-"""Stock DataLoaders and DataModules: ranks get different samples, and metrics do not depend on their number."""
+"""Check that stock DataLoaders and DataModules shard samples over ranks, with metrics independent of the world size."""
 
 import json
 from collections import Counter
@@ -32,7 +32,7 @@ from hpc.state import batch_effects
 TRAIN, VAL = RunningStage.TRAINING, RunningStage.VALIDATING
 NUMBERS = list(range(50))
 
-# Replaces the shipped DataModule in each rank, and notes each sample that is read.
+# Replaces the shipped DataModule in each rank, and records each sample that is read.
 STOCK = """
 import os, lightning as L, torch
 from lightning.pytorch.utilities import CombinedLoader
@@ -78,7 +78,7 @@ digits.Digits = stdlib.StandardLibrary = Stock
 from my_research.module import Classifier
 Classifier.validation_step = lambda self, batch, batch_idx, dataloader_idx=0: self._evaluate("val", batch)
 """
-# Notes the samples that are trained on: more are fetched ahead before a run is stopped.
+# Records the samples of each training step, as more than these are prefetched before a run is stopped.
 TRAINED = """
 numbers = {float(Noted("none", 60)[index][0].sum()): index for index in range(60)}
 before = Classifier.training_step
@@ -110,7 +110,7 @@ def loaded(loader: Any, stage: RunningStage, num_ranks: int, epoch: int = 0) -> 
     """Return the batches of each rank, as lists."""
     per_rank = []
     for rank in range(num_ranks):
-        torch.manual_seed(rank)  # ranks do not agree on more than the seed of the run
+        torch.manual_seed(rank)  # ranks only share the seed of the run
         loader_of_rank, _ = shared_loaders.shard_dataloader(loader, stage, rank=rank, num_ranks=num_ranks)
         loader_of_rank.sampler.set_epoch(epoch)
         batches = list(loader_of_rank)
@@ -125,7 +125,7 @@ def everything(per_rank: list[list[list[Any]]]) -> list[Any]:
 
 
 def stock(folder: Path, stream: bool | None = False) -> str:
-    """`stream`: of images, or else a dataset of them; None: a dataset of tokens."""
+    """Return code for data of tokens if `stream` is None, else of images: an iterable dataset if True."""
     return STOCK.replace("FOLDER", str(folder)).replace("STREAM", str(stream))
 
 
@@ -160,7 +160,7 @@ def test_a_run_resumes_at_its_place_and_with_more_samples_if_permitted(
     trained = noted(tmp_path, "trained")
     assert sorted(chain(*(samples[:25] for samples in trained))) == list(range(50))
     assert [len(samples) for samples in trained] == [25 + 30, 25 + 30]
-    assert len(set(chain(*(samples[41:] for samples in trained)))) == 28  # in the new order, from that place on
+    assert len(set(chain(*(samples[41:] for samples in trained)))) == 28  # in the new order, after the resumed position
 
 
 @pytest.mark.slow
@@ -249,7 +249,7 @@ def test_ranks_whose_orders_differ_in_a_later_epoch_stop_there(start: Callable[.
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_ranks_that_draw_different_orders_do_not_train(split: str, start: Callable[..., str], tmp_path: Path) -> None:
     patch = stock(tmp_path) + UNSEEDED.replace("SPLIT", split) + TRAINED.replace("FOLDER", str(tmp_path))
-    words = [word for word in WORDS if "sanity" not in word]  # so that it is validated before the first step
+    words = [word for word in WORDS if "sanity" not in word]  # keeps the sanity check
     output = start(tmp_path / "run", 2, [*words, "strategy=ddp", "trainer.devices=2"], patch=patch, code=2)
     assert "Unseeded must give all ranks the same order of samples" in output and "Traceback" not in output
     assert not noted(tmp_path, "trained")
@@ -307,7 +307,10 @@ def plain(**options: Any) -> DataLoader:
 def test_only_attributes_that_a_batch_may_change_are_copied_before_it(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None if workers make the batch; and no copies of immutable values, of which a module has thousands."""
+    """Check that nothing is copied if workers make the batch, and that immutable values never are.
+
+    A module has thousands of these.
+    """
     copied: list[Any] = []
     monkeypatch.setattr(batch_effects, "_copy", lambda value: copied.append(value) or value)
     data: Any = L.LightningDataModule()
@@ -335,7 +338,7 @@ def test_each_sample_once_in_an_order_that_follows_from_seed_and_epoch(num_ranks
     assert sorted(everything(first)) == sorted(everything(next_epoch)) == NUMBERS
     assert first == again != next_epoch
     assert max(len(batch) for batches in first for batch in batches) <= 9
-    assert everything(loaded(plain(batch_size=8), VAL, num_ranks)) != NUMBERS  # each rank a part of it
+    assert everything(loaded(plain(batch_size=8), VAL, num_ranks)) != NUMBERS  # each rank reads a part
     assert sorted(everything(loaded(plain(batch_size=8), VAL, num_ranks))) == NUMBERS
 
 
@@ -463,7 +466,7 @@ def test_ranks_of_a_tensor_parallel_group_get_the_same_samples() -> None:
     place = shared_loaders.data_rank_and_size(group)
     assert place == {"rank": 0, "num_ranks": 1}
     per_seed = []
-    for seed in (1, 2):  # two ranks, whose generators have drifted apart
+    for seed in (1, 2):  # two ranks with different states of their generators
         torch.manual_seed(seed)
         loader, _ = shared_loaders.shard_dataloader(plain(batch_size=8, shuffle=True), TRAIN, **place)
         per_seed.append([batch.tolist() for batch in loader])  # type: ignore[attr-defined]
@@ -478,7 +481,7 @@ def test_loaders_of_this_project_are_never_changed() -> None:
 
 
 class Regression(DataModule):
-    """Data whose targets are numbers, none of which stands for padding."""
+    """Data with numbers as targets, none of which stands for padding."""
 
     def dataset(self, split: str) -> TensorDataset:
         targets = torch.linspace(-300, 500, 37, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Networks: sizes, causality, independence of samples, and the contract with hpc/."""
+"""Check networks: sizes, causality, independence of samples, and the contract with hpc/."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What hardware.yaml knows of GPUs, and which of them a name means."""
+"""Check the GPU facts in hardware.yaml, and which GPU a name selects."""
 
 import pytest
 from omegaconf import OmegaConf
@@ -56,4 +56,4 @@ def test_a_cluster_may_connect_its_gpus_otherwise() -> None:
 def test_a_cluster_names_a_gpu_that_is_known_and_says_in_gigabytes_what_a_node_sends(file) -> None:
     said = OmegaConf.load(file)
     assert said.get("gpu") is None or gpu_from_config_name(said.gpu).name == said.gpu
-    assert said.get("network_gbs") is None or 10 <= said.network_gbs <= 400  # not in Gb/s
+    assert said.get("network_gbs") is None or 10 <= said.network_gbs <= 400  # in GB/s, not in Gb/s

@@ -1,4 +1,4 @@
-"""What a job asks for follows from the config, and its script does what it says: run here with stand-ins for srun."""
+"""Check what a job requests for a config, and what its script does, with stand-ins for srun."""
 
 import re
 import shlex
@@ -23,7 +23,7 @@ SLURM = [
     for file in sorted(project.shipped_clusters(project.CONFIGS).glob("*.yaml"))
     if OmegaConf.load(file).get("scheduler") == "slurm"
 ]
-# What some clusters do not know themselves
+# Values that the files of some clusters leave open.
 NEEDS = {
     "marenostrum5": ["cluster.qos=acc_debug"],
     "massive_m3": ["cluster.partition=m3g", "cluster.gpus_per_node=2", "cluster.cores_per_gpu=6"],
@@ -50,7 +50,7 @@ def on(cluster: str, *overrides: str) -> Job:
 
 
 def directives(text: str) -> list[str]:
-    """The options that sbatch reads: the comments above the first command, quotes as in a shell."""
+    """Return the options that sbatch reads: comments above the first command, quoted as in a shell."""
     assert "\r" not in text and text.startswith("#!/bin/bash\n") and text.endswith("\n")
     top = text[: re.search(r"^(?!#)", text, re.MULTILINE).start()].splitlines()[1:]  # type: ignore[union-attr]
     top = [line for line in top if not line.startswith("# ")]
@@ -60,7 +60,7 @@ def directives(text: str) -> list[str]:
     return [" ".join(shlex.split(line)[1:]) for line in (line.replace("#SBATCH", "X", 1) for line in top)]
 
 
-# -- What is asked for --
+# -- Requested resources --
 
 ASKED = {
     "slurm": "--ntasks-per-node=4 --cpus-per-task=8 --gpus-per-node=4 --account=abc --exclusive --mem=0",
@@ -101,7 +101,7 @@ def test_what_is_asked_for_follows_from_trainer_and_cluster(cluster: str) -> Non
     [
         ("narval", 1, "--gpus-per-node=a100:1", 124),
         ("delta", 3, "--gpus-per-node=3", 156),
-        ("slurm", 2, "--gpus-per-node=2", None),  # all memory of a node that is shared is not ours to ask for
+        ("slurm", 2, "--gpus-per-node=2", None),  # a job must not request all memory of a shared node
     ],
 )
 def test_a_part_of_a_node_asks_for_its_share(cluster: str, devices: int, request_: str, memory: int | None) -> None:
@@ -193,11 +193,11 @@ def test_bash_and_shellcheck_find_nothing(tmp_path: Path) -> None:
         assert found.returncode == 0, found.stdout
 
 
-# -- What the script does --
+# -- Behaviour of the script --
 
 
 class Node:
-    """A job's shell: srun, scontrol and env.sh note what they were given."""
+    """A job's shell, in which srun, scontrol and env.sh record their arguments."""
 
     def __init__(self, folder: Path) -> None:
         self.run_dir, self.bin, self.attempt = folder / "my run's", folder / "bin", 0
@@ -206,7 +206,7 @@ class Node:
         (self.run_dir / "code" / "env.sh").write_text('echo "env.sh $VENV"\n')
         self.program("srun", 'env >"$0.env"; printf "%s\\n" "$@" >"$0.argv"; eval "$SRUN"')
         self.program("squeue", "exit 1")
-        # It knows the job as it is at its first start, unless a test says otherwise.
+        # scontrol describes a job at its first start, unless a test sets another state.
         show = 'echo "${SHOW:-JobState=RUNNING Reason=None Restarts=0 x}"'
         requeue = 'echo "$2" >>"${0%/*}/requeued"; exit "${REQUEUE:-0}"'
         self.program("scontrol", f'if [ "$1" = show ]; then {show}; else {requeue}; fi')
@@ -232,7 +232,7 @@ class Node:
 
 
 def share(code: Path) -> Path:
-    """Put what job scripts source where they look for it; its path there."""
+    """Put the files that job scripts source where they look for them; return that path."""
     (code / "src/hpc/jobs").mkdir(parents=True)
     return Path(shutil.copy(SOURCED, code / "src/hpc/jobs"))
 
@@ -277,7 +277,7 @@ def test_scripts_that_run_in_one_allocation_have_a_directory_each(node: Node, tm
         (tmp_path / preset).write_text(slurm.render_job_script(job.job_from_config(composed(*words), words)))
 
     def start(preset: str, outcome: str, **environ: str) -> str:
-        """The run's directory, as its ranks see it; "" where none were started."""
+        """Run the script and return the run directory that its ranks see; "" if no rank started."""
         (node.bin / "srun.env").unlink(missing_ok=True)
         srun = f'printf "outcome {outcome}\\nrestart $SLURM_RESTART_COUNT\\n" >"$HPC_RUN_DIR/verdict"'
         environ = {"SLURM_JOB_ID": "17", "SRUN": srun, "PATH": f"{node.bin}:/usr/bin:/bin"} | environ
@@ -305,16 +305,19 @@ def test_a_rejection_does_not_start_again(node: Node) -> None:
     ("said", "again"),
     [
         ("JobState=RUNNING Reason=None Restarts=0 x PreemptTime=None", True),
-        ("JobState=RUNNING Reason=None Restarts=0 x PreemptTime=2026-11-21T12:00:00", True),  # in its grace time
+        ("JobState=RUNNING Reason=None Restarts=0 x PreemptTime=2026-11-21T12:00:00", True),  # within its grace time
         ("JobState=COMPLETING Reason=TimeLimit Restarts=0 x PreemptTime=None", True),
         ("JobState=COMPLETING Reason=None Restarts=0 x PreemptTime=2026-11-21T12:00:00", True),
         ("JobState=COMPLETING Reason=None Restarts=0 x PreemptTime=None", False),  # scancel
         ("JobState=COMPLETING Reason=None Restarts=1 x PreemptTime=None", False),  # requeued by Slurm
-        ("JobState=RUNNING Reason=None Restarts=1 x PreemptTime=None", False),  # goes on elsewhere already
+        ("JobState=RUNNING Reason=None Restarts=1 x PreemptTime=None", False),  # already running on other nodes
     ],
 )
 def test_who_starts_it_again(node: Node, said: str, again: bool) -> None:
-    """What `scontrol show job` says when the ranks have ended, seen on a real Slurm. Who was cancelled stays away."""
+    """Check who requeues, by output of `scontrol show job` recorded on a real Slurm.
+
+    A cancelled job is not requeued.
+    """
     assert (node.run(outcome="continue", code=85, SHOW=said) == 0) == again
     assert node.noted("requeued") == ["17"] * again
 
@@ -331,7 +334,7 @@ def test_starts_without_a_newer_checkpoint_are_counted(node: Node) -> None:
         show = f"JobState=RUNNING Restarts={count} x"
         return node.run(SRUN=made, SHOW=show, **({"SLURM_RESTART_COUNT": str(count)} if count else {}))
 
-    (node.run_dir / "stalled").write_text("2\n")  # before somebody submitted it again
+    (node.run_dir / "stalled").write_text("2\n")  # recorded before the run was submitted again
     (node.run_dir / "scratch").mkdir()
     (node.run_dir / "checkpoints").symlink_to("scratch")  # they may lie on another disk
     stalled = []
@@ -381,7 +384,7 @@ def test_a_run_that_is_finished_is_not_started(node: Node) -> None:
 
 @pytest.mark.parametrize("word", ["failed", "continue"])
 def test_the_verdict_of_an_earlier_attempt_does_not_count(word: str, node: Node) -> None:
-    """Nor does a start that is rejected take it away, as that of a second job of the run is."""
+    """Check that an old verdict is ignored, and that a rejected start, such as a second job's, keeps it."""
     (node.run_dir / "verdict").write_text(said := f"attempt 4\nstep 5\noutcome {word}\n")
     assert node.run(outcome="", code=2) == 2 and node.noted("srun.argv") and not node.noted("requeued")
     assert (node.run_dir / "verdict").read_text() == said
@@ -424,7 +427,7 @@ def test_without_an_allocation_the_script_says_so(node: Node) -> None:
     assert node.run(SLURM_JOB_ID="") != 0 and "no allocation" in node.said and not node.noted("srun.argv")
 
 
-# -- What cannot be meant --
+# -- Invalid values --
 
 
 @pytest.mark.parametrize(
@@ -455,7 +458,7 @@ def test_other_times_are_rejected(text: str, fix: str) -> None:
 
 @pytest.fixture
 def cluster_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Write configs/cluster/mine.yaml, in a copy of configs/."""
+    """Write configs/cluster/mine.yaml in a copy of configs/."""
     shutil.copytree(project.CONFIGS, tmp_path / "configs")
     monkeypatch.setattr(compose, "CONFIGS", tmp_path / "configs")
 

@@ -1,4 +1,4 @@
-"""The scripts for PBS: what they say, and what they do when stand-ins play PBS and torchrun."""
+"""Check the scripts for PBS, and what they do with stand-ins for PBS and torchrun."""
 
 import json
 import os
@@ -44,7 +44,7 @@ SHIPPED = {"default": JOB, "supek": SUPEK, "array": ARRAY}
 ODD = [WORK / "with space", WORK / "größe", WORK / "it's", WORK / 'a "b" $HOME `id` ; c', WORK / "50%: #1"]
 
 
-# -- What the scripts say --
+# -- Text of the scripts --
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -57,7 +57,7 @@ def test_texts_are_as_recorded(name: str) -> None:
 
 
 def directives(text: str) -> list[list[str]]:
-    """As qsub reads them: up to the first command, quotes as in a shell; each an option with its value."""
+    """Return each option that qsub reads, with its value: those before the first command, quoted as in a shell."""
     shebang, *lines = text.split("\n")
     assert shebang == "#!/bin/bash"
     top = lines[: next(i for i, line in enumerate(lines) if not line.startswith("#PBS "))]
@@ -121,7 +121,7 @@ def test_bash_and_shellcheck_find_nothing(name: str, tmp_path: Path) -> None:
         path.write_text(text)
         subprocess.run(["bash", "-n", path], check=True)
         if shutil.which("shellcheck"):
-            # SC2317: in a script that is submitted by hand, its copy for the nodes reaches what nodes do.
+            # SC2317: the node part of a script submitted by hand is reached only in its copy for the nodes.
             by_hand = ["--exclude=SC2317"] if job.is_reusable else []
             check = ["shellcheck", "-x", f"--source-path={project.PROJECT}", *by_hand, SOURCED, path]
             found = subprocess.run(check, capture_output=True, text=True)
@@ -132,7 +132,7 @@ def bash(script: str) -> str:
     return subprocess.run(["bash", "-c", script], check=True, capture_output=True, text=True).stdout
 
 
-# -- What the scripts do: stand-ins for PBS, its launchers, and torchrun --
+# -- Behaviour of the scripts, with stand-ins for PBS, its launchers, and torchrun --
 
 # As the real ones (OpenPBS 23.06; PALS): pbsdsh starts a task per line of the nodefile, with PBS's own variables only,
 # in $HOME; always exits 0; passes TERM on, which PBS delivers to the task's whole session, and then ends at once.
@@ -174,7 +174,7 @@ for number, code in enumerate(codes):
 sys.exit(max(codes) if mpi else 0)
 """
 
-# As qsub: copies the script, so that it has to be there, and numbers jobs. `away`: how often it finds no server.
+# As qsub: copies the script, which must exist, and numbers jobs. `away`: how often the server is unreachable.
 QSUB = """
 import os, sys
 home, script = os.environ["HOME"], sys.argv[-1]
@@ -188,7 +188,7 @@ if os.path.exists(home + "/away") and count <= int(open(home + "/away").read()):
     sys.exit("Connection refused\\nqsub: cannot connect to server pbsctl (errno=15010)")
 print(f"{17 + count}.server")
 """
-# In the place of python with torch: notes what it was given, then does as the test says.
+# Replaces python with torch: records its arguments, then does what the test says.
 PYTHON = """
 import json, os, signal, sys, time, types
 from pathlib import Path
@@ -236,7 +236,7 @@ rank or outcome("continue")
 
 
 class Pbs:
-    """A scratch PBS with an ordinary user's home, project and run directory."""
+    """A simulated PBS with an ordinary user's home, project and run directory."""
 
     def __init__(self, folder: Path) -> None:
         self.home, self.bin, self.work = folder / "home", folder / "bin", folder / "my work"
@@ -265,7 +265,7 @@ class Pbs:
     def start(
         self, job: Job | None = None, hosts: str = "p1 p2", tick: float = 0.05, **environ: str
     ) -> subprocess.Popen[bytes]:
-        """Submit; `tick`: seconds between two looks, in the place of one."""
+        """Submit a job and start it; `tick` sets the seconds between two polls, instead of one second."""
         job = job or self.job
         folder = job.members_file.parent if job.members_file else self.run_dir
         for name, text in (("job.sh", pbs.render_job_script(job)), ("node.sh", pbs.render_node_script(job))):
@@ -279,14 +279,14 @@ class Pbs:
         return self.started[-1]
 
     def share(self, code: Path, tick: float) -> None:
-        """Put what the scripts source where they look for it."""
+        """Put the files that the scripts source where they look for them."""
         text = SOURCED.read_text()
         assert text.count("sleep 1\n") == 2 and text.count("sleep 15\n") == 1
         (code / "src/hpc/jobs").mkdir(parents=True, exist_ok=True)
         (code / "src/hpc/jobs/pbs.bash").write_text(re.sub("sleep 15?\n", f"sleep {tick}\n", text))
 
     def environ(self) -> dict[str, str]:
-        """Of job 17 on its first host."""
+        """Return the environment of job 17 on its first host."""
         environ = {"PBS_JOBID": "17.server", "PBS_NODEFILE": str(self.nodefile), "PBS_NODENUM": "0"}
         environ |= {"PBS_O_WORKDIR": str(self.work), "PBS_ENVIRONMENT": "PBS_BATCH", "HOME": str(self.home)}
         return environ | {"PATH": f"{self.bin}:/usr/bin:/bin", "OMP_NUM_THREADS": "32"}
@@ -303,7 +303,7 @@ class Pbs:
         return (self.run_dir / name).read_text()
 
     def submitted(self) -> list[list[str]]:
-        """Of each qsub: where, and its words."""
+        """Return the directory and the arguments of each qsub."""
         noted = self.home / "qsub"
         return [line.split("\0") for line in noted.read_text().splitlines()] if noted.exists() else []
 
@@ -311,7 +311,7 @@ class Pbs:
         (self.run_dir / "checkpoints" / f"step-{step:09}").mkdir(parents=True)
 
     def tasks(self) -> list[int]:
-        """Process ids of node.sh."""
+        """Return the process ids of node.sh."""
         return [int(word) for word in (self.home / "tasks").read_text().split()]
 
     def everybody(self) -> list[int]:
@@ -337,7 +337,7 @@ def cluster(tmp_path: Path) -> Iterator[Pbs]:
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # it ended before the file was opened, or before it was read
+    except (FileNotFoundError, ProcessLookupError):  # the process ended before the file was opened or read
         return False
 
 
@@ -388,7 +388,7 @@ def test_the_code_of_a_failure_comes_through(cluster: Pbs) -> None:
 
 def test_without_a_verdict_nothing_is_a_success(cluster: Pbs) -> None:
     cluster.behaviour("pass")
-    (cluster.run_dir / "verdict").write_text("attempt 1\nstep 5\noutcome continue\n")  # of the attempt before
+    (cluster.run_dir / "verdict").write_text("attempt 1\nstep 5\noutcome continue\n")  # left by the previous attempt
     assert cluster.run() == 1
 
 
@@ -405,7 +405,10 @@ def test_the_verdict_decides(cluster: Pbs, word: str, code: int) -> None:
     [("finished", 0, 1, ""), ("finished", 0, 2, ""), ("failed", 2, 2, ""), ("failed", 2, 1, "16")],
 )
 def test_what_is_queued_ends_with_its_run(cluster: Pbs, word: str, code: int, chain: int, after: str) -> None:
-    """`qsub job.sh` of a run that has finished, the rest of a chain, and a job that the one before it submitted."""
+    """Check that further jobs of a finished run end at once.
+
+    They come from `qsub job.sh`, from a chain, or from the job before.
+    """
     (cluster.run_dir / "verdict").write_text(f"attempt 2\nstep 9\noutcome {word}\n")
     assert cluster.run(replace(cluster.job, chain=chain), HPC_AFTER=after) == code
     assert word in cluster.log() and not (cluster.home / "tasks").exists() and (cluster.run_dir / "verdict").exists()
@@ -414,7 +417,10 @@ def test_what_is_queued_ends_with_its_run(cluster: Pbs, word: str, code: int, ch
 
 @pytest.mark.parametrize("earlier", ["continue", "failed"])
 def test_a_start_that_is_rejected_leaves_the_verdict(cluster: Pbs, earlier: str) -> None:
-    """Only an attempt that has begun takes it away: neither a second job of the run, nor one that cannot start."""
+    """Check that only an attempt that has started removes the verdict.
+
+    Neither a second job of the run nor a failed start may do so.
+    """
     said = f"attempt 4\nstep 9\noutcome {earlier}\n"
     (cluster.run_dir / "verdict").write_text(said)
     cluster.behaviour("raise Failed(2)")
@@ -422,7 +428,7 @@ def test_a_start_that_is_rejected_leaves_the_verdict(cluster: Pbs, earlier: str)
     assert cluster.run(hosts="p3 p3") == 2
     assert cluster.run(replace(cluster.job, interface="hsn7")) == 2
     assert (cluster.run_dir / "verdict").read_text() == said
-    cluster.behaviour("raise SystemExit(9)")  # before it has begun
+    cluster.behaviour("raise SystemExit(9)")  # fails before the attempt has started
     assert cluster.run() in (9, 143) and len(cluster.submitted()) == 1
     assert (cluster.run_dir / "verdict").read_text() == said
     words = dict(word.split("=") for word in cluster.submitted()[0][2].split(","))
@@ -431,7 +437,7 @@ def test_a_start_that_is_rejected_leaves_the_verdict(cluster: Pbs, earlier: str)
 
 
 def test_a_second_job_does_not_take_the_first_ones_verdict_for_its_own(cluster: Pbs) -> None:
-    cluster.behaviour("rank or outcome('continue')\nraise Failed(2)")  # the first one ends while this one is rejected
+    cluster.behaviour("rank or outcome('continue')\nraise Failed(2)")  # the first job ends while this one is rejected
     assert cluster.run() == 2 and not cluster.submitted() and "rejected" in cluster.log()
 
 
@@ -450,7 +456,7 @@ def test_a_job_submits_the_next(cluster: Pbs, job: str) -> None:
     (submitted,) = cluster.submitted()
     *said, option, value, script = submitted
     assert [*said, script] == [str(cluster.work), "-v", "HPC_AFTER=17", str(cluster.run_dir / "job.sh")]
-    if "[" in job:  # PBS lets nothing wait for a part of an array: the next job waits till the ranks are surely gone
+    if "[" in job:  # a dependency on one member is not possible: the next job waits long enough for the ranks to end
         assert option == "-a" and 60 < time.mktime(time.strptime(value, "%Y%m%d%H%M.%S")) - time.time() < 121
     else:
         assert (option, value) == ("-W", "depend=afterany:17.server")
@@ -458,7 +464,7 @@ def test_a_job_submits_the_next(cluster: Pbs, job: str) -> None:
 
 
 def test_a_run_goes_on_from_job_to_job(cluster: Pbs) -> None:
-    """As PBS starts them: with what -v says, when the job before has ended. Nobody types anything."""
+    """Start each job as PBS does: with the variables of -v, after the job before has ended, and unattended."""
     saved = "(run_dir / 'checkpoints/step-000000005').mkdir(exist_ok=True, parents=True)\nrank or outcome('continue')\n"
     starts = {f"{saved}raise Failed(85)": 85, "raise SystemExit(9)": 9, "rank or outcome('finished', 3)": 0}
     told: dict[str, str] = {}
@@ -566,7 +572,10 @@ def test_a_rank_that_was_killed_is_a_crash(cluster: Pbs) -> None:
 )
 @pytest.mark.parametrize(("ranks", "code"), [(WAIT, 137), (SAVE, 85)], ids=["deaf", "save"])
 def test_a_job_that_is_told_to_end(cluster: Pbs, ranks: str, code: int, seconds: int, jobs: int) -> None:
-    """Deleted, it does not come back; at the end of the walltime it does, once, and does not wait for its ranks."""
+    """Check that a deleted job is not resubmitted.
+
+    At the walltime limit a job is resubmitted once, without waiting for its ranks.
+    """
     cluster.behaviour(COUNT_TERM + ranks)
     job = cluster.start(replace(cluster.job, walltime_seconds=seconds))
     wait_until(lambda: all((cluster.run_dir / f"ready-{rank}").exists() for rank in (0, 1)))
@@ -576,7 +585,7 @@ def test_a_job_that_is_told_to_end(cluster: Pbs, ranks: str, code: int, seconds:
     assert len(cluster.submitted()) == jobs
     said = cluster.log()
     assert not jobs or said.index("continues as job") < said.index("nodes ended"), "it may be killed in a few seconds"
-    # PBS does the same to a job that has lost a node (exit code 271): nothing tells the two apart.
+    # PBS also kills a job that has lost a node (exit code 271), which looks the same.
     assert jobs or re.search("by qdel, or by PBS, which lost a node .* submit it again; to continue: qsub ", said)
 
 
@@ -613,7 +622,7 @@ def test_term_reaches_the_ranks_once_and_is_waited_for(cluster: Pbs, whole_sessi
         job.terminate()
     assert job.wait(timeout=20) == 85, cluster.log()
     assert [cluster.log(f"term-{rank}") for rank in (0, 1)] == ["x", "x"]
-    # What bash says of a job that it was told about twice is 0 or 143: the verdict decides, not the code.
+    # After two signals, bash returns 0 or 143: the verdict decides, not the exit code.
     assert re.search(r"2 of 2 nodes ended(, the worst with code 143)?; .* continue", cluster.log())
 
 
@@ -622,7 +631,7 @@ def test_the_exit_code_of_what_is_to_be_continued_is_the_ranks_own() -> None:
 
 
 def test_a_normal_stop_is_no_error(cluster: Pbs) -> None:
-    """Ranks that have saved end with 85; those of the other nodes do so by themselves."""
+    """Check that ranks exit with 85 once they have saved, also on the other nodes without a signal."""
     cluster.behaviour(COUNT_TERM + "time.sleep(0.3 * rank)\nrank or outcome('continue')\nraise Failed(85)")
     assert cluster.run() == 85 and len(cluster.submitted()) == 1
     assert "errors/" not in cluster.log() and "worst" not in cluster.log()
@@ -649,7 +658,10 @@ def test_torchrun_dies_with_its_node_script(cluster: Pbs) -> None:
 
 @pytest.mark.parametrize("launcher", ["no-such-launcher", "mpiexec --ppn 1"])
 def test_a_launcher_that_starts_nothing_is_noticed(cluster: Pbs, launcher: str) -> None:
-    """In seconds and with its own words; once, unless the run has begun before."""
+    """Check that a failed launcher is reported within seconds, in its own words.
+
+    It is retried only if the run has started before.
+    """
     cluster.program(cluster.bin / "mpiexec", "raise SystemExit('mpiexec: unknown option --ppn')")
     began, job = time.monotonic(), replace(cluster.job, launcher=launcher)
     assert cluster.run(job, tick=0.2) == 1
@@ -719,7 +731,7 @@ def test_a_script_submitted_by_hand_makes_its_directory(cluster: Pbs) -> None:
 
 
 def test_a_script_submitted_by_hand_goes_on_by_itself(cluster: Pbs) -> None:
-    """In the directory of the first job, and from the place where that was submitted, wherever somebody types qsub."""
+    """Check that it resumes in the first job's directory, wherever qsub is typed later."""
     (cluster.work / "env.sh").write_text((cluster.code / "env.sh").read_text())
     cluster.behaviour("rank or outcome('continue')")
     assert cluster.run(replace(cluster.job, run_dir=None, code=None, work_dir=None)) == 85
@@ -746,7 +758,7 @@ GPUS = {(node, gpu): f"GPU-{node}000000{gpu}-aaaa-bbbb-cccc-000000000000" for no
 
 
 def test_mpiexec_a_container_an_interface_and_uuids(cluster: Pbs) -> None:
-    """As on Supek: the first node's GPUs in the environment of all, those of all nodes in a file."""
+    """Launch as on Supek: all ranks get the first node's GPUs in their environment; a file lists every node's."""
     cluster.program(cluster.bin / "nvidia-smi", NVIDIA_SMI)
     first = f"{GPUS[0, 1]},{GPUS[0, 3]}"
     Path(f"{cluster.nodefile}.env").write_text(f"p1 {first}\np2 CUDA_VISIBLE_DEVICES={GPUS[1, 0]},{GPUS[1, 2]}\n")
@@ -813,7 +825,7 @@ def test_real_ranks_meet_and_save_when_told(cluster: Pbs, told: bool) -> None:
     sums = [cluster.run_dir / f"sum-{rank}" for rank in range(4)]
     wait_until(lambda: all(path.exists() for path in sums) or job.poll() is not None, seconds=120)
     if told:
-        os.killpg(cluster.tasks()[0], signal.SIGTERM)  # as MOM does
+        os.killpg(cluster.tasks()[0], signal.SIGTERM)  # as PBS's daemon on the node (MOM) does
         os.killpg(job.pid, signal.SIGTERM)
     log = "".join(path.read_text() for path in cluster.run_dir.glob("*.log"))
     assert job.wait(timeout=60) == (85 if told else 0), log

@@ -1,4 +1,4 @@
-"""slurm/ holds what submit.py renders, whoever renders it."""
+"""Check that slurm/ holds the scripts that submit.py renders, whichever user renders them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Job scripts and what they source: short enough to be read, whole or rejected, and the same while a job runs."""
+"""Check that job scripts and sourced files are short, rejected if incomplete, and unchanged while a job runs."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ from test_pbs import FINISH, Pbs, cluster  # noqa: F401 - a fixture
 from hpc.config import project
 from hpc.jobs import job, pbs, slurm
 
-MOST = 40  # lines that a person reads in one go
+MOST = 40  # lines, few enough to be read in one go
 WORK = Path("/home/ana")
 FILES = {"slurm": "src/hpc/jobs/slurm.bash", "pbs": "src/hpc/jobs/pbs.bash"}
 SCHEDULERS = {
@@ -27,7 +27,7 @@ SCHEDULERS = {
 
 
 def scripts(name: str) -> dict[str, str]:
-    """All that is rendered for a cluster: of a run, of a member of a search, to submit by hand, for a node."""
+    """Render all scripts of a cluster: for a run, for a member of a search, for submission by hand, for a node."""
     words = (f"cluster={name}", "trainer=ddp_4node", "cluster.account=abc", *NEEDS.get(name, []))
     places = {"run_dir": WORK / "runs/d", "code": WORK / "runs/d/code", "work_dir": WORK, "venv": WORK / ".venv"}
     run = job.job_from_config(composed(*words), **places)
@@ -55,7 +55,7 @@ def test_the_scripts_of_slurm_are_as_short() -> None:
 
 @pytest.mark.parametrize("file", FILES.values())
 def test_what_is_sourced_only_defines_functions(file: str) -> None:
-    """So that sourcing it does nothing that could fail in the middle, and a script says what happens when."""
+    """Check that sourcing runs no command that could fail halfway: the script alone decides the order."""
     said = subprocess.run(
         ["bash", "-c", f"before=$(set); source {shlex.quote(str(project.PROJECT / file))}; echo $?; trap; set +o"],
         env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True,
@@ -69,7 +69,10 @@ def test_what_is_sourced_only_defines_functions(file: str) -> None:
 
 @pytest.mark.parametrize("file", FILES.values())
 def test_of_a_file_that_was_cut_off_bash_runs_nothing(file: str, tmp_path: Path) -> None:
-    """Half the name of set_rank_environment is a command that prints all variables, and with them secrets."""
+    """Check that bash executes nothing in a truncated file.
+
+    Cut to `set`, set_rank_environment would print all variables, secrets included.
+    """
     text = (project.PROJECT / file).read_text()
     words = [found.start() + 3 for found in re.finditer(r"(?m)^(set_|find|exit_)", text)]
     assert words
@@ -84,9 +87,9 @@ def test_of_a_file_that_was_cut_off_bash_runs_nothing(file: str, tmp_path: Path)
 
 
 def damage(path: Path) -> dict[str, Callable[[], object]]:
-    """What may become of a file on a full disk, or by hand."""
+    """Return ways to damage a file, as a full disk or an edit by hand may do, by name."""
     text = path.read_text()
-    ends = [found.end() for found in re.finditer(r"(?m)^\}\n", text)]  # of functions: what is left is sound bash
+    ends = [found.end() for found in re.finditer(r"(?m)^\}\n", text)]  # ends of functions: cut there, it is valid bash
     return {
         "missing": path.unlink,
         "empty": lambda: path.write_text(""),
@@ -144,7 +147,7 @@ def test_elsewhere_a_script_that_anybody_submits_says_where_to(scheduler: str, c
 
 
 def test_what_slurm_jobs_source_may_change_while_they_run(node: Node) -> None:  # noqa: F811
-    """In place, as an editor or a copy does it: bash has read it whole."""
+    """Change the file in place, as an editor or a copy does; bash has already read all of it."""
     path = node.run_dir / "code" / FILES["slurm"]
     verdict = shlex.quote(str(node.run_dir / "verdict"))
     ranks = f"echo 'outcome continue' >{verdict}; echo 'exit 77; }} exit 77' >{shlex.quote(str(path))}; exit 85"
@@ -174,7 +177,7 @@ def test_variables_of_the_shell_that_submits_are_not_those_of_the_script(node: N
     ["srun", "srun --mpi=none", "ulimit -c 0; srun", "ulimit -c 0 && srun", "A=1 srun", "time srun", "command srun"],
 )
 def test_a_launcher_may_be_any_bash_that_ends_in_srun(launcher: str, node: Node) -> None:  # noqa: F811
-    """And its process is the launcher's own, so that Ctrl-C ends it."""
+    """Check that srun replaces the launcher's process, so that Ctrl-C ends it."""
     work = replace(node.work, launcher=launcher)
     assert ("\nrun_ranks srun " in slurm.render_job_script(work)) == launcher.startswith("srun")
     assert node.run(work, outcome="continue", code=85) == 0, node.said
@@ -193,7 +196,7 @@ def test_a_run_of_a_search_asks_once_before_its_ranks(node: Node) -> None:  # no
 
 
 def test_a_name_is_a_word_in_a_script_too(node: Node, tmp_path: Path) -> None:  # noqa: F811
-    """Nothing of what is typed is code there, whoever checked it before."""
+    """Check that scripts quote names, so that no typed name is executed as code."""
     shutil.copytree(node.run_dir / "code", tmp_path, dirs_exist_ok=True)
     odd = "it's; touch canary; $(touch canary)"
     work = replace(node.work, name=odd, run_dir=None, code=None, work_dir=None, venv=None)

@@ -1,4 +1,4 @@
-"""Each process finds its place among the ranks, whoever started it; a launch that is not the config's is rejected."""
+"""Check that each process finds its rank under every launcher, and that a launch must match the config."""
 
 import os
 
@@ -10,7 +10,7 @@ from hpc.config.errors import ConfigError
 from hpc.launch import addresses, meeting, node_checks, placement
 from hpc.launch.placement import Placement
 
-# What the job leaves in every process of it, and a step in its own; 2 nodes x 4 tasks, this is the sixth.
+# Slurm's variables of a job, and those of a step: task 6 of 2 nodes x 4 tasks.
 JOB = {"SLURM_JOB_ID": "17", "SLURM_NNODES": "2", "SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4"}
 JOB |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "n[07-09]"}
 STEP = {"SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
@@ -38,7 +38,7 @@ ALONE = Placement("none", 0, 1, 0, 1)
         (JOB, ALONE),  # the batch shell has a SLURM_PROCID, too
         ({}, ALONE),
         ({"RANK": "0", "WORLD_SIZE": "1"}, ALONE),
-        ({"LOCAL_RANK": "1", "NODE_RANK": "0"}, Placement("none", 1, 1, 0, 1)),  # Lightning's child: keeps quiet
+        ({"LOCAL_RANK": "1", "NODE_RANK": "0"}, Placement("none", 1, 1, 0, 1)),  # Lightning's child prints nothing
     ],
     ids="srun leaked pmi2 torchrun srun-torchrun openmpi mpich pals batch nothing one child".split(),  # noqa: SIM905
 )
@@ -80,7 +80,7 @@ def test_the_number_of_the_job(environ: dict, number: str) -> None:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network in which the first node knows itself by a loopback address, too, as Debian has it."""
+    """A network in which the first node's name also resolves to a loopback address, as on Debian."""
     known = {"n08": {"10.0.0.8", "127.0.1.1"}, "n08i": {"10.1.0.8"}, "10.1.0.8": {"10.1.0.8"}, "n09": {"10.0.0.9"}}
     known |= {"localhost": {"127.0.0.1"}, "127.0.1.1": {"127.0.1.1"}}
     monkeypatch.setattr(placement, "_ip_addresses", lambda host: known.get(host, set()))
@@ -117,7 +117,7 @@ def test_mpiexec_has_to_be_told_the_first_node_if_there_are_several() -> None:
 
 
 def test_torchrun_has_settled_where_its_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "die_with_parent", lambda: None)  # the parent is the one who tests
+    monkeypatch.setattr(placement, "die_with_parent", lambda: None)  # the parent is pytest
     given = settled(placement.read_placement(TORCHRUN), MASTER_ADDR="anything", MASTER_PORT="1")
     assert (given["MASTER_ADDR"], given["MASTER_PORT"], given["RANK"]) == ("anything", "1", "5")
 
@@ -131,7 +131,7 @@ def test_missing_ranks_are_listed_shortly() -> None:
     assert meeting._format_ranges([1, 2, 3, 7]) == "1-3, 7" and meeting._format_ranges([4]) == "4"
 
 
-# -- Launches that cannot be meant --
+# -- Invalid launches --
 
 
 def cfg(nodes: int = 2, devices: int = 4, accelerator: str = "gpu", scheduler: str | None = "slurm") -> DictConfig:
@@ -154,7 +154,7 @@ def placed(cfg: DictConfig, environ: dict[str, str]) -> None:
         (cfg(), TORCHRUN),
         (cfg(), JOB | STEP | TORCHRUN),
         (cfg(), MPICH),
-        (cfg(nodes=1, devices=1), JOB | ON_NODE),  # a job, and Lightning starts what else there is on its node
+        (cfg(nodes=1, devices=1), JOB | ON_NODE),  # a job in which Lightning starts the other ranks of the node
         (cfg(nodes=1, devices=4), JOB | ON_NODE),
         (cfg(nodes=1, devices=1), {"PBS_JOBID": "1"}),
         (cfg(nodes=1, scheduler=None), {}),
@@ -214,7 +214,7 @@ def test_what_one_rank_alone_knows_it_says() -> None:
     assert caught.value.only_this_rank
 
 
-# -- Nodes that do not fit --
+# -- Nodes that do not match the config --
 
 ALIKE = [{"host": f"n{n}", "rejected": None, "config": "c", "code": "k", "versions": "v"} for n in (1, 2, 3)]
 

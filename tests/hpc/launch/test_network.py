@@ -1,4 +1,4 @@
-"""Bandwidths, NCCL's words, what is slow, and the file that the plan reads."""
+"""Check bandwidths, NCCL's log lines, warnings about slow links, and the file that the plan reads."""
 
 import json
 from itertools import combinations
@@ -12,7 +12,7 @@ from hpc.launch import bandwidth, measured_links, nccl_log
 from hpc.launch.bandwidth import CollectiveTiming
 from hpc.launch.measured_links import Link, MeasuredLinks
 
-# As NCCL wrote them, in several versions; host names and addresses are others.
+# Log lines of several NCCL versions, with host names and addresses replaced.
 SOCKETS = """\
 n1:1:1 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net.so
 n1:1:1 [0] NCCL INFO NET/IB : No device found.
@@ -48,7 +48,7 @@ def summarize(scope: str, collective: str, num_ranks: int, size: int, seconds: l
         (INFINIBAND, {"IB with GPUDirect"}),
         (OLD, {"IB"}),
         (PLUGIN, {"AWS Libfabric with GPUDirect"}),
-        (ONE_NODE, set()),  # names a network and uses none
+        (ONE_NODE, set()),  # the log names a network that is not used
     ],
 )
 def test_the_network_that_nccl_uses_is_read_from_its_words(log: str, found: set[str]) -> None:

@@ -1,4 +1,4 @@
-"""Ranks find the store of their own launch, whoever else listens on the node, and join no other."""
+"""Check that ranks find the store of their own launch and join no other, whatever listens on the node."""
 
 import os
 import socket
@@ -65,7 +65,7 @@ def ports() -> tuple[int, ...]:
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, str], None]]:
-    """Somebody else's program at a port."""
+    """Return a function that runs another user's program at a port."""
     monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 0.2)
     held: list[socket.socket] = []
 
@@ -202,14 +202,14 @@ def test_torchrun_must_have_its_port_for_itself(environ: os._Environ) -> None:
     environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(agent.port), "TORCHELASTIC_RUN_ID": "none"})
     place = Placement("torchrun", 1, 2, 1, 2)
     meeting.open_store(place, environ, timeout_seconds=10)
-    for rank, job in ((1, ""), (0, "18")):  # a rank that is there already, and another job
+    for rank, job in ((1, ""), (0, "18")):  # a rank number that is already taken, and another job
         environ["SLURM_JOB_ID"] = job
         with pytest.raises(ConfigError, match="must be a port that no other launch uses"):
             meeting.open_store(Placement("torchrun", rank, 2, rank, 2), environ, timeout_seconds=10)
 
 
 def meets(rank: int, words: list[str]) -> list[object]:
-    """Four processes are two launches of two ranks, whose scheduler calls them the same."""
+    """Meet as one of two launches of two ranks each that share a job id."""
     sys.argv = ["train.py", words[rank // 2]]
     os.environ.update({"SLURM_JOB_ID": "17"})
     place = Placement("srun", rank % 2, 2, rank % 2, 2, "n1", "0")

@@ -1,4 +1,4 @@
-"""tools/comm.py: the job that it submits, a measurement on this machine, and what cannot be measured."""
+"""Check tools/comm.py: the job that it submits, a measurement on this machine, and rejected measurements."""
 
 import json
 import os
@@ -27,7 +27,7 @@ tool = runpy.run_path(TOOL)
 
 
 def typed(desk: Desk, *words: str) -> int:
-    """`python tools/comm.py ...` on a login node; its exit code."""
+    """Run `python tools/comm.py ...` on a login node; return its exit code."""
     desk.set.setattr(sys, "argv", ["tools/comm.py", *words])
     code = 0
     try:
@@ -46,7 +46,7 @@ def test_it_submits_the_nodes_of_a_run_for_a_short_time(desk: Desk) -> None:
     assert "#SBATCH --nodes=3\n" in script and "#SBATCH --ntasks-per-node=4\n" in script
     assert "#SBATCH --job-name=comm\n" in script and "#SBATCH --time=00:15:00\n" in script
     assert 'python "$code/tools/comm.py" resume="$run_dir"' in script and "train.py" not in script
-    assert "retries=1\n" in script  # what failed once is not started again
+    assert "retries=1\n" in script  # a failed measurement is not repeated
     assert desk.submitted()["job"] == "17" and (run_dir / "config.yaml").exists()
 
 
@@ -122,7 +122,7 @@ def test_sockets_and_slow_nodes_are_warned_of() -> None:
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A measurement by two processes of this machine, on its way."""
+    """Start a measurement by two processes of this machine."""
     command = [sys.executable, TOOL, *HERE, f"run_dir={tmp_path}/run"]
     environ = ENVIRON | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -1,4 +1,4 @@
-"""A node's counters, from files as the kernel writes them, and from this machine's own."""
+"""Check a node's counters, from files as the kernel writes them, and from this machine's own."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ Machine = Callable[[dict[str, object]], None]
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Another machine's /proc and /sys: path → content of the file; None: a folder."""
+    """Write another machine's /proc and /sys: path → content of the file; None: a folder."""
     monkeypatch.setattr(counters, "PROC", tmp_path / "proc")
     monkeypatch.setattr(counters, "SYS", tmp_path / "sys")
 

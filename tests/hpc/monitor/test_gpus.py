@@ -1,4 +1,4 @@
-"""NVML and AMD SMI, by stand-ins that answer and fail as the real libraries do."""
+"""Check NVML and AMD SMI with stand-ins that answer and fail as the real libraries do."""
 
 import shutil
 import sys
@@ -17,7 +17,7 @@ SLICE = "MIG-55555555-eeee"
 
 
 class Nvml(ModuleType):
-    """Four GPUs; handle i answers with figures made of i. `broken`: (function, handle) → error code."""
+    """Four GPUs; the values of handle i depend on i. `broken`: (function, handle) → error code."""
 
     def __init__(self) -> None:
         super().__init__("pynvml")
@@ -83,10 +83,10 @@ def fail_on_error(error: str) -> None:
         ("2,0", [102, 100]),
         (" 1 , 3 ", [101, 103]),
         ("", []),
-        ("0,-1,1", [100]),  # as CUDA: all that follows an invalid word is ignored
+        ("0,-1,1", [100]),  # as in CUDA, entries after an invalid one are ignored
         ("0,7,1", [100]),
         ("GPU-33333333-cccc,GPU-11", [102, 100]),  # shortened, but unambiguous
-        ("GPU-1", []),  # two begin like this
+        ("GPU-1", []),  # ambiguous: two UUIDs start with it
         (SLICE, [SLICE]),
         ("MIG-nobody", []),
     ],
@@ -145,7 +145,10 @@ class AmdSmiException(Exception):
 
 @pytest.fixture
 def smi(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Two GPUs, which HIP numbers in reverse order; the second is one of those that give no mean power."""
+    """A stand-in for AMD SMI with two GPUs, which HIP numbers in reverse order.
+
+    The second one reports no mean power.
+    """
     module: Any = ModuleType("amdsmi")
     module.AmdSmiException = AmdSmiException
     module.amdsmi_init = lambda: None

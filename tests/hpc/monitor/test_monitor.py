@@ -1,4 +1,4 @@
-"""Runs that are watched: one sampler on a node, phases as they were, and nothing left behind."""
+"""Check monitored runs: one sampler per node, the recorded phases, and no processes left behind."""
 
 import json
 import os
@@ -27,7 +27,7 @@ WORDS = [
     "trainer.max_epochs=2",
     "+trainer.limit_test_batches=1",
 ]
-# A start does no more than a few steps before its sampler has written a sample.
+# Delay each start after a few steps until its sampler has written a sample.
 SAMPLED = """
 import time
 from hpc.resume.resume import Resume
@@ -47,7 +47,7 @@ before, Resume.on_train_batch_start = Resume.on_train_batch_start, on_train_batc
 
 
 def test_the_first_step_may_be_the_whole_epoch(tmp_path: Path) -> None:
-    """Of an epoch with fewer batches than a step has, that is the only step."""
+    """Check an epoch with fewer batches than one step accumulates: it has a single step."""
     monitor = Monitor(str(tmp_path), 1)
     monitor.attempt = 1  # without a sampler
     (tmp_path / "monitor").mkdir()
@@ -61,7 +61,7 @@ def noted(run_dir: Path) -> list[dict]:
 
 
 def samplers(run_dir: Path) -> list[int]:
-    """Processes that sample for this run."""
+    """Return the processes that sample this run."""
     pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -85,7 +85,7 @@ def test_two_ranks_of_a_node_stopped_and_gone_on(start: Callable, tmp_path: Path
     until(lambda: not samplers(run_dir), 10)
     assert [path.name for path in (run_dir / "monitor").glob("*.csv")] == [f"{host}.csv"]
     assert {row["attempt"] for row in table(run_dir)} == {"1", "2"}
-    assert {file: file.stat().st_size for file in curves} == sizes  # a checkpoint that does not know them cuts none
+    assert {file: file.stat().st_size for file in curves} == sizes  # a checkpoint without their sizes truncates none
     assert len(list(run_dir.glob("tensorboard/node-*/events*"))) == 2
     later = noted(run_dir)[len(first) :]
     whats = [phase["what"] for phase in later]
@@ -123,13 +123,13 @@ def test_the_sampler_ends_when_the_run_ends_or_fails_but_not_between_fit_and_tes
         monitor.teardown(nobody, nobody, "fit")
         assert monitor._sampler_pipe == writes
         end(monitor)
-        end(monitor)  # once is enough
-        assert os.read(reads, 9) == b"\n" and os.read(reads, 9) == b""  # told, and closed
+        end(monitor)  # a second end does nothing
+        assert os.read(reads, 9) == b"\n" and os.read(reads, 9) == b""  # told to end, and the pipe is closed
         os.close(reads)
 
 
 def test_a_phase_is_a_line_and_is_lost_if_it_cannot_be_written(tmp_path: Path) -> None:
-    phases.record_phase(tmp_path, 1, kind="epoch", begin_time=0, step=1)  # no monitor, no folder: nothing
+    phases.record_phase(tmp_path, 1, kind="epoch", begin_time=0, step=1)  # no folder: writes nothing
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "monitor").mkdir()
     file = tmp_path / "monitor" / "phases.jsonl"

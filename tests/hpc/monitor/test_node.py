@@ -1,4 +1,4 @@
-"""The sampler's process: what it writes, what it needs, when it ends."""
+"""Check the sampler's process: its output, its dependencies, and when it ends."""
 
 import csv
 import json
@@ -83,7 +83,7 @@ def lives(pid: int) -> bool:
 
 
 def child(pid: int) -> int:
-    """The one process that this process has started, when it is the sampler."""
+    """Return the only child of this process, if it is the sampler."""
 
     def children() -> list[str]:
         return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -98,7 +98,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a rank whose sampler writes into tmp_path/run; what both print goes into tmp_path/log."""
+    """Start a rank whose sampler writes into tmp_path/run; the output of both goes to tmp_path/log."""
     ranks = []
 
     def begin(seconds: float = 0.05, gpus: int = 0, path: Path | None = None) -> subprocess.Popen[str]:
@@ -252,7 +252,7 @@ def test_it_needs_neither_torch_nor_lightning_nor_numpy(tmp_path: Path) -> None:
 
 
 def test_a_sample_opens_only_files_of_the_kernel(tmp_path: Path) -> None:
-    """It opens nothing in the run directory, whose file server others share."""
+    """Check that a sample opens nothing in the run directory, which lies on a shared file server."""
     sampler, opened = monitor_sampler.NodeSampler(tmp_path, 1, 0), []
     sampler.sample()
     watching = True

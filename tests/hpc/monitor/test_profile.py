@@ -1,4 +1,4 @@
-"""profile=true: what it leaves, and how it shares out the time."""
+"""Check the files of profile=true, and the shares of the time that it reports."""
 
 import gzip
 import json
@@ -23,16 +23,16 @@ def test_overlapping_intervals_count_once() -> None:
 
 
 def test_shares_of_the_time() -> None:
-    """Ten seconds: kernels in four; communication in three, one of them behind a kernel; two of waiting for data."""
+    """Check 10 seconds: kernels for 4, communication for 3 (one of them overlapped), waiting for data for 2."""
     kernels, communication = [(0, 4 * SECOND)], [(3 * SECOND, 6 * SECOND)]
     shares = time_shares(kernels, communication, total_seconds=10, waiting_seconds=2)
     expected = {"kernels": 0.4, "communication": 0.2, "data": 0.2, "host": 0.2, "hidden": 0.1}
     assert shares == pytest.approx(expected)
     output = "100.0 ms a step: kernels 40%, communication 20%, data 20%, host 20%; communication behind kernels 10%"
     assert format_shares(shares, 0.1) == output
-    # Data that arrive while kernels run are not waited for.
+    # Data loaded while kernels run cost no waiting time.
     assert time_shares([(0, 10 * SECOND)], [], total_seconds=10, waiting_seconds=5)["data"] == 0
-    # If the wait was not measured, the remaining time may be either.
+    # If the wait was not measured, the remaining time may be waiting or anything else.
     unknown = time_shares(kernels, communication, total_seconds=10, waiting_seconds=None)
     assert format_shares(unknown, 0.1).endswith("communication 20%, host or data 40%; communication behind kernels 10%")
 

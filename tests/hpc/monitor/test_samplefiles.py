@@ -1,4 +1,4 @@
-"""The sampler's files: whole samples, over several starts, on a full disk, read by TensorBoard."""
+"""Check the sampler's files: complete samples over several starts and on a full disk, readable by TensorBoard."""
 
 import csv
 import io
@@ -24,7 +24,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 @contextmanager
 def full(size: int) -> Iterator[None]:
-    """No file of this process grows beyond so many bytes: a write is cut short there, as on a full disk."""
+    """Limit the size of this process's files in bytes: writes are cut short there, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

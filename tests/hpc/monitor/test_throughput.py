@@ -1,4 +1,4 @@
-"""How fast a run says it is, and what it takes for a network's FLOPs and a device's peak."""
+"""Check the throughput that a run reports, a network's FLOPs, and a device's peak."""
 
 from pathlib import Path
 from time import perf_counter
@@ -22,7 +22,7 @@ from my_research.models.resnet import ResNet
 
 
 def test_the_flops_of_a_gpt_are_those_of_the_formula() -> None:
-    """6 N + 12 L d T per token (PaLM, appendix B), N without the input embedding's lookup."""
+    """Compare with 6 N + 12 L d T per token (PaLM, appendix B), N without the input embedding's lookup."""
     layers, width, time, vocab = 3, 64, 32, 128
     network = GPT(num_layers=layers, num_heads=4, width=width, vocab_size=vocab, block_size=time)
     weights = layers * 12 * width**2 + vocab * width
@@ -45,7 +45,10 @@ def test_a_network_of_any_size_costs_no_memory() -> None:
 
 
 def test_the_flops_of_resnet_50_are_the_published_ones() -> None:
-    """4.09 billion multiply-adds forward for 224 pixels (torchvision's table); backward is twice as much."""
+    """Compare with torchvision's table: 4.09 billion multiply-adds forward for 224 pixels.
+
+    Backward takes twice as many.
+    """
     network = ResNet(depths=[3, 4, 6, 3], widths=[64, 128, 256, 512], num_classes=1000, image_size=224, bottleneck=True)
     first = 2 * 7 * 7 * 3 * 64 * 112 * 112  # no gradient is needed for the image itself
     assert training_flops(network) == pytest.approx(3 * 2 * 4.09e9 - first, rel=0.01)
@@ -120,7 +123,7 @@ class Module(L.LightningModule):
 
 
 def points(folder: Path, batches: list[Any], module: L.LightningModule | None = None, **options: Any) -> dict:
-    """What was logged at each step, from that after the first one on."""
+    """Return the values logged at each step after the first."""
     logger, logs = CSVLogger(folder), {}
     logger.log_metrics = lambda metrics, step=None: logs.update({step: dict(metrics)})
     trainer = L.Trainer(
@@ -205,7 +208,7 @@ def test_a_batch_may_have_any_shape(tmp_path: Path, batch: Any, unit: str | None
 
 
 class SetsItselfUp(Network):
-    """By the first batch that it sees, as a codebook does; its example is drawn."""
+    """A network that sets itself up by its first batch, as a codebook does; its example input is random."""
 
     ready = False
 

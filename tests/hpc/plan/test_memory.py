@@ -1,4 +1,4 @@
-"""Memory of a GPU at its peak: against torch's own tracker, and against what ranks really hold."""
+"""Compare the predicted peak memory of a GPU with torch's own tracker and with real ranks."""
 
 import json
 from dataclasses import replace
@@ -35,7 +35,7 @@ def test_peak_is_what_torchs_tracker_sees(network, again, precision, batch):
     assert found.total == pytest.approx(tracked(cfg, layout), rel=0.02)
 
 
-# Writes down what each rank holds when a step of the optimizer begins; the optimizer's state is there from the second.
+# Writes the bytes of each rank when the optimizer steps; its state exists from the second step on.
 HELD = """
 import json, os
 from hpc.resume.resume import Resume
@@ -68,7 +68,7 @@ Resume.on_before_optimizer_step = before
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"])
 def test_states_are_what_ranks_hold(strategy, start, tmp_path):
-    """Bytes of weights, gradients and optimizer of two real ranks on CPU."""
+    """Compare bytes of weights, gradients and optimizer states with two real ranks on CPU."""
     words = ["trainer=ddp", f"strategy={strategy}", "trainer.accelerator=cpu", "trainer.devices=2"]
     words += ["trainer.max_steps=4"]
     words += ["model=gpt_tiny", "data=stdlib", "trainer.precision=32-true", "data.block_size=32", "callbacks=default"]
@@ -81,7 +81,7 @@ def test_states_are_what_ranks_hold(strategy, start, tmp_path):
 
 
 def test_states_follow_the_papers_table():
-    """16 bytes per parameter with mixed precision and Adam; a share of it with each stage (ZeRO, section 3)."""
+    """Check 16 bytes per parameter with mixed precision and Adam, and the share of each stage (ZeRO, section 3)."""
     half = partial(ParallelLayout, nodes=16, devices=4, micro_batch=1, precision="bf16-mixed")
     kinds = ("none", "zero1", "zero2", "zero3", "fsdp")
     whole = {kind: sum(state_bytes(1e9, 1e9, optimizer_states=2.0, setup=half(sharding=kind))) / 1e9 for kind in kinds}
@@ -106,7 +106,7 @@ def test_a_frozen_parameter_has_no_gradient_and_no_average():
 
 
 def test_of_a_pipeline_the_fullest_stage_counts():
-    """With a large vocabulary the last one, though it holds fewer micro-batches than the first."""
+    """Check that with a large vocabulary the last stage counts, though it holds fewer micro-batches than the first."""
     small, large = Work(LinearCost(), LinearCost()), 10**10
     part = partial(
         Part, buffer_bytes=0, output=LinearCost(), leftover=LinearCost(), forward=(), backward=(), all_reduced=(small,)

@@ -1,4 +1,4 @@
-"""The plan: what a run needs, what would make it fit, and what is rejected before the queue."""
+"""Check the plan: the needs of a run, the changes that make it fit, and its rejection before the queue."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def composed(*words: str):
 
 @cache
 def traced(layout: ParallelLayout) -> Trace:
-    """Of one network; a trace does not depend on nodes and batch."""
+    """Return the trace of one network, which does not depend on nodes and batch size."""
     return trace_cache.load_traces(composed(*GPT, "trainer=fsdp", *JUWELS), [layout])[0]
 
 
@@ -63,7 +63,7 @@ def test_knows_every_shipped_model():
 
 
 def runs(model: str) -> list:
-    """A config for each strategy that the network can be trained with."""
+    """Return a config for each strategy that can train the network."""
     words = [f"model={model}", *MODELS[model], "data.global_batch_size=1920", *JUWELS]
     found = [composed(*words, "trainer=gpu")]
     for strategy in compose.config_groups()["strategy"]:
@@ -76,7 +76,7 @@ def runs(model: str) -> list:
 
 @cache
 def machines() -> list[hardware.Machine | None]:
-    """Those of the shipped clusters, each once; None: of one whose GPU is not known."""
+    """Return each distinct machine of the shipped clusters; None stands for an unknown GPU."""
     found: list[hardware.Machine | None] = []
     for name in compose.config_groups()["cluster"]:
         cfg = composed(f"cluster={name}", "trainer=gpu")
@@ -92,7 +92,7 @@ def test_most_shipped_clusters_name_their_gpu():
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_every_shipped_model_with_every_strategy_on_every_cluster_is_answered(model):
-    """A network is traced once for each kind of arithmetic; each machine then decides."""
+    """Trace each network once per precision, then plan it on every machine."""
     asked = runs(model)
     layouts = [setup_from_config(cfg) for cfg in asked]
     nothing = {"finish": None, "checkpoint": None, "changes": [], "notes": []}
@@ -152,7 +152,7 @@ def test_without_facts_of_the_network_one_node_is_planned():
 
 @pytest.mark.slow
 def test_the_smallest_changes_that_fit_are_found():
-    """Every one of them does fit, and nothing smaller does."""
+    """Check that each proposed change fits, and that no smaller one does."""
     words = [*GPT, "trainer=ddp_4node", *JUWELS]
     cfg = composed(*words)
     layout = setup_from_config(cfg)
@@ -186,7 +186,7 @@ def test_what_cannot_fit_is_rejected_with_a_way_out():
     memory_check.reject_too_big(composed(*words, *way.split()), [*words, *way.split()])
     memory_check.reject_too_big(composed(*words, "force=true"), words)
     for word in ["force=true", *rejected.value.fix.replace(";", "").replace(" or ", " ").split()]:
-        if "=" in word:  # whoever moves a run that goes on is told the same, and may type it
+        if "=" in word:  # a resumed run gets the same proposal, so the override must be permitted there
             assert word.partition("=")[0].split(".")[0] in run_changes.MAY_CHANGE
 
 
@@ -201,7 +201,10 @@ def test_what_cannot_be_traced_is_submitted_with_a_warning(monkeypatch, capsys):
 
 
 def test_a_measured_network_counts_for_more_than_a_nominal_one():
-    """Four rings of 20 GB/s leave a node at once."""
+    """Check that a measured bandwidth takes precedence over the nominal one.
+
+    Four rings of 20 GB/s leave a node at once.
+    """
     link = measured_links.Link(gbs=20.0, latency=1e-5, ranks=4, nodes=["n1"], date="2026-01-31")
     known = memory_check.with_measured_links(A100, measured_links.MeasuredLinks(within=None, across=link), devices=4)
     assert known.node_gbs == pytest.approx(80 / A100.network.node_share) and known.gpu == A100.gpu
@@ -283,7 +286,7 @@ def test_a_pipeline_is_planned_and_said_not_to_run():
 
 @pytest.mark.slow
 def test_the_model_alone_is_enough():
-    """A GPT brings along data that it can be planned with."""
+    """Plan a GPT without a choice of data; the model's file brings its own."""
     told = json.loads(plan_py("trainer=fsdp_4node", "model=gpt_7b", "cluster=juwels_booster", "--json").stdout)
     assert told["unit"] == "tokens" and told["parameters"] == 6_443_765_760
 

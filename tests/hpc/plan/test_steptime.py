@@ -1,4 +1,4 @@
-"""The time of a step: cases that are computed by hand, and that better hardware is never slower."""
+"""Check the predicted step time with cases computed by hand, and that better hardware is never slower."""
 
 from dataclasses import replace
 
@@ -72,13 +72,13 @@ def test_what_a_gpu_has_no_units_for_is_computed_in_fp32() -> None:
 
 
 def test_a_ring_within_a_node() -> None:
-    """7 of 8 parts in 7 steps, over half of 100 GB/s."""
+    """Compute by hand: 7 of 8 parts in 7 steps, over half of 100 GB/s."""
     assert collective_times.gather_seconds(8e9, Group(8, 1, 8), IDEAL) == pytest.approx(7e9 / 50e9)
     assert collective_times.gather_seconds(8e9, Group(8, 1, 8), SLOW) == pytest.approx(7e9 / 50e9 + 1e-6 + 7e-6)
 
 
 def test_a_ring_over_nodes_leaves_each_node_once() -> None:
-    """31 of 32 parts over half of 40 GB/s; 3 of the 31 steps go to another node."""
+    """Compute by hand: 31 of 32 parts over half of 40 GB/s; 3 of the 31 steps go to another node."""
     group = Group(32, 1, 8)
     assert group.num_nodes == 4
     assert collective_times.gather_seconds(32e9, group, IDEAL) == pytest.approx(31e9 / 20e9)
@@ -105,7 +105,10 @@ def test_an_all_reduce_is_two_gathers_and_by_tree_where_messages_are_small() -> 
 
 @pytest.mark.parametrize(("sharding", "volume"), [("none", 2), ("zero1", 2), ("zero2", 2), ("zero3", 3), ("fsdp", 3)])
 def test_full_sharding_sends_half_as_much_again_as_data_parallelism(sharding: str, volume: int) -> None:
-    """arXiv 1910.02054, section 7.2: twice the parameters, or three times. FSDP keeps the last block of four."""
+    """Check that full sharding sends three times the parameters, not twice (arXiv 1910.02054, section 7.2).
+
+    FSDP keeps the last block of four.
+    """
     trace, setup = (
         network(parameters=10**9),
         ParallelLayout(2, 8, 1, sharding=sharding, precision="bf16-true", overlap=False),
@@ -117,7 +120,7 @@ def test_full_sharding_sends_half_as_much_again_as_data_parallelism(sharding: st
 
 
 def test_zero3_waits_for_each_tensor_and_fsdp_for_each_block() -> None:
-    """The latency alone: parameters that are a few numbers."""
+    """Check latency alone, with parameters of only a few numbers."""
     trace = network(parameters=10)
     setups = [
         ParallelLayout(128, 8, 1, sharding=kind, precision="bf16-true", overlap=False) for kind in ("zero3", "fsdp")
@@ -127,7 +130,10 @@ def test_zero3_waits_for_each_tensor_and_fsdp_for_each_block() -> None:
 
 
 def test_zero3_with_small_micro_batches_collapses_and_pipelines_do_not() -> None:
-    """The reason of table 2 of arXiv 2104.04473: a GPU's work shrinks with the batch, what it gathers does not."""
+    """Check the reason for table 2 of arXiv 2104.04473.
+
+    A GPU's compute shrinks with the batch, but the parameters that it gathers do not.
+    """
     trace = network(flops=1e13)
     few, many = (
         [
@@ -146,7 +152,7 @@ def test_zero3_with_small_micro_batches_collapses_and_pipelines_do_not() -> None
 
 
 def test_a_pipeline_waits_for_all_stages_but_one_and_less_if_interleaved() -> None:
-    """(p - 1) / m of the ideal time, and (p - 1) / (v m): arXiv 2104.04473, section 2.2."""
+    """Check for (p - 1) / m of the ideal time, and (p - 1) / (v m) if interleaved: arXiv 2104.04473, section 2.2."""
     plain = predict_step(network(), ParallelLayout(1, 4, 1, accumulate=8, pipeline=4, precision="bf16-true"), IDEAL)
     assert plain.bubble == pytest.approx(3 / 8 * plain.compute)
     interleaved = predict_step(

@@ -1,4 +1,4 @@
-"""The trace of a network: sizes, work and memory, from tensors without content."""
+"""Check the trace of a network: sizes, FLOPs and memory, from tensors without content."""
 
 import json
 from functools import partial
@@ -54,7 +54,7 @@ def test_an_optimizer_that_cannot_be_tried_is_unknown():
 
 
 def test_memory_grows_with_the_batch_as_the_lines_say(monkeypatch):
-    """Lines through two small batches hold for a large one, where another moment may be the peak."""
+    """Check that lines fitted to two small batches hold for a large one, whose peak may be at another moment."""
     small = traced()
     monkeypatch.setattr(tracer, "FEW", 40)
     monkeypatch.setattr(tracer, "MORE", 41)
@@ -66,7 +66,7 @@ def test_memory_grows_with_the_batch_as_the_lines_say(monkeypatch):
 
 
 def test_autocast_keeps_half_and_copies_of_weights():
-    """As with CUDA: normalization stays in fp32."""
+    """Check autocast as with CUDA: normalization stays in fp32."""
     plain, mixed = traced(), traced(autocast="bf16")
     weights = sum(p.numel() for p in GPT(**GPT_SIZES).blocks[0].parameters() if p.ndim == 2)
     assert mixed.blocks[0].saved.fixed - plain.blocks[0].saved.fixed == pytest.approx(2 * weights, rel=0.05)
@@ -74,7 +74,7 @@ def test_autocast_keeps_half_and_copies_of_weights():
 
 
 def test_ranks_that_share_layers_hold_and_do_their_share():
-    """Megatron's split: two sums forward and two backward of each block's output."""
+    """Check Megatron's split: two all-reduces forward and two backward for each block's output."""
     whole, half = traced(), traced(tensor_parallel=2)
     block, shared = whole.blocks[0], half.blocks[0]
     norms = 2 * 64
@@ -86,7 +86,7 @@ def test_ranks_that_share_layers_hold_and_do_their_share():
 
 
 class Looks(nn.Module):
-    """Decides by what it sees."""
+    """A network whose forward depends on the values of its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def test_a_trace_survives_json():
 
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
-    """A config and its setup, and a cache of its own."""
+    """Return a config and its setup, with a separate cache."""
     monkeypatch.setattr(trace_cache, "CACHE", tmp_path / "traces")
     cfg = compose.compose_overrides(["model=gpt_tiny", "data=stdlib"])
     preflight.check_config(cfg)
@@ -134,7 +134,7 @@ def asked(tmp_path, monkeypatch):
 def test_a_trace_is_made_once_and_then_read_from_the_cache(asked, monkeypatch, capsys):
     (made,) = trace_cache.load_traces(*asked)
     assert made.num_parameters == 820_352 and "tracing" in capsys.readouterr().err
-    monkeypatch.setattr(trace_cache.subprocess, "run", None)  # no process from here on
+    monkeypatch.setattr(trace_cache.subprocess, "run", None)  # from here on the cache must answer without a process
     assert trace_cache.load_traces(*asked) == [made]
     (file,) = trace_cache.CACHE.iterdir()
     file.write_text(file.read_text()[:-50])  # a crash cut it short

@@ -1,4 +1,4 @@
-"""From seconds of a step to a whole run: jobs, GPU-hours, checkpoints."""
+"""Check the estimate of a whole run from seconds per step: jobs, GPU-hours, checkpoints."""
 
 from math import exp, sqrt
 
@@ -32,7 +32,7 @@ def test_without_a_limit_the_run_is_one_job() -> None:
 
 
 def test_each_job_starts_anew_and_ends_before_the_limit() -> None:
-    """Between start and warning, a job of two hours makes whole steps only."""
+    """Check that a job of two hours does only complete steps between its start and the warning."""
     limit, seconds = 7200.0, 7.0
     fit = int((limit - START_SECONDS - MAX_WARNING_SECONDS) // seconds)
     for steps, requeues in ((fit, 0), (fit + 1, 1), (3 * fit, 2)):
@@ -68,7 +68,7 @@ def test_with_rare_failures_the_interval_is_youngs() -> None:
 
 @pytest.mark.parametrize("failure_seconds", [600.0, 3600.0, 86400.0])
 def test_no_other_interval_costs_less(failure_seconds: float) -> None:
-    """Daly's cost of a run (2006, equation 20): what is written, what is lost, and done again."""
+    """Check the interval by Daly's cost of a run (2006, equation 20): writing, lost work, and restarts."""
     write_seconds = 60.0
 
     def cost(every: float) -> float:
@@ -83,6 +83,6 @@ def test_the_interval_is_never_longer_than_the_time_between_failures() -> None:
 
 
 def test_large_jobs_fail_every_few_hours() -> None:
-    """As published: 16,384 GPUs for 54 days, 419 times."""
+    """Compare with a published run: 419 failures in 54 days on 16,384 GPUs."""
     hours = whole_run.NODE_MTBF_SECONDS / 2048 / 3600
     assert hours == pytest.approx(3.1, rel=0.01)

@@ -1,4 +1,4 @@
-"""tools/board.py: the line to type, a TensorBoard that is never left behind, and what it shows of real runs."""
+"""Check tools/board.py: the ssh command, the end of TensorBoard, and the curves that it shows of real runs."""
 
 import http.client
 import json
@@ -28,7 +28,7 @@ JUMP = "ssh -J ana@login.site -L 4321:localhost:4321 ana@"
 
 
 def logged(run_dir: Path, values: list[float]) -> Path:
-    """A run directory with a curve."""
+    """Return a run directory with a curve."""
     writer = EventFileWriter(str(run_dir / "tensorboard"))
     for step, value in enumerate(values):
         writer.add_event(Event(step=step, summary=Summary(value=[Summary.Value(tag="loss", simple_value=value)])))
@@ -113,11 +113,11 @@ def test_of_a_tensorboard_that_does_not_start_the_error_is_told(tmp_path: Path) 
 
 
 class Shown:
-    """tools/board.py at work, asked as a browser asks it."""
+    """A running tools/board.py, queried as by a browser."""
 
     def __init__(self, *words: Path | str) -> None:
         command = [sys.executable, TOOL, *map(str, words)]
-        environ = ENVIRON | {"http_proxy": "http://127.0.0.1:9"}  # clusters set one, and it does not know localhost
+        environ = ENVIRON | {"http_proxy": "http://127.0.0.1:9"}  # a proxy, as clusters set it, cannot reach localhost
         self.process = subprocess.Popen(
             command,
             env=environ,
@@ -144,7 +144,7 @@ class Shown:
         return json.loads(answer.read())
 
     def curve(self, run: str, tag: str, until: int | None = None) -> list[tuple[int, float]]:
-        """Steps and values, when the last step is there: TensorBoard looks at its files every 5 seconds."""
+        """Return steps and values once the last step is shown: TensorBoard rereads its files every 5 seconds."""
         limit = time.monotonic() + 60
         while True:
             known = self.get("plugin/scalars/tags")
@@ -155,7 +155,7 @@ class Shown:
             time.sleep(0.2)
 
     def processes(self) -> list[int]:
-        """It, TensorBoard, and what TensorBoard has started."""
+        """Return this process, TensorBoard, and TensorBoard's children."""
         found, new = [], [self.process.pid]
         while new:
             found += new
@@ -214,7 +214,7 @@ SMALL = [
     "+trainer.limit_val_batches=1",
     "+trainer.limit_test_batches=1",
 ]
-# Struck without a warning, three steps after its last checkpoint
+# Killed without a warning, three steps after its last checkpoint
 KILLED = """
 import os
 import time
@@ -243,13 +243,13 @@ def test_the_curve_of_a_run_that_was_killed_is_one_curve(
     words = [*SMALL, "trainer.max_steps=12", "checkpoint.every_n_steps=4"]
     start(tmp_path / "whole", 1, words)
     start(tmp_path / "cut", 1, words, patch=KILLED, code=9)
-    # Open all the time; of several places TensorBoard reads the files in another way.
+    # One board stays open all the time, another shows several runs, whose files TensorBoard reads in another way.
     boards = [show(tmp_path), show(tmp_path / "cut", tmp_path / "whole")]
     for shown in boards:
         before = shown.curve("cut/tensorboard", "train/loss", until=5)
         assert before[-1][0] > 4, "logged beyond the checkpoint, and seen"
     start(tmp_path / "cut", 1, [])
-    boards.append(show(tmp_path))  # and opened anew
+    boards.append(show(tmp_path))  # and a newly opened one
     for shown in boards:
         curve = shown.curve("cut/tensorboard", "train/loss", until=11)
         whole = shown.curve("whole/tensorboard", "train/loss", until=11)

@@ -1,4 +1,4 @@
-"""What limits a run: which numbers give which sentence, and that every override can be typed."""
+"""Check which sentence the measurements of a run give, and that every proposed override can be typed."""
 
 import re
 from dataclasses import replace
@@ -23,7 +23,7 @@ STEP = {"step": 0.1, "compute": 0.097, "data": 0.002, "other": 0.001}
 def make_statistics(
     wall: dict[str, float] | None = None, step: dict[str, float] | None = None, **other: Any
 ) -> RunStatistics:
-    """A GPU run that nothing limits, except for these numbers."""
+    """Return statistics of a GPU run without a bottleneck, with these values changed."""
     counts = {"start-up": 1, "validation": 5, "checkpoints": 5}
     gpu = {"gpu_percent": 97.0, "gpu_memory_gb": 35.0, "gpu_capacity_gb": 42.3}
     known = {"phase_counts": counts, "cpu_percent": 40.0, "mfu": 0.5, "communication_share": None} | gpu | other
@@ -32,7 +32,7 @@ def make_statistics(
 
 @cache
 def composed(*words: str) -> dict[str, Any]:
-    """As config.yaml keeps it."""
+    """Compose a config as config.yaml stores it."""
     plain = OmegaConf.to_container(compose.compose_overrides(words, personal=False), resolve=True)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
@@ -101,7 +101,7 @@ def test_what_to_try(words: list[str], numbers: dict[str, Any], expected: str, o
     assert expected in sentence, sentence
     typed = re.findall("`(.+?)`", sentence)
     assert typed == ([override] if override else [])
-    if override:  # it can be typed, and the run be submitted
+    if override:  # the override can be typed, and the run submitted
         changed = compose.compose_overrides([*words, *override.split()], personal=False)
         if override != "trainer=gpu":  # on another machine
             preflight.check_rules(changed)

@@ -1,4 +1,4 @@
-"""python report.py RUN_DIR: page and terminal, from run directories as runs leave them and from damaged ones."""
+"""Check page and terminal output of `python report.py RUN_DIR`, for intact and damaged run directories."""
 
 import json
 import os
@@ -34,7 +34,7 @@ SECTIONS = [
 
 @pytest.fixture(autouse=True)
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """All the commands there are: at first none."""
+    """A folder for all commands on the PATH, empty at first."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     return tmp_path / "bin"
@@ -42,7 +42,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two nodes of two GPUs, 20 minutes, of which training waits half for data; one restart."""
+    """A run of 20 minutes on two nodes of two GPUs, restarted once; half of its training waits for data."""
     return made(tmp_path / "digits", monkeypatch)
 
 
@@ -57,7 +57,7 @@ def stub(commands: Path, name: str, body: str) -> None:
 
 
 def made(run_dir: Path, monkeypatch: pytest.MonkeyPatch, hosts: Sequence[str] = ("n1", "n2")) -> Path:
-    """As a run writes it."""
+    """Write a run directory as a run does."""
     run_dir.mkdir(parents=True)
     (run_dir / "config.yaml").write_text(config_text())
     (run_dir / "made_by.json").write_text(json.dumps({"commit": "c0ffee", "packages": ["torch==2.13.0", "yaml==6"]}))
@@ -99,7 +99,7 @@ def phase(run_dir: Path, what: str, begin: float, end: float, attempt: int = 1) 
 
 
 def sampled(run_dir: Path, host: str, skew: float = 0.0) -> Path:
-    """A sample each 10 seconds: the GPUs do nothing in a start, and half of what they could in training."""
+    """Write a sample every 10 seconds: GPUs are idle during startup and at 50 % in training."""
     names = [f"gpu{gpu}_{metric}" for gpu in (0, 1) for metric in ("percent", "memory_gb", "watts", "celsius")]
     lines = [",".join(["time", "attempt", "cpu_percent", "memory_gb", "net_in_mbs", *names])]
     for attempt, begin in ((1, 0), (2, 700)):
@@ -113,7 +113,7 @@ def sampled(run_dir: Path, host: str, skew: float = 0.0) -> Path:
 
 
 def curves(run_dir: Path, steps: int = 100) -> Path:
-    """By the writer that runs have."""
+    """Write curves with the writer that runs use."""
     writer = SummaryWriter(str(run_dir / "tensorboard"))
     for step in range(9, steps, 10):
         split = {"step": 0.2, "compute": 0.09, "data": 0.1, "other": 0.01}
@@ -134,7 +134,7 @@ def curves(run_dir: Path, steps: int = 100) -> Path:
 
 
 class Reader(HTMLParser):
-    """What a page says and asks for; it is well-formed."""
+    """A parser that collects a page's text and links, and rejects HTML that is not well-formed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class Reader(HTMLParser):
 
 
 def reported(run_dir: Path) -> tuple[Reader, list[str]]:
-    """The page and the lines of the terminal."""
+    """Return the page and the lines of the terminal."""
     (run,) = history.find_runs(run_dir)
     lines = run_report.write_report(run)
     assert all(len(line) <= 120 for line in lines if "directory" not in line and "page" not in line)
@@ -183,7 +183,7 @@ def missing(run_dir: Path) -> list[str]:
 
 
 def used(data: run_data.RunData) -> chart.Chart:
-    """The picture of what the GPUs did."""
+    """Return the chart of GPU use."""
     return run_charts.usage_charts(data.nodes, data.phases, data.spans)[0]
 
 
@@ -206,7 +206,7 @@ def test_its_numbers_are_those_of_the_files(run_dir: Path) -> None:
         "start-up": 120, "training": 1200 - 120 - 60 - 6, "validation": 60, "checkpoints": 6
     }  # fmt: skip
     assert statistics.step_seconds == pytest.approx({"step": 0.2, "compute": 0.09, "data": 0.1, "other": 0.01})
-    assert statistics.gpu_percent == 52  # not what they did in a start
+    assert statistics.gpu_percent == 52  # without the samples of startup
     assert statistics.gpu_memory_gb == 12.25
     assert statistics.gpu_capacity_gb == 42.3
     assert statistics.cpu_percent == 35.5
@@ -238,7 +238,7 @@ def test_each_number_of_a_finding_stands_elsewhere_on_the_page(run_dir: Path) ->
 
 
 def test_the_energy_is_the_integral_of_the_power(run_dir: Path) -> None:
-    # Two nodes of two GPUs, two attempts: 50 s at 100 W, 10 s between, 530 s at 300 W; nothing while nobody looked.
+    # Two nodes of two GPUs, two attempts: 50 s at 100 W, 10 s between them, 530 s at 300 W, and gaps without samples.
     joules = 8 * (50 * 100 + 10 * 200 + 530 * 300)
     assert run_data.read_run_data(history.find_runs(run_dir)[0]).joules == pytest.approx(joules)
     assert f"{joules / 3600:.3g} Wh, from the sampled power of 4 GPUs of 2 nodes." in reported(run_dir)[0].under(
@@ -253,7 +253,7 @@ def test_phases_are_marked_in_the_picture_of_the_nodes(run_dir: Path) -> None:
         name for name in ("start", "validation", "checkpoint", "end of an epoch") for _ in range(2)
     ]
     assert (gpus.bands[1].begin, gpus.bands[1].end) == pytest.approx((700 / 60, 760 / 60))
-    # No line leads over the time between two attempts.
+    # No line connects the two attempts.
     assert any(y != y for _, y in gpus.series[0].points)
 
 
@@ -315,7 +315,7 @@ def test_the_first_sentence_explains_why_a_run_failed(run_dir: Path) -> None:
     assert "waits for data" in text
 
 
-# -- What comes from a run directory is text --
+# -- Text of a run directory is escaped --
 
 EVIL = "<script>alert(1)</script>\x1b[2J\x07\u202e\"'&`"
 
@@ -353,7 +353,7 @@ def cut(file: Path, to: int) -> None:
 def test_an_events_file_that_a_crash_cut_off(run_dir: Path) -> None:
     (file,) = (run_dir / "tensorboard").iterdir()
     whole = event_files.read_curves(run_dir / "tensorboard").points
-    cut(file, 100_000 + 500)  # the text, and the end of what stands before
+    cut(file, 100_000 + 500)  # truncate the text and the last records before it
     read = event_files.read_curves(run_dir / "tensorboard")
     assert 0 < len(read.points["train/loss"]) <= len(whole["train/loss"])
     assert "val/loss" not in read.points
@@ -505,7 +505,7 @@ def test_no_attempt_lasts_into_the_next_one(run_dir: Path) -> None:
     (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], *lines[2:]]) + "\n")
     first, second = run_data.read_run_data(history.find_runs(run_dir)[0]).spans
     assert first.end <= second.begin == BEGAN + 700
-    late = json.dumps(json.loads(lines[1]) | {"time": BEGAN + 720})  # its last word, after it was fenced off
+    late = json.dumps(json.loads(lines[1]) | {"time": BEGAN + 720})  # recorded by attempt 1 after it was fenced off
     (run_dir / "attempts.jsonl").write_text("\n".join([lines[0], late, *lines[2:]]) + "\n")
     first, second = run_data.read_run_data(history.find_runs(run_dir)[0]).spans
     assert first.end == second.begin == BEGAN + 700
@@ -517,7 +517,7 @@ def test_a_killed_run_lasted_until_its_last_heartbeat(run_dir: Path) -> None:
     (run_dir / "verdict").unlink()
     (run_dir / "claims").mkdir()
     (beat := run_dir / "claims" / "000002.beat").touch()
-    killed = time.time() - 40  # it may live: a file server shows some beats late
+    killed = time.time() - 40  # may still run: a file server shows some heartbeats late
     os.utime(beat, (killed, killed))
     data = run_data.read_run_data(history.find_runs(run_dir)[0])
     assert (data.row.state, data.spans[-1].end) == ("running?", pytest.approx(killed))
@@ -535,7 +535,7 @@ def test_no_monitor(run_dir: Path) -> None:
     assert missing(run_dir) == [NO_FOLDER]
     read, _ = reported(run_dir)
     assert "There are no samples" in read.under("Use of the nodes")
-    assert "Training waits for data" in read.under("What limits the run")  # the events files tell that much
+    assert "Training waits for data" in read.under("What limits the run")  # the events files suffice for this sentence
 
 
 def test_one_of_two_nodes_has_no_samples(run_dir: Path) -> None:
@@ -658,7 +658,7 @@ def test_a_network_check_shows_its_table(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_mean_rate_is_all_samples_over_all_seconds() -> None:
-    """Two windows of as many steps each, one of which took nine times as long."""
+    """Check two windows with equally many steps, one of which took nine times as long."""
     seconds, rates = [(9, 0.1), (19, 0.9)], [(9, 900.0), (19, 100.0)]
     assert event_files.RunCurves({"perf/step_seconds": seconds, "rate": rates}).mean_rate("rate") == pytest.approx(
         2 * 90 / 1.0
@@ -675,7 +675,7 @@ def test_a_long_curve_is_read_with_a_bounded_number_of_points() -> None:
     curve.add(50_001, 1e9)
     curve.add(50_002, 2.0)
     assert (50_001, 1e9) in curve.points() and curve.points()[-1] == (50_002, 2.0)
-    curve.add(49_001, 3.0)  # made again from there
+    curve.add(49_001, 3.0)  # steps repeated after a resume
     assert (50_001, 1e9) not in curve.points()
     steps = list(curve.values)
     assert event_files.MAX_POINTS / 2 <= len(steps) <= event_files.MAX_POINTS
@@ -745,7 +745,7 @@ def test_sacct_is_asked_for_each_start_of_a_job(run_dir: Path, commands: Path) -
 
 
 def test_qstat_is_asked_for_ended_jobs_too(commands: Path) -> None:
-    """Attempts in their order, also where one is unknown; and not those of somebody else."""
+    """Check that jobs are listed in order even if one is unknown, without those of other users."""
     used = {"resources_used": {"walltime": "00:01:00", "mem": "3gb", "cput": "00:02:00"}}
     jobs = {f"{number}.server": {"job_state": "F", "Exit_status": 271} | used for number in (1, 11, 3, 20)}
     jobs["20.server"]["Job_Owner"] = "ben@login1"
@@ -807,14 +807,14 @@ def test_a_place_that_does_not_exist_is_rejected(place: str, rule: str) -> None:
 
 
 def test_a_closed_pipe_gives_no_traceback(run_dir: Path) -> None:
-    command = f"{sys.executable} report.py {run_dir} | true"  # which has gone before the first line comes
+    command = f"{sys.executable} report.py {run_dir} | true"  # `true` exits before the first line is written
     done = subprocess.run(["/bin/bash", "-c", command], cwd=PROJECT, env=ENVIRON, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("", "")
     assert (run_dir / "report.html").exists()
 
 
 def test_without_a_page_the_terminal_still_shows_the_report(run_dir: Path) -> None:
-    (run_dir / "report.html").mkdir()  # as good as a directory of somebody else's
+    (run_dir / "report.html").mkdir()  # cannot be replaced, like another user's directory
     lines = run_report.write_report(history.find_runs(run_dir)[0])
     assert lines[0] == "digits: finished"
     assert lines[-1] == f"cannot write {run_dir}/report.html: Is a directory"

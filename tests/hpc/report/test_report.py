@@ -1,4 +1,4 @@
-"""python report.py: run directories as the project writes them, and schedulers that answer as real ones do."""
+"""Check `python report.py` with run directories and schedulers that answer as real ones do."""
 
 import json
 import os
@@ -29,7 +29,7 @@ Clock = Callable[[float], None]
 
 @pytest.fixture(autouse=True)
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """All the commands there are: at first none. What is called and how is noted in the file `calls`."""
+    """A folder for all commands on the PATH, empty at first. The file `calls` records their calls."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -38,7 +38,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Set what time it is, in minutes before NOW."""
+    """Set the current time, in minutes before NOW."""
     minutes = [0.0]
     monkeypatch.setattr(time, "time", lambda: NOW - 60 * minutes[0])
     return lambda before: minutes.__setitem__(0, before)
@@ -67,7 +67,7 @@ def calls(commands: Path) -> list[str]:
 
 
 def attempt(run_dir: Path, job: str | None = "17", hosts: Sequence[str] = ("n1", "n2")) -> int:
-    """As rank 0 of a job begins one."""
+    """Record the start of an attempt, as rank 0 of a job does."""
     run_dir.mkdir(parents=True, exist_ok=True)
     number = 1 + sum(event["event"] == "start" for event in attempt_log.read_events(run_dir))
     environ = {"SLURM_JOB_ID": job} if job else {}
@@ -78,12 +78,12 @@ def attempt(run_dir: Path, job: str | None = "17", hosts: Sequence[str] = ("n1",
 
 
 def end(run_dir: Path, number: int, step: int, outcome: str, metrics: dict[str, float], why: str = "") -> None:
-    """As rank 0 ends it."""
+    """Record the end of an attempt, as rank 0 does."""
     attempt_log.record_end(run_dir, None, attempt=number, step=step, outcome=outcome, why=why, metrics=metrics)
 
 
 def submit(folder: Path, commands: Path, work: job.Job, answer: str = "echo 17", to: str = "slurm") -> None:
-    """As submit.py does."""
+    """Record a submission, as submit.py does."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text("name: digits\n")
     (folder / "job.sh").write_text("#!/bin/bash\n")
@@ -98,7 +98,7 @@ def submit(folder: Path, commands: Path, work: job.Job, answer: str = "echo 17",
 
 
 def raise_in(run_dir: Path, rank: int, error: Exception) -> None:
-    """As the watch of a rank notes what it raised in the newest attempt."""
+    """Record an error of a rank in the newest attempt, as its watchdog does."""
     newest = max(event["attempt"] for event in attempt_log.read_events(run_dir))
     said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
     causes.write_cause(
@@ -112,20 +112,20 @@ def raise_in(run_dir: Path, rank: int, error: Exception) -> None:
 
 
 def written(run_dir: Path, minutes: float) -> None:
-    """All files were changed last so many minutes before NOW."""
+    """Set the modification time of all files to this many minutes before NOW."""
     for path in run_dir.rglob("*"):
         os.utime(path, (NOW - 60 * minutes,) * 2)
 
 
 def beat(run_dir: Path, number: int, minutes: float) -> None:
-    """The heart of an attempt beat last so many minutes before NOW."""
+    """Set an attempt's last heartbeat to this many minutes before NOW."""
     (run_dir / "claims").mkdir(exist_ok=True)
     (file := run_dir / "claims" / f"{number:06}.beat").touch()
     os.utime(file, (NOW - 60 * minutes,) * 2)
 
 
 def rows(*places: Path) -> dict[str, dict[str, str]]:
-    """The table, read by the columns of its title line: run → title → cell. `note`: the line below."""
+    """Return the table by the columns of its title line: run → title → cell. `note`: the line below."""
     lines = run_table.table_lines(places)
     titles = lines[0].split()
     table: dict[str, dict[str, str]] = {}
@@ -143,7 +143,7 @@ def only(runs: Path) -> dict[str, str]:
     return row
 
 
-# -- What it did --
+# -- Progress --
 
 
 def test_a_finished_run_is_told_in_one_line(runs: Path, clock: Clock) -> None:
@@ -192,7 +192,7 @@ def test_what_submitting_writes_is_no_sign_of_life(runs: Path, clock: Clock, com
 
 
 def scalars(run_dir: Path, name: str, **steps: dict[str, float]) -> Path:
-    """A file as TensorBoard's writers make it: step → tag → value."""
+    """Write a file as TensorBoard's writers do: step → tag → value."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -381,7 +381,7 @@ def test_the_verdict_is_more_certain_than_the_end_of_the_job(runs: Path, command
     assert only(runs)["state"] == "to be continued"
     stub(commands, "squeue", "echo '17 PENDING BeginTime'")
     assert only(runs)["state"] == "pending (BeginTime)"
-    (runs / "digits" / "verdict").unlink()  # as the next attempt does, which then does not come far
+    (runs / "digits" / "verdict").unlink()  # removed by the next attempt, which then crashed early
     stub(commands, "squeue", "echo '17 FAILED NonZeroExitCode'")
     assert only(runs)["state"] == "failed"
 
@@ -390,7 +390,10 @@ def test_the_verdict_is_more_certain_than_the_end_of_the_job(runs: Path, command
 def test_a_run_whose_next_start_was_rejected(
     number: str, runs: Path, commands: Path, work: job.Job, clock: Clock
 ) -> None:
-    """The verdict of the start before stays; requeued by Slurm under the same number, or submitted once more."""
+    """Check that a rejected start is reported although the earlier verdict stays.
+
+    Slurm has requeued the job under the same number, or it was submitted once more.
+    """
     run_dir = runs / "digits"
     clock(9)
     submit(run_dir, commands, work)
@@ -507,7 +510,7 @@ def test_members_of_an_array_have_states_of_their_own(runs: Path, commands: Path
 def test_qstat_tells(said: dict, state: str, note: str, runs: Path, commands: Path, work: job.Job) -> None:
     submit(runs / "digits", commands, work, "echo 17.pbsctl", "pbs")
     stub(commands, "qstat", qstat({"17.pbsctl": said}))
-    stub(commands, "squeue", "exit 1")  # is there, too, and has nothing to do with it
+    stub(commands, "squeue", "exit 1")  # squeue exists, but does not manage this job
     row = only(runs)
     assert (row["state"], row["note"]) == (state, note.strip())
     assert calls(commands) == ["qstat -x -t -f -F dsv 17"]
@@ -523,7 +526,10 @@ def test_pbs_without_history_and_without_the_job(runs: Path, commands: Path, wor
 
 
 def test_of_several_jobs_of_pbs_each_is_told(runs: Path, commands: Path, work: job.Job) -> None:
-    """Some versions print as JSON only the first one; one that is unknown does not hide the others."""
+    """Check that each of several jobs is reported, although some versions print only the first as JSON.
+
+    An unknown job must not hide the others.
+    """
     variables = {"A": "a|b", "B": 'say "hi" \\', "C": "Job Id: 9"}
     told = {"Variable_List": variables, "comment": "Not Running: a|b"}
     for number in (9, 10, 11):
@@ -536,7 +542,10 @@ def test_of_several_jobs_of_pbs_each_is_told(runs: Path, commands: Path, work: j
 
 
 def test_the_job_of_another_user_is_not_ours(runs: Path, commands: Path, work: job.Job) -> None:
-    """On another cluster, or when the scheduler counts anew, our numbers are those of other people's jobs."""
+    """Check the owner of a job: the same id may be another user's job.
+
+    This happens on another cluster, or when the scheduler restarts its numbering.
+    """
     submit(runs / "digits", commands, work, "echo 17.pbsctl", "pbs")
     stub(commands, "qstat", qstat({"17.pbsctl": {"job_state": "R", "Job_Owner": "ben@login1"}}))
     assert only(runs)["state"] == "did not start"
@@ -549,7 +558,7 @@ def test_the_job_of_another_user_is_not_ours(runs: Path, commands: Path, work: j
 
 
 def test_a_chain_shows_the_job_that_is_on(runs: Path, commands: Path, work: job.Job) -> None:
-    # The first qsub of the chain is asked for no dependency; the others name the job before.
+    # The first qsub of the chain has no dependency; each other depends on the job before.
     count = 'case "$*" in *:17.*) echo 18.pbsctl;; *:18.*) echo 19.pbsctl;; *) echo 17.pbsctl;; esac'
     submit(runs / "digits", commands, replace(work, chain=3), count, "pbs")
     end(runs / "digits", attempt(runs / "digits"), 5, "continue", {})
@@ -573,7 +582,7 @@ def test_members_of_a_pbs_array(runs: Path, commands: Path, work: job.Job) -> No
 
 
 def test_a_job_that_the_job_itself_has_queued(runs: Path, commands: Path, work: job.Job, clock: Clock) -> None:
-    """job.sh notes it in `successors`: it waits, it starts, it begins an attempt, it was deleted."""
+    """Check the jobs that job.sh notes in `successors`: pending, started, in an attempt, or deleted."""
     run_dir = runs / "digits"
     clock(60)
     submit(run_dir, commands, work, "echo 17.pbsctl", "pbs")
@@ -596,7 +605,7 @@ def test_a_job_that_the_job_itself_has_queued(runs: Path, commands: Path, work: 
     assert [only(runs)[key] for key in ("job", "state", "attempts")] == ["18", "failed (exit code 1)", "2"]
 
 
-# -- What went wrong first --
+# -- The first cause --
 
 
 def test_the_rank_that_raised_first_is_told(runs: Path, clock: Clock) -> None:
@@ -732,7 +741,7 @@ def test_a_run_that_is_well_has_no_error_from_its_log(runs: Path, commands: Path
     assert only(runs)["note"] == "rank 2 on n1: ValueError: no", "the others may not have seen it yet"
 
 
-# -- What else lies there --
+# -- Other files in the folder --
 
 
 def test_no_run_at_all(tmp_path: Path) -> None:
@@ -806,7 +815,7 @@ def test_lines_fit_a_terminal(runs: Path) -> None:
     assert [line.split()[0] for line in lines] == ["run", "short", "x" * 90, "17"]
 
 
-# -- As a person calls it --
+# -- The command line --
 
 
 def test_the_command_answers_at_once_and_without_torch(runs: Path, commands: Path) -> None:

@@ -1,4 +1,4 @@
-"""Ranks decide alike, and ask each other about once a second, however long a step takes."""
+"""Check that ranks reach the same decision, and agree about once a second however long a step takes."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -10,14 +10,14 @@ from hpc.resume.agreement import Agreement, RankRequest
 
 
 class Clock:
-    """Stands still but for the steps that are made."""
+    """A clock that only steps advance."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         monkeypatch.setattr(resume_agreement.time, "monotonic", lambda: self.now)
 
     def asked(self, seconds_per_step: Callable[[int], float], until: float) -> list[float]:
-        """The times when a run asked that makes steps of such length."""
+        """Return the times of a run's agreements, given its step times."""
         agreement, step, times = Agreement(), 0, []
         while self.now < until:
             if step >= agreement.next_step:
@@ -53,10 +53,10 @@ def test_steps_that_become_slower_are_noticed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def wishes(rank: int) -> list[object]:
-    """Each wants something else, and each has made its steps in another time."""
+    """Make different requests on each rank, with a different step time."""
     agreement = Agreement()
     clock = iter(range(0, 1000, 1 + 3 * rank))
-    resume_agreement.time.monotonic = lambda: next(clock) / 100  # 10, 40 or 70 ms between two looks
+    resume_agreement.time.monotonic = lambda: next(clock) / 100  # 10, 40 or 70 ms between two readings of the clock
     heard, asked = [], []
     for step in range(200):
         if step >= agreement.next_step:

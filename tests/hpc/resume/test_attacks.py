@@ -1,4 +1,4 @@
-"""`train.py resume=` on what is no run, no longer one, or a trap: rejected in a few words, and nothing is executed."""
+"""Check that `train.py resume=` rejects missing, finished and malicious runs in a few words and executes nothing."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def stopped(start: Callable, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 @pytest.fixture
 def resume(start: Callable, stopped: dict[str, Path], tmp_path: Path) -> Callable[..., str]:
-    """What a rejection says after `change` has been done to a copy of the run."""
+    """Apply `change` to a copy of the run and return the error message of its rejection."""
 
     def rejected(change: Callable[[Path], object], strategy: str = "ddp") -> str:
         run_dir = tmp_path / "run"
@@ -102,7 +102,7 @@ def test_a_run_that_is_running(resume: Callable) -> None:
 
 @pytest.fixture
 def read_only() -> Iterator[Callable[[Path], None]]:
-    """Root may write where the mode forbids it, but not where the file system does."""
+    """Return a function that mounts a folder read-only: file modes do not stop root."""
     mounted: list[Path] = []
 
     def mount(path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_run_that_is_read_only(resume: Callable, read_only: Callable[[Path], N
 
 
 class Bomb:
-    """Makes a folder when it is unpickled."""
+    """An object that creates a folder when it is unpickled."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = canary
@@ -131,7 +131,7 @@ class Bomb:
 
 
 def vouch(folder: Path) -> None:
-    """The attacker has seen to it that sizes and checksums are right."""
+    """Correct sizes and checksums, as an attacker would."""
     manifest = json.loads((folder / on_disk.MANIFEST).read_text())
     manifest["files"] = on_disk.checksums(folder, on_disk.file_names(folder))
     (folder / on_disk.MANIFEST).write_text(json.dumps(manifest))
@@ -169,7 +169,10 @@ def test_nothing_in_a_checkpoint_is_executed(strategy: str, name: str, resume: C
 
 
 def test_a_trap_that_another_rank_finds(start: Callable, tmp_path: Path) -> None:
-    """Rank 0 does not read that file: who does says so, takes the others along, and no job starts that again."""
+    """Check a malicious file that only rank 1 reads.
+
+    Rank 1 reports the error, all ranks end, and no job restarts the run.
+    """
     run_dir = tmp_path / "run"
     start(run_dir, 2, [*WORDS, "trainer.devices=2", "strategy=ddp"], 2)
     folder = last(run_dir)

@@ -1,4 +1,4 @@
-"""Ranks whose steps became slow agree soon, and always at the same step, however their threads take turns."""
+"""Check that ranks whose steps slow down agree soon and at the same step, whatever the thread scheduling."""
 
 import random
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from hpc.resume.early_agreement import PATIENCE_TURNS, EarlyAgreement
 
 
 class Store:
-    """As torch's, in one process."""
+    """A stand-in for torch's store, in one process."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -32,7 +32,7 @@ class Store:
 
 
 class Ranks:
-    """Main threads that make steps and threads that talk, each when it is told to.
+    """Main threads that make steps and threads that communicate, each only when told to.
 
     Args:
         lead: a rank starts no step as long as another is so many behind; None: they do not wait for each other.
@@ -48,7 +48,7 @@ class Ranks:
             for rank in range(num_ranks)
         ]
         self.at, self.next = [0] * num_ranks, 0
-        self.waits = [False] * num_ranks  # in an agreement, for the others
+        self.waits = [False] * num_ranks  # whether a rank waits in an agreement
         self.agreed: list[int] = []
 
     def step(self, rank: int) -> None:

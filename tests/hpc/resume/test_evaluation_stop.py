@@ -1,4 +1,4 @@
-"""A stop within a validation, a sanity check, a test or SWA's last epoch is obeyed there, and what is cut is redone."""
+"""Check a stop within a validation, a sanity check, a test or SWA's last epoch: the interrupted part is redone."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ TINY = [*COMMON, "callbacks.monitor=null", "callbacks.samples=null", "callbacks.
 TINY += ["+trainer.limit_train_batches=4", "+trainer.limit_val_batches=5", "+trainer.limit_test_batches=4"]
 TINY += ["trainer.max_epochs=2", "data.global_batch_size=32"]
 ONE, TWO = ["trainer=cpu", *TINY], ["trainer=ddp", "trainer.devices=2", *TINY]
-# Every validation is taken for a long one. The warning comes at one batch, a line is left for each that begins.
+# Treat every validation as long. The warning comes at one batch; each batch that starts is written to a file.
 STOP = """
 import os, signal
 from hpc.resume import evaluation_stop
@@ -37,7 +37,7 @@ def hook(self, batch, batch_idx, *more):
 
 Classifier.HOOK = hook
 """
-# The hook, when it is called there, on how many ranks, the words, and the step of the checkpoint that is gone on from.
+# The hook, the condition to stop in it, the number of ranks, the overrides, and the step of the resumed checkpoint.
 PLACES = {
     "a sanity check": ("validation_step", "trainer.sanity_checking", 1, [*ONE, "+trainer.num_sanity_val_steps=-1"], 0),
     "a validation": ("validation_step", "trainer.global_step == 8", 1, ONE, 7),
@@ -74,7 +74,7 @@ def test_a_stop_is_obeyed_at_the_next_batch_and_the_whole_is_done_again(
     assert sorted(batches) == sorted([*"01"] * ranks)
     start(run_dir, ranks, [])
     start(reference, ranks, words, patch=TYPED)
-    if "_skip_backward" in when:  # the schedule is over by then, and its state is kept no more
+    if "_skip_backward" in when:  # SWA's schedule has ended by then, and its state is no longer saved
         mine, its = ({k: v for k, v in state(path).items() if "meta.pt" not in k} for path in (run_dir, reference))
         assert mine.keys() == its.keys() and all(torch.equal(mine[name], its[name]) for name in its)
         assert scalars(run_dir) == scalars(reference)

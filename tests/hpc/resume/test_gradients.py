@@ -1,4 +1,4 @@
-"""Gradients that a module with manual optimization has accumulated are part of where a run is."""
+"""Check that gradients accumulated with manual optimization are part of the saved state."""
 
 import lightning as L
 import torch
@@ -17,7 +17,7 @@ def test_they_come_back() -> None:
     before, after = ByHand(), ByHand()
     before.used(torch.ones(3, 2)).sum().backward()
     saved = accumulated_gradients.state(before)
-    before.zero_grad()  # a copy was saved
+    before.zero_grad()  # must not change the saved copy
     accumulated_gradients.restore(after, saved)
     assert {name: p.grad.tolist() for name, p in after.named_parameters() if p.grad is not None} == {
         "used.weight": [[3.0, 3.0]], "used.bias": [3.0],

@@ -1,4 +1,4 @@
-"""A loss that is no number on one rank, at one step: the run stops, leaves the update out, or goes back and past it."""
+"""Check a NaN or infinite loss on one rank: the run stops, skips the update, or rolls back and skips the batch."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from hpc.run import history
 
 pytestmark = pytest.mark.slow
 
-BAD = 7  # batch of the first epoch; step 8 is the first that it spoils
+BAD = 7  # batch of the first epoch that is not finite; step 8 is the first one affected
 WORDS = [
     "trainer.accelerator=cpu",
     "trainer.precision=32-true",
@@ -74,7 +74,7 @@ def test_the_run_goes_back_and_past_these_samples(start: Callable, tmp_path: Pat
     assert "outcome continue\nwhy loss or gradient was not finite, seen at step 10: back to" in verdict(run_dir)
     assert checkpoints(run_dir) == [5]
     start(run_dir, 2, [], patch=INFINITE)
-    # From step 5 with the batch after the tenth, which is the second of the second epoch: 8 of 9 are left.
+    # Resume from step 5 with the second batch of the second epoch: 8 of 9 are left.
     assert checkpoints(run_dir) == [5, 10, 13] and "step 13\noutcome finished" in verdict(run_dir)
     assert all(map(torch.isfinite, torch.tensor(scalars(run_dir, "train/loss"))))
 
@@ -124,13 +124,13 @@ def test_an_optimizer_that_is_not_fused_is_rejected(start: Callable, tmp_path: P
         "ConfigError: faults.nonfinite must not be skip unless the optimizer is fused" in said
         and "Try: model.optimizer.fused=true" in said
     )
-    # Of a model of one's own, whose optimizer the config does not show, it is seen at the first step.
+    # A user's model may hide its optimizer from the config: the error is then raised at the first step.
     hidden = "from hpc.config import section_rules; section_rules.check_nonfinite_skip = lambda cfg: None"
     assert "fused=True" in start(tmp_path / "run", 2, words, patch=hidden, code=2)
 
 
 def test_a_step_without_a_loss_is_not_judged() -> None:
-    """A training_step may return nothing; one that optimizes by hand may return any loss."""
+    """Accept a training_step that returns nothing, and any returned loss with manual optimization."""
     check, trainer, module = NonFiniteCheck(is_skipping=False), SimpleNamespace(precision="32-true"), nn.Module()
     module.trainer = SimpleNamespace(model=None)
 

@@ -1,4 +1,4 @@
-"""What cannot be done exactly is rejected before the first step, whoever finds it out: in a sentence, no traceback."""
+"""Check that what cannot resume exactly is rejected before the first step, in a sentence without traceback."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -90,7 +90,7 @@ def test_a_run_with_checkpoints_no_longer_needs_the_one_it_began_with(tmp_path: 
         preflight.check_and_fill_from_files(cfg)
     (tmp_path / "run/checkpoints/last.ckpt").mkdir(parents=True)
     preflight.check_and_fill_from_files(cfg)
-    cfg.test_only = True  # that reads it each time
+    cfg.test_only = True  # evaluation reads the checkpoint each time
     with pytest.raises(ConfigError, match="must be an existing file"):
         preflight.check_and_fill_from_files(cfg)
 
@@ -109,7 +109,7 @@ def test_what_lightning_rejects_before_the_first_step() -> None:
 
     with pytest.raises(ConfigError, match="found `ModelCheckpoint` in callbacks list"):
         build(trains=False)
-    with pytest.raises(Exception, match="ModelCheckpoint") as failed:  # a failure of training stays one
+    with pytest.raises(Exception, match="ModelCheckpoint") as failed:  # errors of training stay unchanged
         build(trains=True)
     assert isinstance(failed.value.__cause__, MisconfigurationException)
 
@@ -204,7 +204,7 @@ class Look(L.Callback):
 
 
 def test_metrics_of_several_validation_loaders_are_known_in_the_sanity_check(tmp_path: Path) -> None:
-    """There `checkpoint.monitor` is judged."""
+    """Check that the sanity check, which validates `checkpoint.monitor`, sees the final metric names."""
     look, data = Look(), torch.ones(4)
     trainer = L.Trainer(
         accelerator="cpu", callbacks=[look], max_epochs=1, enable_progress_bar=False, enable_checkpointing=False,
@@ -276,6 +276,6 @@ def test_early_stopping_needs_a_validation(facts: dict[str, Any], options: dict[
     trainer: Any = SimpleNamespace(**(usual | {"check_val_every_n_epoch": 1} | facts), val_check_interval=1.0)
     trainer.callbacks = [callback]
     callback.setup(trainer, None, "fit")  # type: ignore[arg-type]
-    unsupported.reject_early_stopping_before_validation(trainer, set())  # without a sanity check it is not known
+    unsupported.reject_early_stopping_before_validation(trainer, set())  # without a sanity check, metrics are unknown
     with pytest.raises(ConfigError, match=told) if told else nullcontext():
         unsupported.reject_early_stopping_before_validation(trainer, {"val/loss"})

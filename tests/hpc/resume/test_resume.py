@@ -1,4 +1,4 @@
-"""A run that is stopped and goes on ends as one that was never stopped: bit for bit."""
+"""Check that a run that is stopped and resumed ends bit for bit as one that was never stopped."""
 
 import json
 import random
@@ -37,7 +37,7 @@ STRATEGIES = {
     "fsdp": (4, ["trainer=fsdp"]),
     "deepspeed": (4, ["trainer=deepspeed"]),
 }
-# Dropout, and the text of Python's own library: few windows of it, as an epoch is all of them.
+# Dropout, and the text of Python's own library, with few windows per epoch.
 DROPOUT = [
     "trainer=cpu",
     *COMMON,
@@ -63,7 +63,7 @@ predicted_samples.PredictedSamples = OwnCallback
 
 
 def scalars(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every scalar that TensorBoard shows, but for what depends on time and hardware."""
+    """Return every TensorBoard scalar that does not depend on time and hardware."""
     board = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
     board.Reload()
     tags = [tag for tag in board.Tags()["scalars"] if not tag.startswith(("perf/", "node/"))]
@@ -71,7 +71,7 @@ def scalars(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def state(run_dir: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of the last checkpoint: weights, optimizer states, what each rank keeps for itself."""
+    """Return every tensor of the last checkpoint: weights, optimizer states, and each rank's own state."""
     last = run_dir / "checkpoints" / "last.ckpt"
     files = {str(file.relative_to(last)): file for file in last.rglob("*.pt")}
     leaves = {name: [*tree_leaves(safe_unpickle.load_plain(file))] for name, file in files.items()}
@@ -108,12 +108,12 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(strategy: str, start: Cal
     for step in [*stops, None]:
         assert "that training has changed" not in start(run_dir, ranks, [] if run_dir.exists() else words, step)
     assert_same(run_dir, reference)
-    assert [step for step, _ in scalars(run_dir)["train/loss"]] == list(range(STEPS))  # no gap, none twice
+    assert [step for step, _ in scalars(run_dir)["train/loss"]] == list(range(STEPS))  # each step exactly once
     ends = [event["step"] for event in attempt_log.read_events(run_dir) if event["event"] == "end"]
     assert ends == [*(step + 1 for step in stops), STEPS]  # warned in the middle of a step: it is done first
 
 
-# What else has a state. On the command line no `_target_` may be typed: here it may.
+# Further objects with state. A `_target_` cannot be typed on the command line; here it is allowed.
 TYPED = "import re; from hpc.config import compose; compose.CODE_KEYS = re.compile('(?!)')"
 PLATEAU = """
 import torch
@@ -156,7 +156,7 @@ def test_what_has_a_state_keeps_it(what: str, start: Callable, tmp_path: Path) -
     assert_same(tmp_path / "run", tmp_path / "reference")
 
 
-# A schedule that goes by what each rank sees: it rises on one and falls on the other.
+# A schedule that depends on each rank's metric: it rises on one rank and falls on the other.
 WATCHED = """
 import os
 from my_research.module import Classifier
@@ -221,7 +221,7 @@ LEFT_OUT = {
 
 @pytest.mark.parametrize("what", LEFT_OUT)
 def test_what_is_left_out_is_missed(what: str, dropout: Path, start: Callable, tmp_path: Path) -> None:
-    """A comparison that could not fail would prove nothing."""
+    """Check that the comparison fails if a part of the state is not restored."""
     start(tmp_path / "stopped", 1, DROPOUT, 5)
     start(tmp_path / "stopped", 1, [], patch=LEFT_OUT[what])
     with pytest.raises(AssertionError):
@@ -278,7 +278,7 @@ FEW += ["+trainer.limit_val_batches=0", "+trainer.limit_test_batches=1", "checkp
 def test_a_write_is_waited_for_as_long_as_it_goes_on(
     grows: bool, codes: list[int], start: Callable, tmp_path: Path
 ) -> None:
-    """A rank writes for much longer than a step may take; or it says that it does, and nothing moves."""
+    """Let a rank write for much longer than the step timeout, or claim to write without progress."""
     said = start(tmp_path / "run", 2, FEW, patch=LONG.replace("GROWS", str(grows)), code=codes)
     assert (tmp_path / "run" / "checkpoints" / "step-000000002").exists() is grows
     assert grows or "waiting for a checkpoint to be written" in said
@@ -344,7 +344,10 @@ Classifier.on_fit_start = on_fit_start
 
 
 def test_before_the_first_batch_a_module_is_called_with_nothing(start: Callable, tmp_path: Path) -> None:
-    """Whatever sets itself up by it must see the data; what ranks draw is the same with speeds measured as without."""
+    """Check that the network's first call is with data, as it may set itself up by it.
+
+    Measuring throughput must not change the random numbers of the ranks.
+    """
     words = ["trainer=ddp", *COMMON, "trainer.devices=2", "trainer.max_steps=3", "data.global_batch_size=16"]
     noisy = "from my_research.models.resnet import ResNet\nimport torch\n"
     noisy += "ResNet.example_input = lambda self, num: torch.randn(num, 1, 8, 8)\n"
@@ -364,6 +367,6 @@ def test_other_code_than_the_runs_is_told(start: Callable, tmp_path: Path) -> No
     assert "note: the code" not in start(run_dir, 1, [], 2)
     assert "has changed since the last attempt" in start(run_dir, 1, [], 3, changed)
     assert [len(event["code"]) for event in attempt_log.read_starts(run_dir)] == [8] * 3
-    (run_dir / "code" / "src").mkdir(parents=True)  # as of a run that was submitted
+    (run_dir / "code" / "src").mkdir(parents=True)  # as in a submitted run
     (run_dir / "code" / "train.py").write_text("")
     assert f"To use the latter: python '{run_dir}/code/train.py' 'resume={run_dir}'" in start(run_dir, 1, [])

@@ -1,4 +1,4 @@
-"""What Lightning can do besides is gone on with exactly, too: each run is compared with one that was never stopped."""
+"""Check that further features of Lightning resume exactly: compare each run with one that was never stopped."""
 
 import ast
 import re
@@ -62,7 +62,7 @@ Classifier.__init__, Classifier.training_step = __init__, training_step
 Classifier.on_train_epoch_start = on_train_epoch_start
 Connector.update_train_epoch_metrics = update_train_epoch_metrics
 """
-# In place of the shipped DataModule, one as it stands in Lightning's documentation. Each sample draws random numbers.
+# Replaces the shipped DataModule by one as in Lightning's documentation. Each sample draws random numbers.
 STOCK = """
 import lightning as L, numpy as np, torch
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
@@ -176,7 +176,7 @@ def on_train_epoch_start(self):
 
 Classifier.configure_optimizers, Classifier.on_train_epoch_start = configure_optimizers, on_train_epoch_start
 """
-# Some parameters have no gradient, the decay of weights is not scaled by the learning rate, another does the steps.
+# Some parameters lack a gradient, weight decay ignores the learning rate, and an inner optimizer does the steps.
 ODD_OPTIMIZER = """
 import torch
 from my_research.module import Classifier
@@ -217,7 +217,7 @@ def configure_gradient_clipping(self, *args, **kwargs):
 Classifier.__init__, Classifier.configure_optimizers = __init__, configure_optimizers
 Classifier.configure_gradient_clipping = configure_gradient_clipping
 """
-# A callback of one's own averages the network and counts with a metric; a part of the network is compiled.
+# A user's callback averages the network and counts with a metric; a part of the network is compiled.
 AVERAGED = (
     OWN_CALLBACK
     + """
@@ -247,8 +247,8 @@ Classifier.__init__ = __init__
 OwnCallback.on_fit_start, OwnCallback.on_train_batch_end = on_fit_start, on_train_batch_end
 """
 )
-PLAIN = ["callbacks.throughput=null", "callbacks.samples=null"]  # which look into a batch
-# Copied and drawn as training starts, counted in validations, drawn and counted by who collates the samples.
+PLAIN = ["callbacks.throughput=null", "callbacks.samples=null"]  # these callbacks read a batch
+# State that is copied or drawn when training starts, counted in validations, or changed by the collate function.
 STARTED = """
 class Collating:
     __module__ = "my_research.collating"
@@ -285,7 +285,7 @@ Classifier.__init__, Classifier.training_step = __init__, training_step
 Classifier.on_fit_start, Classifier.on_train_start = on_fit_start, on_train_start
 Classifier.on_validation_start = on_validation_start
 """
-# What a hook draws and counts that brings a batch to the device: of the project's DataModule, and of a module.
+# State of the hook that transfers a batch to the device, in the project's DataModule and in a module.
 TRANSFERRED = """
 import numpy as np, torch
 from my_research.data import digits
@@ -362,7 +362,7 @@ from my_research.module import Classifier
 
 Classifier.configure_optimizers = lambda self: torch.optim.LBFGS(self.parameters())
 """
-# What is saved as the module's weights is their average; a callback keeps what it was given, and changes nothing.
+# The saved weights are their average; a callback keeps its input and changes nothing.
 HOOKED = (
     OWN_CALLBACK
     + """
@@ -417,7 +417,7 @@ def validation_step(self, batch, batch_idx):
 
 Classifier.training_step, Classifier.validation_step = training_step, validation_step
 """
-# What a module writes into a sampler: the next epoch's samples follow from it.
+# A module writes into a sampler, which determines the next epoch's samples.
 HARD = """
 from torch.utils.data import WeightedRandomSampler
 
@@ -427,11 +427,11 @@ def on_train_batch_end(self, outputs, batch, batch_idx):
 Classifier.on_train_batch_end = on_train_batch_end
 """
 WEIGHTED = "WeightedRandomSampler(torch.ones(50), 50)"
-ALL = "Classifier.configure_optimizers = lambda self: self.make_optimizer(self.parameters())"  # asks for no length
+ALL = "Classifier.configure_optimizers = lambda self: self.make_optimizer(self.parameters())"  # needs no step count
 DRAWN = "Subset(Noisy(64), torch.randperm(64)[:NUM].tolist())"
 SPLIT = "random_split(Noisy(80), [50, 30], self.generator)[0]"
 ACCUMULATE = "+callbacks.accumulate._target_=lightning.pytorch.callbacks.GradientAccumulationScheduler"
-# Words, code, and the steps that are done when it is stopped.
+# Overrides, code, and the number of steps after which the run is stopped.
 CASES: dict[str, tuple[list[str], str, list[int]]] = {
     "an epoch that ends with an incomplete step": (
         ["+trainer.limit_train_batches=10", "trainer.accumulate_grad_batches=3", "data.global_batch_size=48"],
@@ -545,7 +545,7 @@ def test_what_making_and_transferring_a_batch_draws_goes_on_on_several_ranks(sta
     assert_same(tmp_path / "run", tmp_path / "reference")
 
 
-# What training and its end change of a module, and a test that is interrupted once.
+# Changes of a module during and after training, and a test that is interrupted once.
 ENDED = """
 import os, signal
 import torch
@@ -589,7 +589,7 @@ def test_a_run_that_is_stopped_in_its_test_tests_what_was_trained(start: Callabl
 
 @pytest.mark.parametrize("steps", [6, 9])
 def test_a_run_of_so_many_steps_goes_on_where_it_ended(steps: int, start: Callable, tmp_path: Path) -> None:
-    """In the middle of an epoch of nine steps, or where one ends."""
+    """Extend a run that ended in the middle of an epoch of nine steps, or at its end."""
     words = [*WORDS, "data.global_batch_size=128"]
     start(tmp_path / "reference", 1, [*words, "trainer.max_steps=12"], patch=TWO_SCHEDULES)
     start(tmp_path / "run", 1, [*words, f"trainer.max_steps={steps}"], patch=TWO_SCHEDULES)
@@ -606,7 +606,7 @@ def test_a_run_with_new_loaders_in_each_epoch_goes_on_where_it_ended(start: Call
     assert_same(tmp_path / "run", tmp_path / "reference")
 
 
-# No batch norm, whose statistics are each rank's own; numbers that do not depend on who adds them up.
+# No batch norm, as its statistics differ between ranks; sums that do not depend on the order of addition.
 TEXT = [*COMMON, "experiment=text", "trainer=cpu", "trainer.precision=64-true", "trainer.max_epochs=2"]
 TEXT += ["model.network.width=16", "model.network.num_layers=1", "data.global_batch_size=8", "trainer.max_steps=-1"]
 TEXT += ["+trainer.limit_train_batches=6", "+trainer.limit_test_batches=1", "+trainer.limit_val_batches=0"]
@@ -628,7 +628,7 @@ def test_what_an_epoch_sums_up_does_not_depend_on_how_many_ranks_do(
     )
     assert len(mine) == len(its) == 2
     for here, there in zip(mine, its, strict=True):
-        unlike = {"train/sum", "train/most", "train/largest"}  # of smaller batches
+        unlike = {"train/sum", "train/most", "train/largest"}  # these depend on the batch size per rank
         assert {**here, **dict.fromkeys(unlike, 0)} == pytest.approx({**there, **dict.fromkeys(unlike, 0)}, abs=1e-9)
         assert unlike < here.keys()
 
@@ -764,7 +764,7 @@ def test_what_could_not_go_on_is_rejected_before_the_first_step(what: str, start
 
 @pytest.mark.parametrize(("word", "place"), [("trainer.max_steps=2", "step 4"), ("trainer.max_epochs=1", "epoch 2")])
 def test_an_end_that_lies_behind_is_rejected(word: str, place: str, start: Callable, tmp_path: Path) -> None:
-    """Lightning would call the run finished."""
+    """Reject an end before the resumed position; Lightning would call the run finished."""
     words = [*WORDS, "trainer.max_epochs=3", "+trainer.limit_train_batches=3"]
     start(tmp_path / "run", 1, words, 4)
     config = (tmp_path / "run/config.yaml").read_text()

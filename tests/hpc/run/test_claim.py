@@ -1,4 +1,4 @@
-"""One writer per run directory, shown with processes that really die, stop and race."""
+"""Check that a run directory has one writer, with processes that really die, stop and race."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from hpc.config.project import PROJECT
 from hpc.run import attempt_log, claim
 
 HERE = {"job": "42", "host": "n1", "pid": 1, "restart": 0}
-# Takes the claim when a file says so, tells what came of it, and then whether it is still its own, line by line.
+# Takes the claim when told to, prints the result, and then prints whether the claim is still its own.
 PROCESS = """
 import json, os, sys, time
 from pathlib import Path
@@ -44,7 +44,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a process that is about to claim; `go` lets it."""
+    """Return a function that starts a process, which claims the run once it is told to go."""
     processes = []
 
     def begin(watch_seconds: float = 2, beat: float = 0.3, **who: object) -> subprocess.Popen[str]:
@@ -86,7 +86,7 @@ def test_a_holder_that_was_killed_is_followed(start: Start, tmp_path: Path, host
     holder = start()
     go(holder)
     holder.kill()
-    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # from now on a zombie: its parent has not asked yet
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # now a zombie: its parent has not reaped it yet
     begun = time.monotonic()
     mine = claim.take_claim(tmp_path, HERE | {"job": "43", "host": host}, watch_seconds=1.5)
     assert (mine.attempt, mine.may_write()) == (2, True)
@@ -114,7 +114,7 @@ def test_of_two_that_start_together_one_wins(start: Start) -> None:
         assert told[0] == f"attempt {number}"
         assert "writes into it" in told[1] and told[1].startswith("rejected run_dir=")
         for process in both:
-            process.communicate()  # the winner says goodbye
+            process.communicate()  # the owner releases its claim
 
 
 def test_the_next_start_of_the_same_job_does_not_wait(start: Start, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_damaged_claim_counts_and_is_watched(tmp_path: Path, text: str, monkey
     assert not mine.may_write()
     monkeypatch.setattr(claim, "_read_text", lambda path, read=claim._read_text: mine.beat() or read(path))
     with pytest.raises(ConfigError, match=r"(Another process|n1) writes into it"):
-        claim.take_claim(tmp_path, HERE)  # its heart still beats
+        claim.take_claim(tmp_path, HERE)  # its heartbeat continues
     mine.release()
 
 
@@ -194,7 +194,7 @@ def test_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "link", link)
     mine = claim.take_claim(tmp_path, HERE)
     assert (mine.attempt, mine.may_write()) == (1, True)
-    monkeypatch.setattr(claim, "newest_attempt", lambda run_dir: 0)  # it looks before the other has made its claim
+    monkeypatch.setattr(claim, "newest_attempt", lambda run_dir: 0)  # it looks before the other process has claimed
     with pytest.raises(ConfigError, match="Job 42 on n1 writes into it"):
         claim.take_claim(tmp_path, HERE)
     mine.release()

@@ -1,6 +1,6 @@
-"""A file whose last record a crash has cut off, at every one of its bytes: what stands before counts as before.
+"""Cut off a file's last record at each of its bytes, as a crash may: the records before it must stay readable.
 
-And who writes on does so behind it: what comes next is whole.
+Records that are added afterwards must be complete.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def rows(folder: Path) -> list[Any]:
     return [list(values) for values in zip(*node_usage.read_node(folder / "node.csv")[0].columns.values(), strict=True)]
 
 
-# How a record is added, how all are read.
+# Functions that add a record and that read all records.
 FILES: dict[str, tuple[Callable[[Path, int], None], Callable[[Path], list[Any]]]] = {
     "attempts.jsonl": (add_note, lambda folder: attempt_log.read_json_lines(folder / "attempts.jsonl")),
     "journal.jsonl": (add_operation, lambda folder: list(Journal(folder / "journal.jsonl").read_logs(0))),
@@ -64,7 +64,7 @@ def test_a_record_that_is_cut_off_at_any_byte(name: str, tmp_path: Path) -> None
 
 
 def _next(add: Callable[[Path, int], None], read: Callable[[Path], list[Any]], folder: Path, file: Path) -> Any:
-    """The record of number 4 as it is read from a file of its own."""
+    """Return record number 4 as it is read from a separate file."""
     alone = folder / "alone"
     alone.mkdir(exist_ok=True)
     (alone / file.name).unlink(missing_ok=True)

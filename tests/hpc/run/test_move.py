@@ -1,4 +1,4 @@
-"""A run that goes on elsewhere: what may change, what may not, and what is written when it does."""
+"""Check a run that resumes elsewhere: permitted changes, rejected changes, and the record of a change."""
 
 import json
 import os
@@ -26,7 +26,7 @@ CACHE = "callbacks.compile_cache.enabled"
 
 
 def started(run_dir: Path, *words: str) -> Path:
-    """A run directory as the first attempt leaves it."""
+    """Return a run directory as the first attempt leaves it."""
     cfg = config_compose.compose_overrides(words)
     cfg.run_dir = str(run_dir)
     preflight.check_config(cfg)
@@ -36,7 +36,7 @@ def started(run_dir: Path, *words: str) -> Path:
 
 
 def compose(run_dir: Path, *words: str):
-    """As every rank does, and the rules after it."""
+    """Compose the config of a resumed run as every rank does, and check the rules."""
     cfg = command_line.compose(None, [f"resume={run_dir}", *words])
     preflight.check_rules(cfg)
     return cfg
@@ -49,7 +49,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The project's configs, to be edited."""
+    """Return a copy of the project's configs, to be edited."""
     shutil.copytree(project.CONFIGS, tmp_path / "configs")
     monkeypatch.setattr(config_compose, "CONFIGS", tmp_path / "configs")
     return tmp_path / "configs"
@@ -61,13 +61,13 @@ def edit(file: Path, was: str, now: str) -> None:
 
 
 def own_cluster(configs: Path, name: str, was: str, now: str) -> None:
-    """Take a shipped cluster into `configs/cluster/`, edited."""
+    """Copy a shipped cluster file into `configs/cluster/`, edited."""
     file = configs / "cluster" / f"{name}.yaml"
     shutil.copy(project.shipped_clusters(configs) / file.name, file)
     edit(file, was, now)
 
 
-# -- What may change --
+# -- Permitted changes --
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_persons_own_values_count(run: Path, tmp_path: Path, monkeypatch: pyte
     assert (cfg.cluster.account, cfg.cluster.partition) == ("mine", "big")
 
 
-# -- What may not --
+# -- Rejected changes --
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,10 @@ def test_science_stays(word: str, start: str, end: str, run: Path) -> None:
 
 @pytest.mark.parametrize("batches", ["true", "1", "5"])
 def test_a_run_that_goes_on_is_not_tried(batches: str, run: Path) -> None:
-    """Lightning would end it after these batches, and it would be finished for good."""
+    """Reject fast_dev_run for a resumed run.
+
+    Lightning would end the run after these batches, and it would count as finished.
+    """
     before = {path: path.read_bytes() for path in run.iterdir()}
     with pytest.raises(ConfigError, match="must be false for a run that is resumed") as caught:
         compose(run, f"+trainer.fast_dev_run={batches}")
@@ -224,11 +227,11 @@ def test_what_the_data_said_of_themselves_stays(tmp_path: Path) -> None:
     assert frozen_config.list_changes(run, cfg) == ["trainer.devices: 4 -> 2"]
     with pytest.raises(ConfigError, match=r"data\.num_classes must stay 3.*got 4"):
         compose(run, "data.num_classes=4")
-    with pytest.raises(ConfigError, match=r"warmup_steps must stay 500.*got null"):  # which no check fills in
+    with pytest.raises(ConfigError, match=r"warmup_steps must stay 500.*got null"):  # no check fills in this value
         compose(run, "model.warmup_steps=null")
 
 
-# -- What is written --
+# -- Recorded changes --
 
 
 def test_a_move_is_kept(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,11 +246,11 @@ def test_a_move_is_kept(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = compose(run)
     assert (kept.trainer.num_nodes, kept.cluster.time, kept.run_dir) == (2, "2:00:00", str(run))
     names = {"config.yaml", "config-1.yaml", "config-2.yaml", "overrides.json"}
-    assert {path.name for path in run.iterdir()} == names  # and no verdict on what the run was before
+    assert {path.name for path in run.iterdir()} == names  # and no verdict on the run as it was before
 
 
 def test_a_move_that_turns_out_to_be_impossible_is_taken_back(run: Path) -> None:
-    """Some of it is seen only when training starts; the run must go on as it was, whoever starts it again."""
+    """Check that a move rejected only at the start of training is undone, so that the run can resume as before."""
     before = {name: (run / name).read_text() for name in ("config.yaml", "overrides.json")}
     take_back = frozen_config.create_or_replace(run, compose(run, "trainer.num_nodes=2"), words=["trainer.num_nodes=2"])
     assert take_back is not None and compose(run).trainer.num_nodes == 2
@@ -258,7 +261,7 @@ def test_a_move_that_turns_out_to_be_impossible_is_taken_back(run: Path) -> None
 
 
 def test_processes_that_rank_0_starts_may_read_what_it_has_kept(run: Path) -> None:
-    words = ["+data.num_workers=2", "~callbacks.progress"]  # which Hydra rejects the second time
+    words = ["+data.num_workers=2", "~callbacks.progress"]  # Hydra rejects these the second time
     cfg = compose(run, *words)
     frozen_config.create_or_replace(run, cfg, words=words)
     assert json.loads((run / "overrides.json").read_text()) == [*SLURM, *words]
@@ -277,7 +280,7 @@ def test_another_config_does_not_take_the_place_of_the_first(run: Path) -> None:
 
 
 def test_the_same_command_line_once_more_is_the_same_run(run: Path) -> None:
-    again = command_line.compose_resumed(run, [*SLURM, f"run_dir={run}"])  # a script that names its directory, requeued
+    again = command_line.compose_resumed(run, [*SLURM, f"run_dir={run}"])  # a requeued script that names its directory
     assert frozen_config.list_changes(run, again) == []
 
 
@@ -308,7 +311,7 @@ def test_a_directory_that_was_copied_does_not_write_into_the_first(run: Path, tm
     assert frozen_config.list_changes(run, compose(tmp_path / "alias")) == []
 
 
-# -- What is over, or busy --
+# -- Finished or running runs --
 
 
 def over(run: Path, outcome: str = "finished") -> None:
@@ -322,11 +325,11 @@ def test_a_finished_run_goes_on_only_to_a_later_end(run: Path) -> None:
             compose(run, *words)
         assert f"ckpt={run}/checkpoints/last.ckpt" in caught.value.fix and "more than 20" in caught.value.fix
     with pytest.raises(SystemExit):
-        command_line.compose(None, [f"resume={run}", "--cfg", "job"])  # to look is allowed
+        command_line.compose(None, [f"resume={run}", "--cfg", "job"])  # printing the config is allowed
     cfg = compose(run, "trainer.max_epochs=21")
     assert cfg.trainer.max_epochs == 21
     frozen_config.create_or_replace(run, cfg, words=["trainer.max_epochs=21"])
-    assert compose(run).trainer.max_epochs == 21  # the job that does it reads the directory
+    assert compose(run).trainer.max_epochs == 21  # the job reads the change from the run directory
 
 
 @pytest.mark.parametrize(
@@ -366,7 +369,7 @@ def test_train_rejects_without_torch(run: Path) -> None:
 
 @pytest.fixture
 def moving(desk: Desk) -> Desk:
-    """A run was submitted, from a project with the shipped configs."""
+    """Return a desk with a submitted run, from a project with the shipped configs."""
     shutil.copytree(project.CONFIGS, desk.project / "configs", dirs_exist_ok=True)
     assert desk.type(*SLURM, "run_dir=mine") == 0
     desk.scheduler("echo 18")
@@ -394,7 +397,7 @@ def test_submit_moves(moving: Desk) -> None:
     assert json.loads(Path("mine/overrides.json").read_text()) == [*SLURM, "run_dir=mine", *words]
     mode = {path.stat().st_mode & 0o777 for path in Path("mine").iterdir() if path.is_file()}
     assert mode == {0o600}
-    # once more, as it is now
+    # Submit again, without changes.
     assert moving.type("resume=mine") == 0 and moving.err == "" and Path("mine/job.sh").read_text() == script
     assert not Path("mine/config-2.yaml").exists()
 
@@ -422,7 +425,7 @@ def test_of_two_that_go_on_with_a_run_at_once_one_queues_a_job(moving: Desk) -> 
     Path("go").touch()
     assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == 0
     assert moving.noted("sbatch.argv").count("job.sh") == before + 1
-    assert moving.type("resume=mine") == 0  # this scheduler does not say that the job is there
+    assert moving.type("resume=mine") == 0  # the scheduler does not report the job
 
 
 def test_to_pbs_with_the_script_of_its_nodes(moving: Desk) -> None:
@@ -492,7 +495,7 @@ def test_a_run_whose_job_is_queued_is_left_alone(
 
 
 def test_a_run_whose_next_job_waits_is_left_alone(desk: Desk) -> None:
-    """The next job of PBS is one that the job before has queued itself."""
+    """Check a run on PBS whose next job was queued by the job before it."""
     assert desk.type("cluster=pbs", "trainer=ddp", "run_dir=mine") == 0
     Path("mine/successors").write_text(f"{time.time():.0f} 18.server\n")
     jobs = {"17.server": {"job_state": "F", "Exit_status": 85}, "18.server": {"job_state": "H"}}

@@ -1,4 +1,4 @@
-"""Which directory a run gets: one of its own, also of several in one job, and the same when the job starts again."""
+"""Check that each run gets its own directory, also with several runs in one job, and keeps it when the job restarts."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from hpc.launch.placement import read_placement
 from hpc.run import attempt_log, command_line, directory
 from hpc.training import meet_ranks
 
-# What `srun --pty bash` leaves in the environment of every command that is typed in it.
+# Variables that `srun --pty bash` sets for every command typed in it.
 SHELL = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
 SHELL |= {"SLURM_STEP_NODELIST": "n1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
 BATCH = {"PBS_JOBID": "18.server", "PBS_ENVIRONMENT": "PBS_BATCH"}
@@ -25,7 +25,7 @@ Start = Callable[..., Path]
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
-    """Begin a run as train.py does, and end it; its directory."""
+    """Start and end a run as train.py does; return its directory."""
     monkeypatch.setattr(directory, "PROJECT", tmp_path)
     before = dict(os.environ)
 
@@ -61,7 +61,7 @@ CPU = "trainer=cpu"
 
 def test_a_process_that_begins_two_within_a_second_names_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory, "PROJECT", tmp_path)
-    monkeypatch.setenv(directory.RUN_DIR_VARIABLE, "")  # so that what `create_run_dir` sets is taken back
+    monkeypatch.setenv(directory.RUN_DIR_VARIABLE, "")  # so that monkeypatch restores it afterwards
     monkeypatch.delenv(directory.RUN_DIR_VARIABLE)
     now = datetime.now()
     first = directory.choose_run_dir(None, "sweep", now=now, environ={})
@@ -126,9 +126,9 @@ def test_files_of_others_are_not_replaced(start: Start, tmp_path: Path) -> None:
     for folder in (tmp_path / "scratch", tmp_path / "linked"):
         folder.mkdir()
     (tmp_path / "linked" / "checkpoints").symlink_to(tmp_path / "scratch")
-    start(CPU, f"run_dir={tmp_path / 'linked'}")  # nothing is in that folder
+    start(CPU, f"run_dir={tmp_path / 'linked'}")  # its checkpoints/ links to an empty folder
     run_dir = start(CPU, f"run_dir={tmp_path / 'mine'}", outcome="continue")
-    (run_dir / "config.yaml").unlink()  # as an attempt leaves it that failed before it had begun
+    (run_dir / "config.yaml").unlink()  # left by an attempt that failed before it started
     assert start(CPU, f"run_dir={run_dir}") == run_dir
 
 

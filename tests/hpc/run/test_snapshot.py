@@ -1,4 +1,4 @@
-"""The note of what made a run."""
+"""Check the record of the software that made a run."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Ranks that raise, die, hang and are told to end: with real processes, signals and a real store between them."""
+"""Check ranks that raise, die, hang or are stopped, with real processes, signals and a real store."""
 
 import errno
 import os
@@ -23,7 +23,7 @@ from hpc.run.peers import Peers
 pytestmark = pytest.mark.slow
 
 STACK = "(most recent call first)"
-SOON = 8  # seconds, of which a rank may take three for its last words; the machine may have more to do
+SOON = 8  # seconds; a rank may take three of them to report its error, and the machine may be busy
 BEGIN = f"""
 import sys
 sys.path.insert(0, {str(PROJECT / "src")!r})
@@ -74,7 +74,7 @@ Start = Callable[..., list[subprocess.Popen[str]]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start ranks that build, do three steps and then what the test says. Their stderr goes into files `err0`, ..."""
+    """Start ranks that build, do three steps and then the test's action. Their stderr goes to files `err0`, ..."""
     ranks = []
 
     def begin(then: str, size: int = 1, hang_seconds: float = 60) -> list[subprocess.Popen[str]]:
@@ -93,7 +93,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def ends(ranks: list[subprocess.Popen[str]], seconds: float) -> list[int]:
-    """Their exit codes; none may take longer."""
+    """Return the exit codes of the ranks; none may take longer."""
     limit = time.monotonic() + seconds
     return [rank.wait(max(limit - time.monotonic(), 0.01)) for rank in ranks]
 
@@ -106,7 +106,7 @@ def until(condition: Callable[[], object], seconds: float = 10) -> None:
 
 
 def first(run_dir: Path, size: int) -> str:
-    """As the report tells it."""
+    """Return the first cause as the report shows it."""
     cause = causes.first_cause(causes.read_causes(run_dir, 1), world_size=size, hosts=["here"])
     return cause.line.replace(f" on {os.uname().nodename}", "") if cause else ""
 
@@ -133,7 +133,7 @@ if rank == 1:
     {then}
 {wait}
 """
-    # One that is killed is noticed by gloo, in another rank's collective; the others are told through the store.
+    # gloo reports a killed rank in another rank's collective; the others learn of it through the store.
     wait = "distributed.all_reduce(ones(1))" if code == -9 else "store.wait(['never'])"
     size = 3 if code == 1 else 2
     ranks = start(gloo.format(then=then, wait=wait), size)
@@ -199,7 +199,10 @@ def test_an_orderly_stop_is_no_error_and_rank_0_leaves_last(start: Start, tmp_pa
 
 
 def test_rank_0_waits_for_a_rank_that_has_only_just_begun() -> None:
-    """It takes the store with it, and who comes later would call that the first cause."""
+    """Check that rank 0 stays until all have joined: it hosts the store.
+
+    A late rank would report the lost store as the first cause.
+    """
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)

@@ -1,4 +1,4 @@
-"""What a module, its data and callbacks keep in attributes that nobody saves: a run that goes on has it, too."""
+"""Check that attributes of a module, its data and callbacks that Lightning does not save are restored on resume."""
 
 import enum
 import io
@@ -87,7 +87,7 @@ Classifier.on_train_epoch_start, Classifier.on_train_epoch_end = on_train_epoch_
 Classifier.on_after_batch_transfer, Classifier.training_step = on_after_batch_transfer, training_step
 """
 )
-# Lightning makes them zero at each step; this module does so at every third one.
+# Lightning zeroes gradients at each step; this module does so at every third step.
 GATHERS = """
 from my_research.module import Classifier
 
@@ -109,7 +109,7 @@ def test_a_run_that_goes_on_has_what_was_kept(patch: str, stop: int, start: Call
     assert_same(tmp_path / "run", tmp_path / "reference")
     if patch is KEEPS:
         (told,) = [line for line in said.splitlines() if "attributes are restored" in line]
-        assert "smooth" in told and ("temperature" in told) is (stop > 5)  # it has changed with the second epoch
+        assert "smooth" in told and ("temperature" in told) is (stop > 5)  # it changes in the second epoch
         assert len(scalars(tmp_path / "run")["own/outputs"]) == 3
 
 
@@ -152,7 +152,7 @@ def test_what_has_changed_is_kept_and_nothing_else() -> None:
         module.part.weight.add_(1)  # and so its view
     module.part.table[1] = 7
     module.part.weight.requires_grad_(False)
-    vars(module.part)["odd"] = object()  # not what a checkpoint can hold
+    vars(module.part)["odd"] = object()  # not storable in a checkpoint
     callback.stage = 2
     module.running.update(torch.tensor(1.0))
     kept = attributes.find_changed(trainer, module, initial=before)
@@ -164,7 +164,7 @@ def test_what_has_changed_is_kept_and_nothing_else() -> None:
         ("module running", "_num_vals_seen"),
     }
     again, other = Whole(), Own()
-    again.part.width = 5  # built otherwise, on purpose
+    again.part.width = 5  # deliberately built with another value
     attributes.restore(trained(again, other), again, changed=kept)
     assert (again.part.table[1], again.part.weight.requires_grad, other.stage, again.part.width) == (7, False, 2, 5)
     assert again.running._num_vals_seen == 1
@@ -269,7 +269,7 @@ for kind in (Slotted, Bank, Table):
 
 
 def carried(module: Any, again: Any, before: Any, *callbacks: Any, now: Any = ()) -> None:
-    """From one run to another, as a checkpoint does it."""
+    """Transfer attributes from one run to another, as a checkpoint does."""
     stream = io.BytesIO()
     torch.save(attributes.find_changed(trained(module, *callbacks), module, initial=before), stream)
     state = torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
@@ -303,7 +303,7 @@ def test_values_of_every_kind_go_on_and_each_object_has_its_own() -> None:
     for number, memory in enumerate([*module.meters, module.by_name["a"], *module.by_name[2]]):
         memory.seen.append(number)
     module.by_name["n"] = 9
-    module.ds_weight, module.gradient_norm = 0.25, 7.0  # of a data set, and of the researcher's own
+    module.ds_weight, module.gradient_norm = 0.25, 7.0  # user names that only resemble library names
     module.centre.data.add_(1)
     module.seen.numpy()[1] = 4
     module.of_file[1] = 6
@@ -311,7 +311,7 @@ def test_values_of_every_kind_go_on_and_each_object_has_its_own() -> None:
     module.part.weight.sum().backward()
     module.own.step()
     module.schedules[1].step()
-    again.hparams.width, bank = 5, again.bank  # otherwise, on purpose
+    again.hparams.width, bank = 5, again.bank  # deliberately another value
     carried(module, again, before)
     assert (again.phase, again.pair, again.space.a, again.slotted.rate) == (Phase.MAIN, (0.5, 3), 2, 0.5)
     assert (Phase.WARM.value, Phase.WARM.name, type(again.pair)) == (1, "WARM", Pair)
@@ -357,7 +357,7 @@ class Layered(L.LightningModule):
         self.loss_fn = partial(torch.add, alpha=1)
 
     def trains(self) -> None:
-        """Change what a checkpoint does not hold."""
+        """Change parts that a checkpoint does not hold."""
         self.body[0].activation = torch.tanh
         self.body[1] = nn.Tanh()
         self.head._forward_hooks.clear()
@@ -443,7 +443,7 @@ def test_a_mark_sees_one_element_of_a_tensor_and_its_place(kind: torch.dtype) ->
 
 
 class Added(TorchDispatchMode):
-    """How many elements each sum was of."""
+    """A mode that records the number of elements of each sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -467,7 +467,7 @@ def test_what_a_device_adds_up_is_added_up_in_pieces(monkeypatch: pytest.MonkeyP
 
 
 def test_a_tensor_goes_on_where_it_was_on_the_host_or_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_forms, "is_plain", lambda value: True)  # that of FakeTensorMode is of a class of its own
+    monkeypatch.setattr(plain_forms, "is_plain", lambda value: True)  # FakeTensorMode's generator has its own class
     with FakeTensorMode():  # as if there were a GPU
         kept = plain_forms.to_plain_on_host({"there": torch.ones(2, device="cuda"), "here": [torch.ones(2)]})
     assert kept["there"][plain_forms.KIND] == plain_forms.ON_DEVICE and isinstance(kept["here"][0], torch.Tensor)

@@ -1,4 +1,4 @@
-"""Which attributes of a module and its data count as the researcher's own, and so are saved."""
+"""Check which attributes of a module and its data count as the researcher's own, and so are saved."""
 
 import ast
 from pathlib import Path

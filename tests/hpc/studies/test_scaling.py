@@ -1,4 +1,4 @@
-"""tools/scale.py: its points and their words, what runs have measured, and the study on a desk with stand-ins."""
+"""Check tools/scale.py: its points and their overrides, the measurements, and a study with stand-ins for Slurm."""
 
 import csv
 import io
@@ -36,7 +36,7 @@ from hpc.studies import (
 from hpc.studies.run_rates import RunRates
 from hpc.studies.scaling_points import ScalingPoint
 
-# A job needs an environment that env.sh has finished, or a container; nothing of either is started here.
+# A job needs an environment that env.sh has marked as complete, or a container; neither is started here.
 DDP = ["trainer=ddp", "cluster=slurm", "cluster.container=none"]
 BEGAN = 1_800_000_000.0
 
@@ -256,7 +256,7 @@ def leave(
     every: int = 10,
     parts: Sequence[str] = run_rates.PARTS,
 ) -> None:
-    """The curves of a run, as its loggers write them: step times of windows, whose points lie a minute apart."""
+    """Write the curves of a run as its loggers do: step times of windows, with points a minute apart."""
     from torch.utils.tensorboard.writer import SummaryWriter
 
     for part in (0, 1):  # an attempt each, and a file each
@@ -329,7 +329,7 @@ def test_an_events_file_that_a_crash_damaged_counts_as_far_as_it_goes(tmp_path: 
         last.write_bytes(last.read_bytes()[:-9] + b"no event.")
     numbers = run_rates.read_rates(tmp_path)
     assert numbers and (numbers.step_seconds, numbers.unit) == (pytest.approx(0.3), "tokens")
-    assert (numbers.metric, numbers.metric_value) == ("test/accuracy", pytest.approx(0.9))  # the loss is lost
+    assert (numbers.metric, numbers.metric_value) == ("test/accuracy", pytest.approx(0.9))  # the loss is missing
 
 
 def test_use_of_gpus_is_the_mean_while_the_run_trained(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_use_of_gpus_is_the_mean_while_the_run_trained(tmp_path: Path) -> None:
     assert numbers and numbers.gpu_percent == pytest.approx((85 + 100 + 65) / 3)
 
 
-# What has become of a job
+# State of a job
 
 
 def test_a_new_try_has_a_directory_of_its_own(tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ RUNNING = JobState("running", is_active=True)
     [
         (["submitted"], {"17": RUNNING}, "running", False),
         (["submitted"], {"17": JobState("pending", "Priority", is_active=True)}, "pending", False),
-        (["submitted"], None, "unknown", False),  # nobody answers: it may run
+        (["submitted"], None, "unknown", False),  # the scheduler does not answer: it may run
         (["submitted"], {}, "failed", True),
         (["submitted"], {"17": JobState("timeout")}, "timeout", True),
         (["submitted", "continue"], {"17": JobState("pending", is_active=True)}, "pending", False),  # requeued
@@ -394,7 +394,7 @@ def test_the_state_of_a_point(
     one, other = scaling_jobs.read_point_jobs(tmp_path, points("nodes=1,2"), scheduler="slurm")
     assert (one.state.name, one.has_failed, one.is_finished) == (word, failed, word == "finished")
     assert other.state.name == "not submitted" and other.run is None
-    assert len(asked) <= 1  # question to the scheduler, for all points
+    assert len(asked) <= 1  # one query to the scheduler for all points
     assert ("Priority" in one.short_state) == (noted == ["submitted"] and word == "pending")
 
 
@@ -410,7 +410,7 @@ def test_a_run_that_ends_while_the_scheduler_is_asked_has_not_failed(
 
 
 def queue(run_dir: Path, job: str | None) -> None:
-    """As submit.py notes it."""
+    """Record a submission as submit.py does."""
     run_dir.mkdir(parents=True, exist_ok=True)
     error = None if job else "not submitted: the queue is full"
     note = {"time": time.time(), "scheduler": "slurm", "job": job, "jobs": [job] if job else [], "error": error}
@@ -418,7 +418,7 @@ def queue(run_dir: Path, job: str | None) -> None:
 
 
 def end(run_dir: Path, outcome: str) -> None:
-    """As a job that has run leaves it."""
+    """Record an attempt as a finished job leaves it."""
     attempt_log.record_start(run_dir, 1, environ={"SLURM_JOB_ID": "17"}, hosts=["n1"], world_size=4)
     attempt_log.record_end(
         run_dir, None, attempt=1, step=200, outcome=outcome, why="it ran out of memory" if outcome == "failed" else ""
@@ -429,7 +429,7 @@ def end(run_dir: Path, outcome: str) -> None:
 
 
 class Tool:
-    """tools/scale.py on a login node where sbatch takes what it is given, and squeue says what the test wrote."""
+    """A run of tools/scale.py on a login node, where sbatch accepts every job and squeue prints what the test sets."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bin = folder / "study", folder / "bin"
@@ -445,7 +445,7 @@ class Tool:
         (self.bin / name).chmod(0o755)
 
     def says(self, **states: str) -> None:
-        """What squeue answers: job17="RUNNING"."""
+        """Set the output of squeue: job17="RUNNING"."""
         lines = [f"{job.removeprefix('job')} {state} None\n" for job, state in states.items()]
         (self.bin / "squeue.says").write_text("".join(lines))
 
@@ -459,7 +459,7 @@ class Tool:
         )  # fmt: skip
 
     def type(self, *words: str) -> tuple[int, str]:
-        """Exit code, and what was printed."""
+        """Run tools/scale.py; return the exit code and the output."""
         process = self.start(*words)
         out, err = process.communicate(timeout=60)
         return process.returncode, out + err
@@ -574,7 +574,7 @@ def test_a_study_goes_on_where_it_was(tool: Tool) -> None:
     tool.says(job18="FAILED")
     (tool.folder / "nodes-2" / "job-18.log").write_text("srun: error: n2: task 5: Killed\n")
     code, said = tool.type("nodes=1,2")
-    assert (code, tool.jobs()) == (1, 2), said  # what is done, or failed, is not submitted again by itself
+    assert (code, tool.jobs()) == (1, 2), said  # finished and failed points are not resubmitted automatically
     assert "task 5: Killed" in said and "it left no checkpoint" in said and "--again" in said
     (row,) = csv.DictReader((tool.folder / "scaling.csv").open())
     assert (row["nodes"], row["gpu_percent"]) == ("1", "")

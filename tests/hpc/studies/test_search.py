@@ -1,4 +1,4 @@
-"""A search: what is typed becomes a space, members draw from it together, and what was found is told truly."""
+"""Check a search: its space from the command line, its shared trials, and its report."""
 
 import json
 import multiprocessing
@@ -33,7 +33,7 @@ TYPED = ["cluster=slurm", "trainer=ddp", *WORDS[1:]]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of a search for a small value, with some members."""
+    """Return the folder of a search with some members that minimizes a value."""
     return searching(tmp_path / "search")
 
 
@@ -47,7 +47,7 @@ def searching(folder: Path, sampler: str = "random", trials: int = 8, **others: 
 
 
 def drawn(folder: Path, *numbers: int) -> list[dict[str, str]]:
-    """The values that members are given, asked in this order."""
+    """Return the values that members draw, asked in this order."""
     return [
         dict(word.split("=", 1) for word in optuna_study.draw_member_overrides(folder / f"{number:03}"))
         for number in numbers
@@ -64,7 +64,7 @@ def known(folder: Path) -> dict[str, TrialState]:
     return {trial.user_attrs["run"]: trial.state for trial in optuna_study.open_study(folder).get_trials()}
 
 
-# -- What is typed --
+# -- Arguments --
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_random_depends_on_the_seed_and_the_member_alone(folder: Path, tmp_path:
 
 def test_tpe_draws_nearer_and_nearer_to_the_best(tmp_path: Path) -> None:
     def found(sampler: str) -> float:
-        """The mean distance of the last draws from 0.01, in powers of ten; what was seen decides."""
+        """Return the mean relative distance of the last draws from 0.01, which only earlier results can reduce."""
         folder = searching(tmp_path / sampler, sampler, trials=40, words=[WORDS[1]])
         distances = []
         for number in range(40):
@@ -309,12 +309,12 @@ def test_a_trial_whose_job_is_over_has_failed(folder: Path, monkeypatch: pytest.
     )  # and its job is about to end
     optuna_study.fail_ended_trials(optuna_study.open_study(folder), folder)
     failed = [run for run, state in known(folder).items() if state == TrialState.FAIL]
-    # 2 is to be requeued, of 5, which no job has, nobody knows; Slurm has forgotten 0 and 4
+    # 2 will be requeued, 5 has no job and an unknown state, Slurm has forgotten 0 and 4.
     assert sorted(failed) == ["000", "001", "003", "004"]
 
 
 def test_a_trial_whose_next_job_waits_has_not_failed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With PBS a run goes on in another job, which the one before has queued."""
+    """Check a run on PBS that continues in a job which the job before has queued."""
     (folder / "submitted.json").write_text(json.dumps({"scheduler": "pbs"}))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     for number in range(3):
@@ -375,7 +375,7 @@ def test_a_line_that_was_cut_short_counts_as_not_said(folder: Path) -> None:
     for damage in (b'{"op_code": 4, "study_', b"\0\0\0", b"\xff\xfe"):
         with path.open("ab") as stream:
             stream.write(damage)
-        late = JournalStorage(Journal(path))  # has read up to the damage when others go on
+        late = JournalStorage(Journal(path))  # has read up to the damage before others append
         drawn(folder, len(known(folder)))
         assert len(late.get_all_trials(0)) == len(known(folder))
     assert sorted(known(folder)) == ["000", "001", "002", "003"]
@@ -385,7 +385,7 @@ def test_a_line_that_was_cut_short_counts_as_not_said(folder: Path) -> None:
 def test_a_line_that_is_no_operation_is_named(line: str, folder: Path) -> None:
     drawn(folder, 0)
     path = folder / optuna_study.JOURNAL
-    number = len(path.read_text().splitlines()) + 2  # behind one that was cut short
+    number = len(path.read_text().splitlines()) + 2  # the line after a truncated one
     with path.open("a") as stream:
         stream.write('{"op_co\n' + line + "\n")
     done = shown(str(folder))
@@ -415,7 +415,7 @@ def test_nothing_in_the_file_is_executed(folder: Path) -> None:
 
 
 def crowd(folder: Path, first: int, each: int) -> None:
-    """One of several processes: some members, one after the other."""
+    """Run several members one after the other, in one of several processes."""
     journal.LOCK_GRACE_SECONDS = 5
     for number in range(first, first + each):
         optuna_study.draw_member_overrides(folder / f"{number:03}")
@@ -455,7 +455,7 @@ def test_many_processes_share_a_study_with_one_that_was_killed(tmp_path: Path, m
     assert not (folder / f"{optuna_study.JOURNAL}.lock").exists()
 
 
-# -- What is told --
+# -- Reports --
 
 
 def test_the_table_has_the_best_first_and_its_command_line(folder: Path) -> None:
@@ -491,7 +491,7 @@ def test_before_anything_is_found_the_table_says_so(folder: Path, tmp_path: Path
 
 
 def better_ones(folder: Path) -> None:
-    """Three trials that no run will be as good as."""
+    """Add three trials that are better than any run."""
     for number in range(1, 4):
         told = member(folder, number)
         for validation in range(3):

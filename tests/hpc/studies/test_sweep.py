@@ -1,4 +1,4 @@
-"""One command line, many runs: the members of a job array, and what they share."""
+"""Check sweeps of one command line: the members of a job array, and the files that they share."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def test_without_multirun_several_values_are_rejected(desk: Desk) -> None:
 
 
 def test_room_is_asked_for_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not per member: a thousand of them would write and sync 16 GiB."""
+    """Check free space once, not per member: a thousand members would write and sync 16 GiB."""
     synced: list[int] = []
     monkeypatch.setattr(directory.os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
     assert desk.type("cluster=slurm", "seed=1,2,3", "--multirun") == 0
@@ -74,7 +74,7 @@ def test_room_is_asked_for_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_two_sweeps_never_share_a_folder(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two containers may have the same process numbers, in the same second."""
+    """Start two sweeps in one second with the same process id, as two containers may have it."""
     monkeypatch.setattr(directory, "choose_run_dir", lambda *_, **__: desk.project / "runs" / "sweep")
     assert desk.type("cluster=slurm", "seed=1,2", "--multirun") == 0
     assert desk.type("cluster=slurm", "seed=3,4", "--multirun") == 2

@@ -1,4 +1,4 @@
-"""submit.py as a person types it: what is handed over, what is written, what is rejected before."""
+"""Check submit.py as a user types it: the submitted job, the written files, and early rejections."""
 
 import errno
 import importlib.util
@@ -36,7 +36,7 @@ def mode(path: Path) -> str:
     return f"{path.stat().st_mode & 0o777:o}"
 
 
-# -- What is handed over --
+# -- Submitted jobs --
 
 
 def test_a_job_is_handed_over_with_all_that_it_needs(desk: Desk, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_group_that_may_read_a_run_can_come_to_it(desk: Desk) -> None:
     assert desk.type("cluster=slurm", "run_dir=deep/mine") == 0
     assert mode(Path("deep")) == "755"  # as the umask of this person says
     Path("deep").chmod(0o700)
-    desk.set.delenv("HPC_RUN_DIR")  # of the run before
+    desk.set.delenv("HPC_RUN_DIR")  # set by the previous run
     assert desk.type("cluster=slurm", "run_dir=deep/ours", "group_readable=true") == 0
     assert f"your group cannot enter {Path('deep').absolute()}. Try: chmod g+x {Path('deep').absolute()}\n" in desk.err
     assert mode(Path("deep")) == "700"
@@ -90,7 +90,7 @@ def test_parsable_is_one_line(desk: Desk) -> None:
     desk.scheduler('echo "sbatch: the account has 5 hours left" >&2; echo "17;cluster"')
     assert desk.type("cluster=slurm", "--parsable") == 0
     assert desk.out == f"17 {desk.runs()[0]}\n"
-    assert "5 hours left" in desk.err  # what a site says is not swallowed
+    assert "5 hours left" in desk.err  # messages of the site's sbatch are shown
 
 
 @pytest.mark.parametrize(("cluster", "answer", "job"), [("slurm", "18;c1", "18"), ("pbs", "18.pbs1", "18.pbs1")])
@@ -197,7 +197,7 @@ def test_wait_ends_with_the_code_of_the_job(ends: str, code: int, desk: Desk) ->
 
 
 def test_the_log_of_an_array_is_where_it_is_told(desk: Desk) -> None:
-    """Slurm writes into the folder of the array, as --output says; the script of PBS into each run directory."""
+    """Check the printed log: Slurm writes to the array's folder by --output, the PBS script to each run directory."""
     desk.scheduler('case "$0" in *qsub) echo "17[].server";; *) echo 17;; esac')
     for cluster in ("slurm", "pbs"):
         assert desk.type(f"cluster={cluster}", "seed=1,2", "--multirun") == 0
@@ -278,7 +278,7 @@ def test_a_container_needs_no_environment(desk: Desk) -> None:
     assert "VENV" not in desk.noted("sbatch.script")
 
 
-# -- When it is not taken --
+# -- Rejected submissions --
 
 
 def test_a_scheduler_that_rejects_is_quoted(desk: Desk) -> None:
@@ -311,7 +311,7 @@ def test_waiting_for_the_scheduler_is_announced(desk: Desk) -> None:
     ("typed", "words"),
     [
         (["cluster=local"], "with a scheduler"),
-        (["cluster=local", "trainer=ddp"], "with a scheduler"),  # and not how many GPUs a node of that has
+        (["cluster=local", "trainer=ddp"], "with a scheduler"),  # cluster=local does not define GPUs per node
         (["cluster=juwels_booster", "cluster.account=null"], "cluster.account=<account>"),
         (["cluster=slurm", "trainer.num_nodes=0"], "at least 1"),
         (["cluster=slurm", "+trainer.max_epoch=2"], "trainer.max_epochs"),
@@ -342,7 +342,7 @@ def test_an_environment_that_is_not_complete_is_rejected(desk: Desk) -> None:
 
 
 def test_of_two_that_submit_into_one_directory_one_does(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both have looked, and seen nothing, when the other one begins."""
+    """Let two processes both find the directory free before either one writes."""
     run_dir = desk.project / "runs" / "mine"
     create = directory.create_run_dir
 
@@ -389,13 +389,13 @@ def test_the_project_is_no_run(desk: Desk) -> None:
         assert not (folder / "config.yaml").exists()
 
 
-# -- Going on --
+# -- Resuming --
 
 
 def test_resume_hands_the_same_script_over_again(desk: Desk) -> None:
     assert desk.type("cluster=slurm", "run_dir=mine", "seed=5") == 0
     desk.write("configs/train.yaml", "changed: since\n")
-    desk.write("constraints.txt", "torch==9\n")  # not what the run's own code asks for
+    desk.write("constraints.txt", "torch==9\n")  # differs from the constraints of the run's own code
     desk.scheduler("echo 18")
     assert desk.type("resume=mine", "--parsable") == 0
     assert desk.out == f"18 {Path('mine').absolute()}\n"
@@ -443,21 +443,21 @@ def test_secrets_of_the_environment_are_not_written_down(desk: Desk) -> None:
     Path("run/config.yaml").write_text(text)
     read = {"A": "hush", "B": None, "C": "a, b", "D": "hush/x", "E": "hush", "F": "", "G": "digits"}
     assert frozen_config.read(Path("run")).cluster.env == read
-    assert cfg.cluster.env.A == "hush"  # the resolver is as it was
+    assert cfg.cluster.env.A == "hush"  # the resolver is restored
 
 
 # -- The snapshot --
 
 
 def copied(run_dir: Path) -> list[str]:
-    """The files of code/ but for the bytecode that was made there."""
+    """Return the files of code/ without bytecode."""
     files = [path for path in (run_dir / "code").rglob("*") if path.is_file()]
     made = f".{sys.implementation.cache_tag}.pyc"
     return sorted(str(path.relative_to(run_dir / "code")) for path in files if not path.name.endswith(made))
 
 
 def rank_environment(script: Path) -> str:
-    """In bash: what a script exports for its ranks, by the copy of the code that it sources."""
+    """Return bash code that exports a script's rank variables, by the copy of the code that the script sources."""
     (call,) = re.findall(r"(?m)^ *(set_rank_environment .*)$", script.read_text())
     (sourced,) = re.findall(r'source "\$code/(src/hpc/jobs/\w+\.bash)"', script.read_text())
     return f"set -e; source {shlex.quote(str(script.parent / 'code' / sourced))}; {call}"
@@ -527,10 +527,10 @@ def test_what_runs_have_left_beside_the_code_is_no_code(tracks: str, desk: Desk)
         git(desk.project, "add", ".")
         git(desk.project, "commit", "-qm", "one")
     results = ["weak/study.json", "weak/nodes-1/attempts.jsonl", "weak/nodes-1/checkpoints/step-1/0.distcp"]
-    code = ["configs/study.json", "attempts/a.py"]  # no results: only called alike
+    code = ["configs/study.json", "attempts/a.py"]  # code, although named like results
     for name in (*results, *code):
         desk.write(name, "")
-    for number in (1, 2):  # the copy of the first is there when the second is made
+    for number in (1, 2):  # the first copy exists when the second one is made
         assert desk.type("cluster=slurm", f"run_dir={desk.project}/my runs/{number}") == 0, desk.err
     kept = [".gitignore"] if tracks == "git" else []
     assert copied(desk.project / "my runs" / "2") == sorted([*FILES, *code, *kept])
@@ -555,7 +555,7 @@ def test_code_in_folders_of_its_own_is_copied_and_links_lead_on(tracks: str, des
         git(desk.project, "init", "-q")
         git(desk.project, "add", "train.py")
         with desk.set.context() as patch:
-            patch.setenv("PATH", os.defpath)  # this one is a script
+            patch.setenv("PATH", os.defpath)  # git submodule is a script that needs more commands
             allowed = ("-c", "protocol.file.allow=always")
             git(desk.project, *allowed, "submodule", "add", "-q", str(library), "src/its module")
     assert desk.type("cluster=slurm", "run_dir=mine") == 0, desk.err
@@ -623,7 +623,7 @@ def test_only_committed_code_where_that_is_the_rule(desk: Desk, tmp_path: Path) 
     (desk.project / ".gitignore").write_text((PROJECT / ".gitignore").read_text())
     scratch = tmp_path.parent / f"{tmp_path.name}-scratch"
     shutil.move(desk.project / "runs", scratch)
-    git(tmp_path, "init", "-q")  # of several projects
+    git(tmp_path, "init", "-q")  # one repository for several projects
     git(tmp_path, "add", "my project")
     git(tmp_path, "commit", "-qm", "one")
     for name in ("runs", ".venv"):
@@ -743,12 +743,15 @@ def test_the_job_is_a_plain_value() -> None:
 
 @pytest.mark.parametrize("then", ["without it", "another one"])
 def test_a_script_is_not_written_for_code_whose_functions_are_others(then: str, desk: Desk) -> None:
-    """A run that moves gets a new script and keeps its code: the two must be of one version."""
+    """Check that a new script needs the run's own version of its code.
+
+    A run that moves gets a new script, but keeps its code.
+    """
     shutil.copytree(PROJECT / "configs", desk.project / "configs", dirs_exist_ok=True)
     assert desk.type("cluster=slurm", "trainer=ddp", "run_dir=mine") == 0, desk.err
     before = {path.name: path.read_bytes() for path in Path("mine").iterdir() if path.is_file()}
     sourced = Path("mine/code/src/hpc/jobs/slurm.bash")
-    if then == "without it":  # submitted before there was one
+    if then == "without it":  # submitted before this file existed
         sourced.unlink()
     else:
         desk.write("src/hpc/jobs/slurm.bash", sourced.read_text() + "\n")  # changed since

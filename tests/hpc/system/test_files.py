@@ -1,4 +1,4 @@
-"""Reading what others may have made: nothing is waited for, nothing grows without end, nothing leads elsewhere."""
+"""Check the reading of untrusted files: it never blocks, never reads without bound, and follows no link elsewhere."""
 
 import os
 from pathlib import Path

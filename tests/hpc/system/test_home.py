@@ -1,4 +1,4 @@
-"""An account that has neither home nor name, as in a container that is started with a number for its user."""
+"""Check an account without home or name, as in a container started with a numeric user id."""
 
 import os
 import pwd
@@ -11,7 +11,7 @@ from fork import ENVIRON, PROJECT
 
 from hpc.system import home
 
-# Every program, as that account: its pwd entry is gone, and so are the variables that would stand in for it.
+# Every program, run as that account: without a passwd entry, and without HOME and USER.
 NAMELESS = """
 import os, pwd, runpy, sys
 def getpwuid(uid):

@@ -1,4 +1,4 @@
-"""Runs that average their weights go on exactly, and what is validated and tested is what is saved."""
+"""Check that runs with weight averaging resume exactly, and validate and test the weights that they save."""
 
 import hashlib
 import json
@@ -69,7 +69,7 @@ def validated(run_dir: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def references(start: Callable, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, str]]:
-    """Runs that go through, and what they have said."""
+    """Return uninterrupted runs and their output."""
     folder, done = tmp_path_factory.mktemp("references"), {}
 
     def reference(name: str) -> tuple[Path, str]:
@@ -102,7 +102,7 @@ def test_what_was_tested_is_saved(name: str, references: Callable, start: Callab
     last = reference / "checkpoints" / "last.ckpt"
     said = start(tmp_path / "test", ranks, [*words, f"ckpt={last}", "test_only=true"], patch=TYPED)
     assert results(said) == results(expected) != "" and "not in last.ckpt" not in expected
-    if "stochastic" in name:  # the best is of the weights before they were averaged, or one of these
+    if "stochastic" in name:  # best.ckpt may hold weights from before averaging, so last.ckpt is loaded
         module, _ = trained.load(reference)
         assert all(torch.equal(module.state_dict()[key], value) for key, value in weights.read(last).items())
 
@@ -115,7 +115,7 @@ def test_two_averages_are_rejected() -> None:
 
 
 class Doubles(BoringModel):
-    """Notes its weights before and after each validation."""
+    """A callback that records the weights before and after each validation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ def test_one_that_died_after_its_last_step_tests_the_average(
 
 
 def test_what_is_no_end_is_rejected(references: Callable, start: Callable, tmp_path: Path) -> None:
-    """To train averaged weights further; to leave the average out; to average what no rank has whole."""
+    """Reject three things: to train averaged weights further, to drop the average, and to average sharded weights."""
     run_dir, _ = references("stochastic")
     assert "so they cannot be trained further" in start(run_dir, 1, ["trainer.max_epochs=5"], patch=TYPED, code=2)
     ranks, words, _ = RUNS["moving"]

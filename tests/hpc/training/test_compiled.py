@@ -1,4 +1,4 @@
-"""What torch.compile has made is found by the next start; what cannot be kept or read costs time and nothing else."""
+"""Check that a restart reuses the output of torch.compile, and that a cache failure costs only time."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ WORDS = [
     "callbacks.progress=null",
     "strategy.compile=true",
 ]
-# Prints how many graphs a rank has compiled, and how many of them were in no cache.
+# Prints the number of graphs that a rank has compiled, and of those that missed the cache.
 COUNT = """
 from torch._dynamo.utils import counters
 from hpc.training import compile_cache as compiled
@@ -83,7 +83,7 @@ def test_kept_and_unpacked_on_another_node(tmp_path: Path) -> None:
 
 
 def cache(folder: Path, local: Path, run_dir: Path) -> compile_cache.CompileCache:
-    """Set up for a run whose node-local storage is `local`."""
+    """Set up the cache of a run whose node-local storage is `local`."""
     made = compile_cache.CompileCache(str(folder), enabled=True, node_local=str(local))
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
     trainer = SimpleNamespace(strategy=strategy, precision="32-true", default_root_dir=str(run_dir))
@@ -93,7 +93,7 @@ def cache(folder: Path, local: Path, run_dir: Path) -> compile_cache.CompileCach
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, Path]:
-    """The shared cache, the node's own storage, the run directory; and the system's place for temporary files."""
+    """Make the shared cache, the node-local storage, the run directory, and the system's temporary folder."""
     made = tuple(tmp_path / name for name in ("shared", "node", "run", "temporary"))
     for folder in made:
         folder.mkdir()
@@ -126,7 +126,10 @@ def test_a_folder_of_somebody_else_is_neither_used_nor_the_end(
 def test_a_full_node_is_a_warning(
     folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """No room for the archive on the node's own storage, nor where temporary files are: the run directory has some."""
+    """Check an archive that fits neither node-local storage nor the temporary folder.
+
+    It must be written to the run directory.
+    """
     written = tarfile.TarFile.makefile
 
     def makefile(self: tarfile.TarFile, info: tarfile.TarInfo, path: str) -> None:
@@ -142,7 +145,7 @@ def test_a_full_node_is_a_warning(
     found = cache(*folders)
     assert found.cache_dir.is_relative_to(folders[2]) and (found.cache_dir / "kernel.so").read_text() == "code"
     assert capsys.readouterr().out.count("No space left") == 2
-    assert not list(first.cache_dir.parent.iterdir())  # half an archive would take the room that others need
+    assert not list(first.cache_dir.parent.iterdir())  # a partial archive would waste space
 
 
 @pytest.mark.parametrize("kept", ["damaged", "of another user", "a folder"])
@@ -170,7 +173,7 @@ def test_what_cannot_be_trusted_or_read_is_no_cache(
 def test_what_another_run_takes_away_meanwhile_is_a_warning(
     folders: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """Runs of one node compile at one place."""
+    """Let files of the cache vanish, as another run of the node may remove them: this must be only a warning."""
     found = cache(*folders)
     (found.cache_dir / "aside").mkdir()
     (found.cache_dir / "aside" / "kernel.so").write_text("code")
@@ -211,7 +214,7 @@ def test_one_compilation_serves_all_equal_blocks(checkpointing: bool) -> None:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the tests here compile, for all of them: most of what is needed is the same, and takes its time."""
+    """Return a compile cache that the tests here share, as compiling takes long."""
     return tmp_path_factory.mktemp("kept")
 
 

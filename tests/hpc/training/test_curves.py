@@ -1,4 +1,4 @@
-"""What training logs: every number once, means over ranks and micro-batches, and nobody waits for it."""
+"""Check that training logs each value once, averages over ranks and micro-batches, and never blocks."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from hpc.training.curves import Curves, mean_over_micro_batches, select_scalars,
 
 
 class Logger(L.pytorch.loggers.CSVLogger):
-    """Remembers what it was given, and when: (step of the point, optimizer steps done, numbers)."""
+    """A logger that records its input: (step of the point, optimizer steps done, numbers)."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -64,7 +64,7 @@ def test_micro_batches_are_averaged(tmp_path: Path) -> None:
     assert [(step, numbers["train/loss"], numbers["train/double"]) for step, _, numbers in seen] == [
         (0, 2.0, 4.0), (1, 6.0 - 0.5, 12.0),
     ]  # fmt: skip
-    halves: list[Any] = [{"loss": torch.tensor(0.5)}, {"loss": torch.tensor(1.5)}]  # Lightning has divided them
+    halves: list[Any] = [{"loss": torch.tensor(0.5)}, {"loss": torch.tensor(1.5)}]  # already divided by Lightning
     assert mean_over_micro_batches(halves, accumulate=2)["train/loss"] == 2.0
 
 
@@ -76,7 +76,7 @@ def test_the_last_step_of_an_epoch_may_have_fewer_micro_batches(tmp_path: Path) 
 
 
 class Anything(Line):
-    """Returns what Lightning takes, and what callbacks of a researcher's may want."""
+    """A module that returns all types that Lightning accepts and that user callbacks may need."""
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Any:
         classes = torch.arange(4)
@@ -86,14 +86,14 @@ class Anything(Line):
 
 
 class Skips(Line):
-    """Passes over every second batch."""
+    """A module that skips every second batch."""
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Any:
         return super().training_step(batch, batch_idx) if batch_idx % 2 else None
 
 
 class Manual(Line):
-    """As Lightning's example of a GAN: optimizes by hand and returns nothing."""
+    """A module that optimizes manually and returns nothing, as in Lightning's GAN example."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ def test_a_step_that_returns_nothing_has_no_point(tmp_path: Path) -> None:
 
 
 class Logs(Line):
-    """Gives names of its own that are drawn of every run, at the places where researchers do."""
+    """A module that logs under names that every run already uses, in the hooks where researchers log."""
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Any:
         self.log("train/loss", 7.0, on_step=False, on_epoch=True)
@@ -150,7 +150,7 @@ def test_a_name_that_the_module_logs_is_left_to_it(tmp_path: Path, capsys: pytes
 
 
 class Late(Line):
-    """Gives a name for the first time when an epoch ends."""
+    """A module that logs a name for the first time when an epoch ends."""
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Any:
         return {**super().training_step(batch, batch_idx), "train/own": batch.mean()}
@@ -160,7 +160,7 @@ class Late(Line):
 
 
 def test_what_is_left_out_does_not_depend_on_checkpoints(tmp_path: Path) -> None:
-    """Neither on when one is saved, nor on whether it is gone on from."""
+    """Check that saving a checkpoint, or resuming from it, does not change which values are omitted."""
     options: Any = {"max_epochs": 2, "log_every_n_steps": 2}
     curves, checkpoint = Curves(), {}
 
@@ -178,11 +178,11 @@ def test_what_is_left_out_does_not_depend_on_checkpoints(tmp_path: Path) -> None
     resumed = Curves()
     resumed.on_load_checkpoint(saves.trainer, saves.trainer.lightning_module, checkpoint)
     seen = fitted(tmp_path / "resumed", [1.0, 2.0], Late(), callbacks=[resumed], log_every_n_steps=1)
-    assert points(seen) == [(1, 9.0)]  # no longer known to Lightning, and left out from the first step on
+    assert points(seen) == [(1, 9.0)]  # Lightning no longer knows it, and it is omitted from the first step on
 
 
 def test_a_resumed_run_knows_the_rate_of_the_last_step() -> None:
-    """With manual optimization its first batch may make none."""
+    """Restore the learning rate: with manual optimization the first batch may make no step."""
     before, after = Curves(), Curves()
     before._lr = 0.3
     after.load_state_dict(before.state_dict())

@@ -1,4 +1,4 @@
-"""What a run has logged is there once it goes on, each step once; and no file that it has not written is touched."""
+"""Check that a resumed run keeps its logs with each step once, and changes no file that it has not written."""
 
 import csv
 import json
@@ -27,7 +27,7 @@ WORDS = [
     "callbacks.progress=null",
     "callbacks.monitor=null",
 ]
-# On the command line no `_target_` may be typed: here it may, and is then as good as one in a file of configs/.
+# A `_target_` cannot be typed on the command line; here it is trusted like one in a file of configs/.
 TYPED = """
 import re
 from hpc.config import compose, trust
@@ -40,7 +40,7 @@ TABLE = "{_target_:lightning.pytorch.loggers.CSVLogger,save_dir:${run_dir},name:
 
 
 def tables(run_dir: Path) -> list[list[tuple[str, ...]]]:
-    """The rows of each metrics.csv, but for what depends on time and hardware."""
+    """Return the rows of each metrics.csv, without columns that depend on time and hardware."""
     found = []
     for file in sorted(run_dir.glob("table/*/metrics.csv")):
         rows = list(csv.DictReader(file.open()))
@@ -106,11 +106,11 @@ def test_going_on_cuts_the_curves_of_training_not_those_of_nodes(tmp_path: Path)
 
 
 def test_what_no_attempt_has_written_stays_as_it_is(tmp_path: Path) -> None:
-    """Curves of an evaluation afterwards, say: of another process or host, or of a process of the same number later."""
+    """Keep other curves, such as a later evaluation's: by another process or host, or by a reused process id."""
     names = [f"{EVENTS}.{end}" for end in ("150.n1.cluster.8.0", "150.n1.7.0", "400.n1.cluster.7.0", "150.n2.7.0", "1")]
     files = [placed(tmp_path / "tensorboard", name) for name in names]
     board = TensorBoardLogger(tmp_path, "tensorboard", "")
-    reached = {f"tensorboard/{names[0]}": 40, f"tensorboard/{names[2]}": 40}  # was there when it was saved
+    reached = {f"tensorboard/{names[0]}": 40, f"tensorboard/{names[2]}": 40}  # existed when the checkpoint was saved
     for noted in (ATTEMPTS, [{"event": "start", "attempt": [], "time": "x", "writer": None}, {"event": "start"}]):
         log_positions.truncate_logs(tmp_path, [board], positions=reached, events=noted)
         assert [file.stat().st_size for file in files] == [100] * len(files)
@@ -143,7 +143,7 @@ def test_curves_that_were_added_to_a_run_stay_when_it_goes_on(start: Callable, t
 @pytest.mark.parametrize("rows", [0, 1, 2])
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_table_goes_on_after_its_first_rows(rows: int, killed: bool, tmp_path: Path) -> None:
-    """Also where a start was killed when the old table was removed and the new one was not yet there."""
+    """Check also a start that was killed after the old table was removed and before the new one was written."""
     first = CSVLogger(tmp_path, "table", "")
     for step in range(2):
         first.log_metrics({"loss": 1.5 * step}, step)
@@ -170,7 +170,7 @@ def test_an_attempt_that_woke_up_too_late_writes_no_rows(tmp_path: Path) -> None
     log_positions.truncate_logs(tmp_path, [later], positions={"table/metrics.csv": 1}, events=[])
     owners.append(False)  # the later attempt has claimed the run
     hung.log_metrics({"loss": 2.0}, 1)
-    hung.log_metrics({"other": 3.0}, 2)  # by itself this logger would write the whole file anew
+    hung.log_metrics({"other": 3.0}, 2)  # without the check this logger would rewrite the whole file
     hung.finalize("success")
     later.log_metrics({"loss": 4.0}, 1)
     later.save()
@@ -194,7 +194,7 @@ def test_a_logger_without_a_version_keeps_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_hides_no_point_from_before(tmp_path: Path) -> None:
-    """With manual optimization the steps that a checkpoint counts are not those by which curves are numbered."""
+    """Check manual optimization, where a checkpoint counts other steps than the curves."""
     node = {"_target_": "lightning.pytorch.loggers.TensorBoardLogger", "save_dir": str(tmp_path), "name": "tensorboard"}
     cfg = configured(tmp_path, {**node, "version": ""})
     saved = Checkpoint(tmp_path, step=6, attempt=1, files={}, details={"stepped": 12})
@@ -214,7 +214,7 @@ def test_what_is_no_logger_is_rejected(logger: Any, tmp_path: Path) -> None:
 
 
 def test_a_table_outside_of_the_run_directory_is_rejected(tmp_path: Path) -> None:
-    """A run that goes on cuts its table, where another run may have written meanwhile."""
+    """Reject it, as a resumed run truncates its table and could remove rows of another run."""
     node = {
         "_target_": "lightning.pytorch.loggers.CSVLogger",
         "save_dir": str(tmp_path),
@@ -246,7 +246,7 @@ def test_a_clock_that_is_behind_is_told(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_nothing_outside_of_a_run_is_cut(tmp_path: Path) -> None:
-    """Neither where a checkpoint's note leads out of the folder, nor where the logger's own folder lies elsewhere."""
+    """Check a checkpoint with a path outside of the folder, and a logger with a folder outside of the run."""
     others = tmp_path / "others"
     others.mkdir()
     names = [f"{EVENTS}.{number}.n2.7.0" for number in (300, 301)]

@@ -1,4 +1,4 @@
-"""What a strategy does to a network, as far as one process can tell; test_strategies.py has the rest."""
+"""Check the effect of a strategy on a network within one process; test_strategies.py checks the rest."""
 
 import copy
 from types import SimpleNamespace
@@ -88,7 +88,7 @@ def test_gradients_are_clipped_by_value_as_lightning_does_it(network: GPT) -> No
 
 
 def test_a_step_is_skipped_without_waiting_for_the_device() -> None:
-    """Tensors without values: whoever looked at one, to decide, would fail."""
+    """Use tensors without values: a decision on the host would have to read one, and fail."""
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode():

@@ -1,4 +1,4 @@
-"""Pictures and lines of predictions are what they claim to be."""
+"""Check the pictures and text of logged predictions."""
 
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def test_a_batch_that_is_no_pair_cannot_be_shown(batch: Any) -> None:
 
 
 class Draws(L.LightningModule):
-    """Counts its calls and draws in each; `makes`: of inputs, what forward returns."""
+    """A module that counts its calls and draws a random number in each; `makes` computes the output of forward."""
 
     def __init__(self, makes: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is frozen as training begins and released later, or lies in no sharded part: ranks train it together."""
+"""Check that ranks stay in sync in parameters that are unfrozen during training or lie in no sharded part."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ from hpc.training.deepspeed_strategy import DeepSpeed
 from hpc.training.strategies import FSDP
 from hpc.training.unfrozen_parameters import TracksUnfrozenParameters
 
-# In each rank: the head is frozen till the second epoch. What each has made of it is told at the end.
+# In each rank the head is frozen until the second epoch. At the end each rank prints its weights.
 FROZEN = """
 import torch
 from my_research.module import Classifier
@@ -38,7 +38,7 @@ def on_train_end(self):
 Classifier.setup, Classifier.on_train_epoch_start = setup, on_train_epoch_start
 Classifier.configure_optimizers, Classifier.on_train_end = configure_optimizers, on_train_end
 """
-# The same, but it is released where a step has begun already; momentum remembers what one rank alone would make of it.
+# The same, but the head is released after a step has started; momentum keeps any update of a single rank.
 WITHIN = (
     FROZEN.replace("lr=0.1", "lr=0.1, momentum=0.9")
     + """
@@ -86,7 +86,7 @@ WORDS = [
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_ranks_train_together_what_is_released(strategy: str, start: Callable[..., str], tmp_path: Path) -> None:
-    """Also in a run that was stopped after that: there it is trained from the first step on."""
+    """Check also a resumed run, in which the parameters are trained from the first step on."""
     words = [*WORDS, f"strategy={strategy}"]
     told = heads(start(tmp_path / "reference", 2, words, patch=FROZEN))
     assert len(told) == 2
@@ -113,7 +113,7 @@ def test_what_is_in_no_sharded_part_is_rejected(start: Callable[..., str], tmp_p
 
 def test_what_is_no_part_by_itself_cannot_be_sharded_by_itself() -> None:
     module = nn.Module()
-    module.scale = nn.Parameter(torch.ones(()))  # of a loss, say
+    module.scale = nn.Parameter(torch.ones(()))  # a parameter of a loss, for example
     optimizers, place = [torch.optim.SGD(module.parameters())], {"num_replicas": 2}
     strategy: Any = SimpleNamespace(lightning_module=module, optimizers=optimizers, distributed_sampler_kwargs=place)
     with pytest.raises(ConfigError, match="scale in a part of the module that configure_model shards, or strategy=ddp"):
@@ -129,7 +129,7 @@ def test_deepspeed_rejects_what_it_would_never_train() -> None:
 
 
 def test_what_was_trained_before_is_not_released_once_more() -> None:
-    """Two networks that are frozen by turns, say: DDP is not made anew at each step, and DeepSpeed rejects nothing."""
+    """Freeze two networks by turns: DDP is not rebuilt at each step, and DeepSpeed rejects nothing."""
     module = nn.ModuleDict({name: nn.Linear(1, 1, bias=False) for name in ("one", "other", "third")})
     module["third"].requires_grad_(False)
     steps = Steps(module)

@@ -1,4 +1,4 @@
-"""What `${oc.env:NAME}` stands for may be a secret: it reaches the run, and no file that is written."""
+"""Check that a secret in `${oc.env:NAME}` reaches the run, and no file that it writes."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ SECRET = "hush-4711"
 
 
 def holding(folder: Path) -> list[Path]:
-    """The files that hold the secret, and those whose names do."""
+    """Return the files whose content or name holds the secret."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return [path for path in files if SECRET.encode() in path.read_bytes() or SECRET in path.name]
 

@@ -1,4 +1,4 @@
-"""A start of a run: one at a time, from the newest checkpoint that is whole, and never from nothing by mistake."""
+"""Check that a run has one attempt at a time, resumes from the newest complete checkpoint, and never starts over."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def alone(run_dir: Path) -> list[AttemptStart | ConfigError]:
 
 
 def two(run_dir: Path) -> list[AttemptStart | ConfigError]:
-    """As two ranks that have met; threads, for which it makes no difference here."""
+    """Start two ranks that have met, as threads; processes would make no difference here."""
     from torch.distributed import HashStore
 
     store, said = HashStore(), {}
@@ -54,7 +54,7 @@ Begin = Callable[[Path], list[AttemptStart | ConfigError]]
 
 @pytest.fixture(params=[alone, two])
 def start(request: pytest.FixtureRequest) -> Begin:
-    """Each start is over when the next begins, as if its process had ended."""
+    """Return a function that starts an attempt and then ends it, as if its process had exited."""
 
     def run(run_dir: Path) -> list[AttemptStart | ConfigError]:
         begun = request.param(run_dir)
@@ -66,7 +66,7 @@ def start(request: pytest.FixtureRequest) -> Begin:
 
 
 def went_on(begun: list[AttemptStart | ConfigError]) -> tuple[int, int | None]:
-    """Attempt and step, on which all ranks agree; rank 0 alone has the claim."""
+    """Return attempt and step, on which all ranks agree; only rank 0 has the claim."""
     found = []
     for number, beginning in enumerate(begun):
         assert isinstance(beginning, AttemptStart), beginning
@@ -161,7 +161,7 @@ def test_an_attempt_that_ended_before_its_first_checkpoint_may_be_repeated(start
 
 
 def test_what_a_node_wrote_that_was_cut_off_is_not_used(start: Begin, tmp_path: Path) -> None:
-    """Attempt 2 had gone on from step 10 when attempt 1, back on the network, published step 20."""
+    """Ignore step 20 of attempt 1, published after attempt 2 had resumed from step 10."""
     for attempt, from_step in ((1, 0), (2, 10)):
         note(tmp_path, attempt, from_step)
     for step in (10, 20):
@@ -190,7 +190,7 @@ def test_checkpoints_of_another_program_are_left_alone(name: str, start: Begin, 
     there.write_text("weights")
     said = rejection(start(tmp_path))
     assert "must not write into checkpoints of another program" in said and name in said and "rm -r" not in said
-    note(tmp_path, 1, 0)  # what came when the run was there already is its own business
+    note(tmp_path, 1, 0)  # once the run has started, foreign checkpoints are ignored
     assert went_on(start(tmp_path))[1] is None and there.read_text() == "weights"
 
 
@@ -203,7 +203,7 @@ def test_a_line_that_a_crash_cut_short_is_passed_over(start: Begin, tmp_path: Pa
 
 
 def test_a_run_that_a_run_starts_is_none_of_its_ranks() -> None:
-    """As a hook does that evaluates a checkpoint in a process of its own: all of the environment is inherited."""
+    """Start a run within a run, as a hook that evaluates a checkpoint does: it inherits all variables."""
     inherited = {starting_point.BEGUN_VARIABLE: "1 /run/checkpoints/step-000000001", directory.RUN_DIR_VARIABLE: "/run"}
     for rank, kept in (("0", {}), ("1", inherited)):  # Lightning gives its children ranks from 1 on
         environ = {**inherited, "LOCAL_RANK": rank}

@@ -1,4 +1,4 @@
-"""What Lightning calls at each step, and what it passes over."""
+"""Check which hooks Lightning calls at each step, and which it skips."""
 
 import lightning as L
 import pytest
@@ -9,7 +9,7 @@ from hpc.training import step_overhead
 
 
 class Once(L.Callback):
-    """Has a function for the first step only."""
+    """A callback whose hook is needed at the first step only."""
 
     def __init__(self) -> None:
         self.calls = 0

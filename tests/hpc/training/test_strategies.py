@@ -1,4 +1,4 @@
-"""Every strategy trains the same run: two real processes against one, and each checkpoint evaluated from one."""
+"""Check that two processes with every strategy train the same run as one process, which evaluates each checkpoint."""
 
 import ast
 import re
@@ -20,7 +20,7 @@ COMMON = [f"trainer.max_steps={STEPS}", "trainer.log_every_n_steps=1", "trainer.
 ONLY = {"digits": [], "text": ["experiment=text", "data.max_eval_windows=64"]}
 
 
-# Says what the buffers add up to before ranks share them, and afterwards.
+# Prints the sum of the buffers before ranks share them, and afterwards.
 STATISTICS = """
 from hpc.training.strategies import DDP
 share = DDP.broadcast_buffers
@@ -52,7 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def metrics(runs: Path, run_cases: Callable) -> dict[str, dict[str, float]]:
-    """Test metrics of the single process, of two processes per strategy, and of each checkpoint in one process."""
+    """Return test metrics of one process, of two processes per strategy, and of each checkpoint in one process."""
     two = ["trainer.accelerator=cpu", "trainer.devices=2"]
     pairs = {case: case.split("-") for case in CASES}
     found = run_cases({task: line(task, runs / task) for task in TASKS}, num_ranks=1)
@@ -74,7 +74,7 @@ def test_two_processes_follow_the_single_one(case: str, runs: Path, metrics: dic
     alone, together = scalars(runs / case.split("-")[0], "train/loss"), scalars(runs / case, "train/loss")
     assert len(alone) == len(together) == STEPS
     assert together == pytest.approx(alone, abs=1e-4)
-    assert alone[-1] < alone[0] - 0.5  # it learns: equal losses of a network at rest would prove nothing
+    assert alone[-1] < alone[0] - 0.5  # the network learns: equal losses without learning would prove nothing
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -95,18 +95,21 @@ def test_weights_move_from_one_strategy_to_another(source: str, target: str, met
 
 @pytest.mark.parametrize("case", [case for case in CASES if "ddp" not in case and "zero1" not in case])
 def test_sharded_strategies_really_shard(case: str, runs: Path, metrics: dict) -> None:
-    """Each rank wrote a file of its own."""
+    """Check that each rank writes its own file."""
     folder = last_checkpoint(runs / case)
     files = [*folder.rglob("__1_*.distcp"), *folder.rglob("*zero_pp_rank_1_*")]
     assert files, [str(f) for f in folder.rglob("*")]
 
 
 def test_what_ddp_does_not_send_each_step_is_the_same_where_it_counts(start: Callable, tmp_path: Path) -> None:
-    """Batch norm's statistics are each rank's own, until a validation makes them those of rank 0, which are saved."""
+    """Check batch norm: each rank keeps its own statistics until validation.
+
+    Validation broadcasts those of rank 0, which are saved.
+    """
     words = ["strategy=ddp", "trainer.devices=2", "model.network.norm=batch", "trainer.accelerator=cpu"]
     words += ["trainer.max_steps=4", "checkpoint.monitor=null", "+trainer.val_check_interval=2", QUIET]
     said = start(tmp_path / "run", 2, words, patch=STATISTICS)
-    # Two ranks write: a line's end may come after the other's line.
+    # Two ranks print: a newline may follow the other rank's line.
     shared = re.findall(r"rank (\d) had (-?[\d.e+-]+) has (-?[\d.e+-]+)", said)
     assert {rank for rank, _, _ in shared} == {"0", "1"}
     assert any(had != has for rank, had, has in shared if rank == "1")
@@ -115,7 +118,7 @@ def test_what_ddp_does_not_send_each_step_is_the_same_where_it_counts(start: Cal
     assert by_rank["0"] == by_rank["1"] and len(set(by_rank["0"])) > 1
 
 
-# A buffer that training changes and reads, as a codebook, a queue or a centre.
+# A buffer that training changes and reads, such as a codebook, a queue or a centre.
 CENTRE = """
 import torch
 from my_research.module import Classifier
@@ -166,7 +169,7 @@ def test_batch_norm_costs_no_step_anything() -> None:
 
 
 def test_what_training_changes_meanwhile_is_written_as_it_was(tmp_path: Path) -> None:
-    """fp16's loss scaler is an object that every step of DeepSpeed changes."""
+    """Check that objects are copied too: every step of DeepSpeed changes fp16's loss scaler."""
     import torch
 
     from hpc.training.deepspeed_strategy import DeepSpeed

@@ -1,4 +1,4 @@
-"""The cost of a start, in numbers that are the same on every machine: libraries imported, files of the project read."""
+"""Check the cost of a start, in machine-independent numbers: libraries imported, files of the project read."""
 
 import json
 import os

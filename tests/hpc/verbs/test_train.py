@@ -1,4 +1,4 @@
-"""train.py as a person types it: what is learned, what is recorded, what a checkpoint is good for afterwards."""
+"""Check train.py as a user types it: the learning, the records, and later uses of a checkpoint."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ SHORT = ["trainer.max_epochs=2", QUIET]
 
 @pytest.fixture(scope="module")
 def trained(call: Callable, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The directory and the output of a short run, with histograms."""
+    """Return the directory and the output of a short run, with histograms."""
     run_dir = tmp_path_factory.mktemp("run") / "digits"
     done = call(*SHORT, "callbacks.histograms.every_n_steps=20", f"run_dir={run_dir}", cwd=run_dir.parent)
     assert done.returncode == 0, done.stderr
@@ -84,7 +84,7 @@ def test_checkpoints_are_whole_and_hold_nothing_but_plain_data(name: str, traine
     for file in found.files:
         if file.endswith(".pt"):
             torch.load(link / file, weights_only=True)
-    assert safe_unpickle.read_metadata(link).state_dict_metadata  # through its own list of what may be named
+    assert safe_unpickle.read_metadata(link).state_dict_metadata  # readable by the project's own restricted unpickler
 
 
 def test_a_checkpoint_is_evaluated_to_the_same_number(
@@ -110,7 +110,7 @@ def test_a_checkpoint_that_does_not_fit_is_rejected(trained: tuple[Path, str], c
     done = call(f"ckpt={ckpt}", "model.network.widths=[16,32,48]", f"run_dir={tmp_path / 'never'}")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "network.blocks.2.norm2.weight (64,) instead of (48,)" in done.stderr
-    assert not (tmp_path / "never" / "config.yaml").exists()  # no run: the directory can be used
+    assert not (tmp_path / "never" / "config.yaml").exists()  # no run was made: the directory can still be used
 
 
 def test_fine_tuning_freezes_the_backbone_then_releases_it(
@@ -151,10 +151,10 @@ def test_the_default_experiment_learns_digits(call: Callable, tmp_path: Path) ->
 
 
 def test_the_text_experiment_learns(call: Callable, tmp_path: Path) -> None:
-    """A small part of it; the whole reaches 2.1."""
+    """Train a small part of the experiment; the whole reaches 2.1."""
     done = call("experiment=text", "trainer.max_steps=300", "data.max_eval_windows=200", f"run_dir={tmp_path / 'text'}")
     name, value = last_line(done.stdout)
-    assert name == "test/bits_per_byte" and value < 3.4  # frequencies of single bytes alone are worth 4.5
+    assert name == "test/bits_per_byte" and value < 3.4  # byte frequencies alone reach 4.5
 
 
 def test_a_run_directory_is_fresh_unless_it_is_asked_for() -> None:
@@ -183,7 +183,7 @@ def test_a_run_directory_is_fresh_unless_it_is_asked_for() -> None:
 
 
 def test_ctrl_c_stops_all_ranks_between_two_steps_and_says_how_to_go_on(tmp_path: Path) -> None:
-    """Lightning starts the second rank. They have a port for themselves, whatever a shell has left behind."""
+    """Let Lightning start the second rank, at a free port, whatever variables the shell has set."""
     run_dir = tmp_path / "a run"
     words = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "trainer.precision=32-true", QUIET]
     words += ["trainer.max_epochs=10000", "checkpoint.every_n_steps=5", f"run_dir='{run_dir}'"]

@@ -38,7 +38,7 @@ NEWER_WEIGHTS = "averaged_since"  # the module's own weights then
 # pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
 # The mixin names what it needs of the strategy it is mixed into, which has it as properties or as attributes.
 class CheckpointMixin:
-    """For a strategy: save without holding up the training for longer than a copy takes, and restore.
+    """Mixin for a strategy: save without blocking training for longer than a copy takes, and restore.
 
     Attributes:
         after_train_end: called when the callbacks' and the module's own `on_train_end` are done.
@@ -66,7 +66,7 @@ class CheckpointMixin:
 
     @property
     def is_writing(self) -> bool:
-        """Whether this rank is writing a checkpoint."""
+        """Return True while this rank is writing a checkpoint."""
         return self._writer is not None and self._writer.is_busy
 
     # Saving
@@ -130,7 +130,7 @@ class CheckpointMixin:
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """Whether to restore after setup: only for sharded models and DeepSpeed.
+        """Return True if Lightning restores after setup: only for sharded models and DeepSpeed.
 
         Otherwise earlier, as callbacks may need their state in `on_fit_start`.
         """

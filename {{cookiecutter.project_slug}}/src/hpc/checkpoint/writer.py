@@ -141,7 +141,7 @@ class CheckpointWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being written."""
+        """Return True while something is being written."""
         return self._pending is not None and not self._pending.done()
 
     def _require_claim(self) -> None:

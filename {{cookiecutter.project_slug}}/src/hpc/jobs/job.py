@@ -53,7 +53,7 @@ class Job:
 
     @property
     def is_reusable(self) -> bool:
-        """Whether the script may be submitted many times: each of its jobs makes a run directory of its own."""
+        """Return True if the script may be submitted many times: each of its jobs makes its own run directory."""
         return not (self.run_dir or self.members_file)
 
     @property

@@ -39,7 +39,7 @@ class RankError:
 
     @property
     def is_echo(self) -> bool:
-        """Whether this rank failed only because another one had failed."""
+        """Return True if this rank failed only because another one had failed."""
         kind, _, message = self.error.partition(": ")
         is_peer_gone = BY_TORCH.fullmatch(kind) and PEER_GONE.search(message)
         return kind == ENDED or (kind == "Hang" and WAITS_FOR_RANKS in message) or bool(is_peer_gone)

@@ -56,7 +56,7 @@ class RunRecord:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has finished and was not submitted once more after that."""
+        """Return True if the run has finished and was not submitted once more after that."""
         end = self.attempts[-1].end if self.attempts else None
         is_resubmitted = end and self.submit_time > end["time"] and not self.submitted.get("error")
         return self.verdict == "finished" and not is_resubmitted

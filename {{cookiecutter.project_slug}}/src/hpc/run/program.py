@@ -29,7 +29,7 @@ class RankProcess:
 
     @property
     def is_reporting_rank(self) -> bool:
-        """Whether this is the rank that prints what all ranks know."""
+        """Return True for the rank that prints the messages all ranks share."""
         return self.signals.is_reporting_rank
 
 
