@@ -274,7 +274,7 @@ def test_two_jobs_of_one_run(twice):
     first, second = sorted(twice, key=lambda run: slurm.show(run.job)["JobState"] in ENDED)
     assert slurm.show(first.job)["JobState"] == "RUNNING", first.log()
     assert (second.ended(), slurm.show(second.job)["ExitCode"]) == ("FAILED", "2:0"), second.log()
-    assert f"job {first.job} on" in second.log() and f"scancel {first.job}" in second.log(), second.log()
+    assert f"Job {first.job} on" in second.log() and f"scancel {first.job}" in second.log(), second.log()
     (first.run_dir / "go").touch()
     assert first.ended() == "COMPLETED", first.log()
     starts = first.starts()
