@@ -129,7 +129,7 @@ def saves(rank: int, project: Path) -> list[dict[str, Any]]:
 
     class TimedSave(lightning.Callback):
         def on_save_checkpoint(self, trainer: Any, module: Any, saved: dict[str, Any]) -> None:
-            saved[ON_PUBLISHED] = Path.exists  # a save without a function to call afterwards would be waited for
+            saved[ON_PUBLISHED] = Path.exists  # without such a function training would wait for the save
 
         def on_train_batch_end(self, trainer: Any, module: Any, *others: Any) -> None:
             states = [value for state in trainer.optimizers[0].state.values() for value in state.values()]

@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def can_run(default: FastDefault) -> bool:
-    """Whether this machine can run it: several ranks need a machine without a GPU, as there is only one GPU."""
+    """Return whether this machine can run it: several ranks need a machine without a GPU, as there is only one GPU."""
     return default.needs_gpu <= GPU and not (GPU and default.num_ranks > 1)
 
 

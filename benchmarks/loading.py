@@ -184,7 +184,7 @@ def measure_storage(folder: Path, packed: str, *, node_local: str) -> list[dict[
             loader = data.train_dataloader()
             cold[name].append(epoch_rate(loader))
             warm[name].append(epoch_rate(loader))
-            del loader  # and its workers
+            del loader  # and end its workers
     for name in kinds:
         rows += [make_row(f"photos of 224 x 224, {name}: first epoch", cold[name], "images/s", better="higher")]
         rows += [make_row(f"photos of 224 x 224, {name}: later epochs", warm[name], "images/s", better="higher")]
@@ -203,7 +203,7 @@ def drop_from_page_cache(folder: Path) -> None:
     """Drop the files of a folder from this node's memory (POSIX_FADV_DONTNEED)."""
     from hpc.data import packed_files
 
-    packed_files.map_pixels.cache_clear()  # mapped pages stay
+    packed_files.map_pixels.cache_clear()  # pages that are mapped are not dropped
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as stream:

@@ -68,7 +68,7 @@ class GPT(nn.Module):
 
 
 def batches(file: str, batch: int, block: int):
-    """Windows in random order, this rank's share; the next one is on its way while a step runs."""
+    """Yield this rank's windows in random order. The next one is copied to the device while a step runs."""
     tokens = np.memmap(file, dtype=np.uint16, mode="r")
     windows, generator, ahead = (len(tokens) - 1) // block, np.random.default_rng(0), None
     offsets = np.arange(block + 1)

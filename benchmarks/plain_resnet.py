@@ -1,6 +1,6 @@
 """Train a ResNet-50 in a fast hand-written loop, in one file: python benchmarks/plain_resnet.py [--options]
 
-On one batch of random images, which lies on the device: what training costs where data cost nothing.
+It trains on one batch of random images on the device, so loading data costs nothing.
 """
 
 import argparse

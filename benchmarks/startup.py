@@ -143,7 +143,7 @@ def run_seconds(project: Path, name: str, prefix: Sequence[str] = ()) -> float:
 
 def _run(project: Path, arguments: Sequence[str], prefix: Sequence[str]) -> subprocess.CompletedProcess[str]:
     environ = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    environ["XDG_CONFIG_HOME"] = os.devnull  # this user's own accounts stay out of it
+    environ["XDG_CONFIG_HOME"] = os.devnull  # without this user's clusters.yaml
     command = [*prefix, sys.executable, *arguments]
     return subprocess.run(command, cwd=project, env=environ, capture_output=True, text=True, check=True)
 

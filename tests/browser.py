@@ -21,7 +21,7 @@ PATIENCE = 60  # seconds
 
 
 class Tab:
-    """One page of a browser. `requests`: the addresses that it asked for."""
+    """One page of a browser. `requests`: the addresses that the page has requested."""
 
     def __init__(self, reads: int, writes: int) -> None:
         self._reads, self._writes, self._rest, self._number = reads, writes, b"", 0
@@ -44,7 +44,7 @@ class Tab:
         return answer["result"]
 
     def show(self, address: str, width: int, height: int = 900, dark: bool = False) -> None:
-        """Open a page as a device of this size shows it; returns when it is loaded."""
+        """Open a page in a viewport of this size, and return when it is loaded."""
         mobile = width < 600
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -65,7 +65,7 @@ class Tab:
         return answer["result"].get("value")
 
     def screenshot(self, path: Path) -> None:
-        """All of the page."""
+        """Return a screenshot of the whole page."""
         picture = self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(picture["data"]))
 
@@ -82,10 +82,10 @@ class Tab:
 
 @contextmanager
 def browser(profile: Path) -> Iterator[Tab]:
-    """Chromium with a fresh profile, ended afterwards."""
+    """Start Chromium with a fresh profile, and end it on exit from the block."""
     assert CHROMIUM
     (asked_out, asked_in), (told_out, told_in) = os.pipe(), os.pipe()
-    # It reads descriptor 3 and writes descriptor 4.
+    # Chromium reads commands from descriptor 3 and writes answers to descriptor 4.
     script = f'exec "$@" 3<&{asked_out} 4>&{told_in}'
     command = [CHROMIUM, *SWITCHES, f"--user-data-dir={profile}", "--remote-debugging-pipe"]
     process = subprocess.Popen(
@@ -97,7 +97,7 @@ def browser(profile: Path) -> Iterator[Tab]:
     try:
         yield Tab(told_out, asked_in)
     finally:
-        os.close(asked_in)  # without its master it ends by itself
+        os.close(asked_in)  # Chromium exits when this pipe closes
         os.close(told_out)
         try:
             process.wait(timeout=20)

@@ -25,15 +25,15 @@ from faults import INTERVAL, KINDS, Run
 from slurm_project import QUIET, Desk, made_for_tests
 
 HERE = Path(__file__).resolve().parent
-STEPS = 40  # of a run per injected fault, at most
-HANG = 15.0  # seconds without a step, after which ranks end themselves
-ENDS = 90.0  # seconds until a failed job has ended: Slurm needs 20 to see that a node is lost, ranks need HANG and 20
-GOES_ON = 180.0  # seconds in which it trains again
+STEPS = 40  # the most steps of a run per injected fault
+HANG = 15.0  # seconds without a step, after which the ranks exit
+ENDS = 90.0  # seconds until a failed attempt must have ended: Slurm detects a lost node in 20, ranks exit in HANG + 20
+GOES_ON = 180.0  # seconds within which the run must train again
 PER_RUN = 5
 MARKS = ("<!-- faults -->", "<!-- end of faults -->")
-# One more than a run takes: it goes on elsewhere while the lost node is still cut off.
+# One node more than a run uses: the run resumes on the spare node while the lost node is still cut off.
 NODES = (*slurm_nodes.NODES, "n5")
-# Four ranks each.
+# Each layout has four ranks.
 LAYOUTS = {
     "ddp": ("trainer=ddp_4node", "trainer.num_nodes=4", "trainer.devices=1"),
     "fsdp": ("trainer=fsdp_4node", "trainer.num_nodes=2", "trainer.devices=2"),
@@ -56,7 +56,7 @@ victim:
 
 @dataclass(frozen=True)
 class Strike:
-    """What is to happen: so many steps after the run trains again, to the rank or node that `pick` chooses."""
+    """A planned fault: its kind, the steps of the attempt before it (`after`), and the rank or node (`pick`)."""
 
     kind: str
     after: int
@@ -65,7 +65,7 @@ class Strike:
 
 @dataclass(frozen=True)
 class Struck:
-    """What became of it. `ended`: seconds until the attempt was over, `again`: until a step that was new."""
+    """The result of a fault. `ended`: seconds until the attempt ended. `again`: seconds until the first new step."""
 
     kind: str
     strategy: str
@@ -77,7 +77,7 @@ class Struck:
 
 
 def plan(faults: int, seed: int) -> list[tuple[str, list[Strike]]]:
-    """(strategy, what happens to the run) for each run; every kind once before one comes a second time."""
+    """Return (strategy, planned faults) of each run. No kind occurs a second time before all have occurred once."""
     rng = random.Random(seed)
     kinds: list[str] = []
     while len(kinds) < faults:
@@ -90,7 +90,7 @@ def plan(faults: int, seed: int) -> list[tuple[str, list[Strike]]]:
 
 @contextmanager
 def ground(folder: Path, bake: Callable[[], Path]) -> Iterator[tuple[Desk, Path]]:
-    """A cluster, a project on it, and a small file system that all nodes see."""
+    """Start a cluster with a project on it, and mount a small file system that all nodes share."""
     disk = folder / "disk"
     disk.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256M", "tmpfs", disk], check=True)
@@ -103,7 +103,7 @@ def ground(folder: Path, bake: Callable[[], Path]) -> Iterator[tuple[Desk, Path]
 
 
 def prepared(project: Path) -> Path:
-    """A baked project with the callback that suffers."""
+    """Add the callback for fault injection to a baked project."""
     made_for_tests(project)
     (project / "src/my_research/victim.py").write_text((HERE / "victim.py").read_text())
     (project / "configs/callbacks/victim.yaml").write_text(CALLBACKS)
@@ -120,7 +120,11 @@ def submitted(desk: Desk, disk: Path, strategy: str, name: str, steps: int) -> R
 
 
 def endure(run: Run, strategy: str, strikes: Sequence[Strike]) -> list[Struck]:
-    """Strike a run, one fault after the other, each when it trains again; until it has ended. TimeoutError."""
+    """Inject faults into a run one after another, each once the run trains again, and wait until the run has ended.
+
+    Raises:
+        TimeoutError: the run does not train, or does not end.
+    """
     struck = []
     try:
         for strike in strikes:
@@ -142,7 +146,7 @@ def endure(run: Run, strategy: str, strikes: Sequence[Strike]) -> list[Struck]:
 
 
 def reach(run: Run, steps: int) -> None:
-    """Wait until the newest attempt has done so many steps."""
+    """Wait until the newest attempt has done this number of steps."""
     limit = time.monotonic() + GOES_ON
     while True:
         attempt = run.starts()[-1]["attempt"] if run.starts() else 0
@@ -154,7 +158,7 @@ def reach(run: Run, steps: int) -> None:
 
 
 def survive(run: Run, strategy: str, strike: Strike) -> Struck:
-    """One fault, and what follows until the run trains again."""
+    """Inject one fault, wait until the run trains again, and return the result."""
     kind = KINDS[strike.kind]
     old, restarts = run.starts()[-1]["attempt"], run.slurm.show(run.job)["Restarts"]
     began = time.monotonic()
@@ -185,9 +189,9 @@ def survive(run: Run, strategy: str, strike: Strike) -> Struck:
 
 
 def again_computed(run: Run, old: int, highest: int, intervals: int) -> tuple[int, int]:
-    """Steps that had been done and were done again, and how many may be.
+    """Return the number of recomputed steps, and the number that is allowed.
 
-    Where a save was going on, its checkpoint is not there: those since it began come on top.
+    If the fault interrupted a save, that checkpoint is missing. The steps since the save began are then allowed, too.
     """
     starts = [start["from_step"] for start in run.starts() if start["attempt"] > old]
     recomputed = highest - min(starts, default=highest)
@@ -197,7 +201,7 @@ def again_computed(run: Run, old: int, highest: int, intervals: int) -> tuple[in
 
 
 def unharmed(run: Run, strategy: str, strike: Strike, began: float) -> Struck:
-    """The run goes on, and a later checkpoint is whole again."""
+    """Wait until a run that was not interrupted has a later complete checkpoint, and return the result."""
     known, (_, step) = {path.name for path in run.checkpoints()}, run.steps()[-1]
     while {path.name for path in run.checkpoints()} <= known | {f"step-{step:09}"}:
         if (seconds := time.monotonic() - began) > GOES_ON:
@@ -207,7 +211,7 @@ def unharmed(run: Run, strategy: str, strike: Strike, began: float) -> Struck:
 
 
 def campaign(desk: Desk, disk: Path, faults: int, seed: int) -> tuple[list[Struck], list[str]]:
-    """All that happened, and what was wrong with it."""
+    """Run the planned faults, and return their results and the errors that were found."""
     struck: list[Struck] = []
     wrong: list[str] = []
     references: dict[str, Path] = {}
@@ -241,7 +245,7 @@ def compared(desk: Desk, reference: Path, run_dir: Path) -> list[str]:
 
 
 def table(struck: Sequence[Struck]) -> str:
-    """Markdown, a line per kind."""
+    """Return the results as a Markdown table with one row per kind of fault."""
     lines = [
         "| fault | times | lost | hung | steps done again, at most | seconds till it ended | seconds till a new step |",
         "|---|---|---|---|---|---|---|",
@@ -262,7 +266,7 @@ def table(struck: Sequence[Struck]) -> str:
 
 
 def put(text: str, file: Path) -> None:
-    """In place of what stands between the two marks in a file."""
+    """Replace the text between the two marks in a file."""
     begin, end = MARKS
     before, _, rest = file.read_text(encoding="utf-8").partition(begin)
     _, found, after = rest.partition(end)
@@ -280,7 +284,7 @@ def main() -> int:
     if reason := slurm_nodes.missing():
         print(f"the fault run is left out: {reason}")
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nodes and mounts go, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SystemExit removes the nodes and mounts
     folder, began = Path(tempfile.mkdtemp(prefix="chaos")), time.monotonic()
     with ground(folder, partial(baked, folder)) as (desk, disk):
         struck, wrong = campaign(desk, disk, asked.faults, asked.seed)
@@ -298,7 +302,7 @@ def main() -> int:
 
 
 def baked(folder: Path) -> Path:
-    """A project with the default answers."""
+    """Bake a project with the default answers."""
     template, answers = str(HERE.parent), {"cluster": "local"}
     return Path(
         cookiecutter(template, no_input=True, default_config=True, extra_context=answers, output_dir=str(folder))

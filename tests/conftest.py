@@ -13,7 +13,7 @@ from cookiecutter.main import cookiecutter
 
 REPO = Path(__file__).resolve().parents[1]
 
-# Legal, and nothing that quoting forgot survives it.
+# Valid answers that break every place where quoting is missing.
 AWKWARD = {
     "project_name": """Über "x" \\ $(touch canary) `touch canary`; touch canary # 'q' 100 % <b> 😀""",
     "project_slug": "wild-2_thing",
@@ -27,12 +27,12 @@ AWKWARD = {
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory) -> Path:
-    """The template as a fresh clone has it: without caches and whatever else git ignores."""
+    """Copy the template as a fresh clone has it: without caches and other files that git ignores."""
     copy = tmp_path_factory.mktemp("clone") / "hpc-ml-template"
     git = ["git", "-C", str(REPO), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(git, capture_output=True, text=True, check=True).stdout.split("\0")
     for name in filter(None, names):
-        if (REPO / name).is_file():  # and not deleted since the last commit
+        if (REPO / name).is_file():  # not deleted since the last commit
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(REPO / name, copy / name)
     return copy
@@ -40,7 +40,7 @@ def template(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory) -> Path:
-    """A cookiecutter configuration that keeps its files out of the home directory."""
+    """Write a cookiecutter configuration whose folders are outside the home directory."""
     folder = tmp_path_factory.mktemp("cookiecutter")
     file = folder / "config.yaml"
     file.write_text(f"replay_dir: '{folder}/replay'\ncookiecutters_dir: '{folder}/clones'\n")
@@ -49,7 +49,7 @@ def settings(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def bake(template: Path, settings: Path, tmp_path_factory) -> Callable[..., Path]:
-    """bake(output_dir, **answers) → the project's folder."""
+    """Return the function bake(output_dir, **answers), which returns the project's folder."""
 
     def bake(output_dir: Path | None = None, **answers: str) -> Path:
         output_dir = output_dir or tmp_path_factory.mktemp("baked")
@@ -63,19 +63,19 @@ def bake(template: Path, settings: Path, tmp_path_factory) -> Callable[..., Path
 
 @pytest.fixture(scope="session")
 def project(bake) -> Path:
-    """A project with the default answers."""
+    """Bake a project with the default answers."""
     return bake()
 
 
 @pytest.fixture(scope="session")
 def awkward_project(bake, tmp_path_factory) -> Path:
-    """A project with awkward answers, in a folder with an awkward name."""
+    """Bake a project with awkward answers, in a folder with an awkward name."""
     return bake(tmp_path_factory.mktemp("Ein Ordner für 'alles' ", numbered=False), **AWKWARD)
 
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory) -> Iterator[slurm_nodes.Slurm]:
-    """Four nodes that run jobs."""
+    """Start a Slurm cluster of four nodes that run jobs."""
     if reason := slurm_nodes.missing():
         pytest.skip(reason)
     with slurm_nodes.cluster(tmp_path_factory.mktemp("slurm")) as slurm:
@@ -84,7 +84,7 @@ def slurm(tmp_path_factory) -> Iterator[slurm_nodes.Slurm]:
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory) -> Callable[..., subprocess.CompletedProcess]:
-    """run(command, cwd) → its exit code and output; `python` is the one that runs the tests."""
+    """Return the function run(command, cwd). In the command, `python` is the interpreter that runs the tests."""
 
     def run(
         command: list[str] | str, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 600
@@ -105,13 +105,13 @@ def run(tmp_path_factory) -> Callable[..., subprocess.CompletedProcess]:
 
 
 def environment() -> dict[str, str]:
-    """The environment of these tests without pytest's own traces, `python` on its path."""
+    """Return the tests' environment without pytest's variables, and with the tests' `python` on its PATH."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    kept.pop("VIRTUAL_ENV", None)  # env.sh has not been sourced
+    kept.pop("VIRTUAL_ENV", None)  # as if env.sh had not been sourced
     return kept | {"VENV": sys.prefix, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
-NOTES: list[str] = []  # what the tests of a baked project reported, for the last lines of this run
+NOTES: list[str] = []  # reports of a baked project's tests, printed at the end of this run
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

@@ -27,8 +27,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 PATIENCE = 30.0  # seconds for one case
 BASH = shutil.which("bash") or "bash"
-MEMORY = 6 * 2**30  # bytes of addresses for one case
-# All but line feed, tab and what a progress bar needs.
+MEMORY = 6 * 2**30  # bytes of address space for one case
+# Control characters, except line feed, tab and those that a progress bar needs.
 RAW = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 SOUND = [
     "trainer.max_steps=3",
@@ -111,7 +111,7 @@ FAILURES = [
 def one(
     kind: str, rng: random.Random, place: Path, project: Path, patch: str, patience: float, number: int
 ) -> tuple[str, str]:
-    """A case, from its drawing to its verdict: what became of it, and the end of what it printed."""
+    """Draw, run and judge one case. Return its outcome, and its command with the end of its output."""
     import hostile_ground
     import hostile_kinds as kinds
     import hostile_training
@@ -147,7 +147,7 @@ def one(
         and (flaw := hostile_training.judged(case, code, ground, "".join(printed)))
     ):
         return flaw, told
-    silent = kind == "environment" and not printed[1]  # of ranks that know the same, one speaks
+    silent = kind == "environment" and not printed[1]  # only one rank prints an error that all ranks see
     if code == 2 and not silent and not re.search(r"ConfigError: |usage: |Nothing was generated", printed[1]):
         return "no sentence", told
     if code not in (0, 2) and case.inspect != "run":
@@ -161,8 +161,8 @@ def one(
     return ("right" if code == 0 else "rejected"), told
 
 
-# In place of what a job script would start: nothing of a scheduler, no waiting, no environment. What all job scripts
-# source is the project's, as a run that was only printed has no copy of the code.
+# Stubs for what a job script starts: scheduler commands and waiting do nothing, and env.sh is not sourced. The common
+# *.bash files come from the project, as a script that was only printed has no copy of the code.
 STUBS = """
 source() { case $1 in */src/hpc/jobs/*.bash) builtin source JOBS/"${1##*/}" ;; esac; }
 sleep() { read -rt 0.01 <>/dev/zero || :; }; module() { :; }
@@ -171,7 +171,7 @@ for name in srun scontrol squeue sacct sbatch qsub qstat pbsdsh mpiexec aprun ip
 
 
 def script(text: str, ground: Any, environ: dict[str, str], project: Path) -> str:
-    """A job script is bash, asks only for what it should, and nothing that was typed or set is code in it."""
+    """Return "" if a job script is valid bash, adds no scheduler option and executes no input, else the failure."""
     file = ground.open / "job.sh"
     file.write_text(text)
     if not text.startswith("#!/bin/bash"):
@@ -209,7 +209,7 @@ def script(text: str, ground: Any, environ: dict[str, str], project: Path) -> st
 
 
 def looked_at(place: Path, project: Path) -> dict[str, tuple[int, ...]]:
-    """All files but those in the open."""
+    """Return mode, size and time of all files, except those in the folder `open`, which a case may change."""
     seen: dict[str, tuple[int, ...]] = {}
     for top in (place, project):
         for folder, folders, names in os.walk(top):
@@ -261,7 +261,7 @@ def forked(case: Any, ground: Any, project: Path, patch: str, number: int) -> in
 
 
 def waited(pid: int, patience: float) -> int | None:
-    """Its exit code; None: it did not end in time. What it started ends with it."""
+    """Wait for a process, and kill its process group. Return its exit code, or None if it did not end in time."""
     limit, status = time.monotonic() + patience, None
     while status is None and time.monotonic() < limit:
         done, told = os.waitpid(pid, os.WNOHANG)
@@ -275,7 +275,7 @@ def waited(pid: int, patience: float) -> int | None:
 
 
 def prepared(place: Path, project: Path | None) -> Path:
-    """A baked project, its libraries imported, and sound things to damage."""
+    """Prepare a baked project, import its libraries, and make the valid files that cases damage."""
     os.environ |= {"OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": os.devnull, "PYTHONDONTWRITEBYTECODE": "1"}
     for name in [
         name for name in os.environ if name.startswith(("SLURM_", "PBS_", "HPC_", "MASTER_", "PMI", "COLUMNS"))
@@ -293,7 +293,7 @@ def prepared(place: Path, project: Path | None) -> Path:
 
     hostile_programs.prepare(place / "base", project, SOUND)
     gc.collect()
-    gc.freeze()  # no child copies what it only looks through
+    gc.freeze()  # without this, garbage collection in a child would copy the pages that it shares with this process
     return project
 
 

@@ -23,7 +23,7 @@ SIZES = {"train": 0, "val": 1000, "other": 2000, "test": 3000}  # the number of 
 
 
 class Network(nn.Module):
-    """A few hundred weights."""
+    """A network of about a hundred weights."""
 
     def __init__(self, width: int = 8, dropout: float = 0.0, norm: bool = False) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Network(nn.Module):
 
 
 class Noisy(Dataset):
-    """Samples with noise: new random numbers each time."""
+    """Samples with noise that is drawn anew on each access."""
 
     def __init__(self, samples: TensorDataset) -> None:
         self.samples = samples
@@ -57,14 +57,14 @@ class Noisy(Dataset):
 
 
 def samples(split: str, num: int) -> TensorDataset:
-    """Features and, as the target, the sample's own number."""
+    """Return features and, as the target, the number of the sample."""
     first = SIZES[split]
     features = torch.randn(num, FEATURES, generator=torch.Generator().manual_seed(first))
     return TensorDataset(features, torch.arange(first, first + num))
 
 
 class Data(DataModule):
-    """The project's own way of loading."""
+    """A data module with the project's loaders."""
 
     def __init__(self, sizes: dict[str, int], noisy: bool = False, **loading: Any) -> None:
         super().__init__(**loading)
@@ -80,7 +80,7 @@ class Data(DataModule):
 
 
 class Stock(L.LightningDataModule):
-    """As in Lightning's own examples."""
+    """A data module with plain DataLoaders, as in Lightning's examples."""
 
     def __init__(
         self, sizes: dict[str, int], global_batch_size: int, noisy: bool = False, shuffle: bool = True, **loading: Any
@@ -109,7 +109,7 @@ class Stock(L.LightningDataModule):
 
 
 class Recent:
-    """An object of the fork's own."""
+    """A user-defined object with state that is not a tensor."""
 
     def __init__(self, network: nn.Module) -> None:
         self.losses: deque[float] = deque(maxlen=3)
@@ -118,17 +118,17 @@ class Recent:
 
 
 class Drawn(L.LightningModule):
-    """One optimizer, or (`manual`) one for the blocks and one for the head.
+    """A module with one optimizer, or with one for the blocks and one for the head (`manual`).
 
     Args:
         optimizers: {"name", ...} with "schedulers": [{"name", ..., "config": {...}}].
         logs: "step", "epoch", "both" or "metric": how a training metric is logged; None: not at all.
         every: with manual optimization, batches between two steps.
         own_clip: the gradients are clipped by the project's function, not by Lightning's.
-        keeps: what a researcher's module keeps beside its weights: what is set as an epoch begins, what is gathered
-            until it ends, a buffer that is not saved and one that is, both of which the loss reads; one that counts
-            batches as they come; a generator of its own, and numbers in an object of its own class. On one device also
-            an average that is no part of it, and a parameter without a gradient.
+        keeps: the module has state beside its weights, and the loss depends on it. It has a value that is set at the
+            start of each epoch, and a list of the epoch's losses. It has a non-persistent buffer, a persistent one, and
+            one that counts batches. It has a random generator, and an object of a user-defined class. On one device it
+            also has an average outside the module, and a parameter without a gradient.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Drawn(L.LightningModule):
         loss = F.cross_entropy(self.network(inputs), numbers % CLASSES)
         if self.keeps:
             loss = self.temperature * loss * (1 + self.smooth + self.lasting) * self._from_what_was(inputs)
-            seen = loss.detach().clamp(max=1.0)  # else it grows by itself
+            seen = loss.detach().clamp(max=1.0)  # otherwise the loss would amplify itself
             self.smooth = (0.9 * self.smooth + 0.1 * seen).to(self.smooth)
             self.lasting.copy_(self.smooth)
             self.outputs.append(loss.detach())
@@ -207,15 +207,15 @@ class Drawn(L.LightningModule):
         return loss
 
     def _is_watched(self) -> bool:
-        """Does a schedule go by it? It must see the same on all ranks."""
+        """Return whether a scheduler monitors the training metric, which must then be equal on all ranks."""
         schedules = [one for wanted in self.wanted for one in wanted["schedulers"]]
         return any(str(one.get("config", {}).get("monitor")).startswith("own/loss") for one in schedules)
 
     def _from_what_was(self, inputs: Tensor) -> float:
-        """A factor near 1 that depends on all that is kept."""
+        """Return a factor near 1 that depends on the state of `recent` and of the generator."""
         recent, head = self.recent, self.network.head
         with torch.no_grad():
-            if self.parallelize is None:  # of one device: else the head may be cut by then
+            if self.parallelize is None:  # only on one device: otherwise the head may be sharded
                 for mine, its in zip(recent.average.parameters(), head.parameters(), strict=True):
                     mine.lerp_(its.to(mine), 0.1)
             average = float(sum(one.sum() for one in recent.average.parameters()))
@@ -248,7 +248,7 @@ class Drawn(L.LightningModule):
     def _evaluate(self, what: str, name: str, batch: Any, batch_idx: int, loader: int = 0) -> None:
         inputs, numbers = batch
         counted = (numbers >= 0).sum()
-        # A remainder of a negative number is none: what does not count stays so.
+        # Negative numbers mark padding. Their remainder would be a valid class, so -100 is used, which is ignored.
         targets = torch.where(numbers >= 0, numbers % CLASSES, -100)
         loss = F.cross_entropy(self.network(inputs), targets, reduction="sum") / counted.clamp(min=1)
         self._write(what, batch_idx, numbers, loss, loader=loader)
@@ -285,7 +285,7 @@ class Drawn(L.LightningModule):
 
 
 def schedule(optimizer: Any, name: str, config: Any = None, **options: Any) -> Any:
-    """A scheduler by its name. With `parts`, one of several."""
+    """Return a scheduler by its name, composed of others if there are `parts`."""
     del config
     if "parts" in options:
         options["schedulers"] = [schedule(optimizer, **part) for part in options.pop("parts")]

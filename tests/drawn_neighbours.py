@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from neighbour_rounds import Rounds, Scene
 
 HERE = Path(__file__).resolve().parent
-# By scene, code that removes its protection: the rounds must then find the harm.
+# Code that removes the protection of a scene. Rounds with it must find harm.
 CONTROLS = {
     "one directory": """
 from hpc.run import claim
@@ -42,11 +42,11 @@ from hpc.run import frozen_config
 frozen_config.create_exclusively = frozen_config.create_or_replace
 """,
 }
-TRIES = 6  # rounds within which the harm must be found: not every round hits the right moment
+TRIES = 6  # rounds within which harm must be found, as not every round has the right timing
 
 
 def campaign(shared: "Rounds", numbers: list[int], seed: int) -> list[int]:
-    """The numbers of the rounds that did harm; the last lines count what was drawn."""
+    """Run rounds, and return the numbers of those that did harm. The last printed lines count what was drawn."""
     counts: Counter[str] = Counter()
     harmed, began = [], time.monotonic()
     for number in numbers:
@@ -67,7 +67,7 @@ def campaign(shared: "Rounds", numbers: list[int], seed: int) -> list[int]:
 
 
 def one_round(shared: "Rounds", number: int, seed: int, names: list[str], counts: Counter[str]) -> list[str]:
-    """The commands and what was harmed, a line each; none where nothing was."""
+    """Run one round. If it did harm, return one line per command and per harm; otherwise return no lines."""
     from neighbour_ground import Ground
 
     known = scenes()
@@ -85,7 +85,7 @@ def one_round(shared: "Rounds", number: int, seed: int, names: list[str], counts
                 batch += next(scene)
             except StopIteration:
                 left.pop(name)
-            except Exception as error:  # a run that left nothing to look at, say
+            except Exception as error:  # for example, a run left no files to compare
                 ground.harm("cannot be judged", f"{name}: {type(error).__name__}: {error}")
                 left.pop(name)
         ground.run(batch)
@@ -102,7 +102,7 @@ def one_round(shared: "Rounds", number: int, seed: int, names: list[str], counts
 
 
 def draw(rng: random.Random, names: list[str], turn: int) -> list[str]:
-    """Scenes of a round: one that trains, each in its turn, so that few rounds have most; and two of other things."""
+    """Draw the scenes of a round: the training scene whose turn it is, and two random other scenes."""
     import neighbour_trains
 
     known = scenes()
@@ -132,7 +132,7 @@ def scenes() -> "dict[str, Callable[[random.Random, Rounds, Ground, str], Scene]
 
 
 def controls(shared: "Rounds", seed: int) -> list[str]:
-    """The scenes in which no harm was found though a cure was taken away."""
+    """Return the scenes in which no harm was found although their protection was removed."""
     missed = []
     for scene, patch in CONTROLS.items():
         for sort in ("digits", "packed"):
@@ -165,7 +165,7 @@ def found_without(shared: "Rounds", seed: int, scene: str, patch: str) -> int:
 
 @contextmanager
 def prepared(project: Path, folder: Path, wanted: list[str]) -> Iterator["Rounds"]:
-    """The libraries, imported once, and what the rounds share."""
+    """Import the libraries once, and prepare what the rounds share."""
     os.environ |= {"XDG_CONFIG_HOME": os.devnull, "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
     for name in [name for name in os.environ if name.startswith(("SLURM_", "PBS_", "HPC_", "MASTER_"))]:
         del os.environ[name]
@@ -180,10 +180,10 @@ def prepared(project: Path, folder: Path, wanted: list[str]) -> Iterator["Rounds
     from neighbour_ground import BYSTANDERS, adopt
     from neighbour_rounds import Rounds
 
-    import train  # noqa: F401  # and with it the project's own modules
+    import train  # noqa: F401  # imports the project's modules, too
 
     torch.set_num_threads(1)
-    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # a run that went on is compared as it was written, too
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # resumed runs make it warn
     adopt()
     shared = Rounds(folder, project)
     shared.scenes = wanted or list(scenes())
@@ -207,7 +207,7 @@ def main() -> int:
     parser.add_argument("--project", type=Path, help="a baked project; default: one is baked")
     parser.add_argument("--controls", action="store_true", help="see that harm is found where cures are taken away")
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nodes go, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SystemExit removes the nodes
     folder = Path(tempfile.mkdtemp(prefix="neighbours"))
     project = (asked.project or baked(folder)).absolute()
     numbers = [asked.only] if asked.only is not None else list(range(asked.rounds))
@@ -222,7 +222,7 @@ def main() -> int:
 
 
 def baked(folder: Path) -> Path:
-    """A project with the default answers."""
+    """Bake a project with the default answers."""
     from cookiecutter.main import cookiecutter
 
     answers = {"cluster": "local"}

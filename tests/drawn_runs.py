@@ -44,7 +44,7 @@ def campaign(project: Path, folder: Path, seed: int, numbers: list[int], jobs: i
 
 
 def told(seed: int, number: int, outcome: Outcome) -> str:
-    """A line for a twin; what failed with its draw and how to see it again."""
+    """Return a line about a twin, and, if it failed, also its draw and the command that repeats it."""
     line = f"{number}: {outcome.kind} {outcome.seconds:.1f} s {outcome.said}"
     if outcome.kind not in ("different", "hung"):
         return line
@@ -53,24 +53,24 @@ def told(seed: int, number: int, outcome: Outcome) -> str:
 
 
 def brief(drawn: dict[str, Any]) -> dict[str, Any]:
-    """A draw without what says nothing."""
+    """Return a draw without its empty values."""
     shorter = {key: value for key, value in drawn.items() if value}
     shorter["callbacks"] = {key: value for key, value in drawn["callbacks"].items() if value}
     return shorter
 
 
 def whole(shorter: dict[str, Any]) -> dict[str, Any]:
-    """The draw of which `brief` has left something out."""
+    """Return the complete draw, with the empty values that `brief` has removed."""
     empty: dict[str, Any] = {key: [] for key in ("words", "first_words", "then_words", "strikes", "moves")}
     drawn = {**empty, "tolerance": 0.0, **shorter}
     drawn["callbacks"] = dict.fromkeys(("progress", "samples", "monitor", "throughput")) | drawn["callbacks"]
-    if (schedule := drawn["callbacks"].get("accumulation")) is not None:  # numbers are words in JSON
+    if (schedule := drawn["callbacks"].get("accumulation")) is not None:  # JSON has turned these keys into strings
         schedule["scheduling"] = {int(epoch): count for epoch, count in schedule["scheduling"].items()}
     return drawn
 
 
 def shrunk(project: Path, folder: Path, drawn: dict[str, Any], name: str) -> dict[str, Any]:
-    """The draw with as little in it as makes the same kind of failure."""
+    """Return the smallest draw that still shows the same kind of failure."""
     kind = twin(project, folder, name, drawn).kind
     smaller = True
     while smaller:
@@ -84,7 +84,7 @@ def shrunk(project: Path, folder: Path, drawn: dict[str, Any], name: str) -> dic
 
 
 def simpler(drawn: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Draws that lack one thing. An extension must end where its twin does."""
+    """Yield draws that lack one element. The final limits of an extended run stay, as its reference has them, too."""
     ends = {word.partition("=")[0] for word in drawn["then_words"]}
     for key in ("words", "strikes"):
         for index in range(len(drawn[key])):
@@ -118,7 +118,7 @@ def simpler(drawn: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def baked(folder: Path) -> Path:
-    """A project with the default answers."""
+    """Bake a project with the default answers."""
     template, answers = str(HERE.parent), {"cluster": "local"}
     return Path(
         cookiecutter(template, no_input=True, default_config=True, extra_context=answers, output_dir=str(folder))
@@ -158,7 +158,7 @@ def main() -> int:
 
 
 def summary(done: list[tuple[int, Outcome]]) -> str:
-    """How many of each kind, the messages of what was rejected, the numbers of what failed."""
+    """Return the count of each kind, the messages of rejected draws, and the numbers of failed ones."""
     counts = Counter(outcome.kind for _, outcome in done)
     lines = [f"{len(done)} twins: " + ", ".join(f"{counts[kind]} {kind}" for kind in KINDS)]
     messages = Counter(outcome.said for _, outcome in done if outcome.kind == "rejected")

@@ -18,11 +18,11 @@ counted: dict[str, int] = {}
 
 
 class Struck(Exception):
-    """An error as from a researcher's own code."""
+    """An error as if raised by a user's code."""
 
 
 def passes(where: str, trainer: L.Trainer | None = None) -> None:
-    """Count that this process passes a place, and interrupt it there if TWIN_STRIKE says so."""
+    """Count how often this process passes a place, and interrupt it if TWIN_STRIKE names this place and count."""
     counted[where] = counted.get(where, 0) + 1
     if not STRIKE or STRIKE["rank"] != RANK or (where, counted[where]) != (STRIKE["where"], STRIKE["count"]):
         return
@@ -37,14 +37,14 @@ def passes(where: str, trainer: L.Trainer | None = None) -> None:
 
 
 def write(what: dict[str, Any]) -> None:
-    """Write a line with one call, so that a killed process leaves only whole lines."""
+    """Write a line with one call, so that a killed process leaves only complete lines."""
     file = os.open(f"{os.environ['TWIN_TRACE']}.{RANK}", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, (json.dumps(what) + "\n").encode())
     os.close(file)
 
 
 def watch_writer() -> None:
-    """Make each call that syncs or renames a checkpoint a place, too."""
+    """Make each sync or rename of a checkpoint file a place where the process can be interrupted."""
     for name in ("fsync", "rename", "replace", "symlink", "rmdir"):
         setattr(os, name, counting(getattr(os, name)))
 

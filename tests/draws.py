@@ -32,7 +32,7 @@ def draw(seed: int, number: int) -> dict[str, Any]:
     words += clipping(dice, drawn["strategy"], manual)
     words += [*saves(dice, validates), *loggers(dice)]
     module(dice, drawn, validates, manual, accumulate, moves)
-    counted = len(drawn["model"]["optimizers"])  # a step of each is one to `max_steps`
+    counted = len(drawn["model"]["optimizers"])  # `max_steps` counts the steps of all optimizers
     is_short = first_end(drawn) < counted * -(-batches // accumulate)
     callbacks(dice, drawn, validates, manual, accumulate, moves, is_short)
     drawn["strikes"] = [strike(dice, drawn, steps * accumulate) for _ in range(dice.one(1, 1, 2, 2, 3))]
@@ -50,13 +50,13 @@ def precision(dice: Dice, drawn: dict[str, Any], moves: bool) -> list[str]:
 
 
 def data(dice: Dice, drawn: dict[str, Any], accumulate: int, moves: bool) -> int:
-    """The data module; optimizer steps of an epoch."""
+    """Draw the data module, and return the number of optimizer steps of an epoch."""
     shares = drawn["ranks"] * accumulate
-    size = 12 if moves else shares * dice.one(1, 2, 2, 3)  # 12: for any number of ranks
+    size = 12 if moves else shares * dice.one(1, 2, 2, 3)  # 12 is divisible by each drawn number of ranks
     steps = dice.randint(3, 8)
     sizes = {
         "train": steps * size + dice.one(0, 0, 1, size - 1),
-        "val": dice.randint(4, 14),  # each of 4 ranks must have one
+        "val": dice.randint(4, 14),  # at least one for each of 4 ranks
         "test": dice.randint(4, 7),
     }
     sizes |= {"other": dice.randint(4, 8)} if dice.chance(0.2) else {}
@@ -65,16 +65,16 @@ def data(dice: Dice, drawn: dict[str, Any], accumulate: int, moves: bool) -> int
     if dice.chance(0.05):
         drawn["data"] |= {"_target_": "my_research.drawn.Stock", "shuffle": dice.chance(0.7)}
         del drawn["data"]["seed"]
-        if moves:  # the rest of an epoch is shared out otherwise among other numbers of ranks
+        if moves:  # another number of ranks would split an incomplete last batch differently
             sizes["train"] = steps * size
-            drawn["data"] |= {"shuffle": False, "noisy": False}  # one that begins anew draws what so many ranks draw
+            drawn["data"] |= {"shuffle": False, "noisy": False}  # random numbers depend on the ranks
     if dice.chance(0.1):
         drawn["words"].append("+trainer.reload_dataloaders_every_n_epochs=1")
     return steps
 
 
 def validation(dice: Dice, drawn: dict[str, Any], batches: int, moves: bool) -> bool:
-    """When it validates; whether it does so at all."""
+    """Draw when the run validates, and return whether it validates at all."""
     words, sizes = drawn["words"], drawn["data"]["sizes"]
     is_one_batch = min(sizes["val"], sizes.get("other", 99)) < 2 * drawn["data"]["global_batch_size"]
     if dice.chance(0.05):
@@ -82,7 +82,7 @@ def validation(dice: Dice, drawn: dict[str, Any], batches: int, moves: bool) -> 
         return False
     if dice.chance(0.25):
         limit = dice.one(1, 2, 0.5, 1.0)
-        # Batches of other ranks are others, which a run that has saved something rejects; one that begins anew cannot.
+        # With other ranks a batch limit selects other samples. A resumed run rejects this, a new run cannot.
         words.append(f"+trainer.limit_val_batches={1.0 if moves or (is_one_batch and limit == 0.5) else limit}")
     if dice.chance(0.35):
         interval = dice.one(dice.randint(1, batches), dice.one(0.25, 0.34, 0.5, 1.0))
@@ -106,11 +106,11 @@ def clipping(dice: Dice, strategy: str, manual: bool) -> list[str]:
 
 
 def limits(dice: Dice, drawn: dict[str, Any], steps: int, accumulate: int, moves: bool) -> int:
-    """The end, and how much of an epoch is used: so many batches."""
+    """Draw the end of training and the limit of an epoch, and return the number of batches in an epoch."""
     batches, words = steps * accumulate, drawn["words"]
     if dice.chance(0.2):
         limit = dice.one(dice.randint(2, batches), 0.5, 0.8)
-        if "deepspeed" in drawn["strategy"]:  # an epoch has whole steps
+        if "deepspeed" in drawn["strategy"]:  # an epoch must have complete optimizer steps
             limit = dice.randint(1, steps) * accumulate
         words.append(f"+trainer.limit_train_batches={limit}")
         batches = limit if isinstance(limit, int) else int(batches * limit)
@@ -140,7 +140,7 @@ def limits(dice: Dice, drawn: dict[str, Any], steps: int, accumulate: int, moves
 
 
 def first_end(drawn: dict[str, Any]) -> float:
-    """The smallest number of steps after which it ends."""
+    """Return the smallest number of steps after which the run can end."""
     ends = [word.partition("max_steps=")[2] for word in (*drawn["words"], *drawn["first_words"])]
     return min((int(end) for end in ends if end), default=float("inf"))
 
@@ -150,7 +150,7 @@ TABLE = "{_target_:lightning.pytorch.loggers.CSVLogger,save_dir:${run_dir},name:
 
 
 def loggers(dice: Dice) -> list[str]:
-    """TensorBoard, as train.yaml has it; or a table beside it."""
+    """Draw the loggers: none beside the TensorBoard of train.yaml, or TensorBoard and CSV."""
     if not dice.chance(0.08):
         return []
     return ["~logger", f"+logger=[{BOARD},{TABLE},flush_logs_every_n_steps:{dice.one(1, 3, 100)}}}]"]
@@ -164,7 +164,7 @@ def saves(dice: Dice, validates: bool) -> list[str]:
 
 
 def strike(dice: Dice, drawn: dict[str, Any], batches: int) -> dict[str, Any]:
-    """What happens where, the how-manieth time a rank comes by there."""
+    """Draw an interruption: its kind, its place, the rank, and on which passage of that place it happens."""
     how = dice.choice(WARNINGS if dice.chance(0.6) else ENDS)
     places = ["training_step"] * 6 + ["validation_step"] * 2 + ["on_train_epoch_end"] * 2 + ["test_step"]
     where = dice.choice([*places, *["save"] * 6] if how == "SIGKILL" else places)
@@ -176,10 +176,10 @@ def strike(dice: Dice, drawn: dict[str, Any], batches: int) -> dict[str, Any]:
 
 
 def move(dice: Dice, drawn: dict[str, Any], accumulate: int) -> dict[str, Any]:
-    """Other ranks, another strategy, another way of accumulating: the same global batches."""
+    """Draw another number of ranks, strategy and accumulation, with the same global batches."""
     ranks, strategy = dice.one(("single", 1), ("ddp", 1), ("ddp", 2), ("fsdp", 2), ("ddp", 4))[::-1]
     shares = [count for count in (1, 2, 3) if 12 % (count * ranks) == 0]
-    # What counts micro-batches would mean other steps.
+    # Limits that count micro-batches mean other steps if the accumulation changes.
     counts = any("val_check_interval" in word or "limit_train_batches" in word for word in drawn["words"])
     again = accumulate in shares and (dice.chance(0.5) or counts)
     accumulate = accumulate if again else dice.choice(shares)

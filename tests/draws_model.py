@@ -4,12 +4,12 @@ import random
 from typing import Any
 
 CALLBACKS = "lightning.pytorch.callbacks."
-# The name of a metric of training that has one value per epoch.
+# The training metric with one value per epoch, for each way of logging.
 MONITORS = {"step": "own/loss", "epoch": "own/loss", "both": "own/loss_epoch", "metric": "own/metric"}
 
 
 class Dice(random.Random):
-    """A random generator with two more draws."""
+    """A random generator with two more methods."""
 
     def chance(self, share: float) -> bool:
         return self.random() < share
@@ -31,14 +31,14 @@ def module(dice: Dice, drawn: dict[str, Any], validates: bool, manual: bool, acc
         wanted["schedulers"] = [scheduler(dice, validates) for _ in range(min(num, 1) if deepspeed else num)]
     model["logs"] = dice.one(None, "step", "epoch", "both", "metric")
     if moves and model["logs"]:
-        model["logs"] = "metric"  # the only one that is of all ranks, so that what watches it does the same anywhere
+        model["logs"] = "metric"  # the only one that is reduced over ranks, so that callbacks on it agree
     if model["logs"] and not manual and dice.chance(0.1):
         config = {"monitor": MONITORS[model["logs"]], "interval": "epoch"}
         plateau = {"name": "ReduceLROnPlateau", "patience": 0, "threshold": dice.one(0.0, 10.0), "factor": 0.5}
         model["optimizers"][0]["schedulers"] = [{**plateau, "config": config}]
     sharded = drawn["strategy"] != "single"
     model["own_clip"] = sharded or dice.chance(0.3)
-    model["keeps"] = not moves and dice.chance(0.3)  # each rank its own
+    model["keeps"] = not moves and dice.chance(0.3)  # as each rank has its own state
     if sharded or moves:
         shared = {"_partial_": True, "_target_": "hpc.training.parallel.parallelize"}
         model["parallelize"] = {**shared, "precision": "${trainer.precision}"}
@@ -46,7 +46,7 @@ def module(dice: Dice, drawn: dict[str, Any], validates: bool, manual: bool, acc
 
 
 def can_norm(drawn: dict[str, Any], accumulate: int) -> bool:
-    """Batch norm cannot do with one sample, nor, on a CPU, with DeepSpeed in bf16."""
+    """Return whether batch norm works: it needs several samples, and does not work with DeepSpeed in bf16 on a CPU."""
     size = drawn["data"]["global_batch_size"] // (drawn["ranks"] * accumulate)
     is_mixed = "deepspeed" in drawn["strategy"] and "trainer.precision=bf16-mixed" in drawn["words"]
     has_rest = "Stock" in drawn["data"]["_target_"] and drawn["data"]["sizes"]["train"] % size == 1
@@ -101,7 +101,11 @@ def scheduler(dice: Dice, validates: bool) -> dict[str, Any]:
 def callbacks(
     dice: Dice, drawn: dict[str, Any], validates: bool, manual: bool, accumulate: int, moves: bool, is_short: bool
 ) -> None:
-    """`is_short`: it may end before its first validation, which Lightning's EarlyStopping cannot do without."""
+    """Draw callbacks.
+
+    Args:
+        is_short: the run may end before its first validation. A strict EarlyStopping would then raise an error.
+    """
     chosen: dict[str, Any] = {"progress": None, "samples": None, "monitor": None}
     if not dice.chance(0.15):
         chosen["throughput"] = None
@@ -129,7 +133,7 @@ def callbacks(
         known["stop_training"] = (node, 0.07)
     if not moves and drawn["strategy"] in ("single", "ddp"):
         swa = {"swa_lrs": 0.01, "swa_epoch_start": dice.one(1, 0.5), "annealing_epochs": dice.one(1, 2)}
-        # It ends with the last epoch: a run of fewer is another one, whatever is added to it.
+        # Its schedule depends on `max_epochs`: a run that starts with fewer epochs differs even after an extension.
         fewer = any("max_epochs" in word for word in drawn["first_words"])
         known["swa"] = ({"_target_": CALLBACKS + "StochasticWeightAveraging", **swa}, 0.0 if manual or fewer else 0.06)
         ema = {"decay": 0.8, "update_every_n_steps": dice.one(1, 2), "update_starting_at_step": dice.one(None, 5)}
@@ -143,7 +147,7 @@ def callbacks(
         )
     first = drawn["model"]["optimizers"][0]
     if not manual and not moves and drawn["strategy"] == "single" and not first["schedulers"]:
-        # A schedule, and Adagrad, are made for the groups of parameters that there are at first.
+        # Schedulers and Adagrad support only the parameter groups that exist when they are created.
         node = {"_target_": CALLBACKS + "BackboneFinetuning", "unfreeze_backbone_at_epoch": dice.one(1, 1, 2)}
         known["finetuning"] = (node, 0.0 if first["name"] == "Adagrad" else 0.25)
     chosen |= {name: node for name, (node, share) in known.items() if dice.chance(share)}

@@ -14,27 +14,27 @@ from slurm_nodes import Slurm
 from slurm_project import wait_for
 
 INTERVAL = 10  # steps from one checkpoint to the next
-SOON = 60.0  # seconds within which a fault finds the moment that it waits for
+SOON = 60.0  # seconds within which the event that a fault waits for must happen
 
 
 @dataclass
 class Run:
-    """A submitted run, as it appears from outside."""
+    """A submitted run, observed through its files and through Slurm."""
 
     slurm: Slurm
     job: str
     run_dir: Path
-    disk: Path  # the small file system that the checkpoints lie on
+    disk: Path  # the small file system with the checkpoints
     heal: list[Callable[[], None]] = field(default_factory=list)  # functions that repair the nodes
 
     def steps(self) -> list[tuple[int, int]]:
-        """(attempt, step) of each step that was done, in order."""
+        """Return (attempt, step) of each completed step, in order."""
         path = self.run_dir / "steps"
         lines = path.read_text().splitlines() if path.exists() else []
         return [(int(attempt), int(step)) for attempt, step in map(str.split, lines)]
 
     def starts(self) -> list[dict]:
-        """The start events of attempts.jsonl."""
+        """Return the start events of attempts.jsonl."""
         path = self.run_dir / "attempts.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         return [event for event in map(json.loads, lines) if event["event"] == "start"]
@@ -45,11 +45,11 @@ class Run:
         return found[1] if found else ""
 
     def checkpoints(self) -> list[Path]:
-        """Whole ones, oldest first."""
+        """Return the complete checkpoints, oldest first."""
         return sorted(path.parent for path in self.run_dir.glob("checkpoints/step-*[0-9]/manifest.json"))
 
     def parts(self) -> list[int]:
-        """Steps of those that are being written or were left behind."""
+        """Return the steps of checkpoints that are being written or were left incomplete."""
         found = (re.fullmatch(r"step-(\d+)\.part", path.name) for path in self.run_dir.glob("checkpoints/*.part"))
         return sorted(int(name[1]) for name in found if name)
 
@@ -64,18 +64,18 @@ class Run:
         return hosts[rank % ranks * len(hosts) // ranks]
 
     def kill(self, *ranks: int) -> None:
-        """kill -9 of ranks of one node."""
+        """Kill ranks of one node with SIGKILL."""
         pids = [(self.run_dir / f"pid-{rank}").read_text() for rank in ranks]
         self.slurm.exec(self.node(ranks[0]), "kill", "-9", *pids)
 
     def pace(self, seconds: float) -> None:
-        """How long each step lasts besides its work."""
+        """Set how many seconds each step sleeps."""
         aside = self.run_dir / ".pace"
         aside.write_text(str(seconds))
         aside.replace(self.run_dir / "pace")
 
 
-# Each takes a run and a random number, which chooses rank or node.
+# Each function takes a run and a random number, which chooses the rank or node.
 
 
 def warn(signal: str, run: Run, pick: int) -> None:
@@ -96,7 +96,7 @@ def kill_ranks_of_a_node(run: Run, pick: int) -> None:
 
 
 def kill_slurmstepd(run: Run, pick: int) -> None:
-    """Of the ranks on one node; they live on and nobody hears of their end."""
+    """Kill the slurmstepd of one node. Its ranks keep running, but Slurm does not learn when they end."""
     node = run.node(pick)
     pids = run.slurm.exec(node, "pgrep", "-f", rf"^slurmstepd: \[{run.job}\.0\]").stdout.split()
     run.slurm.exec(node, "kill", "-9", *pids)
@@ -105,7 +105,7 @@ def kill_slurmstepd(run: Run, pick: int) -> None:
 def stop_slurmd(run: Run, pick: int) -> None:
     node = run.node(pick)
     run.heal.append(partial(run.slurm.reboot, node))
-    run.pace(1.0)  # it takes Slurm a while to see it
+    run.pace(1.0)  # Slurm needs a while to notice
     run.slurm.stop_slurmd(node)
 
 
@@ -116,7 +116,7 @@ def cut_link(run: Run, pick: int) -> None:
 
 
 def fill_disk(run: Run, pick: int) -> None:
-    """Half of a checkpoint fits, until a save has failed."""
+    """Fill the disk so that only half of a checkpoint fits, until a save has failed."""
     size = sum(path.stat().st_size for path in run.checkpoints()[-1].iterdir())
     filler, said = run.disk / "filler", run.log().count("was not written")
     limit = time.monotonic() + SOON
@@ -127,7 +127,7 @@ def fill_disk(run: Run, pick: int) -> None:
                     raise TimeoutError("no save has failed on a full disk")
                 state = os.statvfs(run.disk)
                 if (more := state.f_bavail * state.f_frsize - size // 2) > 0:  # an older checkpoint was removed
-                    with suppress(OSError):  # a save was faster: less than that is free by now
+                    with suppress(OSError):  # a save has taken some of the space in the meantime
                         os.posix_fallocate(stream.fileno(), stream.seek(0, os.SEEK_END), more)
                 time.sleep(0.02)
     finally:
@@ -145,7 +145,7 @@ def kill_during_save(run: Run, pick: int) -> None:
 
 
 def truncate_newest(run: Run, pick: int) -> None:
-    """Of a run that was killed and waits in the queue: the next start must go on from the checkpoint before."""
+    """Kill a run, and truncate its newest checkpoint while the job is pending. It must resume from the one before."""
     wait_for(lambda: len(run.checkpoints()) > 1, SOON, "two checkpoints")
     kill_rank(run, pick)
     wait_for(lambda: run.slurm.show(run.job)["JobState"] == "PENDING", SOON, "the job is requeued")
@@ -160,7 +160,12 @@ def sleep_for_ever(run: Run, pick: int) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """`intervals`: so many from one checkpoint to the next may be computed again; 0: none, all ranks could save."""
+    """A kind of fault.
+
+    Attributes:
+        intervals: how many checkpoint intervals may be recomputed; 0 if all ranks can save before they end.
+        restarts: whether the run must start again.
+    """
 
     strike: Callable[[Run, int], None]
     intervals: int = 1

@@ -9,7 +9,7 @@ import time
 import traceback
 from pathlib import Path
 
-LIMIT = 90.0  # seconds for one start, after which it counts as hanging
+LIMIT = 90.0  # seconds for one start, after which it counts as hung
 
 
 def placed(rank: int, ranks: int, port: int) -> dict[str, str]:
@@ -55,7 +55,11 @@ def fork(project: Path, log: Path, words: list[str], environ: dict[str, str], pa
 
 
 def wait(pids: list[int]) -> list[int]:
-    """Exit codes. Raises TimeoutError, after SIGQUIT has let them print their stacks and SIGKILL has ended them."""
+    """Return the exit codes of ranks.
+
+    Raises:
+        TimeoutError: some ranks did not end. They have printed their stacks (SIGQUIT) and were killed.
+    """
     codes: dict[int, int] = {}
     limit = time.monotonic() + LIMIT
     while len(codes) < len(pids):

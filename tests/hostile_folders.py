@@ -44,7 +44,7 @@ def _reader(rng: random.Random, ground: Ground, run: Path) -> Case:
 
 
 def _named(rng: random.Random, ground: Ground, run: Path) -> None:
-    """A file or folder with a name that nobody expects."""
+    """Make a file or folder with an unusual name."""
     folder = rng.choice([run, *(path for path in run.iterdir() if path.is_dir() and not path.is_symlink())])
     name = values.text(rng, ground.canary).replace("/", "_")[:200] or "x"
     name = rng.choice(
@@ -58,7 +58,7 @@ def _named(rng: random.Random, ground: Ground, run: Path) -> None:
 
 
 def names(rng: random.Random, ground: Ground) -> Case:
-    """A run directory and a machine with names that nobody expects: a sound run in it is read, goes on, or begins."""
+    """Return a case in which a valid run with an unusual directory name and hostname starts, resumes or is read."""
     name = os.fsdecode(os.fsencode(values.text(rng, ground.canary).replace("/", "_"))[:200])
     run = ground.open / (rng.choice(["", "", "-", "--help", "a\n", "'", " "]) + name).strip("\0")
     if run.name in (".", "..") or run == ground.open or run.exists():
@@ -72,7 +72,7 @@ def names(rng: random.Random, ground: Ground) -> Case:
 
 
 def checkpoints(rng: random.Random, ground: Ground) -> Case:
-    """Files of a checkpoint: manifest, .metadata, meta.pt, ranks', tensors."""
+    """Return a case with damaged files of a checkpoint: manifest, .metadata, meta.pt, those of ranks, tensors."""
     run = ground.copy("run")
     files = sorted(path for path in (run / "checkpoints").rglob("*") if path.is_file() and not path.is_symlink())
     for _ in range(rng.randrange(1, 3)):
@@ -91,7 +91,7 @@ def checkpoints(rng: random.Random, ground: Ground) -> Case:
 
 
 def searches(rng: random.Random, ground: Ground) -> Case:
-    """The folder of a search: search.json, journal, submitted.json, members."""
+    """Return a case with a damaged folder of a search: search.json, journal, submitted.json, members."""
     folder = ground.copy("search")
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for _ in range(rng.randrange(1, 3)):
@@ -109,7 +109,7 @@ def searches(rng: random.Random, ground: Ground) -> Case:
 
 
 def events(rng: random.Random, ground: Ground) -> Case:
-    """TensorBoard's files cut at any byte of the last records, or with a record that lies."""
+    """Return a case with TensorBoard files that are truncated within the last records, or have a false record."""
     run = ground.copy("run")
     file = rng.choice(sorted(run.rglob("events.out.tfevents.*")))
     size = file.stat().st_size
@@ -123,7 +123,7 @@ def events(rng: random.Random, ground: Ground) -> Case:
 
 
 def samples(rng: random.Random, ground: Ground) -> Case:
-    """What a node's monitor has left: cells, heads, lines."""
+    """Return a case with damaged samples of a node's monitor: cells, headers, lines."""
     run = ground.copy("run")
     file = rng.choice(sorted((run / "monitor").rglob("*.*")))
     lines = file.read_text(errors="replace").splitlines() or [""]
@@ -137,7 +137,7 @@ def samples(rng: random.Random, ground: Ground) -> Case:
 
 
 def data_files(rng: random.Random, ground: Ground) -> Case:
-    """Folders of images and of text whose files and names are not what they should be."""
+    """Return a case with folders of images or text that contain invalid files and names."""
     kind = rng.choice(["images", "text"])
     folder = ground.copy(kind)
     for _ in range(rng.randrange(1, 4)):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 @dataclass
 class Ground:
-    """The folders of a case. Files may be written in `open`; nothing else may change."""
+    """The folders of a case. A program may change files in `open`, and nothing else."""
 
     folder: Path
-    base: Path  # valid run, search, images, text, to be copied
+    base: Path  # a valid run, search, images and text, which cases copy
 
     @property
     def canary(self) -> Path:
@@ -29,16 +29,16 @@ class Ground:
 
 @dataclass
 class Case:
-    """A program and its words. `setup` changes this process before: monkeypatches, so to say."""
+    """A program and its arguments. `setup` patches this process before the program starts."""
 
     program: str
     words: list[str]
     environ: dict[str, str] = field(default_factory=dict)
-    configs: Path | None = None  # instead of the project's own
+    configs: Path | None = None  # replaces the project's configs
     personal: Path | None = None  # clusters.yaml
-    inspect: str = ""  # what is looked at: a job script that is printed (bash), what a training left (run)
-    run_dir: Path | None = None  # where it trains
-    host: str = ""  # how this machine calls itself
+    inspect: str = ""  # what is checked: the printed job script (bash), or the trained run (run)
+    run_dir: Path | None = None  # its run directory
+    host: str = ""  # the hostname
     scripted: dict[str, str] = field(default_factory=dict)  # the environment of a job script
 
 

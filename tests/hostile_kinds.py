@@ -48,7 +48,7 @@ def overrides(rng: random.Random, ground: Ground) -> Case:
 
 
 def scripted(rng: random.Random, ground: Ground) -> dict[str, str]:
-    """The environment in which a job script starts; what a scheduler or a person left there may be anything."""
+    """Return a case in which a job script runs with hostile environment variables."""
     if rng.random() < 0.3:
         return {}
     return {name: values.text(rng, ground.canary) for name in rng.sample(IN_JOBS, rng.randrange(1, 4))}
@@ -62,13 +62,13 @@ IN_JOBS = [
 ]  # fmt: skip
 
 
-# What Hydra itself would take, or keys of its own.
+# Keys of Hydra, and arguments that Hydra would interpret.
 HYDRAS = [
     "hydra.run.dir=VALUE", "hydra.searchpath=[file://VALUE]", "hydra/launcher=VALUE", "hydra.job.chdir=true",
     "--config-dir=VALUE", "--config-name=VALUE", "-cd", "--info", "--multirun", "-m", "--resolve", "--package=VALUE",
     "+hydra.callbacks={x: VALUE}", "resume=VALUE", "run_dir=VALUE", "name=VALUE", "ckpt=VALUE", "experiment=VALUE",
 ]  # fmt: skip
-# What a person could mean, some of it rare.
+# Values that a user could type, some of them rare.
 CLUSTER: dict[str, list[Any]] = {
     "account": ["a+b.c@d", "p_1", "0123"], "partition": ["a,b", "gpu"], "qos": ["normal", None],
     "constraint": ["a&b|c", None],
@@ -83,7 +83,7 @@ CLUSTER: dict[str, list[Any]] = {
 
 
 def cluster_values(rng: random.Random, ground: Ground) -> Case:
-    """Values of a cluster's file, where they end up in a job script. What is bash by its meaning is left alone."""
+    """Return a case with hostile values of a cluster's file in a job script, except for keys that hold bash code."""
     content: dict[str, Any] = {"defaults": ["slurm" if rng.random() < 0.5 else "pbs"], "account": "a"}
     content |= {key: rng.choice(CLUSTER[key]) for key in rng.sample(list(CLUSTER), rng.randrange(8))}
     bash = ("node_local", "cache", "setup", "launcher", "container", "env")
@@ -101,7 +101,7 @@ def cluster_values(rng: random.Random, ground: Ground) -> Case:
 
 
 def config_files(rng: random.Random, ground: Ground) -> Case:
-    """A file of any group, and what it merges into."""
+    """Return a case with a hostile config file of any group."""
     configs = _configs(ground)
     files = sorted(file for file in configs.rglob("*.yaml") if file.parent.name != "cluster" or file.stem == "base")
     file = rng.choice(files)
@@ -119,7 +119,7 @@ def config_files(rng: random.Random, ground: Ground) -> Case:
 
 
 def personal(rng: random.Random, ground: Ground) -> Case:
-    """clusters.yaml of this person."""
+    """Return a case with a hostile personal clusters.yaml."""
     file = ground.folder / "open" / "clusters.yaml"
     content: Any = {"slurm": {"account": "mine", "partition": "p", "env": {"A": "b"}}, "local": {"time": "1:00:00"}}
     file.write_text(yaml.safe_dump(content))
@@ -186,7 +186,7 @@ OTHERS = [
 
 
 def environment(rng: random.Random, ground: Ground) -> Case:
-    """Variables that launchers and schedulers set."""
+    """Return a case with hostile values of the variables that launchers and schedulers set."""
     environ = {name: rng.choice(["0", "1", "1", "2"]) for name in LAUNCH[rng.choice(list(LAUNCH))]}
     for name in rng.sample([*environ, *OTHERS], rng.randrange(1, 4)):
         environ[name] = values.text(rng, ground.canary)
@@ -198,7 +198,7 @@ def environment(rng: random.Random, ground: Ground) -> Case:
 
 
 def words_of_tools(rng: random.Random, ground: Ground) -> Case:
-    """Arguments of the tools and of report.py."""
+    """Return a case with hostile arguments of the tools or of report.py."""
     program = rng.choice(
         ["report.py", "tools/board.py", "tools/export.py", "tools/pack.py", "tools/search.py", "load", "weights"]
     )
@@ -213,7 +213,7 @@ def words_of_tools(rng: random.Random, ground: Ground) -> Case:
 
 
 def answers(rng: random.Random, ground: Ground) -> Case:
-    """What is answered to cookiecutter."""
+    """Return a case with hostile answers to cookiecutter."""
     keys = ["project_name", "project_slug", "package_name", "description", "author", "license", "cluster", "account"]
     return Case("bake", [f"{key}={values.text(rng, ground.canary)}" for key in rng.sample(keys, rng.randrange(1, 3))])
 
@@ -230,7 +230,7 @@ def _yaml(file: Path, content: Any, rng: random.Random) -> None:
     file.write_bytes(words.encode(errors="surrogateescape"))
 
 
-KINDS: dict[str, tuple[Draw, float]] = {  # and how often
+KINDS: dict[str, tuple[Draw, float]] = {  # and its weight
     "overrides": (overrides, 3),
     "cluster values": (cluster_values, 2),
     "config files": (config_files, 2),

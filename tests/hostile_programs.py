@@ -91,7 +91,7 @@ def prepare(base: Path, project: Path, words: list[str]) -> None:
     (run_dir / "code/train.py").write_text("")
     shutil.copytree(
         project / "src/hpc/jobs", run_dir / "code/src/hpc/jobs"
-    )  # what a script of a run that moves sources
+    )  # the file that the job script of a moved run sources
     for library in LIBRARIES:
         importlib.import_module(library)
     for module in MODULES:
@@ -104,7 +104,7 @@ def prepare(base: Path, project: Path, words: list[str]) -> None:
     hostile_kinds.GROUPS |= compose.config_groups()
     _search(base / "search")
     _data(base)
-    for module in ("train", "submit"):  # parsed once
+    for module in ("train", "submit"):  # parse them once
         importlib.import_module(module)
 
 
@@ -150,7 +150,7 @@ def enter(case: Any, project: Path) -> None:
     if case.personal:
         personal_clusters.PERSONAL_CLUSTERS = case.personal
     if case.host:
-        socket.gethostname = lambda: case.host  # as os.uname and the kernel would have it
+        socket.gethostname = lambda: case.host  # the hostname that the program sees
     sys.argv = [case.program, *case.words]
     own = {
         "training": hostile_training.enter,

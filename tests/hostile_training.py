@@ -14,7 +14,7 @@ from typing import Any
 import hostile_values as values
 from hostile_ground import Case, Ground
 
-ENOUGH = 60  # steps after which a run without a near end is stopped, as it trains
+ENOUGH = 60  # batches after which a run is stopped: it evidently trains
 STEPPED = "stepped"  # a file with one byte per trained batch
 SMALL = {
     "trainer.max_steps": "2", "+trainer.limit_train_batches": "4", "+trainer.limit_val_batches": "1",
@@ -47,7 +47,7 @@ ODD: dict[str, list[str]] = {
 
 
 def training(rng: random.Random, ground: Ground) -> Case:
-    """A small run, of which one to three values are odd."""
+    """Return a case that trains a small run with one to three odd values."""
     model = rng.choice(["digits", "digits", "text", "images"])
     words = SMALL | MODELS[model]
     words = {
@@ -62,14 +62,14 @@ def training(rng: random.Random, ground: Ground) -> Case:
             words.pop(other, None)
         words[key] = odd(rng, now, ground)
         if key.endswith("num_workers") and len(words[key]) > 3:
-            words[key] = "3"  # not a thousand processes
+            words[key] = "3"  # limit the number of processes
     run_dir = ground.open / "run"
     typed = [f"run_dir={run_dir}", *(f"{key}={value}" for key, value in words.items())]
     return Case("training", typed, inspect="run", run_dir=run_dir)
 
 
 def sound(ground: Ground, run_dir: Path) -> Case:
-    """A small run in this directory, with nothing odd about it; its node is watched."""
+    """Return a case that trains a small valid run in this directory, with the node's monitor."""
     from hpc.config.freezing import escape_quotes
 
     words = {key: value for key, value in (SMALL | MODELS["digits"]).items() if key != "callbacks.monitor"}
@@ -85,7 +85,7 @@ def section_of(key: str) -> str:
 
 
 def odd(rng: random.Random, now: Any, ground: Ground) -> str:
-    """A value as it is typed: most often of the type that stands there."""
+    """Return a value as typed on the command line, most often of the type of the current value."""
     from hpc.config.freezing import escape_quotes
 
     kind = {int: "int", float: "float", bool: "bool", list: "list", str: "word"}.get(type(now), "")
@@ -98,7 +98,7 @@ def odd(rng: random.Random, now: Any, ground: Ground) -> str:
     return rng.choice(ODD[kind])
 
 
-# Values that could be meant: what takes them has to do what they say.
+# Plausible values: a run that accepts them must behave accordingly.
 NEAR = {
     "int": ["1", "2", "3", "4", "5", "7", "0", "-1"],
     "float": ["0.5", "1", "0.1", "0", "2.5", "1e-9", "1e9"],
@@ -109,7 +109,7 @@ KEYS: dict[str, dict[str, Any]] = {}
 
 
 def known_keys(model: str, words: list[str]) -> dict[str, Any]:
-    """What can be typed for such a run: the config's keys, and the further arguments of what it builds."""
+    """Return the keys that can be overridden: those of the config, and further arguments of its `_target_`s."""
     if model in KEYS:
         return KEYS[model]
     from omegaconf import OmegaConf
@@ -125,7 +125,7 @@ def known_keys(model: str, words: list[str]) -> dict[str, Any]:
                 example = next((now for word, now in EXAMPLES.items() if word in kind), "")
                 known[f"+{name}.{parameter}"] = example
     left_out = ("run_dir", "cluster.", "callbacks.progress", "trainer.default_root_dir", "trainer.devices")
-    left_out += ("strategy.lightning.", "model.network.in_channels")  # objects; what does not fit other networks either
+    left_out += ("strategy.lightning.", "model.network.in_channels")  # objects, and a value that fits only one network
     KEYS[model] = {key: value for key, value in known.items() if not key.lstrip("+").startswith(left_out)}
     return KEYS[model]
 
@@ -134,7 +134,7 @@ EXAMPLES: dict[str, Any] = {"bool": True, "float": 0.1, "int": 1, "list": [1], "
 
 
 def enter(project: Path) -> None:
-    """train.py itself. Each batch that it trains with adds a byte to a file; what would train on is left then."""
+    """Run train.py. Each batch adds a byte to a file. A run that exceeds ENOUGH batches is stopped."""
     import train as program
     from hpc.run import command_line
     from hpc.run.program import rank_process
@@ -161,7 +161,7 @@ def enter(project: Path) -> None:
 
 
 def judged(case: Case, code: int, ground: Ground, said: str) -> str:
-    """What is wrong with such a run; nothing: it was right, or rejected in time."""
+    """Return the failure of a training case, or "" if it trained as requested or was rejected in time."""
     steps = (ground.open / STEPPED).stat().st_size if (ground.open / STEPPED).exists() else 0
     if code == 2:
         return "rejected late" if steps else ""
@@ -176,7 +176,7 @@ def judged(case: Case, code: int, ground: Ground, said: str) -> str:
 
 
 def unlike(run_dir: Path, step: int, batches: int) -> str:
-    """Where the run is not what was typed."""
+    """Return the first difference between the run and its config, or ""."""
     from hpc.config import yaml_files
 
     cfg = yaml_files.load_yaml(run_dir / "config.yaml")

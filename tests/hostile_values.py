@@ -54,7 +54,7 @@ REFERENCES = [
     "${nope:1}",
     "???",
 ]
-GRAMMAR = [  # of Hydra's overrides
+GRAMMAR = [  # the grammar of Hydra's overrides
     "choice(1,2)",
     "range(1,3)",
     "interval(0,1)",
@@ -202,7 +202,7 @@ DATA: list[Callable[[], Any]] = [
 
 
 def text(rng: random.Random, canary: Path, *, zero: bool = False) -> str:
-    """One value; without zero bytes, which no argument and no variable of the environment can hold, unless `zero`."""
+    """Return a hostile string. Zero bytes occur only with `zero`, as arguments and variables cannot contain them."""
     pool = rng.choice([TEXTS, ESCAPES, INJECTIONS, REFERENCES, GRAMMAR, WORDS, NUMBERS])
     value = rng.choice(pool)
     if rng.random() < 0.1:
@@ -213,12 +213,12 @@ def text(rng: random.Random, canary: Path, *, zero: bool = False) -> str:
 
 
 def data(rng: random.Random, canary: Path) -> Any:
-    """A value of any type, as JSON or YAML may hold it."""
+    """Return a value of any type that JSON or YAML can hold."""
     return rng.choice(DATA)() if rng.random() < 0.6 else text(rng, canary, zero=True)
 
 
 def changed(rng: random.Random, content: Any, canary: Path) -> Any:
-    """Content of a JSON or YAML file with something in it replaced, removed, added or renamed."""
+    """Return the content of a JSON or YAML file with a value replaced, removed or added."""
     if not isinstance(content, dict | list) or not content or rng.random() < 0.15:
         return data(rng, canary)
     key = rng.choice(list(content) if isinstance(content, dict) else range(len(content)))
@@ -236,7 +236,7 @@ def changed(rng: random.Random, content: Any, canary: Path) -> Any:
 
 
 class Bomb:
-    """Makes a folder when it is unpickled."""
+    """An object that makes a folder when it is unpickled."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = canary
@@ -251,7 +251,7 @@ LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 
 
 def junk(rng: random.Random, canary: Path) -> bytes:
-    """A whole file that is not what it should be."""
+    """Return invalid content of a file."""
     return rng.choice(
         [
             lambda: b"",
@@ -275,7 +275,7 @@ def junk(rng: random.Random, canary: Path) -> bytes:
 
 
 def damage(rng: random.Random, file: Path, canary: Path, victim: Path) -> str:
-    """Do something to a file of a run directory; in a word, what."""
+    """Damage a file, and return the kind of damage in one word."""
     deeds: dict[str, Callable[[], Any]] = {
         "replaced": lambda: file.write_bytes(junk(rng, canary)),
         "cut": lambda: os.truncate(file, rng.randrange(file.stat().st_size + 1)),
@@ -306,7 +306,7 @@ def _flip(rng: random.Random, file: Path) -> None:
 
 
 def _change(rng: random.Random, file: Path, canary: Path) -> None:
-    """Of JSON, JSON lines and YAML one value; of other text one word."""
+    """Change one value of a JSON, JSON lines or YAML file, or one word of another file."""
     import yaml
 
     words = file.read_bytes().decode(errors="surrogateescape")

@@ -1,5 +1,7 @@
-"""The base of the rounds of drawn_neighbours.py: commands, forked from a process that has imported the libraries, and
-bystanders, whose files and processes must not be touched."""
+"""Commands and bystanders of the rounds of drawn_neighbours.py.
+
+Commands are forked from a process that has imported the libraries. Files and processes of bystanders must not change.
+"""
 
 import ctypes
 import hashlib
@@ -16,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 LIMIT = 150.0  # seconds for the commands of a round; a step takes milliseconds, but the machine may be busy
-GONE = 30.0  # seconds after the end of a command within which its children end: a sampler writes its last row
+GONE = 30.0  # seconds within which the children of an ended command must end: a sampler writes its last row
 PR_SET_CHILD_SUBREAPER = 36
 BYSTANDERS: set[int] = set()  # processes
-# The variables that commands inherit: none of a surrounding job.
+# The only variables that commands inherit, so that a surrounding job has no effect.
 KEPT = (
     "PATH",
     "HOME",
@@ -35,11 +37,11 @@ KEPT = (
 
 @dataclass
 class Command:
-    """One command line: so many ranks, as mpiexec would start them, or one process.
+    """A command line, run by one process or by several ranks as mpiexec would start them.
 
     Args:
-        hit: a signal that ends it, sent by itself in step `at`, or after `at` seconds where it makes no steps.
-        late: seconds after the others.
+        hit: a signal that ends it. A training sends it to itself in step `at`, others get it after `at` seconds.
+        late: seconds by which it starts after the others.
         patch: code that each of its processes executes first.
     """
 
@@ -51,13 +53,13 @@ class Command:
     at: float = 0.0
     late: float = 0.0
     patch: str = ""
-    nodes: tuple[int, ...] = ()  # a process in the network of each rank's node; (): all ranks are on this machine
+    nodes: tuple[int, ...] = ()  # for each rank, a process id on its node; (): all ranks are on this machine
     codes: dict[int, int] = field(default_factory=dict)  # process -> exit code
     log: Path = Path()
 
     @property
     def code(self) -> int:
-        """0, or the first other one."""
+        """The first exit code that is not 0, or 0."""
         return next((code for code in self.codes.values() if code), 0)
 
     @property
@@ -76,7 +78,7 @@ class Command:
 
 
 class Ground:
-    """A folder for one round, with bystanders in it. `harmed`: what was found wrong, one sentence each."""
+    """A folder for one round, with bystanders in it. `harmed`: a sentence for each harm that was found."""
 
     def __init__(self, folder: Path, project: Path) -> None:
         self.folder, self.project = folder, project
@@ -94,7 +96,7 @@ class Ground:
             os._exit(0)
 
     def protect(self, folder: Path, names: Sequence[str]) -> None:
-        """Put somebody else's files there, and remember them."""
+        """Write files of another user into a folder, and remember their state."""
         for name in names:
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +104,7 @@ class Ground:
             self._others[path] = _state(path)
 
     def occupy(self, port: int) -> None:
-        """A server of somebody else, which accepts and never answers."""
+        """Start another user's server on a port, which accepts connections and never answers."""
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -113,11 +115,11 @@ class Ground:
         self._listeners.append(listener)
 
     def run(self, commands: Sequence[Command]) -> None:
-        """All of them at once, until the last has ended. What does not end is killed, and that is harm."""
+        """Run all commands at once, until the last has ended. One that does not end is killed, and counts as harm."""
         alive: dict[int, Command] = {}
         try:
             self._await(commands, alive)
-        except BaseException:  # Ctrl-C, say
+        except BaseException:  # for example Ctrl-C
             for pid in [*alive, self.bystander]:
                 os.kill(pid, signal.SIGKILL)
             raise
@@ -152,7 +154,7 @@ class Ground:
         self.harmed.append(f"{kind}: {what}")
 
     def expect(self, command: Command, *codes: int) -> bool:
-        """It ended as it should, with none of Python's tracebacks."""
+        """Check that a command ended with one of these exit codes and without a traceback. Otherwise note harm."""
         if command.code not in codes:
             self.harm("ended otherwise", f"{command.name}: {command.code} instead of {codes}: {command.said()[-2500:]}")
         elif "Traceback (most" in command.said() and not command.hit:
@@ -162,7 +164,7 @@ class Ground:
         return False
 
     def close(self) -> None:
-        """Look at the bystanders, and at what is left over."""
+        """Check the bystanders, and that no processes and temporary files are left."""
         for listener in self._listeners:
             listener.close()
         for path, state in self._others.items():
@@ -188,7 +190,7 @@ class Ground:
         for path in self.folder.rglob("*"):
             temporary = path.name.endswith((".part", ".lock", ".new")) or path.name.startswith((".room", ".verdict-"))
             theirs = any(path == other or path in other.parents for other in self._others)
-            sampler = path.parent.name == "monitor"  # it ends with its run, wherever it is
+            sampler = path.parent.name == "monitor"  # its files may be in use until the sampler ends
             if temporary and not theirs and not sampler and not any(pid in path.name for pid in killed):
                 self.harm("left a file", str(path))
 
@@ -200,7 +202,7 @@ class Ground:
         code = 1
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # this process has handlers of its own
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where a shell has put it behind
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores SIGINT in background jobs
             stream = os.open(command.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(stream, 1)
             os.dup2(stream, 2)
@@ -235,12 +237,12 @@ class Ground:
 
 
 def adopt() -> None:
-    """What commands leave behind becomes a child of this process, so that it is seen."""
+    """Make orphaned processes of commands children of this process, so that they are found."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children() -> dict[int, str]:
-    """Process -> its command line, of all children that have not ended."""
+    """Return the process id and command line of each child that has not ended."""
     found = {}
     for entry in Path("/proc").iterdir():
         try:
@@ -261,7 +263,7 @@ def _reap() -> None:
 
 
 def _enter(pid: int) -> None:
-    """Move this process to the node of another: its network, name and hosts."""
+    """Move this process into the namespaces of another process: network, hostname, IPC and mounts."""
     libc = ctypes.CDLL(None, use_errno=True)
     for space in ("net", "uts", "ipc", "mnt"):
         descriptor = os.open(f"/proc/{pid}/ns/{space}", os.O_RDONLY)
@@ -271,7 +273,7 @@ def _enter(pid: int) -> None:
 
 
 def _hit_itself(number: int, step: int) -> None:
-    """Send this process a signal when so many steps are done."""
+    """Make this process send itself a signal after this number of steps."""
     from hpc.resume.resume import Resume
 
     before = Resume.on_train_batch_end

@@ -1,4 +1,4 @@
-"""What the rounds of drawn_neighbours.py share: data, reference runs, allocations, and signals that kill a run."""
+"""Shared parts of the rounds of drawn_neighbours.py: data, reference runs, allocations, and signals that end a run."""
 
 import os
 import signal
@@ -12,14 +12,14 @@ from neighbour_ground import Command, Ground
 from PIL import Image
 from slurm_nodes import Slurm
 
-# A scene yields commands that run beside those of other scenes, continues when they have ended, and reports harm.
+# A scene yields commands, which run at the same time as those of other scenes. Then it continues, and reports harm.
 Scene = Iterator[list[Command]]
 SMALL = [
     "trainer.max_steps=6", "trainer.log_every_n_steps=1", "+trainer.val_check_interval=3", "checkpoint.every_n_steps=2",
     "+trainer.limit_val_batches=1", "+trainer.limit_test_batches=1", "callbacks.progress=null",
     "model.network.depths=[1]", "model.network.widths=[8]",
 ]  # fmt: skip
-# A run is one of these, so that it can be compared with the same run without neighbours.
+# The kinds of runs. Each is compared with a reference run without neighbours.
 RUNS = {
     "digits": ["callbacks.samples=null"],
     "seed 2": ["callbacks.samples=null", "seed=2"],
@@ -31,15 +31,15 @@ RUNS = {
 
 
 class Rounds:
-    """What all rounds share: the project, data, stand-ins for what a machine would have, runs made alone, nodes."""
+    """The shared state of all rounds: the project, data, a stub of sbatch, reference runs, nodes."""
 
     def __init__(self, folder: Path, project: Path) -> None:
         self.folder, self.project, self.data = folder, project, folder / "data"
         self.scenes: list[str] = []
-        self.slurm: Slurm | None = None  # whose nodes some rounds are on
+        self.slurm: Slurm | None = None  # the cluster whose nodes some rounds use
         self._alone: dict[str, Path] = {}
         self.rounds = folder / "rounds"
-        self.bin = folder / "bin"  # a scheduler that takes everything
+        self.bin = folder / "bin"  # a stub of sbatch that accepts every job
         self.bin.mkdir()
         (self.bin / "sbatch").write_text("#!/bin/bash\necho 17\n")
         (self.bin / "sbatch").chmod(0o755)
@@ -77,9 +77,9 @@ class Rounds:
         return Command(name, ["train.py", *where, *self.words(sort, ground.folder)], ranks, dict(environ))
 
     def reference(self, sort: str) -> Path:
-        """The same run, made alone."""
+        """Return the run directory of the same kind of run without neighbours."""
         if sort not in self._alone:
-            name = f"alone-{sort}-{os.getpid()}".replace(" ", "-")  # a control is a process of its own
+            name = f"alone-{sort}-{os.getpid()}".replace(" ", "-")  # each control runs in its own process
             ground = Ground(self.folder / name, self.project)
             (ground.folder / "node").mkdir()
             ground.run([self.train(sort, "alone", ground, ground.folder / "run", {})])
@@ -88,7 +88,7 @@ class Rounds:
         return self._alone[sort]
 
     def compare(self, sort: str, run_dir: Path, ground: Ground, name: str) -> None:
-        """The run ended right, and is the one that was made alone."""
+        """Check that the run equals its reference run. Otherwise note harm."""
         try:
             found = same_run.differences(self.reference(sort), run_dir)
         except Exception as error:
@@ -98,7 +98,7 @@ class Rounds:
 
 
 def _require_right(ground: Ground) -> None:
-    """Raises `RuntimeError` where something is wrong already without neighbours."""
+    """Raise `RuntimeError` if commands fail even without neighbours."""
     for command in ground.done:
         ground.expect(command, 0)
     ground.close()
@@ -114,7 +114,7 @@ def draw_hit(rng: Random, command: Command, chance: float = 0.25) -> None:
 
 
 def allocation(rng: Random) -> dict[str, str]:
-    """The environment of a shell: on a laptop, in `srun --pty bash`, in an interactive job of PBS."""
+    """Return the variables of a shell: on a laptop, in `srun --pty bash`, or in an interactive job of PBS."""
     host = socket.gethostname()
     job = str(rng.randrange(1000, 9999))
     step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_LOCALID": "0"}
@@ -125,12 +125,12 @@ def allocation(rng: Random) -> dict[str, str]:
 
 
 def finished(shared: Rounds, ground: Ground, runs: list[tuple[str, Command, Path]]) -> Scene:
-    """Runs that were hit go on, beside each other; then all are as if made alone."""
+    """Resume the interrupted runs, all at once, and compare each run with its reference."""
     again = []
-    # A run rejects to begin where another program has put checkpoints of its own.
+    # A run rejects a directory with checkpoints of another program.
     runs = [run for run in runs if "checkpoints of another program" not in run[1].said()]
     for _, command, run_dir in runs:
-        if not command.hit or command.code == 0:  # it was faster
+        if not command.hit or command.code == 0:  # not hit, or finished before the signal
             ground.expect(command, 0)
         else:
             words = [f"resume={run_dir}"] if (run_dir / "config.yaml").exists() else command.words[1:]

@@ -1,4 +1,4 @@
-"""Scenes of drawn_neighbours.py around a training, several at once: pack, install, compile, submit, ask a study."""
+"""Scenes of drawn_neighbours.py that run tools at the same time: pack, install, compile, submit, ask a study."""
 
 import json
 import shlex
@@ -16,7 +16,7 @@ OURS = "from hpc.run import virtual_environment; virtual_environment.reject_inco
 
 
 def packed(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
-    """Several processes pack text into one file: one does, the others are rejected, and the file is whole."""
+    """Pack text into one file with several processes: one succeeds, the others are rejected, the file is complete."""
     folder = ground.folder / name
     ground.protect(folder, ["text.npy.part", "other.npy", ".other.npy.journal"])
     out = folder / "text.npy"
@@ -42,7 +42,7 @@ def packed(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
     if not right:
         again = Command(f"{name}-again", [*commands[0].words])
         yield [again]
-        for path in folder.glob(".text.npy.*"):  # begun with other text: the person removes it, as told
+        for path in folder.glob(".text.npy.*"):  # packing of other text was interrupted: remove it, as the message says
             if again.code == 2 and "was begun with other files" in again.said():
                 path.unlink()
         if again.code == 2:
@@ -59,7 +59,7 @@ def packed(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
 
 
 def cached(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
-    """Processes that compile at one place of a node and keep what they made in one archive."""
+    """Compile in several processes, which share a cache on the node and the archive that it is saved in."""
     folder = ground.folder / name
     ground.protect(folder / "shared", ["other.tar"])
     ground.protect(folder / "node" / "compiled-1", ["other/kernel.so"])
@@ -81,7 +81,7 @@ def cached(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
         ground.harm("other results", f"the cache is lost: {again.said()}")
 
 
-# What a run does with its compiled code, without the compiler.
+# Handle the compile cache as a run does, but without a compiler.
 COMPILES = """
 import os, random, sys, time
 from pathlib import Path
@@ -116,7 +116,7 @@ sys.exit(0)
 
 
 def installed(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
-    """Several source env.sh at once, an installer among them is killed: what is made is complete, and made once."""
+    """Source env.sh in several shells and kill an installer: the environment must be complete and installed once."""
     folder = ground.folder / name
     folder.mkdir(parents=True)
     stub, log, venv = folder / "python", folder / "log", folder / "venv"
@@ -145,7 +145,7 @@ def installed(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
         ground.harm("left a file", f"{left} beside {venv}")
 
 
-# Stands for Python, as in test_env.py: pip takes a moment, and notices if it is not alone.
+# A stub of Python, as in test_env.py. Its pip takes a moment, and detects another pip at the same time.
 PYTHON = """#!/bin/bash
 case "$*" in
   *version_info*) exit 0 ;;
@@ -165,7 +165,7 @@ esac
 
 
 def studied(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
-    """Members of one search ask their study at once, some twice, one is killed: every member has its own trial."""
+    """Ask one study from all members of a search at once; one member is killed. Each must get its own trial."""
     environ = {"PATH": f"{shared.bin}:/usr/bin:/bin"}
     words = [
         "submit.py",
@@ -204,7 +204,7 @@ def studied(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
 
 
 def submitted(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
-    """Sweeps and runs submitted in the same second; two of them into one directory, of which one is told."""
+    """Submit sweeps and runs at once. Of two runs in the same directory one must be rejected."""
     environ = {"PATH": f"{shared.bin}:/usr/bin:/bin"}
     run_dir = ground.folder / name / "run"
     ground.protect(run_dir.parent, THEIRS)

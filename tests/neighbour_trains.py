@@ -1,4 +1,4 @@
-"""Scenes of drawn_neighbours.py in which networks are trained at once."""
+"""Scenes of drawn_neighbours.py in which several runs train at once."""
 
 import re
 import signal
@@ -16,7 +16,7 @@ THEIRS = [
 
 
 def nested(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
-    """Run directories inside each other and beside each other, and files of others among them."""
+    """Train in nested and neighbouring run directories with other users' files among them."""
     parent, environ = ground.folder / name, allocation(rng)
     ground.protect(parent, THEIRS)
     inside = ["", "a", "a/b", "a b", "tensorboard/x", "checkpoints/x"]
@@ -35,7 +35,7 @@ def nested(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
 
 
 def one_directory(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
-    """Several want one directory, for one run or for different ones: one has it, the others are told."""
+    """Start several runs, equal or different, in one directory: one trains, the others are rejected."""
     run_dir, environ = ground.folder / name / "run", allocation(rng)
     ground.protect(run_dir.parent, THEIRS)
     runs = []
@@ -51,7 +51,7 @@ def one_directory(rng: Random, shared: Rounds, ground: Ground, name: str) -> Sce
 
 
 def one_resume(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
-    """A run is killed; several go on with it at once: one does, the others are told."""
+    """Interrupt a run, and resume it in several processes at once: one succeeds, the others are rejected."""
     run_dir, environ = ground.folder / name / "run", allocation(rng)
     ground.protect(run_dir.parent, THEIRS)
     first = shared.train("digits", f"{name}-first", ground, run_dir, environ)
@@ -68,7 +68,7 @@ def one_resume(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
 
 
 def one_name(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
-    """The same name in the same second, no directory given: each finds one of its own, or is told."""
+    """Start runs of the same name in the same second: each gets its own directory, or is rejected."""
     environ = allocation(rng)
     unique = f"{ground.folder.name}-{name}"
     commands = [shared.train("digits", unique, ground, None, environ) for _ in range(2)]
@@ -91,7 +91,7 @@ def _one_wins(ground: Ground, commands: list[Command]) -> None:
 
 
 def _told(ground: Ground, commands: list[Command]) -> None:
-    """Each ended right, or says who has the directory."""
+    """Check that each command succeeded, or was rejected with the reason that the directory is in use."""
     for command in commands:
         told = re.search(r"writes into it|is finished|must stay |has another config", command.said())
         if ground.expect(command, 0, 2) and command.code == 2 and not told:
@@ -99,7 +99,7 @@ def _told(ground: Ground, commands: list[Command]) -> None:
 
 
 def ports(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
-    """Runs of two ranks in one job, whose ports follow from the same facts; a stranger listens on some of them."""
+    """Train runs of two ranks in one job, which derive the same ports. Another server uses some of these."""
     from hpc.launch import placement as launch
     from hpc.launch import rendezvous
 
@@ -111,7 +111,7 @@ def ports(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
 
 
 def nodes(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
-    """Runs of two ranks on the same two nodes, in one job."""
+    """Train runs of two ranks on the same two nodes in one job."""
     job = {"PBS_JOBID": f"{rng.randrange(1000, 9999)}.server", "MASTER_ADDR": "n1"}
     there = tuple(shared.slurm.machines[node].pid for node in ("n1", "n2"))
     yield from two_each(rng, shared, ground, name, job, there)
@@ -134,7 +134,7 @@ def two_each(
 
 
 def staged(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
-    """Runs that copy one packed file to one node; one of them may be killed in the middle of it."""
+    """Train runs that stage the same packed file on one node. One of them may be killed during the copy."""
     ground.protect(ground.folder / "node", ["data-1-other/images.h5", "data-1-other/images.h5.other-1.part"])
     runs = []
     for number in range(rng.choice([2, 3])):
@@ -156,7 +156,7 @@ def staged(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
         ground.harm("copied twice", f"{copies} copies of one file on one node")
 
 
-# A large file, to which a disk gives its time.
+# Simulate the time that copying a large file takes.
 SLOW_COPY = """
 import shutil, time
 copyfile = shutil.copyfile

@@ -34,7 +34,7 @@ def differences(reference: Path, run_dir: Path) -> list[str]:
             if here != there:
                 pairs = [(a, b) for a, b in zip(there, here, strict=False) if a != b]
                 found.append(f"{tag}: {len(here)} points instead of {len(there)}, first {pairs[:1]}")
-            if tag != "epoch" and len({step for step, _ in here}) != len(here):  # Lightning adds it to all it logs
+            if tag != "epoch" and len({step for step, _ in here}) != len(here):  # Lightning logs it with every metric
                 found.append(f"{tag}: {len(here)} points of {len({step for step, _ in here})} steps")
     wanted, read = (weights.read(path / "checkpoints" / "last.ckpt") for path in (reference, run_dir))
     if not wanted or wanted.keys() != read.keys():
@@ -51,9 +51,9 @@ def differences(reference: Path, run_dir: Path) -> list[str]:
 
 
 def contents_differ(reference: Path, run_dir: Path, name: str) -> list[str]:
-    """What differs in a file of the last checkpoint.
+    """Return the differences in a file of the last checkpoint.
 
-    What a rank keeps is compared by what it says: a pickle's bytes also tell which equal words were one object.
+    Files of ranks are compared by content: the bytes of equal pickles differ if equal strings are distinct objects.
     """
     files = [path / "checkpoints" / "last.ckpt" / name for path in (reference, run_dir)]
     if not name.startswith("rank-") or not all(file.exists() for file in files):

@@ -19,11 +19,11 @@ from itertools import count
 from pathlib import Path
 
 NODES = ("n1", "n2", "n3", "n4")
-CPUS, GPUS, MEMORY_MB = 8, 4, 16000  # what each node claims to have
+CPUS, GPUS, MEMORY_MB = 8, 4, 16000  # resources that each node reports to Slurm
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "scontrol", "scancel", "sinfo", "ip", "unshare", "nsenter")
 UNSHARE = ("unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
-PATH = f"{os.environ['PATH']}:/usr/local/sbin:/usr/sbin:/sbin"  # sbin: not in everybody's path
+PATH = f"{os.environ['PATH']}:/usr/local/sbin:/usr/sbin:/sbin"  # not all users have sbin in their PATH
 ENDED = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"}
 
 _numbers = count()
@@ -83,7 +83,7 @@ NodeName=DEFAULT State=CLOUD
 
 
 def missing() -> str | None:
-    """Why there can be no cluster here, or None."""
+    """Return the reason why this machine cannot run the cluster, or None."""
     if os.geteuid() != 0:
         return "a Slurm with network namespaces needs root"
     programs = [program for program in PROGRAMS if not shutil.which(program, path=PATH)]
@@ -94,7 +94,7 @@ def missing() -> str | None:
 
 
 class Slurm:
-    """The clients of one cluster. `env` is what any Slurm command, or a program that calls one, needs to reach it."""
+    """The client side of one cluster. `env`: the variables with which Slurm commands reach this cluster."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -105,29 +105,29 @@ class Slurm:
     def call(
         self, *command: str | Path, cwd: Path | None = None, check: bool = True, timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on the login node, which is this machine. RuntimeError with its output if it fails."""
+        """Run a command on the login node, which is this machine. Raise RuntimeError with its output if it fails."""
         return _run(command, check=check, env=self.env, cwd=cwd, timeout=timeout)
 
     def sbatch(self, *arguments: str | Path, cwd: Path | None = None) -> str:
-        """Submit; the job's id."""
+        """Submit a job, and return its id."""
         return self.call("sbatch", "--parsable", *arguments, cwd=cwd).stdout.split()[-1].split(";")[0]
 
     def records(self, job: str) -> list[dict[str, str]]:
-        """What `scontrol show job` says: one record per job, several for an array."""
+        """Return the records of `scontrol show job`: one per job, several for an array."""
         text = self.call("scontrol", "show", "job", job).stdout
         return [_fields(record) for record in text.strip().split("\n\n")]
 
     def show(self, job: str) -> dict[str, str]:
-        """JobState, ExitCode, Restarts, Reason, StdOut and the rest, by the names of `scontrol show job`."""
+        """Return the fields of `scontrol show job` by their names, such as JobState, ExitCode, Restarts and StdOut."""
         return self.records(job)[0]
 
     def wait(self, job: str, seconds: float = 60) -> dict[str, str]:
-        """The job's record once it has ended, in every element of an array. TimeoutError, after cancelling it."""
+        """Wait until a job or all elements of an array ended, and return its record. Cancel and raise on timeout."""
         self.until(job, lambda records: all(record["JobState"] in ENDED for record in records), seconds)
         return self.show(job)
 
     def until(self, job: str, reached: Callable[[list[dict[str, str]]], bool], seconds: float = 60) -> None:
-        """Wait for `reached(records)`. TimeoutError with the records and the log's end, after cancelling the job."""
+        """Wait for `reached(records)`. On timeout cancel the job, and raise TimeoutError with records and log."""
         limit = time.monotonic() + seconds
         while not reached(records := self.records(job)):
             if time.monotonic() > limit:
@@ -136,13 +136,13 @@ class Slurm:
             time.sleep(0.2)
 
     def cancel(self, *arguments: str) -> None:
-        """scancel: of a job's id, or with options, as in cancel("--batch", "--signal=USR1", job)."""
+        """Call scancel with a job's id, or with options, as in cancel("--batch", "--signal=USR1", job)."""
         self.call("scancel", *arguments)
 
     def exec(
         self, node: str, *command: str | Path, cwd: Path | str = "/", check: bool = True, timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command inside a node. A job's process ids are those of its node: exec("n2", "kill", "-9", pid)."""
+        """Run a command inside a node. It takes process ids of that node, as in exec("n2", "kill", "-9", pid)."""
         pid = self.machines[node].pid
         inside = ("--mount", "--uts", "--ipc", "--net", f"--pid=/proc/{pid}/ns/pid_for_children", f"--wdns={cwd}")
         return self.call("nsenter", f"--target={pid}", *inside, "--", *command, check=check, timeout=timeout)
@@ -150,35 +150,35 @@ class Slurm:
     def hosts(self, node: str, **others: str) -> None:
         """Write a node's /etc/hosts: localhost and all names of the cluster, with other addresses if given.
 
-        hosts("n1", n1="127.0.1.1") is what Debian's installer does to a machine; hosts("n1") repairs it.
+        hosts("n1", n1="127.0.1.1") makes the entry that Debian's installer makes; hosts("n1") removes it.
         """
         names = "".join(f"{address} {name}\n" for name, address in (self.addresses | others).items())
-        (self.folder / node / "hosts").write_text(f"127.0.0.1 localhost\n{names}")  # in place, for it is mounted
+        (self.folder / node / "hosts").write_text(f"127.0.0.1 localhost\n{names}")  # in place, as this file is mounted
 
     def cut(self, node: str) -> None:
-        """Pull the node's cable: what runs there goes on, unreached, and Slurm calls the node down after a while."""
+        """Cut the node's network link. Its processes keep running, and Slurm marks the node as down after a while."""
         _ip(self.machines["switch"].pid, f"link set {node} down")
 
     def mend(self, node: str) -> None:
-        """Put the cable back, and wait until Slurm has the node again."""
+        """Restore the node's network link, and wait until Slurm can use the node."""
         _ip(self.machines["switch"].pid, f"link set {node} up")
-        self.exec(node, "kill", "-HUP", self._slurmd(node))  # it registers anew; Slurm would ask it in a few minutes
+        self.exec(node, "kill", "-HUP", self._slurmd(node))  # register now; Slurm would ask only after minutes
         self._await_node(node)
 
     def stop_slurmd(self, node: str) -> None:
-        """Kill the node's daemon: the steps there go on, and Slurm calls the node down after a while."""
+        """Kill the node's slurmd. Its job steps keep running, and Slurm marks the node as down after a while."""
         pid = self._slurmd(node)
         self.exec(node, "kill", "-9", pid)
         self._await_end(node, pid)
 
     def start_slurmd(self, node: str) -> None:
-        """Start the node's daemon, and wait until Slurm has the node."""
+        """Start the node's slurmd, and wait until Slurm can use the node."""
         self.exec(node, "slurmd", "-N", node, "-f", f"{self.folder}/slurm.conf")
         self._await_node(node)
 
     def reboot(self, node: str) -> None:
-        """Give a lost node back as it usually comes back: nothing runs there any more but a new daemon."""
-        self.exec(node, "sh", "-c", "kill -9 -1 || true")  # it fails where nothing runs any more
+        """Simulate a reboot of a lost node: kill all its processes, restore its link and start a new slurmd."""
+        self.exec(node, "sh", "-c", "kill -9 -1 || true")  # kill fails if no process is left
         self._await_end(node, self._slurmd(node))
         _ip(self.machines["switch"].pid, f"link set {node} up")
         self.start_slurmd(node)
@@ -191,13 +191,13 @@ class Slurm:
 
     def _await_node(self, node: str) -> None:
         question = ["sinfo", "--noheader", "--partition=main", f"--nodes={node}", "--format=%T"]
-        # down, unknown, and an asterisk: it does not answer
+        # Other states are down and unknown. An asterisk after the state means that the node does not respond.
         _await(lambda: self.call(*question).stdout.strip() in ("idle", "mixed", "allocated", "completing"), self)
 
 
 @contextmanager
 def cluster(folder: Path, nodes: tuple[str, ...] = NODES) -> Iterator[Slurm]:
-    """Nodes that run jobs, in partition `main`. RuntimeError if they do not come up."""
+    """Start nodes that run jobs in partition `main`. Raise RuntimeError if they do not come up."""
     _require(folder)
     network = _free_network()
     login, *others = (str(address) for address in list(network.hosts())[: len(nodes) + 1])
@@ -221,7 +221,7 @@ def cluster(folder: Path, nodes: tuple[str, ...] = NODES) -> Iterator[Slurm]:
 
 @contextmanager
 def controller_only(folder: Path, nodes_and_partitions: str) -> Iterator[Slurm]:
-    """A cluster that takes or rejects jobs as one with these NodeName and PartitionName lines would, and runs none."""
+    """Start only a slurmctld with these NodeName and PartitionName lines. It accepts or rejects jobs, and runs none."""
     _require(folder)
     slurm = Slurm(folder)
     with _controller(slurm, "127.0.0.1", CONTROLLER_ONLY + nodes_and_partitions):
@@ -230,7 +230,7 @@ def controller_only(folder: Path, nodes_and_partitions: str) -> Iterator[Slurm]:
 
 @contextmanager
 def _machine(name: str, setup: str, *namespaces: str) -> Iterator[subprocess.Popen]:
-    """Namespaces of its own, after `setup` in bash; they hold while process 1 can read."""
+    """Create namespaces, and run `setup` in them with bash. They exist until the pipe to their process 1 closes."""
     command = [*UNSHARE, *namespaces, "bash", "-c", f"set -e; hostname {name}\n{setup}\necho up; read -r _"]
     process = subprocess.Popen(
         command,
@@ -238,7 +238,7 @@ def _machine(name: str, setup: str, *namespaces: str) -> Iterator[subprocess.Pop
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C is for pytest
+        start_new_session=True,  # only pytest receives Ctrl-C
     )
     assert process.stdin and process.stdout
     try:
@@ -248,8 +248,8 @@ def _machine(name: str, setup: str, *namespaces: str) -> Iterator[subprocess.Pop
     finally:
         process.stdin.close()
         try:
-            process.wait(5)  # process 1 is gone only after all others in its process table
-        except subprocess.TimeoutExpired:  # a fork of pytest holds the pipe
+            process.wait(5)  # process 1 ends after all others in its PID namespace
+        except subprocess.TimeoutExpired:  # a fork of pytest still holds the pipe
             process.kill()
             process.wait()
         process.stdout.close()
@@ -257,8 +257,8 @@ def _machine(name: str, setup: str, *namespaces: str) -> Iterator[subprocess.Pop
 
 @contextmanager
 def _network(slurm: Slurm, prefix: int) -> Iterator[None]:
-    """The nodes and this machine on one bridge, itself in a namespace. No route leads elsewhere."""
-    port = f"slurm{os.getpid()}-{next(_numbers)}"  # at most 15 characters, and no other run's
+    """Connect the nodes and this machine by a bridge in its own namespace, without routes to other networks."""
+    port = f"slurm{os.getpid()}-{next(_numbers)}"  # at most 15 characters, unique to this run
     ends = {"login": (os.getpid(), port)} | {node: (machine.pid, "eth0") for node, machine in slurm.machines.items()}
     with _machine("switch", "ip link add bridge type bridge; ip link set bridge up", "--net") as switch:
         slurm.machines["switch"] = switch
@@ -270,17 +270,17 @@ def _network(slurm: Slurm, prefix: int) -> Iterator[None]:
                 _ip(pid, f"link set {end} up")
             yield
         finally:
-            _run(["ip", "link", "delete", port], check=False)  # would go with the switch, but a moment later
+            _run(["ip", "link", "delete", port], check=False)  # the end of the switch removes it, but later
 
 
 def _ip(pid: int, arguments: str) -> None:
-    """`ip` in the network of a process."""
+    """Run `ip` in the network namespace of a process."""
     _run(["nsenter", f"--target={pid}", "--net", "ip", *arguments.split()])
 
 
 @contextmanager
 def _controller(slurm: Slurm, address: str, nodes_and_partitions: str) -> Iterator[None]:
-    """munged and slurmctld."""
+    """Start munged and slurmctld."""
     folder = slurm.folder
     (folder / "state").mkdir()
     common = COMMON.format(folder=folder, address=address, port=_free_port())
@@ -292,18 +292,18 @@ def _controller(slurm: Slurm, address: str, nodes_and_partitions: str) -> Iterat
         slurm.machines["login"] = login
         files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
         munge = [f"--{option}={folder}/munge.{suffix}" for option, suffix in files.items()]
-        slurm.exec("login", "munged", "--force", *munge)  # force: though others may not enter the folder
+        slurm.exec("login", "munged", "--force", *munge)  # --force: accept the folder's permissions
         slurm.exec("login", "slurmctld", "-f", f"{folder}/slurm.conf")
         _await(lambda: slurm.call("scontrol", "ping", check=False).returncode == 0, slurm)
         yield
 
 
 def _make_devices(folder: Path) -> None:
-    """Slurm sets CUDA_VISIBLE_DEVICES only for devices that exist; these are /dev/null by another name."""
+    """Make device files for the GPUs, as Slurm sets CUDA_VISIBLE_DEVICES only for those. They act as /dev/null."""
     (folder / "dev").mkdir()
     for gpu in range(GPUS):
         os.mknod(folder / f"dev/nvidia{gpu}", 0o600 | 0o020000, os.makedev(1, 3))
-    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # it alone is content with an empty /sys/fs/cgroup
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # it alone accepts an empty /sys/fs/cgroup
     (folder / "gres.conf").write_text(f"Name=gpu File={folder}/dev/nvidia[0-{GPUS - 1}] Flags=nvidia_gpu_env\n")
 
 
@@ -324,11 +324,11 @@ def _require(folder: Path) -> None:
 
 
 def _free_network() -> ipaddress.IPv4Network:
-    """A /24 of 10.64.0.0/10 that this machine has no route into."""
+    """Return a /24 of 10.64.0.0/10 to which this machine has no route."""
     words = re.findall(r"\b\d+(?:\.\d+){3}(?:/\d+)?", _run(["ip", "-4", "route", "show", "table", "all"]).stdout)
     taken = [ipaddress.IPv4Network(word, strict=False) for word in words]
     networks = list(ipaddress.IPv4Network("10.64.0.0/10").subnets(new_prefix=24))
-    first = os.getpid() % len(networks)  # two runs that start together look at different ones
+    first = os.getpid() % len(networks)  # runs that start together try different ones first
     for network in networks[first:] + networks[:first]:
         if not any(network.overlaps(other) for other in taken):
             return network
@@ -342,7 +342,7 @@ def _free_port() -> int:
 
 
 def _environment() -> dict[str, str]:
-    """This one, without a surrounding job or another cluster."""
+    """Return this environment without variables of a surrounding job or another cluster."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "PYTEST_"))}
     return kept | {"PATH": PATH}
 
@@ -370,7 +370,7 @@ def _run(
 
 
 def _fields(record: str) -> dict[str, str]:
-    """NAME=value of one record; a value may hold spaces, for it may be a path."""
+    """Return the NAME=value fields of one record. Values such as paths may contain spaces."""
     key = r"[A-Z][\w/:]*="
     return dict(re.findall(rf"(?m)(?:^|\s)({key[:-1]})=(.*?)(?=\s+{key}|\s*$)", record))
 

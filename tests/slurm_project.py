@@ -1,4 +1,4 @@
-"""What the tests on a real Slurm add to a baked project: the cluster they run on, and callbacks that watch and fail."""
+"""Additions of the Slurm tests to a baked project: a config of their cluster, and a callback that records and fails."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ from pathlib import Path
 import slurm_nodes
 from conftest import environment
 
-# Jobs ask for GPUs, which are counted and not used; two cores are shared by all tasks.
+# Jobs request GPUs, which Slurm only counts. All tasks share two cores.
 FILES = {
     "configs/cluster/test.yaml": """\
 defaults: [base]
@@ -102,19 +102,19 @@ class Desk:
         )
 
     def submit(self, *words: str, cwd: Path | None = None, **env: str) -> tuple[str, Path]:
-        """python submit.py ... → job, run directory."""
+        """Run `python submit.py ...`, and return the job's id and the run directory."""
         done = self.python(str(self.project / "submit.py"), "--parsable", *words, cwd=cwd, **env)
         assert done.returncode == 0, done.stdout + done.stderr
         job, run_dir = done.stdout.strip().split(" ", 1)
         return job, Path(run_dir)
 
     def train(self, *words: str, seconds: float = 120) -> tuple[Ended, Path]:
-        """Submit, wait, and read what there is."""
+        """Submit a run, and wait until its job has ended."""
         job, run_dir = self.submit("cluster=test", *QUIET, *words)
         return self.ended(job, seconds), run_dir
 
     def sbatch(self, options: str, body: str, *words: str, seconds: float = 120, **env: str) -> Ended:
-        """A script written by hand, `python` in it being the environment's."""
+        """Submit a hand-written script and wait. In it, `python` is the one of this environment."""
         lines = ["#!/bin/bash", f"#SBATCH {options}", f"#SBATCH --output={self.project}/by-hand-%j.log", body]
         script = self.project / "by-hand.sh"
         script.write_text("\n".join(lines) + "\n")
@@ -134,13 +134,13 @@ class Desk:
         return Ended(record["JobState"], code, text, time.monotonic() - started, record)
 
     def running(self, job: str) -> float:
-        """Wait until a job has left the queue; when that was."""
+        """Wait until a job has started, and return that time."""
         self.slurm.until(job, lambda records: all(record["JobState"] != "PENDING" for record in records), 60)
         return time.monotonic()
 
 
 def made_for_tests(project: Path) -> Path:
-    """The project with what the tests add, in an environment that is its own (which `make test` has made)."""
+    """Add the tests' files to a project, and check that env.sh accepts the environment that `make test` has made."""
     for name, text in FILES.items():
         (project / name).write_text(text)
     env = environment() | {"VENV": sys.prefix}
@@ -149,7 +149,7 @@ def made_for_tests(project: Path) -> Path:
 
 
 def rejections(log: str) -> list[str]:
-    """The messages in a log, without rank labels."""
+    """Return the messages of rejections in a log, without rank labels."""
     bare = re.sub(r"^\d+: ", "", log, flags=re.MULTILINE)
     return re.findall(r"^ConfigError: .*(?:\n  .*)*", bare, re.MULTILINE)
 

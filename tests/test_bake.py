@@ -1,4 +1,4 @@
-"""What a bake generates, and what it rejects."""
+"""Test the files that a bake generates, and the answers that it rejects."""
 
 import ast
 import json
@@ -28,7 +28,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_generates_exactly_the_expected_files(project):
-    """A file that is added or removed on purpose is also added to or removed from generated_files.txt."""
+    """Check the generated files, so that none is added or lost by accident. generated_files.txt lists them."""
     assert [path.relative_to(project).as_posix() for path in files(project)] == EXPECTED.read_text().split()
 
 
@@ -67,7 +67,7 @@ def test_awkward_text_survives_in_every_file_it_is_in(key, bake, awkward_project
 
 
 def parsed(path: Path) -> list[str]:
-    """The strings that a file means, after its own quoting."""
+    """Return the strings of a file, unquoted by the rules of its format."""
     text = path.read_text(encoding="utf-8")
     match path.suffix:
         case ".py":
@@ -80,7 +80,7 @@ def parsed(path: Path) -> list[str]:
             return [*strings(yaml.safe_load(text))]
         case ".sh" | ".sbatch" | ".bash":
             subprocess.run(["bash", "-n", str(path)], check=True)
-            return []  # what a person typed has no place in a script
+            return []  # scripts contain no typed text
         case _:
             return [text]
 
@@ -169,9 +169,9 @@ def test_rejects_with_reason_and_fix_and_leaves_nothing(answers, message, bake, 
 
 
 def test_rejects_every_name_that_would_hide_a_library(template):
-    """The hook knows all that can be imported in the environment these tests run in."""
+    """Check that the hook rejects every importable name of the tests' environment, as a package would hide it."""
     hook = load_hook(template)
-    ours = {"grimp", "importlinter"}  # of tests/requirements.txt, which no project has
+    ours = {"grimp", "importlinter"}  # only in tests/requirements.txt, not in projects
     importable = {name for name in packages_distributions() if re.fullmatch(hook["PACKAGE"], name)} - ours
     assert importable - hook["library_names"]() - set(hook["PROJECT_NAMES"].split()) - hook["STANDARD_MODULES"] == set()
 
@@ -200,7 +200,7 @@ def test_every_cluster_of_the_template_can_be_answered(template, bake):
 
 
 def test_of_the_shipped_clusters_nothing_is_rendered(template, awkward_project):
-    """An update replaces them, so what was answered lies elsewhere."""
+    """Check that the shipped cluster files contain no answers, as an update replaces these files."""
     (shipped,) = template.glob("*/src/hpc/jobs/cluster")
     for file in shipped.iterdir():
         assert (awkward_project / "src/hpc/jobs/cluster" / file.name).read_bytes() == file.read_bytes()
@@ -225,7 +225,7 @@ def test_a_rejection_spares_the_folder_it_was_told_to_overwrite(template, settin
 
 
 def test_typed_text_is_not_rendered(template, settings, tmp_path):
-    """At the prompts, unlike in key=value arguments, which cookiecutter itself takes for templates."""
+    """Check the prompts only: cookiecutter itself renders key=value arguments as templates."""
     answers = ["{{ 7 * 7 }}", "ok", "ok_1", "", "", "", "", ""]
     command = [sys.executable, "-m", "cookiecutter", str(template), "--config-file", str(settings)]
     done = subprocess.run(command, cwd=tmp_path, input="\n".join(answers) + "\n", capture_output=True, text=True)
@@ -235,7 +235,7 @@ def test_typed_text_is_not_rendered(template, settings, tmp_path):
 
 
 def test_names_the_next_three_commands(template, settings, tmp_path, run):
-    """Typed as they are printed, they find the project: also from elsewhere, also with an awkward path."""
+    """Check that the printed commands work from another folder and with an awkward path."""
     command = [sys.executable, "-m", "cookiecutter", ".", "--no-input", "--config-file", str(settings)]
     output = tmp_path / "it's $(touch canary)"
     said = run([*command, "--output-dir", str(output)], template, env={"PWD": str(template)}).stdout
@@ -247,7 +247,7 @@ def test_names_the_next_three_commands(template, settings, tmp_path, run):
 
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 def test_bakes_from_a_repository_address(template, settings, tmp_path, run):
-    """What `cookiecutter gh:org/hpc-ml-template` does, without GitHub."""
+    """Check baking from a Git repository, as `cookiecutter gh:org/hpc-ml-template` does, but without GitHub."""
     shutil.copytree(template, tmp_path / "hpc-ml-template")
     identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
     for arguments in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "all"]):

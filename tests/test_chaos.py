@@ -24,7 +24,7 @@ def test_no_run_is_lost_or_other_than_one_that_nothing_happened_to(bake, tmp_pat
 
 
 def test_a_run_outlives_its_time_limit(slurm, bake):
-    """One minute for work of more: the job sees its end coming, saves, and is started again. Then it moves."""
+    """Check that a run longer than its wall time saves, is requeued and finishes. Then resume it on fewer nodes."""
     desk = Desk(slurm, chaos.prepared(bake(cluster="local")))
     words = [*chaos.WORDS, *chaos.LAYOUTS["ddp"], "cluster.time=0:01:00", "trainer.max_steps=40"]
     job, run_dir = desk.submit(*words, "checkpoint.every_n_steps=null")
@@ -33,11 +33,11 @@ def test_a_run_outlives_its_time_limit(slurm, bake):
     events = [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
     assert record["JobState"] == "COMPLETED", record
     ends = [(event["outcome"], event["why"]) for event in events if event["event"] == "end"]
-    # Slurm warns up to a minute earlier than it was asked to, before the job's own clock does.
+    # Slurm may send its signal up to a minute early, before the job's own clock reports the end.
     assert ends[0] in [("continue", "SIGUSR2"), ("continue", "the end of the job's time")]
     assert ends[-1] == ("finished", "")
     steps = [int(line.split()[1]) for line in (run_dir / "steps").read_text().splitlines()]
-    assert steps == list(range(1, 41))  # none twice
+    assert steps == list(range(1, 41))  # no step is repeated
 
     (run_dir / "pace").write_text("0")
     job, _ = desk.submit(f"resume={run_dir}", "trainer.num_nodes=2", "trainer.max_steps=60")

@@ -1,4 +1,4 @@
-"""Each cluster's job script, as a scheduler set up like that cluster judges it, and as bash and shellcheck read it."""
+"""Check each cluster's job script with a Slurm that is configured like it, with bash and with shellcheck."""
 
 import json
 import re
@@ -39,11 +39,11 @@ Path(sys.argv[2]).write_text(json.dumps(scripts))
 
 @pytest.fixture(scope="module")
 def scripts(project, run, tmp_path_factory) -> dict[str, dict[str, str]]:
-    """cluster → name → text, in one process, as composing takes longer than judging. With what slurm/ holds."""
+    """Return the text of scripts by cluster and name, with those in slurm/. One process makes all, to save time."""
     folder = tmp_path_factory.mktemp("scripts")
     overrides = {name: TWINS[name]["overrides"] for name in SLURM if name in TWINS} | dict.fromkeys(PBS, ACCOUNT)
     command = [sys.executable, "-c", RENDER, json.dumps(overrides), str(folder / "scripts.json")]
-    done = run(command, project, env={"XDG_CONFIG_HOME": str(folder)})  # not a person's own accounts
+    done = run(command, project, env={"XDG_CONFIG_HOME": str(folder)})  # without this user's clusters.yaml
     assert done.returncode == 0, done.stdout
     kept = {path.name: path.read_text() for path in (project / "slurm").iterdir()}
     made = json.loads((folder / "scripts.json").read_text())
@@ -79,7 +79,7 @@ def test_slurm_takes_the_job_and_no_larger_one(name, scripts, tmp_path):
 
 
 def too_much(job: str, conf: str) -> dict[str, str]:
-    """What is asked for → the script, asking for more of it than the nodes or the partitions of the twin have."""
+    """Return scripts by resource. Each requests more of that resource than the twin has."""
     more = {
         "nodes": re.sub(r"(?m)^(#SBATCH --nodes=).*", r"\g<1>9", job),
         "cores": re.sub(r"(?m)^(#SBATCH --cpus-per-task=)(\d+)$", one_more, job),

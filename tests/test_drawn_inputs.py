@@ -1,4 +1,4 @@
-"""Hostile input by machine, some of it. `make hostile COUNT=5000 SEED=1` draws more."""
+"""Test some random hostile input. `make hostile COUNT=5000 SEED=1` draws more."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 DRAWN = Path(__file__).with_name("drawn_inputs.py")
-# What a program could do wrong, by the number of the case.
+# Possible faults of a program, by the number of the case.
 WRONG = """
 import os, sys, time, hostile_programs
 deeds = {
@@ -33,7 +33,7 @@ def drawn(project, *words):
 
 
 def test_what_is_wrong_is_found(bake):
-    """A search that could not fail would prove nothing."""
+    """Check that the search detects each kind of failure: otherwise its success would prove nothing."""
     done = drawn(
         bake(), "--count", str(len(FOUND)), "--patience", "12", "--kind", "personal clusters.yaml", "--patch", WRONG
     )

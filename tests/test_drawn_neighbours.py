@@ -1,4 +1,4 @@
-"""A few rounds of the neighbours, and that the machine which makes them sees harm. `make neighbours` makes more."""
+"""Test a few rounds of concurrent use, and check that harm is detected. `make neighbours` runs more rounds."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-# A neighbour as it must not be; the ground has to say so.
+# A harmful neighbour: each of its harms must be reported.
 HARMFUL = """
 import sys
 from pathlib import Path

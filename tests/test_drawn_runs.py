@@ -1,4 +1,4 @@
-"""Twins by machine, a few of them. `make twins COUNT=500 SEED=1` draws more."""
+"""Compare a few random runs with interrupted twins. `make twins COUNT=500 SEED=1` draws more."""
 
 import re
 from typing import Any
@@ -19,7 +19,7 @@ BROKEN = {
     "optimizer": "from hpc.checkpoint.strategy_state import CheckpointMixin\n"
     "CheckpointMixin.load_optimizer_state_dict = lambda *_: None",
 }
-# One device, dropout, momentum; stopped by a signal in the second epoch.
+# One device, dropout and momentum, interrupted by a signal in the second epoch.
 PLAIN: dict[str, Any] = {
     "strategy": "single", "ranks": 1, "first_words": [], "then_words": [], "moves": [], "tolerance": 0.0,
     "words": ["trainer.max_epochs=3", "trainer.gradient_clip_val=null", "checkpoint.monitor=val/loss"],
@@ -52,7 +52,7 @@ def test_an_interrupted_run_is_the_one_that_went_through(prepared, tmp_path):
 
 
 def test_what_is_not_restored_is_found(prepared, tmp_path):
-    """A comparison that could not fail would prove nothing."""
+    """Check that the comparison detects state that is not restored: otherwise its success would prove nothing."""
     assert twin_runs.twin(prepared, tmp_path / "whole", "whole", PLAIN).kind == "same"
     for number, (what, patch) in enumerate(BROKEN.items()):
         outcome = twin_runs.twin(prepared, tmp_path / f"{number}", f"broken_{number}", PLAIN, patch)
@@ -69,7 +69,7 @@ def struck(where: str, count: int, how: str = "SIGUSR1") -> dict[str, Any]:
 
 
 def stopping(patience: int) -> dict[str, Any]:
-    """Callbacks, one of which stops training after so many validations."""
+    """Return callbacks, one of which stops training after this number of validations."""
     stop = {"_target_": "lightning.pytorch.callbacks.EarlyStopping", "monitor": "val/loss", "min_delta": 10.0}
     return PLAIN["callbacks"] | {"stop": {**stop, "patience": patience}}
 
@@ -86,7 +86,7 @@ SHARED = {
 }
 STOCK = {"_target_": "my_research.drawn.Stock", "sizes": PLAIN["data"]["sizes"], "global_batch_size": 4}
 SGD = {"name": "SGD", "lr": 0.1, "momentum": 0.9, "schedulers": []}
-# What twins have found, drawn small.
+# Small versions of random runs that have revealed bugs.
 FOUND = {
     "gradients that are accumulated by hand": changed(
         {"manual": True, "every": 2, "optimizers": [SGD, SGD]}, [], [struck("training_step", 3)]
@@ -245,7 +245,7 @@ def test_a_run_that_does_not_end_is_found(prepared, tmp_path, monkeypatch):
     assert twin_runs.twin(prepared, tmp_path / "run", "hanging", PLAIN, patch).kind == "hung"
 
 
-# What cannot be done, and a word of the message.
+# Runs that must be rejected, by a part of the message.
 DEEPSPEED = {"strategy": "deepspeed_zero1", "ranks": 2}
 REJECTED = {
     "accumulate_grad_batches": changed({}, ["trainer.accumulate_grad_batches=3"], STOPPED_LATE),

@@ -1,4 +1,4 @@
-"""env.sh, without the minutes that a real installation takes: `make test` itself has made one."""
+"""Test env.sh with a stub of Python. `make test` runs the real installation, which takes minutes."""
 
 import os
 import shlex
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-# Stands for Python: a real virtual environment, and an account of what was asked of it instead of an installation.
+# A stub of Python: it makes a real virtual environment, but logs its arguments instead of installing.
 STUB = """#!/bin/bash
 echo "$*" >>{log}
 case "$*" in
@@ -44,7 +44,7 @@ class Place:
         self.stub.chmod(0o755)
 
     def popen(self, script: str, **env: str) -> subprocess.Popen:
-        """`script` in bash, where $ENV is env.sh."""
+        """Start `script` in bash, where $ENV is the path of env.sh."""
         kept = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
         known = {"PYTHON": str(self.stub), "VENV": str(self.venv), "ENV": str(self.project / "env.sh")}
         return subprocess.Popen(
@@ -62,7 +62,7 @@ class Place:
         return process.returncode, out, err
 
     def asked(self, what: str) -> int:
-        """How often Python was asked for `what`."""
+        """Return how often `what` occurs in the logged arguments of Python."""
         return self.log.read_text().count(what) if self.log.exists() else 0
 
 
@@ -91,7 +91,7 @@ def test_second_use_starts_no_python(place):
 
 def test_the_default_place_is_beside_env_sh(place):
     code, _, err = place.bash('unset VENV; cd /; source "$ENV"')
-    assert code == 1 and "set VENV" in err  # a $ in the path: activating would run what follows
+    assert code == 1 and "set VENV" in err  # activating a path with $(...) would execute it
     plain = place.project.rename(place.folder / "Übung 1")
     code, out, err = place.bash('unset VENV; cd /; source "$ENV" && type -P python', ENV=f"{plain}/env.sh")
     assert (code, out.strip()) == (0, f"{plain}/.venv/bin/python"), err
@@ -175,7 +175,7 @@ def test_clears_the_lock_of_a_killed_process(place):
 
 
 def test_of_many_that_find_the_lock_of_a_killed_process_one_installs(place):
-    """All of them look before the first one acts, and they act one after the other."""
+    """Check that only one process installs if several find a stale lock before the first of them removes it."""
     killed = place.popen('source "$ENV"', STUB_SECONDS="60")
     lock = Path(f"{place.venv}.lock/owner")
     while not (lock.exists() and place.asked("-m pip install")):
@@ -224,7 +224,7 @@ def test_run_instead_of_sourced_says_so(place):
 
 
 def test_setup_of_every_cluster_is_read_as_its_file_says(project):
-    """env.sh reads it without Python; what it reads is what the job script says."""
+    """Check that env.sh, which parses `setup` without Python, reads the same lines as the job script."""
     from omegaconf import OmegaConf
 
     some = 0

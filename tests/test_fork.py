@@ -1,6 +1,6 @@
-"""A fork: a network, a dataset, a cluster and an experiment of one's own, by adding files only.
+"""Test a fork that adds a network, a dataset, a cluster and an experiment as new files only.
 
-They train with fsdp on two processes, and the fork's own tests pass and test them, too.
+They must train with fsdp on two processes. The fork's own tests must pass and include them.
 """
 
 from pathlib import Path
@@ -136,7 +136,7 @@ def test_a_fork_adds_files_only(bake, run, tmp_path):
 
     (run_dir,) = (project / "runs").iterdir()
     assert list((run_dir / "checkpoints" / "last.ckpt").glob("__1_*.distcp")), "the second process wrote its shard"
-    assert "devices: 2" in (run_dir / "config.yaml").read_text()  # the cluster's GPUs per node, typed nowhere else
+    assert "devices: 2" in (run_dir / "config.yaml").read_text()  # the cluster's GPUs per node
     assert {path: path.read_bytes() for path in before} == before
 
     script = run(f"python submit.py {choices} trainer.num_nodes=8 --dry-run", project).stdout

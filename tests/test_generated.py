@@ -1,4 +1,4 @@
-"""A baked project passes its own checks and tests: the product, not the template."""
+"""Run the checks and tests of a baked project."""
 
 import re
 import subprocess
@@ -23,7 +23,7 @@ def test_types_are_clean(project, run):
 
 
 def test_hpc_is_the_same_in_every_fork(project, awkward_project):
-    """Byte for byte, so that an update replaces it, and it is tested where it lies in the template."""
+    """Check that answers do not change hpc, so that updates can replace it and tests of the template cover it."""
     trees = [project / "src/hpc", awkward_project / "src/hpc", SOURCES]
     contents = [
         {
@@ -37,7 +37,7 @@ def test_hpc_is_the_same_in_every_fork(project, awkward_project):
 
 
 def test_its_own_tests_pass(awkward_project, pytestconfig, capfd):
-    """All of them, or those that were asked for by -m."""
+    """Run all tests of the project, or those that -m selects."""
     chosen = pytestconfig.option.markexpr
     with capfd.disabled():
         run_tests(awkward_project, *(["-m", chosen] if chosen else []))
@@ -45,7 +45,7 @@ def test_its_own_tests_pass(awkward_project, pytestconfig, capfd):
 
 
 def run_tests(project: Path, *arguments: str) -> list[str]:
-    """Run a project's own tests in the open, and keep what was left out for the last lines; the lines printed."""
+    """Run a project's own tests with visible output, report skipped tests at the end, and return the printed lines."""
     print(f"\n{project.name}: python -m pytest {' '.join(arguments)}", flush=True)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile", *arguments]
     output = []

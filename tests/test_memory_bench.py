@@ -1,4 +1,4 @@
-"""The rows of benchmarks/memory.py for given planned and counted bytes."""
+"""Test the rows of benchmarks/memory.py for given planned and counted bytes."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Ranks that a real mpiexec starts, as on clusters whose scheduler has no launcher of its own."""
+"""Test ranks that a real mpiexec starts, as on clusters whose scheduler has no launcher."""
 
 import shutil
 from pathlib import Path
@@ -19,7 +19,7 @@ def project(bake) -> Path:
 
 
 def test_two_runs_at_once(project, run):
-    """Each is one world of two; neither takes the other's port."""
+    """Check that two runs of two ranks form separate process groups and use different ports."""
     one = "(mpiexec -n 2 {train} run_dir=runs/{name} >{name}.log 2>&1; echo {name} $?) &"
     done = run(" ".join(one.format(train=TRAIN, name=name) for name in "ab") + " wait", project)
     assert sorted(done.stdout.split("\n")) == ["", "a 0", "b 0"], (project / "a.log").read_text()

@@ -1,4 +1,4 @@
-"""The page of a real run, looked at in a real browser: on a phone and on a desk, light and dark."""
+"""Test the page of a real run in a real browser: on phone and desktop, in light and dark mode."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ def tab(tmp_path_factory) -> Iterator[Tab]:
 
 @pytest.fixture(scope="module")
 def page(project: Path, run: Callable, tmp_path_factory) -> Path:
-    """Of a short run, on whose node there seem to be two GPUs."""
+    """Make the page of a short run, with samples as of a node with two GPUs."""
     run_dir = tmp_path_factory.mktemp("runs") / "digits-with-a-name-that-is-rather-long_2026-01-31_4711"
     brief = "trainer.max_epochs=3 callbacks.progress.refresh_rate=0"
     done = run(f"python train.py {brief} run_dir={run_dir}", project)
@@ -36,7 +36,7 @@ def page(project: Path, run: Callable, tmp_path_factory) -> Path:
 
 
 def sampled(run_dir: Path) -> None:
-    """Samples and phases as a GPU node has them, an hour of them."""
+    """Write one hour of samples and phases as from a GPU node."""
     attempts = [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
     end = attempts[-1]["time"]
     attempts[0]["time"] = end - 3600

@@ -1,4 +1,4 @@
-"""The planner's step times against published ones, and the traces that these are compared by against the project's."""
+"""Compare the planner's step times with published ones, and decoder.py's traces with the project's."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ rows = published.make_rows(predictions, {run: published.predict_days(run) for ru
 print(json.dumps({"rows": rows, "fitted": sum(run.is_fitted for run in predictions), "all": len(predictions)}))
 """
 
-# A network of the project: as it is traced, and as decoder.py works it out.
+# The trace of a network of the project, and the one that decoder.py computes for it.
 COMPARE = """
 import json, torch
 from functools import partial
@@ -43,7 +43,7 @@ print(json.dumps([
 
 @pytest.fixture(scope="module")
 def answers(project, run):
-    """answers(script) → what it prints, of a process that can import the project and the benchmarks."""
+    """Return the function answers(script): run it with the project and benchmarks importable, return its output."""
 
     def ask(script):
         environ = {"PYTHONPATH": f"{project / 'src'}:{BENCHMARKS}"}

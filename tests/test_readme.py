@@ -1,4 +1,4 @@
-"""Every command in the READMEs' bash blocks is run: as the first row of HOW that fits it says."""
+"""Run every command in the READMEs' bash blocks, by the first row of HOW that matches it."""
 
 import json
 import os
@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 from conftest import REPO, environment
 
-# What a README of a project with the default answers has in place of the marks.
+# Values of a project with the default answers for the placeholders in its README.
 DEFAULTS = json.loads((REPO / "cookiecutter.json").read_text(encoding="utf-8"))
 DEFAULTS |= {"project_slug": "my-research", "package_name": "my_research"}
 README = {"template": REPO / "README.md", "project": REPO / "{{cookiecutter.project_slug}}" / "README.md"}
 
 
 def commands(readme: Path) -> list[str]:
-    """The commands of all bash blocks, each once: continued lines joined, `&&` cut, comments left out."""
+    """Return each command of the bash blocks once: continued lines joined, split at `&&`, without comments."""
     text = re.sub(
         r"\{\{ *cookiecutter\.(\w+) *\}\}", lambda mark: DEFAULTS[mark[1]], readme.read_text(encoding="utf-8")
     )
@@ -34,7 +34,7 @@ def commands(readme: Path) -> list[str]:
 
 
 class Desk:
-    """Where commands are tried: a folder of its own, a baked project, and something for each placeholder."""
+    """The place where a command is tested: a new folder, a baked project, and a short run."""
 
     def __init__(self, folder: Path, project: Path, run, brief_run: Path) -> None:
         self.folder, self.project, self.brief_run = folder, project, brief_run
@@ -51,36 +51,36 @@ def as_it_stands(desk: Desk, command: str) -> None:
 
 
 def elsewhere(desk: Desk, command: str) -> None:
-    """It installs, clones or changes the folder: what the tests do in other ways."""
+    """Check only the syntax of a command that installs, clones or changes the folder. Other tests do this."""
     desk.succeeds(f"bash -n <<<{shlex.quote(command)}")
 
 
 def made(desk: Desk, command: str) -> None:
-    """A make target: it exists. `make test` is what runs this."""
+    """Check that a make target exists. It is not run, as `make test` itself runs this test."""
     desk.succeeds(command.replace("make ", "make --dry-run ", 1), REPO)
 
 
 def baked(desk: Desk, command: str) -> None:
-    """The template comes from here instead of from GitHub, and the answers are the defaults."""
+    """Bake from this folder instead of GitHub, with the default answers."""
     command = re.sub(r"\S*hpc-ml-template\S*", shlex.quote(str(REPO)), command, count=1)
     command = command if "--no-input" in command else command + " --no-input"
     desk.succeeds(command.replace("cookiecutter", "python -m cookiecutter --default-config", 1), desk.folder)
 
 
 def sourced(desk: Desk, command: str) -> None:
-    """In an environment that env.sh made, so that nothing is installed."""
+    """Source env.sh in an environment that it has made, so that nothing is installed."""
     if not Path(sys.prefix, ".complete-my-research").exists():
         pytest.skip("the environment was not made by env.sh: make test")
     desk.succeeds(f"{command} && type -P python")
 
 
 def composed(desk: Desk, command: str) -> None:
-    """It needs a cluster, a GPU or data: the config is composed and printed."""
+    """Compose and print the config only, as the command needs a cluster, a GPU or data."""
     assert "_target_" in desk.succeeds(f"{command} --cfg job")
 
 
 def submitted(desk: Desk, command: str) -> None:
-    """The job script is printed instead of submitted. To resume: a run as submit.py would have left it."""
+    """Print the job script instead of submitting it. With `resume=`, make a run as submit.py leaves it."""
     run_dir = desk.folder / "run"
     if "resume=" in command:
         run_dir.mkdir()
@@ -89,23 +89,23 @@ def submitted(desk: Desk, command: str) -> None:
         (run_dir / "overrides.json").write_text('["cluster=slurm"]')
         (run_dir / "job.sh").write_text(desk.succeeds("python submit.py cluster=slurm trainer=gpu --dry-run"))
     script = desk.succeeds(re.sub(r"resume=\S+", f"resume={shlex.quote(str(run_dir))}", command) + " --dry-run")
-    _, begin, script = script.partition("#!")  # before it, of a run that moves: what changes
+    _, begin, script = script.partition("#!")  # a moved run prints its changes before the script
     desk.succeeds(f"bash -n <<<{shlex.quote(begin + script)}")
 
 
 def rendered(desk: Desk, command: str) -> None:
-    """Into another folder."""
+    """Render the scripts into another folder."""
     desk.succeeds(re.sub(r"--render \S+", f"--render {shlex.quote(str(desk.folder / 'slurm'))}", command))
 
 
 def given_to_slurm(desk: Desk, command: str) -> None:
-    """There is such a script; test_slurm_scripts.py has Slurm run it."""
+    """Check that the script exists and is valid bash. test_slurm_scripts.py runs it with Slurm."""
     elsewhere(desk, command)
     desk.succeeds(f"bash -n {command.split()[-1]}")
 
 
 def resumed(desk: Desk, command: str) -> None:
-    """A run that was stopped before its test."""
+    """Resume a run that was interrupted before its test."""
     run_dir = desk.folder / "run"
     desk.succeeds(f"python train.py trainer.max_steps=2 run_dir='{run_dir}'")
     (run_dir / "verdict").unlink()
@@ -127,20 +127,20 @@ def reported(desk: Desk, command: str) -> None:
 
 
 def predicted(desk: Desk, command: str) -> None:
-    """With the run of two steps."""
+    """Predict with the short run."""
     said = desk.succeeds(command.replace("runs/NAME", str(desk.brief_run)))
     assert re.fullmatch(r"tensor\(\[\d\]\) tensor\(\d\)\n", said), said
 
 
 def searched(desk: Desk, command: str) -> None:
-    """Of a search in which nothing has begun; test_slurm_search.py has some that have."""
+    """Show a search in which no trial has started. test_slurm_search.py tests searches with trials."""
     plan = {"sampler": "random", "trials": 2, "seed": 1, "metric": "val/loss", "mode": "min", "words": ["seed=1,2"]}
     (desk.folder / "search.json").write_text(json.dumps(plan))
     assert "has started: python report.py" in desk.succeeds(command.replace("runs/NAME", shlex.quote(str(desk.folder))))
 
 
 def packed(desk: Desk, command: str) -> None:
-    """Of a few small files, made for this."""
+    """Pack a few small files that are made here."""
     from PIL import Image
 
     for i in range(60):
@@ -154,7 +154,7 @@ def packed(desk: Desk, command: str) -> None:
 
 
 def trained(desk: Desk, command: str) -> None:
-    """Two steps of it, into a folder of its own; a checkpoint is one that two steps have written."""
+    """Train two steps in a new folder. A checkpoint in the command is replaced by one of the short run."""
     checkpoint = next((desk.brief_run / "checkpoints").iterdir())
     command = re.sub(r"ckpt=\S+", f"ckpt={shlex.quote(str(checkpoint))}", command)
     command = re.sub(r" (trainer\.max_steps|run_dir)=\S+", "", command)
@@ -162,7 +162,7 @@ def trained(desk: Desk, command: str) -> None:
 
 
 def scaled(desk: Desk, command: str) -> None:
-    """To the queue, by a stand-in for it; test_slurm_scale.py has Slurm run the points."""
+    """Submit to a stub of Slurm. test_slurm_scale.py runs the jobs with a real one."""
     for name, answer in {"sbatch": "echo 17", "squeue": "echo 17 PENDING None"}.items():
         (desk.folder / name).write_text(f"#!/bin/bash\n{answer}\n")
         (desk.folder / name).chmod(0o755)
@@ -180,13 +180,13 @@ def planned(desk: Desk, command: str) -> None:
 
 
 def dry(desk: Desk, command: str) -> None:
-    """The job script is printed instead of submitted."""
+    """Print the job script instead of submitting it."""
     script = desk.succeeds(command.replace("--wait", "--dry-run"))
     desk.succeeds(f"bash -n <<<{shlex.quote(script)}")
 
 
 def boarded(desk: Desk, command: str) -> None:
-    """Started, read until it says where it is, asked, and ended as Ctrl-C does."""
+    """Start TensorBoard, request the address that it prints, and end it by SIGINT, as Ctrl-C does."""
     command = re.sub(r"runs/\w+", shlex.quote(str(desk.brief_run)), command)
     command = command if str(desk.brief_run) in command else f"{command} {shlex.quote(str(desk.brief_run))}"
     board = subprocess.Popen(
@@ -207,12 +207,12 @@ def boarded(desk: Desk, command: str) -> None:
 
 
 def collected(desk: Desk, command: str) -> None:
-    """test_generated.py runs it."""
+    """Collect the tests only; test_generated.py runs them."""
     desk.succeeds(f"{command} --collect-only -q")
 
 
 def served(desk: Desk, command: str) -> None:
-    """Started, asked until it answers, and ended."""
+    """Start the server, send requests until it answers, and end it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -239,7 +239,7 @@ def answers(address: str, server: subprocess.Popen, seconds: float = 90) -> bool
     return False
 
 
-# A pattern for the whole command → how it is run. What no row fits fails: add a row.
+# A pattern for the whole command, and how it is tested. A command that matches no row fails: add a row.
 HOW = [
     (r"make \w+", made),
     (r"(pip|pipx|uv tool) install .*|git clone .*|cd .*|export .*", elsewhere),
@@ -254,10 +254,10 @@ HOW = [
     (r"python plan\.py .*", planned),
     (r"python tools/board\.py.*", boarded),
     (r"python tools/comm\.py .*accelerator=cpu.*", as_it_stands),
-    (r"python tools/comm\.py .*", dry),  # test_slurm_comm.py has Slurm run it
+    (r"python tools/comm\.py .*", dry),  # test_slurm_comm.py runs it with Slurm
     (r"python submit\.py.* --render .*", rendered),
     (r"python submit\.py.*", submitted),
-    (r"sbatch runs/NAME/job\.sh", elsewhere),  # test_slurm_requeue.py and test_chaos.py have Slurm run it
+    (r"sbatch runs/NAME/job\.sh", elsewhere),  # test_slurm_requeue.py and test_chaos.py run it with Slurm
     (r"(sbatch|salloc) .*", given_to_slurm),
     (r"python train\.py resume=runs/NAME", resumed),
     (r"python tools/export\.py .*", exported),
@@ -303,7 +303,7 @@ def test_command(readme: str, command: str, desk: Desk) -> None:
 
 
 def test_quoted_messages_are_those_of_the_sources(project: Path) -> None:
-    """The table of what is seen when something is wrong; … stands for what differs."""
+    """Check that messages in the README's table occur in the sources. The sign … stands for variable parts."""
     table = (project / "README.md").read_text(encoding="utf-8").split("| what is wrong | message |")[1].split("\n\n")[0]
     messages = re.findall(r"`([^`]+)`", "".join(row.split("|")[2] for row in table.splitlines()[2:]))
     sources = "".join(path.read_text(encoding="utf-8") for path in (project / "src").rglob("*.py"))

@@ -1,4 +1,4 @@
-"""The network check on real nodes, over gloo: as a person would submit it, and with a node or a rank in trouble."""
+"""Test the network check on real nodes over gloo: as a user submits it, and with a faulty node or rank."""
 
 import json
 import shlex
@@ -20,7 +20,7 @@ def desk(slurm, bake, tmp_path_factory) -> Desk:
 
 
 def begun(desk: Desk, *words: str) -> tuple[str, Path]:
-    """A job whose ranks have met; its run directory."""
+    """Submit a job, wait until its ranks have met, and return it with its run directory."""
     done = desk.python(*COMM, *words)
     assert done.returncode == 0, done.stderr
     job, run_dir = (line.split(" ", 2)[-1] for line in done.stdout.splitlines()[:2])

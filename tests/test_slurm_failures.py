@@ -1,6 +1,6 @@
-"""What goes wrong on clusters, made to go wrong on a real one: each mistake ends soon, with one message that helps.
+"""Provoke common failures of clusters on a real Slurm: each job must end soon, with one helpful message.
 
-The numbers F.. are those of a catalogue of failures: srun forgotten (F09), a wrong MASTER_ADDR (F15) and so on.
+The numbers F.. are those of a catalogue of failures, such as a forgotten srun (F09) or a wrong MASTER_ADDR (F15).
 """
 
 import json
@@ -21,7 +21,7 @@ TWO = f"{TRAIN} trainer=ddp trainer.devices=2"
 TWO_NODES = f"{TRAIN} trainer=ddp trainer.num_nodes=2 trainer.devices=1"
 ON_NODE_2 = "[ $SLURM_NODEID = 0 ] || "
 
-# name: options of sbatch, body, what the message says, most seconds from start to end on a machine that others use, too
+# name: options of sbatch, body, words of the message, most seconds from start to end on a machine that is also busy
 REJECTED = {
     "F09 srun forgotten": (
         "--nodes=2 --ntasks-per-node=1 --gres=gpu:1",
@@ -135,7 +135,7 @@ def desk(slurm, bake) -> Desk:
 
 @pytest.fixture(scope="module")
 def traps(desk):
-    """Another version of a library, a full file system, and one that the other node does not share."""
+    """Make another version of a library, a tiny file system, and one that only one node has."""
     other = desk.project / "other" / "lightning-2.0.dist-info"
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: lightning\nVersion: 2.0\n")
@@ -159,7 +159,7 @@ def test_a_mistake_ends_with_one_message(desk, traps, name):
     print(f"\n{name} ({ended.seconds:.0f} s)\n{messages[0]}")
 
 
-# name: options of sbatch, body; with stock Lightning each of these hangs, collides or trains apart
+# name: options of sbatch, body. With plain Lightning each of these hangs, collides or trains separate models.
 TRAINED = {
     "by hand": ("--nodes=2 --ntasks-per-node=1 --gres=gpu:1", f"srun {TWO_NODES}"),
     "F09 srun forgotten on one node": ("--ntasks-per-node=2 --gres=gpu:2 --cpus-per-task=2", TWO),
@@ -194,7 +194,7 @@ def test_what_trains(desk, name):
 
 
 def test_a_rank_that_raises_ends_the_job(desk):
-    """F20, F23: soon, as FAILED, with the first cause in a file of its own and in report.py; it would raise again."""
+    """F20, F23: check that an exception ends the job soon, without a requeue, and that report.py shows the cause."""
     ended, run_dir = desk.train(
         "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "callbacks.witness.fault=raise"
     )
@@ -209,7 +209,7 @@ def test_a_rank_that_raises_ends_the_job(desk):
 
 @pytest.mark.parametrize(("fault", "starts"), [("exit", 1), ("kill", 2)])
 def test_a_rank_that_is_gone_ends_the_job(desk, fault, starts):
-    """F21: also when it leaves with exit code 0 in the middle. It may do better next time, but not for ever."""
+    """F21: check that the job ends if a rank exits with 0 or is killed, and that the number of requeues is limited."""
     ended, run_dir = desk.train(
         "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", f"callbacks.witness.fault={fault}",
         f"faults.retries={starts}",
@@ -223,13 +223,13 @@ def test_a_rank_that_is_gone_ends_the_job(desk, fault, starts):
 
 
 def test_a_requeued_job_keeps_its_run(desk):
-    """F07, F29: one run directory, both attempts in one log, whatever ended the first."""
+    """F07, F29: check that a requeued job uses the same run directory and log."""
     words = ["trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "trainer.max_steps=4"]
     job, run_dir = desk.submit("cluster=test", *QUIET, *words, "callbacks.witness.fault=hold")
     wait_for(lambda: (run_dir / "rank-1.json").exists(), 60, "both ranks train")
     runs = sorted(path.name for path in (desk.project / "runs").iterdir())
     desk.slurm.call("scontrol", "requeue", job)
-    # Not before: four steps take less time than Slurm.
+    # Wait for the requeue first: four steps take less time than Slurm needs for it.
     wait_for(lambda: desk.slurm.show(job)["Restarts"] == "1", 60, "the first attempt is over")
     (run_dir / "go").touch()
     ended = desk.ended(job)
@@ -237,7 +237,7 @@ def test_a_requeued_job_keeps_its_run(desk):
     assert sorted(path.name for path in (desk.project / "runs").iterdir()) == runs
     events = [json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines()]
     assert [event["attempt"] for event in events if event["event"] == "start"] == [1, 2]
-    # Slurm kills the ranks soon after it has told them: the first attempt may be too late to save.
+    # Slurm kills the ranks soon after its signal: the first attempt may not have saved in time.
     outcomes = [event["outcome"] for event in events if event["event"] == "end"]
     assert outcomes in (["finished"], ["continue", "finished"])
     assert ended.log.count("All distributed processes registered") == 2
@@ -245,7 +245,7 @@ def test_a_requeued_job_keeps_its_run(desk):
 
 
 def test_a_script_by_hand_keeps_its_run_after_a_requeue(desk):
-    """The run directory follows from the job's number, on every rank and in every attempt."""
+    """Check that all ranks and attempts derive the same run directory from the job's id."""
     words = "callbacks.witness.fault=hold name=requeued"
     script = desk.project / "hand.sh"
     script.write_text(f"#!/bin/bash\nsrun {TWO_NODES.replace('max_steps=2', 'max_steps=4')} {words}\n")
@@ -257,11 +257,11 @@ def test_a_script_by_hand_keeps_its_run_after_a_requeue(desk):
     run_dir = desk.project / "runs" / f"requeued_{job}"
     wait_for(lambda: (run_dir / "rank-1.json").exists(), 60, "both ranks train")
     desk.slurm.call("scontrol", "requeue", job)
-    # Not before: four steps take less time than Slurm.
+    # Wait for the requeue first: four steps take less time than Slurm needs for it.
     wait_for(lambda: desk.slurm.show(job)["Restarts"] == "1", 60, "the first attempt is over")
     (run_dir / "go").touch()
     assert desk.ended(job).state == "COMPLETED"
-    desk.slurm.call("scontrol", "requeue", job)  # as when a node fails between the end of the run and that of the job
+    desk.slurm.call("scontrol", "requeue", job)  # as if a node failed after the run and before the job ended
     wait_for(lambda: desk.slurm.show(job)["Restarts"] == "2", 60, "it is started once more")
     ended = desk.ended(job)
     assert ended.state == "COMPLETED" and "run is finished already" in ended.log, ended.log
@@ -269,7 +269,7 @@ def test_a_script_by_hand_keeps_its_run_after_a_requeue(desk):
 
 
 def test_a_poisoned_shell_does_not_matter(desk):
-    """F14, F15, F27: variables of another job and a wrong address stay behind; --export=NONE works too."""
+    """F14, F15, F27: check that stale variables and a wrong address have no effect, with --export=NONE, too."""
     poison = {
         "MASTER_ADDR": "10.255.255.1", "MASTER_PORT": "1", "RANK": "7", "WORLD_SIZE": "9", "SLURM_NTASKS": "99",
         "SLURM_CPU_BIND": "mask_cpu:0x1", "SLURM_NTASKS_PER_NODE": "3", "PYTHONPATH": "/nowhere",
@@ -283,7 +283,7 @@ def test_a_poisoned_shell_does_not_matter(desk):
 
 
 def test_submitted_from_a_job(desk):
-    """F14: from inside another job's step, whose variables would describe the wrong job."""
+    """F14: check submitting inside a step of another job, as its variables describe that other job."""
     words = ["cluster=test", *QUIET, "trainer=ddp", "trainer.devices=2", "trainer.max_steps=2"]
     inner = shlex.join([sys.executable, "submit.py", "--parsable", *words])
     outer = desk.sbatch("--ntasks=1", f"srun {inner} >{desk.project}/inner")
@@ -293,7 +293,7 @@ def test_submitted_from_a_job(desk):
 
 
 def test_debian_names_every_host_loopback(desk):
-    """F16: /etc/hosts says 127.0.1.1 for a node's own name; gloo must not listen there."""
+    """F16: check that gloo does not listen on 127.0.1.1, to which Debian's /etc/hosts maps the hostname."""
     try:
         for node in ("n1", "n2"):
             desk.slurm.hosts(node, **{node: "127.0.1.1"})
@@ -306,7 +306,7 @@ def test_debian_names_every_host_loopback(desk):
 
 
 def test_two_launches_in_one_job(desk):
-    """F19, F36: neither ports nor run directories collide."""
+    """F19, F36: check that two launches in one job use different ports and run directories."""
     one = f"srun --exact --ntasks=2 --gres=gpu:2 --cpus-per-task=1 {TWO} name=pair"
     ended = desk.sbatch("--ntasks-per-node=4 --gres=gpu:4 --mem=4G", f"{one} & a=$!\n{one} & b=$!\nwait $a && wait $b")
     assert ended.state == "COMPLETED", ended.log
@@ -314,7 +314,7 @@ def test_two_launches_in_one_job(desk):
 
 
 def test_code_is_as_it_was_when_submitted(desk):
-    """F39; and F26: the job finds it wherever sbatch is typed."""
+    """F39, F26: check that a job runs the code as submitted, and finds it if submitted from another folder."""
     train = desk.project / "train.py"
     kept = train.read_text()
     job, run_dir = desk.submit(
@@ -330,7 +330,7 @@ def test_code_is_as_it_was_when_submitted(desk):
 
 
 def test_a_sweep_is_one_array(desk):
-    """F36, F37: a directory per member, each with its own log, so many at once."""
+    """F36, F37: check that each member has its own directory and log, and that --at-once limits running members."""
     words = ["--multirun", "--at-once", "2", "cluster=test", *QUIET, "trainer=cpu", "trainer.max_steps=2", "seed=1,2,3"]
     job, folder = desk.submit(*words)
     assert "ArrayTaskThrottle=2" in desk.slurm.call("scontrol", "show", "job", job).stdout
@@ -345,7 +345,7 @@ def test_a_sweep_is_one_array(desk):
 
 
 def test_a_foreign_checkpoint_is_not_adopted(desk):
-    """F05: Lightning would load any hpc_ckpt_1.ckpt that lies where the run was started."""
+    """F05: check that hpc_ckpt_1.ckpt in the working directory is ignored, which Lightning would load."""
     for folder in (desk.project, desk.project / "runs"):
         folder.mkdir(exist_ok=True)
         (folder / "hpc_ckpt_1.ckpt").write_bytes(b"not a checkpoint")
@@ -358,7 +358,7 @@ def test_a_foreign_checkpoint_is_not_adopted(desk):
 
 
 def test_in_salloc(desk):
-    """`bash job.sh` and `srun python train.py` inside an allocation."""
+    """Check `bash job.sh` and `srun python train.py` inside an allocation."""
     words = ["cluster=test", *QUIET, "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "trainer.max_steps=2"]
     job, run_dir = desk.submit(*words, "cluster.options=['--hold']")
     desk.slurm.cancel(job)
@@ -375,7 +375,7 @@ def test_in_salloc(desk):
 
 
 def test_salloc_is_not_a_node(desk):
-    """F17: the shell that salloc gives is on the login node, where training is not meant."""
+    """F17: check that training is rejected in the shell of salloc, as it runs on the login node."""
     size = ["salloc", "--ntasks-per-node=2", "--gres=gpu:2"]
     done = subprocess.run(
         [*size, *shlex.split(TWO)], cwd=desk.project, env=desk.env, capture_output=True, text=True, timeout=60
@@ -393,7 +393,7 @@ def test_a_job_script_needs_a_job(desk):
 
 
 def test_what_slurm_rejects_is_shown(desk):
-    """An unknown partition: sbatch's own words, and the run directory says that nothing was submitted."""
+    """Check that sbatch's error is shown, and that the run directory records that no job was submitted."""
     done = desk.python("submit.py", "cluster=test", *QUIET, "trainer=cpu", "cluster.partition=no", "name=unknown")
     assert done.returncode == 2 and "invalid partition" in done.stderr.lower(), done.stderr
     run_dir = next((desk.project / "runs").glob("*unknown*"))

@@ -1,4 +1,4 @@
-"""The Slurm that other tests run on: nodes that are apart, and nothing left behind."""
+"""Test the Slurm of the other tests: its nodes are isolated, and it leaves nothing behind."""
 
 import os
 import signal
@@ -196,13 +196,13 @@ def test_a_folder_that_slurm_cannot_use(tmp_path):
 
 
 def descendants(pid: int) -> set[int]:
-    """Of a process, as ids on this machine; what a node runs is among them."""
+    """Return the descendants of a process as ids on this machine, with the processes inside nodes."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
         except (FileNotFoundError, ProcessLookupError):
-            continue  # has just ended
+            continue  # the process has just ended
     found = {pid}
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
@@ -210,5 +210,5 @@ def descendants(pid: int) -> set[int]:
 
 
 def interfaces(pid: int) -> set[str]:
-    """Network interfaces that a run with this process id has made."""
+    """Return the network interfaces made by a run with this process id."""
     return {path.name for path in Path("/sys/class/net").glob(f"slurm{pid}-*")}

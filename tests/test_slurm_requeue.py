@@ -1,4 +1,4 @@
-"""What a job script does when its ranks end, or it is told to, on a real Slurm. Without torch: stand-ins for ranks."""
+"""Test on a real Slurm when a job script requeues its job. Ranks are replaced by a small program without torch."""
 
 import os
 import re
@@ -15,10 +15,10 @@ from slurm_project import wait_for
 
 pytestmark = pytest.mark.slow
 
-# Does what the line of `plan` says that belongs to this start, the last one from then on:
-# save / exit CODE / verdict WORD / wait (until told; then saves, verdict continue, 85) / hang (hears nothing)
-# go (rank 0 ends with 1 as soon as there is a file of that name) / die (rank 1 is killed, the other sees it and ends)
-# claim (rank 0, as the real one does; both reject where it may not) / hold (until there is a file of the name go)
+# Start number n executes line n of `plan`, or its last line:
+# save / exit CODE / verdict WORD / wait (for a signal; then save, verdict continue, exit 85) / hang (ignore signals)
+# go (rank 0 exits with 1 once the file `go` exists) / die (rank 1 is killed, rank 0 exits with 86)
+# claim (rank 0 claims the run directory; if rejected, both exit with 2) / hold (until the file `go` exists)
 RANK = """\
 import os, signal, sys, time
 from pathlib import Path
@@ -84,7 +84,7 @@ for command in plan[min(start, len(plan) - 1)].split(", "):
         sys.exit(int(value or 85))
 """
 ENV = "export PATH={}:$PATH PYTHONPATH={}/src\n"
-# Makes job.sh as submit.py does, in a baked project.
+# Make job.sh as submit.py does, in a baked project.
 WRITE = """
 import sys
 from dataclasses import replace
@@ -116,7 +116,7 @@ class Run:
         self.job = self.slurm.sbatch(*options, self.run_dir / "job.sh")
 
     def at(self, what: str, start: int = 0) -> "Run":
-        """Wait until both ranks have come to a word of the plan."""
+        """Wait until both ranks have reached a command of the plan."""
         wait_for(lambda: self.there(what, start), 40, f"{self.run_dir} {what}\n{self.log()}")
         return self
 
@@ -144,12 +144,12 @@ def scripts(project, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def make(slurm, scripts) -> Callable[[str, str], Run]:
-    """make(name, plan): a run, not submitted yet."""
+    """Return the function make(name, *plan), which makes a run without submitting it."""
 
     def make(name: str, *plan: str) -> Run:
         run_dir = scripts / name
         (run_dir / "code").mkdir(parents=True)
-        (run_dir / "code" / "src").symlink_to(scripts / "src")  # what job.sh sources
+        (run_dir / "code" / "src").symlink_to(scripts / "src")  # job.sh sources files in it
         (run_dir / "code" / "env.sh").write_text(ENV.format(Path(sys.executable).parent, scripts))
         (run_dir / "code" / "train.py").write_text(RANK)
         (run_dir / "plan").write_text("\n".join(plan) + "\n")
@@ -160,12 +160,12 @@ def make(slurm, scripts) -> Callable[[str, str], Run]:
 
 
 FINISH = "save, verdict finished"
-STAY = "--nodelist=n1,n3"  # away from the nodes that a test takes away, so that all can go on at the same time
+STAY = "--nodelist=n1,n3"  # not on nodes that a test disconnects, so that all can run at the same time
 
 
 @pytest.fixture(scope="module")
 def alone(make) -> dict[str, Run]:
-    """Runs whose ranks end by themselves: all submitted at once, as each start costs seconds."""
+    """Submit all runs whose ranks exit without a signal. They run at once, as each start takes seconds."""
     runs = {
         "goes_on": make("goes_on", "save, verdict continue, exit 85", FINISH),
         "crashes": make("crashes", "save, exit 1", "exit 1", "save, exit 1", "exit 1", FINISH),
@@ -182,7 +182,7 @@ def alone(make) -> dict[str, Run]:
 
 @pytest.fixture(scope="module")
 def array(make, scripts) -> tuple[str, list[Run]]:
-    """An array's job and its runs."""
+    """Submit a job array, and return its id and its runs."""
     runs = [make("m0", "save, exit 1", FINISH), make("m1", FINISH)]
     (scripts / "members").write_text("".join(f"{run.run_dir}\n" for run in runs))
     (scripts / "code").symlink_to(runs[0].run_dir / "code")
@@ -191,7 +191,7 @@ def array(make, scripts) -> tuple[str, list[Run]]:
 
 @pytest.fixture(scope="module")
 def twice(make) -> tuple[Run, Run]:
-    """Somebody types sbatch job.sh once too often."""
+    """Submit the same run twice."""
     first = make("twice", f"claim, hold, {FINISH}")
     second = Run(first.slurm, first.run_dir)
     for run in (first, second):
@@ -200,7 +200,7 @@ def twice(make) -> tuple[Run, Run]:
 
 
 def test_ranks_that_are_told(make, alone, array, twice):
-    """By people and their signals: all save; who was cancelled does not come back, the others do, once."""
+    """Check that ranks save on a signal, that a cancelled job is not requeued, and that others are, once."""
     runs = {name: make(name, "wait", FINISH) for name in ("cancelled", "signalled", "requeued")}
     for run in runs.values():
         run.submit("--nodelist=n2,n4")
@@ -209,7 +209,7 @@ def test_ranks_that_are_told(make, alone, array, twice):
     slurm, cancelled = runs["signalled"].slurm, runs["cancelled"]
     slurm.cancel("--full", "--signal=TERM", runs["signalled"].job)
     slurm.call("scontrol", "requeue", runs["requeued"].job)
-    slurm.cancel(cancelled.job)  # TERM, and five seconds
+    slurm.cancel(cancelled.job)  # SIGTERM, and SIGKILL five seconds later
     states = set()
     while (state := slurm.show(runs["signalled"].job)["JobState"]) and not runs["signalled"].there("save", 1):
         states.add(state)
@@ -228,9 +228,9 @@ def test_ranks_that_are_told(make, alone, array, twice):
 
 
 def test_what_the_cluster_does(make, alone, array, twice):
-    """The end of the time, for ranks that hear and that do not; a daemon that died, and a pulled cable.
+    """Check the requeue after the end of the wall time, the death of a slurmd and the loss of a network link.
 
-    The job goes on, elsewhere if need be, and once; and the nodes come back.
+    Ranks may ignore the signal. Each job must be requeued once, on other nodes if necessary. The nodes must recover.
     """
     limited, hung = make("limited", "wait", FINISH), make("hung", "hang", FINISH)
     daemon, cable = make("daemon", "hang", FINISH), make("cable", "go, hang", FINISH)
@@ -246,7 +246,7 @@ def test_what_the_cluster_does(make, alone, array, twice):
     slurm.stop_slurmd("n2")
     slurm.cut("n4")
     (cable.run_dir / "go").touch()
-    for run in (daemon, cable):  # where there are nodes
+    for run in (daemon, cable):  # allow them any nodes
         slurm.until(run.job, lambda records: records[0]["JobState"] == "PENDING", 60)
         slurm.call("scontrol", "update", f"job={run.job}", "ReqNodeList=")
     for run in (limited, hung, daemon, cable):
@@ -268,7 +268,7 @@ def test_an_element_of_an_array_is_requeued_alone(array):
 
 
 def test_two_jobs_of_one_run(twice):
-    """One trains, the other names it and ends; afterwards there is nothing to do."""
+    """Check that of two jobs of one run only one trains, and that the other names it. A later job finds it finished."""
     slurm = twice[0].slurm
     wait_for(lambda: any(slurm.show(run.job)["JobState"] in ENDED for run in twice), 40, "one of them rejects")
     first, second = sorted(twice, key=lambda run: slurm.show(run.job)["JobState"] in ENDED)
@@ -283,7 +283,7 @@ def test_two_jobs_of_one_run(twice):
 
 
 def test_ranks_that_end_by_themselves(alone):
-    """Requeued after a verdict to go on and after a crash; not after a rejection, nor for ever; done when finished."""
+    """Check requeues by exit code and verdict: to continue and after a crash, but not after a rejection or forever."""
     expected = {
         "goes_on": ("COMPLETED", [0, 1]),
         "leaves": ("COMPLETED", [0, 1]),
@@ -301,7 +301,7 @@ def test_ranks_that_end_by_themselves(alone):
     assert (alone["loops"].run_dir / "stalled").read_text() == "2\n"
     assert f"to continue: sbatch {alone['loops'].run_dir}/job.sh\n" in alone["loops"].log()
 
-    again = [alone[name] for name in ("goes_on", "loops", "fails")]  # by hand
+    again = [alone[name] for name in ("goes_on", "loops", "fails")]  # submitted again by hand
     for run in again:
         (run.run_dir / "plan").write_text(FINISH)
         run.submit()
@@ -310,13 +310,13 @@ def test_ranks_that_end_by_themselves(alone):
 
 
 def started_again(run: Run) -> None:
-    """Once, and by Slurm's own count."""
+    """Check that the run was requeued exactly once, also by Slurm's count."""
     assert run.ended() == "COMPLETED" and run.starts() == [0, 1], run.log()
     assert run.slurm.show(run.job)["Restarts"] == "1", run.log()
 
 
 def test_in_an_allocation_nothing_is_requeued(make):
-    """`bash job.sh` inside salloc: told what to type; Ctrl-C ends the ranks."""
+    """Check that `bash job.sh` in salloc does not requeue but prints how to resume, and that Ctrl-C ends the ranks."""
     run = make("salloc", "exit 7")
     salloc = ["salloc", "--nodes=2", "--ntasks-per-node=1", "--mem=1G", "bash"]
     done = run.slurm.call(*salloc, run.run_dir / "job.sh", check=False)

@@ -1,4 +1,4 @@
-"""tools/scale.py on a real Slurm: interrupted, it goes on; its numbers are those of the events files."""
+"""Test tools/scale.py on a real Slurm: it resumes after an interruption, and its values equal those of TensorBoard."""
 
 import csv
 import json
@@ -18,19 +18,19 @@ pytestmark = pytest.mark.slow
 
 NODES = (1, 2, 4)
 WORDS = ["nodes=1,2,4", "trainer=ddp", "trainer.devices=1", "cluster=test", *QUIET, "trainer.log_every_n_steps=5"]
-WORDS += ["steps=40", "out=study", "callbacks.witness.fault=hold"]  # from the second step on, till the test says so
+WORDS += ["steps=40", "out=study", "callbacks.witness.fault=hold"]  # hold from the second step on, until `go` exists
 TIMES = [f"{part}_seconds" for part in ("step", "compute", "data", "other")]
-CURVES = {"rate_per_second": "samples_per_second"} | {name: name for name in TIMES}  # column and curve
+CURVES = {"rate_per_second": "samples_per_second"} | {name: name for name in TIMES}  # column: curve
 
 
 @dataclass(frozen=True)
 class Study:
-    """What a person typed and saw: a call, interrupted; the same again; and once more when all was done."""
+    """Three calls of the tool: an interrupted one, the same again, and once more when all jobs had finished."""
 
     desk: Desk
     interrupted: subprocess.Popen[str]
-    said: tuple[str, str]  # before and after Ctrl-C
-    left: list[str]  # states of the jobs afterwards
+    said: tuple[str, str]  # output before and after Ctrl-C
+    left: list[str]  # states of the jobs after the interruption
     calls: list[subprocess.CompletedProcess[str]]
 
     @property
@@ -69,7 +69,7 @@ def job(folder: Path, nodes: int) -> str:
 
 
 def points(run_dir: Path, tag: str) -> dict[int, float]:
-    """A curve, as TensorBoard reads it: by step."""
+    """Return a curve of TensorBoard by step."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run_dir / "tensorboard"))
@@ -95,7 +95,7 @@ def test_its_numbers_are_those_of_the_events_files(study):
     for row, cells in zip(rows, printed[-len(rows) :], strict=True):
         run_dir = study.folder / f"nodes-{row['nodes']}"
         times = points(run_dir, "perf/step_seconds")
-        measured = dict(list(times.items())[1:])  # the first window is warm-up; here the jobs were held in it
+        measured = dict(list(times.items())[1:])  # without the first window, in which the jobs were held
         assert len(times) == 8 and float(row["step_seconds"]) == median_low(measured.values())
         step = next(step for step, seconds in measured.items() if seconds == float(row["step_seconds"]))
         for column, tag in CURVES.items():
@@ -110,7 +110,7 @@ def test_its_numbers_are_those_of_the_events_files(study):
 
 def test_points_of_strong_scaling_end_at_the_same_metric(study):
     values = [float(row["value"]) for row in study.rows()]
-    assert values == pytest.approx([values[0]] * 3, abs=0.006)  # one image of 179
+    assert values == pytest.approx([values[0]] * 3, abs=0.006)  # one of 179 images
     losses = [points(study.folder / f"nodes-{nodes}", "train/loss") for nodes in NODES]
     assert list(losses[2].values()) == pytest.approx(list(losses[0].values()), abs=1e-3)
 

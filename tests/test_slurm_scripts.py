@@ -1,4 +1,4 @@
-"""The scripts of slurm/ on a real Slurm: given to sbatch, and run by bash in an allocation."""
+"""Test the scripts of slurm/ on a real Slurm: with sbatch, and with bash in an allocation."""
 
 import json
 import re
@@ -18,7 +18,7 @@ SALLOC = ["salloc", "--nodes=4", "--ntasks-per-node=1", "--gres=gpu:1", "--cpus-
 
 @pytest.fixture(scope="module")
 def desk(slurm, project, tmp_path_factory) -> Desk:
-    """A project whose scripts are rendered for the cluster that there is."""
+    """Make a project with scripts rendered for the tests' cluster."""
     folder = tmp_path_factory.mktemp("scripts")
     shutil.copytree(project, folder / "project")
     for name, text in FILES.items():
@@ -44,7 +44,7 @@ def test_a_script_of_slurm(command, desk):
         timeout=180,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    if command == SUBMIT:  # sbatch --wait looks every half minute
+    if command == SUBMIT:  # sbatch --wait would check only every half minute
         ended = desk.ended(done.stdout.strip())
         assert (ended.state, ended.exit_code) == ("COMPLETED", 0), ended.log
         assert ended.record["Restarts"] == "0"
@@ -55,7 +55,7 @@ def test_a_script_of_slurm(command, desk):
 
 
 def test_what_a_script_says_goes_on(desk):
-    """There is no job.sh that one could submit again: the same job starts once more, with the same directory."""
+    """Check that the printed command resumes a killed run. It requeues the same job, as there is no job.sh."""
     text = (desk.project / "slurm" / "ddp.sbatch").read_text().replace("retries=3", "retries=1")
     script = desk.project / "slurm" / "killed.sbatch"
     script.write_text(text.replace("train.py", "train.py callbacks.witness.fault=hold callbacks.witness.rank=0"))

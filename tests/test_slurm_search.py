@@ -1,4 +1,4 @@
-"""A search on a real Slurm: members that ask one study, one of them requeued, one cancelled, some given up."""
+"""Test a search on a real Slurm: members share one study; one is requeued, one cancelled, some are pruned."""
 
 import json
 import re
@@ -22,7 +22,7 @@ SPACE = [f"{LR}=tag(log, interval(1e-6, 1e-2))", "model.optimizer.weight_decay=c
 
 
 class Search:
-    """A job array that has ended, and what it left."""
+    """An ended job array and its folder."""
 
     def __init__(self, desk: Desk, job: str, folder: Path) -> None:
         self.desk, self.job, self.folder = desk, job, folder
@@ -32,7 +32,7 @@ class Search:
         return JournalStorage(JournalFileBackend(path, JournalFileOpenLock(path)))
 
     def trials(self) -> dict[str, FrozenTrial]:
-        """By the names of runs, read by Optuna's own means."""
+        """Return the trials by the names of runs, read with Optuna."""
         trials = optuna.load_study(study_name="search", storage=self.storage()).get_trials()
         assert len({trial.user_attrs["run"] for trial in trials}) == len(trials), "a second trial of one run"
         return {trial.user_attrs["run"]: trial for trial in trials}
@@ -56,7 +56,7 @@ def search(slurm, bake) -> Search:
 
 
 def bring_to_ask(search: Search, run: str, lr: float) -> None:
-    """As if a member had been killed when it had a trial, and the first of its values."""
+    """Add a running trial for a member, as if it had been killed after asking for its first value."""
     study = optuna.create_study(study_name="search", storage=search.storage(), load_if_exists=True)
     told = {"params": {LR: lr}, "distributions": {LR: FloatDistribution(1e-6, 1e-2, log=True)}}
     who = {"run": run, "job": f"{search.job}_{int(run)}"}

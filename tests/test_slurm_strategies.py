@@ -1,4 +1,4 @@
-"""Every strategy on one, two and four real nodes, submitted as a person would: the losses are one process's."""
+"""Test every strategy on one, two and four real nodes: the losses must equal those of one process."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 EPOCHS = "trainer.max_epochs=2"
 CLASSES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
-# preset, nodes, devices per node; the last uses every GPU that the four nodes claim
+# preset, nodes, devices per node. The last run uses all GPUs of the four nodes.
 RUNS = [(f"{name}{end}", nodes, 1) for name in CLASSES for end, nodes in (("", 1), ("_4node", 2), ("_4node", 4))]
 RUNS.append(("ddp_4node", 4, 4))
 
@@ -22,7 +22,7 @@ def desk(slurm, bake) -> Desk:
 
 @pytest.fixture(scope="module")
 def alone(desk) -> list[float]:
-    """The losses of one process."""
+    """Return the losses of one process."""
     run_dir = desk.project / "runs" / "alone"
     done = desk.python("train.py", "trainer=cpu", EPOCHS, *QUIET, f"run_dir={run_dir}")
     assert done.returncode == 0, done.stderr
@@ -38,15 +38,15 @@ def test_a_strategy_on_nodes(desk, alone, preset, nodes, devices):
     assert len(followed) == len(alone) == 38
     assert followed == pytest.approx(alone, abs=1e-4)
 
-    # What Slurm was asked for, what the ranks saw, and what the Trainer was told are one thing.
+    # The requested resources, those that the ranks see, and the Trainer's settings must agree.
     assert (ended.record["NumNodes"], ended.record["TresPerNode"]) == (str(nodes), f"gres:gpu:{devices}")
     ranks = [json.loads((run_dir / f"rank-{rank}.json").read_text()) for rank in range(nodes * devices)]
     assert [seen["host"] for seen in ranks] == [f"n{1 + rank // devices}" for rank in range(nodes * devices)]
     for rank, seen in enumerate(ranks):
         assert seen["strategy"] == CLASSES[preset.removesuffix("_4node")]
         assert (seen["world_size"], seen["local_rank"]) == (nodes * devices, rank % devices)
-        assert seen["SLURM_CPUS_PER_TASK"] == "2"  # on the step, too, where Slurm 22.05 hands nothing down
-        assert len(seen["CUDA_VISIBLE_DEVICES"].split(",")) == devices  # every task sees all of its node's
+        assert seen["SLURM_CPUS_PER_TASK"] == "2"  # set for the step, too: Slurm 22.05 does not inherit it
+        assert len(seen["CUDA_VISIBLE_DEVICES"].split(",")) == devices  # each task sees all GPUs of its node
         assert seen["cwd"] == str(desk.project)
     start, end = (json.loads(line) for line in (run_dir / "attempts.jsonl").read_text().splitlines())
     assert start["hosts"] == [f"n{1 + node}" for node in range(nodes)]
@@ -54,7 +54,7 @@ def test_a_strategy_on_nodes(desk, alone, preset, nodes, devices):
 
 
 def test_a_fresh_project_runs_on_four_nodes(slurm, bake):
-    """As the README says, with nothing but the cluster's file added and named."""
+    """Check that a fresh project runs as the README says, after adding only the cluster's file."""
     desk = Desk(slurm, made_for_tests(bake()))
     job, run_dir = desk.submit("trainer=ddp_4node", "trainer.devices=1", "cluster=test")
     ended = desk.ended(job, 300)

@@ -1,4 +1,4 @@
-"""cluster.stage_env=true on a real Slurm: the environment is packed once and unpacked once per node, for all ranks."""
+"""Test cluster.stage_env=true on a real Slurm: the environment must be packed once, and unpacked once per node."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ import pytest
 from conftest import environment
 from slurm_project import FILES
 
-# Where each rank runs, and whose Python it is; then the verdict that ends the job well.
+# Each rank writes its node and its Python's environment; then rank 0 writes the verdict that ends the job.
 TRAIN = """
 import os, socket, sys
 from pathlib import Path
@@ -29,7 +29,7 @@ exec {tar} "$@"
 
 
 def small_environment(project: Path, venv: Path) -> None:
-    """A virtual environment of a few files, complete in the eyes of env.sh, that borrows this one's libraries."""
+    """Make a small virtual environment that env.sh accepts as complete. It uses the libraries of this one."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     installed = Path(sysconfig.get_path("purelib"))
     (venv / installed.relative_to(sys.prefix) / "borrowed.pth").write_text(f"{installed}\n")
@@ -42,7 +42,7 @@ def small_environment(project: Path, venv: Path) -> None:
 
 @pytest.fixture
 def staging(project, tmp_path) -> Path:
-    """A project that stages, and beside it its environment, `venv`."""
+    """Make a project that stages its environment, which is in `venv` beside it."""
     copy = tmp_path / "project"
     shutil.copytree(project, copy)
     (copy / "train.py").write_text(TRAIN)
@@ -86,7 +86,7 @@ def test_packs_again_only_after_a_change(staging, slurm):
 
 
 def submit(project: Path, slurm) -> tuple[str, Path, str]:
-    """Job, run directory, and what was said beside that."""
+    """Submit a run, and return the job's id, the run directory and the other output."""
     env = environment() | slurm.env | {"XDG_CONFIG_HOME": str(project.parent)}
     words = ["--parsable", "cluster=test", "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=2"]
     command = [str(project.parent / "venv/bin/python"), "submit.py", *words]

@@ -1,4 +1,4 @@
-"""What a step costs, counted; `make bench` measures it."""
+"""Count calls and collectives of a step. `make bench` measures its time."""
 
 import sys
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_function_calls_of_a_step_with_everything_on(project: Path, tmp_path: Pa
 
 
 def test_watching_the_nodes_adds_nothing_to_a_step(project: Path, tmp_path: Path) -> None:
-    """But that Lightning asks of each of its six functions whether there is one, in two calls."""
+    """Check that the monitor adds only two calls for each of its six hooks, by which Lightning looks them up."""
     words = {"watched": [], "not": ["callbacks.monitor=null"]}
     programs = {name: [project_command(project, tmp_path / name, *steps.TINY, *more)] for name, more in words.items()}
     calls = measure_turns(programs, tmp_path, steps=300, turns=1, meter="calls", warm_up=100)
@@ -35,7 +35,7 @@ def test_watching_the_nodes_adds_nothing_to_a_step(project: Path, tmp_path: Path
 
 
 def test_ranks_exchange_gradients_and_nothing_else(project: Path, tmp_path: Path) -> None:
-    """But for the agreement, once a second, and a point of the curves every fifty steps."""
+    """Check the collectives: only gradients, one agreement per second, and one point of the curves per fifty steps."""
     steps_made = 5 * STEPS_PER_SECOND
     programs = {
         "plain": rank_commands(steps.plain_gpt_command(tmp_path), 2),
@@ -57,6 +57,6 @@ def test_fsdp_gathers_the_last_block_once_and_the_others_twice(project: Path, tm
         for name, more in words.items()
     }
     made = measure_turns(programs, tmp_path, steps=20, turns=1, meter="collectives", warm_up=30)
-    parts = steps.GPT["layers"] + 1  # the blocks, and what is beside them, which stays gathered, too
+    parts = steps.GPT["layers"] + 1  # the blocks, and the other weights, which also stay gathered
     gathered, reduced, norm = parts + parts - 2, parts, 1
     assert made == {"kept": [gathered + reduced + norm], "gathered": [gathered + 1 + reduced + norm]}

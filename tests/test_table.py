@@ -1,4 +1,4 @@
-"""What benchmarks/results.json holds, and the README shows of it."""
+"""Test benchmarks/results.json, and the README's tables of it."""
 
 import json
 import sys

@@ -24,7 +24,7 @@ def differences(reference: Path, run_dir: Path, draw: dict[str, Any]) -> str:
     return found or _state(reference, run_dir, tolerance, moved) or _files(reference, run_dir)
 
 
-# What each rank wrote down
+# Records of each rank
 
 
 def attempts(run_dir: Path, rank: int) -> list[list[dict[str, Any]]]:
@@ -48,7 +48,7 @@ def _steps(reference: Path, run_dir: Path, rank: int) -> str:
             return f"start {number + 1} begins at {_place(done[0])}, where {due} should come"
         if begin and any(line["what"] == "sanity" for line in lines):
             return f"start {number + 1} goes on at {_place(done[0])}, and makes a sanity check before it"
-        # Of a step that is not done its batches may come again.
+        # Batches of an incomplete step may be repeated.
         again = begin < ended and wanted[ended - 1]["step"] > done[0]["step"]
         if number and again and _stopped(run_dir, number - 1) and not _redone(whole, wanted[begin:ended]):
             return f"start {number + 1} repeats {_place(done[0])}, which was done when the run was stopped"
@@ -68,15 +68,17 @@ def _steps(reference: Path, run_dir: Path, rank: int) -> str:
 
 
 def _redone(whole: list[dict[str, Any]], again: list[dict[str, Any]]) -> bool:
-    """Is it the one step before the first validation? Of a stop within a validation whose time nobody knows, only what
-    precedes that step is saved."""
+    """Return whether the repeated batches are those of the one step before the first validation.
+
+    If a run is stopped during its first validation, whose duration is unknown, that step is not saved.
+    """
     before = [line["what"] for line in whole[: whole.index(again[0])]]
     steps = {line["step"] for line in again if line["what"] == "train"}
     return len(steps) == 1 and not {"sanity", "validated"} & set(before)
 
 
 def _stopped(run_dir: Path, number: int) -> bool:
-    """Did this start end by agreement, with all that was done saved?"""
+    """Return whether all ranks ended this start by agreement, after saving all completed steps."""
     return set(json.loads(run_dir.with_name(f"{run_dir.name}.codes-{number:02}").read_text())) == {85}
 
 
@@ -85,7 +87,7 @@ def _place(line: dict[str, Any]) -> str:
 
 
 def _unlike(line: dict[str, Any], other: dict[str, Any]) -> str:
-    """Names the first value that differs."""
+    """Return the first value that differs, or ""."""
     if _place(line) != _place(other):
         return f"{_place(line)} instead of {_place(other)}"
     keys = [key for key in ("samples", "rates", "loss", "metrics") if key in other]
@@ -96,7 +98,7 @@ def _unlike(line: dict[str, Any], other: dict[str, Any]) -> str:
 
 
 def _steps_moved(reference: Path, run_dir: Path, tolerance: float) -> str:
-    """By global steps, whichever rank did what."""
+    """Compare by global steps, as ranks may have other samples after a move."""
     (wanted,) = _merged(reference)
     first = attempts(reference, 0)[0]
     reached = ended = 0
@@ -111,7 +113,7 @@ def _steps_moved(reference: Path, run_dir: Path, tolerance: float) -> str:
             if step not in wanted:
                 return f"start {number + 1} goes on beyond the end: step {step}"
             if len(samples) < len(wanted[step][0]) and step == max(steps):
-                break  # it was killed in the middle of it
+                break  # it was killed during this step
             if samples != wanted[step][0]:
                 return f"start {number + 1}, samples at step {step}: {samples} instead of {wanted[step][0]}"
             if not near(rates, wanted[step][2], tolerance):
@@ -124,7 +126,7 @@ def _steps_moved(reference: Path, run_dir: Path, tolerance: float) -> str:
 
 
 def _merged(run_dir: Path) -> list[dict[int, tuple[list[int], float, list[float]]]]:
-    """For each start: step → samples, mean loss, learning rates."""
+    """Return samples, mean loss and learning rates by step, for each start."""
     found = []
     starts = sorted({file.stem for file in run_dir.parent.glob(f"{run_dir.name}-??.*")})
     for start in starts:
@@ -142,11 +144,11 @@ def _together(lines: list[dict[str, Any]]) -> tuple[list[int], float, list[float
     return samples, sum(line["loss"] for line in lines) / len(lines), lines[0]["rates"]
 
 
-# What lies in the run directory
+# Files of the run directory
 
 
 def state(run_dir: Path, tensors_only: bool) -> dict[str, Any]:
-    """Every leaf of the last checkpoint by its path: weights, optimizers, callbacks, loops, what each rank keeps."""
+    """Return every leaf of the last checkpoint by its path: weights, optimizers, callbacks, loops, state of ranks."""
     from torch.utils._pytree import keystr, tree_flatten_with_path
 
     from hpc.checkpoint import safe_unpickle as inert
@@ -166,7 +168,7 @@ def state(run_dir: Path, tensors_only: bool) -> dict[str, Any]:
 
 
 def _opened(node: Any) -> Any:
-    """DeepSpeed's own objects as the dicts that they are."""
+    """Convert DeepSpeed's objects to dicts of their attributes."""
     if isinstance(node, dict):
         return {key: _opened(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
@@ -210,12 +212,12 @@ def _files(reference: Path, run_dir: Path) -> str:
 
 
 def _names(run_dir: Path) -> set[str]:
-    """Without what differs by nature: the steps of earlier checkpoints, processes and times in names."""
+    """Return the names of files, except those that may differ: earlier checkpoints, names with processes or times."""
     names = {str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if not path.is_dir() or path.is_symlink()}
     last = (run_dir / "checkpoints" / "last.ckpt").resolve().name
     kept = {name for name in names if not UNLIKE_FILES.search(name)}
     kept = {name for name in kept if not name.startswith("checkpoints/step-") or f"/{last}/" in name}
-    # How many ranks wrote the last checkpoint, and how many files of tensors each of them, is the layout's.
+    # The number of ranks, and of tensor files per rank, depends on the layout.
     return {
         re.sub(r"tfevents\..*", "tfevents", name) for name in kept if not re.search(r"\.distcp$|rank-\d+\.pt$", name)
     }

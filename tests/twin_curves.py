@@ -28,13 +28,13 @@ def curves(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in tags}
 
 
-# Of these every layout draws the same points; others show what one rank's micro-batch was.
+# These curves are equal in every layout; others depend on the micro-batch of one rank.
 OF_ALL_RANKS = re.compile(r"^(train/loss|lr|lr-.*|grad_norm|own/metric|val/.*|test/.*)$")
 
 
 def curves_differ(reference: Path, run_dir: Path, tolerance: float, moved: bool) -> str:
     wanted, found = curves(reference), curves(run_dir)
-    if moved:  # some are drawn once for each micro-batch
+    if moved:  # some have one point per micro-batch
         wanted, found = (
             {tag: sorted(dict(points).items()) for tag, points in drawn.items() if OF_ALL_RANKS.match(tag)}
             for drawn in (wanted, found)
@@ -50,7 +50,7 @@ def curves_differ(reference: Path, run_dir: Path, tolerance: float, moved: bool)
 
 
 def _tables(reference: Path, run_dir: Path) -> str:
-    """What CSVLogger wrote, row by row, whatever the columns' order and how many rows a step has."""
+    """Return CSVLogger's values by step, independent of the order of columns and the number of rows per step."""
     wanted, found = _rows(reference), _rows(run_dir)
     return f"metrics.csv: {min(odd)} is in one table only" if (odd := wanted ^ found) else ""
 

@@ -35,16 +35,16 @@ KEPT_ENVIRONMENT = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a twin: same, different, hung or rejected; what differed first, or the message."""
+    """The result of a twin: same, different, hung or rejected, with the first difference or the message."""
 
     kind: str
     said: str = ""
     seconds: float = 0.0
-    strikes: tuple[tuple[str, bool], ...] = ()  # how and where, and whether the run came by there
+    strikes: tuple[tuple[str, bool], ...] = ()  # kind and place, and whether it happened
 
 
 class Unlike(Exception):
-    """The twin is not what it should be."""
+    """The twin ended in another way than expected."""
 
 
 def prepare(project: Path) -> None:
@@ -58,7 +58,7 @@ def prepare(project: Path) -> None:
 
 
 def twin(project: Path, folder: Path, name: str, draw: dict[str, Any], patch: str = "") -> Outcome:
-    """Run both, in `folder`, and compare them. `patch`: code that each rank of a resumed run executes first."""
+    """Run reference and twin in `folder`, and compare them. `patch`: code that ranks of a resumed run execute first."""
     began = time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -89,19 +89,19 @@ def twin(project: Path, folder: Path, name: str, draw: dict[str, Any], patch: st
 
 
 def configured(project: Path, name: str, draw: dict[str, Any]) -> list[str]:
-    """Write the files that a person would write for such a run; the words that would be typed."""
+    """Write the config files of a draw, and return the arguments that select them."""
     files = {"model": draw["model"], "data": draw["data"], "callbacks": {"defaults": ["default"], **draw["callbacks"]}}
     for group, content in files.items():
         (project / "configs" / group / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     chosen = [f"{group}={name}" for group in files]
-    if any("CSVLogger" in word for word in draw["words"]):  # in some file of configs/ a person would have named it
+    if any("CSVLogger" in word for word in draw["words"]):  # a class must be named in a file of configs/
         named = {"logger": [{"_target_": "lightning.pytorch.loggers.CSVLogger"}]}
         (project / "configs" / "experiment" / f"{name}.yaml").write_text(yaml.safe_dump(named))
     return [*chosen, f"strategy={draw['strategy']}", f"trainer.devices={draw['ranks']}", *PLAIN, *draw["words"]]
 
 
 class Run:
-    """A run directory, and its starts. Beside it: `<name>.log`, and what the ranks of each start wrote down."""
+    """A run directory and its starts. `<name>.log` and the records of the ranks are beside it."""
 
     def __init__(self, project: Path, run_dir: Path, draw: dict[str, Any], patch: str = "") -> None:
         self.project, self.run_dir, self.draw, self.patch = project, run_dir, draw, patch
@@ -112,17 +112,17 @@ class Run:
         self.log = run_dir.with_suffix(".log")
 
     def interrupted(self, words: list[str]) -> str:
-        """Start, and start again after each strike, until the run has come to its end. Why it is rejected, else ""."""
+        """Start, and start again after each interruption, until the run has ended. Return the rejection, or ""."""
         ranks = self.draw["ranks"]
-        first = [*words, *self.draw["first_words"]]  # extension: an earlier end
+        first = [*words, *self.draw["first_words"]]  # an extended run starts with an earlier end
         for number, strike in enumerate([*self.draw["strikes"], None]):
             moved = strike_before(self.draw, number)
             before, ranks = ranks, moved.get("ranks", ranks)
             typed = first if number == 0 else moved.get("words", [])
             self.start(typed, strike, ranks)
             if number == 0 and self.codes == [REJECTED] * ranks and not self.trained():
-                return self.last_words()  # with an earlier end it cannot be done
-            if moved and self.codes == [REJECTED] * ranks:  # not so: then as before
+                return self.last_words()  # the earlier end is rejected
+            if moved and self.codes == [REJECTED] * ranks:  # the move is rejected: resume with the previous layout
                 self.rejected_moves.append(self.last_words())
                 ranks = before
                 self.start([], strike, ranks)
@@ -130,7 +130,7 @@ class Run:
                 self.strikes.append((f"{strike['how']} in {strike['where']}", self.was_struck()))
             self.must_end_as(strike, ranks)
             if self.codes == [0] * ranks or self.is_finished():
-                break  # also where the strike would have come too late, or struck what follows the end
+                break  # finished before the interruption, or interrupted after the last step
         if self.draw["first_words"]:
             if self.start(self.draw["then_words"], None, ranks) == [REJECTED] * ranks:
                 return self.last_words()
@@ -138,7 +138,7 @@ class Run:
         return ""
 
     def start(self, words: list[str], strike: dict[str, Any] | None, ranks: int | None = None) -> list[int]:
-        """One start of all ranks; their exit codes. Raises TimeoutError."""
+        """Start all ranks once, and return their exit codes. Raise TimeoutError if they do not end."""
         ranks = ranks or self.draw["ranks"]
         key = "resume" if (self.run_dir / "config.yaml").exists() else "run_dir"
         with socket.socket() as probe:
@@ -165,7 +165,7 @@ class Run:
         return self.codes
 
     def must_end_as(self, strike: dict[str, Any] | None, ranks: int) -> None:
-        """As such a strike ends a run; or as one that comes to its end before it."""
+        """Raise `Unlike` unless the exit codes are those of this interruption, or of a run that finished before it."""
         if self.codes == [0] * ranks:
             return
         if strike is None:
@@ -195,7 +195,7 @@ class Run:
         return list(self.run_dir.parent.glob(f"{self.run_dir.name}-{self.starts - 1:02}.*"))
 
     def last_words(self) -> str:
-        """The rejection, or the last line of a traceback."""
+        """Return the message of the rejection, or the last line of a traceback."""
         text = self.log.read_text(errors="replace").rpartition("\n--- ")[2]
         if "ConfigError: " in text:
             return " ".join(text.rpartition("ConfigError: ")[2].partition("\n[")[0].split())[:300]
@@ -204,6 +204,6 @@ class Run:
 
 
 def strike_before(draw: dict[str, Any], number: int) -> dict[str, Any]:
-    """Where the run goes on at its start of this number: ranks and words; nothing where nothing changes."""
+    """Return the ranks and arguments with which a start moves the run, or {} if nothing changes."""
     moves = draw["moves"]
     return moves[number - 1] if 0 < number <= len(moves) else {}

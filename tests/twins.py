@@ -1,16 +1,16 @@
-"""Twins of the clusters that hpc ships: slurm.conf lines with which `sbatch --test-only` judges a job as there.
+"""Twins of the clusters that hpc ships: lines of slurm.conf for `sbatch --test-only`.
 
-For each Slurm cluster a few nodes, the partitions and what else a job can hit: the real names, CPUs, kinds of GPU and
-limits as far as the cluster's file gives a source for them. Where memory is not known it is a round number. Not
-imitated: accounts and qos (they need a database; without one Slurm takes any) and the sites' own submit plugins; what
-those are known to reject is under `rejected`, to be looked for in the script. The PBS clusters have no twin.
+A twin has a few nodes and the partitions of a Slurm cluster. Names, CPUs, types of GPU and limits are the real ones, if
+the cluster's file gives a source. Unknown memory is a round number. Accounts and QOS are not imitated, as Slurm accepts
+any without a database. Submit plugins of the sites are not imitated either: `rejected` lists options that they are
+known to reject. The PBS clusters have no twin.
 
     conf        NodeName and PartitionName lines
     rejected     options that a script for this cluster must not hold
-    overrides   what else one has to say to submit there
+    overrides   further overrides that a job needs there
 """
 
-# Each would hide GPUs from a task; Lightning needs to see all of its node.
+# Each of these would hide GPUs from a task, but Lightning must see all GPUs of its node.
 REJECTED_EVERYWHERE = ["--gpus-per-task", "--ntasks-per-gpu", "--gpu-bind=closest", "--gpu-bind=single"]
 
 ACCOUNT = ["cluster.account=abc"]
@@ -18,7 +18,7 @@ WHOLE = "OverSubscribe=EXCLUSIVE"  # nodes are never shared
 
 
 def _nodes(sockets: int, cores: int, threads: int, memory_mb: int, gres: str | None = None, more: str = "") -> str:
-    """Eight nodes with so many cores per socket."""
+    """Return the line of eight nodes with this number of cores per socket."""
     line = f"NodeName=n[1-8] Sockets={sockets} CoresPerSocket={cores} ThreadsPerCore={threads} RealMemory={memory_mb}"
     return " ".join([line, *([f"Gres={gres}"] if gres else []), *([more] if more else [])])
 

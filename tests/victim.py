@@ -15,7 +15,7 @@ from hpc.resume.resume import Resume
 
 
 class Victim(L.Callback):
-    """Writes `steps` (attempt and step, on rank 0) and `pid-<rank>` into the run directory.
+    """A callback that writes `steps` (attempt and step, on rank 0) and `pid-<rank>` into the run directory.
 
     It reads `sleep-<rank>` and `pace` there.
     """
