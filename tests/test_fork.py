@@ -6,6 +6,7 @@ They must train with fsdp on two processes. The fork's own tests must pass and i
 from pathlib import Path
 
 import pytest
+from conftest import AWKWARD
 from test_generated import run_tests
 
 FILES = {
@@ -108,17 +109,22 @@ TESTED = [
 pytestmark = pytest.mark.slow
 
 
-def add_files(project: Path) -> None:
+def add_files(project: Path, package: str = "my_research") -> None:
     for name, text in FILES.items():
-        assert not (project / name).exists()
-        (project / name).write_text(text.lstrip())
+        file = project / name.replace("my_research", package)
+        assert not file.exists()
+        file.write_text(text.lstrip().replace("my_research", package))
 
 
 def test_the_tests_of_a_fork_pass_and_test_what_was_added(bake, tmp_path, capfd):
-    project: Path = bake(tmp_path)
-    add_files(project)
+    """Run all tests of a project that was baked with awkward answers, in a folder with an awkward name."""
+    folder = tmp_path / "Ein Ordner für 'alles' "
+    folder.mkdir()
+    project: Path = bake(folder, **AWKWARD)
+    add_files(project, AWKWARD["package_name"])
     with capfd.disabled():
         lines = run_tests(project, "-rap")
+    assert not [path for path in folder.rglob("*") if path.name == "canary"]
     passed = {line.removeprefix("PASSED tests/") for line in lines}
     assert [test for test in TESTED if test not in passed] == []
 

@@ -207,7 +207,7 @@ def boarded(desk: Desk, command: str) -> None:
 
 
 def collected(desk: Desk, command: str) -> None:
-    """Collect the tests only; test_generated.py runs them."""
+    """Collect the tests only; test_fork.py runs them."""
     desk.succeeds(f"{command} --collect-only -q")
 
 
