@@ -38,8 +38,19 @@ from hpc.data import staging
 staging._lock_folder = nullcontext
 """,
     "one submit directory": """
+import os, time
+from hpc.config.freezing import to_frozen_yaml
 from hpc.run import frozen_config
-frozen_config.create_exclusively = frozen_config.create_or_replace
+from hpc.system.files import write_atomically
+
+def create_once_both_may(run_dir, cfg, *, words):
+    (run_dir.parent / f"may-create-{os.getpid()}").touch()
+    limit = time.monotonic() + 20
+    while len(list(run_dir.parent.glob("may-create-*"))) < 2 and time.monotonic() < limit:
+        time.sleep(0.01)
+    write_atomically(run_dir / "config.yaml", to_frozen_yaml(cfg))
+
+frozen_config.create_exclusively = create_once_both_may
 """,
 }
 TRIES = 6  # rounds within which harm must be found, as not every round has the right timing
