@@ -26,7 +26,9 @@ def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end without a traceback when `| head` closes the pipe
     print(run_plan.as_json(plan) if arguments.json else run_plan.as_text(plan))
     if "plot" in plan_options:
-        run_plan.draw(plan, plan_options["plot"])
+        from hpc.plan import scaling_plot  # nothing that draws is imported for a plan in text
+
+        scaling_plot.write_png(plan.prediction, plan_options["plot"])
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
 from hpc.jobs import hardware
 from hpc.launch import measured_links
-from hpc.plan import memory_check, plan_text, prediction, trace_cache
+from hpc.plan import memory_check, plan_text, prediction, scaling_plot, trace_cache
 from hpc.plan.fitting_changes import list_candidates
 from hpc.plan.setup import ParallelLayout, setup_from_config
 from hpc.plan.trace_types import Trace
@@ -102,7 +102,7 @@ def test_every_shipped_model_with_every_strategy_on_every_cluster_is_answered(mo
             assert made.memory.total > 0
             assert plan_text.lines(made, "title", **nothing)
             json.dumps(plan_text.as_dict(made, **nothing))
-            plan_text.charts(made)
+            scaling_plot.scaling_charts(made)
 
 
 def layouts() -> st.SearchStrategy[ParallelLayout]:

@@ -1,11 +1,10 @@
-"""The plan of a run as text, as plain data, and as charts. Pure; imports no torch."""
+"""The plan of a run as text and as plain data. Pure; imports no torch."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from omegaconf import DictConfig
 
-from hpc.charts.chart import Chart, Series
 from hpc.charts.units import format_seconds, format_si
 from hpc.plan.memory import state_bytes
 from hpc.plan.prediction import SPARE_SHARE, PredictedScalingRow, Prediction
@@ -190,17 +189,3 @@ def as_dict(
 def _row_as_dict(row: PredictedScalingRow) -> dict[str, Any]:
     rates = {"strong": row.strong, "weak": row.weak}
     return {"nodes": row.nodes, "gpus": row.gpus} | {name: vars(rate) if rate else None for name, rate in rates.items()}
-
-
-def charts(prediction: Prediction) -> list[Chart]:
-    """Return a chart of the rate and one of the efficiency over nodes."""
-    rate_series, efficiency_series = [], []
-    for name, kind in {"same global batch": "strong", "same batch per GPU": "weak"}.items():
-        rates = [(row.nodes, rate) for row in prediction.scaling if (rate := getattr(row, kind))]
-        rate_series.append(Series(name, [(nodes, rate.rate) for nodes, rate in rates]))
-        efficiency_series.append(Series(name, [(nodes, 100 * rate.efficiency) for nodes, rate in rates]))
-    unit = f"{prediction.trace.unit} per second"
-    return [
-        Chart("Predicted rate", "nodes", unit, rate_series, log_x=True, log_y=True),
-        Chart("Predicted efficiency", "nodes", "% of the rate per GPU on one node", efficiency_series, log_x=True),
-    ]

@@ -3,12 +3,10 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from hpc.charts import chart
 from hpc.config import preflight, walltime
 from hpc.config.errors import ConfigError
 from hpc.plan import memory_check, plan_arguments, plan_text, trace_cache
@@ -79,14 +77,6 @@ def as_text(plan: RunPlan) -> str:
 def as_json(plan: RunPlan) -> str:
     """Return the plan as JSON."""
     return json.dumps(plan_text.as_dict(plan.prediction, **plan.render_kwargs), indent=1)
-
-
-def draw(plan: RunPlan, file: Path) -> None:
-    """Write a picture of rate and efficiency over nodes. Raises `ConfigError` if it cannot be written."""
-    try:
-        chart.write_png(plan_text.charts(plan.prediction), file)
-    except OSError as error:
-        raise ConfigError("plot", file, f"Cannot write this file: {error.strerror}", "plot=plan.png") from None
 
 
 def _predict(cfg: DictConfig, own: dict[str, Any]) -> Prediction:
