@@ -43,14 +43,14 @@ from hpc.config.freezing import to_frozen_yaml
 from hpc.run import frozen_config
 from hpc.system.files import write_atomically
 
-def create_once_both_may(run_dir, cfg, *, words):
-    (run_dir.parent / f"may-create-{os.getpid()}").touch()
+def write_after_both_checks(run_dir, cfg, *, words):
+    (run_dir.parent / f"checked-{os.getpid()}").touch()
     limit = time.monotonic() + 20
-    while len(list(run_dir.parent.glob("may-create-*"))) < 2 and time.monotonic() < limit:
+    while len(list(run_dir.parent.glob("checked-*"))) < 2 and time.monotonic() < limit:
         time.sleep(0.01)
     write_atomically(run_dir / "config.yaml", to_frozen_yaml(cfg))
 
-frozen_config.create_exclusively = create_once_both_may
+frozen_config.create_exclusively = write_after_both_checks  # both have found the directory unused
 """,
 }
 TRIES = 6  # rounds within which harm must be found, as not every round has the right timing

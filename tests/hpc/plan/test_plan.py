@@ -239,6 +239,15 @@ def test_the_command(tmp_path):
     assert told["setup"]["nodes"] == 4 and told["setup"]["global_batch"] == 256
 
 
+def test_a_plan_in_text_imports_nothing_that_draws():
+    code = "import runpy, sys; runpy.run_path('plan.py', run_name='__main__'); print(*sys.modules)"
+    command = [sys.executable, "-c", code, "trainer=ddp_4node", "cluster=slurm"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    modules = set(done.stdout.splitlines()[-1].split())
+    assert "hpc.plan.plan_text" in modules and not {"hpc.charts.chart", "hpc.plan.scaling_plot"} & modules
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),

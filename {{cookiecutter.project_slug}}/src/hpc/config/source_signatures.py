@@ -38,7 +38,7 @@ def read_source_signature(target: str, library: Callable[[str], Signature]) -> S
     return _signature_of_class(module, node, library)
 
 
-@cache  # each check asks for the targets once more, and each class for its bases
+@cache  # several checks ask for the same target, and several classes have the same base
 def _signature_of_class(module: str, node: ast.ClassDef, library: Callable[[str], Signature]) -> Signature:
     """Return the signature of `__init__`, with the parameters of the base class that it passes on in **kwargs."""
     init = next((f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None)
