@@ -1,5 +1,6 @@
 # make demo    make an environment, bake a project, train its default experiment
-# make test    all tests: the template's own, and those of a baked project
+# make test    what decides whether the product works, in at most 20 minutes on two cores
+# make soak    all the rest: every strategy on one to four nodes, every failure, and drawn runs; about an hour
 # make chaos   the fault run: FAULTS=100 SEED=1; OUT=README.md puts the table there
 # make twins   COUNT=500 SEED=1: runs drawn at random, interrupted and resumed, compared with ones that went through
 # make neighbours   ROUNDS=100 SEED=1: runs, packing, installing and submitting at once; none may harm another
@@ -23,7 +24,7 @@ SEED ?= 1
 COUNT ?= 50
 ROUNDS ?= 100
 
-.PHONY: demo test chaos twins neighbours hostile bench bench-gpu check lint clean system env
+.PHONY: demo test soak chaos twins neighbours hostile bench bench-gpu check lint clean system env
 
 demo: env
 	rm -rf build/demo
@@ -33,8 +34,17 @@ demo: env
 	@export VENV="$$PWD/.venv" && cd build/demo/$(PROJECT) && source ./env.sh && python train.py
 
 test: env lint
-	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile
-	.venv/bin/python -m pytest --ignore tests/hpc
+	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m "not soak"
+	.venv/bin/python -m pytest --ignore tests/hpc -m "not soak"
+
+# With the 3 faults of `make test`, 25 are injected: each kind at least once.
+soak: env
+	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m soak
+	.venv/bin/python -m pytest --ignore tests/hpc -m soak
+	.venv/bin/python tests/chaos.py --faults 22 --seed 2
+	.venv/bin/python tests/drawn_neighbours.py --rounds 6 --seed 2
+	.venv/bin/python tests/drawn_inputs.py --count 300 --seed 2
+	.venv/bin/python tests/drawn_runs.py --count 50 --seed 2
 
 chaos: env
 	.venv/bin/python tests/chaos.py --faults $(FAULTS) --seed $(SEED) $(if $(OUT),--out $(OUT))
@@ -63,8 +73,8 @@ bench-gpu:
 	$(PY) benchmarks/table.py benchmarks/results.json --readme README.md
 
 check: env lint
-	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m "not slow"
-	.venv/bin/python -m pytest --ignore tests/hpc -m "not slow"
+	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m "not slow and not soak"
+	.venv/bin/python -m pytest --ignore tests/hpc -m "not slow and not soak"
 
 # The last line: which room of hpc may import which.
 lint:

@@ -76,16 +76,15 @@ class Struck:
     wrong: str = ""
 
 
-def plan(faults: int, seed: int) -> list[tuple[str, list[Strike]]]:
+def plan(faults: int, seed: int, *, strategies: Sequence[str] = tuple(LAYOUTS)) -> list[tuple[str, list[Strike]]]:
     """Return (strategy, planned faults) of each run. No kind occurs a second time before all have occurred once."""
     rng = random.Random(seed)
     kinds: list[str] = []
     while len(kinds) < faults:
         kinds += rng.sample(list(KINDS), len(KINDS))
     strikes = [Strike(kind, rng.randrange(1, 2 * INTERVAL), rng.randrange(10**6)) for kind in kinds[:faults]]
-    runs = max(-(-faults // PER_RUN), min(faults, len(LAYOUTS)))
-    names = list(LAYOUTS)
-    return [(names[run % len(names)], strikes[run::runs]) for run in range(runs)]
+    runs = max(-(-faults // PER_RUN), min(faults, len(strategies)))
+    return [(strategies[run % len(strategies)], strikes[run::runs]) for run in range(runs)]
 
 
 @contextmanager
@@ -210,12 +209,13 @@ def unharmed(run: Run, strategy: str, strike: Strike, began: float) -> Struck:
     return Struck(strike.kind, strategy, again=round(time.monotonic() - began, 1))
 
 
-def campaign(desk: Desk, disk: Path, faults: int, seed: int) -> tuple[list[Struck], list[str]]:
-    """Run the planned faults, and return their results and the errors that were found."""
+def campaign(
+    desk: Desk, disk: Path, runs: Sequence[tuple[str, list[Strike]]], *, seed: int
+) -> tuple[list[Struck], list[str]]:
+    """Run the faults of a plan, and return their results and the errors that were found."""
     struck: list[Struck] = []
     wrong: list[str] = []
     references: dict[str, Path] = {}
-    runs = plan(faults, seed)
     steps = STEPS * max(len(strikes) for _, strikes in runs)
     for number, (strategy, strikes) in enumerate(runs):
         for name, faults_now in ((f"reference-{strategy}", []), (f"{number:02}-{strategy}", strikes)):
@@ -287,7 +287,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SystemExit removes the nodes and mounts
     folder, began = Path(tempfile.mkdtemp(prefix="chaos")), time.monotonic()
     with ground(folder, partial(baked, folder)) as (desk, disk):
-        struck, wrong = campaign(desk, disk, asked.faults, asked.seed)
+        struck, wrong = campaign(desk, disk, plan(asked.faults, asked.seed), seed=asked.seed)
     minutes = (time.monotonic() - began) / 60
     command = f"make chaos FAULTS={asked.faults} SEED={asked.seed}"
     text = f"{table(struck)}\n`{command}`, {minutes:.0f} minutes on {os.cpu_count()} cores.\n"

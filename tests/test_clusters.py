@@ -107,6 +107,7 @@ def test_bash_can_read_it(name, scripts, run, tmp_path):
         assert done.returncode == 0, f"{done.stdout}\n{script}"
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="not installed: shellcheck")
 def test_shellcheck_finds_nothing(scripts, run, tmp_path, project):
     for name in [*SLURM, *PBS]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 DRAWN = Path(__file__).with_name("drawn_inputs.py")
 # Possible faults of a program, by the number of the case.

@@ -37,7 +37,7 @@ def run(*words: str | Path, seconds: float) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_neighbours_do_no_harm_and_without_the_cures_they_do(project):
     said = run(HERE / "drawn_neighbours.py", "--rounds", "3", "--controls", "--project", project, seconds=600)
     assert "3 rounds of seed 1" in said and said.endswith(": 0 harmed\n")

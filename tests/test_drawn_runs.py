@@ -51,6 +51,7 @@ def test_an_interrupted_run_is_the_one_that_went_through(prepared, tmp_path):
     assert sum(outcome.kind == "same" for _, outcome in done) > COUNT / 2, drawn_runs.summary(done)
 
 
+@pytest.mark.soak
 def test_what_is_not_restored_is_found(prepared, tmp_path):
     """Check that the comparison detects state that is not restored: otherwise its success would prove nothing."""
     assert twin_runs.twin(prepared, tmp_path / "whole", "whole", PLAIN).kind == "same"
@@ -233,12 +234,14 @@ FOUND = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("what", FOUND)
 def test_what_was_found_stays_cured(what, prepared, tmp_path):
     outcome = twin_runs.twin(prepared, tmp_path / "run", "found", FOUND[what])
     assert outcome.kind == "same", outcome.said
 
 
+@pytest.mark.soak
 def test_a_run_that_does_not_end_is_found(prepared, tmp_path, monkeypatch):
     monkeypatch.setattr(forked, "LIMIT", 8.0)
     patch = "import time; from hpc.data import position; position.start_at = lambda *_: time.sleep(60)"
@@ -274,6 +277,7 @@ REJECTED = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("said", REJECTED)
 def test_what_is_rejected_is_told_apart(said, prepared, tmp_path):
     outcome = twin_runs.twin(prepared, tmp_path / "run", "rejected", REJECTED[said])

@@ -116,6 +116,7 @@ def add_files(project: Path, package: str = "my_research") -> None:
         file.write_text(text.lstrip().replace("my_research", package))
 
 
+@pytest.mark.soak
 def test_the_tests_of_a_fork_pass_and_test_what_was_added(bake, tmp_path, capfd):
     """Run all tests of a project that was baked with awkward answers, in a folder with an awkward name."""
     folder = tmp_path / "Ein Ordner für 'alles' "

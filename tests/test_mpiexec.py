@@ -7,7 +7,7 @@ import pytest
 from slurm_project import QUIET, made_for_tests, rejections
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.soak,
     pytest.mark.skipif(not shutil.which("mpiexec"), reason="not installed: mpiexec (apt install mpich)"),
 ]
 TRAIN = "python train.py trainer=ddp trainer.accelerator=cpu trainer.devices=2 trainer.max_steps=2 " + " ".join(QUIET)

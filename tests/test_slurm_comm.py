@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from slurm_project import Desk, made_for_tests, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 COMM = ["tools/comm.py", "cluster=test", "trainer=ddp_4node"]
 

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,11 @@ REJECTED = {
 }
 
 
+def soak_all_but(cases: Iterable[str], *commonest: str) -> list:
+    """Return parameters, of which `make test` takes only the commonest, and `make soak` the rest."""
+    return [pytest.param(name, marks=() if name in commonest else pytest.mark.soak) for name in cases]
+
+
 @pytest.fixture(scope="module")
 def desk(slurm, bake) -> Desk:
     return Desk(slurm, made_for_tests(bake()))
@@ -146,7 +152,9 @@ def traps(desk):
     desk.slurm.exec("n1", "bash", "-c", f"yes text | head -c 100000 >{shlex.quote(str(desk.project / 'own/text'))}")
 
 
-@pytest.mark.parametrize("name", REJECTED)
+@pytest.mark.parametrize(
+    "name", soak_all_but(REJECTED, "F09 srun forgotten", "F11 fewer tasks", "F15 leaked MASTER_ADDR")
+)
 def test_a_mistake_ends_with_one_message(desk, traps, name):
     options, body, said, most = REJECTED[name]
     ended = desk.sbatch(options, body)
@@ -181,7 +189,7 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", soak_all_but(TRAINED, "by hand"))
 def test_what_trains(desk, name):
     ended = desk.sbatch(*TRAINED[name])
     assert ended.state == "COMPLETED", ended.log
@@ -208,6 +216,7 @@ def test_a_rank_that_raises_ends_the_job(desk):
 
 
 @pytest.mark.parametrize(("fault", "starts"), [("exit", 1), ("kill", 2)])
+@pytest.mark.soak
 def test_a_rank_that_is_gone_ends_the_job(desk, fault, starts):
     """F21: check that the job ends if a rank exits with 0 or is killed, and that the number of requeues is limited."""
     ended, run_dir = desk.train(
@@ -244,6 +253,7 @@ def test_a_requeued_job_keeps_its_run(desk):
     assert (run_dir / "verdict").read_text().startswith("attempt 2\nstep 4\noutcome finished\n")
 
 
+@pytest.mark.soak
 def test_a_script_by_hand_keeps_its_run_after_a_requeue(desk):
     """Check that all ranks and attempts derive the same run directory from the job's id."""
     words = "callbacks.witness.fault=hold name=requeued"
@@ -268,6 +278,7 @@ def test_a_script_by_hand_keeps_its_run_after_a_requeue(desk):
     assert [path.name for path in (desk.project / "runs").glob("requeued*")] == [run_dir.name]
 
 
+@pytest.mark.soak
 def test_a_poisoned_shell_does_not_matter(desk):
     """F14, F15, F27: check that stale variables and a wrong address have no effect, with --export=NONE, too."""
     poison = {
@@ -282,6 +293,7 @@ def test_a_poisoned_shell_does_not_matter(desk):
     assert (seen["OMP_NUM_THREADS"], seen["MASTER_ADDR"]) == ("1", "n1")
 
 
+@pytest.mark.soak
 def test_submitted_from_a_job(desk):
     """F14: check submitting inside a step of another job, as its variables describe that other job."""
     words = ["cluster=test", *QUIET, "trainer=ddp", "trainer.devices=2", "trainer.max_steps=2"]
@@ -292,6 +304,7 @@ def test_submitted_from_a_job(desk):
     assert (ended := desk.ended(job)).state == "COMPLETED", ended.log
 
 
+@pytest.mark.soak
 def test_debian_names_every_host_loopback(desk):
     """F16: check that gloo does not listen on 127.0.1.1, to which Debian's /etc/hosts maps the hostname."""
     try:
@@ -305,6 +318,7 @@ def test_debian_names_every_host_loopback(desk):
             desk.slurm.hosts(node)
 
 
+@pytest.mark.soak
 def test_two_launches_in_one_job(desk):
     """F19, F36: check that two launches in one job use different ports and run directories."""
     one = f"srun --exact --ntasks=2 --gres=gpu:2 --cpus-per-task=1 {TWO} name=pair"
@@ -329,6 +343,7 @@ def test_code_is_as_it_was_when_submitted(desk):
     assert (run_dir / "code" / "train.py").read_text() == kept
 
 
+@pytest.mark.soak
 def test_a_sweep_is_one_array(desk):
     """F36, F37: check that each member has its own directory and log, and that --at-once limits running members."""
     words = ["--multirun", "--at-once", "2", "cluster=test", *QUIET, "trainer=cpu", "trainer.max_steps=2", "seed=1,2,3"]
@@ -344,6 +359,7 @@ def test_a_sweep_is_one_array(desk):
     assert len(list(folder.glob("job-*_?.log"))) == 3
 
 
+@pytest.mark.soak
 def test_a_foreign_checkpoint_is_not_adopted(desk):
     """F05: check that hpc_ckpt_1.ckpt in the working directory is ignored, which Lightning would load."""
     for folder in (desk.project, desk.project / "runs"):
@@ -357,6 +373,7 @@ def test_a_foreign_checkpoint_is_not_adopted(desk):
             (folder / "hpc_ckpt_1.ckpt").unlink()
 
 
+@pytest.mark.soak
 def test_in_salloc(desk):
     """Check `bash job.sh` and `srun python train.py` inside an allocation."""
     words = ["cluster=test", *QUIET, "trainer=ddp", "trainer.num_nodes=2", "trainer.devices=1", "trainer.max_steps=2"]
@@ -400,6 +417,7 @@ def test_what_slurm_rejects_is_shown(desk):
     assert "not submitted" in (run_dir / "submitted.json").read_text()
 
 
+@pytest.mark.soak
 def test_wait_gives_the_jobs_exit_code(desk):
     words = ["submit.py", "--wait", "cluster=test", *QUIET, "trainer=cpu", "trainer.max_steps=4"]
     done = desk.python(*words, "callbacks.witness.fault=raise", "callbacks.witness.rank=0")

@@ -12,7 +12,7 @@ import pytest
 import slurm_nodes
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.soak,
     pytest.mark.skipif(slurm_nodes.missing() is not None, reason=f"{slurm_nodes.missing()}"),
 ]
 

@@ -13,7 +13,7 @@ import pytest
 from slurm_nodes import ENDED, Slurm
 from slurm_project import wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 # Start number n executes line n of `plan`, or its last line:
 # save / exit CODE / verdict WORD / wait (for a signal; then save, verdict continue, exit 85) / hang (ignore signals)

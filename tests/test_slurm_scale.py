@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from slurm_project import QUIET, Desk, made_for_tests
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 NODES = (1, 2, 4)
 WORDS = ["nodes=1,2,4", "trainer=ddp", "trainer.devices=1", "cluster=test", *QUIET, "trainer.log_every_n_steps=5"]

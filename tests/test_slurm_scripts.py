@@ -10,7 +10,7 @@ import pytest
 from slurm_project import FILES, QUIET, Desk, wait_for
 from test_stage import small_environment
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 SUBMIT = ["sbatch", "--parsable"]
 SALLOC = ["salloc", "--nodes=4", "--ntasks-per-node=1", "--gres=gpu:1", "--cpus-per-task=2", "bash"]

@@ -12,7 +12,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, Jou
 from optuna.trial import FrozenTrial, TrialState
 from slurm_project import QUIET, Desk, made_for_tests, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.soak
 
 TRIALS, EPOCHS = 6, 12
 REQUEUED, CANCELLED, PRUNED = "000", "001", "005"

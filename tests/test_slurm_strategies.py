@@ -11,8 +11,9 @@ pytestmark = pytest.mark.slow
 EPOCHS = "trainer.max_epochs=2"
 CLASSES = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}
 # preset, nodes, devices per node. The last run uses all GPUs of the four nodes.
-RUNS = [(f"{name}{end}", nodes, 1) for name in CLASSES for end, nodes in (("", 1), ("_4node", 2), ("_4node", 4))]
-RUNS.append(("ddp_4node", 4, 4))
+FOUR_NODES = [(f"{name}_4node", 4, 1) for name in CLASSES]
+FEWER_NODES = [(f"{name}{end}", nodes, 1) for name in CLASSES for end, nodes in (("", 1), ("_4node", 2))]
+RUNS = [*FOUR_NODES, *(pytest.param(*run, marks=pytest.mark.soak) for run in [*FEWER_NODES, ("ddp_4node", 4, 4)])]
 
 
 @pytest.fixture(scope="module")

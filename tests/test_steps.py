@@ -12,20 +12,20 @@ import steps
 from bench_project import make_project, project_command, rank_commands
 from turns import STEPS_PER_SECOND, measure_turns
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_project(tmp_path_factory.mktemp("fork"))
 
 
+@pytest.mark.slow
 def test_function_calls_of_a_step_with_everything_on(project: Path, tmp_path: Path) -> None:
     programs = {"ours": [project_command(project, tmp_path / "run", *steps.TINY)]}
     (calls,) = measure_turns(programs, tmp_path, steps=300, turns=1, meter="calls", warm_up=100)["ours"]
     assert calls <= 2500
 
 
+@pytest.mark.soak
 def test_watching_the_nodes_adds_nothing_to_a_step(project: Path, tmp_path: Path) -> None:
     """Check that the monitor adds only two calls for each of its six hooks, by which Lightning looks them up."""
     words = {"watched": [], "not": ["callbacks.monitor=null"]}
@@ -34,6 +34,7 @@ def test_watching_the_nodes_adds_nothing_to_a_step(project: Path, tmp_path: Path
     assert calls["watched"][0] - calls["not"][0] <= 2 * 6 + 1
 
 
+@pytest.mark.soak
 def test_ranks_exchange_gradients_and_nothing_else(project: Path, tmp_path: Path) -> None:
     """Check the collectives: only gradients, one agreement per second, and one point of the curves per fifty steps."""
     steps_made = 5 * STEPS_PER_SECOND
@@ -50,6 +51,7 @@ def test_ranks_exchange_gradients_and_nothing_else(project: Path, tmp_path: Path
     assert made["collectives, sum"]["ours"][0] == made["collectives, sum"]["plain"][0] + agreements + points
 
 
+@pytest.mark.soak
 def test_fsdp_gathers_the_last_block_once_and_the_others_twice(project: Path, tmp_path: Path) -> None:
     words = {"kept": [], "gathered": ["model.parallelize.keep_last=false"]}
     programs = {
