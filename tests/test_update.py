@@ -20,6 +20,8 @@ ADDED, REMOVED, DELETED_BY_THE_FORK = "src/hpc/run/added.py", "slurm/gpu.sbatch"
 NEWER, NEWEST = "v98.0.0", "v99.0.0"
 Cruft = Callable[..., str]
 
+pytestmark = pytest.mark.slow
+
 
 def add_first_line(file: Path, line: str) -> None:
     file.write_text(f"# {line}\n{file.read_text(encoding='utf-8')}", encoding="utf-8")
@@ -147,8 +149,20 @@ def test_uncommitted_changes_of_the_template_are_told(history, bake_from, tmp_pa
     assert read_link(project)["commit"] == git(history, "rev-parse", "HEAD")
 
 
+def test_a_repository_that_is_no_template_is_not_noted(history, settings, run, tmp_path):
+    """Bake from a relative path where PWD is not the working directory, as in a program that has changed it."""
+    (tmp_path / "elsewhere" / "hpc-ml-template").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "hpc-ml-template" / "notes.txt").write_text("mine")
+    commit(tmp_path / "elsewhere" / "hpc-ml-template")
+    command = [sys.executable, "-m", "cookiecutter", history.name, "--no-input", "--config-file", str(settings)]
+    done = run([*command, "-o", str(tmp_path)], history.parent, env={"PWD": str(tmp_path / "elsewhere")})
+    assert done.returncode == 0 and "is not a git repository" in done.stdout
+    assert not (tmp_path / "my-research" / ".cruft.json").exists()
+
+
 def test_a_bake_without_git_says_how_to_link_it_later(history, settings, bake_from, cruft, tmp_path):
-    """Bake from a copy of the files, as a download has them, inside another git repository."""
+    """Bake from a copy of the files, as a download has them, inside the git repository of another template."""
+    (tmp_path / "cookiecutter.json").write_text("{}")
     git(history, "clone", "--quiet", "--branch", "present", str(history), str(tmp_path / "template"))
     shutil.rmtree(tmp_path / "template" / ".git")
     commit(tmp_path)
