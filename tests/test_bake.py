@@ -215,7 +215,7 @@ def test_every_cluster_of_the_template_can_be_answered(template, bake):
 
 
 def test_of_the_shipped_clusters_nothing_is_rendered(template, awkward_project):
-    """Check that the shipped cluster files contain no answers, as an update replaces these files."""
+    """Check that the shipped cluster files contain no answers, as an update renews these files."""
     (shipped,) = template.glob("*/src/hpc/jobs/cluster")
     for file in shipped.iterdir():
         assert (awkward_project / "src/hpc/jobs/cluster" / file.name).read_bytes() == file.read_bytes()
