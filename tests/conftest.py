@@ -27,7 +27,7 @@ AWKWARD = {
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory) -> Path:
-    """Copy the template as a fresh clone has it: without caches and other files that git ignores."""
+    """Copy the template as a fresh clone has it: in git, without caches and other files that git ignores."""
     copy = tmp_path_factory.mktemp("clone") / "hpc-ml-template"
     git = ["git", "-C", str(REPO), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(git, capture_output=True, text=True, check=True).stdout.split("\0")
@@ -35,7 +35,18 @@ def template(tmp_path_factory) -> Path:
         if (REPO / name).is_file():  # not deleted since the last commit
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(REPO / name, copy / name)
+    commit(copy)
     return copy
+
+
+def commit(folder: Path, message: str = "all") -> str:
+    """Commit all files of a folder to git, which the first time makes a repository of it. Return the commit."""
+    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+    for arguments in (["init", "--quiet"], ["add", "--all"], [*identity, "commit", "--quiet", "--message", message]):
+        subprocess.run(["git", *arguments], cwd=folder, check=True)
+    return subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Run a LightningModule on a supercomputer. The template owns this package, and an update replaces it.
+"""Run a LightningModule on a supercomputer. The template owns this package, and `cruft update` renews it.
 
 Rooms, ground first. Each imports only rooms above it in this list; `lint-imports` checks that.
 
@@ -20,4 +20,4 @@ studies      many runs from one command: sweeps, searches, scaling
 report       what became of a run, in the terminal and as a page
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
