@@ -71,9 +71,15 @@ class Tab:
         return [event["params"]["request"]["url"] for event in sent]
 
     def evaluate(self, script: str) -> Any:
-        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
+
+    def mouse(self, action: str, x: float, y: float) -> None:
+        """Move or press the mouse (mouseMoved, mousePressed, mouseReleased), and let the page react."""
+        pressed = {"button": "left", "clickCount": 1} if action != "mouseMoved" else {}
+        self.call("Input.dispatchMouseEvent", type=action, x=x, y=y, **pressed)
+        self.evaluate("new Promise((done) => setTimeout(done, 200))")
 
     def screenshot(self, path: Path) -> None:
         """Return a screenshot of the whole page."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import median_low
 
 import pytest
-from PIL import Image
 from slurm_project import QUIET, Desk, made_for_tests
 
 pytestmark = pytest.mark.slow

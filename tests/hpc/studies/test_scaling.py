@@ -17,7 +17,6 @@ from statistics import median_low
 import pytest
 from fork import ENVIRON, PROJECT, scalars
 from omegaconf import DictConfig
-from PIL import Image
 
 from hpc.checkpoint import on_disk
 from hpc.config import compose, layout, preflight

@@ -15,7 +15,7 @@ Point = tuple[float, float]
 MAX_POINTS = 3000  # of a series
 MAX_FEW_POINTS = 30  # so few points are marked, so that a single one can be seen
 MAX_LABEL_LENGTH = 40  # characters of a line
-MAX_TICKS = 12  # of a logarithmic x axis that has a tick at each of its points
+MAX_TICKS = 8  # of a logarithmic x axis; a phone has room for so many
 MAX_DRAWN_VALUE = 1e40  # the largest value that is drawn. It is above all that fp32 holds; more is a damaged number.
 NUM_COLOURS = 6
 NO_DATA = {"text": "no data", "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
@@ -148,21 +148,18 @@ def _trace(series: Series, chart: Chart, colour: str) -> dict[str, Any]:
 
 
 def _x_axis(chart: Chart) -> dict[str, Any]:
-    places = {x for series in chart.series for x, _ in series.points if is_drawable(x, chart.log_x)}
-    return {"title": {"text": _label(chart.x_label)}} | (_log_axis(places) if chart.log_x else {})
+    places = sorted({x for series in chart.series for x, _ in series.points if is_drawable(x, chart.log_x)})
+    ticks = places[:: ceil(len(places) / MAX_TICKS) or 1]  # at numbers of nodes that were measured, not at 2 and 5
+    return {"title": {"text": _label(chart.x_label)}} | ({"type": "log", "tickvals": ticks} if chart.log_x else {})
 
 
 def _y_axis(chart: Chart) -> dict[str, Any]:
     values = [abs(y) for series in chart.series for y in drawable_values(series, chart)]
-    kind = _log_axis(set()) if chart.log_y else {"rangemode": "tozero" if chart.from_zero else "normal"}
+    round_numbers = [factor * 10.0**power for power in range(-12, 16) for factor in (1, 2, 5)]
+    linear = {"rangemode": "tozero" if chart.from_zero else "normal"}
+    kind = {"type": "log", "tickvals": round_numbers} if chart.log_y else linear
     # 12k samples, but a learning rate of 1e-4
     return kind | {"exponentformat": "SI" if max(values, default=0) >= 1 else "e"}
-
-
-def _log_axis(places: set[float]) -> dict[str, Any]:
-    """Return a logarithmic axis with ticks at these places if they are few, or at round numbers."""
-    round_numbers = [factor * 10.0**power for power in range(-12, 16) for factor in (1, 2, 5)]
-    return {"type": "log", "tickvals": sorted(places) if 0 < len(places) <= MAX_TICKS else round_numbers}
 
 
 def _band_shape(name: str, chart: Chart, colour: str) -> dict[str, Any]:
