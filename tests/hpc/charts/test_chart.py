@@ -110,8 +110,8 @@ def test_no_text_becomes_a_script(tmp_path: Path) -> None:
     evil = Chart(EVIL, EVIL, EVIL, [Series(EVIL, LINE.points), Series("b", [])], [Band(EVIL + "band", 0, 1)])
     page.write_page([evil, evil], tmp_path / "page.html", title=EVIL)
     text = (tmp_path / "page.html").read_text()
-    assert text.count(page.read_plotly_js()) == 1
-    rest = text.replace(page.read_plotly_js(), "")
+    assert text.count(page.read_plotly_js().decode()) == 1
+    rest = text.replace(page.read_plotly_js().decode(), "")
     assert re.findall("<(script[^>]*)>", rest) == [
         *['script type="application/json"'] * 2, *[f'script nonce="{re.findall("nonce-([0-9a-f]{32})", rest)[0]}"'] * 2
     ]  # fmt: skip
@@ -125,13 +125,13 @@ def test_no_text_becomes_a_script(tmp_path: Path) -> None:
 
 def test_two_pages_have_different_nonces(tmp_path: Path) -> None:
     pages = [page.render_page("title", page.render_figure(Chart("", "", "", [LINE]))) for _ in range(2)]
-    first, second = (re.findall("'nonce-([0-9a-f]{32})'", text) for text in pages)
+    first, second = (re.findall(b"'nonce-([0-9a-f]{32})'", text) for text in pages)
     assert first != second
-    assert "Plotly" not in page.render_page("title", "<p>text</p>"), "it draws nothing"
+    assert b"Plotly" not in page.render_page("title", "<p>text</p>"), "it draws nothing"
 
 
 def test_plotly_js_is_read_without_its_package() -> None:
-    assert page.read_plotly_js() == get_plotlyjs()
+    assert page.read_plotly_js().decode() == get_plotlyjs()
     code = "from hpc.charts import page; page.read_plotly_js(); import sys; sys.exit('plotly' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(PROJECT / "src")})
     assert done.returncode == 0

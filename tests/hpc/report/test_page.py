@@ -247,9 +247,7 @@ def test_the_energy_is_the_integral_of_the_power(run_dir: Path) -> None:
     # Two nodes of two GPUs, two attempts: 50 s at 100 W, 10 s between them, 530 s at 300 W, and gaps without samples.
     joules = 8 * (50 * 100 + 10 * 200 + 530 * 300)
     assert run_data.read_run_data(history.find_runs(run_dir)[0]).joules == pytest.approx(joules)
-    assert f"{joules / 3600:.3g} Wh, of 4 GPU(s)" in reported(run_dir)[0].under(
-        "Use of the nodes"
-    )
+    assert f"{joules / 3600:.3g} Wh, of 4 GPU(s)" in reported(run_dir)[0].under("Use of the nodes")
 
 
 def test_phases_are_marked_in_the_picture_of_the_nodes(run_dir: Path) -> None:
@@ -326,7 +324,7 @@ def test_the_page_loads_nothing(run_dir: Path) -> None:
     assert set(read.wants) == {"data:,"}
     assert not {"iframe", "img", "object", "embed", "form"} & set(read.tags)
     assert read.num_scripts == 2, "plotly.js and the one that calls it"
-    text = (run_dir / "report.html").read_text().replace(charts_page.read_plotly_js(), "")
+    text = (run_dir / "report.html").read_text().replace(charts_page.read_plotly_js().decode(), "")
     assert not re.findall(r"\w+://[^\"' ]+", text)
     assert "url(" not in text and "@import" not in text
     assert "default-src 'none'; script-src 'nonce-" in text and len(text) < 200_000
@@ -377,7 +375,7 @@ def test_hostile_text_stays_text(run_dir: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(accounts, "query_accounts", lambda *_: ([accounts.JobAccount(*[EVIL] * 7)], ""))
     read, lines = reported(evil)
     assert "b" not in read.tags and read.num_scripts == 2
-    text = (evil / "report.html").read_text().replace(charts_page.read_plotly_js(), "")
+    text = (evil / "report.html").read_text().replace(charts_page.read_plotly_js().decode(), "")
     assert not [char for char in "".join(lines) + text if char in "\x1b\x07\u202e"]
     assert "alert(1)" in read.under("Environment")
 

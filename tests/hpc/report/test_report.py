@@ -820,7 +820,9 @@ def test_lines_fit_a_terminal(runs: Path, monkeypatch: pytest.MonkeyPatch) -> No
     lines = run_table.table_lines([runs])
     assert max(map(len, lines)) <= 100
     assert "".join(line.split()[0] for line in lines[2:]) == "x" * 90, "a name is cut into lines"
-    assert all(line.split()[1:] == ["17", "finished", "1", "2", "5", "test/accuracy", "0.91", "0.00"] for line in lines[1:3])
+    assert all(
+        line.split()[1:] == ["17", "finished", "1", "2", "5", "test/accuracy", "0.91", "0.00"] for line in lines[1:3]
+    )
 
 
 @pytest.mark.parametrize("name", ["[bold red]x[/]", "[/]", ":smile:", "\\[x]", "größe 漢字", "[link=http://x]y"])

@@ -39,7 +39,9 @@ const draw = () => {
     const { data, layout } = JSON.parse(figure.querySelector("script").textContent, resolve);
     const filename = figure.ariaLabel.split(":")[0].replace(/[^\w-]+/g, "_");
     const toImageButtonOptions = { filename, scale: 2 };
-    Plotly.react(place, data, merge(JSON.parse(look, resolve), layout), { ...config, toImageButtonOptions });
+    const drawn = merge(JSON.parse(look, resolve), layout);
+    drawn.margin.t -= layout.title.subtitle.text ? 0 : 16;
+    Plotly.react(place, data, drawn, { ...config, toImageButtonOptions });
   }
 };
 draw();

@@ -16,11 +16,11 @@ def write_page(charts: Sequence[Chart], path: Path, *, title: str) -> None:
     """Write a page of charts below each other. Raises `OSError`."""
     figures = "".join(map(render_figure, charts))
     body = f'<h1>{escape_text(title)}</h1>\n<div class="charts wide">{figures}</div>\n'
-    path.write_text(render_page(title, body), encoding="utf-8", errors="replace")
+    path.write_bytes(render_page(title, body))
 
 
-def render_page(title: str, body: str) -> str:
-    """Return a page, whose scripts are plotly.js and page.js alone.
+def render_page(title: str, body: str) -> bytes:
+    """Return a page in UTF-8, whose scripts are plotly.js and page.js alone.
 
     Args:
         title: any text.
@@ -28,15 +28,18 @@ def render_page(title: str, body: str) -> str:
     """
     nonce = os.urandom(16).hex()  # no other script can know it, so none is executed
     policy = f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; img-src data: blob:"
-    scripts = ""
-    if "<figure" in body:
-        scripts = "".join(f'<script nonce="{nonce}">{code}</script>\n' for code in (read_plotly_js(), _read("page.js")))
-    return (
+    page = (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape_text(title)}</title>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<link rel="icon" href="data:,">\n'
-        f"<style>\n{_read('page.css')}</style>\n</head>\n<body>\n<main>\n{body}</main>\n{scripts}</body>\n</html>\n"
+        f"<style>\n{(HERE / 'page.css').read_text(encoding='utf-8')}</style>\n</head>\n<body>\n<main>\n{body}</main>\n"
     )
+    if "<figure" not in body:
+        return f"{page}</body>\n</html>\n".encode(errors="replace")
+    opening, between = f'<script nonce="{nonce}">'.encode(), b"</script>\n"
+    draw = (HERE / "page.js").read_bytes()
+    parts = [opening, read_plotly_js(), between, opening, draw, between, b"</body>\n</html>\n"]
+    return b"".join([page.encode(errors="replace"), *parts])
 
 
 def render_figure(chart: Chart) -> str:
@@ -54,13 +57,9 @@ def escape_text(text: str) -> str:
     return escape("".join(char if char.isprintable() or char == "\n" else " " for char in text))
 
 
-def read_plotly_js() -> str:
+def read_plotly_js() -> bytes:
     """Return plotly.js. Its place is asked for, because `import plotly` would take longer than all the rest."""
     package = find_spec("plotly")
     if package is None or package.origin is None:
         raise ModuleNotFoundError("No module named 'plotly'", name="plotly")
-    return (Path(package.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
-
-
-def _read(name: str) -> str:
-    return (HERE / name).read_text(encoding="utf-8")
+    return (Path(package.origin).parent / "package_data" / "plotly.min.js").read_bytes()

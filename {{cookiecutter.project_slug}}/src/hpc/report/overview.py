@@ -42,7 +42,7 @@ def write_report(run: RunRecord) -> list[str]:
     return [*section_lines(blocks, make_console()), "", _write_page(run.path, page.render_html(blocks))]
 
 
-def _write_page(run_dir: Path, html: str) -> str:
+def _write_page(run_dir: Path, html: bytes) -> str:
     """Write the page whole or not at all, and return a line on the outcome.
 
     It may fail: another user's run directory is read-only, and a disk may be full.
@@ -50,7 +50,7 @@ def _write_page(run_dir: Path, html: str) -> str:
     path, temporary = run_dir / PAGE, run_dir / f".{PAGE}-{os.getpid()}"
     try:
         try:
-            temporary.write_text(html, encoding="utf-8", errors="replace")
+            temporary.write_bytes(html)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)

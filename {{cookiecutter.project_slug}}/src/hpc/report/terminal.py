@@ -29,12 +29,12 @@ def one_line(value: object) -> str:
     return text if len(text) <= MAX_CELL_LENGTH else f"{text[:MAX_CELL_LENGTH]} ..."
 
 
-def render_lines(parts: Sequence[RenderableType], console: Console) -> list[str]:
-    """Return what a console would print, without spaces at the end of a line. Strings are made plain before."""
+def render_lines(parts: Sequence[RenderableType], console: Console, *, indent: int = 0) -> list[str]:
+    """Return what a console would print, without spaces at the end of a line."""
     with console.capture() as capture:
         for part in parts:
-            console.print(part)
-    return [line.rstrip() for line in capture.get().splitlines()]
+            console.print(part, width=console.width - indent)
+    return [" " * indent + line.rstrip() for line in capture.get().splitlines()]
 
 
 def make_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> Grid:
@@ -56,11 +56,8 @@ def section_lines(sections: Sequence[Section], console: Console) -> Iterator[str
     for index, section in enumerate(sections):
         blocks = [part for block in section.blocks for part in _block_parts(block)]
         if blocks:
-            title = Text(one_line(section.title), style="bold")
-            indented = Grid.grid(padding=(0, 0, 0, 2), pad_edge=True)
-            for block in blocks:
-                indented.add_row(block)
-            yield from [*([""] if index else []), *render_lines([title, indented], console)]
+            title = render_lines([Text(one_line(section.title), style="bold")], console)
+            yield from [*([""] if index else []), *title, *render_lines(blocks, console, indent=2)]
 
 
 def _block_parts(block: Block) -> list[RenderableType]:
