@@ -129,9 +129,7 @@ def _label(text: str) -> str:
 
 def _trace(series: Series, chart: Chart, colour: str) -> dict[str, Any]:
     points = [
-        (x, y if is_drawable(y, chart.log_y) else float("nan"))
-        for x, y in series.points
-        if is_drawable(x, chart.log_x)
+        (x, y if is_drawable(y, chart.log_y) else float("nan")) for x, y in series.points if is_drawable(x, chart.log_x)
     ]
     points = thin_points(points, MAX_POINTS)
     mode = "lines+markers" if series.style == "line" and len(points) <= MAX_FEW_POINTS else MODES[series.style]

@@ -110,9 +110,10 @@ def _as_config_error(error: Exception) -> ConfigError | None:
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         name = f"{str(error.filename)[:60]}..."
         return ConfigError(name, None, "must be a shorter file name", "a shorter name", only_this_rank=True)
-    omegaconf_errors = sys.modules.get("omegaconf.errors")  # report.py does without: importing it takes long
-    if omegaconf_errors and isinstance(error, omegaconf_errors.OmegaConfBaseException):
-        return convert_omegaconf_error(error)
+    if "omegaconf.errors" in sys.modules:  # report.py does without: importing it takes long
+        from omegaconf.errors import OmegaConfBaseException
+
+        return convert_omegaconf_error(error) if isinstance(error, OmegaConfBaseException) else None
     return None
 
 
