@@ -858,7 +858,7 @@ def test_the_command_answers_at_once_and_without_torch(runs: Path, commands: Pat
 import runpy, sys
 sys.argv = ["report.py", {str(runs)!r}]
 runpy.run_path({str(PROJECT / "report.py")!r}, run_name="__main__")
-assert not sys.modules.keys() & dict.fromkeys(["torch", "lightning", "tensorboard", "plotly", "omegaconf"]).keys(), "slow imports"
+assert not sys.modules.keys() & {{"torch", "lightning", "tensorboard", "plotly", "omegaconf"}}, "slow imports"
 """
     environ = {"PATH": str(commands), "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, cwd=runs)
