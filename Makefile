@@ -1,4 +1,5 @@
 # make demo    make an environment, bake a project, train its default experiment
+# make pictures   the README's pictures of the report and of TensorBoard, from the run of `make demo`
 # make test    what decides whether the product works, in at most 20 minutes on two cores
 # make soak    all the rest: every strategy on one to four nodes, every failure, and drawn runs; about an hour
 # make chaos   the fault run: FAULTS=100 SEED=1; OUT=README.md puts the table there
@@ -24,7 +25,7 @@ SEED ?= 1
 COUNT ?= 50
 ROUNDS ?= 100
 
-.PHONY: demo test soak chaos twins neighbours hostile bench bench-gpu check lint clean system env
+.PHONY: demo pictures test soak chaos twins neighbours hostile bench bench-gpu check lint clean system env
 
 demo: env
 	rm -rf build/demo
@@ -32,6 +33,10 @@ demo: env
 	@echo "To look at it afterwards:"
 	@echo "  export VENV='$(CURDIR)/.venv'; cd build/demo/$(PROJECT); source env.sh; tensorboard --logdir runs"
 	@export VENV="$$PWD/.venv" && cd build/demo/$(PROJECT) && source ./env.sh && python train.py
+
+pictures: demo
+	.venv/bin/python docs/report_pictures.py build/demo/$(PROJECT)
+	docs/tensorboard.sh build/demo/$(PROJECT)/runs
 
 test: env lint
 	.venv/bin/python -m pytest tests/hpc -n 2 --dist loadfile -m "not soak"
@@ -62,10 +67,7 @@ bench: env
 	for name in steps startup loading checkpoints fast_defaults monitor published memory; do \
 	    .venv/bin/python benchmarks/$$name.py --out benchmarks/results.json || exit 1; \
 	done
-	@# Not into .venv: torchmetrics imports matplotlib wherever it is, and every start would take longer.
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target build/picture \
-	    -r benchmarks/requirements.txt
-	PYTHONPATH=build/picture .venv/bin/python benchmarks/table.py benchmarks/results.json --readme README.md --plot docs/speed.png
+	.venv/bin/python benchmarks/table.py benchmarks/results.json --readme README.md --plot docs/speed.png
 
 bench-gpu:
 	$(PY) benchmarks/models.py $(if $(FORK),--project '$(FORK)') --out benchmarks/results.json

@@ -6,10 +6,15 @@ With --readme FILE the tables replace the text between the marks <!-- figures --
 import argparse
 import json
 import re
+import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # for browser.py
+
+SIZE = 1000  # pixels, the width of the picture
 WORTH = ": step with it over without"  # how the names of these rows end
 MARKS = re.compile(r"(?s)(<!-- figures -->\n).*(<!-- /figures -->)")
 
@@ -65,9 +70,13 @@ def is_goal_reached(row: dict[str, Any]) -> bool:
 
 
 def draw_picture(rows: Sequence[dict[str, Any]], file: Path) -> None:
-    """Draw how much of its goal each figure uses, and the figures behind some of them."""
-    from matplotlib import pyplot
+    """Draw how much of its goal each figure uses, and the figures behind some of them, by the browser of the tests."""
+    from browser import CHROMIUM, browser  # of tests/
+    from plotly import graph_objects, subplots
 
+    if not CHROMIUM:
+        print(f"{file} stays as it is: there is no chromium")
+        return
     with_goal = [row for row in rows if row["goal"] and row["value"]]
     panels = [
         (
@@ -78,17 +87,22 @@ def draw_picture(rows: Sequence[dict[str, Any]], file: Path) -> None:
         (rows_with_prefix(rows, "photos of 224 x 224, "), "photos per second"),
     ]
     heights = [len(bars) + 2 for bars, _ in panels]
-    figure, axes = pyplot.subplots(
-        len(panels), figsize=(10, 0.3 * sum(heights)), height_ratios=heights, layout="constrained"
-    )  # fmt: skip
-    for (bars, label), axis in zip(panels, axes, strict=True):
+    figure = subplots.make_subplots(rows=len(panels), row_heights=heights, vertical_spacing=0.06)
+    for row, (bars, label) in enumerate(panels, 1):
         names, values, goals_reached = zip(*bars, strict=True)
-        axis.barh(names, values, color=["C0" if is_reached else "C3" for is_reached in goals_reached])
-        axis.invert_yaxis()
-        axis.set_xlabel(label)
-        axis.set_xscale("log" if max(values) > 100 * min(values) else "linear")
-    axes[0].axvline(1, color="black", linewidth=1)
-    figure.savefig(file, dpi=100)
+        colours = ["#0072b2" if is_reached else "#d55e00" for is_reached in goals_reached]
+        figure.add_trace(graph_objects.Bar(x=values, y=names, orientation="h", marker_color=colours), row, 1)
+        scale = {"type": "log", "dtick": 1} if max(values) > 100 * min(values) else {"type": "linear"}
+        figure.update_xaxes(title_text=label, exponentformat="power", **scale, row=row, col=1)
+    figure.add_vline(1, row=1, col=1)
+    figure.update_yaxes(autorange="reversed", automargin=True, dtick=1)
+    height = 26 * sum(heights)
+    figure.update_layout(template="plotly_white", showlegend=False, margin={"l": 8, "r": 16, "t": 8, "b": 8})
+    with tempfile.TemporaryDirectory() as folder, browser(Path(folder, "profile")) as tab:
+        page, size = Path(folder, "speed.html"), {"default_width": SIZE, "default_height": height}
+        figure.write_html(page, config={"staticPlot": True}, **size)
+        tab.show(page.as_uri(), SIZE + 16, height=height + 16)
+        tab.screenshot(file)
 
 
 def rows_with_prefix(rows: Sequence[dict[str, Any]], prefix: str) -> list[tuple[str, float, bool]]:

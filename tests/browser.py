@@ -29,7 +29,7 @@ class Tab:
         self._session = ""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Network", "Runtime"):
+        for domain in ("Page", "Network", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
@@ -47,12 +47,23 @@ class Tab:
         """Open a page in a viewport of this size, and return when it is loaded."""
         mobile = width < 600
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.call("Emulation.setTouchEmulationEnabled", enabled=mobile)
+        self.prefer(dark)
         self.events.clear()
         self.call("Page.navigate", url=address)
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())
+
+    def prefer(self, dark: bool) -> None:
+        """Change the colour scheme that the reader prefers."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    @property
+    def complaints(self) -> list[str]:
+        """Errors and warnings of the page's scripts, and what its policy has blocked."""
+        methods = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+        return [json.dumps(event["params"]) for event in self.events if event.get("method") in methods]
 
     @property
     def requests(self) -> list[str]:
@@ -60,9 +71,15 @@ class Tab:
         return [event["params"]["request"]["url"] for event in sent]
 
     def evaluate(self, script: str) -> Any:
-        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
+
+    def mouse(self, action: str, x: float, y: float) -> None:
+        """Move or press the mouse (mouseMoved, mousePressed, mouseReleased), and let the page react."""
+        pressed = {"button": "left", "clickCount": 1} if action != "mouseMoved" else {}
+        self.call("Input.dispatchMouseEvent", type=action, x=x, y=y, **pressed)
+        self.evaluate("new Promise((done) => setTimeout(done, 200))")
 
     def screenshot(self, path: Path) -> None:
         """Return a screenshot of the whole page."""

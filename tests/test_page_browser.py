@@ -1,11 +1,19 @@
 """Test the page of a real run in a real browser: on phone and desktop, in light and dark mode."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Tab, browser
+from conftest import REPO
+from PIL import Image
+
+sys.path.insert(0, str(REPO / "{{cookiecutter.project_slug}}" / "src"))
+
+from hpc.charts.chart import Band, Chart, Series
+from hpc.charts.page import write_page
 
 pytestmark = [
     pytest.mark.slow,
@@ -13,7 +21,7 @@ pytestmark = [
 ]
 
 EYE = Path(__file__).with_name("eye.js").read_text(encoding="utf-8")
-PHONE, DESK = 390, 1280  # pixels
+PHONE, DESK = 400, 1280  # pixels
 
 
 @pytest.fixture(scope="module")
@@ -58,26 +66,111 @@ def sampled(run_dir: Path) -> None:
                 stream.write(json.dumps(phase | {"attempt": 1, "step": begin}) + "\n")
 
 
+@pytest.fixture(scope="module")
+def plan(project: Path, run: Callable, tmp_path_factory) -> Path:
+    """Make the page of a plan."""
+    file = tmp_path_factory.mktemp("plan") / "plan.html"
+    done = run(f"python plan.py trainer=ddp_4node cluster=lumi_g data.global_batch_size=256 plot={file}", project)
+    assert done.returncode == 0, done.stdout
+    return file
+
+
+@pytest.fixture(params=["report", "plan"])
+def any_page(request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue({"report": "page"}.get(request.param, request.param))
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, DESK], ids=["phone", "desk"])
-def test_nobody_would_complain(width: int, dark: bool, page: Path, tab: Tab, tmp_path: Path) -> None:
-    tab.show(page.as_uri(), width, dark=dark)
+def test_nobody_would_complain(width: int, dark: bool, any_page: Path, tab: Tab) -> None:
+    tab.show(any_page.as_uri(), width, dark=dark)
+    num_figures = tab.evaluate("document.querySelectorAll('figure').length")
+    assert num_figures == 2 if any_page.name == "plan.html" else num_figures >= 8
+    assert tab.evaluate("document.querySelectorAll('figure .scatterlayer').length") >= num_figures
     assert tab.evaluate(EYE) == []
-    assert tab.requests == [page.as_uri()]
     assert (tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 20, 23)") == dark
-    assert tab.evaluate("document.querySelectorAll('figure svg').length") >= 8
-    tab.screenshot(tmp_path / "page.png")
     tab.evaluate("document.querySelectorAll('details').forEach((details) => (details.open = true))")
     assert tab.evaluate(EYE) == []
+    assert tab.requests == [any_page.as_uri()]
+    assert tab.complaints == []
 
 
-def test_a_wide_picture_is_narrow_on_a_phone(page: Path, tab: Tab) -> None:
-    pictures = "[...document.querySelectorAll('.both svg')].filter((one) => one.getClientRects().length)"
-    shown = f"{pictures}.map((one) => one.viewBox.baseVal.width)"
-    tab.show(page.as_uri(), PHONE)
-    assert set(tab.evaluate(shown)) == {400}
+def test_the_charts_follow_the_colour_scheme_while_the_page_is_open(page: Path, tab: Tab) -> None:
+    colours = "[...document.querySelectorAll('figure .bg')].map((one) => getComputedStyle(one).fill)"
+    line = "getComputedStyle(document.querySelector('.scatterlayer .js-line')).stroke"
     tab.show(page.as_uri(), DESK)
-    assert set(tab.evaluate(shown)) == {1120}
+    assert set(tab.evaluate(colours)) == {"rgb(255, 255, 255)"} and tab.evaluate(line) == "rgb(0, 114, 178)"
+    tab.prefer(dark=True)
+    tab.evaluate("new Promise((done) => setTimeout(done, 500))")
+    assert set(tab.evaluate(colours)) == {"rgb(27, 30, 35)"} and tab.evaluate(line) == "rgb(90, 180, 236)"
+    assert tab.evaluate(EYE) == [] and tab.complaints == []
+    tab.prefer(dark=False)
+
+
+def test_one_can_zoom_and_read_values_and_save_a_picture(page: Path, tab: Tab, tmp_path: Path) -> None:
+    tab.show(page.as_uri(), DESK)
+    plot = "document.querySelector('figure > div')"
+    place = tab.evaluate(f"(({{x, y, width, height}}) => ({{x, y, width, height}}))({plot}"
+                         ".querySelector('.nsewdrag').getBoundingClientRect())")  # fmt: skip
+    middle, y = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
+    tab.mouse("mouseMoved", middle, y)
+    assert "loss" in tab.evaluate(f"{plot}.querySelector('.hoverlayer').textContent")
+    everything = tab.evaluate(f"{plot}.layout.xaxis.range")
+    for action, x in (("mousePressed", middle), ("mouseMoved", middle + 40), ("mouseReleased", middle + 80)):
+        tab.mouse(action, x, y)
+    low, high = tab.evaluate(f"{plot}.layout.xaxis.range")
+    assert high - low < 0.5 * (everything[1] - everything[0])
+    tab.prefer(dark=True)
+    tab.evaluate("new Promise((done) => setTimeout(done, 500))")
+    assert tab.evaluate(f"{plot}.layout.xaxis.range") == [low, high], "it stays where the reader has zoomed"
+    tab.prefer(dark=False)
+    tab.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    tab.evaluate(f"{plot}.querySelector('.modebar-btn').click()")
+    for _ in range(100):
+        tab.evaluate("new Promise((done) => setTimeout(done, 100))")
+        if pictures := list(tmp_path.glob("*.png")):
+            break
+    (picture,) = pictures
+    with Image.open(picture) as image:
+        assert picture.name == "loss.png" and min(image.size) > 500
+    assert tab.complaints == []
+
+
+def test_a_finger_on_a_chart_moves_the_page(page: Path, tab: Tab) -> None:
+    tab.show(page.as_uri(), PHONE)
+    chart = "document.querySelector('.wide figure .nsewdrag')"
+    tab.evaluate(f"{chart}.scrollIntoView({{block: 'center'}}), 0")
+    before, y = tab.evaluate("scrollY"), tab.evaluate(f"{chart}.getBoundingClientRect().y") + 150
+    for kind, up in (("touchStart", 0), *(("touchMove", way) for way in range(20, 140, 20)), ("touchEnd", 0)):
+        points = [{"x": 200, "y": y - up}] if kind != "touchEnd" else []
+        tab.call("Input.dispatchTouchEvent", type=kind, touchPoints=points)
+    tab.evaluate("new Promise((done) => setTimeout(done, 300))")
+    assert tab.evaluate("scrollY") > before + 50
+    buttons = "[...document.querySelectorAll('figure:first-of-type .modebar-btn')].map((one) => one.dataset.title)"
+    assert {"Zoom in", "Zoom out", "Reset axes"} <= set(tab.evaluate(buttons)), "as a finger cannot draw a box"
+
+
+def test_without_scripts_a_chart_is_told_in_words(page: Path, tab: Tab) -> None:
+    tab.call("Emulation.setScriptExecutionDisabled", value=True)
+    tab.show(page.as_uri(), PHONE)
+    tab.call("Emulation.setScriptExecutionDisabled", value=False)
+    words = tab.evaluate("document.querySelector('figure > div').innerText")
+    assert words.startswith("loss: ") and "train/loss from" in words
+
+
+def test_what_a_run_is_called_is_no_script(page: Path, tab: Tab, tmp_path: Path) -> None:
+    evil = "</script><script>window.evil = 1</script><img src=x onerror='window.evil = 2'>"
+    chart = Chart(evil, evil, evil, [Series(evil, [(0, 1.0), (1, 2.0)]), Series("b", [])], [Band(f"{evil}2", 0, 1)])
+    write_page([chart], tmp_path / "evil.html", title=evil)
+    tab.show((tmp_path / "evil.html").as_uri(), DESK)
+    assert tab.evaluate("[window.evil, document.querySelectorAll('img').length]") == [None, 0]
+    assert tab.evaluate("document.querySelector('.legendtext').textContent").startswith("</script><script>window.evil")
+    assert tab.requests == [(tmp_path / "evil.html").as_uri()] and tab.complaints == []
+    text = page.read_text()
+    (tmp_path / "more.html").write_text(text.replace("</main>", "</main><script>window.evil = 3</script>"))
+    tab.show((tmp_path / "more.html").as_uri(), DESK)
+    assert tab.evaluate("window.evil") is None, "only the page's own scripts are executed"
+    assert "script-src" in tab.complaints[0]
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def scaled(desk: Desk, command: str) -> None:
 
 
 def planned(desk: Desk, command: str) -> None:
-    picture = desk.folder / "plan.png"
+    picture = desk.folder / "plan.html"
     said = desk.succeeds(re.sub(r"plot=\S+", f"plot={shlex.quote(str(picture))}", command))
     assert "memory of a GPU" in said and "tokens/s" in said
     assert picture.exists() == ("plot=" in command)

@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import median_low
 
 import pytest
-from PIL import Image
 from slurm_project import QUIET, Desk, made_for_tests
 
 pytestmark = pytest.mark.soak
@@ -121,9 +120,7 @@ def test_done_it_submits_nothing_and_shows_the_same(study):
     assert third[-9:] == second[-9:] and len(study.desk.slurm.call("squeue", "--noheader").stdout.split()) == 0
 
 
-def test_it_leaves_a_picture_and_a_page(study):
-    with Image.open(study.folder / "scaling.png") as image:
-        colours = {colour for count, colour in image.convert("RGB").getcolors(1 << 20) if count > 50}
-        assert image.width > 600 and image.height > 600 and len(colours) > 4
+def test_it_leaves_a_page_and_a_table(study):
+    assert (study.folder / "scaling.html").read_text().count("<figure>") == 3
     page = (study.folder / "scaling.md").read_text()
     assert page.count("\n| ") == 1 + len(NODES) and "the batch stays 64" in page

@@ -1,6 +1,7 @@
 """Test benchmarks/results.json, and the README's tables of it."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -18,6 +19,13 @@ def test_the_readme_shows_what_was_measured():
     found = MARKS.search((REPO / "README.md").read_text(encoding="utf-8"))
     assert found and found[0] == found[1] + make_tables(RESULTS) + found[2]
     assert (REPO / "docs" / "speed.png").exists()
+
+
+def test_the_pictures_of_the_readme_are_small():
+    text = (REPO / "README.md").read_text(encoding="utf-8")
+    pictures = set(re.findall(r"docs/[\w-]+\.png", text))
+    assert pictures == {f"docs/{file.name}" for file in (REPO / "docs").glob("*.png")}
+    assert all((REPO / name).stat().st_size < 300_000 for name in pictures)
 
 
 def test_every_row_says_when_and_where():

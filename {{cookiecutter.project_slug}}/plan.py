@@ -1,7 +1,7 @@
 """Predict memory, time and cost of a run, and how it scales: python plan.py [group=choice] [key=value] [words]
 
 tokens=300e9, samples=1e8     amount of training, for the time to the end; or trainer.max_steps=
-plot=FILE.png                 draw rate and efficiency over the number of nodes
+plot=FILE.html                a page of rate and efficiency over the number of nodes
 pipeline=8 interleaved=2 micro_batch=1    compare with pipeline stages, and chunks in each; train.py runs none
 """
 
@@ -28,7 +28,7 @@ def main() -> None:
     if "plot" in plan_options:
         from hpc.plan import scaling_plot  # nothing that draws is imported for a plan in text
 
-        scaling_plot.write_png(plan.prediction, plan_options["plot"])
+        scaling_plot.write_page(plan.prediction, plan_options["plot"], title=plan.title)
 
 
 if __name__ == "__main__":

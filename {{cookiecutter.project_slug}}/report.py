@@ -20,8 +20,7 @@ def main() -> None:
     parser = errors.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     paths_help = "run directories, or folders of them; default: runs/"
     parser.add_argument("paths", nargs="*", type=Path, metavar="RUN_DIR_OR_FOLDER", help=paths_help)
-    lines = overview.write_report_or_table(parser.parse_args().paths)
-    print("\n".join(map(errors.make_printable, lines)))
+    print("\n".join(overview.write_report_or_table(parser.parse_args().paths)))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
   python tools/scale.py nodes=1,2,4,8 trainer=ddp                  strong scaling: constant global batch
   python tools/scale.py nodes=1,2,4,8 trainer=ddp scaling=weak     weak scaling: constant batch per device
 
-It waits for the jobs, then writes scaling.csv, scaling.md and scaling.png. Ctrl-C ends no job: the same command
+It waits for the jobs, then writes scaling.csv, scaling.md and scaling.html. Ctrl-C ends no job: the same command
 continues the study, also with more nodes=.
 
   steps=200       optimizer steps per point

@@ -1,158 +1,137 @@
-"""Check axes and points of charts, and that nothing in them is lost or executed."""
+"""Check the figures of charts, and that nothing in them is lost or executed."""
 
+import json
 import math
-import random
 import re
-from itertools import pairwise
+import subprocess
+import sys
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import Any
 
 import pytest
-from PIL import Image
+from fork import PROJECT
+from plotly import graph_objects
+from plotly.offline import get_plotlyjs
 
-from hpc.charts import chart
-from hpc.charts.axis import format_number, make_axis
+from hpc.charts import chart, page
 from hpc.charts.chart import Band, Chart, Series
-from hpc.charts.drawing import Box, Line, Text
+from hpc.charts.units import format_si
 
 LINE = Series("loss", [(0, 4.0), (50, 2.0), (100, 1.0)])
+EVIL = "</script><script>alert('x')</script><!--<b>&\x00\x1b[31m\u202e\u2028"
 
 
-def drawn(plot: Chart) -> tuple[list[Line], list[Box], list[Text]]:
-    marks = chart.chart_marks(plot, 640, 300)
-    return (
-        [mark for mark in marks if isinstance(mark, Line)],
-        [mark for mark in marks if isinstance(mark, Box)],
-        [mark for mark in marks if isinstance(mark, Text)],
-    )
-
-
-def curve(plot: Chart, colour: str = "series-1") -> list[Line]:
-    return [line for line in drawn(plot)[0] if line.colour == colour]
-
-
-@pytest.mark.parametrize(
-    ("values", "log", "names"),
-    [
-        ([0, 97], False, ["0", "20", "40", "60", "80", "100"]),
-        ([1.02, 1.07], False, ["1.02", "1.03", "1.04", "1.05", "1.06", "1.07"]),
-        ([3, 26_000], False, ["0", "5k", "10k", "15k", "20k", "25k", "30k"]),
-        ([2.0, 9.0], False, ["0", "2", "4", "6", "8", "10"]),
-        ([-2e-4, 3e-4], False, ["-0.0002", "-0.0001", "0", "0.0001", "0.0002", "0.0003"]),
-        ([1, 2, 4, 8], True, ["1", "2", "4", "8"]),
-        ([1024, 2**30], True, ["1024", "16Ki", "256Ki", "4Mi", "64Mi", "1Gi"]),
-        ([0.002, 7], True, ["0.01", "0.1", "1", "10"]),
-        ([300, 2100], True, ["200", "500", "1000", "2000", "5000"]),
-    ],
-)
-def test_ticks_are_round_numbers(values: list[float], log: bool, names: list[str]) -> None:
-    assert [name for _, name in make_axis(values, 6, log=log, to_ticks=True).ticks] == names
-
-
-def test_every_axis_holds_its_values() -> None:
-    chance = random.Random(1)
-    for _ in range(500):
-        log, to_ticks, most = chance.random() < 0.5, chance.random() < 0.5, chance.randint(2, 9)
-        sizes = [10.0 ** chance.choice([0, 0, 3, -200, -29, 29]) for _ in range(chance.randint(0, 5))]
-        values = [abs(size) if log else chance.uniform(-size, size) for size in sizes if size > 1e-100 or not log]
-        axis = make_axis(values, most, log=log, to_ticks=to_ticks)
-        assert all(-1e-6 <= axis.position(value) <= 1 + 1e-6 for value in values), (values, axis)
-        assert all(-1e-6 <= axis.position(tick) <= 1 + 1e-6 for tick, _ in axis.ticks), (values, axis)
-        assert len(axis.ticks) <= 2 * most + 2, (values, axis)
+def trace(plot: Chart) -> dict[str, Any]:
+    (only,) = chart.make_figure(plot)["data"]
+    return only
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [
-        (0, "0"),
-        (3e-4, "0.0003"),
-        (1.5e-6, "1.5e-6"),
-        (12.345, "12.3"),
-        (9876, "9876"),
-        (12345, "12.3k"),
-        (4.56e9, "4.56G"),
-    ],
-)
+    [(0, "0"), (3e-4, "0.0003"), (1.5e-6, "1.5e-06"), (12.345, "12.3"), (-9876, "-9.88 k"), (12345, "12.3 k"),
+     (4.56e9, "4.56 G"), (1e32, "1e+32"), (math.inf, "inf"), (math.nan, "nan")],
+)  # fmt: skip
 def test_numbers_are_short(value: float, text: str) -> None:
-    assert format_number(value) == text
-
-
-def test_points_lie_where_the_axes_say() -> None:
-    (line,) = curve(Chart("Loss", "step", "loss", [LINE]))
-    (left, top), middle, (right, bottom) = line.points
-    assert middle[0] == pytest.approx((left + right) / 2)
-    assert (bottom - middle[1]) / (bottom - top) == pytest.approx(1 / 3)  # 2 is a third of the way from 1 to 4
-    (line,) = curve(Chart("Loss", "step", "loss", [LINE], log_y=True))
-    assert (line.points[2][1] - line.points[1][1]) == pytest.approx(line.points[1][1] - line.points[0][1])
+    assert format_si(value) == text
 
 
 def test_nan_leaves_a_gap_and_so_does_0_on_a_log_axis() -> None:
-    points = [(0, 1.0), (1, 2.0), (2, math.nan), (3, 3.0), (4, math.inf), (5, 0.0), (6, 1.0), (7, 2.0)]
-    assert [len(line.points) for line in curve(Chart("", "", "", [Series("a", points)]))] == [2, 2, 3]
-    assert [len(line.points) for line in curve(Chart("", "", "", [Series("a", points)], log_y=True))] == [2, 2, 2]
+    points = [(0, 1.0), (1, 2.0), (2, math.nan), (3, 3.0), (4, math.inf), (5, 0.0), (6, 1e99)]
+    assert trace(Chart("", "", "", [Series("a", points)]))["y"] == [1.0, 2.0, None, 3.0, None, 0.0, None]
+    assert trace(Chart("", "", "", [Series("a", points)], log_y=True))["y"] == [1.0, 2.0, None, 3.0, None, None, None]
+    assert trace(Chart("", "", "", [Series("a", points)], log_x=True))["x"] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_long_curve_is_thinned_and_keeps_its_spikes() -> None:
+def test_a_long_curve_is_thinned_and_keeps_its_spikes_and_gaps() -> None:
     points = [(float(x), 1.0) for x in range(100_000)]
-    points[77_777] = (77_777.0, 9.0)
-    thinned = chart.thin_points(points, 800)
-    assert len(thinned) <= 802
-    assert (77_777.0, 9.0) in thinned
-    assert thinned == sorted(thinned)
-    assert chart.thin_points(points[:100], 800) == points[:100]
+    points[77_777], points[5_000] = (77_777.0, 9.0), (5_000.0, math.nan)
+    thinned = chart.thin_points(points, 900)
+    assert len(thinned) <= 903
+    assert (77_777.0, 9.0) in thinned and [x for x, y in thinned if y != y] == [5_000.0]
+    assert [x for x, _ in thinned] == sorted(x for x, _ in thinned)
+    assert chart.thin_points(points[:100], 900) == points[:100]
+    assert len(trace(Chart("", "", "", [Series("a", points)]))["x"]) < 3100
 
 
-def test_a_short_band_is_visible_and_the_axis_holds_all_bands() -> None:
-    bands = [Band("start", -100, 0), Band("checkpoint", 50, 50.001), Band("damaged", math.inf, math.nan)]
-    lines, boxes, texts = drawn(Chart("Loss", "step", "loss", [LINE], bands))
-    (area,) = [box for box in boxes if box.size[1] > 50]
-    (curve,) = [line for line in lines if line.colour == "series-1" and len(line.points) == 3]
-    assert area.corner[0] + area.size[0] == pytest.approx(curve.points[0][0])
-    (saved,) = [line for line in lines if line.colour == "series-5"]
-    assert saved.points[0][0] == pytest.approx(curve.points[1][0], abs=0.1)
-    assert {"start", "checkpoint", "loss", "-100", "100"} <= {text.text for text in texts}
+def test_a_single_point_is_visible() -> None:
+    assert "markers" in trace(Chart("Loss", "step", "loss", [Series("a", [(0, 1.0)])]))["mode"]
 
 
-def test_an_axis_begins_at_0_with_from_zero() -> None:
-    busy = Series("GPU", [(0, 99.5), (1, 100.0)])
-    assert "0" not in {text.text for text in drawn(Chart("", "x", "%", [busy]))[2] if text.anchor == "end"}
-    assert "0" in {text.text for text in drawn(Chart("", "x", "%", [busy], from_zero=True))[2] if text.anchor == "end"}
+def test_series_of_a_name_share_a_colour_and_an_entry_of_the_legend() -> None:
+    dots, ideal = Series("loss", LINE.points, "dots"), Series("ideal", LINE.points, "dashes")
+    figure = chart.make_figure(Chart("Loss", "step", "loss", [LINE, dots, ideal]))
+    assert [one["line"]["color"] for one in figure["data"]] == ["--series-1", "--series-1", "--series-2"]
+    assert [one["showlegend"] for one in figure["data"]] == [True, False, True]
+    assert [one["line"]["dash"] for one in figure["data"]] == ["solid", "solid", "dash"]
+    assert figure["data"][1]["mode"] == "markers"
 
 
-def test_names_are_escaped() -> None:
-    evil = '<script>alert("x")</script>&\x00\x1b[31m'
-    picture = chart.render_svg(
-        Chart(evil, evil, evil, [Series(evil, LINE.points), Series("b", [])], [Band(evil, 0, 1)])
-    )
-    root = ElementTree.fromstring(picture)
-    assert not root.findall(".//{*}script")
-    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", picture)
+def test_bands_are_one_shape_for_each_name() -> None:
+    bands = [Band("start", -100, 0), Band("checkpoint", 50, 50.001), Band("checkpoint", 60, 61)]
+    layout = chart.make_figure(Chart("Loss", "step", "loss", [LINE], [*bands, Band("x", math.inf, math.nan)]))["layout"]
+    shapes = {shape["name"]: shape for shape in layout["shapes"]}
+    assert shapes["start"]["path"] == "M-100,0V1H0V0Z"
+    assert shapes["checkpoint"]["path"] == "M50,0V1H50.001V0ZM60,0V1H61V0Z"
+    assert "inf" not in shapes["x"]["path"] and "nan" not in shapes["x"]["path"]
+    assert shapes["checkpoint"]["line"]["width"] == 1, "a short one is visible"
+    assert layout["showlegend"]
+
+
+def test_axes() -> None:
+    axis = chart.make_figure(Chart("", "x", "%", [LINE], from_zero=True))["layout"]["yaxis"]
+    assert axis == {"rangemode": "tozero", "exponentformat": "SI"}
+    nodes = Series("rate", [(2**power, 1e-3) for power in range(11)])
+    layout = chart.make_figure(Chart("", "nodes", "", [nodes], log_x=True, log_y=True))["layout"]
+    assert layout["xaxis"]["type"] == "log" and layout["xaxis"]["tickvals"] == [1, 4, 16, 64, 256, 1024]
+    assert layout["yaxis"]["type"] == "log" and layout["yaxis"]["exponentformat"] == "e"
+
+
+def test_plotly_knows_all_keys_of_a_figure() -> None:
+    bands = [Band("start", 1, 2)]
+    for series in (LINE, Series("dots", LINE.points, "dots"), Series("dashes", LINE.points, "dashes")):
+        figure = chart.make_figure(Chart("a", "b", "c", [series], bands, log_x=True, log_y=True))
+        text = re.sub(r'"--[\w-]+"', '"#123456"', json.dumps(figure))
+        graph_objects.Figure(json.loads(text))  # raises ValueError for a key that there is not
 
 
 def test_a_chart_is_described_in_words() -> None:
     assert chart.describe(Chart("Loss", "step", "nats", [LINE])) == (
         "Loss: nats over step. loss from 4 to 1, at least 1, at most 4"
     )
-    assert "no data" in chart.render_svg(Chart("Loss", "step", "nats", [Series("loss", [(0, math.nan)])]))
+    nothing = Chart("Loss", "step", "nats", [Series("loss", [(0, math.nan)])])
+    assert "NaN or infinite from step 0 on" in chart.describe(nothing)
+    assert chart.make_figure(nothing)["layout"]["annotations"][0]["text"] == "no data"
 
 
-def test_the_picture_has_the_curve_in_its_colour(tmp_path: Path) -> None:
-    loss = Chart("Loss", "step", "loss", [LINE])
-    dots = Chart("Dots", "step", "loss", [Series("a", LINE.points, "dots")])
-    chart.write_png([loss, dots, Chart("Nothing", "", "", [])], tmp_path / "chart.png")
-    with Image.open(tmp_path / "chart.png") as image:
-        assert image.size == (1280, 1800)
-        x, y = curve(loss)[0].points[1]
-        pixel = image.convert("RGB").getpixel((round(2 * x), round(2 * y)))
-        assert pixel == pytest.approx((0x00, 0x72, 0xB2), abs=30)
+# -- Pages --
 
 
-def test_dashes_and_gaps_keep_their_lengths_around_corners() -> None:
-    from hpc.charts.drawing import DASH, GAP, _dashes
+def test_no_text_becomes_a_script(tmp_path: Path) -> None:
+    evil = Chart(EVIL, EVIL, EVIL, [Series(EVIL, LINE.points), Series("b", [])], [Band(EVIL + "band", 0, 1)])
+    page.write_page([evil, evil], tmp_path / "page.html", title=EVIL)
+    text = (tmp_path / "page.html").read_text()
+    assert text.count(page.read_plotly_js().decode()) == 1
+    rest = text.replace(page.read_plotly_js().decode(), "")
+    assert re.findall("<(script[^>]*)>", rest) == [
+        *['script type="application/json"'] * 2, *[f'script nonce="{re.findall("nonce-([0-9a-f]{32})", rest)[0]}"'] * 2
+    ]  # fmt: skip
+    assert rest.count("</script>") == 4 and "<!--" not in rest and "<b>" not in rest
+    assert not [char for char in rest if char in "\x00\x1b\u202e\u2028"]
+    (data, _) = re.findall(r'<script type="application/json">(.*?)</script>', rest)
+    shown = json.loads(data)["data"][0]["name"]
+    assert "<" not in shown.replace("<br>", ""), "plotly.js takes tags for markup"
+    assert "&lt;/script&gt;" in shown
 
-    zigzag = [(float(x), float(x % 3)) for x in range(400)]
-    dashes = _dashes(zigzag)
-    total = sum(math.dist(a, b) for a, b in pairwise(zigzag))
-    inked = sum(math.dist(a, b) for dash in dashes for a, b in pairwise(dash))
-    assert inked / total == pytest.approx(DASH / (DASH + GAP), abs=0.02)
-    assert len(dashes) == pytest.approx(total / (DASH + GAP), abs=2)
+
+def test_two_pages_have_different_nonces(tmp_path: Path) -> None:
+    pages = [page.render_page("title", page.render_figure(Chart("", "", "", [LINE]))) for _ in range(2)]
+    first, second = (re.findall(b"'nonce-([0-9a-f]{32})'", text) for text in pages)
+    assert first != second
+    assert b"Plotly" not in page.render_page("title", "<p>text</p>"), "it draws nothing"
+
+
+def test_plotly_js_is_read_without_its_package() -> None:
+    assert page.read_plotly_js().decode() == get_plotlyjs()
+    code = "from hpc.charts import page; page.read_plotly_js(); import sys; sys.exit('plotly' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(PROJECT / "src")})
+    assert done.returncode == 0

@@ -225,13 +225,13 @@ def plan_py(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_the_command(tmp_path):
-    picture = tmp_path / "build" / "plan.png"
+    picture = tmp_path / "build" / "plan.html"
     done = plan_py(*GPT, "trainer=fsdp_4node", *JUWELS, "tokens=1e9", f"plot={picture}")
     assert done.returncode == 0, done.stderr
     for word in ("memory of a GPU", "fits", "tokens/s", "MFU", "GPU-hours", "a checkpoint", "1024"):
         assert word in done.stdout
     assert len(done.stdout.splitlines()) <= 45 and max(map(len, done.stdout.splitlines())) <= 120
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.read_text().count("<figure>") == 2
     told = json.loads(plan_py(*GPT, "trainer=fsdp_4node", *JUWELS, "--json").stdout)
     assert told["fits"] is True and told["finish"] is None and told["unit"] == "tokens"
     held = {name: size for name, size in told["memory"].items() if name not in ("total", "room", "margin")}
@@ -275,8 +275,8 @@ def test_a_plan_in_text_imports_nothing_that_draws():
         (["cluster.gpu='a100 pcie'"], "hpc/jobs/hardware.yaml"),  # another name is another GPU
         (["cluster.network_gbs=0"], "number above 0"),
         (["cluster.gpu_link_gbs=nan"], "number above 0"),
-        (["plot=/proc/no/plan.png"], "Cannot make the folder of this file"),
-        (["plot=plan.jpg"], "must be the name of a file that ends in .png"),
+        (["plot=/proc/no/plan.html"], "Cannot make the folder of this file"),
+        (["plot=plan.png"], "must be the name of a file that ends in .html"),
     ],
 )
 def test_bad_input_gets_one_message(words, said):

@@ -1,7 +1,9 @@
 """Check page and terminal output of `python report.py RUN_DIR`, for intact and damaged run directories."""
 
+import contextlib
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -9,25 +11,28 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from html.parser import HTMLParser
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from desk import qstat
 from fork import ENVIRON, PROJECT
+from rich.console import Console
 from torch.utils.tensorboard.writer import SummaryWriter
 
 from hpc.charts import chart
+from hpc.charts import page as charts_page
 from hpc.config import compose, freezing
 from hpc.monitor import event_files, node_usage
-from hpc.report import accounts, blocks, page, run_charts, run_data, run_report, run_table, terminal
+from hpc.report import accounts, blocks, overview, page, run_charts, run_data, terminal
 from hpc.run import attempt_log, causes, history
 from hpc.studies import run_rates
 
 BEGAN = 1_790_000_000.0
 WORDS = ["trainer=ddp", "cluster=juwels_booster", "cluster.gpu=A100", "trainer.devices=2", "trainer.num_nodes=2"]
 SECTIONS = [
-    "What limits the run", "Curves", "Throughput", "Where the time goes", "Use of the nodes", "Energy",
+    "What limits the run", "Curves", "Throughput", "Where the time goes", "Use of the nodes",
     "Scheduler accounting", "Attempts", "Environment", "Config",
 ]  # fmt: skip
 
@@ -143,11 +148,13 @@ class Reader(HTMLParser):
         self.wants: list[str] = []
         self.texts: list[tuple[str, str]] = []  # the heading above, text
         self.heading = ""
+        self.num_scripts = 0  # that are executed
         self.feed(text)
         assert not self.open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
+        self.num_scripts += tag == "script" and ("type", "application/json") not in attrs
         assert not [name for name, _ in attrs if name.startswith("on")]
         self.wants += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action", "data")]
         if tag not in ("meta", "link", "br"):
@@ -162,7 +169,7 @@ class Reader(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] in ("h1", "h2"):
             self.heading = data
-        elif self.open and self.open[-1] != "style" and data.strip():
+        elif self.open and self.open[-1] not in ("style", "script") and data.strip():
             self.texts.append((self.heading, data.strip()))
 
     def under(self, heading: str) -> str:
@@ -172,8 +179,7 @@ class Reader(HTMLParser):
 def reported(run_dir: Path) -> tuple[Reader, list[str]]:
     """Return the page and the lines of the terminal."""
     (run,) = history.find_runs(run_dir)
-    lines = run_report.write_report(run)
-    assert all(len(line) <= 120 for line in lines if "directory" not in line and "page" not in line)
+    lines = overview.write_report(run)
     return Reader((run_dir / "report.html").read_text()), lines
 
 
@@ -241,9 +247,7 @@ def test_the_energy_is_the_integral_of_the_power(run_dir: Path) -> None:
     # Two nodes of two GPUs, two attempts: 50 s at 100 W, 10 s between them, 530 s at 300 W, and gaps without samples.
     joules = 8 * (50 * 100 + 10 * 200 + 530 * 300)
     assert run_data.read_run_data(history.find_runs(run_dir)[0]).joules == pytest.approx(joules)
-    assert f"{joules / 3600:.3g} Wh, from the sampled power of 4 GPUs of 2 nodes." in reported(run_dir)[0].under(
-        "Energy"
-    )
+    assert f"{joules / 3600:.3g} Wh, of 4 GPU(s)" in reported(run_dir)[0].under("Use of the nodes")
 
 
 def test_phases_are_marked_in_the_picture_of_the_nodes(run_dir: Path) -> None:
@@ -269,27 +273,61 @@ def test_no_line_leads_from_one_attempt_to_the_next(run_dir: Path) -> None:
 
 def test_bars_have_the_scale_of_their_chart() -> None:
     series = [chart.Series("n1", [(0, 99.9), (1, 100.0), (2, 99.95)])]
-    (line,) = terminal._curve_lines(chart.Chart("CPU use", "minutes", "%", series, from_zero=True))
-    assert "███" in line
-    (line,) = terminal._curve_lines(chart.Chart("loss", "step", "", series))
-    assert "▁█▄" in line
+    ((_, bars, _),) = terminal._curve_rows(chart.Chart("CPU use", "minutes", "%", series, from_zero=True))
+    assert bars == "███"
+    ((_, bars, _),) = terminal._curve_rows(chart.Chart("loss", "step", "", series))
+    assert bars == "▁█▄"
 
 
-def test_a_table_that_is_too_wide_becomes_text() -> None:
+def test_a_table_that_is_too_wide_for_the_terminal_is_wrapped_in_its_cells() -> None:
     hosts, why = "2: " + ", ".join("a-very-long-host-name-of-the-cluster-0001.example.org" for _ in "ab"), "x" * 130
-    lines = terminal._block_lines(blocks.Table(["", "nodes", "why"], [["1", hosts, why], ["2", "1: n1", ""]]))
-    assert max(map(len, lines)) <= run_table.TERMINAL_WIDTH - 2
-    assert all(word in "".join("".join(lines).split()) for word in (hosts.replace(" ", ""), why))
-    assert lines[-1] == "2; nodes: 1: n1"
+    table = blocks.Table(["", "nodes", "why"], [["1", hosts, why], ["2", "1: n1", ""]])
+    console = Console(file=StringIO(), force_terminal=True, color_system=None, width=100)
+    lines = list(terminal.section_lines([blocks.Section("title", [table])], console))
+    assert len(lines) > 4 and max(map(len, lines)) <= 100
+    assert "".join(lines).count("x") == 130 + 2 and "…" not in "".join(lines)
+
+
+def test_nothing_is_wrapped_or_coloured_in_a_pipe(run_dir: Path, commands: Path) -> None:
+    host = "a-very-long-host-name-of-the-cluster-0001.example.org"
+    attempt_log.record_start(run_dir, 3, environ={}, hosts=[host, host], world_size=4)
+    attempt_log.record_end(run_dir, None, attempt=3, step=1, outcome="failed", why="[bold]no[/bold] [0] " + "x" * 130)
+    environ = ENVIRON | {"PATH": str(commands), "TERM": "xterm-256color", "COLUMNS": "80"}
+    command = [sys.executable, "report.py", str(run_dir)]
+    done = subprocess.run(command, cwd=PROJECT, env=environ, capture_output=True, text=True)
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("  3 ")]
+    assert f"2: {host}, {host}" in line and line.endswith("[bold]no[/bold] [0] " + "x" * 130)
+    assert "\x1b" not in done.stdout
+
+
+def test_a_terminal_gets_lines_of_its_width(run_dir: Path, commands: Path) -> None:
+    host = "a-very-long-host-name-of-the-cluster-0001.example.org"
+    attempt_log.record_start(run_dir, 3, environ={}, hosts=[host, host], world_size=4)
+    environ = ENVIRON | {"PATH": str(commands), "TERM": "xterm-256color", "COLUMNS": "70"}
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "report.py", str(run_dir)]
+    with subprocess.Popen(command, cwd=PROJECT, env=environ, stdin=subprocess.DEVNULL, stdout=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of a pseudo-terminal
+            while data := os.read(ours, 2**16):
+                shown += data
+    os.close(ours)
+    assert process.returncode == 0
+    assert "\x1b[1mAttempts" in shown.decode()
+    plain = re.sub(r"\x1b\[[\d;]*m", "", shown.decode()).splitlines()
+    assert max(len(line) for line in plain if "page:" not in line) <= 70
 
 
 def test_the_page_loads_nothing(run_dir: Path) -> None:
     read, _ = reported(run_dir)
     assert set(read.wants) == {"data:,"}
-    assert not {"script", "iframe", "img", "object", "embed", "form"} & set(read.tags)
-    text = (run_dir / "report.html").read_text()
-    assert set(re.findall(r"\w+://[^\"' ]+", text)) <= {"http://www.w3.org/2000/svg"}
+    assert not {"iframe", "img", "object", "embed", "form"} & set(read.tags)
+    assert read.num_scripts == 2, "plotly.js and the one that calls it"
+    text = (run_dir / "report.html").read_text().replace(charts_page.read_plotly_js().decode(), "")
+    assert not re.findall(r"\w+://[^\"' ]+", text)
     assert "url(" not in text and "@import" not in text
+    assert "default-src 'none'; script-src 'nonce-" in text and len(text) < 200_000
 
 
 def test_each_attempt_has_its_reason_after_a_resume_too(run_dir: Path) -> None:
@@ -336,14 +374,15 @@ def test_hostile_text_stays_text(run_dir: Path, monkeypatch: pytest.MonkeyPatch)
     writer.close()
     monkeypatch.setattr(accounts, "query_accounts", lambda *_: ([accounts.JobAccount(*[EVIL] * 7)], ""))
     read, lines = reported(evil)
-    assert not {"script", "b"} & set(read.tags)
-    assert not [char for char in "".join(lines) + (evil / "report.html").read_text() if char in "\x1b\x07\u202e"]
+    assert "b" not in read.tags and read.num_scripts == 2
+    text = (evil / "report.html").read_text().replace(charts_page.read_plotly_js().decode(), "")
+    assert not [char for char in "".join(lines) + text if char in "\x1b\x07\u202e"]
     assert "alert(1)" in read.under("Environment")
 
 
 # -- Damage --
 
-NO_FOLDER = "there are no samples of any node: there is no folder monitor/ (callbacks.monitor writes it)"
+NO_SAMPLES = "there are no samples of any node: callbacks.monitor is off, or the run ended before the first one"
 
 
 def cut(file: Path, to: int) -> None:
@@ -369,7 +408,7 @@ def test_a_record_that_is_damaged_is_left_out(run_dir: Path) -> None:
     points = event_files.read_curves(run_dir / "tensorboard").points["train/loss"]
     assert points[0] == (19, pytest.approx(3 - 19 / 50)), "a value that is wrong is not shown"
     assert len(points) == 9
-    assert missing(run_dir) == [f"{file.name} has 1 damaged record, which is left out"]
+    assert missing(run_dir) == [f"{file.name}: 1 damaged record(s) left out"]
 
 
 def test_an_events_file_that_is_a_directory(run_dir: Path) -> None:
@@ -387,14 +426,13 @@ def test_a_curve_that_becomes_nan_is_marked(run_dir: Path) -> None:
     writer.close()
     read, lines = reported(run_dir)
     (at,) = [index for index, line in enumerate(lines) if "loss: train/loss" in line]
-    assert lines[at].endswith("2.82 → 1.02")
-    assert lines[at + 1].strip() == "NaN or infinite from step 109 on"
+    assert lines[at].endswith("2.82 → 1.02; NaN or infinite from step 109 on")
     assert "train/loss: NaN or infinite from step 109 on" in read.under("Curves")
     assert "val/only_nan: NaN or infinite from step 109 on" in read.under("Curves")
-    assert "1e32 → 1e32" in "".join(lines)
+    assert "1e+32 → 1e+32" in "".join(lines)
     assert "of a step" in read.under("Where the time goes"), "the other steps were timed"
     (loss, *_) = run_charts.curve_charts(event_files.read_curves(run_dir / "tensorboard"))
-    assert "120" in re.findall(r">(\d+)</text>", chart.render_svg(loss)), "the axis goes on to the last step"
+    assert chart.make_figure(loss)["data"][0]["x"][-1] == 129, "the axis goes on to the last step"
 
 
 @pytest.mark.parametrize("place", ["tensorboard/x", "tensorboard/version_3", "logs/mine", "."])
@@ -441,8 +479,8 @@ def test_a_run_that_failed_at_its_start(tmp_path: Path) -> None:
     assert "out of memory" in read.under("Attempts")
     for heading, words in {
         "What limits the run": "nothing to judge by", "Curves": "no curves", "Throughput": "No throughput",
-        "Where the time goes": "unknown", "Use of the nodes": "no samples", "Energy": "unknown",
-        "Environment": "no made_by.json", "Config": "no config.yaml",
+        "Where the time goes": "unknown", "Use of the nodes": "no samples", "Environment": "no made_by.json",
+        "Config": "missing",
     }.items():  # fmt: skip
         assert words in read.under(heading), heading
 
@@ -532,7 +570,7 @@ def test_no_monitor(run_dir: Path) -> None:
     for file in (run_dir / "monitor").iterdir():
         file.unlink()
     (run_dir / "monitor").rmdir()
-    assert missing(run_dir) == [NO_FOLDER]
+    assert missing(run_dir) == [NO_SAMPLES]
     read, _ = reported(run_dir)
     assert "There are no samples" in read.under("Use of the nodes")
     assert "Training waits for data" in read.under("What limits the run")  # the events files suffice for this sentence
@@ -543,7 +581,7 @@ def test_one_of_two_nodes_has_no_samples(run_dir: Path) -> None:
     assert missing(run_dir) == ["there are no samples of n2"]
     (run_dir / "monitor" / "n2.csv").write_text("time,attempt\n")
     assert missing(run_dir) == ["n2.csv has no sample"]
-    assert "from the sampled power of 2 GPUs of 1 node." in reported(run_dir)[0].under("Energy")
+    assert ", of 2 GPU(s)" in reported(run_dir)[0].under("Use of the nodes")
 
 
 def test_gaps_between_samples_count_no_energy(run_dir: Path) -> None:
@@ -568,7 +606,7 @@ def test_half_written_and_damaged_lines_of_samples(run_dir: Path) -> None:
     node, damaged = node_usage.read_node(file)
     assert damaged == 3
     assert node.columns["time"] == whole
-    assert missing(run_dir) == ["n1.csv has 3 damaged lines, which are left out"]
+    assert missing(run_dir) == ["n1.csv: 3 damaged line(s) left out"]
     (run_dir / "monitor" / "n2.csv").write_text(f"{BEGAN},1,3\n{BEGAN + 1},1,3\n")
     assert missing(run_dir)[1:] == ["n2.csv has no sample"]
     reported(run_dir)
@@ -576,7 +614,7 @@ def test_half_written_and_damaged_lines_of_samples(run_dir: Path) -> None:
 
 def test_a_node_whose_clock_is_wrong(run_dir: Path) -> None:
     sampled(run_dir, "n2", skew=7200)
-    assert missing(run_dir) == ["120 of 120 samples of n2 lie outside the run, so the clock of this node is wrong"]
+    assert missing(run_dir) == ["120 samples of n2 lie outside the run: its clock is wrong"]
     lines = {
         series.name: series.points for series in used(run_data.read_run_data(history.find_runs(run_dir)[0])).series
     }
@@ -610,8 +648,8 @@ def test_any_damaged_file_gives_a_page(file: str, content: bytes, run_dir: Path)
 @pytest.mark.parametrize(
     ("file", "note"),
     [
-        ("attempts.jsonl", "attempts.jsonl has 1 damaged line, which is left out"),
-        ("monitor/phases.jsonl", "monitor/phases.jsonl has 1 damaged line, which is left out"),
+        ("attempts.jsonl", "attempts.jsonl: 1 damaged line(s) left out"),
+        ("monitor/phases.jsonl", "monitor/phases.jsonl: 1 damaged line(s) left out"),
         ("config.yaml", "config.yaml is damaged"),
         ("made_by.json", "made_by.json is damaged"),
     ],
@@ -634,14 +672,7 @@ def test_a_run_that_ended_before_the_first_sample(tmp_path: Path, monkeypatch: p
     run = made(tmp_path / "digits", monkeypatch)
     for file in (run / "monitor").iterdir():
         file.unlink()
-    assert missing(run) == [NO_FOLDER]
-    lines = (run / "attempts.jsonl").read_text().splitlines()
-    begin = json.loads(lines[0])["time"]
-    (run / "attempts.jsonl").write_text(f"{lines[0]}\n{json.dumps(json.loads(lines[1]) | {'time': begin + 9})}\n")
-    assert missing(run) == ["there are no samples of any node: the run ended before the first sample"]
-    plain = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(re.sub(r"(?m)^  monitor:\n(    .*\n)+", "  monitor: null\n", plain))
-    assert missing(run) == ["there are no samples of any node: callbacks.monitor is off"]
+    assert missing(run) == [NO_SAMPLES]
 
 
 def test_a_network_check_shows_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -689,10 +720,12 @@ def test_no_more_than_max_records_are_read(run_dir: Path, monkeypatch: pytest.Mo
 
 def test_a_step_that_was_made_twice_counts_as_it_was_made_last(tmp_path: Path) -> None:
     for value, steps in ((1.0, (1, 2, 3)), (5.0, (2,))):
-        writer = SummaryWriter(str(tmp_path), filename_suffix=f".{value}")
+        writer = SummaryWriter(str(tmp_path))
         for step in steps:
             writer.add_scalar("loss", value, step)
         writer.close()
+        (file,) = tmp_path.glob("*.tfevents.*.*")
+        file.rename(tmp_path / f"events.out.tfevents.{value:.0f}")  # not in the order of a process's 9th and 10th file
     assert event_files.read_curves(tmp_path).points["loss"] == [(1, 1.0), (2, 5.0), (3, 1.0)]
 
 
@@ -706,7 +739,7 @@ def test_of_many_nodes_all_are_read_and_two_lines_drawn(run_dir: Path) -> None:
     assert before and data.joules == pytest.approx(35 * before), "of all nodes"
     assert [series.name for series in used(data).series] == ["mean of 70", "least used: n66"]
     read, _ = reported(run_dir)
-    assert "140 GPUs of 70 nodes" in read.under("Energy")
+    assert ", of 140 GPU(s)" in read.under("Use of the nodes")
     assert "The 40 least used of 70 nodes:" in read.under("Use of the nodes")
     assert "n66 | 120 | 21" in read.under("Use of the nodes")
 
@@ -775,7 +808,8 @@ def test_a_scheduler_without_accounting_is_named(body: str | None, says: str, ru
 
 
 def test_the_command_writes_the_page_without_torch(run_dir: Path) -> None:
-    code = "import runpy, sys; runpy.run_path('report.py', run_name='__main__'); sys.exit('torch' in sys.modules)"
+    slow = "{'torch', 'plotly', 'omegaconf'} & sys.modules.keys()"
+    code = f"import runpy, sys; runpy.run_path('report.py', run_name='__main__'); sys.exit(bool({slow}))"
     script = f"import sys; sys.argv = ['report.py', {str(run_dir)!r}]; {code}"
     done = subprocess.run([sys.executable, "-c", script], cwd=PROJECT, env=ENVIRON, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -815,7 +849,7 @@ def test_a_closed_pipe_gives_no_traceback(run_dir: Path) -> None:
 
 def test_without_a_page_the_terminal_still_shows_the_report(run_dir: Path) -> None:
     (run_dir / "report.html").mkdir()  # cannot be replaced, like another user's directory
-    lines = run_report.write_report(history.find_runs(run_dir)[0])
+    lines = overview.write_report(history.find_runs(run_dir)[0])
     assert lines[0] == "digits: finished"
     assert lines[-1] == f"cannot write {run_dir}/report.html: Is a directory"
     assert not list(run_dir.glob(".report*"))

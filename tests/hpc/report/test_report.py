@@ -9,12 +9,14 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from desk import qstat
 from fork import PROJECT
 from omegaconf import OmegaConf
+from rich.console import Console
 
 from hpc.config import compose, errors
 from hpc.jobs import job, job_states
@@ -125,16 +127,17 @@ def beat(run_dir: Path, number: int, minutes: float) -> None:
 
 
 def rows(*places: Path) -> dict[str, dict[str, str]]:
-    """Return the table by the columns of its title line: run → title → cell. `note`: the line below."""
+    """Return the table by the columns of its title line: run → title → cell. `note`: the line on it below the table."""
     lines = run_table.table_lines(places)
     titles = lines[0].split()
     table: dict[str, dict[str, str]] = {}
     for line in lines[1:]:
-        if line.startswith("    "):
-            table[next(reversed(table))]["note"] = line.strip()
-        else:
-            cells = re.split(" {2,}", line)
+        cells = re.split(" {2,}", line)
+        if len(cells) == len(titles):
             table[cells[0]] = dict(zip(titles, cells, strict=True)) | {"note": ""}
+        else:
+            name, _, note = line.partition(": ")
+            table[name]["note"] = note
     return table
 
 
@@ -807,12 +810,37 @@ def test_what_is_no_run_is_passed_over(runs: Path) -> None:
     ]
 
 
-def test_lines_fit_a_terminal(runs: Path) -> None:
+def test_lines_fit_a_terminal(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("short", "x" * 90):
         end(runs / name, attempt(runs / name), 5, "finished", TESTED)
+    (*_, whole) = run_table.table_lines([runs])
+    assert whole.startswith("x" * 90 + "  17 "), "nothing is wrapped in a pipe"
+    console = Console(file=StringIO(), force_terminal=True, color_system=None, width=100)
+    monkeypatch.setattr(run_table, "make_console", lambda: console)
     lines = run_table.table_lines([runs])
-    assert max(map(len, lines)) <= 120
-    assert [line.split()[0] for line in lines] == ["run", "short", "x" * 90, "17"]
+    assert max(map(len, lines)) <= 100
+    assert "".join(line.split()[0] for line in lines[2:]) == "x" * 90, "a name is cut into lines"
+    assert all(
+        line.split()[1:] == ["17", "finished", "1", "2", "5", "test/accuracy", "0.91", "0.00"] for line in lines[1:3]
+    )
+
+
+@pytest.mark.parametrize("name", ["[bold red]x[/]", "[/]", ":smile:", "\\[x]", "größe 漢字", "[link=http://x]y"])
+def test_a_name_is_no_markup(name: str, runs: Path) -> None:
+    name = name.replace("/", "∕")
+    end(runs / name, attempt(runs / name), 5, "finished", TESTED)
+    assert run_table.table_lines([runs])[1].startswith(f"{name}  ")
+
+
+def test_a_name_that_the_terminal_cannot_show(runs: Path, commands: Path) -> None:
+    for name in ("漢字", os.fsdecode(b"caf\xe9"), "\x1b[31mred"):
+        end(runs / name, attempt(runs / name), 5, "finished", TESTED)
+    for encoding in ("ascii", "utf-8"):
+        environ = {"PATH": str(commands), "PYTHONIOENCODING": encoding}
+        command = [sys.executable, str(PROJECT / "report.py"), str(runs)]
+        done = subprocess.run(command, capture_output=True, env=environ)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert b"\x1b" not in done.stdout and len(done.stdout.splitlines()) == 4
 
 
 # -- The command line --
@@ -830,7 +858,7 @@ def test_the_command_answers_at_once_and_without_torch(runs: Path, commands: Pat
 import runpy, sys
 sys.argv = ["report.py", {str(runs)!r}]
 runpy.run_path({str(PROJECT / "report.py")!r}, run_name="__main__")
-assert not sys.modules.keys() & dict.fromkeys(["torch", "lightning", "tensorboard"]).keys(), "slow imports"
+assert not sys.modules.keys() & {{"torch", "lightning", "tensorboard", "plotly", "omegaconf"}}, "slow imports"
 """
     environ = {"PATH": str(commands), "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, cwd=runs)

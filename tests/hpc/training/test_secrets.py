@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from hpc.config import compose, freezing, preflight
 from hpc.config.errors import ConfigError
-from hpc.report import run_report
+from hpc.report import overview
 from hpc.run import history
 from hpc.training import secret_values
 
@@ -104,6 +104,6 @@ def test_no_file_of_a_run_holds_it(start: Callable[..., str], tmp_path: Path) ->
     words = ["+cluster.env.A=${oc.env:KEY}", "+logger.comment=${oc.env:KEY}", "+trainer.limit_test_batches=1"]
     patch = f"import os; os.environ['KEY'] = {SECRET!r}"
     start(tmp_path / "run", 1, [*words, "trainer.max_steps=2", "+trainer.limit_val_batches=1"], patch=patch)
-    run_report.write_report(history.read_run(tmp_path / "run", "run"))
+    overview.write_report(history.read_run(tmp_path / "run", "run"))
     assert (tmp_path / "run" / "report.html").exists() and holding(tmp_path) == []
     assert "${oc.env:KEY}" in (tmp_path / "run" / "config.yaml").read_text()

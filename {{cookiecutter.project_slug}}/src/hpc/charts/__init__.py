@@ -1,5 +1,5 @@
-"""Line charts, drawn as SVG for a page or as PNG, and the formatting of numbers.
+"""Line charts on pages that one can zoom, read by hovering and save as PNG, and the formatting of numbers.
 
-Offers `chart` (Chart, Series, Band; `render_svg`, `write_png`), `axis.format_number` and the formats of `units`.
-It needs no other room; Pillow is imported only to write a PNG.
+Offers `chart` (Chart, Series, Band), `page` (`write_page` for charts, `render_page` for a page with other content) and
+the formats of `units`. plotly.js, which comes with the package plotly, draws; its Python modules are not imported.
 """

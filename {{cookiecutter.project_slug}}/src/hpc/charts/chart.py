@@ -1,16 +1,25 @@
-"""Line charts, as SVG for pages that are light or dark, and as PNG."""
+"""Line charts as figures of plotly.js, and in words for people who cannot see them. Pure; plotly is not imported."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, takewhile
+from html import escape
+from itertools import takewhile
 from math import ceil, isfinite
-from pathlib import Path
+from textwrap import wrap
+from typing import Any
 
-from hpc.charts import drawing
-from hpc.charts.axis import Axis, format_number, is_drawable, make_axis
-from hpc.charts.drawing import XY, Box, Line, Mark, Text, text_width
+from hpc.charts.units import format_si
 
+Point = tuple[float, float]
+
+MAX_POINTS = 3000  # of a series
+MAX_FEW_POINTS = 30  # so few points are marked, so that a single one can be seen
+MAX_LABEL_LENGTH = 40  # characters of a line
+MAX_TICKS = 8  # of a logarithmic x axis; a phone has room for so many
+MAX_DRAWN_VALUE = 1e40  # the largest value that is drawn. It is above all that fp32 holds; more is a damaged number.
 NUM_COLOURS = 6
+NO_DATA = {"text": "no data", "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
+MODES = {"line": "lines", "dashes": "lines", "dots": "markers"}
 
 
 @dataclass(frozen=True)
@@ -18,7 +27,7 @@ class Series:
     """Points in the order in which a line joins them. A NaN or infinite value leaves a gap."""
 
     name: str
-    points: Sequence[XY]
+    points: Sequence[Point]
     style: str = "line"  # line, dashes, dots
 
 
@@ -33,7 +42,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves over one x axis. The labels say what the axes show, with units."""
+    """Curves over one x axis. The labels say what the axes show, with units. Series of the same name share a colour."""
 
     title: str
     x_label: str
@@ -45,23 +54,13 @@ class Chart:
     from_zero: bool = False  # begin a linear y axis at 0
 
 
-def render_svg(chart: Chart, width: int = 640, *, height: int = 300) -> str:
-    """Return an SVG element for a page, in the colours that the page's CSS variables give."""
-    return drawing.render_svg(chart_marks(chart, width, height), width, height=height, label=describe(chart))
-
-
-def write_png(charts: Sequence[Chart], path: Path, *, width: int = 640, height: int = 300) -> None:
-    """Write a picture of the charts below each other. Raises `OSError`."""
-    drawing.write_png([chart_marks(chart, width, height) for chart in charts], path, width=width, height=height)
-
-
 def describe(chart: Chart) -> str:
-    """Return the chart in words, for people who cannot see it."""
+    """Return the chart in words."""
     parts = [f"{chart.title}: {chart.y_label} over {chart.x_label}"]
     for series in chart.series:
         if values := drawable_values(series, chart):
-            parts.append(f"{series.name} from {format_number(values[0])} to {format_number(values[-1])}, "
-                         f"at least {format_number(min(values))}, at most {format_number(max(values))}")  # fmt: skip
+            parts.append(f"{series.name} from {format_si(values[0])} to {format_si(values[-1])}, "
+                         f"at least {format_si(min(values))}, at most {format_si(max(values))}")  # fmt: skip
         if note := nonfinite_note(series, chart):
             parts.append(f"{series.name}: {note}")
     return ". ".join(parts if len(parts) > 1 else [*parts, "no data"])
@@ -72,6 +71,11 @@ def drawable_values(series: Series, chart: Chart) -> list[float]:
     return [y for x, y in series.points if is_drawable(x, chart.log_x) and is_drawable(y, chart.log_y)]
 
 
+def is_drawable(value: float, log: bool) -> bool:
+    """Return False for NaN, infinite and absurdly large values, and for those without a logarithm if `log`."""
+    return (1 / MAX_DRAWN_VALUE if log else -MAX_DRAWN_VALUE) < value < MAX_DRAWN_VALUE
+
+
 def nonfinite_note(series: Series, chart: Chart) -> str:
     """Return from which step to its end a series is NaN or infinite; empty if its last value is finite."""
     if chart.x_label != "step":
@@ -80,139 +84,94 @@ def nonfinite_note(series: Series, chart: Chart) -> str:
     return f"NaN or infinite from step {tail[-1][0]:.0f} on" if tail else ""
 
 
-def chart_marks(chart: Chart, width: int, height: int) -> list[Mark]:
-    """Return what is drawn, in pixels from the upper left corner."""
-    lines = [(series, line) for series in chart.series for line in _gapless_lines(series, chart, 2 * width)]
-    points = [point for _, line in lines for point in line]
-    colours = _colours(chart)
-    legend, top = _legend(chart, colours, width)
-    frame = _frame(chart, points, top, width=width, height=height)
-    no_data = Text(((frame.left + width) / 2, (top + height) / 2 - 20), "no data", anchor="middle")
-    return [
-        Text((8, 20), chart.title, "text", bold=True),
-        *legend,
-        *_band_marks(chart, colours, frame),
-        *(_grid(chart, frame) if points else [no_data]),
-        *(mark for series, line in lines for mark in _line_marks(series, line, colours[series.name], frame)),
-    ]
-
-
-def _frame(chart: Chart, points: Sequence[XY], top: float, *, width: int, height: int) -> "Frame":
-    """Return the axes for these points, and the rectangle between them."""
-    heights = [y for _, y in points] + [0.0] * (chart.from_zero and not chart.log_y and bool(points))
-    vertical = make_axis(heights, max(2, int(height - top - 40) // 36), log=chart.log_y, to_ticks=True)
-    left = 16.0 + text_width(max((label for _, label in vertical.ticks), key=len, default=""))
-    # The x axis also holds the steps at which a value is NaN.
-    steps = [x for series in chart.series for x, _ in series.points if is_drawable(x, chart.log_x)]
-    ends = steps + [x for band in _drawable_bands(chart) for x in (band.begin, band.end)]
-    horizontal = make_axis(ends, max(2, int(width - left) // 80), log=chart.log_x)
-    return Frame(horizontal, vertical, left=left, top=top, right=width - 24.0, bottom=height - 40.0)
-
-
-@dataclass(frozen=True)
-class Frame:
-    """The rectangle between the axes, in pixels."""
-
-    x: Axis
-    y: Axis
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    def pixel(self, point: XY) -> XY:
-        return self.pixel_x(point[0]), self.bottom + self.y.position(point[1]) * (self.top - self.bottom)
-
-    def pixel_x(self, x: float) -> float:
-        return self.left + self.x.position(x) * (self.right - self.left)
-
-
-def thin_points(points: Sequence[XY], max_points: int) -> list[XY]:
-    """Return about `max_points` at most: the lowest and the highest of each stretch, so that no spike is lost."""
-    stretch = ceil(2 * len(points) / max_points)
-    if stretch <= 2:
+def thin_points(points: Sequence[Point], max_points: int) -> list[Point]:
+    """Return about `max_points` at most: lowest, highest and gap of each stretch, so that no spike is lost."""
+    stretch = ceil(3 * len(points) / max_points)
+    if stretch <= 3:
         return list(points)
     kept = []
     for begin in range(0, len(points), stretch):
         indices = range(begin, min(begin + stretch, len(points)))
-        ends = {min(indices, key=lambda i: points[i][1]), max(indices, key=lambda i: points[i][1])}
-        kept += [points[index] for index in sorted(ends)]
+        finite = [index for index in indices if isfinite(points[index][1])] or [begin]
+        gaps = [index for index in indices if not isfinite(points[index][1])][:1]
+        ends = {min(finite, key=lambda i: points[i][1]), max(finite, key=lambda i: points[i][1])}
+        kept += [points[index] for index in sorted(ends.union(gaps))]
     return kept
 
 
-def _gapless_lines(series: Series, chart: Chart, max_points: int) -> Iterator[list[XY]]:
-    """Yield the points of a series, cut where one cannot be drawn."""
+def make_figure(chart: Chart) -> dict[str, Any]:
+    """Return data and layout for plotly.js. A colour is the name of a variable of the page's style."""
+    lines = list(dict.fromkeys(series.name for series in chart.series))
+    bands = [name for name in dict.fromkeys(band.name for band in chart.bands) if name not in lines]
+    colours = {name: f"--series-{index % NUM_COLOURS + 1}" for index, name in enumerate(lines)}
+    colours |= {name: f"--series-{NUM_COLOURS - index % NUM_COLOURS}" for index, name in enumerate(bands)}
+    traces = [_trace(series, chart, colours[series.name]) for series in chart.series]
+    for index, series in enumerate(chart.series):  # one entry in the legend for the series of a name
+        traces[index]["showlegend"] = series.name not in [before.name for before in chart.series[:index]]
+    notes = [series for series in chart.series if nonfinite_note(series, chart)]
+    has_data = any(drawable_values(series, chart) for series in chart.series)
+    layout = {
+        "title": {"text": f"<b>{_label(chart.title)}</b>", "subtitle": {"text": _label(chart.y_label)}},
+        "xaxis": _x_axis(chart),
+        "yaxis": _y_axis(chart),
+        "shapes": [_band_shape(name, chart, colour) for name, colour in colours.items() if name in bands],
+        "showlegend": len(colours) > 1 or bool(notes),
+        "annotations": [] if has_data else [NO_DATA],
+    }
+    return {"data": traces, "layout": layout}
 
-    def has_place(point: XY) -> bool:
-        return is_drawable(point[0], chart.log_x) and is_drawable(point[1], chart.log_y)
 
-    for is_line, points in groupby(series.points, has_place):
-        if is_line:
-            yield thin_points(list(points), max_points)
+def _label(text: str) -> str:
+    """Return text that plotly.js shows as it is, in lines that a phone has room for: it would take `<b>` for bold."""
+    printable = "".join(char if char.isprintable() else " " for char in text)
+    return "<br>".join(escape(line, quote=False) for line in wrap(printable, MAX_LABEL_LENGTH))
 
 
-def _colours(chart: Chart) -> dict[str, str]:
-    """Return the colour of each name. Lines take the first colours, bands the last."""
-    lines = dict.fromkeys(series.name for series in chart.series)
-    bands = dict.fromkeys(band.name for band in chart.bands if band.name not in lines)
-    return {name: f"series-{index % NUM_COLOURS + 1}" for index, name in enumerate(lines)} | {
-        name: f"series-{NUM_COLOURS - index % NUM_COLOURS}" for index, name in enumerate(bands)
+def _trace(series: Series, chart: Chart, colour: str) -> dict[str, Any]:
+    points = [
+        (x, y if is_drawable(y, chart.log_y) else float("nan")) for x, y in series.points if is_drawable(x, chart.log_x)
+    ]
+    points = thin_points(points, MAX_POINTS)
+    mode = "lines+markers" if series.style == "line" and len(points) <= MAX_FEW_POINTS else MODES[series.style]
+    return {
+        "type": "scatter",
+        "name": _label(": ".join(filter(None, [series.name, nonfinite_note(series, chart)]))),
+        "legendgroup": _label(series.name),
+        "x": [x for x, _ in points],
+        "y": [y if y == y else None for _, y in points],
+        "mode": mode,
+        "line": {"color": colour, "width": 2, "dash": "dash" if series.style == "dashes" else "solid"},
+        "marker": {"color": colour, "size": 6},
     }
 
 
-def _legend(chart: Chart, colours: dict[str, str], width: int) -> tuple[list[Mark], float]:
-    """Return the names with their colours, in as many rows as they need, with the y label below; and its lower edge."""
-    x, y, entries = 8.0, 40.0, []
-    styles = {series.name: series.style for series in chart.series}
-    notes = {series.name: note for series in chart.series if (note := nonfinite_note(series, chart))}
-    for name, colour in colours.items() if len(colours) > 1 or notes else ():
-        text = ": ".join(filter(None, [name, notes.get(name)]))
-        entry_width = 24 + text_width(text)
-        if x > 8 and x + entry_width > width - 8:
-            x, y = 8.0, y + 18
-        entries += [_legend_key(styles.get(name), x, y - 4, colour), Text((x + 24, y), text)]
-        x += entry_width + 16
-    y += 22 if entries else 0
-    return [*entries, Text((8, y), chart.y_label)], y + 12
+def _x_axis(chart: Chart) -> dict[str, Any]:
+    places = sorted({x for series in chart.series for x, _ in series.points if is_drawable(x, chart.log_x)})
+    ticks = places[:: ceil(len(places) / MAX_TICKS) or 1]  # at numbers of nodes that were measured, not at 2 and 5
+    return {"title": {"text": _label(chart.x_label)}} | ({"type": "log", "tickvals": ticks} if chart.log_x else {})
 
 
-def _legend_key(style: str | None, x: float, y: float, colour: str) -> Mark:
-    """Return the sample of a line's style, or a box for a band (style None)."""
-    if style is None:
-        return Box((x, y - 5), (18, 10), colour)
-    points = [(x + 9, y)] * 2 if style == "dots" else [(x, y), (x + 18, y)]
-    return Line(points, colour, 5 if style == "dots" else 2, style == "dashes")
+def _y_axis(chart: Chart) -> dict[str, Any]:
+    values = [abs(y) for series in chart.series for y in drawable_values(series, chart)]
+    round_numbers = [factor * 10.0**power for power in range(-12, 16) for factor in (1, 2, 5)]
+    linear = {"rangemode": "tozero" if chart.from_zero else "normal"}
+    kind = {"type": "log", "tickvals": round_numbers} if chart.log_y else linear
+    # 12k samples, but a learning rate of 1e-4
+    return kind | {"exponentformat": "SI" if max(values, default=0) >= 1 else "e"}
 
 
-def _band_marks(chart: Chart, colours: dict[str, str], frame: Frame) -> Iterator[Mark]:
-    for band in _drawable_bands(chart):
-        begin, end = frame.pixel_x(band.begin), frame.pixel_x(band.end)
-        if end - begin < 2:  # too short for a box: a line keeps it visible
-            yield Line([(begin, frame.top), (begin, frame.bottom)], colours[band.name], 1.5)
-        else:
-            yield Box((begin, frame.top), (end - begin, frame.bottom - frame.top), colours[band.name])
-
-
-def _drawable_bands(chart: Chart) -> list[Band]:
-    return [band for band in chart.bands if is_drawable(band.begin, chart.log_x) and is_drawable(band.end, chart.log_x)]
-
-
-def _grid(chart: Chart, frame: Frame) -> Iterator[Mark]:
-    """Yield both axes with their ticks and labels."""
-    for tick, label in frame.y.ticks:
-        y = frame.pixel((frame.x.low, tick))[1]
-        yield Line([(frame.left, y), (frame.right, y)], "line")
-        yield Text((frame.left - 8, y + 4), label, anchor="end")
-    for tick, label in frame.x.ticks:
-        yield Line([(frame.pixel_x(tick), frame.bottom), (frame.pixel_x(tick), frame.bottom + 4)], "muted")
-        yield Text((frame.pixel_x(tick), frame.bottom + 18), label, anchor="middle")
-    yield Line([(frame.left, frame.bottom), (frame.right, frame.bottom)], "muted")
-    yield Text((frame.right, frame.bottom + 34), chart.x_label, anchor="end")
-
-
-def _line_marks(series: Series, points: list[XY], colour: str, frame: Frame) -> Iterator[Mark]:
-    pixels = [frame.pixel(point) for point in points]
-    if series.style == "dots" or len(pixels) == 1:
-        yield from (Line([pixel, pixel], colour, 5) for pixel in pixels)
-    else:
-        yield Line(pixels, colour, 2, series.style == "dashes")
+def _band_shape(name: str, chart: Chart, colour: str) -> dict[str, Any]:
+    """Return all bands of a name as one shape; its edge keeps a short band visible."""
+    spans = [(band.begin, band.end) for band in chart.bands if band.name == name]
+    boxes = [f"M{b!r},0V1H{e!r}V0Z" for b, e in spans if is_drawable(b, chart.log_x) and is_drawable(e, chart.log_x)]
+    return {
+        "type": "path",
+        "path": "".join(boxes) or "M0,0",
+        "yref": "y domain",
+        "layer": "below",
+        "fillcolor": colour,
+        "opacity": 0.35,
+        "line": {"color": colour, "width": 1},
+        "name": _label(name),
+        "showlegend": True,
+    }

@@ -23,5 +23,6 @@ def format_energy(joules: float) -> str:
 def format_si(value: float) -> str:
     """Format a number with three digits and an SI prefix: 12345 as "12.3 k"."""
     prefixes = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]
-    size, prefix = next(((size, prefix) for size, prefix in prefixes if value >= size), (1.0, ""))
+    fitting = ((size, prefix) for size, prefix in prefixes if size <= abs(value) < 1e15)
+    size, prefix = next(fitting, (1.0, ""))
     return f"{value / size:.3g} {prefix}".strip()

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
-
-from omegaconf.errors import OmegaConfBaseException
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpc.config.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from omegaconf.errors import OmegaConfBaseException
 
 # Control characters, except line feed and tab, which a terminal obeys; and marks that change the direction of text.
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -93,19 +94,30 @@ def exit_on_config_error(is_reporting_rank: bool = True) -> Iterator[None]:
         if is_reporting_rank or finished.only_this_rank:
             print(f"{finished.rule} already\nrun directory {make_printable(str(finished.value))}", flush=True)
         sys.exit(ExitCode.DONE)
-    except (ConfigError, OmegaConfBaseException) as raised:
-        error = raised if isinstance(raised, ConfigError) else convert_omegaconf_error(raised)
+    except Exception as raised:
+        error = _as_config_error(raised)
+        if error is None:
+            raise
         if is_reporting_rank or error.only_this_rank:
             _print(error)
         sys.exit(ExitCode.REJECTED)
-    except OSError as raised:
-        if raised.errno != errno.ENAMETOOLONG:
-            raise
-        _print(ConfigError(f"{str(raised.filename)[:60]}...", None, "must be a shorter file name", "a shorter name"))
-        sys.exit(ExitCode.REJECTED)
 
 
-def convert_omegaconf_error(error: OmegaConfBaseException) -> ConfigError:
+def _as_config_error(error: Exception) -> ConfigError | None:
+    """Return a mistake of the user as `ConfigError`; None for any other error."""
+    if isinstance(error, ConfigError):
+        return error
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        name = f"{str(error.filename)[:60]}..."
+        return ConfigError(name, None, "must be a shorter file name", "a shorter name", only_this_rank=True)
+    if "omegaconf.errors" in sys.modules:  # report.py does without: importing it takes long
+        from omegaconf.errors import OmegaConfBaseException
+
+        return convert_omegaconf_error(error) if isinstance(error, OmegaConfBaseException) else None
+    return None
+
+
+def convert_omegaconf_error(error: "OmegaConfBaseException") -> ConfigError:
     """Return a `ConfigError` for a value that the program asked for and that is missing or cannot be resolved."""
     return ConfigError(error.full_key or "config", None, f"must have a value: {first_line(error)}", "see --cfg job")
 

@@ -8,7 +8,6 @@ from math import isfinite
 from pathlib import Path
 from typing import IO, Any
 
-from hpc.monitor.damage_notes import damage_note
 from hpc.monitor.sample_files import masked_checksum
 from hpc.system.files import open_regular_file
 
@@ -103,7 +102,7 @@ def read_curves(*folders: Path) -> RunCurves:
         except OSError as error:
             run.notes.append(f"{file.name} cannot be read: {error.strerror}")
         if damaged:
-            run.notes.append(damage_note(file.name, damaged, "record"))
+            run.notes.append(f"{file.name}: {damaged} damaged record(s) left out")
         if num_records == MAX_RECORDS:
             break
     run.points = {tag: curve.points() for tag, curve in sorted(curves.items())}

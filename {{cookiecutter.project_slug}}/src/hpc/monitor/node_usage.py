@@ -11,7 +11,6 @@ from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
 
-from hpc.monitor.damage_notes import damage_note
 from hpc.run.job_logs import read_tail
 from hpc.system.files import open_regular_file, parse_json
 
@@ -83,7 +82,7 @@ def read_nodes(run_dir: Path) -> tuple[list[NodeSamples], list[str]]:
         if not node.times:
             notes.append(f"{file.name} has no sample")
         elif damaged:
-            notes.append(damage_note(file.name, damaged, "line"))
+            notes.append(f"{file.name}: {damaged} damaged line(s) left out")
     return nodes, notes
 
 

@@ -108,11 +108,11 @@ def _positive_number(key: str, value: str) -> float | int:
 def _prepare_plot_path(value: str) -> Path:
     """Return the path of the picture, and make its folder now, so that drawing does not fail later."""
     path = Path(value)
-    if path.suffix != ".png" or path.is_dir():
-        raise ConfigError("plot", value, "must be the name of a file that ends in .png", "plot=plan.png")
+    if path.suffix != ".html" or path.is_dir():
+        raise ConfigError("plot", value, "must be the name of a file that ends in .html", "plot=plan.html")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         rule = f"Cannot make the folder of this file: {error.strerror}"
-        raise ConfigError("plot", value, rule, "plot=plan.png") from None
+        raise ConfigError("plot", value, rule, "plot=plan.html") from None
     return path

@@ -1,19 +1,19 @@
-"""The picture of a plan: rate and efficiency over the number of nodes. Imported only where it is drawn."""
+"""The page of a plan: rate and efficiency over the number of nodes. Imported only where it is written."""
 
 from pathlib import Path
 
-from hpc.charts import chart
+from hpc.charts import page
 from hpc.charts.chart import Chart, Series
 from hpc.config.errors import ConfigError
 from hpc.plan.prediction import Prediction
 
 
-def write_png(prediction: Prediction, file: Path) -> None:
-    """Write the picture of a prediction. Raises `ConfigError` if it cannot be written."""
+def write_page(prediction: Prediction, file: Path, *, title: str) -> None:
+    """Write the page of a prediction. Raises `ConfigError` if it cannot be written."""
     try:
-        chart.write_png(scaling_charts(prediction), file)
+        page.write_page(scaling_charts(prediction), file, title=title)
     except OSError as error:
-        raise ConfigError("plot", file, f"Cannot write this file: {error.strerror}", "plot=plan.png") from None
+        raise ConfigError("plot", file, f"Cannot write this file: {error.strerror}", "plot=plan.html") from None
 
 
 def scaling_charts(prediction: Prediction) -> list[Chart]:

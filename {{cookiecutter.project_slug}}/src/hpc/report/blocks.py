@@ -6,20 +6,6 @@ from hpc.charts.chart import Chart
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Short texts with their names: (name, text)."""
-
-    items: list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class BulletList:
-    """Sentences. Text between backticks is something to type."""
-
-    sentences: list[str]
-
-
-@dataclass(frozen=True)
 class Table:
     """Rows of cells below a head."""
 
@@ -29,9 +15,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Preformatted:
-    """Lines whose spaces matter."""
+    """Lines whose spaces matter. With a name, a page shows them after a click, and a terminal not at all."""
 
     text: str
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,15 +29,8 @@ class Figures:
     wide: bool = False
 
 
-@dataclass(frozen=True)
-class Collapsed:
-    """A long text that a page shows after a click, and a terminal not at all."""
-
-    name: str
-    text: str
-
-
-Block = str | Facts | BulletList | Table | Preformatted | Figures | Collapsed
+# A paragraph, the items of a list, or facts by name. Text between backticks is something to type.
+Block = str | list[str] | dict[str, str] | Table | Preformatted | Figures
 
 
 @dataclass(frozen=True)

@@ -7,31 +7,24 @@ from typing import Any
 
 from hpc.charts.units import format_percent, format_seconds
 from hpc.report.run_statistics import RunStatistics, config_value
-from hpc.report.validation_interval import less_frequent_validation
 
 MAX_FINDINGS = 3
-CHECKPOINT_SHARE = 0.02  # of the time of the run, after the override for checkpoints
+VALIDATION_SHARE, CHECKPOINT_SHARE = 0.05, 0.02  # of the time of the run, after the overrides for them
 SMALLER_WHEN_LONGER = "in a longer run this share is smaller."
 
 
 @dataclass(frozen=True)
 class Finding:
-    """An observation with its number, an override to try, and its effect.
+    """An observation with its number, an override to try, and its effect."""
 
-    Without an override, `effect` is a sentence on what else can be done. `weight` is about the share of the time that
-    is at stake.
-    """
-
-    weight: float
+    weight: float  # about the share of the time that is at stake
     observation: str
     override: str | None
-    effect: str
+    effect: str  # without an override, a sentence on what else can be done
 
     @property
     def text(self) -> str:
-        if self.override:
-            return f"{self.observation} Try `{self.override}`: {self.effect}"
-        return f"{self.observation} {self.effect}"
+        return f"{self.observation} {f'Try `{self.override}`: ' if self.override else ''}{self.effect}"
 
 
 def list_findings(statistics: RunStatistics, config: Mapping[str, Any]) -> list[str]:
@@ -85,7 +78,7 @@ def _validation_time(statistics: RunStatistics, config: Mapping[str, Any]) -> It
         return
     total = format_seconds(statistics.phase_seconds["validation"])
     observation = f"Validation takes {format_percent(share)} of the run: {total} in all."
-    if override := less_frequent_validation(share, statistics, config):
+    if override := _less_frequent_validation(share, statistics, config):
         yield Finding(share, observation, override, "the run then validates less often.")
     else:
         yield Finding(share, observation, None, f"It is rare already; {SMALLER_WHEN_LONGER}")
@@ -100,9 +93,8 @@ def _checkpoint_time(statistics: RunStatistics, config: Mapping[str, Any]) -> It
         f"Checkpoints hold up training for {format_percent(share)} of the run: "
         f"{num_saves} of them, {format_seconds(total_seconds)} in all."
     )
-    every_n_steps, every_minutes = (
-        config_value(config, f"checkpoint.{key}") for key in ("every_n_steps", "every_minutes")
-    )
+    every_n_steps = config_value(config, "checkpoint.every_n_steps")
+    every_minutes = config_value(config, "checkpoint.every_minutes")
     run_seconds = sum(statistics.phase_seconds.values())
     has_minutes = isinstance(every_minutes, int | float) and every_minutes > 0
     num_saves_by_clock = run_seconds / (60 * every_minutes) if has_minutes else 0
@@ -112,7 +104,7 @@ def _checkpoint_time(statistics: RunStatistics, config: Mapping[str, Any]) -> It
         minutes = ceil(total_seconds / num_saves / CHECKPOINT_SHARE / 60)
         override = f"checkpoint.every_minutes={max(minutes, ceil(2 * every_minutes))}"
     elif config_value(config, "checkpoint.monitor") and statistics.phase_counts.get("validation", 0) > num_saves / 2:
-        override = less_frequent_validation(share, statistics, config)
+        override = _less_frequent_validation(share, statistics, config)
         effect = f"{'each' if override else 'Each'} validation with a better value saves a checkpoint."
         yield Finding(share, observation, override, effect)
         return
@@ -206,17 +198,33 @@ def _unused_gpu_memory(statistics: RunStatistics, config: Mapping[str, Any]) -> 
 
 
 RULES = (
-    _waiting_for_data,
-    _unmeasured_wait,
-    _validation_time,
-    _checkpoint_time,
-    _start_up_time,
-    _communication_time,
-    _idle_gpus,
-    _low_mfu,
-    _busy_cpu,
-    _unused_gpu_memory,
-)
+    _waiting_for_data, _unmeasured_wait, _validation_time, _checkpoint_time, _start_up_time, _communication_time,
+    _idle_gpus, _low_mfu, _busy_cpu, _unused_gpu_memory,
+)  # fmt: skip
+
+
+def _less_frequent_validation(share: float, statistics: RunStatistics, config: Mapping[str, Any]) -> str | None:
+    """Return the override after which validation takes VALIDATION_SHARE instead of `share`; None if it is rare."""
+    factor, key = max(ceil(share / VALIDATION_SHARE), 2), "trainer.val_check_interval"
+    interval, longest = config_value(config, key), _max_batches(statistics, config)
+    if isinstance(interval, float) and 0 < interval < 1:  # a share of an epoch
+        return f"++{key}={min(interval * factor, 1.0):.3}"
+    if not isinstance(interval, int):
+        key = "trainer.check_val_every_n_epoch"
+        interval, epochs = config_value(config, key) or 1, config_value(config, "trainer.max_epochs")
+        longest = epochs if isinstance(epochs, int) and epochs > 0 else None
+    factor = min(factor, longest // max(interval, 1)) if longest else factor
+    # The shipped configs lack these keys of Lightning. Hydra adds a new key with +, and a new or an old one with ++.
+    plus = "++" if config_value(config, key) is not None else "+"
+    return f"{plus}{key}={interval * factor}" if factor > 1 else None
+
+
+def _max_batches(statistics: RunStatistics, config: Mapping[str, Any]) -> int | None:
+    """Return the batches of an epoch or, if that has fewer, of the run: Lightning rejects a longer interval."""
+    counts = (config_value(config, "trainer.max_steps"), statistics.steps_per_epoch)
+    steps = [count for count in counts if isinstance(count, int) and count > 0]
+    accumulate = config_value(config, "trainer.accumulate_grad_batches")
+    return min(steps) * (accumulate if isinstance(accumulate, int) else 1) if steps else None
 
 
 def _larger_micro_batch(config: Mapping[str, Any]) -> tuple[str | None, str]:
@@ -224,16 +232,11 @@ def _larger_micro_batch(config: Mapping[str, Any]) -> tuple[str | None, str]:
     accumulate = config_value(config, "trainer.accumulate_grad_batches")
     batch = config_value(config, "data.global_batch_size")
     if isinstance(accumulate, int) and accumulate > 1 and accumulate % 2 == 0:
-        return (
-            f"trainer.accumulate_grad_batches={accumulate // 2}",
-            "the same batch in half as many pieces.",
-        )
+        return f"trainer.accumulate_grad_batches={accumulate // 2}", "the same batch in half as many pieces."
     if config_value(config, "strategy.activation_checkpointing") is True:
         return "strategy.activation_checkpointing=false", "nothing is computed twice."
-    if isinstance(batch, int):
-        effect = "each kernel has more work, but the learning rate may have to change."
-        return f"data.global_batch_size={2 * batch}", effect
-    return None, ""
+    effect = "each kernel has more work, but the learning rate may have to change."
+    return (f"data.global_batch_size={2 * batch}", effect) if isinstance(batch, int) else (None, "")
 
 
 def _fewer_kernel_launches(config: Mapping[str, Any]) -> tuple[str | None, str]:

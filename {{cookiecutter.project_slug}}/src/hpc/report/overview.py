@@ -1,4 +1,4 @@
-"""The answer of report.py: the report of one run, or a table of several."""
+"""The answer of report.py: the report of one run, also as report.html in its directory; or a table of several."""
 
 import os
 from collections.abc import Sequence
@@ -7,7 +7,11 @@ from pathlib import Path
 from hpc.config import project
 from hpc.config.errors import ConfigError
 from hpc.report import run_table
+from hpc.report.terminal import make_console, one_line, section_lines
 from hpc.run import history
+from hpc.run.history import RunRecord
+
+PAGE = "report.html"
 
 
 def write_report_or_table(places: Sequence[Path]) -> list[str]:
@@ -27,8 +31,29 @@ def write_report_or_table(places: Sequence[Path]) -> list[str]:
             raise ConfigError(str(place), None, rule, "python report.py RUN_DIR, or python report.py for all of runs/")
     places = places or [project.PROJECT / "runs"]
     runs = history.find_runs(places[0]) if len(places) == 1 else []
-    if len(runs) == 1 and runs[0].path == places[0]:
-        from hpc.report import run_report  # its charts are slow to import, and a table needs none
+    return write_report(runs[0]) if len(runs) == 1 and runs[0].path == places[0] else run_table.table_lines(places)
 
-        return run_report.write_report(runs[0])
-    return run_table.table_lines(places)
+
+def write_report(run: RunRecord) -> list[str]:
+    """Write the page, and return the lines for the terminal, the last of which names the page."""
+    from hpc.report import page, run_data, sections  # slow to import, and a table needs none of them
+
+    blocks = sections.run_sections(run_data.read_run_data(run))
+    return [*section_lines(blocks, make_console()), "", _write_page(run.path, page.render_html(blocks))]
+
+
+def _write_page(run_dir: Path, html: bytes) -> str:
+    """Write the page whole or not at all, and return a line on the outcome.
+
+    It may fail: another user's run directory is read-only, and a disk may be full.
+    """
+    path, temporary = run_dir / PAGE, run_dir / f".{PAGE}-{os.getpid()}"
+    try:
+        try:
+            temporary.write_bytes(html)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        return one_line(f"cannot write {path}: {error.strerror}")
+    return one_line(f"page: {path}")

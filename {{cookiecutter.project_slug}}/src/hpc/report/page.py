@@ -1,36 +1,19 @@
-"""The report of a run as one HTML file that loads nothing and has no scripts, for phone and desk, light and dark."""
+"""The report of a run as one HTML page, in which everything from the run directory is escaped text."""
 
 import re
 from collections.abc import Sequence
-from html import escape
-from pathlib import Path
 
-from hpc.charts.chart import Chart, render_svg
-from hpc.report.blocks import Block, BulletList, Collapsed, Facts, Preformatted, Section, Table
+from hpc.charts.page import escape_text, render_figure, render_page
+from hpc.report.blocks import Block, Figures, Preformatted, Section, Table
 
-NARROW, WIDE = (400, 270), (1120, 300)  # width and height of a chart in pixels
 MAX_FACT_LENGTH = 28  # characters; a longer fact gets a line of its own
 
 
-def render_html(sections: Sequence[Section]) -> str:
-    """Return the page, in which everything from the run directory is escaped text."""
-    style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-    title = escape_text(sections[0].title)
-    name, _, state = title.rpartition(": ")
-    body = "".join(_section(section) for section in sections[1:])
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f'<link rel="icon" href="data:,">\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n'
-        f"<header>\n<h1>{name} <span>{state}</span></h1>\n{''.join(map(_block, sections[0].blocks))}</header>\n"
-        f"{body}</main>\n</body>\n</html>\n"
-    )
-
-
-def escape_text(text: str) -> str:
-    """Escape a text for HTML, and drop characters that cannot be printed or change the direction of others."""
-    return escape("".join(char if char.isprintable() or char == "\n" else " " for char in text))
+def render_html(sections: Sequence[Section]) -> bytes:
+    """Return the page in UTF-8. The title of the first section is the name of the run and its state."""
+    name, _, state = escape_text(sections[0].title).rpartition(": ")
+    header = f"<header>\n<h1>{name} <span>{state}</span></h1>\n{''.join(map(_block, sections[0].blocks))}</header>\n"
+    return render_page(sections[0].title, header + "".join(map(_section, sections[1:])))
 
 
 def _section(section: Section) -> str:
@@ -40,20 +23,20 @@ def _section(section: Section) -> str:
 def _block(block: Block) -> str:
     if isinstance(block, str):
         return f"<p>{_with_code(block)}</p>\n"
-    if isinstance(block, Facts):
-        return f"<dl>{''.join(_fact(name, text) for name, text in block.items)}</dl>\n"
-    if isinstance(block, BulletList):
-        return f"<ul>{''.join(f'<li>{_with_code(sentence)}</li>' for sentence in block.sentences)}</ul>\n"
+    if isinstance(block, list):
+        return f"<ul>{''.join(f'<li>{_with_code(sentence)}</li>' for sentence in block)}</ul>\n"
+    if isinstance(block, dict):
+        return f"<dl>{''.join(_fact(name, text) for name, text in block.items())}</dl>\n"
     if isinstance(block, Table):
         return _table(block)
-    if isinstance(block, Preformatted):
-        text = f"<pre>{escape_text(block.text)}</pre>"
-        return f'<div class="table" role="region" tabindex="0" aria-label="table">{text}</div>\n'
-    if isinstance(block, Collapsed):
-        summary = f"<summary>{escape_text(block.name)}</summary>"
-        return f"<details>{summary}<pre>{escape_text(block.text)}</pre></details>\n"
-    figures = "".join(_figure(chart, block.wide) for chart in block.charts)
-    return f'<div class="charts{" wide" if block.wide else ""}">{figures}</div>\n'
+    if isinstance(block, Figures):
+        figures = "".join(map(render_figure, block.charts))
+        return f'<div class="charts{" wide" if block.wide else ""}">{figures}</div>\n'
+    assert isinstance(block, Preformatted)
+    text = f"<pre>{escape_text(block.text)}</pre>"
+    if block.name:
+        return f"<details><summary>{escape_text(block.name)}</summary>{text}</details>\n"
+    return f'<div class="table" role="region" tabindex="0" aria-label="table">{text}</div>\n'
 
 
 def _fact(name: str, text: str) -> str:
@@ -77,11 +60,3 @@ def _table(table: Table) -> str:
 def _row(row: Sequence[str]) -> str:
     cells = "".join(f"<td>{escape_text(cell)}</td>" for cell in row[1:])
     return f'<tr><th scope="row">{escape_text(row[0])}</th>{cells}</tr>'
-
-
-def _figure(chart: Chart, wide: bool) -> str:
-    """Return a figure. A wide chart is drawn in two sizes, of which the style shows the one that fits."""
-    narrow = render_svg(chart, NARROW[0], height=NARROW[1])
-    if not wide:
-        return f"<figure>{narrow}</figure>"
-    return f'<figure class="both">{narrow}{render_svg(chart, WIDE[0], height=WIDE[1])}</figure>'

@@ -4,18 +4,22 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from hpc.monitor import event_files, node_usage
 from hpc.monitor.event_files import RunCurves
 from hpc.monitor.node_usage import NodeSamples, Phase
-from hpc.report import accounts, run_files, run_table
+from hpc.report import accounts, run_table
 from hpc.report.accounts import JobAccount
 from hpc.report.endings import Ending, attempt_endings
-from hpc.report.run_statistics import AttemptSpan, RunStatistics, compute_statistics
+from hpc.report.run_statistics import CLOCK_TOLERANCE_SECONDS, AttemptSpan, RunStatistics, compute_statistics
 from hpc.report.run_table import RunRow
 from hpc.run import attempt_log, history, job_logs
 from hpc.run.history import AttemptRecord, RunRecord
+from hpc.system.files import parse_json
 
 MAX_START_UP_SECONDS = 3600  # between the start of a process and the start of its attempt
 
@@ -49,9 +53,9 @@ def read_run_data(run: RunRecord) -> RunData:
     curves, phases = event_files.read_curves(*attempt_log.curve_folders(run.path)), node_usage.read_phases(run.path)
     nodes, node_notes = node_usage.read_nodes(run.path)
     spans = attempt_spans(run, phases, is_running=_is_last_attempt_running(run, row))
-    config_text, config, config_notes = run_files.read_config(run.path)
-    made_by, made_by_notes = run_files.read_made_by(run.path)
-    time_notes = run_files.time_damage_notes(run)
+    config_text = job_logs.read_tail(run.path / "config.yaml")
+    config, made_by = _read_config(config_text), _read_json(run.path / "made_by.json")
+    time_notes = _time_notes(run)
     statistics = compute_statistics(spans, phases, curves=curves, nodes=nodes, config=config)
     statistics = replace(statistics, steps_per_epoch=_steps_of_epoch(phases, row.step))
     if time_notes:
@@ -59,11 +63,14 @@ def read_run_data(run: RunRecord) -> RunData:
     jobs = [attempt.job for attempt in run.attempts if attempt.job]
     job_accounts, no_accounts_reason = accounts.query_accounts(run_table.scheduler_of_run(run), jobs, {run.owner})
     network_table = job_logs.read_tail(run.path / "network.txt")
-    notes = [*time_notes, *config_notes, *made_by_notes, *curves.notes, *node_notes]
-    if not time_notes:
-        notes += run_files.notes_on_clocks(nodes, spans)
-    if not network_table:
-        notes += run_files.notes_on_samples(run, nodes, spans=spans, phases=phases, config=config)
+    damaged = [
+        name
+        for name, content in {"config.yaml": config, "made_by.json": made_by}.items()
+        if not content and (run.path / name).exists()
+    ]
+    notes = [*time_notes, *(f"{name} is damaged" for name in damaged), *curves.notes, *node_notes]
+    notes += [] if time_notes else _clock_notes(nodes, spans)
+    notes += [] if network_table else _sample_notes(run, nodes)
     return RunData(
         run=run,
         row=row,
@@ -131,3 +138,56 @@ def _joules(nodes: Sequence[NodeSamples]) -> float | None:
     if not any(node.gpu_columns("watts") for node in nodes):
         return None
     return sum(node.energy_joules() for node in nodes)
+
+
+def _time_notes(run: RunRecord) -> list[str]:
+    """Return notes on damage after which it is unknown how the time was spent."""
+    damaged = {
+        "attempts.jsonl": history.num_damaged_lines(run.path),
+        "monitor/phases.jsonl": node_usage.count_damaged_phases(run.path),
+    }
+    notes = [f"{file}: {count} damaged line(s) left out" for file, count in damaged.items() if count]
+    if not notes and not run.attempts and run.verdict:
+        notes.append("attempts.jsonl records no attempt, although there is a verdict")
+    return notes
+
+
+def _read_config(text: str) -> dict[str, Any]:
+    """Return the content of config.yaml; empty if it is damaged, also if its last newline is missing.
+
+    Half of a YAML file may be valid, too.
+    """
+    try:
+        content = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if text.endswith("\n") else None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        content = None
+    return content if isinstance(content, dict) else {}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = parse_json(job_logs.read_tail(path))
+    except (ValueError, RecursionError):
+        content = None
+    return content if isinstance(content, dict) else {}
+
+
+def _clock_notes(nodes: Sequence[NodeSamples], spans: Sequence[AttemptSpan]) -> list[str]:
+    """Return a note for each node with samples outside the run: charts leave these out."""
+    earliest = spans[0].begin - CLOCK_TOLERANCE_SECONDS if spans else -math.inf
+    latest = max((span.end for span in spans), default=math.inf) + CLOCK_TOLERANCE_SECONDS
+    outside = {node.host: sum(not earliest <= time <= latest for time in node.times) for node in nodes}
+    return [
+        f"{count} samples of {host} lie outside the run: its clock is wrong" for host, count in outside.items() if count
+    ]
+
+
+def _sample_notes(run: RunRecord, nodes: Sequence[NodeSamples]) -> list[str]:
+    """Return a note if nodes of the run have no samples."""
+    hosts = {str(host) for attempt in run.attempts for host in attempt.hosts}
+    if hosts and not nodes:
+        return ["there are no samples of any node: callbacks.monitor is off, or the run ended before the first one"]
+    # A scheduler may call a node n1 whose own name is n1.cluster.
+    sampled = {file.stem.split(".")[0] for file in (run.path / "monitor").glob("*.csv")}
+    unsampled = sorted(host for host in hosts if host.split(".")[0] not in sampled)
+    return [f"there are no samples of {', '.join(unsampled[:8])}{' ...' if unsampled[8:] else ''}"] if unsampled else []

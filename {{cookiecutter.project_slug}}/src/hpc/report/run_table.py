@@ -8,12 +8,13 @@ from shutil import which
 
 from hpc.jobs import job_states
 from hpc.jobs.job_states import JobState
+from hpc.report.terminal import make_console, make_table, one_line, render_lines
 from hpc.run import history, last_alive
 from hpc.run.history import RunRecord
 
-TERMINAL_WIDTH = 120  # columns
-MAX_REASON_LENGTH = 40  # characters of a reason that is shown behind the state; a longer one gets its own line
-MAX_CELL_LENGTH = 400  # characters
+TITLES = ("run", "job", "state", "attempts", "nodes", "step", "metric", "node-hours")
+NUMBERS = ("attempts", "nodes", "step", "node-hours")
+MAX_REASON_LENGTH = 40  # characters of a reason that is shown behind the state; a longer one stands below the table
 RECENT_SECONDS = 600  # a run without a heartbeat that wrote something within this time is probably running
 OUTCOMES = {"finished": "finished", "continue": "to be continued", "failed": "failed"}
 ACTIVE = {"running", "completing", "running?"}  # states of a run that makes steps
@@ -37,7 +38,7 @@ class RunRow:
 
 
 def table_lines(places: Sequence[Path]) -> list[str]:
-    """Return the table of all runs at or below these places, newest last."""
+    """Return the table of all runs at or below these places, newest last, and the first error of each below it."""
     runs_by_place = {place: history.find_runs(place) for place in places}
     runs = [run for runs_of_place in runs_by_place.values() for run in runs_of_place]
     runs.sort(key=lambda run: (run.submit_time or run.stale_before, run.path.parent, run.index))
@@ -49,9 +50,12 @@ def table_lines(places: Sequence[Path]) -> list[str]:
     }
     silent = [command for name, command in job_states.QUERY_COMMAND.items() if states[name] is None and which(command)]
     now = time.time()
+    rows = [_make_row(run, states[scheduler_of_run(run)], now) for run in runs]
+    cells = [[_cell(getattr(row, title.replace("-", "_"))) for title in TITLES] for row in rows]
     return [
         *(f"{one_line(place)}: there is no run" for place, runs_of_place in runs_by_place.items() if not runs_of_place),
-        *_format_table([_make_row(run, states[scheduler_of_run(run)], now) for run in runs]),
+        *render_lines([make_table(TITLES, cells, right=NUMBERS)], make_console()),
+        *(one_line(f"{row.run}: {row.note}") for row in rows if row.note),
         *(f"{command} does not answer, so the states come from the run directories alone" for command in silent),
     ]
 
@@ -88,28 +92,6 @@ def _make_row(run: RunRecord, states: dict[str, JobState] | None, now: float) ->
         node_hours=history.node_hours(run, now if is_running else None),
         note=note,
     )
-
-
-def _format_table(rows: Sequence[RunRow]) -> list[str]:
-    """Return a line per run, at most TERMINAL_WIDTH wide. A note, or a name that is too long, gets its own line."""
-    titles = ("job", "state", "attempts", "nodes", "step", "metric", "node-hours")
-    cells = [titles, *([_cell(getattr(row, title.replace("-", "_"))) for title in titles] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    names = ["run", *(one_line(row.run) for row in rows)]
-    name_width = min(max(map(len, names)), max(TERMINAL_WIDTH - sum(widths) - 2 * len(widths), len("run")))
-    lines = []
-    for name, note, row in zip(names, ["", *(one_line(row.note) for row in rows)], cells, strict=True):
-        if len(name) > name_width:
-            lines.append(name)
-            name = ""
-        padded = [
-            cell.ljust(width) if title in ("job", "state", "metric") else cell.rjust(width)
-            for title, cell, width in zip(titles, row, widths, strict=True)
-        ]
-        lines.append("  ".join([name.ljust(name_width), *padded]).rstrip())
-        if note:
-            lines.append(f"    {note}")
-    return lines
 
 
 def scheduler_of_run(run: RunRecord) -> str:
@@ -181,10 +163,4 @@ def _guess_state(run: RunRecord, *, is_job_unknown: bool, now: float) -> str:
 
 
 def _cell(value: object) -> str:
-    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else one_line(value)
-
-
-def one_line(value: object) -> str:
-    """Return a value as one line of text, without characters that control a terminal."""
-    text = " ".join("".join(char if char.isprintable() else " " for char in str(value)).split())
-    return text if len(text) <= MAX_CELL_LENGTH else f"{text[:MAX_CELL_LENGTH]} ..."
+    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)

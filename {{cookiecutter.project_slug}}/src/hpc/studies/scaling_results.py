@@ -1,4 +1,4 @@
-"""The results of a scaling study: scaling.csv, scaling.md and scaling.png, and what to type for failed points."""
+"""The results of a scaling study: scaling.csv, scaling.md and scaling.html, and what to type for failed points."""
 
 import json
 import shlex
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpc.charts import chart
+from hpc.charts import page
 from hpc.checkpoint import on_disk
 from hpc.config.project import PROJECT
 from hpc.studies import run_rates, scaling_charts, scaling_footnotes, scaling_table
@@ -61,8 +61,8 @@ def write_results(
     title = f"{study.scaling.capitalize()} scaling, {study.steps} steps: `{' '.join(study.words)}`"
     (folder / "scaling.md").write_text(scaling_table.to_markdown(title, cells, notes=notes), encoding="utf-8")
     (folder / "scaling.csv").write_text(scaling_table.to_csv(rows), encoding="utf-8")
-    chart.write_png(scaling_charts.make_charts(study, rows), folder / "scaling.png")
-    print(f"{folder}/scaling.csv, scaling.md, scaling.png")
+    page.write_page(scaling_charts.make_charts(study, rows), folder / "scaling.html", title=title)
+    print(f"{folder}/scaling.csv, scaling.md, scaling.html")
 
 
 def predict_rate(words: Sequence[str]) -> scaling_table.PredictedRate:
