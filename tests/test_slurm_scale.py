@@ -18,11 +18,8 @@ pytestmark = pytest.mark.slow
 
 NODES = (1, 2, 4)
 WORDS = ["nodes=1,2,4", "trainer=ddp", "trainer.devices=1", "cluster=test", *QUIET, "trainer.log_every_n_steps=5"]
-WORDS += [
-    "trainer.max_steps=40",
-    "out=study",
-    "callbacks.witness.fault=hold",
-]  # hold from the second step on, until `go` exists
+WORDS += ["trainer.max_steps=40", "out=study"]
+WORDS += ["callbacks.witness.fault=hold"]  # hold from the second step on, until `go` exists
 TIMES = [f"{part}_seconds" for part in ("step", "compute", "data", "other")]
 CURVES = {"rate_per_second": "samples_per_second"} | {name: name for name in TIMES}  # column: curve
 

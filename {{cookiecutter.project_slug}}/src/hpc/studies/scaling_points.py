@@ -52,14 +52,14 @@ class ScalingPoint:
 
 def parse_study(words: Sequence[str]) -> ScalingStudy:
     """Return the study that a command line describes. Raises `ConfigError`."""
-    pairs = [word.partition("=")[::2] for word in words]
-    keys = [key for key, _ in pairs if key in SETTINGS]
+    pairs = [word.partition("=") for word in words]
+    keys = [key for key, _, _ in pairs if key in SETTINGS]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
         raise ConfigError(f"{twice}=", None, "must not be typed twice", f"{twice}=<one of the two>")
     if reserved := next((word for word in words if word.partition("=")[0] in SET_PER_POINT), None):
         rule = "cannot be typed here, as each point of the study has its own"
         raise ConfigError(reserved, None, rule, "nodes=1,2,4 for the points, out=FOLDER for their run directories")
-    settings = dict(pairs)
+    settings = {key: value for key, _, value in pairs}
     scaling, lr_rule = settings.get("scaling", "strong"), settings.get("lr")
     value_checks.require_one_of("scaling", scaling, choices=["strong", "weak"])
     if lr_rule is not None:
@@ -71,7 +71,7 @@ def parse_study(words: Sequence[str]) -> ScalingStudy:
     if scaling == "strong" and lr_rule not in (None, "keep"):
         rule = "must be keep in strong scaling, as the rate follows the global batch, which stays the same"
         raise ConfigError("lr", lr_rule, rule, "lr=keep, or scaling=weak")
-    overrides = tuple(word for word in words if word.partition("=")[0] not in SETTINGS)
+    overrides = tuple("".join(pair) for pair in pairs if pair[0] not in SETTINGS)
     return ScalingStudy(_parse_nodes(settings.get("nodes")), scaling, lr_rule or "keep", settings.get("out"), overrides)
 
 

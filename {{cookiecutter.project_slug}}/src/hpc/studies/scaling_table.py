@@ -72,8 +72,9 @@ def to_csv(rows: Sequence[ScalingRow]) -> str:
 
 def make_charts(rows: Sequence[ScalingRow]) -> list[Chart]:
     """Return the charts of the measured points: rate, efficiency, and the parts of a step."""
-    rows = [row for row in rows if row.efficiency]
-    ideal = [(row.nodes, row.rate_per_second / row.efficiency) for row in rows]
+    rows = [row for row in rows if row.rate_per_second]
+    first_rate = (rows[0].rate_per_second or 0) / rows[0].devices
+    ideal = [(row.nodes, first_rate * row.devices) for row in rows]
     rate = [*_curve("measured", rows, "rate_per_second"), Series("ideal", ideal, "dashes")]
     efficiency = [
         *_curve("measured", rows, "efficiency", 100),
