@@ -17,7 +17,8 @@ pytestmark = pytest.mark.soak
 
 NODES = (1, 2, 4)
 WORDS = ["nodes=1,2,4", "trainer=ddp", "trainer.devices=1", "cluster=test", *QUIET, "trainer.log_every_n_steps=5"]
-WORDS += ["steps=40", "out=study", "callbacks.witness.fault=hold"]  # hold from the second step on, until `go` exists
+WORDS += ["trainer.max_steps=40", "out=study"]
+WORDS += ["callbacks.witness.fault=hold"]  # hold from the second step on, until `go` exists
 TIMES = [f"{part}_seconds" for part in ("step", "compute", "data", "other")]
 CURVES = {"rate_per_second": "samples_per_second"} | {name: name for name in TIMES}  # column: curve
 
@@ -82,8 +83,8 @@ def test_interrupted_it_ends_no_job_and_goes_on(study):
     assert "queued jobs keep running" in after and "python tools/scale.py nodes=1,2,4" in after
     assert set(study.left[1:]) == {"RUNNING"} and study.left[0] in ("RUNNING", "COMPLETING", "COMPLETED")
     second = study.calls[0]
-    assert second.returncode == 0 and ": job " not in second.stdout, second.stdout + second.stderr
-    assert all(f"nodes={nodes}: job {job(study.folder, nodes)}, " in before for nodes in NODES)
+    assert second.returncode == 0 and "job " not in second.stdout, second.stdout + second.stderr
+    assert all(f"nodes={nodes}:\njob {job(study.folder, nodes)}\n" in before for nodes in NODES)
     assert sorted(path.name for path in study.folder.glob("nodes-*")) == ["nodes-1", "nodes-2", "nodes-4"]
 
 
@@ -99,16 +100,15 @@ def test_its_numbers_are_those_of_the_events_files(study):
         step = next(step for step, seconds in measured.items() if seconds == float(row["step_seconds"]))
         for column, tag in CURVES.items():
             assert float(row[column]) == points(run_dir, f"perf/{tag}")[step]
-        assert float(row["value"]) == points(run_dir, "test/accuracy")[40]
-        assert cells[0] == row["nodes"] and cells[-1] == f"{float(row['value']):.4g}"
+        assert (cells[0], cells[-1]) == (row["nodes"], "finished")
         assert float(cells[4]) == pytest.approx(float(row["rate_per_second"]), rel=1e-3)
-        assert float(cells[7]) == pytest.approx(1000 * float(row["step_seconds"]), rel=1e-2)
+        assert float(cells[6]) == pytest.approx(1000 * float(row["step_seconds"]), rel=1e-2)
         first = float(rows[0]["rate_per_second"])
         assert float(row["efficiency"]) == float(row["rate_per_second"]) / int(row["devices"]) / first
 
 
 def test_points_of_strong_scaling_end_at_the_same_metric(study):
-    values = [float(row["value"]) for row in study.rows()]
+    values = [points(study.folder / f"nodes-{nodes}", "test/accuracy")[40] for nodes in NODES]
     assert values == pytest.approx([values[0]] * 3, abs=0.006)  # one of 179 images
     losses = [points(study.folder / f"nodes-{nodes}", "train/loss") for nodes in NODES]
     assert list(losses[2].values()) == pytest.approx(list(losses[0].values()), abs=1e-3)
@@ -116,11 +116,9 @@ def test_points_of_strong_scaling_end_at_the_same_metric(study):
 
 def test_done_it_submits_nothing_and_shows_the_same(study):
     second, third = (call.stdout.splitlines() for call in study.calls)
-    assert study.calls[1].returncode == 0 and ": job " not in study.calls[1].stdout
-    assert third[-9:] == second[-9:] and len(study.desk.slurm.call("squeue", "--noheader").stdout.split()) == 0
+    assert study.calls[1].returncode == 0 and "job " not in study.calls[1].stdout
+    assert third[-5:] == second[-5:] and len(study.desk.slurm.call("squeue", "--noheader").stdout.split()) == 0
 
 
-def test_it_leaves_a_page_and_a_table(study):
+def test_it_leaves_a_page(study):
     assert (study.folder / "scaling.html").read_text().count("<figure>") == 3
-    page = (study.folder / "scaling.md").read_text()
-    assert page.count("\n| ") == 1 + len(NODES) and "the batch stays 64" in page

@@ -12,7 +12,7 @@ import pytest
 from hpc.monitor import event_files, node_usage
 from hpc.monitor.sample_files import SampleTable, ScalarWriter
 from hpc.run import attempt_log
-from hpc.studies.journal import Journal
+from hpc.studies.optuna_study import JournalFileBackend, JournalLock
 
 COLUMNS = ["time", "attempt", "percent"]
 
@@ -21,8 +21,13 @@ def add_note(folder: Path, number: int) -> None:
     attempt_log.append_json_line(folder / "attempts.jsonl", {"event": "start", "attempt": number, "why": "ü"})
 
 
+def journal(folder: Path) -> JournalFileBackend:
+    path = folder / "journal.jsonl"
+    return JournalFileBackend(str(path), lock_obj=JournalLock(path))
+
+
 def add_operation(folder: Path, number: int) -> None:
-    Journal(folder / "journal.jsonl").append_logs([{"op_code": number, "worker_id": "x"}])
+    journal(folder).append_logs([{"op_code": number, "worker_id": "x"}])
 
 
 def add_row(folder: Path, number: int) -> None:
@@ -40,7 +45,7 @@ def rows(folder: Path) -> list[Any]:
 # Functions that add a record and that read all records.
 FILES: dict[str, tuple[Callable[[Path, int], None], Callable[[Path], list[Any]]]] = {
     "attempts.jsonl": (add_note, lambda folder: attempt_log.read_json_lines(folder / "attempts.jsonl")),
-    "journal.jsonl": (add_operation, lambda folder: list(Journal(folder / "journal.jsonl").read_logs(0))),
+    "journal.jsonl": (add_operation, lambda folder: list(journal(folder).read_logs(0))),
     "node.csv": (add_row, rows),
 }
 

@@ -3,26 +3,26 @@
 import json
 import multiprocessing
 import os
+import resource
 import runpy
 import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from desk import Desk
 from fork import ENVIRON, PROJECT, QUIET, scalars
-from optuna.storages.journal import JournalStorage
 from optuna.trial import TrialState
 
 from hpc.config.errors import ConfigError
 from hpc.jobs import job_states
 from hpc.report import run_table
 from hpc.run import attempt_log, frozen_config, history
-from hpc.studies import journal, optuna_study, search, search_space, trial_table
-from hpc.studies.journal import Journal
+from hpc.studies import optuna_study, search, search_space, trial_table
 from hpc.studies.search import Search
 from hpc.studies.search_space import Choice, Range
 
@@ -292,34 +292,40 @@ def test_a_study_that_cannot_be_reached_costs_a_warning(folder: Path, capsys: py
 # -- Failed --
 
 
+def queued(folder: Path, scheduler: str, job: str) -> None:
+    """Record the submission of the array, as submit.py does."""
+    submitted = {"time": time.time(), "scheduler": scheduler, "job": job, "jobs": [job], "error": None}
+    (folder / "submitted.json").write_text(json.dumps(submitted))
+    members = sorted(path for path in folder.iterdir() if path.is_dir())
+    (folder / "members").write_text("".join(f"{path}\n" for path in members))
+
+
+def failed(folder: Path) -> list[str]:
+    return sorted(run for run, state in known(folder).items() if state == TrialState.FAIL)
+
+
 def test_a_trial_whose_job_is_over_has_failed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "submitted.json").write_text(json.dumps({"scheduler": "slurm"}))
     told = {
         "17_1": job_states.JobState("running", is_active=True),
         "17_2": job_states.JobState("pending", is_active=True),
+        "17_3": job_states.JobState("timeout"),
     }
-    monkeypatch.setattr(
-        job_states, "query_states", lambda scheduler, jobs, owners: told | {"17_3": job_states.JobState("timeout")}
-    )
-    for number in range(6):
-        monkeypatch.setenv("SLURM_JOB_ID", f"17_{number}" if number < 5 else "")
-        drawn(folder, number)
+    monkeypatch.setattr(job_states, "query_states", lambda scheduler, jobs, owners: told)
+    drawn(folder, *range(5))
+    optuna_study.fail_ended_trials(optuna_study.open_study(folder), folder)
+    assert failed(folder) == [], "nobody knows of a job"
+    queued(folder, "slurm", "17")
     attempt_log.write_verdict(
         folder / "001", 1, step=5, outcome="failed", why="loss was not finite"
     )  # and its job is about to end
     optuna_study.fail_ended_trials(optuna_study.open_study(folder), folder)
-    failed = [run for run, state in known(folder).items() if state == TrialState.FAIL]
-    # 2 will be requeued, 5 has no job and an unknown state, Slurm has forgotten 0 and 4.
-    assert sorted(failed) == ["000", "001", "003", "004"]
+    assert failed(folder) == ["000", "001", "003", "004"]  # 2 will be requeued, Slurm has forgotten 0 and 4
 
 
 def test_a_trial_whose_next_job_waits_has_not_failed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check a run on PBS that continues in a job which the job before has queued."""
-    (folder / "submitted.json").write_text(json.dumps({"scheduler": "pbs"}))
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    for number in range(3):
-        monkeypatch.setenv("PBS_JOBID", f"29[{number}].server")
-        drawn(folder, number)
+    queued(folder, "pbs", "29[].server")
+    drawn(folder, *range(3))
     (folder / "001" / "successors").write_text("1800000000 31.server\n")
     told = {
         "29[0]": job_states.JobState("running", is_active=True),
@@ -331,14 +337,12 @@ def test_a_trial_whose_next_job_waits_has_not_failed(folder: Path, monkeypatch: 
         job_states, "query_states", lambda scheduler, jobs, owners: asked.append((scheduler, jobs)) or told
     )
     optuna_study.fail_ended_trials(optuna_study.open_study(folder), folder)
-    assert asked == [("pbs", {"29[0]", "29[1]", "29[2]", "31"})]
-    assert [run for run, state in known(folder).items() if state == TrialState.FAIL] == ["002"]
+    assert asked == [("pbs", {"29[0]", "29[1]", "29[2]", "31"})] and failed(folder) == ["002"]
 
 
 def test_where_no_scheduler_answers_only_a_verdict_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "submitted.json").write_text(json.dumps({"scheduler": "slurm"}))
+    queued(folder, "slurm", "17")
     monkeypatch.setattr(job_states, "query_states", lambda *_, **__: None)
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
     drawn(folder, 0, 1)
     attempt_log.write_verdict(folder / "001", 1, step=5, outcome="failed")
     optuna_study.fail_ended_trials(optuna_study.open_study(folder), folder)
@@ -369,28 +373,65 @@ def test_who_was_taken_for_dead_is_heard_all_the_same(folder: Path) -> None:
 # -- The file --
 
 
-def test_a_line_that_was_cut_short_counts_as_not_said(folder: Path) -> None:
-    drawn(folder, 0)
-    path = folder / optuna_study.JOURNAL
-    for damage in (b'{"op_code": 4, "study_', b"\0\0\0", b"\xff\xfe"):
-        with path.open("ab") as stream:
-            stream.write(damage)
-        late = JournalStorage(Journal(path))  # has read up to the damage before others append
-        drawn(folder, len(known(folder)))
-        assert len(late.get_all_trials(0)) == len(known(folder))
-    assert sorted(known(folder)) == ["000", "001", "002", "003"]
+def dies_while_it_writes(folder: Path, num_bytes: int) -> None:
+    """Ask for values, and be killed by the kernel after so many bytes of the first operation."""
+    limit = (folder / optuna_study.JOURNAL).stat().st_size + num_bytes
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    drawn(folder, 1)
 
 
-@pytest.mark.parametrize("line", ["{}", '{"op_code": 99}', '{"op_code": 4, "worker_id": "x", "study_id": 0}'])
-def test_a_line_that_is_no_operation_is_named(line: str, folder: Path) -> None:
+def test_a_process_that_is_killed_while_it_writes_costs_its_operation_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optuna_study, "LOCK_GRACE_SECONDS", 3)
     drawn(folder, 0)
     path = folder / optuna_study.JOURNAL
-    number = len(path.read_text().splitlines()) + 2  # the line after a truncated one
-    with path.open("a") as stream:
-        stream.write('{"op_co\n' + line + "\n")
+    late = optuna_study.open_storage(path)  # has read up to the damage before others append
+    killed = multiprocessing.get_context("fork").Process(target=dies_while_it_writes, args=(folder, 40))
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGXFSZ and not path.read_bytes().endswith(b"\n")
+    assert len(late.get_all_trials(0)) == len(known(folder)) == 1
+    drawn(folder, 2, 1)
+    assert len(late.get_all_trials(0)) == 3 and sorted(known(folder)) == ["000", "001", "002"]
+    assert all(isinstance(json.loads(line), dict) for line in path.read_bytes().splitlines())
+
+
+@pytest.mark.parametrize("damage", [b'{"op_code": 4, "study_', b"\0\0\0", b"\xff\xfe"])
+def test_a_line_that_was_cut_short_counts_as_not_said(damage: bytes, folder: Path) -> None:
+    drawn(folder, 0)
+    path = folder / optuna_study.JOURNAL
+    with path.open("ab") as stream:
+        stream.write(damage)
+    assert list(known(folder)) == ["000"]
+    drawn(folder, 1)
+    assert list(known(folder)) == ["000", "001"]
+
+
+@pytest.mark.parametrize("line", ["{}", '{"op_code": 99}', '{"op_code": 4, "worker_id": "x", "study_id": 0}', "\0"])
+def test_a_journal_that_is_damaged_is_named(line: str, folder: Path) -> None:
+    drawn(folder, 0)
+    path = folder / optuna_study.JOURNAL
+    *lines, last = path.read_text().splitlines()
+    path.write_text("\n".join([*lines, line, last, ""]))
     done = shown(str(folder))
-    assert done.returncode == 2 and done.stderr.startswith(f"ConfigError: {path}, line {number}: "), done.stderr
-    assert "not an operation" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and done.stderr.startswith("ConfigError: "), done.stderr
+    assert f"{path} cannot be read" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_journal_that_is_no_file_is_not_opened(folder: Path, tmp_path: Path) -> None:
+    path = folder / optuna_study.JOURNAL
+    os.mkfifo(path)
+    assert shown(str(folder)).returncode == 2
+    path.unlink()
+    path.symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="No such file"):
+        drawn(folder, 0)
+    (tmp_path / "other").write_text("")
+    with pytest.raises(OSError, match="symbolic links"):
+        drawn(folder, 0)
+    assert (tmp_path / "other").read_text() == ""
 
 
 def test_no_search_and_no_optuna_are_told_in_plain_words(folder: Path, tmp_path: Path) -> None:
@@ -416,7 +457,7 @@ def test_nothing_in_the_file_is_executed(folder: Path) -> None:
 
 def crowd(folder: Path, first: int, each: int) -> None:
     """Run several members one after the other, in one of several processes."""
-    journal.LOCK_GRACE_SECONDS = 5
+    optuna_study.LOCK_GRACE_SECONDS = 5
     for number in range(first, first + each):
         optuna_study.draw_member_overrides(folder / f"{number:03}")
         told = member(folder, number)
@@ -426,7 +467,7 @@ def crowd(folder: Path, first: int, each: int) -> None:
 
 
 def dies_with_the_lock(path: Path) -> None:
-    Journal(path).lock.acquire()
+    optuna_study.JournalLock(path).acquire()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -475,7 +516,8 @@ def test_the_table_has_the_best_first_and_its_command_line(folder: Path) -> None
 
 def test_who_may_only_read_sees_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn(folder, 0)
-    monkeypatch.setattr(Journal, "append_logs", lambda *_: pytest.fail("somebody else's folder"))
+    reader = optuna_study.JournalFileBackend
+    monkeypatch.setattr(reader, "append_logs", lambda *_: pytest.fail("somebody else's folder"))
     assert trial_table.study_lines(folder)[1].split()[:2] == ["000", "running"]
 
 

@@ -65,12 +65,25 @@ def test_without_multirun_several_values_are_rejected(desk: Desk) -> None:
     assert desk.err.startswith("ConfigError: ") and "--multirun" in desk.err and desk.runs() == []
 
 
-def test_room_is_asked_for_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check free space once, not per member: a thousand members would write and sync 16 GiB."""
+@pytest.mark.parametrize("search", [False, True])
+def test_members_share_one_copy_of_the_code_and_one_check_of_room(
+    search: bool, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Count what a member adds: with a copy and a check of its own, a thousand would write and sync 17 GB."""
     synced: list[int] = []
     monkeypatch.setattr(directory.os, "fsync", lambda file: synced.append(os.fstat(file).st_size))
-    assert desk.type("cluster=slurm", "seed=1,2,3", "--multirun") == 0
-    assert [size for size in synced if size >= directory.MIN_FREE_BYTES] == [directory.MIN_FREE_BYTES]
+    drawn = ["seed=choice(1,2,3)", "--search", "random", "--trials", "5"]
+    typed = drawn if search else ["seed=1,2,3,4,5", "--multirun"]
+    assert desk.type("cluster=slurm", *typed) == 0
+    (folder,) = desk.runs()
+    assert synced == [directory.MIN_FREE_BYTES]
+    members = [Path(line) for line in (folder / "members").read_text().splitlines()]
+    own = {"job.sh"} if search else {"job.sh", "config.yaml", "overrides.json"}
+    for path in members:
+        assert {entry.name for entry in path.iterdir()} == own | {"code"}
+        assert (path / "code").readlink() == folder / "code"
+        assert sum((path / name).stat().st_size for name in own) < 20_000
+    assert len(members) == 5 and len(list(folder.rglob("train.py"))) == 1
 
 
 def test_two_sweeps_never_share_a_folder(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

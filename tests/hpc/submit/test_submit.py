@@ -526,8 +526,8 @@ def test_what_runs_have_left_beside_the_code_is_no_code(tracks: str, desk: Desk)
         git(desk.project, "init", "-q")
         git(desk.project, "add", ".")
         git(desk.project, "commit", "-qm", "one")
-    results = ["weak/study.json", "weak/nodes-1/attempts.jsonl", "weak/nodes-1/checkpoints/step-1/0.distcp"]
-    code = ["configs/study.json", "attempts/a.py"]  # code, although named like results
+    results = ["weak/scaling.csv", "weak/nodes-1/attempts.jsonl", "weak/nodes-1/checkpoints/step-1/0.distcp"]
+    code = ["configs/scaling.csv", "attempts/a.py"]  # code, although named like results
     for name in (*results, *code):
         desk.write(name, "")
     for number in (1, 2):  # the first copy exists when the second one is made

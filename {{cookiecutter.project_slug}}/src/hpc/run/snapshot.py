@@ -19,7 +19,7 @@ from hpc.config.project import PROJECT
 MAX_BYTES = 100 * 2**20  # code is smaller, and data lie elsewhere
 LEFT_OUT = {"runs", "outputs", "build"}  # of the project's own folders, where there is no git to ask
 # Files in the folder of a run, of an array, and of a scaling study, wherever run_dir= or out= has put these.
-RESULTS = ("made_by.json", "attempts.jsonl", "study.json")
+RESULTS = ("made_by.json", "attempts.jsonl", "scaling.csv")
 
 
 def reject_unsuitable_code(dirty_tree: str) -> None:

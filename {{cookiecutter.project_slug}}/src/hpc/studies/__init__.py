@@ -2,5 +2,5 @@
 
 Offers `job_array` to submit.py, `search` to train.py, `search_command` to tools/search.py and `scaling_study` to
 tools/scale.py. Needs hpc/submit to queue jobs, and hpc/run and hpc/monitor to read what runs have left. Only
-`optuna_study`, `trial_table` and `journal` import optuna.
+`optuna_study` and `trial_table` import optuna.
 """

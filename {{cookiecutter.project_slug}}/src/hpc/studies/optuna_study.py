@@ -3,29 +3,68 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import optuna
-from optuna.storages.journal import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from hpc.config.errors import ConfigError
 from hpc.jobs import job_states
-from hpc.launch import placement
-from hpc.run import history, job_logs
+from hpc.run import history
 from hpc.studies import search, search_space
-from hpc.studies.journal import Journal
 from hpc.studies.search import Search
-from hpc.system.files import parse_json
+from hpc.system.files import open_for_append, open_regular_file
 
 JOURNAL = "journal.jsonl"
+LOCK_GRACE_SECONDS = 30  # a lock that is older was left by a process that died
 STUDY_NAME = "search"
 NUM_RANDOM_TRIALS = 10  # before TPE uses earlier results
 NUM_UNPRUNED_TRIALS = 5  # completed, before one is pruned
 INHERITED_FIELDS = ("params", "distributions", "intermediate_values")  # by the trial that follows a failed one
+
+
+class JournalLock(JournalFileOpenLock):
+    """Optuna's lock of a journal. Whoever gets it first removes a line that a crash or a full disk has cut short.
+
+    Optuna would append to this line, and then reject the whole journal. Its lock by symbolic links is not used: its age
+    is that of the journal, so that of two processes that wait for a dead one, the second would remove the lock of the
+    first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path), LOCK_GRACE_SECONDS)
+        self._path = path
+
+    def acquire(self) -> bool:
+        super().acquire()
+        try:
+            with open_for_append(self._path) as stream:
+                stream.seek(max(stream.seek(0, os.SEEK_END) - 1, 0))
+                if stream.read() not in (b"", b"\n"):
+                    stream.seek(0)
+                    stream.truncate(stream.read().rfind(b"\n") + 1)
+        except BaseException:
+            self.release()
+            raise
+        return True
+
+    def release(self) -> None:
+        with suppress(RuntimeError):  # another process has removed the lock, as this disk was very slow
+            super().release()
+
+
+def open_storage(path: Path) -> JournalStorage:
+    """Return the storage of a study: Optuna's journal, one JSON line per operation. Nothing in it is executed.
+
+    Raises:
+        OSError: the file cannot be read, or is no regular file.
+    """
+    if os.path.lexists(path):
+        open_regular_file(path).close()
+    return JournalStorage(JournalFileBackend(str(path), lock_obj=JournalLock(path)))
 
 
 def open_study(folder: Path, member: int = 0) -> optuna.Study:
@@ -35,21 +74,13 @@ def open_study(folder: Path, member: int = 0) -> optuna.Study:
         member: the number of the run that asks. Seed and number decide what `random` draws, in whatever order runs ask.
 
     Raises:
-        ConfigError: there is no search, or its journal cannot be read.
+        ConfigError: there is no search.
+        Exception: of any type, if the journal is damaged.
     """
     settings = search.load_search(folder)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    journal = Journal(folder / JOURNAL)
-    try:
-        storage = JournalStorage(journal)
-        studies = storage.get_all_studies()
-    except OSError as error:
-        rule = f"The study of this search cannot be read: {error.strerror}"
-        raise ConfigError("FOLDER", journal.path, rule, "ask the owner of the search") from None
-    except Exception as error:  # Optuna raises errors of many types for a line that it has not written
-        rule = f"This line is not an operation of a study ({type(error).__name__}: {error})"
-        raise ConfigError(f"{journal.path}, line {journal.line_number}", None, rule, "remove this line") from None
-    if not studies:  # a person who only looks at an existing study may not be allowed to write
+    storage = open_storage((folder / JOURNAL).absolute())
+    if not storage.get_all_studies():  # a person who only looks at an existing study may not be allowed to write
         direction = StudyDirection.MINIMIZE if settings.mode == "min" else StudyDirection.MAXIMIZE
         optuna.create_study(storage=storage, study_name=STUDY_NAME, direction=direction, load_if_exists=True)
     sampler, pruner = make_sampler(settings, member), make_pruner(settings)
@@ -79,7 +110,7 @@ def draw_member_overrides(run_dir: Path) -> list[str]:
     settings = search.load_search(run_dir.parent)
     study = open_study(run_dir.parent, int(run_dir.name))
     fail_ended_trials(study, run_dir.parent)
-    trial = get_or_create_trial(study, run_dir.name)
+    trial = Trial(study, get_or_create_trial(study, run_dir.name)._trial_id)
     space = search_space.parse_space(settings.words)
     values = {key: suggest_value(trial, key, dimension) for key, dimension in space.items()}
     return search_space.fill_in(settings.words, values)
@@ -94,47 +125,38 @@ def suggest_value(trial: Trial, key: str, dimension: search_space.Range | search
     return trial.suggest_float(key, dimension.low, dimension.high, log=dimension.log)
 
 
-def get_or_create_trial(study: optuna.Study, run_name: str) -> Trial:
-    """Return the newest trial of a member, and note in it the job that this process is part of.
+def get_or_create_trial(study: optuna.Study, run_name: str) -> FrozenTrial:
+    """Return the newest trial of a member.
 
     A new trial is made when the member first starts, and after a failed trial, whose values and metrics it inherits.
     """
-    job, trials = placement.job_id(os.environ), _trials_of_run(study, run_name)
-    if not trials or trials[-1].state == TrialState.FAIL:
-        inherited = {key: getattr(trials[-1], key) for key in INHERITED_FIELDS} if trials else {}
-        # One line of the journal: no process can be killed between the trial and its name.
-        study.add_trial(create_trial(state=TrialState.RUNNING, user_attrs={"run": run_name, "job": job}, **inherited))
-    newest = _newest_frozen_trial(study, run_name)
-    trial = Trial(study, newest._trial_id)
-    if newest.state == TrialState.RUNNING and newest.user_attrs["job"] != job:
-        trial.set_user_attr("job", job)
-    return trial
+    trials = _trials_of_run(study, run_name)
+    if trials and trials[-1].state != TrialState.FAIL:
+        return trials[-1]
+    inherited = {key: getattr(trials[-1], key) for key in INHERITED_FIELDS} if trials else {}
+    # One line of the journal: no process can be killed between the trial and its name.
+    study.add_trial(create_trial(state=TrialState.RUNNING, user_attrs={"run": run_name}, **inherited))
+    return _trials_of_run(study, run_name)[-1]
 
 
 def fail_ended_trials(study: optuna.Study, folder: Path) -> None:
-    """Mark those running trials as failed whose job has ended, as no process will end them."""
+    """Mark those running trials as failed whose job has ended, as no process will end them.
+
+    The scheduler says so: Optuna's journal has no heartbeat, and a run that waits to be requeued would have none.
+    """
     running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    scheduler = _read_scheduler(folder)
     runs = [history.read_run(folder / trial.user_attrs["run"], trial.user_attrs["run"]) for trial in running]
-    # With PBS a run is continued by another job, which the run knows as soon as it is queued.
-    jobs_per_run = [{trial.user_attrs["job"], *run.jobs} - {""} for trial, run in zip(running, runs, strict=True)]
+    jobs = {job for run in runs for job in run.jobs}
+    scheduler = next((run.submitted.get("scheduler") for run in runs if run.jobs), None)
     states = None  # of the jobs; None: unknown
-    if scheduler in job_states.QUERY_COMMAND and any(jobs_per_run):
-        states = job_states.query_states(scheduler, set().union(*jobs_per_run), owners={folder.stat().st_uid})
-    for trial, run, jobs in zip(running, runs, jobs_per_run, strict=True):
-        has_ended = states is not None and jobs and not any(job in states and states[job].is_active for job in jobs)
+    if scheduler in job_states.QUERY_COMMAND:
+        states = job_states.query_states(scheduler, jobs, owners={folder.stat().st_uid})
+    for trial, run in zip(running, runs, strict=True):
+        is_active = states is None or any(job in states and states[job].is_active for job in run.jobs)
+        has_ended = bool(run.jobs) and not is_active
         if has_ended or run.verdict == "failed" or history.num_starts_at_giving_up(run):
             with _warn_if_unreachable():
                 study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
-
-
-def _read_scheduler(folder: Path) -> str:
-    """Return the scheduler that the search was submitted to; "" if it is unknown."""
-    try:
-        submission = parse_json(job_logs.read_tail(folder / "submitted.json") or "{}")
-    except ValueError:
-        return ""
-    return str(submission.get("scheduler", "")) if isinstance(submission, dict) else ""
 
 
 class TrialReporter:
@@ -146,42 +168,35 @@ class TrialReporter:
     def report(self, number: int, value: float) -> bool:
         """Report the metric of a validation, counted from 0; return whether the trial should be pruned."""
         with _warn_if_unreachable():
-            trial = get_or_create_trial(self._study, self._run_name)
-            # A resumed run repeats the validations after its checkpoint.
-            if number not in _newest_frozen_trial(self._study, self._run_name).intermediate_values:
+            known = get_or_create_trial(self._study, self._run_name)
+            trial = Trial(self._study, known._trial_id)
+            if number not in known.intermediate_values:  # a resumed run repeats the validations after its checkpoint
                 trial.report(value, number)
             return trial.should_prune()
         return False
 
     def end(self, outcome: str, value: float | None = None) -> None:
-        """End the trial.
+        """End the trial: a new one, if another process has marked it as failed.
 
         Args:
             outcome: complete, which needs a value; pruned; fail.
         """
         with _warn_if_unreachable():
-            trial = get_or_create_trial(
-                self._study, self._run_name
-            )  # a new one, if another process has marked it as failed
-            self._study.tell(trial, value, TrialState[outcome.upper()], skip_if_finished=True)
+            trial = get_or_create_trial(self._study, self._run_name)
+            self._study.tell(trial.number, value, TrialState[outcome.upper()], skip_if_finished=True)
 
 
 def open_reporter(run_dir: Path) -> TrialReporter | None:
     """Return the reporter of a member; None if its trial has ended or the study cannot be reached."""
     with _warn_if_unreachable():
         study = open_study(run_dir.parent, int(run_dir.name))
-        get_or_create_trial(study, run_dir.name)
-        is_running = _newest_frozen_trial(study, run_dir.name).state == TrialState.RUNNING
+        is_running = get_or_create_trial(study, run_dir.name).state == TrialState.RUNNING
         return TrialReporter(study, run_dir.name) if is_running else None
     return None
 
 
 def _trials_of_run(study: optuna.Study, run_name: str) -> list[FrozenTrial]:
     return [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get("run") == run_name]
-
-
-def _newest_frozen_trial(study: optuna.Study, run_name: str) -> FrozenTrial:
-    return _trials_of_run(study, run_name)[-1]
 
 
 @contextmanager

@@ -1,30 +1,24 @@
-"""The points of a scaling study, and the overrides of each, before anything is submitted. Pure."""
+"""The points of a scaling study: from its command line to a checked config per number of nodes. Writes nothing."""
 
-import hashlib
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config import section_rules, value_checks
-from hpc.config.conversion import flatten
+from hpc.config import compose, value_checks
 from hpc.config.errors import ConfigError
-from hpc.config.freezing import to_frozen_yaml
-from hpc.config.layout import derive_layout
+from hpc.config.project import PROJECT
+from hpc.submit import queue_run
+from hpc.system import home
 
-NODES, STEPS, EPOCHS, WARMUP = "trainer.num_nodes", "trainer.max_steps", "trainer.max_epochs", "model.warmup_steps"
-BATCH, LR = "data.global_batch_size", "model.optimizer.lr"
-STUDY_KEYS = {"nodes": None, "scaling": "strong", "lr": None, "steps": "200", "out": None}  # with their defaults
-# Config keys that the study sets, and what to type instead.
-RESERVED_KEYS = {NODES: "nodes=", STEPS: "steps=", EPOCHS: "steps=", "run_dir": "out="}
-RESERVED_KEYS["resume"] = "the words that started the study"
-# Only the study resumes its runs, and the checkpoints of large models are large.
-CHECKPOINT_OVERRIDES = ("checkpoint.keep=1", "checkpoint.monitor=null")
-COMPARED_SECTIONS = ("model", "data", "trainer", "strategy", "seed", "matmul_precision")  # of the config
-MIN_WINDOWS = 3  # of log_every_n_steps steps, after the first one, which is warm-up: enough for a median
+NODES, STEPS, BATCH, LR = "trainer.num_nodes", "trainer.max_steps", "data.global_batch_size", "model.optimizer.lr"
+SETTINGS = ("nodes", "scaling", "lr", "out")  # words of the study; all others are overrides of the config
+SET_PER_POINT = (NODES, "run_dir", "resume")
+# What is typed counts instead. Short runs need no further checkpoints, and those of large models are large.
+DEFAULTS = (f"{STEPS}=200", "trainer.max_epochs=-1", "checkpoint.keep=1", "checkpoint.monitor=null")
+MIN_WINDOWS = 4  # of log_every_n_steps steps: the first one is warm-up, and three are enough for a median
 
 
 @dataclass(frozen=True)
@@ -33,180 +27,112 @@ class ScalingStudy:
 
     nodes: tuple[int, ...]  # ascending
     scaling: str  # strong: all points have the same global batch; weak: the same samples per device
-    lr: str | None  # linear, sqrt or keep; None: chosen for the optimizer
-    steps: int
+    lr_rule: str  # keep, linear or sqrt: how the learning rate follows the global batch
     out: str | None
-    words: tuple[str, ...]  # overrides of the config
-
-    @property
-    def shared_settings(self) -> dict[str, Any]:
-        """The settings that all points share. More nodes do not make another study."""
-        return asdict(replace(self, nodes=self.nodes[:1], out=None))
-
-    @property
-    def digest(self) -> str:
-        """The part of the folder's name that tells studies apart."""
-        return hashlib.sha256(json.dumps(self.shared_settings).encode()).hexdigest()[:8]
-
-    @property
-    def first_overrides(self) -> tuple[str, ...]:
-        """The overrides of the first point, whose batch and learning rate are those of the config."""
-        fixed = (f"{NODES}={self.nodes[0]}", f"{EPOCHS}=-1", f"{STEPS}={self.steps}")
-        return *CHECKPOINT_OVERRIDES, *self.words, *fixed
+    overrides: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """One job of a study."""
+    """One run of a study."""
 
     num_nodes: int
-    num_devices: int  # of all nodes
-    global_batch_size: int  # samples per optimizer step
-    lr: float | None  # None: the config does not set it
-    lr_rule: str  # linear, sqrt or keep: how lr follows the batch
-    warmup_steps: int | None  # None: the config has no warm-up
-    steps: int
-    words: tuple[str, ...]  # overrides of the config
+    run_dir: Path
+    overrides: tuple[str, ...]
+    cfg: DictConfig
 
     @property
-    def samples_per_device(self) -> float:
-        """Samples per optimizer step that each device computes."""
-        return self.global_batch_size / self.num_devices
+    def name(self) -> str:
+        return f"nodes={self.num_nodes}"
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_nodes * self.cfg.trainer.devices
 
 
 def parse_study(words: Sequence[str]) -> ScalingStudy:
     """Return the study that a command line describes. Raises `ConfigError`."""
-    settings, typed_keys, overrides = dict(STUDY_KEYS), set[str](), []
-    for word in words:
-        key, equals, value = word.partition("=")
-        if key in settings and equals:
-            if key in typed_keys:
-                raise ConfigError(word, None, f"{key}= must not be typed twice", f"{key}=<one of the two>")
-            typed_keys.add(key)
-            settings[key] = value
-        elif fix := RESERVED_KEYS.get(key):
-            raise ConfigError(key, value, "cannot be set here, as the study sets it for each point", fix)
-        else:
-            overrides.append(word)
-    scaling, lr = str(settings["scaling"]), settings["lr"]
+    pairs = [word.partition("=") for word in words]
+    keys = [key for key, _, _ in pairs if key in SETTINGS]
+    if twice := next((key for key in keys if keys.count(key) > 1), None):
+        raise ConfigError(f"{twice}=", None, "must not be typed twice", f"{twice}=<one of the two>")
+    if reserved := next((word for word in words if word.partition("=")[0] in SET_PER_POINT), None):
+        rule = "cannot be typed here, as each point of the study has its own"
+        raise ConfigError(reserved, None, rule, "nodes=1,2,4 for the points, out=FOLDER for their run directories")
+    settings = {key: value for key, _, value in pairs}
+    scaling, lr_rule = settings.get("scaling", "strong"), settings.get("lr")
     value_checks.require_one_of("scaling", scaling, choices=["strong", "weak"])
-    if lr is not None:
-        value_checks.require_one_of("lr", lr, choices=["linear", "sqrt", "keep"])
-        if scaling == "strong" and lr != "keep":
-            rule = "must be keep in strong scaling, as the rate follows the global batch, which stays the same"
-            raise ConfigError("lr", lr, rule, "lr=keep, or scaling=weak")
-    if settings["nodes"] is None:
-        raise ConfigError("nodes", None, "must be given: the numbers of nodes to compare", "nodes=1,2,4")
-    nodes = _parse_nodes(settings["nodes"])
-    steps = _parse_count("steps", str(settings["steps"]), "must be an integer above 0", fix="steps=200")
-    return ScalingStudy(nodes, scaling, lr, steps, settings["out"], tuple(overrides))
+    if lr_rule is not None:
+        value_checks.require_one_of("lr", lr_rule, choices=["keep", "linear", "sqrt"])
+    if scaling == "weak" and lr_rule is None:
+        rule = "must be given with scaling=weak, as the global batch grows with the nodes. The learning rate can stay "
+        rule += "(keep), grow like the batch (linear, usual for SGD) or like its square root (sqrt, usual for Adam)"
+        raise ConfigError("lr", None, rule, "lr=keep, lr=linear or lr=sqrt")
+    if scaling == "strong" and lr_rule not in (None, "keep"):
+        rule = "must be keep in strong scaling, as the rate follows the global batch, which stays the same"
+        raise ConfigError("lr", lr_rule, rule, "lr=keep, or scaling=weak")
+    overrides = tuple("".join(pair) for pair in pairs if pair[0] not in SETTINGS)
+    return ScalingStudy(_parse_nodes(settings.get("nodes")), scaling, lr_rule or "keep", settings.get("out"), overrides)
 
 
-def plan_points(study: ScalingStudy, first_cfg: DictConfig) -> list[ScalingPoint]:
-    """Return all points, given the composed config of the first one. Raises `ConfigError`."""
-    _reject_unmeasured(study, first_cfg)
-    _reject_indivisible_batch(study, first_cfg)
-    rule, warmup = _choose_lr_rule(study, first_cfg), OmegaConf.select(first_cfg, WARMUP)
-    fitted_warmup = None if warmup is None else clamp_warmup_steps(warmup, study.steps, is_lr_scaled=rule != "keep")
-    batch, lr = first_cfg.data.global_batch_size, OmegaConf.select(first_cfg, LR)
-    points = []
+def compose_points(study: ScalingStudy) -> list[ScalingPoint]:
+    """Return all points of a study. Raises `ConfigError` if one of them cannot run, before anything is submitted."""
+    points: list[ScalingPoint] = []
     for num_nodes in study.nodes:
-        point_batch = batch * num_nodes // study.nodes[0] if study.scaling == "weak" else batch
-        point_lr = lr if rule == "keep" else scale_learning_rate(lr, point_batch / batch, rule=rule)
-        changes = {BATCH: (batch, point_batch), LR: (lr, point_lr), WARMUP: (warmup, fitted_warmup)}
-        words = [f"{key}={new}" for key, (old, new) in changes.items() if new != old]
-        points.append(
-            ScalingPoint(
-                num_nodes=num_nodes,
-                num_devices=num_nodes * first_cfg.trainer.devices,
-                global_batch_size=point_batch,
-                lr=point_lr,
-                lr_rule=rule,
-                warmup_steps=fitted_warmup,
-                steps=study.steps,
-                words=_drop_repeated_keys([*study.first_overrides, f"{NODES}={num_nodes}", *words]),
-            )
-        )
+        overrides = (*DEFAULTS, *study.overrides, f"{NODES}={num_nodes}")
+        if points and study.scaling == "weak":
+            overrides += _grown_overrides(points[0], num_nodes, lr_rule=study.lr_rule)
+        cfg = compose.compose_overrides(overrides)
+        try:
+            queue_run.check_submission(cfg, overrides)
+        except ConfigError as error:
+            raise ConfigError(f"{error.key} (at nodes={num_nodes})", error.value, error.rule, error.fix) from None
+        _reject_unmeasured(cfg)
+        folder = home.expand(study.out or PROJECT / "runs" / f"scaling_{cfg.name}_{study.scaling}").absolute()
+        cfg.run_dir = str(folder / f"nodes-{num_nodes}")
+        points.append(ScalingPoint(num_nodes, Path(cfg.run_dir), overrides, cfg))
     return points
 
 
-def study_record(study: ScalingStudy, first_cfg: DictConfig) -> str:
-    """Return what the points of a study share, as JSON. A point that is submitted later must have the same."""
-    leaves = flatten(OmegaConf.create(to_frozen_yaml(first_cfg)))
-    compared = {key: value for key, value in leaves.items() if key.split(".")[0] in COMPARED_SECTIONS}
-    return json.dumps(study.shared_settings | {"config": compared}, indent=1)
+def _grown_overrides(first: ScalingPoint, num_nodes: int, *, lr_rule: str) -> tuple[str, ...]:
+    """Return the global batch and the learning rate of a point of weak scaling.
 
+    The rules are those of Goyal et al. 2017 (arXiv 1706.02677, section 2: linear) and of Malladi et al. 2022 (arXiv
+    2205.10287: sqrt; they also change betas and epsilon of Adam).
 
-def scale_learning_rate(lr: float, batch_growth: float, *, rule: str) -> float:
-    """Return the learning rate for a global batch that is `batch_growth` times as large.
-
-    Args:
-        rule: linear, for SGD with a warm-up (Goyal et al. 2017, arXiv 1706.02677, section 2); sqrt, for Adam and
-            similar optimizers (Malladi et al. 2022, arXiv 2205.10287, who also change betas and epsilon, unlike this).
+    Raises:
+        ConfigError: the config has no learning rate that a rule could scale, or the batch cannot be shared equally.
     """
-    growth = batch_growth if rule == "linear" else math.sqrt(batch_growth)
-    return float(f"{lr * growth:.6g}")  # as it is typed
+    batch = first.cfg.data.global_batch_size
+    if batch % first.num_nodes:
+        rule = f"must be divisible by the number of nodes of the first point ({first.num_nodes})"
+        raise ConfigError(BATCH, batch, rule, f"{BATCH}={-(-batch // first.num_nodes) * first.num_nodes}")
+    growth = num_nodes / first.num_nodes
+    overrides = (f"{BATCH}={batch // first.num_nodes * num_nodes}",)
+    if lr_rule == "keep":
+        return overrides
+    lr = OmegaConf.select(first.cfg, LR)
+    if not isinstance(lr, int | float):
+        raise ConfigError("lr", lr_rule, f"must be keep, as this config has no {LR} that could grow", "lr=keep")
+    factor = growth if lr_rule == "linear" else math.sqrt(growth)
+    return *overrides, f"{LR}={float(f'{lr * factor:.6g}')}"
 
 
-def clamp_warmup_steps(configured_steps: int, max_steps: int, *, is_lr_scaled: bool) -> int:
-    """Return the warm-up steps of a short run: at most half of it and, if the rate is scaled, at least a tenth."""
-    return min(max(configured_steps, max_steps // 10 if is_lr_scaled else 0), max_steps // 2)
-
-
-def _choose_lr_rule(study: ScalingStudy, first_cfg: DictConfig) -> str:
-    """Return linear, sqrt or keep. Raises `ConfigError` if there is no learning rate to scale."""
-    if study.scaling == "strong" or study.lr == "keep":
-        return "keep"
-    if not isinstance(OmegaConf.select(first_cfg, LR), int | float):
-        rule = f"must be keep: this config has no {LR} that weak scaling could scale"
-        raise ConfigError("lr", study.lr, rule, "lr=keep")
-    return study.lr or ("linear" if str(first_cfg.model.optimizer.get("_target_")).endswith("SGD") else "sqrt")
-
-
-def _reject_unmeasured(study: ScalingStudy, first_cfg: DictConfig) -> None:
+def _reject_unmeasured(cfg: DictConfig) -> None:
     """Raise `ConfigError` if a run would be too short for its rate to be measured, or would not measure it."""
-    window = first_cfg.trainer.log_every_n_steps
-    min_steps = (1 + MIN_WINDOWS) * window
-    if study.steps < min_steps:
-        rule = f"must be at least {min_steps}, which is {1 + MIN_WINDOWS} windows of trainer.log_every_n_steps={window}"
-        raise ConfigError("steps", study.steps, f"{rule}: the first one is warm-up", f"steps={min_steps}")
-    if not OmegaConf.select(first_cfg, "callbacks.throughput"):
+    steps, window = cfg.trainer.max_steps, cfg.trainer.log_every_n_steps
+    if steps < MIN_WINDOWS * window:
+        rule = f"must be at least {MIN_WINDOWS * window}, which is {MIN_WINDOWS} windows of trainer.log_every_n_steps="
+        raise ConfigError(STEPS, steps, f"{rule}{window}: the first one is warm-up", f"{STEPS}={MIN_WINDOWS * window}")
+    if not OmegaConf.select(cfg, "callbacks.throughput"):
         rule = "must not be null, as it measures the rates that the study compares"
         raise ConfigError("callbacks.throughput", "null", rule, "leave callbacks.throughput=null out")
 
 
-def _reject_indivisible_batch(study: ScalingStudy, first_cfg: DictConfig) -> None:
-    """Raise `ConfigError` if the batch is not divisible at all points (strong scaling) or at the first one (weak)."""
-    size = first_cfg.data.global_batch_size
-    if not isinstance(size, int) or size < 1:
-        section_rules.check_global_batch_size(first_cfg)  # raises
-    unit = derive_layout(first_cfg).data_parallel_size * first_cfg.trainer.accumulate_grad_batches
-    nodes = study.nodes if study.scaling == "strong" else study.nodes[:1]
-    if size % (multiple := math.lcm(*(unit * num_nodes // study.nodes[0] for num_nodes in nodes))):
-        nearest = (size // multiple * multiple, -(-size // multiple) * multiple)
-        fix = " or ".join(f"{BATCH}={near}" for near in nearest if near)
-        rule = f"must be divisible by {multiple}, the least common multiple of (data-parallel size * "
-        rule += f"accumulate_grad_batches) at nodes={','.join(map(str, nodes))}"
-        raise ConfigError(BATCH, size, rule, fix)
-
-
-def _parse_nodes(text: str) -> tuple[int, ...]:
+def _parse_nodes(text: str | None) -> tuple[int, ...]:
     """Return the numbers of nodes, ascending."""
-    rule = "must be one or several integers above 0, separated by commas"
-    nodes = [_parse_count("nodes", word, rule, fix="nodes=1,2,4") for word in text.split(",")]
-    unique = tuple(sorted(set(nodes)))
-    if len(unique) < len(nodes):
-        rule = "must not contain a number twice"
-        raise ConfigError("nodes", text, rule, f"nodes={','.join(map(str, unique))}")
-    return unique
-
-
-def _parse_count(key: str, text: str, rule: str, *, fix: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise ConfigError(key, text, rule, fix)
-    return int(text)
-
-
-def _drop_repeated_keys(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words without those whose key comes again later, which Hydra would override."""
-    return tuple({word.partition("=")[0]: word for word in words}.values())
+    numbers = (text or "").split(",")
+    if not all(number.isdecimal() and int(number) for number in numbers) or len(set(numbers)) < len(numbers):
+        rule = "must be the numbers of nodes to compare: different integers above 0, separated by commas"
+        raise ConfigError("nodes", text, rule, "nodes=1,2,4")
+    return tuple(sorted(map(int, numbers)))

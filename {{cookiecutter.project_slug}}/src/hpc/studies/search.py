@@ -90,19 +90,18 @@ def load_search(folder: Path) -> Search:
     """Return the settings of the search in this folder. Raises `ConfigError` if there is none that can be read."""
     try:
         search = Search(**files.parse_json(files.read_text(folder / FILE)))
-        words = search.words
-        are_texts = isinstance(words, list) and all(isinstance(word, str) for word in (search.metric, *words))
-        if not are_texts or not all(isinstance(number, int) for number in (search.trials, search.seed)):
+        types = {"trials": int, "seed": int, "metric": str, "words": list}
+        if not all(isinstance(getattr(search, name), kind) for name, kind in types.items()):
             raise ValueError("a value has the wrong type")
         if search.sampler not in SAMPLERS or search.mode not in ("min", "max"):
             raise ValueError("its sampler or its mode is unknown")
+        if not all(isinstance(word, str) for word in search.words):
+            raise ValueError("its words are no text")
         return search
     except (OSError, ValueError, TypeError) as error:
-        reason = f"{FILE} is damaged: {error}"
+        reason = f"{FILE} cannot be read: {getattr(error, 'strerror', None) or error}"
         if isinstance(error, FileNotFoundError):
             reason = f"it holds no {FILE}"
-        elif isinstance(error, PermissionError):
-            reason = f"you are not allowed to read {FILE}"
         rule = f"This is not the folder of a search: {reason}"
         fix = "runs/<the folder that submit.py --search has printed>"
         raise ConfigError("FOLDER", folder, rule, fix) from None

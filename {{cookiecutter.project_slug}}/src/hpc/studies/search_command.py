@@ -18,10 +18,9 @@ from hpc.studies import search
 def list_trials(folder: Path) -> list[str]:
     """Return a line per trial, the best first, and the command line of the best one. Raises `ConfigError`."""
     search.load_search(folder.absolute())
-    _reject_without_optuna()
-    from hpc.studies import trial_table
-
     with _reject_damaged_study(folder):
+        from hpc.studies import trial_table
+
         return trial_table.study_lines(folder.absolute())
 
 
@@ -32,10 +31,9 @@ def write_member_config(run_dir: Path) -> list[str]:
         ConfigError: there is no search, its study cannot be read, or the config is rejected.
     """
     search.load_search(run_dir.parent)
-    _reject_without_optuna()
-    from hpc.studies import optuna_study
-
     with _reject_damaged_study(run_dir.parent):
+        from hpc.studies import optuna_study
+
         words = optuna_study.draw_member_overrides(run_dir)
     cfg = compose.compose_overrides(words)
     trust.reject_untrusted(cfg, run_dir)  # the overrides come from a file in the folder
@@ -52,16 +50,11 @@ def _reject_damaged_study(folder: Path) -> Iterator[None]:
         yield
     except (ConfigError, OmegaConfBaseException):
         raise
-    except Exception as error:
-        rule = f"The study of this search cannot be read ({type(error).__name__}: {errors.first_line(error)})"
-        fix = "python report.py FOLDER, as the runs themselves are not damaged"
-        raise ConfigError("FOLDER", folder, rule, fix) from error
-
-
-def _reject_without_optuna() -> None:
-    """Raise `ConfigError` if optuna cannot be imported."""
-    try:
-        import optuna  # noqa: F401
     except ImportError as error:
         rule = f"must be installed, but cannot be imported ({error})"
         raise ConfigError("The package optuna", None, rule, "pip install optuna -c constraints.txt") from None
+    except Exception as error:
+        reason = f"{type(error).__name__}: {errors.first_line(error)}"
+        rule = f"The study in {folder / 'journal.jsonl'} cannot be read ({reason})"
+        fix = "python report.py FOLDER, as the runs themselves are not damaged"
+        raise ConfigError("FOLDER", folder, rule, fix) from error

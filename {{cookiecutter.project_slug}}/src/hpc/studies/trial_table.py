@@ -8,6 +8,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpc.studies import optuna_study, search, search_space
 from hpc.studies.search import Search
+from hpc.system.tables import table_lines
 
 SHOWN_STATES = {"complete": "finished", "fail": "failed"}
 
@@ -19,21 +20,14 @@ def study_lines(folder: Path) -> list[str]:
         return [f"no run of {folder} has started: python report.py {shlex.quote(str(folder))}"]
     study = optuna_study.open_study(folder)
     optuna_study.fail_ended_trials(study, folder)
-    return [*table_lines(settings, study.get_trials(deepcopy=False)), "", *best_lines(settings, study, folder)]
-
-
-def table_lines(settings: Search, trials: list[FrozenTrial]) -> list[str]:
-    """Return a line per trial, the best value first; a pruned trial has its last value."""
     sign = 1 if settings.mode == "min" else -1
-
-    def sort_key(trial: FrozenTrial) -> tuple[bool, float, str]:
-        return trial.value is None, sign * (trial.value or 0), trial.user_attrs["run"]
-
+    trials = sorted(
+        study.get_trials(deepcopy=False),
+        key=lambda trial: (trial.value is None, sign * (trial.value or 0), trial.user_attrs["run"]),
+    )
     keys = list(search_space.parse_space(settings.words))
-    titles = ["run", "state", "validations", settings.metric, *keys]
-    rows = [titles, *(_cells(trial, keys) for trial in sorted(trials, key=sort_key))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    head = ["run", "state", "validations", settings.metric, *keys]
+    return [*table_lines(head, [_cells(trial, keys) for trial in trials]), "", *best_lines(settings, study, folder)]
 
 
 def best_lines(settings: Search, study: Study, folder: Path) -> list[str]:
@@ -48,8 +42,8 @@ def best_lines(settings: Search, study: Study, folder: Path) -> list[str]:
 
 
 def _cells(trial: FrozenTrial, keys: list[str]) -> list[str]:
+    """Return the cells of a trial. A pruned one has its last value."""
     state = trial.state.name.lower()
-    value = "-" if trial.value is None else f"{trial.value:.4g}"
-    params = [f"{p:.4g}" if isinstance(p := trial.params.get(key, "-"), float) else str(p) for key in keys]
-    num_validations = str(len(trial.intermediate_values))
-    return [trial.user_attrs["run"], SHOWN_STATES.get(state, state), num_validations, value, *params]
+    values = [trial.value, *(trial.params.get(key) for key in keys)]
+    cells = ["-" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in values]
+    return [trial.user_attrs["run"], SHOWN_STATES.get(state, state), str(len(trial.intermediate_values)), *cells]
