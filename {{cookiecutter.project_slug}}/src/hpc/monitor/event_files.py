@@ -1,4 +1,8 @@
-"""TensorBoard's files of curves: written by a node's sampler, and read as far as they can be. Imports no torch."""
+"""TensorBoard's files of curves: written by a node's sampler, and read as far as they can be. Imports no torch.
+
+TensorBoard's own reader (2.21) ends at a damaged record, draws at random which points it keeps, and keeps both values
+of a step that a resumed run repeats.
+"""
 
 import os
 import socket
