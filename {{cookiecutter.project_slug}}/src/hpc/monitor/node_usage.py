@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from io import TextIOWrapper
 from itertools import islice, pairwise
 from pathlib import Path
-from statistics import median
 
 from hpc.monitor.damage_notes import damage_note
 from hpc.run.job_logs import read_tail
@@ -103,6 +102,8 @@ class NodeSamples:
 
     def energy_joules(self) -> float:
         """Return the energy of its GPUs by the trapezoidal rule; gaps between samples count as 0."""
+        from statistics import median  # not above: a sampler needs none of the twenty modules that it imports
+
         times, attempts = self.times, self.columns.get("attempt", ())
         intervals = [after - before for before, after in pairwise(times)]
         longest = GAP_INTERVALS * median(intervals) if intervals else 0
