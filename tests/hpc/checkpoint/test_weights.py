@@ -382,6 +382,14 @@ def test_cut_files_of_one_process_are_rejected(tmp_path: Path) -> None:
             weights.read(tmp_path / file.relative_to(tmp_path).parts[0])
 
 
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    file = sharded_by_one(tmp_path) / "__0_0.distcp"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ConfigError, match="damaged"):
+        weights.read(tmp_path)
+
+
 def test_a_tensor_with_a_chunk_missing_is_rejected(tmp_path: Path) -> None:
     metadata = pickle.loads((sharded_by_one(tmp_path) / ".metadata").read_bytes())
     metadata.state_dict_metadata["state_dict.network.frozen.weight"].chunks.clear()

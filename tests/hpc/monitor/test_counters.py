@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc.monitor import counters
-from hpc.monitor.counters import Counters, compute_rates
+from hpc.monitor import sampler
+from hpc.monitor.sampler import Counters, compute_rates
 
 Machine = Callable[[dict[str, object]], None]
 
@@ -14,8 +14,8 @@ Machine = Callable[[dict[str, object]], None]
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Write another machine's /proc and /sys: path → content of the file; None: a folder."""
-    monkeypatch.setattr(counters, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(counters, "SYS", tmp_path / "sys")
+    monkeypatch.setattr(sampler, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(sampler, "SYS", tmp_path / "sys")
 
     def write(files: dict[str, object]) -> None:
         for name, text in files.items():
@@ -41,9 +41,9 @@ def test_the_processors_of_the_job_and_no_others(machine: Machine) -> None:
     before = "cpu  9 9 9 9 9 9 9 9\ncpu0 10 0 0 100 0 0 0 0\ncpu1 0 0 0 0 0 0 0 0\ncpu12 5 5 5 50 5 1 1 1 7 7"
     after = "cpu  9 9 9 9 9 9 9 9\ncpu0 40 0 0 170 0 0 0 0\ncpu1 99 0 0 0 0 0 0 0\ncpu12 15 5 5 80 65 1 1 1 9 9"
     machine({"proc/stat": before})
-    first = counters.read_counters({0, 12})
+    first = sampler.read_counters({0, 12})
     machine({"proc/stat": after})
-    assert compute_rates(first, counters.read_counters({0, 12}), 1)["cpu_percent"] == pytest.approx(100 * 40 / 200)
+    assert compute_rates(first, sampler.read_counters({0, 12}), 1)["cpu_percent"] == pytest.approx(100 * 40 / 200)
 
 
 def test_stacked_networks_are_counted_once(machine: Machine) -> None:
@@ -54,33 +54,37 @@ def test_stacked_networks_are_counted_once(machine: Machine) -> None:
     machine(interface("hsn0", 8888, 8888) | {f"{cassini}/net/hsn0": None})
     for direction, octets in {"rx": 40000, "tx": 4000}.items():
         machine({f"{cassini}/telemetry/hni_sts_{direction}_ok_octets": f"{octets}@1700000000.123456789"})
-    readings = counters.read_counters(set())
-    assert (sum(readings.received.values()), sum(readings.sent.values())) == (63000, 6300)
-    assert len(readings.received) == 4
+    readings = sampler.read_counters(set())
+    assert (sum(readings["net_in_mbs"].values()), sum(readings["net_out_mbs"].values())) == (63000, 6300)
+    assert len(readings["net_in_mbs"]) == 4
 
 
 def test_disks_are_devices_and_sectors_512_bytes(machine: Machine) -> None:
     machine({"sys/block/nvme0n1/device": None, "sys/block/nvme0n1/stat": "  7 0 2000 9 8 0 4000 9 0 9 9"})
     machine({"sys/block/dm-0/stat": "  7 0 2000 9 8 0 4000 9 0 9 9"})
     machine({"sys/block/sr0/device": None, "sys/block/sr0/stat": "cut off"})
-    readings = counters.read_counters(set())
-    assert (readings.read, readings.written) == ({"nvme0n1": 1024000}, {"nvme0n1": 2048000})
+    readings = sampler.read_counters(set())
+    assert (readings["disk_read_mbs"], readings["disk_write_mbs"]) == ({"nvme0n1": 1024000}, {"nvme0n1": 2048000})
 
 
 def test_used_memory_is_total_minus_available(machine: Machine) -> None:
     machine({"proc/meminfo": "MemTotal:  8000000 kB\nMemFree:  1 kB\nMemAvailable:  2000000 kB\nHugePages_Total:  0"})
-    assert counters.used_memory_gb() == pytest.approx(6.144)
+    assert sampler.used_memory_gb() == pytest.approx(6.144)
 
 
-def make_counters(**bytes_: dict[str, int]) -> Counters:
-    empty = {name: {} for name in ("busy", "idle", "received", "sent", "read", "written")}
-    return Counters(**(empty | bytes_))
+def make_counters(**totals: dict[str, float]) -> Counters:
+    names = ("busy", "idle", "net_in_mbs", "net_out_mbs", "disk_read_mbs", "disk_write_mbs")
+    return {name: totals.get(name, {}) for name in names}
 
 
 def test_rates_are_per_second_and_unknown_if_a_counter_restarted() -> None:
-    before = make_counters(received={"eth0": 2**32 - 1000}, sent={"eth0": 0, "eth1": 0}, read={"sda": 0})
+    before = make_counters(
+        net_in_mbs={"eth0": 2**32 - 1000}, net_out_mbs={"eth0": 0, "eth1": 0}, disk_read_mbs={"sda": 0}
+    )
     after = make_counters(
-        received={"eth0": 500}, sent={"eth0": 3 * 10**6, "eth1": 10**6}, read={"sda": 0, "usb": 10**12}
+        net_in_mbs={"eth0": 500},
+        net_out_mbs={"eth0": 3 * 10**6, "eth1": 10**6},
+        disk_read_mbs={"sda": 0, "usb": 10**12},
     )
     readings = compute_rates(before, after, 2)
     assert readings == {
@@ -89,10 +93,10 @@ def test_rates_are_per_second_and_unknown_if_a_counter_restarted() -> None:
 
 
 def test_a_machine_without_counters(machine: Machine) -> None:
-    nothing = counters.read_counters({0})
+    nothing = sampler.read_counters({0})
     assert (
-        set(compute_rates(nothing, counters.read_counters({0}), 1).values()) == {None}
-        and counters.used_memory_gb() is None
+        set(compute_rates(nothing, sampler.read_counters({0}), 1).values()) == {None}
+        and sampler.used_memory_gb() is None
     )
 
 
@@ -100,15 +104,15 @@ def test_this_machine_agrees_with_psutil() -> None:
     psutil = pytest.importorskip("psutil")
     before, readings, after = (
         psutil.cpu_times(),
-        counters.read_counters(counters.widen_to_allocated_cores()),
+        sampler.read_counters(sampler.widen_to_allocated_cores()),
         psutil.cpu_times(),
     )
-    ticks = readings.idle["cpu"] / 100 if len(counters.widen_to_allocated_cores()) == psutil.cpu_count() else None
+    ticks = readings["idle"]["cpu"] / 100 if len(sampler.widen_to_allocated_cores()) == psutil.cpu_count() else None
     if ticks is not None:
         assert before.idle + before.iowait - 1 <= ticks <= after.idle + after.iowait + 1
     memory = psutil.virtual_memory()
-    assert counters.used_memory_gb() == pytest.approx((memory.total - memory.available) / 1e9, abs=0.2)
+    assert sampler.used_memory_gb() == pytest.approx((memory.total - memory.available) / 1e9, abs=0.2)
     interfaces = psutil.net_io_counters(pernic=True)
-    assert {name for name in readings.received if "/" not in name} <= interfaces.keys()
-    for name, received in readings.received.items():
+    assert {name for name in readings["net_in_mbs"] if "/" not in name} <= interfaces.keys()
+    for name, received in readings["net_in_mbs"].items():
         assert "/" in name or received <= psutil.net_io_counters(pernic=True)[name].bytes_recv

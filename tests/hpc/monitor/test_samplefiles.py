@@ -12,7 +12,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from hpc.monitor.sample_files import SampleTable, ScalarWriter, append_whole, crc32c, tf_record
+from hpc.monitor.event_files import ScalarWriter, crc32c, tf_record
+from hpc.monitor.node_usage import SampleTable
+from hpc.system.files import append_whole
 
 FEW = ["time", "attempt", "cpu_percent"]
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from hpc.monitor import event_files, node_usage
-from hpc.monitor.sample_files import SampleTable, ScalarWriter
+from hpc.monitor.event_files import ScalarWriter
+from hpc.monitor.node_usage import SampleTable
 from hpc.run import attempt_log
 from hpc.studies.optuna_study import JournalFileBackend, JournalLock
 

@@ -179,8 +179,8 @@ def test_what_another_run_takes_away_meanwhile_is_a_warning(
     (found.cache_dir / "aside" / "kernel.so").write_text("code")
     scandir = os.scandir
 
-    def gone(path: str | Path) -> object:
-        if Path(path).name == "aside":
+    def gone(path: str | Path | int) -> object:  # a number is a folder that is open
+        if str(path).endswith("/aside") or path == "aside":
             raise FileNotFoundError(path)
         return scandir(path)
 

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from hpc.training.factor_schedule import InitialGroupsLambdaLR
-from hpc.training.float64_mean import make_float64_mean_metric
-from hpc.training.module import NetworkModule
+from hpc.training.module import InitialGroupsLambdaLR, NetworkModule, make_float64_mean_metric
 from hpc.training.parallel import split_groups_by_mesh
 
 IGNORED_TARGET = -100  # torch's default: such a target counts neither in the loss nor in a metric

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path, PurePath
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
@@ -52,6 +52,15 @@ DEEPSPEED_CLASSES = (
 )
 
 
+class _RegularFiles(filesystem.FileSystem):
+    """The file system, without pipes in place of files: they would be waited for without end."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[IO[bytes]]:
+        with files.open_regular_file(Path(path)) as stream:
+            yield stream
+
+
 class Reader(filesystem.FileSystemReader):
     """A reader for a folder of torch.distributed.checkpoint: `dcp.load(states, storage_reader=Reader(folder))`.
 
@@ -63,6 +72,7 @@ class Reader(filesystem.FileSystemReader):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
+        self.fs = _RegularFiles()
         try:  # here, because dcp.load makes an AssertionError of whatever goes wrong there
             self._metadata = read_metadata(folder)
         except Exception as error:

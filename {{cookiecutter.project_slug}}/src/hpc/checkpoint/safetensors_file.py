@@ -1,4 +1,7 @@
-"""Write tensors as one safetensors file, one of them in memory at a time. torch is imported with the first one."""
+"""Write tensors as one safetensors file, one of them in memory at a time. torch is imported with the first one.
+
+`save_file` of the safetensors library (0.8.0) wants all tensors in memory at once, and rejects tied ones.
+"""
 
 import json
 import os

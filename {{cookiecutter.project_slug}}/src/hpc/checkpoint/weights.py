@@ -3,7 +3,7 @@
 Neither DeepSpeed nor a process group is needed to read what many processes wrote.
 """
 
-import io
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hpc.checkpoint import deepspeed_zero, safe_unpickle
 from hpc.config.errors import ConfigError
-from hpc.system import files
 
 PREFIX = "state_dict."  # of the weights in a folder of torch.distributed.checkpoint; optimizer states lie beside them
 
@@ -141,8 +141,9 @@ def _config_errors(path: Path) -> Iterator[None]:
         yield
     except (ConfigError, MemoryError):
         raise
-    except Exception as error:  # a damaged file can fail anywhere
-        raise ConfigError("ckpt", path, safe_unpickle.describe_error(error), safe_unpickle.FIX) from error
+    except (Exception, CheckpointException) as error:  # a damaged file can fail anywhere
+        cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+        raise ConfigError("ckpt", path, safe_unpickle.describe_error(cause), safe_unpickle.FIX) from error
 
 
 Fetch = tuple[torch.dtype, torch.Size, Callable[[], Tensor]]
@@ -158,7 +159,7 @@ def _find_tensors(path: Path) -> dict[str, Fetch]:
             if isinstance(value, Tensor)
         }
     if (path / ".metadata").is_file():
-        return _find_chunks(path)
+        return _find_saved_tensors(path)
     if file := deepspeed_zero.find_model_file(path):
         return {
             key: (pieces[0].dtype, shape, partial(_join, pieces, shape))
@@ -178,35 +179,25 @@ def _join(pieces: list[Tensor], shape: torch.Size) -> Tensor:
     return flat[: shape.numel()].view(shape)
 
 
-def _find_chunks(folder: Path) -> dict[str, Fetch]:
-    """Find the chunks of each tensor whose key begins with PREFIX."""
-    metadata = safe_unpickle.read_metadata(folder)
-    fetches: dict[str, Fetch] = {}
-    for key, entry in metadata.state_dict_metadata.items():
-        if not key.startswith(PREFIX) or not isinstance(entry, TensorStorageMetadata):
-            continue
-        chunks = {
-            tuple(chunk.offsets): metadata.storage_data[MetadataIndex(key, chunk.offsets)] for chunk in entry.chunks
-        }
-        fetch = partial(_assemble, folder, entry.properties.dtype, shape=entry.size, chunks=chunks)
-        fetches[key.removeprefix(PREFIX)] = entry.properties.dtype, entry.size, fetch
+def _find_saved_tensors(folder: Path) -> dict[str, Fetch]:
+    """Find the tensors whose key begins with PREFIX in a folder of torch.distributed.checkpoint."""
+    reader, fetches = safe_unpickle.Reader(folder), {}
+    for key, entry in reader.read_metadata().state_dict_metadata.items():
+        if key.startswith(PREFIX) and isinstance(entry, TensorStorageMetadata):
+            if sum(chunk.sizes.numel() for chunk in entry.chunks) != entry.size.numel():  # torch would not notice
+                raise ValueError("chunks do not cover the tensor")
+            fetch = partial(_read_alone, reader, key, dtype=entry.properties.dtype, shape=entry.size)
+            fetches[key.removeprefix(PREFIX)] = entry.properties.dtype, entry.size, fetch
     return fetches
 
 
-def _assemble(
-    folder: Path, dtype: torch.dtype, *, shape: torch.Size, chunks: Mapping[tuple[int, ...], _StorageInfo]
-) -> Tensor:
-    """Return one tensor from its chunks, which are keyed by the place of their first element in it."""
-    whole, num_filled = torch.empty(shape, dtype=dtype), 0
-    for corner, place in chunks.items():
-        with files.open_regular_file(folder / place.relative_path) as stream:
-            stream.seek(place.offset)
-            part = torch.load(io.BytesIO(stream.read(place.length)), map_location="cpu", weights_only=True)
-        whole[tuple(slice(start, start + length) for start, length in zip(corner, part.shape, strict=True))] = part
-        num_filled += part.numel()
-    if num_filled != whole.numel():
-        raise ValueError("chunks do not cover the tensor")
-    return whole
+def _read_alone(reader: safe_unpickle.Reader, key: str, *, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+    """Read one tensor without the other ranks, each of which reads what it needs."""
+    tensor = torch.empty(shape, dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as intended
+        load_tensors({key: tensor}, storage_reader=reader, no_dist=True)
+    return tensor
 
 
 def _sharded_like(reference: Tensor, value: Tensor) -> Tensor:

@@ -1,15 +1,20 @@
-"""Readers of the curves in a run's TensorBoard files, as far as these can be read. Imports no torch."""
+"""TensorBoard's files of curves: written by a node's sampler, and read as far as they can be. Imports no torch.
 
+TensorBoard's own reader (2.21) ends at a damaged record, draws at random which points it keeps, and keeps both values
+of a step that a resumed run repeats.
+"""
+
+import os
+import socket
 import struct
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import IO, Any
 
-from hpc.monitor.sample_files import masked_checksum
-from hpc.system.files import open_regular_file
+from hpc.system.files import append_whole, open_regular_file
 
 MAX_RECORD_BYTES = 2**16  # larger records, such as pictures and histograms, are skipped
 MAX_RECORDS = 2_000_000  # reading them takes about 20 seconds
@@ -147,3 +152,63 @@ def _records(stream: IO[bytes]) -> Iterator[bytes | None]:
             continue
         data = stream.read(length + 4)
         yield data[:-4] if data[-4:] == masked_checksum(data[:-4]) else None
+
+
+class ScalarWriter:
+    """A writer of scalars for TensorBoard: records of its `Event` messages, framed as TensorFlow's TFRecord.
+
+    TensorBoard's own writer would import numpy and five times as much code, and keep a thread.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+
+        self.folder = folder
+        self._event: Any = event_pb2.Event  # type: ignore[attr-defined]
+        self._summary: Any = summary_pb2.Summary  # type: ignore[attr-defined]
+        self._file: int | None = None
+
+    def add(self, time: float, step: int, values: Mapping[str, float | int | None]) -> None:
+        """Append scalars by name, without those that are None. Raises `OSError`."""
+        if self._file is None:
+            self._file = self._open(time)
+        known = {name: value for name, value in values.items() if value is not None}
+        points = [self._summary.Value(tag=name, simple_value=value) for name, value in known.items()]
+        event = self._event(wall_time=time, step=step, summary=self._summary(value=points))
+        append_whole(self._file, tf_record(event.SerializeToString()))
+
+    def _open(self, time: float) -> int:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time:.0f}.{socket.gethostname()}.{os.getpid()}"
+        file = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        append_whole(file, tf_record(self._event(wall_time=time, file_version="brain.Event:2").SerializeToString()))
+        return file
+
+
+def tf_record(data: bytes) -> bytes:
+    """Return a TFRecord: the length, its checksum, the data, their checksum."""
+    length = struct.pack("<Q", len(data))
+    return length + masked_checksum(length) + data + masked_checksum(data)
+
+
+def crc32c(data: bytes) -> int:
+    """Return the checksum of Castagnoli (RFC 3720, B.4), which differs from zlib's."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = CRC32C[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF
+
+
+def masked_checksum(data: bytes) -> bytes:
+    """Return TFRecord's masked CRC-32C: a plain checksum is weak for data that contain checksums."""
+    crc = crc32c(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _crc32c_of_byte(value: int) -> int:
+    for _ in range(8):
+        value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+    return value
+
+
+CRC32C = [_crc32c_of_byte(value) for value in range(256)]

@@ -1,23 +1,68 @@
-"""Samples of the nodes and phases of a run, read from monitor/ of its directory. Imports no torch."""
+"""Samples of the nodes, written and read, and phases of a run: files in monitor/ of its directory. Imports no torch."""
 
 import math
+import os
 import re
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import TextIOWrapper
 from itertools import islice, pairwise
 from pathlib import Path
-from statistics import median
 
 from hpc.run.job_logs import read_tail
-from hpc.system.files import open_regular_file, parse_json
+from hpc.system.files import append_whole, open_regular_file, parse_json
 
 MAX_BYTES = 32 * 2**20  # of samples that are read, in about 3 s; of more samples, one in so many is read
 GAP_INTERVALS = 5  # after so many intervals without a sample, the time between counts as unknown
 NOT_TRAINING = ("start", "validation", "checkpoint", "test")  # phases
 MAX_CELL_VALUE = 1e12  # the largest value that a cell may have
+
+
+Sample = Mapping[str, float | int | None]  # by column; None: unknown
+
+
+class SampleTable:
+    """A CSV file with a header, to which each attempt at a run appends."""
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self.path, self.columns = path, list(columns)
+        self._file: int | None = None
+
+    def add(self, sample: Sample) -> None:
+        """Append a row, with empty cells for unknown values. Raises `OSError`."""
+        if self._file is None:
+            self._file = self._open()
+        cells = ("" if (value := sample.get(column)) is None else f"{round(value, 3)}" for column in self.columns)
+        append_whole(self._file, (",".join(cells) + "\n").encode())
+
+    def first_time(self) -> float | None:
+        """Return the first cell of the first row; None if there is no row."""
+        try:
+            with self.path.open(encoding="utf-8", errors="replace") as stream:
+                return float((stream.readline() and stream.readline()).partition(",")[0])
+        except (OSError, ValueError):
+            return None
+
+    def _open(self) -> int:
+        """Open the file, and extend its header if this attempt has columns (other GPUs) that are new."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        content = self.path.read_bytes() if self.path.exists() else b""
+        complete = content[: content.rfind(b"\n") + 1]  # a crash may have cut a number of the last line in half
+        lines = complete.decode(errors="replace").splitlines()
+        columns = lines[0].split(",") if lines else []
+        new_columns = [column for column in self.columns if column not in columns]
+        self.columns = [*columns, *new_columns]
+        if new_columns:
+            padded = [",".join(self.columns), *(line + "," * len(new_columns) for line in lines[1:])]
+            temporary = self.path.with_suffix(".part")
+            temporary.write_text("\n".join(padded) + "\n", encoding="utf-8")
+            temporary.replace(self.path)
+        file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
+        if not new_columns and len(complete) < len(content):
+            os.ftruncate(file, len(complete))
+        return file
 
 
 @dataclass(frozen=True)
@@ -56,6 +101,8 @@ class NodeSamples:
 
     def energy_joules(self) -> float:
         """Return the energy of its GPUs by the trapezoidal rule; gaps between samples count as 0."""
+        from statistics import median  # not above: a sampler needs none of the twenty modules that it imports
+
         times, attempts = self.times, self.columns.get("attempt", ())
         intervals = [after - before for before, after in pairwise(times)]
         longest = GAP_INTERVALS * median(intervals) if intervals else 0

@@ -73,3 +73,14 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.part")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
+
+
+def append_whole(file: int, data: bytes) -> None:
+    """Append all of the data or nothing. Raises `OSError`, on a full disk for example."""
+    size = os.fstat(file).st_size
+    try:
+        if os.write(file, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        os.ftruncate(file, size)
+        raise

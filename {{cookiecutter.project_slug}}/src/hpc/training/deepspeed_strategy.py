@@ -18,8 +18,8 @@ from hpc.checkpoint.on_disk import read_manifest
 from hpc.checkpoint.strategy_state import CheckpointMixin
 from hpc.config.errors import ConfigError
 from hpc.data.shared_loaders import ShardsDataLoaders
-from hpc.training.norm_precision import BATCH_NORM, reject_mixed_norm_on_cpu
 from hpc.training.shown_names import join_names
+from hpc.training.strategies import BATCH_NORM, reject_mixed_norm_on_cpu
 from hpc.training.synced_buffers import SyncsBuffers
 from hpc.training.unfrozen_parameters import TracksUnfrozenParameters
 

@@ -1,14 +1,17 @@
 """A LightningModule around one network that any strategy can shard, compile and clip, and that costs little per step.
 
-It is optional: every LightningModule can be trained.
+It is optional: every LightningModule can be trained. Beside it are a schedule and a metric for such modules.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import lightning as L
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torchmetrics import MeanMetric
 
 from hpc.training.parallel import clip_gradients
 
@@ -50,3 +53,16 @@ class NetworkModule(L.LightningModule):
             self.__dict__[name] = value
         else:
             super().__setattr__(name, value)
+
+
+class InitialGroupsLambdaLR(LambdaLR):
+    """LambdaLR for the initial param groups; groups added later keep their own learning rate."""
+
+    def get_lr(self) -> list[float | Tensor]:
+        scheduled = super().get_lr()
+        return [*scheduled, *(group["lr"] for group in self.optimizer.param_groups[len(scheduled) :])]
+
+
+def make_float64_mean_metric() -> Any:
+    """Return a float64 MeanMetric: a float32 sum depends on the number of ranks and loses large token counts."""
+    return MeanMetric().set_dtype(torch.float64)

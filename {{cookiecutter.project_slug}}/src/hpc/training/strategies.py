@@ -6,9 +6,10 @@ from functools import wraps
 from typing import Any
 
 import torch
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins.precision import DoublePrecision
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import all_reduce, distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -18,10 +19,11 @@ from hpc.checkpoint.writer import NO_TIMEOUT
 from hpc.config.errors import ConfigError
 from hpc.data.shared_loaders import ShardsDataLoaders
 from hpc.training.ddp_buckets import rebuild_ddp_buckets
-from hpc.training.norm_precision import BATCH_NORM, reject_mixed_norm_on_cpu
 from hpc.training.shown_names import join_names
 from hpc.training.synced_buffers import SyncsBuffers, put_back
 from hpc.training.unfrozen_parameters import TracksUnfrozenParameters
+
+BATCH_NORM = nn.modules.batchnorm._BatchNorm  # the one class that all batch norms share
 
 
 def extend_group_timeouts(hang_seconds: float) -> None:
@@ -123,3 +125,15 @@ def _is_sharded(parameter: Tensor) -> bool:
 def double_precision_plugins(precision: str) -> list[DoublePrecision]:
     """Return the plugin for `64-true`, else none. Lightning rejects the word for FSDP2, though FSDP2 can do it."""
     return [DoublePrecision()] if precision == "64-true" else []
+
+
+def reject_mixed_norm_on_cpu(strategy: Any, *, reason: str) -> None:
+    """Raise `ConfigError` on CPU, which has no kernel for a batch norm of two precisions.
+
+    Args:
+        reason: why weights and statistics have different precisions.
+    """
+    if isinstance(strategy.accelerator, CPUAccelerator):
+        rule = f"On CPU, the weights and statistics of batch norm must have one precision; {reason}"
+        fix = "trainer.precision=32-true, or another norm such as torch.nn.GroupNorm"
+        raise ConfigError("trainer.precision", strategy.precision_plugin.precision, rule, fix)
