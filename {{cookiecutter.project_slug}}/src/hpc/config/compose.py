@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -27,6 +27,8 @@ from hpc.config.sections import TEXT_KEYS
 CODE_KEYS = re.compile(r"(?<!\w)_(target|partial|args|check)_(?!\w)")
 # Keys of Hydra itself. Of these, only hydra.searchpath changes a config.
 HYDRA_KEYS = re.compile(r"[+~]*hydra\b(?!\.searchpath\b)")
+# Keys of earlier versions, and what to type instead.
+FORMER_KEYS = {"test_only": "task=test"}
 # Groups that are used before the config is checked.
 REQUIRED_GROUPS = ("cluster", "strategy", "trainer", "data", "model")
 
@@ -88,9 +90,9 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
         _reject_forbidden(override)
     try:
         with _initialize_hydra(configs):
-            quoted = [_quote_text_value(override) for override in overrides]
+            quoted = [_in_hydras_grammar(override) for override in overrides]
             cfg = hydra_compose("train", quoted, return_hydra_config=True)
-            cluster = cfg.hydra.runtime.choices.get("cluster")
+            choices = cfg.hydra.runtime.choices
             with open_dict(cfg):
                 del cfg["hydra"]
     except OmegaConfBaseException as error:
@@ -105,10 +107,12 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
         if not isinstance(OmegaConf.select(cfg, group, default=None), DictConfig):
             rule = f"must be a group of keys, and {configs} with these overrides makes it something else"
             raise ConfigError(group, None, rule, f"a file of configs/{group} with keys")
+    if cfg.get("name", "") is None:
+        cfg.name = _default_name(choices)
     if personal and (values := load_personal_values(str(OmegaConf.select(cfg, "cluster.name")))):
         with _initialize_hydra(configs):
             search_path = [override for override in overrides if override.lstrip("+").startswith("hydra.searchpath=")]
-            default = hydra_compose("train", [*search_path, f"cluster={cluster}"]).cluster
+            default = hydra_compose("train", [*search_path, f"cluster={choices.get('cluster')}"]).cluster
         typed = {override.partition("=")[0].lstrip("+~") for override in overrides}
         apply_personal_values(values, cfg.cluster, default=default, typed=typed)
     return cfg
@@ -134,9 +138,18 @@ def _describe_groups() -> str:
     return f"config groups (files of configs/; clusters also in {SHIPPED_CLUSTERS}/):\n" + "\n".join(lines)
 
 
-def _quote_text_value(override: str) -> str:
-    """Return an override such as `cluster.account=0123` with its value quoted, which makes it text for Hydra."""
+def _default_name(choices: Mapping[str, str | None]) -> str:
+    """Return the name of a run: the choices of data and model, each word once, e.g. digits_resnet."""
+    chosen = [(choices.get(group) or "").rpartition("/")[2] for group in ("data", "model")]
+    words = re.findall(r"[A-Za-z0-9.+-]+", "_".join(chosen))
+    return "_".join(dict.fromkeys(words)) or "run"
+
+
+def _in_hydras_grammar(override: str) -> str:
+    """Return an override as Hydra reads it: `cluster.account='0123'`, as quotes make it text, for cluster.account=0123."""
     key, equals, value = override.partition("=")
+    if override == "logger=null":
+        return "~logger"  # Hydra has no other word for no choice of a group
     if key not in TEXT_KEYS or not equals or value in ("null", "???") or value[:1] in ("'", '"') or "${" in value:
         return override
     return f"{key}='{escape_quotes(value)}'"
@@ -191,6 +204,8 @@ def _raise_config_error(error: HydraException, overrides: Sequence[str], *, conf
         raise ConfigError(match[1], None, rule, fix) from None
     if match := re.search(r"Could not override '([^']+)'", text):
         key = match[1]
+        if key in FORMER_KEYS:
+            raise ConfigError(key, None, "cannot be used any more", FORMER_KEYS[key]) from None
         rule = "must be a group or a key of configs/ (+key=value adds a key)"
         raise ConfigError(key, None, rule, _suggest_for_unknown_key(key, overrides, configs=configs))
     cause = error.__cause__ or error

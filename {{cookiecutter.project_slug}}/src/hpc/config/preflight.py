@@ -94,7 +94,7 @@ def check_and_fill_from_files(cfg: DictConfig) -> None:
 def _has_own_checkpoint(cfg: DictConfig) -> bool:
     """Return whether the run resumes from a checkpoint of its own and no longer needs the one that it started from."""
     checkpoint = home.expand(cfg.run_dir) / "checkpoints/last.ckpt" if cfg.run_dir else None
-    return checkpoint is not None and checkpoint.exists() and not cfg.test_only
+    return checkpoint is not None and checkpoint.exists() and cfg.task == "train"
 
 
 def _check_target_arguments(cfg: DictConfig, prefix: str = "") -> None:

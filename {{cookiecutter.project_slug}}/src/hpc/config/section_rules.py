@@ -37,9 +37,10 @@ def check_run(run: RunConfig) -> None:
     require_one_of("matmul_precision", run.matmul_precision, choices=["highest", "high", "medium"])
     if run.run_dir:
         _check_run_dir(run.run_dir)
-    if run.test_only and not run.ckpt:
-        rule = "must be false without ckpt=, the checkpoint to evaluate"
-        raise ConfigError("test_only", True, rule, "ckpt=<checkpoint> test_only=true")
+    require_one_of("task", run.task, choices=["train", "test", "predict"])
+    if run.task != "train" and not run.ckpt:
+        rule = "must be train without ckpt=, the checkpoint to use"
+        raise ConfigError("task", run.task, rule, f"ckpt=<checkpoint> task={run.task}")
 
 
 def _check_name(name: str) -> None:
