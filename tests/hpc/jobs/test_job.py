@@ -87,7 +87,7 @@ def test_what_is_asked_for_follows_from_trainer_and_cluster(cluster: str) -> Non
         "--requeue",
     ]
     assert directives(slurm.render_job_script(work)) == [
-        "--job-name=digits",
+        "--job-name=digits_resnet",
         "--nodes=2",
         *ASKED[cluster].split(),
         *more,
@@ -161,8 +161,8 @@ def test_an_array_has_a_job_per_member() -> None:
 
 def test_a_script_for_anybody_names_its_run_after_the_job() -> None:
     text = slurm.render_job_script(job.job_from_config(composed("cluster=slurm", FOUR), (FOUR, "cluster=slurm")))
-    assert text.endswith(f"python train.py {FOUR} cluster=slurm\n") and "--output=digits-%j.log" in text
-    assert "name=digits " in text and "\nbegin_new_run " in text
+    assert text.endswith(f"python train.py {FOUR} cluster=slurm\n") and "--output=digits_resnet-%j.log" in text
+    assert "name=digits_resnet " in text and "\nbegin_new_run " in text
 
 
 @pytest.mark.parametrize("path", ODD, ids=str)

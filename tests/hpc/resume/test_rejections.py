@@ -90,7 +90,7 @@ def test_a_run_with_checkpoints_no_longer_needs_the_one_it_began_with(tmp_path: 
         preflight.check_and_fill_from_files(cfg)
     (tmp_path / "run/checkpoints/last.ckpt").mkdir(parents=True)
     preflight.check_and_fill_from_files(cfg)
-    cfg.test_only = True  # evaluation reads the checkpoint each time
+    cfg.task = "test"  # evaluation reads the checkpoint each time
     with pytest.raises(ConfigError, match="must be an existing file"):
         preflight.check_and_fill_from_files(cfg)
 

@@ -151,9 +151,9 @@ def test_a_persons_own_values_count(run: Path, tmp_path: Path, monkeypatch: pyte
         ("~model.optimizer.weight_decay", "model.optimizer.weight_decay must stay 0.05", "got (nothing)."),
         ("model.network.widths=[8,16,32]", "model.network.widths must stay [16, 32, 64]", "got [8, 16, 32]."),
         ("model.parallelize.precision=64-true", "model.parallelize.precision must stay bf16-mixed", "got 64-true."),
-        ("name=other", "name must stay digits", "got other."),
+        ("name=other", "name must stay digits_resnet", "got other."),
         ("ckpt=/x.ckpt", "ckpt must stay null", "got /x.ckpt."),
-        ("test_only=true", "test_only must stay false", "got true."),
+        ("task=test", "task must stay train", "got test."),
         ("run_dir=other", "run_dir=other cannot be given with resume=", "in its own directory."),
     ],
 )

@@ -91,7 +91,7 @@ def test_a_checkpoint_is_evaluated_to_the_same_number(
     trained: tuple[Path, str], call: Callable, tmp_path: Path
 ) -> None:
     ckpt = trained[0] / "checkpoints" / "last.ckpt"
-    done = call(f"ckpt={ckpt}", "test_only=true", f"run_dir={tmp_path / 'again'}", QUIET)
+    done = call(f"ckpt={ckpt}", "task=test", f"run_dir={tmp_path / 'again'}", QUIET)
     assert last_line(done.stdout) == last_line(trained[1]), done.stderr
 
 

@@ -166,18 +166,26 @@ def _reject_forbidden(override: str) -> None:
         raise ConfigError(override, None, rule, fix)
 
 
-def _suggest_for_unknown_key(key: str, overrides: Sequence[str], *, configs: Path) -> str:
-    """Return what to type instead of a key that the config does not have: `+key=...` if the class there accepts it."""
+def _unknown_key_error(key: str, overrides: Sequence[str], *, configs: Path) -> ConfigError:
+    """Return the error of a key that the config does not have. If the class there accepts it, it says `+key=value`."""
     from hpc.config import signatures
 
     others = [override for override in overrides if override.partition("=")[0] != key]
     cfg = compose_overrides(others if len(others) < len(overrides) else [], configs=configs)
     above, _, last = key.rpartition(".")
     target = OmegaConf.select(cfg, f"{above}._target_", default=None) if above else None
+    rule = "must be a group or a key of configs/ (+key=value adds a key)"
+    fix = suggest_key(key, [*flatten(cfg), *config_groups(configs)])
     with suppress(ConfigError):
-        if isinstance(target, str) and last in signatures.read_signature(target).parameters:
-            return f"+{key}=..."
-    return suggest_key(key, [*flatten(cfg), *config_groups(configs)])
+        if isinstance(target, str):
+            signature = signatures.read_signature(target)
+            names = sorted(signature.parameters)
+            if last in names:
+                return ConfigError(key, None, rule, f"+{next((o for o in overrides if o not in others), key)}")
+            if not signature.accepts_any:
+                rule = f"must be an argument of {target}, which takes {', '.join(names)}"
+                return ConfigError(key, None, rule, suggest_key(last, names, above))
+    return ConfigError(key, None, rule, fix)
 
 
 def _raise_config_error(error: HydraException, overrides: Sequence[str], *, configs: Path) -> NoReturn:
@@ -206,8 +214,7 @@ def _raise_config_error(error: HydraException, overrides: Sequence[str], *, conf
         key = match[1]
         if key in FORMER_KEYS:
             raise ConfigError(key, None, "cannot be used any more", FORMER_KEYS[key]) from None
-        rule = "must be a group or a key of configs/ (+key=value adds a key)"
-        raise ConfigError(key, None, rule, _suggest_for_unknown_key(key, overrides, configs=configs))
+        raise _unknown_key_error(key, overrides, configs=configs)
     cause = error.__cause__ or error
     key = " ".join(overrides) or "configs/train.yaml"
     rule = f"Hydra cannot compose a config: {str(cause).splitlines()[0]}"

@@ -37,8 +37,12 @@ def convert_lightning_errors(run: AttemptState) -> Iterator[None]:
 
 def _convert(error: Exception) -> None:
     """Raise `ConfigError` unless the researcher's or the template's own code has failed."""
-    raise_config_error_for_arguments(error)
     cause = error.__cause__ if isinstance(error, InstantiationException) else error
+    if "got an empty parameter list" in str(cause):  # torch.optim.Optimizer
+        rule = "The optimizer must get a parameter to train: all are frozen, perhaps as the head shares its weight with "
+        rule += "the frozen backbone"
+        raise ConfigError("model", None, rule, "callbacks=default, or a head with a weight of its own") from error
+    raise_config_error_for_arguments(error)
     is_lightning_value_error = isinstance(cause, ValueError) and _is_raised_by_lightning(cause)
     if isinstance(cause, MisconfigurationException) or is_lightning_value_error:
         rule = f"Lightning rejects this: {' '.join(str(cause).split())}"
