@@ -146,7 +146,7 @@ def _default_name(choices: Mapping[str, str | None]) -> str:
 
 
 def _in_hydras_grammar(override: str) -> str:
-    """Return an override as Hydra reads it: `cluster.account='0123'`, as quotes make it text, for cluster.account=0123."""
+    """Return an override as Hydra must read it: a text such as `cluster.account=0123` in quotes, or it is a number."""
     key, equals, value = override.partition("=")
     if override == "logger=null":
         return "~logger"  # Hydra has no other word for no choice of a group

@@ -150,6 +150,20 @@ def check_loggers(cfg: DictConfig) -> None:
             raise ConfigError(key, repr(value), "must have no control characters", fix)
 
 
+def check_network_sizes(cfg: DictConfig) -> None:
+    """Check that the network is made for the sizes of the data: those that both sections give under the same name."""
+    network = OmegaConf.select(cfg, "model.network", default=None)
+    for key in network if isinstance(network, DictConfig) else ():
+        size, data_size = (
+            OmegaConf.select(cfg, f"{section}.{key}", default=None) for section in ("model.network", "data")
+        )
+        is_known = all(isinstance(number, int) and not isinstance(number, bool) for number in (size, data_size))
+        if is_known and 0 < size < data_size:
+            rule = f"must be at least data.{key} ({data_size}), the size of the samples that the network gets"
+            fix = f"another model= or data=, or model.network.{key}={data_size}"
+            raise ConfigError(f"model.network.{key}", size, rule, fix)
+
+
 def check_global_batch_size(cfg: DictConfig) -> None:
     """Check that the global batch can be shared equally."""
     size = cfg.data.global_batch_size

@@ -1,7 +1,6 @@
 """Read from the environment where this process stands among the ranks of its launch. Imports no torch."""
 
 import math
-import os
 import re
 import socket
 from collections.abc import Mapping, MutableMapping

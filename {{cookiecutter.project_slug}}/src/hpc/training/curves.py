@@ -38,9 +38,9 @@ class CurvePoint:
 class Curves(L.Callback):
     """Loss, learning rate, norm of the gradients, and what else `training_step` returns: means over all ranks.
 
-    A point is made every `trainer.log_every_n_steps` steps, and at some of the first ones (`has_point`). It is written when the next one is made, or before a
-    validation, a checkpoint and the end: no step waits for a kernel or for another rank, and only these steps exchange
-    numbers. Names that the module logs itself are left to the module.
+    A point is made every `trainer.log_every_n_steps` steps, and at some of the first ones (`has_point`). It is written
+    when the next one is made, or before a validation, a checkpoint and the end: no step waits for a kernel or for
+    another rank, and only these steps exchange numbers. Names that the module logs itself are left to the module.
     """
 
     def __init__(self) -> None:
@@ -131,8 +131,10 @@ class Curves(L.Callback):
 
 
 def has_point(number: int, interval: int) -> bool:
-    """Return whether a step, counted from 1, has a point: each `interval`-th, and before the first of these 1, 2, 5,
-    10, 20, 50, ..., so that a short run shows how it began."""
+    """Return whether a step, counted from 1, has a point: each `interval`-th, and before these 1, 2, 5, 10, 20, 50, ...
+
+    The latter show how a run begins, however short it is.
+    """
     return number % interval == 0 or (number < interval and str(number).rstrip("0") in ("1", "2", "5"))
 
 
