@@ -179,12 +179,10 @@ def _unknown_key_error(key: str, overrides: Sequence[str], *, configs: Path) -> 
     with suppress(ConfigError):
         if isinstance(target, str):
             signature = signatures.read_signature(target)
-            names = sorted(signature.parameters)
-            if last in names:
-                return ConfigError(key, None, rule, f"+{next((o for o in overrides if o not in others), key)}")
+            if last in signature.parameters:
+                return ConfigError(key, None, rule, f"+{next((word for word in overrides if word not in others), key)}")
             if not signature.accepts_any:
-                rule = f"must be an argument of {target}, which takes {', '.join(names)}"
-                return ConfigError(key, None, rule, suggest_key(last, names, above))
+                return signatures.unknown_argument_error(above, last, target=target, signature=signature)
     return ConfigError(key, None, rule, fix)
 
 
