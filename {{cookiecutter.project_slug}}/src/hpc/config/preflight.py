@@ -8,9 +8,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import cluster_rules, missing_values, section_rules, signatures, strategy_rules
 from hpc.config.callback_rules import check_callbacks
-from hpc.config.cluster_in_bash import cluster_for_job_script
 from hpc.config.conversion import to_dataclass
 from hpc.config.errors import ConfigError
+from hpc.config.freezing import cluster_for_job_script
 from hpc.config.sections import CheckpointConfig, FaultsConfig, RunConfig, StrategyConfig, TrainerConfig
 from hpc.system import home
 
