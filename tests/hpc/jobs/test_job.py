@@ -289,7 +289,8 @@ def test_scripts_that_run_in_one_allocation_have_a_directory_each(node: Node, tm
     starts = [("gpu", "finished"), ("fsdp", "failed"), ("gpu", "failed"), ("gpu", "finished")]
     assert [start(*each) for each in starts] == [f"digits_resnet_17{number}" for number in ("", "-2", "-3", "-4")]
     again = {"SLURM_RESTART_COUNT": "1", "SHOW": "JobState=RUNNING Reason=None Restarts=1 x"}
-    assert [start(preset, "finished", **again) for preset, _ in starts] == ["", "digits_resnet_17-2", "digits_resnet_17-3", ""]
+    restarted = [start(preset, "finished", **again) for preset, _ in starts]
+    assert restarted == ["", "digits_resnet_17-2", "digits_resnet_17-3", ""]
 
 
 @pytest.mark.parametrize("code", [0, 1, 85, 137])
