@@ -150,10 +150,11 @@ TABLE = "{_target_:lightning.pytorch.loggers.CSVLogger,save_dir:${run_dir},name:
 
 
 def loggers(dice: Dice) -> list[str]:
-    """Draw the loggers: none beside the TensorBoard of train.yaml, or TensorBoard and CSV."""
+    """Draw the loggers: none beside the project's TensorBoard, or TensorBoard and CSV."""
     if not dice.chance(0.08):
         return []
-    return ["~logger", f"+logger=[{BOARD},{TABLE},flush_logs_every_n_steps:{dice.one(1, 3, 100)}}}]"]
+    table = f"{TABLE},flush_logs_every_n_steps:{dice.one(1, 3, 100)}}}"
+    return ["logger=null", f"+logger.board={BOARD}", f"+logger.table={table}"]
 
 
 def saves(dice: Dice, validates: bool) -> list[str]:

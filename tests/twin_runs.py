@@ -27,7 +27,7 @@ LIBRARIES = (
 )  # fmt: skip
 # Ranks agree at every step instead of once a second, so that a short run stops at the requested step.
 AT_ONCE = "from hpc.resume import agreement; agreement.INTERVAL_SECONDS = 0\n"
-# Allow `_target_` on the command line, as the `logger` of train.yaml can be replaced nowhere else.
+# Allow `_target_` on the command line, as a draw types whole loggers.
 TYPED = "import re; from hpc.config import compose; compose.CODE_KEYS = re.compile('(?!)')\n"
 PLAIN = ["trainer.log_every_n_steps=1", "+trainer.enable_progress_bar=false", "+trainer.enable_model_summary=false"]
 KEPT_ENVIRONMENT = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV")
@@ -95,8 +95,8 @@ def configured(project: Path, name: str, draw: dict[str, Any]) -> list[str]:
         (project / "configs" / group / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     chosen = [f"{group}={name}" for group in files]
     if any("CSVLogger" in word for word in draw["words"]):  # a class must be named in a file of configs/
-        named = {"logger": [{"_target_": "lightning.pytorch.loggers.CSVLogger"}]}
-        (project / "configs" / "experiment" / f"{name}.yaml").write_text(yaml.safe_dump(named))
+        named = {"_target_": "lightning.pytorch.loggers.CSVLogger"}
+        (project / "configs" / "logger" / f"{name}.yaml").write_text(yaml.safe_dump(named))
     return [*chosen, f"strategy={draw['strategy']}", f"trainer.devices={draw['ranks']}", *PLAIN, *draw["words"]]
 
 

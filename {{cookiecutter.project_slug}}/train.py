@@ -1,4 +1,4 @@
-"""Train and test the network of the config: python train.py [group=choice] [key=value]"""
+"""Train and test the network of the config, or only test it or predict (task=): python train.py [group=choice] [key=value]"""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ from hpc.training.attempt import run_attempt
 
 
 def train(cfg: DictConfig, process: RankProcess) -> dict[str, float]:
-    """Fit and test. Return the test metrics, for scripts that call this: on rank 0; elsewhere an empty dict."""
+    """Do the task of the config. Return the test metrics, for scripts that call this: on rank 0; elsewhere an empty dict."""
     # Entry: check the config, meet the other ranks, make the run directory. Exit: note how it ended; after a signal or
     # near the time limit, with the exit code that makes the job resume.
     with run_attempt(cfg, process) as attempt:
@@ -25,9 +25,13 @@ def train(cfg: DictConfig, process: RankProcess) -> dict[str, float]:
         data, module = build(cfg.data), build(cfg.model)  # as hydra.utils.instantiate does
         # A Trainer that can stop and resume. It loads the weights of cfg.ckpt; ckpt_path below resumes this run.
         trainer = make_trainer(attempt, module, data, trial=search_reporter(attempt.run_dir))
-        if not cfg.test_only:
+        metrics: dict[str, float] = {}
+        if cfg.task == "train":
             trainer.fit(module, data, ckpt_path=attempt.checkpoint.path if attempt.checkpoint else None)
-        metrics = test(trainer, module, data, is_required=cfg.test_only)
+        if cfg.task == "predict":
+            trainer.predict(module, data, return_predictions=False)  # into predictions-RANK.pt of the run directory
+        else:
+            metrics = test(trainer, module, data, is_required=cfg.task == "test")
         finish(attempt, trainer, metrics)
     return attempt.metrics
 

@@ -136,14 +136,24 @@ REFUSALS = [
     (["model=gpt_tiny", "data=digits"], "model.network.vocab_size", "do not go together"),
     (["data=images"], "data.dir", "must have a value, as it has no default"),
     (["data=images", "data.dir=/nowhere", "model=resnet18"], "data.dir", "/nowhere"),
+    (["data=images", "data.dir=/nowhere"], "model.network.image_size", "must be at least data.image_size (224)"),
+    ([*TEXT, "model.network.vocab_size=255"], "model.network.vocab_size", "model.network.vocab_size=256"),
+    ([*TEXT, "model.network.block_size=64"], "model.network.block_size", "at least data.block_size (128)"),
+    (["model.network.num_classes=9"], "model.network.num_classes", "at least data.num_classes (10)"),
     (["data=text", "data.files=/nowhere", "model=gpt_tiny"], "data.files", "/nowhere"),
     (["ckpt=/nowhere"], "ckpt", "must be an existing file or folder"),
     (["run_dir=s3://b/x"], "run_dir", "must be a directory of a file system"),
     (["run_dir='$HOME/x'"], "run_dir", "must be spelled out"),
-    ([*TEXT, "model.network.in_channels=1"], "model.network.in_channels", "model.network.num_heads=..."),
-    (["model=resnet18", "data=images", "model.network.in_channels=1"], "model.network.in_channels", "+model.netw"),
-    (["trainer.limit_val_batches=1"], "trainer.limit_val_batches", "+trainer.limit_val_batches=..."),
-    (["test_only=true"], "test_only", "ckpt="),
+    ([*TEXT, "model.network.in_channels=1"], "model.network.in_channels", "which takes block_size, dropout, num_heads"),
+    (
+        ["model=resnet18", "data=images", "model.network.in_channels=1"],
+        "model.network.in_channels",
+        "+model.network.in_channels=1",
+    ),
+    (["trainer.limit_val_batches=1"], "trainer.limit_val_batches", "+trainer.limit_val_batches=1"),
+    (["test_only=true"], "test_only", "task=test"),
+    (["task=test"], "task", "ckpt=<checkpoint> task=test"),
+    (["task=fit"], "task", "train, test, predict"),
     (["checkpoint.keep=0"], "checkpoint.keep", "checkpoint.keep=1"),
     (["checkpoint.every_minutes=0"], "checkpoint.every_minutes", "above 0"),
     (["checkpoint.every_minutes=inf"], "checkpoint.every_minutes", "above 0"),
@@ -191,10 +201,10 @@ def test_all_keys_without_a_value_are_named_at_once() -> None:
     words = ["data=images", "model=resnet18", "model.optimizer.lr=???", "name=???"]
     with pytest.raises(ConfigError) as caught:
         preflight.check_rules(compose.compose_overrides(words))
-    assert caught.value.key == "data.dir, model.optimizer.lr, name"
+    assert caught.value.key == "name, data.dir, model.optimizer.lr"
     first, last = str(caught.value).splitlines()
-    assert first == "data.dir, model.optimizer.lr, name must have values, as they have no default."
-    assert last == "  Try: data.dir=<value> model.optimizer.lr=<value> name=<value>"
+    assert first == "name, data.dir, model.optimizer.lr must have values, as they have no default."
+    assert last == "  Try: name=<value> data.dir=<value> model.optimizer.lr=<value>"
 
 
 def test_all_that_a_job_on_this_cluster_cannot_do_without_is_named_at_once() -> None:
@@ -248,6 +258,65 @@ def test_an_experiment_file_is_obeyed(tmp_path: Path, monkeypatch: pytest.Monkey
     for words in (["experiment=child"], ["experiment=mine.yaml"], ["experiment=[mine,child]"]):
         cluster = compose.compose_overrides([*words, "cluster=slurm"]).cluster
         assert (cluster.account, cluster.time) == ("abc", "3:00:00")
+
+
+def test_an_experiment_file_may_choose_another_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    shutil.copytree(project.CONFIGS, tmp_path / "configs")
+    table = {"_target_": "lightning.pytorch.loggers.CSVLogger", "save_dir": "${run_dir}", "name": "table"}
+    (tmp_path / "configs/logger/table.yaml").write_text(json.dumps(table))
+    head = "# @package _global_\ndefaults: [{override /logger: "
+    (tmp_path / "configs/experiment/named.yaml").write_text(f"{head}table}}]\n")
+    (tmp_path / "configs/experiment/inline.yaml").write_text(f"{head}null}}]\nlogger: {json.dumps(table)}\n")
+    monkeypatch.setattr(compose, "CONFIGS", tmp_path / "configs")
+    for words in (["experiment=named"], ["experiment=inline"], ["logger=table"]):
+        accept(*words)
+        assert compose.compose_overrides(words).logger == table
+    for words in (["logger=null"], ["experiment=named", "logger=null"]):
+        assert compose.compose_overrides(words).logger is None
+
+
+def test_every_file_of_a_group_overrides_train_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check it for a model file that sets a key of train.yaml, and for an experiment that overrides this one."""
+    import shutil
+
+    shutil.copytree(project.CONFIGS, tmp_path / "configs")
+    text = "# @package _global_\ndefaults: [resnet_digits@model]\ncheckpoint: {monitor: val/accuracy, mode: max}\n"
+    (tmp_path / "configs/model/mine.yaml").write_text(text)
+    (tmp_path / "configs/experiment/mine.yaml").write_text("# @package _global_\ncheckpoint: {mode: min}\n")
+    monkeypatch.setattr(compose, "CONFIGS", tmp_path / "configs")
+    checkpoint = compose.compose_overrides(["model=mine"]).checkpoint
+    assert (checkpoint.monitor, checkpoint.mode) == ("val/accuracy", "max")
+    assert compose.compose_overrides(["model=mine", "experiment=mine"]).checkpoint.mode == "min"
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ([], "digits_resnet"),
+        (["model=gpt_tiny"], "stdlib_gpt_tiny"),
+        (["data=images", "model=resnet50"], "images_resnet50"),
+        (["experiment=text"], "text"),
+        (["experiment=text", "name=mine"], "mine"),
+        (["name=null"], "digits_resnet"),
+        (["name=7"], "7"),
+    ],
+)
+def test_the_default_name_follows_data_and_network(words: list[str], name: str) -> None:
+    assert compose.compose_overrides(words).name == name
+
+
+def test_a_default_name_is_legal_whatever_files_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    shutil.copytree(project.CONFIGS, tmp_path / "configs")
+    (tmp_path / "configs/data/my sets").mkdir()
+    shutil.copy(project.CONFIGS / "data/digits.yaml", tmp_path / "configs/data/my sets/_8 x 8.yaml")
+    monkeypatch.setattr(compose, "CONFIGS", tmp_path / "configs")
+    words = ["+data@data='my sets/_8 x 8'", "~data"]
+    assert compose._default_name({"data": "my sets/_8 x 8", "model": None}) == "8_x"
+    assert compose._default_name({}) == "run" and words
 
 
 def test_an_unknown_target_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

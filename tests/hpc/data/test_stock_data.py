@@ -11,6 +11,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import (
     BatchSampler,
@@ -28,6 +29,7 @@ from hpc.config.errors import ConfigError
 from hpc.data import noted_batches, shared_loaders
 from hpc.data.data_module import DataModule
 from hpc.state import batch_effects
+from hpc.training import predictions
 
 TRAIN, VAL = RunningStage.TRAINING, RunningStage.VALIDATING
 NUMBERS = list(range(50))
@@ -512,3 +514,19 @@ def test_fewer_samples_than_ranks_are_rejected_before_training() -> None:
     data._data_rank = lambda: {"rank": 0, "num_ranks": 38}  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="must have a sample of each split for each of the 38 ranks; val has 37"):
         data.train_dataloader()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_a_prediction_knows_the_samples_of_each_batch(num_ranks: int) -> None:
+    seen = []
+    for rank in range(num_ranks):
+        loader: Any = DataLoader(NUMBERS, batch_size=8)  # type: ignore[arg-type]
+        loader.__dict__["batch_sampler"] = _IndexBatchSamplerWrapper(loader.batch_sampler)  # as Lightning does
+        shared: Any = shared_loaders.shard_dataloader(
+            loader, RunningStage.PREDICTING, rank=rank, num_ranks=num_ranks, is_single_process=num_ranks == 1
+        )[0]
+        for number, batch in enumerate(shared):
+            assert predictions.sample_indices(shared, number) == batch.tolist()
+            seen += batch.tolist()
+    assert sorted(seen) == NUMBERS
+    assert predictions.sample_indices([torch.zeros(3)], 0) is None  # not a DataLoader

@@ -87,7 +87,7 @@ def test_what_is_asked_for_follows_from_trainer_and_cluster(cluster: str) -> Non
         "--requeue",
     ]
     assert directives(slurm.render_job_script(work)) == [
-        "--job-name=digits",
+        "--job-name=digits_resnet",
         "--nodes=2",
         *ASKED[cluster].split(),
         *more,
@@ -161,8 +161,8 @@ def test_an_array_has_a_job_per_member() -> None:
 
 def test_a_script_for_anybody_names_its_run_after_the_job() -> None:
     text = slurm.render_job_script(job.job_from_config(composed("cluster=slurm", FOUR), (FOUR, "cluster=slurm")))
-    assert text.endswith(f"python train.py {FOUR} cluster=slurm\n") and "--output=digits-%j.log" in text
-    assert "name=digits " in text and "\nbegin_new_run " in text
+    assert text.endswith(f"python train.py {FOUR} cluster=slurm\n") and "--output=digits_resnet-%j.log" in text
+    assert "name=digits_resnet " in text and "\nbegin_new_run " in text
 
 
 @pytest.mark.parametrize("path", ODD, ids=str)
@@ -287,9 +287,10 @@ def test_scripts_that_run_in_one_allocation_have_a_directory_each(node: Node, tm
         return found[0].rpartition("/")[2] if found else ""
 
     starts = [("gpu", "finished"), ("fsdp", "failed"), ("gpu", "failed"), ("gpu", "finished")]
-    assert [start(*each) for each in starts] == ["digits_17", "digits_17-2", "digits_17-3", "digits_17-4"]
+    assert [start(*each) for each in starts] == [f"digits_resnet_17{number}" for number in ("", "-2", "-3", "-4")]
     again = {"SLURM_RESTART_COUNT": "1", "SHOW": "JobState=RUNNING Reason=None Restarts=1 x"}
-    assert [start(preset, "finished", **again) for preset, _ in starts] == ["", "digits_17-2", "digits_17-3", ""]
+    restarted = [start(preset, "finished", **again) for preset, _ in starts]
+    assert restarted == ["", "digits_resnet_17-2", "digits_resnet_17-3", ""]
 
 
 @pytest.mark.parametrize("code", [0, 1, 85, 137])

@@ -17,7 +17,7 @@ from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT
 from hpc.jobs import hardware
 from hpc.launch import measured_links
-from hpc.plan import memory_check, plan_text, prediction, scaling_plot, trace_cache
+from hpc.plan import memory_check, plan_text, prediction, run_plan, scaling_plot, trace_cache
 from hpc.plan.fitting_changes import list_candidates
 from hpc.plan.setup import ParallelLayout, setup_from_config
 from hpc.plan.trace_types import Trace
@@ -301,6 +301,31 @@ def test_the_model_alone_is_enough():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["data=images"], "data.num_classes must be given for a plan without data.dir."),
+        (["data=images", "data.dir=/nowhere"], "data.dir must be an existing folder; got /nowhere."),
+        (["data=packed"], "data.num_classes, data.image_size must be given for a plan without data.file."),
+        (["data=images", "data.num_classes=1000", "model.optimizer.lrr=1"], "model.optimizer.lrr must be an argument"),
+    ],
+)
+def test_a_size_that_nobody_gives_is_asked_for(words, said):
+    with pytest.raises(ConfigError) as caught:
+        cfg = compose.compose_overrides(["model=resnet50", *words])
+        run_plan.plan_run(cfg, words, own={})
+    assert str(caught.value).startswith(said)
+
+
+def test_sizes_in_the_config_are_enough_for_a_plan():
+    words = ["model=resnet50", "data=images", "data.num_classes=1000"]
+    plan = run_plan.plan_run(compose.compose_overrides(words), words, own={})
+    assert plan.prediction.trace.num_parameters == 25_557_032 and plan.finish is None
+    assert "planned without data.dir; it uses data.num_classes=1000, data.image_size=224" in plan.notes
+    words.append("data.dir=/nowhere")  # which a plan need not read either
+    assert run_plan.plan_run(compose.compose_overrides(words), words, own={}).prediction.trace == plan.prediction.trace
+
+
 def test_tensor_parallel_ranks_count_what_they_all_keep_once():
     layout = setup_from_config(composed(*GPT, "trainer=fsdp_4node", "strategy=tensor_parallel", *JUWELS))
     assert layout.tensor_parallel > 1

@@ -90,9 +90,52 @@ def test_a_run_with_checkpoints_no_longer_needs_the_one_it_began_with(tmp_path: 
         preflight.check_and_fill_from_files(cfg)
     (tmp_path / "run/checkpoints/last.ckpt").mkdir(parents=True)
     preflight.check_and_fill_from_files(cfg)
-    cfg.test_only = True  # evaluation reads the checkpoint each time
+    cfg.task = "test"  # evaluation reads the checkpoint each time
     with pytest.raises(ConfigError, match="must be an existing file"):
         preflight.check_and_fill_from_files(cfg)
+
+
+class Learns(L.LightningModule):
+    """A module with one layer, for vectors of four numbers, whose own code may also fail."""
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.layer, self.fails = torch.nn.Linear(4, 3), fails
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        inputs, targets = batch
+        logits = self.layer(inputs)
+        if self.fails:
+            return (logits + inputs).sum()
+        return torch.nn.functional.cross_entropy(logits, targets)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "words"),
+    [
+        (torch.zeros(2, 5), torch.zeros(2, dtype=torch.int64), "((2, 5) float32, (2,) int64) does not fit the network"),
+        (torch.zeros(2, 4), torch.tensor([0, 3]), "Target 3 is out of bounds"),
+        (torch.zeros(2, 4, dtype=torch.float64), torch.zeros(2, dtype=torch.int64), "same dtype"),
+    ],
+)
+def test_a_first_batch_that_does_not_fit_is_rejected(inputs: torch.Tensor, targets: torch.Tensor, words: str) -> None:
+    def step(has_started: bool, module: L.LightningModule) -> None:
+        run = SimpleNamespace(has_started_training=has_started, undo_config_change=None)
+        with lightning_errors.convert_lightning_errors(run):  # type: ignore[arg-type]
+            module.training_step((inputs, targets), 0)
+
+    with pytest.raises(ConfigError) as caught:
+        step(False, Learns())
+    assert words in str(caught.value) and f"{__file__}, line " in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 2
+    with pytest.raises((RuntimeError, IndexError)):  # later the network has computed a batch before
+        step(True, Learns())
+
+
+def test_an_error_in_the_researchers_own_lines_keeps_its_traceback() -> None:
+    run: Any = SimpleNamespace(has_started_training=False, undo_config_change=None)
+    with pytest.raises(RuntimeError, match="must match the size"), lightning_errors.convert_lightning_errors(run):
+        Learns(fails=True).training_step((torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64)), 0)
 
 
 TRAINER = {

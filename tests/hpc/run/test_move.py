@@ -137,6 +137,17 @@ def test_a_persons_own_values_count(run: Path, tmp_path: Path, monkeypatch: pyte
     assert (cfg.cluster.account, cfg.cluster.partition) == ("mine", "big")
 
 
+@pytest.mark.parametrize(("before", "task"), [("false", "train"), ("true", "test")])
+def test_a_run_of_an_earlier_version_is_resumed(before: str, task: str, run: Path) -> None:
+    """Check a config that has `test_only` in the place of `task`, and another default name."""
+    edit(run / "config.yaml", "task: train", f"test_only: {before}")
+    edit(run / "config.yaml", "name: digits_resnet\n", "name: digits\n")
+    cfg = compose(run) if task == "train" else command_line.compose(None, [f"resume={run}"])
+    assert (cfg.task, cfg.name, "test_only" in cfg) == (task, "digits", False)
+    if task == "train":
+        assert compose(run, "trainer.num_nodes=2").name == "digits"  # composed anew, with today's default name
+
+
 # -- Rejected changes --
 
 
@@ -151,9 +162,9 @@ def test_a_persons_own_values_count(run: Path, tmp_path: Path, monkeypatch: pyte
         ("~model.optimizer.weight_decay", "model.optimizer.weight_decay must stay 0.05", "got (nothing)."),
         ("model.network.widths=[8,16,32]", "model.network.widths must stay [16, 32, 64]", "got [8, 16, 32]."),
         ("model.parallelize.precision=64-true", "model.parallelize.precision must stay bf16-mixed", "got 64-true."),
-        ("name=other", "name must stay digits", "got other."),
+        ("name=other", "name must stay digits_resnet", "got other."),
         ("ckpt=/x.ckpt", "ckpt must stay null", "got /x.ckpt."),
-        ("test_only=true", "test_only must stay false", "got true."),
+        ("task=test", "task must stay train", "got test."),
         ("run_dir=other", "run_dir=other cannot be given with resume=", "in its own directory."),
     ],
 )

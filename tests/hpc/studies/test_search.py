@@ -169,7 +169,7 @@ def test_a_search_is_one_array_whose_members_ask(desk: Desk) -> None:
         (["--search", "random", "--trials", "8", "model.warmup_steps=5,x"], "warmup_steps"),
         (["--search", "random", "--trials", "8", "checkpoint.monitor=null"], "checkpoint.monitor=val/loss"),
         (["--search", "random", "--trials", "8", "checkpoint.mode=min,max"], "one metric"),
-        (["--search", "random", "--trials", "8", "ckpt=.", "test_only=true"], "runs of a search train"),
+        (["--search", "random", "--trials", "8", "ckpt=.", "task=test"], "runs of a search train"),
     ],
 )
 def test_a_search_that_cannot_be_writes_nothing(typed: list[str], words: str, desk: Desk) -> None:

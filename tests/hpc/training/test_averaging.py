@@ -100,7 +100,7 @@ def test_what_was_tested_is_saved(name: str, references: Callable, start: Callab
     reference, expected = references(name)
     ranks, words, _ = RUNS[name]
     last = reference / "checkpoints" / "last.ckpt"
-    said = start(tmp_path / "test", ranks, [*words, f"ckpt={last}", "test_only=true"], patch=TYPED)
+    said = start(tmp_path / "test", ranks, [*words, f"ckpt={last}", "task=test"], patch=TYPED)
     assert results(said) == results(expected) != "" and "not in last.ckpt" not in expected
     if "stochastic" in name:  # best.ckpt may hold weights from before averaging, so last.ckpt is loaded
         module, _ = trained.load(reference)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc.training.curves import Curves, mean_over_micro_batches, select_scalars, start_reduction
+from hpc.training.curves import Curves, has_point, mean_over_micro_batches, select_scalars, start_reduction
 
 
 class Logger(L.pytorch.loggers.CSVLogger):
@@ -49,14 +49,28 @@ def fitted(folder: Path, batches: list[float], module: L.LightningModule | None 
 def test_points_lie_where_they_should_and_hold_what_the_step_returned(tmp_path: Path) -> None:
     seen = fitted(tmp_path, [float(i) for i in range(6)], log_every_n_steps=2).seen
     assert [(step, numbers["train/double"], numbers["lr"]) for step, _, numbers in seen] == [
-        (1, 2.0, 0.5), (3, 6.0, 0.5), (5, 10.0, 0.5),
+        (0, 0.0, 0.5), (1, 2.0, 0.5), (3, 6.0, 0.5), (5, 10.0, 0.5),
     ]  # fmt: skip
-    assert [numbers["train/loss"] for _, _, numbers in seen] == [1 - 0.5, 3 - 1.5, 5 - 2.5]
+    assert [numbers["train/loss"] for _, _, numbers in seen] == [0.0, 1 - 0.5, 3 - 1.5, 5 - 2.5]
+
+
+@pytest.mark.parametrize(
+    ("interval", "num_steps", "numbers"),
+    [
+        (50, 30, [1, 2, 5, 10, 20]),
+        (50, 100, [1, 2, 5, 10, 20, 50, 100]),
+        (7, 21, [1, 2, 5, 7, 14, 21]),
+        (1, 3, [1, 2, 3]),
+        (1000, 600, [1, 2, 5, 10, 20, 50, 100, 200, 500]),
+    ],
+)
+def test_a_short_run_shows_how_it_began(interval: int, num_steps: int, numbers: list[int]) -> None:
+    assert [number for number in range(1, num_steps + 1) if has_point(number, interval)] == numbers
 
 
 def test_a_point_is_read_when_the_next_one_is_made(tmp_path: Path) -> None:
     seen = fitted(tmp_path, [0.0] * 9, log_every_n_steps=3).seen
-    assert [(step, done) for step, done, _ in seen] == [(2, 6), (5, 9), (8, 9)]
+    assert [(step, done) for step, done, _ in seen] == [(0, 2), (1, 3), (2, 6), (5, 9), (8, 9)]
 
 
 def test_micro_batches_are_averaged(tmp_path: Path) -> None:
@@ -172,7 +186,7 @@ def test_what_is_left_out_does_not_depend_on_checkpoints(tmp_path: Path) -> None
         return sorted((step, numbers["train/own"]) for step, _, numbers in logger.seen if "train/own" in numbers)
 
     whole = points(fitted(tmp_path / "whole", [1.0, 2.0, 3.0], Late(), **options))
-    assert whole == [(1, 2.0), (2, 9.0), (5, 9.0)]
+    assert whole == [(0, 1.0), (1, 2.0), (2, 9.0), (5, 9.0)]
     saves = fitted(tmp_path / "saves", [1.0, 2.0, 3.0], Late(), callbacks=[curves, Saves()], **options)
     assert points(saves) == whole
     resumed = Curves()

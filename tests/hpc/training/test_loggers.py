@@ -51,7 +51,7 @@ def tables(run_dir: Path) -> list[list[tuple[str, ...]]]:
 
 @pytest.mark.slow
 def test_a_table_beside_tensorboard_holds_the_rows_of_the_uninterrupted_run(start: Callable, tmp_path: Path) -> None:
-    words = [*WORDS, "~logger", f"+logger=[{BOARD},{TABLE}]"]
+    words = [*WORDS, "logger=null", f"+logger.board={BOARD}", f"+logger.table={TABLE}"]
     start(tmp_path / "reference", 1, words, patch=TYPED)
     start(tmp_path / "run", 1, words, 2, TYPED)  # no validation yet: the table has fewer columns
     start(tmp_path / "run", 1, [], 5, TYPED)

@@ -60,10 +60,10 @@ def metrics(runs: Path, run_cases: Callable) -> dict[str, dict[str, float]]:
     for source, target in MOVES:
         ckpt = f"ckpt={last_checkpoint(runs / f'text-{source}')}"
         name = f"{source} to {target}"
-        together[name] = line("text", runs / name, *two, f"strategy={target}", ckpt, "test_only=true")
+        together[name] = line("text", runs / name, *two, f"strategy={target}", ckpt, "task=test")
     found |= run_cases(together, num_ranks=2)
     evaluate = {
-        f"{case} again": line(task, runs / f"{case}-again", f"ckpt={last_checkpoint(runs / case)}", "test_only=true")
+        f"{case} again": line(task, runs / f"{case}-again", f"ckpt={last_checkpoint(runs / case)}", "task=test")
         for case, (task, _) in pairs.items()
     }
     return found | run_cases(evaluate, num_ranks=1)

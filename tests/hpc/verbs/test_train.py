@@ -10,12 +10,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 from fork import ENVIRON, PROJECT, QUIET, free_port, scalars
 from omegaconf import OmegaConf
 
 from hpc.checkpoint import on_disk, safe_unpickle, weights
+from hpc.checkpoint.trained import load
+from hpc.config.errors import ConfigError
+from hpc.training import predictions
 
 pytestmark = pytest.mark.slow
 
@@ -91,8 +95,37 @@ def test_a_checkpoint_is_evaluated_to_the_same_number(
     trained: tuple[Path, str], call: Callable, tmp_path: Path
 ) -> None:
     ckpt = trained[0] / "checkpoints" / "last.ckpt"
-    done = call(f"ckpt={ckpt}", "test_only=true", f"run_dir={tmp_path / 'again'}", QUIET)
+    done = call(f"ckpt={ckpt}", "task=test", f"run_dir={tmp_path / 'again'}", QUIET)
     assert last_line(done.stdout) == last_line(trained[1]), done.stderr
+
+
+def test_predictions_hold_every_sample_once_whatever_ranks_made_them(
+    trained: tuple[Path, str], call: Callable, tmp_path: Path
+) -> None:
+    module, data = load(trained[0])
+    images = torch.stack([data.dataset("test")[i][0] for i in range(len(data.dataset("test")))])
+    weights.load(module, trained[0] / "checkpoints" / "last.ckpt")
+    expected = module(data.prepare_inputs(images)).argmax(-1).tolist()
+    for name, words in {"one": [], "two": ["strategy=ddp", "trainer.devices=2"]}.items():
+        ckpt, run_dir = trained[0] / "checkpoints" / "last.ckpt", tmp_path / name
+        done = call(f"ckpt={ckpt}", "task=predict", *words, f"run_dir={run_dir}", QUIET)
+        assert done.returncode == 0 and f"predictions in {run_dir}" in done.stdout, done.stderr
+        files = sorted(run_dir.glob("predictions-*.pt"))
+        assert len(files) == 1 + bool(words)
+        batches = [batch for file in files for batch in torch.load(file, weights_only=True)]
+        predicted = {i: label for b in batches for i, label in zip(b["indices"], b["outputs"].tolist(), strict=True)}
+        assert sum(len(batch["indices"]) for batch in batches) == len(expected)
+        assert [predicted[i] for i in range(len(expected))] == expected
+
+
+def test_what_a_prediction_lacks_is_named() -> None:
+    class Own(L.LightningDataModule):
+        def train_dataloader(self) -> None: ...
+
+    with pytest.raises(ConfigError) as caught:
+        predictions.require_predict_hooks(L.LightningModule(), Own())
+    assert "without LightningModule.predict_step and Own.predict_dataloader" in str(caught.value)
+    assert "add def predict_step(self, batch, batch_idx) and def predict_dataloader(self)" in str(caught.value)
 
 
 def test_training_starts_from_the_weights_of_a_checkpoint(

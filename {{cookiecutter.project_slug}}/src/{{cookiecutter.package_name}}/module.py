@@ -73,6 +73,10 @@ class Classifier(NetworkModule):
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self._evaluate("test", batch)
 
+    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Return the predicted classes, which `task=predict` writes to a file."""
+        return self(batch[0]).argmax(dim=-1)
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Return the optimizer and its schedule: linear warm-up, then a cosine decay.
 

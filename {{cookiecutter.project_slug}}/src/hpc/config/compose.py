@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -27,6 +27,8 @@ from hpc.config.sections import TEXT_KEYS
 CODE_KEYS = re.compile(r"(?<!\w)_(target|partial|args|check)_(?!\w)")
 # Keys of Hydra itself. Of these, only hydra.searchpath changes a config.
 HYDRA_KEYS = re.compile(r"[+~]*hydra\b(?!\.searchpath\b)")
+# Keys of earlier versions, and what to type instead.
+FORMER_KEYS = {"test_only": "task=test"}
 # Groups that are used before the config is checked.
 REQUIRED_GROUPS = ("cluster", "strategy", "trainer", "data", "model")
 
@@ -88,9 +90,9 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
         _reject_forbidden(override)
     try:
         with _initialize_hydra(configs):
-            quoted = [_quote_text_value(override) for override in overrides]
+            quoted = [_in_hydras_grammar(override) for override in overrides]
             cfg = hydra_compose("train", quoted, return_hydra_config=True)
-            cluster = cfg.hydra.runtime.choices.get("cluster")
+            choices = cfg.hydra.runtime.choices
             with open_dict(cfg):
                 del cfg["hydra"]
     except OmegaConfBaseException as error:
@@ -105,10 +107,12 @@ def compose_overrides(overrides: Sequence[str], *, personal: bool = True, config
         if not isinstance(OmegaConf.select(cfg, group, default=None), DictConfig):
             rule = f"must be a group of keys, and {configs} with these overrides makes it something else"
             raise ConfigError(group, None, rule, f"a file of configs/{group} with keys")
+    if cfg.get("name", "") is None:
+        cfg.name = _default_name(choices)
     if personal and (values := load_personal_values(str(OmegaConf.select(cfg, "cluster.name")))):
         with _initialize_hydra(configs):
             search_path = [override for override in overrides if override.lstrip("+").startswith("hydra.searchpath=")]
-            default = hydra_compose("train", [*search_path, f"cluster={cluster}"]).cluster
+            default = hydra_compose("train", [*search_path, f"cluster={choices.get('cluster')}"]).cluster
         typed = {override.partition("=")[0].lstrip("+~") for override in overrides}
         apply_personal_values(values, cfg.cluster, default=default, typed=typed)
     return cfg
@@ -134,9 +138,18 @@ def _describe_groups() -> str:
     return f"config groups (files of configs/; clusters also in {SHIPPED_CLUSTERS}/):\n" + "\n".join(lines)
 
 
-def _quote_text_value(override: str) -> str:
-    """Return an override such as `cluster.account=0123` with its value quoted, which makes it text for Hydra."""
+def _default_name(choices: Mapping[str, str | None]) -> str:
+    """Return the name of a run: the choices of data and model, each word once, e.g. digits_resnet."""
+    chosen = [(choices.get(group) or "").rpartition("/")[2] for group in ("data", "model")]
+    words = re.findall(r"[A-Za-z0-9.+-]+", "_".join(chosen))
+    return "_".join(dict.fromkeys(words)) or "run"
+
+
+def _in_hydras_grammar(override: str) -> str:
+    """Return an override as Hydra must read it: a text such as `cluster.account=0123` in quotes, or it is a number."""
     key, equals, value = override.partition("=")
+    if override == "logger=null":
+        return "~logger"  # Hydra has no other word for no choice of a group
     if key not in TEXT_KEYS or not equals or value in ("null", "???") or value[:1] in ("'", '"') or "${" in value:
         return override
     return f"{key}='{escape_quotes(value)}'"
@@ -153,18 +166,24 @@ def _reject_forbidden(override: str) -> None:
         raise ConfigError(override, None, rule, fix)
 
 
-def _suggest_for_unknown_key(key: str, overrides: Sequence[str], *, configs: Path) -> str:
-    """Return what to type instead of a key that the config does not have: `+key=...` if the class there accepts it."""
+def _unknown_key_error(key: str, overrides: Sequence[str], *, configs: Path) -> ConfigError:
+    """Return the error of a key that the config does not have. If the class there accepts it, it says `+key=value`."""
     from hpc.config import signatures
 
     others = [override for override in overrides if override.partition("=")[0] != key]
     cfg = compose_overrides(others if len(others) < len(overrides) else [], configs=configs)
     above, _, last = key.rpartition(".")
     target = OmegaConf.select(cfg, f"{above}._target_", default=None) if above else None
+    rule = "must be a group or a key of configs/ (+key=value adds a key)"
+    fix = suggest_key(key, [*flatten(cfg), *config_groups(configs)])
     with suppress(ConfigError):
-        if isinstance(target, str) and last in signatures.read_signature(target).parameters:
-            return f"+{key}=..."
-    return suggest_key(key, [*flatten(cfg), *config_groups(configs)])
+        if isinstance(target, str):
+            signature = signatures.read_signature(target)
+            if last in signature.parameters:
+                return ConfigError(key, None, rule, f"+{next((word for word in overrides if word not in others), key)}")
+            if not signature.accepts_any:
+                return signatures.unknown_argument_error(above, last, target=target, signature=signature)
+    return ConfigError(key, None, rule, fix)
 
 
 def _raise_config_error(error: HydraException, overrides: Sequence[str], *, configs: Path) -> NoReturn:
@@ -191,8 +210,9 @@ def _raise_config_error(error: HydraException, overrides: Sequence[str], *, conf
         raise ConfigError(match[1], None, rule, fix) from None
     if match := re.search(r"Could not override '([^']+)'", text):
         key = match[1]
-        rule = "must be a group or a key of configs/ (+key=value adds a key)"
-        raise ConfigError(key, None, rule, _suggest_for_unknown_key(key, overrides, configs=configs))
+        if key in FORMER_KEYS:
+            raise ConfigError(key, None, "cannot be used any more", FORMER_KEYS[key]) from None
+        raise _unknown_key_error(key, overrides, configs=configs)
     cause = error.__cause__ or error
     key = " ".join(overrides) or "configs/train.yaml"
     rule = f"Hydra cannot compose a config: {str(cause).splitlines()[0]}"

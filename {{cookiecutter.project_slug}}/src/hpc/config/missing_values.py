@@ -16,13 +16,16 @@ from hpc.config.errors import ConfigError
 from hpc.config.personal_clusters import PERSONAL_CLUSTERS
 
 
-def check_complete(cfg: DictConfig) -> None:
+def check_complete(cfg: DictConfig, *, needs_data: bool = True) -> None:
     """Check that no `???` is left and that no reference is broken.
+
+    Args:
+        needs_data: whether the section data must be complete, too.
 
     Raises:
         ConfigError: naming all keys without a value, or the first broken reference.
     """
-    if missing := _unset_keys(cfg):
+    if missing := [key for key in unset_keys(cfg) if needs_data or not key.startswith("data.")]:
         is_one = len(missing) == 1
         rule = "must have a value, as it has no default" if is_one else "must have values, as they have no default"
         raise ConfigError(", ".join(missing), None, rule, " ".join(f"{key}=<value>" for key in missing))
@@ -38,7 +41,7 @@ def check_complete_for_job(cfg: DictConfig) -> None:
     """
     required = [f"cluster.{name}" for name in _required_names(cfg) if _is_empty(cfg, f"cluster.{name}")]
     if required:
-        missing = [*required, *(key for key in _unset_keys(cfg) if key not in required)]
+        missing = [*required, *(key for key in unset_keys(cfg) if key not in required)]
         noun, name = "a value" if len(missing) == 1 else "values", OmegaConf.select(cfg, "cluster.name")
         overrides = " ".join(f"{key}=<{key.rpartition('.')[2]}>" for key in missing)
         fix = f"{overrides}; {PERSONAL_CLUSTERS} can keep those of the cluster"
@@ -46,7 +49,8 @@ def check_complete_for_job(cfg: DictConfig) -> None:
     check_complete(cfg)
 
 
-def _unset_keys(cfg: DictConfig) -> list[str]:
+def unset_keys(cfg: DictConfig) -> list[str]:
+    """Return the keys whose value is still `???`."""
     return [key for key, value in flatten(cfg).items() if value == "???"]
 
 

@@ -1,5 +1,6 @@
 """Check on a login node, before the queue, whether a run may start: first the config, then the files that it names."""
 
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -7,9 +8,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import cluster_rules, missing_values, section_rules, signatures, strategy_rules
 from hpc.config.callback_rules import check_callbacks
-from hpc.config.cluster_in_bash import cluster_for_job_script
 from hpc.config.conversion import to_dataclass
 from hpc.config.errors import ConfigError
+from hpc.config.freezing import cluster_for_job_script
 from hpc.config.sections import CheckpointConfig, FaultsConfig, RunConfig, StrategyConfig, TrainerConfig
 from hpc.system import home
 
@@ -24,13 +25,16 @@ def check_config(cfg: DictConfig) -> None:
     check_and_fill_from_files(cfg)
 
 
-def check_rules(cfg: DictConfig) -> None:
+def check_rules(cfg: DictConfig, *, needs_data: bool = True) -> None:
     """Check what the config alone decides, so that every rank decides alike. Cheap rules come first.
+
+    Args:
+        needs_data: whether the section data must say where the data are.
 
     Raises:
         ConfigError: the first rule that is broken.
     """
-    missing_values.check_complete(cfg)
+    missing_values.check_complete(cfg, needs_data=needs_data)
     run = to_dataclass(RunConfig, cfg, name="")
     trainer = to_dataclass(TrainerConfig, cfg.trainer, name="trainer", allow_other_keys=True)
     strategy = to_dataclass(StrategyConfig, cfg.strategy, name="strategy")
@@ -45,10 +49,12 @@ def check_rules(cfg: DictConfig) -> None:
     strategy_rules.check_strategy(strategy, trainer, cfg=cfg)
     strategy_rules.check_model_network(strategy, cfg)
     check_callbacks(cfg)
+    section_rules.check_network_sizes(cfg)
     section_rules.check_global_batch_size(cfg)
     section_rules.check_monitor(cfg)
     section_rules.check_loggers(cfg)
-    _check_target_arguments(cfg.data, "data")
+    for key, node in _find_targets(cfg, ["data"] if needs_data else []):
+        signatures.check_arguments(key, node)
 
 
 def check_job(cfg: DictConfig) -> None:
@@ -72,34 +78,42 @@ def check_job(cfg: DictConfig) -> None:
         raise ConfigError("cluster.node_local", "null", rule, fix)
 
 
-def check_and_fill_from_files(cfg: DictConfig) -> None:
+def check_and_fill_from_files(cfg: DictConfig, *, reads_data: bool = True) -> None:
     """Check that the files that the config names can be used, as seen from this machine.
 
     Modifies cfg: `_check_` functions fill in keys that are null.
+
+    Args:
+        reads_data: whether the section data is checked, too.
 
     Raises:
         ConfigError: the first file that cannot be used, or argument that does not fit.
     """
     if cfg.ckpt and not (_has_own_checkpoint(cfg) or home.expand(cfg.ckpt).exists()):
         raise ConfigError("ckpt", cfg.ckpt, "must be an existing file or folder", "ckpt=<checkpoint of a run>")
-    for key, node in signatures.find_targets(OmegaConf.to_container(cfg, resolve=True)):
+    sections = [str(name) for name in cfg if reads_data or name != "data"]
+    for key, node in _find_targets(cfg, sections):
         given = {name: value for name, value in node.items() if value is not None}
         signatures.check_arguments(key, given, complete=False)
-    _run_check_functions(cfg, cfg)  # they may rely on the types of the arguments
+    for name in sections:
+        _run_check_functions(cfg[name], cfg)  # they may rely on the types of the arguments
     filled = cfg.copy()
     filled.run_dir = cfg.run_dir or "runs"  # chosen later, but a path by then
-    _check_target_arguments(filled)
+    for key, node in _find_targets(filled, sections):
+        signatures.check_arguments(key, node)
 
 
 def _has_own_checkpoint(cfg: DictConfig) -> bool:
     """Return whether the run resumes from a checkpoint of its own and no longer needs the one that it started from."""
     checkpoint = home.expand(cfg.run_dir) / "checkpoints/last.ckpt" if cfg.run_dir else None
-    return checkpoint is not None and checkpoint.exists() and not cfg.test_only
+    return checkpoint is not None and checkpoint.exists() and cfg.task == "train"
 
 
-def _check_target_arguments(cfg: DictConfig, prefix: str = "") -> None:
-    for key, node in signatures.find_targets(OmegaConf.to_container(cfg, resolve=True), prefix):
-        signatures.check_arguments(key, node)
+def _find_targets(cfg: DictConfig, sections: Sequence[str]) -> Iterator[tuple[str, dict]]:
+    """Yield every node with a `_target_` in some sections, resolved, as (dotted key, node)."""
+    for name in sections:
+        if OmegaConf.is_config(cfg[name]):
+            yield from signatures.find_targets(OmegaConf.to_container(cfg[name], resolve=True), name)
 
 
 def _run_check_functions(node: Any, cfg: DictConfig) -> None:

@@ -37,9 +37,10 @@ def check_run(run: RunConfig) -> None:
     require_one_of("matmul_precision", run.matmul_precision, choices=["highest", "high", "medium"])
     if run.run_dir:
         _check_run_dir(run.run_dir)
-    if run.test_only and not run.ckpt:
-        rule = "must be false without ckpt=, the checkpoint to evaluate"
-        raise ConfigError("test_only", True, rule, "ckpt=<checkpoint> test_only=true")
+    require_one_of("task", run.task, choices=["train", "test", "predict"])
+    if run.task != "train" and not run.ckpt:
+        rule = "must be train without ckpt=, the checkpoint to use"
+        raise ConfigError("task", run.task, rule, f"ckpt=<checkpoint> task={run.task}")
 
 
 def _check_name(name: str) -> None:
@@ -147,6 +148,20 @@ def check_loggers(cfg: DictConfig) -> None:
         if key.startswith("logger") and isinstance(value, str) and CONTROL_CHARACTERS.search(value):
             fix = f"{key}={CONTROL_CHARACTERS.sub('', value)}"
             raise ConfigError(key, repr(value), "must have no control characters", fix)
+
+
+def check_network_sizes(cfg: DictConfig) -> None:
+    """Check that the network is made for the sizes of the data: those that both sections give under the same name."""
+    network = OmegaConf.select(cfg, "model.network", default=None)
+    for key in network if isinstance(network, DictConfig) else ():
+        size, data_size = (
+            OmegaConf.select(cfg, f"{section}.{key}", default=None) for section in ("model.network", "data")
+        )
+        is_known = all(isinstance(number, int) and not isinstance(number, bool) for number in (size, data_size))
+        if is_known and 0 < size < data_size:
+            rule = f"must be at least data.{key} ({data_size}), the size of the samples that the network gets"
+            fix = f"another model= or data=, or model.network.{key}={data_size}"
+            raise ConfigError(f"model.network.{key}", size, rule, fix)
 
 
 def check_global_batch_size(cfg: DictConfig) -> None:

@@ -12,7 +12,7 @@ class RunConfig:
     seed: int
     run_dir: str | None
     ckpt: str | None
-    test_only: bool
+    task: str
     profile: bool
     matmul_precision: str
     force: bool

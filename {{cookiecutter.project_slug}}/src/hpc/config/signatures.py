@@ -69,9 +69,7 @@ def check_arguments(key: str, node: dict, *, complete: bool = True) -> None:
     given = {name: value for name, value in node.items() if not (name.startswith("_") and name.endswith("_"))}
     for name, value in given.items():
         if name not in signature.parameters and not signature.accepts_any:
-            names = sorted(signature.parameters)
-            rule = f"must be an argument of {target}, which takes {', '.join(names)}"
-            raise ConfigError(f"{key}.{name}", None, rule, suggest_key(name, names, key))
+            raise unknown_argument_error(key, name, target=target, signature=signature)
         if (annotation := signature.parameters.get(name, "")) and not is_compatible(value, annotation):
             rule = f"must be of type {annotation}"
             raise ConfigError(f"{key}.{name}", value, rule, f"{key}.{name}=<{annotation}>")
@@ -79,6 +77,13 @@ def check_arguments(key: str, node: dict, *, complete: bool = True) -> None:
     if complete and missing and not node.get("_partial_"):
         rule = f"must be given, as {target} requires {'it' if len(missing) == 1 else 'them'}"
         raise ConfigError(", ".join(missing), None, rule, " ".join(f"{name}=..." for name in missing))
+
+
+def unknown_argument_error(key: str, name: str, *, target: str, signature: Signature) -> ConfigError:
+    """Return the error of an argument `name` that the target of the node `key` does not take."""
+    names = sorted(signature.parameters)
+    rule = f"must be an argument of {target}, which takes {', '.join(names)}"
+    return ConfigError(f"{key}.{name}", None, rule, suggest_key(name, names, key))
 
 
 def is_compatible(value: object, annotation: str) -> bool:

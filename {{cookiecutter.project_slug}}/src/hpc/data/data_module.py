@@ -122,6 +122,10 @@ class DataModule(L.LightningDataModule):
         self._note_missing_test_split()
         return self._eval_loader("test")
 
+    def predict_dataloader(self) -> DataLoader:
+        """Return the samples of `task=predict`: those of the test, unless a subclass returns others."""
+        return self._eval_loader("test")
+
     def on_after_batch_transfer(
         self, batch: tuple[Tensor, Tensor, Tensor] | ConfigError, dataloader_idx: int
     ) -> tuple[Tensor, Tensor]:

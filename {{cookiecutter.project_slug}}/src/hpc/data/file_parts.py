@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from hpc.config.errors import ConfigError
+from hpc.system import process
 
 COPY_OR_PACK_AGAIN = "copy it again, or pack again: python tools/pack.py ..."
 
@@ -45,7 +46,7 @@ def verify_checksums(parts: FileParts, *, config_key: str, max_parts: int | None
         if file_size < end:
             rule = f"The file must have {end} bytes, as when it was packed; it has {file_size}"
             raise ConfigError(config_key, parts.file, rule, COPY_OR_PACK_AGAIN)
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # crc32 and read release the GIL
+        with ThreadPoolExecutor(process.num_cores()) as pool:  # crc32 and read release the GIL
             crcs = list(pool.map(lambda i: range_checksum(parts.file, start=starts[i], size=parts.sizes[i]), numbers))
     except OSError as error:
         rule = f"The file cannot be read: {error.strerror}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from hpc.config.errors import ConfigError
 from hpc.data import packing
+from hpc.system import process
 
 
 def map_with_progress(work: Callable[[int], Any], numbers: Sequence[int], *, title: str) -> Iterator[Any]:
@@ -17,7 +18,7 @@ def map_with_progress(work: Callable[[int], Any], numbers: Sequence[int], *, tit
 
     tqdm.monitor_interval = 0  # no thread, as processes are forked
     if numbers:
-        num_processes = min(len(os.sched_getaffinity(0)), len(numbers))
+        num_processes = min(process.num_cores(), len(numbers))
         results = packing.map_in_order(work, numbers, num_processes=num_processes)
         yield from tqdm(results, f"{title} ({num_processes} processes)", len(numbers), unit="part")
 

@@ -133,7 +133,7 @@ def write_at(descriptor: int, data: memoryview, *, offset: int) -> None:
     while data:
         written = os.pwrite(descriptor, data, offset)
         data, offset = data[written:], offset + written
-    os.fdatasync(descriptor)
+    getattr(os, "fdatasync", os.fsync)(descriptor)  # the former is not on every system
 
 
 def is_disk_full(error: OSError) -> bool:

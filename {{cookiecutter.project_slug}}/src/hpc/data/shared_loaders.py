@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import Tensor
@@ -120,7 +121,10 @@ def shard_dataloader(
         raise _loader_error(split, loader, rule=rule, fix=f"more samples, a smaller batch, or {USE_ONE_DEVICE}")
     parts = batch_ranges(num_samples, batch_size, rank=rank, num_ranks=num_ranks)
     note = f"{split}: {num_samples} samples are shared out among {num_ranks} ranks, {batch_size} in a batch of each"
-    return _with_batches(loader, RankBatchSampler(order, parts, seed=_run_seed())), note
+    shared: Any = RankBatchSampler(order, parts, seed=_run_seed())
+    # As Lightning did with the loader of a prediction, whose samples it records.
+    shared = _IndexBatchSamplerWrapper(shared) if stage == RunningStage.PREDICTING else shared
+    return _with_batches(loader, shared), note
 
 
 def reject_differing_orders(loaders: Any, group: Any) -> None:
@@ -134,7 +138,7 @@ def reject_differing_orders(loaders: Any, group: Any) -> None:
     """
     batch_samplers = [getattr(loader, "batch_sampler", None) for loader in tree_leaves(loaders)] if group else []
     for batches in batch_samplers:
-        shared = batches.batches if isinstance(batches, noted_batches.RecordingBatchSampler) else batches
+        shared = batches.batches if isinstance(batches, noted_batches.RecordingBatchSampler) else _unwrap(batches)
         if not isinstance(shared, RankBatchSampler) or shared.is_compared or shared.checksum is None:
             continue
         shared.is_compared = True
@@ -204,7 +208,7 @@ def _find_samplers(split: str, loader: DataLoader, *, sampler: Any, num_ranks: i
     Raises:
         ConfigError: the loader was given batches, and neither their order nor their size is known.
     """
-    batches: Any = loader.batch_sampler
+    batches: Any = _unwrap(loader.batch_sampler)
     if type(batches) is not BatchSampler or not hasattr(batches.sampler, "__len__"):
         rule = f"Each of the {num_ranks} ranks must get different samples, and this sampler cannot be shared out"
         fix = f"a DistributedSampler (with `rank` and `num_replicas`), or {USE_PLAIN_LOADER}"
@@ -213,7 +217,12 @@ def _find_samplers(split: str, loader: DataLoader, *, sampler: Any, num_ranks: i
     return order, batches
 
 
-def _with_batches(loader: DataLoader, batches: RankBatchSampler) -> DataLoader:
+def _unwrap(batches: Any) -> Any:
+    """Return the batch sampler that Lightning has wrapped to record the samples of a prediction."""
+    return batches._batch_sampler if isinstance(batches, _IndexBatchSamplerWrapper) else batches
+
+
+def _with_batches(loader: DataLoader, batches: Any) -> DataLoader:
     """Return a copy of a loader with other batches.
 
     It is not constructed again, as the arguments of a subclass are unknown; DataLoader forbids setting the attributes.

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from hpc.config.cluster_in_bash import cluster_for_job_script
 from hpc.config.errors import ConfigError
+from hpc.config.freezing import cluster_for_job_script
 from hpc.config.sections import ClusterConfig
 from hpc.config.walltime import walltime_seconds
 

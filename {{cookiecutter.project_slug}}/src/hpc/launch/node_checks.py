@@ -16,7 +16,7 @@ from hpc.config.errors import ConfigError, RunFinished
 from hpc.config.project import PROJECT
 from hpc.launch import placement
 from hpc.launch.placement import Placement
-from hpc.system import files
+from hpc.system import files, process
 
 PACKAGES = ("torch", "lightning", "deepspeed", "hydra-core")  # whose versions all nodes must share
 # What to do if a fact of the nodes differs between them.
@@ -139,7 +139,7 @@ def _check_resources(cfg: DictConfig, place: Placement, *, environ: Mapping[str,
     if trainer.accelerator == cluster.accelerator and cluster.request and visible_devices is not None:
         num_visible = len([name for name in visible_devices.split(",") if name.strip()])
         _check_num_gpus(trainer.devices, num_visible, environ=environ)
-    num_cores = len(os.sched_getaffinity(0))
+    num_cores = process.num_cores()
     num_needed = min(cluster.cores_per_gpu or 1, os.cpu_count() or 1)
     if place.launcher == "srun" and num_cores < num_needed:
         rule = f"must be at most {num_cores}, the cores of this task (srun may not inherit --cpus-per-task of sbatch)"

@@ -1,14 +1,13 @@
 """Read from the environment where this process stands among the ranks of its launch. Imports no torch."""
 
 import math
-import os
 import re
 import socket
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from hpc.config.errors import ConfigError
-from hpc.system.process import die_with_parent
+from hpc.system.process import die_with_parent, num_cores
 
 # launcher → the variables that hold rank, world size, rank on the node, ranks on the node. They are looked up in this
 # order, as a later launcher may have started an earlier one, for example mpiexec a torchrun.
@@ -73,7 +72,7 @@ def is_in_job(environ: Mapping[str, str]) -> bool:
 
 def num_usable_cores(num_local_ranks: int, environ: Mapping[str, str]) -> int:
     """Return how many CPUs this process may keep busy: those of its task under srun, else its share of the node's."""
-    num_allowed = len(os.sched_getaffinity(0))
+    num_allowed = num_cores()
     cpus_per_task = environ.get("SLURM_CPUS_PER_TASK", "") if read_placement(environ).launcher == "srun" else ""
     return min(num_allowed, int(cpus_per_task)) if _is_number(cpus_per_task) else max(1, num_allowed // num_local_ranks)
 

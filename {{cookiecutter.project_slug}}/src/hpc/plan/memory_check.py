@@ -72,7 +72,7 @@ def reject_too_big(cfg: DictConfig, words: Sequence[str]) -> None:
         ConfigError: with the smallest changes after which the run fits.
     """
     machine = machine_from_config(cfg)
-    if machine is None or cfg.force or cfg.test_only:
+    if machine is None or cfg.force or cfg.task != "train":
         return
     setup = setup_from_config(cfg)
     try:

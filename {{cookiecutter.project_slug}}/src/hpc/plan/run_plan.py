@@ -1,13 +1,15 @@
 """The plan of a run as plan.py prints it: prediction, end, checkpoints, and changes after which it fits. No torch."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from hpc.config import preflight, walltime
+from hpc.config import missing_values, preflight, walltime
+from hpc.config.conversion import flatten
 from hpc.config.errors import ConfigError
 from hpc.plan import memory_check, plan_arguments, plan_text, trace_cache
 from hpc.plan.prediction import Prediction, predict
@@ -42,7 +44,7 @@ def plan_run(cfg: DictConfig, words: Sequence[str], *, own: dict[str, Any]) -> R
     Raises:
         ConfigError: the config breaks a rule, or its network cannot be traced.
     """
-    preflight.check_rules(cfg)
+    preflight.check_rules(cfg, needs_data=False)
     notes = _fill_in_data(cfg)
     prediction = _predict(cfg, own)
     steps = plan_arguments.num_steps(cfg, prediction.trace, setup=prediction.setup, own=own)
@@ -93,18 +95,28 @@ def _predict(cfg: DictConfig, own: dict[str, Any]) -> Prediction:
 
 
 def _fill_in_data(cfg: DictConfig) -> list[str]:
-    """Fill in the values of the config that the data files give. Return a note if they cannot be read.
+    """Fill in the sizes that the network takes from the data. They are read only if the config lacks one.
 
-    A plan needs no data files if the config has these values.
+    Returns:
+        A note if the config does not say where the data are.
+
+    Raises:
+        ConfigError: a size is unknown, and the data cannot be read.
     """
-    try:
-        preflight.check_and_fill_from_files(cfg)
-    except ConfigError as error:
-        if not error.key.startswith("data.") or None in cfg.model.network.values():
-            raise
-        sentence = str(error).splitlines()[0].rstrip(".")
-        return [f"the data files were not read: {sentence}"]
-    return []
+    references = re.findall(r"\$\{(data\.[\w.]+)\}", str(list(flatten(cfg.model.network).values())))
+    sizes = {key: OmegaConf.select(cfg, key, default=None) for key in references}
+    unknown, unset = [key for key in sizes if sizes[key] is None], missing_values.unset_keys(cfg)
+    if unknown and unset:
+        rule, fix = (
+            f"must be given for a plan without {', '.join(unset)}",
+            " ".join(f"{key}=<number>" for key in unknown),
+        )
+        raise ConfigError(", ".join(unknown), None, rule, fix)
+    preflight.check_and_fill_from_files(cfg, reads_data=bool(unknown))
+    if not unset:
+        return []
+    given = ", ".join(f"{key}={value}" for key, value in sizes.items()) or "no size of the data"
+    return [f"planned without {', '.join(unset)}; it uses {given}"]
 
 
 def _note_without_changes(has_layout_words: bool) -> str:

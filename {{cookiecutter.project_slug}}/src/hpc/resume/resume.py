@@ -206,6 +206,19 @@ class Resume(L.Callback):
             reject_differing_orders(trainer.test_dataloaders, self.boundary.agreement.group)
         self.boundary.stop_evaluation_if_due()
 
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.on_test_start(trainer, pl_module)
+
+    def on_predict_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if batch_idx == 0:
+            reject_differing_orders(trainer.predict_dataloaders, self.boundary.agreement.group)
+        self.boundary.stop_evaluation_if_due()
+
+    def on_predict_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
+        self.watch.report_progress(trainer.global_step, "predicting")
+
     def on_validation_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
         self.watch.report_progress(trainer.global_step, "validating")
 

@@ -87,7 +87,8 @@ class StepBoundary:
         Raises:
             Stopped: on all ranks.
         """
-        if not (self.is_saved_before_evaluation or self.trainer.sanity_checking or self.trainer.testing):
+        is_separate = self.trainer.sanity_checking or self.trainer.testing or self.trainer.predicting
+        if not (self.is_saved_before_evaluation or is_separate):
             return
         self.reasons.record_stop_opportunity()
         if reason := self.evaluation_stop.agree_on_stop():

@@ -18,7 +18,7 @@ from hpc.resume.changed_hyperparameters import HyperparameterUpdater
 from hpc.resume.resume import Resume
 from hpc.resume.stopping import ReportsTrial
 from hpc.run import attempt_log
-from hpc.training import loggers, record, secret_values, step_overhead, strategies
+from hpc.training import loggers, predictions, record, secret_values, step_overhead, strategies
 from hpc.training.attempt import Attempt
 from hpc.training.curves import Curves
 
@@ -38,13 +38,15 @@ def make_trainer(
         ConfigError: the loggers, callbacks or checkpoint of the config cannot be used.
     """
     cfg = run.cfg
+    if cfg.task == "predict":
+        predictions.require_predict_hooks(module, data)
     secret_values.hide_secrets(cfg, module, data)
     if cfg.ckpt and not run.checkpoint:
         weights.load(module, cfg.ckpt)
     run_loggers = loggers.build_loggers(cfg, run.checkpoint, starts=attempt_log.read_starts(run.run_dir))
     if run.claim:  # after whatever may be rejected, so that a rejection leaves no run behind
         run.undo_config_change = record.begin_attempt_logs(run, run_loggers)
-    own_callbacks = [
+    own_callbacks: list[L.Callback] = [
         Curves(),
         SameData(run.run_dir),
         Resume(run, trial=trial if run.claim else None),
@@ -52,6 +54,8 @@ def make_trainer(
     ]
     StagingProgress(run.watch, run.checkpoint.step if run.checkpoint else 0)
     strategies.extend_group_timeouts(60 * cfg.faults.hang_minutes)
+    if cfg.task == "predict":
+        own_callbacks.append(predictions.PredictionFile(run.run_dir))
     callbacks = [*own_callbacks, *build_group(cfg.callbacks)]
     step_overhead.disable_noop_hooks(callbacks)
     trainer = _build_trainer(run, run_loggers, callbacks)

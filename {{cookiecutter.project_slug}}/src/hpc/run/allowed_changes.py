@@ -18,7 +18,7 @@ from hpc.run import attempt_log
 
 KEY, DATA = "resume_allow", "data"
 # The position in an epoch depends on the first three; the others mean nothing to a run that is resumed.
-NEVER_ALLOWED = ("seed", "data.seed", "data.global_batch_size", "name", "run_dir", "ckpt", "test_only")
+NEVER_ALLOWED = ("seed", "data.seed", "data.global_batch_size", "name", "run_dir", "ckpt", "task")
 
 
 def allowed_keys(old: DictConfig, new: DictConfig) -> list[str]:

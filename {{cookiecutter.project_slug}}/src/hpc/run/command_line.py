@@ -69,6 +69,9 @@ def compose_resumed(run_dir: Path, words: Sequence[str]) -> DictConfig:
         return old
     code = run_dir / "code" / "configs"
     new = compose_overrides(frozen_config.merge_overrides(run_dir, words), configs=code if code.is_dir() else None)
+    frozen_config.name_keys_as_now(new)
+    if not any(word.startswith("name=") for word in words):
+        new.name = old.name  # the default may be another one by now
     trust.reject_untrusted(new, run_dir)  # the words and configs in the run directory have made it
     override = next((word for word in words if word.lstrip("+~").startswith("run_dir")), None)
     if override and (not new.run_dir or not frozen_config.is_at_configured_path(run_dir, new)):

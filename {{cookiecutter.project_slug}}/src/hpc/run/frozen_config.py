@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from hpc.config import trust
 from hpc.config.errors import ConfigError, first_line
@@ -39,8 +39,16 @@ def read(run_dir: Path) -> DictConfig:
         rule = f"must hold a readable config.yaml, but {path} is damaged: {first_line(error)}"
         fix = f"resume=<a run directory>, or {weights}"
         raise ConfigError("resume", run_dir, rule, fix, only_this_rank=True) from None
+    name_keys_as_now(cfg)
     OmegaConf.set_struct(cfg, True)
     return cfg
+
+
+def name_keys_as_now(cfg: DictConfig) -> None:
+    """Rename the keys of a run of an earlier version: `test_only` is `task` now. Modifies cfg."""
+    with open_dict(cfg):
+        if "test_only" in cfg and "task" not in cfg:
+            cfg.task = "test" if cfg.pop("test_only") else "train"
 
 
 def read_compatible(run_dir: Path) -> DictConfig:

@@ -10,6 +10,8 @@ import threading
 from dataclasses import dataclass
 from types import FrameType
 
+from hpc.system import process
+
 WARNING_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 EXIT_SECONDS = 30.0  # that the interpreter has to end
 ORPHANED = "the end of the process that started this rank"
@@ -84,7 +86,9 @@ def install_signal_handlers() -> SignalState:
     """
     faulthandler.enable()
     faulthandler.register(signal.SIGQUIT, all_threads=True, chain=False)
-    read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    read_fd, write_fd = os.pipe()
+    for descriptor in (read_fd, write_fd):
+        os.set_blocking(descriptor, False)
     state = SignalState(read_fd=read_fd, write_fd=write_fd)
     atexit.register(state._end)  # registered first, so that it is called last
     # The destructors of process groups may wait for ever, whatever the outcome was.
@@ -111,8 +115,7 @@ def block_signals_in_worker(worker: int) -> None:
 
 def _end_with_rank(rank_pid: int) -> None:
     """Exit on SIGTERM from the rank: it ends workers that way and waits without a time limit."""
-    while (info := signal.sigwaitinfo(WARNING_SIGNALS)).si_pid != rank_pid or info.si_signo != signal.SIGTERM:
-        pass
+    process.wait_for_signal(signal.SIGTERM, sender=rank_pid, blocked=WARNING_SIGNALS)
     os._exit(0)
 
 

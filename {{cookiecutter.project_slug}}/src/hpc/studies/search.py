@@ -65,8 +65,8 @@ def make_search(words: Sequence[str], cfgs: Sequence[DictConfig], *, sampler: st
     if find_spec("optuna") is None:
         rule = "A search needs the package optuna, which is not installed"
         raise ConfigError("--search", sampler, rule, "pip install optuna -c constraints.txt")
-    if any(cfg.test_only for cfg in cfgs):
-        raise ConfigError("test_only", "true", "must be false, as the runs of a search train", "leave test_only out")
+    if other := next((cfg.task for cfg in cfgs if cfg.task != "train"), None):
+        raise ConfigError("task", other, "must be train, as the runs of a search train", "leave task out")
     if len({(cfg.checkpoint.monitor, cfg.checkpoint.mode) for cfg in cfgs}) > 1:
         rule = "must be the same for all runs, with one checkpoint.mode, as a search has one metric"
         raise ConfigError("checkpoint.monitor", None, rule, "one monitor, one mode")

@@ -1,13 +1,36 @@
-"""Identity, start time and traffic of a process, read from Linux's /proc."""
+"""Facts about processes that Linux knows, and what takes their place on other systems, such as macOS.
+
+They are read from /proc, or are functions that Python has only on Linux.
+"""
 
 import ctypes
 import os
 import signal
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+
+
+def num_cores() -> int:
+    """Return on how many CPUs this process may run; where the system does not tell, how many the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def wait_for_signal(number: int, *, sender: int, blocked: Iterable[int]) -> None:
+    """Wait until the process `sender` sends this signal, ignoring others of the blocked signals.
+
+    Where the system does not tell who has sent a signal, any sender counts.
+    """
+    if not hasattr(signal, "sigwaitinfo"):
+        while signal.sigwait(blocked) != number:
+            pass
+        return
+    while (info := signal.sigwaitinfo(blocked)).si_pid != sender or info.si_signo != number:
+        pass
 
 
 def identity(pid: int) -> list[Any] | None:
@@ -45,9 +68,10 @@ def io_bytes() -> int:
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when its parent ends, however the parent ends."""
+    """Let the kernel kill this process when its parent ends, however the parent ends; only Linux does so."""
     PR_SET_PDEATHSIG = 1
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    with suppress(AttributeError):  # the system has no prctl
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _stat_fields(pid: int | str) -> list[str]:

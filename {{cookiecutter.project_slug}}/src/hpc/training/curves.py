@@ -38,9 +38,9 @@ class CurvePoint:
 class Curves(L.Callback):
     """Loss, learning rate, norm of the gradients, and what else `training_step` returns: means over all ranks.
 
-    A point is made every `trainer.log_every_n_steps` steps. It is written when the next one is made, or before a
-    validation, a checkpoint and the end: no step waits for a kernel or for another rank, and only these steps exchange
-    numbers. Names that the module logs itself are left to the module.
+    A point is made every `trainer.log_every_n_steps` steps, and at some of the first ones (`has_point`). It is written
+    when the next one is made, or before a validation, a checkpoint and the end: no step waits for a kernel or for
+    another rank, and only these steps exchange numbers. Names that the module logs itself are left to the module.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Curves(L.Callback):
         self, trainer: Any, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.fit_loop.epoch_loop._batches_that_stepped  # the number that Lightning gives to logged values
-        if (step + 1) % trainer.log_every_n_steps:
+        if not has_point(step + 1, trainer.log_every_n_steps):
             return
         self._micro_batches.append(select_scalars(outputs, trainer.strategy.root_device))
         if (
@@ -128,6 +128,14 @@ class Curves(L.Callback):
             note = f"the module logs {names} itself: from step {point.step} on these curves show only its values"
             print(f"note: {note}", flush=True)
         self._noted_names |= new
+
+
+def has_point(number: int, interval: int) -> bool:
+    """Return whether a step, counted from 1, has a point: each `interval`-th, and before these 1, 2, 5, 10, 20, 50, ...
+
+    The latter show how a run begins, however short it is.
+    """
+    return number % interval == 0 or (number < interval and str(number).rstrip("0") in ("1", "2", "5"))
 
 
 def show_in_progress_bar(trainer: Any, numbers: Mapping[str, float]) -> None:

@@ -38,7 +38,7 @@ def build_loggers(
     nodes = [node for node in nodes if node]
     if invalid := [node for node in nodes if not isinstance(node, DictConfig) or "_target_" not in node]:
         rule = "must be one node with a _target_, a list of such nodes, or named nodes"
-        raise ConfigError("logger", invalid[0], rule, "see `logger` in configs/train.yaml")
+        raise ConfigError("logger", invalid[0], rule, "see configs/logger/tensorboard.yaml")
     earlier_folders = [Path(cfg.run_dir, folder) for start in starts for folder in start.get("log_dirs", [])]
     loggers = [_build_logger(node, checkpoint, earlier_folders=earlier_folders) for node in nodes]
     run_dir = Path(cfg.run_dir).resolve()
