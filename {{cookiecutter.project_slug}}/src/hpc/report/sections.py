@@ -88,7 +88,7 @@ def _overview_facts(data: RunData) -> dict[str, str]:
 def _training_facts(data: RunData) -> dict[str, str]:
     targets = [config_value(data.config, f"{key}._target_") for key in ("model.network", "data")]
     return {
-        "task": " on ".join(str(target).rpartition(".")[2] for target in targets if target),
+        "model": " on ".join(str(target).rpartition(".")[2] for target in targets if target),
         "strategy": str(config_value(data.config, "strategy.name") or ""),
         "precision": str(config_value(data.config, "trainer.precision") or ""),
     }
