@@ -243,6 +243,7 @@ def answers(address: str, server: subprocess.Popen, seconds: float = 90) -> bool
 HOW = [
     (r"make \w+", made),
     (r"(pip|pipx|uv tool) install .*|git clone .*|cd .*|export .*", elsewhere),
+    (r"module load .*|(VERSIONS=site|apptainer) .*", elsewhere),  # test_env.py builds on modules and on another Python
     (r"cookiecutter .*", baked),
     (r"(VENV=\S+ )?source (\./)?env\.sh", sourced),
     (r"(python -m )?tensorboard.*", served),
