@@ -268,11 +268,22 @@ def test_setup_of_every_cluster_is_read_as_its_file_says(project):
 
 # Items of a list as YAML allows them: those that env.sh reads, and those that it rejects, as it could misread them.
 READ = [
-    *("a b", "a  # why", "a#b", "a=b:c", '"a # b"', "'a \" b' # c", "a 'b' \"c\"", "a\n\n  # why\n  - b", "a \r"),
+    *(
+        "a b",
+        "a  # why",
+        "a#b",
+        "a=b:c",
+        '"a # b"',
+        "'a \" b' # c",
+        "a 'b' \"c\"",
+        '"a" # "c"',
+        "a\n\n  # why\n  - b",
+        "a \r",
+    ),
     *("-a", "~/a", "$A/b", "(a)", "a \\ b", ". a"),
 ]
 REJECTED = [
-    *("'a''b'", '"a\\tb"', '"a" b', '"a" # "c"', '"a', "'a", "a: b", "a:", "|\n    a", "> \n    a", "a\n    b", "- a"),
+    *("'a''b'", '"a\\tb"', '"a" b', '"a', "'a", "a: b", "a:", "|\n    a", "> \n    a", "a\n    b", "- a"),
     *("? a", "[a]", "{a: b}", "&x a", "*x", "!!str a", "%a", "@a", "`a`", "# a", "", "-", ",a", "]a"),
 ]
 
