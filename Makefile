@@ -88,7 +88,7 @@ lint:
 	PYTHONPATH='$(CURDIR)/$(HPC)/..' .venv/bin/lint-imports --no-logo
 
 clean:
-	rm -rf .venv .venv.lock build .pytest_cache .ruff_cache
+	rm -rf .venv build .pytest_cache .ruff_cache
 
 # The environment of a baked project, made by that project's env.sh, and cookiecutter. Quick when it is there.
 env: system

@@ -1,6 +1,7 @@
 """Scenes of drawn_neighbours.py that run tools at the same time: pack, install, compile, submit, ask a study."""
 
 import json
+import os
 import shlex
 import signal
 import sys
@@ -12,7 +13,7 @@ from neighbour_ground import Command, Ground
 from neighbour_rounds import Rounds, Scene
 from neighbour_trains import THEIRS
 
-OURS = "from hpc.run import virtual_environment; virtual_environment.reject_incomplete_environment = lambda *_: None"
+OURS = "from hpc.run import virtual_environment; virtual_environment.reject_unsuitable_environment = lambda *_: None"
 
 
 def packed(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
@@ -120,9 +121,10 @@ def installed(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
     folder = ground.folder / name
     folder.mkdir(parents=True)
     stub, log, venv = folder / "python", folder / "log", folder / "venv"
-    stub.write_text(PYTHON.format(log=log, python=shlex.quote(sys.executable), stub=stub))
+    base = os.path.realpath(sys.executable)
+    stub.write_text(PYTHON.format(log=log, python=shlex.quote(base), home=os.path.dirname(base), stub=stub))
     stub.chmod(0o755)
-    ground.protect(folder, ["other.lock/owner", "venv-other/pyvenv.cfg"])
+    ground.protect(folder, ["other.lock", "venv-other/pyvenv.cfg"])
     script = f"source {shlex.quote(str(shared.project))}/env.sh && type -P python"
     environ = {"PYTHON": str(stub), "VENV": str(venv)}
     commands = [Command(f"{name}-{number}", ["bash", "--norc", "-c", script], environ=environ) for number in range(4)]
@@ -141,25 +143,24 @@ def installed(rng: Random, shared: Rounds, ground: Ground, name: str) -> Scene:
         ground.harm("two in one directory", f"two installed at once into {venv}")
     if (whole := lines.count("installed")) != 1 and not commands[0].hit:
         ground.harm("copied twice", f"installed {whole} times")
-    if left := [path.name for path in folder.glob("venv.lock*")]:
-        ground.harm("left a file", f"{left} beside {venv}")
+    if left := list(venv.glob("*.part")):
+        ground.harm("left a file", f"{left}")
 
 
 # A stub of Python, as in test_env.py. Its pip takes a moment, and detects another pip at the same time.
 PYTHON = """#!/bin/bash
 case "$*" in
   *version_info*) exit 0 ;;
-  "-m venv "*) mkdir -p "$3/bin" && touch "$3/pyvenv.cfg" && cp "$0" "$3/bin/python" &&
+  "-m venv "*) mkdir -p "$3/bin" && echo "home = {home}" >"$3/pyvenv.cfg" && cp "$0" "$3/bin/python" &&
       printf 'VIRTUAL_ENV=%s; PATH=%s/bin:$PATH' "$3" "$3" >"$3/bin/activate" ;;
   "-m pip --version") [ "$0" != {stub} ] ;;
-  "-m pip install"*)
-    cat >/dev/null
+  "-Im pip install"*)
     mkdir {log}.busy 2>/dev/null || echo "two at once" >>{log}
     trap 'rmdir {log}.busy' EXIT
     sleep 0.4
     echo installed >>{log} ;;
   *signatures) exit 0 ;;
-  *) exec {python} "$@" ;;
+  *) exec -a "$0" {python} "$@" ;;
 esac
 """
 

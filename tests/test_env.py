@@ -5,23 +5,38 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import packaging
 import pytest
 
-# A stub of Python: it makes a real virtual environment, but logs its arguments instead of installing.
+# A stub of Python: it makes a real virtual environment, but logs its arguments instead of installing. Where it runs
+# Python, that takes the stub for its own executable.
 STUB = """#!/bin/bash
 echo "$*" >>{log}
 case "$*" in
   *version_info*) exit ${{STUB_OLD:-0}} ;;
   "-m venv "*)
+    [ -z "${{STUB_HALF:-}}" ] || {{ mkdir "$3/bin"; kill -9 $PPID; exit; }}
     {python} -m venv --without-pip "$3" && rm "$3/bin/python" && cp "$0" "$3/bin/python" ;;
   "-m pip --version") [ "$0" != {stub} ] ;;
-  "-m pip install"*) cat >>{log}; sleep ${{STUB_SECONDS:-0}}; exit ${{STUB_PIP:-0}} ;;
+  *"-Im pip install"*) sleep ${{STUB_SECONDS:-0}}; echo "pip is done" >>{log}; exit ${{STUB_PIP:-0}} ;;
   *signatures) [ -n "$PYTHONPATH" ] ;;
-  *) exec {python} "$@" ;;
+  *) exec -a "$0" {base} "$@" ;;
 esac
+"""
+# Python imports this at its start, from a folder on PYTHONPATH.
+WITHOUT_LOCKS = """
+import errno, fcntl, os
+
+def flock(*_):
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+fcntl.flock = flock
 """
 
 
@@ -34,18 +49,21 @@ class Place:
         self.project.mkdir()
         for name in ("env.sh", "pyproject.toml", "constraints.txt"):
             shutil.copy(baked / name, self.project)
-        for clusters in ("configs/cluster", "src/hpc/jobs/cluster"):
-            shutil.copytree(baked / clusters, self.project / clusters)
+        for name in ("configs/cluster", "src/hpc/jobs/cluster", "src/hpc/config", "src/hpc/run"):
+            shutil.copytree(baked / name, self.project / name)
+        shutil.copy(baked / "src/hpc/__init__.py", self.project / "src/hpc")
         self.venv = folder / "an environment"
         self.log = folder / "log"
         self.stub = folder / "python"
-        quoted = {key: shlex.quote(str(value)) for key, value in vars(self).items()}
-        self.stub.write_text(STUB.format(**quoted | {"python": shlex.quote(sys.executable)}))
+        pythons = {"python": sys.executable, "base": os.path.realpath(sys.executable)}
+        quoted = {key: shlex.quote(str(value)) for key, value in (vars(self) | pythons).items()}
+        self.stub.write_text(STUB.format(**quoted))
         self.stub.chmod(0o755)
 
     def popen(self, script: str, **env: str) -> subprocess.Popen:
         """Start `script` in bash, where $ENV is the path of env.sh."""
-        kept = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
+        left_out = ("VIRTUAL_ENV", "PYTHONPATH", "VERSIONS")
+        kept = {key: value for key, value in os.environ.items() if key not in left_out}
         known = {"PYTHON": str(self.stub), "VENV": str(self.venv), "ENV": str(self.project / "env.sh")}
         return subprocess.Popen(
             ["bash", "--norc", "-c", script],
@@ -61,9 +79,28 @@ class Place:
         out, err = process.communicate(timeout=60)
         return process.returncode, out, err
 
+    def killed(self, until: str, **env: str) -> None:
+        """Kill the installer of a `source env.sh` once `until` is in the log."""
+        process = self.popen('source "$ENV"', **env)
+        while not self.asked(until):
+            time.sleep(0.05)
+            assert process.poll() is None
+        (installer,) = (
+            pid for pid, words in processes() if "hpc.run.installation" in words and str(self.venv) in words
+        )
+        os.kill(installer, 9)
+        assert process.wait(timeout=60) == 1
+
     def asked(self, what: str) -> int:
         """Return how often `what` occurs in the logged arguments of Python."""
         return self.log.read_text().count(what) if self.log.exists() else 0
+
+
+def processes() -> Iterator[tuple[int, str]]:
+    """Yield the id and the command line of each process."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            yield int(folder.name), (folder / "cmdline").read_text().replace("\0", " ")
 
 
 @pytest.fixture
@@ -134,13 +171,12 @@ def test_a_failure_is_one_line_and_spares_the_shell(env, reason, place):
     assert (code, out) == (0, "status 1, still here\n")
     lines = [line for line in err.splitlines() if "some minutes" not in line]
     assert len(lines) == 1 and lines[0].startswith("env.sh: ") and reason in lines[0]
-    assert not list(place.folder.glob("*.lock"))
 
 
 def test_goes_on_after_an_interrupted_installation(place):
     assert place.bash('source "$ENV"', STUB_PIP="1")[0] == 1
     assert place.bash('source "$ENV"')[0] == 0
-    assert place.asked("-m venv") == 1 and place.asked("-m pip install") == 2
+    assert place.asked("-m venv") == 1 and place.asked("-Im pip install") == 2
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
@@ -149,57 +185,44 @@ def test_installs_again_when_the_versions_change(name, place):
     with (place.project / name).open("a") as file:
         file.write("\n# changed\n")
     assert place.bash('source "$ENV"')[0] == 0
-    assert place.asked("-m pip install") == 2
+    assert place.asked("-Im pip install") == 2
 
 
 def test_two_at_once_install_once(place):
     both = [place.popen('source "$ENV" && type -P python', STUB_SECONDS="2") for _ in range(2)]
     results = [process.communicate(timeout=60) for process in both]
     assert [out.strip() for out, _ in results] == [f"{place.venv}/bin/python"] * 2
-    assert place.asked("-m pip install") == 1
-    assert not list(place.folder.glob("*.lock"))
+    assert place.asked("-Im pip install") == 1
 
 
-def test_clears_the_lock_of_a_killed_process(place):
-    process = place.popen('source "$ENV"', STUB_SECONDS="5")
-    lock = Path(f"{place.venv}.lock/owner")
-    while not (lock.exists() and place.asked("-m pip install")):
-        time.sleep(0.05)
-        assert process.poll() is None
-    installer = int(lock.read_text().split()[-1])
-    os.kill(installer, 9)
-    process.communicate(timeout=60)
-    assert lock.exists()
-    assert place.bash('source "$ENV"')[0] == 0
-    assert not lock.exists()
+def test_a_killed_installer_leaves_no_lock(place):
+    place.killed("-Im pip install", STUB_SECONDS="2")
+    code, _, err = place.bash('source "$ENV"')
+    assert code == 0 and "waiting for another installation" in err
+    assert place.asked("-Im pip install") == 2
+    lines = [line for line in place.log.read_text().splitlines() if "pip install" in line or line == "pip is done"]
+    assert [line == "pip is done" for line in lines] == [False, True] * 2  # the pip of the killed one has ended first
 
 
-def test_of_many_that_find_the_lock_of_a_killed_process_one_installs(place):
-    """Check that only one process installs if several find a stale lock before the first of them removes it."""
-    killed = place.popen('source "$ENV"', STUB_SECONDS="60")
-    lock = Path(f"{place.venv}.lock/owner")
-    while not (lock.exists() and place.asked("-m pip install")):
-        time.sleep(0.05)
-    os.kill(int(lock.read_text().split()[-1]), 9)
-    killed.wait(timeout=60)
-    (place.folder / "looked").mkdir()
-    script = """
-        cat() {
-            command cat "$@"; local code=$?
-            if [[ $* = *lock/owner ]] && [ ! -e "looked/$NUMBER" ]; then
-                : >"looked/$NUMBER"
-                for _ in {1..500}; do [ "$(ls looked | wc -l)" = 4 ] && break; sleep 0.02; done
-                sleep "0.$((NUMBER * 2))"
-            fi
-            return "$code"
-        }
-        source "$ENV"
-    """
-    many = [place.popen(script, NUMBER=str(number), STUB_SECONDS="1.5") for number in range(4)]
+def test_of_many_that_wait_for_a_killed_process_one_installs(place):
+    place.killed("-Im pip install", STUB_SECONDS="1")
+    many = [place.popen('source "$ENV"', STUB_SECONDS="1") for _ in range(4)]
     said = [process.communicate(timeout=60) for process in many]
     assert [process.returncode for process in many] == [0] * 4, said
-    assert place.asked("-m pip install") == 2
-    assert not list(place.folder.glob("*.lock*"))
+    assert place.asked("-Im pip install") == 2
+
+
+def test_an_environment_killed_while_it_was_made_is_completed(place):
+    assert place.bash('source "$ENV"', STUB_HALF="1")[0] == 1
+    assert not (place.venv / "pyvenv.cfg").exists() and (place.venv / "bin").exists()
+    code, out, err = place.bash('source "$ENV" && type -P python')
+    assert (code, out.strip()) == (0, f"{place.venv}/bin/python"), err
+
+
+def test_a_file_system_without_locks_is_told(place):
+    (place.folder / "sitecustomize.py").write_text(WITHOUT_LOCKS)
+    code, _, err = place.bash('source "$ENV"', PYTHONPATH=str(place.folder))
+    assert code == 0 and "has no locks (Function not implemented): install into it from one shell at a time" in err
 
 
 def test_a_moved_environment_is_named(place):
@@ -223,19 +246,59 @@ def test_run_instead_of_sourced_says_so(place):
         assert code == 1 and "source env.sh" in err and not place.log.exists()
 
 
+def setup_lines(project: Path, file: Path) -> subprocess.CompletedProcess[str]:
+    """Run env.sh's function that reads `setup` of a cluster's file."""
+    text = (project / "env.sh").read_text()
+    function = text[text.index("_env_setup_lines()") : text.index("\n}\n", text.index("_env_setup_lines()")) + 3]
+    command = ["bash", "-c", f'{function}_env_setup_lines "$1"', "bash", str(file)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
 def test_setup_of_every_cluster_is_read_as_its_file_says(project):
     """Check that env.sh, which parses `setup` without Python, reads the same lines as the job script."""
     from omegaconf import OmegaConf
 
     some = 0
     for path in (project / "src/hpc/jobs/cluster").glob("*.yaml"):
-        text = (project / "env.sh").read_text()
-        function = text[text.index("_env_setup_lines()") : text.index("\n}\n", text.index("_env_setup_lines()")) + 3]
-        command = ["bash", "-c", f'{function}_env_setup_lines "$1"', "bash", str(path)]
-        read = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        read = setup_lines(project, path).stdout.splitlines()
         assert read == list(OmegaConf.load(path).get("setup") or []), path.name
         some += len(read)
     assert some > 5
+
+
+# Items of a list as YAML allows them: those that env.sh reads, and those that it rejects, as it could misread them.
+READ = [
+    *(
+        "a b",
+        "a  # why",
+        "a#b",
+        "a=b:c",
+        '"a # b"',
+        "'a \" b' # c",
+        "a 'b' \"c\"",
+        '"a" # "c"',
+        "a\n\n  # why\n  - b",
+        "a \r",
+    ),
+    *("-a", "~/a", "$A/b", "(a)", "a \\ b", ". a"),
+]
+REJECTED = [
+    *("'a''b'", '"a\\tb"', '"a" b', '"a', "'a", "a: b", "a:", "|\n    a", "> \n    a", "a\n    b", "- a"),
+    *("? a", "[a]", "{a: b}", "&x a", "*x", "!!str a", "%a", "@a", "`a`", "# a", "", "-", ",a", "]a"),
+]
+
+
+@pytest.mark.parametrize("head", ["setup:", "setup: # why", "a: 1\nsetup:", "b:\n  - c\nsetup:"])
+def test_an_item_of_setup_is_read_as_yaml_does_or_rejected(head, project, tmp_path):
+    import yaml
+
+    file = tmp_path / "cluster.yaml"
+    for item in READ + REJECTED:
+        file.write_bytes(f"{head}\n  - {item}\n  - last\nother: [1]\nlist:\n  - 2\n".encode())
+        done = setup_lines(project, file)
+        assert done.returncode == (3 if item in REJECTED else 0), item
+        if item in READ:
+            assert done.stdout.splitlines() == yaml.safe_load(file.read_bytes())["setup"]
 
 
 def test_modules_of_the_cluster_come_first(place):
@@ -272,15 +335,15 @@ def test_setup_is_read_however_its_lines_are_written(place):
   - export ONE=1  # why
 
   # the next one
-  - "export TWO=\\"a # b\\""
-  - 'export THREE="it''s"'
+  - "export TWO='a # b'"  # it's quoted
+  - 'export THREE="it is"'
     - export FOUR=4
 - export FIVE=5
 other: 1
 """
     )
     code, out, err = place.bash('source "$ENV" && echo "$ONE $TWO $THREE $FOUR $FIVE"', CLUSTER="mine")
-    assert (code, out.strip()) == (0, "1 a # b it's 4 5"), err
+    assert (code, out.strip()) == (0, "1 a # b it is 4 5"), err
     for text in ('setup: ["module load a"]\n', "setup:\n  - |\n    module load a\n"):
         file.write_text(text)
         code, _, err = place.bash('source "$ENV"', CLUSTER="mine")
@@ -299,4 +362,93 @@ def test_an_environment_may_be_reached_by_another_name(place):
 def test_a_job_installs_nothing(place):
     code, _, err = place.bash('source "$ENV"', SLURM_JOB_ID="7")
     assert code == 1 and "jobs do not install" in err
-    assert not place.asked("-m pip install")
+    assert not place.asked("-Im pip install")
+
+
+def site_python(place: Place, version: str) -> dict[str, str]:
+    """Return the environment of a shell in which a module has put this version of torch on PYTHONPATH."""
+    folder = place.folder / "module"
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "torch-0.dist-info").mkdir(parents=True)
+    (folder / "torch-0.dist-info" / "METADATA").write_text(f"Name: torch\nVersion: {version}\n")
+    (folder / "packaging").symlink_to(Path(packaging.__file__).parent)
+    return {"PYTHONPATH": str(folder)}
+
+
+def test_the_torch_of_a_module_is_used_and_kept(place):
+    module = site_python(place, "2.12.0+site")
+    code, _, err = place.bash('source "$ENV"', VERSIONS="site", **module)
+    assert code == 0 and f"using torch 2.12.0+site in {place.folder}/module\n" in err
+    assert place.asked("torch==2.12.0+site ") == 1 and place.asked("lightning>=2.") == 1
+    assert not place.asked("--constraint") and not place.asked("torch>=")
+    # Jobs have no PYTHONPATH, and nobody needs to repeat VERSIONS.
+    code, out, err = place.bash('source "$ENV" && python -c "import packaging; print(packaging.__file__)"')
+    assert (code, err) == (0, "") and out.startswith(f"{place.folder}/module/packaging/")
+    assert place.bash('source "$ENV"', VERSIONS="site")[::2] == (0, "")
+    with (place.project / "constraints.txt").open("a") as file:
+        file.write("# changed\n")
+    assert place.bash('source "$ENV"')[0] == 0
+    assert place.asked("torch==2.12.0+site ") == 2
+
+
+def test_a_torch_of_the_site_that_is_not_supported_is_rejected_before_anything_is_installed(place):
+    code, _, err = place.bash('source "$ENV"', VERSIONS="site", **site_python(place, "2.9.1"))
+    assert code == 1 and not place.asked("pip install")
+    rule = f"torch must be in the range >=2.10,<2.14 of pyproject.toml, but the one in {place.folder}/module is not"
+    assert f"env.sh: {rule}; got 2.9.1. Try: source env.sh, load another module, or change the range" in err
+    file = place.project / "pyproject.toml"
+    file.write_text(file.read_text().replace("torch>=2.10", "torch>=2.9"))
+    assert place.bash('source "$ENV"', **site_python(place, "2.9.1"))[0] == 0
+    assert place.asked("torch==2.9.1 ")
+
+
+def test_a_python_that_has_torch_is_told_when_another_is_installed(place):
+    code, _, err = place.bash('source "$ENV"', **site_python(place, "2.12.0"))
+    assert (
+        code == 0 and f"has torch 2.12.0 in {place.folder}/module; to use it (>=2.10,<2.14 is supported), type: " in err
+    )
+    assert place.asked("--constraint constraints.txt") == 1
+    before = place.log.read_text()
+    code, _, err = place.bash('source "$ENV"', VERSIONS="site")
+    assert code == 1 and "was made with VERSIONS=pinned: remove it" in err
+    code, _, err = place.bash('source "$ENV"', VERSIONS="newest")
+    assert code == 1 and "VERSIONS must be site or pinned; got newest" in err
+    assert "pip install" not in place.log.read_text().removeprefix(before)
+
+
+@pytest.mark.slow
+def test_an_environment_on_top_of_one_that_has_torch(place, project):
+    """Let the real pip complete an environment on top of this one, without an index."""
+    if not list(Path(sys.prefix).glob(".complete-*")):
+        pytest.skip("the environment was not made by env.sh: make test")
+    env = {"PYTHON": sys.executable, "VERSIONS": "site", "PIP_NO_INDEX": "1", "ENV": str(project / "env.sh")}
+    script = 'source "$ENV" && python -c "import torch, sys; print(torch.__file__, sys.prefix)"'
+    process = place.popen(script, **env)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert out.split(maxsplit=1) == [f"{sysconfig.get_path('purelib')}/torch/__init__.py", f"{place.venv}\n"]
+    assert not list(place.venv.glob("lib/python*/site-packages/torch*"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can start another user's shell")
+def test_an_environment_of_another_user_is_used_and_never_changed(place):
+    """Let another user, who may read everything here, source env.sh."""
+    assert place.bash('source "$ENV"')[0] == 0
+    place.log.chmod(0o666)
+    for path in (place.venv, *place.venv.rglob("*")):
+        path.chmod(0o777)  # even if it could be changed
+    before = {path: path.lstat().st_mtime_ns for path in (place.venv, *place.venv.rglob("*"))}
+    read_all = "--inh-caps=+dac_read_search --ambient-caps=+dac_read_search"
+    other = f"setpriv --reuid=65534 --regid=65534 --clear-groups {read_all} bash --norc -c"
+    code, out, err = place.bash(f"{other} 'source \"$ENV\" && id -u && type -P python'")
+    assert (code, out.split("\n", 1), err) == (0, ["65534", f"{place.venv}/bin/python\n"], "")
+    with (place.project / "pyproject.toml").open("a") as file:
+        file.write("# changed\n")
+    code, _, err = place.bash(f"{other} 'source \"$ENV\"'")
+    assert code == 1 and f"env.sh: {place.venv} belongs to root and is not complete for" in err and err.count("\n") == 1
+    assert {path: path.lstat().st_mtime_ns for path in (place.venv, *place.venv.rglob("*"))} == before
+    theirs = place.folder / "theirs"
+    theirs.mkdir(mode=0o777)
+    os.chown(theirs, 65534, 65534)
+    code, out, err = place.bash(f"{other} 'source \"$ENV\" && type -P python'", VENV=str(theirs / "venv"))
+    assert (code, out.strip()) == (0, f"{theirs}/venv/bin/python"), err

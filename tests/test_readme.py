@@ -244,6 +244,7 @@ HOW = [
     (r"make \w+", made),
     (r"(pip|pipx|uv tool) install .*|git clone .*|cd .*|export .*", elsewhere),
     (r"git (init|add|commit)\b.*|cruft .*", elsewhere),  # test_update.py runs them
+    (r"module load .*|(VERSIONS=site|apptainer) .*", elsewhere),  # test_env.py builds on modules and on another Python
     (r"cookiecutter .*", baked),
     (r"(VENV=\S+ )?source (\./)?env\.sh", sourced),
     (r"(python -m )?tensorboard.*", served),

@@ -35,9 +35,8 @@ def small_environment(project: Path, venv: Path) -> None:
     (venv / installed.relative_to(sys.prefix) / "borrowed.pth").write_text(f"{installed}\n")
     (venv / "share").mkdir()
     shutil.copy(Path(sys.prefix) / "share" / "config-signatures.json", venv / "share")
-    versions = (project / "pyproject.toml").read_bytes() + (project / "constraints.txt").read_bytes()
-    checksum = subprocess.run(["cksum"], input=versions, capture_output=True, check=True).stdout.decode().strip()
-    (venv / ".complete-my-research").write_text(f"{checksum} {venv}")
+    files = [(project / name).read_text().rstrip("\n") for name in ("pyproject.toml", "constraints.txt")]
+    (venv / ".complete-my-research").write_text("\n".join([str(venv), "pinned", *files]))
 
 
 @pytest.fixture

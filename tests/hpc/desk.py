@@ -4,7 +4,6 @@ import json
 import os
 import pwd
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +13,10 @@ import pytest
 
 import submit
 from hpc.config import errors, project
-from hpc.run import directory, snapshot
+from hpc.run import directory, installation, snapshot
 from hpc.submit import scheduler
 
-TOOLS = ["bash", "cat", "cp", "env", "cksum", "git", "sleep"]
+TOOLS = ["bash", "cat", "cp", "env", "git", "sleep"]
 STUB = 'printf "%s\\n" "$@" >>"$0.argv"; env >"$0.env"; cat >"$0.stdin"; cp "${!#}" "$0.script"; '
 SOURCED = ["src/hpc/jobs/pbs.bash", "src/hpc/jobs/slurm.bash"]  # files that job scripts source, copied unchanged
 FILES = [
@@ -102,9 +101,8 @@ class Desk:
 
     def complete(self) -> None:
         """Mark the environment as complete, as env.sh does."""
-        text = "".join((self.project / name).read_text() for name in ("pyproject.toml", "constraints.txt"))
-        made = subprocess.run(["cksum"], input=text, capture_output=True, text=True)
-        (self.venv / f".complete-{project.project_name()}").write_text(f"{made.stdout.strip()} {self.venv}")
+        marker = installation.completion_marker(self.venv, installation.PINNED, self.project)
+        (self.venv / f".complete-{project.project_name()}").write_bytes(marker)
 
     def scheduler(self, behaviour: str) -> None:
         for name in ("sbatch", "qsub"):

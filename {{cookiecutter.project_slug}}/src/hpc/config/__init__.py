@@ -7,6 +7,7 @@ build              the objects that a config names
 freezing           the config as it is written beside a run
 layout             world size and micro-batch size, derived from a config
 trust              which classes the config of a run directory may name
+versions           the versions of torch and lightning that pyproject.toml supports
 errors             `ConfigError`, which ends a program with exit code 2 and without a traceback
 exit_codes, walltime, conversion, sections, project, yaml_files, value_checks for whoever needs them
 

@@ -69,6 +69,10 @@ def collect_node_facts(
     """
     facts: dict[str, Any] = {"host": socket.gethostname(), "rejected": None}
     try:
+        if place.local_rank == 0:
+            from hpc.config import versions  # only here: no other answer needs it
+
+            versions.reject_unsupported_packages()
         _check_resources(cfg, place, environ=environ)
         if check_files:
             preflight.check_and_fill_from_files(cfg)

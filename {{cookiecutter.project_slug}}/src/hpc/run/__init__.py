@@ -6,6 +6,7 @@ Others use
     claim, attempt_log, restarts                who may write; what attempts have recorded; restarts by the scheduler
     watchdog, signals, stacks                   ranks that fail together; warnings before the end of a job
     snapshot, virtual_environment               the code and the Python environment of a job
+    installation                                creates that environment, for env.sh
     history, phases, job_logs, last_alive       what runs have left, read again for tables and reports
 It needs config, launch and system, and imports neither torch nor lightning.
 """

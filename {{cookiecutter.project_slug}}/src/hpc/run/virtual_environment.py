@@ -5,21 +5,27 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hpc.config import versions
 from hpc.config.errors import ConfigError
 from hpc.config.project import project_name
+from hpc.run.installation import PINNED, SITE, completion_marker
 
 
-def reject_incomplete_environment(venv: Path, code: Path) -> None:
-    """Raise `ConfigError` unless env.sh has finished this environment for this code: a job installs nothing."""
-    texts = [(code / name).read_bytes() for name in ("pyproject.toml", "constraints.txt")]
-    done = subprocess.run(["cksum"], input=b"".join(texts), capture_output=True, check=True).stdout.decode().strip()
+def reject_unsuitable_environment(venv: Path, code: Path) -> None:
+    """Check that a job could use this environment, as it installs nothing.
+
+    Raises:
+        ConfigError: env.sh has not finished the environment for this code, or a package is not in the supported range.
+    """
+    complete = [completion_marker(venv, which, code) for which in (PINNED, SITE)]
     try:
-        mark = (venv / f".complete-{project_name()}").read_text(encoding="utf-8")
+        is_complete = (venv / f".complete-{project_name()}").read_bytes() in complete
     except OSError:
-        mark = ""
-    if mark != f"{done} {venv}":
+        is_complete = False
+    if not is_complete:
         rule = "must be a complete environment for this project's pyproject.toml and constraints.txt"
         raise ConfigError("VENV", venv, rule, "source env.sh, then submit again: a job installs nothing")
+    versions.reject_unsupported_packages()
 
 
 def pack_environment(venv: Path) -> None:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from hpc.config import preflight, project
 from hpc.config.errors import ConfigError
-from hpc.run import directory, frozen_config, snapshot, virtual_environment
+from hpc.run import directory, frozen_config, snapshot
 from hpc.submit import scheduler
 from hpc.submit.options import SubmitOptions
 from hpc.submit.scripts import make_job, render_script, write_scripts
@@ -73,7 +73,9 @@ def prepare_submission(cfg: DictConfig, code: Path, *, wait: bool) -> None:
         rule = "cannot be used with a chain of jobs: it waits for one job"
         raise ConfigError("--wait", None, rule, "cluster.chain=1, or leave --wait out")
     if not cfg.cluster.container:
-        virtual_environment.reject_incomplete_environment(Path(sys.prefix), code)
+        from hpc.run import virtual_environment  # only here: --dry-run needs no environment
+
+        virtual_environment.reject_unsuitable_environment(Path(sys.prefix), code)
         if cfg.cluster.stage_env:
             virtual_environment.pack_environment(Path(sys.prefix))
 

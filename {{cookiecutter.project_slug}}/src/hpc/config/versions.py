@@ -1,0 +1,88 @@
+"""The versions of torch and lightning that the project supports: the ranges in its pyproject.toml.
+
+Imports neither of them, and only the standard library before a version is compared: the installation uses this, too.
+"""
+
+import re
+import sys
+import tomllib
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from itertools import chain
+
+from hpc.config.project import PROJECT
+
+PACKAGES = ("torch", "lightning")
+FIX = "source env.sh, load another module, or change the range in pyproject.toml if this version works for you"
+
+
+@dataclass(frozen=True)
+class InstalledPackage:
+    """A package that this Python would import.
+
+    Attributes:
+        folder: where it lies.
+        supported: the range of versions in pyproject.toml, such as ">=2.10,<2.14"; "" for any version.
+    """
+
+    name: str
+    version: str
+    folder: str
+    supported: str
+
+    @property
+    def rule(self) -> str:
+        """What its version must be, for a `ConfigError`."""
+        return f"must be in the range {self.supported} of pyproject.toml, but the one in {self.folder} is not"
+
+    def is_supported(self) -> bool:
+        """Return whether the release is in the range: 2.13.0+cu126 and 2.13.0a0+nv25.12 are builds of 2.13.0."""
+        try:
+            from packaging.specifiers import SpecifierSet
+        except ImportError:  # in an environment that has only pip yet
+            from pip._vendor.packaging.specifiers import SpecifierSet
+
+        release = re.match(r"\d+(\.\d+)*", self.version)
+        return release is not None and SpecifierSet(self.supported).contains(release[0])
+
+
+def read_requirements() -> list[str]:
+    """Return the dependencies in pyproject.toml, with all extras."""
+    with (PROJECT / "pyproject.toml").open("rb") as file:
+        table = tomllib.load(file)["project"]
+    return [*table.get("dependencies", []), *chain(*table.get("optional-dependencies", {}).values())]
+
+
+def is_requirement_of(requirement: str, package: str) -> bool:
+    """Return whether a requirement such as "torch>=2.10,<2.14" is one of this package."""
+    return re.match(rf"{package}(?![\w.-])", requirement) is not None
+
+
+def installed_package(name: str) -> InstalledPackage | None:
+    """Return the package of this name that this Python would import; None if there is none."""
+    try:
+        package = distribution(name)
+    except PackageNotFoundError:
+        return None
+    requirements = [text.partition(";")[0] for text in read_requirements() if is_requirement_of(text, name)]
+    ranges = [re.sub(rf"^{name} *(\[.*\])?", "", text).strip() for text in requirements]
+    return InstalledPackage(name, package.version, str(package.locate_file("")), ",".join(filter(None, ranges)))
+
+
+def unsupported_packages(names: tuple[str, ...] = PACKAGES) -> list[InstalledPackage]:
+    """Return those packages whose installed version is outside the range of pyproject.toml."""
+    packages = [installed_package(name) for name in names]
+    return [package for package in packages if package and not package.is_supported()]
+
+
+def reject_unsupported_packages() -> None:
+    """Raise `ConfigError` if this Python has torch or lightning in a version outside the range of pyproject.toml."""
+    from hpc.config.errors import ConfigError  # only here: an installation begins without its libraries
+
+    for package in unsupported_packages():
+        raise ConfigError(package.name, package.version, package.rule, FIX)
+
+
+if __name__ == "__main__":
+    for unsupported in unsupported_packages(tuple(sys.argv[1:])):
+        print(f"{unsupported.name} {unsupported.rule}; got {unsupported.version}. Try: {FIX}")
