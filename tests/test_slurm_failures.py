@@ -9,11 +9,11 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from slurm_project import QUIET, Desk, made_for_tests, rejections, wait_for
+from tiers import soak_all_but
 
 pytestmark = pytest.mark.slow
 
@@ -127,11 +127,6 @@ REJECTED = {
         60,
     ),
 }
-
-
-def soak_all_but(cases: Iterable[str], *commonest: str) -> list:
-    """Return parameters, of which `make test` takes only the commonest, and `make soak` the rest."""
-    return [pytest.param(name, marks=() if name in commonest else pytest.mark.soak) for name in cases]
 
 
 @pytest.fixture(scope="module")

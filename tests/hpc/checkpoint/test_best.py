@@ -91,6 +91,7 @@ def test_a_best_one_that_is_gone_is_the_best_no_more(start: Callable, tmp_path: 
     assert "is gone" in said and best(run_dir) == 4
 
 
+@pytest.mark.soak
 def test_a_run_that_goes_on_with_another_metric_names_its_best_anew(start: Callable, tmp_path: Path) -> None:
     run_dir, accuracy = tmp_path / "run", patch([0.9, 0.5, 0.4], metric="val/accuracy")
     words = [word.replace("train_batches=2", "train_batches=3") for word in WORDS]

@@ -77,6 +77,7 @@ def test_from_one_strategy_to_another_and_back(reference: list[float], start: Ca
     assert losses(tmp_path / "run") == pytest.approx(reference, rel=0, abs=1e-9)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("strategies", ["ddp fsdp", "deepspeed_zero2 deepspeed_zero2"])
 def test_the_optimizers_state_would_be_missed(
     strategies: str, reference: list[float], start: Callable, tmp_path: Path
@@ -94,6 +95,7 @@ def test_the_optimizers_state_would_be_missed(
 ZERO = [*COMMON, "model.network.widths=[8,8,16]"]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("stage", "ranks"), [(2, [4, 2, 1, 2, 4]), (3, [2, 1])])
 def test_deepspeed_on_fewer_ranks_and_on_more(stage: int, ranks: list[int], start: Callable, tmp_path: Path) -> None:
     """Compare 20 steps after each change of world size. In single precision, rounding errors grow from step to step."""
@@ -114,6 +116,7 @@ Classifier.configure_optimizers = lambda self: torch.optim.SGD(self.parameters()
 """
 
 
+@pytest.mark.soak
 def test_deepspeed_moves_no_other_states_than_adams(start: Callable, tmp_path: Path) -> None:
     words = [*ZERO, "strategy=deepspeed_zero3", "trainer.max_steps=8", "trainer.devices=1"]
     start(tmp_path / "run", 1, words, 4, MOMENTUM)
@@ -152,6 +155,7 @@ def test_what_is_converted_for_other_ranks_is_gone_where_that_fails(
     assert sorted(folder.rglob("*")) == files and list(tmp_path.iterdir()) == [folder]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("moves", ["ddp deepspeed_zero3", "deepspeed_zero2 ddp"])
 def test_only_weights_go_to_deepspeed_and_from_it(
     moves: str, reference: list[float], start: Callable, tmp_path: Path

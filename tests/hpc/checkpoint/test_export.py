@@ -206,6 +206,7 @@ def least(tmp_path_factory: pytest.TempPathFactory) -> int:
     return own_memory(folder / "it", folder / "out")
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("form", ["sharded", "file", "zero"])

@@ -151,6 +151,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert not found[key].requires_grad
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_sharded_folder_of_two_processes(checkpoints: Path) -> None:
     expected = torch.load(checkpoints / "sharded" / "expected")

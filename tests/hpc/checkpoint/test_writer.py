@@ -112,6 +112,7 @@ def no_room_on_rank_1(rank: int, run_dir: str) -> list[Any]:
     return told
 
 
+@pytest.mark.soak
 def test_an_error_on_one_rank_is_told_on_all_and_leaves_the_earlier_one(together: Callable, tmp_path: Path) -> None:
     words = "rank 1: OSError: [Errno 27] File too large"
     assert together(no_room_on_rank_1, 2, str(tmp_path)) == [[words, [1], [2, 1]]] * 2
@@ -130,6 +131,7 @@ def an_error_that_is_asked_for_late(rank: int, run_dir: str) -> str:
     return "nothing"
 
 
+@pytest.mark.soak
 def test_an_error_comes_at_the_next_save_at_the_latest(together: Callable, tmp_path: Path) -> None:
     assert together(an_error_that_is_asked_for_late, 2, str(tmp_path)) == ["rank 0: RuntimeError: a bad\nday"] * 2
     assert whole(tmp_path) == []
@@ -150,6 +152,7 @@ def torchs_own_word(rank: int, run_dir: str) -> str:
     return "written"
 
 
+@pytest.mark.soak
 def test_what_torch_makes_of_an_error_is_told_by_its_cause(together: Callable, tmp_path: Path) -> None:
     for said in together(torchs_own_word, 2, str(tmp_path)):
         assert "No space left on device" in said and "rank 1" in said
@@ -167,6 +170,7 @@ def dies_while_it_writes(rank: int, run_dir: str) -> str:
     return "nothing"
 
 
+@pytest.mark.soak
 def test_what_a_killed_rank_had_a_share_in_is_no_checkpoint(together: Callable, tmp_path: Path) -> None:
     survivor, killed = together(dies_while_it_writes, 2, str(tmp_path))
     assert survivor != "nothing" and killed is None

@@ -57,6 +57,7 @@ def test_a_project_does_not_use_the_hpc_of_another_one(projects: list[Path], tmp
     assert f"Try: PYTHONPATH={source} " in errors[other]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_project_must_not_be_copied_into_an_environment(projects: list[Path], tmp_path: Path) -> None:
     site_packages = install(projects, tmp_path)

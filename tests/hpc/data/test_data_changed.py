@@ -216,7 +216,9 @@ def test_submit_takes_a_permission_for_one_job(moving: Any) -> None:  # noqa: F8
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("deepspeed_zero2", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "ranks"), [("single", 1), pytest.param("deepspeed_zero2", 2, marks=pytest.mark.soak)]
+)
 def test_a_changed_learning_rate_takes_effect(
     strategy: str, ranks: int, start: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -414,6 +414,7 @@ def test_a_disk_that_fills_up_loses_nothing(tmp_path, small_disk, monkeypatch, k
     run_pack("--verify", words[-1].partition("=")[2])
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_folder_whose_name_is_not_utf_8_is_packed_and_trained_on(tmp_path, call):
     folder = tmp_path / os.fsdecode(b"d\xff \xd1\x84")

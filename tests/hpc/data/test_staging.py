@@ -231,6 +231,7 @@ WORDS += ["+trainer.limit_test_batches=1", "data.global_batch_size=4", "data.sta
 WORDS += ["callbacks.samples=null"]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize(("grows", "code"), [(True, 0), (False, 86)])
 def test_ranks_wait_for_a_copy_as_long_as_it_grows(grows, code, images, local, start, tmp_path):

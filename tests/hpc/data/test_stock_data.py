@@ -13,6 +13,7 @@ import pytest
 import torch
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.trainer.states import RunningStage
+from tiers import soak_all_but
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -132,7 +133,7 @@ def stock(folder: Path, stream: bool | None = False) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed_zero2"])
+@pytest.mark.parametrize("strategy", soak_all_but(["ddp", "fsdp", "deepspeed_zero2"], "ddp"))
 def test_ranks_of_a_run_get_different_samples(strategy: str, start: Callable[..., str], tmp_path: Path) -> None:
     words = [*WORDS, f"strategy={strategy}", "trainer.devices=2", "trainer.max_epochs=2"]
     words += ["trainer.precision=32-true"] if "deepspeed" in strategy else []
@@ -165,6 +166,7 @@ def test_a_run_resumes_at_its_place_and_with_more_samples_if_permitted(
     assert len(set(chain(*(samples[41:] for samples in trained)))) == 28  # in the new order, after the resumed position
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_run_that_moves_to_one_rank_gets_a_fix_and_a_note_on_its_order(
     start: Callable[..., str], tmp_path: Path
@@ -180,6 +182,7 @@ def test_a_run_that_moves_to_one_rank_gets_a_fix_and_a_note_on_its_order(
     assert output.count("samples come in another order than on several ranks") == 1
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_ranks_of_a_tensor_parallel_run_get_the_same_samples(start: Callable[..., str], tmp_path: Path) -> None:
     words = ["model=gpt_tiny", "strategy=tensor_parallel", "trainer.devices=2", "trainer.max_epochs=2"]

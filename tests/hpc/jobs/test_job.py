@@ -176,6 +176,7 @@ def test_odd_paths_reach_sbatch_and_bash_whole(path: Path) -> None:
     assert bash("\n".join([*lines, show])).splitlines() == [*[str(path)] * 3, f"{path}/code"]
 
 
+@pytest.mark.soak
 def test_bash_and_shellcheck_find_nothing(tmp_path: Path) -> None:
     works = {cluster: on(cluster, FOUR) for cluster in SLURM}
     works |= {f"odd{number}": replace(works["slurm"], run_dir=path, work_dir=path) for number, path in enumerate(ODD)}

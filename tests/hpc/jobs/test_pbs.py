@@ -109,6 +109,7 @@ def test_values_of_the_environment_may_name_variables_and_hold_quotes() -> None:
     assert bash(f'HOME=/h; : {body}\nprintf "%s|" "$A" "$B"') == '/h/x|say "hi" `id` \\|'
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", [*SHIPPED, "by hand", "staged"])
 def test_bash_and_shellcheck_find_nothing(name: str, tmp_path: Path) -> None:
     by_hand = replace(JOB, run_dir=None, code=None, work_dir=None, venv=None, arguments=("trainer=ddp", "name=a b"))

@@ -132,6 +132,7 @@ def here(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_two_processes_of_this_machine(here: subprocess.Popen[str], tmp_path: Path) -> None:
     said, errors = here.communicate(timeout=120)
@@ -148,6 +149,7 @@ def test_two_processes_of_this_machine(here: subprocess.Popen[str], tmp_path: Pa
     assert (tmp_path / "run" / "verdict").read_text().splitlines()[2] == "outcome finished"
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_rank_that_dies_takes_the_others_along(here: subprocess.Popen[str], tmp_path: Path) -> None:
     limit = time.monotonic() + 60

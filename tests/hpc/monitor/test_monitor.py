@@ -73,6 +73,7 @@ def samplers(run_dir: Path) -> list[int]:
     return pids
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_two_ranks_of_a_node_stopped_and_gone_on(start: Callable, tmp_path: Path) -> None:
     run_dir, host = tmp_path / "run", socket.gethostname()

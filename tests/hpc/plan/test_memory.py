@@ -24,6 +24,7 @@ def planned(*words: str) -> tuple:
     return cfg, layout, predict_memory(tracer.trace_network(make, optimize, *layout.computes_in), layout)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 32])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
@@ -65,6 +66,7 @@ Resume.on_before_optimizer_step = before
 """
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"])
 def test_states_are_what_ranks_hold(strategy, start, tmp_path):

@@ -89,6 +89,7 @@ def test_most_shipped_clusters_name_their_gpu():
     assert len(machines()) > 8 and None in machines()
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_every_shipped_model_with_every_strategy_on_every_cluster_is_answered(model):
@@ -120,6 +121,7 @@ def layouts() -> st.SearchStrategy[ParallelLayout]:
     )
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(layout=layouts(), gigabytes=st.floats(1, 200), more=st.floats(0, 100))
@@ -285,6 +287,7 @@ def test_bad_input_gets_one_message(words, said):
     assert said in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_pipeline_is_planned_and_said_not_to_run():
     words = ["trainer=fsdp_4node", "strategy=tensor_parallel", "pipeline=4", "interleaved=2", "micro_batch=4"]
@@ -353,6 +356,7 @@ def test_nodes_that_are_asked_for_are_in_the_table_and_one_device_has_no_more():
     assert [row.nodes for row in alone.scaling] == [1]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_without_a_way_out_it_says_so():
     words = ["model=gpt_7b", "data.global_batch_size=1", "data.block_size=65536", "trainer=gpu"]

@@ -158,6 +158,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(asked, monkeypatch):
     assert trace_cache.load_traces(*asked)[0].num_parameters
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_an_error_of_the_tracers_process_is_reported(asked):
     cfg, setups = asked

@@ -178,6 +178,7 @@ def show() -> Iterator[Callable[..., Shown]]:
         shown.process.communicate()
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_nothing_is_left_behind(number: int, code: int, show: Callable[..., Shown], tmp_path: Path) -> None:
@@ -236,6 +237,7 @@ Resume.on_train_batch_end = on_train_batch_end
 """
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_the_curve_of_a_run_that_was_killed_is_one_curve(
     start: Callable, show: Callable[..., Shown], tmp_path: Path
@@ -259,6 +261,7 @@ def test_the_curve_of_a_run_that_was_killed_is_one_curve(
     assert [run for run in runs if run.startswith("cut") and "node-" not in run] == ["cut/tensorboard"]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_hyperparameters_and_results_of_a_sweep(start: Callable, show: Callable[..., Shown], tmp_path: Path) -> None:
     rates = {"0_model.optimizer.lr=0.001": 0.001, "1_model.optimizer.lr=0.01": 0.01}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from test_averaging import BATCH_NORM, SWA
 from test_resume import COMMON, TYPED, assert_same, scalars, state
+from tiers import soak_all_but
 
 from hpc.resume.evaluation_stop import is_validation_next
 from hpc.run import attempt_log
@@ -61,7 +62,7 @@ PLACES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", soak_all_but(PLACES, "a validation"))
 def test_a_stop_is_obeyed_at_the_next_batch_and_the_whole_is_done_again(
     place: str, start: Callable, tmp_path: Path
 ) -> None:

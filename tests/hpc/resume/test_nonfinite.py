@@ -68,6 +68,7 @@ def test_the_run_stops(strategy: str, start: Callable, tmp_path: Path) -> None:
     assert row.state == "failed" and row.note == why
 
 
+@pytest.mark.soak
 def test_the_run_goes_back_and_past_these_samples(start: Callable, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     start(run_dir, 2, [*WORDS, "strategy=ddp", "faults.nonfinite=rollback"], patch=INFINITE, code=85)
@@ -79,6 +80,7 @@ def test_the_run_goes_back_and_past_these_samples(start: Callable, tmp_path: Pat
     assert all(map(torch.isfinite, torch.tensor(scalars(run_dir, "train/loss"))))
 
 
+@pytest.mark.soak
 def test_the_run_does_not_go_back_where_nothing_was_saved(start: Callable, tmp_path: Path) -> None:
     words = [*WORDS, "strategy=ddp", "faults.nonfinite=rollback", "checkpoint.every_n_steps=20"]
     start(tmp_path / "run", 2, words, patch=INFINITE, code=1)
@@ -101,6 +103,7 @@ Resume.on_train_end = on_train_end
 """
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_the_update_is_left_out_on_all_ranks(strategy: str, start: Callable, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
@@ -117,6 +120,7 @@ def test_the_update_is_left_out_on_all_ranks(strategy: str, start: Callable, tmp
         assert len({(run_dir / f"sums-{rank}").read_text() for rank in range(2)}) == 1
 
 
+@pytest.mark.soak
 def test_an_optimizer_that_is_not_fused_is_rejected(start: Callable, tmp_path: Path) -> None:
     words = [*WORDS, "strategy=ddp", "faults.nonfinite=skip", "model.optimizer.fused=false"]
     said = start(tmp_path / "run", 2, words, code=2)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiers import soak_all_but
 from torch.utils._pytree import tree_leaves
 
 from hpc.checkpoint import safe_unpickle, weights
@@ -96,7 +97,7 @@ def assert_same(run_dir: Path, reference: Path) -> None:
     assert tensors[0] == tensors[1]  # byte for byte
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", soak_all_but(STRATEGIES, "single", "ddp", "fsdp"))
 def test_a_run_that_is_stopped_ends_as_one_that_is_not(strategy: str, start: Callable, tmp_path: Path) -> None:
     ranks, words = STRATEGIES[strategy]
     words = [*words, *DIGITS, f"trainer.devices={ranks}"]
@@ -146,7 +147,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.parametrize("what", soak_all_but(OTHERS))
 def test_what_has_a_state_keeps_it(what: str, start: Callable, tmp_path: Path) -> None:
     words, patch = OTHERS[what]
     words = ["trainer=cpu", *COMMON, "data.global_batch_size=128", "trainer.max_epochs=3", *words]
@@ -172,6 +173,7 @@ Classifier.training_step = training_step
 """ + PLATEAU.replace("val/loss", "own/watched").replace("threshold=10", "threshold=0")
 
 
+@pytest.mark.soak
 def test_ranks_whose_learning_rates_differ_train_no_further(start: Callable, tmp_path: Path) -> None:
     words = ["trainer=ddp", *COMMON, "trainer.devices=2", "trainer.max_epochs=4", "data.global_batch_size=128"]
     start(tmp_path / "mean", 2, words, patch=WATCHED.replace("SYNC", "True"))
@@ -274,6 +276,7 @@ FEW = ["trainer=ddp", "trainer.devices=2", *COMMON, "trainer.max_steps=2", "faul
 FEW += ["+trainer.limit_val_batches=0", "+trainer.limit_test_batches=1", "checkpoint.monitor=null"]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("grows", "codes"), [(True, [0, 0]), (False, [86, 86])])
 def test_a_write_is_waited_for_as_long_as_it_goes_on(
     grows: bool, codes: list[int], start: Callable, tmp_path: Path
@@ -306,6 +309,7 @@ Classifier.configure_optimizers = configure_optimizers
 """
 
 
+@pytest.mark.soak
 def test_ddp_trains_what_only_the_loss_uses(start: Callable, tmp_path: Path) -> None:
     words = ["trainer=ddp", *COMMON, "trainer.devices=2", "trainer.max_steps=4", "data.global_batch_size=16"]
     start(tmp_path / "reference", 2, words, patch=PRIOR)
@@ -343,6 +347,7 @@ Classifier.on_fit_start = on_fit_start
 """
 
 
+@pytest.mark.soak
 def test_before_the_first_batch_a_module_is_called_with_nothing(start: Callable, tmp_path: Path) -> None:
     """Check that the network's first call is with data, as it may set itself up by it.
 
@@ -359,6 +364,7 @@ def test_before_the_first_batch_a_module_is_called_with_nothing(start: Callable,
     assert all(": 3 [" in line for line in seen[0]), seen
 
 
+@pytest.mark.soak
 def test_other_code_than_the_runs_is_told(start: Callable, tmp_path: Path) -> None:
     run_dir, changed = tmp_path / "my run", "from hpc.system import files\n"
     changed += "files.source_checksum = lambda code: '0' * 8\n"

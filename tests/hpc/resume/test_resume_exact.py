@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from test_resume import COMMON, OWN_CALLBACK, STOPPING, TYPED, assert_same, scalars
+from tiers import soak_all_but
 
 pytestmark = pytest.mark.slow
 
@@ -526,7 +527,16 @@ def stopped(start: Callable, run_dir: Path, words: Sequence[str], stops: Sequenc
         start(run_dir, 1, [] if run_dir.exists() else words, step, patch)
 
 
-@pytest.mark.parametrize("what", CASES)
+COMMONEST = (
+    "a plain DataLoader",
+    "workers that draw random numbers",
+    "gradients that manual optimization accumulates",
+    "two schedules of one optimizer",
+    "an epoch that ends with an incomplete step",
+)
+
+
+@pytest.mark.parametrize("what", soak_all_but(CASES, *COMMONEST))
 def test_a_run_that_is_stopped_ends_as_one_that_is_not(what: str, start: Callable, tmp_path: Path) -> None:
     words, patch, stops = CASES[what]
     start(tmp_path / "reference", 1, [*WORDS, *words], patch=patch)
@@ -536,6 +546,7 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(what: str, start: Callabl
     assert [step for step, _ in points] == list(range(len(points)))
 
 
+@pytest.mark.soak
 def test_what_making_and_transferring_a_batch_draws_goes_on_on_several_ranks(start: Callable, tmp_path: Path) -> None:
     patch = stock("DataLoader(Noisy(50), 4, shuffle=True, collate_fn=Collating())", more=STARTED + OF_MODULE)
     words = [*WORDS, *PLAIN, "strategy=ddp", "trainer.devices=2", "trainer.max_epochs=1"]
@@ -597,6 +608,7 @@ def test_a_run_of_so_many_steps_goes_on_where_it_ended(steps: int, start: Callab
     assert_same(tmp_path / "run", tmp_path / "reference")
 
 
+@pytest.mark.soak
 def test_a_run_with_new_loaders_in_each_epoch_goes_on_where_it_ended(start: Callable, tmp_path: Path) -> None:
     words = [*WORDS, *PLAIN, "+trainer.reload_dataloaders_every_n_epochs=1"]
     patch = stock(f"DataLoader({SPLIT}, batch_size=8, shuffle=True)")
@@ -613,6 +625,7 @@ TEXT += ["+trainer.limit_train_batches=6", "+trainer.limit_test_batches=1", "+tr
 TEXT += ["checkpoint.monitor=null", "trainer.val_check_interval=1.0"]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (3, 2)])
 def test_what_an_epoch_sums_up_does_not_depend_on_how_many_ranks_do(
     before: int, after: int, start: Callable, tmp_path: Path
@@ -733,6 +746,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_what_follows_the_length_of_training_follows_the_new_one(
     schedule: str, start: Callable, tmp_path: Path
@@ -748,6 +762,7 @@ def test_what_follows_the_length_of_training_follows_the_new_one(
     assert [round(value * steps) for step, value in points["own/left"] if step > 10] == list(range(steps - 11, 0, -1))
 
 
+@pytest.mark.soak
 def test_a_callback_has_the_arguments_that_are_typed_now(start: Callable, tmp_path: Path) -> None:
     words = [*WORDS, *STOPPING, "trainer.max_epochs=5", "+trainer.limit_train_batches=3"]
     start(tmp_path / "run", 1, words, 4, TYPED)

@@ -471,6 +471,7 @@ def dies_with_the_lock(path: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_many_processes_share_a_study_with_one_that_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processes, each = 6, 5
@@ -541,6 +542,7 @@ def better_ones(folder: Path) -> None:
         told.end("complete", 0.0)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_all_ranks_leave_a_run_that_is_given_up_and_it_is_finished(start: Callable, tmp_path: Path) -> None:
     folder = searching(tmp_path / "search")
@@ -570,6 +572,7 @@ def test_a_run_that_finishes_tells_its_best_and_one_that_stops_goes_on(start: Ca
     assert [trial.intermediate_values[n] for n in range(3)] == pytest.approx(losses, rel=1e-6)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_metric_that_nobody_logs_is_told_before_the_first_step(call: Callable, tmp_path: Path) -> None:
     done = call("checkpoint.monitor=val/acuracy", f"run_dir={tmp_path / 'run'}", QUIET)

@@ -46,6 +46,7 @@ def test_without_a_home_nothing_lies_there_and_nothing_can_be_made(nameless: Non
         path.mkdir(parents=True)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("words", "code"),
     [

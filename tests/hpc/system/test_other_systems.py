@@ -70,6 +70,7 @@ def test_a_run_trains_and_resumes_without_linux(tmp_path: Path) -> None:
     assert "finished" in run(f"{PROJECT}/report.py", str(run_dir))
 
 
+@pytest.mark.soak
 def test_checks_and_plans_work_without_linux(tmp_path: Path) -> None:
     assert "trainer.devices must be at least 1" in run(f"{PROJECT}/train.py", "trainer.devices=0", code=2)
     assert "memory of a" in run(f"{PROJECT}/plan.py")

@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging, WeightAveraging
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from test_resume import COMMON, TYPED, assert_same
+from tiers import soak_all_but
 
 from hpc.checkpoint import on_disk, trained, weights
 from hpc.config.errors import ConfigError
@@ -82,7 +83,7 @@ def references(start: Callable, tmp_path_factory: pytest.TempPathFactory) -> Cal
     return reference
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", soak_all_but(RUNS, "moving"))
 def test_a_run_that_is_stopped_ends_as_one_that_is_not(
     name: str, references: Callable, start: Callable, tmp_path: Path
 ) -> None:
@@ -173,7 +174,7 @@ Classifier.training_step = training_step
 DEATHS = {"moving": IN_TEST, "stochastic": IN_STATISTICS, "stochastic, without batch norm": IN_TEST}
 
 
-@pytest.mark.parametrize("name", DEATHS)
+@pytest.mark.parametrize("name", soak_all_but(DEATHS))
 def test_one_that_died_after_its_last_step_tests_the_average(
     name: str, references: Callable, start: Callable, tmp_path: Path
 ) -> None:

@@ -192,6 +192,7 @@ def test_what_another_run_takes_away_meanwhile_is_a_warning(
     assert "is not kept" in capsys.readouterr().out and not list(folders[0].iterdir())
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_one_compilation_serves_all_equal_blocks(checkpointing: bool) -> None:
@@ -223,6 +224,7 @@ def places(kept: Path, node: Path) -> list[str]:
     return [f"callbacks.compile_cache.folder={kept}", f"callbacks.compile_cache.node_local={node}"]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_second_run_compiles_nothing(start: Callable, tmp_path: Path, kept: Path) -> None:
     def missed(name: str) -> int:
@@ -237,6 +239,7 @@ def test_a_second_run_compiles_nothing(start: Callable, tmp_path: Path, kept: Pa
     assert missed("node3") > 0
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_blocks_are_compiled_under_every_strategy(strategy: str, start: Callable, tmp_path: Path, kept: Path) -> None:

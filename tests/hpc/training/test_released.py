@@ -84,6 +84,7 @@ WORDS = [
 ]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_ranks_train_together_what_is_released(strategy: str, start: Callable[..., str], tmp_path: Path) -> None:
     """Check also a resumed run, in which the parameters are trained from the first step on."""
@@ -95,6 +96,7 @@ def test_ranks_train_together_what_is_released(strategy: str, start: Callable[..
     assert heads(start(tmp_path / "run", 2, [], patch=FROZEN)) == told
 
 
+@pytest.mark.soak
 def test_ranks_train_together_what_is_released_within_a_step(start: Callable[..., str], tmp_path: Path) -> None:
     told = heads(start(tmp_path / "run", 2, [*WORDS, "strategy=ddp"], patch=WITHIN))
     assert len(told) == 2

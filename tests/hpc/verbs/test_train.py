@@ -146,6 +146,7 @@ def test_a_checkpoint_that_does_not_fit_is_rejected(trained: tuple[Path, str], c
     assert not (tmp_path / "never" / "config.yaml").exists()  # no run was made: the directory can still be used
 
 
+@pytest.mark.soak
 def test_fine_tuning_freezes_the_backbone_then_releases_it(
     trained: tuple[Path, str], call: Callable, tmp_path: Path
 ) -> None:
@@ -170,6 +171,7 @@ def test_runs_repeat_themselves_and_seeds_differ(run_cases: Callable, tmp_path: 
     assert losses["a"] == losses["b"] != losses["c"]
 
 
+@pytest.mark.soak
 def test_the_global_batch_does_not_depend_on_accumulation(run_cases: Callable, tmp_path: Path) -> None:
     common = ["trainer.max_steps=20", "callbacks.samples=null", QUIET]
     cases = {f"{n}": [*common, f"trainer.accumulate_grad_batches={n}", f"run_dir={tmp_path / f'{n}'}"] for n in (1, 4)}
@@ -183,6 +185,7 @@ def test_the_default_experiment_learns_digits(call: Callable, tmp_path: Path) ->
     assert name == "test/accuracy" and value >= 0.96
 
 
+@pytest.mark.soak
 def test_the_text_experiment_learns(call: Callable, tmp_path: Path) -> None:
     """Train a small part of the experiment; the whole reaches 2.1."""
     done = call("experiment=text", "trainer.max_steps=300", "data.max_eval_windows=200", f"run_dir={tmp_path / 'text'}")
@@ -249,6 +252,7 @@ def test_several_nodes_without_a_job_are_rejected(call: Callable) -> None:
     assert done.returncode == 2 and "python submit.py" in done.stderr
 
 
+@pytest.mark.soak
 def test_predicted_text_is_shown_beside_the_truth(call: Callable, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
