@@ -1,4 +1,4 @@
-"""Measure how training scales with the number of nodes: one job per number, then a table and a plot of all.
+"""Measure how training scales with the number of nodes: one job per number, then a table and a page of charts.
 
   python tools/scale.py nodes=1,2,4,8 trainer=ddp                       strong scaling: constant global batch
   python tools/scale.py nodes=1,2,4,8 trainer=ddp scaling=weak lr=sqrt  weak scaling: constant batch per device

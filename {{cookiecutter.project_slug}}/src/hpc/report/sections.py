@@ -44,7 +44,10 @@ def run_sections(data: RunData) -> list[Section]:
         Section("Scheduler accounting", _accounts(data)),
         Section("Attempts", _attempts(data)),
         Section("Environment", [_environment(data)]),
-        Section("Config", [Preformatted(data.config_text, "config.yaml") if data.config_text else "It is missing."]),
+        Section(
+            "Config",
+            [Preformatted(data.config_text, "config.yaml") if data.config_text else "There is no config.yaml."],
+        ),
     ]
 
 
