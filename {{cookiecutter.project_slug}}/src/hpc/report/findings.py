@@ -35,7 +35,7 @@ def list_findings(statistics: RunStatistics, config: Mapping[str, Any]) -> list[
         return [finding.text for finding in findings[:MAX_FINDINGS]]
     if statistics.step_seconds:
         return [f"No bottleneck was measured: {format_percent(statistics.share('compute'))} of a step is computation."]
-    return ["No step was timed, so it is unknown what limits the run."]
+    return ["No step was timed, so the speed of the run cannot be judged."]
 
 
 def _waiting_for_data(statistics: RunStatistics, config: Mapping[str, Any]) -> Iterator[Finding]:
