@@ -18,7 +18,7 @@ To link it to a repository later, type this command in the project, and give the
   cruft link https://github.com/org/hpc-ml-template --checkout v{version}
 """
 UNCOMMITTED = """
-The template has uncommitted changes. `cruft update` will treat them as changes of yours.
+The template has uncommitted changes. `cruft update` will treat them as your own changes.
 """
 
 

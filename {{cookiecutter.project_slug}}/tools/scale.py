@@ -6,8 +6,8 @@
 It waits for the jobs, then writes scaling.csv and scaling.html. Ctrl-C ends no job: the same command continues the
 study, also with more nodes=.
 
-  lr=             with scaling=weak, how the learning rate follows the global batch: keep, linear (usual for SGD) or
-                  sqrt (usual for Adam)
+  lr=             required with scaling=weak: how the learning rate follows the global batch: keep, linear (usual for
+                  SGD) or sqrt (usual for Adam)
   out=FOLDER      default: runs/scaling_NAME_strong or runs/scaling_NAME_weak
   trainer.max_steps=200   steps per point, if nothing else is typed
 """

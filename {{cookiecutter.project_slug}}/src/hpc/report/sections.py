@@ -28,7 +28,7 @@ PBS_NOTE = (
 
 
 def run_sections(data: RunData) -> list[Section]:
-    """Return all sections. One whose data are missing has a sentence that says so."""
+    """Return all sections. A section without data says why."""
     curves = run_charts.curve_charts(data.curves)
     training = [
         Section("What limits the run", [_findings(data)]),
