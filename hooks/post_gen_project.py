@@ -14,11 +14,11 @@ CALLER = os.environ.get("PWD", "")
 
 COMMIT_UNKNOWN = """
 `cruft update` cannot update this project: the template {template} is not a git repository, so its commit is unknown.
-To link the project to a repository later, type this in it, and the same answers as now:
+To link it to a repository later, type this command in the project, and give the same answers as now:
   cruft link https://github.com/org/hpc-ml-template --checkout v{version}
 """
 UNCOMMITTED = """
-The template has uncommitted changes. `cruft update` will treat them as changes of yours.
+The template has uncommitted changes. `cruft update` will treat them as your own changes.
 """
 
 
@@ -34,7 +34,7 @@ def main():
 
 
 def write_link():
-    """Write .cruft.json as `cruft create` does. Return a note if it cannot be written, or does not tell everything."""
+    """Write .cruft.json as `cruft create` does. Return a note on what `cruft update` cannot know."""
     folder = os.path.abspath(os.path.join(CALLER, ANSWERS["_repo_dir"]))
     is_local = ANSWERS["_template"] == ANSWERS["_repo_dir"]  # a folder was given; otherwise it is a clone
     try:

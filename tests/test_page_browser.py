@@ -14,6 +14,8 @@ sys.path.insert(0, str(REPO / "{{cookiecutter.project_slug}}" / "src"))
 
 from hpc.charts.chart import Band, Chart, Series
 from hpc.charts.page import write_page
+from hpc.report.blocks import Preformatted, Section
+from hpc.report.page import render_html
 
 pytestmark = [
     pytest.mark.slow,
@@ -202,3 +204,15 @@ def test_a_request_to_anybody_is_counted(tab: Tab, tmp_path: Path) -> None:
     bad.write_text("<img src='http://127.0.0.1:9/x.png'>")
     tab.show(bad.as_uri(), DESK)
     assert tab.requests[1:] == ["http://127.0.0.1:9/x.png"]
+
+
+def test_a_phone_scrolls_the_table_of_a_network_check_and_wraps_no_line(tab: Tab, tmp_path: Path) -> None:
+    table = Preformatted("\n".join(["size | " + "time per step | " * 20] * 3))
+    path = tmp_path / "table.html"
+    path.write_bytes(render_html([Section("digits: finished"), Section("Network check", [table])]))
+    for width in (DESK, PHONE):
+        tab.show(path.as_uri(), width)
+        height = tab.evaluate("document.querySelector('pre').clientHeight")
+        line_height = tab.evaluate("parseFloat(getComputedStyle(document.querySelector('pre')).lineHeight)")
+        assert height == pytest.approx(3 * line_height, abs=1)
+        assert tab.evaluate(EYE) == []

@@ -145,7 +145,7 @@ def test_uncommitted_changes_of_the_template_are_told(history, bake_from, tmp_pa
     shutil.copytree(history, tmp_path / "template")
     (tmp_path / "template" / "README.md").write_text("changed")
     said, project = bake_from("template", tmp_path)
-    assert "The template has uncommitted changes. `cruft update` will treat them as changes of yours." in said
+    assert "The template has uncommitted changes. `cruft update` will treat them as your own changes." in said
     assert read_link(project)["commit"] == git(history, "rev-parse", "HEAD")
 
 

@@ -62,7 +62,7 @@ _env_main() {
     venv=${VENV:-$here/.venv}
     case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
     files=$(<"$here/pyproject.toml")$'\n'$(<"$here/constraints.txt") || return 1
-    # One marker per project, as projects may share an environment. src/hpc.run.installation.py writes it: the path,
+    # One marker per project, as projects may share an environment. src/hpc/run/installation.py writes it: the path,
     # as environments cannot be moved, VERSIONS, and the two files.
     [[ $files =~ $'\n'name\ =\ \"([^\"]*)\" ]] && marker=$venv/.complete-${BASH_REMATCH[1]} || return 1
     [ ! -r "$marker" ] || marked=$(<"$marker")

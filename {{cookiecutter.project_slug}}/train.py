@@ -1,4 +1,4 @@
-"""Train and test the network of the config, or only test it or predict (task=): python train.py [group=choice] [key=value]"""
+"""Train and test the network of the config, or do another task=: python train.py [group=choice] [key=value]"""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ from hpc.training.attempt import run_attempt
 
 
 def train(cfg: DictConfig, process: RankProcess) -> dict[str, float]:
-    """Do the task of the config. Return the test metrics, for scripts that call this: on rank 0; elsewhere an empty dict."""
+    """Do the task of the config. Return the test metrics for scripts that call this, on rank 0; elsewhere nothing."""
     # Entry: check the config, meet the other ranks, make the run directory. Exit: note how it ended; after a signal or
     # near the time limit, with the exit code that makes the job resume.
     with run_attempt(cfg, process) as attempt:

@@ -101,7 +101,7 @@ class Desk:
 
     def complete(self) -> None:
         """Mark the environment as complete, as env.sh does."""
-        marker = installation.completion_marker(self.venv, installation.PINNED, self.project)
+        marker = installation.completion_marker(self.venv, installation.PINNED, code=self.project)
         (self.venv / f".complete-{project.project_name()}").write_bytes(marker)
 
     def scheduler(self, behaviour: str) -> None:

@@ -1,4 +1,4 @@
-"""Measure how training scales with the number of nodes: one job per number, then a table and a plot of all.
+"""Measure how training scales with the number of nodes: one job per number, then a table and a page of charts.
 
   python tools/scale.py nodes=1,2,4,8 trainer=ddp                       strong scaling: constant global batch
   python tools/scale.py nodes=1,2,4,8 trainer=ddp scaling=weak lr=sqrt  weak scaling: constant batch per device
@@ -6,8 +6,8 @@
 It waits for the jobs, then writes scaling.csv and scaling.html. Ctrl-C ends no job: the same command continues the
 study, also with more nodes=.
 
-  lr=             with scaling=weak, how the learning rate follows the global batch: keep, linear (usual for SGD) or
-                  sqrt (usual for Adam)
+  lr=             required with scaling=weak: how the learning rate follows the global batch: keep, linear (usual for
+                  SGD) or sqrt (usual for Adam)
   out=FOLDER      default: runs/scaling_NAME_strong or runs/scaling_NAME_weak
   trainer.max_steps=200   steps per point, if nothing else is typed
 """

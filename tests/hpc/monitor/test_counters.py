@@ -43,7 +43,8 @@ def test_the_processors_of_the_job_and_no_others(machine: Machine) -> None:
     machine({"proc/stat": before})
     first = sampler.read_counters({0, 12})
     machine({"proc/stat": after})
-    assert compute_rates(first, sampler.read_counters({0, 12}), 1)["cpu_percent"] == pytest.approx(100 * 40 / 200)
+    rates = compute_rates(first, sampler.read_counters({0, 12}), seconds=1)
+    assert rates["cpu_percent"] == pytest.approx(100 * 40 / 200)
 
 
 def test_stacked_networks_are_counted_once(machine: Machine) -> None:
@@ -86,7 +87,7 @@ def test_rates_are_per_second_and_unknown_if_a_counter_restarted() -> None:
         net_out_mbs={"eth0": 3 * 10**6, "eth1": 10**6},
         disk_read_mbs={"sda": 0, "usb": 10**12},
     )
-    readings = compute_rates(before, after, 2)
+    readings = compute_rates(before, after, seconds=2)
     assert readings == {
         "cpu_percent": None, "net_in_mbs": None, "net_out_mbs": 2, "disk_read_mbs": 0, "disk_write_mbs": None,
     }  # fmt: skip
@@ -95,7 +96,7 @@ def test_rates_are_per_second_and_unknown_if_a_counter_restarted() -> None:
 def test_a_machine_without_counters(machine: Machine) -> None:
     nothing = sampler.read_counters({0})
     assert (
-        set(compute_rates(nothing, sampler.read_counters({0}), 1).values()) == {None}
+        set(compute_rates(nothing, sampler.read_counters({0}), seconds=1).values()) == {None}
         and sampler.used_memory_gb() is None
     )
 

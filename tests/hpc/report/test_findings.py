@@ -125,7 +125,7 @@ def test_nothing_is_concluded_from_a_wait_that_was_not_measured(other: dict[str,
 
 def test_a_run_without_a_step() -> None:
     nothing = RunStatistics({}, {}, {}, None, None, None, None, None, None)
-    assert list_findings(nothing, {}) == ["There is nothing to judge by: no step was timed."]
+    assert list_findings(nothing, {}) == ["No step was timed, so the speed of the run cannot be judged."]
     assert list_findings(nothing, config(GPU)) == list_findings(nothing, {})
 
 

@@ -478,9 +478,9 @@ def test_a_run_that_failed_at_its_start(tmp_path: Path) -> None:
     assert lines[0] == "run: failed"
     assert "out of memory" in read.under("Attempts")
     for heading, words in {
-        "What limits the run": "nothing to judge by", "Curves": "no curves", "Throughput": "No throughput",
+        "What limits the run": "No step was timed", "Curves": "no curves", "Throughput": "No throughput",
         "Where the time goes": "unknown", "Use of the nodes": "no samples", "Environment": "no made_by.json",
-        "Config": "missing",
+        "Config": "no config.yaml",
     }.items():  # fmt: skip
         assert words in read.under(heading), heading
 

@@ -128,7 +128,7 @@ def beat(run_dir: Path, number: int, minutes: float) -> None:
 
 def rows(*places: Path) -> dict[str, dict[str, str]]:
     """Return the table by the columns of its title line: run → title → cell. `note`: the line on it below the table."""
-    lines = run_table.table_lines(places)
+    lines = run_table.format_runs(places)
     titles = lines[0].split()
     table: dict[str, dict[str, str]] = {}
     for line in lines[1:]:
@@ -154,9 +154,9 @@ def test_a_finished_run_is_told_in_one_line(runs: Path, clock: Clock) -> None:
     number = attempt(runs / "digits")
     clock(30)
     end(runs / "digits", number, 500, "finished", TESTED)
-    assert run_table.table_lines([runs]) == [
+    assert run_table.format_runs([runs]) == [
         "run     job  state     attempts  nodes  step  metric              node-hours",
-        "digits  17   finished         1      2   500  test/accuracy 0.91        1.00",
+        "digits   17  finished         1      2   500  test/accuracy 0.91        1.00",
     ]
 
 
@@ -447,7 +447,7 @@ def test_a_scheduler_that_does_not_answer_is_named(name: str, runs: Path, comman
     attempt(runs / "digits")
     written(runs, 1)
     stub(commands, name, "echo 'fatal: Could not establish a configuration source' >&2; exit 1")
-    *_, row, last = run_table.table_lines([runs])
+    *_, row, last = run_table.format_runs([runs])
     assert "running?" in row and last.startswith(f"{name} does not answer")
 
 
@@ -456,7 +456,7 @@ def test_a_scheduler_that_hangs_is_not_waited_for(runs: Path, commands: Path, mo
     stub(commands, "squeue", "exec /bin/sleep 20")
     monkeypatch.setattr(job_states, "TIMEOUT_SECONDS", 0.2)
     begun = time.perf_counter()
-    assert run_table.table_lines([runs])[-1].startswith("squeue does not answer")
+    assert run_table.format_runs([runs])[-1].startswith("squeue does not answer")
     assert len(calls(commands)) == 1 and time.perf_counter() - begun < 5
 
 
@@ -748,7 +748,7 @@ def test_a_run_that_is_well_has_no_error_from_its_log(runs: Path, commands: Path
 
 
 def test_no_run_at_all(tmp_path: Path) -> None:
-    assert run_table.table_lines([tmp_path / "runs"]) == [
+    assert run_table.format_runs([tmp_path / "runs"]) == [
         f"There is no run in {tmp_path / 'runs'} yet. Try: python train.py, or python submit.py"
     ]
 
@@ -804,7 +804,7 @@ def test_what_is_no_run_is_passed_over(runs: Path) -> None:
     (runs / "broken").symlink_to("nowhere")
     (runs / "loop").symlink_to("loop")
     assert list(rows(runs)) == ["digits"]
-    assert run_table.table_lines([runs, runs / "empty", runs / "nothing"])[:2] == [
+    assert run_table.format_runs([runs, runs / "empty", runs / "nothing"])[:2] == [
         f"{runs / 'empty'}: there is no run",
         f"{runs / 'nothing'}: there is no run",
     ]
@@ -813,11 +813,11 @@ def test_what_is_no_run_is_passed_over(runs: Path) -> None:
 def test_lines_fit_a_terminal(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("short", "x" * 90):
         end(runs / name, attempt(runs / name), 5, "finished", TESTED)
-    (*_, whole) = run_table.table_lines([runs])
-    assert whole.startswith("x" * 90 + "  17 "), "nothing is wrapped in a pipe"
+    (*_, whole) = run_table.format_runs([runs])
+    assert whole.startswith("x" * 90 + "   17 "), "nothing is wrapped in a pipe"
     console = Console(file=StringIO(), force_terminal=True, color_system=None, width=100)
     monkeypatch.setattr(run_table, "make_console", lambda: console)
-    lines = run_table.table_lines([runs])
+    lines = run_table.format_runs([runs])
     assert max(map(len, lines)) <= 100
     assert "".join(line.split()[0] for line in lines[2:]) == "x" * 90, "a name is cut into lines"
     assert all(
@@ -829,7 +829,7 @@ def test_lines_fit_a_terminal(runs: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_name_is_no_markup(name: str, runs: Path) -> None:
     name = name.replace("/", "∕")
     end(runs / name, attempt(runs / name), 5, "finished", TESTED)
-    assert run_table.table_lines([runs])[1].startswith(f"{name}  ")
+    assert run_table.format_runs([runs])[1].startswith(f"{name}  ")
 
 
 def test_a_name_that_the_terminal_cannot_show(runs: Path, commands: Path) -> None:
@@ -852,7 +852,7 @@ def test_the_command_answers_at_once_and_without_torch(runs: Path, commands: Pat
         end(run_dir, attempt(run_dir, f"{number}"), 5, ["finished", "continue"][number % 2], TESTED)
     stub(commands, "squeue", "exit 0")
     begun = time.perf_counter()
-    run_table.table_lines([runs])
+    run_table.format_runs([runs])
     assert time.perf_counter() - begun < 0.5
     code = f"""
 import runpy, sys

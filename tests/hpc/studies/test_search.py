@@ -146,7 +146,7 @@ def test_a_search_is_one_array_whose_members_ask(desk: Desk) -> None:
         assert (path / "code" / "train.py").is_file() and not (path / "config.yaml").exists()
         assert ask in (path / "job.sh").read_text() and "--array" not in (path / "job.sh").read_text()
     assert search.load_search(folder) == Search("tpe", 40, 1, "val/loss", "min", TYPED)
-    assert len(run_table.table_lines([folder])) >= 41, "members that wait are shown"
+    assert len(run_table.format_runs([folder])) >= 41, "members that wait are shown"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 Rooms, ground first. Each imports only rooms above it in this list; `lint-imports` checks that.
 
-system       files that may be damaged, the home directory, processes
+system       files that may be damaged, the home directory, processes, tables for the terminal
 config       one composed config, typed and checked, from configs/ and what a person types
 launch       where a process stands among its ranks, how ranks meet, what the links between nodes measure
 run          the life of a run: its directory, who may write, signals, watchdog, history
@@ -13,7 +13,7 @@ data         one global order of samples, loaders, packed files, staging
 training     strategies, what they do to a network, loggers and curves, the start of an attempt
 resume       stop between two optimizer steps and go on exactly
 monitor      throughput and MFU, samples of each node, profiles, bandwidth of links
-charts       line charts as SVG and PNG
+charts       line charts on pages that are one file, and numbers as text
 plan         a traced training step and a machine become memory, time and cost
 submit       from a checked config to a queued run
 studies      many runs from one command: sweeps, searches, scaling

@@ -13,10 +13,10 @@ from hpc.charts.units import format_si
 Point = tuple[float, float]
 
 MAX_POINTS = 3000  # of a series
-MAX_FEW_POINTS = 30  # so few points are marked, so that a single one can be seen
-MAX_LABEL_LENGTH = 40  # characters of a line
-MAX_TICKS = 8  # of a logarithmic x axis; a phone has room for so many
-MAX_DRAWN_VALUE = 1e40  # the largest value that is drawn. It is above all that fp32 holds; more is a damaged number.
+MAX_MARKED_POINTS = 30  # a series of at most so many points has markers, so that a single point is visible
+MAX_LABEL_LENGTH = 40  # characters per line; a phone has room for so many
+MAX_TICKS = 8  # of a logarithmic x axis, for the same reason
+MAX_DRAWN_VALUE = 1e40  # no fp32 number is as large, so a larger value comes from a damaged file and is not drawn
 NUM_COLOURS = 6
 NO_DATA = {"text": "no data", "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
 MODES = {"line": "lines", "dashes": "lines", "dots": "markers"}
@@ -85,7 +85,7 @@ def nonfinite_note(series: Series, chart: Chart) -> str:
 
 
 def thin_points(points: Sequence[Point], max_points: int) -> list[Point]:
-    """Return about `max_points` at most: lowest, highest and gap of each stretch, so that no spike is lost."""
+    """Return about `max_points` points: the lowest, the highest and one gap of each stretch, so that spikes stay."""
     stretch = ceil(3 * len(points) / max_points)
     if stretch <= 3:
         return list(points)
@@ -105,8 +105,8 @@ def make_figure(chart: Chart) -> dict[str, Any]:
     bands = [name for name in dict.fromkeys(band.name for band in chart.bands) if name not in lines]
     colours = {name: f"--series-{index % NUM_COLOURS + 1}" for index, name in enumerate(lines)}
     colours |= {name: f"--series-{NUM_COLOURS - index % NUM_COLOURS}" for index, name in enumerate(bands)}
-    traces = [_trace(series, chart, colours[series.name]) for series in chart.series]
-    for index, series in enumerate(chart.series):  # one entry in the legend for the series of a name
+    traces = [_trace(series, chart, colour=colours[series.name]) for series in chart.series]
+    for index, series in enumerate(chart.series):  # the legend has one entry per name
         traces[index]["showlegend"] = series.name not in [before.name for before in chart.series[:index]]
     notes = [series for series in chart.series if nonfinite_note(series, chart)]
     has_data = any(drawable_values(series, chart) for series in chart.series)
@@ -114,7 +114,7 @@ def make_figure(chart: Chart) -> dict[str, Any]:
         "title": {"text": f"<b>{_label(chart.title)}</b>", "subtitle": {"text": _label(chart.y_label)}},
         "xaxis": _x_axis(chart),
         "yaxis": _y_axis(chart),
-        "shapes": [_band_shape(name, chart, colour) for name, colour in colours.items() if name in bands],
+        "shapes": [_band_shape(name, chart, colour=colour) for name, colour in colours.items() if name in bands],
         "showlegend": len(colours) > 1 or bool(notes),
         "annotations": [] if has_data else [NO_DATA],
     }
@@ -122,17 +122,17 @@ def make_figure(chart: Chart) -> dict[str, Any]:
 
 
 def _label(text: str) -> str:
-    """Return text that plotly.js shows as it is, in lines that a phone has room for: it would take `<b>` for bold."""
+    """Break a label into lines, and escape it, as plotly.js would read `<b>` as bold."""
     printable = "".join(char if char.isprintable() else " " for char in text)
     return "<br>".join(escape(line, quote=False) for line in wrap(printable, MAX_LABEL_LENGTH))
 
 
-def _trace(series: Series, chart: Chart, colour: str) -> dict[str, Any]:
+def _trace(series: Series, chart: Chart, *, colour: str) -> dict[str, Any]:
     points = [
         (x, y if is_drawable(y, chart.log_y) else float("nan")) for x, y in series.points if is_drawable(x, chart.log_x)
     ]
     points = thin_points(points, MAX_POINTS)
-    mode = "lines+markers" if series.style == "line" and len(points) <= MAX_FEW_POINTS else MODES[series.style]
+    mode = "lines+markers" if series.style == "line" and len(points) <= MAX_MARKED_POINTS else MODES[series.style]
     return {
         "type": "scatter",
         "name": _label(": ".join(filter(None, [series.name, nonfinite_note(series, chart)]))),
@@ -147,7 +147,9 @@ def _trace(series: Series, chart: Chart, colour: str) -> dict[str, Any]:
 
 def _x_axis(chart: Chart) -> dict[str, Any]:
     places = sorted({x for series in chart.series for x, _ in series.points if is_drawable(x, chart.log_x)})
-    ticks = places[:: ceil(len(places) / MAX_TICKS) or 1]  # at numbers of nodes that were measured, not at 2 and 5
+    ticks = places[
+        :: ceil(len(places) / MAX_TICKS) or 1
+    ]  # measured numbers of nodes, where plotly.js would choose 1, 2, 5
     return {"title": {"text": _label(chart.x_label)}} | ({"type": "log", "tickvals": ticks} if chart.log_x else {})
 
 
@@ -156,11 +158,11 @@ def _y_axis(chart: Chart) -> dict[str, Any]:
     round_numbers = [factor * 10.0**power for power in range(-12, 16) for factor in (1, 2, 5)]
     linear = {"rangemode": "tozero" if chart.from_zero else "normal"}
     kind = {"type": "log", "tickvals": round_numbers} if chart.log_y else linear
-    # 12k samples, but a learning rate of 1e-4
+    # 12k for large values, and 1e-4 instead of 100µ for small ones, such as a learning rate.
     return kind | {"exponentformat": "SI" if max(values, default=0) >= 1 else "e"}
 
 
-def _band_shape(name: str, chart: Chart, colour: str) -> dict[str, Any]:
+def _band_shape(name: str, chart: Chart, *, colour: str) -> dict[str, Any]:
     """Return all bands of a name as one shape; its edge keeps a short band visible."""
     spans = [(band.begin, band.end) for band in chart.bands if band.name == name]
     boxes = [f"M{b!r},0V1H{e!r}V0Z" for b, e in spans if is_drawable(b, chart.log_x) and is_drawable(e, chart.log_x)]

@@ -1,6 +1,6 @@
-// Draws each chart of the page in the colours of its style, and again when these change.
+// Draw the charts of the page in the colours of its style, and again when the colour scheme changes.
 const colours = getComputedStyle(document.documentElement);
-const touched = matchMedia("(pointer: coarse)").matches;  // a finger moves the page, and buttons zoom; they are always shown
+const touched = matchMedia("(pointer: coarse)").matches;  // there a finger scrolls the page, so buttons zoom, and are always shown
 const axis = { gridcolor: "--line", linecolor: "--muted", zerolinecolor: "--line", tickcolor: "--muted", automargin: true };
 const look = JSON.stringify({
   paper_bgcolor: "--card", plot_bgcolor: "--card", margin: { l: 12, r: 20, t: touched ? 84 : 60, b: 12 }, uirevision: "kept",

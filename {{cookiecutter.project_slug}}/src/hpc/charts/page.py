@@ -1,4 +1,4 @@
-"""HTML pages in one file that loads nothing: for phone and desk, light and dark. plotly.js in them draws the charts."""
+"""HTML pages that are one file and load no other, for phone and desktop, light and dark. plotly.js draws the charts."""
 
 import json
 import os
@@ -36,16 +36,16 @@ def render_page(title: str, body: str) -> bytes:
     )
     if "<figure" not in body:
         return f"{page}</body>\n</html>\n".encode(errors="replace")
-    opening, between = f'<script nonce="{nonce}">'.encode(), b"</script>\n"
-    draw = (HERE / "page.js").read_bytes()
-    parts = [opening, read_plotly_js(), between, opening, draw, between, b"</body>\n</html>\n"]
+    opening, closing = f'<script nonce="{nonce}">'.encode(), b"</script>\n"
+    page_js = (HERE / "page.js").read_bytes()
+    parts = [opening, read_plotly_js(), closing, opening, page_js, closing, b"</body>\n</html>\n"]
     return b"".join([page.encode(errors="replace"), *parts])
 
 
 def render_figure(chart: Chart) -> str:
-    """Return a chart as HTML: in words, which page.js replaces by the figure, and its data.
+    """Return a chart as HTML: a description, which page.js replaces by the figure, and the data as JSON.
 
-    The data are no script: the browser does not execute them, and page.js only parses them.
+    The browser executes no JSON, and page.js only parses it.
     """
     figure = json.dumps(make_figure(chart), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     data = f'<script type="application/json">{figure}</script>'
@@ -53,12 +53,12 @@ def render_figure(chart: Chart) -> str:
 
 
 def escape_text(text: str) -> str:
-    """Escape a text for HTML, and drop characters that cannot be printed or change the direction of others."""
+    """Escape a text for HTML. Characters that do not print, or that change the direction of text, become spaces."""
     return escape("".join(char if char.isprintable() or char == "\n" else " " for char in text))
 
 
 def read_plotly_js() -> bytes:
-    """Return plotly.js. Its place is asked for, because `import plotly` would take longer than all the rest."""
+    """Return plotly.js from the package plotly, which is not imported: that would take longer than all the rest."""
     package = find_spec("plotly")
     if package is None or package.origin is None:
         raise ModuleNotFoundError("No module named 'plotly'", name="plotly")

@@ -3,8 +3,8 @@
 ZeRO keeps fp32 masters in the optimizer's files, one file per rank. ZeRO-1 and 2 make one flat vector of each optimizer
 group and cut it into one partition per rank; ZeRO-3 cuts each parameter into one piece per rank.
 
-DeepSpeed's own zero_to_fp32 (0.19.8) leaves out the frozen parameters of ZeRO-1, keeps all weights of ZeRO-1 and 2 in
-memory, here that of each rank, executes what the files name, and needs DeepSpeed.
+DeepSpeed's own zero_to_fp32 (0.19.8) is not used: it executes what the files name, needs DeepSpeed, leaves out the
+frozen parameters of ZeRO-1, and holds all weights of ZeRO-1 and 2 in memory at once, on each rank.
 """
 
 import math

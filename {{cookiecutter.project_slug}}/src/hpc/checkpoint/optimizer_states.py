@@ -1,8 +1,8 @@
 """States of optimizers by the names of parameters, as another strategy numbers the parameters otherwise.
 
-torch.distributed.checkpoint.state_dict (torch 2.13) creates a missing state by a step of the optimizer. That changes
-weights unless a learning rate of 0 keeps them (decoupled weight decay), fails where a step wants a closure, and creates
-states for parameters that have none because they had no gradient so far. So here a checkpoint says which there are.
+torch.distributed.checkpoint.state_dict (torch 2.13) creates missing states by a step with a learning rate of 0. Some
+optimizers change weights even then, some need a closure for a step, and parameters that have had no gradient so far get
+a state. So here the checkpoint says which states there are.
 """
 
 from collections.abc import Mapping

@@ -53,7 +53,7 @@ DEEPSPEED_CLASSES = (
 
 
 class _RegularFiles(filesystem.FileSystem):
-    """The file system, without pipes in place of files: they would be waited for without end."""
+    """A file system that rejects pipes in place of files, as reading a pipe may never end."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[IO[bytes]]:

@@ -32,7 +32,7 @@ class InstalledPackage:
 
     @property
     def rule(self) -> str:
-        """What its version must be, for a `ConfigError`."""
+        """The range in which the version must be, as a rule of a `ConfigError`."""
         return f"must be in the range {self.supported} of pyproject.toml, but the one in {self.folder} is not"
 
     def is_supported(self) -> bool:

@@ -172,8 +172,8 @@ class ScalarWriter:
         """Append scalars by name, without those that are None. Raises `OSError`."""
         if self._file is None:
             self._file = self._open(time)
-        known = {name: value for name, value in values.items() if value is not None}
-        points = [self._summary.Value(tag=name, simple_value=value) for name, value in known.items()]
+        scalars = {name: value for name, value in values.items() if value is not None}
+        points = [self._summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         event = self._event(wall_time=time, step=step, summary=self._summary(value=points))
         append_whole(self._file, tf_record(event.SerializeToString()))
 

@@ -60,7 +60,7 @@ class NodeSampler:
     def sample(self) -> None:
         """Take a sample, and write it."""
         counters, seconds = read_counters(self._cores), time.monotonic()
-        rates = compute_rates(self._last_counters, counters, seconds - self._last_seconds)
+        rates = compute_rates(self._last_counters, counters, seconds=seconds - self._last_seconds)
         self._last_counters, self._last_seconds = counters, seconds
         self.write(time.time(), rates | {"memory_gb": used_memory_gb()} | self._gpu_figures())
 
@@ -109,7 +109,7 @@ def read_counters(cores: set[int]) -> Counters:
     return _processor_ticks(cores) | _network_bytes() | _disk_bytes()
 
 
-def compute_rates(before: Counters, after: Counters, seconds: float) -> dict[str, float | None]:
+def compute_rates(before: Counters, after: Counters, *, seconds: float) -> dict[str, float | None]:
     """Return the rates between two readings that are `seconds` apart, by column; None if a rate is unknown."""
     growth = {name: _increase(before[name], after[name]) for name in before}
     busy, idle = growth.pop("busy"), growth.pop("idle")
@@ -166,16 +166,16 @@ def _network_bytes() -> Counters:
         is_infiniband = _file_text(path / "type") == IP_OVER_INFINIBAND
         if path.name == "lo" or path.name in slingshot or is_bond or is_infiniband:
             continue
-        _add_counter(received, path.name, path / "statistics/rx_bytes")
-        _add_counter(sent, path.name, path / "statistics/tx_bytes")
+        _add_counter(received, path.name, path=path / "statistics/rx_bytes")
+        _add_counter(sent, path.name, path=path / "statistics/tx_bytes")
     for path in SYS.glob("class/infiniband/*/ports/*/counters"):
         port = str(path.relative_to(SYS))
-        _add_counter(received, port, path / "port_rcv_data", unit=INFINIBAND_UNIT_BYTES)
-        _add_counter(sent, port, path / "port_xmit_data", unit=INFINIBAND_UNIT_BYTES)
+        _add_counter(received, port, path=path / "port_rcv_data", unit=INFINIBAND_UNIT_BYTES)
+        _add_counter(sent, port, path=path / "port_xmit_data", unit=INFINIBAND_UNIT_BYTES)
     for path in SYS.glob("class/cxi/*/device/telemetry"):
         port = str(path.relative_to(SYS))
-        _add_counter(received, port, path / "hni_sts_rx_ok_octets")
-        _add_counter(sent, port, path / "hni_sts_tx_ok_octets")
+        _add_counter(received, port, path=path / "hni_sts_rx_ok_octets")
+        _add_counter(sent, port, path=path / "hni_sts_tx_ok_octets")
     return {"net_in_mbs": received, "net_out_mbs": sent}
 
 
@@ -194,7 +194,7 @@ def _disk_bytes() -> Counters:
     return {"disk_read_mbs": read, "disk_write_mbs": written}
 
 
-def _add_counter(counters: dict[str, float], name: str, path: Path, *, unit: int = 1) -> None:
+def _add_counter(counters: dict[str, float], name: str, *, path: Path, unit: int = 1) -> None:
     """Add the number in a file, times `unit`. Slingshot writes `@` and a time stamp behind the number."""
     with suppress(ValueError):
         counters[name] = unit * int(_file_text(path).partition("@")[0])

@@ -106,7 +106,7 @@ def _positive_number(key: str, value: str) -> float | int:
 
 
 def _prepare_plot_path(value: str) -> Path:
-    """Return the path of the picture, and make its folder now, so that drawing does not fail later."""
+    """Return the path of the page, and make its folder now, so that a wrong path is reported at once."""
     path = Path(value)
     if path.suffix != ".html" or path.is_dir():
         raise ConfigError("plot", value, "must be the name of a file that ends in .html", "plot=plan.html")

@@ -23,7 +23,7 @@ class Preformatted:
 
 @dataclass(frozen=True)
 class Figures:
-    """Charts beside each other; with `wide`, each over the width of the page."""
+    """Charts beside each other; with `wide`, each as wide as the page."""
 
     charts: list[Chart]
     wide: bool = False

@@ -7,9 +7,10 @@ from pathlib import Path
 from hpc.config import project
 from hpc.config.errors import ConfigError
 from hpc.report import run_table
-from hpc.report.terminal import make_console, one_line, section_lines
+from hpc.report.terminal import section_lines
 from hpc.run import history
 from hpc.run.history import RunRecord
+from hpc.system.tables import make_console, one_line
 
 PAGE = "report.html"
 
@@ -25,13 +26,12 @@ def write_report_or_table(places: Sequence[Path]) -> list[str]:
     """
     for place in places:
         if not os.path.isdir(place):  # also False for a name that no file can have
-            rule = (
-                "must be a directory, but it is a file" if os.path.lexists(place) else "must be an existing directory"
-            )
+            exists = os.path.lexists(place)
+            rule = "must be a directory, but it is a file" if exists else "must be an existing directory"
             raise ConfigError(str(place), None, rule, "python report.py RUN_DIR, or python report.py for all of runs/")
     places = places or [project.PROJECT / "runs"]
     runs = history.find_runs(places[0]) if len(places) == 1 else []
-    return write_report(runs[0]) if len(runs) == 1 and runs[0].path == places[0] else run_table.table_lines(places)
+    return write_report(runs[0]) if len(runs) == 1 and runs[0].path == places[0] else run_table.format_runs(places)
 
 
 def write_report(run: RunRecord) -> list[str]:

@@ -8,12 +8,11 @@ from shutil import which
 
 from hpc.jobs import job_states
 from hpc.jobs.job_states import JobState
-from hpc.report.terminal import make_console, make_table, one_line, render_lines
 from hpc.run import history, last_alive
 from hpc.run.history import RunRecord
+from hpc.system.tables import make_console, one_line, table_lines
 
 TITLES = ("run", "job", "state", "attempts", "nodes", "step", "metric", "node-hours")
-NUMBERS = ("attempts", "nodes", "step", "node-hours")
 MAX_REASON_LENGTH = 40  # characters of a reason that is shown behind the state; a longer one stands below the table
 RECENT_SECONDS = 600  # a run without a heartbeat that wrote something within this time is probably running
 OUTCOMES = {"finished": "finished", "continue": "to be continued", "failed": "failed"}
@@ -37,7 +36,7 @@ class RunRow:
     note: str  # why the run waits, or its first error
 
 
-def table_lines(places: Sequence[Path]) -> list[str]:
+def format_runs(places: Sequence[Path]) -> list[str]:
     """Return the table of all runs at or below these places, newest last, and the first error of each below it."""
     runs_by_place = {place: history.find_runs(place) for place in places}
     runs = [run for runs_of_place in runs_by_place.values() for run in runs_of_place]
@@ -54,7 +53,7 @@ def table_lines(places: Sequence[Path]) -> list[str]:
     cells = [[_cell(getattr(row, title.replace("-", "_"))) for title in TITLES] for row in rows]
     return [
         *(f"{one_line(place)}: there is no run" for place, runs_of_place in runs_by_place.items() if not runs_of_place),
-        *render_lines([make_table(TITLES, cells, right=NUMBERS)], make_console()),
+        *table_lines(TITLES, cells, console=make_console()),
         *(one_line(f"{row.run}: {row.note}") for row in rows if row.note),
         *(f"{command} does not answer, so the states come from the run directories alone" for command in silent),
     ]

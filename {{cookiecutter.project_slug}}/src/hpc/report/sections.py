@@ -28,7 +28,7 @@ PBS_NOTE = (
 
 
 def run_sections(data: RunData) -> list[Section]:
-    """Return all sections. One whose data are missing has a sentence that says so."""
+    """Return all sections. A section without data says why."""
     curves = run_charts.curve_charts(data.curves)
     training = [
         Section("What limits the run", [_findings(data)]),
@@ -44,7 +44,10 @@ def run_sections(data: RunData) -> list[Section]:
         Section("Scheduler accounting", _accounts(data)),
         Section("Attempts", _attempts(data)),
         Section("Environment", [_environment(data)]),
-        Section("Config", [Preformatted(data.config_text, "config.yaml") if data.config_text else "It is missing."]),
+        Section(
+            "Config",
+            [Preformatted(data.config_text, "config.yaml") if data.config_text else "There is no config.yaml."],
+        ),
     ]
 
 

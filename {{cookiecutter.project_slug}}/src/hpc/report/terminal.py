@@ -1,54 +1,17 @@
-"""Reports as lines of a terminal, by rich. Into a pipe or a file, they have no colours and are never wrapped."""
+"""The sections of a report as lines for the terminal."""
 
 from collections.abc import Iterator, Sequence
-from typing import IO
 
 from rich.console import Console, RenderableType
-from rich.table import Table as Grid
 from rich.text import Text
 
 from hpc.charts.chart import Chart, drawable_values, nonfinite_note
 from hpc.charts.units import format_si
 from hpc.report.blocks import Block, Figures, Preformatted, Section, Table
+from hpc.system.tables import make_table, one_line, render_lines
 
-PIPE_WIDTH = 100_000  # columns; nothing is as wide
-MAX_CELL_LENGTH = 400  # characters
 BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 40  # characters
-
-
-def make_console(file: IO[str] | None = None) -> Console:
-    """Return a console for stdout or a file. Only a terminal has a width and colours."""
-    console = Console(file=file, highlight=False)
-    return console if console.is_terminal else Console(file=file, highlight=False, width=PIPE_WIDTH)
-
-
-def one_line(value: object) -> str:
-    """Return a value as one line of text, without characters that control a terminal."""
-    text = " ".join("".join(char if char.isprintable() else " " for char in str(value)).split())
-    return text if len(text) <= MAX_CELL_LENGTH else f"{text[:MAX_CELL_LENGTH]} ..."
-
-
-def render_lines(parts: Sequence[RenderableType], console: Console, *, indent: int = 0) -> list[str]:
-    """Return what a console would print, without spaces at the end of a line."""
-    with console.capture() as capture:
-        for part in parts:
-            console.print(part, width=console.width - indent)
-    return [" " * indent + line.rstrip() for line in capture.get().splitlines()]
-
-
-def make_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> Grid:
-    """Return a table of texts, in which nothing is taken for markup.
-
-    Args:
-        right: titles of the columns that are aligned to the right.
-    """
-    grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=any(head))
-    for title in head:
-        grid.add_column(Text(title), justify="right" if title in right else "left", overflow="fold")
-    for row in rows:
-        grid.add_row(*(Text(one_line(cell)) for cell in row))
-    return grid
 
 
 def section_lines(sections: Sequence[Section], console: Console) -> Iterator[str]:

@@ -13,6 +13,7 @@ from hpc.data.loader_randomness import LoaderRandomness
 from hpc.data.shared_loaders import reject_differing_orders
 from hpc.resume import continuation, training_end, unsupported
 from hpc.resume.continuation import Continuation
+from hpc.resume.evaluation_hooks import StopsEvaluations
 from hpc.resume.initial_values import InitialValues
 from hpc.resume.saving import Saver, validation_metric_names
 from hpc.resume.step_boundary import StepBoundary
@@ -27,7 +28,7 @@ from hpc.training.parallel import require_clip_gradients
 from hpc.training.synced_buffers import SyncsBuffers
 
 
-class Resume(L.Callback):
+class Resume(StopsEvaluations):
     """Save and stop by agreement of all ranks, and restore what Lightning does not.
 
     It acts when a batch has been fetched and not yet been used: by then the step before it is complete, with what
@@ -183,47 +184,7 @@ class Resume(L.Callback):
             self.saver.wait_or_raise(trainer)
         training_end.call_on_train_end(trainer, pl_module)
 
-    # Evaluations, and what ends a run
-
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.boundary.evaluation_stop.begin()
-
-    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.signals.install_handlers()
-        self.boundary.evaluation_stop.begin()
-
-    def on_validation_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        if batch_idx == 0:
-            reject_differing_orders(trainer.val_dataloaders, self.boundary.agreement.group)
-        self.boundary.stop_evaluation_if_due()
-
-    def on_test_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        if batch_idx == 0:
-            reject_differing_orders(trainer.test_dataloaders, self.boundary.agreement.group)
-        self.boundary.stop_evaluation_if_due()
-
-    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.on_test_start(trainer, pl_module)
-
-    def on_predict_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        if batch_idx == 0:
-            reject_differing_orders(trainer.predict_dataloaders, self.boundary.agreement.group)
-        self.boundary.stop_evaluation_if_due()
-
-    def on_predict_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
-        self.watch.report_progress(trainer.global_step, "predicting")
-
-    def on_validation_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
-        self.watch.report_progress(trainer.global_step, "validating")
-
-    def on_test_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
-        self.watch.report_progress(trainer.global_step, "testing")
+    # What ends a validation or a run; evaluation_hooks.py has the other hooks of evaluations
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}

@@ -22,7 +22,7 @@ SITE_FOLDERS = "site_python.pth"  # in its site-packages: the package folders of
 
 
 class InstallationError(Exception):
-    """Why the environment cannot be completed, and what to do."""
+    """The environment cannot be completed. The text says why, and what to do."""
 
 
 def main(venv: Path, which: str) -> int:
@@ -46,7 +46,7 @@ def main(venv: Path, which: str) -> int:
     return 1
 
 
-def completion_marker(venv: Path, which: str, code: Path) -> bytes:
+def completion_marker(venv: Path, which: str, *, code: Path) -> bytes:
     """Return the content of the file that marks a complete environment: its path, its versions, the project's files."""
     files = [(code / name).read_bytes().rstrip(b"\n") for name in ("pyproject.toml", "constraints.txt")]
     return b"\n".join([os.fsencode(venv), which.encode(), *files])
@@ -86,7 +86,7 @@ def _locked(venv: Path) -> Iterator[int]:
 def _install(venv: Path, which: str, *, lock: int) -> None:
     """Create or complete the environment, unless another process has done so while this one waited for the lock."""
     which = which or (SITE if _site_folders_file(venv).exists() else PINNED)
-    marker, content = venv / f".complete-{project_name()}", completion_marker(venv, which, PROJECT)
+    marker, content = venv / f".complete-{project_name()}", completion_marker(venv, which, code=PROJECT)
     if marker.exists() and marker.read_bytes() == content:
         return
     _make(venv, which)
@@ -108,7 +108,7 @@ def _install(venv: Path, which: str, *, lock: int) -> None:
 
 
 def _make(venv: Path, which: str) -> None:
-    """Create the environment, if it has no pip yet. Its file of site folders tells which versions it was made for."""
+    """Create the environment, if it has no pip yet. One that was made with VERSIONS=site has a file SITE_FOLDERS."""
     site_folders, is_made = _site_folders_file(venv), (venv / "pyvenv.cfg").exists()
     if is_made and site_folders.exists() != (which == SITE):
         rule = f"{venv} was made with VERSIONS={PINNED if which == SITE else SITE}"

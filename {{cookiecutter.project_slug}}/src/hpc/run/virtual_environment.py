@@ -17,7 +17,7 @@ def reject_unsuitable_environment(venv: Path, code: Path) -> None:
     Raises:
         ConfigError: env.sh has not finished the environment for this code, or a package is not in the supported range.
     """
-    complete = [completion_marker(venv, which, code) for which in (PINNED, SITE)]
+    complete = [completion_marker(venv, which, code=code) for which in (PINNED, SITE)]
     try:
         is_complete = (venv / f".complete-{project_name()}").read_bytes() in complete
     except OSError:

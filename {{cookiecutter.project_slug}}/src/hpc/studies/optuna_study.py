@@ -88,6 +88,7 @@ def open_study(folder: Path, member: int = 0) -> optuna.Study:
 
 
 def make_sampler(settings: Search, member: int) -> optuna.samplers.BaseSampler:
+    """Return the sampler of a member. Its seed depends on the seed of the search and on the member's number."""
     seed = int(np.random.SeedSequence([settings.seed % 2**63, member]).generate_state(1)[0])
     if settings.sampler == "random":
         return optuna.samplers.RandomSampler(seed)
@@ -168,9 +169,9 @@ class TrialReporter:
     def report(self, number: int, value: float) -> bool:
         """Report the metric of a validation, counted from 0; return whether the trial should be pruned."""
         with _warn_if_unreachable():
-            known = get_or_create_trial(self._study, self._run_name)
-            trial = Trial(self._study, known._trial_id)
-            if number not in known.intermediate_values:  # a resumed run repeats the validations after its checkpoint
+            stored = get_or_create_trial(self._study, self._run_name)
+            trial = Trial(self._study, stored._trial_id)
+            if number not in stored.intermediate_values:  # a resumed run repeats the validations after its checkpoint
                 trial.report(value, number)
             return trial.should_prune()
         return False

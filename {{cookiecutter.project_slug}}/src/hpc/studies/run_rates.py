@@ -10,7 +10,7 @@ from hpc.run import attempt_log
 
 @dataclass(frozen=True)
 class RunRates:
-    """The rate and the times of the window of steps whose step time is the median."""
+    """The rate and the step times of a run: those of the window of steps with the median step time."""
 
     unit: str  # samples or tokens
     rate_per_second: float  # in that unit, of all devices

@@ -96,21 +96,21 @@ def wait_for_jobs(points: Sequence[ScalingPoint]) -> list[PointRun]:
 
 def _submit(point: ScalingPoint) -> None:
     options = SubmitOptions()
-    if _read_run(point):  # of a job that failed, or that a full queue has rejected
+    if _read_run(point):  # its job failed, or the scheduler has rejected it
         cfg = command_line.compose_resumed(point.run_dir, point.overrides)
         resubmit.resubmit(cfg, point.run_dir, words=point.overrides, options=options)
         return
     try:
         queue_run.submit_run(point.cfg, point.overrides, options=options)
     except ConfigError as error:
-        if error.key != "run_dir":  # which nobody has typed
+        if error.key != "run_dir":  # the study has set it, from out=
             raise
         raise ConfigError("out", error.value, error.rule, "out=<a new folder>, or remove what is there") from None
 
 
 @contextmanager
 def _delay_interrupt() -> Iterator[None]:
-    """Deliver Ctrl-C after the block. sbatch inherits the blocked signal: when it is asked to end, a job is queued."""
+    """Deliver Ctrl-C after the block. sbatch inherits the blocked signal, so it cannot end before it prints its job."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

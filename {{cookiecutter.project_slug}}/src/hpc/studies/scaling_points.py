@@ -16,9 +16,9 @@ from hpc.system import home
 NODES, STEPS, BATCH, LR = "trainer.num_nodes", "trainer.max_steps", "data.global_batch_size", "model.optimizer.lr"
 SETTINGS = ("nodes", "scaling", "lr", "out")  # words of the study; all others are overrides of the config
 SET_PER_POINT = (NODES, "run_dir", "resume")
-# What is typed counts instead. Short runs need no further checkpoints, and those of large models are large.
+# Words that are typed override these. One checkpoint is enough for a short run, and may be large.
 DEFAULTS = (f"{STEPS}=200", "trainer.max_epochs=-1", "checkpoint.keep=1", "checkpoint.monitor=null")
-MIN_WINDOWS = 4  # of log_every_n_steps steps: the first one is warm-up, and three are enough for a median
+MIN_WINDOWS = 4  # of log_every_n_steps steps each: one of warm-up, and three for a median
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A scaling study: check all points, submit those that have no job, wait, then one table and one picture."""
+"""A scaling study: check all points, submit those that have no job, wait, then write a table and a page of charts."""
 
 import shlex
 import sys
@@ -19,7 +19,7 @@ def run_study(words: Sequence[str], *, dry_run: bool = False, retry_failed: bool
     Args:
         dry_run: print the points and the first job, and write nothing.
         retry_failed: submit failed points again.
-        wait: until no job of the study is queued or running.
+        wait: return only when no job of the study is queued or running.
 
     Returns:
         0: finished, queued or running; 1: a point has failed; 130: interrupted by Ctrl-C, which cancels no job.
@@ -66,7 +66,7 @@ def report_results(runs: Sequence[PointRun], *, command: str) -> int:
             print(f"{run.point.name} finished, but has no readable curves of perf/")
     unfinished = [run for run in runs if run.state.is_active or run.state.name == NOT_SUBMITTED]
     if unfinished:
-        print(f"for the rest, once their jobs have ended: {command}")
+        print(f"to see the other points once their jobs have ended: {command}")
     return 0 if len(rates) + len(unfinished) == len(runs) else 1
 
 

@@ -75,12 +75,12 @@ def make_charts(rows: Sequence[ScalingRow]) -> list[Chart]:
     rows = [row for row in rows if row.rate_per_second]
     first_rate = (rows[0].rate_per_second or 0) / rows[0].devices
     ideal = [(row.nodes, first_rate * row.devices) for row in rows]
-    rate = [*_curve("measured", rows, "rate_per_second"), Series("ideal", ideal, "dashes")]
+    rate = [*_curve("measured", rows, field="rate_per_second"), Series("ideal", ideal, "dashes")]
     efficiency = [
-        *_curve("measured", rows, "efficiency", 100),
+        *_curve("measured", rows, field="efficiency", factor=100),
         Series("ideal", [(row.nodes, 100) for row in rows], "dashes"),
     ]
-    parts = [series for part in PARTS for series in _curve(part, rows, f"{part}_seconds", 1000)]
+    parts = [series for part in PARTS for series in _curve(part, rows, field=f"{part}_seconds", factor=1000)]
     return [
         Chart("Rate", "nodes", f"{rows[0].unit} per second", rate, log_x=True, log_y=True),
         Chart("Efficiency", "nodes", f"% of nodes={rows[0].nodes}, per device", efficiency, log_x=True),
@@ -88,8 +88,8 @@ def make_charts(rows: Sequence[ScalingRow]) -> list[Chart]:
     ]
 
 
-def _curve(name: str, rows: Sequence[ScalingRow], field: str, factor: float = 1) -> list[Series]:
-    """Return a field over the nodes, with a dot for each point, which may be the only one."""
+def _curve(name: str, rows: Sequence[ScalingRow], *, field: str, factor: float = 1) -> list[Series]:
+    """Return a field over the nodes as a line and as dots, because a single point has no line."""
     points = [(row.nodes, factor * value) for row in rows if (value := getattr(row, field)) is not None]
     return [Series(name, points), Series(name, points, "dots")] if points else []
 
@@ -106,7 +106,7 @@ def _scaled(value: float | None, factor: float) -> float | None:
 
 
 def format_number(value: float | None, num_digits: int = 4) -> str:
-    """Return a number with so many significant digits. Large ones have all digits and no exponent, to be compared."""
+    """Return a number with so many significant digits. Large ones have all digits instead of an exponent."""
     if value is None:
         return "-"
     return f"{value:.0f}" if abs(value) >= 10**num_digits else f"{value:.{num_digits}g}"

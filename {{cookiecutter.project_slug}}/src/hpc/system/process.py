@@ -1,6 +1,6 @@
-"""Facts about processes that Linux knows, and what takes their place on other systems, such as macOS.
+"""Facts about processes, from Linux's /proc and from calls that only Linux has.
 
-They are read from /proc, or are functions that Python has only on Linux.
+Other systems, such as macOS, lack these: there each function does what is possible.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 def num_cores() -> int:
-    """Return on how many CPUs this process may run; where the system does not tell, how many the machine has."""
+    """Return the number of CPUs that this process may use, or that the machine has if the system does not tell."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -42,10 +42,8 @@ def _convert(error: Exception) -> None:
     """Raise `ConfigError` unless the researcher's or the template's own code has failed."""
     cause = error.__cause__ if isinstance(error, InstantiationException) else error
     if "got an empty parameter list" in str(cause):  # torch.optim.Optimizer
-        rule = (
-            "The optimizer must get a parameter to train: all are frozen, perhaps as the head shares its weight with "
-        )
-        rule += "the frozen backbone"
+        rule = "The optimizer needs a parameter to train, but all are frozen; "
+        rule += "the head may share its weight with the frozen backbone"
         raise ConfigError("model", None, rule, "callbacks=default, or a head with a weight of its own") from error
     raise_config_error_for_arguments(error)
     _reject_unfit_batch(cause)

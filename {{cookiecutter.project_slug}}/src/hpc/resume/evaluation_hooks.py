@@ -1,0 +1,57 @@
+"""Lightning's hooks of validation, test and prediction, in which a run can stop, but saves nothing."""
+
+from typing import Any
+
+import lightning as L
+
+from hpc.data.shared_loaders import reject_differing_orders
+from hpc.resume.step_boundary import StepBoundary
+from hpc.run.signals import SignalState
+from hpc.run.watchdog import Watchdog
+
+
+class StopsEvaluations(L.Callback):
+    """The part of the callback Resume that belongs to evaluations; evaluation_stop.py decides when they stop."""
+
+    boundary: StepBoundary
+    signals: SignalState
+    watch: Watchdog
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.boundary.evaluation_stop.begin()
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.signals.install_handlers()
+        self.boundary.evaluation_stop.begin()
+
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.on_test_start(trainer, pl_module)
+
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._start_batch(batch_idx, trainer.val_dataloaders)
+
+    def on_test_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._start_batch(batch_idx, trainer.test_dataloaders)
+
+    def on_predict_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._start_batch(batch_idx, trainer.predict_dataloaders)
+
+    def _start_batch(self, batch_idx: int, loaders: Any) -> None:
+        if batch_idx == 0:
+            reject_differing_orders(loaders, self.boundary.agreement.group)
+        self.boundary.stop_evaluation_if_due()
+
+    def on_validation_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
+        self.watch.report_progress(trainer.global_step, "validating")
+
+    def on_test_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
+        self.watch.report_progress(trainer.global_step, "testing")
+
+    def on_predict_batch_end(self, trainer: L.Trainer, *batch: Any, **number: Any) -> None:
+        self.watch.report_progress(trainer.global_step, "predicting")
