@@ -76,7 +76,8 @@ def bake_from(settings, run) -> Callable[..., tuple[str, Path]]:
 @pytest.fixture(scope="module")
 def present_fork(history, bake_from, run, tmp_path_factory) -> Path:
     """Bake the present version with awkward answers, and commit the fork to git as the README says."""
-    folder = tmp_path_factory.mktemp("Ein Ordner für 'alles' ", numbered=False)
+    folder = tmp_path_factory.mktemp("present") / "Ein Ordner für 'alles' "
+    folder.mkdir()
     said, fork = bake_from(f"git+file://{history}", folder, "--checkout", "present")
     assert "cruft" not in said
     into_git = [command for command in commands(README["project"]) if command.startswith("git ")]

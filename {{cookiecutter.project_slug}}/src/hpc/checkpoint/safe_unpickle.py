@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path, PurePath
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
@@ -56,7 +56,7 @@ class _RegularFiles(filesystem.FileSystem):
     """A file system that rejects pipes in place of files, as reading a pipe may never end."""
 
     @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[IO[bytes]]:
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
         with files.open_regular_file(Path(path)) as stream:
             yield stream
 
@@ -198,7 +198,7 @@ def convert_unpickling_errors(
         raise ConfigError(key, path, describe_error(error), fix, only_this_rank=only_this_rank) from error
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: BaseException) -> str:
     """Return in one line what is wrong with a checkpoint that failed with `error`, as the rule of a `ConfigError`."""
     if isinstance(error, FileNotFoundError):
         return f"must be complete, but the file {Path(str(error.filename)).name!r} is missing"

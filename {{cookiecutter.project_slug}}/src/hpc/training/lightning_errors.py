@@ -58,7 +58,9 @@ def _reject_unfit_batch(error: BaseException | None) -> None:
 
     Other errors in a step are the researcher's, who needs the traceback.
     """
-    calls = list(traceback.walk_tb(error.__traceback__))[::-1] if error else []
+    if error is None:
+        return
+    calls = list(traceback.walk_tb(error.__traceback__))[::-1]
     is_layer = bool(calls) and _module_of(calls[0][0]).startswith("torch.nn.")
     batch = next((frame.f_locals["batch"] for frame, _ in calls if "batch" in frame.f_locals), None)
     if type(error) not in (RuntimeError, IndexError, ValueError) or not is_layer or batch is None:
