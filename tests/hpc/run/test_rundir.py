@@ -73,7 +73,7 @@ def test_a_process_that_begins_two_within_a_second_names_two(tmp_path: Path, mon
 
 def test_each_run_of_an_interactive_shell_has_a_directory_of_its_own(start: Start) -> None:
     dirs = [start(CPU, f"seed={seed}", **SHELL).name for seed in (1, 2, 2)]
-    assert dirs == ["digits_17", "digits_17-2", "digits_17-3"]
+    assert dirs == ["digits_resnet_17", "digits_resnet_17-2", "digits_resnet_17-3"]
 
 
 def test_a_job_that_is_started_again_keeps_the_directories_of_its_runs(start: Start) -> None:
@@ -133,6 +133,6 @@ def test_files_of_others_are_not_replaced(start: Start, tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_of_this_job_is_left_alone(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "runs" / "digits_17").mkdir(parents=True)
-    (tmp_path / "runs" / "digits_17-2").write_text("a file")
-    assert start(CPU, **SHELL, SLURM_RESTART_COUNT="1").name == "digits_17-3"
+    (tmp_path / "runs" / "digits_resnet_17").mkdir(parents=True)
+    (tmp_path / "runs" / "digits_resnet_17-2").write_text("a file")
+    assert start(CPU, **SHELL, SLURM_RESTART_COUNT="1").name == "digits_resnet_17-3"
