@@ -15,7 +15,7 @@ import pytest
 from desk import desk as desk
 from fork import ENVIRON, PROJECT, free_port, place
 
-from hpc.config.exit_codes import ExitCode
+from hpc.config.errors import ExitCode
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from hpc.config import errors
-from hpc.launch import local_ranks, placement
+from hpc.launch import placement
 from hpc.monitor import network_check, network_check_command
 from hpc.run import command_line, job_logs, signals
 from hpc.submit import options, queue_run
@@ -25,7 +25,7 @@ def main(place: placement.Placement, signal_state: signals.SignalState) -> None:
         return network_check.run_network_check(cfg, place, signal_state=signal_state, words=words)
     network_check_command.reject_single_rank(cfg)
     if not cfg.cluster.scheduler:
-        return local_ranks.start_ranks(cfg, words, program=__file__)
+        return network_check_command.start_ranks(cfg, words, program=__file__)
     submit_options = options.SubmitOptions(dry_run=arguments.dry_run, wait=arguments.wait)
     run_dir = queue_run.submit_run(cfg, words, options=submit_options, program="tools/comm.py")
     if submit_options.wait and not submit_options.dry_run:

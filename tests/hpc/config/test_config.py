@@ -9,7 +9,7 @@ import pytest
 from fork import ENVIRON, PROJECT
 from omegaconf import OmegaConf
 
-from hpc.config import compose, layout, personal_clusters, preflight, project, strategy_rules
+from hpc.config import compose, personal_clusters, preflight, project, sections, strategy_rules
 from hpc.config.errors import ConfigError
 
 TEXT = ["data=stdlib", "model=gpt_tiny"]
@@ -45,6 +45,14 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"images": folder / "images", "text": folder / "text.txt", "packed": folder / "images.h5"}
 
 
+def test_a_composed_config_can_be_resolved_without_a_check() -> None:
+    """The files of configs/ refer to resolvers of ours, which must be known wherever a config is composed."""
+    code = "from hpc.config import compose; print(compose.compose_overrides(['strategy=fsdp']).strategy.compile)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRON, cwd=PROJECT / "src", check=True)
+    assert done.stdout == "False\n"
+
+
 def accept(*overrides: str) -> None:
     preflight.check_config(compose.compose_overrides(list(overrides)))
 
@@ -63,7 +71,7 @@ def test_strategy_nodes_and_precision_go_on_top_of_any_trainer(trainer: str, str
     cfg = compose.compose_overrides([f"trainer={trainer}", "cluster=slurm", f"strategy={strategy}", *TEXT, *more])
     preflight.check_config(cfg)
     assert (cfg.strategy.name, cfg.trainer.num_nodes, cfg.trainer.devices) == (strategy, 2, 4)
-    shares = layout.derive_layout(cfg)
+    shares = sections.derive_layout(cfg)
     assert shares.world_size == 8
     assert shares.micro_batch_size == (32 if strategy == "tensor_parallel" else 8)  # by data-parallel size
 

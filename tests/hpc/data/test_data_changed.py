@@ -19,7 +19,7 @@ from test_move import compose, moving, run  # noqa: F401
 from hpc.config.errors import ConfigError
 from hpc.data import same_data, token_files
 from hpc.resume import changed_hyperparameters
-from hpc.run import allowed_changes, command_line, frozen_config
+from hpc.run import changes, command_line, frozen_config
 
 WORDS = [
     "trainer.accelerator=cpu",
@@ -61,7 +61,7 @@ def test_changed_data_are_rejected_until_they_are_permitted(start: Callable[...,
     assert "train: classes ant -> dog" in output and "must continue with the data that it started with" in output
     assert ALLOW in output
     assert "data changed, as resume_allow=[data] permits" in start(run_dir, 1, [ALLOW], stop_at=5)
-    assert len(events(run_dir)) == 1 and not allowed_changes.read_grant(run_dir)
+    assert len(events(run_dir)) == 1 and not changes.read_permission(run_dir)
     for checkpoint in (run_dir / "checkpoints").glob("step-0*5"):
         shutil.rmtree(checkpoint)  # the job starts again, from a checkpoint before the change
     (run_dir / "checkpoints" / "last.ckpt").unlink(missing_ok=True)
@@ -193,9 +193,9 @@ def test_a_permission_waits_for_its_job(run: Path) -> None:  # noqa: F811
     frozen_config.create_or_replace(run, compose(run, ALLOW), words=[ALLOW])
     assert frozen_config.list_changes(run, compose(run, ALLOW)) == [] and not (run / "config-1.yaml").exists()
     frozen_config.create_or_replace(run, compose(run), words=[])  # the job starts
-    assert allowed_changes.read_grant(run) == ["data"]
-    allowed_changes.withdraw(run)
-    assert allowed_changes.read_grant(run) == []
+    assert changes.read_permission(run) == ["data"]
+    changes.withdraw_permission(run)
+    assert changes.read_permission(run) == []
 
 
 def test_submit_takes_a_permission_for_one_job(moving: Any) -> None:  # noqa: F811
@@ -206,10 +206,10 @@ def test_submit_takes_a_permission_for_one_job(moving: Any) -> None:  # noqa: F8
     assert frozen_config.read(run_dir).model.optimizer.lr == 0.1 and events(run_dir)[0]["changes"] == [
         f"{LR}: 0.003 -> 0.1"
     ]
-    assert allowed_changes.read_grant(run_dir) == [LR, "data"]
+    assert changes.read_permission(run_dir) == [LR, "data"]
     moving.scheduler("echo 19")
     assert moving.type("resume=mine") == 0  # the job before it was cancelled
-    assert allowed_changes.read_grant(run_dir) == []
+    assert changes.read_permission(run_dir) == []
 
 
 # Permitted changes take effect

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from hpc.config import project
-from hpc.config.exit_codes import ExitCode
+from hpc.config.errors import ExitCode
 from hpc.jobs import pbs
 from hpc.jobs.job import Job
 from hpc.run import history, job_logs

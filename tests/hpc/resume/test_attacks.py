@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hpc.checkpoint import on_disk
-from hpc.config.exit_codes import ExitCode
+from hpc.config.errors import ExitCode
 from hpc.run import claim
 
 pytestmark = pytest.mark.slow

@@ -5,11 +5,11 @@ compose            the config of a command line, the argument parser of all verb
 preflight          all checks of a config before torch is imported
 build              the objects that a config names
 freezing           the config as it is written beside a run
-layout             world size and micro-batch size, derived from a config
+sections           typed sections, and the layout derived from them: world size, micro-batch size
 trust              which classes the config of a run directory may name
 versions           the versions of torch and lightning that pyproject.toml supports
-errors             `ConfigError`, which ends a program with exit code 2 and without a traceback
-exit_codes, walltime, conversion, sections, project, yaml_files, value_checks for whoever needs them
+errors             `ConfigError`, which ends a program with exit code 2 and without a traceback; all exit codes
+walltime, conversion, project, yaml_files for whoever needs them
 
 Needs the room system, and the project's folder configs/.
 """

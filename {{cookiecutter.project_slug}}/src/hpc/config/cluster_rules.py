@@ -7,9 +7,8 @@ import re
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config.errors import CONTROL_CHARACTERS, ConfigError
+from hpc.config.errors import CONTROL_CHARACTERS, ConfigError, require_at_least, require_one_of
 from hpc.config.sections import ClusterConfig
-from hpc.config.value_checks import require_at_least, require_one_of
 from hpc.config.walltime import format_walltime, walltime_seconds
 
 # The options that every job script has, as patterns, and the key of the config that sets each.

@@ -1,16 +1,16 @@
-"""Errors of a config or a command line: what was given, what must be, what to type. Printed without a traceback."""
+"""Errors of a config or a command line: what was given, what must be, what to type; checks of one value; exit codes."""
 
 import argparse
 import difflib
 import errno
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
-
-from hpc.config.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from omegaconf.errors import OmegaConfBaseException
@@ -28,6 +28,16 @@ def make_printable(text: str, also: str = "") -> str:
     for character in also:
         text = text.replace(character, ascii(character)[1:-1])
     return CONTROL_CHARACTERS.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+class ExitCode(IntEnum):
+    """The exit codes of a training process and of its job script."""
+
+    DONE = 0
+    FAILED = 1
+    REJECTED = 2  # the config or the command line is wrong
+    CONTINUE = 85  # saved, to be continued by another job, where the scheduler has no requeue (PBS)
+    ANOTHER_RANK_FAILED = 86  # the watchdog has ended this rank
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -120,6 +130,31 @@ def _as_config_error(error: Exception) -> ConfigError | None:
 def convert_omegaconf_error(error: "OmegaConfBaseException") -> ConfigError:
     """Return a `ConfigError` for a value that the program asked for and that is missing or cannot be resolved."""
     return ConfigError(error.full_key or "config", None, f"must have a value: {first_line(error)}", "see --cfg job")
+
+
+def require_one_of(key: str, value: str, *, choices: list[str]) -> None:
+    """Raise `ConfigError` unless the value is one of the choices."""
+    if value not in choices:
+        fix = f"{key}={closest_word(value, choices, choices[0])}"
+        raise ConfigError(key, value, f"must be one of {', '.join(choices)}", fix)
+
+
+def require_at_least(key: str, value: float, *, minimum: int) -> None:
+    """Raise `ConfigError` if the value is below the minimum."""
+    if value < minimum:
+        raise ConfigError(key, value, f"must be at least {minimum}", f"{key}={max(minimum, 1)}")
+
+
+def require_at_most(key: str, value: float, *, maximum: int) -> None:
+    """Raise `ConfigError` if the value is above the maximum."""
+    if value > maximum:
+        raise ConfigError(key, value, f"must be at most {maximum}", f"{key}={maximum}")
+
+
+def require_positive(key: str, value: float) -> None:
+    """Raise `ConfigError` unless the value is finite and above 0."""
+    if not (value > 0 and math.isfinite(value)):
+        raise ConfigError(key, value, "must be a finite number above 0", f"{key}=10")
 
 
 def closest_word(word: str, words: Iterable[str], default: str) -> str:

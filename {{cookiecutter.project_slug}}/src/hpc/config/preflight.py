@@ -1,16 +1,24 @@
 """Check on a login node, before the queue, whether a run may start: first the config, then the files that it names."""
 
+import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import (
+    InterpolationKeyError,
+    InterpolationResolutionError,
+    InterpolationToMissingValueError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
-from hpc.config import cluster_rules, missing_values, section_rules, signatures, strategy_rules
-from hpc.config.callback_rules import check_callbacks
-from hpc.config.conversion import to_dataclass
+from hpc.config import cluster_rules, section_rules, signatures, strategy_rules
+from hpc.config.conversion import flatten, to_dataclass
 from hpc.config.errors import ConfigError
 from hpc.config.freezing import cluster_for_job_script
+from hpc.config.personal_clusters import PERSONAL_CLUSTERS
 from hpc.config.sections import CheckpointConfig, FaultsConfig, RunConfig, StrategyConfig, TrainerConfig
 from hpc.system import home
 
@@ -34,7 +42,7 @@ def check_rules(cfg: DictConfig, *, needs_data: bool = True) -> None:
     Raises:
         ConfigError: the first rule that is broken.
     """
-    missing_values.check_complete(cfg, needs_data=needs_data)
+    check_complete(cfg, needs_data=needs_data)
     run = to_dataclass(RunConfig, cfg, name="")
     trainer = to_dataclass(TrainerConfig, cfg.trainer, name="trainer", allow_other_keys=True)
     strategy = to_dataclass(StrategyConfig, cfg.strategy, name="strategy")
@@ -48,7 +56,7 @@ def check_rules(cfg: DictConfig, *, needs_data: bool = True) -> None:
     section_rules.check_nonfinite_skip(cfg)
     strategy_rules.check_strategy(strategy, trainer, cfg=cfg)
     strategy_rules.check_model_network(strategy, cfg)
-    check_callbacks(cfg)
+    section_rules.check_callbacks(cfg)
     section_rules.check_network_sizes(cfg)
     section_rules.check_global_batch_size(cfg)
     section_rules.check_monitor(cfg)
@@ -69,13 +77,51 @@ def check_job(cfg: DictConfig) -> None:
         rule = "must be a cluster with a scheduler"
         fix = "cluster=<one of --help>, or python train.py to train here"
         raise ConfigError("cluster", cfg.cluster.name, rule, fix)
-    missing_values.check_complete_for_job(cfg)
+    check_complete_for_job(cfg)
     check_rules(cfg)
     cluster = cluster_for_job_script(cfg)
     if cluster.stage_env and not cluster.node_local:
         rule = "must be a folder on the node, to which cluster.stage_env copies the environment"
         fix = "cluster.node_local='$TMPDIR', or cluster.stage_env=false"
         raise ConfigError("cluster.node_local", "null", rule, fix)
+
+
+def check_complete(cfg: DictConfig, *, needs_data: bool = True) -> None:
+    """Check that every key has a value: no `???` is left, and every reference leads to one.
+
+    Args:
+        needs_data: whether the section data must be complete, too.
+
+    Raises:
+        ConfigError: naming all keys without a value, or the first broken reference.
+    """
+    if missing := [key for key in unset_keys(cfg) if needs_data or not key.startswith("data.")]:
+        is_one = len(missing) == 1
+        rule = "must have a value, as it has no default" if is_one else "must have values, as they have no default"
+        raise ConfigError(", ".join(missing), None, rule, " ".join(f"{key}=<value>" for key in missing))
+    for key, value in flatten(cfg).items():
+        _check_reference(cfg, key, value)
+
+
+def check_complete_for_job(cfg: DictConfig) -> None:
+    """Check the same, and that the cluster has what a job on it cannot do without (`cluster.required`).
+
+    Raises:
+        ConfigError: naming all keys without a value, or the first broken reference.
+    """
+    required = [f"cluster.{name}" for name in _required_names(cfg) if _is_empty(cfg, f"cluster.{name}")]
+    if required:
+        missing = [*required, *(key for key in unset_keys(cfg) if key not in required)]
+        noun, name = "a value" if len(missing) == 1 else "values", OmegaConf.select(cfg, "cluster.name")
+        overrides = " ".join(f"{key}=<{key.rpartition('.')[2]}>" for key in missing)
+        fix = f"{overrides}; {PERSONAL_CLUSTERS} can keep those of the cluster"
+        raise ConfigError(", ".join(missing), None, f"must have {noun} for a job on cluster={name}", fix)
+    check_complete(cfg)
+
+
+def unset_keys(cfg: DictConfig) -> list[str]:
+    """Return the keys whose value is still `???`."""
+    return [key for key, value in flatten(cfg).items() if value == "???"]
 
 
 def check_and_fill_from_files(cfg: DictConfig, *, reads_data: bool = True) -> None:
@@ -101,6 +147,40 @@ def check_and_fill_from_files(cfg: DictConfig, *, reads_data: bool = True) -> No
     filled.run_dir = cfg.run_dir or "runs"  # chosen later, but a path by then
     for key, node in _find_targets(filled, sections):
         signatures.check_arguments(key, node)
+
+
+def _required_names(cfg: DictConfig) -> list[str]:
+    """Return the names in `cluster.required`; none if it is not a list, which `to_dataclass` rejects."""
+    required = OmegaConf.select(cfg, "cluster.required")
+    return [str(name) for name in required] if isinstance(required, ListConfig) else []
+
+
+def _is_empty(cfg: DictConfig, key: str) -> bool:
+    try:
+        return OmegaConf.select(cfg, key) in (None, "")
+    except OmegaConfBaseException:
+        return False  # a broken reference, which check_complete reports
+
+
+def _check_reference(cfg: DictConfig, key: str, value: object) -> None:
+    """Raise `ConfigError` if the value of a key refers to a key or an environment variable that does not exist.
+
+    Other resolution errors pass: the rules on the values involved report them.
+    """
+    try:
+        OmegaConf.select(cfg, key, throw_on_missing=True)
+    except (MissingMandatoryValue, InterpolationToMissingValueError):
+        return
+    except InterpolationKeyError:
+        rule = "must refer to a key of this config (these choices of groups do not go together)"
+        other = str(value).strip("${}").split(".")[0]
+        raise ConfigError(key, value, rule, f"another choice of {key.split('.')[0]}= or of {other}=") from None
+    except InterpolationResolutionError as error:
+        if unset := re.search(r"Environment variable '(.*?)' not found", str(error)):
+            rule = f"The environment variable {unset[1]} must be set"
+            raise ConfigError(key, value, rule, f"export {unset[1]}=..., here and where jobs are submitted") from None
+    except OmegaConfBaseException:
+        return
 
 
 def _has_own_checkpoint(cfg: DictConfig) -> bool:

@@ -7,11 +7,25 @@ import re
 
 from omegaconf import DictConfig, OmegaConf
 
+from hpc.config import signatures
 from hpc.config.conversion import flatten
-from hpc.config.errors import CONTROL_CHARACTERS, ConfigError
-from hpc.config.layout import derive_layout
-from hpc.config.sections import CheckpointConfig, ClusterConfig, FaultsConfig, RunConfig, StrategyConfig, TrainerConfig
-from hpc.config.value_checks import require_at_least, require_at_most, require_one_of, require_positive
+from hpc.config.errors import (
+    CONTROL_CHARACTERS,
+    ConfigError,
+    require_at_least,
+    require_at_most,
+    require_one_of,
+    require_positive,
+)
+from hpc.config.sections import (
+    CheckpointConfig,
+    ClusterConfig,
+    FaultsConfig,
+    RunConfig,
+    StrategyConfig,
+    TrainerConfig,
+    derive_layout,
+)
 
 SKIPPING_NEEDS_FUSED = (
     "must not be skip unless the optimizer is fused, as only a fused optimizer can skip an update on the GPU"
@@ -24,6 +38,21 @@ BUILT_BY_TRAIN = {
     "enable_checkpointing": "checkpoint.every_n_steps=, checkpoint.monitor= and checkpoint.keep=",
 }
 PRECISIONS = ["32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true", "64-true"]
+_SAVES = (
+    "The project itself must write the checkpoints, whole or not at all, as it resumes from them",
+    "callbacks.{}=null; see checkpoint.every_n_steps=, checkpoint.monitor= and checkpoint.keep=",
+)
+_SEARCHES = (
+    "A run must not search for its own settings: it would find others each time it is resumed",
+    "callbacks.{}=null; tools/search.py compares runs with different settings",
+)
+_RENAMES = (
+    "Parameters must keep their names: pruning replaces them, so an interrupted run could not be resumed",
+    "callbacks.{}=null; prune the trained network of the run's best checkpoint",
+)
+# Callbacks of Lightning that do not work here: the name of the class → rule, fix.
+UNSUPPORTED_CALLBACKS = {"ModelPruning": _RENAMES, "ModelCheckpoint": _SAVES, "OnExceptionCheckpoint": _SAVES}
+UNSUPPORTED_CALLBACKS |= {"LearningRateFinder": _SEARCHES, "BatchSizeFinder": _SEARCHES}
 MAX_HANG_MINUTES = 60 * 24 * 365  # timers take no more than some hundred years
 
 
@@ -132,6 +161,21 @@ def check_trainer_arguments(trainer: DictConfig) -> None:
         if key in trainer:
             rule = "must be left out, as train.py builds it from another part of the config"
             raise ConfigError(f"trainer.{key}", ascii(trainer[key]), rule, fix)
+
+
+def check_callbacks(cfg: DictConfig) -> None:
+    """Check that callbacks are named nodes, and none of those that do not work here."""
+    if not isinstance(cfg.callbacks, DictConfig):
+        raise ConfigError("callbacks", cfg.callbacks, "must be a mapping from names to callbacks", "callbacks=default")
+    for name, node in cfg.callbacks.items():
+        if node and not (isinstance(node, DictConfig) and "_target_" in node):
+            rule = "must be a node with a _target_, or null"
+            raise ConfigError(f"callbacks.{name}", node, rule, f"callbacks.{name}=null")
+    for key, node in signatures.find_targets(OmegaConf.to_container(cfg.callbacks), "callbacks"):
+        class_name = node["_target_"].rpartition(".")[2]
+        if class_name in UNSUPPORTED_CALLBACKS and node["_target_"].startswith(("lightning.", "pytorch_lightning.")):
+            rule, fix = UNSUPPORTED_CALLBACKS[class_name]
+            raise ConfigError(key, node["_target_"], rule, fix.format(key.partition(".")[2]))
 
 
 def check_monitor(cfg: DictConfig) -> None:

@@ -8,10 +8,9 @@ from importlib.util import find_spec
 from omegaconf import DictConfig, OmegaConf
 
 from hpc.config import signatures
-from hpc.config.errors import ConfigError
+from hpc.config.errors import ConfigError, require_at_least
 from hpc.config.project import is_project_code
 from hpc.config.sections import StrategyConfig, TrainerConfig
-from hpc.config.value_checks import require_at_least
 
 MAX_SUGGESTED_SIZE = 4096  # more devices work in no tensor-parallel group
 

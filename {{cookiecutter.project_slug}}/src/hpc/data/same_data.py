@@ -6,7 +6,7 @@ from typing import Any
 import lightning as L
 
 from hpc.config.errors import ConfigError
-from hpc.run import allowed_changes
+from hpc.run import changes
 
 MAX_SHOWN = 5  # differences that a message lists
 
@@ -52,18 +52,18 @@ class SameData(L.Callback):
 
     def _reject_or_record(self, differences: list[str]) -> tuple[str, None, str, str] | None:
         """Return the parts of a `ConfigError` for changed data, or record the change if it is permitted."""
-        accepted = allowed_changes.read_recorded_values(self.run_dir, allowed_changes.DATA)
+        accepted = changes.read_recorded_values(self.run_dir, changes.DATA)
         is_accepted = bool(accepted) and not list_differences(accepted[-1], self.data)
         if differences and not is_accepted:
-            if allowed_changes.DATA not in allowed_changes.read_grant(self.run_dir):
+            if changes.DATA not in changes.read_permission(self.run_dir):
                 more = f"; {len(differences) - MAX_SHOWN} more" * (len(differences) > MAX_SHOWN)
                 shown = "; ".join(differences[:MAX_SHOWN])
                 rule = f"A run must continue with the data that it started with; changed are {shown}{more}"
                 fix = f"the data as they were, or, if you mean the change, resume={self.run_dir} resume_allow=[data]"
                 return "data", None, rule, fix
             print("\n".join(["data changed, as resume_allow=[data] permits:", *differences]), flush=True)
-            allowed_changes.record_changes(self.run_dir, differences, data=self.data)
-        allowed_changes.withdraw(self.run_dir)
+            changes.record_changes(self.run_dir, differences, data=self.data)
+        changes.withdraw_permission(self.run_dir)
         return None
 
 

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hpc.config.exit_codes import ExitCode
+from hpc.config.errors import ExitCode
 
 QUERY_COMMAND = {"slurm": "squeue", "pbs": "qstat"}
 TIMEOUT_SECONDS = 20  # an overloaded scheduler counts as none

@@ -10,7 +10,7 @@ import lightning as L
 
 from hpc.monitor import sampler
 from hpc.resume.resume import Resume
-from hpc.run import phases
+from hpc.run import attempt_log
 from hpc.system import process
 from hpc.training import step_overhead
 
@@ -90,7 +90,7 @@ class Monitor(L.Callback):
     def _note(self, trainer: L.Trainer, phase: str) -> None:
         begin = self._begins.pop(phase, None)
         if trainer.is_global_zero and self.attempt is not None and begin is not None:
-            phases.record_phase(self.run_dir, self.attempt, kind=phase, begin_time=begin, step=trainer.global_step)
+            attempt_log.record_phase(self.run_dir, self.attempt, kind=phase, begin_time=begin, step=trainer.global_step)
 
     def _end_sampler(self) -> None:
         """Make the sampler write its last row and end, without waiting for it."""

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from omegaconf import DictConfig
 
-from hpc.config import compose, conversion, layout, preflight, sections
+from hpc.config import compose, conversion, preflight, sections
 from hpc.launch import bandwidth, measured_links, nccl_log, node_checks, placement
 from hpc.launch.bandwidth import CollectiveTiming
 from hpc.launch.measured_links import MeasuredLinks
@@ -74,7 +74,7 @@ def _measure_and_write(
     if start.claim:
         frozen_config.create_or_replace(run_dir, cfg, words=words)
         facts = {"launcher": place.launcher, "hosts": start.hosts, "world_size": place.world_size}
-        gpus = cfg.trainer.devices if layout.is_on_gpu(cfg) else 0
+        gpus = cfg.trainer.devices if sections.is_on_gpu(cfg) else 0
         attempt_log.record_start(run_dir, start.attempt, environ=os.environ, **facts, gpus_per_node=gpus)
     with watchdog.Watchdog(
         run_dir,
@@ -144,7 +144,7 @@ def _measure(
     from hpc.launch import collectives
 
     _enable_nccl_logs(Path(cfg.run_dir) / "nccl")
-    device = torch.device("cuda", place.local_rank) if layout.is_on_gpu(cfg) else torch.device("cpu")
+    device = torch.device("cuda", place.local_rank) if sections.is_on_gpu(cfg) else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(_backend(cfg))
@@ -181,7 +181,7 @@ def _enable_nccl_logs(folder: Path) -> None:
 
 
 def _backend(cfg: DictConfig) -> str:
-    return "nccl" if layout.is_on_gpu(cfg) else "gloo"
+    return "nccl" if sections.is_on_gpu(cfg) else "gloo"
 
 
 def _nccl_logs(run_dir: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config import missing_values, preflight, walltime
+from hpc.config import preflight, walltime
 from hpc.config.conversion import flatten
 from hpc.config.errors import ConfigError
 from hpc.plan import memory_check, plan_arguments, plan_text, trace_cache
@@ -105,7 +105,7 @@ def _fill_in_data(cfg: DictConfig) -> list[str]:
     """
     references = re.findall(r"\$\{(data\.[\w.]+)\}", str(list(flatten(cfg.model.network).values())))
     sizes = {key: OmegaConf.select(cfg, key, default=None) for key in references}
-    unknown, unset = [key for key in sizes if sizes[key] is None], missing_values.unset_keys(cfg)
+    unknown, unset = [key for key in sizes if sizes[key] is None], preflight.unset_keys(cfg)
     if unknown and unset:
         rule, fix = (
             f"must be given for a plan without {', '.join(unset)}",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
-from hpc.config.layout import derive_layout, is_on_gpu
+from hpc.config.sections import derive_layout, is_on_gpu
 
 # By the name of the strategy. A strategy that is not listed keeps everything on every rank.
 SHARDING = {"fsdp": "fsdp", "tensor_parallel": "fsdp", "deepspeed_zero1": "zero1", "deepspeed_zero2": "zero2"}

@@ -8,7 +8,7 @@ from shutil import which
 
 from hpc.jobs import job_states
 from hpc.jobs.job_states import JobState
-from hpc.run import history, last_alive
+from hpc.run import history, last_seen
 from hpc.run.history import RunRecord
 from hpc.system.tables import make_console, one_line, table_lines
 
@@ -153,7 +153,7 @@ def _guess_state(run: RunRecord, *, is_job_unknown: bool, now: float) -> str:
     if last and last.end:
         return OUTCOMES.get(str(last.end.get("outcome")), "ended")
     if last:
-        patience_seconds = last_alive.SILENT_SECONDS if last_alive.last_beat(run.path, last.number) else RECENT_SECONDS
+        patience_seconds = last_seen.SILENT_SECONDS if last_seen.last_beat(run.path, last.number) else RECENT_SECONDS
         is_silent = now - history.last_sign_of_life(run, last) > patience_seconds
         return "died" if is_job_unknown or is_silent else "running?"
     if run.jobs:

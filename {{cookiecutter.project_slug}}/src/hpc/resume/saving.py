@@ -13,7 +13,7 @@ from hpc.checkpoint.strategy_state import MANIFEST_KEY, ON_PUBLISHED, VALIDATED_
 from hpc.checkpoint.writer import CheckpointNotWritten
 from hpc.config.sections import CheckpointConfig
 from hpc.resume.best_checkpoint import BestCheckpoint
-from hpc.run import phases
+from hpc.run import attempt_log
 from hpc.training import record, weight_averaging
 from hpc.training.attempt import Attempt
 
@@ -89,7 +89,9 @@ class Saver:
         self._saved_updates = weight_averaging.num_updates(trainer) if self.validated_average is None else -1
         self.validated_average = None
         if trainer.is_global_zero:
-            phases.record_phase(self.run.run_dir, self.run.number, kind="checkpoint", begin_time=begin_time, step=step)
+            attempt_log.record_phase(
+                self.run.run_dir, self.run.number, kind="checkpoint", begin_time=begin_time, step=step
+            )
 
     def add_to_checkpoint(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
         """Add to a checkpoint what its manifest says and what happens once it is published."""

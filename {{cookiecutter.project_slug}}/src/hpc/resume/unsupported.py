@@ -13,8 +13,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS
 
 from hpc.checkpoint import weights
-from hpc.config.callback_rules import UNSUPPORTED_CALLBACKS
 from hpc.config.errors import ConfigError
+from hpc.config.section_rules import UNSUPPORTED_CALLBACKS
 from hpc.data.position import micro_batches_per_step
 from hpc.training.shown_names import join_names
 

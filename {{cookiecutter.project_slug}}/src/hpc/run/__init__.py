@@ -1,12 +1,11 @@
 """The life of a run: its directory and config, who may write, signals, the watchdog, and the history of attempts.
 
 Others use
-    directory, frozen_config, allowed_changes   make a run directory; keep and compare its config
-    command_line, program                       from typed words to the config of a run, and to an exit code
-    claim, attempt_log, restarts                who may write; what attempts have recorded; restarts by the scheduler
-    watchdog, signals, stacks                   ranks that fail together; warnings before the end of a job
-    snapshot, virtual_environment               the code and the Python environment of a job
-    installation                                creates that environment, for env.sh
-    history, phases, job_logs, last_alive       what runs have left, read again for tables and reports
+    directory, frozen_config, changes   make a run directory; keep its config, and compare it with a new one
+    command_line, program               from typed words to the config of a run, and to an exit code
+    claim, attempt_log, restarts        who may write; what attempts have recorded; restarts by the scheduler
+    watchdog, signals, stacks           ranks that fail together; warnings before the end of a job
+    snapshot, installation              the code of a job, and its Python environment, which env.sh creates
+    history, job_logs, last_seen        what runs have left, read again for tables and reports
 It needs config, launch and system, and imports neither torch nor lightning.
 """

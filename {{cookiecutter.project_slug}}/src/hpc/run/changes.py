@@ -1,5 +1,13 @@
-"""Differences between the config of a run and the one that it is resumed with, and which of them are allowed."""
+"""Differences between the config of a run and the one that it is resumed with, and which of them are allowed.
 
+A person allows more of them with `resume_allow=[model.optimizer.lr,data]`. A key of the config takes effect as soon as
+its new value is in config.yaml. Whether data have changed is seen only when training starts, possibly in a job: until
+then the permission is kept in the run directory. It is used once.
+"""
+
+import json
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,15 +15,18 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from hpc.config.conversion import flatten
-from hpc.config.errors import ConfigError
+from hpc.config.errors import ConfigError, closest_word
 from hpc.config.freezing import to_frozen_yaml
-from hpc.run import allowed_changes
+from hpc.run import attempt_log
 
 # Keys that may change while a run is resumed: where and how it runs. And what follows from these through `${...}`.
 MAY_CHANGE = (
     "run_dir", "trainer", "strategy", "cluster", "callbacks", "checkpoint", "faults", "logger", "group_readable",
     "dirty_tree", "force", "profile", "resume_allow", "data.num_workers", "data.num_ahead", "data.stage",
 )  # fmt: skip
+ALLOW_KEY, DATA = "resume_allow", "data"
+# The position in an epoch depends on the first three; the others mean nothing to a run that is resumed.
+NEVER_ALLOWED = ("seed", "data.seed", "data.global_batch_size", "name", "run_dir", "ckpt", "task")
 
 NOTHING = "(nothing)"  # in place of a value that is not set
 
@@ -37,7 +48,7 @@ def accept_new_config(old: DictConfig, new: DictConfig, *, run_dir: Path) -> Dic
 def list_changes(old: DictConfig, new: DictConfig) -> list[str]:
     """Return a line `key: old -> new` for each value that differs."""
     before, after = _leaves(old), _leaves(new)
-    differing = [key for key in _differing_keys(before, after) if key != allowed_changes.KEY]
+    differing = [key for key in _differing_keys(before, after) if key != ALLOW_KEY]
     return [f"{key}: {_as_typed(before, key)} -> {_as_typed(after, key)}" for key in differing]
 
 
@@ -50,6 +61,38 @@ def reject_changed_training(old: DictConfig, new: DictConfig, *, run_dir: Path) 
 def may_change(key: str) -> bool:
     """Return whether a key may change while a run is resumed, without permission."""
     return any(key == section or key.startswith(f"{section}.") for section in MAY_CHANGE)
+
+
+def grant_permission(run_dir: Path, keys: Sequence[str]) -> None:
+    """Leave a permission for the next start."""
+    (run_dir / f"{ALLOW_KEY}.json").write_text(json.dumps(list(keys)), encoding="utf-8")
+
+
+def read_permission(run_dir: Path) -> list[str]:
+    """Return the keys that are permitted and not used yet."""
+    try:
+        return list(json.loads((run_dir / f"{ALLOW_KEY}.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return []
+
+
+def withdraw_permission(run_dir: Path) -> None:
+    """Remove the permission: it is used, or no longer wanted."""
+    (run_dir / f"{ALLOW_KEY}.json").unlink(missing_ok=True)
+
+
+def record_changes(run_dir: Path, changes: Sequence[str], **facts: Any) -> None:
+    """Record in attempts.jsonl what was changed with permission, unless the run has not started yet."""
+    file = run_dir / "attempts.jsonl"
+    if changes and file.exists():
+        event = {"event": "allowed", "time": time.time(), "changes": list(changes), **facts}
+        attempt_log.append_json_line(file, event)
+
+
+def read_recorded_values(run_dir: Path, name: str) -> list[Any]:
+    """Return the values of one fact in all changes that were recorded, oldest first."""
+    events = attempt_log.read_events(run_dir)
+    return [event[name] for event in events if event.get("event") == "allowed" and name in event]
 
 
 def _reject_changed_key(old: DictConfig, new: DictConfig, *, run_dir: Path) -> None:
@@ -68,8 +111,8 @@ def _reject_changed_key(old: DictConfig, new: DictConfig, *, run_dir: Path) -> N
     else:
         rule, keep = "must stay unset, as it was when this run started", f"leave out {key}"
     change = f"{key}={value}" if key in after else f"~{key}"
-    allow = f"{change} {allowed_changes.KEY}=[{key}] to change it on purpose, or "
-    if key in allowed_changes.NEVER_ALLOWED:
+    allow = f"{change} {ALLOW_KEY}=[{key}] to change it on purpose, or "
+    if key in NEVER_ALLOWED:
         allow = ""
     new_run = f"{change} ckpt=" if key != "ckpt" else "ckpt="
     fix = f"{keep}, or {allow}a new run from its weights: {new_run}{run_dir}/checkpoints/last.ckpt"
@@ -90,7 +133,7 @@ def _reset_changeable_keys(old: DictConfig, new: DictConfig) -> DictConfig:
     """Return the new config with all that may change set back, so that what follows from it is as it was, too."""
     cfg = new.copy()
     with open_dict(cfg):
-        for key in (*MAY_CHANGE, *allowed_changes.allowed_keys(old, new)):
+        for key in (*MAY_CHANGE, *_allowed_keys(old, new)):
             section, _, name = key.rpartition(".")
             node, old_node = (OmegaConf.select(config, section) if section else config for config in (cfg, old))
             if node is not None:
@@ -98,6 +141,20 @@ def _reset_changeable_keys(old: DictConfig, new: DictConfig) -> DictConfig:
             if node is not None and old_node is not None and name in old_node:
                 node[name] = old_node[name]
     return cfg
+
+
+def _allowed_keys(old: DictConfig, new: DictConfig) -> list[str]:
+    """Return the keys of the config that `resume_allow` lets differ. Raises `ConfigError`."""
+    existing = flatten(old) | flatten(new)
+    for key in new.resume_allow:
+        if key in NEVER_ALLOWED:
+            rule = f"cannot name {key}, which must stay the same while a run is resumed"
+            fix = f"a new run from the weights of this one: {key}=... ckpt=<its last.ckpt>"
+            raise ConfigError(ALLOW_KEY, f"[{key}]", rule, fix)
+        if key not in existing and not any(leaf.startswith(f"{key}.") for leaf in existing):
+            rule = f"must name keys of the config, or data; {key} is neither"
+            raise ConfigError(ALLOW_KEY, f"[{key}]", rule, f"{ALLOW_KEY}=[{closest_word(key, existing, '<key>')}]")
+    return [key for key in new.resume_allow if key != DATA]
 
 
 def _leaves(cfg: DictConfig) -> dict[str, Any]:

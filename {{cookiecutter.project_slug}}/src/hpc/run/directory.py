@@ -2,14 +2,17 @@
 
 import errno
 import os
+import shlex
 import socket
+import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-from hpc.config.errors import ConfigError
+from hpc.config.errors import ConfigError, make_printable
 from hpc.config.project import PROJECT
 from hpc.launch import placement
 from hpc.system import home
@@ -104,15 +107,37 @@ def create_run_dir(
         given = f"{path} ({error.strerror or error})"
         raise ConfigError("run_dir", given, "must be a folder that can be written", fix) from None
     if group_readable and RUN_DIR_VARIABLE not in os.environ:  # once, and not by each process
-        from hpc.run import group_access
-
-        group_access.warn_of_closed_folders(path)
+        _warn_of_closed_folders(path)
     os.environ[RUN_DIR_VARIABLE] = str(path)
 
 
 def set_umask(group_readable: bool) -> None:
     """Let only this user read what this process writes from now on, or the user's group as well."""
     os.umask(0o027 if group_readable else 0o077)
+
+
+def set_group_access(path: Path, *, group_readable: bool) -> None:
+    """Give or take the group's right to read everything in a directory. Other people's files stay as they are."""
+    for folder, _, names in os.walk(path):
+        for file in (Path(folder), *(Path(folder, name) for name in names)):
+            with suppress(OSError):
+                mode = file.lstat().st_mode
+                if not stat.S_ISLNK(mode):
+                    file.chmod(stat.S_IMODE(mode | (mode & 0o500) >> 3 if group_readable else mode & ~0o077))
+
+
+def _warn_of_closed_folders(path: Path) -> None:
+    """Print which folders above keep the group out of a directory that it may read.
+
+    They stay as they are: they may hold more than runs.
+    """
+    group = path.stat().st_gid
+    for folder in path.resolve().parents:
+        who, bit = ("g", 0o010) if (facts := folder.stat()).st_gid == group else ("o", 0o001)
+        if not facts.st_mode & bit:
+            command = shlex.join(["chmod", f"{who}+x", str(folder)])
+            note = f"note: group_readable=true, but your group cannot enter {folder}. Try: {command}"
+            print(make_printable(note), file=sys.stderr)
 
 
 def reject_used(path: Path) -> None:

@@ -15,7 +15,7 @@ from hpc.config.errors import ConfigError, first_line
 from hpc.config.freezing import to_frozen_yaml
 from hpc.config.sections import RunConfig
 from hpc.config.yaml_files import YAML_ERRORS, load_yaml
-from hpc.run import allowed_changes, changes, claim, directory
+from hpc.run import changes, claim, directory
 from hpc.system import files
 from hpc.system.files import write_atomically
 
@@ -140,7 +140,7 @@ def create_or_replace(run_dir: Path, cfg: DictConfig, *, words: Sequence[str]) -
         return None
     reject_changed_training(run_dir, cfg)
     if cfg.resume_allow:
-        allowed_changes.grant(run_dir, list(cfg.resume_allow))
+        changes.grant_permission(run_dir, list(cfg.resume_allow))
     lines = list_changes(run_dir, cfg)
     if not lines:
         return None
@@ -148,7 +148,7 @@ def create_or_replace(run_dir: Path, cfg: DictConfig, *, words: Sequence[str]) -
     sys.stderr.write("".join(f"{line}\n" for line in lines))
     if cfg.resume_allow:
         permitted = [line for line in lines if not changes.may_change(line.partition(":")[0])]
-        allowed_changes.record_changes(run_dir, permitted)
+        changes.record_changes(run_dir, permitted)
     return _replace(run_dir, cfg, merged, changes_access=any(line.startswith("group_readable:") for line in lines))
 
 
@@ -160,13 +160,13 @@ def _replace(run_dir: Path, cfg: DictConfig, words: Sequence[str], *, changes_ac
     write_atomically(run_dir / "overrides.json", json.dumps(words, indent=1))
     backup = next(name for k in range(1, 10**6) if not (name := run_dir / f"config-{k}.yaml").exists())
     write_atomically(backup, before[path])
-    write_atomically(path, to_frozen_yaml(OmegaConf.merge(cfg, {allowed_changes.KEY: []})))  # type: ignore[arg-type]
+    write_atomically(path, to_frozen_yaml(OmegaConf.merge(cfg, {changes.ALLOW_KEY: []})))  # type: ignore[arg-type]
     if changes_access:
-        _set_group_access(run_dir, group_readable=cfg.group_readable)
+        directory.set_group_access(run_dir, group_readable=cfg.group_readable)
 
     def restore() -> None:
         if changes_access:
-            _set_group_access(run_dir, group_readable=not cfg.group_readable)
+            directory.set_group_access(run_dir, group_readable=not cfg.group_readable)
         for file, text in before.items():
             write_atomically(file, text)
         backup.unlink(missing_ok=True)
@@ -174,11 +174,5 @@ def _replace(run_dir: Path, cfg: DictConfig, words: Sequence[str], *, changes_ac
     return restore
 
 
-def _set_group_access(run_dir: Path, *, group_readable: bool) -> None:
-    from hpc.run import group_access  # rarely needed
-
-    group_access.set_group_access(run_dir, group_readable=group_readable)
-
-
 def _is_resume_allow(word: str) -> bool:
-    return word.partition("=")[0].lstrip("+") == allowed_changes.KEY
+    return word.partition("=")[0].lstrip("+") == changes.ALLOW_KEY

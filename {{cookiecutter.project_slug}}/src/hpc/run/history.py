@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from hpc.run import attempt_log, causes, claim, job_logs, last_alive, last_step
+from hpc.run import attempt_log, causes, claim, job_logs, last_seen
 from hpc.run.job_logs import read_tail
 from hpc.system.files import parse_json
 
@@ -104,7 +104,7 @@ def num_starts_at_giving_up(run: RunRecord) -> int:
     """Return the number of starts in a row without a newer checkpoint, if the job gave up because of them; else 0."""
     count = read_tail(run.path / "stalled").strip()
     limit = re.search(r"(?m)^faults:\n(?: .*\n)*? +retries: (\d+)", read_tail(run.path / "config.yaml"))
-    is_current = (_modified_time(run.path / "stalled") or 0) >= run.submit_time - CLOCK_SKEW_SECONDS
+    is_current = last_seen.modified_time(run.path / "stalled") >= run.submit_time - CLOCK_SKEW_SECONDS
     return int(count) if count.isdecimal() and limit and int(count) >= int(limit[1]) and is_current else 0
 
 
@@ -117,8 +117,8 @@ def latest_step_and_metric_text(run: RunRecord) -> tuple[int | None, str]:
     step = end.get("step")
     if not run.attempts or (tested and run.attempts[-1].end):
         return step, _main_metric(tested)
-    curve_step, validated = last_step.newest_step_and_validation_metrics(*attempt_log.curve_folders(run.path))
-    steps = [curve_step, last_step.newest_checkpoint_step(run.path)]
+    curve_step, validated = last_seen.newest_step_and_validation_metrics(*attempt_log.curve_folders(run.path))
+    steps = [curve_step, last_seen.newest_checkpoint_step(run.path)]
     newest = max((number for number in steps if number is not None), default=step)
     return step if run.attempts[-1].end else newest, _main_metric(tested or validated)
 
@@ -140,7 +140,7 @@ def node_hours(run: RunRecord, running_until: float | None) -> float:
 def last_sign_of_life(run: RunRecord, attempt: AttemptRecord, *, until: float = math.inf) -> float:
     """Return the unix time when an attempt was last seen alive, before the next one started at `until`."""
     host = str(next(iter(attempt.hosts), ""))
-    return last_alive.last_sign(run.path, attempt.number, start=attempt.start, host=host, until=until)
+    return last_seen.last_sign(run.path, attempt.number, start=attempt.start, host=host, until=until)
 
 
 def first_cause_of_attempt(run: RunRecord, number: int, *, since: float = 0) -> str:
@@ -245,10 +245,3 @@ def _is_valid(note: Any, **kinds: type) -> bool:
     if not isinstance(note, dict) or not isinstance(time := note.get("time"), int | float):
         return False
     return 0 <= time < LATEST_TIME and all(isinstance(note.get(key, kind()), kind) for key, kind in kinds.items())
-
-
-def _modified_time(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None

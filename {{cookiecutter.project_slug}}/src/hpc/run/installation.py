@@ -1,6 +1,7 @@
-"""Create or complete the project's virtual environment, for env.sh: python -sPm hpc.run.installation VENV
+"""The project's virtual environment: created for env.sh, and complete, perhaps packed, before a job is submitted.
 
-The Python that runs this becomes the environment's. It may have no packages, so this imports the standard library only.
+To create or complete it: python -sPm hpc.run.installation VENV. The Python that runs this becomes the environment's. It
+may have no packages, so this imports the standard library only.
 """
 
 import fcntl
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hpc.config import versions
+from hpc.config.errors import ConfigError
 from hpc.config.project import PROJECT, SOURCES, project_name
 
 PINNED, SITE = "pinned", "site"  # values of VERSIONS
@@ -50,6 +52,46 @@ def completion_marker(venv: Path, which: str, *, code: Path) -> bytes:
     """Return the content of the file that marks a complete environment: its path, its versions, the project's files."""
     files = [(code / name).read_bytes().rstrip(b"\n") for name in ("pyproject.toml", "constraints.txt")]
     return b"\n".join([os.fsencode(venv), which.encode(), *files])
+
+
+def reject_unsuitable_environment(venv: Path, code: Path) -> None:
+    """Check that a job could use this environment, as it installs nothing.
+
+    Raises:
+        ConfigError: env.sh has not finished the environment for this code, or a package is not in the supported range.
+    """
+    complete = [completion_marker(venv, which, code=code) for which in (PINNED, SITE)]
+    try:
+        is_complete = (venv / f".complete-{project_name()}").read_bytes() in complete
+    except OSError:
+        is_complete = False
+    if not is_complete:
+        rule = "must be a complete environment for this project's pyproject.toml and constraints.txt"
+        raise ConfigError("VENV", venv, rule, "source env.sh, then submit again: a job installs nothing")
+    versions.reject_unsupported_packages()
+
+
+def pack_environment(venv: Path) -> None:
+    """Write `<venv>.tar` beside the environment, for jobs that unpack it on each node, if the environment has changed.
+
+    A virtual environment works wherever it is unpacked, as long as the Python that it was made with is there.
+
+    Raises:
+        ConfigError: the archive cannot be written.
+    """
+    packed, temporary = Path(f"{venv}.tar"), Path(f"{venv}.tar.{os.getpid()}")
+    # pip changes the last two as well.
+    changed = [venv / f".complete-{project_name()}", venv / "bin", *venv.glob("lib/python*/site-packages")]
+    if packed.exists() and packed.stat().st_mtime >= max(path.stat().st_mtime for path in changed):
+        return
+    print(f"packing {venv} into {packed} (once) ...", file=sys.stderr)
+    done = subprocess.run(["tar", "-cf", str(temporary), "-C", str(venv), "."], stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        temporary.unlink(missing_ok=True)
+        reason = (done.stderr.splitlines() or ["tar gave no reason"])[0]
+        rule = f"cannot be used, as packing the environment failed: {reason}"
+        raise ConfigError("cluster.stage_env", True, rule, f"make room beside {venv}, or cluster.stage_env=false")
+    temporary.replace(packed)
 
 
 def _reject_unsuitable(venv: Path, which: str) -> None:

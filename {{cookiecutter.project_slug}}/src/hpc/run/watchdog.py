@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from hpc.config.exit_codes import ExitCode
+from hpc.config.errors import ExitCode
 from hpc.run import attempt_log, causes, claim, stacks
 from hpc.run.claim import Claim
 from hpc.run.peers import Peers

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from hpc.config import compose, value_checks
-from hpc.config.errors import ConfigError
+from hpc.config import compose
+from hpc.config.errors import ConfigError, require_one_of
 from hpc.config.project import PROJECT
 from hpc.submit import queue_run
 from hpc.system import home
@@ -61,9 +61,9 @@ def parse_study(words: Sequence[str]) -> ScalingStudy:
         raise ConfigError(reserved, None, rule, "nodes=1,2,4 for the points, out=FOLDER for their run directories")
     settings = {key: value for key, _, value in pairs}
     scaling, lr_rule = settings.get("scaling", "strong"), settings.get("lr")
-    value_checks.require_one_of("scaling", scaling, choices=["strong", "weak"])
+    require_one_of("scaling", scaling, choices=["strong", "weak"])
     if lr_rule is not None:
-        value_checks.require_one_of("lr", lr_rule, choices=["keep", "linear", "sqrt"])
+        require_one_of("lr", lr_rule, choices=["keep", "linear", "sqrt"])
     if scaling == "weak" and lr_rule is None:
         rule = "must be given with scaling=weak, as the global batch grows with the nodes. The learning rate can stay "
         rule += "(keep), grow like the batch (linear, usual for SGD) or like its square root (sqrt, usual for Adam)"

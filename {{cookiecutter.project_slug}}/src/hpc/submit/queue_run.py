@@ -73,11 +73,11 @@ def prepare_submission(cfg: DictConfig, code: Path, *, wait: bool) -> None:
         rule = "cannot be used with a chain of jobs: it waits for one job"
         raise ConfigError("--wait", None, rule, "cluster.chain=1, or leave --wait out")
     if not cfg.cluster.container:
-        from hpc.run import virtual_environment  # only here: --dry-run needs no environment
+        from hpc.run import installation  # only here: --dry-run needs no environment
 
-        virtual_environment.reject_unsuitable_environment(Path(sys.prefix), code)
+        installation.reject_unsuitable_environment(Path(sys.prefix), code)
         if cfg.cluster.stage_env:
-            virtual_environment.pack_environment(Path(sys.prefix))
+            installation.pack_environment(Path(sys.prefix))
 
 
 @contextmanager

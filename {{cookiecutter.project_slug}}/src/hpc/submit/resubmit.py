@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from hpc.config import compose, preflight
 from hpc.config.errors import ConfigError
-from hpc.run import allowed_changes, directory, frozen_config
+from hpc.run import changes, directory, frozen_config
 from hpc.submit import duplicate_jobs
 from hpc.submit.options import SubmitOptions
 from hpc.submit.queue_run import prepare_submission, reject_too_big
@@ -27,24 +27,24 @@ def resubmit(cfg: DictConfig, run_dir: Path, *, words: Sequence[str], options: S
     """
     preflight.check_job(cfg)
     reject_not_submitted(run_dir)
-    changes, overrides = frozen_config.list_changes(run_dir, cfg), compose.select_overrides(words)
-    if changes:
+    differences, overrides = frozen_config.list_changes(run_dir, cfg), compose.select_overrides(words)
+    if differences:
         reject_run_with_fixed_script(run_dir)
         os.chdir(read_work_dir(run_dir))  # the run's relative paths keep their meaning
         preflight.check_and_fill_from_files(cfg)
         reject_too_big(cfg, frozen_config.merge_overrides(run_dir, overrides))
     if options.dry_run:
-        sys.stderr.write("".join(f"{line}\n" for line in changes))
+        sys.stderr.write("".join(f"{line}\n" for line in differences))
         script = files.read_text(run_dir / "job.sh", errors="surrogateescape")
-        print(render_script(make_job(cfg, run_dir=run_dir), cfg) if changes else script, end="")
+        print(render_script(make_job(cfg, run_dir=run_dir), cfg) if differences else script, end="")
         return
     with duplicate_jobs.lock_submission(run_dir):
         duplicate_jobs.reject_queued_run(run_dir)
         prepare_submission(cfg, run_dir / "code", wait=options.wait)
         directory.create_run_dir(run_dir, group_readable=cfg.group_readable)
-        allowed_changes.withdraw(run_dir)  # those of a job that never ran
+        changes.withdraw_permission(run_dir)  # those of a job that never ran
         frozen_config.create_or_replace(run_dir, cfg, words=overrides)
-        if changes:
+        if differences:
             write_scripts(make_job(cfg, run_dir=run_dir), cfg, folder=run_dir)
         command = submit_and_report(cfg, run_dir, options=options)
     exit_if_job_failed(command, options)

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 
 from hpc.checkpoint.on_disk import Checkpoint
 from hpc.config import preflight
-from hpc.config.exit_codes import ExitCode
+from hpc.config.errors import ExitCode
 from hpc.launch import node_checks, placement
 from hpc.run import command_line, directory
 from hpc.run.claim import Claim

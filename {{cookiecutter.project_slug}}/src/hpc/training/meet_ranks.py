@@ -11,7 +11,6 @@ from omegaconf import DictConfig
 from hpc.config import compose
 from hpc.config.errors import ConfigError, RunFinished
 from hpc.launch import meeting, placement
-from hpc.launch.addresses import find_interface, own_address
 from hpc.launch.node_checks import check_agreement, collect_node_facts
 from hpc.launch.placement import Placement
 from hpc.run import directory, frozen_config, restarts
@@ -47,14 +46,14 @@ def begin_attempt(
     placement.export_rank_variables(place, environ, host_suffix=cfg.cluster.master_addr_suffix)
     seconds = cfg.cluster.rendezvous_seconds
     store = meeting.open_store(place, environ, timeout_seconds=seconds)
-    facts |= {"address": own_address(environ["MASTER_ADDR"]), "run_dir": str(new_run_dir)}
+    facts |= {"address": meeting.own_address(environ["MASTER_ADDR"]), "run_dir": str(new_run_dir)}
     facts_of_ranks = meeting.all_gather_json(store, place, topic="facts", value=facts, timeout_seconds=seconds)
     check_agreement(facts_of_ranks)
     cfg.run_dir = facts_of_ranks[0]["run_dir"]
     if place.local_world_size < place.world_size and not cfg.cluster.interface:
         # gloo would listen at the address of the host's name, on Debian 127.0.1.1. It must be one that others reach.
         others = [rank["address"] for rank in facts_of_ranks if rank["host"] != facts["host"]]
-        environ.setdefault("GLOO_SOCKET_IFNAME", find_interface(own_address(others[0])) or "")
+        environ.setdefault("GLOO_SOCKET_IFNAME", meeting.find_interface(meeting.own_address(others[0])) or "")
     for topic, is_first in {"run_dir made": True, "run_dir seen": False}.items():
         answer = _make_or_check_run_dir(cfg, place, is_first=is_first, is_chosen=is_chosen, environ=environ)
         value = {"host": facts["host"], **answer}
