@@ -159,6 +159,7 @@ def test_sharded_folder_of_two_processes(checkpoints: Path) -> None:
     assert_same(weights.read(checkpoints / "sharded"), expected)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @needs_deepspeed
 @pytest.mark.parametrize(("stage", "precision"), DEEPSPEED_RUNS)
@@ -170,6 +171,7 @@ def test_deepspeed_gives_fp32_masters(
     assert_same(weights.read(folder), torch.load(folder / "expected"))
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @needs_deepspeed
 def test_deepspeed_with_a_rank_missing_is_rejected(checkpoints: Path) -> None:
@@ -182,6 +184,7 @@ def test_deepspeed_with_a_rank_missing_is_rejected(checkpoints: Path) -> None:
         shard.with_suffix(".away").rename(shard)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "run", ["sharded", *(pytest.param(f"zero{s}-{p}", marks=needs_deepspeed) for s, p in DEEPSPEED_RUNS)]
@@ -200,6 +203,7 @@ def test_cut_files_are_rejected(checkpoints: Path, run: str, tmp_path: Path) -> 
             weights.read(copy)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "run", ["sharded", *(pytest.param(f"zero{s}-{p}", marks=needs_deepspeed) for s, p in DEEPSPEED_RUNS)]

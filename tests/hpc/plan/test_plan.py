@@ -152,6 +152,7 @@ def test_without_facts_of_the_network_one_node_is_planned():
     assert made.step is None and made.fits is not None and [row.nodes for row in made.scaling] == [1]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_the_smallest_changes_that_fit_are_found():
     """Check that each proposed change fits, and that no smaller one does."""
@@ -329,6 +330,7 @@ def test_sizes_in_the_config_are_enough_for_a_plan():
     assert run_plan.plan_run(compose.compose_overrides(words), words, own={}).prediction.trace == plan.prediction.trace
 
 
+@pytest.mark.soak
 def test_tensor_parallel_ranks_count_what_they_all_keep_once():
     layout = setup_from_config(composed(*GPT, "trainer=fsdp_4node", "strategy=tensor_parallel", *JUWELS))
     assert layout.tensor_parallel > 1

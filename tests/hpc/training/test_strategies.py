@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fork import QUIET, scalars
+from tiers import soak_all_but
 
 pytestmark = pytest.mark.slow
 
@@ -16,6 +17,9 @@ STEPS = 50
 SHARDED = ["fsdp", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"]
 TASKS = {"digits": ["ddp", *SHARDED], "text": ["ddp", *SHARDED, "tensor_parallel"]}
 CASES = [f"{task}-{strategy}" for task, strategies in TASKS.items() for strategy in strategies]
+# Each strategy once; `make soak` trains the others, too.
+CASES_BY_TIER = soak_all_but(CASES, *(f"digits-{name}" for name in TASKS["digits"]), "text-tensor_parallel")
+FILES_OF_RANKS = [case for case in CASES if "ddp" not in case and "zero1" not in case]
 COMMON = [f"trainer.max_steps={STEPS}", "trainer.log_every_n_steps=1", "trainer.precision=32-true", QUIET]
 ONLY = {"digits": [], "text": ["experiment=text", "data.max_eval_windows=64"]}
 
@@ -51,13 +55,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def metrics(runs: Path, run_cases: Callable) -> dict[str, dict[str, float]]:
-    """Return test metrics of one process, of two processes per strategy, and of each checkpoint in one process."""
+def metrics(request: pytest.FixtureRequest, runs: Path, run_cases: Callable) -> dict[str, dict[str, float]]:
+    """Return test metrics of one process, of two processes per strategy, and of each checkpoint in one process.
+
+    Only what the selected tests name is trained.
+    """
+    selected = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    params = [spec.params for spec in selected if spec]
+    moves = [move for move in MOVES if any((p.get("source"), p.get("target")) == move for p in params)]
+    named = {p.get("case") for p in params} | {f"text-{source}" for source, _ in moves}
+    pairs = {case: case.split("-") for case in CASES if case in named}
     two = ["trainer.accelerator=cpu", "trainer.devices=2"]
-    pairs = {case: case.split("-") for case in CASES}
-    found = run_cases({task: line(task, runs / task) for task in TASKS}, num_ranks=1)
+    tasks = {task for task, _ in pairs.values()}
+    found = run_cases({task: line(task, runs / task) for task in TASKS if task in tasks}, num_ranks=1)
     together = {case: line(task, runs / case, *two, f"strategy={strategy}") for case, (task, strategy) in pairs.items()}
-    for source, target in MOVES:
+    for source, target in moves:
         ckpt = f"ckpt={last_checkpoint(runs / f'text-{source}')}"
         name = f"{source} to {target}"
         together[name] = line("text", runs / name, *two, f"strategy={target}", ckpt, "task=test")
@@ -69,7 +81,7 @@ def metrics(runs: Path, run_cases: Callable) -> dict[str, dict[str, float]]:
     return found | run_cases(evaluate, num_ranks=1)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES_BY_TIER)
 def test_two_processes_follow_the_single_one(case: str, runs: Path, metrics: dict) -> None:
     alone, together = scalars(runs / case.split("-")[0], "train/loss"), scalars(runs / case, "train/loss")
     assert len(alone) == len(together) == STEPS
@@ -77,23 +89,24 @@ def test_two_processes_follow_the_single_one(case: str, runs: Path, metrics: dic
     assert alone[-1] < alone[0] - 0.5  # the network learns: equal losses without learning would prove nothing
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES_BY_TIER)
 def test_the_gradient_norm_is_that_of_the_whole_network(case: str, runs: Path, metrics: dict) -> None:
     alone, together = scalars(runs / case.split("-")[0], "grad_norm"), scalars(runs / case, "grad_norm")
     assert together == pytest.approx(alone, rel=1e-2)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES_BY_TIER)
 def test_a_checkpoint_of_any_strategy_is_evaluated_from_one_process(case: str, metrics: dict) -> None:
     assert metrics[f"{case} again"] == pytest.approx(metrics[case], abs=1e-5)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("source", "target"), MOVES)
 def test_weights_move_from_one_strategy_to_another(source: str, target: str, metrics: dict) -> None:
     assert metrics[f"{source} to {target}"] == pytest.approx(metrics[f"text-{source}"], abs=1e-5)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "ddp" not in case and "zero1" not in case])
+@pytest.mark.parametrize("case", soak_all_but(FILES_OF_RANKS, *(c for c in FILES_OF_RANKS if "digits" in c)))
 def test_sharded_strategies_really_shard(case: str, runs: Path, metrics: dict) -> None:
     """Check that each rank writes its own file."""
     folder = last_checkpoint(runs / case)
